@@ -1,0 +1,95 @@
+# gpufabric.rdma: `make lab` and `make test` are all a newcomer needs; `make help` lists the rest.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.SHELLFLAGS := -euo pipefail -c
+MAKEFLAGS += --no-print-directory
+
+VENV := .venv
+BIN := $(CURDIR)/$(VENV)/bin
+export PATH := $(BIN):$(PATH)
+export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
+export LC_ALL := C.UTF-8
+# The virtual environment holds the collections; nothing of the user's own ~/.ansible may shadow the checkout.
+export ANSIBLE_COLLECTIONS_PATH := $(CURDIR)/$(VENV)/collections
+export ANSIBLE_HOME := $(CURDIR)/.ansible
+
+INVENTORY ?= inventory/lab
+ARGS ?=
+NODE ?= node1
+N ?= 16
+
+##@ The two commands
+.PHONY: lab test
+lab: lab-up ## Boot the lab's two nodes, run playbooks/site.yml on them, print a summary
+	@lab/progress "site.yml on inventory/lab" ansible-playbook -i inventory/lab playbooks/site.yml $(ARGS)
+
+test: unit lint sanity build molecule-rails ## Unit tests, linters, ansible-test sanity, tarball, the fast molecule scenario
+
+##@ Real nodes
+.PHONY: site check
+site: venv ## Run playbooks/site.yml: INVENTORY=… [ARGS=…]
+	@ansible-playbook -i $(INVENTORY) playbooks/site.yml $(ARGS)
+
+check: venv ## Say what site would change, and change nothing: INVENTORY=… [ARGS=…]
+	@ansible-playbook -i $(INVENTORY) playbooks/site.yml --check --diff $(ARGS)
+
+##@ The lab
+.PHONY: lab-up lab-down lab-ssh lab-test rails
+lab-up: venv lab-packages ## Build the image once and boot the nodes (they are reused while they run)
+	@lab/labctl up
+
+lab-down: ## Remove the lab: nodes, disks, keys, image (KEEP_IMAGE=1 keeps the image)
+	@lab/labctl down $(if $(KEEP_IMAGE),--keep-image)
+
+lab-ssh: ## Open a shell on a node: NODE=node1
+	@lab/labctl ssh $(NODE)
+
+lab-test: venv lab-packages ## The VM scenario as molecule runs it
+	@lab/progress "molecule scenario default" molecule test --scenario-name default
+
+rails: venv lab-packages ## The fast scenario with many nodes: N=16
+	@RAILS_NODES=$(N) lab/progress "molecule scenario rails ($(N) nodes)" molecule test --scenario-name rails
+
+##@ Single stages
+.PHONY: venv unit lint sanity build molecule-rails bench lab-packages dev-packages clean
+venv: $(VENV)/.ready ## The virtual environment with the pinned tools and a link to this checkout
+
+$(VENV)/.ready: requirements-dev.txt lab/packages | dev-packages
+	@echo "== Python tools (requirements-dev.txt) into $(VENV)"
+	@python3 -m venv $(VENV)
+	@$(BIN)/pip --quiet install --requirement requirements-dev.txt
+	@lab/link-collection $(VENV)
+	@touch $@
+
+dev-packages:
+	@lab/packages dev
+
+lab-packages:
+	@lab/packages lab
+
+unit: venv ## Unit tests
+	@pytest -n auto
+
+lint: venv ## ruff and ansible-lint (production)
+	@ruff check .
+	@ruff format --check .
+	@ansible-lint --offline
+
+sanity: venv ## ansible-test sanity on a copy of what git tracks
+	@tests/run-sanity
+
+build: venv ## Build and install the tarball, compare what it holds
+	@tests/run-build
+
+molecule-rails: venv lab-packages
+	@lab/progress "molecule scenario rails" molecule test --scenario-name rails
+
+bench: venv ## Time hca_facts against raw reads and against the command-line route
+	@python tests/benchmarks/bench_facts.py $(ARGS)
+
+clean: ## Remove the virtual environment and all caches of this checkout
+	@rm -rf $(VENV) .ansible .cache build .pytest_cache .ruff_cache
+
+.PHONY: help
+help: ## This list
+	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
