@@ -1,0 +1,57 @@
+"""lock/artifacts.yml: the one list of downloads. Each row is pinned, and a careless one is refused."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pathlib
+
+import jsonschema
+import pytest
+import yaml
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+LOCK = yaml.safe_load((ROOT / "lock/artifacts.yml").read_text())
+VALIDATOR = jsonschema.Draft202012Validator(json.loads((ROOT / "lock/artifacts.schema.json").read_text()))
+
+
+def errors(lock):
+    return [error.message for error in VALIDATOR.iter_errors(lock)]
+
+
+def test_the_lock_file_follows_its_schema():
+    assert errors(LOCK) == []
+
+
+def test_each_file_has_one_row_and_its_url_names_the_version():
+    rows = [
+        (artifact["name"], artifact["version"], file["architecture"], file.get("distribution"), file["url"])
+        for artifact in LOCK["artifacts"]
+        for file in artifact["files"]
+    ]
+    keys = [row[:4] for row in rows]
+    assert len(keys) == len(set(keys))
+    for name, version, _architecture, _distribution, url in rows:
+        assert version.lstrip("v").replace("+", "%2B") in url, f"{name}: {url} does not name {version}"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("sha256", "b98f74"),
+        ("sha256", "B98F74A0F8522F0A83867178729C1AA70F2158F90C45A2CA8FA791DB1C76B303"),
+        ("url", "http://github.com/x/v1.9.1.tgz"),
+        ("architecture", "x86_64"),
+    ],
+)
+def test_a_row_that_pins_nothing_is_refused(field, value):
+    lock = copy.deepcopy(LOCK)
+    lock["artifacts"][0]["files"][0][field] = value
+    assert errors(lock)
+
+
+@pytest.mark.parametrize("version", ["latest", "master"])
+def test_a_moving_version_is_refused(version):
+    lock = copy.deepcopy(LOCK)
+    lock["artifacts"][0]["version"] = version
+    assert errors(lock)
