@@ -51,7 +51,7 @@ rails: venv lab-packages ## The fast scenario with many nodes: N=16
 	@RAILS_NODES=$(N) lab/progress "molecule scenario rails ($(N) nodes)" molecule test --scenario-name rails
 
 ##@ Single stages
-.PHONY: venv unit lint sanity build molecule-rails bench lab-packages dev-packages clean
+.PHONY: venv unit lint sanity build gates molecule-rails bench lab-packages dev-packages clean
 venv: $(VENV)/.ready ## The virtual environment with the pinned tools and a link to this checkout
 
 $(VENV)/.ready: requirements-dev.txt lab/packages | dev-packages
@@ -67,8 +67,9 @@ dev-packages:
 lab-packages:
 	@lab/packages lab
 
-unit: venv ## Unit tests
+unit: venv ## Unit tests, and the node side under Python 3.9 where one is installed
 	@pytest -n auto
+	@tests/run-oldest-python
 
 lint: venv ## ruff and ansible-lint (production)
 	@ruff check .
@@ -80,6 +81,9 @@ sanity: venv ## ansible-test sanity on a copy of what git tracks
 
 build: venv ## Build and install the tarball, compare what it holds
 	@tests/run-build
+
+gates: venv ## Plant a fault for each gate and see it fail
+	@tests/run-gates
 
 molecule-rails: venv lab-packages
 	@lab/progress "molecule scenario rails" molecule test --scenario-name rails

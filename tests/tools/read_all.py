@@ -1,0 +1,43 @@
+"""read_all.py: imports every file that runs on nodes and prints the facts of every fixture as JSON.
+
+Runs under the oldest supported Python; needs no YAML library there: the fixtures are laid out by the caller's newer
+Python once and read from .cache/fixtures.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import pathlib
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PACKAGE = "ansible_collections.gpufabric.rdma.plugins"
+LAID_OUT = ROOT / ".cache/fixtures"
+
+
+def lay_out():
+    """With PyYAML at hand lay the fixtures out; an older Python without it asks the virtual environment to."""
+    script = (
+        "import pathlib, shutil, sys; sys.path.insert(0, 'tests/tools'); import tree; "
+        "target = pathlib.Path('.cache/fixtures'); shutil.rmtree(target, ignore_errors=True); "
+        "[tree.lay_out(tree.load(p.stem), target / p.stem) for p in pathlib.Path('tests/fixtures/hosts').glob('*.yml')]"
+    )
+    subprocess.run([ROOT / ".venv/bin/python", "-c", script], cwd=ROOT, check=True)
+
+
+def main():
+    for path in sorted((ROOT / "plugins").glob("module*/**/*.py")):
+        name = path.relative_to(ROOT / "plugins").with_suffix("").as_posix().replace("/", ".")
+        importlib.import_module(f"{PACKAGE}.{name}".removesuffix(".__init__"))
+    lay_out()
+    hca = importlib.import_module(f"{PACKAGE}.module_utils.hca")
+    facts = {}
+    for folder in sorted(LAID_OUT.iterdir()):
+        facts[folder.name] = hca.gather(hca.Tree(str(folder)), hca.Seams.for_root(str(folder)), software_hcas=True)
+    json.dump(facts, sys.stdout, indent=1, sort_keys=True)
+
+
+if __name__ == "__main__":
+    main()
