@@ -1,0 +1,178 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a module decided, and how it is carried out.
+
+PRIVATE to the collection. A planner turns facts and options into a Plan; `changed`, `changes` and `diff` of the result
+all come from that one Plan, so check mode and a real run cannot disagree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Callable, NamedTuple
+
+
+class Change(NamedTuple):
+    """One thing that is, or would be, different afterwards."""
+
+    object: str
+    action: str
+    before: str
+    after: str
+
+
+class Problem(NamedTuple):
+    """Something that keeps the node from the wanted state and that a person has to settle."""
+
+    object: str
+    wanted: str
+    seen: str
+    next_step: str
+
+    def sentence(self) -> str:
+        return f"{self.object}: wanted {self.wanted}, seen {self.seen}. Next step: {self.next_step}"
+
+
+@dataclass
+class Plan:
+    """The outcome of a decision. Problems stop everything; the other lists are told and do not.
+
+    stale_images: initramfs images that do not hold what the changes write.
+    """
+
+    changes: list[Change] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    reboot_reasons: list[str] = field(default_factory=list)
+    not_applied: list[str] = field(default_factory=list)
+    not_verified: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    stale_images: list[str] = field(default_factory=list)
+
+    def change(self, obj: str, action: str, before: str, after: str) -> None:
+        self.changes.append(Change(obj, action, before, after))
+
+    def problem(self, obj: str, wanted: str, seen: str, next_step: str) -> None:
+        self.problems.append(Problem(obj, wanted, seen, next_step))
+
+
+class Refused(Exception):
+    """The wanted state was not reached; carries why and what had been changed by then."""
+
+    def __init__(self, problems: list[Problem], done: list[Change] | None = None):
+        super().__init__("\n".join(problem.sentence() for problem in problems))
+        self.problems = problems
+        self.done = done or []
+
+    @classmethod
+    def because(cls, obj: str, wanted: str, seen: str, next_step: str) -> Refused:
+        return cls([Problem(obj, wanted, seen, next_step)])
+
+
+def kernel_out_of_reach(facts: dict, root: str = "/") -> str | None:
+    """Why this kernel must not be touched, or None when it may."""
+    if root.rstrip("/"):
+        return f"{root} is a tree of files, not the running system"
+    container = (facts.get("node") or {}).get("container")
+    return f"the node is a {container} container and shares its host's kernel" if container else None
+
+
+def settle(
+    read: Callable[[], dict],
+    plan: Callable[[dict], Plan],
+    apply: Callable[[list[Change]], Iterable[Change]],
+    check_mode: bool,
+) -> tuple[Plan, list[Change]]:
+    """Decide, act, read back. Returns the last plan and the changes that were (or would be) made.
+
+    Acting can bring new things to light (a port is known to be InfiniBand only once its driver is loaded), so the plan
+    is made again until it is empty; a change that comes up a second time was not kept and is an error.
+    """
+    decided = plan(read())
+    if decided.problems:
+        raise Refused(decided.problems)
+    if check_mode:
+        return decided, list(decided.changes)
+    done: list[Change] = []
+    while decided.changes:
+        before = len(done)
+        try:
+            for change in apply(decided.changes):
+                done.append(change)
+        except Refused as refused:
+            raise Refused(refused.problems, done) from refused
+        except OSError as error:
+            failed = decided.changes[min(len(done) - before, len(decided.changes) - 1)]
+            raise Refused([_failed(failed, error)], done) from error
+        decided = plan(read())
+        kept = {(change.object, change.action) for change in done}
+        lost = [_not_kept(change) for change in decided.changes if (change.object, change.action) in kept]
+        if lost or decided.problems:
+            raise Refused(lost + decided.problems, done)
+        if len(done) == before:
+            break
+    return decided, done
+
+
+def _failed(change: Change, error: OSError) -> Problem:
+    return Problem(
+        change.object,
+        f"{change.action} {_short(change.after)}",
+        error.strerror or str(error),
+        "settle the cause (permissions, full or read-only file system, a value the kernel refuses) and run again",
+    )
+
+
+def _not_kept(change: Change) -> Problem:
+    return Problem(
+        change.object,
+        _short(change.after),
+        f"{_short(change.before)} again after it had been changed",
+        "find out what sets it back (another configuration tool, a boot script, a limit of the kernel) and run again",
+    )
+
+
+def _short(text: str) -> str:
+    lines = text.strip().splitlines() or ["nothing"]
+    return lines[0] if len(lines) == 1 else f"{len(lines)} lines"
+
+
+def result(plan: Plan, changes: list[Change]) -> dict:
+    """The keys every changing module of the collection returns."""
+    return {
+        "changed": bool(changes),
+        "changes": [change._asdict() for change in changes],
+        "diff": diff(changes),
+        "reboot_reasons": plan.reboot_reasons,
+        "problems": [problem._asdict() for problem in plan.problems],
+        "not_applied": plan.not_applied,
+        "not_verified": plan.not_verified,
+        "notes": plan.notes,
+    }
+
+
+def failure(refused: Refused) -> dict:
+    """The arguments of fail_json for a Refused."""
+    return {
+        "msg": str(refused),
+        "problems": [problem._asdict() for problem in refused.problems],
+        **{key: value for key, value in result(Plan(), refused.done).items() if key in ("changed", "changes", "diff")},
+    }
+
+
+def diff(changes: list[Change]) -> list[dict]:
+    """One entry a change, in the form Ansible's --diff prints."""
+    return [
+        {
+            "before_header": f"{change.object} ({change.action})",
+            "after_header": f"{change.object} ({change.action})",
+            "before": _text(change.before),
+            "after": _text(change.after),
+        }
+        for change in changes
+    ]
+
+
+def _text(value: str) -> str:
+    return value if not value or value.endswith("\n") else value + "\n"

@@ -1,0 +1,69 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Unit files and their reload, together or not at all.
+
+PRIVATE to the collection.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Callable
+
+from ._change import Change, Refused
+from ._files import apply_file, under, write
+
+
+def reload_or_undo(root: str, changes: list[Change], run: Callable) -> Iterable[Change]:
+    """Write the files and have systemd read them.
+
+    No file tells whether systemd has read its units since they changed. So when the reload fails the files go back to
+    what they were: the next run then sees them as missing and does both again.
+    """
+    done: list[Change] = []
+    try:
+        for change in changes:
+            _apply(root, change)
+            done.append(change)
+        if done and not root.rstrip("/") and os.path.isdir("/run/systemd/system"):
+            code, out, error = run(["systemctl", "daemon-reload"])
+            if code:
+                raise Refused.because(
+                    "systemd",
+                    f"{', '.join(change.object for change in done)} read by systemctl daemon-reload",
+                    f"exit status {code}: {(error or out).strip()}",
+                    "see that the service manager answers (systemctl is-system-running) and run again; the files were "
+                    "put back as they were",
+                )
+    except BaseException:
+        for change in reversed(done):
+            _undo(root, change)
+        raise
+    yield from done
+
+
+def _apply(root: str, change: Change) -> None:
+    path = under(root, change.object)
+    if change.action == "link":
+        os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+        if os.path.lexists(path):
+            os.unlink(path)
+        os.symlink(change.after, path)
+    elif change.action == "unlink":
+        os.unlink(path)
+    else:
+        apply_file(root, change)
+
+
+def _undo(root: str, change: Change) -> None:
+    path = under(root, change.object)
+    if change.action == "unlink":
+        os.symlink(change.before, path)
+    elif change.action == "link" or not change.before:
+        os.unlink(path)
+    elif change.action == "mode":
+        os.chmod(path, int(change.before, 8))
+    else:
+        write(path, change.before)

@@ -1,0 +1,199 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: initramfs
+short_description: Refresh initramfs images that hold an older copy of a modprobe.d file
+version_added: 0.1.0
+description:
+  - C(ib_core) and C(mlx5_core) are often loaded from the initramfs, with the options it holds. An image that is not
+    newer than a source is built again, with C(update-initramfs) or C(dracut); a node without either has nothing to
+    refresh.
+  - The age of the files decides, so a run that failed half-way is made good by the next one.
+  - The C(dracut) path is tested against captured trees only.
+attributes:
+  check_mode:
+    support: full
+    description: Can run in C(check_mode) and return what it would change without changing it.
+  diff_mode:
+    support: full
+    description: Returns one diff entry for each change when in diff mode.
+  idempotent:
+    support: full
+    description: A second run with the same options changes nothing.
+author:
+  - The gpufabric founders (@gpufabric)
+options:
+  sources:
+    description:
+      - Files that the images hold. For one that is absent the time of its directory counts, which is that of its
+        removal or later.
+    type: list
+    elements: path
+    default: [/etc/modprobe.d/zz-gpufabric-rdma.conf]
+  sources_changed:
+    description:
+      - A source was written in this run, or would be in check mode, so that every image is stale.
+    type: bool
+    default: false
+  root:
+    description:
+      - Directory that holds the node. Below anything but V(/) files are written and no kernel, service manager or other
+        running part of this machine is touched; RV(not_verified) lists what was left out.
+    type: path
+    default: /
+"""
+
+EXAMPLES = r"""
+- name: Bring the initramfs up to date with our module options
+  gpufabric.rdma.initramfs:
+
+- name: The same after a play of our own has removed a file
+  gpufabric.rdma.initramfs:
+    sources: [/etc/modprobe.d/old-ofed.conf]
+"""
+
+RETURN = r"""
+changes:
+  description: What was changed, or would be in check mode.
+  returned: always
+  type: list
+  elements: dict
+  contains:
+    object:
+      description: What it is about, a path or a name such as C(module ib_umad).
+      type: str
+    action:
+      description: What happened to it.
+      type: str
+    before:
+      description: Value or text before.
+      type: str
+    after:
+      description: Value or text after.
+      type: str
+problems:
+  description: What kept the node from the wanted state. Nothing is changed when a problem is seen beforehand.
+  returned: always
+  type: list
+  elements: dict
+  contains:
+    object:
+      description: What it is about.
+      type: str
+    wanted:
+      description: What was asked for.
+      type: str
+    seen:
+      description: What was found.
+      type: str
+    next_step:
+      description: What to do about it.
+      type: str
+reboot_reasons:
+  description: Why a reboot is needed before the node is as wanted, one sentence each.
+  returned: success
+  type: list
+  elements: str
+not_applied:
+  description: What was left as it is on purpose, with the reason.
+  returned: success
+  type: list
+  elements: str
+not_verified:
+  description: What could not be done or seen from here, with the reason.
+  returned: success
+  type: list
+  elements: str
+notes:
+  description: What is worth knowing and needs no action of the module.
+  returned: success
+  type: list
+  elements: str
+"""
+
+import os
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpufabric.rdma.plugins.module_utils._change import Refused, failure, result, settle
+from ansible_collections.gpufabric.rdma.plugins.module_utils._initramfs_plan import command, plan
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather
+
+SUBSET = ["initramfs"]
+
+
+def read(root: str) -> dict:
+    """The initramfs facts, with times as fine as the file system keeps them and without kernels that are gone."""
+    tree = Tree(root)
+    facts = gather(tree, Seams.of(tree), SUBSET)
+    facts["initramfs"]["images"] = [
+        {**image, "mtime": tree.stat(image["path"]).st_mtime}
+        for image in facts["initramfs"]["images"]
+        if tree.isdir(f"/lib/modules/{image['kernel']}") or tree.isdir(f"/usr/lib/modules/{image['kernel']}")
+    ]
+    return facts
+
+
+def source_times(root: str, sources: list[str]) -> dict:
+    tree = Tree(root)
+    status = {path: tree.stat(path) or tree.stat(os.path.dirname(path)) for path in sources}
+    return {path: found.st_mtime for path, found in status.items() if found}
+
+
+def apply(changes, facts: dict, run):
+    kernels = {image["path"]: image["kernel"] for image in facts["initramfs"]["images"]}
+    for change in changes:
+        argv = command(facts["initramfs"]["generator"], change.object, kernels[change.object])
+        code, out, error = run(argv)
+        if code:
+            raise Refused.because(
+                change.object,
+                change.after,
+                f"{' '.join(argv)} ended with {code}: {(error or out).strip()[-500:]}",
+                "settle what it says (a full /boot is the usual cause) and run again; the image is still the old one",
+            )
+        yield change
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "sources": {"type": "list", "elements": "path", "default": ["/etc/modprobe.d/zz-gpufabric-rdma.conf"]},
+            "sources_changed": {"type": "bool", "default": False},
+            "root": {"type": "path", "default": "/"},
+        },
+        supports_check_mode=True,
+    )
+    root = module.params["root"]
+    facts: dict = {}
+    # What was announced holds for the first decision; afterwards the ages must tell that all is done.
+    announced = [module.params["sources_changed"]]
+
+    def read_again() -> dict:
+        facts.update(read(root))
+        return facts
+
+    def decide(facts: dict):
+        sources = source_times(root, module.params["sources"])
+        return plan(facts, {"sources": sources, "sources_changed": announced.pop() if announced else False}, root)
+
+    def run(argv):
+        return module.run_command([module.get_bin_path(argv[0], required=True), *argv[1:]])
+
+    try:
+        made, changes = settle(
+            read=read_again,
+            plan=decide,
+            apply=lambda changes: apply(changes, facts, run),
+            check_mode=module.check_mode,
+        )
+    except Refused as refused:
+        module.fail_json(**failure(refused))
+    module.exit_json(**result(made, changes))
+
+
+if __name__ == "__main__":
+    main()

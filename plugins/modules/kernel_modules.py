@@ -1,0 +1,212 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: kernel_modules
+short_description: Load the kernel modules of an RDMA node, now and at boot
+version_added: 0.1.0
+description:
+  - Loads the modules that are missing and lists all of them below C(/etc/modules-load.d), so that they come back at
+    boot.
+  - Adds C(ib_ipoib) where a port is InfiniBand, and C(nvidia_peermem) where GPUDirect RDMA needs it.
+  - Names what blacklists or overrides a wanted module, with path and line, and fails instead of forcing it.
+  - Never unloads a module.
+  - In a container only files are written.
+attributes:
+  check_mode:
+    support: full
+    description: Can run in C(check_mode) and return what it would change without changing it.
+  diff_mode:
+    support: full
+    description: Returns one diff entry for each change when in diff mode.
+  idempotent:
+    support: full
+    description: A second run with the same options changes nothing.
+author:
+  - The gpufabric founders (@gpufabric)
+options:
+  required:
+    description:
+      - Modules that the node must have.
+    type: list
+    elements: str
+    default: [mlx5_core, mlx5_ib, ib_uverbs, ib_umad, rdma_cm, rdma_ucm]
+  ipoib:
+    description:
+      - Whether C(ib_ipoib) belongs to them; V(auto) where a port is InfiniBand.
+    type: str
+    choices: [auto, always, never]
+    default: auto
+  gpudirect:
+    description:
+      - How GPUs and HCAs reach each other.
+      - V(auto) loads C(nvidia_peermem) where the NVIDIA driver brings it and the node does not use dma-buf.
+      - V(peermem) wants it on every node with an NVIDIA GPU.
+      - V(dmabuf) and V(off) leave it out.
+    type: str
+    choices: [auto, peermem, dmabuf, "off"]
+    default: auto
+  root:
+    description:
+      - Directory that holds the node. Below anything but V(/) files are written and no kernel, service manager or other
+        running part of this machine is touched; RV(not_verified) lists what was left out.
+    type: path
+    default: /
+seealso:
+  - module: gpufabric.rdma.rdma_netns
+  - module: gpufabric.rdma.initramfs
+"""
+
+EXAMPLES = r"""
+- name: Load what RDMA needs, now and at boot
+  gpufabric.rdma.kernel_modules:
+
+- name: A node with Intel E810 cards
+  gpufabric.rdma.kernel_modules:
+    required: [irdma, ib_uverbs, rdma_cm, rdma_ucm]
+    gpudirect: "off"
+"""
+
+RETURN = r"""
+changes:
+  description: What was changed, or would be in check mode.
+  returned: always
+  type: list
+  elements: dict
+  contains:
+    object:
+      description: What it is about, a path or a name such as C(module ib_umad).
+      type: str
+    action:
+      description: What happened to it.
+      type: str
+    before:
+      description: Value or text before.
+      type: str
+    after:
+      description: Value or text after.
+      type: str
+problems:
+  description: What kept the node from the wanted state. Nothing is changed when a problem is seen beforehand.
+  returned: always
+  type: list
+  elements: dict
+  contains:
+    object:
+      description: What it is about.
+      type: str
+    wanted:
+      description: What was asked for.
+      type: str
+    seen:
+      description: What was found.
+      type: str
+    next_step:
+      description: What to do about it.
+      type: str
+reboot_reasons:
+  description: Why a reboot is needed before the node is as wanted, one sentence each.
+  returned: success
+  type: list
+  elements: str
+not_applied:
+  description: What was left as it is on purpose, with the reason.
+  returned: success
+  type: list
+  elements: str
+not_verified:
+  description: What could not be done or seen from here, with the reason.
+  returned: success
+  type: list
+  elements: str
+notes:
+  description: What is worth knowing and needs no action of the module.
+  returned: success
+  type: list
+  elements: str
+stale_images:
+  description: initramfs images that hold an older copy of our modprobe.d file; M(gpufabric.rdma.initramfs) refreshes
+    them.
+  returned: success
+  type: list
+  elements: str
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpufabric.rdma.plugins.module_utils._change import Refused, failure, result, settle
+from ansible_collections.gpufabric.rdma.plugins.module_utils._files import apply_file
+from ansible_collections.gpufabric.rdma.plugins.module_utils._modules_plan import plan
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather, modules
+
+SUBSET = ["hcas", "gpus", "gpudirect", "modules", "initramfs", "owned_files", "!gids"]
+
+
+def read(root: str, required: list[str]) -> dict:
+    """The facts the plan needs, with the state of modules that only this call names."""
+    tree = Tree(root)
+    facts = gather(tree, Seams.of(tree), SUBSET)
+    more = [name for name in required if name not in facts["modules"]]
+    if more:
+        facts["modules"].update(modules.state(tree, more, facts["node"]["kernel"]))
+    return facts
+
+
+def apply(changes, root: str, run):
+    """Files first: what they persist is then in force even when a module refuses to load."""
+    loads = [change for change in changes if change.action == "load"]
+    for change in changes:
+        if change not in loads:
+            apply_file(root, change)
+            yield change
+    if not loads:
+        return
+    names = [change.object.split()[1] for change in loads]
+    code, _out, error = run(["modprobe", "-a", "--", *names])
+    if code:
+        raise Refused.because(
+            f"module {', '.join(names)}",
+            "loaded",
+            f"modprobe says: {error.strip() or f'exit status {code}'}",
+            "look at the kernel's own reason (dmesg | tail): 'Key was rejected' means Secure Boot; 'Unknown symbol'
+            and " "'disagrees about version' mean modules of two driver stacks",
+        )
+    yield from loads
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "required": {
+                "type": "list",
+                "elements": "str",
+                "default": ["mlx5_core", "mlx5_ib", "ib_uverbs", "ib_umad", "rdma_cm", "rdma_ucm"],
+            },
+            "ipoib": {"type": "str", "choices": ["auto", "always", "never"], "default": "auto"},
+            "gpudirect": {"type": "str", "choices": ["auto", "peermem", "dmabuf", "off"], "default": "auto"},
+            "root": {"type": "path", "default": "/"},
+        },
+        supports_check_mode=True,
+    )
+    root = module.params["root"]
+    wanted = {key: module.params[key] for key in ("required", "ipoib", "gpudirect")}
+
+    def run(argv):
+        return module.run_command([module.get_bin_path(argv[0], required=True), *argv[1:]])
+
+    try:
+        made, changes = settle(
+            read=lambda: read(root, wanted["required"]),
+            plan=lambda facts: plan(facts, wanted, root),
+            apply=lambda changes: apply(changes, root, run),
+            check_mode=module.check_mode,
+        )
+    except Refused as refused:
+        module.fail_json(**failure(refused))
+    module.exit_json(stale_images=made.stale_images, **result(made, changes))
+
+
+if __name__ == "__main__":
+    main()

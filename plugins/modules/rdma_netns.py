@@ -1,0 +1,225 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: rdma_netns
+short_description: Set the RDMA subsystem's network namespace mode, now and at boot
+version_added: 0.1.0
+description:
+  - In V(shared) mode a container with its own network namespace sees the node's HCAs; in V(exclusive) mode it does not.
+  - Sets the running mode over netlink and persists it as an option of C(ib_core) below C(/etc/modprobe.d).
+  - The kernel changes the mode only while no other network namespace exists. When short-lived units alone stand in
+    the way the module waits for them; otherwise it persists the mode and returns a reboot reason that lists the
+    owners. It never stops a workload.
+  - Names other files and the kernel command line when they set the mode too.
+  - In a container only files are written.
+attributes:
+  check_mode:
+    support: full
+    description: Can run in C(check_mode) and return what it would change without changing it.
+  diff_mode:
+    support: full
+    description: Returns one diff entry for each change when in diff mode.
+  idempotent:
+    support: full
+    description: A second run with the same options changes nothing.
+author:
+  - The gpufabric founders (@gpufabric)
+options:
+  mode:
+    description:
+      - The wanted mode.
+    type: str
+    choices: [shared, exclusive]
+    default: shared
+  override_allowed:
+    description:
+      - What to do when a file that is not ours persists the other mode.
+      - Not set stops with an explanation; V(true) writes our file, which is read later and wins; V(false) leaves the
+        node as it is and reports it.
+      - The kernel command line cannot be overridden by a file and always stops the module.
+    type: bool
+  retry_seconds:
+    description:
+      - How long to wait for short-lived units (systemd-hostnamed and the like) that hold a network namespace.
+    type: int
+    default: 35
+  root:
+    description:
+      - Directory that holds the node. Below anything but V(/) files are written and no kernel, service manager or other
+        running part of this machine is touched; RV(not_verified) lists what was left out.
+    type: path
+    default: /
+seealso:
+  - module: gpufabric.rdma.kernel_modules
+  - module: gpufabric.rdma.initramfs
+"""
+
+EXAMPLES = r"""
+- name: Let containers see the HCAs
+  gpufabric.rdma.rdma_netns:
+    mode: shared
+
+- name: Our file may win over that of the SR-IOV network operator
+  gpufabric.rdma.rdma_netns:
+    mode: shared
+    override_allowed: true
+"""
+
+RETURN = r"""
+changes:
+  description: What was changed, or would be in check mode.
+  returned: always
+  type: list
+  elements: dict
+  contains:
+    object:
+      description: What it is about, a path or a name such as C(module ib_umad).
+      type: str
+    action:
+      description: What happened to it.
+      type: str
+    before:
+      description: Value or text before.
+      type: str
+    after:
+      description: Value or text after.
+      type: str
+problems:
+  description: What kept the node from the wanted state. Nothing is changed when a problem is seen beforehand.
+  returned: always
+  type: list
+  elements: dict
+  contains:
+    object:
+      description: What it is about.
+      type: str
+    wanted:
+      description: What was asked for.
+      type: str
+    seen:
+      description: What was found.
+      type: str
+    next_step:
+      description: What to do about it.
+      type: str
+reboot_reasons:
+  description: Why a reboot is needed before the node is as wanted, one sentence each.
+  returned: success
+  type: list
+  elements: str
+not_applied:
+  description: What was left as it is on purpose, with the reason.
+  returned: success
+  type: list
+  elements: str
+not_verified:
+  description: What could not be done or seen from here, with the reason.
+  returned: success
+  type: list
+  elements: str
+notes:
+  description: What is worth knowing and needs no action of the module.
+  returned: success
+  type: list
+  elements: str
+stale_images:
+  description: initramfs images that hold an older copy of our modprobe.d file; M(gpufabric.rdma.initramfs) refreshes
+    them.
+  returned: success
+  type: list
+  elements: str
+mode:
+  description: Running mode after the call, V(shared) or V(exclusive), or C(unknown) with the reason.
+  returned: success
+  type: str
+"""
+
+import errno
+import time
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpufabric.rdma.plugins.module_utils._change import Refused, failure, result, settle
+from ansible_collections.gpufabric.rdma.plugins.module_utils._files import apply_file
+from ansible_collections.gpufabric.rdma.plugins.module_utils._netlink import set_netns_mode
+from ansible_collections.gpufabric.rdma.plugins.module_utils._netns_plan import OBJECT, plan
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather
+
+SUBSET = ["subsystem", "initramfs", "owned_files"]
+
+
+class Setter:
+    """Sets the running mode and keeps trying for as long as it may; `busy` tells that the kernel never gave in."""
+
+    def __init__(self, retry_seconds: int, set_mode=set_netns_mode, clock=time.monotonic, sleep=time.sleep):
+        self.retry_seconds = retry_seconds
+        self.busy = False
+        self._set_mode, self._clock, self._sleep = set_mode, clock, sleep
+
+    def __call__(self, mode: str) -> bool:
+        deadline = self._clock() + self.retry_seconds
+        while True:
+            try:
+                self._set_mode(mode)
+            except OSError as error:
+                if error.errno != errno.EBUSY:
+                    raise
+                if self._clock() >= deadline:
+                    self.busy = True
+                    return False
+                self._sleep(1)
+            else:
+                return True
+
+
+def read(root: str) -> dict:
+    tree = Tree(root)
+    return gather(tree, Seams.of(tree), SUBSET)
+
+
+def apply(changes, root: str, set_running: Setter):
+    """The file first: should the running mode stay busy, the wanted one is persisted by then."""
+    for change in sorted(changes, key=lambda change: change.object == OBJECT):
+        if change.object != OBJECT:
+            apply_file(root, change)
+            yield change
+        elif set_running(change.after):
+            yield change
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "mode": {"type": "str", "choices": ["shared", "exclusive"], "default": "shared"},
+            "override_allowed": {"type": "bool"},
+            "retry_seconds": {"type": "int", "default": 35},
+            "root": {"type": "path", "default": "/"},
+        },
+        supports_check_mode=True,
+    )
+    root = module.params["root"]
+    wanted = {key: module.params[key] for key in ("mode", "override_allowed")}
+    set_running = Setter(module.params["retry_seconds"])
+    facts: dict = {}
+
+    def read_again() -> dict:
+        facts.update(read(root))
+        return facts
+
+    try:
+        made, changes = settle(
+            read=read_again,
+            plan=lambda facts: plan(facts, wanted, root, busy=set_running.busy),
+            apply=lambda changes: apply(changes, root, set_running),
+            check_mode=module.check_mode,
+        )
+    except Refused as refused:
+        module.fail_json(**failure(refused))
+    module.exit_json(mode=facts["subsystem"]["netns_mode"], stale_images=made.stale_images, **result(made, changes))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: service_limits
+short_description: Let the services that run containers pin memory
+version_added: 0.1.0
+description:
+  - Writes a drop-in with C(LimitMEMLOCK) and the order after the RDMA driver for each service, also for services that
+    are not installed yet, and has systemd read it.
+  - RDMA pins memory. Containers inherit the limit of the service that runs them, and C(/etc/security/limits.conf)
+    does not apply to services.
+  - Removes the drop-ins of services that are no longer listed.
+  - Does not restart a service. RV(not_applied) says which ones still run with the old limit.
+attributes:
+  check_mode:
+    support: full
+    description: Can run in C(check_mode) and return what it would change without changing it.
+  diff_mode:
+    support: full
+    description: Returns one diff entry for each change when in diff mode.
+  idempotent:
+    support: full
+    description: A second run with the same options changes nothing.
+author:
+  - The gpufabric founders (@gpufabric)
+options:
+  services:
+    description:
+      - Names of the services, without C(.service).
+    type: list
+    elements: str
+    default: [k3s, k3s-agent, containerd]
+  memlock:
+    description:
+      - The limit, V(infinity) or a number of bytes; V(K), V(M), V(G), V(T), V(P) and V(E) may follow the number.
+    type: str
+    default: infinity
+  root:
+    description:
+      - Directory that holds the node. Below anything but V(/) files are written and no kernel, service manager or other
+        running part of this machine is touched; RV(not_verified) lists what was left out.
+    type: path
+    default: /
+"""
+
+EXAMPLES = r"""
+- name: Let containers of k3s register memory
+  gpufabric.rdma.service_limits:
+    services: [k3s, k3s-agent]
+"""
+
+RETURN = r"""
+changes:
+  description: What was changed, or would be in check mode.
+  returned: always
+  type: list
+  elements: dict
+  contains:
+    object:
+      description: What it is about, a path or a name such as C(module ib_umad).
+      type: str
+    action:
+      description: What happened to it.
+      type: str
+    before:
+      description: Value or text before.
+      type: str
+    after:
+      description: Value or text after.
+      type: str
+problems:
+  description: What kept the node from the wanted state. Nothing is changed when a problem is seen beforehand.
+  returned: always
+  type: list
+  elements: dict
+  contains:
+    object:
+      description: What it is about.
+      type: str
+    wanted:
+      description: What was asked for.
+      type: str
+    seen:
+      description: What was found.
+      type: str
+    next_step:
+      description: What to do about it.
+      type: str
+reboot_reasons:
+  description: Why a reboot is needed before the node is as wanted, one sentence each.
+  returned: success
+  type: list
+  elements: str
+not_applied:
+  description: What was left as it is on purpose, with the reason.
+  returned: success
+  type: list
+  elements: str
+not_verified:
+  description: What could not be done or seen from here, with the reason.
+  returned: success
+  type: list
+  elements: str
+notes:
+  description: What is worth knowing and needs no action of the module.
+  returned: success
+  type: list
+  elements: str
+"""
+
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpufabric.rdma.plugins.module_utils._change import Refused, failure, result, settle
+from ansible_collections.gpufabric.rdma.plugins.module_utils._limits_plan import parse, plan
+from ansible_collections.gpufabric.rdma.plugins.module_utils._systemd import reload_or_undo
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather, limits
+
+SUBSET = ["limits", "owned_files"]
+
+
+def read(root: str, services: list[str]) -> dict:
+    tree = Tree(root)
+    facts = gather(tree, Seams.of(tree), SUBSET)
+    more = [name for name in services if name not in facts["limits"]["services"]]
+    if more:
+        facts["limits"]["services"].update(limits.state(tree, more)["services"])
+    return facts
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "services": {"type": "list", "elements": "str", "default": ["k3s", "k3s-agent", "containerd"]},
+            "memlock": {"type": "str", "default": "infinity"},
+            "root": {"type": "path", "default": "/"},
+        },
+        supports_check_mode=True,
+    )
+    root = module.params["root"]
+    wanted = {key: module.params[key] for key in ("services", "memlock")}
+    try:
+        parse(wanted["memlock"])
+    except ValueError as error:
+        module.fail_json(msg=f"memlock: {error}")
+
+    try:
+        made, changes = settle(
+            read=lambda: read(root, wanted["services"]),
+            plan=lambda facts: plan(facts, wanted, root),
+            apply=lambda changes: reload_or_undo(root, changes, module.run_command),
+            check_mode=module.check_mode,
+        )
+    except Refused as refused:
+        module.fail_json(**failure(refused))
+    module.exit_json(**result(made, changes))
+
+
+if __name__ == "__main__":
+    main()
