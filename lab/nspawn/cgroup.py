@@ -1,4 +1,4 @@
-"""Where a node's processes live when no systemd manages this machine: a cgroup of their own in every hierarchy that systemd uses.
+"""Where a node's processes live when no systemd manages this machine: a cgroup of their own, as systemd would make it.
 
 Nodes in one cgroup would fight over its subgroups, and the cgroup is also what says which processes are ours to end.
 """

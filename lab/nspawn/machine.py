@@ -1,4 +1,4 @@
-"""A captured machine (tests/fixtures/hosts/*.yml) as a tree that a node's overlay can carry, laid out once per content."""
+"""A captured machine (tests/fixtures/hosts/*.yml) as a tree that a node's overlay can carry, laid out once."""
 
 from __future__ import annotations
 
@@ -13,39 +13,31 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .errors import fail, run
+from lab.settings import CHECKOUT, LabError
 
-CHECKOUT = Path(__file__).resolve().parents[2]
+from .programs import run
+
 FIXTURES = CHECKOUT / "tests/fixtures/hosts"
 TREE_TOOL = CHECKOUT / "tests/tools/tree.py"
-LAY_OUT = """
-import importlib.util, pathlib, sys, yaml
-spec = importlib.util.spec_from_file_location("tree", sys.argv[1])
-tree = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(tree)
-tree.lay_out(yaml.safe_load(pathlib.Path(sys.argv[2]).read_text(encoding="utf-8")), pathlib.Path(sys.argv[3]))
-"""
 
 
 def _python_with_yaml() -> str:
-    for python in (sys.executable, str(CHECKOUT / ".venv/bin/python")):
-        try:
-            if subprocess.run([python, "-c", "import yaml"], capture_output=True, check=False).returncode == 0:
-                return python
-        except OSError:
-            continue
-    fail("captured machines", "a Python with PyYAML to read the fixtures", "none", "run: make venv")
+    pythons = (sys.executable, str(CHECKOUT / ".venv/bin/python"))
+    for python in pythons:
+        if (
+            shutil.which(python)
+            and not subprocess.run([python, "-c", "import yaml"], stderr=subprocess.DEVNULL).returncode
+        ):
+            return python
+    raise LabError("captured machines", "a Python that has PyYAML", f"none of {', '.join(pythons)}", "run: make venv")
 
 
 def fixture_path(name: str) -> Path:
     path = Path(name) if name.endswith(".yml") else FIXTURES / f"{name}.yml"
     if not path.is_file():
         known = ", ".join(sorted(found.stem for found in FIXTURES.glob("*.yml"))) or "none"
-        fail(
-            f"fixture {name}",
-            f"the file {path}",
-            f"no such file; there are: {known}",
-            "name one of them with --fixture",
+        raise LabError(
+            f"fixture {name}", f"the file {path}", f"no such file; there are: {known}", "name one that exists"
         )
     return path
 
@@ -55,59 +47,66 @@ class Machine:
 
     def __init__(self, cache: Path, fixture: Path, image_root: Path) -> None:
         self.name = fixture.stem
-        key = hashlib.sha256(fixture.read_bytes() + TREE_TOOL.read_bytes() + Path(__file__).read_bytes()).hexdigest()[
-            :16
-        ]
+        sources = (fixture, TREE_TOOL, Path(__file__))
+        key = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
         self.tree = cache / key
-        if not self.tree.is_dir():
-            partial = self.tree.with_suffix(".partial")
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
-            # A real /lib in the upper layer would hide the image's /lib -> usr/lib, and with it the loader.
-            for entry in image_root.iterdir():
-                if entry.is_symlink():
-                    target = os.readlink(entry)
-                    (partial / target).mkdir(parents=True, exist_ok=True)
-                    (partial / entry.name).symlink_to(target)
-            run(
-                [_python_with_yaml(), "-c", LAY_OUT, str(TREE_TOOL), str(fixture), str(partial)],
-                f"fixture {fixture}",
-                "run: pytest tests/unit/test_fixtures.py",
-            )
-            (partial / "sys/fs/cgroup").mkdir(parents=True, exist_ok=True)  # systemd's own, bound here by the node
-            partial.rename(self.tree)
+        if self.tree.is_dir():
+            return
+        partial = self.tree.with_suffix(".partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        run(
+            [_python_with_yaml(), str(TREE_TOOL), str(fixture.absolute()), str(partial)],
+            f"fixture {fixture}",
+            "run: pytest tests/unit/test_fixtures.py",
+        )
+        _follow_links(partial, image_root)
+        (partial / "sys/fs/cgroup").mkdir(parents=True, exist_ok=True)  # the node binds its own here, for systemd
+        partial.rename(self.tree)
 
     def links(self) -> list[dict[str, Any]]:
-        """The network devices of the machine, to be made as real links: /proc/net cannot be laid over, so it is made true."""
-        seams = self.tree / ".seams.json"
-        addresses = json.loads(seams.read_text()).get("addresses", {}) if seams.is_file() else {}
+        """The machine's netdevs, to be made as real links: /proc/net cannot be laid over, so it is made true."""
+        seams = json.loads((self.tree / ".seams.json").read_text())
         return [
             {
                 "name": netdev.name,
                 "mac": _read(netdev / "address"),
-                "mtu": _read(netdev / "mtu"),
+                "mtu": int(_read(netdev / "mtu") or 0),
                 "up": _read(netdev / "operstate") != "down",
-                "addresses": addresses.get(netdev.name, []),
+                "addresses": _known(seams.get("addresses")).get(netdev.name, []),
             }
             for netdev in sorted((self.tree / "sys/class/net").glob("*"))
             if netdev.name != "lo" and netdev.is_dir()
         ]
 
     def default_routes(self) -> list[dict[str, str]]:
-        lines = (_read(self.tree / "proc/net/route") or "").splitlines()[1:]
-        return list(_default_routes(line.split() for line in lines))
+        return list(_default_routes(_read(self.tree / "proc/net/route")))
 
 
-def _default_routes(rows: Iterator[list[str]]) -> Iterator[dict[str, str]]:
-    for row in rows:
-        if len(row) >= 8 and row[1] == row[7] == "00000000":
-            # /proc/net/route prints the address in the byte order of the machine; every supported one is little-endian.
-            via = ipaddress.IPv4Address(int.from_bytes(bytes.fromhex(row[2]), "little"))
+def _follow_links(tree: Path, image_root: Path) -> None:
+    """Moves the tree's /lib to where the image's link /lib points: a real folder above it would hide the loader."""
+    for link in image_root.iterdir():
+        ours = tree / link.name
+        if link.is_symlink() and ours.is_dir() and not ours.is_symlink():
+            shutil.copytree(ours, tree / os.readlink(link), symlinks=True, dirs_exist_ok=True)
+            shutil.rmtree(ours)
+
+
+def _default_routes(table: str) -> Iterator[dict[str, str]]:
+    for row in (line.split() for line in table.splitlines()[1:]):
+        if row[1] == row[7] == "00000000":
+            # The kernel prints the address as a number of the machine's byte order; supported ones are little-endian.
+            via = ipaddress.IPv4Address(bytes.fromhex(row[2])[::-1])
             yield {"netdev": row[0], "via": str(via), "metric": row[6]}
 
 
-def _read(path: Path) -> str | None:
+def _known(addresses: object) -> dict[str, list[str]]:
+    return addresses if isinstance(addresses, dict) else {}
+
+
+def _read(path: Path) -> str:
+    """The content, or nothing where the machine has no such file or reading it fails, as it did on the machine."""
     try:
         return path.read_text().strip()
     except OSError:
-        return None
+        return ""

@@ -1,4 +1,4 @@
-"""Process 1 of a node until systemd takes over: makes the captured machine's links and lays its /sys and /proc over the container's.
+"""Process 1 of a node until systemd takes over: makes the captured machine's links, lays its /sys and /proc over ours.
 
 Runs inside the node with the node's Python. It must come before systemd, so that no unit ever sees the real machine.
 """
@@ -23,9 +23,9 @@ def make_links(node):
     commands = ["address add {} dev host0".format(node["address"]), "link set host0 up"]
     for link in node["links"]:
         # A bridge without ports stands in for the NIC: every kernel that can carry these nodes has the type.
-        mac = "address {}".format(link["mac"]) if len(link["mac"] or "") == 17 else ""
+        mac = "address {}".format(link["mac"]) if len(link["mac"]) == 17 else ""
         commands.append("link add name {} {} type bridge".format(link["name"], mac))
-        if 68 <= int(link["mtu"] or 0) <= 65535:
+        if 68 <= link["mtu"] <= 65535:
             commands.append("link set {} mtu {}".format(link["name"], link["mtu"]))
         commands += ["address add {} dev {}".format(address, link["name"]) for address in link["addresses"]]
         if link["up"]:
@@ -57,6 +57,8 @@ def lay_over_proc(tree):
 def lay_over_sys(tree):
     run("mount", "--rbind", "/sys/fs/cgroup", tree + "/fs/cgroup")
     run("mount", "--rbind", tree, "/sys")
+    # A write here would change a plain file and look like success; the captured kernel takes no orders.
+    run("mount", "-o", "remount,bind,ro", "/sys")
 
 
 def main():
@@ -79,4 +81,4 @@ def main():
 try:
     main()
 except (OSError, subprocess.CalledProcessError) as error:
-    sys.exit("node_init: {}".format(error))
+    sys.exit(f"node_init: {error}")
