@@ -1,0 +1,366 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""RDMA devices: everything below /sys/class/infiniband.
+
+Source: Documentation/ABI/stable/sysfs-class-infiniband (infiniband, infiniband_verbs and infiniband_mad).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Callable, Optional
+
+from . import paths, pci, topology
+from .netdevs import ROCE_OVERHEAD, RXE_OVERHEAD, Network, ib_mtu
+from .text import hexadecimal, integer, meaning, natural, unknown
+from .tree import Tree
+
+NEEDS_VERBS = unknown("needs verbs")
+_ZERO_GID = b"0000:0000:0000:0000:0000:0000:0000:0000"
+_RATE = re.compile(r"^([0-9.]+) Gb/sec")
+
+
+def names(tree: Tree) -> list[str]:
+    """Names of the RDMA devices, in natural order."""
+    return sorted(tree.listdir(paths.INFINIBAND), key=natural)
+
+
+def hcas(
+    tree: Tree,
+    network: Optional[Network] = None,
+    gids: bool = True,
+    functions: Optional[dict[str, str]] = None,
+) -> list[dict[str, Any]]:
+    """All HCAs as in the facts, PCI ones in address order, software ones behind by name.
+
+    A device that goes away while it is read is left out; a single attribute that cannot be read is None. Distances to
+    GPUs and other HCAs are added by `place`. gids: read the GID tables. functions: `pci.classes`, when already read.
+    """
+    tree = tree.snapshot()
+    network = network or Network(tree)
+    characters = _character_devices(tree)
+    functions = pci.classes(tree) if functions is None else functions
+    found = []
+    for name in names(tree):
+        hca = _hca(tree, network, name, characters.get(name) or _no_characters(), gids)
+        if hca:
+            found.append(hca)
+    taken = {hca["pci"]["address"] for hca in found if hca["pci"]}
+    for hca in found:
+        owners, overhead = hca.pop("_owners"), hca.pop("_overhead")
+        _join_bond(tree, network, hca, [address for address in functions if address not in taken])
+        for port in hca["ports"]:
+            _settle(port, hca["netdevs"], owners[port["number"]], overhead)
+    return sorted(found, key=_order)
+
+
+def _order(hca: dict[str, Any]) -> tuple[Any, ...]:
+    where = pci.order(hca["pci"]["address"]) if hca["pci"] else []
+    return (hca["kind"] != "pci", where, hca["auxiliary"] is not None, natural(hca["auxiliary"] or hca["name"]))
+
+
+def _no_characters() -> dict[str, Any]:
+    return {"uverbs": None, "umad": [], "issm": []}
+
+
+def _character_devices(tree: Tree) -> dict[str, dict[str, Any]]:
+    """{HCA: {uverbs: name, umad: [names], issm: [names]}}, the names below /dev/infiniband."""
+    found: dict[str, dict[str, Any]] = {}
+    for directory, prefixes in ((paths.VERBS, ("uverbs",)), (paths.MAD, ("umad", "issm"))):
+        for name in sorted(tree.listdir(directory), key=natural):
+            prefix = name.rstrip("0123456789")
+            device = tree.read(f"{directory}/{name}/ibdev") if prefix in prefixes else None
+            if not device:
+                continue
+            entry = found.setdefault(device, _no_characters())
+            if prefix == "uverbs":
+                entry["uverbs"] = name
+            else:
+                entry[prefix].append(name)
+    return found
+
+
+def _where(tree: Tree, name: str) -> tuple[Optional[str], str, Optional[str]]:
+    """(PCI address, directory of the parent device, auxiliary device) of an HCA.
+
+    rxe and siw have no `device` link and live below /sys/devices/virtual. A sub-function's parent is a device on the
+    auxiliary bus, which lies below its PCI function.
+    """
+    base = f"{paths.INFINIBAND}/{name}"
+    if tree.readlink(f"{base}/device"):
+        parent = tree.realpath(f"{base}/device")
+    else:
+        parent = tree.realpath(base).rpartition("/infiniband/")[0]
+    parts = parent.split("/")
+    for index in range(len(parts) - 1, -1, -1):
+        if pci.ADDRESS.match(parts[index]):
+            below = parts[index + 1 :]
+            return parts[index], parent, below[0] if below else None
+    return None, parent, None
+
+
+def _hca(
+    tree: Tree, network: Network, name: str, characters: dict[str, Any], with_gids: bool
+) -> Optional[dict[str, Any]]:
+    base = f"{paths.INFINIBAND}/{name}"
+    read = tree.read
+    numbers = sorted(int(number) for number in tree.listdir(f"{base}/ports") if number.isdigit())
+    node_type = meaning(read(f"{base}/node_type"))
+    node_guid = read(f"{base}/node_guid")
+    if not numbers and node_type is None and node_guid is None:
+        return None
+    address, parent, auxiliary = _where(tree, name)
+    function = pci.function(tree, address) if address else None
+    role = None
+    if function:
+        role = "sf" if auxiliary and ".sf." in auxiliary else "vf" if function["physfn"] else "pf"
+    tables = {number: _gids(tree, f"{base}/ports/{number}") if with_gids else [] for number in numbers}
+    owners = {number: _gid_netdev(tree, f"{base}/ports/{number}", tables[number]) for number in numbers}
+    netdevs, representors = _netdevs(tree, network, name, parent if function else None, numbers, owners, node_guid)
+    overhead = _overhead(function, node_type, rxe=not function and bool(read(f"{base}/parent")))
+    return {
+        "name": name,
+        "kind": "pci" if function else "software",
+        "function": role,
+        "auxiliary": auxiliary if role == "sf" else None,
+        "pci": function,
+        "node_type": node_type,
+        "hca_type": read(f"{base}/hca_type") or None,
+        "hw_rev": read(f"{base}/hw_rev") or None,
+        "firmware": read(f"{base}/fw_ver") or None,
+        "psid": read(f"{base}/board_id") or None,
+        "node_guid": node_guid,
+        "sys_image_guid": read(f"{base}/sys_image_guid"),
+        "char_devices": characters,
+        "netdevs": netdevs,
+        "representors": representors,
+        "bonded_functions": [],
+        "ports": [_port(tree, f"{base}/ports/{number}", number, tables[number]) for number in numbers],
+        "nearest_gpus": [],
+        "nic_distances": {},
+        "_owners": owners,
+        "_overhead": overhead,
+    }
+
+
+def _overhead(function: Optional[dict[str, Any]], node_type: Optional[str], rxe: bool) -> int:
+    """Bytes of headers that the driver takes off the netdev's MTU before it picks the next RDMA MTU below."""
+    driver = function["driver"] if function else None
+    if node_type == "RNIC" or driver in ("ice", "i40e", "irdma"):
+        return 0  # iWARP, and irdma in RoCE mode too: ib_mtu_int_to_enum(netdev->mtu)
+    return RXE_OVERHEAD if rxe else ROCE_OVERHEAD
+
+
+def _gids(tree: Tree, port: str) -> list[dict[str, Any]]:
+    """[{index, gid, type, netdev}] of the slots in use; type and netdev of an empty slot would answer EINVAL."""
+    return [
+        {
+            "index": index,
+            "gid": gid,
+            "type": tree.read(f"{port}/gid_attrs/types/{index}"),
+            "netdev": tree.read(f"{port}/gid_attrs/ndevs/{index}"),
+        }
+        for index, gid in tree.slots(f"{port}/gids", _ZERO_GID)
+    ]
+
+
+def _gid_netdev(tree: Tree, port: str, table: list[dict[str, Any]]) -> Optional[str]:
+    """The netdev that the port's first GID belongs to: the port's own, or the bond above it."""
+    if table:
+        return next((gid["netdev"] for gid in table if gid["netdev"]), None)
+    return tree.read(f"{port}/gid_attrs/ndevs/0") or None
+
+
+def _netdevs(
+    tree: Tree,
+    network: Network,
+    name: str,
+    parent: Optional[str],
+    numbers: list[int],
+    owners: dict[int, Optional[str]],
+    node_guid: Optional[str],
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """(interfaces with their port, names of representors)."""
+    if parent:
+        candidates = tree.listdir(f"{parent}/net")
+    else:
+        known = {tree.read(f"{paths.INFINIBAND}/{name}/parent"), *owners.values()} - {None, ""}
+        candidates = sorted(known) or [found for found in [network.by_mac(_mac(node_guid))] if found]  # type: ignore[type-var]
+    representors = [candidate for candidate in candidates if network.representor(candidate)]
+    found = []
+    for candidate in candidates:
+        netdev = None if candidate in representors else network.netdev(candidate)
+        if netdev:
+            port = netdev.pop("dev_port") + 1
+            owned = next((number for number, owner in owners.items() if owner == candidate), None)
+            netdev["port"] = owned or (numbers[0] if len(numbers) == 1 else port if port in numbers else None)
+            found.append(netdev)
+    return found, representors
+
+
+def _mac(guid: Optional[str]) -> str:
+    """The MAC inside an EUI-64 node GUID: all that a siw device tells about its netdev."""
+    digits = (guid or "").replace(":", "")
+    if len(digits) != 16 or digits[6:10] != "fffe":
+        return ""
+    raw = bytes.fromhex(digits[:6] + digits[10:])
+    return ":".join(f"{byte:02x}" for byte in bytes([raw[0] ^ 2]) + raw[1:])
+
+
+def _port(tree: Tree, port: str, number: int, gids: list[dict[str, Any]]) -> dict[str, Any]:
+    read = tree.read
+    rate = read(f"{port}/rate")
+    matched = _RATE.match(rate or "")
+    return {
+        "number": number,
+        "state": meaning(read(f"{port}/state")),
+        "phys_state": meaning(read(f"{port}/phys_state")),
+        "rate_gbps": float(matched.group(1)) if matched else None,
+        "rate_text": rate,
+        "link_layer": read(f"{port}/link_layer") or None,
+        "lid": integer(read(f"{port}/lid")),
+        "sm_lid": integer(read(f"{port}/sm_lid")),
+        "active_mtu": NEEDS_VERBS,
+        "max_mtu": NEEDS_VERBS,
+        "netdev": None,
+        "gids": gids,
+    }
+
+
+def _join_bond(tree: Tree, network: Network, hca: dict[str, Any], free: list[str]) -> None:
+    """Complete an HCA whose ports are bonded: mlx5 makes one RDMA device of two functions, and it hangs on the first.
+
+    The other function has a netdev under the same bond and no RDMA device of its own. The bond itself joins the
+    netdevs, because it is what carries the addresses, the MTU and the GIDs.
+    """
+    masters = {netdev["master"] for netdev in hca["netdevs"]} - {None}
+    if not hca["pci"] or len(masters) != 1:
+        return
+    bond = masters.pop()
+    port = hca["ports"][0]["number"] if len(hca["ports"]) == 1 else None
+    card = pci.slot(hca["pci"]["address"])
+    for address in free:
+        if pci.slot(address) != card:
+            continue
+        for name in tree.listdir(f"{paths.PCI}/{address}/net"):
+            netdev = network.netdev(name) if network.master(name) == bond else None
+            if netdev:
+                hca["bonded_functions"].append(address)
+                hca["netdevs"].append({**netdev, "port": port})
+    if not tree.isdir(f"{paths.NET}/{bond}/bonding"):
+        return  # a bridge or Open vSwitch is no link aggregation
+    whole = network.netdev(bond)
+    if whole:
+        hca["netdevs"].append({**whole, "port": port})
+
+
+def _settle(port: dict[str, Any], netdevs: list[dict[str, Any]], owner: Optional[str], overhead: int) -> None:
+    """Fill in the netdev of a port, and the RDMA MTU that follows from it."""
+    own = [netdev for netdev in netdevs if netdev["port"] == port["number"] and not netdev["parent"]]
+    bonds = [netdev for netdev in own if any(netdev["name"] == other["master"] for other in own)]
+    named = [netdev for netdev in netdevs if netdev["name"] == owner]
+    chosen = next(iter(named or bonds or own), None)
+    if chosen:
+        port["netdev"] = chosen["name"]
+        if port["link_layer"] == "Ethernet" and chosen["mtu"] is not None:
+            port["active_mtu"] = ib_mtu(chosen["mtu"], overhead)
+
+
+def place(tree: Tree, found: list[dict[str, Any]], gpus: list[dict[str, Any]]) -> None:
+    """Add to each PCI HCA its nearest GPUs (nearest class only) and its distance to every other PCI HCA."""
+    tree = tree.snapshot()
+    addresses = [gpu["address"] for gpu in gpus]
+    hardware = [hca for hca in found if hca["pci"]]
+    for hca in hardware:
+        here = hca["pci"]["address"]
+        hca["nearest_gpus"] = topology.nearest(tree, here, addresses)
+        for other in hardware:
+            far = None if other is hca else topology.distance(tree, here, other["pci"]["address"])
+            if far:
+                hca["nic_distances"][other["name"]] = far
+
+
+def cards_without_rdma(
+    tree: Tree,
+    found: list[dict[str, Any]],
+    functions: dict[str, str],
+    network: Network,
+    modules: Callable[[list[str]], dict[str, dict[str, Any]]],
+) -> list[dict[str, Any]]:
+    """Mellanox network functions that have no RDMA device, each with the reason and the next step.
+
+    VFs are left out: their PF tells the story, and a VF handed to a guest is meant to be like that. So is the second
+    function of a bonded card, whose RDMA device hangs on the first. modules: names -> `modules.state`.
+    """
+    tree = tree.snapshot()
+    taken = {hca["pci"]["address"] for hca in found if hca["pci"]}
+    taken.update(address for hca in found for address in hca["bonded_functions"])
+    cards = []
+    for address, code in functions.items():
+        base = f"{paths.PCI}/{address}"
+        if not code.startswith(pci.NETWORK_CLASS) or address in taken:
+            continue
+        if tree.read(f"{base}/vendor") != f"0x{pci.MELLANOX}" or tree.readlink(f"{base}/physfn"):
+            continue
+        device = hexadecimal(tree.read(f"{base}/device"))
+        bound = pci.driver(tree, address)
+        reason, step = _why_no_rdma(address, device, bound, modules)
+        cards.append(
+            {
+                "address": address,
+                "vendor": pci.MELLANOX,
+                "device": device,
+                "model": pci.model(pci.MELLANOX, device),
+                "driver": bound,
+                "numa_node": pci.numa_node(tree, address),
+                "netdevs": [name for name in tree.listdir(f"{base}/net") if not network.representor(name)],
+                "reason": reason,
+                "next_step": step,
+            }
+        )
+    return cards
+
+
+_MLX4 = ("1003", "1007")
+_PASSED_ON = ("vfio-pci", "pci-stub", "uio_pci_generic", "igb_uio")
+
+
+def _why_no_rdma(
+    address: str,
+    device: Optional[str],
+    bound: Optional[str],
+    modules: Callable[[list[str]], dict[str, dict[str, Any]]],
+) -> tuple[str, str]:
+    """(reason, next step): the first thing on the way from the PCI function to an RDMA device that is missing."""
+    core, rdma = ("mlx4_core", "mlx4_ib") if device in _MLX4 else ("mlx5_core", "mlx5_ib")
+    if bound in _PASSED_ON:
+        return (
+            f"It is bound to {bound}, which hands it to a virtual machine or a user-space driver.",
+            f"If this node is to use it: echo {address} > /sys/bus/pci/drivers/{bound}/unbind, remove what binds it "
+            f"(driverctl, vfio-pci.ids on the kernel command line), then echo {address} > /sys/bus/pci/drivers_probe.",
+        )
+    if bound not in (None, core):
+        return (f"It is bound to {bound} instead of {core}.", f"Unbind {address} from {bound} and bind it to {core}.")
+    name = core if bound is None else rdma
+    state = modules([name])[name]
+    if state["blocked_by"] and not state["loaded"]:
+        blocks = ", ".join(f"{entry['path']}:{entry['line']} ({entry['text']})" for entry in state["blocked_by"])
+        return (f"{name} is not loaded and is blocked by {blocks}.", f"Remove that line, then modprobe {name}.")
+    if state["available"] is False:
+        return (
+            f"{name} is not loaded and the running kernel has no such module.",
+            f"Install what carries {name} for this kernel: linux-modules-extra, kernel-modules, or the OFED driver.",
+        )
+    if not state["loaded"]:
+        return (f"{name} is not loaded.", f"modprobe {name}; the role kernel_modules does it, now and at boot.")
+    if bound is None:
+        return (
+            f"{core} is loaded and no driver is bound: it did not accept the card.",
+            f"See what it says: dmesg | grep {address}. Firmware and slot power are the usual reasons.",
+        )
+    return (
+        f"{rdma} is loaded and made no RDMA device of it.",
+        f"See dmesg | grep {address}; devlink dev param show pci/{address} name enable_rdma; in the netns mode "
+        "exclusive the device may also have been moved into another network namespace.",
+    )

@@ -1,0 +1,145 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What modprobe.d, modules-load.d and the kernel command line say, in the order in which kmod and systemd apply it.
+
+kmod (libkmod-config.c): the files of all directories are sorted by name; of files with the same name the first
+directory counts; the kernel command line is parsed behind the files; of a repeated option the kernel keeps the last.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from . import paths
+from .tree import Tree
+
+CMDLINE = "/proc/cmdline"
+
+
+class Line(NamedTuple):
+    """One statement: where it stands and its words. The kernel command line has line 1 only."""
+
+    path: str
+    line: int
+    text: str
+    words: tuple[str, ...]
+
+
+def canonical(name: str) -> str:
+    """Module names are compared with underscores; the file of nvidia_peermem is nvidia-peermem.ko."""
+    return name.replace("-", "_")
+
+
+def effective_files(tree: Tree, directories: tuple[str, ...]) -> list[str]:
+    """The *.conf files that count, sorted by file name. On merged-/usr systems the last two directories are one."""
+    chosen: dict[str, str] = {}
+    for directory in directories:
+        for name in tree.listdir(directory):
+            if name.endswith(".conf") and not name.startswith("."):
+                chosen.setdefault(name, f"{directory}/{name}")
+    return [chosen[name] for name in sorted(chosen)]
+
+
+def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
+    """(number of the first line, text) with backslash continuations joined."""
+    start, parts = 0, []
+    for number, line in enumerate(text.splitlines(), 1):
+        start = start if parts else number
+        if line.endswith("\\"):
+            parts.append(line[:-1])
+            continue
+        yield start, "".join([*parts, line]).strip()
+        parts = []
+    if parts:
+        yield start, "".join(parts).strip()
+
+
+def statements(tree: Tree) -> list[Line]:
+    """Every statement of modprobe.d in order of precedence, weakest first, the kernel command line last.
+
+    `module.option=value` of the command line comes as `options module option=value`, `modprobe.blacklist=a,b` as
+    `blacklist a` and `blacklist b`, so that a reader needs to know one form only.
+    """
+    found = []
+    for path in effective_files(tree, paths.MODPROBE_DIRECTORIES):
+        for number, text in _logical_lines(tree.read(path) or ""):
+            words = text.split()
+            if words and not words[0].startswith("#"):
+                found.append(Line(path, number, text, tuple(words)))
+    for word in command_line(tree):
+        key, equals, value = word.partition("=")
+        module, dot, option = key.partition(".")
+        if key == "modprobe.blacklist":
+            found += [Line(CMDLINE, 1, word, ("blacklist", name)) for name in value.split(",") if name]
+        elif dot and option and re.fullmatch(r"[\w-]+", module):
+            found.append(Line(CMDLINE, 1, word, ("options", module, option + equals + value)))
+    return found
+
+
+def command_line(tree: Tree) -> list[str]:
+    """Words of /proc/cmdline; what stands behind `--` is for init and is left out."""
+    text = tree.read(CMDLINE) or ""
+    try:
+        words = shlex.split(text, posix=True)
+    except ValueError:  # an odd number of quotes
+        words = text.split()
+    return words[: words.index("--")] if "--" in words else words
+
+
+def options(lines: list[Line], module: str, option: str) -> list[tuple[Line, str]]:
+    """[(statement, value)] of one module option, weakest first. An option without a value counts as `1`."""
+    wanted, name = canonical(module), canonical(option)
+    found = []
+    for line in lines:
+        if line.words[0] != "options" or len(line.words) < 3 or canonical(line.words[1]) != wanted:
+            continue
+        for word in line.words[2:]:
+            key, equals, value = word.partition("=")
+            if canonical(key) == name:
+                found.append((line, value.strip("\"'") if equals else "1"))
+    return found
+
+
+def blocks(lines: list[Line], module: str) -> list[Line]:
+    """Statements that keep a module from loading or replace its loading by a command.
+
+    `blacklist` stops loading by hardware id and modules-load.d, `install` every way; an install command that calls
+    modprobe for the module itself is no block.
+    """
+    wanted = canonical(module)
+    found = []
+    for line in lines:
+        words = line.words
+        if len(words) < 2 or canonical(words[1]) != wanted:
+            continue
+        if words[0] == "blacklist" or (words[0] == "install" and "--ignore-install" not in line.text):
+            found.append(line)
+    return found
+
+
+def loaded_at_boot(tree: Tree) -> list[tuple[str, str]]:
+    """[(path, module)] of everything that asks for a module by name at boot.
+
+    modules-load.d, /etc/modules, rdma-core's /etc/rdma/modules (which its udev rules load once hardware of the kind
+    that the file is named after shows up), and modules-load= on the kernel command line.
+    """
+    found: dict[tuple[str, str], None] = {}
+    files = effective_files(tree, paths.MODULES_LOAD_DIRECTORIES)
+    directory = "/etc/rdma/modules"
+    files += ["/etc/modules", *(f"{directory}/{name}" for name in tree.listdir(directory) if name.endswith(".conf"))]
+    for path in files:
+        # Debian links modules-load.d/modules.conf to /etc/modules: one file, shown under its own name.
+        shown = tree.realpath(path) if tree.readlink(path) else path
+        for line in (tree.read(path) or "").splitlines():
+            words = line.split()
+            if words and words[0][0] not in "#;":
+                found[(shown, canonical(words[0]))] = None
+    for word in command_line(tree):
+        key, _equals, value = word.partition("=")
+        if key in ("modules-load", "modules_load"):
+            found.update({(CMDLINE, canonical(name)): None for name in value.split(",") if name})
+    return list(found)

@@ -1,0 +1,142 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Network interfaces as far as an HCA is concerned: addresses, default route, bonds, and the RDMA MTU they allow.
+
+Sources: /sys/class/net (Documentation/ABI/testing/sysfs-class-net), /proc/net/{route,ipv6_route,if_inet6}.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from typing import Any, Optional
+
+from . import paths
+from .text import integer, unknown
+from .tree import Tree
+
+TYPES = {1: "ether", 32: "infiniband"}  # ARPHRD_ETHER, ARPHRD_INFINIBAND
+# include/rdma/ib_addr.h, iboe_get_mtu(): GRH 40, UDP 8, BTH 12, XRC 4, AtomicETH 28, ICRC 4.
+ROCE_OVERHEAD = 96
+# drivers/infiniband/sw/rxe/rxe_param.h: RXE_MAX_HDR_LENGTH
+RXE_OVERHEAD = 80
+IB_MTUS = (4096, 2048, 1024, 512, 256)
+# Port functions that a switch-mode NIC shows next to its uplink: representors of VFs and SFs, no port of the card.
+_REPRESENTOR = re.compile(r"^(c\d+)?pf\d+(vf|sf)\d+$|^(c\d+)?pf\d+$")
+_UP, _REJECT = 0x1, 0x200  # RTF_UP, RTF_REJECT of include/uapi/linux/route.h
+
+
+def ib_mtu(mtu: Optional[int], overhead: int = ROCE_OVERHEAD) -> Optional[int]:
+    """RDMA MTU in bytes that a netdev MTU leaves room for: 1500 -> 1024, 4200 -> 4096, 9000 -> 4096; None below 256."""
+    if mtu is None:
+        return None
+    return next((size for size in IB_MTUS if mtu - overhead >= size), None)
+
+
+class Network:
+    """The node's interfaces, read on demand. ipv4: {netdev: [cidr]} from the addresses seam, None when unknown."""
+
+    def __init__(self, tree: Tree, ipv4: Optional[dict[str, list[str]]] = None):
+        self._tree = tree
+        self._ipv4 = ipv4
+        self._ipv6: Optional[dict[str, list[str]]] = None
+        self._carriers: Optional[set[str]] = None
+
+    def names(self) -> list[str]:
+        return [name for name in self._tree.listdir(paths.NET) if self._tree.readlink(f"{paths.NET}/{name}")]
+
+    def master(self, name: str) -> Optional[str]:
+        """The bond or bridge that an interface is enslaved to."""
+        return self._tree.target(f"{paths.NET}/{name}/master")
+
+    def netdev(self, name: str) -> Optional[dict[str, Any]]:
+        """One interface; None when it is gone.
+
+        mtu in bytes, speed in Mbit/s (None when down or virtual), carrier None while the interface is down. `dev_port`
+        is the zero-based port of the card. `parent` is set for an IPoIB child.
+        """
+        read, base = self._tree.read, f"{paths.NET}/{name}"
+        mtu = integer(read(f"{base}/mtu"))
+        kind = integer(read(f"{base}/type"))
+        if mtu is None and kind is None:
+            return None
+        speed = integer(read(f"{base}/speed"))
+        carrier = integer(read(f"{base}/carrier"))
+        infiniband = kind == 32
+        return {
+            "name": name,
+            "mac": read(f"{base}/address"),
+            "mtu": mtu,
+            "operstate": read(f"{base}/operstate"),
+            "carrier": None if carrier is None else bool(carrier),
+            "speed_mbps": speed if speed and speed > 0 else None,
+            "type": TYPES.get(kind, kind if kind is None else str(kind)),
+            "phys_port_name": read(f"{base}/phys_port_name") or None,
+            "parent": (read(f"{base}/parent") or None) if infiniband else None,
+            "dev_port": max(integer(read(f"{base}/dev_port")) or 0, integer(read(f"{base}/dev_id")) or 0),
+            "master": self.master(name),
+            "default_route": name in self.carriers(),
+            "addresses": self.addresses(name),
+        }
+
+    def representor(self, name: str) -> bool:
+        """Whether an interface stands for a VF or SF in switchdev mode, not for a port of the card."""
+        return bool(_REPRESENTOR.match(self._tree.read(f"{paths.NET}/{name}/phys_port_name") or ""))
+
+    def addresses(self, name: str) -> list[str] | str:
+        """Addresses with prefix length, IPv4 first; a string where IPv4 cannot be known."""
+        if self._ipv4 is None:
+            return unknown("IPv4 addresses were not captured")
+        if self._ipv6 is None:
+            self._ipv6 = _ipv6_addresses(self._tree)
+        return sorted(self._ipv4.get(name, [])) + self._ipv6.get(name, [])
+
+    def carriers(self) -> set[str]:
+        """Interfaces the default route stands on: its own and all below it (bond members, VLAN and bridge parents)."""
+        if self._carriers is None:
+            self._carriers = set()
+            pending = sorted(_default_routes(self._tree))
+            while pending:
+                name = pending.pop()
+                if name in self._carriers:
+                    continue
+                self._carriers.add(name)
+                entries = self._tree.listdir(f"{paths.NET}/{name}")
+                pending += [entry[len("lower_") :] for entry in entries if entry.startswith("lower_")]
+                pending += (self._tree.read(f"{paths.NET}/{name}/bonding/slaves") or "").split()
+        return self._carriers
+
+    def by_mac(self, mac: str) -> Optional[str]:
+        """The one interface with a MAC; None when there is none or several (VLANs share their parent's)."""
+        found = [name for name in self.names() if self._tree.read(f"{paths.NET}/{name}/address") == mac]
+        return found[0] if len(found) == 1 else None
+
+
+def _default_routes(tree: Tree) -> set[str]:
+    found = set()
+    for line in (tree.read("/proc/net/route") or "").splitlines()[1:]:
+        part = line.split()
+        if len(part) > 7 and part[1] == "00000000" == part[7] and (int(part[3], 16) if _hex(part[3]) else 0) & _UP:
+            found.add(part[0])
+    for line in (tree.read("/proc/net/ipv6_route") or "").splitlines():
+        part = line.split()
+        if len(part) < 10 or part[0].strip("0") or part[1] != "00" or part[9] == "lo" or not _hex(part[8]):
+            continue
+        if int(part[8], 16) & (_UP | _REJECT) == _UP:
+            found.add(part[9])
+    return found
+
+
+def _hex(text: str) -> bool:
+    return bool(text) and not text.strip("0123456789abcdefABCDEF")
+
+
+def _ipv6_addresses(tree: Tree) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for line in (tree.read("/proc/net/if_inet6") or "").splitlines():
+        part = line.split()
+        if len(part) == 6 and len(part[0]) == 32 and _hex(part[0]) and _hex(part[2]):
+            address = ipaddress.IPv6Address(int(part[0], 16))
+            found.setdefault(part[5], []).append(f"{address}/{int(part[2], 16)}")
+    return {name: sorted(addresses) for name, addresses in found.items()}

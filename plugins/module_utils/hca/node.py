@@ -1,0 +1,66 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The machine around the HCAs: kernel, distribution, container or not."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+from .seams import Seams
+from .text import unknown
+from .tree import Tree
+
+
+def node(tree: Tree, seams: Optional[Seams] = None) -> dict[str, Any]:
+    """{kernel, architecture, os: {id, version_id, like, pretty_name}, container, boot_id, cmdline}."""
+    release = os_release(tree)
+    return {
+        "kernel": kernel(tree) or unknown("/proc/sys/kernel/osrelease is not readable"),
+        # The sysctl exists since Linux 6.1.
+        "architecture": tree.read("/proc/sys/kernel/arch")
+        or (seams.machine() if seams else None)
+        or unknown("/proc/sys/kernel/arch is not readable (a kernel before 6.1)"),
+        "os": {
+            "id": release.get("ID"),
+            "version_id": release.get("VERSION_ID"),
+            "like": release.get("ID_LIKE", "").split(),
+            "pretty_name": release.get("PRETTY_NAME"),
+        },
+        "container": container(tree),
+        "boot_id": tree.read("/proc/sys/kernel/random/boot_id"),
+        "cmdline": tree.read("/proc/cmdline"),
+    }
+
+
+def kernel(tree: Tree) -> Optional[str]:
+    """Release of the running kernel as `uname -r` prints it."""
+    return tree.read("/proc/sys/kernel/osrelease") or None
+
+
+def os_release(tree: Tree) -> dict[str, str]:
+    """Fields of os-release(5)."""
+    found = {}
+    for line in (tree.read("/etc/os-release") or tree.read("/usr/lib/os-release") or "").splitlines():
+        key, equals, value = line.partition("=")
+        if equals and not line.startswith("#"):
+            found[key.strip()] = value.strip().strip("\"'")
+    return found
+
+
+def container(tree: Tree) -> Optional[str]:
+    """Name of the container manager around this system; None on a machine or a VM.
+
+    https://systemd.io/CONTAINER_INTERFACE: a manager sets $container for PID 1, and systemd keeps it in /run.
+    """
+    named = tree.read("/run/systemd/container") or tree.read("/run/host/container-manager")
+    if named:
+        return named
+    if tree.exists("/.dockerenv"):
+        return "docker"
+    if tree.exists("/run/.containerenv"):
+        return "podman"
+    for entry in (tree.read_bytes("/proc/1/environ") or b"").split(b"\0"):
+        if entry.startswith(b"container="):
+            return entry[len(b"container=") :].decode("utf-8", "replace") or None
+    return None

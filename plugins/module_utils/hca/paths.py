@@ -1,0 +1,60 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Every path that this library reads by name, and every file the collection owns on a node."""
+
+from __future__ import annotations
+
+INFINIBAND = "/sys/class/infiniband"
+VERBS = "/sys/class/infiniband_verbs"
+MAD = "/sys/class/infiniband_mad"
+NET = "/sys/class/net"
+PCI = "/sys/bus/pci/devices"
+MODULE = "/sys/module"
+
+# As modprobe.d(5) and modules-load.d(5) order them: of files with the same name the first directory wins.
+MODPROBE_DIRECTORIES = (
+    "/etc/modprobe.d",
+    "/run/modprobe.d",
+    "/usr/local/lib/modprobe.d",
+    "/usr/lib/modprobe.d",
+    "/lib/modprobe.d",
+)
+MODULES_LOAD_DIRECTORIES = (
+    "/etc/modules-load.d",
+    "/run/modules-load.d",
+    "/usr/local/lib/modules-load.d",
+    "/usr/lib/modules-load.d",
+    "/lib/modules-load.d",
+)
+# systemd.unit(5), "Unit File Load Path" of the system manager.
+UNIT_DIRECTORIES = (
+    "/etc/systemd/system.control",
+    "/run/systemd/system.control",
+    "/run/systemd/transient",
+    "/run/systemd/generator.early",
+    "/etc/systemd/system",
+    "/etc/systemd/system.attached",
+    "/run/systemd/system",
+    "/run/systemd/system.attached",
+    "/run/systemd/generator",
+    "/usr/local/lib/systemd/system",
+    "/usr/lib/systemd/system",
+    "/lib/systemd/system",
+    "/run/systemd/generator.late",
+)
+
+# What the collection writes. The first line of each file is HEADER.
+HEADER = "# Managed by Ansible collection gpufabric.rdma; changes here are overwritten."
+MODE = 0o644
+OWN_MODULES_LOAD = "/etc/modules-load.d/gpufabric-rdma.conf"
+# kmod sorts by file name over all directories and the last option wins: zz- puts ours behind everybody else's.
+OWN_MODPROBE = "/etc/modprobe.d/zz-gpufabric-rdma.conf"
+OWN_DROP_IN = "10-gpufabric-rdma.conf"
+OWN_LINKS_UNIT = "/etc/systemd/system/gpufabric-rdma-links.service"
+OWN_LINKS_SCRIPT = "/usr/local/libexec/gpufabric-rdma-links"
+
+
+def own_drop_in(service: str) -> str:
+    """Path of our drop-in for a service (name without `.service`)."""
+    return f"/etc/systemd/system/{service}.service.d/{OWN_DROP_IN}"

@@ -1,0 +1,222 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""PCI functions: identity, link, NUMA place, SR-IOV, and which of them are GPUs or Mellanox network cards.
+
+Source: /sys/bus/pci/devices, Documentation/ABI/testing/sysfs-bus-pci.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Optional
+
+from . import paths
+from .text import hexadecimal, integer, unknown
+from .tree import Tree
+
+ADDRESS = re.compile(r"^[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$")
+MELLANOX = "15b3"
+NVIDIA = "10de"
+
+# Display controllers and accelerators that compute. Other vendors' VGA adapters (a BMC's) are no GPU here.
+GPU_CLASSES = {
+    NVIDIA: ("0x0300", "0x0302"),
+    "1002": ("0x0300", "0x0302", "0x0380", "0x1200"),
+    "8086": ("0x0380",),
+    "1da3": ("0x1200",),
+}
+NETWORK_CLASS = "0x02"
+
+MODELS = {
+    "15b3:1003": "ConnectX-3",
+    "15b3:1004": "ConnectX-3 VF",
+    "15b3:1007": "ConnectX-3 Pro",
+    "15b3:1013": "ConnectX-4",
+    "15b3:1014": "ConnectX-4 VF",
+    "15b3:1015": "ConnectX-4 Lx",
+    "15b3:1016": "ConnectX-4 Lx VF",
+    "15b3:1017": "ConnectX-5",
+    "15b3:1018": "ConnectX-5 VF",
+    "15b3:1019": "ConnectX-5 Ex",
+    "15b3:101a": "ConnectX-5 Ex VF",
+    "15b3:101b": "ConnectX-6",
+    "15b3:101c": "ConnectX-6 VF",
+    "15b3:101d": "ConnectX-6 Dx",
+    "15b3:101e": "ConnectX VF",
+    "15b3:101f": "ConnectX-6 Lx",
+    "15b3:1021": "ConnectX-7",
+    "15b3:1023": "ConnectX-8",
+    "15b3:1025": "ConnectX-9",
+    "15b3:a2d2": "BlueField",
+    "15b3:a2d3": "BlueField VF",
+    "15b3:a2d6": "BlueField-2",
+    "15b3:a2dc": "BlueField-3",
+    "15b3:a2df": "BlueField-4",
+    "1d0f:efa0": "Elastic Fabric Adapter",
+    "1d0f:efa1": "Elastic Fabric Adapter 2",
+    "1d0f:efa2": "Elastic Fabric Adapter 3",
+    "1d0f:efa3": "Elastic Fabric Adapter 4",
+    "8086:1591": "E810-C backplane",
+    "8086:1592": "E810-C QSFP",
+    "8086:1593": "E810-C SFP",
+    "8086:159b": "E810-XXV SFP",
+    "8086:24f0": "Omni-Path HFI 100",
+    "8086:24f1": "Omni-Path HFI 100",
+    "14e4:1750": "BCM57508",
+    "14e4:1760": "BCM57608",
+    "10de:1db4": "V100 PCIe 16GB",
+    "10de:1db5": "V100 SXM2 32GB",
+    "10de:20b0": "A100 SXM4 40GB",
+    "10de:20b2": "A100 SXM4 80GB",
+    "10de:20b5": "A100 PCIe 80GB",
+    "10de:20f1": "A100 PCIe 40GB",
+    "10de:2321": "H100 NVL",
+    "10de:2330": "H100 SXM5 80GB",
+    "10de:2331": "H100 PCIe",
+    "10de:2335": "H200 SXM 141GB",
+    "10de:2342": "GH200",
+    "10de:2348": "GH200 144G",
+    "10de:26b5": "L40",
+    "10de:26b9": "L40S",
+    "10de:27b8": "L4",
+    "10de:2901": "B200",
+    "10de:2941": "GB200",
+    "1002:740c": "MI250X",
+    "1002:740f": "MI210",
+    "1002:74a1": "MI300X",
+}
+_NO_MODEL = "not in the table of models"
+
+
+def model(vendor: Optional[str], device: Optional[str]) -> str:
+    """Marketing name of a PCI id; an unknown one says which id it is."""
+    return MODELS.get(f"{vendor}:{device}") or unknown(f"{vendor}:{device} is {_NO_MODEL}")
+
+
+def classes(tree: Tree) -> dict[str, str]:
+    """{address: class such as `0x020700`} of every PCI function, in address order."""
+    found = {}
+    for address in sorted(tree.listdir(paths.PCI), key=order):
+        code = tree.read(f"{paths.PCI}/{address}/class")
+        if code:
+            found[address] = code
+    return found
+
+
+def order(address: str) -> list[int]:
+    """Sort key of a PCI address; a domain may have more than four digits (VMD, Hyper-V)."""
+    try:
+        return [int(part, 16) for part in re.split("[:.]", address)]
+    except ValueError:
+        return [1 << 32]
+
+
+def slot(address: str) -> str:
+    """The card: an address without its function."""
+    return address.rpartition(".")[0]
+
+
+def driver(tree: Tree, address: str) -> Optional[str]:
+    """Name of the bound driver; None when none is."""
+    return tree.target(f"{paths.PCI}/{address}/driver")
+
+
+def numa_node(tree: Tree, address: str) -> int:
+    """NUMA node of a function; -1 when the firmware names none."""
+    node = integer(tree.read(f"{paths.PCI}/{address}/numa_node"))
+    return -1 if node is None else node
+
+
+def local_cpus(tree: Tree, address: str) -> Optional[str]:
+    """CPUs near the function as a list such as `0-71`."""
+    return tree.read(f"{paths.PCI}/{address}/local_cpulist") or None
+
+
+def function(tree: Tree, address: str) -> dict[str, Any]:
+    """A PCI function as the facts show it; fields that vanish or do not exist are None.
+
+    Speeds in GT/s, widths in lanes; vendor and device ids in hexadecimal without 0x. `sriov` is {0, 0} where the
+    function cannot make VFs.
+    """
+    base = f"{paths.PCI}/{address}"
+    vendor = hexadecimal(tree.read(f"{base}/vendor"))
+    device = hexadecimal(tree.read(f"{base}/device"))
+    names = tree.listdir(base)
+    physfn = tree.target(f"{base}/physfn") if "physfn" in names else None
+    named = model(vendor, device)
+    if physfn:
+        # One id serves the VFs of every recent ConnectX; the PF knows which card it is.
+        parent = f"{paths.PCI}/{physfn}"
+        named = MODELS.get(f"{vendor}:{hexadecimal(tree.read(f'{parent}/device'))}", named)
+    virtual = [tree.target(f"{base}/{name}") for name in names if name.startswith("virtfn")]
+    total = integer(tree.read(f"{base}/sriov_totalvfs")) if "sriov_totalvfs" in names else None
+    return {
+        "address": address,
+        "vendor": vendor,
+        "device": device,
+        "subsystem_vendor": hexadecimal(tree.read(f"{base}/subsystem_vendor")),
+        "subsystem_device": hexadecimal(tree.read(f"{base}/subsystem_device")),
+        "model": named,
+        "driver": driver(tree, address),
+        "numa_node": numa_node(tree, address),
+        "local_cpus": local_cpus(tree, address),
+        "link": {
+            "speed_gts": _speed(tree.read(f"{base}/current_link_speed")),
+            "width": integer(tree.read(f"{base}/current_link_width")),
+            "max_speed_gts": _speed(tree.read(f"{base}/max_link_speed")),
+            "max_width": integer(tree.read(f"{base}/max_link_width")),
+        },
+        "iommu_group": tree.target(f"{base}/iommu_group"),
+        "sriov": {"total": total or 0, "enabled": (integer(tree.read(f"{base}/sriov_numvfs")) or 0) if total else 0},
+        "physfn": physfn,
+        "virtfns": sorted((name for name in virtual if name), key=order),
+    }
+
+
+def _speed(text: Optional[str]) -> Optional[float]:
+    """`32.0 GT/s PCIe` as 32.0; `Unknown` as None."""
+    try:
+        return float(text.split()[0]) if text else None
+    except ValueError:
+        return None
+
+
+def gpus(tree: Tree, functions: Optional[dict[str, str]] = None) -> list[dict[str, Any]]:
+    """GPUs in PCI order: [{index, address, vendor, device, model, driver, numa_node, local_cpus}].
+
+    nvidia-smi and CUDA_DEVICE_ORDER=PCI_BUS_ID number them alike. The model comes from the NVIDIA driver where it is
+    loaded (/proc/driver/nvidia/gpus/<address>/information), else from the PCI id.
+    """
+    found: list[dict[str, Any]] = []
+    for address, code in (classes(tree) if functions is None else functions).items():
+        if not code.startswith(("0x03", "0x12")):
+            continue
+        base = f"{paths.PCI}/{address}"
+        vendor = hexadecimal(tree.read(f"{base}/vendor"))
+        if not vendor or code[:6] not in GPU_CLASSES.get(vendor, ()):
+            continue
+        device = hexadecimal(tree.read(f"{base}/device"))
+        found.append(
+            {
+                "index": len(found),
+                "address": address,
+                "vendor": vendor,
+                "device": device,
+                "model": _nvidia_model(tree, address) if vendor == NVIDIA else None,
+                "driver": driver(tree, address),
+                "numa_node": numa_node(tree, address),
+                "local_cpus": local_cpus(tree, address),
+            }
+        )
+        found[-1]["model"] = found[-1]["model"] or model(vendor, device)
+    return found
+
+
+def _nvidia_model(tree: Tree, address: str) -> Optional[str]:
+    text = tree.read(f"/proc/driver/nvidia/gpus/{address}/information") or ""
+    for line in text.splitlines():
+        key, _colon, value = line.partition(":")
+        if key.strip() == "Model":
+            return value.strip() or None
+    return None

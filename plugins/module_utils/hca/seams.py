@@ -1,0 +1,139 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The few answers that no plain file gives, each behind one call that a test or a capture can replace."""
+
+from __future__ import annotations
+
+import array
+import fcntl
+import json
+import os
+import socket
+import struct
+import subprocess
+from typing import Any, Callable, Optional
+
+from .tree import Tree
+
+_SIOCGIFCONF = 0x8912
+_SIOCGIFNETMASK = 0x891B
+_IFREQ = 40  # sizeof(struct ifreq) on 64-bit Linux
+RECORDED = "/.seams.json"
+
+
+class Seams:
+    """modinfo of a zstd-compressed module, the rpm database, IPv4 addresses and the machine name.
+
+    Each answers None when it cannot know. `forks` counts the processes started: none on a Debian node.
+    """
+
+    def __init__(
+        self,
+        modinfo: Callable[[str], Optional[dict[str, str]]] = lambda path: None,
+        rpm: Callable[[], Optional[str]] = lambda: None,
+        addresses: Callable[[], Optional[dict[str, list[str]]]] = lambda: None,
+        machine: Callable[[], Optional[str]] = lambda: None,
+    ):
+        self.forks = 0
+        self._modinfo = modinfo
+        self._rpm = rpm
+        self._addresses = addresses
+        self._machine = machine
+
+    @classmethod
+    def live(cls) -> Seams:
+        """The machine itself."""
+        seams = cls(addresses=_ipv4_addresses, machine=lambda: os.uname().machine)
+        seams._modinfo = lambda path: _modinfo_fields(seams._run("modinfo", "-0", path))
+        seams._rpm = lambda: seams._run("rpm", "-qa", "--queryformat", "%{NAME} %{VERSION}-%{RELEASE}\n")
+        return seams
+
+    @classmethod
+    def recorded(cls, mapping: dict[str, Any]) -> Seams:
+        """What a capture wrote: {addresses: {netdev: [cidr]}, modinfo: {path: {field: value}}, rpm: text, machine}."""
+        modinfo = mapping.get("modinfo") or {}
+        return cls(
+            modinfo=modinfo.get,
+            rpm=lambda: mapping.get("rpm"),
+            addresses=lambda: mapping.get("addresses"),
+            machine=lambda: mapping.get("machine"),
+        )
+
+    @classmethod
+    def none(cls) -> Seams:
+        """Files only."""
+        return cls()
+
+    @classmethod
+    def of(cls, tree: Tree) -> Seams:
+        """Live ones for the machine itself, else those recorded in the tree, else none."""
+        if tree.live:
+            return cls.live()
+        try:
+            mapping = json.loads(tree.read(RECORDED) or "null")
+        except ValueError:
+            mapping = None
+        return cls.recorded(mapping) if isinstance(mapping, dict) else cls.none()
+
+    def modinfo(self, path: str) -> Optional[dict[str, str]]:
+        """The `.modinfo` fields of a module file as {field: value}."""
+        return self._modinfo(path)
+
+    def rpm_query(self) -> Optional[str]:
+        """Installed packages, one `name version-release` a line. Ask only where an rpm database exists."""
+        return self._rpm()
+
+    def addresses(self) -> Optional[dict[str, list[str]]]:
+        """IPv4 addresses of the current network namespace as {netdev: ["10.0.0.1/24"]}."""
+        return self._addresses()
+
+    def machine(self) -> Optional[str]:
+        """Hardware name as `uname -m` prints it."""
+        return self._machine()
+
+    def _run(self, *argv: str) -> Optional[str]:
+        self.forks += 1
+        environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
+        try:
+            done = subprocess.run(argv, env=environment, capture_output=True, timeout=60, check=False)
+        except (OSError, subprocess.SubprocessError):
+            return None
+        return done.stdout.decode("utf-8", "replace") if done.returncode == 0 else None
+
+
+def _modinfo_fields(text: Optional[str]) -> Optional[dict[str, str]]:
+    if text is None:
+        return None
+    fields: dict[str, str] = {}
+    for entry in text.split("\0"):
+        key, _equals, value = entry.partition("=")
+        if value or key:
+            fields.setdefault(key.strip(), value)
+    return fields
+
+
+def _ipv4_addresses() -> Optional[dict[str, list[str]]]:
+    """SIOCGIFCONF lists every IPv4 address, secondary ones too; netdevice(7)."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
+            size = 32 * _IFREQ
+            while True:
+                buffer = array.array("B", bytes(size))  # struct ifconf wants a pointer
+                request = struct.pack("iL", size, buffer.buffer_info()[0])
+                used = struct.unpack("iL", fcntl.ioctl(sock.fileno(), _SIOCGIFCONF, request))[0]
+                if used < size:
+                    break
+                size *= 2  # a full buffer may have been cut short
+            raw = buffer.tobytes()[:used]
+            found: dict[str, list[str]] = {}
+            for start in range(0, used, _IFREQ):
+                entry = raw[start : start + _IFREQ]
+                label = entry[:16].split(b"\0", 1)[0].decode()
+                # With the address left in the request the kernel answers for that address, not for the first one.
+                mask = fcntl.ioctl(sock.fileno(), _SIOCGIFNETMASK, entry)[20:24]
+                prefix = bin(int.from_bytes(mask, "big")).count("1")
+                found.setdefault(label.partition(":")[0], []).append(f"{socket.inet_ntoa(entry[20:24])}/{prefix}")
+            return found
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,47 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The few shapes in which the kernel writes values into sysfs and procfs."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Optional
+
+_DIGITS = re.compile(r"(\d+)")
+
+
+def integer(text: Optional[str]) -> Optional[int]:
+    """`0x1f` or `31` as int; None for anything else."""
+    if not text:
+        return None
+    try:
+        return int(text, 16) if text[:2] in ("0x", "0X") else int(text)
+    except ValueError:
+        return None
+
+
+def hexadecimal(text: Optional[str]) -> Optional[str]:
+    """`0x15b3` as `15b3`: how lspci and the PCI id tables write it."""
+    return text[2:].lower() if text and text[:2] == "0x" else text
+
+
+def meaning(text: Optional[str]) -> Optional[str]:
+    """`4: ACTIVE` as `ACTIVE` (state, phys_state and node_type in sysfs-class-infiniband)."""
+    if text is None:
+        return None
+    return text.partition(":")[2].strip() or text
+
+
+def natural(name: str) -> list[Any]:
+    """Sort key that puts rxe10 behind rxe9."""
+    return [int(part) if part.isdigit() else part for part in _DIGITS.split(name)]
+
+
+def unknown(why: str) -> str:
+    """A fact that cannot be known says why, it does not guess."""
+    return f"unknown: {why}"
+
+
+def is_unknown(value: Any) -> bool:
+    return isinstance(value, str) and value.startswith("unknown: ")

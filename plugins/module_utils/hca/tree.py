@@ -1,0 +1,251 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Reading a node's files below a root directory: `/` for the machine itself, else a captured or mounted tree."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import Callable, Optional
+
+# O_NONBLOCK: a FIFO in a captured tree must not hang the reader.
+_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+_LINKS_MAX = 40  # the kernel's own limit (ELOOP)
+_MISSING = object()
+
+
+class Tree:
+    """The only thing in this library that touches files. It never writes and never raises for what it finds.
+
+    Paths are absolute paths of the node. Below another root than `/` symbolic links are resolved inside that root, so
+    that an absolute link of a captured machine does not lead into the machine that reads it.
+
+    record: called as `record(operation, path)` for each access that reaches the file system; capture uses it to learn
+    which files carry the facts.
+    """
+
+    def __init__(self, root: str = "/", record: Optional[Callable[[str, str], None]] = None):
+        absolute = os.path.abspath(root)
+        self.root = absolute
+        self._prefix = "" if absolute == "/" else absolute
+        self._record = record
+
+    @property
+    def live(self) -> bool:
+        """Whether this is the machine itself."""
+        return not self._prefix
+
+    def snapshot(self) -> Snapshot:
+        """The same tree with a memory: each file is read once, and every reader sees the same value."""
+        return Snapshot(self.root, self._record)
+
+    # What follows touches the file system.
+
+    def read_bytes(self, path: str, limit: Optional[int] = None) -> Optional[bytes]:
+        """Content of a file, at most `limit` bytes; None when it is absent or refuses to be read."""
+        if self._record:
+            self._record("read", path)
+        try:
+            fd = self._open(path)
+        except (OSError, ValueError):
+            return None
+        try:
+            # A sysfs attribute arrives in one read; a short read of anything else does not mean its end.
+            data = os.read(fd, limit or 4096)
+            if not data or limit or (len(data) < 4096 and path[:5] == "/sys/"):
+                return data
+            parts = [data]
+            while True:
+                data = os.read(fd, 1 << 20)
+                if not data:
+                    return b"".join(parts)
+                parts.append(data)
+        except OSError:  # EINVAL of an empty GID slot, ENODEV of a device that went, EISDIR
+            return None
+        finally:
+            os.close(fd)
+
+    def slots(self, directory: str, empty: bytes) -> list[tuple[int, str]]:
+        """Numbered files of a directory whose content does not start with `empty`, as [(number, stripped text)].
+
+        For the GID tables: 256 to 1024 slots a port, nearly all empty. All of them are read, because a table has holes
+        once addresses have gone and neither the directory nor any counter tells which slots are in use. What makes it
+        cheap is one path walk for the directory instead of one for each slot, and no text made from empty slots.
+        """
+        if self._record:
+            self._record("slots", directory)
+        try:
+            directory_fd = os.open(self._real(directory), _FLAGS | os.O_DIRECTORY)
+        except (OSError, ValueError):
+            return []
+        found = []
+        size = len(empty)
+        try:
+            for name in os.listdir(directory_fd):
+                try:
+                    fd = os.open(name, _FLAGS, dir_fd=directory_fd)
+                except OSError:
+                    continue
+                try:
+                    data = os.read(fd, 256)
+                except OSError:
+                    continue
+                finally:
+                    os.close(fd)
+                if data and data[:size] != empty and name.isdigit():
+                    found.append((int(name), data.decode("utf-8", "replace").strip()))
+        except OSError:
+            pass  # the device went while its table was listed: what was read so far is all there is
+        finally:
+            os.close(directory_fd)
+        return sorted(found)
+
+    def listdir(self, path: str) -> list[str]:
+        """Names in a directory, sorted; empty when it is absent."""
+        if self._record:
+            self._record("list", path)
+        try:
+            return sorted(os.listdir(self._real(path)))
+        except (OSError, ValueError):
+            return []
+
+    def readlink(self, path: str) -> Optional[str]:
+        """Target of a symbolic link as written; None when there is no link."""
+        if self._record:
+            self._record("link", path)
+        try:
+            return os.readlink(self._beside(path))
+        except (OSError, ValueError):
+            return None
+
+    def stat(self, path: str) -> Optional[os.stat_result]:
+        """Status of what a path leads to; None when there is nothing."""
+        if self._record:
+            self._record("stat", path)
+        try:
+            return os.stat(self._real(path))
+        except (OSError, ValueError):
+            return None
+
+    # What follows is built from the above.
+
+    def read(self, path: str) -> Optional[str]:
+        """Content of a file, stripped; None when it is absent or unreadable (EINVAL, ENODEV and EIO included)."""
+        data = self.read_bytes(path)
+        return None if data is None else data.decode("utf-8", "replace").strip()
+
+    def exists(self, path: str) -> bool:
+        return self.stat(path) is not None
+
+    def isdir(self, path: str) -> bool:
+        status = self.stat(path)
+        return status is not None and (status.st_mode & 0o170000) == 0o040000
+
+    def mode(self, path: str) -> Optional[int]:
+        """Permission bits of a file."""
+        status = self.stat(path)
+        return None if status is None else status.st_mode & 0o7777
+
+    def mtime(self, path: str) -> Optional[int]:
+        """Modification time in seconds since the epoch."""
+        status = self.stat(path)
+        return None if status is None else int(status.st_mtime)
+
+    def realpath(self, path: str) -> str:
+        """The path with every symbolic link resolved, inside the root. A missing rest is kept as it is."""
+        try:
+            return self._resolve(path, [_LINKS_MAX])
+        except OSError:  # links in a circle
+            return path
+
+    def target(self, path: str) -> Optional[str]:
+        """Last component of a link's target: the name of the driver, bond or IOMMU group that sysfs links to."""
+        link = self.readlink(path)
+        return link.rstrip("/").rpartition("/")[2] or None if link else None
+
+    # Inside the root.
+
+    def _open(self, path: str) -> int:
+        if not self._prefix:
+            return os.open(path, _FLAGS)
+        try:
+            return os.open(self._beside(path), _FLAGS | os.O_NOFOLLOW)
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+        return os.open(self._real(path), _FLAGS | os.O_NOFOLLOW)
+
+    def _real(self, path: str) -> str:
+        return self._prefix + self._resolve(path, [_LINKS_MAX]) if self._prefix else path
+
+    def _beside(self, path: str) -> str:
+        """Where a path lies for the operating system, its last component not followed."""
+        if not self._prefix:
+            return path
+        directory, _slash, name = path.rpartition("/")
+        return f"{self._prefix}{self._resolve(directory, [_LINKS_MAX])}/{name}"
+
+    def _resolve(self, path: str, budget: list[int]) -> str:
+        directory, _slash, name = path.rpartition("/")
+        if not name:
+            return self._resolve(directory, budget) if directory else ""
+        parent = self._resolve(directory, budget) if directory else ""
+        if name == ".":
+            return parent
+        if name == "..":
+            return parent.rpartition("/")[0]
+        here = f"{parent}/{name}"
+        try:
+            link = os.readlink(self._prefix + here)
+        except (OSError, ValueError):
+            return here
+        budget[0] -= 1
+        if budget[0] < 0:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), here)
+        return self._resolve(link if link[0] == "/" else f"{parent}/{link}", budget)
+
+
+class Snapshot(Tree):
+    """A tree that remembers. Its life is one gather: it would hide what changes later."""
+
+    def __init__(self, root: str = "/", record: Optional[Callable[[str, str], None]] = None):
+        super().__init__(root, record)
+        self._text: dict[str, Optional[str]] = {}
+        self._lists: dict[str, list[str]] = {}
+        self._links: dict[str, Optional[str]] = {}
+        self._stats: dict[str, Optional[os.stat_result]] = {}
+        self._resolved: dict[str, str] = {}
+
+    def snapshot(self) -> Snapshot:
+        return self
+
+    def read(self, path: str) -> Optional[str]:
+        found = self._text.get(path, _MISSING)
+        if found is _MISSING:
+            found = self._text[path] = super().read(path)
+        return found  # type: ignore[return-value]
+
+    def listdir(self, path: str) -> list[str]:
+        found = self._lists.get(path)
+        if found is None:
+            found = self._lists[path] = super().listdir(path)
+        return found
+
+    def readlink(self, path: str) -> Optional[str]:
+        found = self._links.get(path, _MISSING)
+        if found is _MISSING:
+            found = self._links[path] = super().readlink(path)
+        return found  # type: ignore[return-value]
+
+    def stat(self, path: str) -> Optional[os.stat_result]:
+        found = self._stats.get(path, _MISSING)
+        if found is _MISSING:
+            found = self._stats[path] = super().stat(path)
+        return found  # type: ignore[return-value]
+
+    def _resolve(self, path: str, budget: list[int]) -> str:
+        found = self._resolved.get(path)
+        if found is None:
+            found = self._resolved[path] = super()._resolve(path, budget)
+        return found

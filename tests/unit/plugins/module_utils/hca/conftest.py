@@ -1,0 +1,160 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A builder for small sysfs trees, shaped as the kernel shapes them: real paths below /sys/devices, links everywhere else."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather
+
+ZERO = "0000:0000:0000:0000:0000:0000:0000:0000"
+KERNEL = "6.1.0-test"
+
+
+class Node:
+    """Lays files into a directory; every method returns self, or what the caller goes on with."""
+
+    def __init__(self, root: Path):
+        self.root = root
+        self.addresses: dict[str, list[str]] = {}
+        self.write("/proc/sys/kernel/osrelease", KERNEL)
+        self.write("/proc/sys/kernel/arch", "x86_64")
+        self.write("/sys/devices/system/node/online", "0-1")
+
+    def host(self, path: str) -> Path:
+        return self.root / path.lstrip("/")
+
+    def write(self, path: str, content: str | bytes = "") -> Node:
+        target = self.host(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(content if isinstance(content, bytes) else f"{content}\n".encode())
+        return self
+
+    def files(self, base: str, **values: object) -> Node:
+        for name, value in values.items():
+            self.write(f"{base}/{name}", str(value))
+        return self
+
+    def link(self, path: str, target: str) -> Node:
+        """A relative link from path to target, both absolute paths of the node."""
+        place = self.host(path)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.symlink_to(os.path.relpath(target, os.path.dirname(path)))
+        return self
+
+    def refuse(self, path: str) -> Node:
+        """Reading this path fails (EISDIR here, EINVAL in the kernel: an OSError either way)."""
+        self.host(path).mkdir(parents=True)
+        return self
+
+    def pci(self, chain: str, vendor: str, device: str, code: str, driver: str | None = None, **values: object) -> str:
+        """A function at the end of a chain such as pci0000:00/0000:00:01.0/0000:01:00.0; bridges are made on the way."""
+        parts = chain.split("/")
+        for index in range(1, len(parts)):
+            path = "/sys/devices/" + "/".join(parts[: index + 1])
+            link = f"/sys/bus/pci/devices/{parts[index]}"
+            if not self.host(link).is_symlink():
+                last = index == len(parts) - 1
+                self.files(path, **{"class": code if last else "0x060400", "vendor": f"0x{vendor if last else '8086'}"})
+                self.link(link, path)
+        path = f"/sys/devices/{chain}"
+        self.files(path, device=f"0x{device}", numa_node=0, local_cpulist="0-71", **values)
+        if driver:
+            self.link(f"{path}/driver", f"/sys/bus/pci/drivers/{driver}")
+        return path
+
+    def netdev(self, name: str, parent: str | None = None, **values: object) -> str:
+        path = f"{parent}/net/{name}" if parent else f"/sys/devices/virtual/net/{name}"
+        known = {"address": "a0:88:c2:00:00:01", "mtu": 1500, "operstate": "up", "carrier": 1, "type": 1}
+        self.files(path, **{**known, "speed": 100000, "dev_port": 0, "dev_id": "0x0", **values})
+        if parent:
+            self.link(f"{path}/device", parent)
+        self.link(f"/sys/class/net/{name}", path)
+        return path
+
+    def enslave(self, netdev: str, master: str) -> Node:
+        self.link(f"/sys/class/net/{netdev}/master", f"/sys/devices/virtual/net/{master}")
+        return self.link(
+            f"/sys/class/net/{master}/lower_{netdev}",
+            str(os.path.realpath(self.host(f"/sys/class/net/{netdev}")))[len(str(self.root)) :],
+        )
+
+    def hca(
+        self, name: str, parent: str | None = None, ports: int = 1, layer: str = "Ethernet", **values: object
+    ) -> str:
+        path = f"{parent or '/sys/devices/virtual'}/infiniband/{name}"
+        if parent:
+            values = {
+                "fw_ver": "28.40.1000",
+                "board_id": "MT_0000000838",
+                "hca_type": "MT4129",
+                "hw_rev": "0",
+                **values,
+            }
+            self.link(f"{path}/device", parent)
+        guid = "a088:c203:0000:0001"
+        self.files(path, **{"node_type": "1: CA", "node_guid": guid, "sys_image_guid": guid, **values})
+        for number in range(1, ports + 1):
+            self.port(path, number, layer)
+        self.link(f"/sys/class/infiniband/{name}", path)
+        return path
+
+    def port(self, hca: str, number: int = 1, layer: str = "Ethernet", **values: object) -> Node:
+        known = {"state": "4: ACTIVE", "phys_state": "5: LinkUp", "rate": "100 Gb/sec (4X EDR)", "link_layer": layer}
+        return self.files(f"{hca}/ports/{number}", **{**known, "lid": "0x0", "sm_lid": "0x0", **values})
+
+    def gids(self, hca: str, number: int, entries: dict[int, tuple[str, str, str | None]], size: int = 4) -> Node:
+        """entries: {index: (gid, type, netdev)}; every other slot is empty as the kernel shows it."""
+        base = f"{hca}/ports/{number}"
+        for index in range(size):
+            gid, kind, netdev = entries.get(index, (ZERO, None, None))
+            self.write(f"{base}/gids/{index}", gid)
+            for attribute, value in (("types", kind), ("ndevs", netdev)):
+                path = f"{base}/gid_attrs/{attribute}/{index}"
+                self.write(path, value) if value else self.refuse(path)
+        return self
+
+    def module(self, name: str, **values: object) -> Node:
+        return self.files(f"/sys/module/{name}", initstate="live", refcnt=0, **values)
+
+    def tree(self) -> Tree:
+        return Tree(str(self.root))
+
+    def facts(self, subset: list[str] | None = None, **options: object) -> dict:
+        facts = gather(self.tree(), Seams.recorded({"addresses": self.addresses}), subset, **options)
+        json.dumps(facts)  # every fact crosses the wire
+        return facts
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path / "root")
+
+
+@pytest.fixture
+def gh200(node: Node) -> Node:
+    """Seed 004: a dual-port ConnectX-7 in RoCE and one GPU under another host bridge of the same NUMA node."""
+    node.write("/sys/devices/system/node/online", "0")
+    for index, state, phys in ((0, "4: ACTIVE", "5: LinkUp"), (1, "1: DOWN", "3: Disabled")):
+        card = node.pci(f"pci0000:00/0000:00:00.0/0000:01:00.{index}", "15b3", "1021", "0x020000", "mlx5_core")
+        hca = node.hca(f"mlx5_{index}", card)
+        node.port(hca, 1, state=state, phys_state=phys)
+        node.netdev(
+            f"enp1s0f{index}np{index}", card, phys_port_name=f"p{index}", address=f"a0:88:c2:a7:5c:d{4 + index}"
+        )
+        node.files(f"/sys/class/infiniband_verbs/uverbs{index}", ibdev=f"mlx5_{index}")
+        node.files(f"/sys/class/infiniband_mad/umad{index}", ibdev=f"mlx5_{index}", port=1)
+    node.pci("pci0009:00/0009:00:00.0/0009:01:00.0", "10de", "2342", "0x030200", "nvidia")
+    node.addresses = {"enp1s0f0np0": ["66.42.90.253/23"]}
+    node.write(
+        "/proc/net/route",
+        "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\nenp1s0f0np0\t00000000\t015A2A42\t0003\t0\t0\t0\t00000000\t0\t0\t0",
+    )
+    for name in ("mlx5_core", "mlx5_ib", "ib_core", "ib_uverbs"):
+        node.module(name)
+    node.write("/sys/module/ib_core/parameters/netns_mode", "Y")
+    return node
