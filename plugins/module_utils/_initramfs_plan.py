@@ -20,43 +20,48 @@ GENERATORS = {
 
 
 def plan(facts: dict, wanted: dict, root: str = "/") -> Plan:
-    """wanted: sources ({path: mtime}), sources_changed (they were, or in check mode would be, written in this run)."""
+    """wanted: sources ({path: mtime}), stale (images that others know to be so, or in check mode would make so)."""
     made = Plan()
-    stale = stale_images(facts, wanted["sources"], wanted["sources_changed"])
-    if not stale:
-        return made
-    generator = facts["initramfs"]["generator"]
-    if generator not in GENERATORS:
-        made.notes.append(f"{', '.join(stale)} cannot be refreshed: no update-initramfs and no dracut on the node")
-        return made
-    offline = kernel_out_of_reach(facts, root)
-    if offline:
-        made.not_verified.append(f"{', '.join(stale)} not refreshed: {offline}")
-        return made
+    known = set(wanted["stale"]) | set(_older(facts, wanted["sources"]))
+    stale = _within_reach(made, facts, [image["path"] for image in _images(facts) if image["path"] in known], root)
     names = " and ".join(sorted(wanted["sources"]))
     for image in stale:
         made.change(image, "rebuild", f"older than {names}", f"holds {names}")
     return made
 
 
-def stale_images(facts: dict, sources: dict, sources_changed: bool = False) -> list[str]:
-    """Images that are not newer than every source; all of them when a source changes in this run."""
-    newest = float("inf") if sources_changed else max(sources.values(), default=None)
-    if newest is None:
-        return []
-    return [image["path"] for image in _images(facts) if image["mtime"] <= newest]
-
-
-def owned_sources(facts: dict) -> dict:
-    """The files of ours that an initramfs carries, with their times."""
-    owned = facts["owned_files"].get(paths.OWN_MODPROBE)
-    return {paths.OWN_MODPROBE: owned["mtime"]} if owned and owned.get("mtime") is not None else {}
+def mark_stale(made: Plan, facts: dict, changed: bool, root: str) -> None:
+    """Tell the initramfs step what our modprobe.d file leaves stale; `changed`: it is, or would be, written just now."""
+    owned = facts["owned_files"].get(paths.OWN_MODPROBE) or {}
+    sources = {paths.OWN_MODPROBE: owned["mtime"]} if owned.get("mtime") is not None else {}
+    stale = [image["path"] for image in _images(facts)] if changed else _older(facts, sources)
+    made.stale_images = _within_reach(made, facts, stale, root)
 
 
 def command(generator: str, image: str, kernel: str) -> list[str]:
     return [part.format(image=image, kernel=kernel) for part in GENERATORS[generator]]
 
 
+def _older(facts: dict, sources: dict) -> list[str]:
+    """Images that are not newer than every source."""
+    newest = max(sources.values(), default=None)
+    return [image["path"] for image in _images(facts) if newest is not None and image["mtime"] <= newest]
+
+
 def _images(facts: dict) -> list[dict]:
     # A rescue image belongs to no installed kernel and is never rebuilt by its distribution either.
     return [image for image in facts["initramfs"]["images"] if image["kernel"] and "rescue" not in image["kernel"]]
+
+
+def _within_reach(made: Plan, facts: dict, stale: list[str], root: str) -> list[str]:
+    """The stale images that can be rebuilt from here; says why when none can."""
+    if not stale:
+        return []
+    offline = kernel_out_of_reach(facts, root)
+    if offline:
+        made.not_verified.append(f"{', '.join(stale)} not refreshed: {offline}")
+        return []
+    if facts["initramfs"]["generator"] not in GENERATORS:
+        made.notes.append(f"{', '.join(stale)} cannot be refreshed: the node has neither update-initramfs nor dracut")
+        return []
+    return stale

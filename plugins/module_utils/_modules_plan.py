@@ -8,11 +8,9 @@ PRIVATE to the collection. Pure: facts and options in, Plan out.
 
 from __future__ import annotations
 
-import re
-
 from ._change import Plan, kernel_out_of_reach
 from ._files import HEADER, plan_file, with_directive
-from ._initramfs_plan import owned_sources, stale_images
+from ._initramfs_plan import mark_stale
 from .hca import paths
 
 PEERMEM = "nvidia_peermem"
@@ -42,9 +40,8 @@ def plan(facts: dict, wanted: dict, root: str = "/") -> Plan:
 
     missing = []
     for name in names:
-        state = facts["modules"].get(name) or {"loaded": False, "builtin": False, "available": True, "blocked_by": []}
-        blocked = _blockers(name, state, made)
-        if blocked or state["loaded"] or state["builtin"]:
+        state = facts["modules"].get(name) or {"loaded": False, "available": True, "blocked_by": []}
+        if _blockers(name, state, made) or state["loaded"]:
             continue
         if offline:
             missing.append(name)
@@ -56,7 +53,7 @@ def plan(facts: dict, wanted: dict, root: str = "/") -> Plan:
         made.not_verified.append(f"modules {', '.join(missing)} are not loaded: {offline}")
 
     plan_file(made, facts, paths.OWN_MODULES_LOAD, HEADER + "".join(f"{name}\n" for name in names))
-    _plan_softdep(facts, peermem, made)
+    _plan_softdep(facts, peermem, root, made)
     return made
 
 
@@ -92,29 +89,18 @@ def _wants_peermem(facts: dict, choice: str, made: Plan) -> bool:
 
 def _blockers(name: str, state: dict, made: Plan) -> bool:
     """Something on the node says that the module must not be loaded: named, never forced."""
-    stopping = []
-    for entry in state["blocked_by"]:
-        if _is_hook(name, entry["text"]):
-            made.notes.append(f"{_where(entry)} runs when {name} is loaded")
-        else:
-            stopping.append(entry)
-    if stopping:
-        setting = {"ib_ipoib": "set kernel_modules_ipoib: never", PEERMEM: "set kernel_modules_gpudirect: off"}.get(
-            name, "take it out of kernel_modules_required"
-        )
-        made.problem(
-            f"module {name}",
-            "loaded now and at boot",
-            "; ".join(_where(entry) for entry in stopping),
-            f"remove that line if nothing needs it any more (driver containers leave such files behind), or {setting}",
-        )
-    return bool(stopping)
-
-
-def _is_hook(name: str, text: str) -> bool:
-    """`install X modprobe --ignore-install X && ...` loads the module and something else: it blocks nothing."""
-    module = re.escape(name).replace("_", "[-_]")
-    return bool(re.search(rf"^install\s+{module}\s.*modprobe\s.*(-i|--ignore-install)\b.*{module}", text))
+    if not state["blocked_by"]:
+        return False
+    setting = {"ib_ipoib": "set kernel_modules_ipoib: never", PEERMEM: "set kernel_modules_gpudirect: off"}.get(
+        name, "take it out of kernel_modules_required"
+    )
+    made.problem(
+        f"module {name}",
+        "loaded now and at boot",
+        "; ".join(_where(entry) for entry in state["blocked_by"]),
+        f"remove that line if nothing needs it any more (driver containers leave such files behind), or {setting}",
+    )
+    return True
 
 
 def _where(entry: dict) -> str:
@@ -143,12 +129,11 @@ def _unavailable(name: str, node: dict, made: Plan) -> None:
     )
 
 
-def _plan_softdep(facts: dict, peermem: bool, made: Plan) -> None:
+def _plan_softdep(facts: dict, peermem: bool, root: str, made: Plan) -> None:
     """At boot nvidia_peermem fails for good when it comes before the modules it registers with."""
     owned = facts["owned_files"].get(paths.OWN_MODPROBE)
     if not owned and not peermem:
         return
     content = owned["content"] if owned else ""
     text = with_directive(content, f"softdep {PEERMEM}", PEERMEM_SOFTDEP if peermem else None)
-    changes = plan_file(made, facts, paths.OWN_MODPROBE, text)
-    made.stale_images = stale_images(facts, owned_sources(facts), changes)
+    mark_stale(made, facts, plan_file(made, facts, paths.OWN_MODPROBE, text), root)

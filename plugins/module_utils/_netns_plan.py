@@ -12,11 +12,11 @@ import os
 
 from ._change import Plan, kernel_out_of_reach
 from ._files import plan_file, with_directive
-from ._initramfs_plan import owned_sources, stale_images
+from ._initramfs_plan import mark_stale
 from .hca import paths
+from .hca.modprobe import CMDLINE
 
 OBJECT = "RDMA netns mode"
-_CMDLINE = "/proc/cmdline"
 _VALUE = {"shared": 1, "exclusive": 0}
 
 
@@ -34,8 +34,7 @@ def plan(facts: dict, wanted: dict, root: str = "/", busy: bool = False) -> Plan
     owned = facts["owned_files"].get(paths.OWN_MODPROBE)
     option = f"options ib_core netns_mode={_VALUE[mode]}"
     text = with_directive(owned["content"] if owned else "", "options ib_core", option)
-    changes = plan_file(made, facts, paths.OWN_MODPROBE, text)
-    made.stale_images = stale_images(facts, owned_sources(facts), changes)
+    mark_stale(made, facts, plan_file(made, facts, paths.OWN_MODPROBE, text), root)
     _plan_running(facts, mode, kernel_out_of_reach(facts, root), busy, made)
     return made
 
@@ -43,7 +42,7 @@ def plan(facts: dict, wanted: dict, root: str = "/", busy: bool = False) -> Plan
 def _may_persist(sources: list[dict], mode: str, override_allowed: bool | None, made: Plan) -> bool:
     """Whether our file may be written and will have the last word; says who else sets the mode."""
     against = [source for source in sources if not source["ours"] and source["mode"] != mode]
-    cmdline = [source for source in against if source["path"] == _CMDLINE]
+    cmdline = [source for source in against if source["path"] == CMDLINE]
     later = [source for source in against if source not in cmdline and _sorts_after_ours(source["path"])]
     files = [source for source in against if source not in cmdline and source not in later]
     for source in cmdline:
@@ -68,7 +67,7 @@ def _may_persist(sources: list[dict], mode: str, override_allowed: bool | None, 
                 f"{mode} at boot",
                 f"{_where(source)}; the file is not ours (the SR-IOV network operator writes such files)",
                 "find out what owns it; then set rdma_netns_override_allowed: true to let our file win, or false to "
-                f"leave the node in {source['mode']} mode",
+                "leave the node in the mode that it sets",
             )
     if made.problems:
         return False
@@ -102,8 +101,13 @@ def _plan_running(facts: dict, mode: str, offline: str | None, busy: bool, made:
         made.change(OBJECT, "set", running, mode)
 
 
-def lasting(namespaces: list[dict]) -> list[dict]:
-    """Namespaces that will not go away by themselves: named ones, and those of anything but a short-lived unit."""
+def lasting(namespaces: list[dict] | str) -> list[dict]:
+    """Namespaces that will not go away by themselves: named ones, and those of anything but a short-lived unit.
+
+    When the facts cannot tell (a string), the kernel is asked.
+    """
+    if isinstance(namespaces, str):
+        return []
     return [
         namespace
         for namespace in namespaces
@@ -111,8 +115,8 @@ def lasting(namespaces: list[dict]) -> list[dict]:
     ]
 
 
-def reboot_reason(running: str, mode: str, namespaces: list[dict]) -> str:
-    held = "; ".join(owners(namespace) for namespace in namespaces)
+def reboot_reason(running: str, mode: str, namespaces: list[dict] | str) -> str:
+    held = namespaces if isinstance(namespaces, str) else "; ".join(owners(namespace) for namespace in namespaces)
     return (
         f"{OBJECT} is {running}; {mode} is persisted and takes effect at boot, because the kernel does not change it "
         f"while another network namespace exists ({held or 'its owner is not visible from this process'})"

@@ -34,11 +34,13 @@ options:
     type: list
     elements: path
     default: [/etc/modprobe.d/zz-gpufabric-rdma.conf]
-  sources_changed:
+  stale:
     description:
-      - A source was written in this run, or would be in check mode, so that every image is stale.
-    type: bool
-    default: false
+      - Images known to be stale, as RV(gpufabric.rdma.rdma_netns#module:stale_images) returns them. In check mode no
+        age can tell what a write that did not happen would have made stale.
+    type: list
+    elements: path
+    default: []
   root:
     description:
       - Directory that holds the node. Below anything but V(/) files are written and no kernel, service manager or other
@@ -162,7 +164,7 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "sources": {"type": "list", "elements": "path", "default": ["/etc/modprobe.d/zz-gpufabric-rdma.conf"]},
-            "sources_changed": {"type": "bool", "default": False},
+            "stale": {"type": "list", "elements": "path", "default": []},
             "root": {"type": "path", "default": "/"},
         },
         supports_check_mode=True,
@@ -170,7 +172,7 @@ def main() -> None:
     root = module.params["root"]
     facts: dict = {}
     # What was announced holds for the first decision; afterwards the ages must tell that all is done.
-    announced = [module.params["sources_changed"]]
+    announced = [module.params["stale"]]
 
     def read_again() -> dict:
         facts.update(read(root))
@@ -178,7 +180,7 @@ def main() -> None:
 
     def decide(facts: dict):
         sources = source_times(root, module.params["sources"])
-        return plan(facts, {"sources": sources, "sources_changed": announced.pop() if announced else False}, root)
+        return plan(facts, {"sources": sources, "stale": announced.pop() if announced else []}, root)
 
     def run(argv):
         return module.run_command([module.get_bin_path(argv[0], required=True), *argv[1:]])
