@@ -1,0 +1,110 @@
+"""Captured and composed nodes: load a fixture, write it below a folder as the tree that the library reads.
+
+    tree.py NAME TARGET    lays out tests/fixtures/hosts/NAME.yml below TARGET
+
+The format is described in tests/fixtures/README.md.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import pathlib
+import sys
+
+import yaml
+
+HOSTS = pathlib.Path(__file__).resolve().parents[1] / "fixtures/hosts"
+
+
+def names() -> list[str]:
+    """The fixtures there are."""
+    return sorted(path.stem for path in HOSTS.glob("*.yml"))
+
+
+def load(name: str | os.PathLike) -> dict:
+    """Reads a fixture by its name in tests/fixtures/hosts, or by the path of a file."""
+    path = pathlib.Path(name)
+    if path.suffix != ".yml":
+        path = HOSTS / f"{name}.yml"
+    return expand(yaml.load(path.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
+
+
+def expand(fixture: dict) -> dict:
+    """Undoes what keeps fixtures short: folders of files become paths, `repeat` becomes one entry a number."""
+    full = dict(fixture)
+    for section in ("files", "links", "errors"):
+        full[section] = dict(unfold(fixture.get(section) or {}))
+    for pattern in full.pop("repeat", None) or ():
+        section, value = ("errors", pattern["error"]) if "error" in pattern else ("files", pattern["content"])
+        for number in range(pattern["from"], pattern["to"] + 1):
+            full[section][pattern["path"].replace("{n}", str(number))] = value
+    for section, empty in (("binary", {}), ("mtimes", {}), ("directories", []), ("seams", {})):
+        full[section] = fixture.get(section) or empty
+    return full
+
+
+def unfold(section: dict, folder: str = ""):
+    """(path, content) of every leaf; a mapping below a path is the folder of that name."""
+    for name, value in section.items():
+        path = f"{folder}/{name}" if folder else name
+        if isinstance(value, dict):
+            yield from unfold(value, path)
+        else:
+            yield path, value
+
+
+def lay_out(fixture: dict, target: str | os.PathLike) -> pathlib.Path:
+    """Writes the tree below target and returns target. An `errors` entry becomes a folder, which no read opens."""
+    fixture = expand(fixture) if "repeat" in fixture or any(map(_is_folded, fixture.values())) else fixture
+    target = pathlib.Path(target)
+    made = set()
+
+    def place(path: str) -> str:
+        """Where a node path lies below target, with links of the tree followed for every folder on the way."""
+        parent = os.path.dirname(path)
+        if parent not in made:
+            _real(target, parent).mkdir(parents=True, exist_ok=True)
+            made.add(parent)
+        return f"{target}{path}"
+
+    # Links to folders (/lib -> usr/lib) stand before the files that are reached through them.
+    for path, goal in sorted(fixture.get("links", {}).items(), key=lambda item: item[0].count("/")):
+        os.symlink(goal, place(path))
+    for path in fixture.get("directories", ()):
+        _real(target, path).mkdir(parents=True, exist_ok=True)
+    for path, content in fixture.get("files", {}).items():
+        with open(place(path), "w") as file:
+            file.write(content if content.endswith("\n") or not content else f"{content}\n")
+    for path, content in fixture.get("binary", {}).items():
+        with open(place(path), "wb") as file:
+            file.write(base64.b64decode(content))
+    for path in fixture.get("errors", {}):
+        os.makedirs(place(path), exist_ok=True)
+    for path, seconds in fixture.get("mtimes", {}).items():
+        os.utime(f"{target}{path}", (seconds, seconds))
+    (target / ".seams.json").write_text(json.dumps(fixture.get("seams") or {}))
+    return target
+
+
+def _is_folded(section: object) -> bool:
+    return isinstance(section, dict) and any(key.startswith("/") and isinstance(section[key], dict) for key in section)
+
+
+def _real(target: pathlib.Path, path: str) -> pathlib.Path:
+    """The folder a node path means: absolute links of the tree lead to its own root, not to that of this machine."""
+    real = target
+    for part in pathlib.PurePosixPath(path).parts[1:]:
+        step = real / part
+        if step.is_symlink():
+            goal = os.readlink(step)
+            step = _real(target, goal) if goal.startswith("/") else pathlib.Path(os.path.normpath(real / goal))
+        real = step
+    return real
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
+    print(lay_out(load(sys.argv[1]), sys.argv[2]))
