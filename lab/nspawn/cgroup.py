@@ -12,11 +12,13 @@ from pathlib import Path
 
 
 def hierarchies(mountinfo: str) -> list[Path]:
+    """Where cgroups are mounted; a systemd that is not kept below a group of its own would fill their roots."""
     found = []
     for line in mountinfo.splitlines():
         before, _, after = line.partition(" - ")
         kind, _, options = after.split(" ", 2)
-        if kind == "cgroup2" or (kind == "cgroup" and "name=systemd" in options.split(",")):
+        # A new group of the old cpuset takes no process before it is given processors; systemd leaves that one alone.
+        if kind == "cgroup2" or (kind == "cgroup" and "cpuset" not in options.split(",")):
             found.append(Path(before.split(" ")[4]))
     return found
 

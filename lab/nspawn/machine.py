@@ -6,6 +6,7 @@ import hashlib
 import ipaddress
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,15 @@ from .programs import run
 
 FIXTURES = CHECKOUT / "tests/fixtures/hosts"
 TREE_TOOL = CHECKOUT / "tests/tools/tree.py"
+UNIT_FOLDERS = ("etc/systemd/system", "usr/lib/systemd/system")
+STAND_IN = """#!/usr/bin/python3
+# Stands in for the program of a captured service: it is up and does nothing, so that systemd has a process to limit.
+import os, signal, socket
+address = os.environ.get("NOTIFY_SOCKET")
+if address:
+    socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM).sendto(b"READY=1", address.replace("@", "\\0", 1))
+signal.pause()
+"""
 
 
 def _python_with_yaml() -> str:
@@ -61,6 +71,7 @@ class Machine:
             "run: pytest tests/unit/test_fixtures.py",
         )
         _follow_links(partial, image_root)
+        _stand_in(partial, image_root)
         (partial / "sys/fs/cgroup").mkdir(parents=True, exist_ok=True)  # the node binds its own here, for systemd
         partial.rename(self.tree)
 
@@ -90,6 +101,16 @@ def _follow_links(tree: Path, image_root: Path) -> None:
         if link.is_symlink() and ours.is_dir() and not ours.is_symlink():
             shutil.copytree(ours, tree / os.readlink(link), symlinks=True, dirs_exist_ok=True)
             shutil.rmtree(ours)
+
+
+def _stand_in(tree: Path, image_root: Path) -> None:
+    """Gives the captured services a program to start where the capture holds only their units."""
+    for unit in (path for folder in UNIT_FOLDERS for path in (tree / folder).glob("*.service")):
+        for program in re.findall(r"^ExecStart=[-@:+!]*/(\S+)", unit.read_text(), re.MULTILINE):
+            if not (tree / program).exists() and not (image_root / program).exists():
+                (tree / program).parent.mkdir(parents=True, exist_ok=True)
+                (tree / program).write_text(STAND_IN)
+                (tree / program).chmod(0o755)
 
 
 def _default_routes(table: str) -> Iterator[dict[str, str]]:
