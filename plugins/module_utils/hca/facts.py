@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Optional
 
+from . import driver, gpudirect, initramfs, limits, modprobe, modules, netns, paths, pci
 from . import hcas as devices
-from . import modprobe, modules, netns, pci
 from . import node as machine
+from . import rails as fabric
 from .netdevs import Network
 from .seams import Seams
 from .tree import Tree
@@ -32,6 +33,24 @@ SUBSETS = (
 )
 
 
+def chosen(subset: Optional[Iterable[str]] = None) -> set[str]:
+    """The subsets that a list such as ["hcas", "!gids"] means. ValueError names each one that does not exist.
+
+    `all` and an empty list mean everything; a list of exclusions only starts from everything; `min` is the node alone.
+    """
+    given = [str(name) for name in subset or ()]
+    plain = [name for name in given if not name.startswith("!")]
+    without = [name[1:] for name in given if name.startswith("!")]
+    wrong = sorted({name for name in plain + without if name not in (*SUBSETS, "all", "min")})
+    if wrong:
+        raise ValueError(f"no such subset: {', '.join(wrong)}; there are all, min, {', '.join(SUBSETS)}")
+    wanted = set(SUBSETS) if not plain or "all" in plain else {name for name in plain if name != "min"}
+    if "hcas" in wanted:
+        # The GID tables belong to the HCAs unless they are refused.
+        wanted.add("gids")
+    return set() if "all" in without else wanted - set(without)
+
+
 def gather(
     tree: Tree,
     seams: Optional[Seams] = None,
@@ -39,25 +58,101 @@ def gather(
     software_hcas: bool = False,
     rails: Optional[list[dict[str, Any]]] = None,
 ) -> dict[str, Any]:
+    """The facts of a node; keys of subsets that were not asked for are absent.
+
+    Reads files below `tree` only (see Seams for the exceptions), loads no module and changes nothing. Each file is read
+    at most once. It raises for an unknown subset (ValueError), never for what it finds on the node.
+
+    seams: default is what fits the tree. subset: see `chosen`. software_hcas: admit rxe and siw devices to automatic
+    rails; they are listed under `hcas` either way. rails: named rails, see `rails.rails`.
+    """
+    wanted = chosen(subset)
     tree = tree.snapshot()
     seams = seams or Seams.of(tree)
     facts: dict[str, Any] = {"schema": SCHEMA, "node": machine.node(tree, seams)}
-    network = Network(tree, seams.addresses())
-    functions = pci.classes(tree)
-    catalogue = modules.Catalogue(tree, machine.kernel(tree))
-    lines = modprobe.statements(tree)
-    found = devices.hcas(tree, network, True, functions)
-    gpus = pci.gpus(tree, functions)
-    devices.place(tree, found, gpus)
-    facts["hcas"] = found
-    facts["gpus"] = gpus
-    facts["cards_without_rdma"] = devices.cards_without_rdma(
-        tree,
-        found,
-        functions,
-        network,
-        lambda names: modules.state(tree, names, catalogue=catalogue, lines=lines),
+    facts["virtualization"] = {"container": facts["node"]["container"]}
+    kernel = machine.kernel(tree)
+    needs_devices = wanted & {"hcas", "pci", "rails"}
+    functions = pci.classes(tree) if needs_devices or wanted & {"gpus", "gpudirect"} else {}
+    catalogue = (
+        modules.Catalogue(tree, kernel) if needs_devices or wanted & {"driver", "gpudirect", "modules"} else None
     )
-    facts["subsystem"] = netns.state(tree, lines)
-    facts["modules"] = modules.state(tree, modules.NAMES, catalogue=catalogue, lines=lines)
+    lines = modprobe.statements(tree) if needs_devices or wanted & {"subsystem", "modules"} else []
+    gpus = pci.gpus(tree, functions)
+    if needs_devices:
+        network = Network(tree, seams.addresses())
+        found = devices.hcas(tree, network, "gids" in wanted, functions)
+        devices.place(tree, found, gpus)
+        if "hcas" in wanted:
+            facts["hcas"] = found
+        if wanted & {"hcas", "pci"}:
+            facts["cards_without_rdma"] = devices.cards_without_rdma(
+                tree,
+                found,
+                functions,
+                network,
+                lambda names: modules.state(tree, names, catalogue=catalogue, lines=lines),
+            )
+        if "rails" in wanted:
+            facts["rails"], facts["rails_excluded"] = fabric.rails(tree, found, gpus, rails, software_hcas)
+    if wanted & {"gpus", "pci"}:
+        facts["gpus"] = gpus
+    if "subsystem" in wanted:
+        facts["subsystem"] = netns.state(tree, lines)
+    if "driver" in wanted:
+        facts["driver"] = driver.state(tree, catalogue, seams)
+    if "gpudirect" in wanted:
+        facts["gpudirect"] = gpudirect.state(tree, gpus, kernel, catalogue, seams)
+    if "modules" in wanted:
+        facts["modules"] = modules.state(tree, modules.NAMES, catalogue=catalogue, lines=lines)
+    if "limits" in wanted:
+        facts["limits"] = limits.state(tree)
+    if "initramfs" in wanted:
+        facts["initramfs"] = initramfs.state(tree)
+    if "owned_files" in wanted:
+        facts["owned_files"] = owned_files(tree)
+    facts["reboot_reasons"] = reboot_reasons(facts)
     return facts
+
+
+def owned_files(tree: Tree) -> dict[str, dict[str, str]]:
+    """{path: {mode: "0644", content: text}} of every file that the collection has on the node."""
+    tree = tree.snapshot()
+    candidates = [paths.OWN_MODULES_LOAD, paths.OWN_MODPROBE, paths.OWN_LINKS_UNIT, paths.OWN_LINKS_SCRIPT]
+    system = "/etc/systemd/system"
+    for name in tree.listdir(system):
+        if name.endswith(".service.d") and paths.OWN_DROP_IN in tree.listdir(f"{system}/{name}"):
+            candidates.append(f"{system}/{name}/{paths.OWN_DROP_IN}")
+    found = {}
+    for path in sorted(candidates):
+        data = tree.read_bytes(path)
+        mode = tree.mode(path)
+        if data is not None and mode is not None:
+            # Unstripped: whoever compares it with what the file should be needs every byte.
+            found[path] = {"mode": f"{mode:04o}", "content": data.decode("utf-8", "replace")}
+    return found
+
+
+def reboot_reasons(facts: dict[str, Any]) -> list[str]:
+    """Sentences about what only a reboot (or a reload that nobody may order by the way) brings into effect."""
+    found = []
+    drivers = facts.get("driver")
+    if drivers and drivers["agree"] is False:
+        _agree, different = driver.compare(drivers["on_disk"]["modules"], drivers["loaded"]["modules"])
+        found.append(f"The loaded RDMA driver is not the one on disk: {' '.join(different)}")
+    subsystem = facts.get("subsystem")
+    if subsystem:
+        winner = next((source for source in subsystem["netns_sources"] if source["wins"]), None)
+        running = subsystem["netns_mode"]
+        if (
+            winner
+            and winner["ours"]
+            and winner["mode"]
+            and running in (netns.SHARED, netns.EXCLUSIVE)
+            and running != winner["mode"]
+        ):
+            found.append(
+                f"The RDMA subsystem runs in netns mode {running}, {winner['path']} sets "
+                f"{winner['mode']} for the next boot."
+            )
+    return found

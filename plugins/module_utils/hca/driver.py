@@ -1,0 +1,170 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The driver in three answers: what is installed, what lies on disk for this kernel, what is loaded.
+
+Only the third one works for anybody; the other two tell what the next load or boot brings. `mlx_compat` is the mark of
+an OFED stack (MLNX_OFED or DOCA): its mlx5_core depends on it, the kernel's own does not.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Optional
+
+from . import elf, paths
+from .modules import Catalogue
+from .seams import Seams
+from .text import unknown
+from .tree import Tree
+
+MODULES = ("mlx5_core", "mlx5_ib", "ib_core", "mlx4_core", "mlx4_ib")
+INBOX, DOCA, MLNX_OFED, UBUNTU_ARCHIVE, OFED = "inbox", "doca", "mlnx_ofed", "ubuntu_archive", "ofed"
+
+DPKG_STATUS = "/var/lib/dpkg/status"
+RPM_DATABASES = (
+    "/var/lib/rpm/rpmdb.sqlite",
+    "/var/lib/rpm/Packages",
+    "/var/lib/rpm/Packages.db",
+    "/usr/lib/sysimage/rpm/rpmdb.sqlite",
+    "/usr/lib/sysimage/rpm/Packages.db",
+)
+_PACKAGE = (
+    r"doca-[a-z0-9.+-]+|(?:kmod-)?mlnx-[a-zA-Z0-9_.+-]+|linux-modules-doca-[a-z0-9.+-]+|ofed-scripts|rdma-core|"
+    r"libibverbs1?|ibverbs-providers|ibverbs-utils|perftest|infiniband-diags|nvidia-(?:dkms|kernel|driver)[a-z0-9.+-]*"
+)
+_DPKG = re.compile(rf"^Package: ({_PACKAGE})\n".encode(), re.MULTILINE)
+_RPM = re.compile(rf"^({_PACKAGE}) (\S+)$", re.MULTILINE)
+_OFED_INFO = re.compile(r"(MLNX_OFED_LINUX|OFED-internal)-(\d[0-9.-]*\d)")
+# Kernel drivers of an OFED stack; its user space alone runs on inbox drivers.
+_KERNEL_PACKAGES = re.compile(r"^(kmod-)?mlnx-(ofed-kernel|ofa_kernel)|^linux-modules-doca-ofed")
+_UBUNTU_PACKAGES = re.compile(r"^linux-modules-doca-ofed|^doca-ofed-(generic|[0-9.]+-dkms|aws|azure|gcp|oracle)")
+
+
+def state(tree: Tree, catalogue: Catalogue, seams: Optional[Seams] = None) -> dict[str, Any]:
+    """{installed, on_disk, loaded, agree, explanation}; agree: whether memory and disk hold the same modules."""
+    tree = tree.snapshot()
+    packages = installed(tree, seams)
+    disk = on_disk(tree, catalogue, packages["flavor"], seams)
+    memory = loaded(tree, packages["flavor"])
+    agree, difference = compare(disk["modules"], memory["modules"])
+    explanation = f"Loaded: {_stack(memory)}; on disk for this kernel: {_stack(disk)}; installed: {_stack(packages)}."
+    return {
+        "installed": packages,
+        "on_disk": disk,
+        "loaded": memory,
+        "agree": agree,
+        "explanation": " ".join([explanation, *difference]),
+    }
+
+
+def _stack(part: dict[str, Any]) -> str:
+    return f"{part['flavor'] or 'nothing'} {part['version'] or ''}".strip()
+
+
+def installed(tree: Tree, seams: Optional[Seams] = None) -> dict[str, Any]:
+    """{flavor, version, packages: {name: version}} from the package database and OFED's own ofed_info.
+
+    flavor is inbox, doca, mlnx_ofed or ubuntu_archive.
+    """
+    packages = _dpkg(tree)
+    if packages is None and seams is not None and any(tree.exists(path) for path in RPM_DATABASES):
+        listing = seams.rpm_query()
+        packages = None if listing is None else dict(_RPM.findall(listing))
+    named = _OFED_INFO.search(tree.read("/usr/bin/ofed_info") or "")
+    kernel = sorted(name for name in packages or {} if _KERNEL_PACKAGES.match(name))
+    version = named.group(2) if named else None
+    if packages is None and not named:
+        flavor: Optional[str] = unknown("there is no readable package database")
+    elif any(_UBUNTU_PACKAGES.match(name) for name in packages or {}):
+        flavor = UBUNTU_ARCHIVE
+    elif named:
+        flavor = MLNX_OFED if named.group(1) == "MLNX_OFED_LINUX" else DOCA
+    elif kernel:
+        flavor = DOCA if any(name.startswith("doca-") for name in packages or {}) else MLNX_OFED
+    else:
+        flavor = INBOX
+    if version is None and packages and kernel:
+        version = packages.get("doca-ofed") or packages[kernel[0]]
+    return {"flavor": flavor, "version": version, "packages": dict(sorted((packages or {}).items()))}
+
+
+def _dpkg(tree: Tree) -> Optional[dict[str, str]]:
+    """Installed packages of interest; None without a dpkg database. One search over the file, not a parse of it."""
+    data = tree.read_bytes(DPKG_STATUS)
+    if data is None:
+        return None
+    found = {}
+    for match in _DPKG.finditer(data):
+        end = data.find(b"\n\n", match.end())
+        stanza = data[match.end() : end if end >= 0 else len(data)].decode("utf-8", "replace")
+        fields = dict(line.split(": ", 1) for line in stanza.splitlines() if ": " in line and line[0] != " ")
+        if fields.get("Status", "").endswith(" ok installed"):
+            found[match.group(1).decode()] = fields.get("Version", "")
+    return found
+
+
+def on_disk(
+    tree: Tree, catalogue: Catalogue, installed_flavor: Optional[str] = None, seams: Optional[Seams] = None
+) -> dict[str, Any]:
+    """{flavor, version, srcversion, modules: {name: {path, version, srcversion}}} of what modprobe would load."""
+    found: dict[str, dict[str, Any]] = {}
+    compat = False
+    for name in MODULES:
+        path = catalogue.path(name)
+        # The mlx4 twins interest only where they are in use: unpacking a module takes its time.
+        if path is None or (name.startswith("mlx4") and not tree.isdir(f"{paths.MODULE}/{name}")):
+            continue
+        fields = elf.modinfo(tree, path, seams) or {}
+        compat = compat or "mlx_compat" in fields.get("depends", "").split(",")
+        if not path.startswith(f"{catalogue.directory}/kernel/") and name.startswith("mlx"):
+            compat = True
+        found[name] = {"path": path, "version": fields.get("version"), "srcversion": fields.get("srcversion")}
+    if not found:
+        why = "has none of the modules" if catalogue.paths is not None else "is not readable"
+        flavor: Optional[str] = unknown(f"{catalogue.directory or '/lib/modules'}/modules.dep {why}")
+    else:
+        flavor = _ofed(installed_flavor) if compat else INBOX
+    return {"flavor": flavor, **_versions(found), "modules": found}
+
+
+def loaded(tree: Tree, installed_flavor: Optional[str] = None) -> dict[str, Any]:
+    """{flavor, version, srcversion, modules: {name: {version, srcversion}}}; flavor None while nothing is loaded."""
+    found = {}
+    for name in MODULES:
+        base = f"{paths.MODULE}/{name}"
+        if tree.isdir(base):
+            found[name] = {"version": tree.read(f"{base}/version"), "srcversion": tree.read(f"{base}/srcversion")}
+    compat = tree.isdir(f"{paths.MODULE}/mlx_compat")
+    flavor = _ofed(installed_flavor) if compat else INBOX if found else None
+    return {"flavor": flavor, **_versions(found), "modules": found}
+
+
+def _ofed(installed_flavor: Optional[str]) -> str:
+    """Modules do not tell MLNX_OFED from DOCA; the packages do."""
+    return installed_flavor if installed_flavor in (DOCA, MLNX_OFED, UBUNTU_ARCHIVE) else OFED
+
+
+def _versions(modules: dict[str, dict[str, Any]]) -> dict[str, Optional[str]]:
+    """Version and srcversion of the stack: those of its first module (mlx5_core where it is there)."""
+    first: dict[str, Any] = next(iter(modules.values()), {})
+    return {"version": first.get("version"), "srcversion": first.get("srcversion")}
+
+
+def compare(disk: dict[str, dict[str, Any]], memory: dict[str, dict[str, Any]]) -> tuple[Any, list[str]]:
+    """(agree, [sentence about each module that differs]); agree is `unknown: …` when nothing can be compared."""
+    compared = [
+        (name, memory[name]["srcversion"], disk[name]["srcversion"])
+        for name in memory
+        if name in disk and memory[name]["srcversion"] and disk[name]["srcversion"]
+    ]
+    if not memory:
+        return unknown("no RDMA driver module is loaded"), []
+    if not compared:
+        return unknown("no loaded module has a srcversion both in memory and on disk"), []
+    different = [
+        f"{name} in memory has srcversion {old}, {disk[name]['path']} has {new}."
+        for name, old, new in compared
+        if old != new
+    ]
+    return not different, different

@@ -1,0 +1,86 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What modinfo prints, read from the module file itself: no fork for .ko, .ko.xz and .ko.gz.
+
+A .ko.zst is read natively where Python can (compression.zstd, 3.14); elsewhere the seam asks modinfo.
+"""
+
+from __future__ import annotations
+
+import lzma
+import struct
+import zlib
+from typing import Optional
+
+from .seams import Seams
+from .tree import Tree
+
+_GZIP = 16 + zlib.MAX_WBITS
+
+
+def modinfo(tree: Tree, path: str, seams: Optional[Seams] = None) -> Optional[dict[str, str]]:
+    """{field: value} of a module file (version, srcversion, depends, license, …; the first value of a repeated field).
+
+    None when the file is absent or is no module. A captured tree seldom holds the module files: there the recorded
+    answers stand in for them.
+    """
+    data = tree.read_bytes(path)
+    fields = parse(data, path) if data else None
+    if fields is None and seams is not None and (not tree.live or (data and path.endswith(".zst"))):
+        fields = seams.modinfo(path)
+    return fields
+
+
+def parse(data: bytes, name: str) -> Optional[dict[str, str]]:
+    """Fields of a module file's content; `name` tells the compression. None when it cannot be read here."""
+    plain = _decompressed(data, name)
+    section = None if plain is None else _section(plain, b".modinfo")
+    if section is None:
+        return None
+    fields: dict[str, str] = {}
+    for entry in section.split(b"\0"):
+        key, equals, value = entry.partition(b"=")
+        if equals:
+            fields.setdefault(key.decode("ascii", "replace"), value.decode("utf-8", "replace"))
+    return fields
+
+
+def _decompressed(data: bytes, name: str) -> Optional[bytes]:
+    try:
+        if name.endswith(".xz"):
+            return lzma.decompress(data)
+        if name.endswith(".gz"):
+            return zlib.decompress(data, _GZIP)
+        if name.endswith(".zst"):
+            from compression import zstd  # Python 3.14
+
+            return zstd.decompress(data)
+    except ImportError:
+        return None
+    except (lzma.LZMAError, zlib.error, EOFError, ValueError):
+        return None
+    except Exception as error:
+        if type(error).__name__ == "ZstdError":
+            return None
+        raise
+    return data
+
+
+def _section(data: bytes, name: bytes) -> Optional[bytes]:
+    """Content of an ELF section of a 64-bit object (elf(5)); every architecture with GPUs and HCAs is 64-bit."""
+    if data[:5] != b"\x7fELF\x02":
+        return None
+    order = ">" if data[5:6] == b"\x02" else "<"
+    try:
+        (table,) = struct.unpack_from(order + "Q", data, 0x28)
+        size, count, strings = struct.unpack_from(order + "HHH", data, 0x3A)
+        headers = [struct.unpack_from(order + "IIQQQQ", data, table + index * size) for index in range(count)]
+        names = headers[strings][4]
+        for header in headers:
+            start = names + header[0]
+            if data[start : start + len(name) + 1] == name + b"\0":
+                return data[header[4] : header[4] + header[5]]
+    except (struct.error, IndexError):
+        return None
+    return None

@@ -1,0 +1,93 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Whether an HCA can reach GPU memory directly, and by which of the two ways: nvidia_peermem or dma-buf."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Optional
+
+from . import elf, modules, paths, pci
+from .modules import Catalogue
+from .seams import Seams
+from .tree import Tree
+
+# ib_umem_dmabuf_get() came with this kernel.
+_DMABUF_KERNEL = (5, 12)
+
+
+def state(
+    tree: Tree,
+    gpus: list[dict[str, Any]],
+    kernel: Optional[str],
+    catalogue: Catalogue,
+    seams: Optional[Seams] = None,
+) -> dict[str, Any]:
+    """{mode: peermem|dmabuf|none, verdict: sentence, action: sentence or None}.
+
+    Files tell that a way is open, not that it carries data: only a transfer out of GPU memory shows that.
+    """
+    tree = tree.snapshot()
+    if not any(gpu["vendor"] == pci.NVIDIA for gpu in gpus):
+        return _answer("none", "There is no NVIDIA GPU on PCI.")
+    for name in ("nvidia_peermem", "nv_peer_mem"):
+        if modules.loaded(tree, name):
+            return _answer("peermem", f"{name} is loaded: HCAs reach GPU memory through it.")
+    if not modules.loaded(tree, "nvidia"):
+        return _answer(
+            "none",
+            "The nvidia module is not loaded.",
+            "Install or load the NVIDIA driver; GPUDirect RDMA follows from it.",
+        )
+    if open_module(tree, catalogue, seams):
+        release = tuple(int(part) for part in re.findall(r"\d+", kernel or "")[:2])
+        if release >= _DMABUF_KERNEL:
+            return _answer("dmabuf", f"The open NVIDIA kernel module and kernel {kernel} offer dma-buf.")
+        return _answer(
+            "none",
+            f"The open NVIDIA kernel module is loaded, but kernel {kernel} is too old for dma-buf (5.12).",
+            "Load nvidia_peermem: kernel_modules_gpudirect: peermem.",
+        )
+    return _proprietary(tree, catalogue, seams)
+
+
+def _answer(mode: str, verdict: str, action: Optional[str] = None) -> dict[str, Any]:
+    return {"mode": mode, "verdict": verdict, "action": action}
+
+
+def open_module(tree: Tree, catalogue: Catalogue, seams: Optional[Seams] = None) -> bool:
+    """Whether the NVIDIA driver is the open one: it says so itself, else its licence does (Dual MIT/GPL)."""
+    version = tree.read("/proc/driver/nvidia/version")
+    if version:
+        return "Open Kernel Module" in version
+    path = catalogue.path("nvidia")
+    fields = elf.modinfo(tree, path, seams) if path else None
+    return "GPL" in (fields or {}).get("license", "")
+
+
+def _proprietary(tree: Tree, catalogue: Catalogue, seams: Optional[Seams]) -> dict[str, Any]:
+    """The proprietary driver needs nvidia_peermem. Its file tells beforehand whether loading it can work."""
+    closed = "The proprietary NVIDIA kernel module is loaded, which needs nvidia_peermem"
+    path = catalogue.path("nvidia_peermem")
+    if path is None:
+        if catalogue.paths is None:
+            return _answer("none", f"{closed}; whether it is there is unknown without modules.dep.")
+        return _answer(
+            "none",
+            f"{closed}; this kernel has no such module.",
+            "Rebuild the NVIDIA driver for this kernel, or change to its open kernel modules (dma-buf).",
+        )
+    fields = elf.modinfo(tree, path, seams)
+    needs = (fields or {}).get("depends", "").split(",")
+    if fields is not None and not {"ib_core", "ib_uverbs"} & set(needs):
+        return _answer(
+            "none",
+            f"{closed}; {path} was built without peer-memory support and will refuse to load (Invalid argument).",
+            "Install the OFED driver first and rebuild the NVIDIA driver, or change to its open kernel modules.",
+        )
+    if not tree.isdir(f"{paths.MODULE}/ib_core"):
+        return _answer("none", f"{closed}; ib_core is not loaded yet.", "Load the RDMA modules, then nvidia_peermem.")
+    return _answer(
+        "none", f"{closed}; it is not loaded.", "Load nvidia_peermem: kernel_modules_gpudirect: auto or peermem."
+    )

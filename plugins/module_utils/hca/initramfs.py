@@ -1,0 +1,35 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The initramfs images and what makes them: a copy of modules and modprobe.d that boots before the files we write."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from .tree import Tree
+
+# (directory, name of an image, generator's name, its places)
+_GENERATORS = (
+    ("update-initramfs", ("/usr/sbin/update-initramfs", "/sbin/update-initramfs")),
+    ("dracut", ("/usr/bin/dracut", "/usr/sbin/dracut", "/sbin/dracut")),
+)
+_IMAGE = re.compile(r"^(?:initrd\.img-(?P<debian>.+)|initramfs-(?P<dracut>.+)\.img|initrd-(?P<suse>.+))$")
+# Debian's and dracut's left-overs of an interrupted run, and the kdump and rescue images, which boot no RDMA node.
+_OTHER = re.compile(r"\.(?:bak|old|dpkg-bak|new|dpkg-new)$|kdump|rescue")
+
+
+def state(tree: Tree) -> dict[str, Any]:
+    """{generator: update-initramfs|dracut|None, images: [{path, kernel, mtime: seconds since the epoch}]}."""
+    tree = tree.snapshot()
+    found = []
+    for name in tree.listdir("/boot"):
+        match = _IMAGE.match(name)
+        if match and not _OTHER.search(name):
+            path = f"/boot/{name}"
+            mtime = tree.mtime(path)
+            if mtime is not None:
+                found.append({"path": path, "kernel": next(filter(None, match.groups())), "mtime": mtime})
+    generator = next((name for name, places in _GENERATORS if any(tree.exists(place) for place in places)), None)
+    return {"generator": generator, "images": found}

@@ -1,0 +1,145 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""How much memory each container-running service may lock: what a new start gets, and what the running one has.
+
+Sources: unit files and drop-ins (systemd.exec(5), LimitMEMLOCK=), /proc/<pid>/limits, the unit's cgroup.procs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any, Optional
+
+from . import units
+from .text import unknown
+from .tree import Tree
+
+SERVICES = ("k3s", "k3s-agent", "containerd", "docker", "crio", "kubelet")
+_SUFFIX = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40, "P": 1 << 50, "E": 1 << 60}
+# cgroup version 2, and systemd's own hierarchy of version 1 and of the hybrid layout.
+_CGROUPS = ("/sys/fs/cgroup", "/sys/fs/cgroup/systemd", "/sys/fs/cgroup/unified")
+_DEFAULT = unknown("no unit file sets LimitMEMLOCK; systemd's default applies (8 MiB, 64 KiB on older releases)")
+
+
+def state(tree: Tree, services: Iterable[str] = SERVICES) -> dict[str, Any]:
+    """{services: {name: {exists, active, main_pid, memlock, memlock_running, drop_ins: [paths]}}}.
+
+    Limits are "infinity", a number of bytes (the soft limit), or `unknown: why`.
+    """
+    tree = tree.snapshot()
+    default = _manager_default(tree)
+    return {"services": {name: _service(tree, name, default) for name in services}}
+
+
+def _service(tree: Tree, name: str, default: str | int) -> dict[str, Any]:
+    unit = f"{name}.service"
+    settings = units.settings(tree, unit, "Service")
+    assigned = settings.get("LimitMEMLOCK") or [""]
+    pid = main_pid(tree, unit, settings)
+    return {
+        "exists": units.fragment(tree, unit) is not None,
+        "active": pid is not None,
+        "main_pid": pid,
+        "memlock": (_limit(assigned[-1]) or default),
+        "memlock_running": None if pid is None else running_limit(tree, pid),
+        "drop_ins": units.drop_ins(tree, unit),
+    }
+
+
+def _limit(text: str) -> str | int | None:
+    """A LimitMEMLOCK= value as systemd reads it: `infinity`, bytes with a suffix to base 1024, or `soft:hard`."""
+    soft = text.partition(":")[0].strip()
+    if not soft:
+        return None
+    if soft == "infinity":
+        return soft
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGTPE]?)B?", soft)
+    if not match:
+        return unknown(f"systemd does not take LimitMEMLOCK={text}")
+    return int(float(match.group(1)) * _SUFFIX[match.group(2)])
+
+
+def _manager_default(tree: Tree) -> str | int:
+    """DefaultLimitMEMLOCK of system.conf and its drop-ins, else what systemd is built with, which no file tells."""
+    files: dict[str, str] = {}
+    for directory in ("/etc/systemd", "/run/systemd", "/usr/local/lib/systemd", "/usr/lib/systemd"):
+        for name in tree.listdir(f"{directory}/system.conf.d"):
+            if name.endswith(".conf"):
+                files.setdefault(name, f"{directory}/system.conf.d/{name}")
+    main = next(
+        (path for path in ("/etc/systemd/system.conf", "/usr/lib/systemd/system.conf") if tree.exists(path)), ""
+    )
+    value: str | int = _DEFAULT
+    for path in ([main] if main else []) + [files[name] for name in sorted(files)]:
+        for key, text in units.assignments(tree.read(path) or "", "Manager"):
+            if key == "DefaultLimitMEMLOCK":
+                value = _limit(text) or _DEFAULT
+    return value
+
+
+def main_pid(tree: Tree, unit: str, settings: Optional[dict[str, list[str]]] = None) -> Optional[int]:
+    """Main process of a running service; None when its control group holds no process.
+
+    A container runtime's group also holds the shims of its containers, and those outlive a restart. The main process is
+    the one that PID 1 started under the name of ExecStart; of several the youngest, as an old one is a left-over.
+    """
+    settings = units.settings(tree, unit, "Service") if settings is None else settings
+    if not settings and units.fragment(tree, unit) is None:
+        return None
+    named = tree.read(settings["PIDFile"][-1]) if (settings.get("PIDFile") or [""])[-1] else None
+    pids = _pids(tree, unit, (settings.get("Slice") or ["system.slice"])[-1])
+    if named and named.isdigit() and int(named) in pids:
+        return int(named)
+    starts = [value for value in settings.get("ExecStart", []) if value]
+    # k3s runs itself again as `k3s-server`; /proc/<pid>/comm holds 15 characters.
+    program = starts[-1].lstrip("-+!@:|").split()[0].rpartition("/")[2][:15] if starts else ""
+    best: Optional[tuple[bool, int, int]] = None
+    for pid in pids:
+        parent, started = _parent_and_start(tree, pid)
+        if parent == 1:
+            candidate = (bool(program) and (tree.read(f"/proc/{pid}/comm") or "").startswith(program), started, pid)
+            best = candidate if best is None or candidate > best else best
+    if best is None:
+        return pids[0] if pids else None
+    return best[2]
+
+
+def _slice_path(name: str) -> str:
+    """`a-b.slice` lies below `a.slice`, systemd.slice(5)."""
+    parts = name.rpartition(".")[0].split("-")
+    return "/".join("-".join(parts[: count + 1]) + ".slice" for count in range(len(parts)))
+
+
+def _pids(tree: Tree, unit: str, slice_name: str) -> list[int]:
+    for base in _CGROUPS:
+        group = f"{base}/{_slice_path(slice_name)}/{unit}"
+        names = tree.listdir(group)
+        text = tree.read(f"{group}/cgroup.procs") or ""
+        # With delegation the processes may sit one level below (systemd's DelegateSubgroup, k3s's own evacuation).
+        for name in () if text else names:
+            text += "\n" + (tree.read(f"{group}/{name}/cgroup.procs") or "")
+        if text.strip():
+            return sorted({int(word) for word in text.split() if word.isdigit()})
+    return []
+
+
+def _parent_and_start(tree: Tree, pid: int) -> tuple[Optional[int], int]:
+    """(parent, start time in clock ticks since boot): fields 4 and 22 of proc(5)'s stat."""
+    after = (tree.read(f"/proc/{pid}/stat") or "").rpartition(")")[2].split()
+    if len(after) < 20 or not (after[1].isdigit() and after[19].isdigit()):
+        return None, 0
+    return int(after[1]), int(after[19])
+
+
+def running_limit(tree: Tree, pid: int) -> str | int:
+    """Soft RLIMIT_MEMLOCK of a process: "infinity", bytes, or `unknown: why`."""
+    for line in (tree.read(f"/proc/{pid}/limits") or "").splitlines():
+        if line.startswith("Max locked memory"):
+            soft = line[len("Max locked memory") :].split()[:1]
+            if soft == ["unlimited"]:
+                return "infinity"
+            if soft and soft[0].isdigit():
+                return int(soft[0])
+    return unknown(f"/proc/{pid}/limits is not readable")

@@ -1,0 +1,600 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: hca_facts
+short_description: Gather what a node has of RDMA as facts
+version_added: 0.1.0
+description:
+  - Returns one dictionary, C(ansible_facts.rdma), with HCAs, their ports, interfaces and PCI places, GPUs and their
+    distance, rails, the RDMA subsystem, the driver, kernel modules and limits.
+  - Reads files only. It starts no process on a Debian node, loads no kernel module, sends nothing over netlink and
+    changes nothing.
+  - On other systems at most two commands run, C(rpm -qa) where an rpm database exists and C(modinfo) for a module that
+    is compressed with zstd. IPv4 addresses come from the ioctl that C(ifconfig) uses.
+  - What cannot be known is the text C(unknown) followed by the reason; what does not apply is null.
+attributes:
+  check_mode:
+    support: full
+    description: Can run in C(check_mode) and return the same, as it only reads.
+  diff_mode:
+    support: N/A
+    description: Changes nothing.
+  facts:
+    support: full
+    description: Returns an C(ansible_facts) dictionary that is merged into existing host facts.
+  idempotent:
+    support: full
+    description: Changes nothing.
+author:
+  - The gpufabric founders (@gpufabric)
+options:
+  root:
+    description:
+      - Directory that holds the node, V(/) for the machine itself.
+      - Any captured or mounted tree will do. Symbolic links are followed inside it. What no file tells comes from
+        C(.seams.json) in it, where a capture has left that.
+    type: path
+    default: /
+  gather_subset:
+    description:
+      - Parts to gather. V(!gids) leaves out the GID tables, which are most of the files on a node with many HCAs.
+      - V(hcas) brings C(cards_without_rdma) along, V(pci) is that and C(gpus).
+      - A part that was not asked for is absent from the facts. C(schema), C(node), C(virtualization) and
+        C(reboot_reasons) are always there, the last one as far as the gathered parts tell.
+    type: list
+    elements: str
+    default: [all]
+    choices:
+      - all
+      - min
+      - hcas
+      - pci
+      - gpus
+      - rails
+      - subsystem
+      - driver
+      - gpudirect
+      - modules
+      - limits
+      - initramfs
+      - owned_files
+      - gids
+      - "!all"
+      - "!hcas"
+      - "!pci"
+      - "!gpus"
+      - "!rails"
+      - "!subsystem"
+      - "!driver"
+      - "!gpudirect"
+      - "!modules"
+      - "!limits"
+      - "!initramfs"
+      - "!owned_files"
+      - "!gids"
+  software_hcas:
+    description:
+      - Whether software HCAs (C(rdma_rxe), C(siw)) may be automatic rails. They are listed under C(hcas) either way.
+    type: bool
+    default: false
+  rails:
+    description:
+      - The rails in order, each named by exactly one of O(rails[].hca), O(rails[].pci), O(rails[].netdev) and
+        O(rails[].mac).
+      - An empty list means automatic rails. Those are the ports of all physical functions except the HCA that carries the
+        default route, in GPU order where each GPU has a card of its own nearest to it, else in PCI order.
+      - The number of an automatic rail does not depend on cables. A port that is down and has no address while another
+        port of the same card is in use counts as unused, and its number stays empty.
+    type: list
+    elements: dict
+    default: []
+    suboptions:
+      hca:
+        description: Name of the HCA, such as V(mlx5_0).
+        type: str
+      pci:
+        description: PCI address of the HCA, such as V(0000:3b:00.0).
+        type: str
+      netdev:
+        description: Name of one of its interfaces.
+        type: str
+      mac:
+        description: MAC of one of its interfaces.
+        type: str
+      port:
+        description: Port of the HCA. Needed only where the HCA has several and its name does not tell.
+        type: int
+seealso:
+  - module: gpufabric.rdma.kernel_modules
+  - module: gpufabric.rdma.rdma_netns
+notes:
+  - Run it as root. Other users may not see which processes own a network namespace, nor the options of some files.
+"""
+
+EXAMPLES = r"""
+- name: Gather the RDMA facts of a node
+  gpufabric.rdma.hca_facts:
+
+- name: Show each HCA with its state
+  ansible.builtin.debug:
+    msg: "{{ item.name }} {{ item.pci.model }} {{ item.ports | map(attribute='state') | join(' ') }}"
+  loop: "{{ ansible_facts.rdma.hcas }}"
+  loop_control:
+    label: "{{ item.name }}"
+
+- name: Gather HCAs without their GID tables, and take two ports as rails
+  gpufabric.rdma.hca_facts:
+    gather_subset: [hcas, rails, "!gids"]
+    rails:
+      - pci: "0000:3b:00.0"
+      - netdev: enp175s0np0
+
+- name: Read a captured node
+  gpufabric.rdma.hca_facts:
+    root: /tmp/captured/gpu7
+"""
+
+RETURN = r"""
+ansible_facts:
+  description: Facts to add to ansible_facts.
+  returned: always
+  type: dict
+  contains:
+    rdma:
+      description: What the node has of RDMA.
+      returned: always
+      type: dict
+      contains:
+        schema:
+          description: Version of this model. It grows when a field changes its meaning or goes.
+          type: int
+          returned: always
+        node:
+          description: The machine.
+          type: dict
+          returned: always
+          contains:
+            kernel:
+              description: Release of the running kernel.
+              type: str
+            architecture:
+              description: Machine name as C(uname -m) prints it.
+              type: str
+            os:
+              description: C(id), C(version_id), C(like) (list) and C(pretty_name) of os-release.
+              type: dict
+            container:
+              description: The container manager around this system such as C(docker) or C(systemd-nspawn), or null.
+              type: str
+            boot_id:
+              description: Changes with each boot.
+              type: str
+            cmdline:
+              description: The kernel command line.
+              type: str
+        virtualization:
+          description: C(container) as under C(node).
+          type: dict
+          returned: always
+        hcas:
+          description: HCAs in the order of their PCI addresses, software ones behind by name.
+          type: list
+          elements: dict
+          returned: with subset hcas
+          contains:
+            name:
+              description: Name of the RDMA device.
+              type: str
+            kind:
+              description: C(pci) or C(software).
+              type: str
+            function:
+              description: C(pf), C(vf), C(sf) (on the auxiliary bus), or null for a software HCA.
+              type: str
+            auxiliary:
+              description: Auxiliary device of a sub-function, such as C(mlx5_core.sf.4), or null.
+              type: str
+            pci:
+              description: The PCI function, for a sub-function its parent, null for a software HCA.
+              type: dict
+              contains:
+                address:
+                  description: Domain, bus, device and function.
+                  type: str
+                vendor:
+                  description: Vendor id, hexadecimal.
+                  type: str
+                device:
+                  description: Device id, hexadecimal. C(1021) is what C(ibv_devinfo) shows as C(4129).
+                  type: str
+                subsystem_vendor:
+                  description: Vendor id of the board, hexadecimal.
+                  type: str
+                subsystem_device:
+                  description: Id of the board, hexadecimal.
+                  type: str
+                model:
+                  description: Name of the model.
+                  type: str
+                driver:
+                  description: The bound driver, or null.
+                  type: str
+                numa_node:
+                  description: NUMA node, C(-1) when the firmware names none.
+                  type: int
+                local_cpus:
+                  description: CPUs near it, such as C(0-71).
+                  type: str
+                link:
+                  description: C(speed_gts), C(width), C(max_speed_gts) and C(max_width) of the PCIe link; speeds in GT/s.
+                  type: dict
+                iommu_group:
+                  description: IOMMU group, or null.
+                  type: str
+                sriov:
+                  description: Virtual functions, C(total) possible and C(enabled).
+                  type: dict
+                physfn:
+                  description: PCI address of a virtual function's physical function, or null.
+                  type: str
+                virtfns:
+                  description: PCI addresses of its virtual functions.
+                  type: list
+                  elements: str
+            node_type:
+              description: C(CA), C(RNIC) (iWARP), C(unspecified) (EFA), ...
+              type: str
+            hca_type:
+              description: Hardware type such as C(MT4129), or null.
+              type: str
+            hw_rev:
+              description: Hardware revision, or null.
+              type: str
+            firmware:
+              description: Firmware version, or null.
+              type: str
+            psid:
+              description: Board id (PSID), or null.
+              type: str
+            node_guid:
+              description: Node GUID.
+              type: str
+            sys_image_guid:
+              description: System image GUID, the same on both ports of a card.
+              type: str
+            char_devices:
+              description: Names below C(/dev/infiniband). C(uverbs) is one name or null, C(umad) and C(issm) are lists.
+              type: dict
+            netdevs:
+              description: Its network interfaces. A bond over them is listed behind its members.
+              type: list
+              elements: dict
+              contains:
+                name:
+                  description: Name.
+                  type: str
+                mac:
+                  description: Hardware address.
+                  type: str
+                mtu:
+                  description: MTU in bytes.
+                  type: int
+                operstate:
+                  description: State as the kernel names it.
+                  type: str
+                carrier:
+                  description: Whether there is a link. Null while the interface is administratively down.
+                  type: bool
+                speed_mbps:
+                  description: Speed in Mbit/s, or null.
+                  type: int
+                type:
+                  description: C(ether) or C(infiniband).
+                  type: str
+                phys_port_name:
+                  description: Name of the port on the card, such as C(p0), or null.
+                  type: str
+                parent:
+                  description: For an IPoIB child the interface it stands on, else null.
+                  type: str
+                port:
+                  description: Port of the HCA it belongs to, or null.
+                  type: int
+                master:
+                  description: The bond or bridge it belongs to, or null.
+                  type: str
+                default_route:
+                  description: Whether the default route goes over it, directly or through a bond, VLAN or bridge.
+                  type: bool
+                addresses:
+                  description: IP addresses with prefix length, IPv4 first.
+                  type: list
+                  elements: str
+            representors:
+              description: Interfaces that stand for VFs and SFs in switchdev mode.
+              type: list
+              elements: str
+            bonded_functions:
+              description: PCI addresses of further functions that this HCA joins in a bond.
+              type: list
+              elements: str
+            ports:
+              description: Its ports.
+              type: list
+              elements: dict
+              contains:
+                number:
+                  description: Port number, from 1.
+                  type: int
+                state:
+                  description: C(ACTIVE), C(DOWN), C(INIT), C(ARMED), ...
+                  type: str
+                phys_state:
+                  description: C(LinkUp), C(Disabled), C(Polling), ...
+                  type: str
+                rate_gbps:
+                  description: Rate in Gbit/s.
+                  type: float
+                rate_text:
+                  description: Rate as the kernel writes it.
+                  type: str
+                link_layer:
+                  description: C(InfiniBand) or C(Ethernet).
+                  type: str
+                lid:
+                  description: LID, 0 on Ethernet.
+                  type: int
+                sm_lid:
+                  description: LID of the subnet manager, 0 when there is none.
+                  type: int
+                active_mtu:
+                  description: On Ethernet the RDMA MTU in bytes that the interface's MTU leaves room for. On InfiniBand
+                    only verbs tell, and this says so.
+                  type: raw
+                max_mtu:
+                  description: Only verbs tell, and this says so.
+                  type: str
+                netdev:
+                  description: Its network interface (the bond where its interfaces are bonded), or null.
+                  type: str
+                gids:
+                  description: GIDs that are not empty, as C(index), C(gid), C(type) (such as C(RoCE v2)) and C(netdev).
+                  type: list
+                  elements: dict
+            nearest_gpus:
+              description: GPUs in the nearest distance class, as C(address) and C(distance).
+              type: list
+              elements: dict
+            nic_distances:
+              description: Distance to each other PCI HCA by name, C(PIX), C(PXB), C(PHB), C(NODE) or C(SYS) as
+                C(nvidia-smi topo -m) defines them.
+              type: dict
+        cards_without_rdma:
+          description: Mellanox cards on PCI that have no RDMA device.
+          type: list
+          elements: dict
+          returned: with subset hcas or pci
+          contains:
+            address:
+              description: PCI address.
+              type: str
+            vendor:
+              description: Vendor id, hexadecimal.
+              type: str
+            device:
+              description: Device id, hexadecimal.
+              type: str
+            model:
+              description: Name of the model.
+              type: str
+            driver:
+              description: The bound driver, or null.
+              type: str
+            numa_node:
+              description: NUMA node.
+              type: int
+            netdevs:
+              description: Names of its network interfaces.
+              type: list
+              elements: str
+            reason:
+              description: Why there is no RDMA device.
+              type: str
+            next_step:
+              description: What to do about it.
+              type: str
+        gpus:
+          description: GPUs in PCI order.
+          type: list
+          elements: dict
+          returned: with subset gpus or pci
+          contains:
+            index:
+              description: Position in PCI order.
+              type: int
+            address:
+              description: PCI address.
+              type: str
+            vendor:
+              description: Vendor id, hexadecimal.
+              type: str
+            device:
+              description: Device id, hexadecimal.
+              type: str
+            model:
+              description: Name of the model.
+              type: str
+            driver:
+              description: The bound driver, or null.
+              type: str
+            numa_node:
+              description: NUMA node.
+              type: int
+            local_cpus:
+              description: CPUs near it.
+              type: str
+        rails:
+          description: The fabric ports in order.
+          type: list
+          elements: dict
+          returned: with subset rails
+          contains:
+            index:
+              description: Number of the rail, the same on nodes built alike.
+              type: int
+            hca:
+              description: Name of the HCA.
+              type: str
+            port:
+              description: Port of the HCA.
+              type: int
+            netdev:
+              description: Network interface of the port, or null.
+              type: str
+            pci:
+              description: PCI address, or null for a software HCA.
+              type: str
+            gpu:
+              description: PCI address of the GPU that goes with it, or null.
+              type: str
+            distance:
+              description: Distance to that GPU, or null.
+              type: str
+            reason:
+              description: C(automatic) or C(named).
+              type: str
+        rails_excluded:
+          description: HCAs that are no automatic rail, and names that match no HCA (C(hca) is null), with the C(reason).
+          type: list
+          elements: dict
+          returned: with subset rails
+        subsystem:
+          description: The RDMA subsystem of the kernel.
+          type: dict
+          returned: with subset subsystem
+          contains:
+            ib_core_loaded:
+              description: Whether it is there.
+              type: bool
+            netns_mode:
+              description: Running network namespace mode, C(shared) or C(exclusive).
+              type: str
+            persisted_netns_mode:
+              description: The mode that the next boot brings by configuration, null when nothing sets it.
+              type: str
+            netns_sources:
+              description: What sets the mode, weakest first, as C(path), C(line), C(text), C(mode), C(ours) and C(wins).
+              type: list
+              elements: dict
+            foreign_owners:
+              description: Paths among them that are not ours.
+              type: list
+              elements: str
+            namespaces:
+              description: Network namespaces besides that of PID 1, as C(inode), C(name) (mount point or null) and
+                C(owners), a list of C(pid), C(command), C(unit) and C(transient).
+              type: list
+              elements: dict
+        driver:
+          description: The driver in three answers.
+          type: dict
+          returned: with subset driver
+          contains:
+            installed:
+              description: C(flavor) (C(inbox), C(doca), C(mlnx_ofed), C(ubuntu_archive)), C(version) and C(packages).
+              type: dict
+            on_disk:
+              description: C(flavor), C(version), C(srcversion) and C(modules) of what would be loaded for this kernel.
+              type: dict
+            loaded:
+              description: C(flavor), C(version), C(srcversion) and C(modules) of what is in memory.
+              type: dict
+            agree:
+              description: Whether memory and disk hold the same modules.
+              type: bool
+            explanation:
+              description: The above in words.
+              type: str
+        gpudirect:
+          description: How HCAs reach GPU memory, C(mode) (C(peermem), C(dmabuf), C(none)), C(verdict) and C(action).
+          type: dict
+          returned: with subset gpudirect
+        modules:
+          description: Kernel modules by name, each with C(loaded), C(builtin), C(available), C(persisted) (paths that load
+            it at boot) and C(blocked_by) (C(path), C(line), C(text)).
+          type: dict
+          returned: with subset modules
+        limits:
+          description: C(services) by name, each with C(exists), C(active), C(main_pid), C(memlock) (what a new start gets,
+            C(infinity) or bytes), C(memlock_running) and C(drop_ins).
+          type: dict
+          returned: with subset limits
+        initramfs:
+          description: C(generator) (C(update-initramfs), C(dracut) or null) and C(images) with C(path), C(kernel) and
+            C(mtime).
+          type: dict
+          returned: with subset initramfs
+        owned_files:
+          description: Files of this collection on the node by path, each with C(mode) and C(content).
+          type: dict
+          returned: with subset owned_files
+        reboot_reasons:
+          description: Why the node needs a reboot, one sentence each.
+          type: list
+          elements: str
+          returned: always
+forks:
+  description: Processes that were started, 0 on Debian.
+  returned: always
+  type: int
+"""
+
+import os
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import SUBSETS, Seams, Tree, gather
+
+CHOICES = ["all", "min", *SUBSETS, "!all", *(f"!{name}" for name in SUBSETS)]
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "root": {"type": "path", "default": "/"},
+            "gather_subset": {"type": "list", "elements": "str", "default": ["all"], "choices": CHOICES},
+            "software_hcas": {"type": "bool", "default": False},
+            "rails": {
+                "type": "list",
+                "elements": "dict",
+                "default": [],
+                "options": {
+                    "hca": {"type": "str"},
+                    "pci": {"type": "str"},
+                    "netdev": {"type": "str"},
+                    "mac": {"type": "str"},
+                    "port": {"type": "int"},
+                },
+                "mutually_exclusive": [("hca", "pci", "netdev", "mac")],
+                "required_one_of": [("hca", "pci", "netdev", "mac")],
+            },
+        },
+        supports_check_mode=True,
+    )
+    root = module.params["root"]
+    if not os.path.isdir(root):
+        module.fail_json(
+            msg=f"root {root}: wanted a directory that holds a node, seen none; give / for this machine, or the "
+            "directory into which a captured node was laid out"
+        )
+    tree = Tree(root)
+    seams = Seams.of(tree)
+    facts = gather(tree, seams, module.params["gather_subset"], module.params["software_hcas"], module.params["rails"])
+    module.exit_json(changed=False, ansible_facts={"rdma": facts}, forks=seams.forks)
+
+
+if __name__ == "__main__":
+    main()
