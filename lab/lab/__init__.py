@@ -1,0 +1,1 @@
+"""The lab: two virtual machines with a real RDMA kernel stack; see labctl."""

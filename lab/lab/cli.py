@@ -1,0 +1,235 @@
+"""labctl: the lab's two nodes, from nothing to SSH and back."""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+from . import accelerator, image, settings, ssh
+from .settings import CABLES, NODES, PRISTINE, LabError, say
+from .vm import Node
+
+
+class Lab:
+    def __init__(self) -> None:
+        self.settings = settings.load()
+        self.nodes = [Node(self.settings, name, number) for name, number in NODES.items()]
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """One labctl at a time changes the lab."""
+        self.settings.state.mkdir(parents=True, exist_ok=True)
+        with (self.settings.state / "lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                say("another labctl works on this lab; waiting for it")
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def node(self, name: str) -> Node:
+        return next(node for node in self.nodes if node.name == name)
+
+    def each(self, action: Callable[[Node], None], nodes: list[Node] | None = None) -> None:
+        """Every node at once; all failures are reported, not the first."""
+        chosen = self.nodes if nodes is None else nodes
+        with concurrent.futures.ThreadPoolExecutor(len(NODES)) as pool:
+            errors = [job.exception() for job in [pool.submit(action, node) for node in chosen]]
+        failed = [error for error in errors if error]
+        for error in failed:
+            if not isinstance(error, LabError):
+                raise error
+        if len(failed) > 1:
+            raise LabErrors(failed)
+        if failed:
+            raise failed[0]
+
+    def up(self) -> None:
+        """Running nodes stay as they are, stopped ones boot from their disk, missing ones are made and saved."""
+        ssh.prepare(self.settings)
+        # A node that never got as far as its first snapshot is half made.
+        missing = [node for node in self.nodes if PRISTINE not in node.snapshots()]
+        running = [node for node in self.nodes if node not in missing and node.pid()]
+        stopped = [node for node in self.nodes if node not in missing and node not in running]
+        for node in running:
+            say(f"{node.name}: runs already, reused")
+        if missing:
+            built = image.ensure(self.settings)
+            for node in missing:
+                node.create(built)
+        else:
+            wanted = image.wanted(self.settings).name
+            if stale := [node.name for node in self.nodes if node.record()["image"] != wanted]:
+                say(f"{', '.join(stale)}: made from an older image than today's packages and files give; ")
+                say("  `lab/labctl down` and `up` take the new one")
+        if to_boot := stopped + missing:
+            accel = accelerator.choose(self.settings, to_boot[0].image())
+            how = "KVM" if accel == "kvm" else "plain emulation"
+            say(f"booting {', '.join(node.name for node in to_boot)} ({how})")
+            self.each(lambda node: node.boot(accel), to_boot)
+        if missing:
+            self.each(lambda node: node.save(PRISTINE), missing)
+            say(f"snapshot {PRISTINE}: the nodes as they are after their first boot")
+        self.each(Node.require_hardware, running)
+        say("up: " + ", ".join(f"`lab/labctl ssh {node.name}`" for node in self.nodes))
+
+    def down(self, keep_image: bool) -> None:
+        self.each(Node.remove)
+        shutil.rmtree(self.settings.ssh, ignore_errors=True)
+        if keep_image or not self.settings.images.is_relative_to(self.settings.state):
+            say("down: nodes, disks and keys removed; the image stays")
+            return
+        shutil.rmtree(self.settings.state)
+        say("down: nodes, disks, keys and image removed")
+
+    def snapshot(self, name: str) -> None:
+        if name == PRISTINE:
+            raise LabError(
+                f"snapshot {name}",
+                "a name of your own",
+                f"{name} is the state after the first boot",
+                "choose another name",
+            )
+        if not re.fullmatch(r"[a-z][a-z0-9_-]{0,40}", name):
+            raise LabError(
+                "snapshot name", "a lower-case letter, then letters, digits, - or _", name, "choose another name"
+            )
+        self.each(lambda node: node.save(name))
+        say(f"snapshot {name}: saved on {', '.join(NODES)}")
+
+    def restore(self, name: str) -> None:
+        lacking = [node.name for node in self.nodes if name not in node.snapshots()]
+        if lacking:
+            have = sorted(set.intersection(*(set(node.snapshots()) for node in self.nodes)))
+            seen = f"none on {', '.join(lacking)}; there are: {', '.join(have) or 'none'}"
+            wanted = f"one on each of {', '.join(NODES)}"
+            raise LabError(f"snapshot {name}", wanted, seen, f"lab/labctl up makes `{PRISTINE}`, snapshot NAME others")
+
+        def back(node: Node) -> None:
+            accel = node.record()["accelerator"] or "tcg"
+            node.stop()
+            node.boot(accel, name)
+
+        self.each(back)
+
+    def power(self, name: str, how: str) -> None:
+        node = self.node(name)
+        if not node.disk.exists():
+            raise LabError(name, "a node of this lab", "it was never made", "lab/labctl up")
+        if how in ("off", "reset"):
+            node.stop()
+            say(f"{name}: off")
+        if how in ("on", "reset") and not node.pid():
+            node.boot(accelerator.choose(self.settings, node.image()))
+
+    def link(self, name: str, nic: str, how: str) -> None:
+        self.node(name).link(nic, how == "up")
+        say(f"{name}: cable of {nic} is {'in' if how == 'up' else 'out'}")
+
+    def status(self) -> None:
+        rows = [("NODE", "STATE", "SSH", "ACCEL", "IMAGE", "DISK MiB", "CABLES OUT", "SNAPSHOTS")]
+        for node in self.nodes:
+            record = node.record()
+            on = node.pid()
+            state = (
+                "missing" if not node.disk.exists() else "off" if not on else "up" if node.reachable() else "no sshd"
+            )
+            disk = str(node.disk.stat().st_blocks * 512 // 2**20) if node.disk.exists() else "-"
+            cables = " ".join(record.get("cables_out") or ()) if on else ""
+            row = (node.name, state, f"127.0.0.1:{node.port}", record["accelerator"], record["image"], disk, cables)
+            rows.append(tuple(cell or "-" for cell in (*row, " ".join(node.snapshots()))))
+        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+        for row in rows:
+            print("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip())
+
+    def ssh(self, name: str, words: list[str]) -> int:
+        if not self.node(name).pid():
+            raise LabError(name, "a running node", "it is off", "lab/labctl up")
+        return subprocess.run(ssh.command(self.settings, name, *words), check=False).returncode
+
+
+class LabErrors(LabError):
+    def __init__(self, errors: list[LabError]):
+        Exception.__init__(self, "\n".join(str(error) for error in errors))
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="labctl",
+        description="The lab: two virtual machines with a real RDMA kernel stack, joined by cables on loopback.",
+        epilog="Environment: LAB_PORT_BASE (22220: ssh on +1 and +2, cables on +11 to +32), LAB_DIR (.lab), "
+        "LAB_ACCEL (auto, tcg, kvm), LAB_MEMORY_MIB (2048, each node).",
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands.add_parser("up", help="build the image once, boot both nodes or reuse them")
+    down = commands.add_parser("down", help="remove nodes, disks, keys and image")
+    down.add_argument("--keep-image", action="store_true", help="leave the image for the next `up`")
+    shell = commands.add_parser("ssh", help="a shell on a node, or one command")
+    shell.add_argument("node", choices=NODES)
+    shell.add_argument("words", nargs=argparse.REMAINDER, metavar="command")
+    commands.add_parser("status", help="a table of the nodes")
+    for name, text in (
+        ("snapshot", "save both nodes as they are now"),
+        ("restore", f"take both nodes back ({PRISTINE}: first boot)"),
+    ):
+        commands.add_parser(name, help=text).add_argument("name")
+    link = commands.add_parser("link", help="pull a cable or plug it in again")
+    link.add_argument("node", choices=NODES)
+    link.add_argument("nic", choices=CABLES)
+    link.add_argument("how", choices=("up", "down"))
+    power = commands.add_parser("power", help="the power button; reset and off are as rude as on a real machine")
+    power.add_argument("node", choices=NODES)
+    power.add_argument("how", choices=("reset", "off", "on"))
+    return parser.parse_args(arguments)
+
+
+def require_programs() -> None:
+    wanted = (accelerator.QEMU, "qemu-img", "mmdebstrap", "mke2fs", "ssh", "ssh-keygen", str(image.BUSYBOX))
+    path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+    os.environ["PATH"] = path
+    if missing := [program for program in wanted if not shutil.which(program)]:
+        raise LabError("this machine", "the lab's programs", f"missing: {', '.join(missing)}", "lab/packages lab")
+
+
+def main(arguments: list[str]) -> int:
+    given = parse(arguments)
+    try:
+        lab = Lab()
+        if given.command == "status":
+            lab.status()
+        elif given.command == "ssh":
+            return lab.ssh(given.node, given.words)
+        else:
+            require_programs()
+            with lab.locked():
+                change(lab, given)
+    except LabError as error:
+        print(f"labctl: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("labctl: interrupted; run the command again", file=sys.stderr)
+        return 130
+    return 0
+
+
+def change(lab: Lab, given: argparse.Namespace) -> None:
+    if given.command == "up":
+        lab.up()
+    elif given.command == "down":
+        lab.down(given.keep_image)
+    elif given.command == "snapshot":
+        lab.snapshot(given.name)
+    elif given.command == "restore":
+        lab.restore(given.name)
+    elif given.command == "link":
+        lab.link(given.node, given.nic, given.how)
+    else:
+        lab.power(given.node, given.how)

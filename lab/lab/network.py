@@ -1,0 +1,62 @@
+"""The cables: a user network for SSH, and UDP on loopback between the nodes, which either side may leave and rejoin."""
+
+from __future__ import annotations
+
+import socket
+
+from . import cpio, ssh
+from .settings import CABLES, NICS, LabError, Settings
+
+
+def mac(number: int, nic: str) -> str:
+    return f"52:54:00:4c:0{number}:0{NICS.index(nic)}"
+
+
+def arguments(settings: Settings, number: int) -> list[str]:
+    """eth0 and eth1 sit on the root bus; eth2 and eth3 each behind a host bridge of their own NUMA node."""
+    found = [
+        "-netdev", f"user,id=net-eth0,restrict=on,ipv6=off,hostfwd=tcp:127.0.0.1:{settings.ssh_port(number)}-:22",
+        "-device", f"virtio-net-pci,id=eth0,netdev=net-eth0,mac={mac(number, 'eth0')},bus=pcie.0,romfile=",
+    ]  # fmt: skip
+    for numa, nic in enumerate(("eth2", "eth3")):
+        bridge = ("pxb-pcie", f"id=pxb{numa}", f"bus_nr={64 + 64 * numa}", f"numa_node={numa}", "bus=pcie.0")
+        port = ("pcie-root-port", f"id=port-{nic}", f"bus=pxb{numa}", f"chassis={numa + 1}")
+        found += ["-device", ",".join(bridge), "-device", ",".join(port)]
+    for nic, cable in CABLES.items():
+        here, there = settings.cable_ports(cable, number)
+        end = "type=inet", "host=127.0.0.1"
+        ends = [
+            f"{side}.{item}" for side, port in (("local", here), ("remote", there)) for item in (*end, f"port={port}")
+        ]
+        bus = "pcie.0" if nic == "eth1" else f"port-{nic}"
+        found += [
+            "-netdev", ",".join(["dgram", f"id=net-{nic}", *ends]),
+            "-device", f"virtio-net-pci,id={nic},netdev=net-{nic},mac={mac(number, nic)},bus={bus},romfile=",
+        ]  # fmt: skip
+    return found
+
+
+def require_free_ports(settings: Settings, name: str, number: int) -> None:
+    """All of a node's ports at once; QEMU itself would stop at the first and not say whose it is."""
+    wanted = [("TCP", socket.SOCK_STREAM, settings.ssh_port(number))]
+    wanted += [("UDP", socket.SOCK_DGRAM, settings.cable_ports(cable, number)[0]) for cable in CABLES.values()]
+    taken = []
+    for protocol, kind, port in wanted:
+        with socket.socket(socket.AF_INET, kind) as probe:
+            if kind == socket.SOCK_STREAM:  # connections of the node's last run may still be in TIME_WAIT
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError as error:
+                taken.append(f"{protocol} {port} ({error.strerror})")
+    if taken:
+        raise LabError(f"{name}: ports on 127.0.0.1", "free ports for SSH and cables", ", ".join(taken),
+                       "see who holds them with `ss -ltunp`, or choose others: export LAB_PORT_BASE=…")  # fmt: skip
+
+
+def node_archive(settings: Settings, name: str, number: int) -> bytes:
+    archive = cpio.Archive()
+    archive.folder("node/etc")
+    for path, (data, mode) in ssh.node_files(settings, name, number).items():
+        archive.file(f"node/{path}", data, mode)
+    return archive.bytes()

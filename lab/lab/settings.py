@@ -1,0 +1,83 @@
+"""Names, numbers and paths of the lab; the environment may change what another machine or a second lab needs."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+import time
+
+CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
+IMAGE_SOURCE = CHECKOUT / "lab" / "image"
+NODES = {"node1": 1, "node2": 2}
+# eth0 is QEMU's user network (SSH from the controller); the others are cables to the other node.
+CABLES = {"eth1": 1, "eth2": 2, "eth3": 3}
+NICS = ("eth0", *CABLES)
+PRISTINE = "ready"
+# About 1 cold boot in 30 hangs early under emulation: without a sign of life for this long it gets one retry.
+STALL_SECONDS = 30
+BOOT_SECONDS = 240
+
+
+class LabError(Exception):
+    """Something the user has to know: which object, what was wanted, what was seen, what to do next."""
+
+    def __init__(self, what: str, wanted: str, seen: str, next_step: str):
+        super().__init__(f"{what}\n  wanted: {wanted}\n  seen:   {seen}\n  next:   {next_step}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    state: pathlib.Path
+    images: pathlib.Path
+    port_base: int
+    memory_mib: int
+    accelerator: str
+
+    @property
+    def nodes(self) -> pathlib.Path:
+        return self.state / "nodes"
+
+    @property
+    def ssh(self) -> pathlib.Path:
+        return self.state / "ssh"
+
+    def ssh_port(self, number: int) -> int:
+        return self.port_base + number
+
+    def cable_ports(self, cable: int, number: int) -> tuple[int, int]:
+        """UDP ports of this node's end and of the other node's end."""
+        other = next(n for n in NODES.values() if n != number)
+        return self.port_base + 10 * cable + number, self.port_base + 10 * cable + other
+
+
+def number(name: str, default: int, lowest: int, highest: int) -> int:
+    text = os.environ.get(name) or str(default)
+    if not text.isdecimal() or not lowest <= int(text) <= highest:
+        raise LabError(
+            f"environment variable {name}", f"a number from {lowest} to {highest}", text, f"unset {name} or correct it"
+        )
+    return int(text)
+
+
+def load() -> Settings:
+    accelerator = os.environ.get("LAB_ACCEL") or "auto"
+    if accelerator not in ("auto", "tcg", "kvm"):
+        raise LabError(
+            "environment variable LAB_ACCEL", "auto, tcg or kvm", accelerator, "unset LAB_ACCEL or correct it"
+        )
+    state = pathlib.Path(os.environ.get("LAB_DIR") or CHECKOUT / ".lab").absolute()
+    return Settings(
+        state=state,
+        images=CHECKOUT / ".lab" / "image",
+        port_base=number("LAB_PORT_BASE", 22220, 1024, 65500),
+        memory_mib=number("LAB_MEMORY_MIB", 2048, 1024, 65536),
+        accelerator=accelerator,
+    )
+
+
+STARTED = time.monotonic()
+
+
+def say(text: str) -> None:
+    print(f"lab {time.monotonic() - STARTED:6.1f} s  {text}", flush=True)

@@ -1,0 +1,240 @@
+"""One node: its QEMU process, its disk with the snapshots inside, its cables."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from typing import Any
+
+from . import network, ssh
+from .accelerator import QEMU
+from .image import Image
+from .qmp import Qmp
+from .settings import BOOT_SECONDS, CABLES, PRISTINE, STALL_SECONDS, LabError, Settings, say
+
+# Drivers of devices that QEMU's q35 board and CPU always have and no lab node needs; each costs udev time at boot.
+BLACKLIST = (
+    "modprobe.blacklist=ahci,button,ccp,evbug,floppy,i2c_i801,intel_agp,iTCO_wdt,kvm_amd,kvm_intel,lpc_ich,"
+    "parport_pc,pcspkr,psmouse,qemu_fw_cfg,tiny_power_button"
+)
+
+
+class Node:
+    def __init__(self, settings: Settings, name: str, number: int):
+        self.settings = settings
+        self.name = name
+        self.number = number
+        self.folder = settings.nodes / name
+        self.disk = self.folder / "disk.qcow2"
+        self.port = settings.ssh_port(number)
+
+    # The process
+
+    def pid(self) -> int | None:
+        """Our own QEMU only: the pid file's process must run in this node's folder."""
+        try:
+            pid = int((self.folder / "qemu.pid").read_text())
+            if (
+                pathlib.Path(f"/proc/{pid}/cwd").samefile(self.folder)
+                and QEMU in pathlib.Path(f"/proc/{pid}/cmdline").read_text()
+            ):
+                return pid
+        except (OSError, ValueError):
+            pass
+        return None
+
+    def start(self, accelerator: str, snapshot: str | None = None) -> None:
+        network.require_free_ports(self.settings, self.name, self.number)
+        image = self.image()
+        (self.folder / "node.json").write_text(json.dumps({"image": image.name, "accelerator": accelerator}))
+        # Host keys and name of the node ride on the initrd: the kernel unpacks one archive after the other.
+        (self.folder / "initrd").write_bytes(
+            image.initrd.read_bytes() + network.node_archive(self.settings, self.name, self.number)
+        )
+        (self.folder / "console.log").unlink(missing_ok=True)
+        command = self.command(image, accelerator) + (["-loadvm", snapshot] if snapshot else [])
+        with (self.folder / "qemu.log").open("w") as log:
+            process = subprocess.Popen(
+                command, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        while not (self.folder / "console.log").exists() or not self.pid():
+            if process.poll() is not None:
+                seen = (self.folder / "qemu.log").read_text(
+                    errors="replace"
+                ).strip() or f"exit code {process.returncode}"
+                raise LabError(f"{self.name}: QEMU", "a running process", seen, f"read {self.folder / 'qemu.log'}")
+            time.sleep(0.05)
+
+    def command(self, image: Image, accelerator: str) -> list[str]:
+        half = self.settings.memory_mib // 2
+        accel = "tcg,thread=multi,tb-size=256" if accelerator == "tcg" else "kvm"
+        return [
+            QEMU, "-name", f"gpufabric-lab-{self.name}", "-nodefaults", "-no-user-config", "-display", "none",
+            "-M", "q35", "-accel", accel, "-cpu", "qemu64" if accelerator == "tcg" else "host",
+            "-pidfile", "qemu.pid", "-qmp", "unix:qmp.sock,server=on,wait=off",
+            "-chardev", "file,id=console,path=console.log", "-serial", "chardev:console",
+            # Two sockets with their own memory: two NUMA nodes, a fabric NIC on each.
+            "-smp", "2,sockets=2,cores=1,threads=1", "-m", str(2 * half),
+            "-object", f"memory-backend-ram,id=ram0,size={half}M", "-numa", "node,nodeid=0,cpus=0,memdev=ram0",
+            "-object", f"memory-backend-ram,id=ram1,size={half}M", "-numa", "node,nodeid=1,cpus=1,memdev=ram1",
+            "-numa", "dist,src=0,dst=1,val=21",
+            "-kernel", os.path.relpath(image.kernel, self.folder), "-initrd", "initrd",
+            "-append", f"console=ttyS0 loglevel=4 net.ifnames=0 mitigations=off {BLACKLIST} lab.node={self.number}",
+            "-drive", "if=none,id=disk,file=disk.qcow2,format=qcow2,cache=unsafe,discard=unmap",
+            "-device", "virtio-blk-pci,drive=disk",
+            "-device", "virtio-rng-pci",
+            *network.arguments(self.settings, self.number),
+        ]  # fmt: skip
+
+    def stop(self) -> None:
+        """Pulls the plug. Connections of SSH clients end with the process, so none is left hanging."""
+        if not (pid := self.pid()):
+            return
+        handle = os.pidfd_open(pid)
+        try:
+            if self.pid() == pid:
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+            deadline = time.monotonic() + 10
+            while pathlib.Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+                time.sleep(0.02)
+        finally:
+            os.close(handle)
+        (self.folder / "qemu.pid").unlink(missing_ok=True)
+
+    def qmp(self) -> Qmp:
+        if not self.pid():
+            raise LabError(self.name, "a running node", "it is off", f"lab/labctl power {self.name} on")
+        return Qmp(self.folder, self.name)
+
+    # The disk
+
+    def create(self, image: Image) -> None:
+        self.stop()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.disk.unlink(missing_ok=True)
+        backing = os.path.relpath(image.disk, self.folder)
+        subprocess.run(
+            ["qemu-img", "create", "-q", "-f", "qcow2", "-b", backing, "-F", "raw", str(self.disk)], check=True
+        )
+        (self.folder / "node.json").write_text(json.dumps({"image": image.name, "accelerator": None}))
+
+    def remove(self) -> None:
+        self.stop()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def record(self) -> dict[str, Any]:
+        try:
+            return json.loads((self.folder / "node.json").read_text())
+        except OSError:
+            return {"image": None, "accelerator": None}
+
+    def image(self) -> Image:
+        """The image below this node's disk, which may be older than what the package lists call for today."""
+        image = Image(self.settings.images / str(self.record()["image"]))
+        if not image.folder.is_dir():
+            raise LabError(
+                f"{self.name}: disk",
+                f"its image {image.name} in {image.folder.parent}",
+                "it is gone",
+                "lab/labctl down, then up",
+            )
+        return image
+
+    def snapshots(self) -> list[str]:
+        if not self.disk.exists():
+            return []
+        done = subprocess.run(
+            ["qemu-img", "info", "-U", "--output=json", str(self.disk)],
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd=self.folder,
+        )
+        return [snapshot["name"] for snapshot in json.loads(done.stdout).get("snapshots", [])]
+
+    def save(self, name: str) -> None:
+        with self.qmp() as qmp:
+            if seen := qmp.monitor(f"savevm {name}"):
+                raise LabError(f"{self.name}: snapshot {name}", "savevm without a complaint", seen, "lab/labctl status")
+
+    # Life
+
+    def boot(self, accelerator: str, snapshot: str | None = None) -> None:
+        """Starts the node, waits for SSH and the hardware unit; one retry, because a cold boot hangs now and then."""
+        start = time.monotonic()
+        for attempt in (1, 2):
+            self.start(accelerator, snapshot)
+            seen = self.wait_for_banner()
+            if not seen:
+                break
+            tail = self.console_tail()
+            self.stop()
+            say(f"{self.name}: {seen}" + (", once more" if attempt == 1 else ""))
+            if attempt == 2:
+                raise LabError(f"{self.name}: boot", "SSH, in two attempts", f"{seen}; end of the console:\n{tail}",
+                               f"read {self.folder / 'console.log'}; on a busy machine run it again")  # fmt: skip
+        if snapshot:  # which may have been saved with a cable out
+            for nic in CABLES:
+                self.link(nic, up=True)
+        self.settle(restored=snapshot is not None)
+        how = "restored" if snapshot else "booted"
+        say(f"{self.name}: {how}, SSH on 127.0.0.1:{self.port}, {time.monotonic() - start:.1f} s")
+
+    def wait_for_banner(self) -> str | None:
+        """None when sshd answers, else what was seen. A boot that still writes to its console is slow, not stuck."""
+        console = self.folder / "console.log"
+        start = alive = time.monotonic()
+        size = 0
+        while not ssh.banner(self.port):
+            now = time.monotonic()
+            if not self.pid():
+                return f"QEMU ended: {(self.folder / 'qemu.log').read_text(errors='replace').strip()}"
+            if console.stat().st_size != size:
+                size, alive = console.stat().st_size, now
+            if now - alive > STALL_SECONDS:
+                return f"no sign of life for {STALL_SECONDS} s"
+            if now - start > BOOT_SECONDS:
+                return f"no SSH after {BOOT_SECONDS} s"
+            time.sleep(0.2)
+        return None
+
+    def settle(self, restored: bool) -> None:
+        """A snapshot's clock stood still; after a boot systemd may still have jobs."""
+        script = f"date --set=@{time.time():.0f} >/dev/null; "
+        self.require_hardware(script if restored else script + "systemctl is-system-running --wait >/dev/null; ")
+
+    def require_hardware(self, first: str = "") -> None:
+        unit = "lab-hardware.service"
+        script = f"{first}systemctl is-active {unit} || journalctl --no-pager --lines=20 --unit={unit}"
+        done = ssh.run(self.settings, self.name, script, timeout=120)
+        if done.returncode or done.stdout.strip() != "active":
+            seen = (done.stdout + done.stderr).strip() or f"exit code {done.returncode}"
+            next_step = (
+                f"lab/labctl ssh {self.name} journalctl -b; or back to a good state: lab/labctl restore {PRISTINE}"
+            )
+            raise LabError(f"{self.name}: unit {unit}", "active", seen, next_step)
+
+    def console_tail(self) -> str:
+        text = (self.folder / "console.log").read_text(errors="replace")
+        return "\n".join(f"          {line}" for line in text.splitlines()[-8:])
+
+    def link(self, nic: str, up: bool) -> None:
+        with self.qmp() as qmp:
+            qmp.execute("set_link", name=nic, up=up)
+        # QEMU does not tell the state of a link, so the record keeps it until QEMU starts anew.
+        out = set(self.record().get("cables_out") or ()) - {nic} | (set() if up else {nic})
+        (self.folder / "node.json").write_text(json.dumps({**self.record(), "cables_out": sorted(out)}))
+
+    def reachable(self) -> bool:
+        with contextlib.suppress(OSError, socket.timeout):
+            return ssh.banner(self.port)
+        return False
