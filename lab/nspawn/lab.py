@@ -275,7 +275,12 @@ def down() -> int:
 def inventory() -> dict[str, Any]:
     """The running nodes as Ansible's script inventory wants them; empty where none run."""
     nodes = [Node(name, record) for name, record in read_state().get("nodes", {}).items()]
-    shared = {"ansible_ssh_common_args": f"-F {SSH_CONFIG}", "ansible_python_interpreter": "/usr/bin/python3"}
+    # The user stands here too: only then does Ansible see that `become: root` needs no sudo.
+    shared = {
+        "ansible_user": "root",
+        "ansible_ssh_common_args": f"-F {SSH_CONFIG}",
+        "ansible_python_interpreter": "/usr/bin/python3",
+    }
     return {
         "gpu_nodes": {"hosts": [node.name for node in nodes], "vars": shared},
         "_meta": {"hostvars": {node.name: {"lab_fixture": node.fixture} for node in nodes}},
