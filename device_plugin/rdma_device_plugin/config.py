@@ -1,0 +1,341 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""config.json: decoded as upstream does it, validated in upstream's order, our extensions outside `selectors`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any, Optional
+
+from . import gojson
+from .gojson import boolean, integer, listing, nothing, nullable, seconds, struct, text
+
+DEFAULT_INTERVAL = 60
+DEFAULT_PREFIX = "rdma"
+# Go keeps the interval as nanoseconds in 64 bits.
+MAX_INTERVAL = (1 << 63) // 10**9
+# The kubelet takes gRPC messages of 4 MiB; a device with its topology needs at most 27 bytes.
+MAX_DEVICES = 150_000
+PROBLEMS_SHOWN = 20
+
+ALLOCATIONS = ("all", "spread", "numa")
+TOPOLOGIES = ("none", "auto")
+PORTS = ("any", "all", "ignore")
+ENVS = ("none", "generic", "nccl", "ucx")
+NEEDS = ("required", "optional", "never")
+CHAR_DEVICES = ("uverbs", "umad", "issm", "rdma_cm")
+
+_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?\Z")
+_LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_SUBDOMAIN = re.compile(rf"{_LABEL}(\.{_LABEL})*\Z")
+_PCI_ID = re.compile(r"[0-9a-f]{4}\Z")
+_PKEY = re.compile(r"(0[xX])?[0-9a-fA-F]{1,4}\Z")
+
+
+class ConfigError(ValueError):
+    """A config that cannot be used; `problems` holds one sentence each, in upstream's order."""
+
+    def __init__(self, problems: list[str]):
+        more = len(problems) - PROBLEMS_SHOWN
+        shown = problems[:PROBLEMS_SHOWN] + ([f"and {more} more"] if more > 0 else [])
+        super().__init__("; ".join(shown))
+        self.problems = problems
+
+
+@dataclass(frozen=True)
+class Selectors:
+    """OR inside a list, AND between lists; an empty list does not apply."""
+
+    vendors: tuple[str, ...] = ()
+    deviceIDs: tuple[str, ...] = ()
+    drivers: tuple[str, ...] = ()
+    ifNames: tuple[str, ...] = ()
+    linkTypes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ExtraSelectors:
+    """Ours, with shell patterns; outside `selectors`, where the operator's webhook refuses further keys."""
+
+    rdmaDevices: tuple[str, ...] = ()
+    pciAddresses: tuple[str, ...] = ()
+    ifNames: tuple[str, ...] = ()
+    numaNodes: tuple[int, ...] = ()
+    pKeys: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class CharDevices:
+    """required, optional or never; None where what the HCA is decides (see pools.needs)."""
+
+    uverbs: Optional[str] = None
+    umad: Optional[str] = None
+    issm: Optional[str] = None
+    rdma_cm: Optional[str] = None
+
+
+@dataclass(frozen=True)
+class Health:
+    """ports: which ports must be ACTIVE. A port counts as down after downSeconds, as up again after upSeconds."""
+
+    ports: str = "any"
+    downSeconds: float = 0.3
+    upSeconds: float = 2.0
+
+
+@dataclass(frozen=True)
+class Pool:
+    """One entry of configList: a resource, how many units of it there are, and which HCAs stand behind it."""
+
+    name: str
+    prefix: str = DEFAULT_PREFIX
+    count: int = 0
+    selectors: Selectors = field(default_factory=Selectors)
+    extra: ExtraSelectors = field(default_factory=ExtraSelectors)
+    char_devices: CharDevices = field(default_factory=CharDevices)
+    health: Health = field(default_factory=Health)
+    allocation: str = "all"
+    hcas_per_unit: int = 0
+    topology: str = "none"
+    env: tuple[str, ...] = ()
+    link_up: bool = True
+    max_per_container: int = 0
+    software: bool = False
+
+    @property
+    def resource(self) -> str:
+        """The name pods ask for."""
+        return f"{self.prefix}/{self.name}"
+
+    @property
+    def socket(self) -> str:
+        return f"{self.name}.sock"
+
+
+@dataclass(frozen=True)
+class Config:
+    pools: tuple[Pool, ...]
+    interval: int = DEFAULT_INTERVAL
+    warnings: tuple[str, ...] = ()
+
+
+_STRINGS = (listing(text, str), list)
+_CHOICE = (text, str)
+_SELECTORS = struct(dict.fromkeys(Selectors.__dataclass_fields__, _STRINGS))
+_EXTRA = struct(
+    {
+        "rdmaDevices": _STRINGS,
+        "pciAddresses": _STRINGS,
+        "ifNames": _STRINGS,
+        "numaNodes": (listing(integer, int), list),
+        "pKeys": _STRINGS,
+    }
+)
+_CHAR_DEVICES = struct(dict.fromkeys(CHAR_DEVICES, _CHOICE))
+_HEALTH = struct({"ports": _CHOICE, "downSeconds": (seconds, nothing), "upSeconds": (seconds, nothing)})
+
+
+def _env(decoder: gojson.Decoder, value: Any, before: Any, path: str) -> Any:
+    """One word or a list of them."""
+    return listing(text, str)(decoder, [value] if isinstance(value, str) else value, [], path)
+
+
+_ENTRY = struct(
+    {
+        "resourceName": (text, str),
+        "resourcePrefix": (text, str),
+        "rdmaHcaMax": (integer, int),
+        "devices": _STRINGS,
+        "selectors": (_SELECTORS, nothing),
+        "extraSelectors": (_EXTRA, nothing),
+        "charDevices": (_CHAR_DEVICES, nothing),
+        "health": (_HEALTH, nothing),
+        "allocation": _CHOICE,
+        "hcasPerUnit": (integer, int),
+        "topology": _CHOICE,
+        "env": (_env, list),
+        "linkUp": (nullable(boolean), nothing),
+        "maxPerContainer": (integer, int),
+        "softwareDevices": (boolean, bool),
+    }
+)
+_DOCUMENT = struct(
+    {"periodicUpdateInterval": (nullable(integer), nothing), "configList": (listing(_ENTRY, nothing), list)}
+)
+
+
+def load(data: bytes, strict: bool = False) -> Config:
+    """The config in a file's bytes. ConfigError lists every problem; unknown keys are problems only when strict."""
+    try:
+        document, problems, unknown = gojson.decode(_DOCUMENT, data)
+    except ValueError as error:
+        raise ConfigError([f"no valid JSON: {error}"]) from None
+    if problems:
+        raise ConfigError(problems)
+    unknown = [f"unknown key {path}" for path in unknown]
+    warnings = [] if strict else [f"{text}: ignored" for text in unknown]
+    problems += unknown if strict else []
+
+    interval = document["periodicUpdateInterval"]
+    if interval is None:
+        interval = DEFAULT_INTERVAL
+    if not 0 <= interval <= MAX_INTERVAL:
+        problems.append(
+            f'invalid "periodicUpdateInterval" configuration "{interval}": wanted 0 (no periodic update) '
+            f"to {MAX_INTERVAL} seconds"
+        )
+    if not document["configList"]:
+        problems.append("no resources configuration found: configList is empty or absent")
+    pools: list[Pool] = []
+    seen: set[str] = set()
+    for entry in document["configList"]:
+        found = _Entry(entry or _ENTRY(gojson.Decoder(), None, None, ""), seen)
+        problems += found.problems
+        warnings += found.warnings
+        pools.append(found.pool)
+    if problems:
+        raise ConfigError(problems)
+    return Config(pools=tuple(pools), interval=interval, warnings=tuple(warnings))
+
+
+class _Entry:
+    """One entry of configList, checked: names, count, selectors, then what is ours."""
+
+    def __init__(self, entry: dict[str, Any], seen: set[str]):
+        self.problems: list[str] = []
+        self.warnings: list[str] = []
+        self.name = entry["resourceName"]
+        self.prefix = entry["resourcePrefix"] or DEFAULT_PREFIX
+        self._names(seen)
+        if entry["rdmaHcaMax"] < 0:
+            self.problems.append(f"error: Invalid value for rdmaHcaMax < 0: {entry['rdmaHcaMax']}{self._of()}")
+        elif entry["rdmaHcaMax"] > MAX_DEVICES:
+            self.problems.append(
+                f"error: Invalid value for rdmaHcaMax: {entry['rdmaHcaMax']}{self._of()}; the list of devices has to "
+                f"fit into one message to the kubelet, which holds {MAX_DEVICES}"
+            )
+        selectors, extra = self._selectors(entry)
+        self.pool = Pool(
+            name=self.name,
+            prefix=self.prefix,
+            count=entry["rdmaHcaMax"],
+            selectors=selectors,
+            extra=extra,
+            char_devices=self._char_devices(entry["charDevices"] or {}),
+            health=self._health(entry["health"] or {}),
+            allocation=self._choice("allocation", entry["allocation"], ALLOCATIONS),
+            hcas_per_unit=self._natural("hcasPerUnit", entry["hcasPerUnit"]),
+            topology=self._choice("topology", entry["topology"], TOPOLOGIES),
+            env=self._envs(entry["env"]),
+            link_up=entry["linkUp"] is not False,
+            max_per_container=self._natural("maxPerContainer", entry["maxPerContainer"]),
+            software=entry["softwareDevices"],
+        )
+        if self.pool.hcas_per_unit and self.pool.allocation == "all":
+            self._problem("hcasPerUnit", "has a meaning only with allocation spread or numa, this pool has all")
+
+    def _of(self) -> str:
+        return f' (resource "{self.name}")' if self.name else ""
+
+    def _problem(self, key: str, text: str) -> None:
+        self.problems.append(f'resource "{self.name}": {key} {text}')
+
+    def _names(self, seen: set[str]) -> None:
+        name, prefix = self.name, self.prefix
+        if not _NAME.match(name):
+            reason = (
+                "the kubelet wants a letter or digit first and last, and letters, digits, '-', '_' and '.' between"
+                if name
+                else "resourceName is empty or absent"
+            )
+            self.problems.append(f'error: resource name "{name}" contains invalid characters: {reason}')
+        elif len(name) > 63:
+            self.problems.append(
+                f'error: resource name "{name}" is too long: {len(name)} characters, the kubelet takes 63'
+            )
+        if name in seen:
+            self.problems.append(f'error: resource name "{name}" already exists')
+        seen.add(name)
+        reason = prefix_problem(prefix)
+        if reason:
+            self.problems.append(f'error: resource prefix "{prefix}" of "{name}" {reason}')
+
+    def _selectors(self, entry: dict[str, Any]) -> tuple[Selectors, ExtraSelectors]:
+        given = {key: tuple(values) for key, values in (entry["selectors"] or {}).items()}
+        more = entry["extraSelectors"] or {}
+        devices = entry["devices"]
+        extra = self._extra(more)
+        if any(given.values()):
+            if devices:
+                self.problems.append(
+                    f'configuration mismatch. Cannot specify both "selectors" and "devices" fields{self._of()}'
+                )
+        elif devices:
+            self.warnings.append(f'"devices" field is deprecated, use "selectors.ifNames" instead{self._of()}')
+            given["ifNames"] = tuple(devices)
+        elif not any(more.values()):
+            self.problems.append(
+                'configuration missmatch. neither "selectors" nor "devices" fields exits, it is recommended to use '
+                f'the new "selectors" field{self._of()}'
+            )
+        for key in ("vendors", "deviceIDs"):
+            for value in given.get(key, ()):
+                if not _PCI_ID.match(value):
+                    self.warnings.append(f'{key} "{value}" matches nothing: wanted 4 lower case digits{self._of()}')
+        return Selectors(**given), extra
+
+    def _extra(self, more: dict[str, list[Any]]) -> ExtraSelectors:
+        keys = more.get("pKeys", [])
+        wrong = [key for key in keys if not _PKEY.match(key)]
+        if wrong:
+            self._problem("extraSelectors.pKeys", f"wants hexadecimal partition keys such as 0x8001, got {wrong}")
+        return ExtraSelectors(
+            **{name: tuple(values) for name, values in more.items() if name != "pKeys"},
+            pKeys=tuple(int(key, 16) for key in keys if key not in wrong),
+        )
+
+    def _choice(self, key: str, value: str, choices: tuple[str, ...]) -> str:
+        if value and value not in choices:
+            self._problem(key, f'wants one of {", ".join(choices)}, got "{value}"')
+        return value or choices[0]
+
+    def _natural(self, key: str, value: int) -> int:
+        if value < 0:
+            self._problem(key, f"wants 0 or more, got {value}")
+        return value
+
+    def _char_devices(self, given: dict[str, str]) -> CharDevices:
+        for name, value in given.items():
+            if value and value not in NEEDS:
+                self._problem(f"charDevices.{name}", f'wants one of {", ".join(NEEDS)}, got "{value}"')
+        if given.get("uverbs") == "never":
+            self._problem("charDevices.uverbs", "never leaves a container nothing to work with")
+        return CharDevices(**{name: value or None for name, value in given.items()})
+
+    def _health(self, given: dict[str, Any]) -> Health:
+        values = {name: value for name, value in given.items() if value not in (None, "")}
+        self._choice("health.ports", given.get("ports", ""), PORTS)
+        return Health(**values)
+
+    def _envs(self, words: list[str]) -> tuple[str, ...]:
+        for word in words:
+            self._choice("env", word, ENVS)
+        return tuple(dict.fromkeys(word for word in words if word not in ("", "none")))
+
+
+def prefix_problem(prefix: str) -> Optional[str]:
+    """Why the kubelet refuses a prefix (v1helper.IsExtendedResourceName); None when it takes it."""
+    if not _SUBDOMAIN.match(prefix):
+        return (
+            "is no DNS-1123 subdomain: the kubelet wants lower case letters, digits, '-' and '.', "
+            "each part with a letter or digit first and last"
+        )
+    if prefix.endswith("kubernetes.io"):
+        return "ends with kubernetes.io, which the kubelet keeps for Kubernetes' own resources"
+    if prefix == "requests" or prefix.startswith("requests."):
+        return "begins with requests, which the kubelet keeps for quotas"
+    if len(f"requests.{prefix}") > 253:
+        return f"is too long: {len(prefix)} characters, the kubelet takes 244"
+    return None
