@@ -34,11 +34,11 @@ class Cgroup:
 
     def pids(self) -> set[int]:
         found: set[int] = set()
-        for folder in self._folders:
-            for procs in folder.rglob("cgroup.procs"):
+        for mount in self._folders:
+            for folder, _, _ in os.walk(mount):  # groups come and go while we look; walk passes over those
                 try:
-                    found.update(int(pid) for pid in procs.read_text().split())
-                except OSError:  # the group went away between listing and reading
+                    found.update(int(pid) for pid in Path(folder, "cgroup.procs").read_text().split())
+                except OSError:
                     continue
         return found - {0}
 

@@ -65,11 +65,13 @@ class Node:
         self.console = self.folder / "console.log"
         self.unit = f"{LAB_ID}-{name}.service"
         self.cgroup = f"{LAB_ID}/{name}"
+        self._process: subprocess.Popen[bytes] | None = None
 
-    def alive(self) -> bool:
+    def ended(self) -> bool:
+        """Whether the node that this process started is gone."""
         if _host_systemd():
-            return subprocess.run(["systemctl", "--quiet", "is-active", self.unit], check=False).returncode == 0
-        return bool(Cgroup(self.cgroup).pids())
+            return subprocess.run(["systemctl", "--quiet", "is-active", self.unit], check=False).returncode != 0
+        return self._process is not None and self._process.poll() is not None
 
     def answers(self) -> bool:
         """Whether sshd greets: an open port alone may be a socket that nobody serves yet."""
@@ -97,7 +99,7 @@ class Node:
             if left:
                 next_step = "look at them with `ps`, then run: lab/nspawnctl down"
                 raise LabError(f"node {self.name}", "no process left after SIGKILL", f"processes {left}", next_step)
-        elif self.alive():
+        elif not self.ended():
             # --kill-who was renamed --kill-whom; without either the signal goes to all processes of the unit.
             hint = f"stop it by hand: systemctl stop {self.unit}"
             run(["systemctl", "kill", "--signal=SIGKILL", self.unit], f"unit {self.unit}", hint)
@@ -105,7 +107,7 @@ class Node:
     def why_silent(self) -> str:
         console = self.console.read_text(errors="replace") if self.console.exists() else ""
         tail = [line for line in console.splitlines() if line.strip()][-15:]
-        state = "no answer" if self.alive() else "its process has ended"
+        state = "its process has ended" if self.ended() else "no answer"
         return f"{state}; its console says:" + "".join(f"\n            {line}" for line in tail or ["nothing"])
 
 
@@ -177,9 +179,7 @@ def _boot_all(state: dict[str, Any], bridge: Bridge, playing: dict[str, Machine]
     deadline = time.monotonic() + BOOT_SECONDS
     waiting = nodes
     while waiting := [node for node in waiting if not node.answers()]:
-        # A second's grace: a node that is only being forked has no process of its own yet.
-        ended = time.monotonic() > deadline - BOOT_SECONDS + 1 and not all(node.alive() for node in waiting)
-        if ended or time.monotonic() > deadline:
+        if any(node.ended() for node in waiting) or time.monotonic() > deadline:
             names = ", ".join(f"{node.name} ({node.fixture})" for node in waiting)
             wanted = f"sshd of each greets within {BOOT_SECONDS} s"
             seen = "\n          ".join(f"{node.name}: {node.why_silent()}" for node in waiting[:2])
