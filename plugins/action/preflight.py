@@ -1,0 +1,97 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Controller side of gpufabric.rdma.preflight: templates the host's variables; _preflight decides."""
+
+from __future__ import annotations
+
+import pathlib
+
+import yaml
+from ansible.errors import AnsibleError
+from ansible.plugins.action import ActionBase
+from ansible.utils.display import Display
+from ansible_collections.gpufabric.rdma.plugins.module_utils import _preflight
+
+ROLES = pathlib.Path(__file__).resolve().parents[2] / "roles"
+
+
+class ActionModule(ActionBase):
+    TRANSFERS_FILES = False
+    _requires_connection = False
+    _supports_check_mode = True
+
+    def run(self, tmp=None, task_vars=None):
+        super().run(tmp, task_vars)
+        _, args = self.validate_argument_spec(
+            argument_spec={
+                "facts": {"type": "dict"},
+                "failure": {"type": "str"},
+                "unreachable": {"type": "str"},
+                "results": {"type": "list", "elements": "dict"},
+            },
+            mutually_exclusive=[("facts", "failure", "unreachable", "results")],
+        )
+        if args["results"] is not None:
+            return self._report(args["results"])
+        return {"changed": False, **self._examine(args, task_vars or {})}
+
+    def _examine(self, args, task_vars):
+        options = {name: option for role in documented_roles().values() for name, option in role.items()}
+        values, problems = self._values(options, task_vars)
+        variables, invalid = _preflight.validate(options, values)
+        problems += invalid + _preflight.values(variables, options)
+        problems += _preflight.unknown(task_vars, options, documented_roles(), variables["discovery_known_variables"])
+        result = {
+            "host": task_vars["inventory_hostname"],
+            "variables": variables,
+            "plan": [],
+            "reboot_reasons": [],
+            "notes": [],
+        }
+        if args["unreachable"]:
+            problems.insert(0, _preflight.unreachable(args["unreachable"]))
+        elif args["failure"]:
+            problems.insert(0, _preflight.unread(args["failure"]))
+        elif args["facts"]:
+            found, notes = _preflight.combinations(args["facts"], variables)
+            outcome = _preflight.plan(args["facts"], variables)
+            problems += found + outcome["problems"]
+            result.update(
+                plan=outcome["changes"], reboot_reasons=outcome["reboot_reasons"], notes=notes + outcome["notes"]
+            )
+        result["problems"] = problems
+        return result
+
+    def _values(self, options, task_vars):
+        """The host's own values of our variables, with everything they refer to filled in."""
+        values, problems = {}, []
+        for name in options:
+            if name not in task_vars:
+                continue
+            try:
+                values[name] = self._templar.template(task_vars[name])
+            except AnsibleError as error:
+                problems.append(_preflight.unresolved(name, " ".join(str(error).split())))
+        return values, problems
+
+    def _report(self, results):
+        """One message for the whole play: all problems of all hosts, or the plan."""
+        if any(result["problems"] for result in results):
+            head, text = _preflight.failure_text(results)
+            Display().display(f"{head}\n\n{text}\n")
+            return {"changed": False, "failed": True, "msg": f"{head} Each is listed above."}
+        text = _preflight.plan_text(results, self._task.check_mode)
+        Display().display(f"{text}\n")
+        return {"changed": False, "plan": text.splitlines()}
+
+
+def documented_roles() -> dict:
+    """{role: {variable: option}} from the argument_specs of every role of this collection."""
+    roles = {}
+    for path in sorted(ROLES.glob("*/meta/argument_specs.yml")):
+        specs = yaml.safe_load(path.read_text(encoding="utf-8"))["argument_specs"]
+        roles[path.parents[1].name] = {
+            name: option for spec in specs.values() for name, option in (spec.get("options") or {}).items()
+        }
+    return roles

@@ -1,0 +1,297 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The node side of verification: locking memory as a container would, and running the ends of fabric tests.
+
+PRIVATE to the collection. Commands and parsers are pure; what has an effect says so.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import mmap
+import os
+import pwd
+import re
+import resource
+import shutil
+import signal
+import stat
+import subprocess
+import time
+
+# Servers are bounded processes of their own; what is known about them stands here, so that any later call can end them.
+STATE = "/run/gpufabric-rdma-verification"
+PINGS = 10
+_MESSAGE = 65536
+# A node that runs the first test waits for the peer's server to listen.
+_PATIENCE = 10
+_KEPT = 2000
+
+
+# --- locked memory ---------------------------------------------------------------------------------------------------
+
+# More than systemd's default limit of 8 MiB, which is what containers get when nobody raised it.
+LOCKED = 16 * 2**20
+
+
+def lock_memory(limit, user: str, size: int = LOCKED) -> dict:
+    """Lock memory in a child that has this limit and runs as user.
+
+    Effect: a child process for a moment. limit is a number of bytes or "infinity". Returns locked (bytes), error (why
+    it did not work) and reason (why it could not be tried), each None where it does not apply.
+    """
+    outcome = {"locked": 0, "error": None, "reason": None}
+    try:
+        account = pwd.getpwnam(user)
+    except KeyError:
+        return {**outcome, "reason": f"no user {user} on the node"}
+    if os.geteuid() != 0:
+        return {**outcome, "reason": "only root can take another user's place"}
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        try:
+            outcome.update(_lock(limit, account.pw_uid, account.pw_gid, size))
+        except (OSError, ValueError) as failure:
+            outcome["reason"] = str(failure)
+        os.write(writing, json.dumps(outcome).encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as stream:
+        said = stream.read()
+    os.waitpid(child, 0)
+    return json.loads(said) if said else {**outcome, "reason": "the child ended without an answer"}
+
+
+def _lock(limit, uid: int, gid: int, size: int) -> dict:
+    value = resource.RLIM_INFINITY if limit == "infinity" else int(limit)
+    try:
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (value, value))
+    except ValueError as refused:
+        return {"reason": f"RLIMIT_MEMLOCK cannot be set to {limit} here: {refused}"}
+    os.setgroups([])
+    os.setgid(gid)
+    os.setuid(uid)
+    libc = ctypes.CDLL(None, use_errno=True)
+    area = mmap.mmap(-1, size)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(area))
+    if libc.mlock(ctypes.c_void_p(address), ctypes.c_size_t(size)) != 0:
+        return {"error": f"mlock of {size // 2**20} MiB: {os.strerror(ctypes.get_errno())}"}
+    return {"locked": size}
+
+
+# --- devices and tools -----------------------------------------------------------------------------------------------
+
+
+def char_devices(directory: str = "/dev/infiniband") -> list[str]:
+    """Names of the character devices that user space opens."""
+    try:
+        names = sorted(os.listdir(directory))
+    except OSError:
+        return []
+    return [name for name in names if _is_char_device(os.path.join(directory, name))]
+
+
+def _is_char_device(path: str) -> bool:
+    try:
+        return stat.S_ISCHR(os.stat(path).st_mode)
+    except OSError:
+        return False
+
+
+def tools(names) -> list[str]:
+    return [name for name in names if shutil.which(name)]
+
+
+# --- the two ends of a test ------------------------------------------------------------------------------------------
+
+
+def server_command(test: dict, seconds: int) -> list[str]:
+    if test["tool"] == "rping":
+        return ["rping", "-s", "-a", test["server"]["ip"], "-p", str(test["tcp_port"]), "-C", str(PINGS)]
+    return _bandwidth(test, test["server"], seconds)
+
+
+def client_command(test: dict, seconds: int) -> list[str]:
+    if test["tool"] == "rping":
+        return ["rping", "-c", "-v", "-V", "-a", test["address"], "-p", str(test["tcp_port"]), "-C", str(PINGS)]
+    return [*_bandwidth(test, test["client"], seconds), test["address"]]
+
+
+def _bandwidth(test: dict, side: dict, seconds: int) -> list[str]:
+    gid = [] if side["gid"] is None else ["-x", str(side["gid"])]
+    return [
+        *("ib_write_bw", "-d", side["hca"], "-i", str(side["port"]), *gid, "-p", str(test["tcp_port"])),
+        *("-F", "-s", str(_MESSAGE), "-D", str(seconds)),
+    ]
+
+
+def parse(tool: str, code: int, output: str) -> dict:
+    """What one end said: ok, error, and for ib_write_bw mb_per_s (2**20 bytes, as perftest counts) and gbps."""
+    if tool == "rping":
+        pings = len(re.findall(r"^ping data: ", output, re.MULTILINE))
+        ok = code == 0 and pings == PINGS
+        return {
+            "ok": ok,
+            "error": None if ok else _complaint(output) or f"{pings} of {PINGS} pings answered, exit code {code}",
+        }
+    row = re.search(r"^\s*\d+\s+\d+\s+[\d.]+\s+([\d.]+)\s+[\d.]+\s*$", output, re.MULTILINE)
+    if code != 0 or row is None:
+        return {"ok": False, "error": _complaint(output) or f"no result line, exit code {code}"}
+    value = float(row.group(1))
+    # perftest counts 2**20 bytes a MB and 10**9 bits a Gb.
+    gbps = value if "BW average[Gb/sec]" in output else value * 2**20 * 8 / 1e9
+    return {
+        "ok": value > 0,
+        "error": None if value > 0 else "no data moved",
+        "mb_per_s": round(gbps * 1e9 / 8 / 2**20, 1),
+        "gbps": round(gbps, 2),
+    }
+
+
+_NOISE = re.compile(
+    r"^[-\s]*$|^\s*(WARNING|ping data|---|#bytes|.*Test$|.*:\s+(ON|OFF)\b)|^ *(local|remote) address|^ *GID:"
+)
+_TELLING = re.compile(
+    r"(?i)(error|fail|unable|couldn't|cannot|can't|unreach|reject|refus|timed out|no such|not found|invalid)"
+)
+
+
+def _complaint(output: str) -> str:
+    """The lines of a tool's output that say what went wrong."""
+    lines = [line.strip() for line in output.splitlines() if not _NOISE.match(line.strip())]
+    telling = [line for line in lines if _TELLING.search(line)]
+    return "; ".join(dict.fromkeys(telling or lines[-2:]))[:300]
+
+
+def serve(tests: list[dict], seconds: int, limit: int, state: str = STATE) -> dict:
+    """Effect: start one server a test, each ending by itself after limit seconds. {id: error|None}."""
+    stop(state)
+    os.makedirs(state, mode=0o700)
+    outcome: dict = {}
+    started = {}
+    for number, test in enumerate(tests):
+        argv = ["timeout", "--kill-after=5", str(limit), *server_command(test, seconds)]
+        said = os.path.join(state, f"{number}.out")
+        try:
+            with open(said, "wb") as output:
+                process = subprocess.Popen(
+                    argv, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+                )
+        except OSError as error:
+            outcome[test["id"]] = f"{argv[0]} cannot be started: {error.strerror}"
+            continue
+        started[test["id"]] = (test, process, said)
+        with open(os.path.join(state, f"{number}.json"), "w", encoding="utf-8") as stream:
+            json.dump({"id": test["id"], "pid": process.pid, "born": _born(process.pid)}, stream)
+    _await_listening(started)
+    for name, (_test, process, said) in started.items():
+        code = process.poll()
+        outcome[name] = None if code is None else _ended(code, said)
+    return outcome
+
+
+def _await_listening(started: dict) -> None:
+    """Wait until each server of perftest listens or has ended; rping listens in rdma_cm, which no file shows."""
+    deadline = time.monotonic() + _PATIENCE
+    while time.monotonic() < deadline:
+        ports = _listening()
+        if all(
+            test["tool"] == "rping" or test["tcp_port"] in ports or process.poll() is not None
+            for test, process, _said in started.values()
+        ):
+            return
+        time.sleep(0.2)
+
+
+def _ended(code: int, path: str) -> str:
+    return f"the server ended at once (exit code {code}): {_complaint(_read(path)) or 'it said nothing'}"
+
+
+def connect(tests: list[dict], seconds: int, limit: int) -> list[dict]:
+    """Effect: run the clients one after the other, so that they do not share the processor; one result a test."""
+    return [{"id": test["id"], **_client(test, seconds, limit)} for test in tests]
+
+
+def _client(test: dict, seconds: int, limit: int) -> dict:
+    argv = client_command(test, seconds)
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        start = time.monotonic()
+        code, output = _run(argv, limit)
+        took = time.monotonic() - start
+        result = parse(test["tool"], code, output)
+        # A server may still be binding; only a quick refusal is worth a second try.
+        if result["ok"] or took > 3 or time.monotonic() > deadline:
+            return {**result, "seconds": round(took, 1), "command": " ".join(argv), "output": output[-_KEPT:]}
+        time.sleep(0.5)
+
+
+def _run(argv: list[str], limit: int):
+    try:
+        done = subprocess.run(
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=limit, check=False
+        )
+    except subprocess.TimeoutExpired as late:
+        return 124, f"{(late.stdout or b'').decode(errors='replace')}\nerror: no end after {limit} s"
+    except OSError as error:
+        return 127, f"error: {argv[0]} cannot be started: {error.strerror}"
+    return done.returncode, done.stdout.decode(errors="replace")
+
+
+def stop(state: str = STATE) -> dict:
+    """Effect: end every server of an earlier call and remove its files. {id: what the server said}."""
+    said = {}
+    try:
+        names = sorted(name for name in os.listdir(state) if name.endswith(".json"))
+    except OSError:
+        return said
+    for name in names:
+        record = json.loads(_read(os.path.join(state, name)) or "null")
+        if record:
+            _end(record["pid"], record["born"])
+            said[record["id"]] = _read(os.path.join(state, name[: -len(".json")] + ".out"))[-_KEPT:]
+    shutil.rmtree(state, ignore_errors=True)
+    return said
+
+
+def _end(pid: int, born) -> None:
+    """Kill the process group, but only while it is the one we started: process ids are used again."""
+    for sent, patience in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 1.0)):
+        if born is None or _born(pid) != born:
+            return
+        try:
+            os.killpg(pid, sent)
+        except ProcessLookupError:
+            return
+        deadline = time.monotonic() + patience
+        while time.monotonic() < deadline and _born(pid) == born:
+            time.sleep(0.05)
+
+
+def _born(pid: int):
+    """Start time of a process in ticks since boot; None when it is gone (a zombie is gone)."""
+    fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    return fields[19] if len(fields) > 19 and fields[0] != "Z" else None
+
+
+def _listening() -> set:
+    """TCP ports in state LISTEN (0A)."""
+    ports = set()
+    for path in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in _read(path).splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A":
+                ports.add(int(fields[1].rpartition(":")[2], 16))
+    return ports
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as stream:
+            return stream.read()
+    except OSError:
+        return ""

@@ -1,0 +1,193 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which node sends verbs traffic to which, over which rail.
+
+PRIVATE to the collection. Pure; runs on the controller. Peers are found by rail index and subnet, never by name: rail i
+of one node is cabled to rail i of the next. Each rail's nodes form a chain, so that every node takes part at the cost
+of one test more than there are nodes, less two.
+"""
+
+from __future__ import annotations
+
+try:
+    import netaddr
+except ImportError:  # reported by the action plugin; a node never imports this file
+    netaddr = None
+
+TOOLS = ("rping", "ib_write_bw")
+
+
+def ends(node: dict) -> list[dict]:
+    """The rails of one node as ends of a fabric test; `reason` says why one cannot be used.
+
+    node: host, facts, address (for handshakes), tools (those it has), base_port, runs (whether it can run anything).
+    """
+    facts = node["facts"]
+    hcas = {hca["name"]: hca for hca in facts["hcas"]}
+    return [_end(node, rail, hcas[rail["hca"]]) for rail in facts["rails"] if rail["hca"] in hcas]
+
+
+def _end(node: dict, rail: dict, hca: dict) -> dict:
+    port = next(port for port in hca["ports"] if port["number"] == rail["port"])
+    netdev = next((netdev for netdev in hca["netdevs"] if netdev["name"] == rail["netdev"]), None)
+    known = netdev["addresses"] if netdev and isinstance(netdev["addresses"], list) else []
+    addresses = [address for address in known if _usable(address)]
+    end = {
+        "host": node["host"],
+        "rail": rail["index"],
+        "hca": hca["name"],
+        "port": port["number"],
+        "netdev": rail["netdev"],
+        "kind": hca["kind"],
+        "link_layer": port["link_layer"],
+        "gbps": _gbps(hca, port),
+        "management": node["address"],
+        "tools": node["tools"],
+        "networks": {str(netaddr.IPNetwork(address).cidr): str(netaddr.IPNetwork(address).ip) for address in addresses},
+        "gids": {_gid_address(gid["gid"]): gid["index"] for gid in port["gids"] if gid["type"] == "RoCE v2"},
+        "reason": None,
+    }
+    if not node["runs"]:
+        end["reason"] = "its facts come from a tree of files, which sends nothing"
+    elif port["state"] != "ACTIVE":
+        end["reason"] = f"the port is {port['state']}"
+    elif not end["networks"]:
+        if port["link_layer"] == "InfiniBand" and port["gids"]:
+            # Without IPoIB two ports meet where their subnet prefix (upper half of the GID) is the same.
+            prefix = int(netaddr.IPAddress(port["gids"][0]["gid"])) >> 64
+            end["networks"] = {f"InfiniBand subnet {prefix:016x}": None}
+        else:
+            end["reason"] = (
+                f"{rail['netdev'] or 'the port'} has no IPv4 or routable IPv6 address, so no peer can address it"
+            )
+    return end
+
+
+def _usable(address: str) -> bool:
+    """An address of a fabric: not link-local (each port has one), not loopback."""
+    ip = netaddr.IPNetwork(address).ip
+    return not (ip.is_link_local() or ip.is_loopback())
+
+
+def _gid_address(gid: str) -> str:
+    """The address a RoCE GID stands for."""
+    ip = netaddr.IPAddress(gid)
+    return str(ip.ipv4() if ip.is_ipv4_mapped() else ip)
+
+
+def _gbps(hca: dict, port: dict):
+    """What the port can carry, in Gb/s: the link's rate or that of its PCIe slot; None where that means nothing."""
+    rate = port["rate_gbps"]
+    if hca["kind"] != "pci" or not isinstance(rate, (int, float)):
+        return None
+    link = (hca["pci"] or {}).get("link") or {}
+    speed, width = link.get("speed_gts"), link.get("width")
+    if isinstance(speed, (int, float)) and isinstance(width, int):
+        # Line coding is 8b/10b up to PCIe 2 and 128b/130b after it; packet headers take about a tenth more.
+        rate = min(rate, speed * width * (0.8 if speed <= 5 else 128 / 130) * 0.9)
+    return round(rate, 1)
+
+
+def plan(nodes: list[dict]) -> dict:
+    """tests: what to run; unpaired: ends without one, each with its reason; clashes: addresses with two holders."""
+    every = [end for node in nodes for end in ends(node)]
+    tests, clashes, paired = [], [], set()
+    next_port = {node["host"]: node["base_port"] for node in nodes}
+    for rail in sorted({end["rail"] for end in every}):
+        usable = [end for end in every if end["rail"] == rail and end["reason"] is None]
+        for network, chain in _chains(usable).items():
+            clashes += _clashes(network, chain)
+            for client, server in zip(chain, chain[1:]):
+                if network and _address(client, network) == _address(server, network) is not None:
+                    continue
+                paired |= {(end["host"], end["rail"], end["hca"]) for end in (client, server)}
+                tests += _tests(client, server, network, next_port)
+    unpaired = [
+        {**end, "reason": end["reason"] or _why_alone(end, every, len(nodes))}
+        for end in every
+        if (end["host"], end["rail"], end["hca"]) not in paired
+    ]
+    return {"tests": tests, "unpaired": unpaired, "clashes": clashes}
+
+
+def _chains(usable: list[dict]) -> dict:
+    """{network: ends in order}; an end with several networks joins the one where most others are."""
+    members: dict[str, list] = {}
+    for end in usable:
+        for network in end["networks"]:
+            members.setdefault(network, []).append(end)
+    chains: dict[str, list] = {}
+    for end in usable:
+        best = max(end["networks"], key=lambda network: len(members[network]))
+        chains.setdefault(best, []).append(end)
+    return chains
+
+
+def _clashes(network: str, chain: list[dict]) -> list[dict]:
+    holders: dict[str, list] = {}
+    for end in chain:
+        if _address(end, network) is not None:
+            holders.setdefault(_address(end, network), []).append(end)
+    return [{"address": address, "ends": sharing} for address, sharing in holders.items() if len(sharing) > 1]
+
+
+def _address(end: dict, network: str):
+    return end["networks"][network]
+
+
+def _tests(client: dict, server: dict, network: str, next_port: dict) -> list[dict]:
+    address = _address(server, network)
+    tests = []
+    for tool in TOOLS:
+        if tool == "rping" and address is None:
+            continue  # rdma_cm resolves IP addresses only
+        port = next_port[server["host"]]
+        next_port[server["host"]] += 1
+        tests.append(
+            {
+                "id": f"rail{server['rail']}-{client['host']}-{server['host']}-{tool}",
+                "tool": tool,
+                "rail": server["rail"],
+                "network": network,
+                # ib_write_bw exchanges its queue pair numbers over TCP, which needs no address on the rail itself.
+                "address": address if address is not None and ":" not in address else _handshake(tool, address, server),
+                "tcp_port": port,
+                "server": _side(server, address),
+                "client": _side(client, _address(client, network)),
+                "gbps": min((end["gbps"] for end in (client, server) if end["gbps"]), default=None),
+                "software": "software" in (client["kind"], server["kind"]),
+                "missing": sorted({end["host"] for end in (client, server) if tool not in end["tools"]}),
+            }
+        )
+    return tests
+
+
+def _handshake(tool: str, address, server: dict):
+    return address if tool == "rping" else server["management"]
+
+
+def _side(end: dict, address) -> dict:
+    gid = None if end["link_layer"] == "InfiniBand" else end["gids"].get(address)
+    return {
+        "host": end["host"],
+        "hca": end["hca"],
+        "port": end["port"],
+        "netdev": end["netdev"],
+        "ip": address,
+        "gid": gid,
+    }
+
+
+def _why_alone(end: dict, every: list[dict], nodes: int) -> str:
+    others = [other for other in every if other["rail"] == end["rail"] and other["host"] != end["host"]]
+    if nodes == 1:
+        return "no peer: this play has one node only"
+    if not others:
+        return f"no peer: no other node has a rail {end['rail']}"
+    usable = [other for other in others if other["reason"] is None]
+    if not usable:
+        return f"no peer: rail {end['rail']} of {others[0]['host']}: {others[0]['reason']}"
+    here = ", ".join(end["networks"])
+    there = ", ".join(f"{other['host']} {' '.join(other['networks'])}" for other in usable[:3])
+    return f"no peer in {here}: rail {end['rail']} of {there}"

@@ -1,0 +1,90 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Text for people: findings with their four facts, tables, lists.
+
+PRIVATE to the collection. Pure.
+"""
+
+from __future__ import annotations
+
+import itertools
+import textwrap
+
+WIDTH = 120
+# As wide as the longest label and two blanks.
+_LABEL = 11
+
+
+def four_facts(findings) -> str:
+    """Findings as blocks of object, wanted, seen, next step; hosts with the same finding share one block.
+
+    A finding is a mapping with host, object, wanted, seen and next_step.
+    """
+    groups: dict[tuple, list[str]] = {}
+    for finding in findings:
+        key = tuple(str(finding[fact]) for fact in ("object", "wanted", "seen", "next_step"))
+        hosts = groups.setdefault(key, [])
+        if finding["host"] not in hosts:
+            hosts.append(finding["host"])
+    return "\n".join(_block(hosts, *facts) for facts, hosts in groups.items())
+
+
+def _block(hosts, obj, wanted, seen, next_step) -> str:
+    lines = [f"{names(hosts)}  {obj}"]
+    for label, text in (("wanted", wanted), ("seen", seen), ("next step", next_step)):
+        if text:
+            lines.append(wrapped(f"  {label:<{_LABEL}}", text))
+    return "\n".join(lines)
+
+
+def wrapped(lead: str, text: str, indent: str | None = None) -> str:
+    """Text behind a lead, its further lines indented (as far as the lead is wide unless told otherwise)."""
+    indent = " " * len(lead) if indent is None else indent
+    first, *rest = text.splitlines() or [""]
+    fill = textwrap.TextWrapper(WIDTH, break_long_words=False, break_on_hyphens=False, subsequent_indent=indent)
+    fill.initial_indent = lead
+    lines = [fill.fill(first) or lead]
+    fill.initial_indent = indent
+    return "\n".join(lines + [fill.fill(line) for line in rest])
+
+
+def names(hosts, most: int = 6) -> str:
+    """Host names for one line; a long list is cut, with the number of the rest."""
+    hosts = list(hosts)
+    if len(hosts) <= most:
+        return ", ".join(hosts)
+    return f"{', '.join(hosts[: most - 1])} and {len(hosts) - most + 1} more"
+
+
+def table(header, rows) -> str:
+    """Columns as wide as their widest cell; the last one runs free."""
+    rows = [[str(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(header, *rows)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in [list(header), *rows]
+    )
+
+
+def count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def alike(items):
+    """(hosts, value) for each distinct value of (host, value) pairs, in order of first appearance."""
+    found: list[tuple[list, object]] = []
+    for host, value in items:
+        for hosts, known in found:
+            if known == value:
+                hosts.append(host)
+                break
+        else:
+            found.append(([host], value))
+    return found
+
+
+def listing(items, most: int = 12) -> str:
+    """Things that exist, for a `seen`: all of them, or the first ones and how many more."""
+    items = list(items)
+    shown = ", ".join(itertools.islice(items, most))
+    return f"{shown} and {len(items) - most} more" if len(items) > most else shown
