@@ -85,7 +85,7 @@ options:
     description:
       - The rails in order, each named by exactly one of O(rails[].hca), O(rails[].pci), O(rails[].netdev) and
         O(rails[].mac).
-      - An empty list means automatic rails. Those are the ports of all physical functions except the HCA that carries the
+      - An empty list means automatic rails, the ports of all physical functions except the HCA that carries the
         default route, in GPU order where each GPU has a card of its own nearest to it, else in PCI order.
       - The number of an automatic rail does not depend on cables. A port that is down and has no address while another
         port of the same card is in use counts as unused, and its number stays empty.
@@ -230,7 +230,7 @@ ansible_facts:
                   description: CPUs near it, such as C(0-71).
                   type: str
                 link:
-                  description: C(speed_gts), C(width), C(max_speed_gts) and C(max_width) of the PCIe link; speeds in GT/s.
+                  description: C(speed_gts), C(width), C(max_speed_gts) and C(max_width) of the PCIe link (GT/s).
                   type: dict
                 iommu_group:
                   description: IOMMU group, or null.
@@ -468,7 +468,7 @@ ansible_facts:
               description: C(automatic) or C(named).
               type: str
         rails_excluded:
-          description: HCAs that are no automatic rail, and names that match no HCA (C(hca) is null), with the C(reason).
+          description: HCAs that are no automatic rail, and names without an HCA (C(hca) is null), with the C(reason).
           type: list
           elements: dict
           returned: with subset rails
@@ -487,7 +487,7 @@ ansible_facts:
               description: The mode that the next boot brings by configuration, null when nothing sets it.
               type: str
             netns_sources:
-              description: What sets the mode, weakest first, as C(path), C(line), C(text), C(mode), C(ours) and C(wins).
+              description: What sets it, weakest first, as C(path), C(line), C(text), C(mode), C(ours) and C(wins).
               type: list
               elements: dict
             foreign_owners:
@@ -524,12 +524,12 @@ ansible_facts:
           type: dict
           returned: with subset gpudirect
         modules:
-          description: Kernel modules by name, each with C(loaded), C(builtin), C(available), C(persisted) (paths that load
+          description: Modules by name, each with C(loaded), C(builtin), C(available), C(persisted) (paths that load
             it at boot) and C(blocked_by) (C(path), C(line), C(text)).
           type: dict
           returned: with subset modules
         limits:
-          description: C(services) by name, each with C(exists), C(active), C(main_pid), C(memlock) (what a new start gets,
+          description: C(services) by name, each with C(exists), C(active), C(main_pid), C(memlock) (of a new start,
             C(infinity) or bytes), C(memlock_running) and C(drop_ins).
           type: dict
           returned: with subset limits

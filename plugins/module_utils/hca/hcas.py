@@ -269,14 +269,14 @@ def _settle(port: dict[str, Any], netdevs: list[dict[str, Any]], owner: Optional
 
 def place(tree: Tree, found: list[dict[str, Any]], gpus: list[dict[str, Any]]) -> None:
     """Add to each PCI HCA its nearest GPUs (nearest class only) and its distance to every other PCI HCA."""
-    tree = tree.snapshot()
+    distances = topology.Topology(tree)
     addresses = [gpu["address"] for gpu in gpus]
     hardware = [hca for hca in found if hca["pci"]]
     for hca in hardware:
         here = hca["pci"]["address"]
-        hca["nearest_gpus"] = topology.nearest(tree, here, addresses)
+        hca["nearest_gpus"] = distances.nearest(here, addresses)
         for other in hardware:
-            far = None if other is hca else topology.distance(tree, here, other["pci"]["address"])
+            far = None if other is hca else distances.distance(here, other["pci"]["address"])
             if far:
                 hca["nic_distances"][other["name"]] = far
 

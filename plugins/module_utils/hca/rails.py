@@ -183,13 +183,14 @@ def _one_to_one(
     Two GPUs and two cards below one switch are all equally near: they pair up in PCI order. Empty when GPUs would have
     to share, or when more cards are equally near than there are GPUs, because then the choice would be a guess.
     """
+    where = topology.Topology(tree)
     near: list[list[str]] = []
     distances: list[str] = []
     for gpu in gpus:
         ranked: dict[str, list[str]] = {}
         for card, members in cards.items():
             function = members[0]["pci"]
-            far = topology.distance(tree, gpu["address"], function["address"]) if function else None
+            far = where.distance(gpu["address"], function["address"]) if function else None
             if far:
                 ranked.setdefault(far, []).append(card)
         best = next((far for far in topology.CLASSES if far in ranked), None)

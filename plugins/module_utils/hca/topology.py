@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Any, Optional
+from typing import Optional
 
 from . import paths, pci
 from .tree import Tree
@@ -26,59 +26,65 @@ CLASSES = ("PIX", "PXB", "PHB", "NODE", "SYS")
 _HOST_BRIDGE = re.compile(r"^pci[0-9a-f]{4,}:[0-9a-f]{2}$")
 
 
-def chain(tree: Tree, address: str) -> tuple[str, ...]:
-    """Host bridge, bridges and the function itself, from the root down; empty when the function is not there."""
-    path = tree.realpath(f"{paths.PCI}/{address}").split("/")
-    for index, name in enumerate(path):
-        if _HOST_BRIDGE.match(name):
-            return tuple(path[index:])
-    return ()
+class Topology:
+    """Distances on one node; each function's place in the tree is worked out once."""
+
+    def __init__(self, tree: Tree):
+        self._tree = tree.snapshot()
+        self._chains: dict[str, tuple[str, ...]] = {}
+        self._single: Optional[bool] = None
+
+    def chain(self, address: str) -> tuple[str, ...]:
+        """Host bridge, bridges and the function itself, from the root down; empty when the function is not there."""
+        found = self._chains.get(address)
+        if found is None:
+            parts = self._tree.realpath(f"{paths.PCI}/{address}").split("/")
+            root = next((index for index, name in enumerate(parts) if _HOST_BRIDGE.match(name)), len(parts))
+            found = self._chains[address] = tuple(parts[root:])
+        return found
+
+    def distance(self, one: str, other: str) -> Optional[str]:
+        """Distance class of two PCI addresses; None when it cannot be seen because one of them is not there."""
+        left, right = self.chain(one), self.chain(other)
+        if not left or not right:
+            return None
+        shared = 0
+        for mine, its in zip(left, right):
+            if mine != its:
+                break
+            shared += 1
+        if shared > 1:
+            # They meet at a bridge. Below a switch's upstream port each side has its own downstream port, and that
+            # pair belongs to the one switch; anything longer is a second switch on the way.
+            below = max(len(left), len(right)) - shared - 1
+            return "PIX" if below <= 1 else "PXB"
+        if shared == 1:
+            return "PHB"
+        return "NODE" if self._same_node(one, other) else "SYS"
+
+    def nearest(self, address: str, others: Iterable[str]) -> list[dict[str, str]]:
+        """Those of `others` in the nearest distance class, in PCI order: [{address, distance}]."""
+        found: dict[str, list[str]] = {}
+        for other in others:
+            far = self.distance(address, other)
+            if far:
+                found.setdefault(far, []).append(other)
+        best = next((far for far in CLASSES if far in found), None)
+        return [{"address": other, "distance": best} for other in sorted(found[best], key=pci.order)] if best else []
+
+    def _same_node(self, one: str, other: str) -> bool:
+        """A machine with a single NUMA node need not name it for each function (-1)."""
+        first, second = pci.numa_node(self._tree, one), pci.numa_node(self._tree, other)
+        if first == second:
+            return True
+        if -1 not in (first, second):
+            return False
+        if self._single is None:
+            online = self._tree.read("/sys/devices/system/node/online")
+            self._single = online is None or online.isdigit()
+        return self._single
 
 
 def distance(tree: Tree, one: str, other: str) -> Optional[str]:
-    """Distance class of two PCI addresses; None when it cannot be seen because one of them is not there."""
-    return between(chain(tree, one), chain(tree, other), lambda: same_node(tree, one, other))
-
-
-def same_node(tree: Tree, one: str, other: str) -> bool:
-    """Whether both hang on one NUMA node. A machine with a single node need not say so for each function (-1)."""
-    first, second = pci.numa_node(tree, one), pci.numa_node(tree, other)
-    return first == second or (-1 in (first, second) and _single_node(tree))
-
-
-def _single_node(tree: Tree) -> bool:
-    online = tree.read("/sys/devices/system/node/online")
-    return online is None or online.isdigit()
-
-
-def between(one: tuple[str, ...], other: tuple[str, ...], same_numa_node: Any) -> Optional[str]:
-    """Distance class of two chains. same_numa_node: a call, asked only when they meet at no host bridge."""
-    if not one or not other:
-        return None
-    shared = 0
-    for left, right in zip(one, other):
-        if left != right:
-            break
-        shared += 1
-    last = one[shared - 1] if shared else ""
-    if pci.ADDRESS.match(last):
-        # They meet at a bridge. Below a switch's upstream port each side has its own downstream port, and that pair
-        # belongs to the one switch; anything longer is a second switch on the way.
-        below = max(len(one), len(other)) - shared - 1
-        return "PIX" if below <= 1 else "PXB"
-    if _HOST_BRIDGE.match(last):
-        return "PHB"
-    return "NODE" if same_numa_node() else "SYS"
-
-
-def nearest(tree: Tree, address: str, others: Iterable[str]) -> list[dict[str, str]]:
-    """Those of `others` in the nearest distance class, in PCI order: [{address, distance}]."""
-    found: dict[str, list[str]] = {}
-    for other in others:
-        far = distance(tree, address, other)
-        if far:
-            found.setdefault(far, []).append(other)
-    for far in CLASSES:
-        if far in found:
-            return [{"address": other, "distance": far} for other in sorted(found[far], key=pci.order)]
-    return []
+    """Distance class of two PCI addresses, for a single question; see Topology for many."""
+    return Topology(tree).distance(one, other)

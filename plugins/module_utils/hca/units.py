@@ -22,12 +22,9 @@ def fragment(tree: Tree, unit: str) -> Optional[str]:
     """Path of the unit file that counts; None when there is none or the unit is masked."""
     for name in (unit, template(unit)):
         for directory in paths.UNIT_DIRECTORIES if name else ():
-            path = f"{directory}/{name}"
-            link = tree.readlink(path)
-            if link == "/dev/null":
-                return None
-            if link or tree.exists(path):
-                return path
+            if name in tree.listdir(directory):
+                path = f"{directory}/{name}"
+                return None if tree.readlink(path) == "/dev/null" else path
     return None
 
 
@@ -39,13 +36,15 @@ def drop_ins(tree: Tree, unit: str) -> list[str]:
     """
     stem, _dot, kind = unit.rpartition(".")
     dashed = stem.split("-")
-    names = [unit, template(unit), *("-".join(dashed[:count]) + f"-.{kind}" for count in range(len(dashed) - 1, 0, -1))]
+    prefixes = ["-".join(dashed[:count]) + f"-.{kind}" for count in range(len(dashed) - 1, 0, -1)]
     chosen: dict[str, str] = {}
-    for name in [*names, kind]:
+    for name in [unit, template(unit), *prefixes, kind]:
         for directory in paths.UNIT_DIRECTORIES if name else ():
-            for file in tree.listdir(f"{directory}/{name}.d"):
-                if file.endswith(".conf"):
-                    chosen.setdefault(file, f"{directory}/{name}.d/{file}")
+            # One listing of each directory serves every unit that is asked about.
+            if f"{name}.d" in tree.listdir(directory):
+                for file in tree.listdir(f"{directory}/{name}.d"):
+                    if file.endswith(".conf"):
+                        chosen.setdefault(file, f"{directory}/{name}.d/{file}")
     return [chosen[file] for file in sorted(chosen)]
 
 
