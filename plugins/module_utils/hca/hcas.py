@@ -18,6 +18,8 @@ from .tree import Tree
 
 NEEDS_VERBS = unknown("needs verbs")
 _ZERO_GID = b"0000:0000:0000:0000:0000:0000:0000:0000"
+_DEVICE = ("node_type", "node_guid", "sys_image_guid", "hca_type", "hw_rev", "fw_ver", "board_id")
+_PORT = ("state", "phys_state", "rate", "link_layer", "lid", "sm_lid")
 _RATE = re.compile(r"^([0-9.]+) Gb/sec")
 
 
@@ -104,10 +106,9 @@ def _hca(
     tree: Tree, network: Network, name: str, characters: dict[str, Any], with_gids: bool
 ) -> Optional[dict[str, Any]]:
     base = f"{paths.INFINIBAND}/{name}"
-    read = tree.read
+    value = tree.attributes(base, _DEVICE)
     numbers = sorted(int(number) for number in tree.listdir(f"{base}/ports") if number.isdigit())
-    node_type = meaning(read(f"{base}/node_type"))
-    node_guid = read(f"{base}/node_guid")
+    node_type, node_guid = meaning(value["node_type"]), value["node_guid"]
     if not numbers and node_type is None and node_guid is None:
         return None
     address, parent, auxiliary = _where(tree, name)
@@ -118,7 +119,7 @@ def _hca(
     tables = {number: _gids(tree, f"{base}/ports/{number}") if with_gids else [] for number in numbers}
     owners = {number: _gid_netdev(tree, f"{base}/ports/{number}", tables[number]) for number in numbers}
     netdevs, representors = _netdevs(tree, network, name, parent if function else None, numbers, owners, node_guid)
-    overhead = _overhead(function, node_type, rxe=not function and bool(read(f"{base}/parent")))
+    overhead = _overhead(function, node_type, rxe=not function and bool(tree.read(f"{base}/parent")))
     return {
         "name": name,
         "kind": "pci" if function else "software",
@@ -126,12 +127,12 @@ def _hca(
         "auxiliary": auxiliary if role == "sf" else None,
         "pci": function,
         "node_type": node_type,
-        "hca_type": read(f"{base}/hca_type") or None,
-        "hw_rev": read(f"{base}/hw_rev") or None,
-        "firmware": read(f"{base}/fw_ver") or None,
-        "psid": read(f"{base}/board_id") or None,
+        "hca_type": value["hca_type"] or None,
+        "hw_rev": value["hw_rev"] or None,
+        "firmware": value["fw_ver"] or None,
+        "psid": value["board_id"] or None,
         "node_guid": node_guid,
-        "sys_image_guid": read(f"{base}/sys_image_guid"),
+        "sys_image_guid": value["sys_image_guid"],
         "char_devices": characters,
         "netdevs": netdevs,
         "representors": representors,
@@ -209,18 +210,18 @@ def _mac(guid: Optional[str]) -> str:
 
 
 def _port(tree: Tree, port: str, number: int, gids: list[dict[str, Any]]) -> dict[str, Any]:
-    read = tree.read
-    rate = read(f"{port}/rate")
+    value = tree.attributes(port, _PORT)
+    rate = value["rate"]
     matched = _RATE.match(rate or "")
     return {
         "number": number,
-        "state": meaning(read(f"{port}/state")),
-        "phys_state": meaning(read(f"{port}/phys_state")),
+        "state": meaning(value["state"]),
+        "phys_state": meaning(value["phys_state"]),
         "rate_gbps": float(matched.group(1)) if matched else None,
         "rate_text": rate,
-        "link_layer": read(f"{port}/link_layer") or None,
-        "lid": integer(read(f"{port}/lid")),
-        "sm_lid": integer(read(f"{port}/sm_lid")),
+        "link_layer": value["link_layer"] or None,
+        "lid": integer(value["lid"]),
+        "sm_lid": integer(value["sm_lid"]),
         "active_mtu": NEEDS_VERBS,
         "max_mtu": NEEDS_VERBS,
         "netdev": None,

@@ -24,6 +24,17 @@ RXE_OVERHEAD = 80
 IB_MTUS = (4096, 2048, 1024, 512, 256)
 # Port functions that a switch-mode NIC shows next to its uplink: representors of VFs and SFs, no port of the card.
 _REPRESENTOR = re.compile(r"^(c\d+)?pf\d+(vf|sf)\d+$|^(c\d+)?pf\d+$")
+_ATTRIBUTES = (
+    "address",
+    "mtu",
+    "type",
+    "operstate",
+    "carrier",
+    "speed",
+    "phys_port_name",
+    "dev_port",
+    "dev_id",
+)
 _UP, _REJECT = 0x1, 0x200  # RTF_UP, RTF_REJECT of include/uapi/linux/route.h
 
 
@@ -56,25 +67,23 @@ class Network:
         mtu in bytes, speed in Mbit/s (None when down or virtual), carrier None while the interface is down. `dev_port`
         is the zero-based port of the card. `parent` is set for an IPoIB child.
         """
-        read, base = self._tree.read, f"{paths.NET}/{name}"
-        mtu = integer(read(f"{base}/mtu"))
-        kind = integer(read(f"{base}/type"))
+        base = f"{paths.NET}/{name}"
+        value = self._tree.attributes(base, _ATTRIBUTES)
+        mtu, kind, speed = integer(value["mtu"]), integer(value["type"]), integer(value["speed"])
         if mtu is None and kind is None:
             return None
-        speed = integer(read(f"{base}/speed"))
-        carrier = integer(read(f"{base}/carrier"))
-        infiniband = kind == 32
+        carrier = integer(value["carrier"])
         return {
             "name": name,
-            "mac": read(f"{base}/address"),
+            "mac": value["address"],
             "mtu": mtu,
-            "operstate": read(f"{base}/operstate"),
+            "operstate": value["operstate"],
             "carrier": None if carrier is None else bool(carrier),
             "speed_mbps": speed if speed and speed > 0 else None,
             "type": TYPES.get(kind, kind if kind is None else str(kind)),
-            "phys_port_name": read(f"{base}/phys_port_name") or None,
-            "parent": (read(f"{base}/parent") or None) if infiniband else None,
-            "dev_port": max(integer(read(f"{base}/dev_port")) or 0, integer(read(f"{base}/dev_id")) or 0),
+            "phys_port_name": value["phys_port_name"] or None,
+            "parent": (self._tree.read(f"{base}/parent") or None) if kind == 32 else None,
+            "dev_port": max(integer(value["dev_port"]) or 0, integer(value["dev_id"]) or 0),
             "master": self.master(name),
             "default_route": name in self.carriers(),
             "addresses": self.addresses(name),

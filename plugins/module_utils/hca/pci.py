@@ -124,13 +124,24 @@ def driver(tree: Tree, address: str) -> Optional[str]:
 
 def numa_node(tree: Tree, address: str) -> int:
     """NUMA node of a function; -1 when the firmware names none."""
-    node = integer(tree.read(f"{paths.PCI}/{address}/numa_node"))
+    return _numa(tree.read(f"{paths.PCI}/{address}/numa_node"))
+
+
+def _numa(text: Optional[str]) -> int:
+    node = integer(text)
     return -1 if node is None else node
 
 
-def local_cpus(tree: Tree, address: str) -> Optional[str]:
-    """CPUs near the function as a list such as `0-71`."""
-    return tree.read(f"{paths.PCI}/{address}/local_cpulist") or None
+_IDENTITY = ("vendor", "device", "numa_node", "local_cpulist")
+_FUNCTION = (
+    *_IDENTITY,
+    "subsystem_vendor",
+    "subsystem_device",
+    "current_link_speed",
+    "current_link_width",
+    "max_link_speed",
+    "max_link_width",
+)
 
 
 def function(tree: Tree, address: str) -> dict[str, Any]:
@@ -140,35 +151,37 @@ def function(tree: Tree, address: str) -> dict[str, Any]:
     function cannot make VFs.
     """
     base = f"{paths.PCI}/{address}"
-    vendor = hexadecimal(tree.read(f"{base}/vendor"))
-    device = hexadecimal(tree.read(f"{base}/device"))
     names = tree.listdir(base)
+    able = ("sriov_totalvfs", "sriov_numvfs") if "sriov_totalvfs" in names else ()
+    value = tree.attributes(base, (*_FUNCTION, *able))
+    vendor, device = hexadecimal(value["vendor"]), hexadecimal(value["device"])
     physfn = tree.target(f"{base}/physfn") if "physfn" in names else None
     named = model(vendor, device)
     if physfn:
         # One id serves the VFs of every recent ConnectX; the PF knows which card it is.
-        parent = f"{paths.PCI}/{physfn}"
-        named = MODELS.get(f"{vendor}:{hexadecimal(tree.read(f'{parent}/device'))}", named)
+        named = MODELS.get(f"{vendor}:{hexadecimal(tree.read(f'{paths.PCI}/{physfn}/device'))}", named)
     virtual = [tree.target(f"{base}/{name}") for name in names if name.startswith("virtfn")]
-    total = integer(tree.read(f"{base}/sriov_totalvfs")) if "sriov_totalvfs" in names else None
     return {
         "address": address,
         "vendor": vendor,
         "device": device,
-        "subsystem_vendor": hexadecimal(tree.read(f"{base}/subsystem_vendor")),
-        "subsystem_device": hexadecimal(tree.read(f"{base}/subsystem_device")),
+        "subsystem_vendor": hexadecimal(value["subsystem_vendor"]),
+        "subsystem_device": hexadecimal(value["subsystem_device"]),
         "model": named,
-        "driver": driver(tree, address),
-        "numa_node": numa_node(tree, address),
-        "local_cpus": local_cpus(tree, address),
+        "driver": driver(tree, address) if "driver" in names else None,
+        "numa_node": _numa(value["numa_node"]),
+        "local_cpus": value["local_cpulist"] or None,
         "link": {
-            "speed_gts": _speed(tree.read(f"{base}/current_link_speed")),
-            "width": integer(tree.read(f"{base}/current_link_width")),
-            "max_speed_gts": _speed(tree.read(f"{base}/max_link_speed")),
-            "max_width": integer(tree.read(f"{base}/max_link_width")),
+            "speed_gts": _speed(value["current_link_speed"]),
+            "width": integer(value["current_link_width"]),
+            "max_speed_gts": _speed(value["max_link_speed"]),
+            "max_width": integer(value["max_link_width"]),
         },
-        "iommu_group": tree.target(f"{base}/iommu_group"),
-        "sriov": {"total": total or 0, "enabled": (integer(tree.read(f"{base}/sriov_numvfs")) or 0) if total else 0},
+        "iommu_group": tree.target(f"{base}/iommu_group") if "iommu_group" in names else None,
+        "sriov": {
+            "total": integer(value.get("sriov_totalvfs")) or 0,
+            "enabled": integer(value.get("sriov_numvfs")) or 0,
+        },
         "physfn": physfn,
         "virtfns": sorted((name for name in virtual if name), key=order),
     }
@@ -192,24 +205,22 @@ def gpus(tree: Tree, functions: Optional[dict[str, str]] = None) -> list[dict[st
     for address, code in (classes(tree) if functions is None else functions).items():
         if not code.startswith(("0x03", "0x12")):
             continue
-        base = f"{paths.PCI}/{address}"
-        vendor = hexadecimal(tree.read(f"{base}/vendor"))
+        value = tree.attributes(f"{paths.PCI}/{address}", _IDENTITY)
+        vendor, device = hexadecimal(value["vendor"]), hexadecimal(value["device"])
         if not vendor or code[:6] not in GPU_CLASSES.get(vendor, ()):
             continue
-        device = hexadecimal(tree.read(f"{base}/device"))
         found.append(
             {
                 "index": len(found),
                 "address": address,
                 "vendor": vendor,
                 "device": device,
-                "model": _nvidia_model(tree, address) if vendor == NVIDIA else None,
+                "model": (_nvidia_model(tree, address) if vendor == NVIDIA else None) or model(vendor, device),
                 "driver": driver(tree, address),
-                "numa_node": numa_node(tree, address),
-                "local_cpus": local_cpus(tree, address),
+                "numa_node": _numa(value["numa_node"]),
+                "local_cpus": value["local_cpulist"] or None,
             }
         )
-        found[-1]["model"] = found[-1]["model"] or model(vendor, device)
     return found
 
 

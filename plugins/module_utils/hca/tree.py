@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Sequence
 from typing import Callable, Optional
 
 # O_NONBLOCK: a FIFO in a captured tree must not hang the reader.
@@ -30,6 +31,8 @@ class Tree:
         real = os.path.realpath(root)
         self.root = real
         self._prefix = "" if real == "/" else real
+        # Below another root the last component is followed by us, inside that root.
+        self._flags = _FLAGS | os.O_NOFOLLOW if self._prefix else _FLAGS
         self._record = record
 
     @property
@@ -67,6 +70,35 @@ class Tree:
         finally:
             os.close(fd)
 
+    def attributes(self, directory: str, names: Sequence[str]) -> dict[str, Optional[str]]:
+        """Several files of one directory as {name: what `read` would give}, by one path walk for all of them."""
+        if self._record:
+            for name in names:
+                self._record("read", f"{directory}/{name}")
+        found: dict[str, Optional[str]] = dict.fromkeys(names)
+        try:
+            directory_fd = self._enter(directory)
+        except (OSError, ValueError):
+            return found
+        flags = self._flags
+        try:
+            for name in names:
+                try:
+                    fd = os.open(name, flags, dir_fd=directory_fd)
+                except OSError as error:
+                    if error.errno == errno.ELOOP:
+                        found[name] = self.read(f"{directory}/{name}")
+                    continue
+                try:
+                    found[name] = os.read(fd, 65536).decode("utf-8", "replace").strip()
+                except OSError:
+                    pass  # unreadable right now (EINVAL, ENODEV, …): the same None as an absent one
+                finally:
+                    os.close(fd)
+        finally:
+            os.close(directory_fd)
+        return found
+
     def slots(self, directory: str, empty: bytes) -> list[tuple[int, str]]:
         """Numbered files of a directory whose content does not start with `empty`, as [(number, stripped text)].
 
@@ -77,7 +109,7 @@ class Tree:
         if self._record:
             self._record("slots", directory)
         try:
-            directory_fd = os.open(self._prefix + self._folder(directory), _FLAGS | os.O_DIRECTORY)
+            directory_fd = self._enter(directory)
         except (OSError, ValueError):
             return []
         found = []
@@ -85,7 +117,7 @@ class Tree:
         try:
             for name in os.listdir(directory_fd):
                 try:
-                    fd = os.open(name, _FLAGS, dir_fd=directory_fd)
+                    fd = os.open(name, self._flags, dir_fd=directory_fd)
                 except OSError:
                     continue
                 try:
@@ -172,13 +204,29 @@ class Tree:
 
     def _open(self, path: str) -> int:
         if not self._prefix:
-            return os.open(path, _FLAGS)
+            return os.open(path, self._flags)
         try:
-            return os.open(self._beside(path), _FLAGS | os.O_NOFOLLOW)
+            return os.open(self._beside(path), self._flags)
         except OSError as error:
             if error.errno != errno.ELOOP:
                 raise
-        return os.open(self._prefix + self._resolve(path, [_LINKS_MAX]), _FLAGS | os.O_NOFOLLOW)
+        return os.open(self._prefix + self._resolve(path, [_LINKS_MAX]), self._flags)
+
+    def _enter(self, directory: str) -> int:
+        """Descriptor of a directory."""
+        fd = os.open(self._prefix + directory, _FLAGS | os.O_DIRECTORY)
+        if not self._prefix or self._inside(fd):
+            return fd
+        os.close(fd)
+        return os.open(self._prefix + self._resolve(directory, [_LINKS_MAX]), self._flags | os.O_DIRECTORY)
+
+    def _inside(self, fd: int) -> str:
+        """Where a descriptor has landed, as a path of the node; empty when that is outside the root."""
+        try:
+            real = os.readlink(f"/proc/self/fd/{fd}")
+        except OSError:
+            return ""
+        return real[len(self._prefix) :] if real.startswith(f"{self._prefix}/") else ""
 
     def _beside(self, path: str) -> str:
         """Where a path lies for the operating system, its last component not followed."""
@@ -198,15 +246,9 @@ class Tree:
         except (OSError, ValueError):
             return self._resolve(path, [_LINKS_MAX])
         try:
-            real = os.readlink(f"/proc/self/fd/{fd}")
-        except OSError:
-            real = ""
+            return self._inside(fd) or self._resolve(path, [_LINKS_MAX])
         finally:
             os.close(fd)
-        inside = real[len(self._prefix) :]
-        if inside[:1] == "/" and real.startswith(self._prefix):
-            return inside
-        return self._resolve(path, [_LINKS_MAX])
 
     def _resolve(self, path: str, budget: list[int]) -> str:
         directory, _slash, name = path.rpartition("/")
@@ -248,6 +290,13 @@ class Snapshot(Tree):
         if found is _MISSING:
             found = self._text[path] = super().read(path)
         return found  # type: ignore[return-value]
+
+    def attributes(self, directory: str, names: Sequence[str]) -> dict[str, Optional[str]]:
+        new = [name for name in names if f"{directory}/{name}" not in self._text]
+        if new:
+            for name, value in super().attributes(directory, new).items():
+                self._text[f"{directory}/{name}"] = value
+        return {name: self._text[f"{directory}/{name}"] for name in names}
 
     def listdir(self, path: str) -> list[str]:
         found = self._lists.get(path)
