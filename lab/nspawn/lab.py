@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -145,19 +146,21 @@ def boot(name: str) -> NoReturn:
     os.execvp(nspawn[0], nspawn)
 
 
-def up(count: int, fixtures: Sequence[str]) -> None:
+def up(count: int, fixtures: Sequence[str], spare: str | None = None) -> None:
+    """Boots `count` nodes that play the fixtures in turn and, last, one that plays `spare` and is no GPU node."""
     if read_state():
         raise LabError("fast nodes", "none yet", f"{STATE} describes some", "run: lab/nspawnctl down")
     bridge = Bridge(LAB_ID)
+    parts = [fixtures[number % len(fixtures)] for number in range(count)] + ([spare] if spare else [])
     root = Image(HOME / "base").ensure()
-    machines = {name: Machine(HOME / "machines", fixture_path(name), root) for name in dict.fromkeys(fixtures)}
+    machines = {name: Machine(HOME / "machines", fixture_path(name), root) for name in dict.fromkeys(parts)}
+    playing = {f"node{number}": machines[part] for number, part in enumerate(parts, 1)}
     state: dict[str, Any] = {"subnet": str(bridge.subnet), "nodes": {}}
-    playing: dict[str, Machine] = {}
-    for number in range(1, count + 1):
-        machine = playing[f"node{number}"] = machines[fixtures[(number - 1) % len(fixtures)]]
-        state["nodes"][f"node{number}"] = {
+    for number, (name, machine) in enumerate(playing.items(), 1):
+        state["nodes"][name] = {
             "address": str(bridge.node_address(number)),
             "fixture": machine.name,
+            "group": "gpu_nodes" if number <= count else "spare_nodes",
             "layers": [str(layer.relative_to(HOME)) for layer in (machine.tree, root)],
         }
     _write_state(state)
@@ -166,7 +169,7 @@ def up(count: int, fixtures: Sequence[str]) -> None:
     except BaseException:
         down()
         raise
-    say(f"{count} nodes answer SSH, for example: lab/nspawnctl ssh node1")
+    say(f"{len(parts)} nodes answer SSH, for example: lab/nspawnctl ssh node1")
 
 
 def _boot_all(state: dict[str, Any], bridge: Bridge, playing: dict[str, Machine]) -> None:
@@ -273,18 +276,18 @@ def down() -> int:
 
 
 def inventory() -> dict[str, Any]:
-    """The running nodes as Ansible's script inventory wants them; empty where none run."""
-    nodes = [Node(name, record) for name, record in read_state().get("nodes", {}).items()]
+    """The running nodes as Ansible's script inventory wants them, also grouped by fixture; empty where none run."""
+    groups: dict[str, Any] = {"gpu_nodes": {"hosts": []}, "spare_nodes": {"hosts": []}}
+    for name, record in read_state().get("nodes", {}).items():
+        for group in (record["group"], "playing_" + re.sub(r"\W", "_", record["fixture"])):
+            groups.setdefault(group, {"hosts": []})["hosts"].append(name)
     # The user stands here too: only then does Ansible see that `become: root` needs no sudo.
     shared = {
         "ansible_user": "root",
         "ansible_ssh_common_args": f"-F {SSH_CONFIG}",
         "ansible_python_interpreter": "/usr/bin/python3",
     }
-    return {
-        "gpu_nodes": {"hosts": [node.name for node in nodes], "vars": shared},
-        "_meta": {"hostvars": {node.name: {"lab_fixture": node.fixture} for node in nodes}},
-    }
+    return {**groups, "all": {"vars": shared}, "_meta": {"hostvars": {}}}
 
 
 def status() -> int:

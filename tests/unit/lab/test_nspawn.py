@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pathlib
-import subprocess
 import sys
 
 import pytest
@@ -119,17 +118,16 @@ def test_nodes_are_numbered_into_the_subnet_until_it_is_full():
         bridge.node_address(5)
 
 
-def test_the_inventory_holds_the_nodes_of_the_state_file_and_none_without_it(tmp_path, monkeypatch):
+def test_the_inventory_groups_nodes_by_fixture_and_is_empty_without_any(tmp_path, monkeypatch):
     monkeypatch.setattr(lab, "STATE", tmp_path / "state.json")
     assert lab.inventory()["gpu_nodes"]["hosts"] == []
-    record = {"address": "10.78.0.11/24", "fixture": "gh200-cx7-roce", "layers": []}
-    lab.STATE.write_text(json.dumps({"subnet": "10.78.0.0/24", "nodes": {"node1": record}}))
-    inventory = lab.inventory()
-    assert inventory["gpu_nodes"]["hosts"] == ["node1"]
-    assert inventory["_meta"]["hostvars"] == {"node1": {"lab_fixture": "gh200-cx7-roce"}}
-
-
-def test_the_command_line_is_an_inventory_script():
-    command = [sys.executable, str(CHECKOUT / "lab/nspawnctl"), "--list"]
-    listing = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert json.loads(listing.stdout)["gpu_nodes"]["vars"]["ansible_user"] == "root"
+    roles = {"node1": ("gh200-cx7-roce", "gpu_nodes"), "node2": ("efa", "spare_nodes")}
+    nodes = {name: {"fixture": fixture, "group": group} for name, (fixture, group) in roles.items()}
+    lab.STATE.write_text(json.dumps({"nodes": nodes}))
+    hosts = {name: group["hosts"] for name, group in lab.inventory().items() if "hosts" in group}
+    assert hosts == {
+        "gpu_nodes": ["node1"],
+        "spare_nodes": ["node2"],
+        "playing_gh200_cx7_roce": ["node1"],
+        "playing_efa": ["node2"],
+    }

@@ -1,0 +1,42 @@
+"""Playbooks over all nodes at once: tables for people, and bad input that must be refused whole."""
+
+from __future__ import annotations
+
+import re
+
+from conftest import SCENARIO, ansible, groups
+
+DIGEST = "find /etc /usr/local -type f -exec sha256sum {} + | sort | sha256sum"
+
+
+def digests() -> dict[str, str]:
+    """One sum per node over every file that a role could write."""
+    done = ansible("ansible", "all", "-m", "ansible.builtin.raw", "-a", DIGEST, "--one-line")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return dict(re.findall(r"^(\S+) .*?\b([0-9a-f]{64})\b", done.stdout, re.MULTILINE))
+
+
+def test_discover_prints_tables_of_nodes_and_hcas():
+    done = ansible("ansible-playbook", "playbooks/discover.yml")
+    assert done.returncode == 0, done.stdout + done.stderr
+    for node in groups()["gpu_nodes"]:
+        assert re.search(rf"^\W*{node}\b.*\bmlx5_0\b.*\bConnectX-7\b", done.stdout, re.MULTILINE), done.stdout
+
+
+def test_all_mistakes_of_all_nodes_are_told_at_once_and_nothing_changes():
+    before = digests()
+    done = ansible("ansible-playbook", "playbooks/site.yml", "-i", str(SCENARIO / "bad_input"))
+    assert done.returncode != 0
+    told = done.stdout + done.stderr
+    (spare,) = groups()["spare_nodes"]
+    for node, mistake in {
+        "node1": "rdma_netns_mdoe",
+        "node2": "mlx5_9",
+        spare: "no HCA",
+        "unreachable": "unreachable",
+    }.items():
+        assert re.search(rf"{node}\b(.|\n)*?{mistake}", told), f"{node}: {mistake}\n{told}"
+    recap = re.findall(r"changed=(\d+)", told)
+    assert recap
+    assert set(recap) == {"0"}
+    assert digests() == before
