@@ -3,9 +3,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Records what a run did, for the tests: remote calls per host, and the changes each module named.
 
-Enabled by RUN_RECORD=FILE with this folder in ANSIBLE_CALLBACK_PLUGINS and `run_record` in ANSIBLE_CALLBACKS_ENABLED.
-FILE becomes {"seconds": float, "check_mode": bool, "hosts": {name: {"remote_calls": int, "calls": [task names],
-"changed": [task names], "changes": [{object, action, before, after}], "failed": [task names]}}}.
+Enabled by RUN_RECORD=FOLDER with this folder in ANSIBLE_CALLBACK_PLUGINS and `run_record` in ANSIBLE_CALLBACKS_ENABLED.
+Each run adds one file NN-PLAYBOOK[-check].json: {"playbook": str, "seconds": float, "check_mode": bool,
+"hosts": {name: {"remote_calls": int, "calls": [task names], "changed": [task names],
+"changes": [{object, action, before, after}], "failed": [task names], "unreachable": [task names]}}}.
 
 A remote call is one command or one file transfer that a connection plugin carried out, so a module costs 1 with
 pipelining and `copy` costs several. Workers are forked from the process that loads this callback, so a wrapper
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import json
 import os
+import pathlib
 import tempfile
 import time
 
@@ -76,6 +78,7 @@ class CallbackModule(CallbackBase):
         self._start = time.monotonic()
         self._hosts = {}
         self._check_mode = False
+        self._playbook = ""
         handle, self._log = tempfile.mkstemp(prefix="run_record.")
         os.close(handle)
         _count_calls(self._log)
@@ -84,6 +87,9 @@ class CallbackModule(CallbackBase):
         return self._hosts.setdefault(
             name, {"remote_calls": 0, "calls": [], "changed": [], "changes": [], "failed": [], "unreachable": []}
         )
+
+    def v2_playbook_on_start(self, playbook):
+        self._playbook = pathlib.Path(playbook._file_name).stem
 
     def v2_playbook_on_play_start(self, play):
         self._check_mode = bool(play.check_mode)
@@ -119,9 +125,12 @@ class CallbackModule(CallbackBase):
                 host["calls"].append(f"{task} [{effect}]")
         os.unlink(self._log)
         record = {
+            "playbook": self._playbook,
             "seconds": round(time.monotonic() - self._start, 1),
             "check_mode": self._check_mode,
             "hosts": self._hosts,
         }
-        with open(self._target, "w", encoding="utf-8") as stream:
-            json.dump(record, stream, indent=1, sort_keys=True)
+        folder = pathlib.Path(self._target)
+        folder.mkdir(parents=True, exist_ok=True)
+        name = f"{len(list(folder.glob('*.json'))):02d}-{self._playbook}{'-check' if self._check_mode else ''}.json"
+        (folder / name).write_text(json.dumps(record, indent=1, sort_keys=True), encoding="utf-8")

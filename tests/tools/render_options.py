@@ -1,0 +1,63 @@
+"""render_options.py [--check]: docs/options.md from the argument_specs of all roles, so that it cannot drift from them."""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+
+import yaml
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+TARGET = ROOT / "docs/options.md"
+HEAD = """# Options
+
+Generated from `roles/*/meta/argument_specs.yml` by `tests/tools/render_options.py`; the values shown are the defaults.
+"""
+
+
+def paragraph(text) -> str:
+    """argument_specs descriptions are a string or a list of sentences."""
+    return " ".join([text] if isinstance(text, str) else text or []).strip()
+
+
+def cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def rows(options: dict, prefix: str = ""):
+    for name, option in options.items():
+        kind = option["type"] + (f" of {option['elements']}" if option.get("elements") else "")
+        choices = option.get("choices")
+        meaning = paragraph(option["description"])
+        if choices:
+            meaning += f" One of {', '.join(f'`{choice}`' for choice in choices)}."
+        default = "" if prefix else f"`{option.get('default')!r}`".replace("None", "null")
+        yield f"| `{prefix}{name}` | {kind} | {cell(default)} | {cell(meaning)} |"
+        yield from rows(option.get("options") or {}, f"{prefix}{name}.")
+
+
+def render() -> str:
+    parts = [HEAD]
+    for role in sorted(path for path in (ROOT / "roles").iterdir() if path.is_dir()):
+        spec = yaml.safe_load((role / "meta/argument_specs.yml").read_text())["argument_specs"]["main"]
+        parts += ["", f"## {role.name}", "", paragraph(spec["short_description"]), ""]
+        options = spec.get("options") or {}
+        if options:
+            parts += ["| option | type | default | meaning |", "|---|---|---|---|", *rows(options)]
+        else:
+            parts.append("No options.")
+    return "\n".join(parts) + "\n"
+
+
+def main() -> int:
+    if sys.argv[1:] == ["--check"]:
+        if TARGET.read_text() != render():
+            print("docs/options.md differs from the argument_specs; run tests/tools/render_options.py", file=sys.stderr)
+            return 1
+        return 0
+    TARGET.write_text(render())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
