@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable
 from typing import Any, Optional
 
-from . import units
+from . import node, units
 from .text import unknown
 from .tree import Tree
 
@@ -20,7 +20,7 @@ SERVICES = ("k3s", "k3s-agent", "containerd", "docker", "crio", "kubelet")
 _SUFFIX = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40, "P": 1 << 50, "E": 1 << 60}
 # cgroup version 2, and systemd's own hierarchy of version 1 and of the hybrid layout.
 _CGROUPS = ("/sys/fs/cgroup", "/sys/fs/cgroup/systemd", "/sys/fs/cgroup/unified")
-_DEFAULT = unknown("no unit file sets LimitMEMLOCK; systemd's default applies (8 MiB, 64 KiB on older releases)")
+_MIB_8 = 8 << 20
 
 
 def state(tree: Tree, services: Iterable[str] = SERVICES) -> dict[str, Any]:
@@ -62,21 +62,29 @@ def _limit(text: str) -> str | int | None:
 
 
 def _manager_default(tree: Tree) -> str | int:
-    """DefaultLimitMEMLOCK of system.conf and its drop-ins, else what systemd is built with, which no file tells."""
+    """DefaultLimitMEMLOCK of system.conf and its drop-ins, else what a service gets when nothing is set.
+
+    That is 8 MiB since systemd 250, which sets it, and since Linux 5.16, which PID 1 inherits it from. Older ones of
+    both give 64 KiB, and a container passes on what its manager has.
+    """
     files: dict[str, str] = {}
-    for directory in ("/etc/systemd", "/run/systemd", "/usr/local/lib/systemd", "/usr/lib/systemd"):
+    directories = ("/etc/systemd", "/run/systemd", "/usr/local/lib/systemd", "/usr/lib/systemd")
+    for directory in directories:
         for name in tree.listdir(f"{directory}/system.conf.d"):
             if name.endswith(".conf"):
                 files.setdefault(name, f"{directory}/system.conf.d/{name}")
-    main = next(
-        (path for path in ("/etc/systemd/system.conf", "/usr/lib/systemd/system.conf") if tree.exists(path)), ""
-    )
-    value: str | int = _DEFAULT
+    main = next((path for path in (f"{place}/system.conf" for place in directories) if tree.exists(path)), None)
+    value: str | int | None = None
     for path in ([main] if main else []) + [files[name] for name in sorted(files)]:
         for key, text in units.assignments(tree.read(path) or "", "Manager"):
             if key == "DefaultLimitMEMLOCK":
-                value = _limit(text) or _DEFAULT
-    return value
+                value = _limit(text)
+    if value is not None:
+        return value
+    release = re.match(r"(\d+)\.(\d+)", node.kernel(tree) or "")
+    if release and (int(release.group(1)), int(release.group(2))) >= (5, 16) and not node.container(tree):
+        return _MIB_8
+    return unknown("no unit file sets LimitMEMLOCK, so it is systemd's default: 8 MiB, before release 250 64 KiB")
 
 
 def main_pid(tree: Tree, unit: str, settings: Optional[dict[str, list[str]]] = None) -> Optional[int]:

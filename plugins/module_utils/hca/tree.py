@@ -214,10 +214,15 @@ class Tree:
 
     def _enter(self, directory: str) -> int:
         """Descriptor of a directory."""
-        fd = os.open(self._prefix + directory, _FLAGS | os.O_DIRECTORY)
-        if not self._prefix or self._inside(fd):
-            return fd
-        os.close(fd)
+        if not self._prefix:
+            return os.open(directory, _FLAGS | os.O_DIRECTORY)
+        try:
+            fd = os.open(self._prefix + directory, _FLAGS | os.O_DIRECTORY)
+            if self._inside(fd):
+                return fd
+            os.close(fd)
+        except OSError:
+            pass  # an absolute link may lead nowhere from the real root and somewhere from ours
         return os.open(self._prefix + self._resolve(directory, [_LINKS_MAX]), self._flags | os.O_DIRECTORY)
 
     def _inside(self, fd: int) -> str:

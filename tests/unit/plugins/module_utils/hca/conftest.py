@@ -1,6 +1,6 @@
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A builder for small sysfs trees, shaped as the kernel shapes them: real paths below /sys/devices, links everywhere else."""
+"""A builder for small trees, shaped as the kernel shapes sysfs: devices below /sys/devices, links everywhere else."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Node:
         return self
 
     def pci(self, chain: str, vendor: str, device: str, code: str, driver: str | None = None, **values: object) -> str:
-        """A function at the end of a chain such as pci0000:00/0000:00:01.0/0000:01:00.0; bridges are made on the way."""
+        """A function at the end of a chain like pci0000:00/0000:00:01.0/0000:01:00.0; bridges come on the way."""
         parts = chain.split("/")
         for index in range(1, len(parts)):
             path = "/sys/devices/" + "/".join(parts[: index + 1])
@@ -77,11 +77,9 @@ class Node:
         return path
 
     def enslave(self, netdev: str, master: str) -> Node:
-        self.link(f"/sys/class/net/{netdev}/master", f"/sys/devices/virtual/net/{master}")
-        return self.link(
-            f"/sys/class/net/{master}/lower_{netdev}",
-            str(os.path.realpath(self.host(f"/sys/class/net/{netdev}")))[len(str(self.root)) :],
-        )
+        below = os.path.realpath(self.host(f"/sys/class/net/{netdev}"))[len(str(self.root)) :]
+        above = f"/sys/devices/virtual/net/{master}"
+        return self.link(f"{below}/master", above).link(f"{above}/lower_{netdev}", below)
 
     def hca(
         self, name: str, parent: str | None = None, ports: int = 1, layer: str = "Ethernet", **values: object
@@ -118,6 +116,12 @@ class Node:
                 self.write(path, value) if value else self.refuse(path)
         return self
 
+    def default_route(self, netdev: str) -> Node:
+        head = "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT"
+        route = f"{netdev}\t00000000\t0102A8C0\t0003\t0\t0\t0\t00000000\t0\t0\t0"
+        lan = "lan0\t0002A8C0\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0"
+        return self.write("/proc/net/route", f"{head}\n{route}\n{lan}")
+
     def module(self, name: str, **values: object) -> Node:
         return self.files(f"/sys/module/{name}", initstate="live", refcnt=0, **values)
 
@@ -150,10 +154,7 @@ def gh200(node: Node) -> Node:
         node.files(f"/sys/class/infiniband_mad/umad{index}", ibdev=f"mlx5_{index}", port=1)
     node.pci("pci0009:00/0009:00:00.0/0009:01:00.0", "10de", "2342", "0x030200", "nvidia")
     node.addresses = {"enp1s0f0np0": ["66.42.90.253/23"]}
-    node.write(
-        "/proc/net/route",
-        "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\nenp1s0f0np0\t00000000\t015A2A42\t0003\t0\t0\t0\t00000000\t0\t0\t0",
-    )
+    node.default_route("enp1s0f0np0")
     for name in ("mlx5_core", "mlx5_ib", "ib_core", "ib_uverbs"):
         node.module(name)
     node.write("/sys/module/ib_core/parameters/netns_mode", "Y")
