@@ -105,7 +105,9 @@ def settle(
         except OSError as error:
             failed = decided.changes[min(len(done) - before, len(decided.changes) - 1)]
             raise Refused([_failed(failed, error)], done) from error
+        stale = decided.stale_images
         decided = plan(read())
+        decided.stale_images = sorted({*stale, *decided.stale_images})
         kept = {(change.object, change.action) for change in done}
         lost = [_not_kept(change) for change in decided.changes if (change.object, change.action) in kept]
         if lost or decided.problems:

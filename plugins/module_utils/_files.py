@@ -12,10 +12,17 @@ import os
 import tempfile
 
 from ._change import Change, Plan
-from .hca import paths
+from .hca import Tree, paths
 
 MODE = f"{paths.MODE:04o}"
 HEADER = paths.HEADER + "\n"
+
+
+def with_times(facts: dict, tree: Tree) -> dict:
+    """Add when each of our files was written: what an initramfs is compared with."""
+    for path, owned in facts["owned_files"].items():
+        owned["mtime"] = tree.mtime(path)
+    return facts
 
 
 def plan_file(plan: Plan, facts: dict, path: str, text: str) -> bool:

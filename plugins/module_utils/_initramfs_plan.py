@@ -23,7 +23,9 @@ def plan(facts: dict, wanted: dict, root: str = "/") -> Plan:
     """wanted: sources ({path: mtime}), stale (images that others know to be so, or in check mode would make so)."""
     made = Plan()
     known = set(wanted["stale"]) | set(_older(facts, wanted["sources"]))
-    stale = _within_reach(made, facts, [image["path"] for image in _images(facts) if image["path"] in known], root)
+    stale = _within_reach(
+        made, facts, [image["path"] for image in facts["initramfs"]["images"] if image["path"] in known], root
+    )
     names = " and ".join(sorted(wanted["sources"]))
     for image in stale:
         made.change(image, "rebuild", f"older than {names}", f"holds {names}")
@@ -31,10 +33,10 @@ def plan(facts: dict, wanted: dict, root: str = "/") -> Plan:
 
 
 def mark_stale(made: Plan, facts: dict, changed: bool, root: str) -> None:
-    """Tell the initramfs step what our modprobe.d file leaves stale; `changed`: it is, or would be, written just now."""
+    """Tell the initramfs step what our modprobe.d file leaves stale. changed: it is, or would be, written just now."""
     owned = facts["owned_files"].get(paths.OWN_MODPROBE) or {}
     sources = {paths.OWN_MODPROBE: owned["mtime"]} if owned.get("mtime") is not None else {}
-    stale = [image["path"] for image in _images(facts)] if changed else _older(facts, sources)
+    stale = [image["path"] for image in facts["initramfs"]["images"]] if changed else _older(facts, sources)
     made.stale_images = _within_reach(made, facts, stale, root)
 
 
@@ -45,12 +47,7 @@ def command(generator: str, image: str, kernel: str) -> list[str]:
 def _older(facts: dict, sources: dict) -> list[str]:
     """Images that are not newer than every source."""
     newest = max(sources.values(), default=None)
-    return [image["path"] for image in _images(facts) if newest is not None and image["mtime"] <= newest]
-
-
-def _images(facts: dict) -> list[dict]:
-    # A rescue image belongs to no installed kernel and is never rebuilt by its distribution either.
-    return [image for image in facts["initramfs"]["images"] if image["kernel"] and "rescue" not in image["kernel"]]
+    return [image["path"] for image in facts["initramfs"]["images"] if newest is not None and image["mtime"] <= newest]
 
 
 def _within_reach(made: Plan, facts: dict, stale: list[str], root: str) -> list[str]:

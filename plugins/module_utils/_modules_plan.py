@@ -15,6 +15,7 @@ from .hca import paths
 
 PEERMEM = "nvidia_peermem"
 PEERMEM_SOFTDEP = f"softdep {PEERMEM} pre: nvidia ib_uverbs"
+AUTO_CURES = "kernel_modules_gpudirect: auto"
 _NVIDIA = "10de"
 
 # Package that usually holds a module which a kernel comes without, by distribution family.
@@ -75,7 +76,9 @@ def _wants_peermem(facts: dict, choice: str, made: Plan) -> bool:
     gpudirect = facts["gpudirect"]
     if choice == "peermem":
         return True
-    if choice == "auto" and gpudirect["mode"] == "peermem":
+    # Not loaded yet, and the facts have found nothing against it: then loading it is the cure that they name.
+    cured_by_loading = AUTO_CURES in (gpudirect.get("action") or "")
+    if choice == "auto" and (gpudirect["mode"] == "peermem" or cured_by_loading):
         if state.get("blocked_by"):
             made.notes.append(f"{PEERMEM} stays unloaded: {_where(state['blocked_by'][0])}")
             return False

@@ -16,7 +16,12 @@ from ._change import Change, Refused
 from ._files import apply_file, under, write
 
 
-def reload_or_undo(root: str, changes: list[Change], run: Callable) -> Iterable[Change]:
+def running(root: str) -> bool:
+    """Whether there is a systemd to tell: sd_booted(3) looks for the same directory."""
+    return not root.rstrip("/") and os.path.isdir("/run/systemd/system")
+
+
+def reload_or_undo(root: str, changes: list[Change], run: Callable, live: bool | None = None) -> Iterable[Change]:
     """Write the files and have systemd read them.
 
     No file tells whether systemd has read its units since they changed. So when the reload fails the files go back to
@@ -27,7 +32,7 @@ def reload_or_undo(root: str, changes: list[Change], run: Callable) -> Iterable[
         for change in changes:
             _apply(root, change)
             done.append(change)
-        if done and not root.rstrip("/") and os.path.isdir("/run/systemd/system"):
+        if done and (running(root) if live is None else live):
             code, out, error = run(["systemctl", "daemon-reload"])
             if code:
                 raise Refused.because(

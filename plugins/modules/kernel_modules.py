@@ -137,7 +137,7 @@ stale_images:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._change import Refused, failure, result, settle
-from ansible_collections.gpufabric.rdma.plugins.module_utils._files import apply_file
+from ansible_collections.gpufabric.rdma.plugins.module_utils._files import apply_file, with_times
 from ansible_collections.gpufabric.rdma.plugins.module_utils._modules_plan import plan
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather, modules
 
@@ -147,7 +147,7 @@ SUBSET = ["hcas", "gpus", "gpudirect", "modules", "initramfs", "owned_files", "!
 def read(root: str, required: list[str]) -> dict:
     """The facts the plan needs, with the state of modules that only this call names."""
     tree = Tree(root)
-    facts = gather(tree, Seams.of(tree), SUBSET)
+    facts = with_times(gather(tree, Seams.of(tree), SUBSET), tree)
     more = [name for name in required if name not in facts["modules"]]
     if more:
         facts["modules"].update(modules.state(tree, more, facts["node"]["kernel"]))

@@ -140,9 +140,8 @@ IFF_UP = 0x1
 
 
 def read(root: str) -> dict:
-    """Software HCAs are read too: a setting that names one is meant."""
     tree = Tree(root)
-    facts = gather(tree, Seams.of(tree), SUBSET, software_hcas=True)
+    facts = gather(tree, Seams.of(tree), SUBSET)
     facts["links_enabled"] = tree.readlink(ENABLED) == LINK_TARGET
     return facts
 
@@ -153,7 +152,7 @@ def protected(root: str) -> dict:
     seams = Seams.of(tree)
     reasons = {name: f"the default route goes through {name}" for name in _default_routes(tree)}
     address = session_address(tree) if tree.live else None
-    for name, own in {**(seams.addresses() or {})}.items():
+    for name, own in (seams.addresses() or {}).items():
         if address and address in {entry.partition("/")[0] for entry in own}:
             reasons[name] = f"the SSH session of this run comes in on {name} ({address})"
     for name in _holders_of_ipv6(tree, address):

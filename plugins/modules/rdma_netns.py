@@ -143,7 +143,7 @@ import time
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._change import Refused, failure, result, settle
-from ansible_collections.gpufabric.rdma.plugins.module_utils._files import apply_file
+from ansible_collections.gpufabric.rdma.plugins.module_utils._files import apply_file, with_times
 from ansible_collections.gpufabric.rdma.plugins.module_utils._netlink import set_netns_mode
 from ansible_collections.gpufabric.rdma.plugins.module_utils._netns_plan import OBJECT, plan
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather
@@ -177,7 +177,7 @@ class Setter:
 
 def read(root: str) -> dict:
     tree = Tree(root)
-    return gather(tree, Seams.of(tree), SUBSET)
+    return with_times(gather(tree, Seams.of(tree), SUBSET), tree)
 
 
 def apply(changes, root: str, set_running: Setter):

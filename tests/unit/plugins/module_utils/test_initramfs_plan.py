@@ -14,7 +14,6 @@ OLD, NEW = "/boot/initrd.img-6.1", "/boot/initrd.img-6.8"
 @pytest.fixture
 def facts() -> dict:
     images = [
-        {"path": "/boot/initramfs-0-rescue-abc.img", "kernel": "0-rescue-abc", "mtime": 1},
         {"path": OLD, "kernel": "6.1", "mtime": 100.0},
         {"path": NEW, "kernel": "6.8", "mtime": 300.0},
     ]
