@@ -104,7 +104,7 @@ class ActionModule(ActionBase):
             "checks": _checks.host_checks(facts, node["variables"], node["read"]["probe"], check_mode),
             "planned": node["planned"],
             "pending": outcome["changes"],
-            "reboot_reasons": outcome["reboot_reasons"],
+            "reboot_reasons": outcome["reboot_reasons"] + facts["reboot_reasons"],
             "rebooted": node["boot_id"] not in (None, facts["node"]["boot_id"]),
         }
 
@@ -117,9 +117,5 @@ class ActionModule(ActionBase):
         Display().display(f"{text}\n")
         total = _checks.tally([item for node in args["nodes"] for item in node["checks"]])
         if total[_checks.FAILED]:
-            return {
-                "failed": True,
-                "tally": total,
-                "msg": f"{total[_checks.FAILED]} checks failed; each is listed above",
-            }
+            return {"failed": True, "msg": f"{total[_checks.FAILED]} of the checks failed; each is listed above"}
         return {"tally": total, "report": text.splitlines()}

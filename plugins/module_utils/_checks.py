@@ -201,7 +201,8 @@ def _memlock_of(service: str, state, tried, limit: str) -> tuple:
             return FAILED, seen, f"{restart}; containers keep the limit they began with"
     if tried is None or tried["reason"]:
         reason = tried["reason"] if tried else "not tried here"
-        return NOT_VERIFIED, f"{seen}; {reason}", "run as root on the node itself"
+        seen = seen if reason in seen else f"{seen}; {reason}"
+        return NOT_VERIFIED, seen, "run as root on the node itself"
     if tried["error"]:
         return FAILED, f"{seen}; {tried['error']}", _SITE
     seen += f"; locked {tried['locked'] // 2**20} MiB"
@@ -228,7 +229,7 @@ def _left_over(plan, covered: set) -> list[dict]:
 
 
 def _brief(text: str) -> str:
-    lines = [line for line in text.strip().splitlines() if not line.startswith("#")]
+    lines = [line for line in text.strip().splitlines() if line and not line.startswith("#")]
     return "; ".join(lines) or "absent"
 
 
@@ -285,7 +286,7 @@ def _test(test: dict, results: dict, servers: dict, percents: dict, check_mode: 
     made.update(status=PASSED, seen=f"{result['seconds']} s")
     made["figures"] = {key: result[key] for key in ("seconds", "mb_per_s", "gbps") if key in result}
     if tool == "ib_write_bw":
-        made["seen"] += f", {result['mb_per_s']} MB/s"
+        made["seen"] += f", {result['mb_per_s']} MB/s" + (f" ({result['note']})" if result.get("note") else "")
         _judge_bandwidth(made, test, result["gbps"], percents[client["host"]])
     return made
 

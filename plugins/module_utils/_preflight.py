@@ -14,6 +14,7 @@ import re
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 
 from . import _limits_plan, _links_plan, _modules_plan, _netns_plan, _text
+from .hca import facts as hca_facts
 
 # Variables of the plays themselves, which no role documents.
 PLAY_VARIABLES = frozenset({"discovery_hosts"})
@@ -33,7 +34,7 @@ def unreachable(message: str) -> dict:
         "connection",
         "a reachable node",
         f"unreachable: {message}",
-        "check address, user and key with: ansible HOST -m ansible.builtin.ping; or leave the host out with --limit",
+        "check address, user and key with: ansible HOST -m ansible.builtin.ping\nor leave the host out with --limit",
     )
 
 
@@ -361,9 +362,14 @@ _WHY = {
 
 
 def plans(facts: dict, variables: dict) -> dict:
-    """The Plan of each role, made by the planner of its own module."""
+    """The Plan of each role in the order they run, made by the planner of its own module."""
     root = variables["discovery_root"]
     return {
+        "rdma_netns": _netns_plan.plan(
+            facts,
+            {"mode": variables["rdma_netns_mode"], "override_allowed": variables["rdma_netns_override_allowed"]},
+            root,
+        ),
         "kernel_modules": _modules_plan.plan(
             facts,
             {
@@ -371,11 +377,6 @@ def plans(facts: dict, variables: dict) -> dict:
                 "ipoib": variables["kernel_modules_ipoib"],
                 "gpudirect": variables["kernel_modules_gpudirect"],
             },
-            root,
-        ),
-        "rdma_netns": _netns_plan.plan(
-            facts,
-            {"mode": variables["rdma_netns_mode"], "override_allowed": variables["rdma_netns_override_allowed"]},
             root,
         ),
         "limits": _limits_plan.plan(
@@ -390,8 +391,9 @@ def plan(facts: dict, variables: dict) -> dict:
     outcome: dict = {
         "changes": [],
         "problems": [],
-        "reboot_reasons": list(facts.get("reboot_reasons") or []),
-        "notes": [],
+        "reboot_reasons": [],
+        # What no role of a run brings about: the netns mode, which one does, is the planner's to tell.
+        "notes": hca_facts.reboot_reasons({"driver": facts["driver"]}),
     }
     stale: list[str] = []
     for role, made in plans(facts, variables).items():
@@ -401,7 +403,8 @@ def plan(facts: dict, variables: dict) -> dict:
         outcome["reboot_reasons"] += [
             reason for reason in made.reboot_reasons if reason not in outcome["reboot_reasons"]
         ]
-        outcome["notes"] += made.not_applied + made.not_verified + made.notes
+        told = made.not_applied + made.not_verified + made.notes
+        outcome["notes"] += [note for note in told if note not in outcome["notes"]]
         stale += [image for image in made.stale_images if image not in stale]
     if variables["kernel_modules_initramfs"] != "never":
         why = "the initramfs carries an older copy of our modprobe.d file"
