@@ -4,7 +4,7 @@
 """JSON as Go's encoding/json reads it into typed fields.
 
 Config files were written for a Go program: keys in any case, unknown keys ignored, null for "not set", integers that
-must be integer tokens. What Python's json would take beyond that (NaN, lone surrogates, 10.0 for 10) is refused here too.
+must be integer tokens. What Python's json takes beyond that (NaN, lone surrogates, 10.0 for 10) is not taken here.
 """
 
 from __future__ import annotations

@@ -1,0 +1,206 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Units of a pool: which HCAs each one stands for, what a container gets for it, which units fit together. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from math import gcd
+from typing import Optional
+
+from . import pools
+from .config import Pool
+from .pools import Hca
+
+_NOT_IN_ENV = re.compile("[^A-Z0-9]")
+
+
+class Refused(Exception):
+    """A request that cannot be served; the text says which unit and why."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """HCAs that go to a container together. nodes: their NUMA nodes, as a hint for the kubelet."""
+
+    hcas: tuple[Hca, ...]
+    healthy: bool
+    nodes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A pool as it is advertised; immutable. Unit i stands for group i modulo their number, so IDs never move.
+
+    count: units advertised. known: IDs below it were advertised at some time and are still served.
+    """
+
+    pool: Pool
+    members: tuple[Hca, ...] = ()
+    groups: tuple[Group, ...] = ()
+    count: int = 0
+    known: int = 0
+    rdma_cm: bool = False
+    # Ports that are up, by HCA: for environment variables only, so no reason to tell the kubelet anything.
+    active: Mapping[str, tuple[int, ...]] = field(default_factory=dict, compare=False)
+
+    def devices(self) -> Iterator[tuple[str, bool, tuple[int, ...]]]:
+        """(ID, healthy, NUMA nodes) of every unit. Units without an HCA behind them are unhealthy."""
+        groups = self.groups or (Group((), False),)
+        for index in range(self.count):
+            group = groups[index % len(groups)]
+            yield str(index), group.healthy, group.nodes
+
+    @property
+    def healthy(self) -> int:
+        """How many units are healthy."""
+        full, rest = divmod(self.count, len(self.groups) or 1)
+        return sum(full + (index < rest) for index, group in enumerate(self.groups) if group.healthy)
+
+    def hcas_of(self, ids: Iterable[str]) -> tuple[Hca, ...]:
+        """The HCAs behind units, in the pool's order. Refused names each unit that was never advertised."""
+        ids = list(ids)
+        strange = [unit for unit in ids if not (unit.isdecimal() and unit.isascii() and int(unit) < self.known)]
+        if strange:
+            raise Refused(
+                f"{self.pool.resource}: never advertised device {', '.join(strange[:10])}; "
+                f"this pool has advertised {_range(self.known)}"
+            )
+        limit = self.pool.max_per_container
+        if limit and len(ids) > limit:
+            raise Refused(f"{self.pool.resource}: a container asks for {len(ids)}, maxPerContainer is {limit}")
+        if not self.groups:
+            raise Refused(f"{self.pool.resource}: no HCA is behind this pool now; run `explain` on the node for why")
+        wanted = {hca.name for unit in ids for hca in self.groups[int(unit) % len(self.groups)].hcas}
+        return tuple(hca for hca in self.members if hca.name in wanted)
+
+    def files(self, chosen: tuple[Hca, ...]) -> list[str]:
+        """Character devices for a container with these HCAs."""
+        found = [path for hca in chosen for path in pools.files(self.pool, hca)]
+        if pools.shares_rdma_cm(self.pool, chosen, self.rdma_cm):
+            found.append(pools.RDMA_CM)
+        return found
+
+    def env(self, chosen: tuple[Hca, ...]) -> dict[str, str]:
+        """Which HCAs the container may use, for its libraries. Never a GID index: that one changes while pods run."""
+        if not self.pool.env or not chosen:
+            return {}
+        found = {f"RDMA_{_NOT_IN_ENV.sub('_', self.pool.name.upper())}_DEVICES": ",".join(hca.name for hca in chosen)}
+        places = [f"{hca.name}:{port}" for hca in chosen for port in self.active.get(hca.name, ())]
+        places = places or [f"{hca.name}:{port.number}" for hca in chosen for port in hca.ports]
+        if "nccl" in self.pool.env:
+            # Without "=" NCCL takes the names for prefixes: mlx5_1 would mean mlx5_10 too.
+            found["NCCL_IB_HCA"] = f"={','.join(places)}"
+        if "ucx" in self.pool.env:
+            found["UCX_NET_DEVICES"] = ",".join(places)
+        return found
+
+    def prefer(self, available: list[str], required: list[str], size: int) -> list[str]:
+        """`size` units: the required ones, then those that add HCAs, near the ones chosen, and least in use.
+
+        What is free tells the load: an HCA of which most units are available serves fewest containers.
+        """
+        chosen = list(dict.fromkeys(required))
+        units = [unit for unit in dict.fromkeys(available) if unit.isdecimal() and unit not in chosen]
+        if not self.groups or len(self.groups) == 1:
+            return (chosen + sorted(units, key=int))[: max(size, len(chosen))]
+        free = Counter(int(unit) % len(self.groups) for unit in units)
+        waiting: dict[int, list[str]] = {}
+        for unit in sorted(units, key=int, reverse=True):
+            waiting.setdefault(int(unit) % len(self.groups), []).append(unit)
+        taken = Counter(int(unit) % len(self.groups) for unit in chosen if unit.isdecimal())
+        while len(chosen) < size and waiting:
+            nodes = {node for index in taken for node in self._nodes(index)}
+            best = min(
+                waiting,
+                key=lambda index: (
+                    taken[index],
+                    bool(nodes) and not nodes.intersection(self._nodes(index)),
+                    -free[index],
+                    index,
+                ),
+            )
+            chosen.append(waiting[best].pop())
+            taken[best] += 1
+            free[best] -= 1
+            if not waiting[best]:
+                del waiting[best]
+        return chosen
+
+    def _nodes(self, index: int) -> tuple[int, ...]:
+        return tuple({hca.numa_node for hca in self.groups[index].hcas if hca.numa_node >= 0})
+
+
+def _range(known: int) -> str:
+    return f"0 to {known - 1}" if known else "none"
+
+
+def arrange(pool: Pool, chosen: tuple[Hca, ...]) -> list[tuple[Hca, ...]]:
+    """The groups of HCAs that units stand for, in turn."""
+    if not chosen:
+        return []
+    size = pool.hcas_per_unit
+    if pool.allocation == "spread":
+        return _turns(chosen, size or 1)
+    if pool.allocation == "numa":
+        nodes: dict[int, list[Hca]] = {}
+        for hca in chosen:
+            nodes.setdefault(hca.numa_node, []).append(hca)
+        turns = [_turns(tuple(nodes[node]), size or len(nodes[node])) for node in sorted(nodes)]
+        longest = max(map(len, turns))
+        # Node by node, so that neighbouring units lie on different nodes whatever the number of HCAs on each.
+        return [turn[index % len(turn)] for index in range(longest) for turn in turns]
+    return [chosen]
+
+
+def _turns(chosen: tuple[Hca, ...], size: int) -> list[tuple[Hca, ...]]:
+    """Groups of `size` that go round all HCAs until each one was in as many as the others."""
+    total = len(chosen)
+    if size >= total:
+        return [chosen]
+    return [
+        tuple(chosen[(turn * size + step) % total] for step in range(size)) for turn in range(total // gcd(total, size))
+    ]
+
+
+def offer(
+    pool: Pool,
+    chosen: tuple[Hca, ...],
+    healthy: Mapping[str, bool],
+    rdma_cm: bool = True,
+    exclusive: bool = False,
+    active: Optional[Mapping[str, tuple[int, ...]]] = None,
+    known: int = 0,
+) -> Offer:
+    """The offer of a pool. healthy: {HCA name: bool}. known: how many units were advertised before.
+
+    A pool that loses its last HCA keeps its units as unhealthy ones: units that disappear would be taken for a new
+    resource when they return. In allocation `all` a pool is healthy while one of its HCAs is; with health.ports all,
+    while all are.
+    """
+    groups = []
+    strict = pool.health.ports == "all"
+    hints = pool.topology == "auto" and all(hca.numa_node >= 0 for hca in chosen)
+    for group in arrange(pool, chosen):
+        states = [healthy.get(hca.name, False) for hca in group]
+        groups.append(
+            Group(
+                hcas=group,
+                healthy=not exclusive and (all(states) if strict else any(states)),
+                nodes=tuple(sorted({hca.numa_node for hca in group})) if hints else (),
+            )
+        )
+    count = pool.count if chosen or known else 0
+    return Offer(
+        pool=pool,
+        members=chosen,
+        groups=tuple(groups),
+        count=count,
+        known=max(known, count),
+        rdma_cm=rdma_cm,
+        active=dict(active or {}),
+    )

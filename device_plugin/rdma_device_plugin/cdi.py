@@ -1,0 +1,79 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""CDI: a spec file of ours for each pool, written before its first device is advertised, replaced whole on change."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from typing import Any
+
+from .allocation import Offer
+from .pools import Hca
+
+VENDOR, CLASS = "gpufabric.io", "rdma-shared"
+KIND = f"{VENDOR}/{CLASS}"
+VERSION = "0.5.0"
+DIRECTORY = "/var/run/cdi"
+ANNOTATION = f"cdi.k8s.io/{VENDOR}_{CLASS}"
+
+
+def name(offer: Offer, hca: Hca) -> str:
+    """The device's name. It carries the pool, because two pools may give different files of one HCA."""
+    return f"{offer.pool.name}:{hca.address or hca.name}{f':{hca.name}' if hca.address else ''}"
+
+
+def qualified(offer: Offer, chosen: Iterable[Hca]) -> list[str]:
+    """Fully qualified names for a container with these HCAs."""
+    return [f"{KIND}={name(offer, hca)}" for hca in chosen]
+
+
+def file(pool: str) -> str:
+    """Name of a pool's spec file. One for each, because whoever serves a pool is the only one to write it."""
+    return f"{VENDOR}_{CLASS}_{pool}.json"
+
+
+def spec(offer: Offer) -> dict[str, Any]:
+    devices = []
+    for hca in offer.members:
+        nodes = [{"path": path, "hostPath": path, "permissions": "rw"} for path in offer.files((hca,))]
+        devices.append({"name": name(offer, hca), "containerEdits": {"deviceNodes": nodes}})
+    return {"cdiVersion": VERSION, "kind": KIND, "devices": devices}
+
+
+def write(directory: str, offer: Offer) -> bool:
+    """Bring a pool's file to its state; True when it changed. Other files are not looked at.
+
+    A pool without HCAs leaves its file as it is: a spec without devices is invalid, and what it had may come back.
+    """
+    path = f"{directory}/{file(offer.pool.name)}"
+    if not offer.members:
+        return False
+    text = json.dumps(spec(offer), indent=1) + "\n"
+    try:
+        with open(path, encoding="utf-8") as present:
+            if present.read() == text:
+                return False
+    except (OSError, ValueError):
+        pass  # absent or damaged: it is written now
+    os.makedirs(directory, exist_ok=True)
+    # Runtimes read *.json and *.yaml only; this suffix keeps them off the unfinished file.
+    unfinished = f"{path}.{os.getpid()}"
+    with open(unfinished, "w", encoding="utf-8") as made:
+        made.write(text)
+        made.flush()
+        os.fsync(made.fileno())
+    os.chmod(unfinished, 0o644)
+    os.rename(unfinished, path)
+    return True
+
+
+def remove(directory: str, pool: str) -> bool:
+    """Take a pool's file away."""
+    try:
+        os.unlink(f"{directory}/{file(pool)}")
+    except FileNotFoundError:
+        return False
+    return True

@@ -1,0 +1,248 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The command line, in Go's flag syntax because that is what the manifests of the Go plugin use.
+
+Exit codes: 0 done or stopped by a signal; 1 cannot run, or check-config found problems; 2 the command line is wrong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pathlib
+import signal
+import sys
+import tempfile
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Optional
+
+from . import __version__, log
+from .config import ConfigError, load
+
+if TYPE_CHECKING:
+    from .daemon import Settings
+
+PROGRAM = "k8s-rdma-shared-dp"
+_TRUE = ("1", "t", "T", "true", "TRUE", "True")
+_FALSE = ("0", "f", "F", "false", "FALSE", "False")
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One flag. default: its type is the flag's. choices: empty for any text."""
+
+    name: str
+    default: object
+    text: str
+    choices: tuple[str, ...] = ()
+
+
+CONFIG_FILE = Flag("config-file", "/k8s-rdma-shared-dev-plugin/config.json", "path to device plugin config file")
+STRICT = Flag("strict", False, "refuse a config with unknown keys")
+ROOT = Flag("root", "/", "read the node below this folder; explain also takes a captured host file")
+VERSION_FLAGS = (Flag("v", False, "show application version"), Flag("version", False, "show application version"))
+SERVE = (
+    CONFIG_FILE,
+    Flag("use-cdi", False, "use Container Device Interface to expose devices in containers"),
+    *VERSION_FLAGS,
+    STRICT,
+    ROOT,
+    Flag("kubelet-root", "/var/lib/kubelet", "the kubelet's --root-dir: plugins_registry is looked for below it"),
+    Flag(
+        "device-plugin-dir",
+        "/var/lib/kubelet/device-plugins",
+        "directory of kubelet.sock; the kubelet's --root-dir does not move it",
+    ),
+    Flag("registration", "auto", "how to meet the kubelet: auto, watch or legacy", ("auto", "watch", "legacy")),
+    Flag("cdi-mode", "devices", "how CDI devices are passed: devices or annotations", ("devices", "annotations")),
+    Flag("cdi-dir", "/var/run/cdi", "directory for the CDI specs of this plugin"),
+    Flag("metrics-address", "", "host:port or :port for /metrics, /healthz and /readyz; empty for none"),
+    Flag("log-format", "text", "text or json", ("text", "json")),
+)
+COMMANDS = {
+    "check-config": ((STRICT,), "check-config [-strict] [FILE]: say every problem of a config file"),
+    "explain": ((CONFIG_FILE, STRICT, ROOT), "explain [flags]: say for each NIC and pool why it is in or out"),
+}
+
+
+class Usage(Exception):
+    """The command line cannot be understood; empty text for -h."""
+
+
+def parse(arguments: list[str], flags: tuple[Flag, ...]) -> tuple[dict[str, object], list[str]]:
+    """Go's flag.Parse: (values, what follows). Stops at the first word that is no flag."""
+    known = {flag.name: flag for flag in flags}
+    values = {flag.name: flag.default for flag in flags}
+    rest = list(arguments)
+    while rest:
+        word = rest[0]
+        if len(word) < 2 or not word.startswith("-"):
+            break
+        rest.pop(0)
+        if word == "--":
+            break
+        body = word[2:] if word.startswith("--") else word[1:]
+        if not body or body[0] in "-=":
+            raise Usage(f"bad flag syntax: {word}")
+        name, equals, value = body.partition("=")
+        flag = known.get(name)
+        if flag is None:
+            raise Usage("" if name in ("h", "help") else f"flag provided but not defined: -{name}")
+        if isinstance(flag.default, bool):
+            if equals and value not in _TRUE + _FALSE:
+                raise Usage(f'invalid boolean value "{value}" for -{name}: parse error')
+            values[name] = not equals or value in _TRUE
+            continue
+        if not equals:
+            if not rest:
+                raise Usage(f"flag needs an argument: -{name}")
+            value = rest.pop(0)
+        if flag.choices and value not in flag.choices:
+            raise Usage(f'invalid value "{value}" for flag -{name}: wanted one of {", ".join(flag.choices)}')
+        values[name] = value
+    return values, rest
+
+
+def usage(flags: tuple[Flag, ...], command: str = "") -> str:
+    lines = [f"Usage of {PROGRAM}{' ' + command if command else ''}:"]
+    for flag in sorted(flags, key=lambda one: one.name):
+        kind = "" if isinstance(flag.default, bool) else " string"
+        default = f' (default "{flag.default}")' if flag.default and isinstance(flag.default, str) else ""
+        lines += [f"  -{flag.name}{kind}", f"    \t{flag.text}{default}"]
+    if not command:
+        lines += ["Commands:", *(f"  {text}" for _flags, text in COMMANDS.values())]
+    return "\n".join(lines) + "\n"
+
+
+def version() -> str:
+    """In upstream's form. The build writes what it knows of commit and date."""
+    try:
+        from . import _build
+    except ImportError:
+        return f"k8s-rdma-shared-dev-plugin version:{__version__}, commit:none, date:unknown"
+    return f"k8s-rdma-shared-dev-plugin version:{__version__}, commit:{_build.COMMIT}, date:{_build.DATE}"
+
+
+def main(arguments: Optional[list[str]] = None) -> int:
+    arguments = sys.argv[1:] if arguments is None else arguments
+    command = arguments[0] if arguments and arguments[0] in COMMANDS else ""
+    flags = COMMANDS[command][0] if command else SERVE
+    try:
+        values, rest = parse(arguments[1:] if command else arguments, flags)
+    except Usage as wrong:
+        text = str(wrong)
+        sys.stderr.write((log.printable(text) + "\n" if text else "") + usage(flags, command))
+        return 2 if text else 0
+    if command == "check-config":
+        return check_config(rest[0] if rest else str(CONFIG_FILE.default), bool(values["strict"]))
+    if command == "explain":
+        return explain(str(values["config-file"]), bool(values["strict"]), str(values["root"]))
+    if values["v"] or values["version"]:
+        sys.stdout.write(version() + "\n")
+        return 0
+    return serve(values)
+
+
+def check_config(path: str, strict: bool) -> int:
+    """For pipelines: every problem on a line of its own, exit code 1 when there is one."""
+    try:
+        config = load(pathlib.Path(path).read_bytes(), strict)
+    except OSError as error:
+        return _complain([f"{path}: {error.strerror}"])
+    except ConfigError as error:
+        return _complain([f"{path}: {problem}" for problem in error.problems])
+    for warning in config.warnings:
+        sys.stderr.write(log.printable(f"{path}: warning: {warning}") + "\n")
+    names = ", ".join(f"{pool.resource} ({pool.count})" for pool in config.pools)
+    sys.stdout.write(log.printable(f"{path}: ok, every {config.interval} s: {names}") + "\n")
+    return 0
+
+
+def explain(path: str, strict: bool, root: str) -> int:
+    from . import captured
+    from . import explain as explanation
+
+    try:
+        config = load(pathlib.Path(path).read_bytes(), strict)
+        if os.path.isdir(root):
+            answer = explanation.lines(config, explanation.inventory(config, root))
+        else:
+            with tempfile.TemporaryDirectory(prefix="rdma-explain-") as folder:
+                captured.lay_out(captured.load(root), pathlib.Path(folder).resolve())
+                answer = explanation.lines(config, explanation.inventory(config, folder))
+    except OSError as error:
+        return _complain([f"{error.filename or path}: {error.strerror}"])
+    except ConfigError as error:
+        return _complain([f"{path}: {problem}" for problem in error.problems])
+    except captured.NoCapture as error:
+        return _complain([str(error)])
+    sys.stdout.write("".join(log.printable(line) + "\n" for line in answer))
+    return 0
+
+
+def _complain(problems: list[str]) -> int:
+    sys.stderr.write("".join(log.printable(problem) + "\n" for problem in problems))
+    return 1
+
+
+def serve(values: dict[str, object]) -> int:
+    """Run until a signal. Does not return by way of threads: a read that hangs would keep the interpreter waiting."""
+    from . import daemon, endpoints
+
+    log.set_up(values["log-format"] == "json")
+    try:
+        if values["metrics-address"]:
+            endpoints.parse_address(str(values["metrics-address"]))
+    except ValueError as error:
+        sys.stderr.write(f"invalid value for flag -metrics-address: {error}\n" + usage(SERVE))
+        return 2
+    # GIL slices short enough that a scan or a scrape in another thread does not make an RPC wait for 5 ms.
+    sys.setswitchinterval(0.0005)
+    code = 0
+    try:
+        asyncio.run(_serve(settings(values)))
+    except daemon.Fatal as error:
+        log.error(str(error))
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def settings(values: dict[str, object]) -> Settings:
+    from . import daemon
+    from .lifecycle import Places
+
+    return daemon.Settings(
+        config_file=str(values["config-file"]),
+        strict=bool(values["strict"]),
+        use_cdi=bool(values["use-cdi"]),
+        cdi_mode=str(values["cdi-mode"]),
+        cdi_directory=str(values["cdi-dir"]),
+        root=str(values["root"]),
+        places=Places(
+            registry=f"{str(values['kubelet-root']).rstrip('/')}/plugins_registry",
+            plugins=str(values["device-plugin-dir"]).rstrip("/"),
+            mode=str(values["registration"]),
+        ),
+        metrics=str(values["metrics-address"]),
+    )
+
+
+async def _serve(chosen: Settings) -> None:
+    from . import daemon
+
+    stop = asyncio.Event()
+    plugin = daemon.Plugin(chosen)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT):
+        loop.add_signal_handler(number, stop.set)
+    loop.add_signal_handler(signal.SIGHUP, plugin.reload)
+    # Upstream's two lines, on its stream: scripts look for them.
+    watched = chosen.places.watched()
+    sys.stdout.write(
+        "Using Kubelet Plugin Registry Mode\n" if watched else "Using Deprecated Devie Plugin Registry Path\n"
+    )
+    sys.stdout.flush()
+    await plugin.run(stop)

@@ -1,0 +1,102 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""/metrics, /healthz and /readyz. Off unless an address is given: upstream opens no port, and hosts share theirs."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+from typing import TYPE_CHECKING, Any
+
+from . import log
+from .hca import Tree
+from .worker import Worker
+
+if TYPE_CHECKING:
+    from .daemon import Plugin
+
+_REASONS = {200: "OK", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
+_TEXT = "text/plain; charset=utf-8"
+_PATIENCE = 5.0
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """`host:port`, `:port` or `[v6]:port` as (host, port). ValueError says what is wrong."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not (port.isascii() and port.isdecimal()) or int(port) > 65535:
+        raise ValueError(f'wanted host:port or :port, got "{text}"')
+    return host.strip("[]"), int(port)
+
+
+async def serve(plugin: Plugin, address: str) -> None:
+    """Serve for ever. A port that is taken does not end the plugin: pods matter more than their metrics."""
+    host, port = parse_address(address)
+    pages = Pages(plugin)
+    while True:
+        try:
+            server = await asyncio.start_server(pages.answer, host or None, port, limit=8192)
+        except OSError as error:
+            log.on_change("metrics", f"cannot serve metrics on {address}: {error.strerror}", logging.ERROR)
+            await asyncio.sleep(10)
+            continue
+        names = ", ".join("{}:{}".format(*socket.getsockname()[:2]) for socket in server.sockets)
+        log.on_change("metrics", f"metrics, healthz and readyz on {names}")
+        async with server:
+            await server.serve_forever()
+
+
+class Pages:
+    """Answers one request a connection."""
+
+    def __init__(self, plugin: Plugin):
+        self._plugin = plugin
+        self._tree = Tree(plugin.settings.root)
+        # Counters are read from firmware and may hang; the ports' health must not wait for them.
+        self._worker = Worker("counters")
+        self._counters: Any = []
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            request = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), _PATIENCE)
+            method, _space, rest = request.decode("latin-1").partition(" ")
+            code, kind, body = await self._page(method, rest.split()[0].partition("?")[0])
+            head = f"HTTP/1.1 {code} {_REASONS[code]}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
+            writer.write(f"{head}Connection: close\r\n\r\n".encode() + (b"" if method == "HEAD" else body))
+            await asyncio.wait_for(writer.drain(), _PATIENCE)
+        except (
+            OSError,
+            ValueError,
+            IndexError,
+            asyncio.TimeoutError,
+            asyncio.IncompleteReadError,
+            asyncio.LimitOverrunError,
+        ):
+            pass  # a client that speaks no HTTP, or left
+        finally:
+            writer.close()
+
+    async def _page(self, method: str, path: str) -> tuple[int, str, bytes]:
+        if method not in ("GET", "HEAD"):
+            return 405, _TEXT, b"only GET\n"
+        if path == "/metrics":
+            # Costs 5 MB and 0.1 s, which only a scraped plugin has to pay, and not on the event loop.
+            metrics = await self._plugin.files.run(importlib.import_module, f"{__package__}.metrics")
+            return 200, metrics.CONTENT_TYPE, await self._metrics(metrics)
+        if path == "/healthz":
+            return 200, _TEXT, b"ok\n"
+        if path == "/readyz":
+            problems = self._plugin.unready()
+            return (503 if problems else 200), _TEXT, ("\n".join(problems or ["ok"]) + "\n").encode()
+        return 404, _TEXT, b"there are /metrics, /healthz and /readyz\n"
+
+    async def _metrics(self, metrics: Any) -> bytes:
+        ports = tuple(self._plugin.states)
+        try:
+            if not self._worker.hangs():
+                read = self._worker.run(metrics.port_counters, self._tree, ports)
+                self._counters = await asyncio.wait_for(read, _PATIENCE)
+        except asyncio.TimeoutError:
+            self._counters = []  # old values would look like a port without traffic
+        return await self._plugin.files.run(metrics.render, metrics.families(self._plugin, self._counters))

@@ -1,0 +1,182 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the kernel tells without being asked: uevents, link changes, and changes in directories. Standard library only.
+
+All of it is a hint that something may have changed; slow polls stand behind each, so a lost message costs time only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import errno
+import os
+import socket
+import struct
+from typing import Callable, Optional
+
+from . import log
+
+_NETLINK_KOBJECT_UEVENT = 15
+_KERNEL_GROUP = 1  # what the kernel sends; group 2 is udevd's
+_RTMGRP_LINK = 1
+_BUFFER = 1 << 16
+
+# Subsystems whose coming and going can change a pool: HCAs, their character devices, netdevs, functions and modules.
+SUBSYSTEMS = frozenset(
+    ("infiniband", "infiniband_verbs", "infiniband_mad", "infiniband_cm", "misc", "net", "pci", "auxiliary", "module")
+)
+
+_IN_MODIFY, _IN_CLOSE_WRITE, _IN_MOVED_FROM, _IN_MOVED_TO, _IN_CREATE, _IN_DELETE = 2, 8, 0x40, 0x80, 0x100, 0x200
+_IN_DELETE_SELF, _IN_MOVE_SELF, _IN_Q_OVERFLOW, _IN_IGNORED, _IN_ONLYDIR = 0x400, 0x800, 0x4000, 0x8000, 0x1000000
+_IN_MASK = _IN_CLOSE_WRITE | _IN_MOVED_FROM | _IN_MOVED_TO | _IN_CREATE | _IN_DELETE | _IN_DELETE_SELF | _IN_MOVE_SELF
+_EVENT = struct.Struct("iIII")
+
+
+def parse_uevent(message: bytes) -> dict[str, str]:
+    """`ACTION@devpath\\0KEY=value\\0…` as a dict; empty for udevd's own format."""
+    if b"@" not in message.partition(b"\0")[0]:
+        return {}
+    pairs = (part.partition(b"=") for part in message.split(b"\0")[1:] if b"=" in part)
+    return {key.decode("ascii", "replace"): value.decode("utf-8", "replace") for key, _equals, value in pairs}
+
+
+def concerns_rdma(uevent: dict[str, str]) -> bool:
+    return uevent.get("SUBSYSTEM") in SUBSYSTEMS and uevent.get("ACTION") != "offline"
+
+
+class _Netlink:
+    """A multicast netlink socket on the event loop. `lost` is called when the kernel had to drop messages."""
+
+    def __init__(self, protocol: int, group: int, receive: Callable[[bytes], None], lost: Callable[[], None]):
+        self._receive = receive
+        self._lost = lost
+        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol)
+        try:
+            self._socket.setblocking(False)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
+            self._socket.bind((0, group))
+        except OSError:
+            self._socket.close()
+            raise
+        asyncio.get_running_loop().add_reader(self._socket, self._read)
+
+    def _read(self) -> None:
+        while True:
+            try:
+                message, sender = self._socket.recvfrom(_BUFFER)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno == errno.ENOBUFS:
+                    self._lost()
+                    continue
+                log.on_change("netlink", f"netlink socket: {error.strerror}; only the slow poll is left")
+                self.close()
+                return
+            if sender[0] == 0:  # the kernel; any process may send to a multicast group
+                self._receive(message)
+
+    def close(self) -> None:
+        if self._socket.fileno() >= 0:
+            asyncio.get_running_loop().remove_reader(self._socket)
+            self._socket.close()
+
+
+def watch_devices(changed: Callable[[], None]) -> Optional[_Netlink]:
+    """Call `changed` when a device of interest is added, removed, renamed or bound."""
+
+    def receive(message: bytes) -> None:
+        if concerns_rdma(parse_uevent(message)):
+            changed()
+
+    return _open("device events", _NETLINK_KOBJECT_UEVENT, _KERNEL_GROUP, receive, changed)
+
+
+def watch_links(changed: Callable[[], None]) -> Optional[_Netlink]:
+    """Call `changed` when a network interface goes up or down: a RoCE port does not tell of its own."""
+    return _open("link events", socket.NETLINK_ROUTE, _RTMGRP_LINK, lambda _message: changed(), changed)
+
+
+def _open(
+    what: str, protocol: int, group: int, receive: Callable[[bytes], None], lost: Callable[[], None]
+) -> Optional[_Netlink]:
+    try:
+        return _Netlink(protocol, group, receive, lost)
+    except OSError as error:
+        log.warning(f"no {what} from the kernel: {error.strerror}; changes are seen by the poll only")
+        return None
+
+
+class Directories:
+    """inotify on directories: `changed(name)` for each entry that came, went, was replaced or written."""
+
+    def __init__(self) -> None:
+        self._watches: dict[int, tuple[str, list[Callable[[str], None]]]] = {}
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._fd = self._libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
+        if self._fd < 0:
+            log.warning(f"no inotify: {os.strerror(ctypes.get_errno())}; files are looked at every few seconds only")
+            return
+        asyncio.get_running_loop().add_reader(self._fd, self._read)
+
+    def watch(self, path: str, changed: Callable[[str], None]) -> bool:
+        """Watch a directory. False when it cannot be watched (it is not there): try again later."""
+        if self._fd < 0:
+            return False
+        for watched, callbacks in self._watches.values():
+            if watched == path:
+                if changed not in callbacks:
+                    callbacks.append(changed)
+                return True
+        number = self._libc.inotify_add_watch(self._fd, os.fsencode(path), _IN_MASK | _IN_ONLYDIR)
+        if number < 0:
+            return False
+        self._watches[number] = (path, [changed])
+        return True
+
+    def forget(self, changed: Callable[[str], None]) -> None:
+        """Take a callback back; a directory that nobody is interested in is watched no longer."""
+        for number, (_path, callbacks) in list(self._watches.items()):
+            if changed in callbacks:
+                callbacks.remove(changed)
+                if not callbacks:
+                    del self._watches[number]
+                    self._libc.inotify_rm_watch(self._fd, number)
+
+    def _read(self) -> None:
+        while True:
+            try:
+                data = os.read(self._fd, _BUFFER)
+            except BlockingIOError:
+                return
+            except OSError:
+                self.close()
+                return
+            place = 0
+            while place < len(data):
+                number, mask, _cookie, length = _EVENT.unpack_from(data, place)
+                place += _EVENT.size + length
+                self._event(number, mask, os.fsdecode(data[place - length : place].rstrip(b"\0")))
+
+    def _event(self, number: int, mask: int, name: str) -> None:
+        if mask & _IN_Q_OVERFLOW:
+            callbacks = [changed for _path, watching in self._watches.values() for changed in watching]
+        elif number in self._watches:
+            callbacks = list(self._watches[number][1])
+        else:
+            return
+        if mask & _IN_MOVE_SELF:
+            self._libc.inotify_rm_watch(self._fd, number)
+        if mask & (_IN_IGNORED | _IN_MOVE_SELF):
+            self._watches.pop(number, None)  # the directory is gone; whoever wants it watches it again
+        for changed in callbacks:
+            changed(name)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            asyncio.get_running_loop().remove_reader(self._fd)
+            os.close(self._fd)
+            self._fd = -1
+            self._watches.clear()

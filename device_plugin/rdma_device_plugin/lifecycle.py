@@ -1,0 +1,391 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""From a service to a resource that the kubelet knows: sockets, the registration state machine, kubelet restarts.
+
+Knows nothing of devices. Two ways lead to the kubelet:
+  watch   it finds our socket in plugins_registry, asks GetInfo and connects;
+  legacy  we call Register on kubelet.sock, and it connects to our socket beside it before it answers.
+Where plugins_registry exists, watch comes first. A directory that nobody watches (a hostPath mount made it, or the
+kubelet has another root) shows by silence; then legacy is tried. Done is what ends in an open ListAndWatch stream, and
+a stream that is lost begins it anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import random
+from collections import Counter
+from dataclasses import dataclass
+from typing import Optional
+from urllib.parse import quote
+
+import grpc
+
+from . import log, sockets
+from .events import Directories
+from .kubelet import deviceplugin_pb2 as api
+from .kubelet import deviceplugin_pb2_grpc
+from .server import VERSION, Observer, Service, attach
+
+WATCH, LEGACY = "watch", "legacy"
+_CHANNEL = (
+    # A socket file exists a moment before it is listened on; the default would try again after a second.
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 500),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.default_authority", "localhost"),
+    ("grpc.enable_http_proxy", 0),
+)
+# Reasons that no waiting cures: the directory is no directory, or we may not write.
+_HOPELESS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG)
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds.
+
+    confirm: silence after which a watched directory is taken for unwatched. grace: how long a lost stream may come back
+    by itself. connect: from a confirmed registration to its stream. register: the kubelet dials back up to 10 s inside
+    Register. backstop: how often what inotify tells is looked at anyway.
+    """
+
+    confirm: float = 5.0
+    grace: float = 1.0
+    connect: float = 15.0
+    register: float = 20.0
+    retry_first: float = 1.0
+    retry_most: float = 60.0
+    backstop: float = 5.0
+    stop: float = 0.3
+
+
+@dataclass(frozen=True)
+class Places:
+    """registry follows the kubelet's --root-dir; the directory of kubelet.sock does not, it is fixed in the kubelet."""
+
+    registry: str = "/var/lib/kubelet/plugins_registry"
+    plugins: str = "/var/lib/kubelet/device-plugins"
+    mode: str = "auto"
+
+    @property
+    def kubelet(self) -> str:
+        return f"{self.plugins}/kubelet.sock"
+
+    def watched(self) -> bool:
+        """Whether to begin with the watched directory."""
+        return self.mode == WATCH or (self.mode == "auto" and os.path.isdir(self.registry))
+
+
+class CannotServe(Exception):
+    """The socket directory can never be used as it is."""
+
+
+class Endpoint:
+    """One gRPC server on one published socket."""
+
+    def __init__(self, directory: str, name: str):
+        self.path = f"{directory}/{name}"
+        self._directory = directory
+        self._name = name
+        self._server: Optional[grpc.aio.Server] = None
+        self._identity: Optional[sockets.Identity] = None
+
+    @property
+    def published(self) -> bool:
+        """Whether the socket at our path is ours; the kubelet removes all sockets when it starts."""
+        return self._identity is not None and sockets.identity(self.path) == self._identity
+
+    @property
+    def foreign(self) -> bool:
+        """Whether another process serves our path."""
+        return not self.published and sockets.answers(self.path)
+
+    async def start(self, service: Service, generation: int) -> None:
+        """Serve, then publish: whoever finds the socket is answered. OSError when the directory does not allow it."""
+        if len(os.fsencode(self.path)) > sockets.MAX_PATH:
+            raise OSError(errno.ENAMETOOLONG, f"socket paths hold {sockets.MAX_PATH} bytes", self.path)
+        # grpc says "failed to bind" for whatever the reason is; the reason is worth having.
+        if not os.access(self._directory, os.W_OK | os.X_OK):
+            os.stat(f"{self._directory}/.")
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), self._directory)
+        bound = sockets.hidden(self._directory, self._name, generation)
+        server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
+        attach(service, server)
+        try:
+            try:
+                server.add_insecure_port(f"unix:{quote(bound)}")
+            except RuntimeError as error:
+                raise OSError(errno.EIO, f"cannot bind: {error}", bound) from None
+            await server.start()
+            identity = sockets.publish(bound, self.path)
+        except BaseException:
+            await server.stop(0)
+            raise
+        before, self._server, self._identity = self._server, server, identity
+        if before:
+            await before.stop(0)
+
+    async def stop(self, grace: float) -> None:
+        """Unpublish and end. What others have put at our path stays."""
+        sockets.withdraw(self.path, self._identity)
+        server, self._server, self._identity = self._server, None, None
+        if server:
+            await server.stop(grace)
+
+
+class Resource(Observer):
+    """Keeps one resource registered for as long as `run` runs."""
+
+    def __init__(self, service: Service, places: Places, directories: Directories, timing: Timing):
+        self.service = service
+        self.name = service.offer.pool.resource
+        self.registrations: Counter[tuple[str, str]] = Counter()
+        self.mode: Optional[str] = None
+        self.state = "starting"
+        self.error = ""
+        self._places = places
+        self._directories = directories
+        self._timing = timing
+        self._socket = service.offer.pool.socket
+        self._claims: dict[str, sockets.Claim] = {}
+        self._endpoints: dict[str, Endpoint] = {}
+        self._generation = 0
+        self._failures = 0
+        self._was_registered = False
+        self._kubelet = sockets.identity(places.kubelet)
+        # Of the watched directory: the kubelet asked at the present socket; that socket has had its chance; it was
+        # refused, and why. And whether silence there has led to a legacy registration that worked.
+        self._asked = False
+        self._spent = False
+        self._refused: Optional[str] = None
+        self._unwatched = False
+        self._wake = asyncio.Event()
+        service.observer = self
+
+    @property
+    def registered(self) -> bool:
+        """The kubelet listens to our list."""
+        return self.service.streams > 0
+
+    # What the RPCs and the file system tell.
+
+    def streams_changed(self, count: int) -> None:
+        self._wake.set()
+
+    def info_asked(self) -> None:
+        self._asked, self._spent, self._unwatched = True, False, False
+        self._wake.set()
+
+    def notified(self, registered: bool, error: str) -> None:
+        self.registrations[WATCH, "accepted" if registered else "refused"] += 1
+        if registered:
+            self.mode = WATCH
+        else:
+            self._refused, self._spent = error or "no reason given", True
+            self._say("refused", self._refused, logging.WARNING, mode=WATCH)
+        self._wake.set()
+
+    def _changed(self, name: str) -> None:
+        if name in ("", self._socket, "kubelet.sock"):
+            self._wake.set()
+
+    def announce(self) -> None:
+        """Look at everything again, now."""
+        self._failures = 0
+        self._wake.set()
+
+    # The state machine.
+
+    async def run(self) -> None:
+        """Register, stay registered. Ends by cancellation, or by CannotServe before the first socket was served."""
+        first = True
+        while True:
+            try:
+                if not self._take_claim():
+                    await self._pause(min(0.2, self._timing.backstop))
+                    continue
+                replaced = await self._serve() and not first
+                first = False
+                await self._step(replaced)
+            except OSError as error:
+                if first and error.errno in _HOPELESS:
+                    raise CannotServe(f"{self.name}: {error.strerror}: {error.filename or self._socket}") from error
+                self._say("cannot serve", str(error), logging.WARNING)
+                await self._pause(self._timing.retry_first)
+
+    def _directory(self) -> str:
+        return self._places.registry if self._places.watched() else self._places.plugins
+
+    def _take_claim(self) -> bool:
+        """One instance per socket. The lock lies where both ways of registering can see it."""
+        directory = self._places.plugins if os.path.isdir(self._places.plugins) else self._directory()
+        claim = self._claims.setdefault(directory, sockets.Claim(directory, self._socket))
+        if claim.take():
+            return True
+        reason = f"process {claim.holder()} holds {claim.path}; stop it"
+        self._say("waiting for another instance", reason, logging.WARNING)
+        return False
+
+    async def _serve(self) -> bool:
+        """Have our socket where the present mode wants it, and where we had it; True when one had to be made."""
+        self._directories.watch(self._places.plugins, self._changed)
+        wanted = {self._directory(), *self._endpoints}
+        made = []
+        for directory in sorted(wanted):
+            self._directories.watch(directory, self._changed)
+            if os.path.isdir(directory) or directory == self._directory():
+                made.append(await self._publish(directory))
+        return any(made)
+
+    async def _publish(self, directory: str, anew: bool = False) -> bool:
+        endpoint = self._endpoints.setdefault(directory, Endpoint(directory, self._socket))
+        if endpoint.published and not anew:
+            return False
+        if endpoint.foreign:
+            raise OSError(
+                errno.EADDRINUSE, "another process serves this socket, stop it (the Go plugin?)", endpoint.path
+            )
+        self._generation += 1
+        await endpoint.start(self.service, self._generation)
+        if directory == self._places.registry:
+            self._asked = self._spent = False
+        return True
+
+    async def _step(self, replaced: bool) -> None:
+        """Bring about the next stream, or wait until there is something to do. replaced: a socket of ours was lost."""
+        watched = self._places.watched() and not self._unwatched
+        if self._kubelet_is_new() or replaced:
+            self._kubelet = sockets.identity(self._places.kubelet)
+            self._failures = 0
+            self._asked = False
+            if not watched and self._places.mode != WATCH:
+                await self._register()
+                return
+        elif self.registered:
+            await self._settled()
+            return
+        elif self._was_registered:
+            self._was_registered = self._asked = False
+            self._say("stream lost", "the kubelet has hung up", logging.WARNING)
+            if await self._streaming(self._timing.grace):
+                return
+            self._spent = not self._asked
+        if not (watched and await self._confirmed()) and not (self._places.mode != WATCH and await self._register()):
+            self._failures += 1
+            await self._back_off()
+
+    async def _confirmed(self) -> bool:
+        """Whether the kubelet comes by itself to our socket in the watched directory."""
+        if self._spent:
+            # It knows this socket and does not listen to it: only a new one makes it look again.
+            await self._publish(self._places.registry, anew=True)
+        self._refused = None
+        await self._streaming(self._timing.confirm, until_asked=True)
+        if self._asked:
+            await self._streaming(self._timing.connect)
+        if self.registered:
+            return True
+        if self._refused is None:
+            what = "asked and did not connect" if self._asked else "nobody asks"
+            self._say("waiting for the kubelet", f"{what} in {self._places.registry}", mode=WATCH)
+        # Silence once may be a kubelet that is not up yet, and it will look. Twice: it may have missed us.
+        self._spent = self._asked or self._failures > 0
+        return False
+
+    async def _register(self) -> bool:
+        """Legacy: call Register, then see the stream stand."""
+        if not sockets.answers(self._places.kubelet):
+            self._say("waiting for the kubelet", f"nobody listens at {self._places.kubelet}")
+            return False
+        await self._publish(self._places.plugins)
+        self._kubelet = sockets.identity(self._places.kubelet)
+        self._refused = None
+        problem = await self._call_register()
+        self.registrations[LEGACY, "refused" if problem else "accepted"] += 1
+        if problem:
+            self._say("refused", problem, logging.WARNING, mode=LEGACY)
+            return False
+        self._unwatched = self._places.watched() and not self._asked
+        self.mode = LEGACY
+        return await self._streaming(self._timing.connect)
+
+    async def _call_register(self) -> str:
+        """Empty when the kubelet has taken us, else what it said."""
+        channel = grpc.aio.insecure_channel(f"unix:{quote(self._places.kubelet)}", options=_CHANNEL)
+        request = api.RegisterRequest(
+            version=VERSION, endpoint=self._socket, resource_name=self.name, options=self.service.options()
+        )
+        try:
+            stub = deviceplugin_pb2_grpc.RegistrationStub(channel)
+            await stub.Register(request, timeout=self._timing.register, wait_for_ready=True)
+        except grpc.aio.AioRpcError as error:
+            return f"{error.code().name}: {error.details()}"
+        finally:
+            await channel.close()
+        return ""
+
+    async def _settled(self) -> None:
+        """Registered: wait for whatever ends it."""
+        self._failures = 0
+        self._was_registered = True
+        self.error = ""
+        self._say("registered", "", mode=self.mode or WATCH)
+        await self._pause(self._timing.backstop)
+
+    async def _streaming(self, seconds: float, until_asked: bool = False) -> bool:
+        """Wait for a stream. Ends early on a refusal, a new kubelet, or (until_asked) when the kubelet has asked."""
+        deadline = _now() + seconds
+        while not self.registered and self._refused is None and not (until_asked and self._asked):
+            left = deadline - _now()
+            if left <= 0 or self._kubelet_is_new():
+                break
+            await self._pause(left)
+        return self.registered
+
+    async def _back_off(self) -> None:
+        """Wait longer after each failure, jittered so that eight resources do not ask in step; news end it."""
+        most = min(self._timing.retry_first * 2 ** min(self._failures - 1, 16), self._timing.retry_most)
+        deadline = _now() + most * random.uniform(0.8, 1.2)
+        asked = self._asked
+        while not self.registered and self._failures and (asked or not self._asked) and not self._kubelet_is_new():
+            left = min(deadline - _now(), self._timing.backstop)
+            if deadline <= _now() or not all(endpoint.published for endpoint in self._endpoints.values()):
+                break
+            await self._pause(left)
+
+    def _kubelet_is_new(self) -> bool:
+        now = sockets.identity(self._places.kubelet)
+        return now is not None and now != self._kubelet
+
+    async def _pause(self, seconds: float) -> None:
+        """Sleep until something happens, at most so long."""
+        try:
+            await asyncio.wait_for(self._wake.wait(), seconds)
+        except asyncio.TimeoutError:
+            pass
+        self._wake.clear()
+
+    def _say(self, state: str, reason: str, level: int = logging.INFO, **fields: str) -> None:
+        self.state = state
+        if reason:
+            self.error = reason
+            fields["reason"] = reason
+        log.on_change(f"resource {self.name}", f"{self.name}: {state}", level, **fields)
+
+    async def stop(self) -> None:
+        """Hang up, take our sockets away, let others in. Bounded by Timing.stop."""
+        self._directories.forget(self._changed)
+        self.service.close()
+        await asyncio.gather(*(endpoint.stop(self._timing.stop) for endpoint in self._endpoints.values()))
+        for claim in self._claims.values():
+            claim.release()
+        log.forget(f"resource {self.name}")
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

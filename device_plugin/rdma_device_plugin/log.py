@@ -1,0 +1,81 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Log lines in the shape of Go's log package, or JSON; repeated states are said once."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from typing import Any, Optional, TextIO
+
+_LOGGER = logging.getLogger("rdma_device_plugin")
+_said: dict[str, Any] = {}
+
+
+def printable(text: str) -> str:
+    """One line, whatever a file name or another program's error text holds."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
+
+
+class _Text(logging.Formatter):
+    """`2006/01/02 15:04:05 message key=value`, as upstream's operators grep it."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        when = time.strftime("%Y/%m/%d %H:%M:%S", time.localtime(record.created))
+        level = f"{record.levelname.capitalize()}: " if record.levelno >= logging.WARNING else ""
+        fields = "".join(f" {key}={value}" for key, value in getattr(record, "fields", {}).items())
+        return printable(f"{when} {level}{record.getMessage()}{fields}") + _trace(record)
+
+
+class _Json(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        when = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        line = {"time": f"{when}.{int(record.msecs):03d}Z", "level": record.levelname.lower()}
+        line["msg"] = record.getMessage() + _trace(record)
+        line.update(getattr(record, "fields", {}))
+        return json.dumps(line, default=str)
+
+
+def _trace(record: logging.LogRecord) -> str:
+    return "\n" + logging.Formatter().formatException(record.exc_info) if record.exc_info else ""
+
+
+def set_up(as_json: bool = False, stream: Optional[TextIO] = None) -> None:
+    """Send everything to stderr, asyncio's and grpc's complaints included."""
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(_Json() if as_json else _Text())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(logging.WARNING)
+    _LOGGER.setLevel(logging.INFO)
+
+
+def info(text: str, **fields: Any) -> None:
+    _LOGGER.info("%s", text, extra={"fields": fields})
+
+
+def warning(text: str, **fields: Any) -> None:
+    _LOGGER.warning("%s", text, extra={"fields": fields})
+
+
+def error(text: str, **fields: Any) -> None:
+    _LOGGER.error("%s", text, extra={"fields": fields})
+
+
+def on_change(key: str, text: str, level: int = logging.INFO, **fields: Any) -> None:
+    """Say a state only when it is another one than the last said for `key`."""
+    state = (text, level, tuple(fields.items()))
+    if _said.get(key) != state:
+        _said[key] = state
+        _LOGGER.log(level, "%s", text, extra={"fields": fields})
+
+
+def forget(prefix: str) -> None:
+    """Drop what was said about an object that is gone."""
+    for key in [key for key in _said if key.startswith(prefix)]:
+        del _said[key]

@@ -1,0 +1,311 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which HCAs a node has, which of them stand behind a pool, and whether they are healthy. Reads through a Tree only."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+from dataclasses import dataclass
+from typing import Optional
+
+from .config import CharDevices, Health, Pool
+from .hca import Tree, hcas, netns, paths, pci
+
+ACTIVE = "ACTIVE"
+RDMA_CM = "/dev/infiniband/rdma_cm"
+# Whichever is visible: the device's class entry, its module, or the node itself.
+_RDMA_CM_SIGNS = ("/sys/class/misc/rdma_cm", "/sys/module/rdma_ucm", RDMA_CM)
+_MODULES = {"uverbs": "ib_uverbs", "umad": "ib_umad", "issm": "ib_umad", "rdma_cm": "rdma_ucm"}
+
+
+def _names(netdevs: tuple[str, ...]) -> str:
+    return f" ({', '.join(netdevs)})" if netdevs else ""
+
+
+@dataclass(frozen=True)
+class Port:
+    number: int
+    state: Optional[str]
+    link_layer: Optional[str]
+    netdev: Optional[str]
+
+
+@dataclass(frozen=True)
+class Hca:
+    """What a pool has to know of an RDMA device. Software devices (rxe, siw) have no address, vendor or driver."""
+
+    name: str
+    address: Optional[str] = None
+    vendor: Optional[str] = None
+    device: Optional[str] = None
+    driver: Optional[str] = None
+    numa_node: int = -1
+    network_class: bool = True
+    netdevs: tuple[str, ...] = ()
+    link_types: tuple[str, ...] = ()
+    uverbs: tuple[str, ...] = ()
+    umad: tuple[str, ...] = ()
+    issm: tuple[str, ...] = ()
+    ports: tuple[Port, ...] = ()
+    pkeys: frozenset[int] = frozenset()
+
+    @property
+    def software(self) -> bool:
+        return self.address is None
+
+    @property
+    def label(self) -> str:
+        """How people know it: name, address, netdevs."""
+        return f"{self.name} {self.address or 'software'}{_names(self.netdevs)}"
+
+
+@dataclass(frozen=True)
+class Card:
+    """A network function without an RDMA device."""
+
+    address: str
+    driver: Optional[str]
+    netdevs: tuple[str, ...]
+
+    @property
+    def label(self) -> str:
+        return f"{self.address}{_names(self.netdevs)}"
+
+    @property
+    def reason(self) -> str:
+        if self.driver is None:
+            return "no RDMA device: no driver is bound"
+        return f"no RDMA device: driver {self.driver} has made none (for an RDMA NIC: load its RDMA module, mlx5_ib)"
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """A node at one moment. netns: shared, exclusive, or why that is unknown."""
+
+    hcas: tuple[Hca, ...] = ()
+    cards: tuple[Card, ...] = ()
+    rdma_cm: bool = False
+    netns: str = netns.SHARED
+
+    @property
+    def exclusive(self) -> bool:
+        return self.netns == netns.EXCLUSIVE
+
+
+@dataclass(frozen=True)
+class Out:
+    """Why an HCA is not in a pool: a code for metrics and tests, a sentence for people."""
+
+    code: str
+    text: str
+
+
+# Discover.
+
+
+def discover(tree: Tree, pkeys: bool = False) -> Inventory:
+    """Every HCA with a place in the pools, PCI ones in address order, and the network functions without one.
+
+    pkeys: read the partition tables too, which only a pool with that selector needs.
+    """
+    tree = tree.snapshot()
+    functions = pci.classes(tree)
+    network = {address for address, code in functions.items() if code.startswith(pci.NETWORK_CLASS)}
+    found = []
+    taken = set()
+    for fact in hcas.hcas(tree, gids=False, functions=functions):
+        function = fact["pci"] or {}
+        taken.update([function.get("address"), *fact["bonded_functions"]])
+        names = [netdev["name"] for netdev in fact["netdevs"]]
+        kinds = [netdev["type"] or "" for netdev in fact["netdevs"]]
+        characters = fact["char_devices"]
+        found.append(
+            Hca(
+                name=fact["name"],
+                address=function.get("address"),
+                vendor=function.get("vendor"),
+                device=function.get("device"),
+                driver=function.get("driver"),
+                numa_node=function.get("numa_node", -1),
+                network_class=not function or function["address"] in network,
+                netdevs=tuple(sorted({*names, *fact["representors"]})),
+                link_types=tuple(sorted({*kinds, *(["ether"] if fact["representors"] else [])})) or ("",),
+                uverbs=(characters["uverbs"],) if characters["uverbs"] else (),
+                umad=tuple(characters["umad"]),
+                issm=tuple(characters["issm"]),
+                ports=tuple(
+                    Port(port["number"], port["state"], port["link_layer"], port["netdev"]) for port in fact["ports"]
+                ),
+                pkeys=_pkeys(tree, fact["name"], fact["ports"]) if pkeys else frozenset(),
+            )
+        )
+    cards = tuple(
+        Card(address, pci.driver(tree, address), tuple(tree.listdir(f"{paths.PCI}/{address}/net")))
+        for address in sorted(network - taken, key=pci.order)
+    )
+    return Inventory(
+        hcas=tuple(found),
+        cards=cards,
+        rdma_cm=any(tree.exists(sign) for sign in _RDMA_CM_SIGNS),
+        netns=netns.running(tree),
+    )
+
+
+def _pkeys(tree: Tree, name: str, ports: list[dict]) -> frozenset[int]:
+    """Partitions of all ports, without the bit that tells full from limited members."""
+    found = set()
+    for port in ports:
+        directory = f"{paths.INFINIBAND}/{name}/ports/{port['number']}/pkeys"
+        for index in tree.listdir(directory):
+            value = int(tree.read(f"{directory}/{index}") or "0", 16) & 0x7FFF
+            if value:
+                found.add(value)
+    return frozenset(found)
+
+
+def port_states(tree: Tree, hca_ports: tuple[tuple[str, int], ...]) -> dict[tuple[str, int], Optional[str]]:
+    """{(HCA, port): state} now; None where it cannot be read. Cheap enough to ask often."""
+    found = {}
+    for name, number in hca_ports:
+        text = tree.read(f"{paths.INFINIBAND}/{name}/ports/{number}/state")
+        found[name, number] = text.partition(": ")[2] or text if text else None
+    return found
+
+
+# Select.
+
+
+def needs(wanted: CharDevices, hca: Hca) -> dict[str, str]:
+    """required, optional or never for each character device of an HCA.
+
+    Where the config says nothing: management datagrams are what InfiniBand cannot do without and RoCE can; a link layer
+    of its own kind (EFA) has neither them nor a connection manager.
+    """
+    layers = {port.link_layer for port in hca.ports}
+    infiniband = "InfiniBand" in layers
+    plain = infiniband or "Ethernet" in layers or not layers - {None}
+    derived = {
+        "uverbs": "required",
+        "umad": "required" if infiniband else "optional",
+        "issm": "optional",
+        "rdma_cm": "required" if plain else "optional",
+    }
+    return {name: getattr(wanted, name) or default for name, default in derived.items()}
+
+
+def judge(pool: Pool, hca: Hca, rdma_cm: bool = True) -> Optional[Out]:
+    """Why an HCA is not in a pool; None when it is."""
+    return _unselected(pool, hca) or _incomplete(pool, hca, rdma_cm)
+
+
+def _unselected(pool: Pool, hca: Hca) -> Optional[Out]:
+    if hca.software and not pool.software:
+        return Out("software", "software HCA, and the pool does not say softwareDevices: true")
+    if not hca.network_class:
+        return Out("class", "its PCI function is no network controller (class 0x02)")
+    chosen, extra = pool.selectors, pool.extra
+    plain = (
+        ("vendors", chosen.vendors, (hca.vendor,)),
+        ("deviceIDs", chosen.deviceIDs, (hca.device,)),
+        ("drivers", chosen.drivers, (hca.driver,)),
+        ("ifNames", chosen.ifNames, hca.netdevs),
+        ("linkTypes", chosen.linkTypes, hca.link_types),
+        ("extraSelectors.numaNodes", extra.numaNodes, (hca.numa_node,)),
+        ("extraSelectors.pKeys", tuple(key & 0x7FFF for key in extra.pKeys), tuple(hca.pkeys)),
+    )
+    for name, wanted, seen in plain:
+        if wanted and not set(wanted).intersection(seen):
+            return _unlike(name, wanted, seen)
+    patterns = (
+        ("extraSelectors.rdmaDevices", extra.rdmaDevices, (hca.name,)),
+        ("extraSelectors.pciAddresses", extra.pciAddresses, (hca.address,)),
+        ("extraSelectors.ifNames", extra.ifNames, hca.netdevs),
+    )
+    for name, wanted, seen in patterns:
+        if wanted and not any(fnmatch.fnmatchcase(value or "", pattern) for value in seen for pattern in wanted):
+            return _unlike(name, wanted, seen)
+    return None
+
+
+def _unlike(name: str, wanted: tuple, seen: tuple) -> Out:
+    shown = ", ".join(str(value) for value in seen if value not in (None, "")) or "nothing"
+    return Out(name, f"{name}: wanted {', '.join(map(str, wanted))}, it has {shown}")
+
+
+def _incomplete(pool: Pool, hca: Hca, rdma_cm: bool) -> Optional[Out]:
+    present = {"uverbs": hca.uverbs, "umad": hca.umad, "issm": hca.issm, "rdma_cm": rdma_cm}
+    missing = [name for name, need in needs(pool.char_devices, hca).items() if need == "required" and not present[name]]
+    if not missing:
+        return None
+    modules = " ".join(sorted({_MODULES[name] for name in missing}))
+    return Out(
+        f"no-{missing[0]}",
+        f"has no character device {', '.join(missing)}: load {modules} (modprobe), it joins by itself then",
+    )
+
+
+def members(pool: Pool, inventory: Inventory) -> tuple[Hca, ...]:
+    """The HCAs behind a pool, in the inventory's order."""
+    return tuple(hca for hca in inventory.hcas if judge(pool, hca, inventory.rdma_cm) is None)
+
+
+def files(pool: Pool, hca: Hca) -> tuple[str, ...]:
+    """Character devices of one HCA that a container gets, in upstream's order; without rdma_cm."""
+    need = needs(pool.char_devices, hca)
+    return tuple(
+        f"/dev/infiniband/{name}"
+        for kind in ("issm", "umad", "uverbs")
+        if need[kind] != "never"
+        for name in getattr(hca, kind)
+    )
+
+
+def shares_rdma_cm(pool: Pool, chosen: tuple[Hca, ...], rdma_cm: bool) -> bool:
+    """Whether containers of these HCAs get /dev/infiniband/rdma_cm."""
+    return rdma_cm and any(needs(pool.char_devices, hca)["rdma_cm"] != "never" for hca in chosen)
+
+
+def present(root: str, paths_wanted: tuple[str, ...]) -> bool:
+    """Whether these nodes exist; taken for granted in a container that has no /dev/infiniband to look into."""
+    prefix = "" if root == "/" else root
+    try:
+        for path in paths_wanted:
+            os.stat(prefix + path)
+    except OSError:
+        return not os.path.isdir(f"{prefix}/dev/infiniband")
+    return True
+
+
+# Health.
+
+
+@dataclass(frozen=True)
+class Debounced:
+    """A port's state as a pool sees it: `up` changes only after the port was seen otherwise for long enough."""
+
+    up: bool
+    differs_since: Optional[float] = None
+
+    def due(self, health: Health) -> Optional[float]:
+        """When the state changes unless the port returns to it before."""
+        if self.differs_since is None:
+            return None
+        return self.differs_since + (health.downSeconds if self.up else health.upSeconds)
+
+
+def debounce(before: Optional[Debounced], up: bool, now: float, health: Health) -> Debounced:
+    """The state after one observation. The first one of a port counts at once."""
+    if before is None or before.up == up:
+        return Debounced(up if before is None else before.up)
+    waiting = before if before.differs_since is not None else Debounced(before.up, now)
+    due = waiting.due(health)
+    return Debounced(up) if due is not None and now >= due else waiting
+
+
+def hca_healthy(health: Health, states: list[bool]) -> bool:
+    """An HCA without ports has nothing to be judged by."""
+    if health.ports == "ignore" or not states:
+        return True
+    return all(states) if health.ports == "all" else any(states)

@@ -1,0 +1,210 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The RPCs of one resource. Answers come from memory; nothing here reads sysfs or knows how sockets come to be."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from typing import Any, Callable, Optional
+
+import grpc
+
+from . import cdi, log, pools
+from .allocation import Offer, Refused
+from .kubelet import deviceplugin_pb2 as api
+from .kubelet import deviceplugin_pb2_grpc, pluginregistration_pb2_grpc
+from .kubelet import pluginregistration_pb2 as registration
+
+VERSION = "v1beta1"
+HEALTHY, UNHEALTHY = "Healthy", "Unhealthy"
+PERMISSIONS = "rwm"
+CDI_MODES = ("devices", "annotations")
+
+_EMPTY = api.Empty()
+_STARTED = api.PreStartContainerResponse()
+_NOTED = registration.RegistrationStatusResponse()
+
+
+class Feed:
+    """The newest value for any number of followers: a slow one skips what was replaced, none misses the last."""
+
+    def __init__(self, value: Any):
+        self._value = value
+        self._version = 0
+        self._closed = False
+        self._changed = asyncio.Event()
+
+    def publish(self, value: Any) -> None:
+        self._value = value
+        self._version += 1
+        self._wake()
+
+    def close(self) -> None:
+        """End all followers."""
+        self._closed = True
+        self._wake()
+
+    def _wake(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def follow(self) -> AsyncIterator[Any]:
+        seen = -1
+        while not self._closed:
+            changed = self._changed
+            if seen != self._version:
+                seen = self._version
+                yield self._value
+            else:
+                await changed.wait()
+
+
+def device_list(offer: Offer) -> api.ListAndWatchResponse:
+    """The list as the kubelet gets it; every message is the full one."""
+    answer = api.ListAndWatchResponse()
+    for unit, healthy, nodes in offer.devices():
+        device = answer.devices.add(ID=unit, health=HEALTHY if healthy else UNHEALTHY)
+        for node in nodes:
+            device.topology.nodes.add(ID=node)
+    return answer
+
+
+class Observer:
+    """What a resource's lifecycle wants to hear from its RPCs."""
+
+    def streams_changed(self, count: int) -> None: ...
+
+    def info_asked(self) -> None: ...
+
+    def notified(self, registered: bool, error: str) -> None: ...
+
+
+class Service(deviceplugin_pb2_grpc.DevicePluginServicer, pluginregistration_pb2_grpc.RegistrationServicer):
+    """Serves one resource on whatever sockets the lifecycle binds.
+
+    cdi_mode: None for character devices, else how CDI device names are passed. root: where /dev of the node is.
+    stale: called when a node of the pool turns out to be gone.
+    """
+
+    def __init__(
+        self,
+        offer: Offer,
+        cdi_mode: Optional[str] = None,
+        root: str = "/",
+        stale: Callable[[], None] = lambda: None,
+    ):
+        self.offer = offer
+        self.observer = Observer()
+        self.streams = 0
+        self.updates = 0
+        self.allocations: Counter[str] = Counter()
+        # Cleared while the CDI spec cannot be written: character devices do the same then.
+        self.cdi_ready = True
+        self._cdi_mode = cdi_mode
+        self._root = root
+        self._stale = stale
+        self._feed = Feed(device_list(offer))
+
+    def offers(self, offer: Offer, force: bool = False) -> bool:
+        """Take over a new offer. The kubelet hears of it when it differs in what it can see, or by force."""
+        if not force and offer == self.offer:
+            self.offer = offer
+            return False
+        self.offer = offer
+        self.updates += 1
+        self._feed.publish(device_list(offer))
+        return True
+
+    def close(self) -> None:
+        """End the streams, so that a server can stop without waiting for them."""
+        self._feed.close()
+
+    def options(self) -> api.DevicePluginOptions:
+        # With allocation `all` every unit is as good as any other; asking would only cost the kubelet a call.
+        return api.DevicePluginOptions(get_preferred_allocation_available=self.offer.pool.allocation != "all")
+
+    # DevicePlugin
+
+    async def GetDevicePluginOptions(self, request: Any, context: Any) -> api.DevicePluginOptions:
+        return self.options()
+
+    async def ListAndWatch(self, request: Any, context: Any) -> AsyncIterator[api.ListAndWatchResponse]:
+        self.streams += 1
+        self.observer.streams_changed(self.streams)
+        try:
+            async for answer in self._feed.follow():
+                yield answer
+        finally:
+            self.streams -= 1
+            self.observer.streams_changed(self.streams)
+
+    async def GetPreferredAllocation(self, request: Any, context: Any) -> api.PreferredAllocationResponse:
+        answer = api.PreferredAllocationResponse()
+        for wanted in request.container_requests:
+            answer.container_responses.add(
+                deviceIDs=self.offer.prefer(
+                    list(wanted.available_deviceIDs), list(wanted.must_include_deviceIDs), wanted.allocation_size
+                )
+            )
+        return answer
+
+    async def Allocate(self, request: Any, context: Any) -> api.AllocateResponse:
+        answer = api.AllocateResponse()
+        try:
+            for wanted in request.container_requests:
+                self._allocate(wanted.devices_ids, answer.container_responses.add())
+        except Refused as refusal:
+            self.allocations["refused"] += 1
+            log.warning("Allocate refused", reason=str(refusal))
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(refusal))
+        self.allocations["granted"] += len(answer.container_responses)
+        return answer
+
+    def _allocate(self, ids: Any, answer: api.ContainerAllocateResponse) -> None:
+        offer = self.offer
+        chosen = offer.hcas_of(ids)
+        there = tuple(hca for hca in chosen if pools.present(self._root, pools.files(offer.pool, hca)))
+        if there != chosen:
+            self._stale()
+            gone = ", ".join(hca.label for hca in chosen if hca not in there)
+            if not there:
+                raise Refused(f"{offer.pool.resource}: the character devices of {gone} are gone from /dev/infiniband")
+            log.warning("Allocate leaves out an HCA whose nodes are gone", resource=offer.pool.resource, hca=gone)
+        for name, value in offer.env(there).items():
+            answer.envs[name] = value
+        if self._cdi_mode and self.cdi_ready:
+            names = cdi.qualified(offer, there)
+            if self._cdi_mode == "annotations":
+                answer.annotations[cdi.ANNOTATION] = ",".join(names)
+            else:
+                for name in names:
+                    answer.cdi_devices.add(name=name)
+            return
+        for path in offer.files(there):
+            answer.devices.add(container_path=path, host_path=path, permissions=PERMISSIONS)
+
+    async def PreStartContainer(self, request: Any, context: Any) -> api.PreStartContainerResponse:
+        return _STARTED
+
+    # pluginregistration.Registration
+
+    async def GetInfo(self, request: Any, context: Any) -> registration.PluginInfo:
+        self.observer.info_asked()
+        # No endpoint: the kubelet goes on with the path on which it found us. A path of ours would be that of our
+        # mount namespace, and it would be wrong under another kubelet root.
+        return registration.PluginInfo(
+            type="DevicePlugin", name=self.offer.pool.resource, endpoint="", supported_versions=[VERSION]
+        )
+
+    async def NotifyRegistrationStatus(self, request: Any, context: Any) -> registration.RegistrationStatusResponse:
+        self.observer.notified(request.plugin_registered, request.error)
+        return _NOTED
+
+
+def attach(service: Service, server: grpc.aio.Server) -> None:
+    """Let a server answer both contracts: the kubelet asks GetInfo on the same socket as the rest."""
+    deviceplugin_pb2_grpc.add_DevicePluginServicer_to_server(service, server)
+    pluginregistration_pb2_grpc.add_RegistrationServicer_to_server(service, server)

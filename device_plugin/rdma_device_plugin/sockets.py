@@ -1,0 +1,127 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Socket files beside those of the kubelet and of other plugins: published whole, removed only when they are ours."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import socket
+from typing import Optional
+
+MAX_PATH = 107  # sockaddr_un.sun_path without its zero
+
+Identity = tuple[int, int, int]
+
+
+def identity(path: str) -> Optional[Identity]:
+    """What stands at a path: device, inode, and its time, because inode numbers are used again; None for nothing."""
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino, status.st_mtime_ns
+
+
+def answers(path: str) -> bool:
+    """Whether somebody listens at a socket."""
+    probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    try:
+        probe.connect(path)
+    except BlockingIOError:
+        return True  # its backlog is full
+    except OSError:
+        return False
+    finally:
+        probe.close()
+    return True
+
+
+def hidden(directory: str, name: str, generation: int) -> str:
+    """Where a socket is bound before it gets its name. The kubelet's watcher skips names with a leading dot."""
+    path = f"{directory}/.{name}.{generation}"
+    return path if len(os.fsencode(path)) <= MAX_PATH else f"{directory}/.{os.getpid():x}.{generation:x}"
+
+
+def publish(bound: str, path: str) -> Identity:
+    """Give a bound, listening socket its name. Whoever looks sees the old one or the new one, never none."""
+    os.chmod(bound, 0o600)
+    found = identity(bound)
+    if found is None:
+        raise FileNotFoundError(errno.ENOENT, "the socket was removed before it was published", bound)
+    os.rename(bound, path)
+    return found
+
+
+def withdraw(path: str, ours: Optional[Identity]) -> bool:
+    """Remove a socket if it is still the one that we published there."""
+    if ours is None or identity(path) != ours:
+        return False
+    try:
+        os.unlink(path)
+    except OSError:
+        return False
+    return True
+
+
+class Claim:
+    """The right to serve a socket name on this node, held by one process at a time (flock on a file beside it).
+
+    A lock and not a probe of the socket: two instances that start together would both find nobody.
+    """
+
+    def __init__(self, directory: str, name: str):
+        self.path = f"{directory}/.{name}.lock"
+        self._fd: Optional[int] = None
+
+    @property
+    def held(self) -> bool:
+        return self._fd is not None
+
+    def take(self) -> bool:
+        """Try once. OSError when the directory cannot be written."""
+        if self.held:
+            return True
+        fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not self._at_path(fd):
+                os.close(fd)  # its holder removed it while we opened it: what we locked is no file any more
+                return self.take()
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+        except BlockingIOError:
+            os.close(fd)
+            return False
+        except OSError:
+            os.close(fd)
+            raise
+        self._fd = fd
+        return True
+
+    def holder(self) -> str:
+        """Process id that the holder wrote, for a message."""
+        try:
+            with open(self.path, encoding="ascii", errors="replace") as file:
+                return file.read(20).strip() or "unknown"
+        except OSError:
+            return "unknown"
+
+    def release(self) -> None:
+        if self._fd is None:
+            return
+        fd, self._fd = self._fd, None
+        if self._at_path(fd):
+            try:
+                os.unlink(self.path)
+            except OSError:
+                pass  # a lock file that stays is no harm: the lock is on the open file
+        os.close(fd)
+
+    def _at_path(self, fd: int) -> bool:
+        try:
+            return os.path.samestat(os.fstat(fd), os.lstat(self.path))
+        except OSError:
+            return False

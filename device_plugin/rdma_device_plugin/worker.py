@@ -1,0 +1,66 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A thread for reads that may hang: sysfs of a NIC whose firmware is stuck answers after minutes or never."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+import time
+from typing import Any, Callable, Optional
+
+
+class Worker:
+    """Runs one job after the other. The thread is a daemon: a job that hangs does not keep the process from ending,
+    which a ThreadPoolExecutor would.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._busy_since: Optional[float] = None
+        threading.Thread(target=self._work, name=name, daemon=True).start()
+
+    def hangs(self) -> float:
+        """Seconds that the job at work has taken so far."""
+        since = self._busy_since
+        return 0.0 if since is None else time.monotonic() - since
+
+    async def run(self, job: Callable[..., Any], *arguments: Any) -> Any:
+        """The job's result. A caller may give up waiting; the job itself goes on."""
+        loop = asyncio.get_running_loop()
+        future = loop.create_future()
+        self._jobs.put((loop, future, job, arguments))
+        return await future
+
+    def close(self) -> None:
+        self._jobs.put(None)
+
+    def _work(self) -> None:
+        while True:
+            item = self._jobs.get()
+            if item is None:
+                return
+            loop, future, job, arguments = item
+            self._busy_since = time.monotonic()
+            result: Any = None
+            failure: Optional[BaseException] = None
+            try:
+                result = job(*arguments)
+            except BaseException as error:  # noqa: BLE001 - whatever it is belongs to the caller, not to this thread
+                failure = error
+            self._busy_since = None
+            try:
+                loop.call_soon_threadsafe(_settle, future, result, failure)
+            except RuntimeError:
+                return  # the loop is closed: nobody waits any more
+
+
+def _settle(future: asyncio.Future, result: Any, failure: Optional[BaseException]) -> None:
+    if future.done():
+        return
+    if failure is not None:
+        future.set_exception(failure)
+    else:
+        future.set_result(result)
