@@ -77,14 +77,16 @@ class Machine:
 
     def links(self) -> list[dict[str, Any]]:
         """The machine's netdevs, to be made as real links: /proc/net cannot be laid over, so it is made true."""
-        seams = json.loads((self.tree / ".seams.json").read_text())
+        recorded = json.loads((self.tree / ".seams.json").read_text()).get("addresses")
+        ipv4 = recorded if isinstance(recorded, dict) else {}  # else a text: why they are unknown
+        ipv6 = _inet6(_read(self.tree / "proc/net/if_inet6"))
         return [
             {
                 "name": netdev.name,
                 "mac": _read(netdev / "address"),
                 "mtu": int(_read(netdev / "mtu") or 0),
                 "up": _read(netdev / "operstate") != "down",
-                "addresses": _known(seams.get("addresses")).get(netdev.name, []),
+                "addresses": [*ipv4.get(netdev.name, []), *ipv6.get(netdev.name, [])],
             }
             for netdev in sorted((self.tree / "sys/class/net").glob("*"))
             if netdev.name != "lo" and netdev.is_dir()
@@ -121,8 +123,11 @@ def _default_routes(table: str) -> Iterator[dict[str, str]]:
             yield {"netdev": row[0], "via": str(via), "metric": row[6]}
 
 
-def _known(addresses: object) -> dict[str, list[str]]:
-    return addresses if isinstance(addresses, dict) else {}
+def _inet6(table: str) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for address, _, prefix, _, _, netdev in (line.split() for line in table.splitlines()):
+        found.setdefault(netdev, []).append(f"{ipaddress.IPv6Address(bytes.fromhex(address))}/{int(prefix, 16)}")
+    return found
 
 
 def _read(path: Path) -> str:

@@ -13,6 +13,8 @@ UNDER = "/run/machine"
 SYSTEMD = "/lib/systemd/systemd"
 # What the container must answer itself: its processes, its links, and the identity of this boot.
 OWN_PROC = ("net", "self", "thread-self", "sys/kernel/random", "sys/net")
+# Laid over whole: only the captured driver made its files, and no process in a node misses those of this kernel.
+WHOLE_PROC = ("driver",)
 
 
 def run(*argv, stdin=None):
@@ -27,6 +29,8 @@ def make_links(node):
         commands.append("link add name {} {} type bridge".format(link["name"], mac))
         if 68 <= link["mtu"] <= 65535:
             commands.append("link set {} mtu {}".format(link["name"], link["mtu"]))
+        # Only the addresses of the capture, none that this kernel would give the link by itself.
+        commands.append("link set {} addrgenmode none".format(link["name"]))
         commands += ["address add {} dev {}".format(address, link["name"]) for address in link["addresses"]]
         if link["up"]:
             commands.append("link set {} up".format(link["name"]))
@@ -40,11 +44,11 @@ def lay_over_proc(tree):
     missing = []
     for folder, folders, files in os.walk(tree):
         below = os.path.relpath(folder, tree)
-        folders[:] = [
-            name
-            for name in folders
-            if not name.isdigit() and os.path.normpath(os.path.join(below, name)) not in OWN_PROC
-        ]
+        inner = {name: os.path.normpath(os.path.join(below, name)) for name in folders if not name.isdigit()}
+        for path in WHOLE_PROC:
+            if path in inner.values() and os.path.isdir("/proc/" + path):
+                run("mount", "--bind", os.path.join(tree, path), "/proc/" + path)
+        folders[:] = [name for name, path in inner.items() if path not in OWN_PROC + WHOLE_PROC]
         for name in files:
             target = os.path.normpath(os.path.join("/proc", below, name))
             if os.path.isfile(target):

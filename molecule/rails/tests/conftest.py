@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import subprocess
+from collections.abc import Callable
 
 import pytest
 
@@ -13,44 +14,57 @@ CHECKOUT = pathlib.Path(__file__).resolve().parents[3]
 SCENARIO = CHECKOUT / "molecule/rails"
 INVENTORY = ("-i", str(CHECKOUT / "lab/nspawnctl"), "-i", str(SCENARIO / "inventory"))
 
+Ansible = Callable[..., "subprocess.CompletedProcess[str]"]
 
-def groups() -> dict:
+
+def list_groups() -> dict[str, list[str]]:
     listing = subprocess.run([CHECKOUT / "lab/nspawnctl", "--list"], capture_output=True, text=True, check=True)
     return {name: group["hosts"] for name, group in json.loads(listing.stdout).items() if "hosts" in group}
 
 
-def ansible(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """One command of Ansible, with the settings of the checkout."""
-    return subprocess.run(
-        [*words, *INVENTORY],
-        cwd=CHECKOUT,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 def pytest_configure(config: pytest.Config) -> None:
-    nodes = groups()["gpu_nodes"]
+    nodes = list_groups()["gpu_nodes"]
     if not nodes:
-        raise pytest.UsageError(
-            "molecule/rails/tests: wanted: nodes that run; seen: none; next: molecule create -s rails"
-        )
+        raise pytest.UsageError("wanted: nodes to test; seen: none runs; next: molecule create --scenario-name rails")
     config.option.hosts = ",".join(f"ssh://{node}" for node in nodes)
-    config.option.ssh_config = config.option.ssh_config or str(CHECKOUT / ".lab/nspawn/ssh/config")
+    config.option.ssh_config = str(CHECKOUT / ".lab/nspawn/ssh/config")
 
 
 @pytest.fixture(scope="session")
-def facts() -> dict[str, dict]:
+def groups() -> dict[str, list[str]]:
+    """{group: [node]}, with one group a captured machine."""
+    return list_groups()
+
+
+@pytest.fixture
+def node(host) -> str:
+    return host.backend.get_hostname()
+
+
+@pytest.fixture
+def machine(node, groups) -> str:
+    """The fixture that the node plays."""
+    (group,) = (name for name, nodes in groups.items() if name.startswith("playing_") and node in nodes)
+    return group.removeprefix("playing_").replace("_", "-")
+
+
+@pytest.fixture(scope="session")
+def ansible() -> Ansible:
+    """Runs one command of Ansible over the scenario's inventory, with the settings of the checkout."""
+
+    def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        command = [words[0], *INVENTORY, *words[1:]]
+        variables = {**os.environ, **environment}
+        return subprocess.run(command, cwd=CHECKOUT, env=variables, capture_output=True, text=True, check=False)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def facts(ansible) -> dict[str, dict]:
     """ansible_facts.rdma of every node, as hca_facts gives them over SSH."""
     callback = {"ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json", "ANSIBLE_LOAD_CALLBACK_PLUGINS": "1"}
     done = ansible("ansible", "gpu_nodes", "-m", "gpufabric.rdma.hca_facts", **callback)
     assert done.returncode == 0, done.stdout + done.stderr
     hosts = json.loads(done.stdout)["plays"][0]["tasks"][0]["hosts"]
     return {name: result["ansible_facts"]["rdma"] for name, result in hosts.items()}
-
-
-@pytest.fixture
-def node(host) -> str:
-    return host.backend.get_hostname()

@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
+import pathlib
 import re
 
-from conftest import SCENARIO, ansible, groups
-
+BAD_INPUT = pathlib.Path(__file__).resolve().parents[1] / "bad_input"
 DIGEST = "find /etc /usr/local -type f -exec sha256sum {} + | sort | sha256sum"
 
 
-def digests() -> dict[str, str]:
+def digests(ansible) -> dict[str, str]:
     """One sum per node over every file that a role could write."""
     done = ansible("ansible", "all", "-m", "ansible.builtin.raw", "-a", DIGEST, "--one-line")
     assert done.returncode == 0, done.stdout + done.stderr
     return dict(re.findall(r"^(\S+) .*?\b([0-9a-f]{64})\b", done.stdout, re.MULTILINE))
 
 
-def test_discover_prints_tables_of_nodes_and_hcas():
+def test_discover_prints_tables_of_nodes_and_hcas(ansible, groups):
     done = ansible("ansible-playbook", "playbooks/discover.yml")
     assert done.returncode == 0, done.stdout + done.stderr
-    for node in groups()["gpu_nodes"]:
+    for node in groups["gpu_nodes"]:
         assert re.search(rf"^\W*{node}\b.*\bmlx5_0\b.*\bConnectX-7\b", done.stdout, re.MULTILINE), done.stdout
 
 
-def test_all_mistakes_of_all_nodes_are_told_at_once_and_nothing_changes():
-    before = digests()
-    done = ansible("ansible-playbook", "playbooks/site.yml", "-i", str(SCENARIO / "bad_input"))
+def test_all_mistakes_of_all_nodes_are_told_at_once_and_nothing_changes(ansible, groups):
+    before = digests(ansible)
+    done = ansible("ansible-playbook", "playbooks/site.yml", "-i", str(BAD_INPUT))
     assert done.returncode != 0
     told = done.stdout + done.stderr
-    (spare,) = groups()["spare_nodes"]
+    (spare,) = groups["spare_nodes"]
     for node, mistake in {
         "node1": "rdma_netns_mdoe",
         "node2": "mlx5_9",
@@ -39,4 +39,4 @@ def test_all_mistakes_of_all_nodes_are_told_at_once_and_nothing_changes():
     recap = re.findall(r"changed=(\d+)", told)
     assert recap
     assert set(recap) == {"0"}
-    assert digests() == before
+    assert digests(ansible) == before

@@ -61,7 +61,12 @@ def test_a_tree_is_laid_out_once_for_the_same_content(lay):
 def test_links_carry_what_the_capture_says_and_leave_lo_to_the_node(lay):
     pci = "/sys/devices/pci0000:00/0000:00:01.0/net"
     captured = lay(
-        files={f"{pci}/ens1/address": "02:00:5e:00:53:01", f"{pci}/ens1/mtu": "9000", f"{pci}/ens1/operstate": "down"},
+        files={
+            f"{pci}/ens1/address": "02:00:5e:00:53:01",
+            f"{pci}/ens1/mtu": "9000",
+            f"{pci}/ens1/operstate": "down",
+            "/proc/net/if_inet6": "20010db8000000000000000000000007 02 40 00 80     ens1",
+        },
         directories=["/sys/class/net/lo", f"{pci}/ib0"],
         links={
             f"/sys/class/net/{name}": f"../../devices/pci0000:00/0000:00:01.0/net/{name}" for name in ("ens1", "ib0")
@@ -69,7 +74,13 @@ def test_links_carry_what_the_capture_says_and_leave_lo_to_the_node(lay):
         seams={"addresses": {"ens1": ["192.0.2.7/24"]}},
     )
     assert captured.links() == [
-        {"name": "ens1", "mac": "02:00:5e:00:53:01", "mtu": 9000, "up": False, "addresses": ["192.0.2.7/24"]},
+        {
+            "name": "ens1",
+            "mac": "02:00:5e:00:53:01",
+            "mtu": 9000,
+            "up": False,
+            "addresses": ["192.0.2.7/24", "2001:db8::7/64"],
+        },
         {"name": "ib0", "mac": "", "mtu": 0, "up": True, "addresses": []},
     ]
 
