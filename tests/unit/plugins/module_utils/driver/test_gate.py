@@ -6,17 +6,13 @@ Every row goes the whole way: files -> facts and risks -> decision.
 from __future__ import annotations
 
 import base64
-import pathlib
-import sys
 from dataclasses import dataclass, field
 
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._driver_gate import decide
 from ansible_collections.gpufabric.rdma.plugins.module_utils._driver_risk import read
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather
-
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[4] / "tools"))
-import tree as fixtures
+from ansible_collections.gpufabric.rdma.tests.tools import tree as fixtures
 
 # This node has DOCA 25.04 on disk and 24.10 in memory; its one HCA is enp59s0np0, its management port eno1.
 STALE = "doca-loaded-differs-from-disk"

@@ -1,0 +1,85 @@
+"""Real kernel headers to build modules against: the machine's own, else Debian packages unpacked into .cache.
+
+    kernel_headers.py    prints the folder to give to `make -C`
+
+Nothing is installed and root is not needed: apt fetches from whatever mirror the machine is set to.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pathlib
+import re
+import subprocess
+
+CACHE = pathlib.Path(__file__).resolve().parents[2] / ".cache/kernel-headers"
+META = "linux-headers-{architecture}"
+
+
+class NoHeaders(Exception):
+    """Why there are none; the tests that need them say so and are not verified."""
+
+
+def build_tree() -> pathlib.Path:
+    """A folder that Kbuild takes: installed headers of the newest kernel, else freshly unpacked ones."""
+    installed = sorted(path.parent for path in pathlib.Path("/usr/src").glob("linux-headers-*/Module.symvers"))
+    if installed:
+        return installed[-1]
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return _unpacked()
+
+
+def release(tree: pathlib.Path) -> str:
+    """The kernel that modules built in this folder are for."""
+    return (tree / "include/generated/utsrelease.h").read_text().split('"')[1]
+
+
+def _unpacked() -> pathlib.Path:
+    ready = sorted(CACHE.glob("*/usr/src/linux-headers-*/.ready"))
+    if ready:
+        return ready[-1].parent
+    architecture = _run("dpkg", "--print-architecture").strip()
+    meta = META.format(architecture=architecture)
+    depends = _run("apt-cache", "depends", meta)
+    found = re.search(r"Depends: linux-headers-(\S+)", depends)
+    if not found:
+        raise NoHeaders(f"apt knows no package {meta} (Debian only)")
+    name = found.group(1)
+    packages = _depended(f"linux-headers-{name}")
+    target = CACHE / name
+    target.mkdir(exist_ok=True)
+    for package in packages:
+        _run("apt-get", "-q", "download", package, cwd=target)
+    for archive in sorted(target.glob("*.deb")):
+        _run("dpkg-deb", "--extract", str(archive), str(target))
+        archive.unlink()
+    tree = target / f"usr/src/linux-headers-{name}"
+    # The package's Makefile names its other half by the absolute path it would have once installed.
+    for makefile in (tree / "Makefile", *target.glob("usr/src/linux-headers-*-common/Makefile")):
+        makefile.write_text(makefile.read_text().replace("/usr/src/", f"{target}/usr/src/"))
+    (tree / ".ready").touch()
+    return tree
+
+
+def _depended(package: str) -> list[str]:
+    """The package and those of its dependencies that make up the build tree."""
+    listing = _run("apt-cache", "depends", package)
+    more = re.findall(r"Depends: (linux-(?:headers|kbuild)-\S+)", listing)
+    return [package, *more]
+
+
+def _run(*argv: str, cwd: os.PathLike | None = None) -> str:
+    try:
+        done = subprocess.run(argv, cwd=cwd, capture_output=True, text=True, check=False)
+    except FileNotFoundError as error:
+        raise NoHeaders(f"{argv[0]} is not installed") from error
+    if done.returncode:
+        raise NoHeaders(f"{' '.join(argv)}: {(done.stderr or done.stdout).strip()[-300:]}")
+    return done.stdout
+
+
+if __name__ == "__main__":
+    print(build_tree())
