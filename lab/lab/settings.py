@@ -16,7 +16,7 @@ NICS = ("eth0", *CABLES)
 PRISTINE = "ready"
 # About 1 cold boot in 30 hangs early under emulation: without a sign of life for this long it gets one retry.
 STALL_SECONDS = 30
-BOOT_SECONDS = 240
+BOOT_SECONDS = 300
 
 
 class LabError(Exception):

@@ -190,22 +190,36 @@ class Node:
         say(f"{self.name}: {how}, SSH on 127.0.0.1:{self.port}, {time.monotonic() - start:.1f} s")
 
     def wait_for_banner(self) -> str | None:
-        """None when sshd answers, else what was seen. A boot that still writes to its console is slow, not stuck."""
+        """None when sshd answers, else what was seen.
+
+        A hung guest writes nothing more to its console. So does one that gets no CPU on a busy machine, so silence
+        alone counts only after much longer.
+        """
         console = self.folder / "console.log"
         start = alive = time.monotonic()
         size = 0
+        worked = self.cpu_seconds()
         while not ssh.banner(self.port):
             now = time.monotonic()
             if not self.pid():
                 return f"QEMU ended: {(self.folder / 'qemu.log').read_text(errors='replace').strip()}"
             if console.stat().st_size != size:
-                size, alive = console.stat().st_size, now
-            if now - alive > STALL_SECONDS:
-                return f"no sign of life for {STALL_SECONDS} s"
+                size, alive, worked = console.stat().st_size, now, self.cpu_seconds()
+            silent = now - alive
+            if silent > STALL_SECONDS and (self.cpu_seconds() - worked > STALL_SECONDS or silent > 3 * STALL_SECONDS):
+                return f"no sign of life for {silent:.0f} s"
             if now - start > BOOT_SECONDS:
                 return f"no SSH after {BOOT_SECONDS} s"
             time.sleep(0.2)
         return None
+
+    def cpu_seconds(self) -> float:
+        """What QEMU has computed so far."""
+        try:
+            fields = pathlib.Path(f"/proc/{self.pid()}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return 0.0
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def settle(self, restored: bool) -> None:
         """A snapshot's clock stood still; after a boot systemd may still have jobs."""

@@ -1,0 +1,88 @@
+"""Tests that break a running lab on purpose. They need the lab of LAB_DIR to be up and converged; molecule's default
+scenario runs them so. Each test starts from the same snapshot and leaves the nodes in that state."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import subprocess
+
+import pytest
+
+CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
+SNAPSHOT = "converged"
+
+
+@dataclasses.dataclass
+class Run:
+    """One ansible-playbook run: its exit code and, host by host, the results of its tasks."""
+
+    code: int
+    text: str
+    results: dict
+
+    def changes(self, host):
+        """(object, action) of everything the modules changed, or would change in check mode."""
+        return {
+            (change["object"], change["action"])
+            for result in self.results[host]
+            for change in result.get("changes") or ()
+        }
+
+    def messages(self, host):
+        """What was said to the user about this host."""
+        said = [result.get("msg", "") for result in self.results[host]]
+        return "\n".join("\n".join(map(str, words)) if isinstance(words, list) else str(words) for words in said)
+
+
+class Lab:
+    def labctl(self, *words):
+        done = subprocess.run([CHECKOUT / "lab" / "labctl", *words], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def node(self, name, script):
+        return self.labctl("ssh", name, script).strip()
+
+    def play(self, playbook, *arguments):
+        command = [
+            "ansible-playbook",
+            "-i",
+            CHECKOUT / "inventory" / "lab",
+            CHECKOUT / "playbooks" / playbook,
+            *arguments,
+        ]
+        # Machine-readable, so that no test reads a layout made for people.
+        env = {**os.environ, "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json"}
+        done = subprocess.run(command, env=env, cwd=CHECKOUT, capture_output=True, text=True, check=False)
+        text = done.stdout + done.stderr
+        start = done.stdout.find("{\n")
+        assert start >= 0, text
+        results = {}
+        for play in json.loads(done.stdout[start:])["plays"]:
+            for task in play["tasks"]:
+                for host, result in task["hosts"].items():
+                    results.setdefault(host, []).append(result)
+        return Run(done.returncode, text, results)
+
+
+@pytest.fixture(scope="session")
+def converged():
+    """The nodes as they are when the tests begin."""
+    lab = Lab()
+    lab.labctl("snapshot", SNAPSHOT)
+    return lab
+
+
+@pytest.fixture
+def lab(converged):
+    yield converged
+    converged.labctl("restore", SNAPSHOT)
+
+
+@pytest.fixture
+def untouched(converged):
+    """The nodes as they were after their first boot, for a test that converges them itself."""
+    converged.labctl("restore", "ready")
+    yield converged
+    converged.labctl("restore", SNAPSHOT)
