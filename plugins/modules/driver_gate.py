@@ -1,0 +1,209 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: driver_gate
+short_description: Say whether a driver change needs a reload, a reboot, or must not happen
+version_added: 0.1.0
+description:
+  - Looks at what stands on the HCA driver of a node, which is the ways into the node, mounted storage, processes, other
+    kernel modules, virtual functions, interface names, Secure Boot, pods and cluster operators, and answers with one of
+    four words and the reasons for it.
+  - Reads files only and changes nothing. Policy routing, and where an interface without udev data is named next, cannot
+    be read from files; the latter is said in RV(notes).
+attributes:
+  check_mode:
+    support: full
+    description: Can run in C(check_mode) and return what it would change without changing it.
+  diff_mode:
+    support: none
+    description: Returns one diff entry for each change when in diff mode.
+  idempotent:
+    support: full
+    description: A second run with the same options changes nothing.
+author:
+  - The gpufabric founders (@gpufabric)
+options:
+  change:
+    description:
+      - What is to be installed or removed, as a clause such as V(doca 3.2.1 is installed). Without it only the
+        difference between memory and disk is judged.
+    type: str
+  activation:
+    description:
+      - V(auto) prefers a reload and takes a reboot where a reload is ruled out.
+    type: str
+    choices: [auto, reload, reboot]
+    default: auto
+  signed:
+    description:
+      - Whether the modules to come carry a signature that Secure Boot accepts.
+    type: bool
+  port_names:
+    description:
+      - Whether the driver to come shows port names, which become part of interface names (C(np0)). Left out, names are
+        predicted for the driver that is there.
+    type: bool
+  reload_allowed:
+    description:
+      - Answer to whether the driver may be reloaded.
+    type: bool
+  drain_allowed:
+    description:
+      - Answer to whether pods may be drained from the node.
+    type: bool
+  rename_allowed:
+    description:
+      - Answer to whether interfaces may change their names although files refer to them.
+    type: bool
+  attachments:
+    description:
+      - NetworkAttachmentDefinitions that name an interface of the node, which only a controller can know.
+    type: list
+    elements: dict
+    default: []
+    suboptions:
+      name:
+        description:
+          - Namespace and name.
+        type: str
+        required: true
+      master:
+        description:
+          - The interface that it names.
+        type: str
+        required: true
+  software_hcas:
+    description:
+      - Count interfaces of rxe and siw devices as interfaces of HCAs.
+    type: bool
+    default: false
+  root:
+    description:
+      - Directory that holds the node, for a captured or mounted tree.
+    type: path
+    default: /
+seealso:
+  - module: gpufabric.rdma.driver
+  - module: gpufabric.rdma.hca_facts
+"""
+
+EXAMPLES = r"""
+- name: See what a driver installation would come to
+  gpufabric.rdma.driver_gate:
+    change: doca 3.2.1 is installed
+  register: gate
+
+- name: Stop where it must not happen
+  ansible.builtin.assert:
+    that: gate.verdict != 'refuse'
+    fail_msg: "{{ gate.summary }}"
+"""
+
+RETURN = r"""
+verdict:
+  description:
+    - The answer. V(nothing) means that memory already holds what is, or will be, on disk, or holds no driver at all.
+  returned: success
+  type: str
+  choices: [nothing, reload, reboot, refuse]
+summary:
+  description: The answer in a sentence.
+  returned: success
+  type: str
+reasons:
+  description: Why ways are closed. Reasons that did not decide are listed as well.
+  returned: success
+  type: list
+  elements: dict
+  contains:
+    code:
+      description: Name of the reason, such as C(management-path) or C(secure-boot).
+      type: str
+    closes:
+      description: What it rules out.
+      type: list
+      elements: str
+    object:
+      description: What it is about.
+      type: str
+    wanted:
+      description: What would have to be.
+      type: str
+    seen:
+      description: What was found.
+      type: str
+    next_step:
+      description: What to do about it.
+      type: str
+    consent:
+      description: The unanswered variable that would settle it.
+      type: str
+steps:
+  description: What the change consists of, in order.
+  returned: success
+  type: list
+  elements: str
+consents:
+  description: Variables without an answer that the change waits for.
+  returned: success
+  type: list
+  elements: str
+notes:
+  description: What is worth knowing, and what could not be verified.
+  returned: success
+  type: list
+  elements: str
+restore:
+  description: What a reload would lose and has to be put back, as M(gpufabric.rdma.driver_reload) takes it.
+  returned: success
+  type: dict
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpufabric.rdma.plugins.module_utils._driver_gate import decide
+from ansible_collections.gpufabric.rdma.plugins.module_utils._driver_risk import read
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather
+
+SUBSET = ["hcas", "driver", "modules", "!gids"]
+ANSWERS = ("change", "activation", "signed", "reload_allowed", "drain_allowed", "rename_allowed")
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "change": {"type": "str"},
+            "activation": {"type": "str", "choices": ["auto", "reload", "reboot"], "default": "auto"},
+            "signed": {"type": "bool"},
+            "port_names": {"type": "bool"},
+            "reload_allowed": {"type": "bool"},
+            "drain_allowed": {"type": "bool"},
+            "rename_allowed": {"type": "bool"},
+            "attachments": {
+                "type": "list",
+                "elements": "dict",
+                "default": [],
+                "options": {
+                    "name": {"type": "str", "required": True},
+                    "master": {"type": "str", "required": True},
+                },
+            },
+            "software_hcas": {"type": "bool", "default": False},
+            "root": {"type": "path", "default": "/"},
+        },
+        supports_check_mode=True,
+    )
+    options = module.params
+    tree = Tree(options["root"])
+    facts = gather(tree, Seams.of(tree), SUBSET)
+    risk = read(tree, facts, options["attachments"], options["software_hcas"], options["port_names"])
+    decision = decide(facts, risk, {name: options[name] for name in ANSWERS})
+    restore = {"netdevs": risk["netdevs"], "virtual_functions": risk["virtual_functions"]}
+    module.exit_json(changed=False, restore=restore, **decision.as_dict())
+
+
+if __name__ == "__main__":
+    main()
