@@ -22,8 +22,7 @@ _UNIT = (
     HEADER
     + f"""[Unit]
 Description=MTU and link-up of RDMA NICs
-After=openibd.service rdma-hw.target systemd-udev-settle.service network-pre.target
-Wants=network-pre.target
+After=openibd.service rdma-hw.target systemd-udev-settle.service
 Before=network-online.target
 
 [Service]
@@ -102,7 +101,7 @@ def script(settings: list[dict]) -> str:
     for setting in settings:
         finder, key = ("by_pci", setting["pci"]) if setting["pci"] else ("by_mac", setting["mac"])
         calls.append(f'set_link {key} "$({finder} {key})" "{setting["mtu"] or ""}" {int(setting["up"])}\n')
-    return "".join(["#!/bin/sh\n", HEADER, _SCRIPT, *calls, "exit $failed\n"])
+    return "".join([HEADER, _SCRIPT, *calls, "exit $failed\n"])
 
 
 def _enabled(facts: dict) -> bool:

@@ -1,0 +1,367 @@
+"""The changing modules of the host layer, as Ansible runs them (processes below a captured root), and their seams."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+from ansible_collections.gpufabric.rdma.plugins.module_utils import _modules_plan
+from ansible_collections.gpufabric.rdma.plugins.module_utils._change import Change, Refused
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree, gather, gpudirect, modules, paths
+from ansible_collections.gpufabric.rdma.plugins.modules import (
+    initramfs,
+    kernel_modules,
+    rail_links,
+    rdma_netns,
+    service_limits,
+)
+from ansible_collections.gpufabric.rdma.tests.tools import tree
+
+GH200 = "gh200-cx7-roce"
+
+
+@pytest.fixture
+def node(tmp_path):
+    def lay_out(name: str = GH200) -> pathlib.Path:
+        return tree.lay_out(tree.load(name), tmp_path / name)
+
+    return lay_out
+
+
+def call(module, root, check: bool = False, **options) -> dict:
+    arguments = {"root": str(root), "_ansible_check_mode": check, "_ansible_diff": True, **options}
+    done = subprocess.run(
+        [sys.executable, module.__file__],
+        input=json.dumps({"ANSIBLE_MODULE_ARGS": arguments}),
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PYTHONPATH": ":".join(sys.path), "LC_ALL": "C.UTF-8"},
+    )
+    assert done.stdout, done.stderr
+    return json.loads(done.stdout)
+
+
+def files(root: pathlib.Path) -> dict:
+    """Text of everything below /etc and /usr/local, links as their target."""
+    return {
+        str(path.relative_to(root)): os.readlink(path) if path.is_symlink() else path.read_bytes()
+        for directory in ("etc", "usr/local")
+        for path in (root / directory).rglob("*")
+        if path.is_symlink() or path.is_file()
+    }
+
+
+def pci_of_hca(root, default_route: bool) -> str:
+    """An HCA that carries the default route, or one that does not."""
+    for hca in gather(Tree(str(root)), subset=["hcas", "!gids"])["hcas"]:
+        if default_route is any(netdev["default_route"] for netdev in hca["netdevs"]):
+            return hca["pci"]["address"]
+    raise AssertionError("the fixture has no such HCA")
+
+
+CASES = {
+    "kernel_modules": (kernel_modules, {}, {paths.OWN_MODULES_LOAD}),
+    "rdma_netns": (rdma_netns, {}, {paths.OWN_MODPROBE}),
+    "service_limits": (
+        service_limits,
+        {"services": ["k3s", "docker"]},
+        {paths.own_drop_in("k3s"), paths.own_drop_in("docker")},
+    ),
+    "rail_links": (
+        rail_links,
+        {"settings": [{"mtu": 9000, "up": True}]},
+        {paths.OWN_LINKS_UNIT, paths.OWN_LINKS_SCRIPT, rail_links.ENABLED},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_check_mode_tells_what_a_real_run_does_and_a_second_run_does_nothing(node, name):
+    module, options, objects = CASES[name]
+    root = node()
+    if name == "rail_links":
+        options = {"settings": [{**options["settings"][0], "pci": pci_of_hca(root, default_route=False)}]}
+    untouched = files(root)
+
+    checked = call(module, root, check=True, **options)
+    assert files(root) == untouched, "check mode has written something"
+    done = call(module, root, **options)
+    assert done["changes"] == checked["changes"]
+    assert done["changed"] is checked["changed"] is True
+    assert objects <= {change["object"] for change in done["changes"]}
+
+    assert [entry["after"] for entry in done["diff"]] == [
+        change["after"] if change["after"].endswith("\n") else change["after"] + "\n" for change in done["changes"]
+    ]
+    for path in objects - {rail_links.ENABLED}:
+        text = (root / path.lstrip("/")).read_text()
+        assert text.startswith(paths.HEADER + "\n")
+        assert (root / path.lstrip("/")).stat().st_mode & 0o777 == 0o644
+
+    settled = files(root)
+    again = call(module, root, **options)
+    assert (again["changed"], again["changes"], again["diff"]) == (False, [], [])
+    assert files(root) == settled
+
+
+def test_below_a_root_the_kernel_is_left_alone_and_that_is_said(node):
+    result = call(kernel_modules, node("rxe-and-siw"))
+    assert [change["object"] for change in result["changes"]] == [paths.OWN_MODULES_LOAD]
+    assert "mlx5_core, mlx5_ib" in result["not_verified"][0]
+
+
+def test_two_modules_write_one_file_and_neither_undoes_the_other(node):
+    root = node()
+    call(rdma_netns, root)
+    call(kernel_modules, root)
+    text = (root / paths.OWN_MODPROBE.lstrip("/")).read_text()
+    assert text.splitlines() == [paths.HEADER, "options ib_core netns_mode=1", _modules_plan.PEERMEM_SOFTDEP]
+    assert call(rdma_netns, root)["changed"] is False
+    assert call(kernel_modules, root)["changed"] is False
+
+
+def test_every_blacklisted_module_is_named_and_nothing_is_changed(node):
+    root = node("card-without-mlx5-ib")
+    untouched = files(root)
+    result = call(kernel_modules, root)
+    assert result["failed"] is True
+    assert result["changed"] is False
+    assert {problem["object"] for problem in result["problems"]} >= {"module mlx5_core", "module ib_umad"}
+    for problem in result["problems"]:
+        assert all(problem[fact] for fact in ("object", "wanted", "seen", "next_step"))
+        assert "/etc/modprobe.d/" in problem["seen"]
+        assert problem["seen"] in result["msg"]
+    assert files(root) == untouched
+
+
+def test_a_foreign_netns_file_stops_until_it_is_answered(node):
+    root = node("exclusive-netns-foreign-file")
+    untouched = files(root)
+    stopped = call(rdma_netns, root)
+    assert stopped["failed"] is True
+    assert "sriov_network_operator" in stopped["msg"]
+    left = call(rdma_netns, root, override_allowed=False)
+    assert (left["changed"], len(left["not_applied"])) == (False, 1)
+    assert files(root) == untouched
+    assert call(rdma_netns, root, override_allowed=True)["changed"] is True
+    assert gather(Tree(str(root)), subset=["subsystem"])["subsystem"]["persisted_netns_mode"] == "shared"
+
+
+def test_the_drop_in_of_a_service_that_left_the_list_is_removed(node):
+    root = node()
+    call(service_limits, root, services=["k3s", "docker"])
+    result = call(service_limits, root, services=["k3s"])
+    assert [(change["object"], change["action"]) for change in result["changes"]] == [
+        (paths.own_drop_in("docker"), "remove")
+    ]
+    assert not (root / paths.own_drop_in("docker").lstrip("/")).exists()
+
+
+def test_a_limit_that_systemd_would_not_take_is_refused(node):
+    result = call(service_limits, node(), memlock="plenty")
+    assert result["failed"] is True
+    assert "'plenty'" in result["msg"]
+
+
+def test_rail_links_go_with_the_last_setting(node):
+    root = node()
+    untouched = files(root)
+    call(rail_links, root, settings=[{"pci": pci_of_hca(root, default_route=False), "mtu": 9000}])
+    assert files(root) != untouched
+    result = call(rail_links, root)
+    assert {change["action"] for change in result["changes"]} == {"unlink", "remove"}
+    assert files(root) == untouched
+
+
+def test_the_nic_of_the_default_route_is_refused(node):
+    root = node()
+    result = call(rail_links, root, settings=[{"pci": pci_of_hca(root, default_route=True), "mtu": 9000}])
+    assert result["failed"] is True
+    assert "default route" in result["msg"]
+
+
+@pytest.mark.parametrize("setting", [{"mtu": 9000}, {"pci": "0000:01:00.0", "mac": "aa:bb:cc:dd:ee:ff"}])
+def test_a_setting_needs_exactly_one_key(node, setting):
+    assert call(rail_links, node(), settings=[setting])["failed"] is True
+
+
+def test_a_stale_initramfs_of_a_captured_node_is_reported_not_rebuilt(tmp_path):
+    for path in ("lib/modules/6.1", "boot", "usr/sbin", "etc/modprobe.d"):
+        (tmp_path / path).mkdir(parents=True)
+    image = tmp_path / "boot/initrd.img-6.1"
+    image.write_text("image")
+    os.utime(image, (1, 1))
+    (tmp_path / "usr/sbin/update-initramfs").touch()
+    (tmp_path / paths.OWN_MODPROBE.lstrip("/")).write_text("options\n")
+    result = call(initramfs, tmp_path)
+    assert result["changed"] is False
+    assert "/boot/initrd.img-6.1" in result["not_verified"][0]
+
+
+# --- seams ------------------------------------------------------------------------------------------------------------
+
+
+def load(name: str) -> Change:
+    return Change(f"module {name}", "load", "absent", "loaded")
+
+
+def test_all_modules_are_loaded_by_one_fork_after_the_files_are_written(tmp_path):
+    write = Change(paths.OWN_MODULES_LOAD, "write", "", "ib_umad\n")
+    ran = []
+
+    def run(argv):
+        assert (tmp_path / paths.OWN_MODULES_LOAD.lstrip("/")).exists()
+        ran.append(argv)
+        return 0, "", ""
+
+    done = list(kernel_modules.apply([load("ib_umad"), write, load("rdma_ucm")], str(tmp_path), run))
+    assert ran == [["modprobe", "-a", "--", "ib_umad", "rdma_ucm"]]
+    assert done == [write, load("ib_umad"), load("rdma_ucm")]
+
+
+def test_what_modprobe_says_is_passed_on(tmp_path):
+    def run(_argv):
+        return 1, "", "modprobe: ERROR: could not insert 'mlx5_ib': Key was rejected by service\n"
+
+    with pytest.raises(Refused, match="Key was rejected by service") as caught:
+        list(kernel_modules.apply([load("mlx5_ib")], str(tmp_path), run))
+    assert caught.value.problems[0].object == "module mlx5_ib"
+
+
+def test_only_stale_images_are_rebuilt_and_a_failure_names_the_image():
+    facts = {
+        "initramfs": {
+            "generator": "update-initramfs",
+            "images": [{"path": "/boot/a", "kernel": "1"}, {"path": "/boot/b", "kernel": "2"}],
+        }
+    }
+    changes = [Change(f"/boot/{name}", "rebuild", "older", "newer") for name in "ab"]
+    ran = []
+
+    def run(argv):
+        ran.append(argv[-1])
+        return (0, "", "") if argv[-1] == "1" else (1, "", "No space left on device")
+
+    done = []
+    with pytest.raises(Refused, match=r"/boot/b: .*No space left on device"):
+        done.extend(initramfs.apply(changes, facts, run))
+    assert ran == ["1", "2"]
+    assert done == changes[:1], "what was rebuilt before counts as done"
+
+
+class Kernel:
+    """Refuses the mode as often as told, on a clock that only sleeping moves."""
+
+    def __init__(self, refusals: int, code: int = errno.EBUSY):
+        self.refusals, self.code, self.now, self.asked = refusals, code, 0.0, 0
+
+    def set_mode(self, _mode):
+        self.asked += 1
+        if self.asked <= self.refusals:
+            raise OSError(self.code, os.strerror(self.code))
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+    def setter(self, retry_seconds: int) -> rdma_netns.Setter:
+        return rdma_netns.Setter(retry_seconds, self.set_mode, lambda: self.now, self.sleep)
+
+
+def test_the_mode_is_set_as_soon_as_the_kernel_lets_it():
+    kernel = Kernel(refusals=3)
+    setter = kernel.setter(35)
+    assert setter("shared") is True
+    assert (setter.busy, kernel.asked, kernel.now) == (False, 4, 3.0)
+
+
+def test_a_kernel_that_stays_busy_is_given_up_in_time():
+    kernel = Kernel(refusals=99)
+    setter = kernel.setter(35)
+    assert setter("shared") is False
+    assert (setter.busy, kernel.now) == (True, 35.0)
+
+
+def test_any_other_refusal_is_an_error_at_once():
+    kernel = Kernel(refusals=1, code=errno.EPERM)
+    with pytest.raises(PermissionError):
+        kernel.setter(35)("shared")
+    assert kernel.asked == 1
+
+
+def test_the_file_is_written_before_the_mode_is_tried(tmp_path):
+    kernel = Kernel(refusals=99)
+    running = Change("RDMA netns mode", "set", "exclusive", "shared")
+    file = Change(paths.OWN_MODPROBE, "write", "", "options ib_core netns_mode=1\n")
+    done = list(rdma_netns.apply([running, file], str(tmp_path), kernel.setter(0)))
+    assert done == [file]
+    assert (tmp_path / paths.OWN_MODPROBE.lstrip("/")).exists()
+
+
+def test_a_running_nic_is_set_through_sysfs(tmp_path):
+    directory = tmp_path / "sys/class/net/eth2"
+    directory.mkdir(parents=True)
+    (directory / "mtu").write_text("1500\n")
+    (directory / "flags").write_text("0x1002\n")
+    rail_links.set_running(Change("NIC eth2 MTU", "set", "1500", "9000"), str(tmp_path))
+    rail_links.set_running(Change("NIC eth2 link", "set", "down", "up"), str(tmp_path))
+    assert ((directory / "mtu").read_text(), (directory / "flags").read_text()) == ("9000", "0x1003")
+
+
+def test_what_the_default_route_stands_on_is_protected(tmp_path):
+    net = tmp_path / "sys/class/net"
+    for path in ("br0/lower_bond0", "bond0/lower_eth0", "bond0/lower_eth1", "eth0", "eth1", "eth2"):
+        (net / path).mkdir(parents=True)
+    head = "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\n"
+    route = head + "br0\t00000000\t0100000A\t0003\t0\t0\t0\t00000000\n"
+    (tmp_path / "proc/net").mkdir(parents=True)
+    (tmp_path / "proc/net/route").write_text(route)
+    reasons = rail_links.protected(str(tmp_path))
+    assert sorted(reasons) == ["bond0", "br0", "eth0", "eth1"]
+    assert reasons["eth1"] == "the default route goes through br0"
+
+
+def test_an_ipv6_default_route_counts_too(tmp_path):
+    zero = "0" * 32
+    rows = [
+        f"{zero} 00 {zero} 00 fe800000000000000000000000000001 00000400 1 0 00450003 eth3",
+        f"{zero} 00 {zero} 00 {zero} ffffffff 1 0 00200200 lo",
+    ]
+    (tmp_path / "proc/net").mkdir(parents=True)
+    (tmp_path / "proc/net/ipv6_route").write_text("\n".join(rows))
+    assert list(rail_links.protected(str(tmp_path))) == ["eth3"]
+
+
+def test_the_ssh_session_is_found_through_the_parents_that_sudo_keeps(monkeypatch):
+    monkeypatch.delenv("SSH_CONNECTION", raising=False)
+    code = (
+        "from ansible_collections.gpufabric.rdma.plugins.modules.rail_links import session_address, Tree;"
+        "print(session_address(Tree('/')))"
+    )
+    # env -i stands for sudo: the child has lost the variable, the shell above it has not.
+    shell = f'env -i PYTHONPATH={":".join(sys.path)} {sys.executable} -c "{code}"; true'
+    done = subprocess.run(
+        ["sh", "-c", shell],
+        env={"SSH_CONNECTION": "10.0.0.9 50000 10.0.0.4 22", "PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == "10.0.0.4"
+
+
+def test_the_doctor_names_the_setting_that_makes_auto_load_peermem(tmp_path):
+    """The plan goes by what the facts say cures the node; both must mean the same setting."""
+    kernel = "6.8.0"
+    for path in (f"lib/modules/{kernel}", "sys/module/nvidia", "sys/module/ib_core"):
+        (tmp_path / path).mkdir(parents=True)
+    (tmp_path / f"lib/modules/{kernel}/modules.dep").write_text("updates/dkms/nvidia-peermem.ko:\n")
+    root = Tree(str(tmp_path))
+    found = gpudirect.state(root, [{"vendor": "10de"}], kernel, modules.Catalogue(root, kernel))
+    assert found["mode"] == "none"
+    assert _modules_plan.AUTO_CURES in found["action"]
