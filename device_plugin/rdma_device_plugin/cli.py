@@ -141,7 +141,7 @@ def main(arguments: Optional[list[str]] = None) -> int:
     if values["v"] or values["version"]:
         sys.stdout.write(version() + "\n")
         return 0
-    return serve(values)
+    return serve(values, rest)
 
 
 def check_config(path: str, strict: bool) -> int:
@@ -186,7 +186,7 @@ def _complain(problems: list[str]) -> int:
     return 1
 
 
-def serve(values: dict[str, object]) -> int:
+def serve(values: dict[str, object], rest: list[str]) -> int:
     """Run until a signal. Does not return by way of threads: a read that hangs would keep the interpreter waiting."""
     from . import daemon, endpoints
 
@@ -197,6 +197,8 @@ def serve(values: dict[str, object]) -> int:
     except ValueError as error:
         sys.stderr.write(f"invalid value for flag -metrics-address: {error}\n" + usage(SERVE))
         return 2
+    if rest:
+        log.warning(f"ignored from the first word on that is no flag: {' '.join(rest)}")
     # GIL slices short enough that a scan or a scrape in another thread does not make an RPC wait for 5 ms.
     sys.setswitchinterval(0.0005)
     code = 0

@@ -20,7 +20,7 @@ from .hca import Tree
 from .lifecycle import CannotServe, Places, Resource, Timing
 from .pools import Debounced, Inventory
 from .server import Service
-from .worker import Worker
+from .worker import Worker, take
 
 # Where upstream's image has it.
 CONFIG_FILE = "/k8s-rdma-shared-dev-plugin/config.json"
@@ -228,7 +228,7 @@ class Plugin:
     async def _reloader(self) -> None:
         """Take over a changed config. One that cannot be used leaves the running one in force."""
         while True:
-            await _wait(self._reload_wanted, self.settings.timing.backstop)
+            await take(self._reload_wanted, self.settings.timing.backstop)
             self._directories.watch(os.path.dirname(self.settings.config_file) or ".", self._config_changed)
             forced = self._config_seen is None
             if not forced and await self.files.run(_stamp, self.settings.config_file) == self._config_seen:
@@ -307,7 +307,7 @@ class Plugin:
             empty = any(not served.service.offer.members for served in self.served.values())
             if interval and empty:
                 interval = min(interval, self.settings.empty_scan)
-            await _wait(self._scan_wanted, interval)
+            await take(self._scan_wanted, interval)
             await asyncio.sleep(self.settings.settle)
             self._scan_wanted.clear()
             await self._scan()
@@ -332,7 +332,7 @@ class Plugin:
     async def _port_poller(self) -> None:
         """Look at port states often: InfiniBand ports change without an event."""
         while True:
-            await _wait(self._poll_wanted, self._next_look())
+            await take(self._poll_wanted, self._next_look())
             states = await self._sysfs.run(pools.port_states, self._tree, tuple(self.states))
             # A scan may have come between; what ports there are is its business.
             now = {key: states.get(key, state) for key, state in self.states.items()}
@@ -494,12 +494,3 @@ def _stamp(path: str) -> Any:
 
 def _stamp_of(status: os.stat_result) -> Any:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
-
-
-async def _wait(event: asyncio.Event, seconds: Optional[float]) -> None:
-    """Wait for an event, at most so long; it is taken."""
-    try:
-        await asyncio.wait_for(event.wait(), seconds)
-    except asyncio.TimeoutError:
-        pass
-    event.clear()

@@ -30,6 +30,7 @@ from .events import Directories
 from .kubelet import deviceplugin_pb2 as api
 from .kubelet import deviceplugin_pb2_grpc
 from .server import VERSION, Observer, Service, attach
+from .worker import take
 
 WATCH, LEGACY = "watch", "legacy"
 _CHANNEL = (
@@ -179,13 +180,12 @@ class Resource(Observer):
 
     def info_asked(self) -> None:
         self._asked, self._spent, self._unwatched = True, False, False
+        self.mode = WATCH
         self._wake.set()
 
     def notified(self, registered: bool, error: str) -> None:
         self.registrations[WATCH, "accepted" if registered else "refused"] += 1
-        if registered:
-            self.mode = WATCH
-        else:
+        if not registered:
             self._refused, self._spent = error or "no reason given", True
             self._say("refused", self._refused, logging.WARNING, mode=WATCH)
         self._wake.set()
@@ -364,11 +364,7 @@ class Resource(Observer):
 
     async def _pause(self, seconds: float) -> None:
         """Sleep until something happens, at most so long."""
-        try:
-            await asyncio.wait_for(self._wake.wait(), seconds)
-        except asyncio.TimeoutError:
-            pass
-        self._wake.clear()
+        await take(self._wake, seconds)
 
     def _say(self, state: str, reason: str, level: int = logging.INFO, **fields: str) -> None:
         self.state = state

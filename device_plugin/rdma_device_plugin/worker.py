@@ -1,7 +1,10 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A thread for reads that may hang: sysfs of a NIC whose firmware is stuck answers after minutes or never."""
+"""Waiting that can always be ended, and a thread for reads that may hang.
+
+sysfs of a NIC whose firmware is stuck answers after minutes or never.
+"""
 
 from __future__ import annotations
 
@@ -64,3 +67,16 @@ def _settle(future: asyncio.Future, result: Any, failure: Optional[BaseException
         future.set_exception(failure)
     else:
         future.set_result(result)
+
+
+async def take(event: asyncio.Event, seconds: Optional[float]) -> None:
+    """Wait for an event, at most so long, and clear it.
+
+    Not asyncio.wait_for: before Python 3.12 that swallows a cancellation which meets the event.
+    """
+    waiter = asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait({waiter}, timeout=seconds)
+    finally:
+        waiter.cancel()
+    event.clear()

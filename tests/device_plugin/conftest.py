@@ -1,0 +1,55 @@
+"""The device plugin's tests need grpcio: device_plugin/requirements-dev.txt, in an environment of their own."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pathlib
+import shutil
+import sys
+import tempfile
+
+import pytest
+
+HERE = pathlib.Path(__file__).resolve().parent
+PACKAGE = HERE.parents[1] / "device_plugin"
+sys.path[:0] = [str(PACKAGE), str(HERE)]
+# Children are started by fork and exec only; grpc's own handlers would warn about its threads.
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+
+MISSING = [
+    name for name in ("grpc", "grpc_tools", "prometheus_client", "hypothesis") if importlib.util.find_spec(name) is None
+]
+if MISSING:
+    collect_ignore_glob = ["test_*.py"]
+
+
+def pytest_report_header():
+    if MISSING:
+        return f"device plugin: not verified ({', '.join(MISSING)} missing: device_plugin/requirements-dev.txt)"
+    return None
+
+
+@pytest.fixture
+def base():
+    """A folder with a short path, because socket paths hold 107 characters; in memory, for a node is 1000 files."""
+    folder = tempfile.mkdtemp(prefix="dp", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else "/tmp")
+    yield pathlib.Path(folder)
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def node(base):
+    """The GH200 of the fixtures: two ports in RoCE, one without a cable."""
+    import harness
+
+    return harness.Node(base / "node")
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    """Log state is the process's; each test is a plugin of its own."""
+    if not MISSING:
+        from rdma_device_plugin import log
+
+        log.forget("")

@@ -1,0 +1,190 @@
+"""Runs a Plugin in a thread with a node of tests/fixtures/hosts below it, and changes that node."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import os
+import pathlib
+import shutil
+import threading
+import time
+
+from rdma_device_plugin import daemon
+from rdma_device_plugin.lifecycle import Places, Timing
+
+HERE = pathlib.Path(__file__).resolve().parent
+_spec = importlib.util.spec_from_file_location("fixture_tree", HERE.parent / "tools/tree.py")
+fixture_tree = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(fixture_tree)
+
+# The real figures, with less patience: tests would wait for seconds to pass.
+FAST = Timing(confirm=0.6, grace=0.3, connect=3.0, retry_first=0.1, retry_most=1.0, backstop=0.3)
+
+
+def entry(name="test_server", count=100, **more):
+    """An entry of configList; selects everything of Mellanox unless told otherwise."""
+    selectors = {} if {"selectors", "devices", "extraSelectors"} & set(more) else {"selectors": {"vendors": ["15b3"]}}
+    return {"resourceName": name, "rdmaHcaMax": count, **selectors, **more}
+
+
+def document(*entries, interval=None):
+    made = {"configList": list(entries)}
+    return json.dumps(made if interval is None else {**made, "periodicUpdateInterval": interval}).encode()
+
+
+class Node:
+    """A laid-out node that changes as hardware would."""
+
+    def __init__(self, root, fixture="gh200-cx7-roce", rename=()):
+        self.root = pathlib.Path(root)
+        fixture = fixture_tree.load(fixture)
+        if rename:
+            text = json.dumps(fixture, default=str)
+            for before, after in rename:
+                text = text.replace(before, after)
+            fixture = json.loads(text)
+        fixture_tree.lay_out(fixture, self.root)
+        self._aside = self.root / "aside"
+        self._aside.mkdir()
+
+    def path(self, name):
+        return self.root / name.lstrip("/")
+
+    def hcas(self):
+        return sorted(path.name for path in self.path("/sys/class/infiniband").iterdir())
+
+    def port(self, hca, state, number=1):
+        """state: `4: ACTIVE`, `1: DOWN`"""
+        path = self.path(f"/sys/class/infiniband/{hca}/ports/{number}/state")
+        unfinished = path.with_suffix(".new")
+        unfinished.write_text(f"{state}\n")
+        os.rename(unfinished, path)
+
+    def unplug(self, hca):
+        self._move(self.path(f"/sys/class/infiniband/{hca}"), self._aside / hca)
+
+    def plug(self, hca):
+        self._move(self._aside / hca, self.path(f"/sys/class/infiniband/{hca}"))
+
+    def _move(self, before, after):
+        os.symlink(os.readlink(before), after)
+        os.unlink(before)
+
+    def unload(self, module):
+        """Take what a module makes away: ib_umad, rdma_ucm."""
+        for name in {"ib_umad": ["/sys/class/infiniband_mad"], "rdma_ucm": ["/sys/module/rdma_ucm"]}[module]:
+            os.rename(self.path(name), self._aside / os.path.basename(name))
+        return self
+
+    def load(self, module):
+        for name in {"ib_umad": ["/sys/class/infiniband_mad"], "rdma_ucm": ["/sys/module/rdma_ucm"]}[module]:
+            os.rename(self._aside / os.path.basename(name), self.path(name))
+
+    def netns(self, mode):
+        self.path("/sys/module/ib_core/parameters/netns_mode").write_text(mode + "\n")
+
+    def nodes(self, *names):
+        """Make /dev/infiniband visible with these entries only."""
+        directory = self.path("/dev/infiniband")
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir(parents=True)
+        for name in names:
+            (directory / name).touch()
+
+
+class Running:
+    """A Plugin in its own thread and loop."""
+
+    def __init__(self, base, config, root="/nonexistent", timing=FAST, mode="auto", start=True, tree=None, **settings):
+        self.base = pathlib.Path(base)
+        self.config_file = self.base / "config/config.json"
+        self.config_file.parent.mkdir(exist_ok=True)
+        self.config_file.write_bytes(config)
+        self.settings = daemon.Settings(
+            config_file=str(self.config_file),
+            root=str(root),
+            places=Places(f"{base}/plugins_registry", f"{base}/device-plugins", mode),
+            timing=timing,
+            cdi_directory=f"{base}/cdi",
+            **{"port_poll": 0.05, "settle": 0.02, **settings},
+        )
+        self.plugin = None
+        self.error = None
+        self.stopped_in = None
+        self.ready_in = None
+        self._tree = tree
+        self._loop = None
+        self._stop = None
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        if start:
+            self.start()
+
+    def start(self):
+        begun = time.monotonic()
+        self._thread.start()
+        assert self._ready.wait(20), "the plugin did not become ready"
+        self.ready_in = time.monotonic() - begun
+        return self
+
+    def _run(self):
+        try:
+            asyncio.run(self._main())
+        except daemon.Fatal as error:
+            self.error = str(error)
+        self._ready.set()
+
+    async def _main(self):
+        self._loop = asyncio.get_running_loop()
+        self._stop = asyncio.Event()
+        self.plugin = daemon.Plugin(self.settings, tree=self._tree, listen=False)
+        work = asyncio.ensure_future(self.plugin.run(self._stop))
+        ready = asyncio.ensure_future(self.plugin.ready.wait())
+        await asyncio.wait({work, ready}, return_when=asyncio.FIRST_COMPLETED)
+        self._ready.set()
+        await work
+
+    def call(self, function, *arguments):
+        """Run in the plugin's loop; its result."""
+
+        async def wrapped():
+            return function(*arguments)
+
+        return asyncio.run_coroutine_threadsafe(wrapped(), self._loop).result(10)
+
+    def rescan(self):
+        self.call(self.plugin.rescan)
+
+    def resource(self, name="test_server"):
+        return self.plugin.served[name].resource
+
+    def until(self, condition, seconds=10.0):
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if condition():
+                return True
+            time.sleep(0.01)
+        return False
+
+    def configure(self, config):
+        """Swap the file as editors do; `mount` in test_reload does it as a ConfigMap."""
+        unfinished = self.config_file.with_suffix(".new")
+        unfinished.write_bytes(config)
+        os.rename(unfinished, self.config_file)
+
+    def stop(self):
+        if self._thread.is_alive():
+            begun = time.monotonic()
+            self._loop.call_soon_threadsafe(self._stop.set)
+            self._thread.join(10)
+            assert not self._thread.is_alive(), "the plugin did not stop"
+            self.stopped_in = time.monotonic() - begun
+        return self
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_error):
+        self.stop()

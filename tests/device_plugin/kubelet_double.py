@@ -1,0 +1,310 @@
+"""A kubelet as a device plugin sees it: both ways of registering, its deadlines, and what it does when it restarts.
+
+Written from kubernetes/pkg/kubelet/cm/devicemanager and pluginmanager. It uses grpc's threads, not asyncio, so that it
+shares nothing with the plugin that it talks to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+import threading
+import time
+from concurrent import futures
+
+import grpc
+from rdma_device_plugin.kubelet import deviceplugin_pb2 as api
+from rdma_device_plugin.kubelet import deviceplugin_pb2_grpc as api_grpc
+from rdma_device_plugin.kubelet import pluginregistration_pb2 as registration
+from rdma_device_plugin.kubelet import pluginregistration_pb2_grpc as registration_grpc
+
+DIAL, GET_INFO, NOTIFY, RECONCILE = 10.0, 1.0, 5.0, 1.0
+_LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_RESOURCE = re.compile(rf"{_LABEL}(\.{_LABEL})*/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?\Z")
+
+
+def extended_resource_name(name):
+    """v1helper.IsExtendedResourceName"""
+    if "/" not in name or "kubernetes.io/" in name or name.startswith("requests."):
+        return False
+    prefix, _slash, rest = name.partition("/")
+    return bool(_RESOURCE.match(name)) and len(rest) <= 63 and len(f"requests.{prefix}") <= 253
+
+
+class Client:
+    """The kubelet's side of one plugin: options asked once, one ListAndWatch stream."""
+
+    def __init__(self, kubelet, resource, path):
+        self.resource, self.path = resource, path
+        self._kubelet = kubelet
+        self.channel = grpc.insecure_channel(
+            f"unix:{path}", options=(("grpc.default_authority", "localhost"), ("grpc.use_local_subchannel_pool", 1))
+        )
+        grpc.channel_ready_future(self.channel).result(timeout=DIAL)
+        self.stub = api_grpc.DevicePluginStub(self.channel)
+        self.options = self.stub.GetDevicePluginOptions(api.Empty())
+        self.devices = {}
+        self.lists = []
+        self.stopped = False
+        self._call = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def start(self):
+        self._thread.start()
+
+    def _run(self):
+        try:
+            self._call = self.stub.ListAndWatch(api.Empty())
+            for answer in self._call:
+                with self._kubelet.changed:
+                    self.lists.append(answer)
+                    self.devices = {device.ID: device for device in answer.devices}
+                    self._kubelet.changed.notify_all()
+        except (grpc.RpcError, ValueError):
+            pass
+        self._kubelet.disconnected(self)
+
+    def close(self):
+        self.stopped = True
+        if self._call is not None:
+            self._call.cancel()
+        self.channel.close()
+
+
+class Kubelet:
+    """device-plugins and plugins_registry below `base`.
+
+    watches: whether it looks at plugins_registry at all (another --root-dir, or a kubelet before 1.12, does not).
+    refuse: error text for every registration. racy: releases before kubernetes#135437, where the end of an old stream
+    disconnects whoever serves the resource now.
+    """
+
+    def __init__(self, base, watches=True, refuse="", racy=False):
+        self.plugins = f"{base}/device-plugins"
+        self.registry = f"{base}/plugins_registry"
+        self.watches, self.refuse, self.racy = watches, refuse, racy
+        self.changed = threading.Condition(threading.RLock())
+        self.clients = {}
+        self.log = []
+        self._server = None
+        self._watcher = None
+        self._stopping = threading.Event()
+        os.makedirs(self.plugins, exist_ok=True)
+        if watches:
+            os.makedirs(self.registry, exist_ok=True)
+
+    # Its life.
+
+    def start(self):
+        for name in os.listdir(self.plugins):
+            path = f"{self.plugins}/{name}"
+            if stat.S_ISSOCK(os.lstat(path).st_mode):
+                os.unlink(path)
+        self._stopping = threading.Event()
+        server = grpc.server(futures.ThreadPoolExecutor(16), options=(("grpc.so_reuseport", 0),))
+        api_grpc.add_RegistrationServicer_to_server(_Registration(self), server)
+        server.add_insecure_port(f"unix:{self.plugins}/kubelet.sock")
+        server.start()
+        self._server = server
+        if self.watches:
+            self._watcher = threading.Thread(target=self._watch, args=(self._stopping,), daemon=True)
+            self._watcher.start()
+        return self
+
+    def stop(self, unlink=True):
+        """unlink: False as after SIGKILL, when kubelet.sock stays behind and nobody listens."""
+        self._stopping.set()
+        if self._watcher:
+            self._watcher.join()
+            self._watcher = None
+        server, self._server = self._server, None
+        with self.changed:
+            clients, self.clients = list(self.clients.values()), {}
+        for client in clients:
+            client.close()
+        if server:
+            path, kept = f"{self.plugins}/kubelet.sock", f"{self.plugins}/.kept"
+            if not unlink:
+                os.link(path, kept)
+            server.stop(None).wait()
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+            if not unlink:
+                os.rename(kept, path)
+
+    def restart(self):
+        self.stop()
+        return self.start()
+
+    def __enter__(self):
+        return self.start()
+
+    def __exit__(self, *_error):
+        self.stop()
+
+    # What it knows.
+
+    def devices(self, resource):
+        """{ID: health} as the node's capacity counts it; a plugin that hung up leaves unhealthy devices."""
+        with self.changed:
+            client = self.clients.get(resource)
+            if client is None:
+                return None
+            return {unit: "Unhealthy" if client.stopped else device.health for unit, device in client.devices.items()}
+
+    def allocatable(self, resource):
+        return sum(health == "Healthy" for health in (self.devices(resource) or {}).values())
+
+    def capacity(self, resource):
+        return len(self.devices(resource) or {})
+
+    def wait(self, condition, seconds=10.0):
+        """Wait until condition() is true; its last value."""
+        deadline = time.monotonic() + seconds
+        with self.changed:
+            while True:
+                value = condition()
+                left = deadline - time.monotonic()
+                if value or left <= 0:
+                    return value
+                self.changed.wait(min(left, 0.05))
+
+    def wait_allocatable(self, resource, count, seconds=10.0):
+        self.wait(lambda: resource in self.clients and self.allocatable(resource) == count, seconds)
+        assert self.allocatable(resource) == count, (self.log, self.devices(resource))
+
+    def count(self, event):
+        return sum(entry[0] == event for entry in self.log)
+
+    def note(self, *entry):
+        with self.changed:
+            self.log.append(entry)
+            self.changed.notify_all()
+
+    # Calls to the plugin.
+
+    def allocate(self, resource, *containers):
+        """One container request for each list of IDs."""
+        request = api.AllocateRequest(
+            container_requests=[api.ContainerAllocateRequest(devices_ids=ids) for ids in containers]
+        )
+        return self.clients[resource].stub.Allocate(request, timeout=10)
+
+    def prefer(self, resource, available, size, required=()):
+        wanted = api.ContainerPreferredAllocationRequest(
+            available_deviceIDs=available, must_include_deviceIDs=required, allocation_size=size
+        )
+        request = api.PreferredAllocationRequest(container_requests=[wanted])
+        answer = self.clients[resource].stub.GetPreferredAllocation(request, timeout=10)
+        return list(answer.container_responses[0].deviceIDs)
+
+    # Device manager.
+
+    def connect(self, resource, path):
+        client = Client(self, resource, path)
+        with self.changed:
+            old, self.clients[resource] = self.clients.get(resource), client
+            self.changed.notify_all()
+        if old:
+            old.close()
+        client.start()
+        return client
+
+    def disconnected(self, client):
+        with self.changed:
+            victim = client
+            if self.racy and self.clients.get(client.resource) is not client:
+                victim = self.clients.get(client.resource) or client
+            victim.stopped = True
+            self.changed.notify_all()
+        self.note("disconnected", client.resource)
+        victim.close()
+
+    # Plugin watcher.
+
+    def _watch(self, stopping):
+        seen, due = {}, {}
+        while not stopping.wait(0.02):
+            present = {}
+            for name in os.listdir(self.registry):
+                path = f"{self.registry}/{name}"
+                with contextlib.suppress(FileNotFoundError):
+                    status = os.lstat(path)
+                    if not name.startswith(".") and stat.S_ISSOCK(status.st_mode):
+                        present[path] = (status.st_ino, status.st_mtime_ns)
+            for path in set(seen) - set(present):
+                del seen[path]
+                self._deregister(path)
+            for path, identity in present.items():
+                if seen.get(path) != identity and due.get(path, 0) <= time.monotonic():
+                    if self._register(path):
+                        seen[path] = identity
+                    due[path] = time.monotonic() + RECONCILE
+
+    def _register(self, path):
+        """operation_generator.GenerateRegisterPluginFunc; False: tried again by the reconciler."""
+        channel = grpc.insecure_channel(
+            f"unix:{path}", options=(("grpc.default_authority", path), ("grpc.use_local_subchannel_pool", 1))
+        )
+        try:
+            self._dial(channel)
+            stub = registration_grpc.RegistrationStub(channel)
+            info = stub.GetInfo(registration.InfoRequest(), timeout=GET_INFO)
+            self.note("info", path, info)
+            endpoint = info.endpoint or path
+            problem = self.refuse or self._invalid(info)
+            if not problem:
+                self.connect(info.name, endpoint)
+            stub.NotifyRegistrationStatus(
+                registration.RegistrationStatus(plugin_registered=not problem, error=problem), timeout=NOTIFY
+            )
+            self.note("notified", path, problem)
+        except (grpc.RpcError, grpc.FutureTimeoutError) as error:
+            self.note("watch failed", path, error)
+            return False
+        finally:
+            channel.close()
+        return True
+
+    def _dial(self, channel):
+        """Wait DIAL seconds for a connection, but not beyond the kubelet's own end."""
+        ready = grpc.channel_ready_future(channel)
+        deadline = time.monotonic() + DIAL
+        while not ready.done():
+            if self._stopping.wait(0.01) or time.monotonic() > deadline:
+                raise grpc.FutureTimeoutError
+
+    def _invalid(self, info):
+        if info.type != "DevicePlugin":
+            return f"no handler for type {info.type}"
+        if "v1beta1" not in info.supported_versions:
+            return f"manager version, v1beta1, is not among plugin supported versions {info.supported_versions}"
+        return "" if extended_resource_name(info.name) else f"invalid name of device plugin socket: {info.name}"
+
+    def _deregister(self, path):
+        self.note("deregistered", path)
+        for client in list(self.clients.values()):
+            if client.path == path:
+                client.close()
+
+
+class _Registration(api_grpc.RegistrationServicer):
+    """server.go: Register dials back before it answers."""
+
+    def __init__(self, kubelet):
+        self._kubelet = kubelet
+
+    def Register(self, request, context):
+        kubelet = self._kubelet
+        kubelet.note("register", request.resource_name, request)
+        if request.version != "v1beta1":
+            context.abort(grpc.StatusCode.UNKNOWN, f"unsupported API version {request.version}")
+        if kubelet.refuse or not extended_resource_name(request.resource_name):
+            context.abort(grpc.StatusCode.UNKNOWN, kubelet.refuse or "the ResourceName is invalid")
+        try:
+            kubelet.connect(request.resource_name, f"{kubelet.plugins}/{request.endpoint}")
+        except (grpc.RpcError, grpc.FutureTimeoutError) as error:
+            context.abort(grpc.StatusCode.UNKNOWN, f"failed to dial device plugin: {error}")
+        return api.Empty()

@@ -1,0 +1,295 @@
+"""Cases 2A of the guide over real unix sockets: registration, restarts, lists, allocations. Comments name the case."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+
+import grpc
+import pytest
+from harness import Node, Running, document, entry
+from kubelet_double import Kubelet
+
+NAME = "rdma/test_server"
+CONFIG = document(entry())
+MODES = pytest.mark.parametrize("watches", [True, False], ids=["watch", "legacy"])
+
+
+@pytest.fixture(params=[True, False], ids=["watch", "legacy"])
+def kubelet(base, request):
+    with Kubelet(base, watches=request.param) as running:
+        yield running
+
+
+@pytest.fixture
+def plugin(base, node, kubelet):
+    with Running(base, CONFIG, node.root) as running:
+        yield running
+
+
+def test_a_pool_is_advertised_in_the_mode_that_the_directories_ask_for(base, kubelet, plugin):
+    """A1, A2, A24, A27, A28, A33"""
+    kubelet.wait_allocatable(NAME, 100)
+    where = "plugins_registry" if kubelet.watches else "device-plugins"
+    assert [path.name for path in (base / where).glob("*.sock") if path.name != "kubelet.sock"] == ["test_server.sock"]
+    assert sorted(kubelet.devices(NAME), key=int) == [str(number) for number in range(100)]
+    assert kubelet.count("register") == (0 if kubelet.watches else 1)
+    assert plugin.until(lambda: plugin.resource().state == "registered")
+    assert plugin.resource().mode == ("watch" if kubelet.watches else "legacy")
+
+
+def test_get_info_names_no_endpoint(base, node):
+    """A30, rank 1: an in-container path would be wrong under another kubelet root"""
+    with Kubelet(base) as kubelet, Running(base, CONFIG, node.root):
+        kubelet.wait_allocatable(NAME, 100)
+        info = next(entry[2] for entry in kubelet.log if entry[0] == "info")
+        assert (info.type, info.name, info.endpoint) == ("DevicePlugin", NAME, "")
+        assert list(info.supported_versions) == ["v1beta1"]
+
+
+def test_a_directory_that_nobody_watches_leads_to_a_legacy_registration(base, node):
+    """Rank 1: a hostPath mount made plugins_registry, the kubelet has another root"""
+    (base / "plugins_registry").mkdir()
+    with Kubelet(base, watches=False) as kubelet, Running(base, CONFIG, node.root) as plugin:
+        kubelet.wait_allocatable(NAME, 100)
+        assert plugin.until(lambda: plugin.resource().state == "registered")
+        assert plugin.resource().mode == "legacy"
+        kubelet.restart()
+        begun = time.monotonic()
+        kubelet.wait_allocatable(NAME, 100)
+        assert time.monotonic() - begun < 1, "known to be unwatched: no second silence is waited for"
+
+
+def test_it_waits_for_a_kubelet_that_starts_later(base, node):
+    """A26, diverging: upstream exits with 1"""
+    (base / "device-plugins").mkdir()
+    with Running(base, CONFIG, node.root) as plugin:
+        assert plugin.until(lambda: plugin.resource().state == "waiting for the kubelet")
+        assert "nobody listens" in plugin.resource().error
+        with Kubelet(base, watches=False) as kubelet:
+            begun = time.monotonic()
+            kubelet.wait_allocatable(NAME, 100)
+            assert time.monotonic() - begun < 1
+
+
+def test_it_waits_for_directories_that_the_kubelet_will_make(base, node):
+    """Rank 8: on the first boot the plugin's unit starts before the kubelet has ever run"""
+    with Running(base, CONFIG, node.root) as plugin:
+        assert plugin.until(lambda: plugin.resource().state == "cannot serve")
+        with Kubelet(base, watches=False) as kubelet:
+            kubelet.wait_allocatable(NAME, 100)
+
+
+@pytest.mark.parametrize("watches", [True, False], ids=["watch", "legacy"])
+def test_a_refused_registration_is_told_and_tried_again(base, node, watches):
+    """A26, A29, rank 2: upstream stops its server inside the handler and stays as a zombie"""
+    with Kubelet(base, watches=watches, refuse="no room") as kubelet, Running(base, CONFIG, node.root) as plugin:
+        assert plugin.until(lambda: plugin.resource().state == "refused")
+        assert "no room" in plugin.resource().error
+        assert "no room" in plugin.plugin.unready()[0]
+        assert sum(plugin.resource().registrations.values()) >= 1
+        # Watch: the fallback to Register is refused as well, and told.
+        assert kubelet.wait(lambda: kubelet.count("register") >= 2)
+        kubelet.refuse = ""
+        kubelet.wait_allocatable(NAME, 100)
+        assert plugin.until(lambda: plugin.plugin.unready() == [])
+
+
+def test_a_kubelet_restart_is_noticed(base, kubelet, plugin):
+    """A31, ranks 2 and 8: upstream needs up to 5 s in legacy mode; the same IDs return"""
+    kubelet.wait_allocatable(NAME, 100)
+    before = kubelet.devices(NAME)
+    for _round in range(3):
+        kubelet.restart()
+        begun = time.monotonic()
+        kubelet.wait_allocatable(NAME, 100)
+        assert time.monotonic() - begun < 1
+    assert kubelet.devices(NAME) == before
+
+
+def test_a_killed_kubelet_leaves_a_socket_that_answers_nobody(base, node):
+    with Kubelet(base, watches=False) as kubelet, Running(base, CONFIG, node.root) as plugin:
+        kubelet.wait_allocatable(NAME, 100)
+        kubelet.stop(unlink=False)
+        assert plugin.until(lambda: "nobody listens" in plugin.resource().error)
+        kubelet.start()
+        kubelet.wait_allocatable(NAME, 100)
+
+
+def test_the_own_socket_removed_is_made_again(base, kubelet, plugin):
+    """A32"""
+    kubelet.wait_allocatable(NAME, 100)
+    path = base / ("plugins_registry" if kubelet.watches else "device-plugins") / "test_server.sock"
+    before = kubelet.clients[NAME]
+    path.unlink()
+    assert kubelet.wait(lambda: kubelet.clients[NAME] is not before)
+    kubelet.wait_allocatable(NAME, 100)
+
+
+def test_a_lost_stream_leads_to_a_new_registration(base, kubelet, plugin):
+    """Rank 2: registered, no stream"""
+    kubelet.wait_allocatable(NAME, 100)
+    assert plugin.until(lambda: plugin.resource().state == "registered")
+    before = kubelet.clients[NAME]
+    before.close()
+    assert kubelet.wait(lambda: kubelet.clients[NAME] is not before)
+    kubelet.wait_allocatable(NAME, 100)
+
+
+def test_the_kubelet_race_at_an_upgrade_ends_registered(base, node):
+    """Rank 3: the end of the old instance's stream disconnects the new client"""
+    with Kubelet(base, watches=False, racy=True) as kubelet:
+        with Running(base, CONFIG, node.root):
+            kubelet.wait_allocatable(NAME, 100)
+        with Running(base, CONFIG, node.root):
+            kubelet.wait_allocatable(NAME, 100)
+            # A second Register while the first stream stands is what the race needs.
+            kubelet.connect(NAME, str(base / "device-plugins/test_server.sock"))
+            kubelet.wait(lambda: kubelet.clients[NAME].stopped, 2)
+            kubelet.wait_allocatable(NAME, 100)
+
+
+def test_two_instances_take_turns(base, node):
+    """Rank 3: the second waits for the first, and its socket outlives the first one's end"""
+    with Kubelet(base) as kubelet, Running(base, CONFIG, node.root) as first:
+        kubelet.wait_allocatable(NAME, 100)
+        with Running(base, document(entry(count=7)), node.root) as second:
+            assert second.until(lambda: second.resource().state == "waiting for another instance")
+            assert str(os.getpid()) in second.resource().error
+            assert kubelet.allocatable(NAME) == 100
+            first.stop()
+            kubelet.wait_allocatable(NAME, 7)
+            assert (base / "plugins_registry/test_server.sock").exists()
+
+
+def test_a_socket_that_is_not_ours_is_left_alone(base, node):
+    """1.6: upstream unlinks whatever is at its path, when it starts and when it stops"""
+    (base / "device-plugins").mkdir()
+    path = str(base / "device-plugins/test_server.sock")
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(path)
+        other.listen()
+        inode = os.stat(path).st_ino
+        with Running(base, CONFIG, node.root) as plugin:
+            assert plugin.until(lambda: "another process serves" in plugin.resource().error)
+        assert os.stat(path).st_ino == inode
+    # Nobody listens any more: what a crashed predecessor leaves is replaced.
+    with Kubelet(base, watches=False) as kubelet, Running(base, CONFIG, node.root) as plugin:
+        kubelet.wait_allocatable(NAME, 100)
+        with socket.socket(socket.AF_UNIX) as successor:
+            successor.bind(path + ".new")
+            successor.listen()
+            os.rename(path + ".new", path)
+            plugin.stop()
+        assert os.path.exists(path), "a stopping plugin removed the socket of its successor"
+
+
+def test_a_clean_stop_leaves_nothing_behind(base, kubelet, plugin):
+    """A31"""
+    kubelet.wait_allocatable(NAME, 100)
+    plugin.stop()
+    assert plugin.stopped_in < 1
+    left = [path.name for folder in ("plugins_registry", "device-plugins") for path in (base / folder).glob("*")]
+    left += [path.name for folder in ("plugins_registry", "device-plugins") for path in (base / folder).glob(".*")]
+    assert set(left) - {"kubelet.sock"} == set()
+    assert kubelet.wait(lambda: kubelet.allocatable(NAME) == 0 or True)
+
+
+def test_an_empty_pool_registers(base, node, kubelet):
+    """A21"""
+    with Running(base, document(entry(selectors={"vendors": ["8086"]})), node.root):
+        assert kubelet.wait(lambda: NAME in kubelet.clients and kubelet.clients[NAME].lists)
+        assert kubelet.devices(NAME) == {}
+
+
+def test_a_pool_without_units_registers(base, node, kubelet):
+    """A9"""
+    with Running(base, document(entry(count=0)), node.root):
+        assert kubelet.wait(lambda: NAME in kubelet.clients and kubelet.clients[NAME].lists)
+        assert kubelet.devices(NAME) == {}
+
+
+def test_a_socket_directory_that_is_none_ends_it(base, node):
+    """A25"""
+    (base / "device-plugins").write_text("a file")
+    plugin = Running(base, CONFIG, node.root)
+    assert plugin.until(lambda: plugin.error is not None)
+    assert "Not a directory" in plugin.error
+    assert "rdma/test_server" in plugin.error
+
+
+def test_a_stream_that_is_cancelled_does_not_hold_a_place(kubelet, plugin):
+    """A33: returns when the client cancels"""
+    kubelet.wait_allocatable(NAME, 100)
+    from rdma_device_plugin.kubelet import deviceplugin_pb2 as api
+
+    stub = kubelet.clients[NAME].stub
+    for _number in range(20):
+        stream = stub.ListAndWatch(api.Empty())
+        assert len(next(stream).devices) == 100
+        stream.cancel()
+    assert plugin.until(lambda: plugin.plugin.served["test_server"].service.streams == 1)
+    assert len(kubelet.allocate(NAME, ["0"]).container_responses) == 1
+
+
+def test_allocate(kubelet, plugin):
+    """A36, A38, A39, 1.5"""
+    kubelet.wait_allocatable(NAME, 100)
+    answer = kubelet.allocate(NAME, ["0"], ["5", "99"])
+    paths = ["umad0", "uverbs0", "umad1", "uverbs1", "rdma_cm"]
+    for container in answer.container_responses:
+        assert [spec.container_path for spec in container.devices] == [f"/dev/infiniband/{name}" for name in paths]
+        assert {spec.permissions for spec in container.devices} == {"rwm"}
+        assert all(spec.host_path == spec.container_path for spec in container.devices)
+        assert not container.envs
+        assert not container.cdi_devices
+        assert not container.annotations
+        assert not container.mounts
+    assert len(answer.container_responses) == 2
+    assert len(kubelet.allocate(NAME).container_responses) == 0
+    with pytest.raises(grpc.RpcError) as refused:
+        kubelet.allocate(NAME, ["1", "zzz", "100"])
+    assert "zzz, 100" in refused.value.details()
+    assert "0 to 99" in refused.value.details()
+
+
+def test_rpcs_that_the_kubelet_need_not_call(kubelet, plugin):
+    """1.8: upstream dies of GetPreferredAllocation"""
+    from rdma_device_plugin.kubelet import deviceplugin_pb2 as api
+
+    kubelet.wait_allocatable(NAME, 100)
+    client = kubelet.clients[NAME]
+    assert client.options == api.DevicePluginOptions()
+    assert kubelet.prefer(NAME, ["7", "3", "5"], 2, required=["5"]) == ["5", "3"]
+    assert client.stub.PreStartContainer(api.PreStartContainerRequest(devices_ids=["1"])) == (
+        api.PreStartContainerResponse()
+    )
+
+
+def test_eight_resources_stop_at_once(base):
+    """1.7: upstream took 9 s in legacy mode, and hung for ever once an update was blocked"""
+    node = Node(base / "node", "h100-8x-cx7-ib")
+    config = document(*(entry(f"rail{number}", 1000) for number in range(8)))
+    with Kubelet(base, watches=False) as kubelet, Running(base, config, node.root) as plugin:
+        for number in range(8):
+            kubelet.wait_allocatable(f"rdma/rail{number}", 1000)
+        plugin.stop()
+        assert plugin.stopped_in < 1
+
+
+def test_a_kubelet_that_does_not_read_blocks_nothing(base, node):
+    """1.7: a stream nobody consumes blocks upstream's second update and then its end"""
+    with Kubelet(base, watches=False) as kubelet, Running(base, CONFIG, node.root) as plugin:
+        kubelet.wait_allocatable(NAME, 100)
+        from rdma_device_plugin.kubelet import deviceplugin_pb2 as api
+
+        idle = kubelet.clients[NAME].stub.ListAndWatch(api.Empty())
+        for number in range(20):
+            node.port("mlx5_0", "1: DOWN" if number % 2 else "4: ACTIVE")
+            plugin.call(plugin.plugin.reload)
+            time.sleep(0.02)
+        assert len(kubelet.allocate(NAME, ["0"]).container_responses) == 1
+        plugin.stop()
+        assert plugin.stopped_in < 1
+        idle.cancel()
