@@ -92,7 +92,9 @@ class Node:
             run(["systemd-run", "--quiet", "--collect", *unit, *command], f"node {self.name}", "look at `systemctl`")
             return
         with self.console.open("wb") as console:
-            subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=console, stderr=console, start_new_session=True)
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=console, stderr=console, start_new_session=True
+            )
 
     def stop(self) -> None:
         if not _host_systemd():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
+import time
 
 from lab.settings import LabError
 
@@ -44,7 +45,14 @@ class Bridge:
         )
         self._change("set", self.name, "up")
 
-    def remove(self) -> None:
+    def remove(self, patience: float = 20.0) -> None:
+        """Removes the bridge once its ports are gone: under load that takes a moment, and their names must be free."""
+        deadline = time.monotonic() + patience
+        while ports := [link["ifname"] for link in self._ip("link", "show") if link.get("master") == self.name]:
+            if time.monotonic() > deadline:
+                next_step = "remove them with `ip link delete`, then run: lab/nspawnctl down"
+                raise LabError(f"bridge {self.name}", "no port left", ", ".join(ports), next_step)
+            time.sleep(0.05)
         if any(link["ifname"] == self.name for link in self._ip("link", "show")):
             self._change("delete", self.name)
 
