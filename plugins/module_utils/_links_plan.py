@@ -22,7 +22,7 @@ _UNIT = (
     HEADER
     + f"""[Unit]
 Description=MTU and link-up of RDMA NICs
-After=openibd.service rdma-hw.target systemd-udev-settle.service
+After=openibd.service rdma-hw.target
 Before=network-online.target
 
 [Service]
@@ -35,14 +35,22 @@ WantedBy=multi-user.target
 """
 )
 _SCRIPT = """
-# set_link KEY NETDEVS MTU UP: an empty MTU leaves it alone; a NIC that is not there fails the unit, not the others.
+# set_link FINDER KEY MTU UP: an empty MTU leaves it alone. Drivers take their time at boot, so a NIC is waited for; one
+# that never shows up fails the unit, not the others.
 failed=0
 set_link() {
-    if [ -z "$2" ]; then
-        echo "gpufabric-rdma-links: no network device for $1" >&2
+    waited=0
+    netdevs=$("$1" "$2")
+    while [ -z "$netdevs" ] && [ "$waited" -lt "${LINK_WAIT_SECONDS:-60}" ]; do
+        sleep 1
+        waited=$((waited + 1))
+        netdevs=$("$1" "$2")
+    done
+    if [ -z "$netdevs" ]; then
+        echo "gpufabric-rdma-links: no network device for $2" >&2
         failed=1
     fi
-    for netdev in $2; do
+    for netdev in $netdevs; do
         if [ -n "$3" ]; then
             echo "$3" >"/sys/class/net/$netdev/mtu" || failed=1
         fi
@@ -57,7 +65,7 @@ by_mac() {
     for address in /sys/class/net/*/address; do
         # A bond's port or a VLAN may carry the same MAC; only the NIC itself has no lower device.
         set -- "$1" "${address%/address}"
-        if [ "$(cat "$address")" = "$1" ] && ! ls -d "$2"/lower_* >/dev/null 2>&1; then
+        if [ "$(cat "$address" 2>/dev/null)" = "$1" ] && ! ls -d "$2"/lower_* >/dev/null 2>&1; then
             basename "$2"
         fi
     done
@@ -100,7 +108,7 @@ def script(settings: list[dict]) -> str:
     calls = []
     for setting in settings:
         finder, key = ("by_pci", setting["pci"]) if setting["pci"] else ("by_mac", setting["mac"])
-        calls.append(f'set_link {key} "$({finder} {key})" "{setting["mtu"] or ""}" {int(setting["up"])}\n')
+        calls.append(f'set_link {finder} {key} "{setting["mtu"] or ""}" {int(setting["up"])}\n')
     return "".join([HEADER, _SCRIPT, *calls, "exit $failed\n"])
 
 

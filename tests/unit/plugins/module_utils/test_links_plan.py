@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import os
 import subprocess
+import threading
 
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._links_plan import ENABLED, LINK_TARGET, plan, script
@@ -150,10 +152,14 @@ def boot(tmp_path):
     (tmp_path / "sys/class/net/vlan7/lower_eth2").mkdir()
     (tmp_path / "sys/bus/pci/devices/0000:3b:00.0/net/eth3").mkdir(parents=True)
 
-    def run(*settings: dict):
+    def run(*settings: dict, wait: str = "0"):
         text = script([{"pci": "", "mac": "", "mtu": None, "up": False, **setting} for setting in settings])
         return subprocess.run(
-            ["sh", "-c", text.replace("/sys/", f"{tmp_path}/sys/")], capture_output=True, text=True, check=False
+            ["sh", "-c", text.replace("/sys/", f"{tmp_path}/sys/")],
+            env={"PATH": os.environ["PATH"], "LINK_WAIT_SECONDS": wait},
+            capture_output=True,
+            text=True,
+            check=False,
         )
 
     def value(name: str, file: str) -> str:
@@ -175,6 +181,15 @@ def test_the_script_sets_the_nic_of_a_mac_and_not_what_stands_on_it(boot):
     assert (done.returncode, done.stderr) == (0, "")
     assert (boot.value("eth2", "mtu"), boot.value("eth2", "flags")) == ("4200", "0x1002")
     assert boot.value("vlan7", "mtu") == "1500"
+
+
+def test_a_nic_that_comes_late_is_waited_for(boot, tmp_path):
+    late = tmp_path / "sys/bus/pci/devices/0000:99:00.0/net/eth2"
+    timer = threading.Timer(0.3, lambda: late.mkdir(parents=True))
+    timer.start()
+    done = boot({"pci": "0000:99:00.0", "mtu": 9000}, wait="30")
+    timer.join()
+    assert (done.returncode, boot.value("eth2", "mtu")) == (0, "9000")
 
 
 def test_a_nic_that_is_gone_fails_the_script_and_not_the_others(boot):
