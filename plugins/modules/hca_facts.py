@@ -270,7 +270,7 @@ ansible_facts:
               description: Names below C(/dev/infiniband). C(uverbs) is one name or null, C(umad) and C(issm) are lists.
               type: dict
             netdevs:
-              description: Its network interfaces. A bond over them is listed behind its members.
+              description: Its network interfaces, and the bond over them where there is one.
               type: list
               elements: dict
               contains:

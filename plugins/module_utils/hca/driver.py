@@ -85,7 +85,9 @@ def installed(tree: Tree, seams: Optional[Seams] = None) -> dict[str, Any]:
     else:
         flavor = INBOX
     if version is None and packages and kernel:
-        version = packages.get("doca-ofed") or packages[kernel[0]]
+        # The release of the stack says more than that of its kernel package.
+        whole = sorted(name for name in packages if name == "doca-ofed" or _UBUNTU_PACKAGES.match(name))
+        version = packages[(whole + kernel)[0]]
     return {"flavor": flavor, "version": version, "packages": dict(sorted((packages or {}).items()))}
 
 
@@ -154,7 +156,7 @@ def _versions(modules: dict[str, dict[str, Any]]) -> dict[str, Optional[str]]:
 def compare(disk: dict[str, dict[str, Any]], memory: dict[str, dict[str, Any]]) -> tuple[Any, list[str]]:
     """(agree, [sentence about each module that differs]); agree is `unknown: …` when nothing can be compared."""
     compared = [
-        (name, memory[name]["srcversion"], disk[name]["srcversion"])
+        (name, memory[name], disk[name])
         for name in memory
         if name in disk and memory[name]["srcversion"] and disk[name]["srcversion"]
     ]
@@ -163,8 +165,14 @@ def compare(disk: dict[str, dict[str, Any]], memory: dict[str, dict[str, Any]]) 
     if not compared:
         return unknown("no loaded module has a srcversion both in memory and on disk"), []
     different = [
-        f"{name} in memory has srcversion {old}, {disk[name]['path']} has {new}."
+        f"{name} in memory is {_build(old)}, {new['path']} is {_build(new)}."
         for name, old, new in compared
-        if old != new
+        if old["srcversion"] != new["srcversion"]
     ]
     return not different, different
+
+
+def _build(module: dict[str, Any]) -> str:
+    """`24.10-1.1.4 (srcversion 3B2D…)`; modules of the kernel itself have no version."""
+    source = f"srcversion {module['srcversion']}"
+    return f"{module['version']} ({source})" if module["version"] else source

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """What modinfo prints, read from the module file itself: no fork for .ko, .ko.xz and .ko.gz.
 
-A .ko.zst is read natively where Python can (compression.zstd, 3.14); elsewhere the seam asks modinfo.
+The standard library of the Pythons that nodes have cannot unpack a .ko.zst; there the seam asks modinfo.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def modinfo(tree: Tree, path: str, seams: Optional[Seams] = None) -> Optional[di
 
 
 def parse(data: bytes, name: str) -> Optional[dict[str, str]]:
-    """Fields of a module file's content; `name` tells the compression. None when it cannot be read here."""
+    """Fields of a module file's content; `name` tells the compression. None for zstd and for what is no module."""
     plain = _decompressed(data, name)
     section = None if plain is None else _section(plain, b".modinfo")
     if section is None:
@@ -52,18 +52,8 @@ def _decompressed(data: bytes, name: str) -> Optional[bytes]:
             return lzma.decompress(data)
         if name.endswith(".gz"):
             return zlib.decompress(data, _GZIP)
-        if name.endswith(".zst"):
-            from compression import zstd  # Python 3.14
-
-            return zstd.decompress(data)
-    except ImportError:
+    except (lzma.LZMAError, zlib.error):
         return None
-    except (lzma.LZMAError, zlib.error, EOFError, ValueError):
-        return None
-    except Exception as error:
-        if type(error).__name__ == "ZstdError":
-            return None
-        raise
     return data
 
 

@@ -52,6 +52,7 @@ def hcas(
     for hca in found:
         owners, overhead = hca.pop("_owners"), hca.pop("_overhead")
         _join_bond(tree, network, hca, [address for address in functions if address not in taken])
+        hca["netdevs"].sort(key=lambda netdev: natural(netdev["name"]))
         for port in hca["ports"]:
             _settle(port, hca["netdevs"], owners[port["number"]], overhead)
     return sorted(found, key=_order)

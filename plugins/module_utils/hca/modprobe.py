@@ -66,7 +66,9 @@ def statements(tree: Tree) -> list[Line]:
     """
     found = []
     for path in effective_files(tree, paths.MODPROBE_DIRECTORIES):
-        for number, text in _logical_lines(tree.read(path) or ""):
+        # Not `read`: it strips, and the numbers of the lines would be wrong below leading empty ones.
+        content = (tree.read_bytes(path) or b"").decode("utf-8", "replace")
+        for number, text in _logical_lines(content):
             words = text.split()
             if words and not words[0].startswith("#"):
                 found.append(Line(path, number, text, tuple(words)))

@@ -127,9 +127,9 @@ def test_a_bond_is_one_hca_with_both_interfaces(node):
     facts = node.facts()
     (hca,) = facts["hcas"]
     assert [(netdev["name"], netdev["master"]) for netdev in hca["netdevs"]] == [
+        ("bond0", None),
         ("p0", "bond0"),
         ("p1", "bond0"),
-        ("bond0", None),
     ]
     assert (hca["ports"][0]["netdev"], hca["ports"][0]["active_mtu"]) == ("bond0", 4096)
     assert hca["bonded_functions"] == ["0000:01:00.1"]

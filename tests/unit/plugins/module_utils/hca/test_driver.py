@@ -1,0 +1,234 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Module files, packages, and the three answers about the driver; GPUDirect stands on the same files."""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+import struct
+
+import pytest
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, driver, elf, gpudirect, modules
+
+KERNEL = "6.1.0-test"
+DPKG = """Package: rdma-core
+Status: install ok installed
+Version: 44.0-2
+Description: x
+ Package: fake
+
+Package: doca-ofed
+Status: deinstall ok config-files
+Version: 3.0.0
+"""
+
+
+def module_file(order: str = "<", **fields: str) -> bytes:
+    """The smallest ELF object that has a .modinfo section."""
+    strings = b"\0.shstrtab\0.modinfo\0"
+    info = b"".join(f"{key}={value}".encode() + b"\0" for key, value in fields.items()) + b"alias=a\0alias=b\0"
+    body = strings + info
+    table = 64 + len(body)
+    header = b"\x7fELF\x02" + (b"\x01" if order == "<" else b"\x02") + b"\x01" + bytes(9)
+    header += struct.pack(order + "HHIQQQIHHHHHH", 1, 62, 1, 0, 0, table, 0, 64, 0, 0, 64, 3, 1)
+
+    def section(name: int, offset: int, size: int) -> bytes:
+        return struct.pack(order + "IIQQQQIIQQ", name, 1, 0, 0, offset, size, 0, 0, 1, 0)
+
+    return header + body + bytes(64) + section(1, 64, len(strings)) + section(11, 64 + len(strings), len(info))
+
+
+def install(node, path: str, **fields: str) -> None:
+    directory = f"/lib/modules/{KERNEL}"
+    known = node.tree().read(f"{directory}/modules.dep") or ""
+    node.write(f"{directory}/modules.dep", f"{known}\n{path}:")
+    node.write(f"{directory}/{path}", module_file(**fields))
+
+
+def state(node, seams=None):
+    tree = node.tree()
+    return driver.state(tree, modules.Catalogue(tree, KERNEL), seams)
+
+
+@pytest.mark.parametrize(
+    ("name", "pack"),
+    [("x.ko", bytes), ("x.ko.xz", lzma.compress), ("x.ko.gz", gzip.compress)],
+)
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_modinfo_reads_the_file_itself(node, name, pack, order):
+    node.write(f"/{name}", pack(module_file(order, version="1.2", srcversion="ABC")))
+    assert elf.modinfo(node.tree(), f"/{name}") == {"version": "1.2", "srcversion": "ABC", "alias": "a"}
+
+
+@pytest.mark.parametrize("name", ["x.ko", "x.ko.xz", "x.ko.gz"])
+@pytest.mark.parametrize("data", [b"", b"no module", b"\x7fELF\x02\x01" + bytes(58), module_file()[:90]])
+def test_what_is_no_module_has_no_modinfo(node, name, data):
+    node.write(f"/{name}", data)
+    assert elf.modinfo(node.tree(), f"/{name}") is None
+
+
+def test_zstd_and_captured_modules_are_asked_for_by_the_seam(node):
+    answers = {"/x.ko.zst": {"srcversion": "Z"}, "/gone.ko": {"srcversion": "G"}}
+    node.write("/x.ko.zst", b"\x28\xb5\x2f\xfd")
+    for path, fields in answers.items():
+        assert elf.modinfo(node.tree(), path, Seams.recorded({"modinfo": answers})) == fields
+        assert elf.modinfo(node.tree(), path) is None
+
+
+def test_inbox(node):
+    install(node, "kernel/drivers/mlx5_core.ko", srcversion="A")
+    node.module("mlx5_core", srcversion="A")
+    node.write("/var/lib/dpkg/status", DPKG)
+    found = state(node)
+    assert found["installed"] == {"flavor": "inbox", "version": None, "packages": {"rdma-core": "44.0-2"}}
+    assert found["on_disk"] == {
+        "flavor": "inbox",
+        "version": None,
+        "srcversion": "A",
+        "modules": {
+            "mlx5_core": {
+                "path": f"/lib/modules/{KERNEL}/kernel/drivers/mlx5_core.ko",
+                "version": None,
+                "srcversion": "A",
+            }
+        },
+    }
+    assert found["loaded"] == {
+        "flavor": "inbox",
+        "version": None,
+        "srcversion": "A",
+        "modules": {"mlx5_core": {"version": None, "srcversion": "A"}},
+    }
+    assert found["agree"] is True
+    assert found["explanation"] == "Loaded: inbox; on disk for this kernel: inbox; installed: inbox."
+
+
+def test_installed_and_on_disk_but_not_yet_loaded(node):
+    install(node, "updates/dkms/mlx5_core.ko", version="25.10-1.2.8", srcversion="B", depends="mlx_compat,psample")
+    node.module("mlx5_core", srcversion="A")
+    status = "Package: mlnx-ofed-kernel-dkms\nStatus: install ok installed\nVersion: 25.10-1\n\n"
+    node.write("/var/lib/dpkg/status", f"{status}Package: doca-ofed\nStatus: hold ok installed\nVersion: 3.2.1\n")
+    found = state(node)
+    assert [found[part]["flavor"] for part in ("installed", "on_disk", "loaded")] == ["doca", "doca", "inbox"]
+    assert [found[part]["version"] for part in ("installed", "on_disk", "loaded")] == ["3.2.1", "25.10-1.2.8", None]
+    assert found["agree"] is False
+    reasons = node.facts(["driver"])["reboot_reasons"]
+    assert reasons == [
+        "The loaded RDMA driver is not the one on disk: mlx5_core in memory is srcversion A, "
+        f"/lib/modules/{KERNEL}/updates/dkms/mlx5_core.ko is 25.10-1.2.8 (srcversion B)."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("packages", "info", "wanted"),
+    [
+        ({"rdma-core": "44"}, None, ("inbox", None)),
+        ({"doca-ofed-userspace": "3.2"}, None, ("inbox", None)),
+        ({"mlnx-ofed-kernel-dkms": "24.10"}, None, ("mlnx_ofed", "24.10")),
+        ({"mlnx-ofed-kernel-dkms": "25.10", "doca-ofed": "3.2.1"}, None, ("doca", "3.2.1")),
+        ({"mlnx-ofed-kernel-dkms": "25.10"}, "echo OFED-internal-25.10-1.2.8:", ("doca", "25.10-1.2.8")),
+        ({}, 'echo "MLNX_OFED_LINUX-24.10-3.2.5.0 (OFED-24.10)"', ("mlnx_ofed", "24.10-3.2.5.0")),
+        (
+            {"linux-modules-doca-ofed-3.4-generic": "6.14", "doca-ofed-generic": "3.4"},
+            None,
+            ("ubuntu_archive", "3.4"),
+        ),
+    ],
+)
+def test_the_installed_stack(node, packages, info, wanted):
+    text = "\n\n".join(
+        f"Package: {name}\nStatus: install ok installed\nVersion: {version}" for name, version in packages.items()
+    )
+    node.write("/var/lib/dpkg/status", text)
+    if info:
+        node.write("/usr/bin/ofed_info", f"#!/bin/bash\n{info}")
+    found = driver.installed(node.tree())
+    assert (found["flavor"], found["version"]) == wanted
+
+
+def test_the_rpm_database_is_asked_only_where_it_exists(node):
+    seams = Seams.recorded({"rpm": "rdma-core 48.0-1.el9\nkmod-mlnx-ofa_kernel 24.10-1\nbash 5.1-9\n"})
+    assert driver.installed(node.tree(), seams)["flavor"] == "unknown: there is no readable package database"
+    node.write("/var/lib/rpm/rpmdb.sqlite")
+    found = driver.installed(node.tree(), seams)
+    assert found["flavor"] == "mlnx_ofed"
+    assert found["packages"] == {"kmod-mlnx-ofa_kernel": "24.10-1", "rdma-core": "48.0-1.el9"}
+
+
+def test_mlx_compat_in_memory_is_an_ofed_stack(node):
+    node.module("mlx5_core", version="24.10-1.1.4", srcversion="A").module("mlx_compat")
+    assert driver.loaded(node.tree())["flavor"] == "ofed"
+    assert driver.loaded(node.tree(), "doca") == {
+        "flavor": "doca",
+        "version": "24.10-1.1.4",
+        "srcversion": "A",
+        "modules": {"mlx5_core": {"version": "24.10-1.1.4", "srcversion": "A"}},
+    }
+
+
+def test_what_cannot_be_compared_is_unknown(node):
+    assert state(node)["agree"] == "unknown: no RDMA driver module is loaded"
+    node.module("mlx5_core")
+    found = state(node)
+    assert found["agree"] == "unknown: no loaded module has a srcversion both in memory and on disk"
+    assert found["on_disk"]["flavor"] == f"unknown: /lib/modules/{KERNEL}/modules.dep is not readable"
+
+
+def direct(node, kernel=KERNEL):
+    tree = node.tree()
+    return gpudirect.state(tree, node.facts(["gpus"])["gpus"], kernel, modules.Catalogue(tree, KERNEL))
+
+
+def gpu(node, *loaded):
+    node.pci("pci0000:00/0000:00:01.0", "10de", "2330", "0x030200", "nvidia")
+    for name in loaded:
+        node.module(name)
+
+
+def test_no_gpu_needs_no_action(node):
+    assert direct(node) == {"mode": "none", "verdict": "There is no NVIDIA GPU on PCI.", "action": None}
+
+
+@pytest.mark.parametrize("name", ["nvidia_peermem", "nv_peer_mem"])
+def test_peermem_that_is_loaded(node, name):
+    gpu(node, "nvidia", name)
+    assert (direct(node)["mode"], direct(node)["action"]) == ("peermem", None)
+
+
+def test_the_nvidia_module_is_missing(node):
+    gpu(node)
+    assert direct(node)["verdict"] == "The nvidia module is not loaded."
+
+
+def test_the_open_module_offers_dmabuf(node):
+    gpu(node, "nvidia")
+    node.write("/proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05")
+    assert direct(node, "6.8.0-60-generic")["mode"] == "dmabuf"
+    old = direct(node, "5.4.0-200-generic")
+    assert (old["mode"], "too old" in old["verdict"]) == ("none", True)
+
+
+@pytest.mark.parametrize(("licence", "wanted"), [("Dual MIT/GPL", "dmabuf"), ("NVIDIA", "none")])
+def test_the_licence_tells_where_the_driver_does_not(node, licence, wanted):
+    gpu(node, "nvidia")
+    install(node, "updates/dkms/nvidia.ko", license=licence)
+    assert direct(node)["mode"] == wanted
+
+
+@pytest.mark.parametrize(
+    ("depends", "loaded", "verdict", "action"),
+    [
+        (None, [], "this kernel has no such module", "Rebuild the NVIDIA driver"),
+        ("nvidia", ["ib_core"], "built without peer-memory support", "Install the OFED driver first"),
+        ("nvidia,ib_uverbs", ["ib_core"], "it is not loaded", "Load nvidia_peermem"),
+        ("nvidia,ib_uverbs", [], "ib_core is not loaded yet", "Load the RDMA modules"),
+    ],
+)
+def test_the_proprietary_module_needs_peermem(node, depends, loaded, verdict, action):
+    gpu(node, "nvidia", *loaded)
+    install(node, "updates/dkms/nvidia.ko", license="NVIDIA")
+    if depends:
+        install(node, "updates/dkms/nvidia-peermem.ko", depends=depends)
+    found = direct(node)
+    assert (found["mode"], verdict in found["verdict"], action in found["action"]) == ("none", True, True)
