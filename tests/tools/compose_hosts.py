@@ -19,8 +19,8 @@ import sys
 import textwrap
 import zlib
 
-import yaml
-from ansible_collections.gpufabric.rdma.plugins.module_utils._capture import fold
+from ansible_collections.gpufabric.rdma.plugins.filter.capture import fixture_text
+from ansible_collections.gpufabric.rdma.plugins.module_utils._capture import fold, holes
 
 HOSTS = pathlib.Path(__file__).resolve().parents[1] / "fixtures/hosts"
 KERNEL_SYSFS = "layout: kernel sources, drivers/infiniband/core/sysfs.c, drivers/pci/pci-sysfs.c, net/core/net-sysfs.c"
@@ -712,37 +712,6 @@ class Node:
             self.seams["rpm"] = "".join(f"{name} {version}\n" for name, version in sorted(self.packages.items()))
 
 
-class _Dumper(yaml.SafeDumper):
-    """Several lines are a block, everything else stays on one line; `repeat` entries too."""
-
-    def represent_text(self, value):
-        style = "|" if "\n" in value else None
-        return self.represent_scalar("tag:yaml.org,2002:str", value, style=style)
-
-    def ignore_aliases(self, _data):
-        return True
-
-
-_Dumper.add_representer(str, _Dumper.represent_text)
-
-
-def text(fixture):
-    """A fixture as its file has it."""
-    return yaml.dump(fixture, Dumper=_Dumper, sort_keys=False, width=1000, allow_unicode=True, explicit_start=True)
-
-
-def holes(used, slots):
-    """Runs of numbers below `slots` that are not used, as (first, last)."""
-    start = None
-    for number in range(slots + 1):
-        free = number < slots and number not in used
-        if free and start is None:
-            start = number
-        elif not free and start is not None:
-            yield start, number - 1
-            start = None
-
-
 def hex_address(address):
     """An IPv4 address as /proc/net/route prints it: host byte order, so reversed here."""
     return "".join(f"{int(octet):02X}" for octet in reversed(address.split(".")))
@@ -1058,7 +1027,7 @@ def two_cards_cx6dx():
             f"ens{number + 1}np0",
             port="p0",
             mtu=9000,
-            cidr=f"198.18.{number}.1/24",
+            cidr=f"10.18.{number}.1/24",
         )
     node.modules(*MLX5)
     node.ib_core()
@@ -1073,7 +1042,7 @@ def bond():
     management(node)
     mac = "b8:ce:f6:20:00:00"
     node.bridge("0000:3a:00.0")
-    node.netdev("bond0", "/sys/devices/virtual", mac, speed=200000, cidr="198.18.0.1/24")
+    node.netdev("bond0", "/sys/devices/virtual", mac, speed=200000, cidr="10.18.0.1/24")
     node.files[f"{node.netdevs['bond0']}/bonding/slaves"] = "enp59s0f0np0 enp59s0f1np1"
     node.files[f"{node.netdevs['bond0']}/bonding/mode"] = "802.3ad 4"
     for function in (0, 1):
@@ -1096,7 +1065,7 @@ def bond():
         psid=psid,
         hca_type=hca_type,
         hw_rev=0,
-        ports=[{"rate": 100, "gids": roce_gids(mac, "bond0", "198.18.0.1/24")}],
+        ports=[{"rate": 100, "gids": roce_gids(mac, "bond0", "10.18.0.1/24")}],
     )
     node.modules(*MLX5)
     node.ib_core()
@@ -1110,7 +1079,7 @@ def vfs():
     node.bridge("0000:3a:00.0")
     pf = node.card("0000:3b:00.0", "cx7", "0000:3a:00.0", cpus="0-31", sriov=(8, 2))
     node.roce(
-        "mlx5_0", "0000:3b:00.0", "cx7", "a0:88:c2:30:00:00", "enp59s0f0np0", port="p0", rate=200, cidr="198.18.0.1/24"
+        "mlx5_0", "0000:3b:00.0", "cx7", "a0:88:c2:30:00:00", "enp59s0f0np0", port="p0", rate=200, cidr="10.18.0.1/24"
     )
     for number in range(2):
         address = f"0000:3b:00.{number + 2}"
@@ -1134,7 +1103,7 @@ def sfs():
     management(node)
     node.bridge("0000:07:00.0")
     parent = node.card("0000:08:00.0", "cx6dx", "0000:07:00.0", cpus="0-31")
-    node.roce("mlx5_0", "0000:08:00.0", "cx6dx", "b8:ce:f6:40:00:00", "enp8s0f0np0", port="p0", cidr="198.18.0.1/24")
+    node.roce("mlx5_0", "0000:08:00.0", "cx6dx", "b8:ce:f6:40:00:00", "enp8s0f0np0", port="p0", cidr="10.18.0.1/24")
     for number, function in ((4, 88), (5, 89)):
         folder = f"{parent}/mlx5_core.sf.{number}"
         node.put(folder, sfnum=function)
@@ -1170,7 +1139,7 @@ def names_persistent():
             f"enp1s0f{function}np{function}",
             port=f"p{function}",
             rate=100,
-            cidr=f"198.18.{function}.1/24",
+            cidr=f"10.18.{function}.1/24",
         )
     node.card("0000:18:00.0", "cx6", "0000:17:00.0", infiniband=True, cpus="0-31")
     node.infiniband("ibp24s0", "0000:18:00.0", "cx6", "0c:42:a1:50:00:02", "ibp24s0", rate=200, lid="0x7")
@@ -1186,7 +1155,7 @@ def ipoib_children():
     node.bridge("0000:3a:00.0")
     device = node.card("0000:3b:00.0", "cx7", "0000:3a:00.0", infiniband=True, cpus="0-31")
     mac = "58:a2:e1:60:00:00"
-    folder = node.infiniband("mlx5_0", "0000:3b:00.0", "cx7", mac, "ib0", rate=400, lid="0x11", cidr="198.18.60.1/24")
+    folder = node.infiniband("mlx5_0", "0000:3b:00.0", "cx7", mac, "ib0", rate=400, lid="0x11", cidr="10.18.60.1/24")
     for index, key in enumerate(("0x8001", "0x8002"), 1):
         node.files[f"{folder}/ports/1/pkeys/{index}"] = key
         node.netdev(
@@ -1199,7 +1168,7 @@ def ipoib_children():
             pkey=key,
             parent="ib0",
             umcast=0,
-            cidr=f"198.18.6{index}.1/24",
+            cidr=f"10.18.6{index}.1/24",
         )
     node.modules(*MLX5, "ib_ipoib")
     node.ib_core()
@@ -1233,7 +1202,7 @@ def mlx4_two_ports():
     node.netdev(
         "ibs3", device, node.ipoib_address(port_guid, "a0:00:02:20"), mtu=2044, kind=32, mode="datagram", pkey="0xffff"
     )
-    node.netdev("ens3d1", device, mac, speed=40000, dev_port=1, cidr="198.18.0.1/24")
+    node.netdev("ens3d1", device, mac, speed=40000, dev_port=1, cidr="10.18.0.1/24")
     node.hca(
         "mlx4_0",
         device,
@@ -1252,7 +1221,7 @@ def mlx4_two_ports():
                 "slots": 8,
                 "gids": [(0, f"fe80:0000:0000:0000:{port_guid}", "IB/RoCE v1", None)],
             },
-            {"rate": 40, "gids": roce_gids(mac, "ens3d1", "198.18.0.1/24")},
+            {"rate": 40, "gids": roce_gids(mac, "ens3d1", "10.18.0.1/24")},
         ],
     )
     node.modules(*VERBS, "mlx4_core", "mlx4_en", "mlx4_ib", "ib_ipoib")
@@ -1347,10 +1316,10 @@ def irdma():
             mac,
             state="up" if active else "down",
             speed=100000 if active else None,
-            cidr="198.18.0.1/24" if active else None,
+            cidr="10.18.0.1/24" if active else None,
         )
         port = (
-            {"rate": 100, "gids": roce_gids(mac, netdev, "198.18.0.1/24")}
+            {"rate": 100, "gids": roce_gids(mac, netdev, "10.18.0.1/24")}
             if active
             else {"rate_text": "2.5 Gb/sec (1X SDR)", "state": "1: DOWN", "phys": "3: Disabled"}
         )
@@ -1415,7 +1384,7 @@ def rxe_and_siw():
         system="debian-12",
         kernel="6.1.0-56-amd64",
     )
-    for number, cidr in ((0, "192.0.2.51/24"), (1, "198.18.0.1/24"), (2, "198.18.1.1/24")):
+    for number, cidr in ((0, "192.0.2.51/24"), (1, "10.18.0.1/24"), (2, "10.18.1.1/24")):
         device = node.pci(
             f"0000:00:0{3 + number}.0",
             vendor="0x1af4",
@@ -1521,7 +1490,7 @@ def card_on_vfio():
         root = f"0000:{0x3A + 0x10 * number:02x}:00.0"
         node.bridge(root)
         node.card(f"0000:{0x3B + 0x10 * number:02x}:00.0", "cx6dx", root, driver=driver, cpus="0-31")
-    node.roce("mlx5_0", "0000:3b:00.0", "cx6dx", "b8:ce:f6:90:00:00", "enp59s0np0", port="p0", cidr="198.18.0.1/24")
+    node.roce("mlx5_0", "0000:3b:00.0", "cx6dx", "b8:ce:f6:90:00:00", "enp59s0np0", port="p0", cidr="10.18.0.1/24")
     node.modules(*MLX5)
     node.ib_core()
     node.package(**RDMA_CORE)
@@ -1538,7 +1507,7 @@ def exclusive_netns_foreign_file():
     management(node)
     node.bridge("0000:3a:00.0")
     node.card("0000:3b:00.0", "cx6dx", "0000:3a:00.0", cpus="0-31", sriov=(8, 0))
-    node.roce("mlx5_0", "0000:3b:00.0", "cx6dx", "b8:ce:f6:a0:00:00", "enp59s0np0", port="p0", cidr="198.18.0.1/24")
+    node.roce("mlx5_0", "0000:3b:00.0", "cx6dx", "b8:ce:f6:a0:00:00", "enp59s0np0", port="p0", cidr="10.18.0.1/24")
     node.files["/etc/modprobe.d/sriov_network_operator_modules_config.conf"] = (
         "# This file is managed by sriov-network-operator do not edit.\noptions ib_core netns_mode=0"
     )
@@ -1572,7 +1541,7 @@ def doca_loaded_differs_from_disk():
     node.bridge("0000:3a:00.0")
     node.card("0000:3b:00.0", "cx7", "0000:3a:00.0", cpus="0-31")
     node.roce(
-        "mlx5_0", "0000:3b:00.0", "cx7", "a0:88:c2:b0:00:00", "enp59s0np0", port="p0", rate=400, cidr="198.18.0.1/24"
+        "mlx5_0", "0000:3b:00.0", "cx7", "a0:88:c2:b0:00:00", "enp59s0np0", port="p0", rate=400, cidr="10.18.0.1/24"
     )
     node.modules(*MLX5, "mlx_compat", ofed="24.10-1.1.4", disk_ofed="25.04-0.6.0")
     node.ib_core()
@@ -1597,10 +1566,10 @@ def netns_gids_256():
     node.bridge("0000:3a:00.0")
     node.card("0000:3b:00.0", "cx7", "0000:3a:00.0", cpus="0-31")
     mac, name = "a0:88:c2:c0:00:00", "enp59s0np0"
-    table = roce_gids(mac, name, "198.18.0.1/24")
+    table = roce_gids(mac, name, "10.18.0.1/24")
     # An address that went leaves a hole; a VLAN on top has entries of its own with its own netdev.
     table += [
-        (index + 7, gid, kind, f"{name}.100") for index, gid, kind, _netdev in roce_gids(mac, name, "198.18.100.1/24")
+        (index + 7, gid, kind, f"{name}.100") for index, gid, kind, _netdev in roce_gids(mac, name, "10.18.100.1/24")
     ]
     node.roce(
         "mlx5_0",
@@ -1610,12 +1579,12 @@ def netns_gids_256():
         name,
         port="p0",
         rate=400,
-        cidr="198.18.0.1/24",
+        cidr="10.18.0.1/24",
         gids=table,
         slots=256,
         mtu=4200,
     )
-    node.netdev(f"{name}.100", "/sys/devices/virtual", mac, mtu=4200, speed=400000, cidr="198.18.100.1/24")
+    node.netdev(f"{name}.100", "/sys/devices/virtual", mac, mtu=4200, speed=400000, cidr="10.18.100.1/24")
     node.stack(upper=f"{name}.100", lower=name)
     node.modules(*MLX5)
     node.ib_core()
@@ -1649,7 +1618,7 @@ NODES = (
 def compose():
     """{file name: text} of every composed node."""
     nodes = [describe() for describe in NODES]
-    return {f"{node.name}.yml": text(node.fixture()) for node in nodes}
+    return {f"{node.name}.yml": fixture_text(node.fixture()) for node in nodes}
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ def expand(fixture: dict) -> dict:
         section, value = ("errors", pattern["error"]) if "error" in pattern else ("files", pattern["content"])
         for number in range(pattern["from"], pattern["to"] + 1):
             full[section][pattern["path"].replace("{n}", str(number))] = value
-    for section, empty in (("binary", {}), ("mtimes", {}), ("directories", []), ("seams", {})):
+    for section, empty in (("binary", {}), ("modes", {}), ("mtimes", {}), ("directories", []), ("seams", {})):
         full[section] = fixture.get(section) or empty
     return full
 
@@ -82,6 +82,8 @@ def lay_out(fixture: dict, target: str | os.PathLike) -> pathlib.Path:
             file.write(base64.b64decode(content))
     for path in fixture.get("errors", {}):
         os.makedirs(place(path), exist_ok=True)
+    for path, mode in fixture.get("modes", {}).items():
+        os.chmod(f"{target}{path}", int(mode, 8))
     for path, seconds in fixture.get("mtimes", {}).items():
         os.utime(f"{target}{path}", (seconds, seconds))
     (target / ".seams.json").write_text(json.dumps(fixture.get("seams") or {}))

@@ -1,0 +1,297 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Replaces what tells one machine from all others, so that a capture can be shown to anybody.
+
+Note that this module util is private to the collection. It can have breaking changes at any time.
+
+The same original gives the same replacement wherever it stands and however it is written, so relations survive:
+
+- MAC and GUID keep the maker's part and the last octet; the two octets between are numbered. A MAC, the EUI-64 made of
+  it, the GUID that firmware made of it and an interface named after it change alike; neighbours stay neighbours.
+- An IPv4 network becomes one of the same length in 198.18.0.0/15 (RFC 2544), hosts keep their place in it. An IPv6
+  network becomes 2001:db8:0:N::/64 (RFC 3849). Loopback and link-local prefixes stay.
+- UUIDs (boot id, disks, GPUs, pods), container ids and the machine's name are numbered or replaced.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+
+_HEX2 = "[0-9a-fA-F]{2}"
+_HEX4 = "[0-9a-fA-F]{4}"
+_MAC = rf"{_HEX2}(?::{_HEX2}){{5}}"
+_TOKEN = re.compile(
+    "|".join(
+        (
+            rf"(?P<ipoib>(?<![\w:]){_HEX2}(?::{_HEX2}){{19}}(?![\w:]))",
+            rf"(?P<mac>(?<![\w:]){_MAC}(?![\w:]))",
+            rf"(?P<gid>(?<![\w:]){_HEX4}(?::{_HEX4}){{7}}(?![\w:]))",
+            rf"(?P<guid>(?<![\w:]){_HEX4}(?::{_HEX4}){{3}}(?![\w:]))",
+            r"(?P<uuid>[0-9a-fA-F]{8}(?P<dash>[-_])[0-9a-fA-F]{4}(?:(?P=dash)[0-9a-fA-F]{4}){2}(?P=dash)[0-9a-fA-F]{12})",
+            r"(?P<ipv4>(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?![\w.]))",
+            r"(?P<ipv6>(?<![\w:.])[0-9a-fA-F]{1,4}(?::[0-9a-fA-F]{1,4}){7}(?![\w:])|"
+            r"(?<![\w:.])(?:[0-9a-fA-F]{1,4}:){0,7}:(?:[0-9a-fA-F]{1,4}(?::[0-9a-fA-F]{1,4}){0,6})?(?![\w:]))",
+            r"(?P<bare>(?<![0-9a-fA-F])(?:[0-9a-fA-F]{32}){1,2}(?![0-9a-fA-F])|"
+            r"(?<![0-9a-fA-F])(?:[0-9a-fA-F]{12}|[0-9a-fA-F]{16})(?![0-9a-fA-F]))",
+        )
+    )
+)
+_POOL = ipaddress.ip_network("198.18.0.0/15")
+_WIDE = ipaddress.ip_network("10.0.0.0/8")
+_ROUTES = "/proc/net/route"
+
+
+class Scrubber:
+    """Replacements for what one fixture holds; `apply` works on it and on the facts gathered from it."""
+
+    def __init__(self, fixture, hostname=None):
+        self.macs, self.guids, self.tails = set(), set(), set()
+        self.networks, self.hosts, self.prefixes, self.identifiers = {}, set(), {}, {}
+        self.uuids, self.containers, self.ipv6 = {}, {}, {}
+        self.replacement = {}
+        texts = list(_texts(fixture))
+        for text in texts:
+            self._note(text)
+        self._number(texts)
+        self._learn_addresses(fixture)
+        self.names = [part for part in dict.fromkeys((hostname or "", (hostname or "").partition(".")[0])) if part]
+
+    # Learning.
+
+    def _note(self, text):
+        for found in _TOKEN.finditer(text):
+            kind, token = found.lastgroup, found.group().lower()
+            if kind == "mac" and not _trivial(token):
+                self.macs.add(token.replace(":", ""))
+            elif kind == "guid" and not _trivial(token):
+                self.guids.add(token.replace(":", ""))
+            elif kind == "ipoib":
+                self.guids.add(token.replace(":", "")[24:])
+
+    def _number(self, texts):
+        self.guids |= {_eui64(mac) for mac in self.macs}
+        middles = sorted({digits[-6:-2] for digits in self.macs | self.guids})
+        free = (f"{number:04x}" for number in range(1, 1 << 16) if f"{number:04x}" not in set(middles))
+        self.replacement = dict(zip(middles, free))
+
+    def _learn_addresses(self, fixture):
+        networks = set()
+        for addresses in (fixture["seams"].get("addresses") or {}).values():
+            for address in addresses if isinstance(addresses, list) else ():
+                interface = ipaddress.ip_interface(address)
+                self.hosts.add(interface.ip)
+                networks.add(interface.network)
+        for line in _decoded(fixture["files"].get(_ROUTES)).splitlines()[1:]:
+            self.hosts.update(_from_kernel(word) for word in line.split()[1:3])
+        command_line = _decoded(fixture["files"].get("/proc/cmdline"))
+        words = re.findall(r"(?<![\w.])\d+(?:\.\d+){3}(?![\w.])", command_line)
+        self.hosts.update(ipaddress.ip_address(word) for word in words if _is_ipv4(word))
+        for text in _texts(fixture):
+            for found in _TOKEN.finditer(text):
+                if found.lastgroup == "gid" and _mapped(found.group()):
+                    self.hosts.add(_mapped(found.group()))
+        for host in sorted(self.hosts):
+            if not any(host in network for network in networks):
+                networks.add(ipaddress.ip_network(host))
+        self._allot(
+            [network for network in sorted(networks, key=lambda net: (net.prefixlen, net)) if not _fixed(network)]
+        )
+        for line in _decoded(fixture["files"].get("/proc/net/if_inet6")).splitlines():
+            digits = line.split()[0].lower()
+            self.ipv6[str(ipaddress.IPv6Address(int(digits, 16)))] = digits
+
+    def _allot(self, networks):
+        """Gives each network one of the same length; those inside another one move with it."""
+        taken = 0
+        for network in networks:
+            if any(network.subnet_of(other) for other in self.networks):
+                continue
+            if network.prefixlen < 16:
+                self.networks[network] = ipaddress.ip_network((int(_WIDE.network_address), max(network.prefixlen, 8)))
+                continue
+            size = network.num_addresses
+            taken = -(-taken // size) * size
+            moved = ipaddress.ip_network((int(_POOL.network_address) + taken % _POOL.num_addresses, network.prefixlen))
+            if moved == network:
+                taken += size
+                moved = ipaddress.ip_network(
+                    (int(_POOL.network_address) + taken % _POOL.num_addresses, network.prefixlen)
+                )
+            self.networks[network] = moved
+            taken += size
+
+    # Replacing.
+
+    def apply(self, value, path=None):
+        """The same structure with every text replaced: values, keys, paths."""
+        if isinstance(value, dict):
+            return {
+                self.text(key) if isinstance(key, str) else key: self.apply(item, key) for key, item in value.items()
+            }
+        if isinstance(value, (list, tuple)):
+            return [self.apply(item) for item in value]
+        if isinstance(value, bytes):
+            return self.apply(value.decode("utf-8", "surrogateescape"), path).encode("utf-8", "surrogateescape")
+        if not isinstance(value, str):
+            return value
+        if path == _ROUTES:
+            return self._routes(value)
+        if path in ("/proc/cmdline", "cmdline"):
+            for name in self.names:
+                value = re.sub(rf"(?<![\w.-]){re.escape(name)}(?![\w-])", "node", value)
+        return self.text(value)
+
+    def text(self, value):
+        return _TOKEN.sub(self._token, value)
+
+    def _token(self, found):
+        kind, token = found.lastgroup, found.group()
+        digits = token.replace(":", "").lower()
+        if kind == "ipoib":
+            return _pairs(digits[:24] + self._guid(digits[24:]))
+        if kind == "mac":
+            return token if _trivial(token) else _pairs(self._guid(digits))
+        if kind == "guid":
+            return token if _trivial(token) else _fours(self._guid(digits))
+        if kind == "gid":
+            return _fours(self._gid(digits))
+        if kind == "uuid":
+            dash = found.group("dash")
+            number = self.uuids.setdefault(token.lower().replace("_", "-"), len(self.uuids) + 1)
+            return f"00000000-0000-4000-8000-{number:012x}".replace("-", dash)
+        if kind == "ipv4":
+            return str(self._host(ipaddress.ip_address(token))) if _is_ipv4(token) else token
+        if kind == "ipv6":
+            return self._compressed(token)
+        return self._bare(token, digits)
+
+    def _guid(self, digits):
+        """A MAC or GUID in bare hexadecimal; one that holds a known tail changes there."""
+        return digits[:-6] + self.replacement.get(digits[-6:-2], digits[-6:-2]) + digits[-2:]
+
+    def _gid(self, digits):
+        host = _mapped(digits)
+        if host:
+            return f"{'0' * 20}ffff{int(self._host(host)):08x}"
+        if not digits.strip("0"):
+            return digits
+        if not digits[12:].strip("0") and digits[:12] in self.macs:  # siw: the MAC alone
+            return self._guid(digits[:12]) + digits[12:]
+        return self._prefix(digits[:16]) + self._identifier(digits[16:])
+
+    def _prefix(self, digits):
+        """Subnet prefix of a GID or an IPv6 address; fe80 and fec0 name no site."""
+        if digits.startswith("fe") or not digits.strip("0"):
+            return digits
+        return f"20010db80000{self.prefixes.setdefault(digits, len(self.prefixes) + 1):04x}"
+
+    def _identifier(self, digits):
+        if digits in self.guids:
+            return self._guid(digits)
+        if int(digits, 16) < 1 << 16:  # given by hand: ::1, ::53
+            return digits
+        return f"{self.identifiers.setdefault(digits, 0x1_0000_0001 + len(self.identifiers)):016x}"
+
+    def _host(self, host):
+        if host not in self.hosts or _fixed(host):
+            return host
+        for network, moved in self.networks.items():
+            if host in network:
+                inside = int(host) & int(network.hostmask)
+                if network.prefixlen < 16:
+                    # The network may stay what it was, a host may not.
+                    inside ^= 0x0033_0000 & int(network.hostmask)
+                return ipaddress.ip_address((int(moved.network_address) | inside) & 0xFFFFFFFF)
+        return host
+
+    def _compressed(self, token):
+        digits = self.ipv6.get(token.lower())
+        return str(ipaddress.IPv6Address(int(self._gid(digits), 16))) if digits else token
+
+    def _bare(self, token, digits):
+        size = len(digits)
+        if (size == 12 and digits in self.macs) or (size == 16 and digits in self.guids):
+            return self._guid(digits)
+        if size == 32 and digits in self.ipv6.values():
+            return self._gid(digits)
+        if size == 64:
+            return f"{self.containers.setdefault(digits, len(self.containers) + 1):064x}"
+        return token
+
+    def _routes(self, text):
+        """The default routes and those of known networks; others would name networks the facts know nothing of."""
+        kept = text.splitlines()[:1]
+        for line in text.splitlines()[1:]:
+            words = line.split("\t")
+            if len(words) < 8:
+                continue
+            words[0] = self.text(words[0])
+            words[1:3] = [_to_kernel(self._host(_from_kernel(word.strip()))) for word in words[1:3]]
+            kept.append("\t".join(words))
+        return "\n".join(kept) + "\n"
+
+
+def _texts(value):
+    """Every text of a structure, keys too."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _texts(key)
+            yield from _texts(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _texts(item)
+    elif isinstance(value, bytes):
+        yield _decoded(value)
+    elif isinstance(value, str):
+        yield value
+
+
+def _decoded(data):
+    return data.decode("utf-8", "surrogateescape") if isinstance(data, bytes) else data or ""
+
+
+def _trivial(token):
+    return not token.replace(":", "").strip("0") or not token.replace(":", "").lower().strip("f")
+
+
+def _eui64(mac):
+    return f"{int(mac[:2], 16) ^ 2:02x}{mac[2:6]}fffe{mac[6:]}"
+
+
+def _pairs(digits):
+    return ":".join(digits[i : i + 2] for i in range(0, len(digits), 2))
+
+
+def _fours(digits):
+    return ":".join(digits[i : i + 4] for i in range(0, len(digits), 4))
+
+
+def _mapped(gid):
+    """The IPv4 address inside ::ffff:a.b.c.d; None for another GID."""
+    digits = gid.replace(":", "").lower()
+    return ipaddress.ip_address(int(digits[24:], 16)) if digits.startswith("0" * 20 + "ffff") else None
+
+
+def _is_ipv4(text):
+    try:
+        ipaddress.IPv4Address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _fixed(address):
+    """Addresses and networks that every machine has."""
+    network = ipaddress.ip_network(address)
+    return network.is_loopback or network.is_link_local or network.is_multicast or int(network.network_address) == 0
+
+
+def _from_kernel(word):
+    """An address as /proc/net/route prints it: the network's bytes as one host integer."""
+    return ipaddress.ip_address(bytes.fromhex(word)[::-1])
+
+
+def _to_kernel(address):
+    return address.packed[::-1].hex().upper()
