@@ -1,0 +1,90 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What DKMS has built for which kernel, from `dkms status`, and the end of the log of a build that failed.
+
+PRIVATE to the collection.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple, Optional
+
+# dkms 2.x: "name, version, kernel, arch: state"; 3.x: "name/version, kernel, arch: state"; not built: no kernel.
+_LINE = re.compile(
+    r"^(?P<module>[^/,\s]+)(?:/|, )(?P<version>[^,:\s]+)"
+    r"(?:, (?P<kernel>[^,\s]+), (?P<architecture>[^:\s]+))?: (?P<state>added|built|installed)(?P<remark>.*)$"
+)
+_TAIL = 30
+
+
+class Build(NamedTuple):
+    """One line of dkms status; kernel is None for sources that are known and not built for any."""
+
+    module: str
+    version: str
+    kernel: Optional[str]
+    state: str
+    remark: str
+
+
+def parse(text: str) -> list[Build]:
+    """Lines that report a module; warnings about kernels that are gone and the like are passed over."""
+    found = []
+    for line in text.splitlines():
+        match = _LINE.match(line.strip())
+        if match:
+            fields = match.groupdict()
+            found.append(
+                Build(
+                    fields["module"],
+                    fields["version"],
+                    fields["kernel"],
+                    fields["state"],
+                    fields["remark"].strip(" ()"),
+                )
+            )
+    return found
+
+
+def not_installed(builds: list[Build], modules: list[str], kernels: list[str]) -> list[tuple[str, str, str, str]]:
+    """(module, version, kernel, state) of each module that is not installed for a kernel.
+
+    Of several versions of a module the newest that is known counts; a module that DKMS does not know is left out, its
+    package then misses anyway. `Diff between built and installed module` means that another copy is in its place.
+    """
+    found = []
+    for module in modules:
+        mine = [build for build in builds if build.module == module]
+        if not mine:
+            continue
+        version = max((build.version for build in mine), key=_natural)
+        for kernel in kernels:
+            build = next((b for b in mine if b.version == version and b.kernel == kernel), None)
+            state = build.state if build else "added"
+            if state != "installed" or "Diff between built and installed" in build.remark:
+                found.append((module, version, kernel, state if state != "installed" else "another copy is installed"))
+    return found
+
+
+def log_path(module: str, version: str, kernel: str, architecture: str, tree: str = "/var/lib/dkms") -> list[str]:
+    """Where the log of a build may be: beside the build that failed, or filed under its kernel."""
+    return [
+        f"{tree}/{module}/{version}/build/make.log",
+        f"{tree}/{module}/{version}/{kernel}/{architecture}/log/make.log",
+    ]
+
+
+def tail(log: str, lines: int = _TAIL) -> str:
+    """The end of a log, starting at the first error where that is near."""
+    text = [line.rstrip() for line in log.splitlines() if line.strip()]
+    errors = [number for number, line in enumerate(text) if re.search(r"\b(error|Error)\b[: ]", line)]
+    start = max(len(text) - lines, 0)
+    if errors and errors[0] < start:
+        start = max(errors[0] - 2, 0)
+    return "\n".join(text[start : start + lines])
+
+
+def _natural(version: str) -> list:
+    return [(0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", version) if part]

@@ -1,0 +1,415 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: driver
+short_description: Install, change or remove the HCA driver stack on disk
+version_added: 0.1.0
+description:
+  - Brings the packages, the signed repository, its pins and the DKMS builds of a driver stack to the wanted state. What
+    is in memory is left alone; M(gpufabric.rdma.driver_gate) says how that follows.
+  - Before anything on the node changes, the run is tried beside it. The key has the pinned fingerprint, the repository
+    is signed by it, the version is there, no other package would have to go, and the base DKMS module builds with the
+    real C(dkms) for the running and for the newest kernel. Only C(dkms), headers and what they need are installed
+    before that build.
+  - The path with C(apt) is run against real packages in the lab. The path with C(dnf) is compared as text only, and
+    does none of the trials but that of the key.
+attributes:
+  check_mode:
+    support: full
+    description: Can run in C(check_mode) and return what it would change without changing it.
+  diff_mode:
+    support: full
+    description: Returns one diff entry for each change when in diff mode.
+  idempotent:
+    support: full
+    description: A second run with the same options changes nothing.
+author:
+  - The gpufabric founders (@gpufabric)
+options:
+  flavor:
+    description:
+      - V(inbox) takes every driver stack away and puts the distribution's user space back.
+      - V(ubuntu_archive) is DOCA-OFED with signed modules from the archive of Ubuntu 26.04 and newer.
+    type: str
+    choices: [inbox, doca, ubuntu_archive, mlnx_ofed]
+    required: true
+  version:
+    description:
+      - Version of V(doca) or V(mlnx_ofed), such as V(3.2.1). A package version is accepted when it starts with it.
+    type: str
+  packages:
+    description:
+      - Packages that stand for the stack, in place of the flavor's own.
+    type: list
+    elements: str
+    default: []
+  repository:
+    description:
+      - Where the packages come from.
+    type: dict
+    suboptions:
+      url:
+        description:
+          - Address of the flat repository.
+        type: str
+      key:
+        description:
+          - The public key that signs it, armored.
+        type: str
+        no_log: false
+      fingerprint:
+        description:
+          - The fingerprint that the key must have. A file with further keys is refused.
+        type: str
+      label:
+        description:
+          - The label in the repository's Release file, for the pin that keeps its C(dkms) out.
+        type: str
+        default: DOCA-HOST*
+      known:
+        description:
+          - What the lock has instead, for the message about a missing address.
+        type: str
+  sha256:
+    description:
+      - SHA-256 of package files by package name; the repository's signed index has to say the same.
+    type: dict
+    default: {}
+  remove_allowed:
+    description:
+      - Answer to whether another driver stack may be removed.
+    type: bool
+  downgrade_allowed:
+    description:
+      - Answer to whether an older version may replace a newer one.
+    type: bool
+  hold_kernel:
+    description:
+      - Whether the kernel packages are put on hold, so that no upgrade brings a kernel without the driver. Left out,
+        holds stay as they are.
+    type: bool
+  trial_build:
+    description:
+      - Whether the base DKMS module is built on trial first. It doubles the time of the build.
+    type: bool
+    default: true
+  root:
+    description:
+      - Directory that holds the node. Below anything but V(/) nothing is changed.
+    type: path
+    default: /
+seealso:
+  - module: gpufabric.rdma.driver_gate
+"""
+
+EXAMPLES = r"""
+- name: DOCA-OFED of the 2025 LTS
+  gpufabric.rdma.driver:
+    flavor: doca
+    version: 3.2.1
+    repository:
+      url: https://mirror.example.net/doca/3.2.1/ubuntu24.04/x86_64/
+      key: "{{ lookup('ansible.builtin.file', 'GPG-KEY-Mellanox.pub') }}"
+      fingerprint: "{{ driver_repository_fingerprint }}"
+
+- name: Back to the kernel's own driver
+  gpufabric.rdma.driver:
+    flavor: inbox
+    remove_allowed: true
+"""
+
+RETURN = r"""
+changes:
+  description: What was changed, or would be in check mode.
+  returned: always
+  type: list
+  elements: dict
+  contains:
+    object:
+      description: What it is about, a path or a name such as C(package doca-ofed).
+      type: str
+    action:
+      description: What happened to it.
+      type: str
+    before:
+      description: Value or text before.
+      type: str
+    after:
+      description: Value or text after.
+      type: str
+problems:
+  description: What kept the node from the wanted state. Nothing is changed when a problem is seen beforehand.
+  returned: always
+  type: list
+  elements: dict
+  contains:
+    object:
+      description: What it is about.
+      type: str
+    wanted:
+      description: What was asked for.
+      type: str
+    seen:
+      description: What was found.
+      type: str
+    next_step:
+      description: What to do about it.
+      type: str
+not_verified:
+  description: What could not be done or seen from here, with the reason.
+  returned: success
+  type: list
+  elements: str
+notes:
+  description: What is worth knowing and needs no action of the module.
+  returned: success
+  type: list
+  elements: str
+change:
+  description: The change to the modules on disk as a clause, null when they stay.
+  returned: success
+  type: str
+stale_images:
+  description: initramfs images that hold older modules than the disk, for M(gpufabric.rdma.initramfs).
+  returned: success
+  type: list
+  elements: str
+"""
+
+import os
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpufabric.rdma.plugins.module_utils import _driver_packages as packages
+from ansible_collections.gpufabric.rdma.plugins.module_utils import _driver_state
+from ansible_collections.gpufabric.rdma.plugins.module_utils._change import Refused, failure, result, settle
+from ansible_collections.gpufabric.rdma.plugins.module_utils._driver_plan import INBOX, plan, sentence
+from ansible_collections.gpufabric.rdma.plugins.module_utils._driver_proof import (
+    Proof,
+    base_package,
+    build_failed,
+    needed,
+)
+from ansible_collections.gpufabric.rdma.plugins.module_utils._files import apply_file
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather
+
+SUBSET = ["driver", "initramfs"]
+_ADDS = ("install", "upgrade", "downgrade")
+
+
+def read(root: str, run) -> dict:
+    tree = Tree(root)
+    seams = Seams.of(tree)
+    return _driver_state.read(tree, gather(tree, seams, SUBSET), seams, run)
+
+
+class Installer:
+    """Carries out the changes of one plan. Packages of one action go to the package manager together."""
+
+    def __init__(self, state: dict, wanted: dict, run, trial_build: bool = True):
+        self._state, self._wanted, self._run, self._trial_build = state, wanted, run, trial_build
+        self._kind = state["manager"]
+
+    def apply(self, changes):
+        pins = {}
+        if self._kind == packages.APT and self._wanted["flavor"] != INBOX:
+            pins = yield from self._prove(changes)
+        else:
+            yield from self._need(changes)
+        yield from self._finish(changes)
+        yield from self._take_out(changes)
+        yield from self._files(changes)
+        yield from self._return(changes)
+        yield from self._add(changes, pins)
+        yield from self._build(changes)
+        yield from self._hold(changes)
+
+    def _prove(self, changes):
+        """Tries everything beside the node. Returns {package: exact version}."""
+        adding = [change for change in changes if change.action in _ADDS]
+        tools = needed(changes)
+        if not adding:
+            yield from self._need(changes)
+            return {}
+        names = [change.object.split()[1] for change in adding]
+        version, repository = self._wanted["version"], self._wanted["repository"]
+        downgrade = any(change.action == "downgrade" for change in adding)
+        with Proof(self._run) as proof:
+            pinned = repository if repository and repository.get("url") else None
+            proof.prepare(pinned, f"{self._wanted['flavor']} {version}")
+            proof.tools(tools)
+            exact = {}
+            if pinned:
+                proof.update(pinned)
+                exact = {name: proof.candidate(name, version, self._wanted["sha256"].get(name)) for name in names}
+            chosen = [packages.pinned(self._kind, name, exact.get(name)) for name in names]
+            coming = proof.simulate(chosen, packages.stack_packages(self._state["packages"]).keys(), downgrade)
+            base = base_package(self._kind)
+            archives = []
+            if base in coming:
+                if pinned and base in self._wanted["sha256"]:
+                    proof.candidate(base, None, self._wanted["sha256"][base])
+                archives = proof.fetch([base])
+            yield from self._need(changes)
+            if self._trial_build:
+                for archive in archives:
+                    proof.build(archive, self._state["kernels"], self._architecture())
+        return exact
+
+    def _need(self, changes):
+        mine = [change for change in changes if change.action == "need"]
+        if mine:
+            self._do(packages.install_command(self._kind, needed(changes)), "build tools and kernel headers")
+            yield from mine
+
+    def _finish(self, changes):
+        """What an interrupted run left half done; dpkg does nothing else before."""
+        mine = [change for change in changes if change.action == "finish"]
+        if mine:
+            self._do(["dpkg", "--configure", "--pending"], "packages that an earlier run left half configured")
+            yield from mine
+
+    def _take_out(self, changes):
+        for change in changes:
+            if change.action == "take out":
+                names = [line.split()[0] for line in change.before.splitlines()]
+                self._do(packages.remove_command(self._kind, names), "old driver stack")
+                yield change
+
+    def _files(self, changes):
+        for change in changes:
+            if change.object.startswith("/"):
+                apply_file("/", change)
+                yield change
+
+    def _return(self, changes):
+        for change in changes:
+            if change.action == "return":
+                names = [line.split()[0] for line in change.before.splitlines()]
+                pins = "/run/gpufabric-driver-pins"
+                try:
+                    with open(pins, "w", encoding="utf-8") as stream:
+                        stream.write(packages.restore_pins(names))
+                    self._do(packages.restore_command(self._kind, names, pins), "the distribution's user space")
+                finally:
+                    os.unlink(pins)
+                yield change
+
+    def _add(self, changes, exact):
+        adding = [change for change in changes if change.action in _ADDS]
+        if not adding:
+            return
+        if self._kind == packages.APT and (self._wanted["repository"] or {}).get("url"):
+            self._do(packages.update_command(packages.REPOSITORIES[packages.APT]), "list of the driver repository")
+        downgrade = any(change.action == "downgrade" for change in adding)
+        names = []
+        for change in adding:
+            name = change.object.split()[1]
+            version = exact.get(name) or (f"{self._wanted['version']}*" if self._kind == packages.DNF else None)
+            names.append(packages.pinned(self._kind, name, version))
+        self._do(packages.install_command(self._kind, names, downgrade), " ".join(names))
+        yield from adding
+
+    def _build(self, changes):
+        for change in changes:
+            if change.action == "build":
+                _dkms, _module, module, version, _for, kernel = change.object.split()
+                code, out, error = self._run(packages.build_command(module, version, kernel))
+                if code:
+                    raise build_failed(module, version, kernel, self._architecture(), out + error)
+                yield change
+
+    def _hold(self, changes):
+        for action in ("hold", "unhold"):
+            mine = [change for change in changes if change.action == action]
+            if mine:
+                names = [change.object.split()[1] for change in mine]
+                self._do(packages.hold_command(names, action == "hold"), "kernel packages")
+                yield from mine
+
+    def _architecture(self) -> str:
+        return self._state["facts"]["node"]["architecture"]
+
+    def _do(self, argv: list[str], what: str) -> None:
+        code, out, error = self._run(argv)
+        if code:
+            lines = [line for line in (error or out).strip().splitlines() if line.strip()]
+            raise Refused.because(
+                what,
+                f"{argv[0]} {argv[1]} to end well",
+                "\n".join(lines[-12:]) or f"exit status {code}",
+                "settle what it says and run again; the run goes on where it stood",
+            )
+
+
+def stale_images(facts: dict, changes) -> list[str]:
+    """Images of kernels whose modules on disk change: they may hold the driver themselves."""
+    if not any(change.action in (*_ADDS, "take out", "build", "finish") for change in changes):
+        return []
+    return [image["path"] for image in facts["initramfs"]["images"] if image["kernel"]]
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "flavor": {"type": "str", "choices": ["inbox", "doca", "ubuntu_archive", "mlnx_ofed"], "required": True},
+            "version": {"type": "str"},
+            "packages": {"type": "list", "elements": "str", "default": []},
+            "repository": {
+                "type": "dict",
+                "options": {
+                    "url": {"type": "str"},
+                    "key": {"type": "str", "no_log": False},
+                    "fingerprint": {"type": "str"},
+                    "label": {"type": "str", "default": "DOCA-HOST*"},
+                    "known": {"type": "str"},
+                },
+            },
+            "sha256": {"type": "dict", "default": {}},
+            "remove_allowed": {"type": "bool"},
+            "downgrade_allowed": {"type": "bool"},
+            "hold_kernel": {"type": "bool"},
+            "trial_build": {"type": "bool", "default": True},
+            "root": {"type": "path", "default": "/"},
+        },
+        required_if=[("flavor", "doca", ("version", "repository")), ("flavor", "mlnx_ofed", ("version", "repository"))],
+        supports_check_mode=True,
+    )
+    wanted = module.params
+    root = wanted["root"]
+
+    def run(argv, environment=None, cwd=None):
+        program = module.get_bin_path(argv[0], required=True)
+        more = {"LC_ALL": "C", "DEBIAN_FRONTEND": "noninteractive", "NEEDRESTART_SUSPEND": "1", **(environment or {})}
+        return module.run_command([program, *argv[1:]], environ_update=more, cwd=cwd)
+
+    states: list[dict] = []
+
+    def read_again() -> dict:
+        states.append(read(root, run))
+        return states[-1]
+
+    try:
+        made, changes = settle(
+            read=read_again,
+            plan=lambda state: plan(state, wanted, root),
+            apply=lambda changes: Installer(states[-1], wanted, run, wanted["trial_build"]).apply(changes),
+            check_mode=module.check_mode,
+        )
+    except Refused as refused:
+        module.fail_json(**failure(refused))
+    first = plan(states[0], wanted, root)
+    if module.check_mode and any(change.action in _ADDS for change in changes):
+        made.not_verified.append(
+            "check mode asks no repository and builds nothing: signature, version and build are open"
+        )
+    module.exit_json(
+        change=sentence(first, wanted), stale_images=stale_images(states[0]["facts"], changes), **result(made, changes)
+    )
+
+
+if __name__ == "__main__":
+    main()

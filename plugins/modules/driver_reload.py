@@ -1,0 +1,174 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: driver_reload
+short_description: Replace the HCA driver in memory by the one on disk
+version_added: 0.1.0
+description:
+  - Unloads the modules of the stack, loads those on disk, and puts MTU, state and addresses of interfaces and the
+    virtual functions back that went with them. It does nothing while memory and disk agree.
+  - Ask M(gpufabric.rdma.driver_gate) first. This module does not look for what stands on the driver.
+  - A stack that brings C(openibd) is restarted by it. That path is not verified, since no HCA runs in the lab.
+attributes:
+  check_mode:
+    support: full
+    description: Can run in C(check_mode) and return what it would change without changing it.
+  diff_mode:
+    support: full
+    description: Returns one diff entry for each change when in diff mode.
+  idempotent:
+    support: full
+    description: A second run with the same options changes nothing.
+author:
+  - The gpufabric founders (@gpufabric)
+options:
+  restore:
+    description:
+      - What RV(gpufabric.rdma.driver_gate#module:restore) returned.
+    type: dict
+    required: true
+    suboptions:
+      netdevs:
+        description:
+          - Interfaces of HCAs with what they are set to.
+        type: list
+        elements: dict
+        required: true
+      virtual_functions:
+        description:
+          - Physical functions with their virtual functions.
+        type: list
+        elements: dict
+        required: true
+  timeout:
+    description:
+      - Seconds to wait for the interfaces to come back.
+    type: int
+    default: 90
+"""
+
+EXAMPLES = r"""
+- name: Ask what a reload would disturb
+  gpufabric.rdma.driver_gate:
+    reload_allowed: true
+  register: gate
+
+- name: Reload the driver
+  gpufabric.rdma.driver_reload:
+    restore: "{{ gate.restore }}"
+  when: gate.verdict == 'reload'
+"""
+
+RETURN = r"""
+changes:
+  description: What was changed, or would be in check mode.
+  returned: always
+  type: list
+  elements: dict
+  contains:
+    object:
+      description: What it is about.
+      type: str
+    action:
+      description: What happened to it.
+      type: str
+    before:
+      description: Value before.
+      type: str
+    after:
+      description: Value after.
+      type: str
+problems:
+  description: What kept the node from the wanted state.
+  returned: always
+  type: list
+  elements: dict
+  contains:
+    object:
+      description: What it is about.
+      type: str
+    wanted:
+      description: What was asked for.
+      type: str
+    seen:
+      description: What was found.
+      type: str
+    next_step:
+      description: What to do about it.
+      type: str
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpufabric.rdma.plugins.module_utils._change import Refused, failure, result, settle
+from ansible_collections.gpufabric.rdma.plugins.module_utils._driver_reload import plan, reload, restoration, wait_for
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather
+
+
+def apply(changes, restore: dict, timeout: int, run):
+    tree = Tree("/")
+    for change in changes:
+        reload(tree, run)
+        macs = [netdev["mac"] for netdev in restore["netdevs"] if netdev["mac"]]
+        found = wait_for(tree, macs, timeout)
+        for command in restoration(tree, restore, found):
+            if command.path:
+                with open(command.path, "w", encoding="ascii") as attribute:
+                    attribute.write(command.text)
+                continue
+            code, _out, error = run(command.argv)
+            if code:
+                raise Refused.because(
+                    " ".join(command.argv), "put back", error.strip(), "run it by hand on the node, then run again"
+                )
+        missing = [netdev["name"] for netdev in restore["netdevs"] if not found.get(netdev["mac"])]
+        if missing:
+            raise Refused.because(
+                f"interfaces {', '.join(missing)}",
+                f"back within {timeout} s of the reload",
+                "missing",
+                "look at the kernel's own reason (dmesg | tail); a reboot brings them back with the driver on disk",
+            )
+        yield change
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "restore": {
+                "type": "dict",
+                "required": True,
+                "options": {
+                    "netdevs": {"type": "list", "elements": "dict", "required": True},
+                    "virtual_functions": {"type": "list", "elements": "dict", "required": True},
+                },
+            },
+            "timeout": {"type": "int", "default": 90},
+        },
+        supports_check_mode=True,
+    )
+
+    def run(argv):
+        return module.run_command([module.get_bin_path(argv[0], required=True), *argv[1:]])
+
+    def read() -> dict:
+        tree = Tree("/")
+        return gather(tree, Seams.of(tree), ["driver"])
+
+    try:
+        made, changes = settle(
+            read=read,
+            plan=plan,
+            apply=lambda changes: apply(changes, module.params["restore"], module.params["timeout"], run),
+            check_mode=module.check_mode,
+        )
+    except Refused as refused:
+        module.fail_json(**failure(refused))
+    module.exit_json(**result(made, changes))
+
+
+if __name__ == "__main__":
+    main()
