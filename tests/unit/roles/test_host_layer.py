@@ -1,0 +1,130 @@
+"""The roles of the host layer as a play: a captured node's tree, this machine's Python, no SSH."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import paths
+from ansible_collections.gpufabric.rdma.tests.tools import tree
+
+ROLES = ["rdma_netns", "kernel_modules", "limits", "rail_links"]
+
+
+@pytest.fixture
+def play(tmp_path):
+    """Runs one play over hosts {name: variables} with ansible-playbook; its output is JSON."""
+
+    def run(hosts: dict, roles: list[str], *arguments: str):
+        initramfs = {"name": "gpufabric.rdma.kernel_modules", "tasks_from": "initramfs"}
+        playbook = [
+            {
+                "name": "Host layer",
+                "hosts": "all",
+                "gather_facts": False,
+                "roles": [f"gpufabric.rdma.{role}" for role in roles],
+                "post_tasks": [
+                    {"ansible.builtin.import_role": initramfs},
+                    {"ansible.builtin.import_role": {"name": "gpufabric.rdma.reboot"}},
+                ],
+            }
+        ]
+        common = {
+            "ansible_connection": "local",
+            "ansible_python_interpreter": sys.executable,
+            # Never this machine: a host without a tree of its own gets an empty one.
+            "discovery_root": str(tmp_path / "empty"),
+        }
+        (tmp_path / "ansible.cfg").touch()
+        (tmp_path / "play.yml").write_text(json.dumps(playbook))
+        (tmp_path / "hosts.json").write_text(json.dumps({"all": {"hosts": hosts, "vars": common}}))
+        return subprocess.run(
+            [sys.executable, "-m", "ansible", "playbook", "-i", "hosts.json", "play.yml", *arguments],
+            cwd=tmp_path,
+            env={
+                **os.environ,
+                "ANSIBLE_CONFIG": str(tmp_path / "ansible.cfg"),
+                "ANSIBLE_COLLECTIONS_PATH": ":".join(sys.path),
+                "ANSIBLE_HOME": str(tmp_path / "home"),
+                "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json",
+                "LC_ALL": "C.UTF-8",
+            },
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    return run
+
+
+def results(done) -> dict:
+    """{host: {task name: result}}"""
+    found: dict = {}
+    for task in json.loads(done.stdout)["plays"][0]["tasks"]:
+        for host, result in task["hosts"].items():
+            found.setdefault(host, {})[task["task"]["name"].rpartition(" : ")[2]] = result
+    return found
+
+
+def changes(done) -> list:
+    seen = [result for tasks in results(done).values() for result in tasks.values()]
+    return [change for result in seen for change in result.get("changes", [])]
+
+
+def test_check_then_run_then_nothing_left_to_do(play, tmp_path):
+    root = tree.lay_out(tree.load("gh200-cx7-roce"), tmp_path / "node")
+    hosts = {"node": {"discovery_root": str(root)}}
+    checked = play(hosts, ROLES, "--check", "--diff")
+    done = play(hosts, ROLES)
+    again = play(hosts, ROLES)
+    assert [run.returncode for run in (checked, done, again)] == [0, 0, 0], done.stdout + done.stderr
+    objects = {change["object"] for change in changes(done)}
+    assert objects == {change["object"] for change in changes(checked)}
+    assert objects >= {paths.OWN_MODPROBE, paths.OWN_MODULES_LOAD, paths.own_drop_in("k3s-agent")}
+    assert changes(again) == []
+    assert json.loads(again.stdout)["stats"]["node"]["changed"] == 0
+    skipped = results(again)["node"]["Set MTU and link-up, now and at boot"]
+    assert skipped["skipped"] is True, "an empty list must cost no remote call"
+
+
+def test_consent_to_a_reboot_has_three_states(play):
+    reasons = {"rdma_reboot_reasons": ["RDMA netns mode is exclusive.", "The loaded driver is not the one on disk."]}
+    hosts = {
+        "unanswered": reasons,
+        "later": {**reasons, "reboot_allowed": False},
+        "consented": {**reasons, "reboot_allowed": True},
+        "settled": {"reboot_allowed": True},
+    }
+    found = results(play(hosts, [], "--check"))
+    asked = found["unanswered"]["Stop where a reboot is needed and nobody has said whether it may happen"]
+    assert asked["failed"] is True
+    for words in ("node unanswered", *reasons["rdma_reboot_reasons"], "reboot_allowed=true", "reboot_allowed=false"):
+        assert words in asked["msg"]
+    assert "Reboot" not in found["later"]
+    assert found["later"]["Report the reboot as pending"]["msg"][1:] == reasons["rdma_reboot_reasons"]
+    assert found["consented"]["Say why"]["msg"][0] == "Would reboot because"
+    # Over a local connection ansible.builtin.reboot refuses to go further; the VM scenario reboots for real.
+    assert "Reboot" in found["consented"]
+    assert "Reboot" not in found["settled"]
+
+
+REFUSED = {
+    "waiting": ("rdma_netns_retry_seconds", -1, "-1"),
+    "modules": ("kernel_modules_required", ["mlx5_ib", "ib umad; true"], "ib umad; true"),
+    "services": ("limits_services", ["k3s", "../etc"], "../etc"),
+    "two_keys": ("rail_links_settings", [{"pci": "3b:00.0", "mac": "aa:bb:cc:dd:ee:ff", "up": True}], "3b:00.0"),
+    "nothing_to_set": ("rail_links_settings", [{"pci": "3b:00.0"}], "3b:00.0"),
+    "mtu": ("rail_links_settings", [{"pci": "3b:00.0", "mtu": 20}], "20"),
+}
+
+
+def test_what_cannot_work_is_refused_with_the_variable_named(play):
+    found = results(play({host: {name: value} for host, (name, value, _seen) in REFUSED.items()}, ROLES))
+    for host, (name, _value, seen) in REFUSED.items():
+        (failed,) = [result for result in found[host].values() if result.get("failed")]
+        assert f"variable {name}: wanted" in failed["msg"]
+        assert seen in failed["msg"]
+        assert "Next step:" in failed["msg"]
