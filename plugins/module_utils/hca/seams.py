@@ -19,6 +19,7 @@ from .tree import Tree
 _SIOCGIFCONF = 0x8912
 _SIOCGIFNETMASK = 0x891B
 _IFREQ = 40  # sizeof(struct ifreq) on 64-bit Linux
+_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"  # a login shell's PATH may lack the first one
 RECORDED = "/.seams.json"
 
 
@@ -94,7 +95,7 @@ class Seams:
 
     def _run(self, *argv: str) -> Optional[str]:
         self.forks += 1
-        environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
+        environment = {"PATH": _PATH, "LC_ALL": "C"}
         try:
             done = subprocess.run(argv, env=environment, capture_output=True, timeout=60, check=False)
         except (OSError, subprocess.SubprocessError):

@@ -15,6 +15,7 @@ _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _LINKS_MAX = 40  # the kernel's own limit (ELOOP)
 _MISSING = object()
+_REMEMBERED = 1 << 16  # what is larger, a module file or a package database, nobody asks for twice
 
 
 class Tree:
@@ -46,8 +47,8 @@ class Tree:
 
     # What follows touches the file system.
 
-    def read_bytes(self, path: str, limit: Optional[int] = None) -> Optional[bytes]:
-        """Content of a file, at most `limit` bytes; None when it is absent or refuses to be read."""
+    def read_bytes(self, path: str) -> Optional[bytes]:
+        """Content of a file; None when it is absent or refuses to be read."""
         if self._record:
             self._record("read", path)
         try:
@@ -56,8 +57,8 @@ class Tree:
             return None
         try:
             # A sysfs attribute arrives in one read; a short read of anything else does not mean its end.
-            data = os.read(fd, limit or 4096)
-            if not data or limit or (len(data) < 4096 and path[:5] == "/sys/"):
+            data = os.read(fd, 4096)
+            if not data or (len(data) < 4096 and path[:5] == "/sys/"):
                 return data
             parts = [data]
             while True:
@@ -281,6 +282,7 @@ class Snapshot(Tree):
     def __init__(self, root: str = "/", record: Optional[Callable[[str, str], None]] = None):
         super().__init__(root, record)
         self._text: dict[str, Optional[str]] = {}
+        self._bytes: dict[str, Optional[bytes]] = {}
         self._lists: dict[str, list[str]] = {}
         self._links: dict[str, Optional[str]] = {}
         self._stats: dict[str, Optional[os.stat_result]] = {}
@@ -294,6 +296,14 @@ class Snapshot(Tree):
         found = self._text.get(path, _MISSING)
         if found is _MISSING:
             found = self._text[path] = super().read(path)
+        return found  # type: ignore[return-value]
+
+    def read_bytes(self, path: str) -> Optional[bytes]:
+        found = self._bytes.get(path, _MISSING)
+        if found is _MISSING:
+            found = super().read_bytes(path)
+            if found is None or len(found) <= _REMEMBERED:
+                self._bytes[path] = found
         return found  # type: ignore[return-value]
 
     def attributes(self, directory: str, names: Sequence[str]) -> dict[str, Optional[str]]:

@@ -1,0 +1,289 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""gather() as a whole: subsets, no repeated read, no fork, and that nothing on a node makes it raise."""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+import random
+import shutil
+import subprocess
+
+import pytest
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import SUBSETS, Seams, Tree, gather, initramfs, paths
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import node as machine
+
+from_seams = Seams.recorded({"addresses": {"enp1s0f0np0": ["10.0.0.1/24"]}})
+
+
+@pytest.fixture
+def everything(gh200):
+    """The GH200 with something of everything around it."""
+    node = gh200
+    card = node.pci("pci0001:00/0001:00:00.0/0001:01:00.0", "15b3", "101d", "0x020000", "mlx5_core", sriov_totalvfs=2)
+    other = node.pci("pci0001:00/0001:00:00.0/0001:01:00.1", "15b3", "101d", "0x020000", "mlx5_core")
+    hca = node.hca("mlx5_bond_0", card)
+    node.gids(hca, 1, {0: ("fe80::1", "RoCE v2", "bond0"), 2: ("fe80::2", "RoCE v2", "bond0")})
+    node.netdev("p0", card)
+    node.netdev("p1", other)
+    node.write(f"{node.netdev('bond0')}/bonding/slaves", "p0 p1").enslave("p0", "bond0").enslave("p1", "bond0")
+    child = node.pci("pci0001:00/0001:00:00.0/0001:01:00.2", "15b3", "101e", "0x020000", "mlx5_core")
+    node.link(f"{child}/physfn", card).link(f"{card}/virtfn0", child)
+    node.hca("mlx5_v", child)
+    node.hca("mlx5_sf", f"{card}/mlx5_core.sf.4")
+    two = node.pci("pci0001:00/0001:00:01.0/0001:02:00.0", "15b3", "1007", "0x020700", "mlx4_core")
+    node.hca("mlx4_0", two, ports=2, layer="InfiniBand")
+    node.netdev("ib0", two, type=32)
+    node.pci("pci0001:00/0001:00:02.0/0001:03:00.0", "15b3", "1021", "0x020000", "vfio-pci")
+    node.hca("rxe0").startswith("/") and node.write("/sys/class/infiniband/rxe0/parent", "bond0")
+    node.hca("siw0", node_guid="a288:c2ff:fe00:0001")
+    node.write("/lib/modules/6.1.0-test/modules.dep", "kernel/a/mlx5_core.ko:\nkernel/a/mlx5_ib.ko.xz:\nx/nvidia.ko:")
+    node.write("/lib/modules/6.1.0-test/kernel/a/mlx5_core.ko", b"\x7fELF")
+    node.write("/lib/modules/6.1.0-test/kernel/a/mlx5_ib.ko.xz", b"xz")
+    node.write("/etc/modprobe.d/a.conf", "options ib_core netns_mode=0\nblacklist nvidia\ninstall mlx4_ib /bin/true")
+    node.write("/etc/modules-load.d/a.conf", "ib_umad")
+    node.write("/var/lib/dpkg/status", "Package: rdma-core\nStatus: install ok installed\nVersion: 1")
+    node.write("/etc/systemd/system/k3s.service", "[Service]\nExecStart=/usr/local/bin/k3s server\nLimitMEMLOCK=1M")
+    node.write(paths.own_drop_in("k3s"), f"{paths.HEADER}\n[Service]\nLimitMEMLOCK=infinity")
+    node.write("/sys/fs/cgroup/system.slice/k3s.service/cgroup.procs", "7")
+    node.write("/proc/7/stat", f"7 (k3s) S 1 {'0 ' * 17}5 0").write("/proc/7/limits", "Max locked memory 1 1 bytes")
+    node.files("/proc/7", comm="k3s", cgroup="0::/system.slice/x.service")
+    for pid, inode in ((1, 1), (7, 2)):
+        os.makedirs(node.host(f"/proc/{pid}/ns"))
+        os.symlink(f"net:[{inode}]", node.host(f"/proc/{pid}/ns/net"))
+    node.write("/proc/1/mountinfo", "90 24 0:4 net:[43] /run/netns/blue rw shared:9 - nsfs nsfs rw")
+    node.write("/proc/net/if_inet6", "fe800000000000005054000000000001 02 40 20 80     bond0")
+    node.write("/proc/net/ipv6_route", "0" * 32 + " 00 " + "0" * 32 + " 00 " + "0" * 32 + " 0 0 0 3 bond0")
+    node.write("/proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX Open Kernel Module")
+    node.write("/boot/initrd.img-6.1.0-test").write("/usr/sbin/update-initramfs")
+    node.write("/etc/os-release", 'ID=debian\nVERSION_ID="12"\nPRETTY_NAME="Debian"')
+    node.write("/proc/cmdline", "quiet ib_core.netns_mode=1")
+    node.module("nvidia")
+    return node
+
+
+def gathered(root):
+    facts = gather(Tree(str(root)), from_seams, software_hcas=True)
+    json.dumps(facts)
+    return facts
+
+
+def test_the_model_has_every_part(everything):
+    assert set(gathered(everything.root)) == {
+        *(set(SUBSETS) - {"pci", "gids"}),
+        *("schema", "node", "virtualization", "cards_without_rdma", "rails_excluded", "reboot_reasons"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("subset", "parts"),
+    [
+        (["min"], set()),
+        (["!all"], set()),
+        (["hcas"], {"hcas", "cards_without_rdma"}),
+        (["pci"], {"cards_without_rdma", "gpus"}),
+        (["gpus"], {"gpus"}),
+        (["rails", "!gids"], {"rails", "rails_excluded"}),
+        (["driver", "limits"], {"driver", "limits"}),
+        (["all", "!hcas", "!pci", "!rails", "!gpus"], set(SUBSETS) - {"hcas", "pci", "rails", "gpus", "gids"}),
+    ],
+)
+def test_subsets(everything, subset, parts):
+    facts = gather(everything.tree(), from_seams, subset)
+    assert set(facts) == {"schema", "node", "virtualization", "reboot_reasons", *parts}
+
+
+def test_a_subset_that_does_not_exist_is_refused(node):
+    with pytest.raises(ValueError, match=r"no such subset: hca, rail; there are all, min, hcas"):
+        gather(node.tree(), from_seams, ["rail", "!hca"])
+
+
+def test_the_same_value_with_and_without_the_rest(everything):
+    """A part does not depend on which others are gathered with it."""
+    whole = gathered(everything.root)
+    for name in set(SUBSETS) - {"pci", "gids"}:
+        alone = gather(everything.tree(), from_seams, [name], software_hcas=True)
+        assert alone[name] == whole[name]
+
+
+def test_no_gids(everything):
+    seen = []
+    tree = Tree(str(everything.root), record=lambda operation, path: seen.append((operation, path)))
+    facts = gather(tree, from_seams, ["hcas", "!gids"])
+    assert all(port["gids"] == [] for hca in facts["hcas"] for port in hca["ports"])
+    assert not [path for operation, path in seen if operation == "slots"]
+
+
+def test_each_file_is_read_once(everything):
+    seen = collections.Counter()
+    tree = Tree(str(everything.root), record=lambda operation, path: seen.update([(operation, path)]))
+    gather(tree, from_seams)
+    assert [access for access, times in seen.items() if times > 1] == []
+
+
+def test_nothing_is_forked_and_nothing_written(monkeypatch, everything):
+    def refuse(*_args, **_kwargs):
+        raise AssertionError("a process was started")
+
+    def state():
+        return sorted((path, os.lstat(path).st_mtime_ns) for path in everything.root.rglob("*"))
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    before = state()
+    gather(everything.tree())
+    assert state() == before
+
+
+def test_the_machine_that_runs_this_test_can_be_gathered():
+    facts = gather(Tree("/"))
+    assert facts["node"]["kernel"] == os.uname().release
+    assert facts["node"]["architecture"] == os.uname().machine
+
+
+def every_path(root):
+    return [path.relative_to(root) for path in sorted(root.rglob("*"))]
+
+
+def test_any_path_may_be_missing(everything, tmp_path):
+    """Every file, link and directory in turn is taken away: a driver unloads, a card falls off the bus."""
+    aside = tmp_path / "aside"
+    for path in every_path(everything.root):
+        place = everything.root / path
+        os.rename(place, aside)
+        gathered(everything.root)
+        os.rename(aside, place)
+
+
+def test_any_path_may_refuse_to_be_read(everything, tmp_path):
+    """A directory in place of each file and link: reading fails with an OSError, as ENODEV and EINVAL do."""
+    aside = tmp_path / "aside"
+    for path in every_path(everything.root):
+        place = everything.root / path
+        if place.is_symlink() or place.is_file():
+            os.rename(place, aside)
+            place.mkdir()
+            gathered(everything.root)
+            place.rmdir()
+            os.rename(aside, place)
+
+
+def test_any_file_may_hold_anything(everything):
+    chance = random.Random(3)
+    pieces = [b"\n", b":", b"=", b"\0", b"\xff\xfe", b"0x", b"-1", b"../../..", b"net:[", b"[Service]\n", b"\\\n"]
+    for path in every_path(everything.root):
+        place = everything.root / path
+        if place.is_file() and not place.is_symlink():
+            content = place.read_bytes()
+            noise = b"".join(chance.choices([*pieces, content[:7], content], k=chance.randrange(8)))
+            place.write_bytes(noise)
+            gathered(everything.root)
+            place.write_bytes(content)
+
+
+def test_a_device_may_vanish_between_any_two_reads(everything, tmp_path):
+    """The first HCA's directory goes at each seventh access in turn; what is left has to be a model without it, or
+    with the values that were read by then."""
+    accesses = []
+    gather(Tree(str(everything.root), record=lambda *access: accesses.append(access)), from_seams)
+    device = everything.root / "sys/devices/pci0000:00/0000:00:00.0/0000:01:00.0"
+    aside = tmp_path / "aside"
+    for moment in range(0, len(accesses), 7):
+        count = 0
+
+        def vanish(_operation, _path, moment=moment):
+            nonlocal count
+            count += 1
+            if count == moment + 1:
+                os.rename(device, aside)
+
+        facts = gather(Tree(str(everything.root), record=vanish), from_seams)
+        os.rename(aside, device)
+        json.dumps(facts)
+        assert {hca["name"] for hca in facts["hcas"]} >= {"mlx5_1", "mlx5_bond_0", "rxe0"}
+
+
+def test_owned_files_with_every_byte(node):
+    node.write(paths.OWN_MODPROBE, "options ib_core netns_mode=1\n")
+    node.write(paths.own_drop_in("k3s"), "[Service]")
+    node.write("/etc/systemd/system/k3s.service.d/other.conf", "[Service]")
+    os.chmod(node.host(paths.OWN_MODPROBE), 0o600)
+    os.chmod(node.host(paths.own_drop_in("k3s")), 0o644)
+    assert node.facts(["owned_files"])["owned_files"] == {
+        paths.OWN_MODPROBE: {"mode": "0600", "content": "options ib_core netns_mode=1\n\n"},
+        paths.own_drop_in("k3s"): {"mode": "0644", "content": "[Service]\n"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("running", "ours", "foreign", "wanted"),
+    [("N", "1", None, 1), ("Y", "1", None, 0), ("N", None, "1", 0), (None, "1", None, 0), ("N", "x", None, 0)],
+)
+def test_our_pending_netns_mode_is_a_reason_to_reboot(node, running, ours, foreign, wanted):
+    if running:
+        node.write("/sys/module/ib_core/parameters/netns_mode", running)
+    for path, value in ((paths.OWN_MODPROBE, ours), ("/etc/modprobe.d/a.conf", foreign)):
+        if value:
+            node.write(path, f"options ib_core netns_mode={value}")
+    reasons = node.facts(["subsystem"])["reboot_reasons"]
+    assert len(reasons) == wanted
+    assert all("runs in netns mode exclusive" in reason and "sets shared" in reason for reason in reasons)
+
+
+@pytest.mark.parametrize(
+    ("files", "wanted"),
+    [
+        ({}, None),
+        ({"/run/systemd/container": "systemd-nspawn"}, "systemd-nspawn"),
+        ({"/run/host/container-manager": "podman"}, "podman"),
+        ({"/.dockerenv": ""}, "docker"),
+        ({"/run/.containerenv": ""}, "podman"),
+        ({"/proc/1/environ": b"PATH=/bin\0container=lxc\0"}, "lxc"),
+        ({"/proc/1/environ": b"xcontainer=lxc\0container=\0"}, None),
+    ],
+)
+def test_containers(node, files, wanted):
+    for path, content in files.items():
+        node.write(path, content)
+    assert machine.container(node.tree()) == wanted
+
+
+def test_the_node(node):
+    node.write("/usr/lib/os-release", "# x\nID=rocky\nID_LIKE='rhel centos fedora'\nVERSION_ID=\"9.4\"\nbroken")
+    node.host("/proc/sys/kernel/arch").unlink()
+    found = machine.node(node.tree(), Seams.recorded({"machine": "aarch64"}))
+    assert found["os"] == {
+        "id": "rocky",
+        "version_id": "9.4",
+        "like": ["rhel", "centos", "fedora"],
+        "pretty_name": None,
+    }
+    assert found["architecture"] == "aarch64"
+    assert machine.node(node.tree())["architecture"].startswith("unknown: ")
+
+
+def test_initramfs_images(node):
+    for name in ("initrd.img-6.1.0-1", "initrd.img-6.1.0-1.bak", "initramfs-5.14.0-9.x86_64.img", "vmlinuz-6.1.0-1"):
+        node.write(f"/boot/{name}")
+    node.write("/boot/initramfs-5.14.0-9.x86_64kdump.img").write("/boot/initramfs-0-rescue-ab.img")
+    node.write("/usr/bin/dracut")
+    found = initramfs.state(node.tree())
+    assert found["generator"] == "dracut"
+    assert [(image["path"], image["kernel"]) for image in found["images"]] == [
+        ("/boot/initramfs-5.14.0-9.x86_64.img", "5.14.0-9.x86_64"),
+        ("/boot/initrd.img-6.1.0-1", "6.1.0-1"),
+    ]
+    assert all(isinstance(image["mtime"], int) for image in found["images"])
+
+
+def test_a_tree_without_anything(tmp_path):
+    facts = gather(Tree(str(tmp_path)))
+    assert (facts["hcas"], facts["gpus"], facts["rails"], facts["reboot_reasons"]) == ([], [], [], [])
+    assert facts["node"]["kernel"].startswith("unknown: ")
+    assert facts["subsystem"]["namespaces"].startswith("unknown: ")
+
+
+def test_a_tree_that_does_not_exist(tmp_path):
+    shutil.rmtree(tmp_path)
+    assert gather(Tree(str(tmp_path)))["hcas"] == []
