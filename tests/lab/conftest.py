@@ -29,6 +29,12 @@ class Run:
             for change in result.get("changes") or ()
         }
 
+    def checks(self, host, status):
+        """The named checks of the verification role that ended so."""
+        facts = [result["ansible_facts"] for result in self.results[host] if "ansible_facts" in result]
+        checks = next(fact["rdma_checks"] for fact in facts if "rdma_checks" in fact)
+        return [check for check in checks if check["status"] == status]
+
     def messages(self, host):
         """What was said to the user about this host."""
         said = [result.get("msg", "") for result in self.results[host]]

@@ -6,9 +6,10 @@ def test_verify_names_the_port_of_a_pulled_cable(lab):
 
     verified = lab.play("verify.yml")
 
-    said = verified.messages("node1")
+    failed = verified.checks("node1", "failed")
     assert verified.code != 0
-    assert "rxe1" in said
-    assert "ACTIVE" in said
-    assert "DOWN" in said
-    assert "Next step" in said or "next step" in said or "next:" in said
+    assert [check["object"] for check in failed] == ["port rxe1/1 (rail 1, netdev eth3)"]
+    assert failed[0]["wanted"] == "state ACTIVE"
+    assert failed[0]["seen"].startswith("state DOWN")
+    assert "cable" in failed[0]["next_step"]
+    assert verified.checks("node2", "failed") == []
