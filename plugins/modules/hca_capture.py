@@ -72,8 +72,9 @@ fixture:
         vendor: "0x8086"
 """
 
-from ansible.module_utils.basic import AnsibleModule
+import os
 
+from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._capture import capture
 
 
@@ -86,7 +87,10 @@ def main():
         },
         supports_check_mode=True,
     )
-    fixture, _facts, _scrubber = capture(module.params["root"], module.params["name"], module.params["about"])
+    root = module.params["root"]
+    if not os.path.isdir(root):
+        module.fail_json(f"root {root}: wanted a directory that holds a node, seen none; give / for this machine")
+    fixture, _facts, _scrubber = capture(root, module.params["name"], module.params["about"])
     module.exit_json(changed=False, fixture=fixture)
 
 

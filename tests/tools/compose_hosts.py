@@ -19,7 +19,7 @@ import sys
 import textwrap
 import zlib
 
-from ansible_collections.gpufabric.rdma.plugins.filter.capture import fixture_text
+from ansible_collections.gpufabric.rdma.plugins.filter.fixture_text import fixture_text
 from ansible_collections.gpufabric.rdma.plugins.module_utils._capture import fold, holes
 
 HOSTS = pathlib.Path(__file__).resolve().parents[1] / "fixtures/hosts"

@@ -8,7 +8,7 @@ import re
 
 import pytest
 import yaml
-from ansible_collections.gpufabric.rdma.plugins.filter.capture import fixture_text
+from ansible_collections.gpufabric.rdma.plugins.filter.fixture_text import fixture_text
 from ansible_collections.gpufabric.rdma.plugins.module_utils import _capture
 from ansible_collections.gpufabric.rdma.plugins.module_utils._capture import capture, fold, holes, trimmed
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather

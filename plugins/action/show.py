@@ -1,0 +1,18 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Prints a text as it is; debug would show it inside JSON or YAML."""
+
+from __future__ import annotations
+
+from ansible.plugins.action import ActionBase
+from ansible.utils.display import Display
+
+
+class ActionModule(ActionBase):
+    TRANSFERS_FILES = False
+
+    def run(self, tmp=None, task_vars=None):
+        _checked, arguments = self.validate_argument_spec({"text": {"type": "str", "required": True}})
+        Display().display(arguments["text"])
+        return {"changed": False}

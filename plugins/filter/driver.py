@@ -1,0 +1,84 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Filters of the role driver: lock and facts in, the row of this node out."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+name: driver_repository
+short_description: Row of the lock for the driver repository of a node
+version_added: 0.1.0
+description:
+  - Finds the repository of a driver stack for the distribution and architecture of a node.
+positional: facts, flavor, version
+options:
+  _input:
+    description:
+      - The content of C(lock/artifacts.yml).
+    type: dict
+    required: true
+  facts:
+    description:
+      - C(ansible_facts.rdma) of the node, or its part RV(gpufabric.rdma.hca_facts#module:ansible_facts) C(node).
+    type: dict
+    required: true
+  flavor:
+    description:
+      - Name of the stack, such as V(doca).
+    type: str
+    required: true
+  version:
+    description:
+      - Its version.
+    type: str
+    required: true
+"""
+
+EXAMPLES = r"""
+- name: Show where DOCA comes from
+  ansible.builtin.debug:
+    msg: "{{ lock | gpufabric.rdma.driver_repository(ansible_facts['rdma'], 'doca', '3.2.1') }}"
+  vars:
+    lock: "{{ lookup('ansible.builtin.file', 'lock/artifacts.yml') | from_yaml }}"
+"""
+
+RETURN = r"""
+_value:
+  description:
+    - C(url), C(label) and C(fingerprint) of the repository, and C(known), which tells what the lock has for this stack
+      when it has nothing for this node. C(url) is empty then.
+  type: dict
+"""
+
+from ansible_collections.gpufabric.rdma.plugins.module_utils import _driver_packages as packages
+
+
+def driver_repository(lock: dict, facts: dict, flavor: str, version: str) -> dict:
+    node = facts.get("node", facts)
+    kind, wanted = packages.manager(node), (packages.distribution(node), packages.architecture(node))
+    rows = [row for row in lock.get("repositories", []) if row["name"] == flavor]
+    for row in rows:
+        for place in row["places"]:
+            if (row["kind"], str(row["version"])) == (kind, str(version)) and wanted == (
+                place["distribution"],
+                place["architecture"],
+            ):
+                label = row.get("label", "")
+                return {
+                    "url": place["url"],
+                    "label": label,
+                    "fingerprint": row["key"]["fingerprint"] or "",
+                    "known": "",
+                }
+    known = sorted(
+        f"{row['version']} for {place['distribution']} {place['architecture']}"
+        for row in rows
+        for place in row["places"]
+    )
+    return {"url": "", "label": "", "fingerprint": "", "known": ", ".join(known)}
+
+
+class FilterModule:
+    def filters(self) -> dict:
+        return {"driver_repository": driver_repository}

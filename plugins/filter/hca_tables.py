@@ -1,0 +1,49 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Tables for people."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+name: hca_tables
+short_description: Facts of many nodes as tables for people
+version_added: 0.1.0
+description:
+  - A table of nodes, a table of HCA ports, and what is wrong with each node. At most 140 columns wide.
+  - A port that is down counts as wrong where it is in a rail or expected; any other reads C(unused).
+author:
+  - The gpufabric founders (@gpufabric)
+options:
+  _input:
+    description:
+      - Node names with C(facts), the RDMA facts of M(gpufabric.rdma.hca_facts), or with C(failure), the reason for
+        which there are none.
+    type: dict
+    required: true
+  expected_ports:
+    description: Node names with the ports that must be up, such as C(mlx5_1/1).
+    type: dict
+    default: {}
+"""
+
+EXAMPLES = r"""
+- name: Print the tables of this node
+  gpufabric.rdma.show:
+    text: "{{ {inventory_hostname: {'facts': ansible_facts['rdma']}} | gpufabric.rdma.hca_tables }}"
+"""
+
+RETURN = r"""
+_value:
+  description: The text.
+  type: str
+"""
+
+from ansible_collections.gpufabric.rdma.plugins.module_utils._tables import report
+
+
+class FilterModule:
+    """hca_tables"""
+
+    def filters(self):
+        return {"hca_tables": report}

@@ -1,0 +1,257 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What hca_facts found on many nodes, as text for people: a table of nodes, one of HCA ports, and what is wrong.
+
+Note that this module util is private to the collection. It can have breaking changes at any time.
+"""
+
+from __future__ import annotations
+
+import textwrap
+
+WIDTH = 140
+_GAP = "  "
+_NONE = "-"
+
+
+def report(nodes, expected_ports=None):
+    """The whole text. nodes: {name: {"facts": facts} or {"failure": reason}}; expected_ports: {name: ["mlx5_1/1"]}."""
+    expected_ports = expected_ports or {}
+    read = {name: node["facts"] for name, node in nodes.items() if node.get("facts")}
+    parts = []
+    if read:
+        parts += ["NODES", table(_NODE_COLUMNS, [_node_row(name, facts) for name, facts in read.items()]), ""]
+        rows = [row for name, facts in read.items() for row in _port_rows(name, facts, expected_ports.get(name) or [])]
+        parts += ["HCAS", table(_PORT_COLUMNS, rows) if rows else "No node has an HCA.", ""]
+    parts += ["WHAT IS WRONG", _wrong(nodes, expected_ports)]
+    return "\n".join(parts) + "\n"
+
+
+_NODE_COLUMNS = ("node", "system", "kernel", "arch", "HCAs", "GPUs", "rails", "driver loaded", "netns", "GPUDirect")
+_PORT_COLUMNS = (
+    *(
+        "node",
+        "HCA/port",
+        "model",
+        "PSID",
+        "firmware",
+        "state",
+        "Gb/s",
+        "layer",
+        "netdev",
+        "NUMA",
+        "nearest GPU",
+        "rail",
+    ),
+)
+
+
+def _node_row(name, facts):
+    node, driver = facts["node"], facts["driver"]["loaded"]
+    return (
+        name,
+        f"{node['os']['id'] or '?'} {node['os']['version_id'] or ''}".strip(),
+        node["kernel"],
+        node["architecture"],
+        len(facts["hcas"]),
+        len(facts["gpus"]),
+        len(facts["rails"]),
+        f"{driver['flavor'] or _NONE} {driver['version'] or ''}".strip(),
+        _known(facts["subsystem"]["netns_mode"]),
+        facts["gpudirect"]["mode"],
+    )
+
+
+def _port_rows(name, facts, expected):
+    rails = {(rail["hca"], rail["port"]): rail["index"] for rail in facts["rails"]}
+    rows = []
+    for hca in facts["hcas"]:
+        for port in hca["ports"]:
+            key = (hca["name"], port["number"])
+            wanted = key in rails or f"{key[0]}/{key[1]}" in expected
+            rows.append(
+                (
+                    name if not rows else "",
+                    f"{key[0]}/{key[1]}",
+                    _model(hca),
+                    hca["psid"] or _NONE,
+                    hca["firmware"] or _NONE,
+                    "unused" if port["state"] == "DOWN" and not wanted else port["state"] or "?",
+                    f"{port['rate_gbps']:g}" if port["rate_gbps"] and port["state"] != "DOWN" else _NONE,
+                    port["link_layer"] or "?",
+                    port["netdev"] or _NONE,
+                    hca["pci"]["numa_node"] if hca["pci"] and hca["pci"]["numa_node"] >= 0 else _NONE,
+                    _nearest(hca, facts["gpus"]),
+                    rails.get(key, _NONE),
+                )
+            )
+    return rows
+
+
+def _model(hca):
+    if not hca["pci"]:
+        return "software"
+    name = hca["pci"]["model"]
+    known = name if _known(name) == name else f"{hca['pci']['vendor']}:{hca['pci']['device']}"
+    return f"{known} {hca['function'].upper()}" if hca["function"] in ("vf", "sf") else known
+
+
+def _nearest(hca, gpus):
+    """`GPU0 PIX`, or `GPU0-3 NODE` where several are equally near."""
+    if not hca["nearest_gpus"]:
+        return _NONE
+    numbers = {gpu["address"]: gpu["index"] for gpu in gpus}
+    near = sorted(numbers[gpu["address"]] for gpu in hca["nearest_gpus"])
+    return f"GPU{_ranges(near)} {hca['nearest_gpus'][0]['distance']}"
+
+
+def _ranges(numbers):
+    """[0, 1, 2, 5] as 0-2,5."""
+    runs = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(str(start) if start == end else f"{start}-{end}" for start, end in runs)
+
+
+def _known(value):
+    return "unknown" if isinstance(value, str) and value.startswith("unknown") else value
+
+
+def table(columns, rows, width=WIDTH):
+    """Columns side by side; when they do not fit, the widest ones are cut first. Numbers stand to the right."""
+    cells = [[str(cell) for cell in row] for row in rows]
+    widths = [max(len(text) for text in texts) for texts in zip(columns, *cells)]
+    while sum(widths) + len(_GAP) * (len(widths) - 1) > width:
+        widest = max(range(len(widths)), key=lambda index: widths[index])
+        widths[widest] -= 1
+    right = [_numeric([row[index] for row in cells]) for index in range(len(columns))]
+    lines = [_line(columns, widths, right), _GAP.join("-" * size for size in widths)]
+    return "\n".join(lines + [_line(row, widths, right) for row in cells])
+
+
+def _numeric(texts):
+    numbers = [text for text in texts if text != _NONE]
+    return bool(numbers) and all(text.replace(".", "", 1).isdigit() for text in numbers)
+
+
+def _line(cells, widths, right):
+    fitted = [text if len(text) <= size else f"{text[: size - 1]}…" for text, size in zip(cells, widths)]
+    return _GAP.join(
+        text.rjust(size) if number else text.ljust(size) for text, size, number in zip(fitted, widths, right)
+    ).rstrip()
+
+
+def _wrong(nodes, expected_ports):
+    lines = []
+    for name, node in nodes.items():
+        found = problems(node, expected_ports.get(name) or [])
+        if found:
+            lines.append(f"{name}:")
+            for problem in found:
+                lines += textwrap.wrap(
+                    problem,
+                    WIDTH,
+                    initial_indent="  * ",
+                    subsequent_indent="    ",
+                    break_long_words=False,
+                    break_on_hyphens=False,
+                )
+    return "\n".join(lines) if lines else "Nothing."
+
+
+def problems(node, expected_ports=()):
+    """Sentences about one node, each with the object, what is seen and the next step."""
+    facts = node.get("facts")
+    if not facts:
+        return [f"It could not be read: {node.get('failure') or 'no reason was given'}"]
+    found = []
+    cards = facts["cards_without_rdma"]
+    if not facts["hcas"] and not cards:
+        found.append("It has no HCA, and no card on PCI that could be one.")
+    for reason, step in dict.fromkeys((card["reason"], card["next_step"]) for card in cards):
+        alike = [card for card in cards if (card["reason"], card["next_step"]) == (reason, step)]
+        named = ", ".join(f"{card['address']} ({_card_name(card)})" for card in alike)
+        found.append(f"No RDMA device on {named}: {reason} Next: {step}")
+    found += _blocked(facts["modules"])
+    found += _ports_down(facts, expected_ports)
+    if facts["driver"]["agree"] is False:
+        found.append(_driver(facts["driver"]))
+    found += _netns(facts["subsystem"])
+    if facts["gpudirect"]["action"]:
+        found.append(f"GPUDirect: {facts['gpudirect']['verdict']} Next: {facts['gpudirect']['action']}")
+    if facts["driver"]["agree"] is not False:  # told above
+        found += [f"Reboot pending: {reason}" for reason in facts["reboot_reasons"]]
+    return found
+
+
+def _card_name(card):
+    parts = [card["model"], *(card["netdevs"] or [])]
+    return ", ".join(part for part in parts if part)
+
+
+def _blocked(modules):
+    """One sentence a file, because whoever blocks RDMA blocks all of it."""
+    files = {}
+    for name, module in modules.items():
+        for entry in module["blocked_by"]:
+            files.setdefault(entry["path"], {}).setdefault(name, (entry["line"], module["loaded"]))
+    found = []
+    for path, blocked in files.items():
+        named = ", ".join(
+            f"{name} (line {line}{', loaded now' if now else ''})" for name, (line, now) in blocked.items()
+        )
+        found.append(f"{path} keeps from loading: {named}. Next: remove these lines, or the package they came with.")
+    return found
+
+
+def _driver(driver):
+    disk, memory = driver["on_disk"], driver["loaded"]
+    differing = [
+        name
+        for name, module in memory["modules"].items()
+        if module["srcversion"] != (disk["modules"].get(name) or {}).get("srcversion")
+    ]
+    stacks = [f"{part['flavor'] or 'nothing'} {part['version'] or ''}".strip() for part in (memory, disk)]
+    return (
+        f"Driver: {stacks[0]} is loaded, {stacks[1]} is on disk for this kernel ({', '.join(differing)} differ). "
+        "Next: reload the driver or reboot, with the node drained."
+    )
+
+
+def _ports_down(facts, expected_ports):
+    rails = {f"{rail['hca']}/{rail['port']}": f"rail {rail['index']}" for rail in facts["rails"]}
+    wanted = {**dict.fromkeys(expected_ports, "an expected port"), **rails}
+    states = {f"{hca['name']}/{port['number']}": port for hca in facts["hcas"] for port in hca["ports"]}
+    found = []
+    for name, why in wanted.items():
+        port = states.get(name)
+        if port is None:
+            found.append(
+                f"Port {name} is {why}, and there is no such port. Next: see the table for the names there are."
+            )
+        elif port["state"] != "ACTIVE":
+            step = "start a subnet manager" if port["state"] in ("INIT", "ARMED") else "check cable and switch port"
+            if port["phys_state"] == "Disabled" and port["netdev"]:
+                step = f"ip link set {port['netdev']} up, then check cable and switch port"
+            found.append(f"Port {name} is {why} and {port['state']} ({port['phys_state']}), not ACTIVE. Next: {step}.")
+    return found
+
+
+def _netns(subsystem):
+    mode = subsystem["netns_mode"]
+    winner = next((source for source in subsystem["netns_sources"] if source["wins"]), None)
+    boot = winner["mode"] if winner else None
+    named = f"{winner['path']}:{winner['line']}" if winner else ""
+    step = "Next: run playbooks/host.yml with rdma_netns_mode: shared"
+    if winner and not winner["ours"]:
+        step += "; rdma_netns_override_allowed says whether it may overrule that file"
+    if mode == "exclusive":
+        said = f" {named} sets it at every boot." if boot == mode else ""
+        return [f"RDMA netns mode is exclusive: containers do not see the HCAs.{said} {step}."]
+    if mode == "shared" and boot == "exclusive":
+        return [f"RDMA netns mode is shared now, and {named} makes it exclusive at the next boot. {step}."]
+    return []
