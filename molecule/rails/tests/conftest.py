@@ -23,6 +23,7 @@ def list_groups() -> dict[str, list[str]]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    """One --hosts=ssh://… for every node there is; their number is not known to molecule.yml."""
     nodes = list_groups()["gpu_nodes"]
     if not nodes:
         raise pytest.UsageError("wanted: nodes to test; seen: none runs; next: molecule create --scenario-name rails")
