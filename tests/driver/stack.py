@@ -1,0 +1,214 @@
+"""A driver stack of our own, in real packages: a DKMS module that carries the vendor's names and versions.
+
+    stack.py TARGET    builds every repository that the driver tests use below TARGET, and prints what is there
+
+Each repository is flat, as the vendor's are, and signed with a key made here. The modules do nothing but load.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import textwrap
+
+MODULES = ("mlx_compat", "mlx5_core", "mlx5_ib")
+NAME = "mlnx-ofed-kernel"
+# DOCA release -> version of its kernel package; the same pairs as in the vendor's release notes.
+RELEASES = {"3.2.1": "25.10.OFED.25.10.1.6.6.1", "3.3.0": "26.01.OFED.26.01.1.0.0.1"}
+LABEL = "DOCA-HOST test"
+
+_SOURCE = """
+#include <linux/module.h>
+{body}
+MODULE_LICENSE("GPL");
+MODULE_VERSION("{version}");
+"""
+_BODIES = {
+    "mlx_compat": "int mlx_compat_present(void);\nint mlx_compat_present(void) { return 1; }\n"
+    "EXPORT_SYMBOL(mlx_compat_present);",
+    "mlx5_core": "int mlx_compat_present(void);\nint mlx5_core_present(void);\n"
+    "int mlx5_core_present(void) { return mlx_compat_present(); }\nEXPORT_SYMBOL(mlx5_core_present);",
+    "mlx5_ib": "int mlx5_core_present(void);\n"
+    "static int __init start(void) { return mlx5_core_present() ? 0 : -EIO; }\nmodule_init(start);\n"
+    "static void __exit stop(void) {}\nmodule_exit(stop);",
+}
+_POSTINST = """#!/bin/sh
+set -e
+case "$1" in configure) /usr/lib/dkms/common.postinst {name} {version} "" "" ;; esac
+"""
+_PRERM = """#!/bin/sh
+set -e
+case "$1" in
+remove|upgrade|deconfigure) [ ! -x "$(command -v dkms)" ] || dkms remove -m {name} -v {version} --all || true ;;
+esac
+"""
+
+
+class Key:
+    """An OpenPGP key in a keyring of its own."""
+
+    def __init__(self, home: pathlib.Path, user: str = "Driver test <driver@test.invalid>"):
+        self.home = home
+        home.mkdir(parents=True, mode=0o700, exist_ok=True)
+        if not (home / "pubring.kbx").exists():
+            self._gpg("--quick-generate-key", user, "ed25519", "sign", "never")
+        self.public = self._gpg("--armor", "--export").decode()
+        listing = self._gpg("--with-colons", "--fingerprint").decode()
+        self.fingerprint = next(line.split(":")[9] for line in listing.splitlines() if line.startswith("fpr:"))
+
+    def clearsign(self, text: str) -> bytes:
+        return self._gpg("--clearsign", "--output", "-", stdin=text.encode())
+
+    def close(self) -> None:
+        subprocess.run(["gpgconf", "--homedir", str(self.home), "--kill", "all"], check=False, capture_output=True)
+
+    def _gpg(self, *argv: str, stdin: bytes | None = None) -> bytes:
+        command = ["gpg", "--homedir", str(self.home), "--batch", "--quiet", "--passphrase", "", *argv]
+        return subprocess.run(command, input=stdin, check=True, capture_output=True).stdout
+
+
+class Repository:
+    """A flat apt repository in a folder."""
+
+    def __init__(self, folder: pathlib.Path):
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def url(self) -> str:
+        return f"file://{self.folder}/"
+
+    def stack(self, release: str, broken: bool = False, architecture: str = "all") -> Repository:
+        """The packages of one DOCA release; broken: its sources do not compile."""
+        kernel_version = RELEASES[release]
+        self.package(
+            f"{NAME}-dkms",
+            f"{kernel_version}-1",
+            _sources(kernel_version, broken),
+            {
+                "postinst": _POSTINST.format(name=NAME, version=kernel_version),
+                "prerm": _PRERM.format(name=NAME, version=kernel_version),
+            },
+            "Depends: dkms (>= 2.8)\nProvides: mlnx-ofed-kernel-modules",
+            architecture,
+        )
+        return self.package(
+            "doca-ofed",
+            f"{release}-044000",
+            {},
+            {},
+            f"Depends: {NAME}-dkms (= {kernel_version}-1)",
+            architecture,
+        )
+
+    def package(self, name, version, files, scripts, fields, architecture="all") -> Repository:
+        tree = self.folder / f".{name}"
+        control = tree / "DEBIAN"
+        control.mkdir(parents=True)
+        for path, text in files.items():
+            target = tree / path.lstrip("/")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(text)
+        (control / "control").write_text(
+            f"Package: {name}\nVersion: {version}\nArchitecture: {architecture}\nSection: kernel\nPriority: optional\n"
+            f"Maintainer: gpufabric tests <driver@test.invalid>\n{fields}\nDescription: stand-in of the driver tests\n"
+        )
+        for script, text in scripts.items():
+            (control / script).write_text(text)
+            (control / script).chmod(0o755)
+        for folder in [tree, *(path for path in tree.rglob("*") if path.is_dir())]:
+            folder.chmod(0o755)
+        archive = self.folder / f"{name}_{version}_{architecture}.deb"
+        _run("dpkg-deb", "--root-owner-group", "-Zgzip", "--build", str(tree), str(archive))
+        _run("rm", "-r", str(tree))
+        return self
+
+    def publish(self, key: Key) -> Repository:
+        """Index and signature over the packages that are there now."""
+        stanzas = []
+        for archive in sorted(self.folder.glob("*.deb")):
+            data = archive.read_bytes()
+            stanzas.append(
+                _run("dpkg-deb", "--field", str(archive)).strip()
+                + f"\nFilename: ./{archive.name}\nSize: {len(data)}\nSHA256: {hashlib.sha256(data).hexdigest()}\n"
+            )
+        index = "\n".join(stanzas)
+        (self.folder / "Packages").write_text(index)
+        release = textwrap.dedent(
+            f"""\
+            Origin: gpufabric
+            Label: {LABEL}
+            Date: {_run("date", "--utc", "--rfc-email", "--date=yesterday").strip()}
+            SHA256:
+             {hashlib.sha256(index.encode()).hexdigest()} {len(index.encode())} Packages
+            """
+        )
+        (self.folder / "InRelease").write_bytes(key.clearsign(release))
+        return self
+
+    def tamper(self, name: str) -> Repository:
+        """Changes a byte of a package behind the back of the signed index, its size as before."""
+        archive = next(self.folder.glob(f"{name}_*.deb"))
+        data = bytearray(archive.read_bytes())
+        data[-1] ^= 0xFF
+        archive.write_bytes(data)
+        return self
+
+    def sha256(self, name: str) -> str:
+        return hashlib.sha256(next(self.folder.glob(f"{name}_*.deb")).read_bytes()).hexdigest()
+
+
+def _sources(version: str, broken: bool) -> dict[str, str]:
+    base = f"/usr/src/{NAME}-{version}"
+    shown = version.partition(".OFED.")[2].rpartition(".")[0]
+    conf = [f'PACKAGE_NAME="{NAME}"', f'PACKAGE_VERSION="{version}"', "AUTOINSTALL=yes"]
+    conf += ['MAKE[0]="make -C ${kernel_source_dir} M=${dkms_tree}/${PACKAGE_NAME}/${PACKAGE_VERSION}/build modules"']
+    for number, module in enumerate(MODULES):
+        conf += [f'BUILT_MODULE_NAME[{number}]="{module}"', f'DEST_MODULE_LOCATION[{number}]="/updates/dkms"']
+    files = {
+        f"{base}/dkms.conf": "\n".join(conf) + "\n",
+        f"{base}/Makefile": "obj-m := " + " ".join(f"{module}.o" for module in MODULES) + "\n",
+    }
+    for module in MODULES:
+        body = _BODIES[module]
+        if broken and module == "mlx5_core":
+            body += '\n#error "this kernel has no struct devlink_port_ops as the driver knows it"\n'
+        files[f"{base}/{module}.c"] = _SOURCE.format(body=body, version=shown)
+    return files
+
+
+def _run(*argv: str) -> str:
+    return subprocess.run(argv, check=True, capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"}).stdout
+
+
+def build_all(target: pathlib.Path) -> dict:
+    """Every repository of the tests; {name: folder} with the two keys."""
+    key, stranger = Key(target / "key"), Key(target / "stranger", "Somebody else <x@test.invalid>")
+    repositories = {
+        "first": Repository(target / "first").stack("3.2.1").publish(key),
+        "second": Repository(target / "second").stack("3.3.0").publish(key),
+        "broken": Repository(target / "broken").stack("3.3.0", broken=True).publish(key),
+        "strange": Repository(target / "strange").stack("3.3.0").publish(stranger),
+        "altered": Repository(target / "altered").stack("3.3.0").publish(key).tamper(f"{NAME}-dkms"),
+    }
+    (target / "key.asc").write_text(key.public)
+    (target / "stranger.asc").write_text(stranger.public)
+    key.close()
+    stranger.close()
+    about = {
+        "fingerprint": key.fingerprint,
+        "stranger": stranger.fingerprint,
+        "repositories": {name: str(repository.folder) for name, repository in repositories.items()},
+    }
+    (target / "about.json").write_text(json.dumps(about, indent=1))
+    return about
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    sys.stdout.write(json.dumps(build_all(pathlib.Path(sys.argv[1])), indent=1) + "\n")
