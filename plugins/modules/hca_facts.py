@@ -514,7 +514,8 @@ ansible_facts:
               description: C(flavor), C(version), C(srcversion) and C(modules) of what is in memory.
               type: dict
             agree:
-              description: Whether memory and disk hold the same modules.
+              description: Whether memory and disk hold the same modules, by srcversion, or by build id where a
+                distribution builds its modules without.
               type: bool
             explanation:
               description: The above in words.

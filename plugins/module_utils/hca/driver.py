@@ -109,7 +109,7 @@ def _dpkg(tree: Tree) -> Optional[dict[str, str]]:
 def on_disk(
     tree: Tree, catalogue: Catalogue, installed_flavor: Optional[str] = None, seams: Optional[Seams] = None
 ) -> dict[str, Any]:
-    """{flavor, version, srcversion, modules: {name: {path, version, srcversion}}} of what modprobe would load."""
+    """{flavor, version, srcversion, modules: {name: {path, version, srcversion, build_id}}} of what would be loaded."""
     found: dict[str, dict[str, Any]] = {}
     compat = False
     for name in MODULES:
@@ -121,7 +121,7 @@ def on_disk(
         compat = compat or "mlx_compat" in fields.get("depends", "").split(",")
         if not path.startswith(f"{catalogue.directory}/kernel/") and name.startswith("mlx"):
             compat = True
-        found[name] = {"path": path, "version": fields.get("version"), "srcversion": fields.get("srcversion")}
+        found[name] = {"path": path, **{key: fields.get(key) for key in ("version", "srcversion", "build_id")}}
     if not found:
         why = "has none of the modules" if catalogue.paths is not None else "is not readable"
         flavor: Optional[str] = unknown(f"{catalogue.directory or '/lib/modules'}/modules.dep {why}")
@@ -131,12 +131,16 @@ def on_disk(
 
 
 def loaded(tree: Tree, installed_flavor: Optional[str] = None) -> dict[str, Any]:
-    """{flavor, version, srcversion, modules: {name: {version, srcversion}}}; flavor None while nothing is loaded."""
+    """{flavor, version, srcversion, modules: {name: {version, srcversion, build_id}}}; flavor None when nothing is."""
     found = {}
     for name in MODULES:
         base = f"{paths.MODULE}/{name}"
         if tree.isdir(base):
-            found[name] = {"version": tree.read(f"{base}/version"), "srcversion": tree.read(f"{base}/srcversion")}
+            found[name] = {
+                "version": tree.read(f"{base}/version"),
+                "srcversion": tree.read(f"{base}/srcversion"),
+                "build_id": elf.build_id(tree.read_bytes(f"{base}/notes/.note.gnu.build-id")),
+            }
     compat = tree.isdir(f"{paths.MODULE}/mlx_compat")
     flavor = _ofed(installed_flavor) if compat else INBOX if found else None
     return {"flavor": flavor, **_versions(found), "modules": found}
@@ -154,25 +158,25 @@ def _versions(modules: dict[str, dict[str, Any]]) -> dict[str, Optional[str]]:
 
 
 def compare(disk: dict[str, dict[str, Any]], memory: dict[str, dict[str, Any]]) -> tuple[Any, list[str]]:
-    """(agree, [sentence about each module that differs]); agree is `unknown: …` when nothing can be compared."""
-    compared = [
-        (name, memory[name], disk[name])
-        for name in memory
-        if name in disk and memory[name]["srcversion"] and disk[name]["srcversion"]
-    ]
+    """(agree, [sentence about each module that differs]); agree is `unknown: …` when nothing can be compared.
+
+    By srcversion, which only changes with the source. Debian builds its modules without; there the build id tells.
+    """
     if not memory:
         return unknown("no RDMA driver module is loaded"), []
+    compared, different = 0, []
+    for name in memory:
+        old, new = memory[name], disk.get(name, {})
+        key = next((key for key in ("srcversion", "build_id") if old.get(key) and new.get(key)), None)
+        compared += key is not None
+        if key and old[key] != new[key]:
+            different.append(f"{name} in memory is {_build(old, key)}, {new['path']} is {_build(new, key)}.")
     if not compared:
-        return unknown("no loaded module has a srcversion both in memory and on disk"), []
-    different = [
-        f"{name} in memory is {_build(old)}, {new['path']} is {_build(new)}."
-        for name, old, new in compared
-        if old["srcversion"] != new["srcversion"]
-    ]
+        return unknown("no loaded module has a srcversion or build id both in memory and on disk"), []
     return not different, different
 
 
-def _build(module: dict[str, Any]) -> str:
+def _build(module: dict[str, Any], key: str) -> str:
     """`24.10-1.1.4 (srcversion 3B2D…)`; modules of the kernel itself have no version."""
-    source = f"srcversion {module['srcversion']}"
-    return f"{module['version']} ({source})" if module["version"] else source
+    mark = f"{key.replace('_', ' ')} {module[key]}"
+    return f"{module['version']} ({mark})" if module["version"] else mark

@@ -22,8 +22,8 @@ _GZIP = 16 + zlib.MAX_WBITS
 def modinfo(tree: Tree, path: str, seams: Optional[Seams] = None) -> Optional[dict[str, str]]:
     """{field: value} of a module file (version, srcversion, depends, license, …; the first value of a repeated field).
 
-    None when the file is absent or is no module. A captured tree seldom holds the module files: there the recorded
-    answers stand in for them.
+    `build_id` is added where the file has one and was read here. None when the file is absent or is no module. A
+    captured tree seldom holds the module files: there the recorded answers stand in for them.
     """
     data = tree.read_bytes(path)
     fields = parse(data, path) if data else None
@@ -43,7 +43,20 @@ def parse(data: bytes, name: str) -> Optional[dict[str, str]]:
         key, equals, value = entry.partition(b"=")
         if equals:
             fields.setdefault(key.decode("ascii", "replace"), value.decode("utf-8", "replace"))
-    return fields
+    built = build_id(_section(plain, b".note.gnu.build-id"))
+    return {**fields, "build_id": built} if built else fields
+
+
+def build_id(note: Optional[bytes]) -> Optional[str]:
+    """The build id in an ELF note, in hexadecimal.
+
+    The kernel shows the same note of a loaded module in /sys/module/<name>/notes/.note.gnu.build-id.
+    """
+    if not note or len(note) < 16:
+        return None
+    name, size = struct.unpack_from("<II", note)
+    start = 12 + (name + 3) // 4 * 4
+    return note[start : start + size].hex() or None
 
 
 def _decompressed(data: bytes, name: str) -> Optional[bytes]:

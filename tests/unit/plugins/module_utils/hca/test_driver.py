@@ -24,19 +24,27 @@ Version: 3.0.0
 """
 
 
-def module_file(order: str = "<", **fields: str) -> bytes:
-    """The smallest ELF object that has a .modinfo section."""
-    strings = b"\0.shstrtab\0.modinfo\0"
+def note(build_id: str) -> bytes:
+    return struct.pack("<III4s", 4, len(build_id) // 2, 3, b"GNU") + bytes.fromhex(build_id)
+
+
+def module_file(order: str = "<", build_id: str = "", **fields: str) -> bytes:
+    """The smallest ELF object that has a .modinfo section and, where asked for, a build id."""
     info = b"".join(f"{key}={value}".encode() + b"\0" for key, value in fields.items()) + b"alias=a\0alias=b\0"
-    body = strings + info
-    table = 64 + len(body)
+    parts = [(b".shstrtab", b""), (b".modinfo", info)]
+    if build_id:
+        parts.append((b".note.gnu.build-id", note(build_id)))
+    strings = b"\0" + b"".join(name + b"\0" for name, _content in parts)
+    parts[0] = (b".shstrtab", strings)
+    table = 64 + sum(len(content) for _name, content in parts)
     header = b"\x7fELF\x02" + (b"\x01" if order == "<" else b"\x02") + b"\x01" + bytes(9)
-    header += struct.pack(order + "HHIQQQIHHHHHH", 1, 62, 1, 0, 0, table, 0, 64, 0, 0, 64, 3, 1)
-
-    def section(name: int, offset: int, size: int) -> bytes:
-        return struct.pack(order + "IIQQQQIIQQ", name, 1, 0, 0, offset, size, 0, 0, 1, 0)
-
-    return header + body + bytes(64) + section(1, 64, len(strings)) + section(11, 64 + len(strings), len(info))
+    header += struct.pack(order + "HHIQQQIHHHHHH", 1, 62, 1, 0, 0, table, 0, 64, 0, 0, 64, len(parts) + 1, 1)
+    sections, offset = bytes(64), 64
+    for name, content in parts:
+        place = (strings.index(name), 1, 0, 0, offset, len(content), 0, 0, 1, 0)
+        sections += struct.pack(order + "IIQQQQIIQQ", *place)
+        offset += len(content)
+    return header + b"".join(content for _name, content in parts) + sections
 
 
 def install(node, path: str, **fields: str) -> None:
@@ -91,6 +99,7 @@ def test_inbox(node):
                 "path": f"/lib/modules/{KERNEL}/kernel/drivers/mlx5_core.ko",
                 "version": None,
                 "srcversion": "A",
+                "build_id": None,
             }
         },
     }
@@ -98,7 +107,7 @@ def test_inbox(node):
         "flavor": "inbox",
         "version": None,
         "srcversion": "A",
-        "modules": {"mlx5_core": {"version": None, "srcversion": "A"}},
+        "modules": {"mlx5_core": {"version": None, "srcversion": "A", "build_id": None}},
     }
     assert found["agree"] is True
     assert found["explanation"] == "Loaded: inbox; on disk for this kernel: inbox; installed: inbox."
@@ -163,7 +172,7 @@ def test_mlx_compat_in_memory_is_an_ofed_stack(node):
         "flavor": "doca",
         "version": "24.10-1.1.4",
         "srcversion": "A",
-        "modules": {"mlx5_core": {"version": "24.10-1.1.4", "srcversion": "A"}},
+        "modules": {"mlx5_core": {"version": "24.10-1.1.4", "srcversion": "A", "build_id": None}},
     }
 
 
@@ -171,8 +180,26 @@ def test_what_cannot_be_compared_is_unknown(node):
     assert state(node)["agree"] == "unknown: no RDMA driver module is loaded"
     node.module("mlx5_core")
     found = state(node)
-    assert found["agree"] == "unknown: no loaded module has a srcversion both in memory and on disk"
+    assert found["agree"] == "unknown: no loaded module has a srcversion or build id both in memory and on disk"
     assert found["on_disk"]["flavor"] == f"unknown: /lib/modules/{KERNEL}/modules.dep is not readable"
+
+
+@pytest.mark.parametrize(("running", "agree"), [("aa" * 20, True), ("bb" * 20, False)])
+def test_debian_modules_are_compared_by_their_build_id(node, running, agree):
+    """Debian's kernels leave srcversion out of modules that have no version of their own."""
+    install(node, "kernel/drivers/mlx5_core.ko", build_id="aa" * 20)
+    node.module("mlx5_core").write("/sys/module/mlx5_core/notes/.note.gnu.build-id", note(running))
+    found = state(node)
+    assert found["agree"] is agree
+    assert found["on_disk"]["modules"]["mlx5_core"]["build_id"] == "aa" * 20
+    assert found["loaded"]["modules"]["mlx5_core"]["build_id"] == running
+    if not agree:
+        assert f"mlx5_core in memory is build id {running}" in found["explanation"]
+
+
+@pytest.mark.parametrize("content", [None, b"", b"short", note("")])
+def test_a_note_without_a_build_id(content):
+    assert elf.build_id(content) is None
 
 
 def direct(node, kernel=KERNEL):
