@@ -17,14 +17,10 @@ author:
 options:
   _input:
     description:
-      - Node names with C(facts), the RDMA facts of M(gpufabric.rdma.hca_facts), or with C(failure), the reason for
-        which there are none.
+      - Node names, each with C(facts), the RDMA facts of M(gpufabric.rdma.hca_facts), or with C(failure), the reason
+        for which there are none. C(expected_ports) lists ports that must be up, such as C(mlx5_1/1).
     type: dict
     required: true
-  expected_ports:
-    description: Node names with the ports that must be up, such as C(mlx5_1/1).
-    type: dict
-    default: {}
 """
 
 EXAMPLES = r"""

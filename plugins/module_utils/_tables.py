@@ -15,16 +15,15 @@ _GAP = "  "
 _NONE = "-"
 
 
-def report(nodes, expected_ports=None):
-    """The whole text. nodes: {name: {"facts": facts} or {"failure": reason}}; expected_ports: {name: ["mlx5_1/1"]}."""
-    expected_ports = expected_ports or {}
-    read = {name: node["facts"] for name, node in nodes.items() if node.get("facts")}
+def report(nodes):
+    """The whole text. nodes: {name: {"facts": facts or None, "failure": reason, "expected_ports": ["mlx5_1/1"]}}."""
+    read = {name: node for name, node in nodes.items() if node.get("facts")}
     parts = []
     if read:
-        parts += ["NODES", table(_NODE_COLUMNS, [_node_row(name, facts) for name, facts in read.items()]), ""]
-        rows = [row for name, facts in read.items() for row in _port_rows(name, facts, expected_ports.get(name) or [])]
+        parts += ["NODES", table(_NODE_COLUMNS, [_node_row(name, node["facts"]) for name, node in read.items()]), ""]
+        rows = [row for name, node in read.items() for row in _port_rows(name, node)]
         parts += ["HCAS", table(_PORT_COLUMNS, rows) if rows else "No node has an HCA.", ""]
-    parts += ["WHAT IS WRONG", _wrong(nodes, expected_ports)]
+    parts += ["WHAT IS WRONG", _wrong(nodes)]
     return "\n".join(parts) + "\n"
 
 
@@ -63,7 +62,8 @@ def _node_row(name, facts):
     )
 
 
-def _port_rows(name, facts, expected):
+def _port_rows(name, node):
+    facts, expected = node["facts"], node.get("expected_ports") or ()
     rails = {(rail["hca"], rail["port"]): rail["index"] for rail in facts["rails"]}
     rows = []
     for hca in facts["hcas"]:
@@ -145,10 +145,10 @@ def _line(cells, widths, right):
     ).rstrip()
 
 
-def _wrong(nodes, expected_ports):
+def _wrong(nodes):
     lines = []
     for name, node in nodes.items():
-        found = problems(node, expected_ports.get(name) or [])
+        found = problems(node)
         if found:
             lines.append(f"{name}:")
             for problem in found:
@@ -163,7 +163,7 @@ def _wrong(nodes, expected_ports):
     return "\n".join(lines) if lines else "Nothing."
 
 
-def problems(node, expected_ports=()):
+def problems(node):
     """Sentences about one node, each with the object, what is seen and the next step."""
     facts = node.get("facts")
     if not facts:
@@ -177,7 +177,7 @@ def problems(node, expected_ports=()):
         named = ", ".join(f"{card['address']} ({_card_name(card)})" for card in alike)
         found.append(f"No RDMA device on {named}: {reason} Next: {step}")
     found += _blocked(facts["modules"])
-    found += _ports_down(facts, expected_ports)
+    found += _ports_down(facts, node.get("expected_ports") or ())
     if facts["driver"]["agree"] is False:
         found.append(_driver(facts["driver"]))
     found += _netns(facts["subsystem"])

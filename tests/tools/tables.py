@@ -40,9 +40,10 @@ def render(name: str) -> str:
     nodes = {}
     for host in hosts:
         with tempfile.TemporaryDirectory() as target:
-            nodes[host] = {"facts": gather(Tree(str(tree.lay_out(tree.load(host), target))))}
+            facts = gather(Tree(str(tree.lay_out(tree.load(host), target))))
+        nodes[host] = {"facts": facts, "expected_ports": expected.get(host)}
     nodes.update({host: {"failure": reason} for host, reason in failures.items()})
-    return report(nodes, expected)
+    return report(nodes)
 
 
 if __name__ == "__main__":
