@@ -23,7 +23,7 @@ from .hca.elf import parse
 ZERO_GID = ":".join(["0000"] * 8)
 _LINKS_MAX = 40  # the kernel's own limit (ELOOP)
 _MODULE_FILE = re.compile(r"\.ko(\.(xz|zst|gz))?$")
-_MODULE_FIELDS = ("version", "srcversion", "license", "depends", "vermagic", "intree")
+_MODULE_FIELDS = ("version", "srcversion", "build_id", "license", "depends", "vermagic", "intree")
 # What the facts may ask of a package database or of depmod's files; the rest of these lists is nobody's business.
 _PACKAGES = re.compile(
     r"doca|mlnx|mellanox|ofed|ofa_kernel|rdma|verbs|perftest|infiniband|nvidia|^efa$|psm2", re.IGNORECASE
