@@ -18,6 +18,7 @@ class Run:
     """One ansible-playbook run: its exit code and, host by host, the results of its tasks."""
 
     code: int
+    said: str  # the reports for people, which come before the machine's part
     text: str
     results: dict
 
@@ -69,7 +70,7 @@ class Lab:
             for task in play["tasks"]:
                 for host, result in task["hosts"].items():
                     results.setdefault(host, []).append(result)
-        return Run(done.returncode, text, results)
+        return Run(done.returncode, done.stdout[:start], text, results)
 
 
 @pytest.fixture(scope="session")

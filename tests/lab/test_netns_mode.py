@@ -44,9 +44,9 @@ def test_a_foreign_file_that_says_otherwise_is_named_and_stops_the_play(lab):
     stopped = lab.play("host.yml", "--limit", "node1")
 
     assert stopped.code != 0
-    assert FOREIGN_FILE in stopped.messages("node1")
-    assert "rdma_netns_override_allowed" in stopped.messages("node1")
-    assert stopped.changes("node1") == set() or not any(result.get("changed") for result in stopped.results["node1"])
+    assert FOREIGN_FILE in stopped.said
+    assert "rdma_netns_override_allowed" in stopped.said
+    assert not any(result.get("changed") for result in stopped.results["node1"])
     assert lab.node("node1", f"test -e {ours} || echo absent") == "absent"
 
     overridden = lab.play("host.yml", "--limit", "node1", "-e", '{"rdma_netns_override_allowed": true}')
