@@ -67,14 +67,15 @@ class Served:
 class Plugin:
     """All pools of one node.
 
-    tree, link_up: effects that tests replace. listen: whether to listen to the kernel's events.
+    tree, link_up: effects that can be replaced; interfaces are set up only where the node is this machine, unless
+    link_up is given. listen: whether to listen to the kernel's events. To be made inside the event loop.
     """
 
     def __init__(
         self,
         settings: Settings,
         tree: Optional[Tree] = None,
-        link_up: Callable[[str], Optional[str]] = links.set_up,
+        link_up: Optional[Callable[[str], Optional[str]]] = None,
         listen: bool = True,
     ):
         self.settings = settings
@@ -91,8 +92,7 @@ class Plugin:
         self.config: Config
         self.ready = asyncio.Event()
         self._tree = tree or Tree(settings.root)
-        self._live = settings.root == "/"
-        self._link_up = link_up
+        self._link_up = link_up or (links.set_up if settings.root == "/" else None)
         self._listen = listen
         self._linked: set[str] = set()
         self._scan_wanted = asyncio.Event()
@@ -434,7 +434,7 @@ class Plugin:
 
     async def _set_up_links(self) -> None:
         """What upstream does for each interface it selects, once when the interface comes."""
-        for served in list(self.served.values()) if self._live else ():
+        for served in list(self.served.values()) if self._link_up else ():
             for hca in served.service.offer.members if served.pool.link_up else ():
                 for netdev in hca.netdevs:
                     if netdev not in self._linked:

@@ -275,7 +275,11 @@ class Resource(Observer):
             if await self._streaming(self._timing.grace):
                 return
             self._spent = not self._asked
-        if not (watched and await self._confirmed()) and not (self._places.mode != WATCH and await self._register()):
+        if watched and await self._confirmed():
+            return
+        if self._kubelet_is_new():
+            return  # it deserves to be waited for anew
+        if self._places.mode == WATCH or not await self._register():
             self._failures += 1
             await self._back_off()
 

@@ -12,6 +12,7 @@ from typing import Optional
 
 from .config import CharDevices, Health, Pool
 from .hca import Tree, hcas, netns, paths, pci
+from .hca.text import integer
 
 ACTIVE = "ACTIVE"
 RDMA_CM = "/dev/infiniband/rdma_cm"
@@ -159,9 +160,9 @@ def _pkeys(tree: Tree, name: str, ports: list[dict]) -> frozenset[int]:
     for port in ports:
         directory = f"{paths.INFINIBAND}/{name}/ports/{port['number']}/pkeys"
         for index in tree.listdir(directory):
-            value = int(tree.read(f"{directory}/{index}") or "0", 16) & 0x7FFF
-            if value:
-                found.add(value)
+            value = integer(tree.read(f"{directory}/{index}")) or 0
+            if value & 0x7FFF:
+                found.add(value & 0x7FFF)
     return frozenset(found)
 
 

@@ -97,7 +97,7 @@ class Node:
 class Running:
     """A Plugin in its own thread and loop."""
 
-    def __init__(self, base, config, root="/nonexistent", timing=FAST, mode="auto", start=True, tree=None, **settings):
+    def __init__(self, base, config, root, timing=FAST, mode="auto", start=True, tree=None, link_up=None, **settings):
         self.base = pathlib.Path(base)
         self.config_file = self.base / "config/config.json"
         self.config_file.parent.mkdir(exist_ok=True)
@@ -114,7 +114,7 @@ class Running:
         self.error = None
         self.stopped_in = None
         self.ready_in = None
-        self._tree = tree
+        self._tree, self._link_up = tree, link_up
         self._loop = None
         self._stop = None
         self._ready = threading.Event()
@@ -139,7 +139,7 @@ class Running:
     async def _main(self):
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
-        self.plugin = daemon.Plugin(self.settings, tree=self._tree, listen=False)
+        self.plugin = daemon.Plugin(self.settings, tree=self._tree, link_up=self._link_up, listen=False)
         work = asyncio.ensure_future(self.plugin.run(self._stop))
         ready = asyncio.ensure_future(self.plugin.ready.wait())
         await asyncio.wait({work, ready}, return_when=asyncio.FIRST_COMPLETED)

@@ -1,0 +1,105 @@
+"""CDI: specs of our own, written before they are needed, and nobody else's touched (1.9, A22, A35, A37, A41, A42)."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from harness import Node, Running, document, entry
+from kubelet_double import Kubelet
+from rdma_device_plugin import cdi
+
+NAME = "rdma/test_server"
+PF0, PF1 = "test_server:0000:01:00.0:mlx5_0", "test_server:0000:01:00.1:mlx5_1"
+
+
+@pytest.fixture
+def kubelet(base):
+    with Kubelet(base, watches=False) as running:
+        yield running
+
+
+def spec(base, pool="test_server"):
+    return json.loads((base / "cdi" / cdi.file(pool)).read_text())
+
+
+def test_the_spec_stands_before_the_first_device(base, node, kubelet):
+    """A35, A37, A41: upstream writes it after its first list"""
+    with Running(base, document(entry()), node.root, use_cdi=True):
+        kubelet.wait_allocatable(NAME, 100)
+        found = spec(base)
+        assert (found["cdiVersion"], found["kind"]) == ("0.5.0", "gpufabric.io/rdma-shared")
+        assert [device["name"] for device in found["devices"]] == [PF0, PF1]
+        assert found["devices"][0]["containerEdits"]["deviceNodes"] == [
+            {"path": path, "hostPath": path, "permissions": "rw"}
+            for path in ("/dev/infiniband/umad0", "/dev/infiniband/uverbs0", "/dev/infiniband/rdma_cm")
+        ]
+        answer = kubelet.allocate(NAME, ["0"]).container_responses[0]
+        assert [device.name for device in answer.cdi_devices] == [f"{cdi.KIND}={PF0}", f"{cdi.KIND}={PF1}"]
+        assert not answer.devices
+        assert not answer.annotations
+
+
+def test_annotations_for_old_runtimes(base, node, kubelet):
+    """A37, A42"""
+    with Running(base, document(entry()), node.root, use_cdi=True, cdi_mode="annotations"):
+        kubelet.wait_allocatable(NAME, 100)
+        answer = kubelet.allocate(NAME, ["0"]).container_responses[0]
+        assert dict(answer.annotations) == {"cdi.k8s.io/gpufabric.io_rdma-shared": f"{cdi.KIND}={PF0},{cdi.KIND}={PF1}"}
+        assert not answer.cdi_devices
+
+
+def test_an_empty_pool_starts(base, node, kubelet):
+    """A22"""
+    with Running(base, document(entry(selectors={"vendors": ["8086"]})), node.root, use_cdi=True):
+        assert kubelet.wait(lambda: NAME in kubelet.clients)
+        assert list((base / "cdi").glob("*")) == []
+
+
+def test_foreign_specs_are_left_alone_and_ours_outlive_the_plugin(base, node, kubelet):
+    """Rank 4: upstream deletes every nvidia.com*; a container that restarts needs ours while the plugin is replaced"""
+    (base / "cdi").mkdir()
+    foreign = base / "cdi/nvidia.com-gpu.yaml"
+    foreign.write_text("cdiVersion: 0.5.0\n")
+    with Running(base, document(entry(), entry("b")), node.root, use_cdi=True) as plugin:
+        kubelet.wait_allocatable("rdma/b", 100)
+        plugin.configure(document(entry()))
+        assert plugin.until(lambda: not (base / "cdi" / cdi.file("b")).exists())
+    assert foreign.read_text() == "cdiVersion: 0.5.0\n"
+    assert sorted(path.name for path in (base / "cdi").iterdir()) == [cdi.file("test_server"), foreign.name]
+
+
+def test_hot_plug_reaches_the_spec(base, node, kubelet):
+    """1.9: upstream never updates it, and a driver that loads late fails every Allocate"""
+    for name in ("mlx5_0", "mlx5_1"):
+        node.unplug(name)
+    with Running(base, document(entry()), node.root, use_cdi=True) as plugin:
+        assert kubelet.wait(lambda: NAME in kubelet.clients)
+        node.plug("mlx5_0")
+        plugin.rescan()
+        kubelet.wait_allocatable(NAME, 100)
+        assert [device["name"] for device in spec(base)["devices"]] == [PF0]
+        node.plug("mlx5_1")
+        plugin.rescan()
+        assert plugin.until(lambda: len(spec(base)["devices"]) == 2)
+        answer = kubelet.allocate(NAME, ["0"]).container_responses[0]
+        assert len(answer.cdi_devices) == 2
+
+
+def test_pools_that_share_an_hca_do_not_collide(base, kubelet):
+    """1.9: two files with one qualified name make the runtime drop it"""
+    node = Node(base / "node", "sfs")
+    with Running(base, document(entry("a"), entry("b", charDevices={"umad": "never"})), node.root, use_cdi=True):
+        kubelet.wait_allocatable("rdma/a", 100)
+        kubelet.wait_allocatable("rdma/b", 100)
+        names = [device["name"] for pool in ("a", "b") for device in spec(base, pool)["devices"]]
+        assert len(names) == len(set(names)) == 6
+
+
+def test_without_a_place_for_specs_character_devices_are_given(base, node, kubelet):
+    (base / "cdi").write_text("a file")
+    with Running(base, document(entry()), node.root, use_cdi=True):
+        kubelet.wait_allocatable(NAME, 100)
+        answer = kubelet.allocate(NAME, ["0"]).container_responses[0]
+        assert len(answer.devices) == 5
+        assert not answer.cdi_devices

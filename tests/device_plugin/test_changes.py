@@ -1,0 +1,339 @@
+"""What happens while the plugin runs: links, hot-plug, drivers that load late, config changes, reads that hang."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+
+import grpc
+import pytest
+from harness import Node, Running, document, entry
+from kubelet_double import Kubelet
+from rdma_device_plugin.hca import Tree
+from rdma_device_plugin.kubelet import deviceplugin_pb2 as api
+
+NAME = "rdma/test_server"
+# Long enough to be measured, short enough to wait for.
+HEALTH = {"downSeconds": 0.2, "upSeconds": 0.5}
+
+
+@pytest.fixture
+def kubelet(base):
+    with Kubelet(base, watches=False) as running:
+        yield running
+
+
+def files(kubelet, resource=NAME, units=("0",)):
+    specs = kubelet.allocate(resource, list(units)).container_responses[0].devices
+    return [spec.host_path.rpartition("/")[2] for spec in specs]
+
+
+# Health.
+
+
+def test_a_port_that_goes_down_and_comes_back(base, node, kubelet):
+    """A34, rank 11: upstream never reads the port's state"""
+    with Running(base, document(entry(count=10, health=HEALTH)), node.root) as plugin:
+        kubelet.wait_allocatable(NAME, 10)
+        node.port("mlx5_0", "1: DOWN")
+        begun = time.monotonic()
+        kubelet.wait_allocatable(NAME, 0)
+        assert 0.2 <= time.monotonic() - begun < 1
+        assert kubelet.capacity(NAME) == 10, "unhealthy, not gone"
+        assert files(kubelet), "a container that is admitted again still gets its files"
+        node.port("mlx5_0", "4: ACTIVE")
+        begun = time.monotonic()
+        kubelet.wait_allocatable(NAME, 10)
+        assert time.monotonic() - begun >= 0.5
+        assert plugin.plugin.flaps["mlx5_0", 1] == 1
+
+
+def test_a_blip_is_not_told(base, node, kubelet):
+    with Running(base, document(entry(count=10, health={"downSeconds": 5})), node.root) as plugin:
+        kubelet.wait_allocatable(NAME, 10)
+        node.port("mlx5_0", "1: DOWN")
+        assert plugin.until(lambda: plugin.plugin.flaps["mlx5_0", 1] == 1)
+        node.port("mlx5_0", "4: ACTIVE")
+        assert plugin.until(lambda: plugin.plugin.states["mlx5_0", 1] == "ACTIVE")
+        assert len(kubelet.clients[NAME].lists) == 1
+
+
+def test_every_stream_gets_every_update(base, node, kubelet):
+    """1.7, rank 2: upstream's one-slot channel feeds one stream at random"""
+    with Running(base, document(entry(count=10, health=HEALTH)), node.root):
+        kubelet.wait_allocatable(NAME, 10)
+        streams = [kubelet.clients[NAME].stub.ListAndWatch(api.Empty()) for _number in range(3)]
+        assert {next(stream).devices[0].health for stream in streams} == {"Healthy"}
+        node.port("mlx5_0", "1: DOWN")
+        assert [next(stream).devices[0].health for stream in streams] == ["Unhealthy"] * 3
+        kubelet.wait_allocatable(NAME, 0)
+        for stream in streams:
+            stream.cancel()
+
+
+def test_spread_tells_health_by_unit(base, kubelet):
+    node = Node(base / "node", "h100-8x-cx7-ib")
+    config = document(entry(count=16, allocation="spread", health=HEALTH))
+    with Running(base, config, node.root):
+        kubelet.wait_allocatable(NAME, 16)
+        assert kubelet.clients[NAME].options.get_preferred_allocation_available
+        assert kubelet.prefer(NAME, [str(unit) for unit in range(16)], 2) == ["0", "1"]
+        assert files(kubelet, units=["3"]) == ["issm3", "umad3", "uverbs3", "rdma_cm"]
+        node.port("mlx5_3", "1: DOWN")
+        kubelet.wait_allocatable(NAME, 14)
+        assert [unit for unit, health in kubelet.devices(NAME).items() if health != "Healthy"] == ["3", "11"]
+
+
+def test_exclusive_netns_is_a_state_and_no_exit(base, node, kubelet):
+    """Rank 13: upstream ends in a crash loop"""
+    node.netns("N")
+    with Running(base, document(entry(count=10)), node.root) as plugin:
+        assert kubelet.wait(lambda: kubelet.capacity(NAME) == 10)
+        assert kubelet.allocatable(NAME) == 0
+        assert any("exclusive" in problem for problem in plugin.plugin.unready())
+        node.netns("Y")
+        plugin.rescan()
+        kubelet.wait_allocatable(NAME, 10)
+        assert plugin.until(lambda: plugin.plugin.unready() == [])
+
+
+# Hot-plug.
+
+
+def test_hot_plug(base, node, kubelet):
+    """A40, rank 4 for the lists: content changes, IDs stay"""
+    with Running(base, document(entry(count=10)), node.root) as plugin:
+        kubelet.wait_allocatable(NAME, 10)
+        node.unplug("mlx5_1")
+        plugin.rescan()
+        assert plugin.until(lambda: files(kubelet) == ["umad0", "uverbs0", "rdma_cm"])
+        node.plug("mlx5_1")
+        plugin.rescan()
+        assert plugin.until(lambda: "uverbs1" in files(kubelet))
+        assert kubelet.allocatable(NAME) == 10
+        lists = len(kubelet.clients[NAME].lists)
+        plugin.rescan()
+        assert plugin.until(lambda: plugin.plugin.scans >= 4)
+        assert len(kubelet.clients[NAME].lists) == lists, "no change, no update"
+
+
+def test_the_last_hca_gone_leaves_unhealthy_units(base, node, kubelet):
+    """4.3: units that disappear and come back fail pods that had them"""
+    with Running(base, document(entry(count=10)), node.root) as plugin:
+        kubelet.wait_allocatable(NAME, 10)
+        for name in node.hcas():
+            node.unplug(name)
+        plugin.rescan()
+        kubelet.wait_allocatable(NAME, 0)
+        assert kubelet.capacity(NAME) == 10
+        with pytest.raises(grpc.RpcError) as refused:
+            kubelet.allocate(NAME, ["0"])
+        assert "no HCA is behind this pool" in refused.value.details()
+        node.plug("mlx5_0")
+        plugin.rescan()
+        kubelet.wait_allocatable(NAME, 10)
+
+
+def test_a_module_that_loads_late(base, node, kubelet):
+    """Rank 6: rdma_ucm after the plugin; an empty pool is looked at more often than the interval says"""
+    node.unload("rdma_ucm")
+    with Running(base, document(entry(count=10), interval=300), node.root, empty_scan=0.1):
+        assert kubelet.wait(lambda: NAME in kubelet.clients and kubelet.clients[NAME].lists)
+        assert kubelet.capacity(NAME) == 0
+        node.load("rdma_ucm")
+        kubelet.wait_allocatable(NAME, 10, seconds=3)
+
+
+@pytest.mark.parametrize(("interval", "scans"), [(1, True), (0, False)])
+def test_periodic_scans(base, node, kubelet, interval, scans):
+    """A23"""
+    with Running(base, document(entry(count=10), interval=interval), node.root) as plugin:
+        kubelet.wait_allocatable(NAME, 10)
+        node.unplug("mlx5_1")
+        assert plugin.until(lambda: "uverbs1" not in files(kubelet), seconds=1.5) == scans
+
+
+def test_nodes_that_are_gone_are_left_out(base, node, kubelet):
+    """4.5: existence is checked at Allocate; the runtime would fail the whole container"""
+    node.nodes("uverbs0", "umad0", "uverbs1", "umad1", "rdma_cm")
+    with Running(base, document(entry(count=10)), node.root) as plugin:
+        kubelet.wait_allocatable(NAME, 10)
+        assert len(files(kubelet)) == 5
+        node.nodes("uverbs0", "umad0", "rdma_cm")
+        assert files(kubelet) == ["umad0", "uverbs0", "rdma_cm"]
+        assert plugin.until(lambda: plugin.plugin.scans > 1), "it looks at the node again then"
+        node.nodes()
+        with pytest.raises(grpc.RpcError) as refused:
+            kubelet.allocate(NAME, ["0"])
+        assert "are gone from /dev/infiniband" in refused.value.details()
+
+
+# Links.
+
+
+def test_interfaces_are_set_up_once_unless_the_pool_says_no(base, node):
+    asked = []
+
+    def link_up(name):
+        asked.append(name)
+        return "not permitted"
+
+    second = entry("b", selectors={"ifNames": ["enp1s0f1np1"]})
+    with Running(base, document(entry("a"), second, interval=0), node.root, link_up=link_up) as plugin:
+        assert plugin.until(lambda: len(asked) == 2)
+        plugin.rescan()
+        assert plugin.until(lambda: plugin.plugin.scans > 1)
+        assert sorted(asked) == ["enp1s0f0np0", "enp1s0f1np1"], "once each, although both pools have one of them"
+        plugin.configure(document(entry("a", linkUp=False), interval=0))
+        assert plugin.until(lambda: "b" not in plugin.plugin.served)
+        node.unplug("mlx5_1")
+        plugin.rescan()
+        assert plugin.until(lambda: len(plugin.plugin.inventory.hcas) == 1)
+        node.plug("mlx5_1")
+        plugin.rescan()
+        assert plugin.until(lambda: len(plugin.plugin.inventory.hcas) == 2)
+        assert len(asked) == 2
+
+
+# Config.
+
+
+def test_a_changed_config_is_taken_over(base, node, kubelet):
+    """Rank 12: upstream reads its config once"""
+    (kept, gone) = entry("kept", 3), entry("gone", 3)
+    with Running(base, document(kept, gone), node.root) as plugin:
+        kubelet.wait_allocatable("rdma/gone", 3)
+        kubelet.wait_allocatable("rdma/kept", 3)
+        before = kubelet.clients["rdma/kept"]
+        plugin.configure(document(entry("kept", 7), entry("new", 5)))
+        kubelet.wait_allocatable("rdma/kept", 7)
+        kubelet.wait_allocatable("rdma/new", 5)
+        kubelet.wait_allocatable("rdma/gone", 0)
+        assert kubelet.clients["rdma/kept"] is before, "a changed count needs no registration"
+        assert not (base / "device-plugins/gone.sock").exists()
+        plugin.configure(document(entry("kept", 2)))
+        kubelet.wait_allocatable("rdma/kept", 2)
+        assert files(kubelet, "rdma/kept", ["6"]), "A39: advertised before the pool shrank"
+        plugin.configure(document(entry("kept", 2, resourcePrefix="other.io")))
+        kubelet.wait_allocatable("other.io/kept", 2)
+
+
+def test_a_config_that_cannot_be_used_leaves_the_old_one(base, node, kubelet):
+    with Running(base, document(entry(count=3)), node.root) as plugin:
+        kubelet.wait_allocatable(NAME, 3)
+        plugin.configure(b'{"configList": []}')
+        assert plugin.until(lambda: plugin.plugin.config_error)
+        assert any("no resources configuration found" in problem for problem in plugin.plugin.unready())
+        assert kubelet.allocatable(NAME) == 3
+        os.unlink(plugin.config_file)
+        assert plugin.until(lambda: "No such file" in plugin.plugin.config_error)
+        plugin.config_file.write_bytes(document(entry(count=4)))
+        kubelet.wait_allocatable(NAME, 4)
+        assert plugin.until(lambda: plugin.plugin.unready() == [])
+
+
+def test_a_config_map_is_swapped(base, node, kubelet):
+    """As the kubelet does: config.json -> ..data/config.json, ..data -> a folder, renamed over"""
+    folder = base / "config"
+    folder.mkdir()
+
+    def swap(number, data):
+        (folder / f"..{number}").mkdir()
+        (folder / f"..{number}/config.json").write_bytes(data)
+        os.symlink(f"..{number}", folder / "..data_tmp")
+        os.rename(folder / "..data_tmp", folder / "..data")
+
+    with Running(base, document(entry(count=1)), node.root, start=False) as plugin:
+        plugin.config_file.unlink()
+        swap(0, document(entry(count=1)))
+        os.symlink("..data/config.json", plugin.config_file)
+        plugin.start()
+        for number in range(1, 6):
+            swap(number, document(entry(count=number * 10)))
+            kubelet.wait_allocatable(NAME, number * 10, seconds=2)
+
+
+def test_sighup_tells_everything_again(base, node, kubelet):
+    """#109: a forced push; upstream's SIGHUP reads nothing again"""
+    with Running(base, document(entry(count=3)), node.root) as plugin:
+        kubelet.wait_allocatable(NAME, 3)
+        lists = len(kubelet.clients[NAME].lists)
+        plugin.call(plugin.plugin.reload)
+        assert kubelet.wait(lambda: len(kubelet.clients[NAME].lists) > lists)
+
+
+# Reads that hang.
+
+
+class Hanging(Tree):
+    """A sysfs whose firmware is stuck: reading one file waits for a writer of a FIFO that nobody opens."""
+
+    def __init__(self, root):
+        super().__init__(root)
+        self.stuck = ""
+        self.waits = threading.Event()
+
+    def snapshot(self):
+        return self
+
+    def read_bytes(self, path, *more):
+        if path.endswith("/state"):
+            self._hang()
+        return super().read_bytes(path, *more)
+
+    def attributes(self, directory, names, *more):
+        if "state" in names:
+            self._hang()
+        return super().attributes(directory, names, *more)
+
+    def _hang(self):
+        if self.stuck:
+            self.waits.set()
+            with open(self.stuck, "rb") as pipe:  # blocks in open(2)
+                pipe.read()
+
+
+def test_a_hanging_read_delays_no_rpc_and_no_end(base, node):
+    """4.2: the kubelet gives GetInfo one second"""
+    tree = Hanging(str(node.root))
+    os.mkfifo(base / "pipe")
+    with Kubelet(base) as kubelet, Running(base, document(entry(count=10)), node.root, tree=tree, hung=0.5) as plugin:
+        kubelet.wait_allocatable(NAME, 10)
+        tree.stuck = str(base / "pipe")
+        assert tree.waits.wait(5)
+        begun = time.monotonic()
+        for _number in range(100):
+            assert len(files(kubelet)) == 5
+        assert time.monotonic() - begun < 1
+        kubelet.restart()
+        kubelet.wait_allocatable(NAME, 10, seconds=3)
+        assert plugin.until(lambda: any("hangs" in problem for problem in plugin.plugin.unready()))
+        plugin.stop()
+        assert plugin.stopped_in < 1
+        _release(tree, base / "pipe")
+
+
+def test_a_node_that_hangs_from_the_start_is_served_when_it_answers(base, node):
+    tree = Hanging(str(node.root))
+    os.mkfifo(base / "pipe")
+    tree.stuck = str(base / "pipe")
+    with (
+        Kubelet(base) as kubelet,
+        Running(base, document(entry(count=10)), node.root, tree=tree, first_scan=0.2) as plugin,
+    ):
+        assert plugin.ready_in < 2
+        assert tree.waits.is_set()
+        assert kubelet.wait(lambda: NAME in kubelet.clients and kubelet.clients[NAME].lists)
+        assert kubelet.capacity(NAME) == 0
+        _release(tree, base / "pipe")
+        plugin.rescan()
+        kubelet.wait_allocatable(NAME, 10)
+
+
+def _release(tree, pipe):
+    """Let the waiting thread go on; the test thread itself must not wait for it."""
+    tree.stuck = ""
+    with contextlib.suppress(OSError):  # ENXIO: nobody waits
+        os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))

@@ -1,0 +1,284 @@
+"""The command line as processes: Go's flag syntax, exit codes, streams, signals (1.1)."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from conftest import PACKAGE
+from harness import HERE, Node, document, entry
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from kubelet_double import Kubelet
+from rdma_device_plugin import cli
+
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(PACKAGE), "PYTHONWARNINGS": "error"}
+COMMAND = [sys.executable, "-m", "rdma_device_plugin"]
+
+
+def run(*arguments):
+    return subprocess.run([*COMMAND, *arguments], env=ENVIRONMENT, capture_output=True, text=True, timeout=30)
+
+
+def flags(*arguments):
+    return cli.parse(list(arguments), cli.SERVE)
+
+
+# Go's flag package.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name", "value"),
+    [
+        (["-config-file", "/x"], "config-file", "/x"),
+        (["--config-file", "/x"], "config-file", "/x"),
+        (["-config-file=/x"], "config-file", "/x"),
+        (["--config-file=/x=y"], "config-file", "/x=y"),
+        (["-config-file", "-use-cdi"], "config-file", "-use-cdi"),
+        (["-config-file=/x", "-config-file=/y"], "config-file", "/y"),
+        (["-config-file="], "config-file", ""),
+        (["-use-cdi"], "use-cdi", True),
+        (["--use-cdi=false"], "use-cdi", False),
+        (["-use-cdi=T"], "use-cdi", True),
+        (["-use-cdi", "false"], "use-cdi", True),
+        (["extra", "-use-cdi"], "use-cdi", False),
+        (["-", "-use-cdi"], "use-cdi", False),
+        (["--", "-use-cdi"], "use-cdi", False),
+        (["-use-cdi", "--", "x"], "use-cdi", True),
+    ],
+)
+def test_flags_are_gos(arguments, name, value):
+    assert flags(*arguments)[0][name] == value
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["-nope"], "flag provided but not defined: -nope"),
+        (["--nope=1"], "flag provided but not defined: -nope"),
+        (["-config-file"], "flag needs an argument: -config-file"),
+        (["-use-cdi=maybe"], 'invalid boolean value "maybe" for -use-cdi: parse error'),
+        (["---v"], "bad flag syntax: ---v"),
+        (["-=x"], "bad flag syntax: -=x"),
+        (["-registration", "both"], "wanted one of auto, watch, legacy"),
+        (["-v", "-nope"], "flag provided but not defined: -nope"),
+    ],
+)
+def test_wrong_flags(arguments, text):
+    with pytest.raises(cli.Usage) as wrong:
+        flags(*arguments)
+    assert text in str(wrong.value)
+
+
+@given(st.lists(st.text("-=vhuse cdi/x", max_size=9), max_size=4))
+def test_any_words_are_flags_or_a_usage_error(words):
+    try:
+        values, rest = flags(*words)
+    except cli.Usage:
+        return
+    assert set(values) == {flag.name for flag in cli.SERVE}
+    assert rest == words[len(words) - len(rest) :]
+
+
+def test_help_version_and_errors():
+    answer = run("-help")
+    assert (answer.returncode, answer.stdout) == (0, "")
+    assert "-config-file string" in answer.stderr
+    for name in ("-v", "--version"):
+        answer = run(name)
+        assert (answer.returncode, answer.stderr) == (0, "")
+        assert answer.stdout.startswith("k8s-rdma-shared-dev-plugin version:0.1.0, commit:")
+    answer = run("-nope")
+    assert answer.returncode == 2
+    assert answer.stderr.startswith("flag provided but not defined: -nope\nUsage of")
+    assert run("-metrics-address", "x").returncode == 2
+
+
+# Starting.
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (None, "No such file"),
+        (b"{", "no valid JSON"),
+        (b"{}", "no resources configuration found"),
+        (document(entry("a\nb")), "contains invalid characters"),
+    ],
+)
+def test_a_config_that_cannot_be_used_ends_with_one_line_and_code_1(base, content, text):
+    """A5, A6, A10"""
+    if content is not None:
+        (base / "config.json").write_bytes(content)
+    answer = run("-config-file", str(base / "config.json"))
+    assert answer.returncode == 1
+    assert len(answer.stderr.splitlines()) == 1
+    assert "Exiting.. " in answer.stderr
+    assert text in answer.stderr
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.binary(max_size=40))
+def test_check_config_never_ends_with_a_traceback(base, data):
+    (base / "config.json").write_bytes(data)
+    answer = run("check-config", str(base / "config.json"))
+    assert answer.returncode == 1
+    assert answer.stdout == ""
+    assert answer.stderr.startswith(f"{base}/config.json: ")
+
+
+def test_check_config(base):
+    """For pipelines: each problem on a line of its own"""
+    path = base / "config.json"
+    path.write_bytes(document(entry("a", 63), {**entry("b"), "speed": 1}))
+    answer = run("check-config", str(path))
+    assert answer.returncode == 0
+    assert answer.stdout == f"{path}: ok, every 60 s: rdma/a (63), rdma/b (100)\n"
+    assert answer.stderr == f"{path}: warning: unknown key configList[1].speed: ignored\n"
+    answer = run("check-config", "-strict", str(path))
+    assert (answer.returncode, answer.stderr) == (1, f"{path}: unknown key configList[1].speed\n")
+    path.write_bytes(document(entry("a$", -1)))
+    assert len(run("check-config", str(path)).stderr.splitlines()) == 2
+    assert run("check-config", str(base / "none")).stderr == f"{base}/none: No such file or directory\n"
+
+
+def test_explain(base):
+    """Rank 5: for each NIC and each pool one line"""
+    (base / "config.json").write_bytes(document(entry("a"), entry("b", selectors={"ifNames": ["enp1s0f1np1"]})))
+    captured = HERE.parent / "fixtures/hosts/gh200-cx7-roce.yml"
+    answer = run("explain", "-config-file", str(base / "config.json"), "--root", str(captured))
+    assert (answer.returncode, answer.stderr) == (0, "")
+    assert answer.stdout.splitlines() == [
+        "pool rdma/a: 100 devices, 100 healthy, 2 HCAs",
+        "  mlx5_0 0000:01:00.0 (enp1s0f0np0): in: port 1 ACTIVE",
+        "  mlx5_1 0000:01:00.1 (enp1s0f1np1): in: port 1 DOWN",
+        "pool rdma/b: 100 devices, 0 healthy, 1 HCAs",
+        "  mlx5_0 0000:01:00.0 (enp1s0f0np0): out: ifNames: wanted enp1s0f1np1, it has enp1s0f0np0",
+        "  mlx5_1 0000:01:00.1 (enp1s0f1np1): in: port 1 DOWN",
+    ]
+    node = Node(base / "node", "card-without-mlx5-ib")
+    answer = run("explain", "-config-file", str(base / "config.json"), "--root", str(node.root))
+    assert "0000:3b:00.0 (enp59s0f0np0): out: no RDMA device: driver mlx5_core has made none" in answer.stdout
+    assert "load rdma_ucm" in answer.stdout
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (None, "No such file"),
+        ("[", "no YAML"),
+        ("a: 1", "no captured node"),
+        ("files: {/../etc/x: y}", "wanted a plain absolute path"),
+        ("{files: {/a/b/x: y}, links: {/a/b: ../../..}}", "leads out of the captured tree"),
+    ],
+)
+def test_explain_refuses_what_is_no_captured_node(base, content, text):
+    (base / "config.json").write_bytes(document(entry()))
+    if content is not None:
+        (base / "host.yml").write_text(content)
+    answer = run("explain", "-config-file", str(base / "config.json"), "-root", str(base / "host.yml"))
+    assert answer.returncode == 1
+    assert text in answer.stderr
+    assert len(answer.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", [path.stem for path in sorted((HERE.parent / "fixtures/hosts").glob("*.yml"))])
+def test_a_captured_file_is_explained_as_its_tree_is(base, name):
+    from rdma_device_plugin import captured
+    from rdma_device_plugin import explain as explanation
+    from rdma_device_plugin.config import load
+
+    config = load(document(entry(), entry("s", extraSelectors={"ifNames": ["*"]}, softwareDevices=True)))
+    node = Node(base / "node", name)
+    (base / "laid").mkdir()
+    captured.lay_out(captured.load(str(HERE.parent / f"fixtures/hosts/{name}.yml")), base / "laid")
+    wanted = explanation.lines(config, explanation.inventory(config, str(node.root)))
+    assert explanation.lines(config, explanation.inventory(config, str(base / "laid"))) == wanted
+
+
+# Running.
+
+
+class Process:
+    def __init__(self, base, config, root, *arguments):
+        (base / "config.json").write_bytes(config)
+        self.log = base / "log"
+        with open(self.log, "wb") as log, open(base / "out", "wb") as out:
+            self.begun = time.monotonic()
+            places = ["-kubelet-root", str(base), "-device-plugin-dir", f"{base}/device-plugins"]
+            self.process = subprocess.Popen(
+                [*COMMAND, "-config-file", str(base / "config.json"), "-root", str(root), *places, *arguments],
+                env=ENVIRONMENT,
+                stderr=log,
+                stdout=out,
+            )
+
+    def end(self, number):
+        begun = time.monotonic()
+        self.process.send_signal(number)
+        code = self.process.wait(10)
+        return code, time.monotonic() - begun
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_error):
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT])
+def test_signals_end_it_with_code_0_in_a_second(base, node, number):
+    with Kubelet(base) as kubelet, Process(base, document(entry()), node.root) as plugin:
+        kubelet.wait_allocatable("rdma/test_server", 100)
+        code, took = plugin.end(number)
+        assert code == 0, plugin.log.read_text()
+        assert took < 1
+    assert (base / "out").read_text() == "Using Kubelet Plugin Registry Mode\n"
+
+
+def test_a_signal_ends_it_while_it_waits_for_everything(base, node):
+    with Process(base, document(entry()), node.root) as plugin:
+        for _attempt in range(100):
+            if "cannot serve" in plugin.log.read_text():
+                break
+            time.sleep(0.05)
+        assert plugin.end(signal.SIGTERM)[0] == 0
+    assert (base / "out").read_text() == "Using Deprecated Devie Plugin Registry Path\n"
+
+
+def test_sighup_reads_the_config_again(base, node):
+    """1.1: upstream keeps rdmaHcaMax 3"""
+    with Kubelet(base, watches=False) as kubelet, Process(base, document(entry(count=3)), node.root) as plugin:
+        kubelet.wait_allocatable("rdma/test_server", 3)
+        # In place, so that no rename tells of it before the signal does.
+        (base / "config.json").write_bytes(document(entry(count=7)))
+        plugin.process.send_signal(signal.SIGHUP)
+        kubelet.wait_allocatable("rdma/test_server", 7)
+
+
+def test_the_log_says_changes_only_and_can_be_json(base, node):
+    with Kubelet(base, watches=False) as kubelet:
+        with Process(base, document(entry(), interval=1), node.root, "-log-format", "json") as plugin:
+            kubelet.wait_allocatable("rdma/test_server", 100)
+            time.sleep(2.5)
+            assert plugin.end(signal.SIGTERM)[0] == 0
+        lines = [json.loads(line) for line in plugin.log.read_text().splitlines()]
+    assert len({json.dumps({**line, "time": ""}) for line in lines}) == len(lines)
+    assert {"resource", "mode", "devices"} & set().union(*lines)
+    assert lines[-1]["level"] in ("info", "warning")
+
+
+def test_a_directory_that_cannot_be_used_ends_it_with_code_1(base, node):
+    """A25"""
+    pathlib.Path(base, "device-plugins").write_text("a file")
+    with Process(base, document(entry()), node.root) as plugin:
+        assert plugin.process.wait(10) == 1
+        assert "Not a directory" in plugin.log.read_text()

@@ -1,0 +1,127 @@
+"""The distribution: generated code, the library inside, Python versions, layers."""
+
+from __future__ import annotations
+
+import ast
+import pathlib
+import subprocess
+import sys
+import zipfile
+
+import pytest
+from conftest import PACKAGE
+
+SOURCES = sorted((PACKAGE / "rdma_device_plugin").glob("*.py"))
+LIBRARY = PACKAGE.parent / "plugins/module_utils/hca"
+# Rooms from below to above: each imports only from those before it, and what stands in one line knows not each other.
+LAYERS = [
+    {"gojson", "log", "worker", "sockets", "links", "captured", "_build"},
+    {"config", "events"},
+    {"pools"},
+    {"allocation"},
+    {"cdi"},
+    {"server", "metrics", "explain"},
+    {"lifecycle", "endpoints"},
+    {"daemon"},
+    {"cli"},
+    {"__main__"},
+]
+
+
+def test_the_generated_code_is_that_of_the_contract(base):
+    written = subprocess.run(
+        [sys.executable, str(PACKAGE / "generate.py"), str(base)], capture_output=True, text=True, timeout=60
+    )
+    assert written.returncode == 0, written.stderr
+    made = sorted(path.relative_to(base) for path in base.rglob("*_pb2*.py"))
+    assert len(made) == 4
+    for path in made:
+        assert (base / path).read_text() == (PACKAGE / path).read_text(), f"run device_plugin/generate.py: {path}"
+
+
+def test_every_room_has_its_place():
+    placed = set().union(*LAYERS)
+    assert {path.stem for path in SOURCES} - {"__init__"} <= placed
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
+def test_a_room_imports_only_from_below(path):
+    if path.stem == "__init__":
+        return
+    level = next(number for number, names in enumerate(LAYERS) if path.stem in names)
+    below = set().union(*LAYERS[:level]) | {"hca", "kubelet", "__version__", "hca.text"}
+    tree = ast.parse(path.read_text(), feature_version=(3, 9))
+    checking = [
+        node for node in ast.walk(tree) if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"
+    ]
+    ignored = {id(inner) for node in checking for inner in ast.walk(node)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.level == 1 and id(node) not in ignored:
+            names = {node.module.split(".")[0]} if node.module else {alias.name for alias in node.names}
+            assert names <= below, f"{path.name}:{node.lineno} imports {sorted(names - below)}"
+
+
+def test_only_the_libraries_that_are_declared():
+    declared = {"grpc", "prometheus_client", "yaml"}
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = (
+                [alias.name for alias in node.names]
+                if isinstance(node, ast.Import)
+                else [node.module]
+                if isinstance(node, ast.ImportFrom) and not node.level
+                else []
+            )
+            foreign = {name.split(".")[0] for name in names} - set(sys.stdlib_module_names)
+            assert foreign <= declared, f"{path.name} imports {foreign}"
+
+
+def test_a_wheel_holds_the_package_and_the_library(base):
+    """One source of the library: the build puts it in"""
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    built = subprocess.run(
+        [*pip, "-w", str(base), str(PACKAGE)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert built.returncode == 0, built.stderr
+    (wheel,) = base.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        archive.extractall(base / "site")
+    assert {f"rdma_device_plugin/hca/{path.name}" for path in LIBRARY.glob("*.py")} <= names
+    assert "rdma_device_plugin/config.schema.json" in names
+    assert "rdma_device_plugin/kubelet/deviceplugin_pb2.py" in names
+    assert not any(name.startswith(("hca/", "build/")) for name in names)
+    answer = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import rdma_device_plugin.hca as hca, rdma_device_plugin.cli as cli; print(hca.__file__)",
+        ],
+        cwd="/",
+        env={"PYTHONPATH": str(base / "site")},
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout.strip() == str(base / "site/rdma_device_plugin/hca/__init__.py")
+    assert not (PACKAGE / "rdma_device_plugin/hca").exists(), "the build left a copy in the checkout"
+    assert not (PACKAGE / "build").exists(), "the build left its folder in the checkout"
+
+
+def test_the_oldest_python():
+    """What runs on nodes compiles under 3.9, where one is installed"""
+    found = [
+        *pathlib.Path("/usr/bin").glob("python3.9"),
+        *pathlib.Path.home().glob(".pyenv/versions/3.9*/bin/python3.9"),
+    ]
+    if not found:
+        pytest.skip("not verified: no Python 3.9 here")
+    program = "import sys; [compile(open(path).read(), path, 'exec') for path in sys.argv[1:]]"
+    answer = subprocess.run(
+        [str(found[0]), "-c", program, *map(str, SOURCES)], capture_output=True, text=True, timeout=30
+    )
+    assert answer.returncode == 0, answer.stderr

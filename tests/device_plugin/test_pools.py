@@ -1,0 +1,311 @@
+"""Discovery over captured nodes, selectors, character devices, health: everything that is decided without a socket."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from harness import Node, document, entry
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rdma_device_plugin import pools
+from rdma_device_plugin.config import Health, Pool, Selectors, load
+from rdma_device_plugin.hca import Tree
+from rdma_device_plugin.pools import Debounced, Hca, Port
+
+
+def pool(**more):
+    return load(document(entry(**more))).pools[0]
+
+
+def chosen(root, pkeys=False, **more):
+    found = pools.discover(Tree(str(root)), pkeys)
+    return [hca.name for hca in pools.members(pool(**more), found)]
+
+
+@pytest.fixture
+def laid_out(base):
+    return lambda name, **more: Node(base / name, name, **more).root
+
+
+def card(name="mlx5_0", **more):
+    values = {
+        "address": "0000:01:00.0",
+        "vendor": "15b3",
+        "device": "1021",
+        "driver": "mlx5_core",
+        "netdevs": ("eth0",),
+        "link_types": ("ether",),
+        "uverbs": ("uverbs0",),
+        "umad": ("umad0",),
+        "ports": (Port(1, "ACTIVE", "Ethernet", "eth0"),),
+    }
+    return Hca(name=name, **{**values, **more})
+
+
+# Selectors.
+
+
+def test_lists_are_or_and_between_lists_and(laid_out):
+    """A18"""
+    root = laid_out("names-persistent")
+    assert chosen(root, selectors={"vendors": ["15b3"]}) == ["rocep1s0f0", "rocep1s0f1", "ibp24s0"]
+    assert chosen(root, selectors={"ifNames": ["enp1s0f1np1", "ibp24s0"]}) == ["rocep1s0f1", "ibp24s0"]
+    assert chosen(root, selectors={"ifNames": ["enp1s0f1np1", "ibp24s0"], "linkTypes": ["ether"]}) == ["rocep1s0f1"]
+    everything = {
+        "vendors": ["15b3", "8086"],
+        "deviceIDs": ["1021", "1017"],
+        "drivers": ["mlx5_core"],
+        "ifNames": ["enp1s0f0np0", "enp1s0f1np1"],
+        "linkTypes": ["ether"],
+    }
+    assert chosen(root, selectors=everything) == ["rocep1s0f0", "rocep1s0f1"]
+
+
+def test_values_are_compared_exactly(laid_out):
+    root = laid_out("gh200-cx7-roce")
+    assert chosen(root, selectors={"vendors": ["15B3"]}) == []
+    assert chosen(root, selectors={"vendors": ["0x15b3"]}) == []
+    assert chosen(root, selectors={"drivers": ["mlx5"]}) == []
+
+
+_SELECTORS = {
+    "vendors": st.sampled_from(["15b3", "8086", ""]),
+    "deviceIDs": st.sampled_from(["1021", "1017"]),
+    "drivers": st.sampled_from(["mlx5_core", "ice"]),
+    "ifNames": st.sampled_from(["a", "b", "c"]),
+    "linkTypes": st.sampled_from(["ether", "infiniband", ""]),
+}
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    st.fixed_dictionaries({name: st.lists(values, max_size=2) for name, values in _SELECTORS.items()}),
+    st.fixed_dictionaries(
+        {
+            "vendors": _SELECTORS["vendors"].map(lambda one: [one]),
+            "deviceIDs": _SELECTORS["deviceIDs"].map(lambda one: [one]),
+            "drivers": _SELECTORS["drivers"].map(lambda one: [one]),
+            "ifNames": st.lists(_SELECTORS["ifNames"], max_size=3),
+            "linkTypes": st.lists(_SELECTORS["linkTypes"], min_size=1, max_size=2),
+        }
+    ),
+)
+def test_selectors_equal_their_definition(wanted, seen):
+    hca = card(
+        vendor=seen["vendors"][0],
+        device=seen["deviceIDs"][0],
+        driver=seen["drivers"][0],
+        netdevs=tuple(seen["ifNames"]),
+        link_types=tuple(seen["linkTypes"]),
+    )
+    # The definition: every list that is not empty names something that the device has.
+    expected = all(any(value in seen[name] for value in values) for name, values in wanted.items() if values)
+    subject = Pool("a", selectors=Selectors(**{name: tuple(values) for name, values in wanted.items()}))
+    assert (pools.judge(subject, hca) is None) == expected
+
+
+def test_extra_selectors_take_patterns(laid_out):
+    root = laid_out("h100-8x-cx7-ib")
+    every = [f"mlx5_{number}" for number in range(8)]
+    assert chosen(root, extraSelectors={"rdmaDevices": ["mlx5_[0-3]"]}) == every[:4]
+    assert chosen(root, extraSelectors={"pciAddresses": ["0000:18:*", "0000:ca:00.0"]}) == ["mlx5_0", "mlx5_7"]
+    assert chosen(root, extraSelectors={"ifNames": ["ibp*"], "numaNodes": [1]}) == every[4:]
+    assert chosen(root, True, extraSelectors={"pKeys": ["0xffff"]}) == every
+    assert chosen(root, True, extraSelectors={"pKeys": ["0x8001"]}) == []
+
+
+def test_a_partition_is_the_same_for_full_and_limited_members():
+    hca = card(pkeys=frozenset([0x1]))
+    assert pools.judge(pool(extraSelectors={"pKeys": ["0x8001"]}), hca) is None
+
+
+# Discovery.
+
+
+def test_only_network_functions(base):
+    """A17, A19, A20"""
+    node = Node(base / "node", "two-cards-cx6dx")
+    assert chosen(node.root) == ["mlx5_0", "mlx5_1"]
+    address = "/sys/devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0/class"
+    found = list(node.root.glob("sys/devices/pci*/**/0000:3b:00.0/class"))
+    assert found, address
+    found[0].write_text("0x010000\n")
+    assert chosen(node.root) == ["mlx5_1"]
+    assert chosen(base / "nothing") == []
+
+
+def test_one_function_that_cannot_be_read_hides_no_other(base):
+    """Rank 7: ghw 0.24 returns nothing at all then; and no pci.ids is needed"""
+    node = Node(base / "node", "two-cards-cx6dx")
+    for path in node.root.glob("sys/devices/pci*/**/0000:3b:00.0/*"):
+        if path.name in ("vendor", "device", "modalias", "class"):
+            path.unlink()
+    (node.root / "sys/bus/pci/devices/not-an-address").symlink_to("nowhere")
+    assert chosen(node.root) == ["mlx5_1"]
+
+
+def test_sub_functions_are_in(laid_out):
+    """Rank 15: upstream cannot see the auxiliary bus"""
+    root = laid_out("sfs")
+    assert chosen(root) == ["mlx5_0", "mlx5_2", "mlx5_3"]
+    assert chosen(root, selectors={"ifNames": ["enp8s0f0s88"]}) == ["mlx5_2"]
+    assert chosen(root, selectors={"ifNames": ["enp8s0f0np0"]}) == ["mlx5_0"]
+
+
+def test_virtual_functions_are_in(laid_out):
+    assert chosen(laid_out("vfs"), selectors={"drivers": ["mlx5_core"]}) == ["mlx5_0", "mlx5_1"]
+
+
+def test_software_hcas_are_in_on_request_only(laid_out):
+    root = laid_out("rxe-and-siw")
+    names = {"ifNames": ["eth0", "eth1", "eth2"]}
+    assert chosen(root, selectors=names) == []
+    assert chosen(root, selectors=names, softwareDevices=True) == ["rxe0", "rxe1", "siw_eth2"]
+    assert chosen(root, selectors={"vendors": ["15b3"]}, softwareDevices=True) == []
+
+
+def test_any_netdev_of_a_function_selects_it(laid_out):
+    """1.3: upstream compares the first name only and warns about the others"""
+    root = laid_out("mlx4-two-ports")
+    for name in ("ens3d1", "ibs3"):
+        assert chosen(root, selectors={"ifNames": [name]}) == ["mlx4_0"]
+    assert chosen(root, selectors={"linkTypes": ["infiniband"]}) == ["mlx4_0"]
+
+
+# Character devices.
+
+
+def files(root, **more):
+    found = pools.discover(Tree(str(root)))
+    subject = pool(**more)
+    return [os.path.basename(path) for hca in pools.members(subject, found) for path in pools.files(subject, hca)]
+
+
+def test_a_device_with_two_ports_gives_all_its_files(laid_out):
+    """1.5: upstream loses umad0, the first match in unsorted order wins"""
+    assert files(laid_out("mlx4-two-ports")) == ["issm0", "umad0", "umad1", "uverbs0"]
+
+
+@pytest.mark.parametrize(
+    ("layer", "missing", "code"),
+    [
+        ("Ethernet", {"umad": ()}, None),
+        ("InfiniBand", {"umad": ()}, "no-umad"),
+        ("Unknown", {"umad": ()}, None),
+        ("Ethernet", {"uverbs": ()}, "no-uverbs"),
+        ("Ethernet", {"issm": ()}, None),
+    ],
+)
+def test_what_is_required_follows_from_the_link_layer(layer, missing, code):
+    """Rank 5: upstream refuses iWARP and EFA for want of umad"""
+    out = pools.judge(pool(), card(ports=(Port(1, "ACTIVE", layer, None),), **missing))
+    assert (out.code if out else None) == code
+
+
+def test_efa_and_irdma_are_in(laid_out):
+    """Rank 5"""
+    assert chosen(laid_out("efa"), selectors={"vendors": ["1d0f"]}) == ["rdmap0s6"]
+    assert chosen(laid_out("irdma"), selectors={"vendors": ["8086"]}) == ["rocep101s0f0", "rocep101s0f1"]
+
+
+def test_what_is_missing_is_said_with_the_module_that_makes_it(base):
+    """Ranks 5 and 6"""
+    node = Node(base / "node", "h100-8x-cx7-ib").unload("ib_umad").unload("rdma_ucm")
+    found = pools.discover(Tree(str(node.root)))
+    out = pools.judge(pool(), found.hcas[0], found.rdma_cm)
+    assert out.code == "no-umad"
+    assert "umad, rdma_cm: load ib_umad rdma_ucm" in out.text
+    node.load("ib_umad")
+    node.load("rdma_ucm")
+    assert len(chosen(node.root)) == 8
+
+
+def test_the_config_overrules_what_is_required():
+    without = card(umad=())
+    assert pools.judge(pool(charDevices={"umad": "required"}), without).code == "no-umad"
+    assert pools.judge(pool(charDevices={"rdma_cm": "optional"}), without, rdma_cm=False) is None
+    never = pool(charDevices={"umad": "never", "rdma_cm": "never"})
+    assert pools.files(never, card()) == ("/dev/infiniband/uverbs0",)
+    assert not pools.shares_rdma_cm(never, (card(),), True)
+
+
+def test_nodes_are_looked_for_where_they_can_be_seen(base):
+    wanted = ("/dev/infiniband/uverbs0",)
+    assert pools.present(str(base), wanted), "without /dev nobody knows"
+    (base / "dev/infiniband").mkdir(parents=True)
+    assert not pools.present(str(base), wanted)
+    (base / "dev/infiniband/uverbs0").touch()
+    assert pools.present(str(base), wanted)
+
+
+# Health.
+
+
+def test_a_port_must_be_otherwise_for_a_while():
+    """Rank 11: hysteresis and recovery"""
+    health = Health("any", downSeconds=1, upSeconds=5)
+    state = pools.debounce(None, True, 0, health)
+    assert state == Debounced(True), "the first observation counts at once"
+    state = pools.debounce(state, False, 10, health)
+    assert state == Debounced(True, 10)
+    assert state.due(health) == 11
+    assert pools.debounce(state, True, 10.5, health) == Debounced(True), "a blip is none"
+    state = pools.debounce(state, False, 10.5, health)
+    assert state == Debounced(True, 10), "waiting does not begin anew"
+    state = pools.debounce(state, False, 11, health)
+    assert state == Debounced(False)
+    state = pools.debounce(state, True, 12, health)
+    assert state.due(health) == 17
+    assert pools.debounce(state, True, 16.9, health).up is False
+    assert pools.debounce(state, True, 17, health) == Debounced(True)
+
+
+@given(
+    st.lists(st.tuples(st.booleans(), st.floats(0.01, 3)), max_size=30),
+    st.sampled_from([0.0, 0.5, 2.0]),
+    st.sampled_from([0.0, 0.5, 2.0]),
+)
+def test_a_port_changes_only_after_it_was_seen_otherwise_for_long_enough(steps, down, up):
+    health = Health("any", down, up)
+    state, now, seen = pools.debounce(None, True, 0.0, health), 0.0, []
+    for observed, passed in steps:
+        now += passed
+        seen.append((now, observed))
+        before, state = state, pools.debounce(state, observed, now, health)
+        if state.up != before.up:
+            wait = down if before.up else up
+            since = next((when for when, value in reversed(seen) if value == before.up), 0.0)
+            begun = next((when for when, value in seen if when > since and value == state.up), now)
+            assert now - begun >= wait - 1e-6
+            assert observed == state.up
+
+
+@pytest.mark.parametrize(
+    ("ports", "states", "healthy"),
+    [
+        ("any", [True, False], True),
+        ("any", [False, False], False),
+        ("all", [True, False], False),
+        ("all", [True, True], True),
+        ("ignore", [False, False], True),
+        ("all", [], True),
+    ],
+)
+def test_which_ports_count(ports, states, healthy):
+    assert pools.hca_healthy(Health(ports), states) is healthy
+
+
+def test_port_states_of_what_is_gone_are_unknown(laid_out):
+    tree = Tree(str(laid_out("gh200-cx7-roce")))
+    assert pools.port_states(tree, (("mlx5_0", 1), ("mlx5_1", 1), ("gone", 1))) == {
+        ("mlx5_0", 1): "ACTIVE",
+        ("mlx5_1", 1): "DOWN",
+        ("gone", 1): None,
+    }
+
+
+def test_the_netns_mode_is_read(laid_out):
+    assert pools.discover(Tree(str(laid_out("exclusive-netns-foreign-file")))).exclusive
+    assert not pools.discover(Tree(str(laid_out("gh200-cx7-roce")))).exclusive
+    assert not pools.discover(Tree(str(laid_out("card-without-mlx5-ib")))).exclusive, "ib_core is not loaded"

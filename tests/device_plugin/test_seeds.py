@@ -1,0 +1,88 @@
+"""Configs that users of the Go plugin have, as they stand in published guides, on nodes that fit them."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import pytest
+from harness import Node, Running
+from kubelet_double import Kubelet
+from rdma_device_plugin.config import load
+
+CONFIGS = pathlib.Path(__file__).parent / "configs"
+GH200 = ("gh200-cx7-roce", (("enp1s0f0np0", "ens8f0np0"), ("enp1s0f1np1", "ens8f1np1")))
+RAILS = (24, 58, 75, 92, 135, 170, 186, 202)
+H100 = ("h100-8x-cx7-ib", tuple((f"ibp{bus}s0", f"ens{8 + number}f0np0") for number, bus in enumerate(RAILS)))
+BOTH = ["uverbs0", "uverbs1", "umad0", "umad1", "rdma_cm"]
+
+# Each with what its guide prints: resource, count, files of one container.
+PRINTED = {
+    "shared-devices-a-b.json": (
+        GH200,
+        {
+            "rdma/hca_shared_devices_a": (63, ["uverbs0", "umad0", "rdma_cm"]),
+            "rdma/hca_shared_devices_b": (63, ["uverbs1", "umad1", "rdma_cm"]),
+        },
+    ),
+    "option-a-interface.json": (GH200, {"rdma/hca_shared_devices_a": (63, ["uverbs0", "umad0", "rdma_cm"])}),
+    "option-b-vendor.json": (GH200, {"rdma/hca_shared_devices_all": (63, BOTH)}),
+    "option-c-driver.json": (GH200, {"rdma/hca_shared_devices_mlx5": (63, BOTH)}),
+    "option-d-model.json": (GH200, {"rdma/hca_shared_devices_cx7": (63, BOTH)}),
+    "operator.json": (GH200, {"rdma/hca_shared_devices_a": (63, BOTH)}),
+    "one-pool-of-100.json": (GH200, {"rdma/rdma_shared_device": (100, BOTH)}),
+    "eight-rails.json": (
+        H100,
+        {
+            f"rdma/hca_shared_devices_{number}": (63, [f"{kind}{number}" for kind in ("issm", "umad", "uverbs")])
+            for number in range(8)
+        },
+    ),
+}
+INTERVALS = {"shared-devices-a-b.json": 300}
+
+
+def test_every_config_has_its_printed_counts():
+    assert {path.name for path in CONFIGS.glob("*.json")} == set(PRINTED)
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_a_published_config_gives_what_its_guide_prints(base, name):
+    (fixture, rename), printed = PRINTED[name]
+    data = (CONFIGS / name).read_bytes()
+    config = load(data, strict=True)
+    assert config.warnings == ()
+    assert config.interval == INTERVALS.get(name, 60)
+    node = Node(base / "node", fixture, rename)
+    with Kubelet(base, watches=False) as kubelet, Running(base, data, node.root):
+        for resource, (count, files) in printed.items():
+            # One port of the GH200 has no cable, so its second pool has no healthy device: that is news, not an error.
+            healthy = 0 if resource.endswith("_b") else count
+            assert kubelet.wait(lambda r=resource, c=count: kubelet.capacity(r) == c)
+            kubelet.wait_allocatable(resource, healthy)
+            specs = kubelet.allocate(resource, ["0"]).container_responses[0].devices
+            given = [spec.host_path.rpartition("/")[2] for spec in specs]
+            assert set(files) <= set(given)
+            assert len(given) == len(set(given))
+            assert len(given) <= len(files) + 1
+
+
+def test_a_port_without_a_cable_does_not_make_its_pool_unhealthy(base):
+    """Seed 004: port 2 has no cable; all 100 stay allocatable, with the files of both ports"""
+    node = Node(base / "node", "gh200-cx7-roce")
+    data = (CONFIGS / "one-pool-of-100.json").read_bytes()
+    with Kubelet(base) as kubelet, Running(base, data, node.root):
+        kubelet.wait_allocatable("rdma/rdma_shared_device", 100)
+        specs = kubelet.allocate("rdma/rdma_shared_device", ["0"]).container_responses[0].devices
+        assert {spec.host_path.rpartition("/")[2] for spec in specs} == set(BOTH)
+
+
+def test_the_schema_takes_what_the_plugin_takes():
+    import jsonschema
+    import rdma_device_plugin
+
+    schema = json.loads((pathlib.Path(rdma_device_plugin.__file__).parent / "config.schema.json").read_text())
+    validator = jsonschema.Draft202012Validator(schema)
+    validator.check_schema(schema)
+    for path in CONFIGS.glob("*.json"):
+        validator.validate(json.loads(path.read_text()))
