@@ -108,7 +108,7 @@ def _hca(
 ) -> Optional[dict[str, Any]]:
     base = f"{paths.INFINIBAND}/{name}"
     value = tree.attributes(base, _DEVICE)
-    numbers = sorted(int(number) for number in tree.listdir(f"{base}/ports") if number.isdigit())
+    numbers = sorted(int(number) for number in tree.listdir(f"{base}/ports") if number.isdecimal())
     node_type, node_guid = meaning(value["node_type"]), value["node_guid"]
     if not numbers and node_type is None and node_guid is None:
         return None
@@ -187,8 +187,10 @@ def _netdevs(
     if parent:
         candidates = tree.listdir(f"{parent}/net")
     else:
-        known = {tree.read(f"{paths.INFINIBAND}/{name}/parent"), *owners.values()} - {None, ""}
-        candidates = sorted(known) or [found for found in [network.by_mac(_mac(node_guid))] if found]  # type: ignore[type-var]
+        # rxe names its parent. GIDs may also belong to what stands on the netdev (macvlan), so they come second.
+        stated = tree.read(f"{paths.INFINIBAND}/{name}/parent")
+        known = [stated] if stated else sorted({owner for owner in owners.values() if owner})
+        candidates = known or [found for found in [network.by_mac(_mac(node_guid))] if found]
     representors = [candidate for candidate in candidates if network.representor(candidate)]
     found = []
     for candidate in candidates:
@@ -206,7 +208,10 @@ def _mac(guid: Optional[str]) -> str:
     digits = (guid or "").replace(":", "")
     if len(digits) != 16 or digits[6:10] != "fffe":
         return ""
-    raw = bytes.fromhex(digits[:6] + digits[10:])
+    try:
+        raw = bytes.fromhex(digits[:6] + digits[10:])
+    except ValueError:
+        return ""
     return ":".join(f"{byte:02x}" for byte in bytes([raw[0] ^ 2]) + raw[1:])
 
 

@@ -98,7 +98,7 @@ def main_pid(tree: Tree, unit: str, settings: Optional[dict[str, list[str]]] = N
         return None
     named = tree.read(settings["PIDFile"][-1]) if (settings.get("PIDFile") or [""])[-1] else None
     pids = _pids(tree, unit, (settings.get("Slice") or ["system.slice"])[-1])
-    if named and named.isdigit() and int(named) in pids:
+    if named and named.isdecimal() and int(named) in pids:
         return int(named)
     starts = [value for value in settings.get("ExecStart", []) if value]
     # k3s runs itself again as `k3s-server`; /proc/<pid>/comm holds 15 characters.
@@ -129,14 +129,14 @@ def _pids(tree: Tree, unit: str, slice_name: str) -> list[int]:
         for name in () if text else names:
             text += "\n" + (tree.read(f"{group}/{name}/cgroup.procs") or "")
         if text.strip():
-            return sorted({int(word) for word in text.split() if word.isdigit()})
+            return sorted({int(word) for word in text.split() if word.isdecimal()})
     return []
 
 
 def _parent_and_start(tree: Tree, pid: int) -> tuple[Optional[int], int]:
     """(parent, start time in clock ticks since boot): fields 4 and 22 of proc(5)'s stat."""
     after = (tree.read(f"/proc/{pid}/stat") or "").rpartition(")")[2].split()
-    if len(after) < 20 or not (after[1].isdigit() and after[19].isdigit()):
+    if len(after) < 20 or not (after[1].isdecimal() and after[19].isdecimal()):
         return None, 0
     return int(after[1]), int(after[19])
 
@@ -148,6 +148,6 @@ def running_limit(tree: Tree, pid: int) -> str | int:
             soft = line[len("Max locked memory") :].split()[:1]
             if soft == ["unlimited"]:
                 return "infinity"
-            if soft and soft[0].isdigit():
+            if soft and soft[0].isdecimal():
                 return int(soft[0])
     return unknown(f"/proc/{pid}/limits is not readable")

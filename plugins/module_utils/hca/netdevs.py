@@ -118,6 +118,8 @@ class Network:
 
     def by_mac(self, mac: str) -> Optional[str]:
         """The one interface with a MAC; None when there is none or several (VLANs share their parent's)."""
+        if not mac:
+            return None  # tunnels have an empty one
         found = [name for name in self.names() if self._tree.read(f"{paths.NET}/{name}/address") == mac]
         return found[0] if len(found) == 1 else None
 

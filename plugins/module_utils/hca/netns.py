@@ -94,7 +94,7 @@ def namespaces(tree: Tree) -> list[dict[str, Any]] | str:
     A string when init's own namespace may not be read, which needs root.
     """
     tree = tree.snapshot()
-    pids = sorted(int(name) for name in tree.listdir("/proc") if name.isdigit())
+    pids = sorted(int(name) for name in tree.listdir("/proc") if name.isdecimal())
     own = _inode(tree.readlink("/proc/1/ns/net") or tree.readlink("/proc/self/ns/net"))
     if own is None:
         return unknown("/proc/1/ns/net is not readable (root only)")
@@ -117,7 +117,7 @@ def namespaces(tree: Tree) -> list[dict[str, Any]] | str:
 def _inode(link: Optional[str]) -> Optional[int]:
     """`net:[4026531840]` as 4026531840."""
     number = link[5:-1] if link and link.startswith("net:[") and link.endswith("]") else ""
-    return int(number) if number.isdigit() else None
+    return int(number) if number.isdecimal() else None
 
 
 def _mounted(tree: Tree) -> Iterator[tuple[int, str]]:

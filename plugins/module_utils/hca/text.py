@@ -35,7 +35,7 @@ def meaning(text: Optional[str]) -> Optional[str]:
 
 def natural(name: str) -> list[Any]:
     """Sort key that puts rxe10 behind rxe9."""
-    return [int(part) if part.isdigit() else part for part in _DIGITS.split(name)]
+    return [int(part) if part.isdecimal() else part for part in _DIGITS.split(name)]
 
 
 def unknown(why: str) -> str:

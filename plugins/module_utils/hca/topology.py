@@ -81,7 +81,7 @@ class Topology:
             return False
         if self._single is None:
             online = self._tree.read("/sys/devices/system/node/online")
-            self._single = online is None or online.isdigit()
+            self._single = online is None or online.isdecimal()
         return self._single
 
 

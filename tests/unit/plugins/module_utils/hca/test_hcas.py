@@ -242,6 +242,25 @@ def test_a_software_hca_finds_its_interface_by_its_gids(node):
     assert [(gid["index"], gid["netdev"]) for gid in found["ports"][0]["gids"]] == [(0, "eth1"), (5, "mv0")]
 
 
+def test_the_parent_of_rxe_outweighs_its_gids(node):
+    """The default GIDs of a netdev without carrier may be gone while those of a macvlan on it are there."""
+    node.netdev("eth1")
+    node.netdev("mv0")
+    node.gids(node.hca("rxe0", parent=None), 1, {3: ("fe80::2", "RoCE v2", "mv0")})
+    node.write("/sys/class/infiniband/rxe0/parent", "eth1")
+    (found,) = node.facts(HCAS)["hcas"]
+    assert [netdev["name"] for netdev in found["netdevs"]] == ["eth1"]
+    assert found["ports"][0]["netdev"] == "eth1"
+
+
+@pytest.mark.parametrize("guid", ["", "0000:0000:0000:0000", "zzzz:00ff:fezz:zzzz", "5054:00ff:fe12"])
+def test_a_guid_that_holds_no_mac(node, guid):
+    node.netdev("tun0", address="")
+    node.hca("siw0", node_guid=guid)
+    (found,) = node.facts(HCAS)["hcas"]
+    assert (found["netdevs"], found["ports"][0]["netdev"]) == ([], None)
+
+
 def test_siw_finds_its_interface_by_its_guid(node):
     node.netdev("eth2", address="52:54:00:12:34:56")
     node.hca("siw0", node_type="4: RNIC", node_guid="5054:00ff:fe12:3456")

@@ -92,6 +92,15 @@ def test_large_files_arrive_whole(tree, tmp_path):
         assert len(tree.read_bytes(path)) == 9000
 
 
+def test_short_reads_do_not_end_a_procfs_file(tmp_path, monkeypatch):
+    """seq_file returns whole records only, so a read of cgroup.procs may be short with more to come."""
+    (tmp_path / "sys/fs").mkdir(parents=True)
+    (tmp_path / "sys/fs/procs").write_text("1\n2\n3\n")
+    whole = os.read
+    monkeypatch.setattr(os, "read", lambda fd, _size: whole(fd, 2))
+    assert Tree(str(tmp_path)).read("/sys/fs/procs") == "1\n2\n3"
+
+
 def test_what_is_no_utf8_is_replaced(tree, tmp_path):
     (tmp_path / "root/bytes").write_bytes(b"a\xffb")
     assert tree.read("/bytes") == "a\ufffdb"
