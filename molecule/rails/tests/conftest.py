@@ -49,6 +49,13 @@ def machine(node, groups) -> str:
     return group.removeprefix("playing_").replace("_", "-")
 
 
+@pytest.fixture
+def tree(node) -> pathlib.Path:
+    """The captured machine that is laid under the node."""
+    home = CHECKOUT / ".lab/nspawn"
+    return home / json.loads((home / "state.json").read_text())["nodes"][node]["layers"][0]
+
+
 @pytest.fixture(scope="session")
 def ansible() -> Ansible:
     """Runs one command of Ansible over the scenario's inventory, with the settings of the checkout."""

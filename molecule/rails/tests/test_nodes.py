@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import pathlib
-import sys
+import json
 
 import pytest
-
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3] / "tests/tools"))
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather
-from tree import lay_out, load
 
 MANAGED = "# Managed by Ansible collection gpufabric.rdma; changes here are overwritten."
 DROP_IN = "/etc/systemd/system/{}.service.d/10-gpufabric-rdma.conf"
@@ -70,10 +66,8 @@ def leaves(value, path: str = "") -> dict[str, object]:
     return {path: value}
 
 
-def test_facts_over_ssh_are_those_of_the_captured_machine(node, machine, facts, tmp_path):
-    fixture = load(machine)
-    tree = lay_out(fixture, tmp_path)
-    expected = gather(Tree(str(tree)), Seams.recorded(fixture["seams"]))
+def test_facts_over_ssh_are_those_of_the_captured_machine(node, tree, facts):
+    expected = gather(Tree(str(tree)), Seams.recorded(json.loads((tree / ".seams.json").read_text())))
     seen = facts[node]
     assert seen["node"]["container"] == "systemd-nspawn"
     assert seen["node"]["kernel"] == expected["node"]["kernel"]
