@@ -68,8 +68,17 @@ def validate(options: dict, values: dict) -> tuple[dict, list[dict]]:
             problems.append(_invalid(name, option, f"{_short(value)}; {'; '.join(checked.error_messages)}"))
             effective[name] = option.get("default")
         else:
-            effective[name] = checked.validated_parameters[name]
+            effective[name] = _given(checked.validated_parameters[name])
     return effective, problems
+
+
+def _given(value):
+    """Without the nulls that the validator adds for suboptions nobody set: a module would take those for set."""
+    if isinstance(value, list):
+        return [_given(item) for item in value]
+    if isinstance(value, dict):
+        return {key: item for key, item in value.items() if item is not None}
+    return value
 
 
 def _invalid(name: str, option: dict, seen: str) -> dict:
