@@ -183,10 +183,15 @@ stale_images:
 import os
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpufabric.rdma.plugins.module_utils import _dkms, _driver_state
 from ansible_collections.gpufabric.rdma.plugins.module_utils import _driver_packages as packages
-from ansible_collections.gpufabric.rdma.plugins.module_utils import _driver_state
 from ansible_collections.gpufabric.rdma.plugins.module_utils._change import Refused, failure, result, settle
-from ansible_collections.gpufabric.rdma.plugins.module_utils._driver_plan import INBOX, plan, sentence
+from ansible_collections.gpufabric.rdma.plugins.module_utils._driver_plan import (
+    DKMS_MODULES,
+    INBOX,
+    plan,
+    sentence,
+)
 from ansible_collections.gpufabric.rdma.plugins.module_utils._driver_proof import (
     Proof,
     base_package,
@@ -336,13 +341,25 @@ class Installer:
     def _do(self, argv: list[str], what: str) -> None:
         code, out, error = self._run(argv)
         if code:
-            lines = [line for line in (error or out).strip().splitlines() if line.strip()]
+            self._look_for_failed_builds()
+            lines = [line for line in (error or out).splitlines() if line.strip() and not line.startswith("W: ")]
             raise Refused.because(
                 what,
                 f"{argv[0]} {argv[1]} to end well",
                 "\n".join(lines[-12:]) or f"exit status {code}",
                 "settle what it says and run again; the run goes on where it stood",
             )
+
+    def _look_for_failed_builds(self) -> None:
+        """A package whose build failed says only that its script failed; the reason stands in DKMS's log."""
+        if self._kind != packages.APT:
+            return
+        _code, out, _error = self._run(["dkms", "status"])
+        for module, version, kernel, _state in _dkms.not_installed(
+            _dkms.parse(out), list(DKMS_MODULES), self._state["kernels"]
+        ):
+            if any(map(os.path.exists, _dkms.log_path(module, version, kernel, self._architecture()))):
+                raise build_failed(module, version, kernel, self._architecture(), "")
 
 
 def stale_images(facts: dict, changes) -> list[str]:
