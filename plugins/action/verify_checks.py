@@ -17,7 +17,7 @@ class ActionModule(ActionBase):
 
     def run(self, tmp=None, task_vars=None):
         super().run(tmp, task_vars)
-        _, args = self.validate_argument_spec(
+        _validation, args = self.validate_argument_spec(
             argument_spec={
                 "stage": {"type": "str", "required": True, "choices": ["pair", "judge", "report"]},
                 "hosts": {"type": "list", "elements": "str", "default": []},

@@ -99,7 +99,8 @@ def plan(nodes: list[dict]) -> dict:
         for network, chain in _chains(usable).items():
             clashes += _clashes(network, chain)
             for client, server in zip(chain, chain[1:]):
-                if network and _address(client, network) == _address(server, network) is not None:
+                address = _address(server, network)
+                if address is not None and _address(client, network) == address:
                     continue
                 paired |= {(end["host"], end["rail"], end["hca"]) for end in (client, server)}
                 tests += _tests(client, server, network, next_port)
