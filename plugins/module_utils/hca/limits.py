@@ -17,7 +17,7 @@ from .text import unknown
 from .tree import Tree
 
 SERVICES = ("k3s", "k3s-agent", "containerd", "docker", "crio", "kubelet")
-_SUFFIX = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40, "P": 1 << 50, "E": 1 << 60}
+_SUFFIX = {"": 1, "B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40, "P": 1 << 50, "E": 1 << 60}
 # cgroup version 2, and systemd's own hierarchy of version 1 and of the hybrid layout.
 _CGROUPS = ("/sys/fs/cgroup", "/sys/fs/cgroup/systemd", "/sys/fs/cgroup/unified")
 _MIB_8 = 8 << 20
@@ -36,29 +36,30 @@ def state(tree: Tree, services: Iterable[str] = SERVICES) -> dict[str, Any]:
 def _service(tree: Tree, name: str, default: str | int) -> dict[str, Any]:
     unit = f"{name}.service"
     settings = units.settings(tree, unit, "Service")
-    assigned = settings.get("LimitMEMLOCK") or [""]
     pid = main_pid(tree, unit, settings)
     return {
         "exists": units.fragment(tree, unit) is not None,
         "active": pid is not None,
         "main_pid": pid,
-        "memlock": (_limit(assigned[-1]) or default),
+        "memlock": _effective(settings.get("LimitMEMLOCK", ()), default),
         "memlock_running": None if pid is None else running_limit(tree, pid),
         "drop_ins": units.drop_ins(tree, unit),
     }
 
 
-def _limit(text: str) -> str | int | None:
-    """A LimitMEMLOCK= value as systemd reads it: `infinity`, bytes with a suffix to base 1024, or `soft:hard`."""
-    soft = text.partition(":")[0].strip()
-    if not soft:
-        return None
-    if soft == "infinity":
-        return soft
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGTPE]?)B?", soft)
-    if not match:
-        return unknown(f"systemd does not take LimitMEMLOCK={text}")
-    return int(float(match.group(1)) * _SUFFIX[match.group(2)])
+def _effective(values: Iterable[str], default: str | int) -> str | int:
+    """What repeated LimitMEMLOCK= assignments come to: an empty one resets, and systemd skips what it cannot read."""
+    found: str | int = default
+    for value in values:
+        soft = value.partition(":")[0].strip()
+        match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?)\s*([KMGTPEB]?)", soft)
+        if not soft:
+            found = default
+        elif soft == "infinity":
+            found = soft
+        elif match:
+            found = int(float(match.group(1)) * _SUFFIX[match.group(2)])
+    return found
 
 
 def _manager_default(tree: Tree) -> str | int:
@@ -74,17 +75,17 @@ def _manager_default(tree: Tree) -> str | int:
             if name.endswith(".conf"):
                 files.setdefault(name, f"{directory}/system.conf.d/{name}")
     main = next((path for path in (f"{place}/system.conf" for place in directories) if tree.exists(path)), None)
-    value: str | int | None = None
-    for path in ([main] if main else []) + [files[name] for name in sorted(files)]:
-        for key, text in units.assignments(tree.read(path) or "", "Manager"):
-            if key == "DefaultLimitMEMLOCK":
-                value = _limit(text)
-    if value is not None:
-        return value
+    files_in_order = ([main] if main else []) + [files[name] for name in sorted(files)]
+    assigned = [
+        value
+        for path in files_in_order
+        for key, value in units.assignments(tree.read(path) or "", "Manager")
+        if key == "DefaultLimitMEMLOCK"
+    ]
     release = re.match(r"(\d+)\.(\d+)", node.kernel(tree) or "")
-    if release and (int(release.group(1)), int(release.group(2))) >= (5, 16) and not node.container(tree):
-        return _MIB_8
-    return unknown("no unit file sets LimitMEMLOCK, so it is systemd's default: 8 MiB, before release 250 64 KiB")
+    recent = release and (int(release.group(1)), int(release.group(2))) >= (5, 16) and not node.container(tree)
+    why = "no unit file sets LimitMEMLOCK, so it is systemd's default: 8 MiB, before release 250 64 KiB"
+    return _effective(assigned, _MIB_8 if recent else unknown(why))
 
 
 def main_pid(tree: Tree, unit: str, settings: Optional[dict[str, list[str]]] = None) -> Optional[int]:
