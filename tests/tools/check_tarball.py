@@ -11,7 +11,17 @@ import sys
 import tarfile
 
 # What a user of the collection gets; everything else in the repository serves its development.
-PRODUCT_FOLDERS = ("changelogs", "docs", "inventory/examples", "lock", "meta", "playbooks", "plugins", "roles")
+PRODUCT_FOLDERS = (
+    "changelogs",
+    "device_plugin",
+    "docs",
+    "inventory/examples",
+    "lock",
+    "meta",
+    "playbooks",
+    "plugins",
+    "roles",
+)
 PRODUCT_FILES = ("CHANGELOG.md", "LICENSE", "README.md")
 GENERATED = {"FILES.json", "MANIFEST.json"}
 

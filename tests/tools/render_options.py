@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
+import re
 import sys
 
 import yaml
@@ -17,7 +19,8 @@ Generated from `roles/*/meta/argument_specs.yml` by `tests/tools/render_options.
 
 def paragraph(text) -> str:
     """argument_specs descriptions are a string or a list of sentences."""
-    return " ".join([text] if isinstance(text, str) else text or []).strip()
+    joined = " ".join([text] if isinstance(text, str) else text or []).strip()
+    return re.sub(r"\b[CMOV]\(([^)]*)\)", r"`\1`", joined)
 
 
 def cell(text: str) -> str:
@@ -31,7 +34,7 @@ def rows(options: dict, prefix: str = ""):
         meaning = paragraph(option["description"])
         if choices:
             meaning += f" One of {', '.join(f'`{choice}`' for choice in choices)}."
-        default = "" if prefix else f"`{option.get('default')!r}`".replace("None", "null")
+        default = "" if prefix else f"`{json.dumps(option.get('default'))}`"
         yield f"| `{prefix}{name}` | {kind} | {cell(default)} | {cell(meaning)} |"
         yield from rows(option.get("options") or {}, f"{prefix}{name}.")
 
@@ -40,13 +43,14 @@ def render() -> str:
     parts = [HEAD]
     for role in sorted(path for path in (ROOT / "roles").iterdir() if path.is_dir()):
         spec = yaml.safe_load((role / "meta/argument_specs.yml").read_text())["argument_specs"]["main"]
-        parts += ["", f"## {role.name}", "", paragraph(spec["short_description"]), ""]
+        parts += [f"## {role.name}", "", paragraph(spec["short_description"]), ""]
         options = spec.get("options") or {}
         if options:
             parts += ["| option | type | default | meaning |", "|---|---|---|---|", *rows(options)]
         else:
             parts.append("No options.")
-    return "\n".join(parts) + "\n"
+        parts.append("")
+    return "\n".join(parts).rstrip("\n") + "\n"
 
 
 def main() -> int:

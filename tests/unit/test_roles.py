@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pathlib
+import subprocess
+import sys
 
 import pytest
 import yaml
@@ -64,3 +66,10 @@ def test_the_role_has_a_readme_and_galaxy_metadata(role):
     assert (role / "README.md").stat().st_size > 100
     meta = load(role / "meta/main.yml")
     assert meta["galaxy_info"]["license"] == "GPL-3.0-or-later"
+
+
+def test_the_option_list_in_the_docs_is_the_one_of_the_roles():
+    checked = subprocess.run(
+        [sys.executable, ROOT / "tests/tools/render_options.py", "--check"], capture_output=True, text=True, check=False
+    )
+    assert checked.returncode == 0, checked.stderr
