@@ -1,4 +1,4 @@
-"""render_options.py [--check]: docs/options.md from the argument_specs of all roles, so that it cannot drift from them."""
+"""render_options.py [--check]: docs/options.md from the argument_specs of all roles, so that it cannot drift."""
 
 from __future__ import annotations
 
