@@ -59,6 +59,9 @@ def test_two_nodes_are_paired_on_each_rail_with_a_common_subnet():
     assert sorted(set(ports)) == ports == [18600, 18601, 18602, 18603]
 
 
+NO_ADDRESS = "eth0 has no IPv4 or routable IPv6 address, so no peer can address it"
+
+
 @pytest.mark.parametrize("number", [3, 4, 9])
 def test_more_nodes_make_a_chain_in_which_each_takes_part(number):
     plan = _pairs.plan([node(f"n{i}", rail(0, f"10.0.0.{i + 1}/24")) for i in range(number)])
@@ -80,8 +83,8 @@ def test_rails_are_paired_by_index_and_not_across():
     [
         (rail(0, "10.0.0.2/24", state="DOWN"), rail(0, "10.0.0.1/24"), "no peer: rail 0 of b: the port is DOWN"),
         (rail(0, "10.0.9.2/24"), rail(0, "10.0.0.1/24"), "no peer in 10.0.0.0/24: rail 0 of b 10.0.9.0/24"),
-        (rail(0, "10.0.0.2/24"), rail(0), "eth0 has no IPv4 or routable IPv6 address, so no peer can address it"),
-        (rail(0, "10.0.0.2/24"), rail(0, "fe80::1/64"), "eth0 has no IPv4 or routable IPv6 address, so no peer can address it"),
+        (rail(0, "10.0.0.2/24"), rail(0), NO_ADDRESS),
+        (rail(0, "10.0.0.2/24"), rail(0, "fe80::1/64"), NO_ADDRESS),
         (rail(0, "10.0.0.2/24"), rail(0, "10.0.0.1/24", state="INIT"), "the port is INIT"),
     ],
 )
