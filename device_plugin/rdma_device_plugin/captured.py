@@ -39,7 +39,7 @@ def lay_out(captured: Mapping[str, Any], target: pathlib.Path) -> None:
     for path, goal in sorted(_leaves(captured.get("links") or {}), key=lambda leaf: leaf[0].count("/")):
         os.symlink(goal, _place(target, path))
     for path in captured.get("directories") or ():
-        os.makedirs(_place(target, f"{path}/.").parent, exist_ok=True)
+        _place(target, path).mkdir(exist_ok=True)
     for path, content in _leaves(captured.get("files") or {}):
         _place(target, path).write_text(str(content))
     for path, content in _leaves(captured.get("binary") or {}):

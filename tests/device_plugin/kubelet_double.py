@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import socket
 import stat
 import threading
 import time
@@ -33,6 +34,20 @@ def extended_resource_name(name):
     return bool(_RESOURCE.match(name)) and len(rest) <= 63 and len(f"requests.{prefix}") <= 253
 
 
+def dial(path, stopping=None):
+    """Wait until somebody listens at a socket. grpc's own future for that leaves a thread behind that complains."""
+    deadline = time.monotonic() + DIAL
+    while True:
+        with socket.socket(socket.AF_UNIX) as probe:
+            try:
+                probe.connect(path)
+                return
+            except OSError as error:
+                if time.monotonic() > deadline or (stopping and stopping.is_set()):
+                    raise ConnectionError(f"failed to dial {path}: {error}") from None
+        time.sleep(0.01)
+
+
 class Client:
     """The kubelet's side of one plugin: options asked once, one ListAndWatch stream."""
 
@@ -42,7 +57,7 @@ class Client:
         self.channel = grpc.insecure_channel(
             f"unix:{path}", options=(("grpc.default_authority", "localhost"), ("grpc.use_local_subchannel_pool", 1))
         )
-        grpc.channel_ready_future(self.channel).result(timeout=DIAL)
+        dial(path)
         self.stub = api_grpc.DevicePluginStub(self.channel)
         self.options = self.stub.GetDevicePluginOptions(api.Empty())
         self.devices = {}
@@ -249,7 +264,7 @@ class Kubelet:
             f"unix:{path}", options=(("grpc.default_authority", path), ("grpc.use_local_subchannel_pool", 1))
         )
         try:
-            self._dial(channel)
+            dial(path, self._stopping)
             stub = registration_grpc.RegistrationStub(channel)
             info = stub.GetInfo(registration.InfoRequest(), timeout=GET_INFO)
             self.note("info", path, info)
@@ -261,20 +276,12 @@ class Kubelet:
                 registration.RegistrationStatus(plugin_registered=not problem, error=problem), timeout=NOTIFY
             )
             self.note("notified", path, problem)
-        except (grpc.RpcError, grpc.FutureTimeoutError) as error:
+        except (grpc.RpcError, ConnectionError) as error:
             self.note("watch failed", path, error)
             return False
         finally:
             channel.close()
         return True
-
-    def _dial(self, channel):
-        """Wait DIAL seconds for a connection, but not beyond the kubelet's own end."""
-        ready = grpc.channel_ready_future(channel)
-        deadline = time.monotonic() + DIAL
-        while not ready.done():
-            if self._stopping.wait(0.01) or time.monotonic() > deadline:
-                raise grpc.FutureTimeoutError
 
     def _invalid(self, info):
         if info.type != "DevicePlugin":
@@ -305,6 +312,6 @@ class _Registration(api_grpc.RegistrationServicer):
             context.abort(grpc.StatusCode.UNKNOWN, kubelet.refuse or "the ResourceName is invalid")
         try:
             kubelet.connect(request.resource_name, f"{kubelet.plugins}/{request.endpoint}")
-        except (grpc.RpcError, grpc.FutureTimeoutError) as error:
+        except (grpc.RpcError, ConnectionError) as error:
             context.abort(grpc.StatusCode.UNKNOWN, f"failed to dial device plugin: {error}")
         return api.Empty()

@@ -113,10 +113,10 @@ def test_hot_plug(base, node, kubelet):
         plugin.rescan()
         assert plugin.until(lambda: "uverbs1" in files(kubelet))
         assert kubelet.allocatable(NAME) == 10
-        lists = len(kubelet.clients[NAME].lists)
+        assert kubelet.wait(lambda: len(kubelet.clients[NAME].lists) == 3), "one for each change"
         plugin.rescan()
         assert plugin.until(lambda: plugin.plugin.scans >= 4)
-        assert len(kubelet.clients[NAME].lists) == lists, "no change, no update"
+        assert len(kubelet.clients[NAME].lists) == 3, "no change, no update"
 
 
 def test_the_last_hca_gone_leaves_unhealthy_units(base, node, kubelet):

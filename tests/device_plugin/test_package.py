@@ -61,6 +61,7 @@ def test_a_room_imports_only_from_below(path):
             assert names <= below, f"{path.name}:{node.lineno} imports {sorted(names - below)}"
 
 
+@pytest.mark.skipif(sys.version_info < (3, 10), reason="not verified: this Python does not list its own modules")
 def test_only_the_libraries_that_are_declared():
     declared = {"grpc", "prometheus_client", "yaml"}
     for path in SOURCES:
