@@ -152,16 +152,26 @@ def remove_command(kind: str, names: list[str]) -> list[str]:
     return ["dnf", "remove", "--assumeyes", "--setopt=clean_requirements_on_remove=False", *names]
 
 
-def restore_command(kind: str, names: list[str], preferences: str) -> list[str]:
-    """Puts the distribution's own builds back in place of the stack's; preferences: a file of restore_pins."""
+def restore_command(kind: str, names: list[str]) -> list[str]:
+    """Puts the distribution's own builds back in place of the stack's; apt needs restore_pins with it."""
     if kind == APT:
-        return [*install_command(APT, names, downgrade=True), "-o", f"Dir::Etc::Preferences={preferences}"]
+        return install_command(APT, names, downgrade=True)
     return ["dnf", "distro-sync", "--assumeyes", *names]
 
 
 def restore_pins(names: list[str]) -> str:
     """Takes the stack's builds out of apt's choice, the installed ones included."""
     return f"Package: {' '.join(names)}\nPin: version *mlnx*\nPin-Priority: -1\n"
+
+
+def downgrade_pins(label: str) -> str:
+    """Lets apt replace what a package depends on by older versions too, from the driver repository alone."""
+    return f"Package: *\nPin: release l={label}\nPin-Priority: 1001\n"
+
+
+def with_preferences(path: str) -> list[str]:
+    """apt's option for a file of pins that counts for one command."""
+    return ["-o", f"Dir::Etc::Preferences={path}"]
 
 
 def hold_command(names: list[str], hold: bool) -> list[str]:

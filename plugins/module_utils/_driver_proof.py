@@ -142,9 +142,12 @@ class Proof:
             )
         return chosen
 
-    def simulate(self, names: list[str], removable: set[str], downgrade: bool) -> list[str]:
-        """Names that would be installed; a removal beyond the stack is refused."""
-        flags = ["--allow-downgrades"] if downgrade else []
+    def simulate(self, names: list[str], downgrade: Optional[str] = None) -> list[str]:
+        """Names that would be installed; a removal beyond the stack is refused. downgrade: the pins that allow one."""
+        flags = []
+        if downgrade:
+            self._write("preferences", downgrade)
+            flags = ["--allow-downgrades", *packages.with_preferences(self._path("preferences"))]
         code, out, error = self._apt("apt-get", "install", "--simulate", "--no-install-recommends", *flags, *names)
         if code:
             raise Refused.because(
@@ -153,7 +156,7 @@ class Proof:
                 _last(error + out),
                 "settle the conflict that apt names and run again",
             )
-        removed = set(re.findall(r"^Remv (\S+)", out, re.MULTILINE)) - removable
+        removed = set(re.findall(r"^Remv (\S+)", out, re.MULTILINE))
         removed = {name for name in removed if not packages.stack_packages({name: ""})}
         if removed:
             raise Refused.because(

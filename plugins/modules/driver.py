@@ -181,6 +181,7 @@ stale_images:
 """
 
 import os
+import tempfile
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils import _dkms, _driver_state
@@ -242,6 +243,7 @@ class Installer:
         names = [change.object.split()[1] for change in adding]
         version, repository = self._wanted["version"], self._wanted["repository"]
         downgrade = any(change.action == "downgrade" for change in adding)
+        pins = packages.downgrade_pins(repository["label"]) if downgrade else None
         with Proof(self._run) as proof:
             pinned = repository if repository and repository.get("url") else None
             proof.prepare(pinned, f"{self._wanted['flavor']} {version}")
@@ -251,7 +253,7 @@ class Installer:
                 proof.update(pinned)
                 exact = {name: proof.candidate(name, version, self._wanted["sha256"].get(name)) for name in names}
             chosen = [packages.pinned(self._kind, name, exact.get(name)) for name in names]
-            coming = proof.simulate(chosen, packages.stack_packages(self._state["packages"]).keys(), downgrade)
+            coming = proof.simulate(chosen, pins)
             base = base_package(self._kind)
             archives = []
             if base in coming:
@@ -294,13 +296,8 @@ class Installer:
         for change in changes:
             if change.action == "return":
                 names = [line.split()[0] for line in change.before.splitlines()]
-                pins = "/run/gpufabric-driver-pins"
-                try:
-                    with open(pins, "w", encoding="utf-8") as stream:
-                        stream.write(packages.restore_pins(names))
-                    self._do(packages.restore_command(self._kind, names, pins), "the distribution's user space")
-                finally:
-                    os.unlink(pins)
+                command = packages.restore_command(self._kind, names)
+                self._do_pinned(command, packages.restore_pins(names), "the distribution's user space")
                 yield change
 
     def _add(self, changes, exact):
@@ -309,13 +306,17 @@ class Installer:
             return
         if self._kind == packages.APT and (self._wanted["repository"] or {}).get("url"):
             self._do(packages.update_command(packages.REPOSITORIES[packages.APT]), "list of the driver repository")
-        downgrade = any(change.action == "downgrade" for change in adding)
         names = []
         for change in adding:
             name = change.object.split()[1]
             version = exact.get(name) or (f"{self._wanted['version']}*" if self._kind == packages.DNF else None)
             names.append(packages.pinned(self._kind, name, version))
-        self._do(packages.install_command(self._kind, names, downgrade), " ".join(names))
+        downgrade = any(change.action == "downgrade" for change in adding)
+        command = packages.install_command(self._kind, names, downgrade)
+        if downgrade:
+            self._do_pinned(command, packages.downgrade_pins(self._wanted["repository"]["label"]), " ".join(names))
+        else:
+            self._do(command, " ".join(names))
         yield from adding
 
     def _build(self, changes):
@@ -337,6 +338,19 @@ class Installer:
 
     def _architecture(self) -> str:
         return self._state["facts"]["node"]["architecture"]
+
+    def _do_pinned(self, argv: list[str], pins: str, what: str) -> None:
+        """Runs apt with pins that count for this command alone; dnf knows no such thing and needs none."""
+        if self._kind != packages.APT:
+            self._do(argv, what)
+            return
+        handle, path = tempfile.mkstemp(prefix="gpufabric-driver-pins-")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as stream:
+                stream.write(pins)
+            self._do([*argv, *packages.with_preferences(path)], what)
+        finally:
+            os.unlink(path)
 
     def _do(self, argv: list[str], what: str) -> None:
         code, out, error = self._run(argv)

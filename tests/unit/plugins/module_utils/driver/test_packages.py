@@ -85,7 +85,7 @@ def test_the_command_lines_of_dnf():
         "--setopt=clean_requirements_on_remove=False",
         "mlnx-ofa_kernel",
     ]
-    assert packages.restore_command("dnf", ["rdma-core"], "unused") == [
+    assert packages.restore_command("dnf", ["rdma-core"]) == [
         "dnf",
         "distro-sync",
         "--assumeyes",

@@ -86,7 +86,7 @@ def test_a_good_repository_passes_up_to_the_download(proof, repositories):
     good.update(good.repository)
     exact = good.candidate("doca-ofed", "3.2.1", None)
     assert exact == "3.2.1-044000"
-    coming = good.simulate([f"doca-ofed={exact}"], set(), False)
+    coming = good.simulate([f"doca-ofed={exact}"])
     assert {BASE, "doca-ofed"} <= set(coming)
     (archive,) = good.fetch([BASE])
     original = pathlib.Path(repositories["repositories"]["first"]) / pathlib.Path(archive).name
@@ -147,7 +147,7 @@ def test_a_package_that_would_drive_another_one_out(proof, repositories, tmp_pat
     source = pathlib.Path(proved.directory) / "sources.list.d/gpufabric-rdma-driver.sources"
     source.write_text(source.read_text().replace(proved.repository["url"], greedy.url))
     proved.update(proved.repository)
-    problem = refused(proved.simulate, ["doca-ofed=9.9"], set(), False)
+    problem = refused(proved.simulate, ["doca-ofed=9.9"])
     assert "apt would remove" in problem.seen
     assert "make" in problem.seen
 
