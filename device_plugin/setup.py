@@ -8,6 +8,7 @@ RDMA_DEVICE_PLUGIN_COMMIT and SOURCE_DATE_EPOCH fill the commit and date that -v
 
 from __future__ import annotations
 
+import atexit
 import datetime
 import os
 import pathlib
@@ -17,6 +18,7 @@ import tempfile
 from setuptools import setup
 from setuptools.command.build import build
 from setuptools.command.build_py import build_py
+from setuptools.command.egg_info import egg_info
 from setuptools.command.sdist import sdist
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -35,12 +37,23 @@ def add_library(target: pathlib.Path) -> None:
     shutil.copytree(library(), target / "hca", ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
 
 
-class Build(build):
-    """Builds in a folder of its own, so that a checkout stays as it is."""
+def scratch() -> str:
+    """A folder for what setuptools would leave in the checkout."""
+    folder = tempfile.mkdtemp(prefix="rdma-device-plugin-build-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
+
+class Build(build):
     def initialize_options(self) -> None:
         super().initialize_options()
-        self.build_base = tempfile.mkdtemp(prefix="rdma-device-plugin-build-")
+        self.build_base = scratch()
+
+
+class EggInfo(egg_info):
+    def initialize_options(self) -> None:
+        super().initialize_options()
+        self.egg_base = scratch()
 
 
 class BuildPy(build_py):
@@ -60,4 +73,4 @@ class Sdist(sdist):
         add_library(pathlib.Path(base_dir, PACKAGE))
 
 
-setup(cmdclass={"build": Build, "build_py": BuildPy, "sdist": Sdist})
+setup(cmdclass={"build": Build, "build_py": BuildPy, "egg_info": EggInfo, "sdist": Sdist})
