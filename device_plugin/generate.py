@@ -1,21 +1,27 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""python generate.py [TARGET]: makes the code of rdma_device_plugin/kubelet/*.proto, with grpcio-tools of
-requirements-dev.txt, in place or below TARGET. The result is committed; a test compares.
+"""python generate.py [TARGET]: makes the code of rdma_device_plugin/kubelet/*.proto, in place or below TARGET.
+
+Generator and formatter are those of requirements-dev.txt. The result is committed; a test compares.
 """
 
 from __future__ import annotations
 
+import ast
 import pathlib
+import re
+import subprocess
 import sys
 
 from grpc_tools import protoc
 
 HERE = pathlib.Path(__file__).resolve().parent
-# The linters of the collection judge what people write; the descriptor is one long line.
-HEADER = "# ruff: noqa\n# fmt: off\n# pylint: skip-file\n"
-LONG = 160
+# The linters judge what people write. The layout is that of all files, so that no checker has to be told of these.
+HEADER = "# ruff: noqa\n# pylint: skip-file\n"
+FORMAT = ["ruff", "format", "--quiet", "--isolated", "--line-length", "120", "--target-version", "py39"]
+DESCRIPTOR = re.compile(r"AddSerializedFile\((b'.*')\)")
+CHUNK = 32
 
 
 def generate(target: pathlib.Path) -> list[pathlib.Path]:
@@ -26,9 +32,16 @@ def generate(target: pathlib.Path) -> list[pathlib.Path]:
         raise SystemExit("protoc failed; its message stands above")
     written = sorted(target.glob("rdma_device_plugin/kubelet/*_pb2*.py"))
     for path in written:
-        lines = [f"{line}  # noqa: E501" if len(line) > LONG else line for line in path.read_text().splitlines()]
-        path.write_text(HEADER + "\n".join(lines) + "\n")
+        path.write_text(HEADER + DESCRIPTOR.sub(wrapped, path.read_text()))
+    subprocess.run([sys.executable, "-m", *FORMAT, *map(str, written)], check=True)
     return written
+
+
+def wrapped(found: re.Match[str]) -> str:
+    """The descriptor, which protoc writes as one line, in lines."""
+    data = ast.literal_eval(found.group(1))
+    lines = [repr(data[start : start + CHUNK]) for start in range(0, len(data), CHUNK)]
+    return "AddSerializedFile(\n    " + "\n    ".join(lines) + "\n)"
 
 
 if __name__ == "__main__":

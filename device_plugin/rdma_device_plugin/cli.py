@@ -167,11 +167,11 @@ def explain(path: str, strict: bool, root: str) -> int:
     try:
         config = load(pathlib.Path(path).read_bytes(), strict)
         if os.path.isdir(root):
-            answer = explanation.lines(config, explanation.inventory(config, root))
+            answer = explanation.explain(config, root)
         else:
             with tempfile.TemporaryDirectory(prefix="rdma-explain-") as folder:
                 captured.lay_out(captured.load(root), pathlib.Path(folder).resolve())
-                answer = explanation.lines(config, explanation.inventory(config, folder))
+                answer = explanation.explain(config, folder)
     except OSError as error:
         return _complain([f"{error.filename or path}: {error.strerror}"])
     except ConfigError as error:

@@ -7,16 +7,20 @@ from __future__ import annotations
 
 from . import allocation, pools
 from .config import Config
-from .hca import Tree
+from .hca import Tree, gather
 from .pools import Inventory
 
 
-def inventory(config: Config, root: str) -> Inventory:
-    return pools.discover(Tree(root), any(pool.extra.pKeys for pool in config.pools))
+def explain(config: Config, root: str) -> list[str]:
+    """The answer for the node below root, as lines."""
+    tree = Tree(root)
+    found = pools.discover(tree, any(pool.extra.pKeys for pool in config.pools))
+    # The library knows more about a Mellanox card without RDMA: which module is blocked, and by which file.
+    facts = gather(tree, subset=["pci"])["cards_without_rdma"]
+    return lines(config, found, {card["address"]: f"{card['reason']} {card['next_step']}" for card in facts})
 
 
-def lines(config: Config, found: Inventory) -> list[str]:
-    """The answer, as text."""
+def lines(config: Config, found: Inventory, reasons: dict[str, str]) -> list[str]:
     answer = []
     if found.exclusive:
         answer.append("node: RDMA netns mode exclusive, all devices are Unhealthy (wanted: shared)")
@@ -34,7 +38,7 @@ def lines(config: Config, found: Inventory) -> list[str]:
             out = pools.judge(pool, hca, found.rdma_cm)
             verdict = f"out: {out.text}" if out else f"in: {_ports(hca)}"
             answer.append(f"  {hca.label}: {verdict}")
-        answer += [f"  {card.label}: out: {card.reason}" for card in found.cards]
+        answer += [f"  {card.label}: out: {reasons.get(card.address, card.reason)}" for card in found.cards]
     if not found.hcas and not found.cards:
         answer.append("node: no network card on PCI and no RDMA device")
     return answer

@@ -18,6 +18,17 @@ ACTIVE = "ACTIVE"
 RDMA_CM = "/dev/infiniband/rdma_cm"
 # Whichever is visible: the device's class entry, its module, or the node itself.
 _RDMA_CM_SIGNS = ("/sys/class/misc/rdma_cm", "/sys/module/rdma_ucm", RDMA_CM)
+# Which module makes RDMA devices of a network driver's functions.
+_RDMA_MODULES = {
+    "mlx5_core": "mlx5_ib",
+    "mlx4_core": "mlx4_ib",
+    "ice": "irdma",
+    "i40e": "irdma",
+    "bnxt_en": "bnxt_re",
+    "qede": "qedr",
+    "cxgb4": "iw_cxgb4",
+    "hns3": "hns_roce_hw_v2",
+}
 _MODULES = {"uverbs": "ib_uverbs", "umad": "ib_umad", "issm": "ib_umad", "rdma_cm": "rdma_ucm"}
 
 
@@ -78,7 +89,10 @@ class Card:
     def reason(self) -> str:
         if self.driver is None:
             return "no RDMA device: no driver is bound"
-        return f"no RDMA device: driver {self.driver} has made none (for an RDMA NIC: load its RDMA module, mlx5_ib)"
+        module = _RDMA_MODULES.get(self.driver)
+        if module:
+            return f"no RDMA device: driver {self.driver} is bound, {module} has made none (modprobe {module})"
+        return f"no RDMA device: driver {self.driver} is none that makes one"
 
 
 @dataclass(frozen=True)

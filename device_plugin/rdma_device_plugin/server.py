@@ -82,7 +82,7 @@ class Observer:
     def notified(self, registered: bool, error: str) -> None: ...
 
 
-class Service(deviceplugin_pb2_grpc.DevicePluginServicer, pluginregistration_pb2_grpc.RegistrationServicer):
+class Service:
     """Serves one resource on whatever sockets the lifecycle binds.
 
     cdi_mode: None for character devices, else how CDI device names are passed. root: where /dev of the node is.

@@ -30,7 +30,11 @@ LAYERS = [
 
 def test_the_generated_code_is_that_of_the_contract(base):
     written = subprocess.run(
-        [sys.executable, str(PACKAGE / "generate.py"), str(base)], capture_output=True, text=True, timeout=60
+        [sys.executable, str(PACKAGE / "generate.py"), str(base)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert written.returncode == 0, written.stderr
     made = sorted(path.relative_to(base) for path in base.rglob("*_pb2*.py"))
@@ -85,6 +89,7 @@ def test_a_wheel_holds_the_package_and_the_library(base):
         capture_output=True,
         text=True,
         timeout=120,
+        check=False,
     )
     assert built.returncode == 0, built.stderr
     (wheel,) = base.glob("*.whl")
@@ -106,6 +111,7 @@ def test_a_wheel_holds_the_package_and_the_library(base):
         capture_output=True,
         text=True,
         timeout=30,
+        check=False,
     )
     assert answer.returncode == 0, answer.stderr
     assert answer.stdout.strip() == str(base / "site/rdma_device_plugin/hca/__init__.py")
@@ -125,6 +131,6 @@ def test_the_oldest_python():
         pytest.skip("not verified: no Python 3.9 here")
     program = "import sys; [compile(open(path).read(), path, 'exec') for path in sys.argv[1:]]"
     answer = subprocess.run(
-        [str(found[0]), "-c", program, *map(str, SOURCES)], capture_output=True, text=True, timeout=30
+        [str(found[0]), "-c", program, *map(str, SOURCES)], capture_output=True, text=True, timeout=30, check=False
     )
     assert answer.returncode == 0, answer.stderr
