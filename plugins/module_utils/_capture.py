@@ -19,6 +19,7 @@ import re
 from ._scrub import Scrubber
 from .hca import Seams, Tree, gather
 from .hca.elf import parse
+from .hca.paths import HEADER
 
 ZERO_GID = ":".join(["0000"] * 8)
 _LINKS_MAX = 40  # the kernel's own limit (ELOOP)
@@ -30,6 +31,8 @@ _PACKAGES = re.compile(
 )
 _MODULES = re.compile(r"mlx|^ib_|^iw_|rdma|rxe|^siw|nvidia|nv_peer|nv-p2p|hfi1|irdma|^efa|^bnxt_re|^erdma|^mana")
 _REDACTED = "removed by capture"
+# Links to whichever process reads them: kept as the folders they look like.
+_OF_THE_READER = ("/proc/self", "/proc/net")
 
 
 def recording_seams(seams):
@@ -135,8 +138,10 @@ class _Material:
                 continue
             here = f"{real}/{part}"
             try:
-                goal = os.readlink(self.prefix + here)
+                goal = None if here in _OF_THE_READER else os.readlink(self.prefix + here)
             except OSError:
+                goal = None
+            if goal is None:
                 if not os.path.lexists(self.prefix + here):
                     return None
                 real = here
@@ -228,9 +233,8 @@ class _Material:
     def _forget_plain_processes(self):
         """Leaves out every process in init's network namespace that nothing but that is known of."""
         # Who may not read init's namespace takes its own for it, and so does the reader of the facts.
-        first = "1" if "/proc/1/ns/net" in self.links else self.links.get("/proc/self")
-        own = self.links.get(f"/proc/{first}/ns/net")
-        known = {path.split("/")[2] for path in self.files if path.startswith("/proc/")} | {first}
+        own = self.links.get("/proc/1/ns/net") or self.links.get("/proc/self/ns/net")
+        known = {path.split("/")[2] for path in self.files if path.startswith("/proc/")} | {"1"}
         for path in [path for path in self.links if re.match(r"^/proc/\d+/ns/net$", path)]:
             if self.links[path] == own and path.split("/")[2] not in known:
                 del self.links[path]
@@ -268,19 +272,34 @@ def trimmed(path, data):
     if path.endswith(("/modules.dep", "/modules.builtin")):
         lines = data.decode("utf-8", "replace").splitlines()
         return "".join(f"{line}\n" for line in lines if _MODULES.search(_stem(line))).encode()
+    if path.endswith("/os-release"):
+        return re.sub(rb"(?m)^\w*_URL=.*\n", b"", data)
+    if path.endswith("/mountinfo"):
+        # Only mounts of namespaces; the others name disks and file servers.
+        return b"".join(line + b"\n" for line in data.splitlines() if b" net:[" in line)
+    if path == "/proc/net/ipv6_route":
+        # Default routes, with a gateway that is nobody's.
+        routes = [line.split() for line in data.decode("ascii", "replace").splitlines()]
+        kept = [[*words[:4], f"fe80{'0' * 27}1", *words[5:]] for words in routes if len(words) > 9 and words[1] == "00"]
+        return "".join(" ".join(words) + "\n" for words in kept if not words[0].strip("0")).encode()
     if path == "/proc/1/environ":
         return b"".join(entry + b"\0" for entry in data.split(b"\0") if entry.startswith(b"container="))
     if path.endswith("/ofed_info"):
         found = re.search(rb"(MLNX_OFED_LINUX|OFED-internal)-\d[0-9.-]*\d", data)
         return found.group(0) + b"\n" if found else b"\n"
     if path.endswith((".service", ".socket", ".timer", ".conf")) and "/systemd/" in path:
-        text = data.decode("utf-8", "replace")
+        text = _without_comments(data).decode("utf-8", "replace")
         # The first word tells which program it is; what follows, and every variable, may hold a token.
         text = re.sub(r"(?m)^(Exec\w+=\S+)[ \t](?:.*\\\n)*.*$", rf"\1 {_REDACTED}", text)
         return re.sub(r"(?m)^((?:Environment|SetCredential)\w*=)(?:.*\\\n)*.*$", rf"\1{_REDACTED}", text).encode()
     if re.match(r"^/proc/\d+/cmdline$", path):
         return data.split(b"\0")[0] + b"\0"
-    return data
+    return _without_comments(data) if path.endswith(".conf") and path.startswith(("/etc/", "/usr/", "/run/")) else data
+
+
+def _without_comments(data):
+    """Comments become empty ones, so that line numbers stay; files of this collection are facts word by word."""
+    return data if data.startswith(HEADER.encode()) else re.sub(rb"(?m)^([ \t]*[#;]).*$", rb"\1", data)
 
 
 def _only(stanza, keys):

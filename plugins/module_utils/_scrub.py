@@ -221,15 +221,14 @@ class Scrubber:
         return token
 
     def _routes(self, text):
-        """The default routes and those of known networks; others would name networks the facts know nothing of."""
-        kept = text.splitlines()[:1]
+        """Gateways and networks in the notation of /proc/net/route."""
+        kept = [line.rstrip() for line in text.splitlines()[:1]]
         for line in text.splitlines()[1:]:
-            words = line.split("\t")
-            if len(words) < 8:
-                continue
-            words[0] = self.text(words[0])
-            words[1:3] = [_to_kernel(self._host(_from_kernel(word.strip()))) for word in words[1:3]]
-            kept.append("\t".join(words))
+            words = line.split()
+            if len(words) > 7:
+                words[0] = self.text(words[0])
+                words[1:3] = [_to_kernel(self._host(_from_kernel(word))) for word in words[1:3]]
+                kept.append("\t".join(words))
         return "\n".join(kept) + "\n"
 
 

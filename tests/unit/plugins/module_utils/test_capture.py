@@ -14,6 +14,7 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._capture import cap
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather
 from ansible_collections.gpufabric.rdma.tests.tools import tree
 
+COMPOSED = [name for name in tree.names() if tree.load(name)["provenance"]["kind"] == "composed"]
 NEVER_SECRET = ("127.0.0.1", "0.0.0.0")
 
 
@@ -68,6 +69,8 @@ def originals(fixture):
     }
 
 
+# Captured nodes hold replacements already, and a second capture may choose the same ones.
+@pytest.mark.parametrize("node", COMPOSED, indirect=True)
 def test_no_original_survives(node):
     name, fixture, root = node
     text = fixture_text(capture(str(root), name)[0]).lower()
@@ -130,6 +133,13 @@ def real_node(tmp_path):
         + ".scope"
     )
     files[f"{net}/ifalias"] = "rack 12"
+    files["/proc/1/mountinfo"] += "\n99 25 0:50 / /home rw shared:9 - nfs filer.corp:/home rw,addr=203.0.113.9"
+    router = "20010db8beef00010000000000000001"
+    files["/proc/net/ipv6_route"] = "\n".join(
+        f"{place} 00000000000000000000000000000000 00 {router} 00000400 00000001 00000000 00000003 enp1s0f0np0"
+        for place in ("0" * 32 + " 00", "20010db8beef00420000000000000000 40")
+    )
+    files["/etc/modprobe.d/site.conf"] = "# asked for by jane\noptions ib_core netns_mode=1"
     return tree.lay_out(fixture, tmp_path / "node")
 
 
@@ -141,6 +151,9 @@ def test_relations_survive_scrubbing(real_node, tmp_path):
         for netdev in side["hcas"][0]["netdevs"]:
             netdev["addresses"].sort()
     assert found == wanted
+    assert [(source["path"], source["line"]) for source in found["subsystem"]["netns_sources"]] == [
+        ("/etc/modprobe.d/site.conf", 2)
+    ]
     first, second = found["hcas"]
     netdev = first["netdevs"][0]
     tail = netdev["mac"][9:]
@@ -169,7 +182,7 @@ def test_relations_survive_scrubbing(real_node, tmp_path):
 @pytest.mark.parametrize(
     "secret",
     [
-        *("swordfish", "acme-agent", "gpu-17", "prod.example", "7d4f9a52", "rack 12"),
+        *("swordfish", "acme-agent", "gpu-17", "prod.example", "7d4f9a52", "rack 12", "filer", "jane"),
         *("203.0.113.66", "203.0.113.65", "cb00:7142", "417100CB", "10.20.30.40", "a7:5c:d4", "a7:5cd4", "a75cd4"),
         *("2001:db8:beef", "20010db8beef", "d1f20a9b3c4d5e6f", "3f9c1b7e", "ab12ab12", "GPU-d4431139"),
     ],
@@ -210,6 +223,20 @@ def test_a_refusing_file_is_kept_as_an_error(tmp_path):
     root = tree.lay_out(fixture, tmp_path / "down")
     found = tree.expand(capture(str(root), "down")[0])
     assert any(path.endswith("/enp1s0f1np1/carrier") for path in (*found["errors"], *found["directories"]))
+
+
+def test_what_proc_links_to_its_reader_is_scrubbed_and_has_no_process_number(tmp_path):
+    """As on a live machine: /proc/net is self/net, and self is whoever reads."""
+    root = tree.lay_out(tree.load("gh200-cx7-roce"), tmp_path / "node")
+    (root / "proc/4711").mkdir()
+    (root / "proc/net").rename(root / "proc/4711/net")
+    (root / "proc/self").symlink_to("4711")
+    (root / "proc/net").symlink_to("self/net")
+    found = tree.expand(capture(str(root), "live")[0])
+    assert "C63364FD" not in str(found).upper().replace(":", "")
+    assert found["files"]["/proc/net/route"].splitlines()[1].split()[2] != "FE6533C6"
+    assert not any("4711" in path for section in ("files", "links") for path in found[section])
+    assert "/proc/self" not in found["links"]
 
 
 def test_the_environment_of_init_keeps_the_container_only():
