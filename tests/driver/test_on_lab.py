@@ -1,0 +1,248 @@
+"""The driver role on a lab node with a kernel of its own: packages by apt, modules by DKMS, reboots.
+
+Not part of `make test`: it takes a lab node for itself and about half an hour under emulation.
+
+    lab/labctl up && DRIVER_LAB=node1 pytest tests/driver -x -v
+
+The tests build on one another and are run in the order in which they stand here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+
+import pytest
+from ansible_collections.gpufabric.rdma.tests.driver import stack
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+NODE = os.environ.get("DRIVER_LAB")
+STATE = pathlib.Path(os.environ.get("LAB_DIR") or ROOT / ".lab")
+THERE = "/srv/driver-test"
+KERNEL_PACKAGE = "mlnx-ofed-kernel-dkms"
+
+pytestmark = pytest.mark.skipif(not NODE, reason="not verified: needs a lab node of its own (DRIVER_LAB=node1)")
+
+
+class Node:
+    """The lab node, and the repositories that were copied to it."""
+
+    def __init__(self, folder: pathlib.Path):
+        self.folder = folder
+        self.about = stack.build_all(folder)
+        self.ssh("rm", "-rf", THERE)
+        self.copy(folder, THERE)
+
+    def ssh(self, *words: str, stdin: bytes | None = None) -> str:
+        command = ["ssh", "-F", str(STATE / "ssh/config"), NODE, *words]
+        done = subprocess.run(command, input=stdin, capture_output=True, check=False)
+        assert done.returncode == 0, f"{words}: {done.stderr.decode()}"
+        return done.stdout.decode().strip()
+
+    def copy(self, folder: pathlib.Path, target: str) -> None:
+        names = [path.name for path in folder.iterdir() if path.name not in ("key", "stranger")]
+        archive = subprocess.run(["tar", "-C", folder, "-c", *names], capture_output=True, check=True).stdout
+        self.ssh(f"mkdir -p {target} && tar -C {target} -x", stdin=archive)
+
+    def play(self, repository: str = "first", key: str = "key", **variables) -> tuple[int, str]:
+        """Runs the playbook on the node; (exit code, output)."""
+        given = {
+            "driver_repository_url": f"file://{THERE}/{repository}/",
+            "driver_repository_key": str(self.folder / f"{key}.asc"),
+            "driver_repository_fingerprint": self.about["fingerprint"],
+            **variables,
+        }
+        command = ["ansible-playbook", "-i", "inventory/lab", "--limit", NODE, "playbooks/upgrade_driver.yml"]
+        done = subprocess.run(
+            [*command, "-e", json.dumps(given)], cwd=ROOT, capture_output=True, text=True, check=False, timeout=2400
+        )
+        return done.returncode, re.sub(r"\s+", " ", done.stdout + done.stderr)
+
+    def imprint(self) -> str:
+        """What a run that stops early must leave as it was."""
+        return self.ssh(
+            "dpkg-query -W 'doca*' 'mlnx*' 2>/dev/null;"
+            "ls /etc/apt/sources.list.d /etc/apt/preferences.d /etc/apt/keyrings;"
+            "ls /lib/modules/$(uname -r)/updates/dkms 2>/dev/null; cat /proc/sys/kernel/random/boot_id; true"
+        )
+
+    def loaded(self, module: str = "mlx5_core") -> str:
+        return self.ssh(f"cat /sys/module/{module}/version 2>/dev/null || echo none")
+
+
+def changed(output: str) -> int:
+    return int(re.findall(r"changed=(\d+)", output)[-1])
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory):
+    node = Node(tmp_path_factory.mktemp("driver"))
+    node.ssh("echo mlx5_core >/etc/modules-load.d/driver-test.conf; modprobe mlx5_core")
+    yield node
+    node.ssh(
+        f"rm -rf {THERE} /etc/modules-load.d/driver-test.conf /etc/apt/sources.list.d/driver-test-tools.sources "
+        "/etc/systemd/network/10-driver-test.link /etc/network/interfaces.d/driver-test"
+    )
+
+
+def give_tools(node: Node, folder: pathlib.Path) -> None:
+    """dkms, the compiler and headers for the node, resolved here against what is installed there.
+
+    The lab's nodes reach no archive; what this machine's apt would fetch for them comes along as one more repository.
+    """
+    (folder / "archives/partial").mkdir(parents=True)
+    (folder / "status").write_text(node.ssh("cat", "/var/lib/dpkg/status") + "\n")
+    kernel = node.ssh("uname", "-r")
+    options = {
+        "Dir::State::status": folder / "status",
+        "Dir::Cache::archives": folder / "archives",
+        "APT::Sandbox::User": "root",
+    }
+    flags = [word for key, value in options.items() for word in ("-o", f"{key}={value}")]
+    names = ["dkms", f"linux-headers-{kernel}"]
+    subprocess.run(
+        ["apt-get", *flags, "install", "--yes", "--download-only", "--no-install-recommends", *names], check=True
+    )
+    key = stack.Key(node.folder / "key")
+    repository = stack.Repository(folder / "tools")
+    for archive in (folder / "archives").glob("*.deb"):
+        archive.rename(repository.folder / archive.name.replace("%3a", "."))
+    repository.publish(key)
+    key.close()
+    node.copy(folder, THERE)
+    source = f"Types: deb\nURIs: file://{THERE}/tools/\nSuites: ./\nSigned-By: {THERE}/key.asc\n"
+    node.ssh("cat >/etc/apt/sources.list.d/driver-test-tools.sources", stdin=source.encode())
+    node.ssh("apt-get -q update")
+
+
+def test_verify_says_what_is_there_and_changes_nothing(node):
+    before = node.imprint()
+    code, output = node.play()
+    assert (code, changed(output)) == (0, 0), output
+    assert "Loaded: inbox; on disk for this kernel: inbox; installed: inbox." in output
+    assert node.imprint() == before
+
+
+def stops(node, says, **variables):
+    before = node.imprint()
+    code, output = node.play(driver_flavor="doca", reboot_allowed=False, **variables)
+    assert code != 0, output
+    assert says in output, output
+    assert node.imprint() == before
+
+
+def test_headers_that_are_not_to_be_had_stop_the_run(node):
+    stops(node, "without which DKMS cannot build the driver")
+
+
+@pytest.fixture(scope="module")
+def tools(node, tmp_path_factory):
+    give_tools(node, tmp_path_factory.mktemp("tools"))
+
+
+SECOND = {"driver_version": "3.3.0"}
+FAULTS = {
+    "key": ({"key": "stranger"}, "key of the driver repository: wanted one key"),
+    "signature": ({"repository": "strange", **SECOND}, "wanted signed by the key"),
+    "package": ({"repository": "altered", **SECOND}, "the bytes that the repository's signed index promises"),
+    "sha256": ({"driver_package_sha256": {KERNEL_PACKAGE: "0" * 64}}, f"SHA-256 {'0' * 64}, as the lock has it"),
+    "version": ({"driver_version": "9.9.9"}, "the repository offers 3.2.1-044000"),
+    "build": ({"repository": "broken", **SECOND}, "this kernel has no struct devlink_port_ops"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.usefixtures("tools")
+def test_a_fault_stops_the_run_before_the_driver_changes(node, fault):
+    variables, says = FAULTS[fault]
+    stops(node, says, **variables)
+
+
+def test_nobody_has_said_whether_the_node_may_reboot(node):
+    before = node.imprint()
+    code, output = node.play(driver_flavor="doca")
+    assert code != 0
+    assert "reboot_allowed is not set" in output
+    assert node.imprint() == before
+
+
+def test_installed_and_not_in_memory_until_the_reboot(node):
+    code, output = node.play(driver_flavor="doca", reboot_allowed=False)
+    assert code == 0, output
+    assert "Reboot pending" in output
+    assert "the modules in memory are not those on disk" in output
+    assert node.loaded() == "none"  # the kernel's own module has no version
+
+
+def test_the_reboot_brings_it_into_memory(node):
+    boot = node.ssh("cat /proc/sys/kernel/random/boot_id")
+    code, output = node.play(driver_flavor="doca", reboot_allowed=True)
+    assert code == 0, output
+    assert node.ssh("cat /proc/sys/kernel/random/boot_id") != boot
+    assert node.loaded() == "25.10.1.6.6"
+    assert node.loaded("mlx_compat") == "25.10.1.6.6"
+
+
+def test_a_second_run_changes_nothing(node):
+    before = node.imprint()
+    code, output = node.play(driver_flavor="doca", reboot_allowed=True)
+    assert (code, changed(output)) == (0, 0), output
+    assert node.imprint() == before
+
+
+def test_a_reload_is_refused_where_the_way_in_goes_over_the_hca(node):
+    """The management port of the node is made an HCA by a software RoCE device on it."""
+    node.ssh("rdma link add rxe99 type rxe netdev eth0")
+    try:
+        before = node.imprint()
+        code, output = node.play(
+            "second", driver_flavor="doca", driver_activation="reload", driver_reload_allowed=True, **SECOND
+        )
+        assert code != 0
+        assert "the default route goes over eth0" in output
+        assert "SSH session from" in output
+        assert node.imprint() == before
+    finally:
+        node.ssh("rdma link delete rxe99")
+
+
+def test_a_name_that_goes_is_predicted_and_refused_while_a_file_refers_to_it(node):
+    mac = node.ssh("cat /sys/class/net/eth2/address")
+    link = f"[Match]\nMACAddress={mac}\n\n[Link]\nName=fabric0\n"
+    node.ssh("mkdir -p /etc/network/interfaces.d /etc/systemd/network")
+    node.ssh("cat >/etc/systemd/network/10-driver-test.link", stdin=link.encode())
+    node.ssh("cat >/etc/network/interfaces.d/driver-test", stdin=b"iface eth2 inet manual\n")
+    before = node.imprint()
+    code, output = node.play("second", driver_flavor="doca", reboot_allowed=True, **SECOND)
+    assert code != 0
+    assert "it comes back as fabric0" in output
+    assert "/etc/network/interfaces.d/driver-test:1 refers to eth2" in output
+    assert node.imprint() == before
+    node.ssh("rm /etc/network/interfaces.d/driver-test")
+
+
+def test_the_upgrade_reboots_and_the_name_is_the_predicted_one(node):
+    code, output = node.play("second", driver_flavor="doca", reboot_allowed=True, **SECOND)
+    assert "eth2 comes back as fabric0" in output
+    assert code == 0, output
+    assert node.loaded() == "26.01.1.0.0"
+    assert "fabric0" in node.ssh("ls /sys/class/net")
+    node.ssh("rm /etc/systemd/network/10-driver-test.link")
+
+
+def test_a_downgrade_waits_for_consent(node):
+    stops(node, "3.3.0-044000, which is newer", driver_version="3.2.1")
+
+
+def test_back_to_inbox(node):
+    stops_without_consent = node.play(driver_flavor="inbox", reboot_allowed=True)
+    assert "driver_remove_allowed: true" in stops_without_consent[1]
+    code, output = node.play(driver_flavor="inbox", driver_remove_allowed=True, reboot_allowed=True)
+    assert code == 0, output
+    assert node.loaded() == "none"
+    assert "mlx5_core" in node.ssh("ls /sys/module")
+    code, output = node.play(driver_flavor="inbox", driver_remove_allowed=True, reboot_allowed=True)
+    assert (code, changed(output)) == (0, 0), output
