@@ -13,6 +13,9 @@ export LC_ALL := C.UTF-8
 export ANSIBLE_COLLECTIONS_PATH := $(CURDIR)/$(VENV)/collections
 export ANSIBLE_HOME := $(CURDIR)/.ansible
 
+# The tests lay out whole machines, thousands of small files: memory is the place for them where there is one.
+SCRATCH := $(shell test -w /dev/shm && echo /dev/shm || echo $(CURDIR)/.cache)/gpufabric-rdma-tests
+
 INVENTORY ?= inventory/lab
 ARGS ?=
 NODE ?= node1
@@ -68,7 +71,7 @@ lab-packages:
 	@lab/packages lab
 
 unit: venv ## Unit tests, and the node side under Python 3.9 where one is installed
-	@pytest -n auto
+	@pytest -n auto --basetemp=$(SCRATCH)
 	@tests/run-oldest-python
 
 lint: venv ## ruff and ansible-lint (production)

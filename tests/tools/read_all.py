@@ -35,7 +35,7 @@ def main():
     hca = importlib.import_module(f"{PACKAGE}.module_utils.hca")
     facts = {}
     for folder in sorted(LAID_OUT.iterdir()):
-        facts[folder.name] = hca.gather(hca.Tree(str(folder)), hca.Seams.for_root(str(folder)), software_hcas=True)
+        facts[folder.name] = hca.gather(hca.Tree(str(folder)), software_hcas=True)
     json.dump(facts, sys.stdout, indent=1, sort_keys=True)
 
 
