@@ -240,7 +240,7 @@ class Plugin:
                 self.reloads["failed"] += 1
                 self.config_error = str(error)
                 log.on_change("reload", f"the changed config cannot be used, the old one stays: {error}", logging.ERROR)
-                if self._config_seen is None:
+                if isinstance(error, OSError):
                     self._config_seen = await self.files.run(_stamp, self.settings.config_file)
                 continue
             self.config_error = ""
@@ -286,7 +286,8 @@ class Plugin:
             served = self._prepare(offer, ports)
             # The spec is there before the first device of it can be asked for.
             await self._write_cdi(served.service, offer)
-            served.task = asyncio.ensure_future(served.resource.run())
+            # A directory that cannot be used ends a plugin that begins, never one that serves others already.
+            served.task = asyncio.ensure_future(served.resource.run(hopeful=self.ready.is_set()))
             self.served[pool.name] = served
         self.served = {name: self.served[name] for name in wanted}
 
@@ -436,7 +437,7 @@ class Plugin:
         """What upstream does for each interface it selects, once when the interface comes."""
         for served in list(self.served.values()) if self._link_up else ():
             for hca in served.service.offer.members if served.pool.link_up else ():
-                for netdev in hca.netdevs:
+                for netdev in sorted({port.netdev for port in hca.ports if port.netdev}):
                     if netdev not in self._linked:
                         self._linked.add(netdev)
                         problem = await self._sysfs.run(self._link_up, netdev)

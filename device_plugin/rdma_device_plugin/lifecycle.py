@@ -201,8 +201,11 @@ class Resource(Observer):
 
     # The state machine.
 
-    async def run(self) -> None:
-        """Register, stay registered. Ends by cancellation, or by CannotServe before the first socket was served."""
+    async def run(self, hopeful: bool = False) -> None:
+        """Register, stay registered. Ends by cancellation, or by CannotServe before the first socket was served.
+
+        hopeful: try again even where no waiting is expected to help.
+        """
         first = True
         while True:
             try:
@@ -213,7 +216,7 @@ class Resource(Observer):
                 first = False
                 await self._step(replaced)
             except OSError as error:
-                if first and error.errno in _HOPELESS:
+                if first and not hopeful and error.errno in _HOPELESS:
                     raise CannotServe(f"{self.name}: {error.strerror}: {error.filename or self._socket}") from error
                 self._say("cannot serve", str(error), logging.WARNING)
                 await self._pause(self._timing.retry_first)

@@ -24,10 +24,11 @@ if MISSING:
     collect_ignore_glob = ["test_*.py"]
 
 
-def pytest_report_header():
+def pytest_terminal_summary(terminalreporter):
     if MISSING:
-        return f"device plugin: not verified ({', '.join(MISSING)} missing: device_plugin/requirements-dev.txt)"
-    return None
+        terminalreporter.write_line(
+            f"device plugin: not verified, {', '.join(MISSING)} missing (device_plugin/requirements-dev.txt)"
+        )
 
 
 @pytest.fixture

@@ -229,6 +229,9 @@ def test_a_config_that_cannot_be_used_leaves_the_old_one(base, node, kubelet):
         assert kubelet.allocatable(NAME) == 3
         os.unlink(plugin.config_file)
         assert plugin.until(lambda: "No such file" in plugin.plugin.config_error)
+        failed = plugin.plugin.reloads["failed"]
+        time.sleep(1)
+        assert plugin.plugin.reloads["failed"] == failed, "told once, not with every look"
         plugin.config_file.write_bytes(document(entry(count=4)))
         kubelet.wait_allocatable(NAME, 4)
         assert plugin.until(lambda: plugin.plugin.unready() == [])
