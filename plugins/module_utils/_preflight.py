@@ -232,7 +232,9 @@ def _system(facts: dict) -> list[dict]:
 
 
 def _hcas(facts: dict, variables: dict) -> list[dict]:
-    names = [hca["name"] for hca in facts["hcas"]]
+    admitted = [hca for hca in facts["hcas"] if hca["kind"] == "pci" or variables["discovery_software_hcas"]]
+    names = [hca["name"] for hca in admitted]
+    software = [hca["name"] for hca in facts["hcas"] if hca not in admitted]
     coming = [card for card in facts["cards_without_rdma"] if _will_get_rdma(card, facts)]
     dead = [card for card in facts["cards_without_rdma"] if card not in coming]
     found = []
@@ -241,7 +243,8 @@ def _hcas(facts: dict, variables: dict) -> list[dict]:
             seen = "; ".join(f"{_card(card)}: {card['reason']}" for card in dead)
             step = " ".join(sorted({card.get("next_step") or "" for card in dead})).strip()
         else:
-            seen = "no infiniband device and no card of vendor 15b3 on PCI"
+            seen = f"only software HCAs: {_text.listing(software)}" if software else "no infiniband device"
+            seen += " and no card of vendor 15b3 on PCI"
             step = "check the slot, the BIOS and lspci -d 15b3: on the node; a node that needs none: "
             step += "discovery_hca_required: false"
             if not variables["discovery_software_hcas"]:

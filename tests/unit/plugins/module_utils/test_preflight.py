@@ -148,6 +148,15 @@ def test_a_node_without_any_hca_is_refused_unless_that_is_wanted(facts_of, varia
     assert combined(facts, variables, discovery_hca_required=False) == []
 
 
+def test_software_hcas_make_a_node_only_where_they_are_admitted(facts_of, variables):
+    facts = facts_of("lab-rxe-debian12")
+    ((problem,), _notes) = _preflight.combinations(facts, variables)
+    assert problem["object"] == "HCA"
+    assert "only software HCAs: rxe0" in problem["seen"]
+    assert "discovery_software_hcas: true" in problem["next_step"]
+    assert combined(facts, variables, discovery_software_hcas=True, discovery_expected_hcas=8) == []
+
+
 def test_a_card_that_only_lacks_its_module_is_no_problem_because_the_run_loads_it(facts_of, variables):
     facts = facts_of("card-without-mlx5-ib")
     assert [card["driver"] for card in facts["cards_without_rdma"]] == ["mlx5_core"] * len(facts["cards_without_rdma"])
