@@ -60,7 +60,6 @@ options:
         description:
           - The public key that signs it, armored.
         type: str
-        no_log: false
       fingerprint:
         description:
           - The fingerprint that the key must have. A file with further keys is refused.

@@ -286,7 +286,7 @@ def test_a_copy_that_is_not_the_one_that_was_built():
 
 
 def test_the_end_of_a_log_starts_at_its_error():
-    log = "\n".join([*(f"CC {number}.o" for number in range(90)), "a.c:1:2: error: no", *("note" for _ in range(50))])
+    log = "\n".join([*(f"CC {number}.o" for number in range(90)), "a.c:1:2: error: no", *["note"] * 50])
     assert _dkms.tail(log).splitlines()[2] == "a.c:1:2: error: no"
     assert _dkms.tail("one\n\ntwo\n") == "one\ntwo"
 
