@@ -35,7 +35,9 @@ def test_no_package_registry_is_named_by_its_host():
 
 
 def test_nothing_hides_a_failure():
-    hidden = re.compile(r"ignore_errors:\s*(true|yes)|failed_when:\s*false|gpgcheck=0|validate_certs:\s*false|trusted=yes")
+    hidden = re.compile(
+        r"ignore_errors:\s*(true|yes)|failed_when:\s*false|gpgcheck=0|validate_certs:\s*false|trusted=yes"
+    )
     found = [place for place, line in lines("*.yml", "*.yaml", "*.j2") if hidden.search(line)]
     assert [place for place in found if not place.startswith("tests/unit/test_repository.py")] == []
 
