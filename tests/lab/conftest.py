@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import subprocess
+import tempfile
 
 import pytest
 
@@ -21,6 +22,7 @@ class Run:
     said: str  # the reports for people, which come before the machine's part
     text: str
     results: dict
+    record: dict  # what tests/tools/callback_plugins/run_record.py wrote
 
     def changes(self, host):
         """(object, action) of everything the modules changed, or would change in check mode."""
@@ -60,8 +62,16 @@ class Lab:
             *arguments,
         ]
         # Machine-readable, so that no test reads a layout made for people.
-        env = {**os.environ, "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json"}
-        done = subprocess.run(command, env=env, cwd=CHECKOUT, capture_output=True, text=True, check=False)
+        with tempfile.TemporaryDirectory() as records:
+            env = {
+                **os.environ,
+                "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json",
+                "ANSIBLE_CALLBACK_PLUGINS": str(CHECKOUT / "tests/tools/callback_plugins"),
+                "ANSIBLE_CALLBACKS_ENABLED": "run_record",
+                "RUN_RECORD": records,
+            }
+            done = subprocess.run(command, env=env, cwd=CHECKOUT, capture_output=True, text=True, check=False)
+            record = [json.loads(path.read_text()) for path in pathlib.Path(records).iterdir()]
         text = done.stdout + done.stderr
         start = done.stdout.find("{\n")
         assert start >= 0, text
@@ -70,7 +80,7 @@ class Lab:
             for task in play["tasks"]:
                 for host, result in task["hosts"].items():
                     results.setdefault(host, []).append(result)
-        return Run(done.returncode, done.stdout[:start], text, results)
+        return Run(done.returncode, done.stdout[:start], text, results, record[0])
 
 
 @pytest.fixture(scope="session")
