@@ -170,7 +170,9 @@ def _find(facts: dict, setting: dict, made: Plan) -> dict | None:
 
 
 def _default_route(facts: dict) -> dict:
-    return {netdev["name"]: "it carries the default route" for _, netdev in _netdevs(facts) if netdev["default_route"]}
+    return {
+        netdev["name"]: "it carries the default route" for _hca, netdev in _netdevs(facts) if netdev["default_route"]
+    }
 
 
 def _guard(setting: dict, netdev: dict, protected: dict, made: Plan) -> None:
@@ -187,7 +189,7 @@ def _guard(setting: dict, netdev: dict, protected: dict, made: Plan) -> None:
 
 
 def _refuse_twice(chosen: list[tuple[dict, dict]], made: Plan) -> None:
-    names = [netdev["name"] for _, netdev in chosen]
+    names = [netdev["name"] for _setting, netdev in chosen]
     for name in sorted({name for name in names if names.count(name) > 1}):
         keys = " and ".join(_key(setting) for setting, netdev in chosen if netdev["name"] == name)
         made.problem(f"NIC {name}", "one setting in rail_links_settings", keys, "keep one of them")

@@ -10,8 +10,8 @@ from ansible.module_utils.testing import patch_module_args
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import SUBSETS, Tree, gather
 from ansible_collections.gpufabric.rdma.plugins.modules import hca_facts
 
-DOCUMENTATION = yaml.safe_load(hca_facts.DOCUMENTATION)
-RETURN = yaml.safe_load(hca_facts.RETURN)
+OPTIONS_TEXT = yaml.safe_load(hca_facts.DOCUMENTATION)
+RETURNED = yaml.safe_load(hca_facts.RETURN)
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_bad_options_are_refused(run, options, message):
 
 
 def test_every_subset_is_a_documented_choice():
-    assert DOCUMENTATION["options"]["gather_subset"]["choices"] == hca_facts.CHOICES
+    assert OPTIONS_TEXT["options"]["gather_subset"]["choices"] == hca_facts.CHOICES
     assert set(SUBSETS) < set(hca_facts.CHOICES)
 
 
@@ -114,5 +114,5 @@ def test_every_fact_is_documented_and_every_documented_fact_exists(tmp_path):
         for name, below in described.items():
             compare(sample[name], below, f"{where}.{name}")
 
-    rdma = documented(RETURN["ansible_facts"])["rdma"]
+    rdma = documented(RETURNED["ansible_facts"])["rdma"]
     compare(gather(Tree(str(tmp_path))), rdma, "rdma")
