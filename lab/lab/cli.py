@@ -74,6 +74,7 @@ class Lab:
             accel = accelerator.choose(self.settings, to_boot[0].image())
             how = "KVM" if accel == "kvm" else "plain emulation"
             say(f"booting {', '.join(node.name for node in to_boot)} ({how})")
+            self.each(Node.require_free_ports, to_boot)
             self.each(lambda node: node.boot(accel), to_boot)
         if missing:
             self.each(lambda node: node.save(PRISTINE), missing)
@@ -82,13 +83,28 @@ class Lab:
         say("up: " + ", ".join(f"`lab/labctl ssh {node.name}`" for node in self.nodes))
 
     def down(self, keep_image: bool) -> None:
+        """Removes what labctl made, and nothing else that lies in the state folder (the fast nodes, another lab)."""
         self.each(Node.remove)
         shutil.rmtree(self.settings.ssh, ignore_errors=True)
-        if keep_image or not self.settings.images.is_relative_to(self.settings.state):
-            say("down: nodes, disks and keys removed; the image stays")
-            return
-        shutil.rmtree(self.settings.state)
-        say("down: nodes, disks, keys and image removed")
+        with contextlib.suppress(OSError):
+            self.settings.nodes.rmdir()
+        stays = "the image stays"
+        if not keep_image:
+            (self.settings.state / "accelerator.json").unlink(missing_ok=True)
+            if self.settings.images.is_relative_to(self.settings.state):
+                stays = self.remove_images()
+            if [path.name for path in self.settings.state.iterdir()] == ["lock"]:
+                shutil.rmtree(self.settings.state)
+        say(f"down: nodes, disks and keys removed; {stays}")
+
+    def remove_images(self) -> str:
+        images = self.settings.images
+        holders = image.prune(self.settings)
+        for leftover in ("build.log", "lock"):
+            (images / leftover).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            images.rmdir()
+        return f"the image stays for {', '.join(holders)}" if holders else "image removed"
 
     def snapshot(self, name: str) -> None:
         if name == PRISTINE:

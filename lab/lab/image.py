@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -29,6 +30,21 @@ class Image:
         self.disk = folder / "disk.raw"
         self.kernel = folder / "vmlinuz"
         self.initrd = folder / "initrd"
+
+    def claim(self, node: pathlib.Path) -> None:
+        """Notes that this node's disk stands on the image; the node may belong to a lab in another folder."""
+        users = self.folder / "users"
+        users.mkdir(exist_ok=True)
+        (users / hashlib.sha256(bytes(node)).hexdigest()[:16]).write_text(str(node))
+
+    def users(self) -> list[str]:
+        """Nodes whose disk still stands on the image."""
+        noted = [pathlib.Path(note.read_text()) for note in sorted(self.folder.glob("users/*"))]
+        return [str(node) for node in noted if self.name in read(node / "node.json")]
+
+
+def read(path: pathlib.Path) -> str:
+    return path.read_text() if path.exists() else ""
 
 
 def lines(name: str) -> list[str]:
@@ -93,11 +109,19 @@ def wanted(settings: Settings) -> Image:
 
 
 def ensure(settings: Settings) -> Image:
-    image = wanted(settings)
-    if image.folder.is_dir():
-        say(f"image {image.name}: built before, reused")
-        return image
     settings.images.mkdir(parents=True, exist_ok=True)
+    with (settings.images / "lock").open("w") as lock:  # a second lab shares the images
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        image = wanted(settings)
+        if image.folder.is_dir():
+            say(f"image {image.name}: built before, reused")
+        else:
+            make(settings, image)
+            prune(settings, keep=image)
+    return image
+
+
+def make(settings: Settings, image: Image) -> None:
     for leftover in settings.images.glob("building-*"):
         remove(leftover)
     work = pathlib.Path(tempfile.mkdtemp(prefix="building-", dir=settings.images))
@@ -111,7 +135,19 @@ def ensure(settings: Settings) -> Image:
         raise
     megabytes = image.disk.stat().st_blocks * 512 // 2**20
     say(f"image {image.name}: built, kernel {(image.folder / 'kernel').read_text().strip()}, {megabytes} MiB on disk")
-    return image
+
+
+def prune(settings: Settings, keep: Image | None = None) -> list[str]:
+    """Removes the images no node stands on; returns the nodes that hold the others."""
+    holders: list[str] = []
+    for folder in settings.images.glob("*/"):
+        if keep and folder.name == keep.name:
+            continue
+        users = Image(folder).users()
+        holders += users
+        if not users:
+            remove(folder)
+    return holders
 
 
 def build(work: pathlib.Path) -> None:

@@ -50,8 +50,11 @@ class Node:
             pass
         return None
 
-    def start(self, accelerator: str, snapshot: str | None = None) -> None:
+    def require_free_ports(self) -> None:
         network.require_free_ports(self.settings, self.name, self.number)
+
+    def start(self, accelerator: str, snapshot: str | None = None) -> None:
+        self.require_free_ports()
         image = self.image()
         (self.folder / "node.json").write_text(json.dumps({"image": image.name, "accelerator": accelerator}))
         # Host keys and name of the node ride on the initrd: the kernel unpacks one archive after the other.
@@ -126,6 +129,7 @@ class Node:
             ["qemu-img", "create", "-q", "-f", "qcow2", "-b", backing, "-F", "raw", str(self.disk)], check=True
         )
         (self.folder / "node.json").write_text(json.dumps({"image": image.name, "accelerator": None}))
+        image.claim(self.folder)
 
     def remove(self) -> None:
         self.stop()
