@@ -17,16 +17,8 @@ description:
     before that build.
   - The path with C(apt) is run against real packages in the lab. The path with C(dnf) is compared as text only, and
     does none of the trials but that of the key.
-attributes:
-  check_mode:
-    support: full
-    description: Can run in C(check_mode) and return what it would change without changing it.
-  diff_mode:
-    support: full
-    description: Returns one diff entry for each change when in diff mode.
-  idempotent:
-    support: full
-    description: A second run with the same options changes nothing.
+extends_documentation_fragment:
+  - gpufabric.rdma.changing
 author:
   - The gpufabric founders (@gpufabric)
 options:

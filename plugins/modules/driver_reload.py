@@ -13,16 +13,8 @@ description:
     virtual functions back that went with them. It does nothing while memory and disk agree.
   - Ask M(gpufabric.rdma.driver_gate) first. This module does not look for what stands on the driver.
   - A stack that brings C(openibd) is restarted by it. That path is not verified, since no HCA runs in the lab.
-attributes:
-  check_mode:
-    support: full
-    description: Can run in C(check_mode) and return what it would change without changing it.
-  diff_mode:
-    support: full
-    description: Returns one diff entry for each change when in diff mode.
-  idempotent:
-    support: full
-    description: A second run with the same options changes nothing.
+extends_documentation_fragment:
+  - gpufabric.rdma.changing
 author:
   - The gpufabric founders (@gpufabric)
 options:

@@ -14,16 +14,9 @@ description:
     refresh.
   - The age of the files decides, so a run that failed half-way is made good by the next one.
   - The C(dracut) path is tested against captured trees only.
-attributes:
-  check_mode:
-    support: full
-    description: Can run in C(check_mode) and return what it would change without changing it.
-  diff_mode:
-    support: full
-    description: Returns one diff entry for each change when in diff mode.
-  idempotent:
-    support: full
-    description: A second run with the same options changes nothing.
+extends_documentation_fragment:
+  - gpufabric.rdma.changing
+  - gpufabric.rdma.changing.root
 author:
   - The gpufabric founders (@gpufabric)
 options:
@@ -41,12 +34,6 @@ options:
     type: list
     elements: path
     default: []
-  root:
-    description:
-      - Directory that holds the node. Below anything but V(/) files are written and no kernel, service manager or other
-        running part of this machine is touched; RV(not_verified) lists what was left out.
-    type: path
-    default: /
 """
 
 EXAMPLES = r"""

@@ -15,16 +15,9 @@ description:
   - Names what blacklists or overrides a wanted module, with path and line, and fails instead of forcing it.
   - Never unloads a module.
   - In a container only files are written.
-attributes:
-  check_mode:
-    support: full
-    description: Can run in C(check_mode) and return what it would change without changing it.
-  diff_mode:
-    support: full
-    description: Returns one diff entry for each change when in diff mode.
-  idempotent:
-    support: full
-    description: A second run with the same options changes nothing.
+extends_documentation_fragment:
+  - gpufabric.rdma.changing
+  - gpufabric.rdma.changing.root
 author:
   - The gpufabric founders (@gpufabric)
 options:
@@ -49,12 +42,6 @@ options:
     type: str
     choices: [auto, peermem, dmabuf, "off"]
     default: auto
-  root:
-    description:
-      - Directory that holds the node. Below anything but V(/) files are written and no kernel, service manager or other
-        running part of this machine is touched; RV(not_verified) lists what was left out.
-    type: path
-    default: /
 seealso:
   - module: gpufabric.rdma.rdma_netns
   - module: gpufabric.rdma.initramfs

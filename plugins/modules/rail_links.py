@@ -15,16 +15,9 @@ description:
     the naming policy and rename the NIC.
   - Refuses a NIC that carries the default route or the SSH session it is called through, also below a bond or a bridge.
   - An empty list removes the unit and the script and leaves the running values as they are.
-attributes:
-  check_mode:
-    support: full
-    description: Can run in C(check_mode) and return what it would change without changing it.
-  diff_mode:
-    support: full
-    description: Returns one diff entry for each change when in diff mode.
-  idempotent:
-    support: full
-    description: A second run with the same options changes nothing.
+extends_documentation_fragment:
+  - gpufabric.rdma.changing
+  - gpufabric.rdma.changing.root
 author:
   - The gpufabric founders (@gpufabric)
 options:
@@ -48,12 +41,6 @@ options:
         description: Set the link administratively up. It is never set down.
         type: bool
         default: false
-  root:
-    description:
-      - Directory that holds the node. Below anything but V(/) files are written and no kernel, service manager or other
-        running part of this machine is touched; RV(not_verified) lists what was left out.
-    type: path
-    default: /
 """
 
 EXAMPLES = r"""

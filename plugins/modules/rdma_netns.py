@@ -16,16 +16,9 @@ description:
     owners. It never stops a workload.
   - Names other files and the kernel command line when they set the mode too.
   - In a container only files are written.
-attributes:
-  check_mode:
-    support: full
-    description: Can run in C(check_mode) and return what it would change without changing it.
-  diff_mode:
-    support: full
-    description: Returns one diff entry for each change when in diff mode.
-  idempotent:
-    support: full
-    description: A second run with the same options changes nothing.
+extends_documentation_fragment:
+  - gpufabric.rdma.changing
+  - gpufabric.rdma.changing.root
 author:
   - The gpufabric founders (@gpufabric)
 options:
@@ -47,12 +40,6 @@ options:
       - How long to wait for short-lived units (systemd-hostnamed and the like) that hold a network namespace.
     type: int
     default: 35
-  root:
-    description:
-      - Directory that holds the node. Below anything but V(/) files are written and no kernel, service manager or other
-        running part of this machine is touched; RV(not_verified) lists what was left out.
-    type: path
-    default: /
 seealso:
   - module: gpufabric.rdma.kernel_modules
   - module: gpufabric.rdma.initramfs

@@ -15,16 +15,9 @@ description:
     does not apply to services.
   - Removes the drop-ins of services that are no longer listed.
   - Does not restart a service. RV(not_applied) says which ones still run with the old limit.
-attributes:
-  check_mode:
-    support: full
-    description: Can run in C(check_mode) and return what it would change without changing it.
-  diff_mode:
-    support: full
-    description: Returns one diff entry for each change when in diff mode.
-  idempotent:
-    support: full
-    description: A second run with the same options changes nothing.
+extends_documentation_fragment:
+  - gpufabric.rdma.changing
+  - gpufabric.rdma.changing.root
 author:
   - The gpufabric founders (@gpufabric)
 options:
@@ -39,12 +32,6 @@ options:
       - The limit, V(infinity) or a number of bytes; V(K), V(M), V(G), V(T), V(P) and V(E) may follow the number.
     type: str
     default: infinity
-  root:
-    description:
-      - Directory that holds the node. Below anything but V(/) files are written and no kernel, service manager or other
-        running part of this machine is touched; RV(not_verified) lists what was left out.
-    type: path
-    default: /
 """
 
 EXAMPLES = r"""
