@@ -15,7 +15,6 @@ from .hca import paths
 
 PEERMEM = "nvidia_peermem"
 PEERMEM_SOFTDEP = f"softdep {PEERMEM} pre: nvidia ib_uverbs"
-AUTO_CURES = "kernel_modules_gpudirect: auto"
 _NVIDIA = "10de"
 
 # Package that usually holds a module which a kernel comes without, by distribution family.
@@ -77,7 +76,7 @@ def _wants_peermem(facts: dict, choice: str, made: Plan) -> bool:
     if choice == "peermem":
         return True
     # Not loaded yet, and the facts have found nothing against it: then loading it is the cure that they name.
-    cured_by_loading = AUTO_CURES in (gpudirect.get("action") or "")
+    cured_by_loading = gpudirect["peermem_loadable"]
     if choice == "auto" and (gpudirect["mode"] == "peermem" or cured_by_loading):
         if state.get("blocked_by"):
             made.notes.append(f"{PEERMEM} stays unloaded: {_where(state['blocked_by'][0])}")

@@ -521,7 +521,8 @@ ansible_facts:
               description: The above in words.
               type: str
         gpudirect:
-          description: How HCAs reach GPU memory, C(mode) (C(peermem), C(dmabuf), C(none)), C(verdict) and C(action).
+          description: How HCAs reach GPU memory, C(mode) (C(peermem), C(dmabuf), C(none)), C(verdict), C(action)
+            and C(peermem_loadable) (nvidia_peermem is needed and not loaded, and nothing on disk speaks against it).
           type: dict
           returned: with subset gpudirect
         modules:

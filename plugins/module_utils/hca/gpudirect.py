@@ -24,7 +24,9 @@ def state(
     catalogue: Catalogue,
     seams: Optional[Seams] = None,
 ) -> dict[str, Any]:
-    """{mode: peermem|dmabuf|none, verdict: sentence, action: sentence or None}.
+    """{mode: peermem|dmabuf|none, verdict: sentence, action: sentence or None, peermem_loadable: bool}.
+
+    peermem_loadable: nvidia_peermem is what the driver needs, it is not loaded, and nothing on disk speaks against it.
 
     Files tell that a way is open, not that it carries data: only a transfer out of GPU memory shows that.
     """
@@ -52,8 +54,8 @@ def state(
     return _proprietary(tree, catalogue, seams)
 
 
-def _answer(mode: str, verdict: str, action: Optional[str] = None) -> dict[str, Any]:
-    return {"mode": mode, "verdict": verdict, "action": action}
+def _answer(mode: str, verdict: str, action: Optional[str] = None, loadable: bool = False) -> dict[str, Any]:
+    return {"mode": mode, "verdict": verdict, "action": action, "peermem_loadable": loadable}
 
 
 def open_module(tree: Tree, catalogue: Catalogue, seams: Optional[Seams] = None) -> bool:
@@ -89,5 +91,8 @@ def _proprietary(tree: Tree, catalogue: Catalogue, seams: Optional[Seams]) -> di
     if not tree.isdir(f"{paths.MODULE}/ib_core"):
         return _answer("none", f"{closed}; ib_core is not loaded yet.", "Load the RDMA modules, then nvidia_peermem.")
     return _answer(
-        "none", f"{closed}; it is not loaded.", "Load nvidia_peermem: kernel_modules_gpudirect: auto or peermem."
+        "none",
+        f"{closed}; it is not loaded.",
+        "Load nvidia_peermem: kernel_modules_gpudirect: auto or peermem.",
+        loadable=True,
     )

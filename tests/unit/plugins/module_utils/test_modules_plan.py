@@ -31,7 +31,7 @@ def facts() -> dict:
         "hcas": [port("Ethernet")],
         "cards_without_rdma": [],
         "gpus": [],
-        "gpudirect": {"mode": "none", "verdict": "No GPU.", "action": None},
+        "gpudirect": {"mode": "none", "verdict": "No GPU.", "action": None, "peermem_loadable": False},
         "modules": {name: copy.deepcopy(LOADED) for name in ("mlx5_core", "ib_umad", "ib_ipoib", PEERMEM)},
         "initramfs": {"generator": None, "images": []},
         "owned_files": {LOAD_FILE: owned(paths.HEADER + "\nmlx5_core\nib_umad\n")},
@@ -135,6 +135,8 @@ def test_below_another_root_the_kernel_of_this_machine_is_left_alone(facts):
 @pytest.mark.parametrize(
     ("choice", "gpus", "mode", "expected"),
     [
+        ("auto", [GPU], "loadable", True),
+        ("off", [GPU], "loadable", False),
         ("auto", [], "none", False),
         ("auto", [GPU], "none", False),
         ("auto", [GPU], "dmabuf", False),
@@ -147,7 +149,7 @@ def test_below_another_root_the_kernel_of_this_machine_is_left_alone(facts):
 )
 def test_peermem_only_where_it_is_of_use(facts, choice, gpus, mode, expected):
     facts["gpus"] = gpus
-    facts["gpudirect"]["mode"] = mode
+    facts["gpudirect"].update(mode="none" if mode == "loadable" else mode, peermem_loadable=mode == "loadable")
     facts["modules"][PEERMEM] = ABSENT
     made = plan(facts, {**WANTED, "gpudirect": choice})
     assert made.problems == []
@@ -182,7 +184,12 @@ def test_nothing_is_unloaded(facts):
 
 def test_the_doctor_s_advice_is_passed_on(facts):
     facts["gpus"] = [GPU]
-    facts["gpudirect"] = {"mode": "none", "verdict": "nvidia_peermem is a stub.", "action": "rebuild the driver"}
+    facts["gpudirect"] = {
+        "mode": "none",
+        "verdict": "nvidia_peermem is a stub.",
+        "action": "rebuild the driver",
+        "peermem_loadable": False,
+    }
     assert plan(facts, WANTED).notes == ["GPUDirect: nvidia_peermem is a stub. Next step: rebuild the driver"]
 
 

@@ -355,8 +355,7 @@ def test_the_ssh_session_is_found_through_the_parents_that_sudo_keeps(monkeypatc
     assert done.stdout.strip() == "10.0.0.4"
 
 
-def test_the_doctor_names_the_setting_that_makes_auto_load_peermem(tmp_path):
-    """The plan goes by what the facts say cures the node; both must mean the same setting."""
+def test_a_peermem_that_only_needs_loading_is_told_so(tmp_path):
     kernel = "6.8.0"
     for path in (f"lib/modules/{kernel}", "sys/module/nvidia", "sys/module/ib_core"):
         (tmp_path / path).mkdir(parents=True)
@@ -364,4 +363,4 @@ def test_the_doctor_names_the_setting_that_makes_auto_load_peermem(tmp_path):
     root = Tree(str(tmp_path))
     found = gpudirect.state(root, [{"vendor": "10de"}], kernel, modules.Catalogue(root, kernel))
     assert found["mode"] == "none"
-    assert _modules_plan.AUTO_CURES in found["action"]
+    assert found["peermem_loadable"] is True

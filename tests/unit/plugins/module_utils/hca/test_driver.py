@@ -214,7 +214,12 @@ def gpu(node, *loaded):
 
 
 def test_no_gpu_needs_no_action(node):
-    assert direct(node) == {"mode": "none", "verdict": "There is no NVIDIA GPU on PCI.", "action": None}
+    assert direct(node) == {
+        "mode": "none",
+        "verdict": "There is no NVIDIA GPU on PCI.",
+        "action": None,
+        "peermem_loadable": False,
+    }
 
 
 @pytest.mark.parametrize("name", ["nvidia_peermem", "nv_peer_mem"])
