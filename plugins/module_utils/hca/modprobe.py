@@ -61,8 +61,8 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
 def statements(tree: Tree) -> list[Line]:
     """Every statement of modprobe.d in order of precedence, weakest first, the kernel command line last.
 
-    `module.option=value` of the command line comes as `options module option=value`, `modprobe.blacklist=a,b` as
-    `blacklist a` and `blacklist b`, so that a reader needs to know one form only.
+    `module.option=value` of the command line comes as `options module option=value`, `modprobe.blacklist=a,b`
+    and `module_blacklist=a,b` as `blacklist a` and `blacklist b`, so that a reader needs to know one form only.
     """
     found = []
     for path in effective_files(tree, paths.MODPROBE_DIRECTORIES):
@@ -75,7 +75,7 @@ def statements(tree: Tree) -> list[Line]:
     for word in command_line(tree):
         key, equals, value = word.partition("=")
         module, dot, option = key.partition(".")
-        if key == "modprobe.blacklist":
+        if key in ("modprobe.blacklist", "module_blacklist"):  # the second is the kernel's own and stops every way
             found += [Line(CMDLINE, 1, word, ("blacklist", name)) for name in value.split(",") if name]
         elif dot and option and re.fullmatch(r"[\w-]+", module):
             found.append(Line(CMDLINE, 1, word, ("options", module, option + equals + value)))

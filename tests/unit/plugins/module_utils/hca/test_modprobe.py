@@ -51,7 +51,8 @@ def test_comments_and_continuations(node):
 def test_the_kernel_command_line_comes_last(node):
     node.write("/etc/modprobe.d/zzz.conf", "options ib_core netns_mode=1")
     node.write(
-        "/proc/cmdline", 'root=/dev/sda1 ib-core.netns_mode=0 quiet modprobe.blacklist=a,b x="y z" -- ib_core.n=1'
+        "/proc/cmdline",
+        'root=/dev/sda1 ib-core.netns_mode=0 quiet modprobe.blacklist=a,b module_blacklist=c x="y z" -- ib_core.n=1',
     )
     lines = modprobe.statements(node.tree())
     assert [(line.path, value) for line, value in modprobe.options(lines, "ib_core", "netns_mode")] == [
@@ -59,6 +60,7 @@ def test_the_kernel_command_line_comes_last(node):
         ("/proc/cmdline", "0"),
     ]
     assert [line.words for line in modprobe.blocks(lines, "b")] == [("blacklist", "b")]
+    assert [line.text for line in modprobe.blocks(lines, "c")] == ["module_blacklist=c"]
     assert modprobe.options(lines, "ib_core", "n") == []
 
 
