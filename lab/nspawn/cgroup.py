@@ -11,24 +11,26 @@ import time
 from pathlib import Path
 
 
-def hierarchies(mountinfo: str) -> list[Path]:
+def hierarchies(mountinfo: str, cpuset: bool = True) -> list[Path]:
     """Where cgroups are mounted; a systemd that is not kept below a group of its own would fill their roots."""
     found = []
     for line in mountinfo.splitlines():
         before, _, after = line.partition(" - ")
         kind, _, options = after.split(" ", 2)
-        # A new group of the old cpuset takes no process before it is given processors; systemd leaves that one alone.
-        if kind == "cgroup2" or (kind == "cgroup" and "cpuset" not in options.split(",")):
+        if kind == "cgroup2" or (kind == "cgroup" and (cpuset or "cpuset" not in options.split(","))):
             found.append(Path(before.split(" ")[4]))
     return found
 
 
 class Cgroup:
     def __init__(self, name: str) -> None:
-        self._folders = [mount / name for mount in hierarchies(Path("/proc/self/mountinfo").read_text())]
+        mountinfo = Path("/proc/self/mountinfo").read_text()
+        self._folders = [mount / name for mount in hierarchies(mountinfo)]
+        # A new group of the old cpuset takes no process before it is given processors; systemd leaves that one alone.
+        self._entered = [mount / name for mount in hierarchies(mountinfo, cpuset=False)]
 
     def enter(self) -> None:
-        for folder in self._folders:
+        for folder in self._entered:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "cgroup.procs").write_text(str(os.getpid()))
 

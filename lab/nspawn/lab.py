@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 from lab.settings import CHECKOUT, LabError, say
 
+from .backend import BACKENDS, Place, choose
 from .cgroup import Cgroup
 from .image import Image
 from .machine import Machine, fixture_path
@@ -37,7 +38,7 @@ BOOT_SECONDS, BOOT_SECONDS_PER_NODE = 60, 3  # one or two are enough on an idle 
 LAB_ID = f"gfr-{hashlib.sha256(str(CHECKOUT).encode()).hexdigest()[:4]}"
 INSIDE = "usr/local/lib/lab"  # where a node finds node_init.py
 NEEDS = (
-    "systemd-nspawn needs root with CAP_SYS_ADMIN and CAP_NET_ADMIN, a writable cgroup hierarchy, overlay, veth and\n"
+    "the nodes need root with CAP_SYS_ADMIN and CAP_NET_ADMIN, a writable cgroup hierarchy, overlay, veth and\n"
     "          bridge; a machine that cannot give that still runs the VM scenario: make lab-test"
 )
 
@@ -115,11 +116,12 @@ class Node:
 
 
 def boot(name: str) -> NoReturn:
-    """The body of a node's own process: mounts its root file system and becomes systemd-nspawn."""
-    record = read_state()["nodes"][name]
+    """The body of a node's own process: mounts its root file system and becomes its container."""
+    state = read_state()
+    record, backend = state["nodes"][name], BACKENDS[state["backend"]]
     node = Node(name, record)
     if not _host_systemd():
-        Cgroup(node.cgroup).enter()
+        Cgroup(node.cgroup + backend.cgroup_below).enter()
     os.chdir(HOME)  # relative overlay options: no path of the user's may hold a character that mount reads as its own
     layer = node.folder.relative_to(HOME) / "layer"
     layer.mkdir(exist_ok=True)
@@ -129,35 +131,29 @@ def boot(name: str) -> NoReturn:
     shutil.copytree(node.folder / "seed", layer / "upper", dirs_exist_ok=True)
     options = f"lowerdir={':'.join(record['layers'])},upperdir={layer}/upper,workdir={layer}/work"
     run(["mount", "-t", "overlay", "-o", options, "overlay", f"{layer}/root"], f"overlay of node {name}", NEEDS)
-    nspawn = [
-        "systemd-nspawn",
-        "--quiet",
-        "--keep-unit",
-        "--register=no",
-        f"--directory={layer}/root",
-        f"--machine={name}-{LAB_ID[-4:]}",
-        f"--hostname={name}",
-        f"--network-bridge={LAB_ID}",
-        "--console=pipe",
-        "--resolv-conf=off",
-        "--timezone=off",
-        "--link-journal=no",
-        "/usr/bin/python3",
-        f"/{INSIDE}/node_init.py",
-    ]
-    os.execvp(nspawn[0], nspawn)
+    place = Place(
+        name=name,
+        machine=f"{name}-{LAB_ID[-4:]}",
+        layer=layer,
+        init=f"/{INSIDE}/node_init.py",
+        cgroup=None if _host_systemd() else node.cgroup,
+    )
+    bridge = Bridge(LAB_ID, state["subnet"])
+    backend.prepare(place, bridge)
+    command = backend.command(place, bridge)
+    os.execvp(command[0], command)
 
 
 def up(count: int, fixtures: Sequence[str], spare: str | None = None) -> None:
     """Boots `count` nodes that play the fixtures in turn and, last, one that plays `spare` and is no GPU node."""
     if read_state():
         raise LabError("fast nodes", "none yet", f"{STATE} describes some", "run: lab/nspawnctl down")
-    bridge = Bridge(LAB_ID)
+    backend, bridge = choose(), Bridge(LAB_ID)
     parts = [fixtures[number % len(fixtures)] for number in range(count)] + ([spare] if spare else [])
     root = Image(HOME / "base").ensure()
     machines = {name: Machine(HOME / "machines", fixture_path(name), root) for name in dict.fromkeys(parts)}
     playing = {f"node{number}": machines[part] for number, part in enumerate(parts, 1)}
-    state: dict[str, Any] = {"subnet": str(bridge.subnet), "nodes": {}}
+    state: dict[str, Any] = {"backend": backend, "subnet": str(bridge.subnet), "nodes": {}}
     for number, (name, machine) in enumerate(playing.items(), 1):
         state["nodes"][name] = {
             "address": str(bridge.node_address(number)),
@@ -171,7 +167,7 @@ def up(count: int, fixtures: Sequence[str], spare: str | None = None) -> None:
     except BaseException:
         down()
         raise
-    say(f"{len(parts)} nodes answer SSH, for example: lab/nspawnctl ssh node1")
+    say(f"{len(parts)} nodes ({backend}) answer SSH, for example: lab/nspawnctl ssh node1")
 
 
 def _boot_all(state: dict[str, Any], bridge: Bridge, playing: dict[str, Machine]) -> None:

@@ -69,7 +69,7 @@ def main():
     with open(os.path.join(HERE, "node.json"), encoding="utf-8") as file:
         node = json.load(file)
     make_links(node)
-    # The root again without what nspawn mounted on it: there the captured /sys and /proc lie, as plain files.
+    # The root again without what its container mounted on it: there the captured /sys and /proc lie, as plain files.
     os.mkdir(UNDER)
     run("mount", "--bind", "/", UNDER)
     run("mount", "--make-rprivate", UNDER)

@@ -11,10 +11,15 @@ from collections.abc import Callable
 import pytest
 
 CHECKOUT = pathlib.Path(__file__).resolve().parents[3]
+HOME = CHECKOUT / ".lab/nspawn"
 SCENARIO = CHECKOUT / "molecule/rails"
 INVENTORY = ("-i", str(CHECKOUT / "lab/nspawnctl"), "-i", str(SCENARIO / "inventory"))
 
 Ansible = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def lab_state() -> dict:
+    return json.loads((HOME / "state.json").read_text())
 
 
 def list_groups() -> dict[str, list[str]]:
@@ -28,7 +33,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if not nodes:
         raise pytest.UsageError("wanted: nodes to test; seen: none runs; next: molecule create --scenario-name rails")
     config.option.hosts = ",".join(f"ssh://{node}" for node in nodes)
-    config.option.ssh_config = str(CHECKOUT / ".lab/nspawn/ssh/config")
+    config.option.ssh_config = str(HOME / "ssh/config")
 
 
 @pytest.fixture(scope="session")
@@ -52,8 +57,13 @@ def machine(node, groups) -> str:
 @pytest.fixture
 def tree(node) -> pathlib.Path:
     """The captured machine that is laid under the node."""
-    home = CHECKOUT / ".lab/nspawn"
-    return home / json.loads((home / "state.json").read_text())["nodes"][node]["layers"][0]
+    return HOME / lab_state()["nodes"][node]["layers"][0]
+
+
+@pytest.fixture
+def container() -> str:
+    """What a node calls the container that it is in."""
+    return {"nspawn": "systemd-nspawn", "podman": "podman"}[lab_state()["backend"]]
 
 
 @pytest.fixture(scope="session")

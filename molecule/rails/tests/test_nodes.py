@@ -66,10 +66,10 @@ def leaves(value, path: str = "") -> dict[str, object]:
     return {path: value}
 
 
-def test_facts_over_ssh_are_those_of_the_captured_machine(node, tree, facts):
+def test_facts_over_ssh_are_those_of_the_captured_machine(node, tree, facts, container):
     expected = gather(Tree(str(tree)), Seams.recorded(json.loads((tree / ".seams.json").read_text())))
     seen = facts[node]
-    assert seen["node"]["container"] == "systemd-nspawn"
+    assert seen["node"]["container"] == container
     assert seen["node"]["kernel"] == expected["node"]["kernel"]
     assert leaves({key: seen[key] for key in seen if key not in OWN}) == leaves(
         {key: expected[key] for key in expected if key not in OWN}

@@ -117,9 +117,10 @@ def test_an_unknown_fixture_is_refused_with_the_known_ones():
         machine.fixture_path("gh201")
 
 
-def test_every_hierarchy_but_cpuset_is_ours_to_enter():
-    names = [mount.name for mount in cgroup.hierarchies(HYBRID)]
-    assert names == ["unified", "systemd", "cpu,cpuacct"]
+def test_every_hierarchy_but_cpuset_is_ours_to_enter_and_every_one_to_clear():
+    entered, cleared = ([mount.name for mount in cgroup.hierarchies(HYBRID, cpuset=there)] for there in (False, True))
+    assert entered == ["unified", "systemd", "cpu,cpuacct"]
+    assert cleared == ["unified", "systemd", "cpuset", "cpu,cpuacct"]
 
 
 def test_nodes_are_numbered_into_the_subnet_until_it_is_full():

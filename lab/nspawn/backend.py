@@ -1,0 +1,173 @@
+"""What turns a node's root file system into a running node: systemd-nspawn, or podman where that is what there is.
+
+Both run in the foreground of the node's own process, inside its cgroup and its mount namespace: that process lives as
+long as the node does, and killing the cgroup leaves neither processes nor mounts. So only the start differs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+from pathlib import Path
+
+from lab.settings import LabError
+
+from .network import Bridge
+from .programs import run
+
+VARIABLE = "RAILS_BACKEND"
+# What systemd-nspawn leaves a container, by number in capability.h; podman's own choice is too little for a systemd.
+CAPABILITIES = {
+    "CHOWN": 0,
+    "DAC_OVERRIDE": 1,
+    "DAC_READ_SEARCH": 2,
+    "FOWNER": 3,
+    "FSETID": 4,
+    "KILL": 5,
+    "SETGID": 6,
+    "SETUID": 7,
+    "SETPCAP": 8,
+    "LINUX_IMMUTABLE": 9,
+    "NET_BIND_SERVICE": 10,
+    "NET_BROADCAST": 11,
+    "NET_ADMIN": 12,
+    "NET_RAW": 13,
+    "IPC_OWNER": 15,
+    "SYS_CHROOT": 18,
+    "SYS_PTRACE": 19,
+    "SYS_ADMIN": 21,
+    "SYS_BOOT": 22,
+    "SYS_NICE": 23,
+    "SYS_RESOURCE": 24,
+    "SYS_TTY_CONFIG": 26,
+    "MKNOD": 27,
+    "LEASE": 28,
+    "AUDIT_WRITE": 29,
+    "AUDIT_CONTROL": 30,
+    "SETFCAP": 31,
+}
+# Podman takes no runroot of more than 50 characters, and no colon in a path: it sees the layer here, in the node's own
+# mount namespace only. Its state, its settings and the network namespace's handle all go when that does.
+HERE = Path("/mnt")
+CONFIGURATION = HERE / "containers.conf"
+NETWORK = HERE / "network"
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a node starts: its layer holds its root and whatever else shall go with its mount namespace."""
+
+    name: str
+    machine: str
+    layer: Path
+    init: str
+    cgroup: str | None  # None: a unit of this machine's systemd is the cgroup
+
+    @property
+    def root(self) -> Path:
+        return self.layer / "root"
+
+
+class Nspawn:
+    program = "systemd-nspawn"
+    cgroup_below = ""
+
+    def prepare(self, place: Place, bridge: Bridge) -> None:
+        """Nothing: systemd-nspawn makes the network itself."""
+
+    def command(self, place: Place, bridge: Bridge) -> list[str]:
+        return [
+            "systemd-nspawn",
+            "--quiet",
+            "--keep-unit",
+            "--register=no",
+            f"--directory={place.root}",
+            f"--machine={place.machine}",
+            f"--hostname={place.name}",
+            f"--network-bridge={bridge.name}",
+            "--console=pipe",
+            "--resolv-conf=off",
+            "--timezone=off",
+            "--link-journal=no",
+            "/usr/bin/python3",
+            place.init,
+        ]
+
+
+class Podman:
+    """Podman without images, registries, networks or state of its own on this machine: all it keeps is in the layer."""
+
+    program = "podman"
+    # In cgroup version 2 a group that has groups below it holds no process: podman itself must not stand in the node's.
+    cgroup_below = "/podman"
+
+    def prepare(self, place: Place, bridge: Bridge) -> None:
+        run(["mount", "--rbind", str(place.layer), str(HERE)], f"layer of node {place.name}", f"see that {HERE} exists")
+        CONFIGURATION.write_text(self.configuration())
+        NETWORK.touch()
+        run(["unshare", f"--net={NETWORK}", "true"], f"network namespace of node {place.name}", "run it as root")
+        bridge.plug(f"vb-{place.machine}", NETWORK)
+
+    def configuration(self) -> str:
+        # Podman's defaults ask for more than a container that runs us may give: raised limits, locks in shared memory.
+        # Debian's crun refuses hybrid cgroups; runc takes all three layouts.
+        runtime = 'runtime = "runc"\n' if shutil.which("runc") else ""
+        return (
+            "[containers]\ndefault_ulimits = []\npids_limit = 0\n"
+            f'[engine]\n{runtime}cgroup_manager = "cgroupfs"\nevents_logger = "none"\nlock_type = "file"\n'
+        )
+
+    def command(self, place: Place, bridge: Bridge) -> list[str]:
+        return [
+            "env",
+            f"CONTAINERS_CONF={CONFIGURATION}",
+            "podman",
+            *(f"--{option}={HERE}/podman/{option}" for option in ("root", "runroot", "tmpdir")),
+            "--storage-driver=vfs",
+            "run",
+            f"--name={place.machine}",
+            f"--hostname={place.name}",
+            "--systemd=always",
+            "--env=container=podman",  # by this a systemd knows where it is; podman itself sets it for images only
+            f"--network=ns:{NETWORK}",
+            "--no-hosts",
+            "--dns=none",
+            "--log-driver=none",
+            f"--cgroup-parent=/{place.cgroup}" if place.cgroup else "--cgroups=split",
+            "--cap-drop=ALL",
+            f"--cap-add={','.join(capabilities(Path('/proc/self/status').read_text()))}",
+            *(f"--security-opt={option}" for option in ("seccomp=unconfined", "apparmor=unconfined", "label=disable")),
+            "--rootfs",
+            f"{HERE}/root",
+            "/usr/bin/python3",
+            place.init,
+        ]
+
+
+BACKENDS = {"nspawn": Nspawn(), "podman": Podman()}
+
+
+def capabilities(status: str) -> list[str]:
+    """Those of CAPABILITIES that this process may pass on: a runtime refuses to start with one that it lacks."""
+    bounding = next(int(line.split()[1], 16) for line in status.splitlines() if line.startswith("CapBnd:"))
+    return [name for name, number in CAPABILITIES.items() if bounding >> number & 1]
+
+
+def choose() -> str:
+    """The name of the backend for new nodes: the one asked for, else the first that is installed."""
+    asked = os.environ.get(VARIABLE) or ""
+    installed = [name for name, backend in BACKENDS.items() if shutil.which(backend.program)]
+    programs = [backend.program for name, backend in BACKENDS.items() if asked in ("", name)]
+    if not programs:
+        raise LabError(
+            f"environment variable {VARIABLE}", " or ".join(BACKENDS), asked, f"unset {VARIABLE} or correct it"
+        )
+    if asked in installed or (installed and not asked):
+        return asked or installed[0]
+    raise LabError(
+        f"what runs the fast nodes ({VARIABLE}={asked or 'not set'})",
+        f"the program {' or '.join(programs)}",
+        "not on PATH" + (f"; installed: {', '.join(installed)}" if installed else ""),
+        f"unset {VARIABLE}" if installed else "install systemd-nspawn: lab/packages lab",
+    )
