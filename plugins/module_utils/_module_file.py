@@ -9,16 +9,14 @@ in the section __versions, exports are symbols named __ksymtab_*, their CRCs are
 
 from __future__ import annotations
 
-import lzma
 import struct
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Callable, Optional
 
+from .hca import elf
 from .hca.tree import Tree
 
-_GZIP = 16 + zlib.MAX_WBITS
 _SYMTAB = 2  # SHT_SYMTAB
 _UNDEFINED, _ABSOLUTE = 0, 0xFFF1  # SHN_UNDEF, SHN_ABS
 _VERSION_ENTRY = 64  # sizeof(struct modversion_info) on 64-bit: an unsigned long and a name of 56 bytes
@@ -57,10 +55,7 @@ def parse(data: bytes, path: str) -> Optional[ModuleFile]:
         sections = _sections(data, order)
         found = ModuleFile(path)
         by_name = {name: content for name, _type, _link, content in sections}
-        for entry in by_name.get(b".modinfo", b"").split(b"\0"):
-            key, equals, value = entry.partition(b"=")
-            if equals:
-                found.info.setdefault(key.decode("ascii", "replace"), value.decode("utf-8", "replace"))
+        found.info = elf.information(by_name.get(b".modinfo", b""))
         crcs = {}
         for name, index, value in _symbols(sections, order):
             if index == _UNDEFINED and name:
@@ -110,16 +105,9 @@ def _symbols(sections: list[tuple[bytes, int, int, bytes]], order: str) -> Itera
 
 
 def _unpacked(data: bytes, path: str, run: Optional[Callable[[list[str]], bytes]]) -> Optional[bytes]:
-    try:
-        if path.endswith(".xz"):
-            return lzma.decompress(data)
-        if path.endswith(".gz"):
-            return zlib.decompress(data, _GZIP)
-    except (lzma.LZMAError, zlib.error, EOFError):
-        return None
     if path.endswith(".zst"):
         return run(["zstd", "--decompress", "--stdout", "--quiet", path]) if run else None
-    return data
+    return elf.decompressed(data, path)
 
 
 def symvers(text: str) -> dict[str, tuple[int, str]]:

@@ -34,17 +34,23 @@ def modinfo(tree: Tree, path: str, seams: Optional[Seams] = None) -> Optional[di
 
 def parse(data: bytes, name: str) -> Optional[dict[str, str]]:
     """Fields of a module file's content; `name` tells the compression. None for zstd and for what is no module."""
-    plain = _decompressed(data, name)
+    plain = decompressed(data, name)
     section = None if plain is None else _section(plain, b".modinfo")
     if section is None:
         return None
+    fields = information(section)
+    built = build_id(_section(plain, b".note.gnu.build-id"))
+    return {**fields, "build_id": built} if built else fields
+
+
+def information(section: bytes) -> dict[str, str]:
+    """{field: value} of the content of a .modinfo section, the first value of a repeated field."""
     fields: dict[str, str] = {}
     for entry in section.split(b"\0"):
         key, equals, value = entry.partition(b"=")
         if equals:
             fields.setdefault(key.decode("ascii", "replace"), value.decode("utf-8", "replace"))
-    built = build_id(_section(plain, b".note.gnu.build-id"))
-    return {**fields, "build_id": built} if built else fields
+    return fields
 
 
 def build_id(note: Optional[bytes]) -> Optional[str]:
@@ -59,13 +65,14 @@ def build_id(note: Optional[bytes]) -> Optional[str]:
     return note[start : start + size].hex() or None
 
 
-def _decompressed(data: bytes, name: str) -> Optional[bytes]:
+def decompressed(data: bytes, name: str) -> Optional[bytes]:
+    """Content of a .ko, .ko.xz or .ko.gz, unpacked; None when it is cut short. Anything else comes back as it is."""
     try:
         if name.endswith(".xz"):
             return lzma.decompress(data)
         if name.endswith(".gz"):
             return zlib.decompress(data, _GZIP)
-    except (lzma.LZMAError, zlib.error):
+    except (lzma.LZMAError, zlib.error, EOFError):
         return None
     return data
 
