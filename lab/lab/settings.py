@@ -9,7 +9,9 @@ import time
 
 CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
 IMAGE_SOURCE = CHECKOUT / "lab" / "image"
-NODES = {"node1": 1, "node2": 2}
+NUMBERS = {"node1": 1, "node2": 2}
+# LAB_NODES=node1 makes a lab of one node; its cables then lead nowhere.
+NODES = {name: NUMBERS[name] for name in os.environ.get("LAB_NODES", "").split() if name in NUMBERS} or NUMBERS
 # eth0 is QEMU's user network (SSH from the controller); the others are cables to the other node.
 CABLES = {"eth1": 1, "eth2": 2, "eth3": 3}
 NICS = ("eth0", *CABLES)
@@ -47,7 +49,7 @@ class Settings:
 
     def cable_ports(self, cable: int, number: int) -> tuple[int, int]:
         """UDP ports of this node's end and of the other node's end."""
-        other = next(n for n in NODES.values() if n != number)
+        other = next(n for n in NUMBERS.values() if n != number)
         return self.port_base + 10 * cable + number, self.port_base + 10 * cable + other
 
 
@@ -65,6 +67,13 @@ def load() -> Settings:
     if accelerator not in ("auto", "tcg", "kvm"):
         raise LabError(
             "environment variable LAB_ACCEL", "auto, tcg or kvm", accelerator, "unset LAB_ACCEL or correct it"
+        )
+    if wrong := sorted(set(os.environ.get("LAB_NODES", "").split()) - set(NUMBERS)):
+        raise LabError(
+            "environment variable LAB_NODES",
+            f"names of nodes: {' '.join(NUMBERS)}",
+            " ".join(wrong),
+            "unset LAB_NODES or correct it",
         )
     state = pathlib.Path(os.environ.get("LAB_DIR") or CHECKOUT / ".lab").absolute()
     return Settings(
