@@ -1,0 +1,483 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: cluster_objects
+short_description: Apply a set of cluster objects through kubectl on a server node
+version_added: 0.1.0
+description:
+  - Brings the objects of one owner to the wanted state, server-side under the field manager C(gpufabric.rdma), and
+    deletes those of the same owner that are no longer wanted.
+  - Runs where O(kubectl) runs, so that SSH to the first server is all the way a controller needs. No Python package
+    is needed there.
+  - The server itself says by a dry run what would change; an object that it would leave alone is not sent again.
+  - Fields that another manager holds (ArgoCD, Flux, Helm, a person) are reported and never taken without
+    O(takeover_allowed).
+  - In check mode without an API server each object is listed as one that would be created.
+  - Nodes, namespaces and custom resource definitions are never deleted. Nodes and namespaces get no owner label,
+    because others create them too.
+extends_documentation_fragment:
+  - gpufabric.rdma.changing
+author:
+  - The gpufabric founders (@gpufabric)
+options:
+  objects:
+    description:
+      - The objects, as they would stand in a manifest. An item of kind C(List) is taken apart.
+      - Namespaces and custom resource definitions are applied first, the definitions are awaited; otherwise the order
+        is kept.
+      - An object of kind C(Secret) is refused here; it belongs into O(secrets).
+    type: list
+    elements: dict
+    required: true
+  secrets:
+    description:
+      - Secrets, whose values appear in no log, no diff and no command line.
+    type: list
+    elements: dict
+    default: []
+    suboptions:
+      name:
+        description: Name of the secret.
+        type: str
+        required: true
+      namespace:
+        description: Its namespace.
+        type: str
+        required: true
+      type:
+        description: Its type.
+        type: str
+        default: Opaque
+      string_data:
+        description: The values in clear text.
+        type: dict
+        required: true
+  owner:
+    description:
+      - Value of the label C(rdma.gpufabric.io/owner) that each object gets. Objects that carry it and are not in
+        O(objects) or O(secrets) any more are deleted.
+    type: str
+    required: true
+  prune_types:
+    description:
+      - Resource types to look for such leftovers in, besides C(configmaps), C(secrets), C(serviceaccounts),
+        C(services), C(daemonsets), C(deployments), C(roles), C(rolebindings), C(clusterroles) and
+        C(clusterrolebindings).
+      - A type that the server does not have is passed over.
+    type: list
+    elements: str
+    default: []
+  takeover_allowed:
+    description:
+      - What to do with an object that exists and was never applied by this module, or with fields that another manager
+        holds.
+      - Not set stops before anything changes and names manager and fields; V(true) takes them; V(false) leaves the
+        object as it is and says so.
+    type: bool
+  kubectl:
+    description:
+      - The command, word by word. V([kubectl, --kubeconfig, FILE]) on the controller serves those who have a
+        kubeconfig.
+    type: list
+    elements: str
+    default: [k3s, kubectl]
+  api_timeout_seconds:
+    description: How long an API server that does not answer may take to do so. In check mode nothing is waited for.
+    type: int
+    default: 120
+  wait:
+    description:
+      - What to await afterwards, also when nothing was changed. Each condition that is already met in what was read
+        costs no further call.
+    type: list
+    elements: dict
+    default: []
+    suboptions:
+      resource:
+        description: Type and name, such as V(daemonset/kube-flannel-ds); a type alone, such as V(nodes), means all.
+        type: str
+        required: true
+      namespace:
+        description: The namespace, for resources that have one.
+        type: str
+      selector:
+        description: Labels that choose among the resources of a type.
+        type: str
+      until:
+        description: V(rollout), or what C(kubectl wait --for) takes, such as V(condition=Ready) or V(create).
+        type: str
+        default: rollout
+      timeout_seconds:
+        description: How long it may take.
+        type: int
+        default: 300
+"""
+
+EXAMPLES = r"""
+- name: Apply the pod network
+  gpufabric.rdma.cluster_objects:
+    objects: "{{ lookup('ansible.builtin.template', 'flannel.yml.j2') | from_yaml_all }}"
+    owner: flannel
+    wait:
+      - resource: daemonset/kube-flannel-ds
+        namespace: kube-flannel
+        timeout_seconds: 300
+  delegate_to: "{{ groups['k3s_servers'][0] }}"
+  run_once: true
+
+- name: Await nodes without applying anything
+  gpufabric.rdma.cluster_objects:
+    objects: []
+    owner: node-ready
+    wait:
+      - resource: nodes
+        until: condition=Ready
+"""
+
+RETURN = r"""
+changes:
+  description: What was changed, or would be in check mode. The texts are JSON; values of secrets are hidden.
+  returned: always
+  type: list
+  elements: dict
+  contains:
+    object:
+      description: Kind, namespace and name, such as C(DaemonSet kube-system/kube-multus-ds).
+      type: str
+    action:
+      description: C(create), C(apply) or C(prune).
+      type: str
+    before:
+      description: The object before.
+      type: str
+    after:
+      description: The object after.
+      type: str
+problems:
+  description: What kept the cluster from the wanted state. Nothing is changed when a problem is seen beforehand.
+  returned: always
+  type: list
+  elements: dict
+  contains:
+    object:
+      description: What it is about.
+      type: str
+    wanted:
+      description: What was asked for.
+      type: str
+    seen:
+      description: What was found.
+      type: str
+    next_step:
+      description: What to do about it.
+      type: str
+reboot_reasons:
+  description: Always empty; every changing module of the collection returns it.
+  returned: success
+  type: list
+  elements: str
+not_applied:
+  description: What was left as it is on purpose, with the reason.
+  returned: success
+  type: list
+  elements: str
+not_verified:
+  description: What could not be done or seen from here, with the reason.
+  returned: success
+  type: list
+  elements: str
+notes:
+  description: What is worth knowing and needs no action of the module.
+  returned: success
+  type: list
+  elements: str
+waited:
+  description: What was awaited and how long it took.
+  returned: success
+  type: list
+  elements: dict
+  contains:
+    resource:
+      description: The resource.
+      type: str
+    until:
+      description: The condition.
+      type: str
+    seconds:
+      description: How long it took, 0 when it was met already.
+      type: float
+kubectl_calls:
+  description: How many times kubectl was run.
+  returned: success
+  type: int
+"""
+
+import json
+import time
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.common.process import get_bin_path
+from ansible_collections.gpufabric.rdma.plugins.module_utils import _cluster_objects_plan as planner
+from ansible_collections.gpufabric.rdma.plugins.module_utils._change import Plan, Refused, failure, result, settle
+
+PRUNE_TYPES = (
+    "configmaps", "secrets", "serviceaccounts", "services", "daemonsets.apps", "deployments.apps",
+    "roles.rbac.authorization.k8s.io", "rolebindings.rbac.authorization.k8s.io",
+    "clusterroles.rbac.authorization.k8s.io", "clusterrolebindings.rbac.authorization.k8s.io",
+)  # fmt: skip
+APPLY = ("apply", "--server-side", f"--field-manager={planner.MANAGER}", "--filename=-", "--output=json")
+POLL_SECONDS = 3
+
+
+class Down(Exception):
+    """No API server answers; carries what kubectl said."""
+
+
+class Cluster:
+    """kubectl as four verbs. `run(argv, stdin)` returns exit status, output and error text."""
+
+    def __init__(self, kubectl, run, patience: float = 0, clock=time.monotonic, sleep=time.sleep):
+        self.calls = 0
+        self._kubectl, self._run, self._clock, self._sleep = list(kubectl), run, clock, sleep
+        self._deadline = clock() + patience
+
+    def call(self, *arguments: str, objects=None) -> tuple[int, str, str]:
+        """One kubectl call, tried again while the server does not answer; Down when it never does."""
+        text = None if objects is None else json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
+        while True:
+            self.calls += 1
+            code, out, error = self._run([*self._kubectl, *arguments], text)
+            if code == 0 or not planner.unreachable(error):
+                return code, out, error
+            if self._clock() >= self._deadline:
+                raise Down(" ".join(error.split())[:300])
+            self._sleep(POLL_SECONDS)
+
+    def read(self, wanted: list, owner: str, prune_types: list, force: bool) -> dict:
+        live, missing = self._live(wanted)
+        known = planner.by_key(wanted, live)
+        predicted, errors = self._predict(planner.predictable(wanted, known, missing), known, force)
+        return {
+            "down": None,
+            "live": known,
+            "predicted": predicted,
+            "errors": errors,
+            "owned": self._owned(owner, prune_types),
+        }
+
+    def _live(self, wanted: list) -> tuple[list, set]:
+        """The live objects, and the kinds whose definition is not installed yet."""
+        missing: set = set()
+        while True:
+            asked = [item for item in wanted if (item["kind"], item["apiVersion"]) not in missing]
+            if not asked:
+                return [], missing
+            code, out, error = self.call("get", "--filename=-", "--ignore-not-found", "--output=json", objects=asked)
+            absent = planner.missing_kinds(error) - missing
+            if code == 0:
+                return planner.items(out), missing
+            if not absent:
+                raise _failed("reading the objects", error)
+            missing |= absent
+
+    def _predict(self, asked: list, known: dict, force: bool) -> tuple[dict, dict]:
+        """What the server would make of each object. One call; one each only where that call is refused."""
+        if not asked:
+            return {}, {}
+        code, out, error = self.call(*APPLY, "--dry-run=server", *_forced(force), objects=asked)
+        if code == 0:
+            return planner.by_key(asked, planner.items(out)), {}
+        predicted, errors = {}, {}
+        for item in asked:
+            code, out, error = self.call(*APPLY, "--dry-run=server", *_forced(force), objects=[item])
+            if code:
+                errors[planner.Key.of(item)] = error
+            else:
+                predicted.update(planner.by_key([item], planner.items(out)))
+        return predicted, errors
+
+    def _owned(self, owner: str, prune_types: list) -> list:
+        types = list(dict.fromkeys([*PRUNE_TYPES, *prune_types]))
+        while types:
+            code, out, error = self.call(
+                "get", ",".join(types), "--all-namespaces", f"--selector={planner.OWNER_LABEL}={owner}", "--output=json"
+            )
+            unknown = planner.unknown_types(error)
+            if code == 0:
+                return planner.items(out)
+            left = [name for name in types if name.partition(".")[0] not in {odd.partition(".")[0] for odd in unknown}]
+            if len(left) == len(types):
+                raise _failed(f"reading the objects of owner {owner}", error)
+            types = left
+        return []
+
+    def apply(self, changes: list, wanted: list, force: bool):
+        for stage in planner.stages(wanted, changes):
+            code, _out, error = self.call(*APPLY, *_forced(force), objects=stage)
+            names = {str(planner.Key.of(item)) for item in stage}
+            if code:
+                raise _failed(f"applying {', '.join(sorted(names))}", error)
+            yield from (change for change in changes if change.object in names and change.action != "prune")
+            kinds = [item for item in stage if item["kind"] == "CustomResourceDefinition"]
+            if kinds:
+                names = [f"crd/{item['metadata']['name']}" for item in kinds]
+                code, _out, error = self.call("wait", "--for=condition=Established", *names, "--timeout=60s")
+                if code:
+                    raise _failed(f"awaiting {', '.join(names)}", error)
+        pruned = [change for change in changes if change.action == "prune"]
+        if pruned:
+            leftovers = [_identity(change.before) for change in pruned]
+            code, _out, error = self.call("delete", "--filename=-", "--ignore-not-found", objects=leftovers)
+            if code:
+                raise _failed("deleting what is no longer wanted", error)
+            yield from pruned
+
+    def wait(self, items: list, live: list) -> list[dict]:
+        done = []
+        for item in items:
+            start = self._clock()
+            if not planner.satisfied(item, live):
+                code, out, error = self.call(*planner.wait_arguments(item))
+                if code:
+                    raise Refused([_not_reached(item, error or out)])
+            done.append(
+                {"resource": item["resource"], "until": item["until"], "seconds": round(self._clock() - start, 1)}
+            )
+        return done
+
+
+def _forced(force: bool) -> list[str]:
+    return ["--force-conflicts"] if force else []
+
+
+def _identity(text: str) -> dict:
+    """Enough of an object to delete it; the text is the planner's own, with the values of secrets hidden."""
+    item = json.loads(text)
+    meta = {name: item["metadata"][name] for name in ("name", "namespace") if item["metadata"].get(name)}
+    return {"apiVersion": item["apiVersion"], "kind": item["kind"], "metadata": meta}
+
+
+def _failed(what: str, error: str) -> Refused:
+    return Refused.because(
+        "API server",
+        what,
+        " ".join(error.split())[:600] or "no reason given",
+        "settle what the message names and run again; what had been applied by then stays and is not applied twice",
+    )
+
+
+def _not_reached(item: dict, text: str):
+    place = f" -n {item['namespace']}" if item.get("namespace") else ""
+    target = item["resource"] + (f" -l {item['selector']}" if item.get("selector") else "")
+    return planner.Problem(
+        f"{item['resource']}{place}",
+        f"{item['until']} within {item['timeout_seconds']} s",
+        " ".join(text.split())[-300:] or "no reason given",
+        f"see k3s kubectl{place} describe {target.replace('/', ' ')}, settle what it names and run again",
+    )
+
+
+def _unanswered(reason: str) -> Refused:
+    return Refused.because(
+        "API server",
+        "an answer",
+        reason,
+        "see systemctl status k3s on the first server (journalctl -u k3s) and run again",
+    )
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "objects": {"type": "list", "elements": "dict", "required": True},
+            "secrets": {
+                "type": "list",
+                "elements": "dict",
+                "default": [],
+                "no_log": False,
+                "options": {
+                    "name": {"type": "str", "required": True},
+                    "namespace": {"type": "str", "required": True},
+                    "type": {"type": "str", "default": "Opaque"},
+                    "string_data": {"type": "dict", "required": True, "no_log": True},
+                },
+            },
+            "owner": {"type": "str", "required": True},
+            "prune_types": {"type": "list", "elements": "str", "default": []},
+            "takeover_allowed": {"type": "bool"},
+            "kubectl": {"type": "list", "elements": "str", "default": ["k3s", "kubectl"]},
+            "api_timeout_seconds": {"type": "int", "default": 120},
+            "wait": {
+                "type": "list",
+                "elements": "dict",
+                "default": [],
+                "options": {
+                    "resource": {"type": "str", "required": True},
+                    "namespace": {"type": "str"},
+                    "selector": {"type": "str"},
+                    "until": {"type": "str", "default": "rollout"},
+                    "timeout_seconds": {"type": "int", "default": 300},
+                },
+            },
+        },
+        supports_check_mode=True,
+    )
+    given = module.params
+    wanted, problems = planner.prepare(given["objects"], given["secrets"], given["owner"])
+    if problems:
+        module.fail_json(**failure(Refused(problems)))
+
+    def run(argv, text):
+        try:
+            program = get_bin_path(argv[0], ["/usr/local/bin", "/usr/bin", "/bin"])
+        except ValueError:
+            return 127, "", f"connection to the server not tried: {argv[0]} is not on this node"
+        return module.run_command([program, *argv[1:]], data=text, binary_data=True)
+
+    cluster = Cluster(given["kubectl"], run, 0 if module.check_mode else given["api_timeout_seconds"])
+    force = given["takeover_allowed"] is True
+    state: dict = {}
+
+    def read() -> dict:
+        state.clear()
+        try:
+            found = cluster.read(wanted, given["owner"], given["prune_types"], force)
+        except Down as down:
+            if not module.check_mode:
+                raise _unanswered(str(down)) from down
+            found = {"down": str(down)}
+        state.update(found)
+        return state
+
+    waited: list = []
+    try:
+        made, changes = settle(
+            read=read,
+            plan=lambda state: planner.plan(state, wanted, given["owner"], given["takeover_allowed"]),
+            apply=lambda changes: cluster.apply(changes, wanted, force),
+            check_mode=module.check_mode,
+        )
+        if module.check_mode:
+            _say_unawaited(made, changes, given["wait"])
+        else:
+            waited = cluster.wait(given["wait"], list(state["live"].values()))
+    except Refused as refused:
+        module.fail_json(**failure(refused))
+    except Down as down:
+        module.fail_json(**failure(_unanswered(str(down))))
+    module.exit_json(waited=waited, kubectl_calls=cluster.calls, **result(made, changes))
+
+
+def _say_unawaited(made: Plan, changes: list, wait: list) -> None:
+    if changes and wait:
+        made.not_verified.append(
+            "check mode waits for nothing: " + ", ".join(f"{item['resource']} ({item['until']})" for item in wait)
+        )
+
+
+if __name__ == "__main__":
+    main()
