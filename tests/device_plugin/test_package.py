@@ -15,7 +15,7 @@ SOURCES = sorted((PACKAGE / "rdma_device_plugin").glob("*.py"))
 LIBRARY = PACKAGE.parent / "plugins/module_utils/hca"
 # Rooms from below to above: each imports only from those before it, and what stands in one line knows not each other.
 LAYERS = [
-    {"gojson", "log", "worker", "sockets", "links", "captured", "_build"},
+    {"gojson", "log", "worker", "sockets", "links", "captured", "notify", "_build"},
     {"config", "events"},
     {"pools"},
     {"allocation"},
