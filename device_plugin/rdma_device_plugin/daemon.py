@@ -14,7 +14,7 @@ from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from typing import Any, Callable, Optional
 
-from . import allocation, cdi, endpoints, events, links, log, pools
+from . import allocation, cdi, endpoints, events, links, log, notify, pools
 from .config import Config, ConfigError, Pool, load
 from .hca import Tree
 from .lifecycle import CannotServe, Places, Resource, Timing
@@ -152,6 +152,7 @@ class Plugin:
             if work.done():
                 work.result()
         finally:
+            notify.tell("STOPPING=1")
             await _end([work, halt])
             await self._stop_all()
             self._directories.close()
@@ -171,6 +172,7 @@ class Plugin:
                 log.error("the first scan of sysfs does not come back; serving empty pools until it does")
             await self._apply(self.config)
             self.ready.set()
+            notify.tell("READY=1", self._status())
             parts = [self._scanner(first), self._port_poller(), self._reloader(), self._watchdog(), self._supervisor()]
             if self.settings.metrics:
                 parts.append(endpoints.serve(self, self.settings.metrics))
@@ -342,9 +344,19 @@ class Plugin:
                 self._observe(now)
                 await self._update()
 
+    def _status(self) -> str:
+        """One line for `systemctl status`."""
+        registered = sum(served.resource.registered for served in self.served.values())
+        problems = log.printable("; ".join(self.unready()))
+        return f"STATUS={registered} of {len(self.served)} resources registered" + (f": {problems}" if problems else "")
+
     async def _watchdog(self) -> None:
+        told = ""
         while True:
             await asyncio.sleep(self.settings.timing.backstop)
+            if told != self._status():
+                told = self._status()
+                notify.tell(told)
             if self.hung:
                 log.on_change("sysfs", "a read of sysfs hangs: health is not known any more", logging.ERROR)
             else:

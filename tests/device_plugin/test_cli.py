@@ -7,6 +7,7 @@ import os
 import pathlib
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -281,6 +282,23 @@ def test_the_log_says_changes_only_and_can_be_json(base, node):
     assert len({json.dumps({**line, "time": ""}) for line in lines}) == len(lines)
     assert {"resource", "mode", "devices"} & set().union(*lines)
     assert lines[-1]["level"] in ("info", "warning")
+
+
+def test_a_service_manager_is_told_when_it_serves_and_when_it_ends(base, node, monkeypatch):
+    """sd_notify(3): ready before any kubelet is there, for the kubelet is started after it"""
+    monkeypatch.setitem(ENVIRONMENT, "NOTIFY_SOCKET", f"{base}/notify")
+    (base / "device-plugins").mkdir()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(f"{base}/notify")
+        manager.settimeout(20)
+        with Process(base, document(entry()), node.root) as plugin:
+            ready = manager.recv(4096).decode().splitlines()
+            assert ready[0] == "READY=1"
+            assert ready[1].startswith("STATUS=0 of 1 resources registered: rdma/test_server")
+            assert plugin.end(signal.SIGTERM)[0] == 0
+        told = [ready]
+        while told[-1] != ["STOPPING=1"]:
+            told.append(manager.recv(4096).decode().splitlines())
 
 
 def test_a_directory_that_cannot_be_used_ends_it_with_code_1(base, node):

@@ -55,3 +55,29 @@ def test_a_moving_version_is_refused(version):
     lock = copy.deepcopy(LOCK)
     lock["artifacts"][0]["version"] = version
     assert errors(lock)
+
+
+def test_each_wheel_is_named_by_its_package_and_version_and_is_what_the_plugin_requires():
+    files = [entry["file"] for wheel in LOCK["wheels"] for entry in wheel["files"]]
+    assert len(files) == len(set(files))
+    for wheel in LOCK["wheels"]:
+        for entry in wheel["files"]:
+            assert entry["file"].startswith(f"{wheel['name']}-{wheel['version']}-")
+    required = (ROOT / "device_plugin/requirements.txt").read_text().splitlines()
+    locked = {f"{wheel['name']}=={wheel['version']}" for wheel in LOCK["wheels"] if wheel["name"] != "pip"}
+    assert locked == {line for line in required if line and not line.startswith("#")}
+
+
+@pytest.mark.parametrize("architecture", ["x86_64", "aarch64"])
+def test_each_python_of_a_supported_distribution_has_a_compiled_wheel(architecture):
+    """RHEL 9: 3.9; Ubuntu 22.04: 3.10; Debian 12: 3.11; Ubuntu 24.04 and RHEL 10: 3.12; Debian 13: 3.13; and 3.14"""
+    (grpcio,) = (wheel for wheel in LOCK["wheels"] if wheel["name"] == "grpcio")
+    tags = {entry["file"].split("-")[2] for entry in grpcio["files"] if architecture in entry["file"]}
+    assert tags == {f"cp3{minor}" for minor in range(9, 15)}
+
+
+@pytest.mark.parametrize(("field", "value"), [("sha256", "b98f74"), ("file", "grpcio-1.80.1.tar.gz"), ("file", "../x")])
+def test_a_wheel_that_pins_nothing_is_refused(field, value):
+    lock = copy.deepcopy(LOCK)
+    lock["wheels"][0]["files"][0][field] = value
+    assert errors(lock)
