@@ -69,7 +69,7 @@ def apply_file(root: str, change: Change) -> None:
         write(path, change.after)
 
 
-def write(path: str, text: str) -> None:
+def write(path: str, text: str, mode: int = paths.MODE) -> None:
     """Replace the file in one step, so that a run cut short leaves the old text or the new one."""
     directory = os.path.dirname(path)
     os.makedirs(directory, mode=0o755, exist_ok=True)
@@ -78,7 +78,7 @@ def write(path: str, text: str) -> None:
         with os.fdopen(handle, "w", encoding="utf-8") as stream:
             stream.write(text)
             stream.flush()
-            os.fchmod(stream.fileno(), paths.MODE)
+            os.fchmod(stream.fileno(), mode)
             os.fsync(stream.fileno())
         os.replace(temporary, path)
     except BaseException:

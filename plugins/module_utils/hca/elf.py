@@ -11,12 +11,14 @@ from __future__ import annotations
 import lzma
 import struct
 import zlib
-from typing import Optional
+from typing import Any, Optional
 
 from .seams import Seams
 from .tree import Tree
 
 _GZIP = 16 + zlib.MAX_WBITS
+# elf(5), e_machine: the architectures that GPU nodes come in, as `uname -m` names them.
+MACHINES = {62: "x86_64", 183: "aarch64"}
 
 
 def modinfo(tree: Tree, path: str, seams: Optional[Seams] = None) -> Optional[dict[str, str]]:
@@ -75,6 +77,33 @@ def decompressed(data: bytes, name: str) -> Optional[bytes]:
     except (lzma.LZMAError, zlib.error, EOFError):
         return None
     return data
+
+
+def program(start: bytes) -> Optional[dict[str, Any]]:
+    """What the first 4 KiB of a program say of it; None when it is no 64-bit ELF file.
+
+    machine: as `uname -m` names it, else `ELF machine <number>`. size: bytes that the file has at least when it is
+    whole (the end of its last segment, and of its section headers).
+    """
+    if start[:5] != b"\x7fELF\x02":
+        return None
+    order = ">" if start[5:6] == b"\x02" else "<"
+    try:
+        (machine,) = struct.unpack_from(order + "H", start, 0x12)
+        segments, sections = struct.unpack_from(order + "QQ", start, 0x20)
+        _own, segment_size, segment_count, section_size, section_count = struct.unpack_from(order + "5H", start, 0x34)
+    except struct.error:
+        return None
+    ends = [sections + section_size * section_count]
+    for index in range(segment_count):
+        try:
+            offset, _virtual, _physical, length = struct.unpack_from(
+                order + "QQQQ", start, segments + index * segment_size + 8
+            )
+        except struct.error:
+            break
+        ends.append(offset + length)
+    return {"machine": MACHINES.get(machine, f"ELF machine {machine}"), "size": max(ends)}
 
 
 def _section(data: bytes, name: bytes) -> Optional[bytes]:
