@@ -9,6 +9,7 @@ import pathlib
 import jsonschema
 import pytest
 import yaml
+from ansible_collections.gpufabric.rdma.plugins.module_utils import _bundle
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LOCK = yaml.safe_load((ROOT / "lock/artifacts.yml").read_text())
@@ -81,3 +82,37 @@ def test_a_wheel_that_pins_nothing_is_refused(field, value):
     lock = copy.deepcopy(LOCK)
     lock["wheels"][0]["files"][0][field] = value
     assert errors(lock)
+
+
+def test_an_image_reference_names_its_version_and_is_listed_once():
+    references = [image["reference"] for image in LOCK["images"]]
+    assert len(references) == len(set(references))
+    for image in LOCK["images"]:
+        assert image["version"] in image["reference"].rpartition(":")[2]
+
+
+@pytest.mark.parametrize(
+    "digests", [{}, {"index": "sha256:b98f74"}, {"x86_64": f"sha256:{'0' * 64}"}, {"index": "latest"}]
+)
+def test_an_image_that_pins_nothing_is_refused(digests):
+    lock = copy.deepcopy(LOCK)
+    lock["images"][0]["digests"] = digests
+    assert errors(lock)
+
+
+def test_a_sum_that_could_not_be_had_may_stand_as_null_and_never_passes():
+    """Null is written down, not guessed; what uses it is refused where a bundle is filled and where one is read."""
+    lock = copy.deepcopy(LOCK)
+    lock["artifacts"][0]["files"][0]["sha256"] = None
+    lock["images"][0]["digests"] = {"index": None}
+    assert errors(lock) == []
+    refused = _bundle.unpinned(lock, names=None)
+    assert [problem.object for problem in refused] == [
+        f"{lock['artifacts'][0]['name']} {lock['artifacts'][0]['version']} (amd64)",
+        f"image {lock['images'][0]['reference']}",
+    ]
+    described = {"schema": 1, "origin": "release", "files": [{**BUNDLED, "sha256": None}], "images": []}
+    assert "no sha256" in _bundle.problems(described)[0].seen
+
+
+BUNDLED = {"name": "k3s", "version": "v1.35.8+k3s1", "architecture": "amd64", "path": "k3s", "sha256": "0" * 64}
