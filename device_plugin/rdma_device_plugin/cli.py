@@ -20,7 +20,7 @@ from . import __version__, log
 from .config import ConfigError, load
 
 if TYPE_CHECKING:
-    from .daemon import Settings
+    from .settings import Settings
 
 PROGRAM = "k8s-rdma-shared-dp"
 _TRUE = ("1", "t", "T", "true", "TRUE", "True")
@@ -226,10 +226,10 @@ def _asyncio() -> Any:
 
 
 def settings(values: dict[str, object]) -> Settings:
-    from . import daemon
     from .lifecycle import Places
+    from .settings import Settings
 
-    return daemon.Settings(
+    return Settings(
         config_file=str(values["config-file"]),
         strict=bool(values["strict"]),
         use_cdi=bool(values["use-cdi"]),

@@ -7,50 +7,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
 from collections import Counter
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Callable, Optional
 
-from . import allocation, cdi, endpoints, events, links, log, notify, pools
-from .config import Config, ConfigError, Pool, load
+from . import allocation, cdi, endpoints, events, links, log, notify, pools, status
+from .config import Config, ConfigError, Pool
+from .configfile import ConfigFile
 from .hca import Tree
-from .lifecycle import CannotServe, Places, Resource, Timing
-from .pools import Debounced, Inventory
+from .health import Memory, Ports, next_look, waits
+from .lifecycle import CannotServe, Resource
+from .pools import Inventory
 from .server import Service
+from .settings import Settings
 from .worker import Worker, take
-
-# Where upstream's image has it.
-CONFIG_FILE = "/k8s-rdma-shared-dev-plugin/config.json"
-PortKey = tuple[str, int]
 
 
 class Fatal(Exception):
     """Why the plugin cannot run; one line."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What the command line says."""
-
-    config_file: str = CONFIG_FILE
-    strict: bool = False
-    use_cdi: bool = False
-    cdi_mode: str = "devices"
-    cdi_directory: str = cdi.DIRECTORY
-    root: str = "/"
-    places: Places = field(default_factory=Places)
-    timing: Timing = field(default_factory=Timing)
-    metrics: str = ""
-    # Seconds: between looks at port states; from an event to the scan, so that one scan serves a burst; the longest
-    # wait for the first scan; between scans while a pool is empty; after which a read counts as hung.
-    port_poll: float = 0.5
-    settle: float = 0.1
-    first_scan: float = 3.0
-    empty_scan: float = 5.0
-    hung: float = 30.0
 
 
 @dataclass
@@ -60,7 +36,7 @@ class Served:
     pool: Pool
     service: Service
     resource: Resource
-    ports: dict[PortKey, Debounced]
+    memory: Memory
     task: asyncio.Task = field(init=False)
 
 
@@ -81,8 +57,7 @@ class Plugin:
         self.settings = settings
         self.served: dict[str, Served] = {}
         self.inventory = Inventory()
-        self.states: dict[PortKey, Optional[str]] = {}
-        self.flaps: Counter[PortKey] = Counter()
+        self.ports = Ports()
         self.scans = 0
         self.scan_failures = 0
         self.scan_seconds = 0.0
@@ -98,12 +73,12 @@ class Plugin:
         self._scan_wanted = asyncio.Event()
         self._poll_wanted = asyncio.Event()
         self._reload_wanted = asyncio.Event()
-        self._config_seen: Any = None
         self._directories: events.Directories
         self._updating = asyncio.Lock()
         # Port states and scans may hang with the hardware, files of the plugin's own must not wait for them.
         self._sysfs = Worker("sysfs")
         self.files = Worker("files")
+        self._config_file = ConfigFile(settings.config_file, settings.strict, self.files)
 
     # What may be asked of it from outside, and from signal handlers.
 
@@ -113,32 +88,25 @@ class Plugin:
 
     def reload(self) -> None:
         """Read the config again, scan, and tell the kubelet everything once more, changed or not."""
-        self._config_seen = None
+        self._config_file.forget()
         self._reload_wanted.set()
 
     def poll_ports(self) -> None:
         self._poll_wanted.set()
 
     @property
+    def hangs(self) -> float:
+        """Seconds that the present read of sysfs has taken so far."""
+        return self._sysfs.hangs()
+
+    @property
     def hung(self) -> bool:
         """Whether a read of sysfs does not come back, so that health is not known any more."""
-        return self._sysfs.hangs() > self.settings.hung
+        return self.hangs > self.settings.hung
 
     def unready(self) -> list[str]:
         """Why the plugin does not do what it is there for, one line each; empty when all is well."""
-        problems = [
-            f"{served.pool.resource}: {served.resource.state}"
-            + (f" ({served.resource.error})" if served.resource.error else "")
-            for served in self.served.values()
-            if not served.resource.registered
-        ]
-        if self.inventory.exclusive:
-            problems.append(_EXCLUSIVE)
-        if self.hung:
-            problems.append(f"a read of sysfs hangs since {self._sysfs.hangs():.0f} s: health is not known")
-        if self.config_error:
-            problems.append(f"the config file was changed and cannot be used: {self.config_error}")
-        return problems
+        return status.problems(self)
 
     # Its life.
 
@@ -163,7 +131,7 @@ class Plugin:
         """Begin, then run the eternal parts; one that ends is an error."""
         self.config = await self._first_config()
         listeners = [events.watch_devices(self.rescan), events.watch_links(self.poll_ports)] if self._listen else []
-        self._directories.watch(os.path.dirname(self.settings.config_file) or ".", self._config_changed)
+        self._directories.watch(self._config_file.directory, self._config_changed)
         first = asyncio.ensure_future(self._scan())
         eternal = [first]
         try:
@@ -171,8 +139,9 @@ class Plugin:
             if not first.done():
                 log.error("the first scan of sysfs does not come back; serving empty pools until it does")
             await self._apply(self.config)
+            await self._sockets_tried()
             self.ready.set()
-            notify.tell("READY=1", self._status())
+            notify.tell("READY=1", f"STATUS={status.line(self)}")
             parts = [self._scanner(first), self._port_poller(), self._reloader(), self._watchdog(), self._supervisor()]
             if self.settings.metrics:
                 parts.append(endpoints.serve(self, self.settings.metrics))
@@ -186,19 +155,23 @@ class Plugin:
                 if listener:
                     listener.close()
 
+    async def _sockets_tried(self) -> None:
+        """Until each resource has its socket or a reason to wait for one. A kubelet need not be there: it may be
+        ordered after us.
+        """
+        tried = [asyncio.ensure_future(served.resource.tried.wait()) for served in self.served.values()]
+        await asyncio.wait(tried, timeout=self.settings.first_scan)
+        await _end(tried)
+        _raise_for(served.task for served in self.served.values())
+
     async def _supervisor(self) -> None:
         while True:
             tasks = {served.task for served in self.served.values()}
             if not tasks:
                 await asyncio.sleep(self.settings.timing.backstop)
                 continue
-            done, _pending = await asyncio.wait(
-                tasks, timeout=self.settings.timing.backstop, return_when=asyncio.FIRST_COMPLETED
-            )
-            for task in done:
-                if not task.cancelled():
-                    error = task.exception()
-                    raise Fatal(str(error)) if isinstance(error, CannotServe) else error or Fatal("a resource ended")
+            await asyncio.wait(tasks, timeout=self.settings.timing.backstop, return_when=asyncio.FIRST_COMPLETED)
+            _raise_for(tasks)
 
     async def _stop_all(self) -> None:
         for served in self.served.values():
@@ -211,18 +184,11 @@ class Plugin:
 
     async def _first_config(self) -> Config:
         try:
-            return await self._read_config()
+            return await self._config_file.read()
         except OSError as error:
             raise Fatal(f"Exiting.. fail to read config file {self.settings.config_file}: {error.strerror}") from None
         except ConfigError as error:
             raise Fatal(f"Exiting.. one or more invalid configuration(s) given: {error}") from None
-
-    async def _read_config(self) -> Config:
-        self._config_seen, data = await self.files.run(_read, self.settings.config_file)
-        config = load(data, self.settings.strict)
-        for warning in config.warnings:
-            log.on_change(f"config {warning}", warning, logging.WARNING)
-        return config
 
     def _config_changed(self, _name: str) -> None:
         self._reload_wanted.set()
@@ -231,19 +197,17 @@ class Plugin:
         """Take over a changed config. One that cannot be used leaves the running one in force."""
         while True:
             await take(self._reload_wanted, self.settings.timing.backstop)
-            self._directories.watch(os.path.dirname(self.settings.config_file) or ".", self._config_changed)
-            forced = self._config_seen is None
-            if not forced and await self.files.run(_stamp, self.settings.config_file) == self._config_seen:
+            self._directories.watch(self._config_file.directory, self._config_changed)
+            forced = self._config_file.forgotten
+            if not await self._config_file.changed():
                 continue
             await asyncio.sleep(self.settings.settle)
             try:
-                config = await self._read_config()
+                config = await self._config_file.read()
             except (OSError, ConfigError) as error:
                 self.reloads["failed"] += 1
                 self.config_error = str(error)
                 log.on_change("reload", f"the changed config cannot be used, the old one stays: {error}", logging.ERROR)
-                if isinstance(error, OSError):
-                    self._config_seen = await self.files.run(_stamp, self.settings.config_file)
                 continue
             self.config_error = ""
             if config != self.config or forced:
@@ -283,9 +247,9 @@ class Plugin:
                 self.served[name].pool = pool
         starting = [pool for name, pool in wanted.items() if name not in self.served]
         for pool in starting:
-            ports: dict[PortKey, Debounced] = {}
-            offer = self._offer(pool, ports, 0)
-            served = self._prepare(offer, ports)
+            memory: Memory = {}
+            offer = self._offer(pool, memory, 0)
+            served = self._prepare(offer, memory)
             # The spec is there before the first device of it can be asked for.
             await self._write_cdi(served.service, offer)
             # A directory that cannot be used ends a plugin that begins, never one that serves others already.
@@ -293,11 +257,11 @@ class Plugin:
             self.served[pool.name] = served
         self.served = {name: self.served[name] for name in wanted}
 
-    def _prepare(self, offer: allocation.Offer, ports: dict[PortKey, Debounced]) -> Served:
+    def _prepare(self, offer: allocation.Offer, memory: Memory) -> Served:
         mode = self.settings.cdi_mode if self.settings.use_cdi else None
         service = Service(offer, mode, self.settings.root, stale=self.rescan)
         resource = Resource(service, self.settings.places, self._directories, self.settings.timing)
-        return Served(offer.pool, service, resource, ports)
+        return Served(offer.pool, service, resource, memory)
 
     # The node.
 
@@ -328,81 +292,39 @@ class Plugin:
         self.scan_seconds_total += self.scan_seconds
         self.scans += 1
         self.inventory = inventory
-        self._observe({(hca.name, port.number): port.state for hca in inventory.hcas for port in hca.ports})
-        self._report()
+        self.ports.scanned(inventory)
+        self._linked &= {netdev for hca in inventory.hcas for netdev in hca.netdevs}
+        status.report(self.config, inventory)
         await self._update()
 
     async def _port_poller(self) -> None:
         """Look at port states often: InfiniBand ports change without an event."""
         while True:
-            await take(self._poll_wanted, self._next_look())
-            states = await self._sysfs.run(pools.port_states, self._tree, tuple(self.states))
-            # A scan may have come between; what ports there are is its business.
-            now = {key: states.get(key, state) for key, state in self.states.items()}
-            waiting = any(port.differs_since for served in self.served.values() for port in served.ports.values())
-            if now != self.states or waiting:
-                self._observe(now)
+            memories = [(served.pool.health, served.memory) for served in self.served.values()]
+            await take(self._poll_wanted, next_look(memories, time.monotonic(), self.settings.port_poll))
+            states = await self._sysfs.run(pools.port_states, self._tree, tuple(self.ports.states))
+            waiting = waits(served.memory for served in self.served.values())
+            if self.ports.polled(states) or waiting:
                 await self._update()
-
-    def _status(self) -> str:
-        """One line for `systemctl status`."""
-        registered = sum(served.resource.registered for served in self.served.values())
-        problems = log.printable("; ".join(self.unready()))
-        return f"STATUS={registered} of {len(self.served)} resources registered" + (f": {problems}" if problems else "")
 
     async def _watchdog(self) -> None:
         told = ""
         while True:
             await asyncio.sleep(self.settings.timing.backstop)
-            if told != self._status():
-                told = self._status()
-                notify.tell(told)
+            if told != status.line(self):
+                told = status.line(self)
+                notify.tell(f"STATUS={told}")
             if self.hung:
                 log.on_change("sysfs", "a read of sysfs hangs: health is not known any more", logging.ERROR)
             else:
                 log.on_change("sysfs", "reads of sysfs come back", logging.DEBUG)
 
-    def _next_look(self) -> float:
-        """Seconds to the next look at the ports: the poll's, or when a state that waits becomes certain."""
-        now = time.monotonic()
-        due = [
-            port.due(served.pool.health) or now + self.settings.port_poll
-            for served in self.served.values()
-            for port in served.ports.values()
-            if port.differs_since is not None
-        ]
-        return max(0.005, min([self.settings.port_poll, *(moment - now for moment in due)]))
-
-    def _observe(self, states: dict[PortKey, Optional[str]]) -> None:
-        """Take over port states, count links that went down."""
-        for key, state in states.items():
-            before = self.states.get(key)
-            if before == pools.ACTIVE and state != pools.ACTIVE:
-                self.flaps[key] += 1
-            if key in self.states and before != state:
-                log.on_change(f"port {key}", f"port {key[0]}/{key[1]} is {state or 'unreadable'}")
-        self.states = states
-
     # Offers.
 
-    def _offer(self, pool: Pool, ports: dict[PortKey, Debounced], known: int) -> allocation.Offer:
-        """The offer of a pool now. ports: what is remembered of its ports, brought up to date here."""
+    def _offer(self, pool: Pool, memory: Memory, known: int) -> allocation.Offer:
+        """The offer of a pool now. memory: what is remembered of its ports, brought up to date here."""
         chosen = pools.members(pool, self.inventory)
-        now = time.monotonic()
-        remembered = {}
-        healthy = {}
-        active = {}
-        for hca in chosen:
-            states = []
-            for port in hca.ports:
-                key = (hca.name, port.number)
-                up = self.states.get(key) == pools.ACTIVE
-                remembered[key] = pools.debounce(ports.get(key), up, now, pool.health)
-                states.append(remembered[key].up)
-            healthy[hca.name] = pools.hca_healthy(pool.health, states)
-            active[hca.name] = tuple(port.number for port, up in zip(hca.ports, states) if up)
-        ports.clear()
-        ports.update(remembered)
+        healthy, active = self.ports.judge(pool, chosen, memory, time.monotonic())
         return allocation.offer(
             pool,
             chosen,
@@ -417,7 +339,7 @@ class Plugin:
         """Let every pool offer what the node and the config say now."""
         async with self._updating:
             for served in self.served.values():
-                offer = self._offer(served.pool, served.ports, served.service.offer.known)
+                offer = self._offer(served.pool, served.memory, served.service.offer.known)
                 if offer != served.service.offer:
                     await self._write_cdi(served.service, offer)
                 served.service.offers(offer, force)
@@ -456,30 +378,13 @@ class Plugin:
                         if problem:
                             log.warning(f"cannot set {netdev} up", reason=problem, resource=served.pool.resource)
 
-    def _report(self) -> None:
-        """Say what the scan has found, where it differs from the last time."""
-        present = {netdev for hca in self.inventory.hcas for netdev in hca.netdevs}
-        self._linked &= present
-        for pool in self.config.pools:
-            for hca in self.inventory.hcas:
-                out = pools.judge(pool, hca, self.inventory.rdma_cm)
-                # Only what the selectors ask for and the pool does without is news; the rest is what `explain` is for.
-                if out and out.code.startswith("no-"):
-                    log.on_change(
-                        f"judge {pool.name} {hca.name}", f"{pool.resource}: {hca.label} {out.text}", logging.WARNING
-                    )
-                elif not out:
-                    log.on_change(f"judge {pool.name} {hca.name}", f"{pool.resource}: has {hca.label}")
-        if self.inventory.exclusive:
-            log.on_change("netns", _EXCLUSIVE, logging.ERROR)
-        else:
-            log.on_change("netns", f"RDMA network namespace mode: {self.inventory.netns}")
 
-
-_EXCLUSIVE = (
-    "incorrect RDMA subsystem network namespace mode: exclusive, wanted shared; all devices are Unhealthy. Set it "
-    "before pods run: rdma system set netns shared, or options ib_core netns_mode=1 (role gpufabric.rdma.rdma_netns)"
-)
+def _raise_for(tasks: Iterable[asyncio.Task]) -> None:
+    """Fatal when a resource has ended by itself."""
+    for task in tasks:
+        if task.done() and not task.cancelled():
+            error = task.exception()
+            raise Fatal(str(error)) if isinstance(error, CannotServe) else error or Fatal("a resource ended")
 
 
 async def _end(tasks: list[asyncio.Future]) -> None:
@@ -491,19 +396,3 @@ async def _end(tasks: list[asyncio.Future]) -> None:
 def _identity(pool: Pool) -> tuple[Any, ...]:
     """What the kubelet was told at registration: another one is another resource."""
     return pool.resource, pool.allocation != "all"
-
-
-def _read(path: str) -> tuple[Any, bytes]:
-    with open(path, "rb") as file:
-        return _stamp_of(os.fstat(file.fileno())), file.read()
-
-
-def _stamp(path: str) -> Any:
-    try:
-        return _stamp_of(os.stat(path))
-    except OSError as error:
-        return error.errno
-
-
-def _stamp_of(status: os.stat_result) -> Any:
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns

@@ -92,7 +92,7 @@ class Pages:
         return 404, _TEXT, b"there are /metrics, /healthz and /readyz\n"
 
     async def _metrics(self, metrics: Any) -> bytes:
-        ports = tuple(self._plugin.states)
+        ports = tuple(self._plugin.ports.states)
         try:
             if not self._worker.hangs():
                 read = self._worker.run(metrics.port_counters, self._tree, ports)

@@ -29,7 +29,8 @@ from . import log, sockets
 from .events import Directories
 from .kubelet import deviceplugin_pb2 as api
 from .kubelet import deviceplugin_pb2_grpc
-from .server import VERSION, Observer, Service, attach
+from .listener import Listener
+from .server import VERSION, Observer, Service
 from .worker import take
 
 WATCH, LEGACY = "watch", "legacy"
@@ -86,59 +87,6 @@ class CannotServe(Exception):
     """The socket directory can never be used as it is."""
 
 
-class Endpoint:
-    """One gRPC server on one published socket."""
-
-    def __init__(self, directory: str, name: str):
-        self.path = f"{directory}/{name}"
-        self._directory = directory
-        self._name = name
-        self._server: Optional[grpc.aio.Server] = None
-        self._identity: Optional[sockets.Identity] = None
-
-    @property
-    def published(self) -> bool:
-        """Whether the socket at our path is ours; the kubelet removes all sockets when it starts."""
-        return self._identity is not None and sockets.identity(self.path) == self._identity
-
-    @property
-    def foreign(self) -> bool:
-        """Whether another process serves our path."""
-        return not self.published and sockets.answers(self.path)
-
-    async def start(self, service: Service, generation: int) -> None:
-        """Serve, then publish: whoever finds the socket is answered. OSError when the directory does not allow it."""
-        if len(os.fsencode(self.path)) > sockets.MAX_PATH:
-            raise OSError(errno.ENAMETOOLONG, f"socket paths hold {sockets.MAX_PATH} bytes", self.path)
-        # grpc says "failed to bind" for whatever the reason is; the reason is worth having.
-        if not os.access(self._directory, os.W_OK | os.X_OK):
-            os.stat(f"{self._directory}/.")
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), self._directory)
-        bound = sockets.hidden(self._directory, self._name, generation)
-        server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
-        attach(service, server)
-        try:
-            try:
-                server.add_insecure_port(f"unix:{quote(bound)}")
-            except RuntimeError as error:
-                raise OSError(errno.EIO, f"cannot bind: {error}", bound) from None
-            await server.start()
-            identity = sockets.publish(bound, self.path)
-        except BaseException:
-            await server.stop(0)
-            raise
-        before, self._server, self._identity = self._server, server, identity
-        if before:
-            await before.stop(0)
-
-    async def stop(self, grace: float) -> None:
-        """Unpublish and end. What others have put at our path stays."""
-        sockets.withdraw(self.path, self._identity)
-        server, self._server, self._identity = self._server, None, None
-        if server:
-            await server.stop(grace)
-
-
 class Resource(Observer):
     """Keeps one resource registered for as long as `run` runs."""
 
@@ -149,12 +97,14 @@ class Resource(Observer):
         self.mode: Optional[str] = None
         self.state = "starting"
         self.error = ""
+        # The first attempt to have a socket is over: there it is, or `state` says why not yet.
+        self.tried = asyncio.Event()
         self._places = places
         self._directories = directories
         self._timing = timing
         self._socket = service.offer.pool.socket
         self._claims: dict[str, sockets.Claim] = {}
-        self._endpoints: dict[str, Endpoint] = {}
+        self._listeners: dict[str, Listener] = {}
         self._generation = 0
         self._failures = 0
         self._was_registered = False
@@ -210,12 +160,15 @@ class Resource(Observer):
         while True:
             try:
                 if not self._take_claim():
+                    self.tried.set()
                     await self._pause(min(0.2, self._timing.backstop))
                     continue
                 replaced = await self._serve() and not first
                 first = False
+                self.tried.set()
                 await self._step(replaced)
             except OSError as error:
+                self.tried.set()
                 if first and not hopeful and error.errno in _HOPELESS:
                     raise CannotServe(f"{self.name}: {error.strerror}: {error.filename or self._socket}") from error
                 self._say("cannot serve", str(error), logging.WARNING)
@@ -237,7 +190,7 @@ class Resource(Observer):
     async def _serve(self) -> bool:
         """Have our socket where the present mode wants it, and where we had it; True when one had to be made."""
         self._directories.watch(self._places.plugins, self._changed)
-        wanted = {self._directory(), *self._endpoints}
+        wanted = {self._directory(), *self._listeners}
         made = []
         for directory in sorted(wanted):
             self._directories.watch(directory, self._changed)
@@ -246,15 +199,15 @@ class Resource(Observer):
         return any(made)
 
     async def _publish(self, directory: str, anew: bool = False) -> bool:
-        endpoint = self._endpoints.setdefault(directory, Endpoint(directory, self._socket))
-        if endpoint.published and not anew:
+        listener = self._listeners.setdefault(directory, Listener(directory, self._socket))
+        if listener.published and not anew:
             return False
-        if endpoint.foreign:
+        if listener.foreign:
             raise OSError(
-                errno.EADDRINUSE, "another process serves this socket, stop it (the Go plugin?)", endpoint.path
+                errno.EADDRINUSE, "another process serves this socket, stop it (the Go plugin?)", listener.path
             )
         self._generation += 1
-        await endpoint.start(self.service, self._generation)
+        await listener.start(self.service, self._generation)
         if directory == self._places.registry:
             self._asked = self._spent = False
         return True
@@ -361,7 +314,7 @@ class Resource(Observer):
         asked = self._asked
         while not self.registered and self._failures and (asked or not self._asked) and not self._kubelet_is_new():
             left = min(deadline - _now(), self._timing.backstop)
-            if deadline <= _now() or not all(endpoint.published for endpoint in self._endpoints.values()):
+            if deadline <= _now() or not all(listener.published for listener in self._listeners.values()):
                 break
             await self._pause(left)
 
@@ -384,7 +337,7 @@ class Resource(Observer):
         """Hang up, take our sockets away, let others in. Bounded by Timing.stop."""
         self._directories.forget(self._changed)
         self.service.close()
-        await asyncio.gather(*(endpoint.stop(self._timing.stop) for endpoint in self._endpoints.values()))
+        await asyncio.gather(*(listener.stop(self._timing.stop) for listener in self._listeners.values()))
         for claim in self._claims.values():
             claim.release()
         log.forget(f"resource {self.name}")

@@ -153,21 +153,21 @@ def _node(plugin: Plugin) -> list[Any]:
 
 
 def _ports(plugin: Plugin) -> list[Any]:
-    keys = sorted(plugin.states)
+    keys = sorted(plugin.ports.states)
     return [
         _family(
             GaugeMetricFamily,
             "rdma_port_active",
             "1 while the port's state is ACTIVE.",
             ["hca", "port"],
-            (([hca, str(port)], plugin.states[hca, port] == pools.ACTIVE) for hca, port in keys),
+            (([hca, str(port)], plugin.ports.states[hca, port] == pools.ACTIVE) for hca, port in keys),
         ),
         _family(
             CounterMetricFamily,
             "rdma_port_link_flaps",
             "Times the port was seen to leave ACTIVE.",
             ["hca", "port"],
-            (([hca, str(port)], plugin.flaps[hca, port]) for hca, port in keys),
+            (([hca, str(port)], plugin.ports.flaps[hca, port]) for hca, port in keys),
         ),
     ]
 

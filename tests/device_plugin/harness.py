@@ -12,6 +12,7 @@ import time
 from node import HERE, Node
 from rdma_device_plugin import daemon
 from rdma_device_plugin.lifecycle import Places, Timing
+from rdma_device_plugin.settings import Settings
 
 __all__ = ["FAST", "HERE", "Node", "Running", "document", "entry"]
 
@@ -31,14 +32,26 @@ def document(*entries, interval=None):
 
 
 class Running:
-    """A Plugin in its own thread and loop."""
+    """A Plugin in its own thread and loop. folder: where its config lies below base; a second plugin needs another."""
 
-    def __init__(self, base, config, root, timing=FAST, mode="auto", start=True, tree=None, link_up=None, **settings):
+    def __init__(
+        self,
+        base,
+        config,
+        root,
+        timing=FAST,
+        mode="auto",
+        start=True,
+        tree=None,
+        link_up=None,
+        folder="config",
+        **settings,
+    ):
         self.base = pathlib.Path(base)
-        self.config_file = self.base / "config/config.json"
+        self.config_file = self.base / folder / "config.json"
         self.config_file.parent.mkdir(exist_ok=True)
         self.config_file.write_bytes(config)
-        self.settings = daemon.Settings(
+        self.settings = Settings(
             config_file=str(self.config_file),
             root=str(root),
             places=Places(f"{base}/plugins_registry", f"{base}/device-plugins", mode),

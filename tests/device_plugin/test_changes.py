@@ -47,16 +47,16 @@ def test_a_port_that_goes_down_and_comes_back(base, node, kubelet):
         begun = time.monotonic()
         kubelet.wait_allocatable(NAME, 10)
         assert time.monotonic() - begun >= 0.5
-        assert plugin.plugin.flaps["mlx5_0", 1] == 1
+        assert plugin.plugin.ports.flaps["mlx5_0", 1] == 1
 
 
 def test_a_blip_is_not_told(base, node, kubelet):
     with Running(base, document(entry(count=10, health={"downSeconds": 5})), node.root) as plugin:
         kubelet.wait_allocatable(NAME, 10)
         node.port("mlx5_0", "1: DOWN")
-        assert plugin.until(lambda: plugin.plugin.flaps["mlx5_0", 1] == 1)
+        assert plugin.until(lambda: plugin.plugin.ports.flaps["mlx5_0", 1] == 1)
         node.port("mlx5_0", "4: ACTIVE")
-        assert plugin.until(lambda: plugin.plugin.states["mlx5_0", 1] == "ACTIVE")
+        assert plugin.until(lambda: plugin.plugin.ports.states["mlx5_0", 1] == "ACTIVE")
         assert len(kubelet.clients[NAME].lists) == 1
 
 

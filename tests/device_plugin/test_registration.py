@@ -154,7 +154,7 @@ def test_two_instances_take_turns(base, node):
     """Rank 3: the second waits for the first, and its socket outlives the first one's end"""
     with Kubelet(base) as kubelet, Running(base, CONFIG, node.root) as first:
         kubelet.wait_allocatable(NAME, 100)
-        with Running(base, document(entry(count=7)), node.root) as second:
+        with Running(base, document(entry(count=7)), node.root, folder="second") as second:
             assert second.until(lambda: second.resource().state == "waiting for another instance")
             assert str(os.getpid()) in second.resource().error
             assert kubelet.allocatable(NAME) == 100

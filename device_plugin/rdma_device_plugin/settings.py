@@ -1,0 +1,36 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the command line decides, and the times that the plugin keeps to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from . import cdi
+from .lifecycle import Places, Timing
+
+# Where upstream's image has it.
+CONFIG_FILE = "/k8s-rdma-shared-dev-plugin/config.json"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the command line says."""
+
+    config_file: str = CONFIG_FILE
+    strict: bool = False
+    use_cdi: bool = False
+    cdi_mode: str = "devices"
+    cdi_directory: str = cdi.DIRECTORY
+    root: str = "/"
+    places: Places = field(default_factory=Places)
+    timing: Timing = field(default_factory=Timing)
+    metrics: str = ""
+    # Seconds: between looks at port states; from an event to the scan, so that one scan serves a burst; the longest
+    # wait for the first scan; between scans while a pool is empty; after which a read counts as hung.
+    port_poll: float = 0.5
+    settle: float = 0.1
+    first_scan: float = 3.0
+    empty_scan: float = 5.0
+    hung: float = 30.0

@@ -1,0 +1,63 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""How the plugin is, in sentences: for /readyz, for `systemctl status`, and for the log after a scan."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from . import log, pools
+from .config import Config
+from .pools import Inventory
+
+if TYPE_CHECKING:
+    from .daemon import Plugin
+
+EXCLUSIVE = (
+    "incorrect RDMA subsystem network namespace mode: exclusive, wanted shared; all devices are Unhealthy. Set it "
+    "before pods run: rdma system set netns shared, or options ib_core netns_mode=1 (role gpufabric.rdma.rdma_netns)"
+)
+
+
+def problems(plugin: Plugin) -> list[str]:
+    """Why the plugin does not do what it is there for, one line each; empty when all is well."""
+    found = [
+        f"{served.pool.resource}: {served.resource.state}"
+        + (f" ({served.resource.error})" if served.resource.error else "")
+        for served in plugin.served.values()
+        if not served.resource.registered
+    ]
+    if plugin.inventory.exclusive:
+        found.append(EXCLUSIVE)
+    if plugin.hung:
+        found.append(f"a read of sysfs hangs since {plugin.hangs:.0f} s: health is not known")
+    if plugin.config_error:
+        found.append(f"the config file was changed and cannot be used: {plugin.config_error}")
+    return found
+
+
+def line(plugin: Plugin) -> str:
+    """One line for a service manager."""
+    registered = sum(served.resource.registered for served in plugin.served.values())
+    why = log.printable("; ".join(problems(plugin)))
+    return f"{registered} of {len(plugin.served)} resources registered" + (f": {why}" if why else "")
+
+
+def report(config: Config, inventory: Inventory) -> None:
+    """Log what a scan has found, where it differs from the last time."""
+    for pool in config.pools:
+        for hca in inventory.hcas:
+            out = pools.judge(pool, hca, inventory.rdma_cm)
+            # Only what the selectors ask for and the pool does without is news; the rest is what `explain` is for.
+            if out and out.code.startswith("no-"):
+                log.on_change(
+                    f"judge {pool.name} {hca.name}", f"{pool.resource}: {hca.label} {out.text}", logging.WARNING
+                )
+            elif not out:
+                log.on_change(f"judge {pool.name} {hca.name}", f"{pool.resource}: has {hca.label}")
+    if inventory.exclusive:
+        log.on_change("netns", EXCLUSIVE, logging.ERROR)
+    else:
+        log.on_change("netns", f"RDMA network namespace mode: {inventory.netns}")
