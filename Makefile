@@ -26,7 +26,7 @@ N ?= 16
 lab: lab-up ## Boot the lab's two nodes, run playbooks/site.yml on them, print a summary
 	@lab/progress "site.yml on inventory/lab" ansible-playbook -i inventory/lab playbooks/site.yml $(ARGS)
 
-test: unit lint sanity build molecule-rails ## Unit tests, linters, ansible-test sanity, tarball, the fast molecule scenario
+test: unit plugin-test lint sanity build molecule-rails ## Unit tests, linters, ansible-test sanity, tarball, the fast molecule scenario
 
 ##@ Real nodes
 .PHONY: site check
@@ -54,7 +54,7 @@ rails: venv lab-packages ## The fast scenario with many nodes: N=16
 	@RAILS_NODES=$(N) lab/progress "molecule scenario rails ($(N) nodes)" molecule test --scenario-name rails
 
 ##@ Single stages
-.PHONY: venv unit lint sanity build gates molecule-rails bench lab-packages dev-packages clean
+.PHONY: venv unit plugin-test plugin-faults bench-facts bench-plugin lint sanity build gates molecule-rails bench lab-packages dev-packages clean
 venv: $(VENV)/.ready ## The virtual environment with the pinned tools and a link to this checkout
 
 $(VENV)/.ready: requirements-dev.txt lab/packages | dev-packages
@@ -74,6 +74,20 @@ unit: venv ## Unit tests, and the node side under Python 3.9 where one is instal
 	@pytest -n auto --basetemp=$(SCRATCH)
 	@tests/run-oldest-python
 
+PLUGIN_VENV := .cache/plugin-venv
+
+plugin-test: $(PLUGIN_VENV)/.ready ## The device plugin against a kubelet double, in a virtual environment of its own
+	@$(PLUGIN_VENV)/bin/python -m pytest -n 2 --basetemp=$(SCRATCH)-plugin tests/device_plugin $(ARGS)
+
+plugin-faults: $(PLUGIN_VENV)/.ready ## Plant the Go plugin's behaviour, fault by fault, and see the named test fail
+	@$(PLUGIN_VENV)/bin/python tests/device_plugin/faults.py $(ARGS)
+
+$(PLUGIN_VENV)/.ready: device_plugin/requirements.txt device_plugin/requirements-dev.txt | dev-packages
+	@echo "== the device plugin's libraries (device_plugin/requirements-dev.txt) into $(PLUGIN_VENV)"
+	@python3 -m venv $(PLUGIN_VENV)
+	@$(PLUGIN_VENV)/bin/pip --quiet install --requirement device_plugin/requirements-dev.txt
+	@touch $@
+
 lint: venv ## ruff and ansible-lint (production)
 	@ruff check .
 	@ruff format --check .
@@ -91,8 +105,13 @@ gates: venv ## Plant a fault for each gate and see it fail
 molecule-rails: venv lab-packages
 	@lab/progress "molecule scenario rails" molecule test --scenario-name rails
 
-bench: venv ## Time hca_facts against raw reads and against the command-line route
+bench: bench-facts bench-plugin ## All figures; on a quiet machine
+
+bench-facts: venv ## Time hca_facts against raw reads and against the command-line route
 	@python tests/benchmarks/bench_facts.py $(ARGS)
+
+bench-plugin: $(PLUGIN_VENV)/.ready ## Time the device plugin over the kubelet double: [N=5] rounds
+	@$(PLUGIN_VENV)/bin/python tests/device_plugin/bench.py $(if $(filter command line environment,$(origin N)),$(N),5)
 
 clean: ## Remove the virtual environment and all caches of this checkout
 	@rm -rf $(VENV) .ansible .cache build .pytest_cache .ruff_cache
