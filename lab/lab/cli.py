@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 
-from . import accelerator, image, settings, ssh
+from . import accelerator, cluster, image, programs, settings, ssh
 from .settings import CABLES, NODES, PRISTINE, LabError, say
 from .vm import Node
 
@@ -182,7 +182,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         prog="labctl",
         description="The lab: two virtual machines with a real RDMA kernel stack, joined by cables on loopback.",
         epilog="Environment: LAB_PORT_BASE (22220: ssh on +1 and +2, cables on +11 to +32), LAB_DIR (.lab), "
-        "LAB_ACCEL (auto, tcg, kvm), LAB_MEMORY_MIB (2048, each node), LAB_NODES (node1 node2).",
+        "LAB_ACCEL (auto, tcg, kvm), LAB_MEMORY_MIB (2048, each node), LAB_NODES (node1 node2), LAB_DISKS (FILE:FILE, "
+        "read-only, each node), LAB_CLUSTER (none; testbed, release, auto).",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     commands.add_parser("up", help="build the image once, boot both nodes or reuse them")
@@ -192,6 +193,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     shell.add_argument("node", choices=NODES)
     shell.add_argument("words", nargs=argparse.REMAINDER, metavar="command")
     commands.add_parser("status", help="a table of the nodes")
+    commands.add_parser("bundle", help="fill the bundle folder of the lab's cluster (LAB_CLUSTER)")
+    build = commands.add_parser("programs", help="build the test bed's programs from Go modules and say where they are")
+    build.add_argument("parts", nargs="*", metavar="part", help=f"{', '.join(programs.PARTS)} (all)")
     for name, text in (
         ("snapshot", "save both nodes as they are now"),
         ("restore", f"take both nodes back ({PRISTINE}: first boot)"),
@@ -205,6 +209,14 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     power.add_argument("node", choices=NODES)
     power.add_argument("how", choices=("reset", "off", "on"))
     return parser.parse_args(arguments)
+
+
+def show_programs(parts: list[str]) -> None:
+    if wrong := sorted(set(parts) - set(programs.PARTS)):
+        raise LabError("parts of the test bed", ", ".join(programs.PARTS), ", ".join(wrong), "correct the command")
+    for part, folder in programs.ensure(parts).items():
+        for path in sorted(folder.iterdir()):
+            print(f"{part:12} {programs.PARTS[part].version:10} {path.stat().st_size / 2**20:6.1f} MiB  {path}")
 
 
 def require_programs() -> None:
@@ -223,6 +235,8 @@ def main(arguments: list[str]) -> int:
             lab.status()
         elif given.command == "ssh":
             return lab.ssh(given.node, given.words)
+        elif given.command == "programs":
+            show_programs(given.parts or list(programs.PARTS))
         else:
             require_programs()
             with lab.locked():
@@ -239,6 +253,8 @@ def main(arguments: list[str]) -> int:
 def change(lab: Lab, given: argparse.Namespace) -> None:
     if given.command == "up":
         lab.up()
+    elif given.command == "bundle":
+        cluster.fill(lab.settings)
     elif given.command == "down":
         lab.down(given.keep_image)
     elif given.command == "snapshot":

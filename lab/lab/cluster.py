@@ -1,0 +1,135 @@
+"""What the lab's cluster is made of: a bundle folder, filled from the release or the test bed, as the roles take it."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import tarfile
+import urllib.error
+import urllib.request
+
+from . import containers, image, programs
+from .settings import CHECKOUT, LabError, Settings, say
+
+LOCK = CHECKOUT / "lock" / "artifacts.yml"
+CHOICES = ("none", "auto", "testbed", "release")
+PROBE_SECONDS = 4
+# What the double says it is (`k3s --version`).
+DOUBLE = "+double1"
+
+
+def choose() -> tuple[str, str]:
+    """(none, testbed or release; why), from LAB_CLUSTER."""
+    wanted = os.environ.get("LAB_CLUSTER") or "none"
+    if wanted not in CHOICES:
+        next_step = "unset LAB_CLUSTER or correct it"
+        raise LabError("environment variable LAB_CLUSTER", ", ".join(CHOICES), wanted, next_step)
+    if wanted != "auto":
+        return wanted, f"LAB_CLUSTER={wanted}" if os.environ.get("LAB_CLUSTER") else "LAB_CLUSTER is not set"
+    url = release_url()
+    if unreachable := probe(url):
+        try:
+            _go, version = programs.find_go()
+        except LabError as error:
+            return "none", f"the k3s release is out of reach ({unreachable}), and so is the test bed: {error}"
+        return "testbed", f"the k3s release is out of reach ({unreachable}); {version} builds the test bed"
+    return "release", f"{url} answers"
+
+
+def release_url() -> str:
+    """Where the lock file has k3s from."""
+    return re.search(r"https://\S+/releases/download/\S+/k3s$", LOCK.read_text(), re.MULTILINE).group()
+
+
+def probe(url: str) -> str | None:
+    """None when the release answers in time, else what was seen."""
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=PROBE_SECONDS):
+            return None
+    except (urllib.error.URLError, OSError) as error:
+        return str(getattr(error, "reason", error)) or type(error).__name__
+
+
+def fill(settings: Settings) -> pathlib.Path | None:
+    """The bundle folder, or None where the lab ends after the host layer. Says which way was taken and why."""
+    chosen, why = choose()
+    folder = settings.state / "bundle"
+    if chosen == "none":
+        say(f"cluster: none, the lab ends after the host layer ({why})")
+        shutil.rmtree(folder, ignore_errors=True)
+        return None
+    say(f"cluster: {chosen} ({why})")
+    if chosen == "release":
+        from_release(folder)
+    else:
+        from_testbed(settings, folder)
+    return folder
+
+
+def from_release(folder: pathlib.Path) -> None:
+    playbook = CHECKOUT / "playbooks" / "bundle.yml"
+    command = ["ansible-playbook", str(playbook), "-e", json.dumps({"bundle_dir": str(folder)})]
+    if subprocess.run(command, cwd=CHECKOUT, check=False).returncode:
+        raise LabError("bundle folder", f"{folder} filled by {playbook.name}", "it failed, see above", "run it again")
+
+
+def from_testbed(settings: Settings, folder: pathlib.Path) -> None:
+    """Fills the folder with the test bed's programs and images; what is there already stays."""
+    built = programs.ensure(["k3s", "cni-plugins", "flannel", "multus"])
+    images = containers.ensure(image.ensure(settings), list(containers.recipes()), built)
+    for kind in ("files", "images"):
+        (folder / kind / "amd64").mkdir(parents=True, exist_ok=True)
+    version = {name: programs.PARTS[name].version for name in built}
+    rows = [
+        ("k3s", version["k3s"] + DOUBLE, "k3s", built["k3s"] / "k3s"),
+        ("flannel-cni-plugin", f"{version['flannel']}-double", "flannel", built["flannel"] / "flannel"),
+    ]
+    plugins = programs.CACHE / f"cni-plugins-linux-amd64-{version['cni-plugins']}-{built['cni-plugins'].name}.tgz"
+    if not plugins.exists():
+        plugins.write_bytes(packed(built["cni-plugins"]))
+    release = f"cni-plugins-linux-amd64-{version['cni-plugins']}.tgz"
+    rows.append(("cni-plugins", version["cni-plugins"], release, plugins))
+    files = []
+    for name, number, file, source in rows:
+        path = put(folder, f"files/amd64/{file}", source)
+        files.append({"name": name, "version": number, "architecture": "amd64", **path})
+    described = []
+    for name, recipe in containers.recipes().items():
+        path = put(folder, f"images/amd64/{name}.tar", images[name])
+        described.append({"reference": recipe.reference, "architecture": "amd64", **path})
+    # JSON is YAML, and this program needs the standard library only.
+    document = {"schema": 1, "origin": "testbed", "files": files, "images": described}
+    (folder / "bundle.yml").write_text(json.dumps(document, indent=2) + "\n")
+    say(f"bundle: {len(files)} files and {len(described)} images in {folder}")
+
+
+def packed(folder: pathlib.Path) -> bytes:
+    """The programs as the archive in which CNI plugins are released."""
+    held = io.BytesIO()
+    with tarfile.open(fileobj=held, mode="w") as archive:
+        for path in sorted(folder.iterdir()):
+            entry = tarfile.TarInfo(f"./{path.name}")
+            entry.size, entry.mode = path.stat().st_size, 0o755
+            with path.open("rb") as stream:
+                archive.addfile(entry, stream)
+    return gzip.compress(held.getvalue(), compresslevel=6, mtime=0)
+
+
+def put(folder: pathlib.Path, name: str, source: pathlib.Path) -> dict[str, str]:
+    """Path and sha256 of a file of the bundle, which shares the cache's storage where it can."""
+    target = folder / name
+    if not (target.exists() and target.samefile(source)):
+        target.unlink(missing_ok=True)
+        try:
+            target.hardlink_to(source)
+        except OSError:
+            shutil.copy2(source, target)
+    with target.open("rb") as stream:
+        return {"path": name, "sha256": hashlib.file_digest(stream, "sha256").hexdigest()}

@@ -1,0 +1,319 @@
+package main
+
+import (
+	"crypto/rand"
+	"encoding/base64"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"go.etcd.io/etcd/server/v3/embed"
+	api "k8s.io/client-go/tools/clientcmd/api"
+)
+
+// nodeAccess lets agents join with the token and nodes run kube-proxy under their own identity.
+const nodeAccess = `
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: k3s-node-bootstrapper}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: "system:node-bootstrapper"}
+subjects: [{apiGroup: rbac.authorization.k8s.io, kind: Group, name: "system:bootstrappers"}]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: k3s-node-approver}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: "system:certificates.k8s.io:certificatesigningrequests:nodeclient"}
+subjects: [{apiGroup: rbac.authorization.k8s.io, kind: Group, name: "system:bootstrappers"}]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: k3s-node-proxier}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: "system:node-proxier"}
+subjects: [{apiGroup: rbac.authorization.k8s.io, kind: Group, name: "system:nodes"}]
+`
+
+func runServer() error {
+	config, err := readConfig()
+	if err != nil {
+		return err
+	}
+	if config.FlannelBackend != "none" {
+		return errors.New("the double has no embedded Flannel: set flannel-backend: none")
+	}
+	if config.Server != "" {
+		return errors.New("the double runs one server only")
+	}
+	dir := filepath.Join(config.DataDir, "server")
+	tls, err := openAuthority(filepath.Join(dir, "tls"))
+	if err != nil {
+		return err
+	}
+	_, services, _ := net.ParseCIDR(config.ServiceCIDR)
+	hosts := append([]string{"127.0.0.1", "localhost", config.NodeIP, config.NodeName, addressAt(services, 1),
+		"kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local"}, config.TLSSAN...)
+	for _, leaf := range []struct {
+		file, name    string
+		organizations []string
+		hosts         []string
+	}{
+		{"serving-kube-apiserver", "kube-apiserver", nil, hosts},
+		{"client-admin", "system:admin", []string{"system:masters"}, nil},
+		{"client-controller", "system:kube-controller-manager", nil, nil},
+		{"client-scheduler", "system:kube-scheduler", nil, nil},
+		{"client-kube-apiserver", "kube-apiserver", []string{"system:masters"}, nil},
+		{"client-kubelet", "system:node:" + config.NodeName, []string{"system:nodes"}, nil},
+	} {
+		if err := tls.issue(leaf.file, leaf.name, leaf.organizations, leaf.hosts); err != nil {
+			return err
+		}
+	}
+	ca := pemOf(tls.certificate)
+	const local = "https://127.0.0.1:6443"
+	kubeconfig := func(name string) (string, error) {
+		file := filepath.Join(dir, "cred", name+".kubeconfig")
+		return file, writeKubeconfig(file, local, ca,
+			&api.AuthInfo{ClientCertificate: tls.path(name + ".crt"), ClientKey: tls.path(name + ".key")}, 0o600)
+	}
+	mode, err := strconv.ParseUint(config.KubeconfigMode, 8, 32)
+	if err != nil {
+		return fmt.Errorf("write-kubeconfig-mode: %w", err)
+	}
+	certificate, _ := os.ReadFile(tls.path("client-admin.crt"))
+	key, _ := os.ReadFile(tls.path("client-admin.key"))
+	admin := "/etc/rancher/k3s/k3s.yaml"
+	if err := writeKubeconfig(admin, local, ca, &api.AuthInfo{ClientCertificateData: certificate, ClientKeyData: key}, os.FileMode(mode)); err != nil {
+		return err
+	}
+	tokens, err := writeTokens(config, dir, caHash(tls.certificate))
+	if err != nil {
+		return err
+	}
+	if err := unpack(); err != nil {
+		return err
+	}
+	if err := awaitPredecessor("127.0.0.1:6443", "127.0.0.1:2379", "127.0.0.1:10248", containerdSocket); err != nil {
+		return err
+	}
+	if err := startEtcd(filepath.Join(dir, "db/etcd")); err != nil {
+		return err
+	}
+	c := &children{ended: make(chan error, 8)}
+	arguments := []string{
+		"--etcd-servers=http://127.0.0.1:2379", "--etcd-healthcheck-timeout=1m", "--etcd-readycheck-timeout=1m", "--request-timeout=3m",
+		"--secure-port=6443", "--allow-privileged=true",
+		"--service-cluster-ip-range=" + config.ServiceCIDR, "--client-ca-file=" + tls.path("server-ca.crt"),
+		"--tls-cert-file=" + tls.path("serving-kube-apiserver.crt"), "--tls-private-key-file=" + tls.path("serving-kube-apiserver.key"),
+		"--kubelet-client-certificate=" + tls.path("client-kube-apiserver.crt"), "--kubelet-client-key=" + tls.path("client-kube-apiserver.key"),
+		"--kubelet-preferred-address-types=InternalIP", "--service-account-issuer=https://kubernetes.default.svc." + config.ClusterDomain,
+		"--service-account-key-file=" + tls.path("service.key"), "--service-account-signing-key-file=" + tls.path("service.key"),
+		"--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction", "--token-auth-file=" + tokens,
+		"--advertise-address=" + config.AdvertiseAddress, "--profiling=false",
+	}
+	if config.SecretsEncryption {
+		file, err := writeEncryption(dir)
+		if err != nil {
+			return err
+		}
+		arguments = append(arguments, "--encryption-provider-config="+file)
+	}
+	// One after the other: together they would time out on each other where two emulated cores carry them all.
+	if err := c.start("kube-apiserver", append(arguments, flags(config.APIServerArg)...)...); err != nil {
+		return err
+	}
+	client, err := tls.client("client-admin")
+	if err != nil {
+		return err
+	}
+	if err := c.await("the API server", func() error { return get(client, local+"/readyz") }); err != nil {
+		return err
+	}
+	if err := await("access rules", patience, func() error { return kubectlRun(admin, nodeAccess, "apply", "-f", "-") }); err != nil {
+		return err
+	}
+	controller, err := kubeconfig("client-controller")
+	if err != nil {
+		return err
+	}
+	arguments = []string{"--kubeconfig=" + controller, "--allocate-node-cidrs=true", "--cluster-cidr=" + config.ClusterCIDR,
+		"--service-cluster-ip-range=" + config.ServiceCIDR, "--cluster-signing-cert-file=" + tls.path("server-ca.crt"),
+		"--cluster-signing-key-file=" + tls.path("server-ca.key"), "--root-ca-file=" + tls.path("server-ca.crt"),
+		"--service-account-private-key-file=" + tls.path("service.key"), "--use-service-account-credentials=true",
+		"--kube-api-qps=100", "--kube-api-burst=200", "--node-monitor-grace-period=2m", "--leader-elect=false",
+		"--authentication-kubeconfig=" + controller, "--authorization-kubeconfig=" + controller,
+	}
+	if err := c.start("kube-controller-manager", append(arguments, flags(config.ControllerArg)...)...); err != nil {
+		return err
+	}
+	// Pods need the default ServiceAccount, which the controllers make.
+	if err := c.await("the controllers", func() error {
+		return get(client, local+"/api/v1/namespaces/default/serviceaccounts/default")
+	}); err != nil {
+		return err
+	}
+	schedulerConfig, err := kubeconfig("client-scheduler")
+	if err != nil {
+		return err
+	}
+	arguments = []string{"--kubeconfig=" + schedulerConfig, "--kube-api-qps=100", "--kube-api-burst=200", "--leader-elect=false"}
+	if err := c.start("kube-scheduler", append(arguments, flags(config.SchedulerArg)...)...); err != nil {
+		return err
+	}
+	if err := startContainerd(c, config); err != nil {
+		return err
+	}
+	node, err := kubeconfig("client-kubelet")
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Join(config.DataDir, "agent/etc"), 0o700); err != nil {
+		return err
+	}
+	if err := startKubelet(c, config, tls.dir, "--kubeconfig="+node); err != nil {
+		return err
+	}
+	if err := startProxy(c, config, node); err != nil {
+		return err
+	}
+	go deployManifests(filepath.Join(dir, "manifests"), admin)
+	ready()
+	return c.wait()
+}
+
+// writeTokens makes the join token on the first start and returns the API server's token file.
+func writeTokens(config *Config, dir, hash string) (string, error) {
+	secretFile := filepath.Join(dir, "secret")
+	secret := config.Token
+	if _, bare, err := parseToken(secret); err == nil {
+		secret = bare
+	}
+	if secret == "" {
+		if data, err := os.ReadFile(secretFile); err == nil {
+			secret = string(data)
+		} else {
+			random := make([]byte, 16)
+			rand.Read(random)
+			secret = hex.EncodeToString(random)
+		}
+	}
+	agent := config.AgentToken
+	if config.AgentTokenFile != "" {
+		data, err := os.ReadFile(config.AgentTokenFile)
+		if err != nil {
+			return "", err
+		}
+		agent = strings.TrimSpace(string(data))
+	}
+	if agent == "" {
+		agent = secret
+	}
+	lines := fmt.Sprintf("%s,k3s-node,node,\"system:bootstrappers\"\n", agent)
+	for name, text := range map[string]string{
+		"secret": secret, "token": "K10" + hash + "::server:" + secret + "\n",
+		"agent-token": "K10" + hash + "::node:" + agent + "\n", "tokens.csv": lines,
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			return "", err
+		}
+	}
+	link := filepath.Join(dir, "node-token")
+	os.Remove(link)
+	return filepath.Join(dir, "tokens.csv"), os.Symlink(filepath.Join(dir, "token"), link)
+}
+
+func writeEncryption(dir string) (string, error) {
+	file := filepath.Join(dir, "cred/encryption-config.yaml")
+	if _, err := os.Stat(file); err == nil {
+		return file, nil
+	}
+	key := make([]byte, 32)
+	rand.Read(key)
+	text := fmt.Sprintf(`apiVersion: apiserver.config.k8s.io/v1
+kind: EncryptionConfiguration
+resources:
+- resources: [secrets]
+  providers: [{aescbc: {keys: [{name: aescbckey, secret: %s}]}}, {identity: {}}]
+`, base64.StdEncoding.EncodeToString(key))
+	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
+		return "", err
+	}
+	return file, os.WriteFile(file, []byte(text), 0o600)
+}
+
+func startEtcd(dir string) error {
+	config := embed.NewConfig()
+	config.Dir = dir
+	config.LogLevel = "error"
+	config.UnsafeNoFsync = os.Getenv("K3S_DOUBLE_FSYNC") == ""
+	config.TickMs, config.ElectionMs = 500, 5000
+	client, _ := url.Parse("http://127.0.0.1:2379")
+	peer, _ := url.Parse("http://127.0.0.1:2380")
+	config.ListenClientUrls, config.AdvertiseClientUrls = []url.URL{*client}, []url.URL{*client}
+	config.ListenPeerUrls, config.AdvertisePeerUrls = []url.URL{*peer}, []url.URL{*peer}
+	config.InitialCluster = config.InitialClusterFromName(config.Name)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	etcd, err := embed.StartEtcd(config)
+	if err != nil {
+		return err
+	}
+	select {
+	case <-etcd.Server.ReadyNotify():
+		return nil
+	case <-time.After(patience):
+		return errors.New("etcd did not become ready")
+	}
+}
+
+// get asks the API server for something that is there once it is ready.
+func get(client *http.Client, address string) error {
+	answer, err := client.Get(address)
+	if err != nil {
+		return err
+	}
+	defer answer.Body.Close()
+	if answer.StatusCode != http.StatusOK {
+		return errors.New(answer.Status)
+	}
+	return nil
+}
+
+func kubectlRun(kubeconfig, input string, arguments ...string) error {
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	command := exec.Command(self, append([]string{"kubectl", "--kubeconfig", kubeconfig}, arguments...)...)
+	command.Stdin = strings.NewReader(input)
+	if out, err := command.CombinedOutput(); err != nil {
+		return fmt.Errorf("%v: %s", err, strings.TrimSpace(string(out)))
+	}
+	return nil
+}
+
+// deployManifests applies what is put into the manifests directory, as k3s does, whenever a file changes.
+func deployManifests(dir, kubeconfig string) {
+	os.MkdirAll(dir, 0o700)
+	applied := map[string]string{}
+	for ; ; time.Sleep(5 * time.Second) {
+		files, _ := filepath.Glob(filepath.Join(dir, "*.yaml"))
+		for _, file := range files {
+			if stamp := stampOf(file); applied[file] != stamp {
+				if err := kubectlRun(kubeconfig, "", "apply", "--server-side", "--field-manager=deploy@k3s", "--force-conflicts", "-f", file); err != nil {
+					fmt.Fprintf(os.Stderr, "level=error msg=\"applying %s: %v\"\n", file, err)
+					continue
+				}
+				applied[file] = stamp
+			}
+		}
+	}
+}
