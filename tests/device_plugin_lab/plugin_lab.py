@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 
-import node
+import labnode
 
 
 def seconds(times):
@@ -48,16 +48,14 @@ def main():
     parser.add_argument("--rounds", type=int, default=200, help="kubelet restarts and config swaps, each")
     given = parser.parse_args()
     try:
-        folder = node.payload()
-        with node.running():
+        folder = labnode.payload()
+        with labnode.running():
             begun = time.monotonic()
-            node.bring(folder)
-            script = (
-                f"cd {node.TARGET} && exec python3 scenarios.py --rounds {given.rounds} --keep-log /var/log/plugin-lab"
-            )
-            done = node.on_node(script, stdout=subprocess.PIPE)
+            labnode.bring(folder)
+            program = f"{labnode.PYTHON} scenarios.py --rounds {given.rounds} --keep-log /var/log/plugin-lab"
+            done = labnode.on_node(f"cd {labnode.TARGET} && exec {program}", stdout=subprocess.PIPE)
             took = time.monotonic() - begun
-    except node.Failed as error:
+    except labnode.Failed as error:
         sys.stderr.write(f"plugin-lab: {error}\n")
         return 1
     if not done.stdout.strip():

@@ -23,14 +23,15 @@ import tempfile
 import threading
 import time
 
-os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
-
 import grpc
 from kubelet_double import Kubelet
 
 HERE = pathlib.Path(__file__).resolve().parent
-# Rounds after which the process counts as warm: its allocator has seen every path once.
-WARM = 25
+# What labnode.PYTHON sets for the double is not for the plugin.
+PLUGIN_ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("GRPC_")}
+# Rounds after which the process counts as warm: its allocator has seen every path. Restarts change their kind each
+# BLOCK rounds, so it takes two of those.
+BLOCK = WARM = 25
 MARKS = (25, 50, 100, 200)
 # Growth after WARM rounds of each kind that counts as none.
 RSS_KIB, DESCRIPTORS = 1024, 0
@@ -156,7 +157,9 @@ class Process:
         command += ["-device-plugin-dir", f"{base}/device-plugins"]
         self.log = base / "log"
         with self.log.open("wb") as log:
-            self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log, cwd=HERE)
+            self._process = subprocess.Popen(
+                command, stdout=subprocess.DEVNULL, stderr=log, cwd=HERE, env=PLUGIN_ENVIRONMENT
+            )
         self.pid = self._process.pid
 
     def figures(self):
@@ -183,6 +186,14 @@ class Process:
             self._process.kill()
             code = self._process.wait()
         return code, time.monotonic() - begun
+
+
+class Series:
+    """Times of rounds, by whether the kubelet watches plugins_registry; what was wrong in which round."""
+
+    def __init__(self):
+        self.times = {True: [], False: []}
+        self.wrong = []
 
 
 class Report:
@@ -303,19 +314,24 @@ class Bench:
 
     # What happens to a kubelet and to a config, many times.
 
-    def restarts(self, first, last, times, wrong, watches=True):
-        """Kubelet restarts number first to last; each third one was killed, and left its socket behind."""
+    def restarts(self, first, last, seen):
+        """Kubelet restarts number first to last.
+
+        BLOCK of them by a kubelet that watches plugins_registry, BLOCK by one that knows Register only, and so on. Each
+        third kubelet was killed and left its socket behind.
+        """
         for number in range(first, last + 1):
+            watches = (number - 1) // BLOCK % 2 == 0
             self.kubelet.stop(unlink=number % 3 != 0)
             self.kubelet.watches = watches
             self.kubelet.start()
             begun = time.monotonic()
             if not self.settled(COUNTS):
-                wrong.append((number, self.state()))
-            times.append(time.monotonic() - begun)
-            self.mark("restarts" if watches else "legacy restarts", number)
+                seen.wrong.append((number, self.state()))
+            seen.times[watches].append(time.monotonic() - begun)
+            self.mark("restarts", number)
 
-    def swaps(self, first, last, times, wrong):
+    def swaps(self, first, last, seen):
         """Config swaps number first to last. The last one of a series leaves the config of the beginning."""
         for number in range(first, last + 1):
             fabric = COUNTS[FABRIC] if number == last else 1 + number % 60
@@ -324,8 +340,8 @@ class Bench:
             begun = time.monotonic()
             self.mount.swap(config(fabric, extra))
             if not self.settled(wanted):
-                wrong.append((number, wanted, self.state()))
-            times.append(time.monotonic() - begun)
+                seen.wrong.append((number, wanted, self.state()))
+            seen.times[True].append(time.monotonic() - begun)
             self.mark("swaps", number)
 
     def burst(self, count):
@@ -360,40 +376,26 @@ def scenarios(base, rounds, tracing):
         bench.note("start", 0)
         bench.hot_plug(5)
         bench.links(3)
-        watched, legacy, swapped = ([], []), ([], []), ([], [])
+        restarted, swapped = Series(), Series()
         warm = min(WARM, rounds)
-        # Both kinds warm up before the first figure that counts.
-        bench.restarts(1, warm, *watched)
-        bench.swaps(1, warm, *swapped)
-        bench.restarts(1, warm, *legacy, watches=False)
+        # Both kinds warm up before the figure that counts.
+        bench.restarts(1, min(2 * BLOCK, rounds), restarted)
+        bench.swaps(1, warm, swapped)
         before = bench.note("warm", warm)
-        bench.restarts(warm + 1, rounds, *legacy, watches=False)
-        bench.restarts(warm + 1, rounds, *watched)
-        bench.swaps(warm + 1, rounds, *swapped)
+        bench.restarts(min(2 * BLOCK, rounds) + 1, rounds, restarted)
+        bench.swaps(warm + 1, rounds, swapped)
         bench.burst(20)
         after = bench.note("end", rounds)
-        row(
-            f"kubelet restarted {rounds} times, it watches plugins_registry: registered, all allocatable",
-            right,
-            watched[1][:3] or right,
-            watched[0],
-        )
-        row(
-            f"kubelet restarted {rounds} times, by kubelet.sock alone: registered, all allocatable",
-            right,
-            legacy[1][:3] or right,
-            legacy[0],
-        )
-        row(
-            f"config swapped {rounds} times: resources and counts of the new one",
-            right,
-            swapped[1][:3] or right,
-            swapped[0],
-        )
+        for watches, how in ((True, "it watches plugins_registry"), (False, "by kubelet.sock alone")):
+            times = restarted.times[watches]
+            what = f"kubelet restarted {len(times)} times, {how}: registered, all allocatable"
+            row(what, right, restarted.wrong[:3] or right, times)
+        what = f"config swapped {rounds} times: resources and counts of the new one"
+        row(what, right, swapped.wrong[:3] or right, swapped.times[True])
         row("final state: every pool allocatable", COUNTS, bench.settled(COUNTS) or bench.state())
         grown = after["rss"] - before["rss"]
         row(
-            f"RSS growth after {warm} rounds of each",
+            "RSS growth after the warm-up",
             f"at most {RSS_KIB} KiB",
             f"{grown} KiB ({before['rss']} to {after['rss']})",
             good=grown <= RSS_KIB,

@@ -21,6 +21,10 @@ LAB = {
 }
 NODE = "node1"
 TARGET = "/opt/plugin-lab"
+# Programs with the kubelet double: it forks with its threads idle, and loses its plugins on purpose all the time.
+PYTHON = "env GRPC_ENABLE_FORK_SUPPORT=0 GRPC_VERBOSITY=NONE python3"
+# What runs there; the rest of this folder runs on this machine.
+PROGRAMS = ("scenarios.py", "traced.py", "peer_node.py")
 # The node image is Debian 12; its Python is not asked, so that the wheels are there before it boots.
 WHEELS = ("--only-binary", ":all:", "--python-version", "3.11", "--implementation", "cp")
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
@@ -75,37 +79,29 @@ def libraries():
     return folder
 
 
-def payload(*more):
-    """Everything the node needs in one folder: libraries, the plugin as its build lays it out, the double, programs.
-
-    more: further files.
-    """
+def payload():
+    """Everything the node needs in one folder: libraries, the plugin as its build lays it out, the double, programs."""
     folder = CACHE / "payload"
     shutil.rmtree(folder, ignore_errors=True)
     skip = shutil.ignore_patterns("__pycache__")
     shutil.copytree(libraries(), folder, ignore=skip)
     shutil.copytree(CHECKOUT / "device_plugin/rdma_device_plugin", folder / "rdma_device_plugin", ignore=skip)
     shutil.copytree(CHECKOUT / "plugins/module_utils/hca", folder / "rdma_device_plugin/hca", ignore=skip)
-    for file in (CHECKOUT / "tests/device_plugin/kubelet_double.py", *sorted(HERE.glob("*.py")), *more):
+    double = CHECKOUT / "tests/device_plugin"
+    for file in (double / "kubelet_double.py", double / "measure.py", *(HERE / name for name in PROGRAMS)):
         shutil.copy(file, folder)
     return folder
 
 
-def bring(folder):
-    """Copy the folder to the node, unless it has the same already."""
-    packed = subprocess.run(
-        ["tar", "--sort=name", "--owner=0", "--group=0", "--mtime=@0", "-C", str(folder), "-cf", "-", "."],
-        check=True,
-        capture_output=True,
-    ).stdout
+def bring(folder, target=TARGET):
+    """Copy a folder to the node, unless it is there already just so."""
+    command = ["tar", "--sort=name", "--owner=0", "--group=0", "--mtime=@0", "-C", str(folder), "-cf", "-", "."]
+    packed = subprocess.run(command, check=True, capture_output=True).stdout
     digest = hashlib.sha256(packed).hexdigest()
-    there = on_node(f"cat {TARGET}.sha256 2>/dev/null", capture_output=True).stdout.strip()
-    if there == digest:
+    if on_node(f"cat {target}.sha256 2>/dev/null", capture_output=True).stdout.strip() == digest:
         return
-    script = (
-        f"rm -rf {TARGET} {TARGET}.sha256 && mkdir {TARGET} && tar -C {TARGET} -xf - && echo {digest} >{TARGET}.sha256"
-    )
-    command = [str(CHECKOUT / "lab/labctl"), "ssh", NODE, script]
+    unpack = f"mkdir {target} && tar -C {target} -xf - && echo {digest} >{target}.sha256"
+    command = [str(CHECKOUT / "lab/labctl"), "ssh", NODE, f"rm -rf {target} {target}.sha256 && {unpack}"]
     done = subprocess.run(command, env={**os.environ, **LAB}, input=packed, check=False)
     if done.returncode:
         raise Failed(f"copying {len(packed) >> 20} MiB to {NODE}: exit code {done.returncode}, see above")
