@@ -37,7 +37,7 @@ check: venv ## Say what site would change, and change nothing: INVENTORY=… [AR
 	@ansible-playbook -i $(INVENTORY) playbooks/site.yml --check --diff $(ARGS)
 
 ##@ The lab
-.PHONY: lab-up lab-down lab-ssh lab-test rails
+.PHONY: lab-up lab-down lab-ssh lab-test plugin-lab bench-peer rails
 lab-up: venv lab-packages ## Build the image once and boot the nodes (they are reused while they run)
 	@lab/labctl up
 
@@ -49,6 +49,12 @@ lab-ssh: ## Open a shell on a node: NODE=node1
 
 lab-test: venv lab-packages ## The VM scenario as molecule runs it
 	@lab/progress "molecule scenario default" molecule test --scenario-name default
+
+plugin-lab: venv lab-packages ## The device plugin on a lab node of its own: hot-plug, links, kubelet restarts, config swaps, growth
+	@lab/progress "device plugin on a lab node" python tests/device_plugin_lab/plugin_lab.py $(ARGS)
+
+bench-peer: venv lab-packages ## The Go plugin and ours on one lab node, in one run: ratios; needs Go
+	@lab/progress "the Go plugin beside ours" python tests/device_plugin_lab/bench_peer.py $(ARGS)
 
 rails: venv lab-packages ## The fast scenario with many nodes: N=16
 	@RAILS_NODES=$(N) lab/progress "molecule scenario rails ($(N) nodes)" molecule test --scenario-name rails
