@@ -13,6 +13,7 @@ import re
 from typing import Optional
 
 from ._files import HEADER
+from .hca import paths
 
 APT, DNF = "apt", "dnf"
 KEYS = {
@@ -24,6 +25,7 @@ REPOSITORIES = {
     DNF: "/etc/yum.repos.d/gpufabric-rdma-driver.repo",
 }
 PINS = "/etc/apt/preferences.d/gpufabric-rdma-driver"
+SERVICE = "/etc/systemd/system/openibd.service.d/20-gpufabric-rdma-driver.conf"
 
 # Packages of the vendor's stacks by their own names. `doca-*` as a pattern would take packages of users along.
 _STACK = re.compile(
@@ -113,6 +115,19 @@ def pins_file(label: str) -> str:
     return (
         f"{HEADER}Explanation: the driver repository ships a dkms of its own, which would replace the distribution's\n"
         f"Package: dkms\nPin: release l={label}\nPin-Priority: -1\n"
+    )
+
+
+def service_file() -> str:
+    """What openibd, the service of an OFED stack, lacks.
+
+    It races udev at boot, when the auxiliary drivers of mlx5 are loaded anew, and a restart of it takes nvidia_peermem
+    out for good. Whether that one comes back is what the role kernel_modules has decided.
+    """
+    decided = f"grep -qxs nvidia_peermem {paths.OWN_MODULES_LOAD}"
+    return (
+        f"{HEADER}[Unit]\nAfter=systemd-udev-settle.service\nWants=systemd-udev-settle.service\n\n"
+        f"[Service]\nRestart=on-failure\nExecStartPost=-/bin/sh -c '{decided} && exec modprobe nvidia_peermem'\n"
     )
 
 

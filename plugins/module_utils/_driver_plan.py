@@ -33,13 +33,10 @@ def plan(state: dict, wanted: dict, root: str = "/") -> Plan:
     made = Plan()
     node, flavor = state["facts"]["node"], wanted["flavor"]
     kind = state["manager"]
+    foreign = unsupported(node)
+    if foreign:
+        made.problem(*foreign)
     if kind is None:
-        made.problem(
-            "distribution",
-            "Debian, Ubuntu or the RHEL family",
-            node["os"].get("pretty_name") or "an unknown one",
-            "install the driver by its own means and set driver_flavor: verify",
-        )
         return made
     _refuse_what_cannot_work(made, state, wanted)
     if made.problems:
@@ -57,10 +54,32 @@ def plan(state: dict, wanted: dict, root: str = "/") -> Plan:
         _need_tools(made, state, wanted)
         _add_repository(made, state, wanted)
         _add_packages(made, state, wanted)
+        _write(made, state, packages.SERVICE, packages.service_file())
         _build(made, state)
     if wanted.get("hold_kernel") is not None:
         _hold(made, state, wanted["hold_kernel"])
     return made
+
+
+def unsupported(node: dict) -> tuple[str, str, str, str] | None:
+    """(object, wanted, seen, next step) on a distribution whose driver cannot be changed here; else None."""
+    kind = packages.manager(node)
+    if kind is None:
+        return (
+            "distribution",
+            "Debian, Ubuntu or the RHEL family",
+            node["os"].get("pretty_name") or "an unknown one",
+            "install the driver by its own means and set driver_flavor: verify",
+        )
+    if kind == packages.DNF and packages.distribution(node) == "rhel8":
+        return (
+            "distribution",
+            "RHEL 9 or 10, or a rebuild of one",
+            node["os"].get("pretty_name") or "RHEL 8",
+            "upgrade the node (the system Python of RHEL 8 has no dnf module that Ansible can use any more), or set "
+            "driver_flavor: verify",
+        )
+    return None
 
 
 def anchors(flavor: str, kernel: str, named: list[str] | None = None) -> list[str]:
@@ -84,13 +103,6 @@ def sentence(made: Plan, wanted: dict) -> str | None:
 def _refuse_what_cannot_work(made: Plan, state: dict, wanted: dict) -> None:
     node, flavor, kind = state["facts"]["node"], wanted["flavor"], state["manager"]
     where = packages.distribution(node)
-    if kind == packages.DNF and where == "rhel8":
-        made.problem(
-            "distribution",
-            "RHEL 9 or 10, or a rebuild of one",
-            node["os"].get("pretty_name") or where,
-            "upgrade the node: the system Python of RHEL 8 has no dnf module that Ansible can use any more",
-        )
     if flavor == UBUNTU_ARCHIVE:
         _refuse_archive(made, state, where)
     if flavor in _FROM_REPOSITORY:
@@ -181,7 +193,8 @@ def _take_away(made: Plan, state: dict, wanted: dict) -> None:
 
 
 def _back_to_inbox(made: Plan, state: dict) -> None:
-    for path in (packages.REPOSITORIES[state["manager"]], packages.PINS, packages.KEYS[state["manager"]]):
+    kind = state["manager"]
+    for path in (packages.REPOSITORIES[kind], packages.PINS, packages.KEYS[kind], packages.SERVICE):
         if state["files"].get(path) is not None:
             made.change(path, "remove", state["files"][path], "")
     replaced = packages.replaced_packages(state["packages"])
@@ -213,8 +226,12 @@ def _add_repository(made: Plan, state: dict, wanted: dict) -> None:
         texts[packages.PINS] = packages.pins_file(repository["label"])
     texts[packages.REPOSITORIES[kind]] = packages.repository_file(kind, repository, title)
     for path, text in texts.items():
-        if state["files"].get(path) != text:
-            made.change(path, "write", state["files"].get(path) or "", text)
+        _write(made, state, path, text)
+
+
+def _write(made: Plan, state: dict, path: str, text: str) -> None:
+    if state["files"].get(path) != text:
+        made.change(path, "write", state["files"].get(path) or "", text)
 
 
 def _add_packages(made: Plan, state: dict, wanted: dict) -> None:

@@ -68,8 +68,9 @@ class Proof:
             "Dir::Etc::SourceParts": self._path("sources.list.d"),
             "Dir::Etc::PreferencesParts": self._path("preferences.d"),
             "Dir::Cache::archives": self._path("archives"),
-            "Dir::Cache::pkgcache": "",
-            "Dir::Cache::srcpkgcache": "",
+            # Of its own, and there: without them each call would read all lists of the node again.
+            "Dir::Cache::pkgcache": self._path("pkgcache.bin"),
+            "Dir::Cache::srcpkgcache": self._path("srcpkgcache.bin"),
             "Acquire::GzipIndexes": "false",
             "Acquire::Languages": "none",
             "APT::Sandbox::User": "root",
@@ -142,8 +143,11 @@ class Proof:
             )
         return chosen
 
-    def simulate(self, names: list[str], downgrade: Optional[str] = None) -> list[str]:
-        """Names that would be installed; a removal beyond the stack is refused. downgrade: the pins that allow one."""
+    def simulate(self, names: list[str], downgrade: Optional[str] = None) -> dict[str, str]:
+        """{name: version} of what would be installed; a removal beyond the stack is refused.
+
+        downgrade: the pins that allow one.
+        """
         flags = []
         if downgrade:
             self._write("preferences", downgrade)
@@ -165,10 +169,14 @@ class Proof:
                 f"apt would remove {', '.join(sorted(removed))}",
                 "remove those yourself if nothing needs them, or choose another version of the driver",
             )
-        return re.findall(r"^Inst (\S+)", out, re.MULTILINE)
+        return dict(re.findall(r"^Inst (\S+) (?:\[[^]]*\] )?\((\S+)", out, re.MULTILINE))
 
-    def fetch(self, names: list[str]) -> list[str]:
-        """Downloads packages; apt compares each with the signed index."""
+    def fetch(self, wanted: dict[str, str]) -> list[str]:
+        """Downloads {name: version}; apt compares each with the signed index.
+
+        Without the version apt would take the newest it knows, which on a downgrade is the one that is to go.
+        """
+        names = [packages.pinned(packages.APT, name, version) for name, version in wanted.items()]
         before = set(os.listdir(self.directory))
         code, out, error = self._apt("apt-get", "download", *names, cwd=self.directory)
         if code:

@@ -31,14 +31,17 @@ def read(tree: Tree, facts: dict, seams: Seams, run: Callable[[list[str]], tuple
     kind = packages.manager(facts["node"])
     installed, held, unfinished = _packages(tree, kind, seams)
     kernels = _kernels(tree, facts["node"]["kernel"])
-    own = (packages.KEYS, packages.REPOSITORIES)
+    own = [table[kind] for table in (packages.KEYS, packages.REPOSITORIES) if kind]
     return {
         "facts": facts,
         "manager": kind,
         "packages": installed,
         "held": held,
         "unfinished": {name: seen for name, seen in unfinished.items() if packages.stack_packages({name: ""})},
-        "files": {path: _text(tree, path) for path in [*(table[kind] for table in own if kind), packages.PINS]},
+        "files": {
+            path: _text(tree, path)
+            for path in [*(table[kind] for table in own if kind), packages.PINS, packages.SERVICE]
+        },
         "foreign_repositories": list(_foreign(tree, kind)),
         "kernels": kernels,
         "headers": {kernel: tree.exists(f"/lib/modules/{kernel}/build/Makefile") for kernel in kernels},

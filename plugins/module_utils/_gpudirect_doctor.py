@@ -3,7 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Why nvidia_peermem does not load, or would not, or need not: one verdict and one action, before any modprobe.
 
-PRIVATE to the collection. `examine` reads (files only), `diagnose` decides (pure).
+PRIVATE to the collection. `examine` reads (files only), `diagnose` decides (pure). `complete` puts both into the facts,
+so that the planner of kernel_modules decides by them on the controller and on the node, without a look of its own.
 
 nvidia_peermem answers `Invalid argument` for two different reasons. Built without the peer-memory symbols it is a stub
 that refuses in its own init, without a word in the kernel log. Built against other ones the kernel refuses it, because
@@ -17,6 +18,7 @@ from typing import Any, Callable, NamedTuple, Optional
 
 from . import _module_file
 from .hca import driver, elf, paths
+from .hca import facts as node_facts
 from .hca.modules import Catalogue
 from .hca.seams import Seams
 from .hca.text import is_unknown
@@ -59,6 +61,8 @@ VERDICTS = (
     "ready",
     "unknown",
 )
+# The module is there, wanted and cannot load; only a person can settle it.
+REFUSED = ("legacy", "stub", "wrong-tree", "missing-symbol", "crc-mismatch")
 
 
 def examine(
@@ -107,6 +111,41 @@ def examine(
         "ofed": facts["driver"]["on_disk"]["flavor"] not in (driver.INBOX, None)
         and not is_unknown(facts["driver"]["on_disk"]["flavor"]),
     }
+
+
+class Runner:
+    """Runs a program of the node for `examine`; forks counts how often. Only .ko.zst needs one."""
+
+    def __init__(self, module: Any):
+        self._module = module
+        self.forks = 0
+
+    def __call__(self, argv: list[str]) -> Optional[bytes]:
+        program = self._module.get_bin_path(argv[0])
+        if not program:
+            return None
+        self.forks += 1
+        code, out, _error = self._module.run_command([program, *argv[1:]], encoding=None)
+        return None if code else out
+
+
+def complete(facts: dict, tree: Tree, seams: Optional[Seams] = None, run: Optional[Callable] = None) -> dict:
+    """The facts with gpudirect.evidence, and gpudirect.verdict and .action as the doctor puts them.
+
+    facts: gathered with gpus, gpudirect and modules; others are returned as they came. evidence is None without an
+    NVIDIA GPU, which costs nothing. Where the doctor cannot read the module files the words of the facts stay.
+    """
+    if not {"gpus", "gpudirect", "modules"} <= facts.keys():
+        return facts
+    gpudirect = facts["gpudirect"]
+    gpudirect["evidence"] = None
+    if any(gpu["vendor"] == NVIDIA for gpu in facts["gpus"]):
+        known = facts if "driver" in facts else {**facts, **node_facts.gather(tree, seams, ["driver"])}
+        gpudirect["evidence"] = examine(tree, known, seams, run if tree.live else None)
+        found = diagnose(gpudirect["evidence"])
+        if found.verdict in REFUSED:
+            gpudirect.update(mode=found.mode, verdict=found.sentence, action=found.action, peermem_loadable=False)
+    return facts
 
 
 def _nvidia(tree: Tree, catalogue: Catalogue, seams: Optional[Seams]) -> dict[str, Any]:

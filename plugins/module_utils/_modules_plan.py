@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from ._change import Plan, kernel_out_of_reach
 from ._files import HEADER, plan_file, with_directive
+from ._gpudirect_doctor import REFUSED, Diagnosis, diagnose
 from ._initramfs_plan import mark_stale
 from .hca import paths
 
 PEERMEM = "nvidia_peermem"
 PEERMEM_SOFTDEP = f"softdep {PEERMEM} pre: nvidia ib_uverbs"
 _NVIDIA = "10de"
+NO, AT_BOOT, NOW = "no", "at boot", "now"
 
 # Package that usually holds a module which a kernel comes without, by distribution family.
 _PROVIDERS = {
@@ -28,20 +30,23 @@ _PROVIDERS = {
 
 
 def plan(facts: dict, wanted: dict, root: str = "/") -> Plan:
-    """wanted: required (names), ipoib (auto|always|never), gpudirect (auto|peermem|dmabuf|off)."""
+    """wanted: required (names), ipoib (auto|always|never), gpudirect (auto|peermem|dmabuf|off).
+
+    driver_changes: the driver is changed first in this run, so that what the doctor finds now is no last word.
+    """
     made = Plan()
     offline = kernel_out_of_reach(facts, root)
     names = list(wanted["required"])
     if _wants_ipoib(facts, wanted["ipoib"], made) and "ib_ipoib" not in names:
         names.append("ib_ipoib")
-    peermem = _wants_peermem(facts, wanted["gpudirect"], made)
-    if peermem and PEERMEM not in names:
+    peermem = _peermem(facts, wanted, made)
+    if peermem != NO and PEERMEM not in names:
         names.append(PEERMEM)
 
     missing = []
     for name in names:
         state = facts["modules"].get(name) or {"loaded": False, "available": True, "blocked_by": []}
-        if _blockers(name, state, made) or state["loaded"]:
+        if _blockers(name, state, made) or state["loaded"] or (name == PEERMEM and peermem == AT_BOOT):
             continue
         if offline:
             missing.append(name)
@@ -53,7 +58,7 @@ def plan(facts: dict, wanted: dict, root: str = "/") -> Plan:
         made.not_verified.append(f"modules {', '.join(missing)} are not loaded: {offline}")
 
     plan_file(made, facts, paths.OWN_MODULES_LOAD, HEADER + "".join(f"{name}\n" for name in names))
-    _plan_softdep(facts, peermem, root, made)
+    _plan_softdep(facts, peermem != NO, root, made)
     return made
 
 
@@ -65,28 +70,72 @@ def _wants_ipoib(facts: dict, choice: str, made: Plan) -> bool:
     return any(port["link_layer"] == "InfiniBand" for hca in facts["hcas"] for port in hca["ports"])
 
 
-def _wants_peermem(facts: dict, choice: str, made: Plan) -> bool:
-    """nvidia_peermem is loaded where it is of use; a node without GPUs is never broken by a setting for all nodes."""
+def _peermem(facts: dict, wanted: dict, made: Plan) -> str:
+    """Whether nvidia_peermem is loaded: NOW, only AT_BOOT, or NO. Nothing is tried: the doctor has seen the files.
+
+    A node without GPUs is never broken by a setting for all nodes.
+    """
+    choice, state = wanted["gpudirect"], facts["modules"].get(PEERMEM) or {}
     if not any(gpu["vendor"] == _NVIDIA for gpu in facts["gpus"]):
         if choice == "peermem":
             made.notes.append("kernel_modules_gpudirect is peermem, but this node has no NVIDIA GPU: nothing to load")
-        return False
-    state = facts["modules"].get(PEERMEM) or {}
-    gpudirect = facts["gpudirect"]
+        return NO
+    if choice in ("dmabuf", "off"):
+        if state.get("loaded"):
+            made.notes.append(f"{PEERMEM} is loaded although kernel_modules_gpudirect is {choice}: nothing is unloaded")
+        if choice == "dmabuf" and facts["gpudirect"]["mode"] != "dmabuf":
+            _advise(made, facts["gpudirect"]["verdict"], facts["gpudirect"]["action"])
+        return NO
+    evidence = facts["gpudirect"].get("evidence")
+    found = diagnose(evidence, choice) if evidence else None
+    if found and found.verdict in REFUSED:
+        if wanted.get("driver_changes"):
+            made.not_verified.append(f"{PEERMEM} cannot load as it is, and the driver changes first: {found.sentence}")
+        else:
+            _refuse_peermem(found, made)
+        return NO
+    if found and found.verdict == "stale-memory":
+        made.not_applied.append(f"{PEERMEM} is loaded at the next boot and not now: {found.sentence}")
+        return AT_BOOT
     if choice == "peermem":
-        return True
-    # Not loaded yet, and the facts have found nothing against it: then loading it is the cure that they name.
-    cured_by_loading = gpudirect["peermem_loadable"]
-    if choice == "auto" and (gpudirect["mode"] == "peermem" or cured_by_loading):
+        if found and found.verdict in ("wrong-kernel", "version-mismatch"):
+            _refuse_peermem(found, made)
+            return NO
+        return NOW
+    return _automatic(facts["gpudirect"], evidence, found, state, made)
+
+
+def _automatic(gpudirect: dict, evidence: dict | None, found: Diagnosis | None, state: dict, made: Plan) -> str:
+    """`auto`: loaded where it is needed and will load; everything else is said, and the node works without."""
+    if found is None or found.verdict == "unknown":
+        loadable = gpudirect["mode"] == "peermem" or gpudirect["peermem_loadable"]
+    else:
+        loadable = found.verdict in ("loaded", "ready", "blocked") and evidence["nvidia"]["loaded"]
+    if loadable:
         if state.get("blocked_by"):
             made.notes.append(f"{PEERMEM} stays unloaded: {_where(state['blocked_by'][0])}")
-            return False
-        return True
-    if state.get("loaded") and choice != "auto":
-        made.notes.append(f"{PEERMEM} is loaded although kernel_modules_gpudirect is {choice}: nothing is unloaded")
-    if gpudirect.get("action") and choice != "off" and gpudirect["mode"] != "dmabuf":
-        made.notes.append(f"GPUDirect: {gpudirect['verdict']} Next step: {gpudirect['action']}")
-    return False
+            return NO
+        return NOW
+    if found is None or found.verdict in ("unknown", "ready", "blocked"):
+        if gpudirect["mode"] != "dmabuf":
+            _advise(made, gpudirect["verdict"], gpudirect["action"])
+    else:
+        _advise(made, found.sentence, found.action)
+    return NO
+
+
+def _advise(made: Plan, sentence: str, action: str | None) -> None:
+    if action:
+        made.notes.append(f"GPUDirect: {sentence} Next step: {action}")
+
+
+def _refuse_peermem(found: Diagnosis, made: Plan) -> None:
+    made.problem(
+        f"module {PEERMEM}",
+        "a module that can load",
+        f"{found.verdict}: {' '.join([found.sentence, *found.evidence])}",
+        f"{found.action} To go on without it set kernel_modules_gpudirect: off",
+    )
 
 
 def _blockers(name: str, state: dict, made: Plan) -> bool:

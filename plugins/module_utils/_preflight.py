@@ -13,7 +13,7 @@ import re
 
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 
-from . import _limits_plan, _links_plan, _modules_plan, _netns_plan, _text
+from . import _driver_plan, _limits_plan, _links_plan, _modules_plan, _netns_plan, _text
 from .hca import facts as hca_facts
 
 # Variables of the plays themselves, which no role documents.
@@ -206,6 +206,7 @@ def combinations(facts: dict, variables: dict) -> tuple[list[dict], list[str]]:
         if not _will_get_rdma(card, facts)
     ]
     problems += _system(facts)
+    problems += _driver(facts, variables)
     problems += _hcas(facts, variables)
     problems += _rails(facts, variables)
     problems += _expected_ports(facts, variables)
@@ -229,6 +230,17 @@ def _system(facts: dict) -> list[dict]:
     if node.get("euid") not in (None, 0):
         found.append(problem("privilege", "root on the node", f"user id {node['euid']}", _ROOT_ONLY))
     return found
+
+
+def _changes_driver(variables: dict) -> bool:
+    return variables.get("driver_flavor", "verify") != "verify"
+
+
+def _driver(facts: dict, variables: dict) -> list[dict]:
+    """What the role driver cannot do on this node at all; what stands in its way it looks up itself, node by node."""
+    node = facts["node"]
+    foreign = _driver_plan.unsupported(node) if _changes_driver(variables) and isinstance(node["os"], dict) else None
+    return [problem(*foreign)] if foreign else []
 
 
 def _hcas(facts: dict, variables: dict) -> list[dict]:
@@ -388,6 +400,7 @@ def plans(facts: dict, variables: dict) -> dict:
                 "required": variables["kernel_modules_required"],
                 "ipoib": variables["kernel_modules_ipoib"],
                 "gpudirect": variables["kernel_modules_gpudirect"],
+                "driver_changes": _changes_driver(variables),
             },
             root,
         ),

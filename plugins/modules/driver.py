@@ -250,7 +250,7 @@ class Installer:
             if base in coming:
                 if pinned and base in self._wanted["sha256"]:
                     proof.candidate(base, None, self._wanted["sha256"][base])
-                archives = proof.fetch([base])
+                archives = proof.fetch({base: coming[base]})
             yield from self._need(changes)
             if self._trial_build:
                 for archive in archives:
@@ -281,6 +281,8 @@ class Installer:
         for change in changes:
             if change.object.startswith("/"):
                 apply_file("/", change)
+                if change.object == packages.SERVICE:
+                    self._do(["systemctl", "daemon-reload"], "settings of openibd.service")
                 yield change
 
     def _return(self, changes):

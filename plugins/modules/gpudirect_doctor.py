@@ -98,7 +98,7 @@ evidence:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils._gpudirect_doctor import diagnose, examine
+from ansible_collections.gpufabric.rdma.plugins.module_utils._gpudirect_doctor import Runner, diagnose, examine
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather
 
 SUBSET = ["gpus", "driver", "modules"]
@@ -114,14 +114,8 @@ def main() -> None:
     )
     tree = Tree(module.params["root"])
     seams = Seams.of(tree)
-
-    def run(argv: list[str]) -> bytes | None:
-        program = module.get_bin_path(argv[0])
-        code, out, _error = module.run_command([program, *argv[1:]], encoding=None) if program else (1, None, None)
-        return None if code else out
-
     facts = gather(tree, seams, SUBSET)
-    evidence = examine(tree, facts, seams, run if tree.live else None)
+    evidence = examine(tree, facts, seams, Runner(module) if tree.live else None)
     module.exit_json(changed=False, **diagnose(evidence, module.params["policy"])._asdict())
 
 

@@ -521,8 +521,9 @@ ansible_facts:
               description: The above in words.
               type: str
         gpudirect:
-          description: How HCAs reach GPU memory, C(mode) (C(peermem), C(dmabuf), C(none)), C(verdict), C(action)
-            and C(peermem_loadable) (nvidia_peermem is needed and not loaded, and nothing on disk speaks against it).
+          description: How HCAs reach GPU memory, C(mode) (C(peermem), C(dmabuf), C(none)), C(verdict), C(action),
+            C(peermem_loadable) (nvidia_peermem is needed and not loaded, and nothing on disk speaks against it) and
+            C(evidence), which M(gpufabric.rdma.gpudirect_doctor) judges (null without an NVIDIA GPU).
           type: dict
           returned: with subset gpudirect
         modules:
@@ -558,6 +559,7 @@ forks:
 import os
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpufabric.rdma.plugins.module_utils._gpudirect_doctor import Runner, complete
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import SUBSETS, Seams, Tree, gather
 
 CHOICES = ["all", "min", *SUBSETS, "!all", *(f"!{name}" for name in SUBSETS)]
@@ -595,7 +597,9 @@ def main() -> None:
     tree = Tree(root)
     seams = Seams.of(tree)
     facts = gather(tree, seams, module.params["gather_subset"], module.params["software_hcas"], module.params["rails"])
-    module.exit_json(changed=False, ansible_facts={"rdma": facts}, forks=seams.forks)
+    run = Runner(module)
+    facts = complete(facts, tree, seams, run)
+    module.exit_json(changed=False, ansible_facts={"rdma": facts}, forks=seams.forks + run.forks)
 
 
 if __name__ == "__main__":

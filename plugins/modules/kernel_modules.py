@@ -13,6 +13,8 @@ description:
     boot.
   - Adds C(ib_ipoib) where a port is InfiniBand, and C(nvidia_peermem) where GPUDirect RDMA needs it.
   - Names what blacklists or overrides a wanted module, with path and line, and fails instead of forcing it.
+  - Never tries C(nvidia_peermem) on the off chance. M(gpufabric.rdma.gpudirect_doctor) judges the files first, and the
+    run fails with its verdict and its action where the module cannot load.
   - Never unloads a module.
   - In a container only files are written.
 extends_documentation_fragment:
@@ -37,6 +39,8 @@ options:
     description:
       - How GPUs and HCAs reach each other.
       - V(auto) loads C(nvidia_peermem) where the NVIDIA driver brings it and the node does not use dma-buf.
+      - With V(auto) and V(peermem) a module that is there and cannot load is a failure; V(dmabuf) and V(off) do not ask
+        for it.
       - V(peermem) wants it on every node with an NVIDIA GPU.
       - V(dmabuf) and V(off) leave it out.
     type: str
@@ -125,16 +129,21 @@ stale_images:
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._change import Refused, failure, result, settle
 from ansible_collections.gpufabric.rdma.plugins.module_utils._files import apply_file, with_times
+from ansible_collections.gpufabric.rdma.plugins.module_utils._gpudirect_doctor import Runner, complete
 from ansible_collections.gpufabric.rdma.plugins.module_utils._modules_plan import plan
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather, modules
 
 SUBSET = ["hcas", "gpus", "gpudirect", "modules", "initramfs", "owned_files", "!gids"]
 
 
-def read(root: str, required: list[str]) -> dict:
-    """The facts the plan needs, with the state of modules that only this call names."""
+def read(root: str, required: list[str], run=None) -> dict:
+    """The facts the plan needs, with the state of modules that only this call names.
+
+    run: how the doctor starts a program (see _gpudirect_doctor.examine).
+    """
     tree = Tree(root)
-    facts = with_times(gather(tree, Seams.of(tree), SUBSET), tree)
+    seams = Seams.of(tree)
+    facts = with_times(complete(gather(tree, seams, SUBSET), tree, seams, run), tree)
     more = [name for name in required if name not in facts["modules"]]
     if more:
         facts["modules"].update(modules.state(tree, more, facts["node"]["kernel"]))
@@ -185,7 +194,7 @@ def main() -> None:
 
     try:
         made, changes = settle(
-            read=lambda: read(root, wanted["required"]),
+            read=lambda: read(root, wanted["required"], Runner(module)),
             plan=lambda facts: plan(facts, wanted, root),
             apply=lambda changes: apply(changes, root, run),
             check_mode=module.check_mode,

@@ -127,8 +127,11 @@ class Repository:
         _run("rm", "-r", str(tree))
         return self
 
-    def publish(self, key: Key) -> Repository:
-        """Index and signature over the packages that are there now."""
+    def publish(self, key: Key, label: str = LABEL) -> Repository:
+        """Index and signature over the packages that are there now.
+
+        A repository that carries the stack's label has its dkms pinned away by the role.
+        """
         stanzas = []
         for archive in sorted(self.folder.glob("*.deb")):
             data = archive.read_bytes()
@@ -141,7 +144,7 @@ class Repository:
         release = textwrap.dedent(
             f"""\
             Origin: gpufabric
-            Label: {LABEL}
+            Label: {label}
             Date: {_run("date", "--utc", "--rfc-email", "--date=yesterday").strip()}
             SHA256:
              {hashlib.sha256(index.encode()).hexdigest()} {len(index.encode())} Packages

@@ -248,3 +248,15 @@ def test_hosts_with_the_same_plan_share_it():
 
 def test_a_long_list_of_hosts_is_cut():
     assert _text.names(f"n{number}" for number in range(9)) == "n0, n1, n2, n3, n4 and 4 more"
+
+
+@pytest.mark.parametrize("flavor", ["doca", "inbox"])
+def test_rhel_8_is_refused_before_its_driver_is_touched_and_verify_is_not(variables, facts_of, flavor):
+    facts = facts_of("h100-8x-cx7-ib")
+    facts["node"]["os"] = {"id": "rocky", "version_id": "8.10", "like": ["rhel", "fedora"], "pretty_name": "Rocky 8.10"}
+    assert _preflight.combinations(facts, variables)[0] == []
+    ((problem,), _notes) = _preflight.combinations(facts, {**variables, "driver_flavor": flavor})
+    assert (problem["object"], problem["seen"]) == ("distribution", "Rocky 8.10")
+    assert "no dnf module" in problem["next_step"]
+    facts["node"]["os"]["version_id"] = "9.6"
+    assert _preflight.combinations(facts, {**variables, "driver_flavor": flavor})[0] == []

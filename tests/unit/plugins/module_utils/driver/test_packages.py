@@ -46,6 +46,14 @@ def test_the_apt_files():
     ]
 
 
+def test_the_drop_in_of_openibd():
+    assert packages.service_file() == (
+        f"{HEADER}\n[Unit]\nAfter=systemd-udev-settle.service\nWants=systemd-udev-settle.service\n\n[Service]\n"
+        "Restart=on-failure\nExecStartPost=-/bin/sh -c 'grep -qxs nvidia_peermem "
+        "/etc/modules-load.d/gpufabric-rdma.conf && exec modprobe nvidia_peermem'\n"
+    )
+
+
 def test_the_repo_file_of_rhel():
     assert packages.repository_file("dnf", {"url": URL}, "doca 3.2.1") == (
         f"{HEADER}\n[gpufabric-rdma-driver]\nname=HCA driver doca 3.2.1\nbaseurl={URL}\nenabled=1\ngpgcheck=1\n"

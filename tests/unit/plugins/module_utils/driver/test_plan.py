@@ -47,7 +47,8 @@ def wanted(keys):
 
 def state(manager="apt", os=None, flavor="inbox", installed=None, **more):
     distribution = os or {"id": "ubuntu", "version_id": "24.04", "like": ["debian"], "pretty_name": "Ubuntu 24.04"}
-    files = [packages.KEYS[manager or "apt"], packages.REPOSITORIES[manager or "apt"], packages.PINS]
+    own = (packages.KEYS, packages.REPOSITORIES)
+    files = [*(table[manager or "apt"] for table in own), packages.PINS, packages.SERVICE]
     return {
         "facts": {
             "node": {"kernel": KERNEL, "architecture": "x86_64", "os": distribution, "container": None},
@@ -102,6 +103,7 @@ def test_a_fresh_apt_node(wanted):
         (packages.PINS, "write"),
         (packages.REPOSITORIES["apt"], "write"),
         ("package doca-ofed", "install"),
+        (packages.SERVICE, "write"),
     ]
     assert sentence(made, wanted) == "doca 3.2.1 is installed"
 
@@ -118,6 +120,7 @@ def test_the_whole_order_on_rhel(wanted, version, kernel):
         "dnf remove --assumeyes --setopt=clean_requirements_on_remove=False kmod-mlnx-ofa_kernel mlnx-ofa_kernel",
         "/etc/pki/rpm-gpg/RPM-GPG-KEY-gpufabric-rdma-driver",
         "/etc/yum.repos.d/gpufabric-rdma-driver.repo",
+        "/etc/systemd/system/openibd.service.d/20-gpufabric-rdma-driver.conf",
         "dnf install --assumeyes --setopt=install_weak_deps=False doca-ofed-3.2.1*",
     ]
 
@@ -180,6 +183,7 @@ def test_back_to_inbox(wanted):
         (packages.REPOSITORIES["apt"], "remove"),
         (packages.PINS, "remove"),
         (packages.KEYS["apt"], "remove"),
+        (packages.SERVICE, "remove"),
         ("user space of the stack", "return"),
     ]
     assert sentence(made, {"flavor": "inbox"}) == "the driver stack is removed and the inbox driver used again"
@@ -224,7 +228,7 @@ def test_a_repository_of_the_vendors_that_is_not_ours(wanted):
 def test_the_archive_of_ubuntu_2604():
     resolute = {"id": "ubuntu", "version_id": "26.04", "like": ["debian"], "pretty_name": "Ubuntu 26.04"}
     made = plan(state(os=resolute), {"flavor": "ubuntu_archive"})
-    assert told(made) == [("package doca-ofed-generic", "install")]
+    assert told(made) == [("package doca-ofed-generic", "install"), (packages.SERVICE, "write")]
     assert anchors("ubuntu_archive", "7.0.0-1003-nvidia-64k") == ["doca-ofed-nvidia-64k"]
     assert "Ubuntu 26.04 or newer" in one_problem(plan(state(), {"flavor": "ubuntu_archive"})).wanted
     mixed = state(os=resolute, foreign_repositories=["/etc/apt/sources.list.d/doca.list"])
