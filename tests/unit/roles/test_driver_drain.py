@@ -1,0 +1,151 @@
+"""Cordon, drain and uncordon of the role driver, against a double of kubectl that keeps its cluster in a file."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from ansible_collections.gpufabric.rdma.tests.tools import kubectl_double, tree
+
+MARK = "rdma.gpufabric.io/cordoned-for-driver"
+POD = {"namespace": "jobs", "name": "train-0", "node": "node1", "owner": "ReplicaSet"}
+PROXY = {"namespace": "kube-system", "name": "kube-proxy-x", "node": "node1", "owner": "DaemonSet"}
+
+
+class Cluster:
+    """The state file of the double, and the two halves of the role that speak to it."""
+
+    def __init__(self, folder, node):
+        self.folder, self.node = folder, node
+        self.path = folder / "cluster.json"
+        self.write(nodes={"node1": {"unschedulable": False, "annotations": {"a.example/b": "kept"}}}, pods=[POD, PROXY])
+
+    def write(self, **state):
+        self.path.write_text(json.dumps({**(self.read() if self.path.exists() else {}), **state}))
+
+    def read(self):
+        return json.loads(self.path.read_text())
+
+    @property
+    def cordoned(self):
+        return self.read()["nodes"]["node1"]["unschedulable"]
+
+    @property
+    def annotations(self):
+        return self.read()["nodes"]["node1"]["annotations"]
+
+    def play(self, *halves, **variables):
+        """Runs drain.yml, settle.yml or both; (exit code, output, number of changes)."""
+        playbook = [
+            {
+                "hosts": "all",
+                "gather_facts": False,
+                "tasks": [
+                    {"ansible.builtin.include_role": {"name": "gpufabric.rdma.driver", "tasks_from": half}}
+                    for half in halves
+                ],
+            }
+        ]
+        known = {
+            "ansible_connection": "local",
+            "ansible_python_interpreter": sys.executable,
+            "discovery_root": str(self.node),
+            "driver_drain_allowed": True,
+            "driver_drain_command": [sys.executable, kubectl_double.__file__, f"--kubeconfig={self.path}"],
+            **variables,
+        }
+        (self.folder / "play.yml").write_text(json.dumps(playbook))
+        (self.folder / "hosts.json").write_text(json.dumps({"all": {"hosts": {"node1": known}}}))
+        (self.folder / "ansible.cfg").touch()
+        done = subprocess.run(
+            [sys.executable, "-m", "ansible", "playbook", "-i", "hosts.json", "play.yml"],
+            cwd=self.folder,
+            env={
+                **os.environ,
+                "ANSIBLE_CONFIG": str(self.folder / "ansible.cfg"),
+                "ANSIBLE_COLLECTIONS_PATH": ":".join(sys.path),
+                "ANSIBLE_HOME": str(self.folder / "home"),
+                "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json",
+                "LC_ALL": "C.UTF-8",
+            },
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        report = json.loads(done.stdout[done.stdout.index("{") :])
+        return done.returncode, done.stdout, report["stats"]["node1"]["changed"]
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    tree.lay_out(tree.load("h100-8x-cx7-ib"), tmp_path / "node")  # memory and disk hold the same driver
+    return Cluster(tmp_path, tmp_path / "node")
+
+
+def test_the_node_is_cordoned_drained_and_let_in_again(cluster):
+    code, output, changed = cluster.play("drain")
+    assert (code, changed) == (0, 2), output
+    assert cluster.cordoned
+    assert cluster.annotations == {"a.example/b": "kept", MARK: "true"}
+    assert cluster.read()["pods"] == [PROXY]
+    code, output, changed = cluster.play("settle")
+    assert (code, changed) == (0, 1), output
+    assert not cluster.cordoned
+    assert cluster.annotations == {"a.example/b": "kept"}
+    code, output, changed = cluster.play("settle")
+    assert (code, changed) == (0, 0), output
+
+
+def test_a_node_that_somebody_else_has_cordoned_stays_cordoned(cluster):
+    cluster.write(nodes={"node1": {"unschedulable": True, "annotations": {}}})
+    code, output, changed = cluster.play("drain", "settle")
+    assert (code, changed) == (0, 1), output  # the drain alone
+    assert cluster.cordoned
+    assert cluster.annotations == {}
+    assert cluster.read()["pods"] == [PROXY]
+
+
+def test_a_run_that_ended_between_drain_and_uncordon_is_taken_up_by_the_next(cluster):
+    assert cluster.play("drain")[0] == 0
+    # The run ends here. The next one finds the node cordoned, and knows by the note that it was this role.
+    code, output, changed = cluster.play("drain", "settle")
+    assert (code, changed) == (0, 1), output
+    assert not cluster.cordoned
+    assert MARK not in cluster.annotations
+
+
+def test_a_next_run_that_has_nothing_to_drain_still_lets_pods_in(cluster):
+    assert cluster.play("drain")[0] == 0
+    assert cluster.play("settle")[0] == 0
+    assert not cluster.cordoned
+
+
+def test_a_drain_that_a_disruption_budget_stops_is_told_and_leaves_a_state_to_go_on_from(cluster):
+    cluster.write(pods=[{**POD, "budget": True}, PROXY])
+    code, output, _changed = cluster.play("drain")
+    assert code != 0
+    assert "node node1 of the cluster: wanted cordoned and drained, seen at 'Drain it'" in output
+    assert "global timeout reached: 600s" in output
+    assert "The driver is as it was. Next step:" in output
+    assert cluster.annotations[MARK] == "true"
+    cluster.write(pods=[POD, PROXY])
+    code, output, _changed = cluster.play("drain", "settle")
+    assert code == 0, output
+    assert not cluster.cordoned
+    assert cluster.read()["pods"] == [PROXY]
+
+
+def test_a_name_that_the_cluster_does_not_know_is_told(cluster):
+    code, output, changed = cluster.play("drain", driver_drain_node="gpu-17")
+    assert (code, changed) == (2, 0), output
+    assert 'nodes \\"gpu-17\\" not found' in output
+    assert "driver_drain_node" in output
+    assert not cluster.cordoned
+
+
+def test_without_consent_the_cluster_is_not_asked(cluster):
+    assert cluster.play("settle", driver_drain_allowed=None)[0] == 0
+    assert "calls" not in cluster.read()
