@@ -242,3 +242,30 @@ def test_labctl_names_the_parts_it_does_not_know():
     done = subprocess.run([ROOT / "lab/labctl", "programs", "etcd"], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "etcd" in done.stderr
+
+
+# Further disks
+
+
+def test_a_disk_that_is_not_there_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setenv("LAB_DISKS", f"{tmp_path}/absent.img")
+    with pytest.raises(settings.LabError, match=r"absent\.img"):
+        settings.load()
+
+
+def test_further_disks_are_read_only_and_come_last(monkeypatch, tmp_path):
+    from lab import vm
+    from lab.image import Image
+
+    disk = tmp_path / "bed.img"
+    disk.touch()
+    monkeypatch.setenv("LAB_DISKS", str(disk))
+    monkeypatch.setenv("LAB_DIR", str(tmp_path))
+    node = vm.Node(settings.load(), "node1", 1)
+    command = node.command(Image(tmp_path), "tcg")
+    assert command[-4:] == [
+        "-drive",
+        f"if=none,id=disk1,file={disk},format=raw,readonly=on",
+        "-device",
+        "virtio-blk-pci,drive=disk1",
+    ]

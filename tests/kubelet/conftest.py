@@ -1,0 +1,96 @@
+"""The session's node, and the plugin on it. `make kubelet-lab` runs these tests: they need QEMU and Go."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import pathlib
+import sys
+
+import pytest
+
+_spec = importlib.util.spec_from_file_location("kubelet_bed", pathlib.Path(__file__).with_name("bed.py"))
+bed_module = importlib.util.module_from_spec(_spec)
+sys.modules["kubelet_bed"] = bed_module
+_spec.loader.exec_module(bed_module)
+
+TIMES = pytest.StashKey()
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    if config.stash.get(TIMES, None):
+        terminalreporter.section("times on the real kubelet, in seconds")
+        for what, seconds in config.stash[TIMES].items():
+            terminalreporter.write_line(f"{seconds:7.1f}  {what}")
+
+
+UNIT = """\
+[Unit]
+Description=RDMA shared device plugin (test)
+[Service]
+Environment=PYTHONPATH={payload}/current:/srv/bed/libraries PYTHONDONTWRITEBYTECODE=1
+ExecStart=/usr/bin/python3 -m rdma_device_plugin -config-file {payload}/config.json {flags}
+Restart=always
+RestartSec=1
+"""
+
+
+class Plugin:
+    """The device plugin as a systemd unit on the node."""
+
+    name = "rdma-device-plugin"
+
+    def __init__(self, bed):
+        self.bed = bed
+
+    def install(self, version: str) -> None:
+        folder = f"{bed_module.PAYLOAD}/{version}"
+        self.bed.node(
+            f"rm -rf {folder} && mkdir -p {folder} && tar -C {folder} -xf -"
+            f" && ln -sfn {folder} {bed_module.PAYLOAD}/current",
+            stdin=bed_module.package(version),
+        )
+
+    def configure(self, *pools: dict) -> None:
+        document = {"periodicUpdateInterval": 300, "configList": list(pools)}
+        self.bed.put(f"{bed_module.PAYLOAD}/config.json", json.dumps(document))
+
+    def start(self, flags: str = "") -> None:
+        text = UNIT.format(payload=bed_module.PAYLOAD, flags=flags)
+        self.bed.put(f"/etc/systemd/system/{self.name}.service", text)
+        self.bed.node(f"systemctl daemon-reload && systemctl restart {self.name}")
+
+    def stop(self) -> None:
+        self.bed.node(f"systemctl stop {self.name}", check=False)
+
+    def pid(self) -> int:
+        return int(self.bed.node(f"systemctl show --property=MainPID --value {self.name}"))
+
+    def log(self) -> str:
+        return self.bed.node(f"journalctl --no-pager --output=cat --unit={self.name}")
+
+
+@pytest.fixture(scope="session")
+def bed(request):
+    if not os.environ.get("KUBELET_LAB"):
+        pytest.skip("not verified: needs a virtual machine of its own (make kubelet-lab)")
+    made = bed_module.Bed()
+    request.config.stash[TIMES] = made.times
+    try:
+        made.up()
+        yield made
+    finally:
+        made.down()
+
+
+@pytest.fixture(scope="session")
+def plugin(bed):
+    made = Plugin(bed)
+    made.install("0.1.0")
+    return made
+
+
+@pytest.fixture
+def times(bed):
+    return bed.times
