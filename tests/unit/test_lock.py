@@ -106,7 +106,8 @@ def test_a_sum_that_could_not_be_had_may_stand_as_null_and_never_passes():
     lock["artifacts"][0]["files"][0]["sha256"] = None
     lock["images"][0]["digests"] = {"index": None}
     assert errors(lock) == []
-    refused = _bundle.unpinned(lock, names=None)
+    known = {problem.object for problem in _bundle.unpinned(LOCK, names=None)}
+    refused = [problem for problem in _bundle.unpinned(lock, names=None) if problem.object not in known]
     assert [problem.object for problem in refused] == [
         f"{lock['artifacts'][0]['name']} {lock['artifacts'][0]['version']} (amd64)",
         f"image {lock['images'][0]['reference']}",

@@ -1,0 +1,53 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Controller side of gpufabric.rdma.nad_lint: _nad_lint decides; this hands it objects, files and nodes."""
+
+from __future__ import annotations
+
+import json
+
+from ansible.plugins.action import ActionBase
+from ansible.utils.display import Display
+from ansible_collections.gpufabric.rdma.plugins.module_utils import _nad_lint, _text
+
+
+class ActionModule(ActionBase):
+    TRANSFERS_FILES = False
+    _requires_connection = False
+    _supports_check_mode = True
+
+    def run(self, tmp=None, task_vars=None):
+        super().run(tmp, task_vars)
+        _validation, args = self.validate_argument_spec(
+            argument_spec={
+                "objects": {"type": "list", "elements": "dict", "required": True},
+                "nodes": {"type": "list", "elements": "dict", "required": True},
+                "cluster": {"type": "dict", "default": {}},
+                "refuse": {"type": "bool", "default": False},
+            }
+        )
+        networks = _nad_lint.from_objects(args["objects"], files_by_name(args["nodes"]))
+        findings = _nad_lint.lint(networks, args["nodes"], args["cluster"])
+        if findings and args["refuse"]:
+            hosts = _text.names([node["host"] for node in args["nodes"]])
+            Display().display(_text.four_facts([{"host": hosts, **item} for item in findings]) + "\n")
+            return {
+                "failed": True,
+                "findings": findings,
+                "msg": f"{_text.count(len(findings), 'finding')} about networks of pods; each is listed above",
+            }
+        return {"changed": False, "findings": findings}
+
+
+def files_by_name(nodes: list) -> dict:
+    """{host: {network name: text}} from the files that were read of each node."""
+    found: dict = {}
+    for node in nodes:
+        for text in (node.get("files") or {}).values():
+            try:
+                name = json.loads(text).get("name")
+            except (ValueError, AttributeError):
+                continue  # Multus passes over such a file; a network that needs it is found without one
+            found.setdefault(node["host"], {})[name] = text
+    return found

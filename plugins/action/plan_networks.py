@@ -1,0 +1,83 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Controller side of gpufabric.rdma.plan_networks: _networks_plan renders, _nad_lint looks at what it rendered."""
+
+from __future__ import annotations
+
+import pathlib
+
+import yaml
+from ansible.plugins.action import ActionBase
+from ansible.utils.display import Display
+from ansible_collections.gpufabric.rdma.plugins.module_utils import (
+    _nad_lint,
+    _networks_plan,
+    _preflight,
+    _text,
+)
+
+SPECS = pathlib.Path(__file__).resolve().parents[2] / "roles/networks/meta/argument_specs.yml"
+
+
+class ActionModule(ActionBase):
+    TRANSFERS_FILES = False
+    _requires_connection = False
+    _supports_check_mode = True
+
+    def run(self, tmp=None, task_vars=None):
+        super().run(tmp, task_vars)
+        _validation, args = self.validate_argument_spec(
+            argument_spec={
+                "variables": {"type": "dict", "required": True},
+                "nodes": {"type": "list", "elements": "dict", "required": True},
+                "total": {"type": "int", "default": 0},
+                "pod_cidrs": {"type": "list", "elements": "str", "default": []},
+                "service_cidrs": {"type": "list", "elements": "str", "default": []},
+                "device_plugin_resources": {"type": "list", "elements": "dict"},
+            }
+        )
+        if _networks_plan.netaddr is None:
+            return {
+                "failed": True,
+                "msg": "networks are planned with the Python library netaddr on the controller, and it is not there; "
+                "install it beside ansible-core (pip install netaddr)",
+            }
+        options = yaml.safe_load(SPECS.read_text(encoding="utf-8"))["argument_specs"]["main"]["options"]
+        variables, problems = _preflight.validate(options, args["variables"])
+        made = self._plan(variables, args) if not problems else None
+        problems += made["problems"] if made else []
+        if problems:
+            hosts = _text.names([node["host"] for node in args["nodes"]])
+            text = _text.four_facts([{"host": hosts, **item} for item in problems])
+            Display().display(f"{_text.count(len(problems), 'problem')} with the networks:\n\n{text}\n")
+            listed = "; ".join(f"{item['object']}: {item['seen']}" for item in problems)
+            return {
+                "failed": True,
+                "problems": problems,
+                "msg": f"{_text.count(len(problems), 'problem')} with the networks, nothing has been changed: {listed}",
+            }
+        return {"changed": False, **made}
+
+    @staticmethod
+    def _plan(variables, args):
+        nodes = args["nodes"]
+        made = _networks_plan.plan(variables, nodes, args["total"])
+        config, refused = _networks_plan.sriov_config(variables["networks_sriov_resources"], nodes)
+        made["problems"] += refused
+        made["sriov_config"] = config
+        device = [f"{item['prefix']}/{item['name']}" for item in variables["networks_sriov_resources"]]
+        shared = _networks_plan.shared_resources(args["device_plugin_resources"], nodes)
+        made["problems"] += _nad_lint.lint(
+            made["networks"],
+            nodes,
+            {
+                "pod_cidrs": args["pod_cidrs"],
+                "service_cidrs": args["service_cidrs"],
+                "shared_resources": shared,
+                "device_resources": device + variables["networks_known_resources"],
+                "pods_per_node": variables["networks_pods_per_node"],
+                "forbidden_masters_allowed": variables["networks_default_route_masters"],
+            },
+        )
+        return made

@@ -1,0 +1,48 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Filters of the role networks: facts in, what attachments are planned from out."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+name: network_rails
+short_description: Rails of a node with what networks are planned from
+version_added: 0.1.0
+description:
+  - One item a rail, with C(index), C(hca), C(netdev), C(pci) and C(link_layer).
+options:
+  _input:
+    description:
+      - C(ansible_facts.rdma) of the node.
+    type: dict
+    required: true
+"""
+
+EXAMPLES = r"""
+- name: Show the interfaces of the rails
+  ansible.builtin.debug:
+    msg: "{{ ansible_facts['rdma'] | gpufabric.rdma.network_rails }}"
+"""
+
+RETURN = r"""
+_value:
+  description: The rails, in their order.
+  type: list
+  elements: dict
+"""
+
+
+def network_rails(facts: dict) -> list:
+    found = []
+    hcas = {hca["name"]: hca for hca in facts["hcas"]}
+    for rail in facts["rails"]:
+        ports = hcas[rail["hca"]]["ports"] if rail["hca"] in hcas else []
+        layer = next((port["link_layer"] for port in ports if port["number"] == rail["port"]), None)
+        found.append({key: rail[key] for key in ("index", "hca", "netdev", "pci")} | {"link_layer": layer})
+    return found
+
+
+class FilterModule:
+    def filters(self) -> dict:
+        return {"network_rails": network_rails}

@@ -1,0 +1,127 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: host_networks
+short_description: Interfaces, routes and network configuration files of a node
+version_added: 0.1.0
+description:
+  - What M(gpufabric.rdma.nad_lint) compares NetworkAttachmentDefinitions with. Reads files only and changes nothing.
+author:
+  - The gpufabric founders (@gpufabric)
+attributes:
+  check_mode:
+    description: Can run in C(check_mode) and return changed status prediction without modifying the target.
+    support: full
+  diff_mode:
+    description: Will return details on what has changed, when in diff mode.
+    support: none
+options:
+  root:
+    description: Folder that holds the node's tree.
+    type: path
+    default: /
+  directory:
+    description: Where Multus looks for configurations of networks whose object has none.
+    type: path
+    default: /etc/cni/multus/net.d
+"""
+
+EXAMPLES = r"""
+- name: Read interfaces and routes
+  gpufabric.rdma.host_networks:
+  register: host_networks
+"""
+
+RETURN = r"""
+netdevs:
+  description: Each interface by name, with C(mtu), C(type) (ether, infiniband or a number), C(addresses) with their
+    prefix length and C(default_route) (whether the default route stands on it).
+  returned: success
+  type: dict
+routes:
+  description: The routes, each with C(destination) and C(netdev); those of containers' interfaces too.
+  returned: success
+  type: list
+  elements: dict
+files:
+  description: Text of each configuration file in O(directory), by name.
+  returned: success
+  type: dict
+"""
+
+import ipaddress
+import socket
+import struct
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.netdevs import Network
+
+# RTF_UP and RTF_REJECT of include/uapi/linux/route.h
+UP, REJECT = 0x1, 0x200
+
+
+def netdevs(tree: Tree) -> dict:
+    network = Network(tree, Seams.of(tree).addresses())
+    found = {}
+    for name in network.names():
+        netdev = network.netdev(name)
+        if netdev:
+            found[name] = {key: netdev[key] for key in ("mtu", "type", "addresses", "default_route")}
+            if isinstance(found[name]["addresses"], str):
+                found[name]["addresses"] = []
+    return found
+
+
+def routes(tree: Tree) -> list[dict]:
+    """IPv4 and IPv6 routes but the default ones; the kernel's own multicast and link-local ones are left out."""
+    found = []
+    for line in (tree.read("/proc/net/route") or "").splitlines()[1:]:
+        part = line.split()
+        if len(part) > 7 and part[7] != "00000000" and int(part[3], 16) & UP:
+            network = f"{_ipv4(part[1])}/{bin(int(part[7], 16)).count('1')}"
+            found.append({"destination": network, "netdev": part[0]})
+    for line in (tree.read("/proc/net/ipv6_route") or "").splitlines():
+        part = line.split()
+        if len(part) < 10 or part[9] == "lo" or int(part[8], 16) & (UP | REJECT) != UP:
+            continue
+        address, length = ipaddress.IPv6Address(bytes.fromhex(part[0])), int(part[1], 16)
+        if length and not (address.is_link_local or address.is_multicast):
+            found.append({"destination": f"{address}/{length}", "netdev": part[9]})
+    return found
+
+
+def _ipv4(text: str) -> str:
+    """The kernel prints the address as one number of the machine's byte order, which is little-endian here."""
+    return socket.inet_ntoa(struct.pack("<L", int(text, 16)))
+
+
+def files(tree: Tree, directory: str) -> dict:
+    """Those that Multus reads as configurations."""
+    names = [name for name in sorted(tree.listdir(directory)) if name.endswith((".conf", ".conflist", ".json"))]
+    return {name: tree.read(f"{directory}/{name}") or "" for name in names}
+
+
+def main():
+    module = AnsibleModule(
+        argument_spec={
+            "root": {"type": "path", "default": "/"},
+            "directory": {"type": "path", "default": "/etc/cni/multus/net.d"},
+        },
+        supports_check_mode=True,
+    )
+    tree = Tree(module.params["root"])
+    module.exit_json(
+        changed=False,
+        netdevs=netdevs(tree),
+        routes=routes(tree),
+        files=files(tree, module.params["directory"]),
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: nad_lint
+short_description: Find what is wrong with NetworkAttachmentDefinitions before a pod hangs
+version_added: 0.1.0
+description:
+  - Compares NetworkAttachmentDefinitions, from a cluster or from files, with what was read from the nodes. Finds
+    host-local addresses that nodes hand out twice, a C(resourceName) of a shared plugin on host-device, macvlan on
+    InfiniBand or on the interface of the default route, an MTU above that of the master, subnets that overlap with
+    pods, services, routes of hosts or each other, resources nobody serves, a missing name, an odd cniVersion, and
+    address blocks that are smaller than the pods expected.
+  - Runs on the controller, makes no remote call and changes nothing.
+author:
+  - The gpufabric founders (@gpufabric)
+attributes:
+  action:
+    description: Indicates this has a corresponding action plugin so some parts of the options can be executed on
+      the controller.
+    support: full
+  check_mode:
+    description: Can run in C(check_mode) and return changed status prediction without modifying the target.
+    support: full
+  diff_mode:
+    description: Will return details on what has changed, when in diff mode.
+    support: none
+options:
+  objects:
+    description: NetworkAttachmentDefinitions, and IPPools of nv-ipam where there are some.
+    type: list
+    elements: dict
+    required: true
+  nodes:
+    description:
+      - The nodes, each with C(host) and the C(netdevs), C(routes) and C(files) that M(gpufabric.rdma.host_networks)
+        returned.
+    type: list
+    elements: dict
+    required: true
+  cluster:
+    description:
+      - C(pod_cidrs), C(service_cidrs), C(shared_resources), C(device_resources), C(pods_per_node) and
+        C(forbidden_masters_allowed). What is left out is not looked at.
+    type: dict
+    default: {}
+  refuse:
+    description: Whether to fail when there are findings.
+    type: bool
+    default: false
+"""
+
+EXAMPLES = r"""
+- name: Look at what a Git folder wants to bring into the cluster
+  gpufabric.rdma.nad_lint:
+    objects: "{{ lookup('ansible.builtin.file', 'networks.yml') | from_yaml_all }}"
+    nodes: "{{ nodes }}"
+    refuse: true
+"""
+
+RETURN = r"""
+findings:
+  description: What is wrong, with C(id), C(object), C(wanted), C(seen) and C(next_step).
+  returned: always
+  type: list
+  elements: dict
+"""

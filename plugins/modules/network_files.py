@@ -1,0 +1,103 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: network_files
+short_description: Network configurations of one node, read by Multus
+version_added: 0.1.0
+description:
+  - A NetworkAttachmentDefinition with an empty spec has its configuration in a file of each node. That is how nodes get
+    different address blocks or different masters under one name.
+  - Files whose name begins with C(gpufabric-rdma-) are the module's own; it removes those that are not wanted and
+    leaves all others alone.
+extends_documentation_fragment:
+  - gpufabric.rdma.changing
+  - gpufabric.rdma.changing.root
+author:
+  - The gpufabric founders (@gpufabric)
+options:
+  configs:
+    description: The configurations as text, by the name of their network.
+    type: dict
+    required: true
+  directory:
+    description: Where Multus looks for them (its C(confDir)).
+    type: path
+    default: /etc/cni/multus/net.d
+"""
+
+EXAMPLES = r"""
+- name: Give this node its block of the rail
+  gpufabric.rdma.network_files:
+    configs:
+      rail0: '{"cniVersion": "0.3.1", "name": "rail0", "type": "macvlan", "master": "eth2"}'
+"""
+
+RETURN = r"""
+changes:
+  description: What was changed, or would be in check mode.
+  returned: always
+  type: list
+  elements: dict
+problems:
+  description: What kept the node from the wanted state, with C(object), C(wanted), C(seen) and C(next_step).
+  returned: always
+  type: list
+  elements: dict
+"""
+
+import os
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpufabric.rdma.plugins.module_utils._change import Refused, failure, result, settle
+from ansible_collections.gpufabric.rdma.plugins.module_utils._files import apply_file
+from ansible_collections.gpufabric.rdma.plugins.module_utils._network_files_plan import PREFIX, plan
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
+
+
+def read(root: str, directory: str) -> dict:
+    tree = Tree(root)
+    facts: dict = {"owned_files": {}, "others": {}}
+    for name in tree.listdir(directory):
+        path = f"{directory}/{name}"
+        if name.startswith(PREFIX):
+            mode = os.stat(os.path.join(root, path.lstrip("/"))).st_mode & 0o7777
+            facts["owned_files"][path] = {"content": tree.read(path) or "", "mode": f"{mode:04o}"}
+        elif name.endswith((".conf", ".conflist", ".json")):
+            facts["others"][path] = tree.read(path) or ""
+    return facts
+
+
+def apply(changes, root: str):
+    for change in changes:
+        apply_file(root, change)
+        yield change
+
+
+def main():
+    module = AnsibleModule(
+        argument_spec={
+            "configs": {"type": "dict", "required": True},
+            "directory": {"type": "path", "default": "/etc/cni/multus/net.d"},
+            "root": {"type": "path", "default": "/"},
+        },
+        supports_check_mode=True,
+    )
+    root, directory = module.params["root"], module.params["directory"].rstrip("/")
+    try:
+        made, changes = settle(
+            read=lambda: read(root, directory),
+            plan=lambda facts: plan(facts, module.params["configs"], directory),
+            apply=lambda changes: apply(changes, root),
+            check_mode=module.check_mode,
+        )
+    except Refused as refused:
+        module.fail_json(**failure(refused))
+    module.exit_json(**result(made, changes))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,171 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: sriov_vfs
+short_description: Virtual functions of RDMA NICs, now and at boot
+version_added: 0.1.0
+description:
+  - Makes virtual functions (VFs) on physical functions named by PCI address, now through sysfs and at boot by a oneshot
+    unit that runs before k3s.
+  - Refuses what firmware or kernel would refuse, and to remove VFs that are there unless it is allowed.
+  - An empty list removes unit and script and leaves the VFs as they are.
+extends_documentation_fragment:
+  - gpufabric.rdma.changing
+  - gpufabric.rdma.changing.root
+author:
+  - The gpufabric founders (@gpufabric)
+options:
+  settings:
+    description: The physical functions.
+    type: list
+    elements: dict
+    default: []
+    suboptions:
+      pci:
+        description: PCI address, with or without domain.
+        type: str
+        required: true
+      vfs:
+        description: How many VFs.
+        type: int
+        required: true
+  recreate_allowed:
+    description:
+      - What to do where there are VFs in another number. The kernel wants all of them gone first.
+      - Not set stops and says so; V(true) removes them; V(false) leaves them until the next boot.
+    type: bool
+"""
+
+EXAMPLES = r"""
+- name: Eight VFs on one port
+  gpufabric.rdma.sriov_vfs:
+    settings:
+      - pci: "0000:3b:00.0"
+        vfs: 8
+"""
+
+RETURN = r"""
+changes:
+  description: What was changed, or would be in check mode.
+  returned: always
+  type: list
+  elements: dict
+problems:
+  description: What kept the node from the wanted state, with C(object), C(wanted), C(seen) and C(next_step).
+  returned: always
+  type: list
+  elements: dict
+not_applied:
+  description: What was left as it is on purpose, with the reason.
+  returned: success
+  type: list
+  elements: str
+not_verified:
+  description: What could not be done or seen from here, with the reason.
+  returned: success
+  type: list
+  elements: str
+notes:
+  description: What is worth knowing.
+  returned: success
+  type: list
+  elements: str
+"""
+
+import os
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpufabric.rdma.plugins.module_utils._change import Refused, failure, result, settle
+from ansible_collections.gpufabric.rdma.plugins.module_utils._sriov_plan import (
+    ENABLED,
+    LINK_TARGET,
+    SCRIPT,
+    UNIT,
+    plan,
+)
+from ansible_collections.gpufabric.rdma.plugins.module_utils._systemd import reload_or_undo
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather
+
+PCI = "sys/bus/pci/devices"
+
+
+def read(root: str) -> dict:
+    tree = Tree(root)
+    facts = gather(tree, Seams.of(tree), ["hcas", "!gids"])
+    devices = {}
+    for hca in facts["hcas"] + facts.get("cards_without_rdma", []):
+        pci = hca.get("pci") or hca
+        if not pci.get("address"):
+            continue
+        sriov = pci.get("sriov") or {}
+        devices[pci["address"]] = {
+            "total": sriov.get("total") or 0,
+            "enabled": sriov.get("enabled") or 0,
+            "virtual": bool(pci.get("physfn")),
+        }
+    owned = {}
+    for path in (UNIT, SCRIPT):
+        content = tree.read(path)
+        if content is not None:
+            mode = os.stat(os.path.join(root, path.lstrip("/"))).st_mode & 0o7777
+            owned[path] = {"content": content, "mode": f"{mode:04o}"}
+    return {
+        "node": facts["node"],
+        "devices": devices,
+        "owned_files": owned,
+        "enabled": tree.readlink(ENABLED) == LINK_TARGET,
+    }
+
+
+def set_vfs(change, root: str) -> None:
+    """`PCI ADDRESS sriov_numvfs`: to 0 first where there are some, as the kernel wants it."""
+    path = os.path.join(root, PCI, change.object.split()[1], "sriov_numvfs")
+    for value in ["0", change.after] if change.before != "0" else [change.after]:
+        with open(path, "w", encoding="ascii") as stream:
+            stream.write(value)
+
+
+def apply(changes, root: str, run):
+    running = [change for change in changes if change.action == "set"]
+    yield from reload_or_undo(root, [change for change in changes if change not in running], run)
+    for change in running:
+        set_vfs(change, root)
+        yield change
+
+
+def main():
+    module = AnsibleModule(
+        argument_spec={
+            "settings": {
+                "type": "list",
+                "elements": "dict",
+                "default": [],
+                "options": {
+                    "pci": {"type": "str", "required": True},
+                    "vfs": {"type": "int", "required": True},
+                },
+            },
+            "recreate_allowed": {"type": "bool"},
+            "root": {"type": "path", "default": "/"},
+        },
+        supports_check_mode=True,
+    )
+    root = module.params["root"]
+    try:
+        made, changes = settle(
+            read=lambda: read(root),
+            plan=lambda facts: plan(facts, module.params["settings"], module.params["recreate_allowed"], root),
+            apply=lambda changes: apply(changes, root, module.run_command),
+            check_mode=module.check_mode,
+        )
+    except Refused as refused:
+        module.fail_json(**failure(refused))
+    module.exit_json(**result(made, changes))
+
+
+if __name__ == "__main__":
+    main()

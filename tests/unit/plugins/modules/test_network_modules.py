@@ -1,0 +1,213 @@
+"""sriov_vfs, network_files and host_networks as Ansible runs them: processes below a laid-out tree."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from ansible_collections.gpufabric.rdma.plugins.module_utils import _sriov_plan
+from ansible_collections.gpufabric.rdma.plugins.module_utils._change import Change
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
+from ansible_collections.gpufabric.rdma.plugins.modules import host_networks, network_files, sriov_vfs
+from ansible_collections.gpufabric.rdma.tests.tools import tree
+
+DIRECTORY = "etc/cni/multus/net.d"
+
+
+def call(module, root, check=False, **options):
+    arguments = {"root": str(root), "_ansible_check_mode": check, "_ansible_diff": True, **options}
+    done = subprocess.run(
+        [sys.executable, module.__file__],
+        input=json.dumps({"ANSIBLE_MODULE_ARGS": arguments}),
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PYTHONPATH": ":".join(sys.path), "LC_ALL": "C.UTF-8"},
+    )
+    assert done.stdout, done.stderr
+    return json.loads(done.stdout)
+
+
+def config(name, **changes):
+    return json.dumps({"cniVersion": "0.3.1", "name": name, "type": "macvlan", "master": "eth2", **changes}) + "\n"
+
+
+# --- network_files ----------------------------------------------------------------------------------------------------
+
+
+def test_configurations_come_stay_and_go_and_those_of_others_stay(tmp_path):
+    directory = tmp_path / DIRECTORY
+    directory.mkdir(parents=True)
+    (directory / "10-theirs.conf").write_text(config("theirs"))
+    wanted = {"rail0": config("rail0"), "rail1": config("rail1")}
+    before = sorted(path.name for path in directory.iterdir())
+    announced = call(network_files, tmp_path, check=True, configs=wanted)
+    assert announced["changed"]
+    assert sorted(path.name for path in directory.iterdir()) == before
+    first = call(network_files, tmp_path, configs=wanted)
+    assert first["changes"] == announced["changes"]
+    assert (directory / "gpufabric-rdma-rail0.conf").read_text() == wanted["rail0"]
+    assert call(network_files, tmp_path, configs=wanted)["changed"] is False
+    last = call(network_files, tmp_path, configs={"rail1": wanted["rail1"]})
+    assert [(change["object"], change["action"]) for change in last["changes"]] == [
+        (f"/{DIRECTORY}/gpufabric-rdma-rail0.conf", "remove")
+    ]
+    assert sorted(path.name for path in directory.iterdir()) == ["10-theirs.conf", "gpufabric-rdma-rail1.conf"]
+
+
+def test_a_name_that_another_file_has_is_refused(tmp_path):
+    directory = tmp_path / DIRECTORY
+    directory.mkdir(parents=True)
+    (directory / "10-theirs.conf").write_text(config("rail0"))
+    refused = call(network_files, tmp_path, configs={"rail0": config("rail0")})
+    assert refused["failed"]
+    assert "10-theirs.conf" in refused["problems"][0]["seen"]
+    assert [path.name for path in directory.iterdir()] == ["10-theirs.conf"]
+
+
+# --- sriov_vfs --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def node(tmp_path):
+    return tree.lay_out(tree.load("vfs"), tmp_path / "vfs")
+
+
+def test_below_a_tree_the_unit_is_written_and_the_kernel_is_left_alone(node):
+    settings = [{"pci": "3b:00.0", "vfs": 4}]
+    before = (node / "sys/bus/pci/devices/0000:3b:00.0").resolve()
+    made = call(sriov_vfs, node, settings=settings)
+    assert [(change["object"], change["action"]) for change in made["changes"]] == [
+        (_sriov_plan.SCRIPT, "write"),
+        (_sriov_plan.UNIT, "write"),
+        (_sriov_plan.ENABLED, "link"),
+    ]
+    assert "tree of files" in made["not_verified"][0]
+    assert "not access" in made["notes"][0]
+    assert "set_vfs 0000:3b:00.0 4\n" in (node / _sriov_plan.SCRIPT[1:]).read_text()
+    assert "Before=network-online.target k3s.service k3s-agent.service" in (node / _sriov_plan.UNIT[1:]).read_text()
+    assert (before / "sriov_numvfs").read_text().strip() == "2"
+    assert call(sriov_vfs, node, settings=settings)["changed"] is False
+    gone = call(sriov_vfs, node, settings=[])
+    assert {change["action"] for change in gone["changes"]} == {"remove", "unlink"}
+    assert not (node / _sriov_plan.UNIT[1:]).exists()
+
+
+def facts(**device):
+    described = {"total": 8, "enabled": 0, "virtual": False, **device}
+    return {"node": {"container": None}, "devices": {"0000:3b:00.0": described}, "owned_files": {}, "enabled": False}
+
+
+@pytest.mark.parametrize(
+    ("device", "vfs", "words"),
+    [
+        ({"total": 0}, 4, "offers no VFs"),
+        ({}, 9, "the firmware allows 8"),
+        ({"virtual": True}, 1, "a VF itself"),
+        ({"enabled": 2}, 4, "all of them go first"),
+    ],
+)
+def test_what_firmware_or_kernel_would_refuse_is_refused_before(device, vfs, words):
+    made = _sriov_plan.plan(facts(**device), [{"pci": "0000:3b:00.0", "vfs": vfs}], None)
+    assert words in made.problems[0].seen
+    assert made.changes == []
+
+
+def test_an_address_that_is_not_there_is_named_with_those_that_are():
+    made = _sriov_plan.plan(facts(), [{"pci": "0000:99:00.0", "vfs": 1}], None)
+    assert "0000:3b:00.0" in made.problems[0].seen
+
+
+@pytest.mark.parametrize(
+    ("enabled", "consent", "actions"),
+    [(0, None, 4), (8, None, 3), (2, True, 4), (2, False, 3)],
+)
+def test_consent_decides_about_vfs_that_are_there(enabled, consent, actions):
+    made = _sriov_plan.plan(facts(enabled=enabled), [{"pci": "0000:3b:00.0", "vfs": 8}], consent)
+    assert made.problems == []
+    assert len(made.changes) == actions
+    assert bool(made.not_applied) is (consent is False)
+
+
+def test_the_kernel_is_asked_for_none_before_another_number(tmp_path):
+    written = []
+
+    class File:
+        def write(self, value):
+            written.append(value)
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_exception):
+            return False
+
+    sriov_vfs.open = lambda *_arguments, **_options: File()
+    try:
+        sriov_vfs.set_vfs(Change("PCI 0000:3b:00.0 sriov_numvfs", "set", "2", "8"), str(tmp_path))
+        sriov_vfs.set_vfs(Change("PCI 0000:3b:00.0 sriov_numvfs", "set", "0", "8"), str(tmp_path))
+    finally:
+        del sriov_vfs.open
+    assert written == ["0", "8", "8"]
+
+
+def test_the_boot_script_makes_vfs_once_and_names_what_is_missing(tmp_path):
+    devices = tmp_path / "sys/bus/pci/devices"
+    for address, number in (("0000:3b:00.0", "0"), ("0000:d8:00.0", "2")):
+        (devices / address).mkdir(parents=True)
+        (devices / address / "sriov_numvfs").write_text(number)
+    text = _sriov_plan.script({"0000:3b:00.0": 8, "0000:d8:00.0": 8, "0000:ff:00.0": 1})
+    script = tmp_path / "script"
+    script.write_text(text.replace("/sys/bus/pci/devices", str(devices)))
+    done = subprocess.run(
+        ["sh", script],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"VF_WAIT_SECONDS": "0", "PATH": "/usr/bin:/bin"},
+    )
+    assert done.returncode == 1
+    assert done.stderr == "gpufabric-rdma-vfs: 0000:ff:00.0 has no SR-IOV\n"
+    assert (devices / "0000:3b:00.0/sriov_numvfs").read_text() == "8\n"
+    assert (devices / "0000:d8:00.0/sriov_numvfs").read_text() == "2"
+
+
+# --- host_networks ---------------------------------------------------------------------------------------------------
+
+
+def test_interfaces_routes_and_files_are_read_from_a_tree(tmp_path):
+    root = tree.lay_out(tree.load("lab-rxe-debian12"), tmp_path / "lab")
+    (root / DIRECTORY).mkdir(parents=True)
+    (root / DIRECTORY / "gpufabric-rdma-rail0.conf").write_text(config("rail0"))
+    (root / DIRECTORY / "README").write_text("no configuration")
+    read = call(host_networks, root)
+    assert read["netdevs"]["eth2"]["addresses"][0] == "198.18.2.2/24"
+    assert read["netdevs"]["eth2"]["default_route"] is False
+    assert list(read["files"]) == ["gpufabric-rdma-rail0.conf"]
+
+
+def test_routes_come_from_the_tables_of_the_kernel(tmp_path):
+    (tmp_path / "proc/net").mkdir(parents=True)
+    (tmp_path / "proc/net/route").write_text(
+        "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT\n"
+        "eth0\t00000000\t0102000A\t0003\t0\t0\t0\t00000000\t0\t0\t0\n"
+        "eth2\t000212C6\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0\n"
+    )
+    (tmp_path / "proc/net/ipv6_route").write_text(
+        "fd000005000000000000000000000000 40 "
+        + "0" * 32
+        + " 00 "
+        + "0" * 32
+        + " 00000100 00000001 00000000 00000001 eth2\n"
+        "fe800000000000000000000000000000 40 "
+        + "0" * 32
+        + " 00 "
+        + "0" * 32
+        + " 00000100 00000001 00000000 00000001 eth2\n"
+    )
+    assert host_networks.routes(Tree(str(tmp_path))) == [
+        {"destination": "198.18.2.0/24", "netdev": "eth2"},
+        {"destination": "fd00:5::/64", "netdev": "eth2"},
+    ]
