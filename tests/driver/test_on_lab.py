@@ -238,6 +238,15 @@ def test_a_downgrade_waits_for_consent(node):
     stops(node, "3.3.0-044000, which is newer", driver_version="3.2.1")
 
 
+def test_a_downgrade_on_consent_goes_back_to_the_first_version(node):
+    code, output = node.play(driver_flavor="doca", driver_downgrade_allowed=True, reboot_allowed=False)
+    assert code == 0, output
+    versions = node.ssh(f"dpkg-query -W -f '${{Version}} ' doca-ofed {KERNEL_PACKAGE}; modinfo -F version mlx5_core")
+    assert versions.split() == ["3.2.1-044000", f"{stack.RELEASES['3.2.1']}-1", "25.10.1.6.6"]
+    assert "Reboot pending" in output
+    assert node.loaded() == "26.01.1.0.0"  # until the reboot, which the next test allows
+
+
 def test_back_to_inbox(node):
     stops_without_consent = node.play(driver_flavor="inbox", reboot_allowed=True)
     assert "driver_remove_allowed: true" in stops_without_consent[1]
