@@ -14,16 +14,9 @@ description:
     four words and the reasons for it.
   - Reads files only and changes nothing. Policy routing, and where an interface without udev data is named next, cannot
     be read from files; the latter is said in RV(notes).
-attributes:
-  check_mode:
-    support: full
-    description: Can run in C(check_mode) and return what it would change without changing it.
-  diff_mode:
-    support: none
-    description: Returns one diff entry for each change when in diff mode.
-  idempotent:
-    support: full
-    description: A second run with the same options changes nothing.
+extends_documentation_fragment:
+  - gpufabric.rdma.reading
+  - gpufabric.rdma.reading.root
 author:
   - The gpufabric founders (@gpufabric)
 options:
@@ -81,11 +74,6 @@ options:
       - Count interfaces of rxe and siw devices as interfaces of HCAs.
     type: bool
     default: false
-  root:
-    description:
-      - Directory that holds the node, for a captured or mounted tree.
-    type: path
-    default: /
 seealso:
   - module: gpufabric.rdma.driver
   - module: gpufabric.rdma.hca_facts

@@ -13,16 +13,9 @@ description:
     module files, the symbols they want and offer and the CRCs of those, and gives one verdict with one action.
   - Reads only. No module is loaded, and no GPU or HCA is spoken to, so V(ready) and V(not-needed) say that a way is
     open, not that it carries data.
-attributes:
-  check_mode:
-    support: full
-    description: Can run in C(check_mode) and return what it would change without changing it.
-  diff_mode:
-    support: none
-    description: Returns one diff entry for each change when in diff mode.
-  idempotent:
-    support: full
-    description: A second run with the same options changes nothing.
+extends_documentation_fragment:
+  - gpufabric.rdma.reading
+  - gpufabric.rdma.reading.root
 author:
   - The gpufabric founders (@gpufabric)
 options:
@@ -33,11 +26,6 @@ options:
     type: str
     choices: [auto, peermem]
     default: auto
-  root:
-    description:
-      - Directory that holds the node, for a captured or mounted tree.
-    type: path
-    default: /
 seealso:
   - module: gpufabric.rdma.kernel_modules
   - module: gpufabric.rdma.hca_facts

@@ -110,10 +110,11 @@ def give_tools(node: Node, folder: pathlib.Path) -> None:
     key = stack.Key(node.folder / "key")
     repository = stack.Repository(folder / "tools")
     for archive in (folder / "archives").glob("*.deb"):
-        archive.rename(repository.folder / archive.name.replace("%3a", "."))
+        repository.take_in(archive)
     repository.publish(key, "driver test tools")
     key.close()
-    node.copy(folder, THERE)
+    node.copy(repository.folder, f"{THERE}/tools")
+    node.ssh("echo force-unsafe-io >/etc/dpkg/dpkg.cfg.d/driver-test")  # its disk is thrown away anyway
     source = f"Types: deb\nURIs: file://{THERE}/tools/\nSuites: ./\nSigned-By: {THERE}/key.asc\n"
     node.ssh(f"cat >{TOOLS}", stdin=source.encode())
     node.ssh(f"apt-get -q update -o Dir::Etc::SourceList={TOOLS} -o Dir::Etc::SourceParts=/dev/null")
