@@ -37,7 +37,7 @@ check: venv ## Say what site would change, and change nothing: INVENTORY=… [AR
 	@ansible-playbook -i $(INVENTORY) playbooks/site.yml --check --diff $(ARGS)
 
 ##@ The lab
-.PHONY: lab-up lab-down lab-ssh lab-test kubelet-lab plugin-lab bench-peer rails
+.PHONY: lab-up lab-down lab-ssh lab-test driver-lab kubelet-lab plugin-lab bench-peer rails
 lab-up: venv lab-packages ## Build the image once and boot the nodes (they are reused while they run)
 	@lab/labctl up
 
@@ -52,6 +52,9 @@ lab-test: venv lab-packages ## The VM scenario as molecule runs it
 
 plugin-lab: venv lab-packages ## The device plugin on a lab node of its own: hot-plug, links, kubelet restarts, config swaps, growth
 	@lab/progress "device plugin on a lab node" python tests/device_plugin_lab/plugin_lab.py $(ARGS)
+
+driver-lab: venv lab-packages ## The role driver on a lab node of its own: install, upgrade, downgrade, back to inbox
+	@tests/run-driver-lab $(ARGS)
 
 kubelet-lab: venv lab-packages ## The device plugin under a real kubelet, on a lab node of its own; needs Go for the first run
 	@KUBELET_LAB=1 lab/progress "device plugin under a real kubelet" pytest -v -x tests/kubelet $(ARGS)
