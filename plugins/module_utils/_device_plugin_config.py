@@ -1,0 +1,70 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""config.json of the device plugin, made from the role's variables and a node's rails.
+
+PRIVATE to the collection. Pure; runs on the controller.
+"""
+
+from __future__ import annotations
+
+import json
+
+RAILS = "rails"
+# What users' manifests of the Go plugin count with; its own default is 0, silently.
+COUNT = 63
+NAME = "hca_shared_devices_{index}"
+
+
+def document(resources, rails: list[dict] | None, interval: int) -> str:
+    """The text of config.json.
+
+    resources: `rails`, or the list that becomes configList as it is. rails: those of the node's facts, each with index,
+    netdev and pci. ValueError says what is wrong with them.
+    """
+    return json.dumps({"periodicUpdateInterval": interval, "configList": entries(resources, rails)}, indent=2) + "\n"
+
+
+def entries(resources, rails: list[dict] | None) -> list[dict]:
+    if resources != RAILS:
+        if not isinstance(resources, list) or not all(isinstance(item, dict) for item in resources) or not resources:
+            raise ValueError(f"wanted rails, or a list of mappings as in configList, seen {_short(resources)}")
+        return resources
+    if not rails:
+        raise ValueError(
+            "wanted one rail or more in the node's facts, seen none; list the resources, or name the rails"
+        )
+    return [_entry(rail) for rail in rails]
+
+
+def names(resources: list[dict]) -> list[str]:
+    """The resource names of a configList; the plugin takes its keys in any case."""
+    found = [{str(key).lower(): value for key, value in item.items()}.get("resourcename") for item in resources]
+    return [name for name in found if isinstance(name, str)]
+
+
+def sets_links_up(resources: list[dict]) -> bool:
+    """Whether an entry leaves linkUp at its default, true: that takes CAP_NET_ADMIN."""
+    return any(
+        {str(key).lower(): value for key, value in item.items()}.get("linkup") is not False for item in resources
+    )
+
+
+def _entry(rail: dict) -> dict:
+    entry = {"resourceName": NAME.format(index=rail["index"]), "rdmaHcaMax": COUNT}
+    if rail["netdev"]:
+        entry["selectors"] = {"ifNames": [rail["netdev"]]}
+    elif rail["pci"]:
+        entry["extraSelectors"] = {"pciAddresses": [rail["pci"]]}
+    else:
+        entry["extraSelectors"] = {"rdmaDevices": [rail["hca"]]}
+    if not rail["pci"]:
+        entry["softwareDevices"] = True
+    # Interfaces are rail_links' and the operating system's business.
+    entry["linkUp"] = False
+    return entry
+
+
+def _short(value) -> str:
+    text = repr(value)
+    return text if len(text) <= 120 else f"{text[:117]}..."

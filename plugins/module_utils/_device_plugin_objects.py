@@ -1,0 +1,87 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The device plugin as objects of a cluster, and which DaemonSets of a cluster are a device plugin of this kind.
+
+PRIVATE to the collection. Pure.
+"""
+
+from __future__ import annotations
+
+import copy
+
+OWNER = "rdma-device-plugin"
+MANAGER = "gpufabric.rdma"
+# cluster_objects marks what it applies.
+OWNER_LABEL = "rdma.gpufabric.io/owner"
+LABELS = {"app.kubernetes.io/name": OWNER, "app.kubernetes.io/managed-by": MANAGER}
+CONFIG_MAP = "rdma-devices"
+_REGISTRY = "/plugins_registry"
+_CDI = {"name": "cdi", "path": "/var/run/cdi"}
+
+
+def objects(daemonset: dict, config: str, links_up: bool, settings: dict) -> list[dict]:
+    """ConfigMap and DaemonSet. settings: image, node_selector, use_cdi, metrics_address, kubelet_root."""
+    made = copy.deepcopy(daemonset)
+    meta = made["metadata"]
+    meta["labels"] = {**meta.get("labels", {}), **LABELS}
+    pod = made["spec"]["template"]["spec"]
+    pod["nodeSelector"] = dict(settings["node_selector"])
+    (container,) = pod["containers"]
+    container["image"] = settings["image"]
+    arguments = []
+    if links_up:
+        container["securityContext"]["capabilities"]["add"] = ["NET_ADMIN"]
+    if settings["use_cdi"]:
+        arguments.append("-use-cdi")
+        container["volumeMounts"].append({"name": _CDI["name"], "mountPath": _CDI["path"]})
+        pod["volumes"].append(
+            {"name": _CDI["name"], "hostPath": {"path": _CDI["path"], "type": "DirectoryOrCreate"}},
+        )
+    if settings["metrics_address"]:
+        arguments += ["-metrics-address", settings["metrics_address"]]
+    root = settings["kubelet_root"].rstrip("/")
+    if root != "/var/lib/kubelet":
+        # kubelet.sock stays where it is; the watched directory follows the kubelet's --root-dir.
+        arguments += ["-kubelet-root", root]
+        for item in [*container["volumeMounts"], *(volume.get("hostPath", {}) for volume in pod["volumes"])]:
+            for key in ("mountPath", "path"):
+                if str(item.get(key, "")).endswith(_REGISTRY):
+                    item[key] = root + _REGISTRY
+    if arguments:
+        container["args"] = arguments
+    config_map = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": CONFIG_MAP, "namespace": meta["namespace"], "labels": dict(LABELS)},
+        "data": {"config.json": config},
+    }
+    return [config_map, made]
+
+
+def plugins(listing: dict) -> list[dict]:
+    """The device plugins in `kubectl get daemonsets --all-namespaces --output json`.
+
+    Each with namespace, name, image, ours (made by this role), owner (the object that would bring it back, or "").
+    """
+    found = []
+    for item in listing["items"]:
+        for container in item["spec"]["template"]["spec"]["containers"]:
+            words = [*container.get("command", []), *container.get("args", [])]
+            # The Go plugin's image has the path as its entry point; its manifests need not name it.
+            if not any("k8s-rdma-shared-d" in word for word in [*words, container.get("image", "")]):
+                continue
+            meta = item["metadata"]
+            labels = meta.get("labels") or {}
+            owners = [f"{owner['kind']} {owner['name']}" for owner in meta.get("ownerReferences", [])]
+            found.append(
+                {
+                    "namespace": meta["namespace"],
+                    "name": meta["name"],
+                    "image": container.get("image", ""),
+                    "ours": labels.get(OWNER_LABEL) == OWNER or LABELS.items() <= labels.items(),
+                    "owner": ", ".join(owners),
+                }
+            )
+            break
+    return found

@@ -1,0 +1,279 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: device_plugin
+short_description: The RDMA shared device plugin as a service of the node
+version_added: 0.1.0
+description:
+  - Installs the plugin's code as one file, its libraries in a virtual environment of their own, its config and its
+    systemd unit, and starts it. A second run with the same options changes and restarts nothing.
+  - Restarts the service when code, libraries or unit have changed. A changed config is read by the running plugin.
+  - Looks for other plugins that serve one of the same resources, the Go plugin C(k8s-rdma-shared-dp) before all, and
+    installs nothing beside them. O(migrate_allowed) says what to do about them.
+  - The action plugin of the same name runs on the controller. It makes the code file, checks the config with the
+    plugin's own C(check-config), and sends what the node lacks; it fills O(code_sha256), O(wheels) and O(staged).
+extends_documentation_fragment:
+  - gpufabric.rdma.changing
+  - gpufabric.rdma.changing.root
+author:
+  - The gpufabric founders (@gpufabric)
+options:
+  state:
+    description:
+      - V(absent) stops the service and removes all of it.
+    type: str
+    choices: [present, absent]
+    default: present
+  config:
+    description:
+      - Text of C(config.json).
+    type: str
+  unit:
+    description:
+      - Text of the systemd unit.
+    type: str
+  wheel_dir:
+    description:
+      - Folder on the controller that C(device_plugin/fetch_wheels.py) filled. The node installs the libraries from it.
+      - Without one pip on the node asks the index it is configured for. The sha256 of each file is checked either way.
+    type: str
+    default: ""
+  kubelet_root:
+    description:
+      - The kubelet's C(--root-dir).
+    type: str
+    default: /var/lib/kubelet
+  migrate_allowed:
+    description:
+      - What to do about another plugin that serves one of the same resources.
+      - Not set stops with an explanation; V(true) stops one that is a service of systemd, before ours is started, and
+        lists those that run in pods in RV(rivals); V(false) leaves the node as it is and reports it.
+    type: bool
+  code_sha256:
+    description:
+      - Checksum of the code file. Filled by the action plugin.
+    type: str
+  wheels:
+    description:
+      - Rows of C(lock/artifacts.yml). Filled by the action plugin.
+    type: list
+    elements: dict
+    default: []
+  staged:
+    description:
+      - Folder on the node with what the controller sent. Filled by the action plugin.
+    type: str
+seealso:
+  - module: gpufabric.rdma.device_plugin_migration
+  - module: gpufabric.rdma.service_limits
+"""
+
+EXAMPLES = r"""
+- name: Advertise rdma/hca_shared_devices_a
+  gpufabric.rdma.device_plugin:
+    config: "{{ lookup('ansible.builtin.file', 'config.json') }}"
+    unit: "{{ lookup('ansible.builtin.template', 'rdma-device-plugin.service.j2') }}"
+    wheel_dir: /srv/wheels
+
+- name: Take the service away
+  gpufabric.rdma.device_plugin:
+    state: absent
+"""
+
+RETURN = r"""
+changes:
+  description: What was changed, or would be in check mode.
+  returned: always
+  type: list
+  elements: dict
+  contains:
+    object:
+      description: What it is about, a path or a name such as C(module ib_umad).
+      type: str
+    action:
+      description: What happened to it.
+      type: str
+    before:
+      description: Value or text before.
+      type: str
+    after:
+      description: Value or text after.
+      type: str
+problems:
+  description: What kept the node from the wanted state. Nothing is changed when a problem is seen beforehand.
+  returned: always
+  type: list
+  elements: dict
+  contains:
+    object:
+      description: What it is about.
+      type: str
+    wanted:
+      description: What was asked for.
+      type: str
+    seen:
+      description: What was found.
+      type: str
+    next_step:
+      description: What to do about it.
+      type: str
+reboot_reasons:
+  description: Why a reboot is needed before the node is as wanted, one sentence each.
+  returned: success
+  type: list
+  elements: str
+not_applied:
+  description: What was left as it is on purpose, with the reason.
+  returned: success
+  type: list
+  elements: str
+not_verified:
+  description: What could not be done or seen from here, with the reason.
+  returned: success
+  type: list
+  elements: str
+notes:
+  description: What is worth knowing and needs no action of the module.
+  returned: success
+  type: list
+  elements: str
+needs:
+  description: Files that the node lacks. The action plugin sends them and calls again, so a task never returns any.
+  returned: success
+  type: list
+  elements: str
+rivals:
+  description: Other plugins on the node that serve one of the same resources.
+  returned: always
+  type: list
+  elements: dict
+  contains:
+    pid:
+      description: Process id.
+      type: int
+    kind:
+      description: Which plugin it is, in words.
+      type: str
+    where:
+      description: What started it, in words.
+      type: str
+    pod:
+      description: Whether a kubelet runs it.
+      type: bool
+    unit:
+      description: The systemd unit whose main process it is, or empty.
+      type: str
+    names:
+      description: Its resources, or null when its config cannot be read.
+      type: list
+      elements: str
+main_pid:
+  description: Process id of the service after the call, 0 when it does not run.
+  returned: success
+  type: int
+status:
+  description: What the plugin says of itself, as C(systemctl status) shows it.
+  returned: success
+  type: str
+"""
+
+import json
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpufabric.rdma.plugins.module_utils._change import Refused, failure, result, settle
+from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin_config import names
+from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin_node import Carrier, read
+from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin_plan import CODE, VENV, plan, rivals
+from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin_wheels import (
+    fitting,
+    requirements,
+    stamp,
+    without,
+)
+
+
+def wants(params: dict, state: dict) -> dict:
+    """What the planner compares the node with."""
+    if params["state"] == "absent":
+        return {"present": False, "names": []}
+    return {
+        "present": True,
+        "code": params["code_sha256"],
+        "stamp": stamp(params["wheels"], state["python"]),
+        "config": params["config"],
+        "unit": params["unit"],
+        "names": names(json.loads(params["config"])["configList"]),
+        "wheels_missing": without(params["wheels"], state["python"], state["machine"]),
+        "from_index": not params["wheel_dir"],
+        "migrate_allowed": params["migrate_allowed"],
+        "directories": ["/var/lib/kubelet", params["kubelet_root"], f"{params['kubelet_root']}/plugins_registry"],
+    }
+
+
+def needs(changes, wheels: dict, from_index: bool) -> list[str]:
+    """What the controller has to send for these changes."""
+    objects = {change.object for change in changes}
+    files = [CODE.rpartition("/")[2]] if CODE in objects else []
+    return files + (sorted(wheels) if VENV in objects and not from_index else [])
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+            "config": {"type": "str"},
+            "unit": {"type": "str"},
+            "wheel_dir": {"type": "str", "default": ""},
+            "kubelet_root": {"type": "str", "default": "/var/lib/kubelet"},
+            "migrate_allowed": {"type": "bool"},
+            "code_sha256": {"type": "str"},
+            "wheels": {"type": "list", "elements": "dict", "default": []},
+            "staged": {"type": "str"},
+            "root": {"type": "path", "default": "/"},
+        },
+        required_if=[("state", "present", ["config", "unit", "code_sha256", "wheels"])],
+        supports_check_mode=True,
+    )
+    root, from_index = module.params["root"], not module.params["wheel_dir"]
+    state = read(root)
+    wanted = wants(module.params, state)
+    wheels = fitting(module.params["wheels"], state["python"], state["machine"])
+    more = {"needs": [], "rivals": rivals(state, wanted["names"])}
+    first = plan(state, wanted)
+    if not first.problems and not module.check_mode and not module.params["staged"]:
+        more["needs"] = needs(first.changes, wheels, from_index)
+        if more["needs"]:
+            module.exit_json(**more, main_pid=0, status="", **result(first, []))
+
+    carrier = Carrier(
+        root,
+        module.run_command,
+        wanted,
+        module.params["staged"],
+        {} if from_index else wheels,
+        requirements(module.params["wheels"]),
+    )
+
+    def read_again() -> dict:
+        state.update(read(root))
+        return state
+
+    try:
+        made, changes = settle(
+            read=read_again,
+            plan=lambda state: plan(state, wanted),
+            apply=carrier.apply,
+            check_mode=module.check_mode,
+        )
+    except Refused as refused:
+        module.fail_json(rivals=more["rivals"], **failure(refused))
+    service = state["service"] or {"main_pid": 0, "status": ""}
+    module.exit_json(**more, main_pid=service["main_pid"], status=service["status"], **result(made, changes))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,176 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: device_plugin_migration
+short_description: Remove DaemonSets of RDMA shared device plugins
+version_added: 0.1.0
+description:
+  - Finds the DaemonSets of a cluster that run C(k8s-rdma-shared-dp), under whatever name, and deletes them on consent
+    with their pods, so that another plugin can serve their resources. A plugin that stops after the new one has begun
+    would delete the new one's socket.
+  - One that an operator keeps is a problem and is left alone, because it would come back.
+  - Runs where kubectl does.
+extends_documentation_fragment:
+  - gpufabric.rdma.changing
+author:
+  - The gpufabric founders (@gpufabric)
+options:
+  replaced:
+    description:
+      - Namespace and name, as V(kube-system/rdma-shared-dp-ds), of the DaemonSet that is about to be applied. One of
+        this name is left for that. Empty when none is wanted.
+    type: str
+    default: ""
+  allowed:
+    description:
+      - Whether DaemonSets that this collection did not apply may be deleted.
+      - Not set stops with an explanation, V(false) leaves them and reports it.
+    type: bool
+  kubectl:
+    description:
+      - The kubectl command.
+    type: list
+    elements: str
+    default: [k3s, kubectl]
+  timeout_seconds:
+    description:
+      - How long to wait for their pods to be gone.
+    type: int
+    default: 120
+seealso:
+  - module: gpufabric.rdma.device_plugin
+"""
+
+EXAMPLES = r"""
+- name: Make way for the plugin as a service of the nodes
+  gpufabric.rdma.device_plugin_migration:
+    allowed: true
+"""
+
+RETURN = r"""
+changes:
+  description: What was changed, or would be in check mode.
+  returned: always
+  type: list
+  elements: dict
+  contains:
+    object:
+      description: What it is about, a path or a name such as C(module ib_umad).
+      type: str
+    action:
+      description: What happened to it.
+      type: str
+    before:
+      description: Value or text before.
+      type: str
+    after:
+      description: Value or text after.
+      type: str
+problems:
+  description: What kept the node from the wanted state. Nothing is changed when a problem is seen beforehand.
+  returned: always
+  type: list
+  elements: dict
+  contains:
+    object:
+      description: What it is about.
+      type: str
+    wanted:
+      description: What was asked for.
+      type: str
+    seen:
+      description: What was found.
+      type: str
+    next_step:
+      description: What to do about it.
+      type: str
+reboot_reasons:
+  description: Why a reboot is needed before the node is as wanted, one sentence each.
+  returned: success
+  type: list
+  elements: str
+not_applied:
+  description: What was left as it is on purpose, with the reason.
+  returned: success
+  type: list
+  elements: str
+not_verified:
+  description: What could not be done or seen from here, with the reason.
+  returned: success
+  type: list
+  elements: str
+notes:
+  description: What is worth knowing and needs no action of the module.
+  returned: success
+  type: list
+  elements: str
+"""
+
+import json
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpufabric.rdma.plugins.module_utils._change import Change, Refused, failure, result, settle
+from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin_migration_plan import plan
+from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin_objects import plugins
+
+
+class Cluster:
+    """The DaemonSets behind a kubectl command. run: AnsibleModule.run_command."""
+
+    def __init__(self, run, kubectl: list[str], timeout: int):
+        self._run, self._kubectl, self._timeout = run, kubectl, timeout
+
+    def _call(self, *words: str) -> str:
+        code, out, error = self._run([*self._kubectl, *words])
+        if code:
+            raise Refused.because(
+                " ".join(self._kubectl),
+                f"exit status 0 of {' '.join(words)}",
+                (error or out).strip(),
+                "see that the API server answers there, or name another host in device_plugin_server",
+            )
+        return out
+
+    def read(self) -> list[dict]:
+        return plugins(json.loads(self._call("get", "daemonsets", "--all-namespaces", "--output", "json")))
+
+    def apply(self, changes: list[Change]):
+        for change in changes:
+            namespace, _slash, name = change.object.split()[1].partition("/")
+            # The pods go first, and the call returns when they are gone: stop first, then start ours.
+            self._call(
+                *("--namespace", namespace, "delete", "daemonset", name, "--cascade=foreground", "--wait"),
+                *("--ignore-not-found", f"--timeout={self._timeout}s"),
+            )
+            yield change
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "replaced": {"type": "str", "default": ""},
+            "allowed": {"type": "bool"},
+            "kubectl": {"type": "list", "elements": "str", "default": ["k3s", "kubectl"]},
+            "timeout_seconds": {"type": "int", "default": 120},
+        },
+        supports_check_mode=True,
+    )
+    cluster = Cluster(module.run_command, module.params["kubectl"], module.params["timeout_seconds"])
+    try:
+        made, changes = settle(
+            read=cluster.read,
+            plan=lambda found: plan(found, module.params["replaced"], module.params["allowed"]),
+            apply=cluster.apply,
+            check_mode=module.check_mode,
+        )
+    except Refused as refused:
+        module.fail_json(**failure(refused))
+    module.exit_json(**result(made, changes))
+
+
+if __name__ == "__main__":
+    main()
