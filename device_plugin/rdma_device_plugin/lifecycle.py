@@ -20,7 +20,7 @@ import os
 import random
 from collections import Counter
 from dataclasses import dataclass
-from typing import Optional
+from typing import Any, Optional
 from urllib.parse import quote
 
 import grpc
@@ -34,6 +34,9 @@ from .server import VERSION, Observer, Service
 from .worker import take
 
 WATCH, LEGACY = "watch", "legacy"
+REGISTERED = "registered"
+# A kubelet may give ever new reasons; so many are told until one registration works.
+_REASONS_TOLD = 20
 _CHANNEL = (
     # A socket file exists a moment before it is listened on; the default would try again after a second.
     ("grpc.initial_reconnect_backoff_ms", 50),
@@ -106,6 +109,9 @@ class Resource(Observer):
         self._claims: dict[str, sockets.Claim] = {}
         self._listeners: dict[str, Listener] = {}
         self._generation = 0
+        # Tries since the last registration that came to nothing.
+        self.attempts = 0
+        self._told: set[tuple[Any, ...]] = set()
         self._failures = 0
         self._was_registered = False
         self._kubelet = sockets.identity(places.kubelet)
@@ -237,6 +243,7 @@ class Resource(Observer):
             return  # it deserves to be waited for anew
         if self._places.mode == WATCH or not await self._register():
             self._failures += 1
+            self.attempts += 1
             await self._back_off()
 
     async def _confirmed(self) -> bool:
@@ -294,7 +301,7 @@ class Resource(Observer):
         self._failures = 0
         self._was_registered = True
         self.error = ""
-        self._say("registered", "", mode=self.mode or WATCH)
+        self._say(REGISTERED, "", mode=self.mode or WATCH)
         await self._pause(self._timing.backstop)
 
     async def _streaming(self, seconds: float, until_asked: bool = False) -> bool:
@@ -326,11 +333,26 @@ class Resource(Observer):
         """Sleep until something happens, at most so long."""
         await take(self._wake, seconds)
 
-    def _say(self, state: str, reason: str, level: int = logging.INFO, **fields: str) -> None:
+    def _say(self, state: str, reason: str, level: int = logging.INFO, **fields: Any) -> None:
+        """Take over a state, and log it once. Without a kubelet the two ways fail in turn for as long as that lasts:
+        each of their reasons is told once, and how often was tried when it is over.
+        """
         self.state = state
         if reason:
-            self.error = reason
-            fields["reason"] = reason
+            self.error = fields["reason"] = reason
+        told = (state, *fields.values())
+        if state == REGISTERED:
+            if told in self._told:
+                return
+            self._told = {told}
+            if self.attempts:
+                fields["failed_attempts"] = self.attempts
+            self.attempts = 0
+        else:
+            self._told = {one for one in self._told if one[0] != REGISTERED}
+            if told in self._told or len(self._told) >= _REASONS_TOLD:
+                return
+            self._told.add(told)
         log.on_change(f"resource {self.name}", f"{self.name}: {state}", level, **fields)
 
     async def stop(self) -> None:

@@ -26,6 +26,7 @@ def problems(plugin: Plugin) -> list[str]:
     found = [
         f"{served.pool.resource}: {served.resource.state}"
         + (f" ({served.resource.error})" if served.resource.error else "")
+        + (f", tried {served.resource.attempts} times" if served.resource.attempts > 1 else "")
         for served in plugin.served.values()
         if not served.resource.registered
     ]

@@ -6,15 +6,22 @@ import asyncio
 import json
 import os
 import pathlib
+import subprocess
+import sys
 import threading
 import time
 
+from conftest import PACKAGE
 from node import HERE, Node
 from rdma_device_plugin import daemon
 from rdma_device_plugin.lifecycle import Places, Timing
 from rdma_device_plugin.settings import Settings
 
-__all__ = ["FAST", "HERE", "Node", "Running", "document", "entry"]
+__all__ = ["COMMAND", "ENVIRONMENT", "FAST", "HERE", "Node", "Process", "Running", "document", "entry"]
+
+
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(PACKAGE), "PYTHONWARNINGS": "error"}
+COMMAND = [sys.executable, "-m", "rdma_device_plugin"]
 
 # The real figures, with less patience: tests would wait for seconds to pass.
 FAST = Timing(confirm=0.6, grace=0.3, connect=3.0, retry_first=0.1, retry_most=1.0, backstop=0.3)
@@ -137,3 +144,34 @@ class Running:
 
     def __exit__(self, *_error):
         self.stop()
+
+
+class Process:
+    """The command line as a process, with its real times."""
+
+    def __init__(self, base, config, root, *arguments, under=()):
+        (base / "config.json").write_bytes(config)
+        self.log = base / "log"
+        with open(self.log, "wb") as log, open(base / "out", "wb") as out:
+            self.begun = time.monotonic()
+            places = ["-kubelet-root", str(base), "-device-plugin-dir", f"{base}/device-plugins"]
+            self.process = subprocess.Popen(
+                [*under, *COMMAND, "-config-file", str(base / "config.json"), "-root", str(root), *places, *arguments],
+                env=ENVIRONMENT,
+                stderr=log,
+                stdout=out,
+            )
+
+    def end(self, number):
+        begun = time.monotonic()
+        self.process.send_signal(number)
+        code = self.process.wait(10)
+        return code, time.monotonic() - begun
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_error):
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pathlib
+import signal
 import threading
 import time
 
 import grpc
+import hanging
 import pytest
-from harness import Node, Running, document, entry
+from harness import Node, Process, Running, document, entry
 from kubelet_double import Kubelet
 from rdma_device_plugin.hca import Tree
 from rdma_device_plugin.kubelet import deviceplugin_pb2 as api
@@ -316,6 +319,46 @@ def test_a_hanging_read_delays_no_rpc_and_no_end(base, node):
         plugin.stop()
         assert plugin.stopped_in < 1
         _release(tree, base / "pipe")
+
+
+@pytest.mark.parametrize("kind", [hanging.Fifo, hanging.Fuse], ids=["fifo", "fuse"])
+def test_a_file_of_sysfs_that_hangs_delays_nothing(base, node, kind):
+    """The same with the file itself, and the whole process: RPCs, a kubelet restart, SIGTERM"""
+    with Kubelet(base) as kubelet, Process(base, document(entry()), node.root) as plugin:
+        kubelet.wait_allocatable(NAME, 100)
+        try:
+            stuck = kind(str(node.path("/sys/class/infiniband/mlx5_0/ports/1/state").resolve()))
+        except OSError as error:
+            pytest.skip(f"not verified: {error}")
+        try:
+            if kind.hangs:
+                assert kubelet.wait(stuck.asked.is_set), "nobody reads the file"
+                assert _waits(plugin.process.pid)
+            else:
+                kubelet.wait_allocatable(NAME, 0)  # a port whose state is no text is not known to be up
+            took = []
+            for _number in range(50):
+                begun = time.monotonic()
+                assert len(files(kubelet)) == 5
+                took.append(time.monotonic() - begun)
+            assert sorted(took)[25] < 0.1
+            kubelet.restart()
+            kubelet.wait_allocatable(NAME, 100 if kind.hangs else 0, seconds=5)
+            plugin.process.send_signal(signal.SIGTERM)
+            sockets = base / "plugins_registry"
+            assert kubelet.wait(lambda: not list(sockets.glob("*.sock")), 1), "it has hung up"
+            if not kind.hangs:
+                assert plugin.process.wait(1) == 0
+        finally:
+            stuck.close()
+        # Where the kernel does not give the thread back, the process ends with the read.
+        assert plugin.process.wait(5) == 0
+
+
+def _waits(pid):
+    """Whether a thread of the plugin waits for the file system in user space."""
+    tasks = pathlib.Path(f"/proc/{pid}/task").glob("*/wchan")
+    return any("wait_answer" in wchan.read_text() or "fuse" in wchan.read_text() for wchan in tasks)
 
 
 def test_a_node_that_hangs_from_the_start_is_served_when_it_answers(base, node):

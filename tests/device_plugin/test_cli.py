@@ -9,19 +9,14 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 
 import pytest
-from conftest import PACKAGE
-from harness import HERE, Node, document, entry
+from harness import COMMAND, ENVIRONMENT, HERE, Node, Process, document, entry
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kubelet_double import Kubelet
 from rdma_device_plugin import cli
-
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(PACKAGE), "PYTHONWARNINGS": "error"}
-COMMAND = [sys.executable, "-m", "rdma_device_plugin"]
 
 
 def run(*arguments):
@@ -211,35 +206,6 @@ def test_a_captured_file_is_explained_as_its_tree_is(base, name):
 
 
 # Running.
-
-
-class Process:
-    def __init__(self, base, config, root, *arguments, under=()):
-        (base / "config.json").write_bytes(config)
-        self.log = base / "log"
-        with open(self.log, "wb") as log, open(base / "out", "wb") as out:
-            self.begun = time.monotonic()
-            places = ["-kubelet-root", str(base), "-device-plugin-dir", f"{base}/device-plugins"]
-            self.process = subprocess.Popen(
-                [*under, *COMMAND, "-config-file", str(base / "config.json"), "-root", str(root), *places, *arguments],
-                env=ENVIRONMENT,
-                stderr=log,
-                stdout=out,
-            )
-
-    def end(self, number):
-        begun = time.monotonic()
-        self.process.send_signal(number)
-        code = self.process.wait(10)
-        return code, time.monotonic() - begun
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_error):
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT])

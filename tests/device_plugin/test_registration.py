@@ -10,6 +10,7 @@ import grpc
 import pytest
 from harness import Node, Running, document, entry
 from kubelet_double import Kubelet
+from rdma_device_plugin.lifecycle import Timing
 
 NAME = "rdma/test_server"
 CONFIG = document(entry())
@@ -106,6 +107,30 @@ def test_a_kubelet_restart_is_noticed(base, kubelet, plugin):
         kubelet.wait_allocatable(NAME, 100)
         assert time.monotonic() - begun < 1
     assert kubelet.devices(NAME) == before
+
+
+def test_a_plugin_without_a_kubelet_says_so_once(base, node, caplog):
+    """Logs only on change: both ways fail in turn, and each try would otherwise be a line"""
+    caplog.set_level("INFO", "rdma_device_plugin")
+    (base / "plugins_registry").mkdir()
+    (base / "device-plugins").mkdir()
+    quick = Timing(confirm=0.05, grace=0.05, retry_first=0.02, retry_most=0.05, backstop=0.05)
+
+    def lines():
+        return [record.getMessage() for record in caplog.records if record.getMessage().startswith(NAME)]
+
+    with Running(base, CONFIG, node.root, timing=quick) as plugin:
+        assert plugin.until(lambda: plugin.resource().attempts > 10)
+        waiting = [line for line in lines() if "waiting for the kubelet" in line]
+        assert len(waiting) == 2, "one for each way"
+        assert "tried " in plugin.plugin.unready()[0]
+        with Kubelet(base) as kubelet:
+            kubelet.wait_allocatable(NAME, 100)
+            assert plugin.until(lambda: plugin.resource().state == "registered")
+        (registered,) = [record for record in caplog.records if record.getMessage() == f"{NAME}: registered"]
+        assert registered.fields["failed_attempts"] > 10
+        assert plugin.until(lambda: plugin.resource().attempts > 3)
+        assert len([line for line in lines() if "waiting for the kubelet" in line]) == 4, "told anew after a change"
 
 
 def test_a_killed_kubelet_leaves_a_socket_that_answers_nobody(base, node):
