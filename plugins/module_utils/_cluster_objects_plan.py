@@ -154,7 +154,9 @@ def predictable(wanted: list[dict], live: dict[Key, dict], missing: set[tuple[st
     return [
         item
         for item in wanted
-        if (item["metadata"].get("namespace") or "") not in coming and (item["kind"], item["apiVersion"]) not in missing
+        if (item["metadata"].get("namespace") or "") not in coming
+        and (item["kind"], item["apiVersion"]) not in missing
+        and (item["kind"] != "Node" or Key.of(item) in live)
     ]
 
 
@@ -190,7 +192,7 @@ def plan(state: dict, wanted: list[dict], owner: str, takeover_allowed: bool | N
     made = Plan()
     if state["down"]:
         for item in wanted:
-            made.change(str(Key.of(item)), "create", "", _text(item))
+            made.change(str(Key.of(item)), _first_action(item), "", _text(item))
         if wanted:
             made.not_verified.append(
                 f"{len(wanted)} cluster objects are listed as if none existed: no API server answers ({state['down']})"
@@ -218,11 +220,16 @@ def _plan_object(made: Plan, state: dict, item: dict, takeover_allowed: bool | N
             f"(k3s kubectl delete {_address(key)}), which ends what runs from it",
         )
     elif live is None:
-        made.change(str(key), "create", "", _text(item))
+        made.change(str(key), _first_action(item), "", _text(item))
     else:
         before, after = normalised(live), normalised(state["predicted"].get(key, live))
         if before != after:
             made.change(str(key), "apply", *_texts(before, after))
+
+
+def _first_action(item: dict) -> str:
+    """A node is made by its kubelet; what is applied to it waits for that."""
+    return "apply" if item["kind"] == "Node" else "create"
 
 
 def _refuse_takeover(made: Plan, key: Key, seen: str, takeover_allowed: bool | None) -> None:

@@ -115,6 +115,10 @@ options:
         description: How long it may take.
         type: int
         default: 300
+      first:
+        description: Whether to await it before anything is read and applied, such as nodes that are to be labelled.
+        type: bool
+        default: false
 """
 
 EXAMPLES = r"""
@@ -421,6 +425,7 @@ def main() -> None:
                     "selector": {"type": "str"},
                     "until": {"type": "str", "default": "rollout"},
                     "timeout_seconds": {"type": "int", "default": 300},
+                    "first": {"type": "bool", "default": False},
                 },
             },
         },
@@ -455,6 +460,8 @@ def main() -> None:
 
     waited: list = []
     try:
+        if not module.check_mode:
+            waited += cluster.wait([item for item in given["wait"] if item["first"]], [])
         made, changes = settle(
             read=read,
             plan=lambda state: planner.plan(state, wanted, given["owner"], given["takeover_allowed"]),
@@ -464,7 +471,7 @@ def main() -> None:
         if module.check_mode:
             _say_unawaited(made, changes, given["wait"])
         else:
-            waited = cluster.wait(given["wait"], list(state["live"].values()))
+            waited += cluster.wait([item for item in given["wait"] if not item["first"]], list(state["live"].values()))
     except Refused as refused:
         module.fail_json(**failure(refused))
     except Down as down:

@@ -1,0 +1,84 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Controller side of gpufabric.rdma.k3s_preflight: reads the bundle folder; _k3s_preflight decides."""
+
+from __future__ import annotations
+
+import os
+
+import yaml
+from ansible.plugins.action import ActionBase
+from ansible.utils.display import Display
+from ansible_collections.gpufabric.rdma.plugins.module_utils import _bundle, _k3s_preflight, _preflight
+
+CONTROLLER = "the controller"
+
+
+class ActionModule(ActionBase):
+    TRANSFERS_FILES = False
+    _requires_connection = False
+    _supports_check_mode = True
+
+    def run(self, tmp=None, task_vars=None):
+        super().run(tmp, task_vars)
+        _validation, args = self.validate_argument_spec(
+            argument_spec={
+                "nodes": {"type": "list", "elements": "dict", "required": True},
+                "bundle_dir": {"type": "path"},
+                "upgrade": {"type": "bool", "default": False},
+            },
+        )
+        if _k3s_preflight.netaddr is None:
+            msg = (
+                "comparing networks needs the Python library netaddr: install it beside ansible-core on the controller"
+            )
+            return {"changed": False, "failed": True, "msg": msg}
+        folder = args["bundle_dir"] or ""
+        bundle, problems = read(args["bundle_dir"], args["nodes"])
+        decided = _k3s_preflight.decide(args["nodes"], bundle, folder, changing_version=args["upgrade"])
+        problems += decided["problems"]
+        if bundle is not None:
+            rows = _k3s_preflight.needed(decided["nodes"], bundle)
+            problems += [{"host": CONTROLLER, **item._asdict()} for item in _bundle.damaged(folder, rows)]
+        if args["upgrade"]:
+            problems += _k3s_preflight.upgrade(decided["nodes"])
+        if problems:
+            head, text = _preflight.failure_text(_by_host(problems, args["nodes"]))
+            Display().display(f"{head}\n\n{text}\n")
+            msg = f"{head} Each is listed above."
+            return {"changed": False, "failed": True, "msg": msg}
+        for note in decided["notes"]:
+            Display().display(f"note: {note}")
+        return {"changed": False, "nodes": decided["nodes"], "notes": decided["notes"]}
+
+
+def read(folder: str | None, nodes: list[dict]) -> tuple[dict | None, list[dict]]:
+    """The bundle's description and what is wrong with it; None where there is none to use."""
+    bare = [node["host"] for node in nodes if node["state"] and not node["state"]["version"]]
+    if not folder:
+        lacking = _preflight.problem(
+            "k3s_bundle_dir",
+            "the folder that holds k3s, for nodes that have none",
+            "not set",
+            "fill a folder with playbooks/bundle.yml on a connected machine and set k3s_bundle_dir to it",
+        )
+        return None, [{"host": host, **lacking} for host in bare]
+    path = os.path.join(folder, _bundle.DESCRIPTION)
+    try:
+        with open(path, encoding="utf-8") as stream:
+            bundle = yaml.safe_load(stream)
+    except (OSError, yaml.YAMLError) as error:
+        seen = getattr(error, "strerror", None) or " ".join(str(error).split())
+        step = "set k3s_bundle_dir to a folder that playbooks/bundle.yml has filled"
+        return None, [{"host": CONTROLLER, **_preflight.problem(path, "the bundle's description", seen, step)}]
+    wrong = [{"host": CONTROLLER, **item._asdict()} for item in _bundle.problems(bundle, folder)]
+    return (None if wrong else bundle), wrong
+
+
+def _by_host(problems: list[dict], nodes: list[dict]) -> list[dict]:
+    """As _preflight.failure_text takes them; hosts without a problem count as well."""
+    hosts = {node["host"]: [] for node in nodes}
+    for item in problems:
+        hosts.setdefault(item["host"], []).append(item)
+    return [{"host": host, "problems": items} for host, items in hosts.items()]

@@ -1,0 +1,77 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: k3s_facts
+short_description: Read what a node has of k3s, and what a preflight has to know
+version_added: 0.1.0
+description:
+  - Reads program, image archives, services, addresses, routes, SELinux and other Kubernetes distributions of a node.
+  - No content of a configuration file and no secret leaves the node.
+  - Changes nothing.
+author:
+  - The gpufabric founders (@gpufabric)
+attributes:
+  check_mode:
+    support: full
+    description: Can run in C(check_mode) and return the same as without.
+options:
+  root:
+    description: Directory that holds the node.
+    type: path
+    default: /
+"""
+
+EXAMPLES = r"""
+- name: Read what the node has of k3s
+  gpufabric.rdma.k3s_facts:
+  register: read
+"""
+
+RETURN = r"""
+k3s:
+  description: What was read. M(gpufabric.rdma.k3s_preflight) takes it as it is.
+  returned: success
+  type: dict
+  contains:
+    architecture:
+      description: Processor, V(amd64) or V(arm64).
+      type: str
+    version:
+      description: Version of the installed program, such as C(v1.35.8+k3s1).
+      type: str
+    sums:
+      description: SHA-256 of the program and of each image archive, by path.
+      type: dict
+    addresses:
+      description: IPv4 addresses, each with C(interface) and C(address).
+      type: list
+    services:
+      description: For C(k3s) and C(k3s-agent) whether the service exists, is active and enabled.
+      type: dict
+    foreign_files:
+      description: Files of a k3s that this collection did not set up.
+      type: list
+    others:
+      description: Other Kubernetes distributions with files on the node.
+      type: list
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s_state import node
+
+
+def main() -> None:
+    module = AnsibleModule(argument_spec={"root": {"type": "path", "default": "/"}}, supports_check_mode=True)
+    try:
+        found = node(module.params["root"], module.run_command)
+    except OSError as error:
+        module.fail_json(msg=f"{error.filename}: wanted a readable file, seen {error.strerror}. Next step: settle it")
+    module.exit_json(changed=False, k3s=found)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,304 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: k3s_node
+short_description: Configure, start and keep k3s on one node
+version_added: 0.1.0
+description:
+  - Writes configuration, token and unit of k3s, links C(kubectl), C(crictl) and C(ctr), enables and starts the service.
+  - Restarts k3s only when something that it reads at its start has changed since, and says what. Containers live on
+    through a restart.
+  - On a server it returns when the API server is ready; that nodes are Ready is not waited for, as it needs a pod
+    network.
+  - The program itself has to be there already.
+extends_documentation_fragment:
+  - gpufabric.rdma.changing
+  - gpufabric.rdma.changing.root
+author:
+  - The gpufabric founders (@gpufabric)
+options:
+  role:
+    description: What the node is in the cluster.
+    type: str
+    choices: [server, agent]
+    required: true
+  options:
+    description:
+      - Options of k3s by file, as M(gpufabric.rdma.k3s_preflight) decided them.
+      - Values of options that hold secrets appear in no diff.
+    type: dict
+    required: true
+  registries:
+    description: Content of C(registries.yaml); without it our file is removed. Never shown.
+    type: dict
+    default: {}
+  token:
+    description:
+      - The token to write. Without it one is made where none is there, which only the first server may do.
+    type: str
+  token_allowed_to_be_made:
+    description: Whether a missing token may be made here.
+    type: bool
+    default: false
+  takeover_allowed:
+    description: Whether files of a k3s that this collection did not set up may be replaced. A copy stays beside each.
+    type: bool
+  start_timeout_seconds:
+    description: How long k3s may take to start.
+    type: int
+    default: 600
+"""
+
+EXAMPLES = r"""
+- name: Run a server
+  gpufabric.rdma.k3s_node:
+    role: server
+    options:
+      /etc/rancher/k3s/config.yaml:
+        node-ip: 192.0.2.10
+        token-file: /etc/rancher/k3s/token
+    token_allowed_to_be_made: true
+"""
+
+RETURN = r"""
+changes:
+  description: What was changed, or would be in check mode. Secrets are hidden.
+  returned: always
+  type: list
+  elements: dict
+  contains:
+    object:
+      description: What it is about, a path or a name such as C(service k3s).
+      type: str
+    action:
+      description: What happened to it.
+      type: str
+    before:
+      description: Value or text before.
+      type: str
+    after:
+      description: Value or text after.
+      type: str
+problems:
+  description: What kept the node from the wanted state. Nothing is changed when a problem is seen beforehand.
+  returned: always
+  type: list
+  elements: dict
+  contains:
+    object:
+      description: What it is about.
+      type: str
+    wanted:
+      description: What was asked for.
+      type: str
+    seen:
+      description: What was found.
+      type: str
+    next_step:
+      description: What to do about it.
+      type: str
+reboot_reasons:
+  description: Always empty; every changing module of the collection returns it.
+  returned: success
+  type: list
+  elements: str
+not_applied:
+  description: What was left as it is on purpose, with the reason.
+  returned: success
+  type: list
+  elements: str
+not_verified:
+  description: What could not be done or seen from here, with the reason.
+  returned: success
+  type: list
+  elements: str
+notes:
+  description: What is worth knowing and needs no action of the module.
+  returned: success
+  type: list
+  elements: str
+seconds:
+  description: How long the start or restart took until k3s was ready; 0 when it was not touched.
+  returned: success
+  type: float
+"""
+
+import os
+import secrets
+import shutil
+import time
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpufabric.rdma.plugins.module_utils import _k3s_config as k3s
+from ansible_collections.gpufabric.rdma.plugins.module_utils import _k3s_plan as planner
+from ansible_collections.gpufabric.rdma.plugins.module_utils import _k3s_state as state
+from ansible_collections.gpufabric.rdma.plugins.module_utils._change import Refused, failure, result, settle
+from ansible_collections.gpufabric.rdma.plugins.module_utils._files import under, write
+
+POLL_SECONDS = 2
+# A k3s that systemd had to start again so many times does not come up by itself.
+GIVE_UP_AFTER = 5
+
+
+class Node:
+    """The node as it is acted on: files below a root; systemd and k3s on the live one only."""
+
+    def __init__(self, root, wanted, token, run, limit, clock=time.monotonic, sleep=time.sleep):
+        self.seconds = 0.0
+        self._root, self._wanted, self._given, self._run = root, wanted, token, run
+        self._limit, self._clock, self._sleep = limit, clock, sleep
+        self._service = k3s.SERVICES[wanted["role"]]
+
+    def read(self) -> dict:
+        return state.converging(self._root, self._run, self._given)
+
+    def apply(self, changes):
+        """Files first, then systemd: after a run that was cut short it is known what k3s was started with."""
+        files = [change for change in changes if not change.object.startswith("service ")]
+        for change in files:
+            self._apply_file(change)
+            yield change
+        units = any(change.object == k3s.unit_path(self._wanted["role"]) for change in files)
+        acts = [change for change in changes if change.object.startswith("service ")]
+        if (units or acts) and not self._root.rstrip("/"):
+            self._systemctl("daemon-reload")
+        for change in acts:
+            if change.action == "enable":
+                self._systemctl("enable", self._service)
+            else:
+                self._start(change.action)
+            yield change
+
+    def _apply_file(self, change) -> None:
+        path = under(self._root, change.object)
+        if change.action == "mode":
+            os.chmod(path, int(change.after, 8))
+        elif change.action == "remove":
+            os.unlink(path)
+        elif change.action == "link":
+            os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+            os.symlink(change.after, path)
+        elif change.object == k3s.TOKEN:
+            write(path, (self._given or self._known_token() or secrets.token_hex(32)).strip() + "\n", 0o600)
+        else:
+            text, mode = planner.texts(self._wanted)[change.object]
+            self._keep_foreign(path)
+            write(path, text, int(mode, 8))
+
+    def _known_token(self) -> str | None:
+        """The token of a cluster that is there already: a new one would shut its nodes out."""
+        try:
+            with open(under(self._root, f"{k3s.DATA}/server/token"), encoding="utf-8") as stream:
+                return stream.read().strip() or None
+        except OSError:
+            return None
+
+    def _keep_foreign(self, path: str) -> None:
+        try:
+            with open(path, encoding="utf-8") as stream:
+                ours = planner.ours({"content": stream.read(len(planner.paths.HEADER))})
+        except FileNotFoundError:
+            return
+        if not ours:
+            shutil.copy2(path, f"{path}.before-gpufabric-rdma")
+
+    def _start(self, action: str) -> None:
+        began, restarts = self._clock(), None
+        # Not waited for by systemctl: an agent without its server would keep it waiting for ever.
+        self._systemctl(action, "--no-block", self._service)
+        while True:
+            seen, tried = self._seen()
+            restarts = tried if restarts is None else restarts
+            if seen == "active" and self._answers():
+                break
+            if seen == "failed" or tried - restarts >= GIVE_UP_AFTER or self._clock() - began > self._limit:
+                raise Refused.because(
+                    f"service {self._service}",
+                    f"ready within {self._limit} s of its {action}",
+                    f"{seen}; its journal ends with: {self._journal()}",
+                    f"see journalctl -u {self._service} on the node, settle what it names and run again",
+                )
+            self._sleep(POLL_SECONDS)
+        self.seconds = round(self._clock() - began, 1)
+        state.remember(self._root)
+
+    def _seen(self) -> tuple[str, int]:
+        """ActiveState, and how many times systemd has started the service again by itself."""
+        asked = ["systemctl", "show", "--property=ActiveState,NRestarts", self._service]
+        said = dict(line.split("=", 1) for line in self._run(asked)[1].splitlines() if "=" in line)
+        return said.get("ActiveState", "unknown"), int(said.get("NRestarts") or 0)
+
+    def _answers(self) -> bool:
+        """A server is there when its API server says so. That nodes are Ready comes with the pod network."""
+        if self._wanted["role"] == "agent":
+            return True
+        return self._run([k3s.BINARY, "kubectl", "get", "--raw=/readyz"])[0] == 0
+
+    def _journal(self) -> str:
+        _code, out, _error = self._run(["journalctl", "-u", self._service, "-n", "4", "-o", "cat", "--no-pager"])
+        return " | ".join(line.strip()[:300] for line in out.splitlines() if line.strip()) or "nothing"
+
+    def _systemctl(self, *words: str) -> None:
+        code, out, error = self._run(["systemctl", *words])
+        if code:
+            raise Refused.because(
+                f"systemctl {' '.join(words)}",
+                "exit status 0",
+                f"{code}: {(error or out).strip()}",
+                "see that the service manager answers (systemctl is-system-running) and run again",
+            )
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "role": {"type": "str", "choices": ["server", "agent"], "required": True},
+            "options": {"type": "dict", "required": True},
+            "registries": {"type": "dict", "default": {}, "no_log": True},
+            "token": {"type": "str", "no_log": True},
+            "token_allowed_to_be_made": {"type": "bool", "default": False, "no_log": False},
+            "takeover_allowed": {"type": "bool"},
+            "start_timeout_seconds": {"type": "int", "default": 600},
+            "root": {"type": "path", "default": "/"},
+        },
+        supports_check_mode=True,
+    )
+    given = module.params
+    wanted = {name: given[name] for name in ("role", "options", "registries", "takeover_allowed")}
+    wanted["token_given"] = bool(given["token"]) or not given["token_allowed_to_be_made"]
+    live = not given["root"].rstrip("/")
+    node = Node(given["root"], wanted, given["token"], module.run_command, given["start_timeout_seconds"])
+    try:
+        if live and not module.check_mode:
+            _refuse_what_is_missing(node.read(), given)
+        made, changes = settle(
+            read=node.read,
+            plan=lambda seen: planner.plan(seen, wanted, given["root"]),
+            apply=node.apply,
+            check_mode=module.check_mode,
+        )
+    except Refused as refused:
+        module.fail_json(**failure(refused))
+    module.exit_json(seconds=node.seconds, **result(made, changes))
+
+
+def _refuse_what_is_missing(seen: dict, given: dict) -> None:
+    if seen["binary"] is None:
+        raise Refused.because(
+            k3s.BINARY, "the program", "nothing", "run the role k3s, which puts it there from the bundle"
+        )
+    if not (seen["token"]["present"] or given["token"] or given["token_allowed_to_be_made"]):
+        raise Refused.because(
+            k3s.TOKEN,
+            "the cluster's token",
+            "no token was handed over, and only the first server may make one",
+            "see that the first server runs, and run again without --limit",
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: k3s_preflight
+short_description: Find everything that keeps k3s from working, over all hosts, before anything changes
+version_added: 0.1.0
+description:
+  - Runs on the controller and makes no remote call. Fails once with all problems of all hosts.
+  - Refuses overlapping networks, unknown options, agents without a server, an even number of servers, values that
+    servers must agree on and do not, node addresses that are not on the node or not its own, ports that are taken, a
+    bundle that lacks a file or holds another one than it says, a processor it has nothing for, versions that may not
+    follow each other, and clusters that are not ours.
+  - Decides what each node is and which files of the bundle it lacks.
+author:
+  - The gpufabric founders (@gpufabric)
+attributes:
+  action:
+    description: Indicates this has a corresponding action plugin so some parts of the options can be executed on
+      the controller.
+    support: full
+  check_mode:
+    description: Can run in C(check_mode) and return changed status prediction without modifying the target.
+    support: full
+  diff_mode:
+    description: Will return details on what has changed, when in diff mode.
+    support: none
+options:
+  nodes:
+    description: For each host C(host), C(servers), C(variables), C(facts), C(failure) and C(state), which is what
+      M(gpufabric.rdma.k3s_facts) returned.
+    type: list
+    elements: dict
+    required: true
+  bundle_dir:
+    description: Folder on the controller that holds a bundle.
+    type: path
+  upgrade:
+    description: Whether another version than the installed one may come, and is checked for that.
+    type: bool
+    default: false
+"""
+
+EXAMPLES = r"""
+- name: Stop with all problems of all hosts, or say what each node is
+  gpufabric.rdma.k3s_preflight:
+    nodes: "{{ ansible_play_hosts_all | map('extract', hostvars, '__k3s_node') }}"
+    bundle_dir: /srv/bundle
+  run_once: true
+"""
+
+RETURN = r"""
+nodes:
+  description: For each host C(role), C(options) by file, C(files) of the bundle that it lacks, C(labels), C(node_ip).
+  returned: success
+  type: dict
+notes:
+  description: What a person should know and that stops nothing.
+  returned: success
+  type: list
+  elements: str
+"""
