@@ -1,0 +1,69 @@
+"""The driver step of host.yml with its default, `verify`: it says which driver is there, and asks no node for that."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+import yaml
+from ansible_collections.gpufabric.rdma.tests.tools import tree
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture
+def play(tmp_path):
+    """play(playbook): (output, {host: names of the tasks that called the host}) on two captured nodes."""
+    hosts = {}
+    for name in ("h100-8x-cx7-ib", "doca-loaded-differs-from-disk"):
+        tree.lay_out(tree.load(name), tmp_path / name)
+        hosts[name] = {"discovery_root": str(tmp_path / name), "limits_services": ["containerd"]}
+    common = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable, "ansible_become": False}
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"gpu_nodes": {"vars": common, "hosts": hosts}}))
+
+    def run(playbook):
+        record = tmp_path / f"record-{playbook}"
+        record.mkdir()
+        done = subprocess.run(
+            [sys.executable, "-m", "ansible", "playbook", "-i", "hosts.yml", f"gpufabric.rdma.{playbook}"],
+            cwd=tmp_path,
+            env={
+                **os.environ,
+                "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+                "ANSIBLE_HOME": str(tmp_path / "home"),
+                "ANSIBLE_NOCOLOR": "1",
+                "ANSIBLE_CALLBACK_PLUGINS": str(ROOT / "tests/tools/callback_plugins"),
+                "ANSIBLE_CALLBACKS_ENABLED": "run_record",
+                "RUN_RECORD": str(record),
+            },
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        (written,) = record.iterdir()
+        told = json.loads(written.read_text())["hosts"]
+        # A local connection does not pipeline: a module is several calls, each named by task and effect.
+        return done.stdout, {name: {call.partition(" [")[0] for call in told[name]["calls"]} for name in hosts}
+
+    return run
+
+
+def test_inside_host_it_says_what_is_there_without_a_remote_call(play):
+    output, calls = play("host")
+    driver = output.partition("PLAY [Say which HCA driver is there, or change it]")[2].partition("PLAY [")[0]
+    assert "the modules in memory" in driver or "mlx5_core in memory is" in driver
+    assert "Loaded: doca" in driver
+    for tasks in calls.values():
+        assert tasks, "the run did call the node"
+        assert not [task for task in tasks if task.startswith(("gpufabric.rdma.driver", "Gather what the node has"))]
+
+
+def test_by_itself_it_reads_the_node_once(play):
+    _output, calls = play("upgrade_driver")
+    for tasks in calls.values():
+        assert tasks == {"Gather what the node has, unless the run has begun with it"}
