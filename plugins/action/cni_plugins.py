@@ -1,0 +1,71 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Controller side of gpufabric.rdma.cni_plugins: takes the programs out of the bundle, brings what the node lacks."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+
+import yaml
+from ansible.plugins.action import ActionBase
+from ansible_collections.gpufabric.rdma.plugins.module_utils import _bundle, _cni_bundle
+from ansible_collections.gpufabric.rdma.plugins.module_utils._change import Problem, Refused, failure
+
+MODULE = "gpufabric.rdma.cni_plugins"
+
+
+class ActionModule(ActionBase):
+    TRANSFERS_FILES = True
+    _supports_check_mode = True
+
+    def run(self, tmp=None, task_vars=None):
+        super().run(tmp, task_vars)
+        _validation, args = self.validate_argument_spec(
+            argument_spec={
+                "bundle": {"type": "path", "required": True},
+                "names": {"type": "list", "elements": "str", "required": True},
+                "machine": {"type": "str", "required": True},
+                "directory": {"type": "path", "default": "/opt/cni/bin"},
+                "root": {"type": "path", "default": "/"},
+            },
+        )
+        bundle, problems = _load(args["bundle"])
+        programs = {}
+        if not problems:
+            programs, problems = _cni_bundle.choose(bundle, args["bundle"], args["names"], args["machine"])
+        if problems:
+            return {"failed": True, **failure(Refused(problems))}
+        call = {
+            "binaries": _cni_bundle.wanted(programs),
+            "directory": args["directory"],
+            "root": args["root"],
+        }
+        result = self._execute_module(MODULE, module_args=call, task_vars=task_vars)
+        if not result.get("needed") or self._task.check_mode or result.get("failed"):
+            return result
+        call["archive"] = self._bring({name: programs[name] for name in result["needed"]})
+        return self._execute_module(MODULE, module_args=call, task_vars=task_vars)
+
+    def _bring(self, programs) -> str:
+        """Path on the node of an archive with these programs."""
+        if self._connection._shell.tmpdir is None:
+            self._make_tmp_path()
+        remote = self._connection._shell.join_path(self._connection._shell.tmpdir, "cni-plugins.tar.gz")
+        with tempfile.NamedTemporaryFile(prefix="gpufabric-") as local:
+            local.write(_cni_bundle.packed(programs))
+            local.flush()
+            self._transfer_file(local.name, remote)
+        self._fixup_perms2((self._connection._shell.tmpdir, remote))
+        return remote
+
+
+def _load(directory: str):
+    path = os.path.join(directory, _bundle.DESCRIPTION)
+    try:
+        with open(path, encoding="utf-8") as stream:
+            return yaml.safe_load(stream), []
+    except (OSError, yaml.YAMLError) as error:
+        step = "set k3s_bundle_dir to a folder that playbooks/bundle.yml has filled"
+        return None, [Problem(path, "the list of a bundle's files", " ".join(str(error).split()), step)]

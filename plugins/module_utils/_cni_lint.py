@@ -1,0 +1,574 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What is wrong with the CNI side of a node, and with the DaemonSets that serve it.
+
+PRIVATE to the collection. Pure: state in, findings out. A finding is {id, object, wanted, seen, next_step}.
+
+State, as the module reads it:
+    machine      the node's `uname -m`
+    runtime      {source: path or None, conf_dir, bin_dirs, max_conf_num, use_internal_loopback}
+    confs        [{path, content}] of conf_dir in the order of their names
+    others       names in conf_dir that the runtime does not read
+    primary      [{path, content}] of the directory that only Multus reads, None when there is no such directory
+    programs     {name: {path, mode, size, script: bool, elf: {machine, size} or None}}, the first that is found
+    leftovers    paths of half-written files in the plugin directories
+    socket       Multus' socket: answers, refuses, absent or unknown
+    existing     paths that a clusterNetwork names, with whether they are there: {path on the node: bool}
+    sysctls      {key: running value or None}
+    ports        TCP ports that something listens on
+    flannel      whether flanneld runs
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import re
+
+MULTUS_CONF = "00-multus.conf"
+SHIM = "multus-shim"
+PRIMARY_DIRECTORY = "/etc/cni/gpufabric-rdma.d"
+PRIMARY_NAME = "10-flannel.conflist"
+# Where the Multus pod sees the node's /etc and /run.
+HOST_PREFIX = "/host"
+SYSCTLS = ("net.ipv4.ip_forward", "net.bridge.bridge-nf-call-iptables")
+CONF_SUFFIXES = (".conf", ".conflist", ".json")
+LEFTOVER = re.compile(r"^\.gpufabric-|\.(tmp|temp|new|part|swp|old|dpkg-\w+|rpmnew|rpmsave)$|~$")
+_RUN_ROLE = "run playbooks/site.yml"
+
+
+def finding(identity: str, obj: str, wanted: str, seen: str, next_step: str) -> dict:
+    return {"id": identity, "object": obj, "wanted": wanted, "seen": seen, "next_step": next_step}
+
+
+# --- reading one configuration ----------------------------------------------------------------------------------------
+
+
+def parse(conf: dict) -> tuple[dict | None, str | None]:
+    """(configuration as a list with `plugins`, why the runtime cannot use it); one of the two is None."""
+    content = conf["content"]
+    if content is None:
+        return None, "it cannot be read"
+    if not content.strip():
+        return None, "it is empty"
+    try:
+        document = json.loads(content)
+    except ValueError as error:
+        return None, f"it is no JSON ({error}), half-written perhaps"
+    if not isinstance(document, dict):
+        return None, f"it is a JSON {type(document).__name__}, no object"
+    if conf["path"].endswith(".conflist"):
+        plugins = document.get("plugins")
+        if not isinstance(plugins, list) or not plugins:
+            return None, "it is a list (.conflist) without plugins"
+    elif document.get("plugins") and not document.get("type"):
+        return None, "it is a list of plugins in a file for one plugin; its name has to end in .conflist"
+    else:
+        plugins = [document]
+    nameless = [plugin for plugin in plugins if not isinstance(plugin, dict) or not plugin.get("type")]
+    if nameless:
+        return None, "a plugin in it has no type"
+    if not document.get("name"):
+        return None, "it has no name"
+    return {**document, "plugins": plugins}, None
+
+
+def is_multus(configuration: dict | None) -> bool:
+    return bool(configuration) and configuration["plugins"][0]["type"] in (SHIM, "multus")
+
+
+def cluster_network(configuration: dict) -> str | None:
+    """The file on the node that Multus takes the pod network from; the pod's own path has a prefix."""
+    path = configuration["plugins"][0].get("clusterNetwork")
+    if not isinstance(path, str) or not path:
+        return None
+    return path[len(HOST_PREFIX) :] if path.startswith(HOST_PREFIX + "/") else path
+
+
+def types(configuration: dict) -> list[str]:
+    """Every program that a configuration starts: plugins, their address management, what flannel delegates to."""
+    found = []
+    for plugin in configuration["plugins"]:
+        found.append(plugin["type"])
+        ipam = plugin.get("ipam")
+        if isinstance(ipam, dict) and ipam.get("type"):
+            found.append(ipam["type"])
+        if plugin["type"] == "flannel":
+            delegate = plugin.get("delegate") if isinstance(plugin.get("delegate"), dict) else {}
+            found += [delegate.get("type") or "bridge", "host-local"]
+    return list(dict.fromkeys(found))
+
+
+# --- the node ---------------------------------------------------------------------------------------------------------
+
+
+def lint(state: dict, wanted: dict) -> list[dict]:
+    """wanted: conf_dir and bin_dir that the roles write to, primary (path of the pod network's own configuration),
+    multus (whether Multus is to be first), health_port (0 for none).
+    """
+    parsed = [(conf, *parse(conf)) for conf in state["confs"]]
+    return [
+        *_runtime(state, wanted),
+        *_order(state, wanted, parsed),
+        *_contents(state, parsed),
+        *_multus(state, wanted, parsed),
+        *_programs(state, wanted, parsed),
+        *_leftovers(state),
+        *_kernel(state),
+        *_ports(state, wanted),
+    ]
+
+
+def _runtime(state: dict, wanted: dict) -> list[dict]:
+    """K1, K2: where everybody looks has to be the same place."""
+    found = []
+    runtime, source = state["runtime"], state["runtime"]["source"]
+    said = f"containerd ({source})" if source else "containerd (its defaults, no config.toml)"
+    if runtime["conf_dir"] != wanted["conf_dir"]:
+        found.append(
+            finding(
+                "conf-dir-differs",
+                said,
+                f"conf_dir {wanted['conf_dir']}, where Multus writes",
+                f"conf_dir {runtime['conf_dir']}",
+                "set flannel-backend: none (then k3s leaves the standard directories), or multus_conf_directory to it",
+            )
+        )
+    if wanted["bin_dir"] not in runtime["bin_dirs"]:
+        found.append(
+            finding(
+                "bin-dir-differs",
+                said,
+                f"bin_dir {wanted['bin_dir']}, where the plugins are",
+                f"bin_dir {', '.join(runtime['bin_dirs'])}",
+                "set flannel-backend: none (then k3s leaves the standard directories), or cni_plugins_directory to it",
+            )
+        )
+    for directory in sorted({wanted["bin_dir"], *runtime["bin_dirs"]}):
+        if re.search(r"/data/(current|[0-9a-f]{64})/bin", directory):
+            found.append(
+                finding(
+                    "bin-dir-of-one-release",
+                    f"plugin directory {directory}",
+                    "a directory that outlives an upgrade of k3s",
+                    "one that belongs to a single release: the plugins are gone after the next upgrade",
+                    "use /opt/cni/bin with flannel-backend none, or /var/lib/rancher/k3s/data/cni",
+                )
+            )
+    return found
+
+
+def _order(state: dict, wanted: dict, parsed: list) -> list[dict]:
+    """M4, M7: which file the runtime takes, and what it would take while Multus' own is not there."""
+    found = []
+    directory, limit = state["runtime"]["conf_dir"], state["runtime"]["max_conf_num"]
+    if not parsed:
+        found.append(
+            finding(
+                "no-configuration",
+                directory,
+                f"{MULTUS_CONF} of a running Multus" if wanted["multus"] else "a CNI configuration",
+                "no configuration: the node is NotReady and starts no pod",
+                "see that the Flannel pod runs, then the Multus pod, on this node (k3s kubectl get pods -A -o wide)",
+            )
+        )
+        return found
+    first = parsed[0][0]
+    for conf, other, _why in parsed:
+        if not wanted["multus"] or other is None or is_multus(other):
+            continue
+        before = conf is first
+        found.append(
+            finding(
+                "foreign-first" if before else "foreign-configuration",
+                conf["path"],
+                f"no configuration beside {MULTUS_CONF}",
+                f"network {other['name']} ({', '.join(types(other))})"
+                + (
+                    ", read first: pods get no further network"
+                    if before
+                    else f", taken while {MULTUS_CONF} is not there (each boot): pods come up without net1"
+                ),
+                "remove what installed it (podman, CRI-O, another CNI), or set multus_foreign_allowed "
+                "to have it put aside",
+            )
+        )
+    if isinstance(limit, int) and limit != 1 and len(parsed) > 1:
+        used = len(parsed) if limit <= 0 else min(limit, len(parsed))
+        if used > 1:
+            names = ", ".join(posixpath.basename(conf["path"]) for conf, _one, _two in parsed[:used])
+            found.append(
+                finding(
+                    "several-configurations",
+                    f"containerd max_conf_num {limit}",
+                    "one configuration (max_conf_num 1)",
+                    f"{used} are loaded, each gives every pod an interface: {names}",
+                    "remove max_conf_num from the containerd configuration (config.toml.tmpl)",
+                )
+            )
+    return found
+
+
+def _contents(state: dict, parsed: list) -> list[dict]:
+    """M5: a file that is there and says nothing."""
+    found = []
+    for position, (conf, configuration, why) in enumerate(parsed):
+        if configuration:
+            continue
+        empty = not (conf["content"] or "").strip() and conf["content"] is not None
+        multus = posixpath.basename(conf["path"]) == MULTUS_CONF
+        found.append(
+            finding(
+                "conf-empty" if empty else "conf-invalid",
+                conf["path"],
+                "a whole CNI configuration",
+                f"{why}; "
+                + (
+                    "the runtime says cni plugin not initialized and looks no further"
+                    if position == 0
+                    else f"nobody asks for it while {parsed[0][0]['path']} is there"
+                ),
+                "systemctl restart gpufabric-rdma-multus.service has Multus write it again"
+                if multus
+                else "have its owner write it again, or remove it",
+            )
+        )
+    return found
+
+
+def _multus(state: dict, wanted: dict, parsed: list) -> list[dict]:
+    """M3, M7, M10, M11."""
+    found = []
+    for conf, configuration, _why in parsed:
+        if not is_multus(configuration):
+            continue
+        plugin = configuration["plugins"][0]
+        if plugin["type"] == SHIM and state["socket"] in ("refuses", "absent"):
+            found.append(
+                finding(
+                    "multus-not-running",
+                    conf["path"],
+                    "a Multus that answers on /run/multus/multus.sock",
+                    f"{'nothing there' if state['socket'] == 'absent' else 'nobody answers'}: every new pod fails",
+                    "see the Multus pod of this node; gpufabric-rdma-multus.service takes the file away meanwhile",
+                )
+            )
+        found += _cluster_network(state, wanted, conf, configuration)
+    return found
+
+
+def _cluster_network(state: dict, wanted: dict, conf: dict, configuration: dict) -> list[dict]:
+    path = cluster_network(configuration)
+    plugin = configuration["plugins"][0]
+    if path is None and not plugin.get("delegates"):
+        return [
+            finding(
+                "no-cluster-network",
+                conf["path"],
+                f"clusterNetwork {HOST_PREFIX}{wanted['primary']}",
+                "neither clusterNetwork nor delegates",
+                "delete the Multus pod of this node, it writes the file again",
+            )
+        ]
+    if path is None:
+        return []
+    if path != wanted["primary"]:
+        return [
+            finding(
+                "foreign-cluster-network",
+                conf["path"],
+                f"clusterNetwork {wanted['primary']}",
+                f"clusterNetwork {path}: Multus took what came first in its directory",
+                "set multusMasterCNI and multusAutoconfigDir in the ConfigMap multus-daemon-config; "
+                f"{_RUN_ROLE} does, then restart the Multus pod",
+            )
+        ]
+    if not state["existing"].get(path):
+        return [
+            finding(
+                "cluster-network-missing",
+                path,
+                "the pod network's configuration that Multus names",
+                "no such file: every new pod fails",
+                _RUN_ROLE,
+            )
+        ]
+    primary = next((parse(item)[0] for item in state["primary"] or () if item["path"] == path), None)
+    if primary and _version(plugin.get("cniVersion")) >= (0, 4, 0) > _version(primary.get("cniVersion")):
+        return [
+            finding(
+                "cni-version-differs",
+                conf["path"],
+                f"cniVersion below 0.4.0, as {path} has {primary.get('cniVersion')}",
+                f"cniVersion {plugin.get('cniVersion')}: Multus refuses the pair",
+                "set cniVersion 0.3.1 in the ConfigMap multus-daemon-config",
+            )
+        ]
+    return []
+
+
+def _version(text) -> tuple[int, ...]:
+    """0.1.0 is what a configuration without a version has, by the CNI specification."""
+    return tuple(int(part) for part in re.findall(r"\d+", str(text or "0.1.0"))[:3])
+
+
+def _programs(state: dict, wanted: dict, parsed: list) -> list[dict]:
+    """K3, M8: every program that a configuration starts is there, whole, for this machine, and may run."""
+    used: dict[str, str] = {}
+    primary = [(conf, *parse(conf)) for conf in state["primary"] or ()]
+    for conf, configuration, _why in [*parsed, *primary]:
+        for name in types(configuration) if configuration else ():
+            used.setdefault(name, conf["path"])
+    if not state["runtime"]["use_internal_loopback"]:
+        used.setdefault("loopback", "containerd, for every pod")
+    return [item for name, by in sorted(used.items()) for item in _program(name, by, state)]
+
+
+def _program(name: str, by: str, state: dict) -> list[dict]:
+    place = ", ".join(state["runtime"]["bin_dirs"])
+    program = state["programs"].get(name)
+    if program is None:
+        step = "see the Multus pod's init container" if name == SHIM else "add it to cni_plugins_names and " + _RUN_ROLE
+        return [
+            finding(
+                "plugin-missing",
+                f"plugin {name}",
+                f"a program in {place}, used by {by}",
+                f'none: pods stay in ContainerCreating (failed to find plugin "{name}" in path [{place}])',
+                step,
+            )
+        ]
+    replace = "delete the Multus pod of this node" if name == SHIM else _RUN_ROLE
+    if not int(program["mode"], 8) & 0o111:
+        return [
+            finding(
+                "plugin-not-executable",
+                program["path"],
+                "mode 0755",
+                f"mode {program['mode']}",
+                f"chmod 0755, or {replace}",
+            )
+        ]
+    if program["script"]:
+        return []
+    if program["elf"] is None:
+        return [
+            finding(
+                "plugin-no-program",
+                program["path"],
+                f"a program for {state['machine']}",
+                f"{program['size']} bytes that are no program",
+                replace,
+            )
+        ]
+    if state["machine"] and program["elf"]["machine"] != state["machine"]:
+        return [
+            finding(
+                "plugin-wrong-machine",
+                program["path"],
+                f"a program for {state['machine']}",
+                f"one for {program['elf']['machine']}: pods fail with exec format error",
+                replace,
+            )
+        ]
+    if program["size"] < program["elf"]["size"]:
+        return [
+            finding(
+                "plugin-cut-short",
+                program["path"],
+                f"{program['elf']['size']} bytes or more",
+                f"{program['size']} bytes: half-written",
+                replace,
+            )
+        ]
+    return []
+
+
+def _leftovers(state: dict) -> list[dict]:
+    directory = state["runtime"]["conf_dir"]
+    paths = [f"{directory}/{name}" for name in state["others"] if LEFTOVER.search(name)] + state["leftovers"]
+    return [
+        finding(
+            "leftover",
+            path,
+            "no half-written file",
+            "one that a writer cut short has left; the runtime does not read it",
+            "remove it",
+        )
+        for path in sorted(paths)
+    ]
+
+
+def _kernel(state: dict) -> list[dict]:
+    """K7: Flannel ends without br_netfilter; pods reach no Service without the two switches."""
+    found = []
+    for key in SYSCTLS:
+        value = state["sysctls"].get(key)
+        if value == "1":
+            continue
+        missing = value is None and "bridge" in key
+        found.append(
+            finding(
+                "no-br-netfilter" if missing else "sysctl-off",
+                f"sysctl {key}",
+                "1",
+                "not there: br_netfilter is not loaded, Flannel ends with Failed to check br_netfilter"
+                if missing
+                else str(value),
+                f"{_RUN_ROLE} (role flannel sets it now and at boot)",
+            )
+        )
+    return found
+
+
+def _ports(state: dict, wanted: dict) -> list[dict]:
+    """K9: Flannel's health port lies on the node's own network."""
+    port = wanted["health_port"]
+    if not port or port not in state["ports"] or state["flannel"]:
+        return []
+    return [
+        finding(
+            "health-port-taken",
+            f"TCP port {port}",
+            "a free port for Flannel's health endpoint (flannel_health_port)",
+            "another program listens on it",
+            "set flannel_health_port to a free one, or to 0",
+        )
+    ]
+
+
+# --- the DaemonSets ---------------------------------------------------------------------------------------------------
+
+
+def lint_objects(objects: list[dict], bin_dir: str = "/opt/cni/bin") -> list[dict]:
+    """Findings in the objects that run Flannel and Multus, ours or somebody else's."""
+    found = []
+    for item in objects:
+        if item.get("kind") == "DaemonSet":
+            for kind, container in _containers(item):
+                found += _daemon(item, kind, container, bin_dir)
+        elif item.get("kind") == "ConfigMap":
+            found += _daemon_config(item)
+    return found
+
+
+def _containers(item: dict):
+    spec = item["spec"]["template"]["spec"]
+    for kind in ("initContainers", "containers"):
+        for container in spec.get(kind) or ():
+            yield kind, container
+
+
+def _daemon(item: dict, kind: str, container: dict, bin_dir: str) -> list[dict]:
+    image = str(container.get("image", ""))
+    command = " ".join([*container.get("command", []), *container.get("args", [])])
+    name = f"DaemonSet {item['metadata'].get('namespace', 'default')}/{item['metadata']['name']} {container['name']}"
+    if not any(word in f"{image} {command}" for word in ("multus", "flannel")):
+        return []
+    found = []
+    tag = image.rpartition("/")[2].partition("@")[0].partition(":")[2]
+    if "@sha256:" not in image and (not tag or re.match(r"(latest|snapshot|master|main|stable)\b", tag)):
+        found.append(
+            finding(
+                "image-not-pinned",
+                name,
+                "an image of one release",
+                f"{image}: another program tomorrow, with other needs of RBAC",
+                "name a release (multus_image, flannel_image)",
+            )
+        )
+    if "multus" not in image + command:
+        return found
+    memory = ((container.get("resources") or {}).get("limits") or {}).get("memory")
+    if memory and _bytes(memory) < 512 << 20:
+        found.append(
+            finding(
+                "multus-memory-limit",
+                name,
+                "no memory limit, or 512Mi and more",
+                f"{memory}: it is killed when many pods start at once, after a reboot first of all",
+                "remove the limit; the plugins that it starts count too",
+            )
+        )
+    if kind == "initContainers" and _overwrites(command):
+        found.append(
+            finding(
+                "shim-overwritten",
+                name,
+                "the shim written beside its place and renamed",
+                f"{command}: Text file busy while a pod starts, and half a program meanwhile",
+                "copy to another name in the same directory and mv it, or use install_multus",
+            )
+        )
+    volumes = {volume["name"]: volume for volume in item["spec"]["template"]["spec"].get("volumes") or ()}
+    for mount in container.get("volumeMounts") or () if kind == "containers" else ():
+        path = ((volumes.get(mount["name"]) or {}).get("hostPath") or {}).get("path", "").rstrip("/")
+        if path == bin_dir and mount["mountPath"].rstrip("/") != path:
+            found.append(
+                finding(
+                    "bin-dir-mounted-elsewhere",
+                    name,
+                    f"{path} of the node at the same path in the pod",
+                    f"at {mount['mountPath']}: the daemon finds none of the plugins that are there",
+                    "mount it at the same path",
+                )
+            )
+    return found
+
+
+def _overwrites(command: str) -> bool:
+    copies = re.search(r"\bcp\b[^;&|]*\bmultus-shim\b[^;&|]*", command)
+    return bool(copies) and not re.search(r"\bmv\b[^;&|]*\bmultus-shim\b", command)
+
+
+def _bytes(quantity) -> int:
+    matched = re.fullmatch(r"(\d+)(Ki|Mi|Gi|Ti|k|M|G|T)?", str(quantity))
+    units = {
+        None: 1,
+        "Ki": 2**10,
+        "Mi": 2**20,
+        "Gi": 2**30,
+        "Ti": 2**40,
+        "k": 10**3,
+        "M": 10**6,
+        "G": 10**9,
+        "T": 10**12,
+    }
+    return int(matched[1]) * units[matched[2]] if matched else 0
+
+
+def _daemon_config(item: dict) -> list[dict]:
+    """M4, M6, M7: how Multus finds the pod network's configuration."""
+    text = (item.get("data") or {}).get("daemon-config.json")
+    if text is None:
+        return []
+    name = f"ConfigMap {item['metadata'].get('namespace', 'default')}/{item['metadata']['name']}"
+    try:
+        config = json.loads(text)
+    except ValueError as error:
+        return [finding("daemon-config-invalid", name, "a JSON object", f"{error}", _RUN_ROLE)]
+    found = []
+    if config.get("multusConfigFile") == "auto" and not config.get("multusMasterCNI"):
+        found.append(
+            finding(
+                "multus-picks-first",
+                name,
+                "multusMasterCNI, the one configuration that is the pod network's",
+                f"none: Multus takes what comes first in {config.get('multusAutoconfigDir')}, and ends when nothing "
+                "has come within 120 s",
+                f"set it to {PRIMARY_NAME}",
+            )
+        )
+    if config.get("multusAutoconfigDir") == config.get("cniConfigDir"):
+        found.append(
+            finding(
+                "pod-network-usable-alone",
+                name,
+                "the pod network's configuration where only Multus reads it",
+                f"in {config.get('cniConfigDir')}, where the runtime reads it as well: while Multus is not up, pods "
+                "start without net1",
+                f"set multusAutoconfigDir to {HOST_PREFIX}{PRIMARY_DIRECTORY} and have Flannel's configuration there",
+            )
+        )
+    return found

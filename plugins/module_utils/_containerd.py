@@ -1,0 +1,97 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the container runtime of a node has been told about CNI: the few keys of containerd's config.toml that count.
+
+PRIVATE to the collection. Pure; standard library only, and Python 3.9 has no TOML parser, so this reads the subset that
+containerd's own and k3s' rendered files use: tables, strings, integers, booleans, arrays of strings.
+"""
+
+from __future__ import annotations
+
+import re
+
+# k3s renders the first two; with flannel-backend none it writes no [cni] table and containerd's defaults count.
+FILES = (
+    "/var/lib/rancher/k3s/agent/etc/containerd/config.toml",
+    "/var/lib/rancher/rke2/agent/etc/containerd/config.toml",
+    "/etc/containerd/config.toml",
+)
+DEFAULTS = {
+    "conf_dir": "/etc/cni/net.d",
+    "bin_dirs": ["/opt/cni/bin"],
+    "max_conf_num": 1,
+    "use_internal_loopback": False,
+}
+_TABLE = re.compile(r"^\[+\s*(.+?)\s*\]+$")
+# Tables of the CRI plugin: configuration version 2 and, since containerd 2, version 3.
+_CNI = ("plugins.io.containerd.grpc.v1.cri.cni", "plugins.io.containerd.cri.v1.runtime.cni")
+
+
+def tables(text: str) -> dict[str, dict]:
+    """{name of a table without quotes: {key: value}}; the table without a name is ''. Unknown syntax is passed over."""
+    found: dict[str, dict] = {"": {}}
+    current = ""
+    pending = ""
+    for raw in text.splitlines():
+        line = pending + _without_comment(raw).strip()
+        pending = ""
+        if not line:
+            continue
+        header = _TABLE.match(line)
+        if header and "=" not in line:
+            current = re.sub(r"[\"'\s]", "", header[1])
+            found.setdefault(current, {})
+            continue
+        key, equals, value = line.partition("=")
+        if not equals:
+            continue
+        if value.count("[") > value.count("]"):
+            pending = line + " "
+            continue
+        found[current][key.strip().strip("\"'")] = _value(value.strip())
+    return found
+
+
+def _without_comment(line: str) -> str:
+    quoted = ""
+    for position, char in enumerate(line):
+        if quoted:
+            quoted = "" if char == quoted else quoted
+        elif char in "\"'":
+            quoted = char
+        elif char == "#":
+            return line[:position]
+    return line
+
+
+def _value(text: str):
+    if text.startswith("["):
+        return [first or second for first, second in re.findall(r"\"([^\"]*)\"|'([^']*)'", text)]
+    if text[:1] in "\"'" and text:
+        return text[1:-1]
+    if text in ("true", "false"):
+        return text == "true"
+    return int(text) if re.fullmatch(r"-?\d+", text) else text
+
+
+def imports(text: str) -> list[str]:
+    """Patterns of further files that this one reads; later files win."""
+    found = tables(text)[""].get("imports")
+    return found if isinstance(found, list) else []
+
+
+def cni(texts: list[str]) -> dict:
+    """{conf_dir, bin_dirs, max_conf_num, use_internal_loopback} as containerd takes them from its files in order."""
+    merged: dict = {}
+    for text in texts:
+        found = tables(text)
+        for name in _CNI:
+            merged.update(found.get(name, {}))
+    directories = merged.get("bin_dirs") or ([merged["bin_dir"]] if merged.get("bin_dir") else None)
+    return {
+        "conf_dir": merged.get("conf_dir") or DEFAULTS["conf_dir"],
+        "bin_dirs": directories or list(DEFAULTS["bin_dirs"]),
+        "max_conf_num": merged.get("max_conf_num", DEFAULTS["max_conf_num"]),
+        "use_internal_loopback": bool(merged.get("use_internal_loopback", DEFAULTS["use_internal_loopback"])),
+    }

@@ -1,0 +1,259 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: cni_lint
+short_description: Say what is wrong with the CNI configuration and plugins of a node
+version_added: 0.1.0
+description:
+  - Reads what containerd really uses (its directories and C(max_conf_num)), each configuration in the order in which it
+    counts, each plugin and address manager that one names, what a writer cut short has left, Multus' socket, and the
+    kernel's side of the pod network. Changes nothing and does not fail for what it finds.
+  - Lints the objects that run Flannel and Multus as well, where they are given.
+attributes:
+  check_mode:
+    support: full
+    description: Reads only.
+  diff_mode:
+    support: none
+    description: Changes nothing.
+author:
+  - The gpufabric founders (@gpufabric)
+options:
+  conf_directory:
+    description:
+      - Where Multus writes its configuration.
+    type: path
+    default: /etc/cni/net.d
+  plugin_directory:
+    description:
+      - Where the roles put the plugins.
+    type: path
+    default: /opt/cni/bin
+  primary:
+    description:
+      - The pod network's own configuration, which only Multus reads.
+    type: path
+    default: /etc/cni/gpufabric-rdma.d/10-flannel.conflist
+  multus:
+    description:
+      - Whether Multus is to be the one configuration that the runtime sees.
+    type: bool
+    default: true
+  health_port:
+    description:
+      - TCP port of Flannel's health endpoint, V(0) for none.
+    type: int
+    default: 0
+  objects:
+    description:
+      - DaemonSets and ConfigMaps of Flannel and Multus to lint.
+    type: list
+    elements: dict
+    default: []
+  root:
+    description:
+      - Directory that holds the node.
+    type: path
+    default: /
+"""
+
+EXAMPLES = r"""
+- name: See what is wrong with CNI on this node
+  gpufabric.rdma.cni_lint:
+  register: result
+
+- name: Stop with all of it
+  ansible.builtin.assert:
+    that: result.findings | length == 0
+    fail_msg: "{{ result.findings }}"
+"""
+
+RETURN = r"""
+findings:
+  description: What is wrong, in the order in which it matters.
+  returned: success
+  type: list
+  elements: dict
+  contains:
+    id:
+      description: Name of the fault, such as C(conf-empty).
+      type: str
+    object:
+      description: What it is about.
+      type: str
+    wanted:
+      description: What should be there.
+      type: str
+    seen:
+      description: What was found.
+      type: str
+    next_step:
+      description: What to do about it.
+      type: str
+runtime:
+  description: What containerd uses, and the file that says so.
+  returned: success
+  type: dict
+configurations:
+  description: The configurations that containerd sees, in order.
+  returned: success
+  type: list
+  elements: str
+not_verified:
+  description: What could not be seen from here, with the reason.
+  returned: success
+  type: list
+  elements: str
+"""
+
+import fnmatch
+import os
+import socket
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpufabric.rdma.plugins.module_utils import _cni_lint, _containerd
+from ansible_collections.gpufabric.rdma.plugins.module_utils._files import under
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, elf, node
+
+SOCKET = "/run/multus/multus.sock"
+
+
+def read(root: str, wanted: dict) -> dict:
+    tree = Tree(root)
+    runtime = _runtime(tree)
+    directory = runtime["conf_dir"]
+    names = tree.listdir(directory)
+    confs = [_conf(tree, f"{directory}/{name}") for name in names if name.endswith(_cni_lint.CONF_SUFFIXES)]
+    folder = os.path.dirname(wanted["primary"])
+    primary = [
+        _conf(tree, f"{folder}/{name}") for name in tree.listdir(folder) if name.endswith(_cni_lint.CONF_SUFFIXES)
+    ]
+    parsed = [
+        configuration for conf in confs + primary for configuration in [_cni_lint.parse(conf)[0]] if configuration
+    ]
+    clusters = {_cni_lint.cluster_network(configuration) for configuration in parsed} - {None}
+    used = {name for configuration in parsed for name in _cni_lint.types(configuration)} | {"loopback"}
+    machine = node.node(tree, Seams.of(tree))["architecture"]
+    return {
+        "machine": None if machine.startswith("unknown") else machine,
+        "runtime": runtime,
+        "confs": confs,
+        "others": [name for name in names if not name.endswith(_cni_lint.CONF_SUFFIXES)],
+        "primary": primary if tree.isdir(folder) else None,
+        "programs": _programs(tree, runtime["bin_dirs"], used),
+        "leftovers": [
+            f"{place}/{name}"
+            for place in runtime["bin_dirs"]
+            for name in tree.listdir(place)
+            if _cni_lint.LEFTOVER.search(name)
+        ],
+        "socket": _socket(tree),
+        "existing": {path: tree.exists(path) for path in clusters},
+        "sysctls": {key: tree.read(f"/proc/sys/{key.replace('.', '/')}") for key in _cni_lint.SYSCTLS},
+        "ports": _listening(tree),
+        "flannel": any(
+            tree.read(f"/proc/{pid}/comm") == "flanneld" for pid in tree.listdir("/proc") if pid.isdecimal()
+        ),
+    }
+
+
+def _runtime(tree: Tree) -> dict:
+    """k3s runs a containerd of its own; a distribution's counts only where k3s has left no configuration."""
+    source = next((path for path in _containerd.FILES if tree.exists(path)), None)
+    text = (tree.read(source) or "") if source else ""
+    texts = [text]
+    for pattern in _containerd.imports(text):
+        folder, name = os.path.split(pattern if pattern.startswith("/") else f"{os.path.dirname(source)}/{pattern}")
+        texts += [
+            tree.read(f"{folder}/{entry}") or "" for entry in tree.listdir(folder) if fnmatch.fnmatch(entry, name)
+        ]
+    return {"source": source, **_containerd.cni(texts)}
+
+
+def _conf(tree: Tree, path: str) -> dict:
+    data = tree.read_bytes(path)
+    return {"path": path, "content": None if data is None else data.decode("utf-8", "replace")}
+
+
+def _programs(tree: Tree, directories: list, names: set) -> dict:
+    found = {}
+    for name in names:
+        path = next((f"{place}/{name}" for place in directories if tree.exists(f"{place}/{name}")), None)
+        status = tree.stat(path) if path else None
+        if status is None:
+            continue
+        with open(under(tree.root, tree.realpath(path)), "rb") as stream:
+            start = stream.read(4096)
+        found[name] = {
+            "path": path,
+            "mode": f"{status.st_mode & 0o7777:04o}",
+            "size": status.st_size,
+            "script": start.startswith(b"#!"),
+            "elf": elf.program(start),
+        }
+    return found
+
+
+def _socket(tree: Tree) -> str:
+    if not tree.live:
+        return "unknown"
+    if not tree.exists(SOCKET):
+        return "absent"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as end:
+        end.settimeout(2)
+        try:
+            end.connect(SOCKET)
+        except OSError:
+            return "refuses"
+    return "answers"
+
+
+def _listening(tree: Tree) -> list:
+    """Local ports in state LISTEN (0A) of /proc/net/tcp and tcp6."""
+    found = set()
+    for name in ("tcp", "tcp6"):
+        for line in (tree.read(f"/proc/net/{name}") or "").splitlines()[1:]:
+            part = line.split()
+            if len(part) > 3 and part[3] == "0A":
+                found.add(int(part[1].rpartition(":")[2], 16))
+    return sorted(found)
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "conf_directory": {"type": "path", "default": "/etc/cni/net.d"},
+            "plugin_directory": {"type": "path", "default": "/opt/cni/bin"},
+            "primary": {"type": "path", "default": f"{_cni_lint.PRIMARY_DIRECTORY}/{_cni_lint.PRIMARY_NAME}"},
+            "multus": {"type": "bool", "default": True},
+            "health_port": {"type": "int", "default": 0},
+            "objects": {"type": "list", "elements": "dict", "default": []},
+            "root": {"type": "path", "default": "/"},
+        },
+        supports_check_mode=True,
+    )
+    given = module.params
+    wanted = {
+        "conf_dir": given["conf_directory"],
+        "bin_dir": given["plugin_directory"],
+        "primary": given["primary"],
+        "multus": given["multus"],
+        "health_port": given["health_port"],
+    }
+    state = read(given["root"], wanted)
+    findings = _cni_lint.lint(state, wanted) + _cni_lint.lint_objects(given["objects"], wanted["bin_dir"])
+    module.exit_json(
+        changed=False,
+        findings=findings,
+        runtime=state["runtime"],
+        configurations=[conf["path"] for conf in state["confs"]],
+        not_verified=["Multus' socket: the node is a tree of files"] if state["socket"] == "unknown" else [],
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,256 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: cni_plugins
+short_description: Put CNI plugins of a bundle folder on a node
+version_added: 0.1.0
+description:
+  - Takes the listed plugins out of the archives of a bundle folder on the controller, after their sha256, ELF machine
+    and length were checked there, and brings those to the node that it lacks or has otherwise.
+  - Each program is written beside its place, checked again and renamed, so that a plugin that is running is never
+    half there.
+  - Plugins that are not listed and that no earlier run has placed are left alone.
+  - A converged node costs one call and no transfer.
+extends_documentation_fragment:
+  - gpufabric.rdma.changing
+  - gpufabric.rdma.changing.root
+author:
+  - The gpufabric founders (@gpufabric)
+options:
+  bundle:
+    description:
+      - The bundle folder on the controller; C(bundle.yml) in it lists its files.
+    type: path
+  names:
+    description:
+      - The plugins. V(flannel) comes from the file C(flannel-cni-plugin) of the bundle, all others from
+        C(cni-plugins).
+    type: list
+    elements: str
+  machine:
+    description:
+      - Hardware name of the node as C(uname -m) prints it.
+    type: str
+  directory:
+    description:
+      - Where the container runtime looks for plugins.
+    type: path
+    default: /opt/cni/bin
+  binaries:
+    description:
+      - Set by the controller's side. What has to be in place.
+    type: list
+    elements: dict
+    suboptions:
+      name:
+        description: Name of the plugin.
+        type: str
+        required: true
+      sha256:
+        description: Digest of its program.
+        type: str
+        required: true
+  archive:
+    description:
+      - Set by the controller's side. Archive on the node with the programs that RV(needed) named. Without it nothing
+        is placed.
+    type: path
+"""
+
+EXAMPLES = r"""
+- name: Put the CNI plugins in place
+  gpufabric.rdma.cni_plugins:
+    bundle: "{{ k3s_bundle_dir }}"
+    names: [loopback, bridge, host-local, portmap, macvlan, flannel]
+    machine: "{{ ansible_facts['rdma']['node']['architecture'] }}"
+"""
+
+RETURN = r"""
+changes:
+  description: What was changed, or would be in check mode.
+  returned: always
+  type: list
+  elements: dict
+  contains:
+    object:
+      description: Path of the plugin.
+      type: str
+    action:
+      description: C(place), C(mode), C(remove) or C(record).
+      type: str
+    before:
+      description: Digest before.
+      type: str
+    after:
+      description: Digest after.
+      type: str
+problems:
+  description: What kept the node from the wanted state. Nothing is changed when a problem is seen beforehand.
+  returned: always
+  type: list
+  elements: dict
+  contains:
+    object:
+      description: What it is about.
+      type: str
+    wanted:
+      description: What was asked for.
+      type: str
+    seen:
+      description: What was found.
+      type: str
+    next_step:
+      description: What to do about it.
+      type: str
+needed:
+  description: Plugins that have to be brought to the node.
+  returned: success
+  type: list
+  elements: str
+reboot_reasons:
+  description: Always empty; every changing module of the collection returns it.
+  returned: success
+  type: list
+  elements: str
+not_applied:
+  description: What was left as it is on purpose, with the reason.
+  returned: success
+  type: list
+  elements: str
+not_verified:
+  description: What could not be done or seen from here, with the reason.
+  returned: success
+  type: list
+  elements: str
+notes:
+  description: What is worth knowing and needs no action of the module.
+  returned: success
+  type: list
+  elements: str
+"""
+
+import hashlib
+import json
+import os
+import tarfile
+import tempfile
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpufabric.rdma.plugins.module_utils import _cni_plugins_plan as planner
+from ansible_collections.gpufabric.rdma.plugins.module_utils._change import Refused, failure, result, settle
+from ansible_collections.gpufabric.rdma.plugins.module_utils._files import under, write
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
+
+TEMPORARY = ".gpufabric-"
+
+
+def read(root: str, names: list, directory: str) -> dict:
+    tree = Tree(root)
+    try:
+        record = json.loads(tree.read(planner.RECORD) or "{}")
+    except ValueError:
+        record = {}
+    there = tree.listdir(directory)
+    return {
+        "record": record,
+        "files": {name: _file(tree, f"{directory}/{name}") for name in {*names, *record} if name in there},
+        "leftovers": [name for name in there if name.startswith(TEMPORARY)],
+    }
+
+
+def _file(tree: Tree, path: str) -> dict:
+    data = tree.read_bytes(path)
+    return {
+        "sha256": "unreadable" if data is None else hashlib.sha256(data).hexdigest(),
+        "mode": f"{tree.mode(path) or 0:04o}",
+        "link": tree.readlink(path) is not None,
+    }
+
+
+def apply(changes, root: str, archive, binaries: list):
+    digests = {item["name"]: item["sha256"] for item in binaries}
+    for change in changes:
+        path = under(root, change.object)
+        if change.action == "place":
+            place(path, archive, digests)
+        elif change.action == "mode":
+            os.chmod(path, int(change.after, 8))
+        elif change.action == "remove":
+            os.unlink(path)
+        else:
+            write(path, json.dumps(digests, indent=2, sort_keys=True) + "\n")
+        yield change
+
+
+def place(path: str, archive: str, digests: dict) -> None:
+    """Beside, checked, renamed: the kernel refuses to write a program that runs, and half of one must never run."""
+    directory, name = os.path.split(path)
+    os.makedirs(directory, mode=0o755, exist_ok=True)
+    with tarfile.open(archive) as source:
+        content = source.extractfile(name).read()
+    if hashlib.sha256(content).hexdigest() != digests[name]:
+        raise Refused.because(path, f"sha256 {digests[name]}", "another in the archive", "run again")
+    handle, temporary = tempfile.mkstemp(prefix=TEMPORARY, dir=directory)
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fchmod(stream.fileno(), int(planner.MODE, 8))
+            os.fsync(stream.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "bundle": {"type": "path"},
+            "names": {"type": "list", "elements": "str"},
+            "machine": {"type": "str"},
+            "directory": {"type": "path", "default": "/opt/cni/bin"},
+            "binaries": {
+                "type": "list",
+                "elements": "dict",
+                "options": {
+                    "name": {"type": "str", "required": True},
+                    "sha256": {"type": "str", "required": True},
+                },
+            },
+            "archive": {"type": "path"},
+            "root": {"type": "path", "default": "/"},
+        },
+        supports_check_mode=True,
+    )
+    root, directory = module.params["root"], module.params["directory"]
+    binaries, archive = module.params["binaries"], module.params["archive"]
+    if binaries is None:
+        module.fail_json(msg="binaries is set by the controller's side of this module, which did not run")
+
+    def look() -> dict:
+        return read(root, [item["name"] for item in binaries], directory)
+
+    first = planner.plan(look(), binaries, directory)
+    missing = planner.needed(first)
+    try:
+        made, changes = settle(
+            read=look,
+            plan=lambda state: planner.plan(state, binaries, directory),
+            apply=lambda changes: apply(changes, root, archive, binaries),
+            # Nothing is changed before everything is at hand.
+            check_mode=module.check_mode or bool(missing and not archive),
+        )
+    except Refused as refused:
+        module.fail_json(**failure(refused))
+    told = result(made, changes)
+    told["notes"] = first.notes
+    module.exit_json(needed=missing, **told)
+
+
+if __name__ == "__main__":
+    main()

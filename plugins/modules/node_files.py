@@ -1,0 +1,478 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: node_files
+short_description: Files, units, kernel modules and sysctls of one role on a node, in one call
+version_added: 0.1.0
+description:
+  - Writes whole files in one step each, enables and runs units, loads kernel modules and sets sysctls, and reads back
+    what it did.
+  - A unit is restarted when a file it was started from is newer than its start, also when an earlier run was cut short
+    in between.
+  - The running and the persisted value are two states; the files for the boot are written by the caller as
+    O(files), O(kernel_modules) and O(sysctls) are the running kernel's side.
+extends_documentation_fragment:
+  - gpufabric.rdma.changing
+  - gpufabric.rdma.changing.root
+author:
+  - The gpufabric founders (@gpufabric)
+options:
+  files:
+    description:
+      - The files, whole.
+    type: list
+    elements: dict
+    default: []
+    suboptions:
+      path:
+        description: Absolute path on the node.
+        type: str
+        required: true
+      content:
+        description: The text.
+        type: str
+        required: true
+      mode:
+        description: Its permissions, four octal digits.
+        type: str
+        default: "0644"
+  secrets:
+    description:
+      - Files with mode 0600 whose text appears in no output.
+    type: list
+    elements: dict
+    default: []
+    suboptions:
+      path:
+        description: Absolute path on the node.
+        type: str
+        required: true
+      content:
+        description: The text. Not given leaves the file as it is; RV(missing_secrets) says when there is none.
+        type: str
+  absent:
+    description:
+      - Files that must not be there.
+    type: list
+    elements: str
+    default: []
+  units:
+    description:
+      - Units of the system manager, whose files are among O(files).
+    type: list
+    elements: dict
+    default: []
+    suboptions:
+      name:
+        description: Name of the unit with its type.
+        type: str
+        required: true
+      present:
+        description: Whether it is wanted at all. V(false) stops and disables it; its file belongs among O(absent) then.
+        type: bool
+        default: true
+      wanted_by:
+        description: Units that start it.
+        type: list
+        elements: str
+        default: [multi-user.target]
+      running:
+        description: Whether it has to run now.
+        type: bool
+        default: true
+      restarted_by:
+        description: Files besides the unit's own that it reads when it starts.
+        type: list
+        elements: str
+        default: []
+  kernel_modules:
+    description:
+      - Kernel modules to load now.
+    type: list
+    elements: str
+    default: []
+  sysctls:
+    description:
+      - Kernel parameters to set now, such as V(net.ipv4.ip_forward).
+    type: dict
+    default: {}
+  exclusive:
+    description:
+      - Directories in which no file of anybody else may count.
+    type: list
+    elements: dict
+    default: []
+    suboptions:
+      directory:
+        description: The directory.
+        type: str
+        required: true
+      suffixes:
+        description: How the names end that count.
+        type: list
+        elements: str
+        required: true
+      keep:
+        description: Names that may be there.
+        type: list
+        elements: str
+        required: true
+      allowed:
+        description:
+          - What to do with the others. Not set stops and names them, V(true) renames each so that it counts no longer,
+            V(false) leaves them and says so.
+        type: bool
+      reason:
+        description: What happens as long as they are there.
+        type: str
+        required: true
+      consent:
+        description: Name of the variable that answers.
+        type: str
+        required: true
+  contents:
+    description:
+      - Files to return the text of; RV(contents) has it.
+    type: list
+    elements: str
+    default: []
+  programs:
+    description:
+      - Names of programs to look for among the running processes; RV(programs) has the answer.
+    type: list
+    elements: str
+    default: []
+"""
+
+EXAMPLES = r"""
+- name: Load br_netfilter now and at boot
+  gpufabric.rdma.node_files:
+    files:
+      - path: /etc/modules-load.d/example.conf
+        content: |
+          br_netfilter
+    kernel_modules: [br_netfilter]
+    sysctls:
+      net.bridge.bridge-nf-call-iptables: "1"
+"""
+
+RETURN = r"""
+changes:
+  description: What was changed, or would be in check mode.
+  returned: always
+  type: list
+  elements: dict
+  contains:
+    object:
+      description: What it is about, a path or a name such as C(module br_netfilter).
+      type: str
+    action:
+      description: What happened to it.
+      type: str
+    before:
+      description: Value or text before; never that of a secret.
+      type: str
+    after:
+      description: Value or text after; never that of a secret.
+      type: str
+problems:
+  description: What kept the node from the wanted state. Nothing is changed when a problem is seen beforehand.
+  returned: always
+  type: list
+  elements: dict
+  contains:
+    object:
+      description: What it is about.
+      type: str
+    wanted:
+      description: What was asked for.
+      type: str
+    seen:
+      description: What was found.
+      type: str
+    next_step:
+      description: What to do about it.
+      type: str
+reboot_reasons:
+  description: Always empty; every changing module of the collection returns it.
+  returned: success
+  type: list
+  elements: str
+not_applied:
+  description: What was left as it is on purpose, with the reason.
+  returned: success
+  type: list
+  elements: str
+not_verified:
+  description: What could not be done or seen from here, with the reason.
+  returned: success
+  type: list
+  elements: str
+notes:
+  description: What is worth knowing and needs no action of the module.
+  returned: success
+  type: list
+  elements: str
+missing_secrets:
+  description: Paths of O(secrets) that are not there and for which no content was given.
+  returned: success
+  type: list
+  elements: str
+contents:
+  description: Each path of O(contents) with its text, null where there is no such file.
+  returned: success
+  type: dict
+programs:
+  description: Each name of O(programs) with whether such a process runs.
+  returned: success
+  type: dict
+"""
+
+import os
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpufabric.rdma.plugins.module_utils import _node_files_plan as planner
+from ansible_collections.gpufabric.rdma.plugins.module_utils._change import (
+    Change,
+    Refused,
+    failure,
+    kernel_out_of_reach,
+    result,
+    settle,
+)
+from ansible_collections.gpufabric.rdma.plugins.module_utils._files import under, write
+from ansible_collections.gpufabric.rdma.plugins.module_utils._systemd import running
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree, modules, node
+
+PROPERTIES = ("Id", "ActiveState", "ExecMainStartTimestamp")
+
+
+def read(root: str, wanted: dict, run, live: bool | None = None) -> dict:
+    tree = Tree(root)
+    every = [item["path"] for item in wanted["files"]] + wanted["absent"]
+    watched = [path for unit in wanted["units"] for path in unit["restarted_by"]]
+    names = {path for unit in wanted["units"] for path in planner.links(unit)}
+    return {
+        "files": {path: _file(tree, path) for path in [*every, *watched]},
+        "secrets": {item["path"]: _file(tree, item["path"]) for item in wanted["secrets"]},
+        "links": {path: tree.readlink(path) for path in names},
+        "units": _units([unit["name"] for unit in wanted["units"]], run)
+        if (running(root) if live is None else live)
+        else None,
+        "modules": _modules(tree, wanted["kernel_modules"]),
+        "sysctls": {key: _sysctl(tree, key) for key in wanted["sysctls"]},
+        "offline": kernel_out_of_reach({"node": {"container": node.container(tree)}}, root),
+        "others": {item["directory"]: _others(tree, item) for item in wanted["exclusive"]},
+    }
+
+
+def _others(tree: Tree, item: dict) -> list:
+    names = [name for name in tree.listdir(item["directory"]) if name.endswith(tuple(item["suffixes"]))]
+    return [(name, (_file(tree, f"{item['directory']}/{name}") or {"content": ""})["content"]) for name in names]
+
+
+def _file(tree: Tree, path: str):
+    data, mode = tree.read_bytes(path), tree.mode(path)
+    if data is None or mode is None:
+        return None
+    return {"content": data.decode("utf-8", "replace"), "mode": f"{mode:04o}", "mtime": tree.mtime(path)}
+
+
+def _units(names: list, run) -> dict:
+    if not names:
+        return {}
+    code, out, _error = run(
+        ["systemctl", "show", "--timestamp=unix", *(f"--property={key}" for key in PROPERTIES), *names]
+    )
+    found = {}
+    for block in out.split("\n\n") if code == 0 else ():
+        fields = dict(line.partition("=")[::2] for line in block.splitlines())
+        started = fields.get("ExecMainStartTimestamp", "").lstrip("@")
+        found[fields.get("Id")] = {
+            "active": fields.get("ActiveState") in ("active", "activating", "reloading"),
+            "started": int(started) if started.isdecimal() else None,
+        }
+    return found
+
+
+def _modules(tree: Tree, names: list) -> dict:
+    if not names:
+        return {}
+    catalogue = modules.Catalogue(tree, node.kernel(tree))
+    found = {}
+    for name in names:
+        if tree.isdir(f"/sys/module/{name.replace('-', '_')}"):
+            found[name] = planner.LOADED
+        elif name.replace("-", "_") in catalogue.builtin:
+            found[name] = planner.BUILTIN
+        else:
+            found[name] = {True: planner.LOADABLE, False: planner.ABSENT}.get(catalogue.available(name), "unknown")
+    return found
+
+
+def _sysctl(tree: Tree, key: str):
+    value = tree.read(f"/proc/sys/{key.replace('.', '/')}")
+    return None if value is None else " ".join(value.split())
+
+
+def programs(root: str, names: list) -> dict:
+    """Whether a process of that name runs; the kernel cuts a name after 15 characters."""
+    tree = Tree(root)
+    comms = {tree.read(f"/proc/{pid}/comm") for pid in tree.listdir("/proc") if pid.isdecimal()} if names else set()
+    return {name: name[:15] in comms for name in names}
+
+
+def apply(changes, wanted: dict, root: str, run, live: bool | None = None):
+    """Files first, then one reload of systemd, then the kernel, then the units.
+
+    No file tells whether systemd has read its units since they changed, so each start is preceded by a reload.
+    """
+    live = running(root) if live is None else live
+    modes = {item["path"]: int(item["mode"], 8) for item in wanted["files"]}
+    secrets = {item["path"]: item["content"] for item in wanted["secrets"]}
+    reload = False
+    for change in changes:
+        if change.action in ("start", "restart"):
+            continue
+        if change.object.startswith(planner.SYSTEM):
+            reload = True
+        _carry_out(change, modes, secrets, root, run)
+        yield change
+    starts = [change for change in changes if change.action in ("start", "restart")]
+    if live and (reload or starts):
+        _must(run, "systemd", ["systemctl", "daemon-reload"])
+    for change in starts:
+        _must(run, change.object, ["systemctl", change.action, change.object])
+        yield change
+
+
+def _carry_out(change: Change, modes: dict, secrets: dict, root: str, run) -> None:
+    path = under(root, change.object)
+    if change.action == "write":
+        write(path, change.after, modes[change.object])
+    elif change.action == "write secret":
+        write(path, secrets[change.object], 0o600)
+    elif change.action == "mode":
+        os.chmod(path, int(change.after, 8))
+    elif change.action in ("remove", "unlink"):
+        os.unlink(path)
+    elif change.action == "stop":
+        _must(run, change.object, ["systemctl", "stop", change.object])
+    elif change.action == "put aside":
+        os.replace(path, path + planner.ASIDE)
+    elif change.action == "link":
+        os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+        if os.path.lexists(path):
+            os.unlink(path)
+        os.symlink(change.after, path)
+    elif change.action == "load":
+        _must(run, change.object, ["modprobe", "--", change.object.partition(" ")[2]])
+    elif change.action == "set":
+        with open(
+            under(root, "/proc/sys/" + change.object.partition(" ")[2].replace(".", "/")), "w", encoding="ascii"
+        ) as stream:
+            stream.write(change.after)
+
+
+def _must(run, obj: str, argv: list) -> None:
+    code, out, error = run(argv)
+    if code:
+        raise Refused.because(
+            obj,
+            f"{' '.join(argv)} to succeed",
+            f"exit status {code}: {' '.join((error or out).split())[:300]}",
+            "settle what it names (journalctl -b, systemctl status) and run again",
+        )
+
+
+def main() -> None:
+    path = {"type": "str", "required": True}
+    strings = {"type": "list", "elements": "str", "default": []}
+    module = AnsibleModule(
+        argument_spec={
+            "files": {
+                "type": "list",
+                "elements": "dict",
+                "default": [],
+                "options": {
+                    "path": path,
+                    "content": {"type": "str", "required": True},
+                    "mode": {"type": "str", "default": "0644"},
+                },
+            },
+            "secrets": {
+                "type": "list",
+                "elements": "dict",
+                "default": [],
+                "no_log": False,
+                "options": {"path": path, "content": {"type": "str", "no_log": True}},
+            },
+            "absent": strings,
+            "units": {
+                "type": "list",
+                "elements": "dict",
+                "default": [],
+                "options": {
+                    "name": {"type": "str", "required": True},
+                    "present": {"type": "bool", "default": True},
+                    "wanted_by": {"type": "list", "elements": "str", "default": ["multi-user.target"]},
+                    "running": {"type": "bool", "default": True},
+                    "restarted_by": strings,
+                },
+            },
+            "kernel_modules": strings,
+            "sysctls": {"type": "dict", "default": {}},
+            "exclusive": {
+                "type": "list",
+                "elements": "dict",
+                "default": [],
+                "options": {
+                    "directory": path,
+                    "suffixes": {"type": "list", "elements": "str", "required": True},
+                    "keep": {"type": "list", "elements": "str", "required": True},
+                    "allowed": {"type": "bool"},
+                    "reason": {"type": "str", "required": True},
+                    "consent": {"type": "str", "required": True},
+                },
+            },
+            "contents": strings,
+            "programs": strings,
+            "root": {"type": "path", "default": "/"},
+        },
+        supports_check_mode=True,
+    )
+    root = module.params["root"]
+    parts = ("files", "secrets", "absent", "units", "kernel_modules", "sysctls", "exclusive")
+    wanted = {key: module.params[key] for key in parts}
+    state: dict = {}
+
+    def current() -> dict:
+        state.clear()
+        state.update(read(root, wanted, module.run_command))
+        return state
+
+    try:
+        made, changes = settle(
+            read=current,
+            plan=lambda state: planner.plan(state, wanted),
+            apply=lambda changes: apply(changes, wanted, root, module.run_command),
+            check_mode=module.check_mode,
+        )
+    except Refused as refused:
+        module.fail_json(**failure(refused))
+    module.exit_json(
+        missing_secrets=planner.missing_secrets(state, wanted),
+        contents={
+            path: (_file(Tree(root), path) or {"content": None})["content"] for path in module.params["contents"]
+        },
+        programs=programs(root, module.params["programs"]),
+        **result(made, changes),
+    )
+
+
+if __name__ == "__main__":
+    main()

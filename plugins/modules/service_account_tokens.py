@@ -1,0 +1,159 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: service_account_tokens
+short_description: Tokens of service accounts, made on a server node when they are needed
+version_added: 0.1.0
+description:
+  - Makes one token for each service account, which stays valid as long as the account, and returns them.
+  - The tokens are secrets. Call it with C(no_log) and only when a node lacks its token.
+attributes:
+  check_mode:
+    support: full
+    description: Makes and returns no token in check mode.
+  diff_mode:
+    support: none
+    description: Tokens are never shown.
+author:
+  - The gpufabric founders (@gpufabric)
+options:
+  namespace:
+    description: Namespace of the service accounts.
+    type: str
+    required: true
+  names:
+    description: The service accounts.
+    type: list
+    elements: str
+    required: true
+  kubectl:
+    description: The command, word by word.
+    type: list
+    elements: str
+    default: [k3s, kubectl]
+  timeout_seconds:
+    description: How long the cluster may take to make them.
+    type: int
+    default: 60
+"""
+
+EXAMPLES = r"""
+- name: Make the tokens of two nodes
+  gpufabric.rdma.service_account_tokens:
+    namespace: gpufabric-rdma
+    names: [node-ready-node1, node-ready-node2]
+  no_log: true
+  register: made
+"""
+
+RETURN = r"""
+tokens:
+  description: Token of each service account; empty in check mode.
+  returned: success
+  type: dict
+"""
+
+import base64
+import json
+import time
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.common.process import get_bin_path
+from ansible_collections.gpufabric.rdma.plugins.module_utils._change import Refused, failure
+from ansible_collections.gpufabric.rdma.plugins.module_utils._cluster_objects_plan import MANAGER
+
+POLL_SECONDS = 1
+
+
+def secret(namespace: str, account: str) -> dict:
+    """What the cluster's token controller fills in. It goes with the account."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "type": "kubernetes.io/service-account-token",
+        "metadata": {
+            "name": f"{account}-token",
+            "namespace": namespace,
+            "annotations": {"kubernetes.io/service-account.name": account},
+        },
+    }
+
+
+def make(namespace: str, names: list, call, timeout: float, clock=time.monotonic, sleep=time.sleep) -> tuple:
+    """({account: token}, whether a secret was made). `call(arguments, stdin)` gives status, output and error text."""
+    wanted = json.dumps(
+        {"apiVersion": "v1", "kind": "List", "items": [secret(namespace, name) for name in sorted(names)]}
+    )
+    _code, before, _error = call(["get", "--filename=-", "--ignore-not-found", "--output=json"], wanted)
+    code, _out, error = call(["apply", "--server-side", f"--field-manager={MANAGER}", "--filename=-"], wanted)
+    if code:
+        raise _failed(namespace, error)
+    deadline = clock() + timeout
+    while True:
+        code, out, error = call(["get", "--filename=-", "--output=json"], wanted)
+        found = _tokens(out) if code == 0 else {}
+        lacking = sorted(set(names) - set(found))
+        if not lacking:
+            return found, bool(set(names) - set(_tokens(before)))
+        if clock() >= deadline:
+            raise _failed(namespace, error or f"no token for {', '.join(lacking)} after {timeout:.0f} s")
+        sleep(POLL_SECONDS)
+
+
+def _tokens(text: str) -> dict:
+    try:
+        document = json.loads(text)
+    except ValueError:
+        return {}
+    found = {}
+    for item in document.get("items", [document]):
+        name = item["metadata"].get("annotations", {}).get("kubernetes.io/service-account.name")
+        token = (item.get("data") or {}).get("token")
+        if name and token:
+            found[name] = base64.b64decode(token).decode("ascii")
+    return found
+
+
+def _failed(namespace: str, error: str) -> Refused:
+    return Refused.because(
+        f"namespace {namespace}",
+        "a token for each service account",
+        " ".join(error.split())[:300] or "no reason given",
+        "see that the accounts are there (k3s kubectl get serviceaccounts -n " + namespace + ") and run again",
+    )
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "namespace": {"type": "str", "required": True},
+            "names": {"type": "list", "elements": "str", "required": True},
+            "kubectl": {"type": "list", "elements": "str", "default": ["k3s", "kubectl"]},
+            "timeout_seconds": {"type": "int", "default": 60},
+        },
+        supports_check_mode=True,
+    )
+    given = module.params
+    if module.check_mode:
+        module.exit_json(changed=bool(given["names"]), tokens={})
+
+    def call(arguments, text):
+        try:
+            program = get_bin_path(given["kubectl"][0], ["/usr/local/bin", "/usr/bin", "/bin"])
+        except ValueError as error:
+            return 127, "", str(error)
+        return module.run_command([program, *given["kubectl"][1:], *arguments], data=text, binary_data=True)
+
+    try:
+        tokens, changed = make(given["namespace"], given["names"], call, given["timeout_seconds"])
+    except Refused as refused:
+        module.fail_json(**failure(refused))
+    module.exit_json(changed=changed, tokens=tokens)
+
+
+if __name__ == "__main__":
+    main()
