@@ -1,0 +1,225 @@
+"""The DaemonSet against the one that users of the Go plugin have: each difference is listed here with its reason."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import shutil
+import subprocess
+
+import pytest
+import yaml
+from ansible_collections.gpufabric.rdma.plugins.module_utils import _device_plugin_objects as objects
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+DEPLOY = ROOT / "device_plugin/deploy"
+RECIPE = {
+    item["kind"]: item
+    for item in yaml.safe_load_all((ROOT / "tests/fixtures/manifests/rdma-shared-dp-ds.yml").read_text())
+}
+POD = "spec/template/spec"
+CONTAINER = f"{POD}/containers/k8s-rdma-shared-dp-ds"
+
+DIFFERENCES = {
+    # least privilege
+    f"{CONTAINER}/securityContext/privileged": "reads sysfs, writes sockets: shown to need no capability",
+    f"{CONTAINER}/securityContext/allowPrivilegeEscalation": "least privilege",
+    f"{CONTAINER}/securityContext/readOnlyRootFilesystem": "it writes into the kubelet's directories only",
+    f"{CONTAINER}/securityContext/runAsUser": "the kubelet's directories are root's; said, whatever the image says",
+    f"{CONTAINER}/securityContext/runAsGroup": "see runAsUser",
+    f"{CONTAINER}/securityContext/capabilities/drop/ALL": "least privilege",
+    f"{CONTAINER}/securityContext/seccompProfile/type": "least privilege",
+    f"{POD}/automountServiceAccountToken": "it asks the API server nothing",
+    # /dev: sysfs says which nodes there are; the kubelet is what gives them to containers
+    f"{CONTAINER}/volumeMounts/devs/mountPath": "no access to any device",
+    f"{POD}/volumes/devs/hostPath/path": "no access to any device",
+    # the watched directory
+    f"{CONTAINER}/volumeMounts/plugins-registry/mountPath": "where the kubelet looks first; upstream's has it",
+    f"{POD}/volumes/plugins-registry/hostPath/path": "see the mount",
+    f"{POD}/volumes/plugins-registry/hostPath/type": "see the mount; before the kubelet's first start it is not there",
+    f"{POD}/volumes/device-plugin/hostPath/type": "a directory that the kubelet did not make would hide the mistake",
+    f"{CONTAINER}/volumeMounts/device-plugin/readOnly": "false is the default",
+    f"{CONTAINER}/volumeMounts/config/readOnly": "it only reads its config",
+    # running
+    f"{CONTAINER}/image": "ours",
+    f"{CONTAINER}/command/0": "the path that both images have; said, whatever the entry point is",
+    f"{CONTAINER}/resources/limits/cpu": "a throttled plugin misses the kubelet's deadline of 1 s",
+    f"{POD}/terminationGracePeriodSeconds": "it ends within a second",
+    "spec/updateStrategy/type": "see maxSurge",
+    "spec/updateStrategy/rollingUpdate/maxSurge": "never two with the same resources on a node",
+    "spec/updateStrategy/rollingUpdate/maxUnavailable": "the default, said because it goes with maxSurge",
+}
+
+
+def leaves(value, path=""):
+    """{path: value}; items of lists go by their name where they have one, and texts by themselves."""
+    if isinstance(value, dict):
+        items = value.items()
+    elif isinstance(value, list):
+        items = (
+            (item["name"] if isinstance(item, dict) and "name" in item else index, item)
+            for index, item in enumerate(value)
+        )
+        if all(isinstance(item, str) and item.isupper() for item in value):
+            items = ((item, True) for item in value)
+    else:
+        return {path: value}
+    found = {}
+    for name, item in items:
+        named = isinstance(value, list) and isinstance(item, dict)
+        item = {key: leaf for key, leaf in item.items() if key != "name"} if named else item
+        found.update(leaves(item, f"{path}/{name}".lstrip("/")))
+    return found
+
+
+@pytest.fixture(scope="module")
+def rendered():
+    """What kubectl makes of the folder, by kind."""
+    if not shutil.which("kubectl"):
+        pytest.skip("not verified: no kubectl here to run kustomize with")
+    return kustomize(DEPLOY)
+
+
+def kustomize(folder):
+    done = subprocess.run(["kubectl", "kustomize", str(folder)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return {item["kind"]: item for item in yaml.safe_load_all(done.stdout)}
+
+
+def manifest():
+    return yaml.safe_load((DEPLOY / "daemonset.yaml").read_text())
+
+
+def test_each_field_is_that_of_the_recipe_or_differs_for_a_reason():
+    ours, theirs = leaves(manifest()), leaves(RECIPE["DaemonSet"])
+    different = {path for path in {*ours, *theirs} if ours.get(path) != theirs.get(path)}
+    assert different == set(DIFFERENCES)
+
+
+def test_what_the_cluster_depends_on_is_said():
+    pod = manifest()["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert pod["hostNetwork"] is True
+    assert pod["priorityClassName"] == "system-node-critical"
+    assert pod["tolerations"] == [{"operator": "Exists"}]
+    assert pod["nodeSelector"] == {"feature.node.kubernetes.io/rdma.capable": "true"}
+    assert container["resources"] == {"requests": {"cpu": "100m", "memory": "50Mi"}, "limits": {"memory": "150Mi"}}
+    assert container["securityContext"]["privileged"] is False
+    assert "add" not in container["securityContext"]["capabilities"]
+
+
+def test_kustomize_keeps_the_names_that_pods_and_people_know(rendered):
+    assert set(rendered) == {"ConfigMap", "DaemonSet"}
+    for kind, item in rendered.items():
+        assert item["metadata"]["name"] == RECIPE[kind]["metadata"]["name"]
+        assert item["metadata"]["namespace"] == "kube-system"
+        assert item["metadata"]["labels"] == objects.LABELS
+    assert list(rendered["ConfigMap"]["data"]) == ["config.json"]
+    assert rendered["DaemonSet"]["spec"]["selector"] == RECIPE["DaemonSet"]["spec"]["selector"]
+
+
+@pytest.mark.parametrize(
+    ("component", "settings"),
+    [("link-up", {"links_up": True}), ("cdi", {"use_cdi": True})],
+)
+def test_a_component_gives_what_the_role_gives(rendered, tmp_path, component, settings):
+    # kustomize takes no absolute paths.
+    shutil.copytree(DEPLOY, tmp_path / "deploy")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/kustomization.yaml").write_text(
+        f"resources: [../deploy]\ncomponents: [../deploy/components/{component}]\n"
+    )
+    made = kustomize(tmp_path / "mine")["DaemonSet"]
+    assert made["spec"] == render(**settings)["DaemonSet"]["spec"]
+
+
+def render(config="{}", links_up=False, **settings):
+    plain = {
+        "image": "localhost/rdma-device-plugin:0.1.0",
+        "node_selector": {"feature.node.kubernetes.io/rdma.capable": "true"},
+        "use_cdi": False,
+        "metrics_address": "",
+        "kubelet_root": "/var/lib/kubelet",
+    }
+    return {item["kind"]: item for item in objects.objects(manifest(), config, links_up, {**plain, **settings})}
+
+
+def test_the_role_applies_what_kustomize_makes(rendered):
+    config = (DEPLOY / "config.json").read_text()
+    made = render(config)
+    assert made["DaemonSet"] == rendered["DaemonSet"]
+    assert made["ConfigMap"] == rendered["ConfigMap"]
+
+
+def test_settings_of_the_role():
+    made = render(
+        image="registry.example/p:1",
+        node_selector={},
+        use_cdi=True,
+        metrics_address=":9808",
+        kubelet_root="/data/kubelet",
+    )["DaemonSet"]["spec"]["template"]["spec"]
+    (container,) = made["containers"]
+    assert container["image"] == "registry.example/p:1"
+    assert container["args"] == ["-use-cdi", "-metrics-address", ":9808", "-kubelet-root", "/data/kubelet"]
+    assert made["nodeSelector"] == {}
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    assert mounts["plugins-registry"] == "/data/kubelet/plugins_registry"
+    assert mounts["device-plugin"] == "/var/lib/kubelet/device-plugins"
+    assert mounts["cdi"] == "/var/run/cdi"
+    assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in made["volumes"]}
+
+
+def test_the_manifest_is_not_changed_by_rendering_it():
+    before = manifest()
+    given = manifest()
+    objects.objects(
+        given,
+        "{}",
+        True,
+        {"image": "x", "node_selector": {}, "use_cdi": True, "metrics_address": ":1", "kubelet_root": "/k"},
+    )
+    assert given == before
+
+
+def test_the_config_of_the_manifest_is_one_that_keeps_to_its_privileges():
+    config = json.loads((DEPLOY / "config.json").read_text())
+    assert all(entry["linkUp"] is False for entry in config["configList"])
+    assert config["periodicUpdateInterval"] == 300
+    assert {entry["rdmaHcaMax"] for entry in config["configList"]} == {63}
+
+
+# Which DaemonSets of a cluster are a plugin of this kind.
+
+
+def listed(name, container, labels=None, owner=None):
+    meta = {"namespace": "kube-system", "name": name, "labels": labels or {}}
+    if owner:
+        meta["ownerReferences"] = [{"kind": owner[0], "name": owner[1]}]
+    return {"metadata": meta, "spec": {"template": {"spec": {"containers": [container]}}}}
+
+
+def test_daemonsets_that_run_the_plugin_are_known_by_image_or_command():
+    found = objects.plugins(
+        {
+            "items": [
+                listed("a", {"image": "ghcr.io/mellanox/k8s-rdma-shared-dev-plugin:latest"}),
+                listed("b", {"image": "nvcr.io/x/plugin:1", "command": ["/bin/k8s-rdma-shared-dp"]}),
+                listed("ours", {"image": "x", "command": ["/bin/k8s-rdma-shared-dp"]}, objects.LABELS),
+                listed(
+                    "applied",
+                    {"image": "x", "command": ["/bin/k8s-rdma-shared-dp"]},
+                    {objects.OWNER_LABEL: objects.OWNER},
+                ),
+                listed("operator", {"image": "k8s-rdma-shared-dev-plugin"}, owner=("NicClusterPolicy", "nic")),
+                listed("other", {"image": "kube-flannel"}),
+            ]
+        }
+    )
+    assert [(item["name"], item["ours"], item["owner"]) for item in found] == [
+        ("a", False, ""),
+        ("b", False, ""),
+        ("ours", True, ""),
+        ("applied", True, ""),
+        ("operator", False, "NicClusterPolicy nic"),
+    ]
