@@ -38,10 +38,7 @@ def read(tree: Tree, facts: dict, seams: Seams, run: Callable[[list[str]], tuple
         "packages": installed,
         "held": held,
         "unfinished": {name: seen for name, seen in unfinished.items() if packages.stack_packages({name: ""})},
-        "files": {
-            path: _text(tree, path)
-            for path in [*(table[kind] for table in own if kind), packages.PINS, packages.SERVICE]
-        },
+        "files": {path: _text(tree, path) for path in [*own, packages.PINS, packages.SERVICE]},
         "foreign_repositories": list(_foreign(tree, kind)),
         "kernels": kernels,
         "headers": {kernel: tree.exists(f"/lib/modules/{kernel}/build/Makefile") for kernel in kernels},

@@ -124,7 +124,7 @@ def test_verify_says_what_is_there_and_changes_nothing(node):
     before = node.imprint()
     code, output = node.play()
     assert (code, changed(output)) == (0, 0), output
-    assert "Loaded: inbox; on disk for this kernel: inbox; installed: inbox." in output
+    assert "Loaded: inbox; on disk for this kernel: inbox; installed: inbox." in output, output
     assert node.imprint() == before
 
 
@@ -166,16 +166,16 @@ def test_a_fault_stops_the_run_before_the_driver_changes(node, fault):
 def test_nobody_has_said_whether_the_node_may_reboot(node):
     before = node.imprint()
     code, output = node.play(driver_flavor="doca", reboot_allowed=None)  # the lab's inventory says yes
-    assert code != 0
-    assert "reboot_allowed is not set" in output
+    assert code != 0, output
+    assert "reboot_allowed is not set" in output, output
     assert node.imprint() == before
 
 
 def test_installed_and_not_in_memory_until_the_reboot(node):
     code, output = node.play(driver_flavor="doca", reboot_allowed=False)
     assert code == 0, output
-    assert "Reboot pending" in output
-    assert "the modules in memory are not those on disk" in output
+    assert "Reboot pending" in output, output
+    assert "the modules in memory are not those on disk" in output, output
     assert node.loaded() == "none"  # the kernel's own module has no version
 
 
@@ -203,9 +203,9 @@ def test_a_reload_is_refused_where_the_way_in_goes_over_the_hca(node):
         code, output = node.play(
             "second", driver_flavor="doca", driver_activation="reload", driver_reload_allowed=True, **SECOND
         )
-        assert code != 0
-        assert "the default route goes over eth0" in output
-        assert "SSH session from" in output
+        assert code != 0, output
+        assert "the default route goes over eth0" in output, output
+        assert "SSH session from" in output, output
         assert node.imprint() == before
     finally:
         node.ssh("rdma link delete rxe99")
@@ -219,16 +219,16 @@ def test_a_name_that_goes_is_predicted_and_refused_while_a_file_refers_to_it(nod
     node.ssh("cat >/etc/network/interfaces.d/driver-test", stdin=b"iface eth2 inet manual\n")
     before = node.imprint()
     code, output = node.play("second", driver_flavor="doca", reboot_allowed=True, **SECOND)
-    assert code != 0
-    assert "it comes back as fabric0" in output
-    assert "/etc/network/interfaces.d/driver-test:1 refers to eth2" in output
+    assert code != 0, output
+    assert "it comes back as fabric0" in output, output
+    assert "/etc/network/interfaces.d/driver-test:1 refers to eth2" in output, output
     assert node.imprint() == before
     node.ssh("rm /etc/network/interfaces.d/driver-test")
 
 
 def test_the_upgrade_reboots_and_the_name_is_the_predicted_one(node):
     code, output = node.play("second", driver_flavor="doca", reboot_allowed=True, **SECOND)
-    assert "eth2 comes back as fabric0" in output
+    assert "eth2 comes back as fabric0" in output, output
     assert code == 0, output
     assert node.loaded() == "26.01.1.0.0"
     assert "fabric0" in node.ssh("ls /sys/class/net")
@@ -244,7 +244,7 @@ def test_a_downgrade_on_consent_goes_back_to_the_first_version(node):
     assert code == 0, output
     versions = node.ssh(f"dpkg-query -W -f '${{Version}} ' doca-ofed {KERNEL_PACKAGE}; modinfo -F version mlx5_core")
     assert versions.split() == ["3.2.1-044000", f"{stack.RELEASES['3.2.1']}-1", "25.10.1.6.6"]
-    assert "Reboot pending" in output
+    assert "Reboot pending" in output, output
     assert node.loaded() == "26.01.1.0.0"  # until the reboot, which the next test allows
 
 
