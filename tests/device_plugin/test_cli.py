@@ -290,3 +290,12 @@ def test_no_capability_is_needed(base, node):
             assert "CapEff:\t0000000000000000" in status
             assert len(kubelet.allocate("rdma/test_server", ["0"]).container_responses[0].devices) == 5
             assert plugin.end(signal.SIGTERM)[0] == 0
+
+
+def test_huge_pages_do_not_make_thread_stacks_large(base, node):
+    with Kubelet(base) as kubelet, Process(base, document(entry()), node.root) as plugin:
+        kubelet.wait_allocatable("rdma/test_server", 100)
+        status = pathlib.Path(f"/proc/{plugin.process.pid}/status").read_text()
+        if "THP_enabled" not in status:
+            pytest.skip("not verified: this kernel does not say (before 5.0)")
+        assert "THP_enabled:\t0" in status
