@@ -1,157 +1,159 @@
-"""A double of kubectl: the command line and the wording of the real one, a JSON file in place of the cluster.
+"""A double of `k3s kubectl` for tests: it speaks the contract that pod_test relies on and keeps a cluster in a folder.
 
-    kubectl_double.py --kubeconfig=STATE get node NAME -o json
-    kubectl_double.py --kubeconfig=STATE patch node NAME --type=merge --patch=JSON
-    kubectl_double.py --kubeconfig=STATE cordon|uncordon NAME
-    kubectl_double.py --kubeconfig=STATE drain NAME --ignore-daemonsets --delete-emptydir-data --timeout=600s
+    KUBECTL_DOUBLE=FOLDER kubectl_double.py kubectl get|apply|exec|delete …
 
-The state: {nodes: {name: {unschedulable, annotations}}, pods: [{namespace, name, node, owner, budget}], calls: [argv]}.
-owner is ReplicaSet, DaemonSet or null; a pod with `budget: true` may not be evicted. What it does not know it refuses.
+FOLDER holds objects.json (what the API server has), calls.log (one line a call), and what a test plants: answers/POD.txt
+(what the pod says to an exec), pending.json ({pod: [reasons]}: pods that never run), down (the API server does not
+answer). A pod that is applied runs at once. Nothing of it talks to a cluster.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
+import os
 import pathlib
 import sys
 
-
-class Refusal(Exception):
-    """What kubectl writes to standard error before it ends with 1."""
-
-
-def node_object(state, name):
-    if name not in state["nodes"]:
-        raise Refusal(f'Error from server (NotFound): nodes "{name}" not found')
-    node = state["nodes"][name]
-    metadata = {"name": name, **({"annotations": node["annotations"]} if node.get("annotations") else {})}
-    return {
-        "apiVersion": "v1",
-        "kind": "Node",
-        "metadata": metadata,
-        "spec": {"unschedulable": True} if node.get("unschedulable") else {},
-    }
+FOLDER = pathlib.Path(os.environ["KUBECTL_DOUBLE"])
+NETWORKS = "k8s.v1.cni.cncf.io/networks"
 
 
-def merged(target, patch):
-    """RFC 7386: null takes a field away."""
-    if not isinstance(patch, dict):
-        return patch
-    found = dict(target) if isinstance(target, dict) else {}
-    for key, value in patch.items():
-        if value is None:
-            found.pop(key, None)
-        else:
-            found[key] = merged(found.get(key), value)
-    return found
+def load(name, empty):
+    path = FOLDER / name
+    return json.loads(path.read_text()) if path.exists() else empty
 
 
-def patch(state, given):
-    before = node_object(state, given.name)
-    after = merged(before, json.loads(given.patch))
-    state["nodes"][given.name] = {
-        "unschedulable": after["spec"].get("unschedulable", False),
-        "annotations": after["metadata"].get("annotations", {}),
-    }
-    return [f"node/{given.name} patched" + ("" if after != before else " (no change)")]
+def save(objects):
+    (FOLDER / "objects.json").write_text(json.dumps(objects))
 
 
-def cordon(state, name, wanted=True):
-    node_object(state, name)
-    node, word = state["nodes"][name], "cordoned" if wanted else "uncordoned"
-    if bool(node.get("unschedulable")) is wanted:
-        return [f"node/{name} already {word}"]
-    node["unschedulable"] = wanted
-    return [f"node/{name} {word}"]
+def refuse(message, code=1):
+    print(message, file=sys.stderr)
+    sys.exit(code)
 
 
-def drain(state, given):
-    out = cordon(state, given.name)
-    print("\n".join(out))
-    here = [pod for pod in state["pods"] if pod["node"] == given.name]
-    named = {
-        owner: [f"{p['namespace']}/{p['name']}" for p in here if p["owner"] == owner] for owner in ("DaemonSet", None)
-    }
-    errors = []
-    if named[None]:
-        errors.append(f"cannot delete Pods declare no controller (use --force to override): {', '.join(named[None])}")
-    if named["DaemonSet"] and not given.ignore_daemonsets:
-        listed = ", ".join(named["DaemonSet"])
-        errors.append(f"cannot delete DaemonSet-managed Pods (use --ignore-daemonsets to ignore): {listed}")
-    if errors:
-        raise Refusal(pending(given.name, errors))
-    if named["DaemonSet"]:
-        print(f"Warning: ignoring DaemonSet-managed Pods: {', '.join(named['DaemonSet'])}", file=sys.stderr)
-    for pod in [pod for pod in here if pod["owner"] != "DaemonSet"]:
-        print(f"evicting pod {pod['namespace']}/{pod['name']}")
-        if pod.get("budget"):
-            print(
-                f'error when evicting pods/"{pod["name"]}" -n "{pod["namespace"]}" (will retry after 5s): '
-                "Cannot evict pod as it would violate the pod's disruption budget.",
-                file=sys.stderr,
-            )
-            what = f'error when evicting pods/"{pod["name"]}" -n "{pod["namespace"]}"'
-            raise Refusal(pending(given.name, [f"{what}: global timeout reached: {given.timeout}"]))
-        state["pods"].remove(pod)
-        print(f"pod/{pod['name']} evicted")
-    return [f"node/{given.name} drained"]
+def option(words, name, empty=None):
+    return words[words.index(name) + 1] if name in words else empty
 
 
-def pending(name, errors):
-    listed = errors[0] if len(errors) == 1 else f"[{', '.join(errors)}]"
-    return "\n".join(
-        [
-            f'error: unable to drain node "{name}" due to error:{listed}, continuing command...',
-            "There are pending nodes to be drained:",
-            f" {name}",
-            *errors,
+def plural(kind):
+    names = {"networkattachmentdefinition": "network-attachment-definitions.k8s.cni.cncf.io"}
+    names["ippool"] = "ippools.nv-ipam.nvidia.com"
+    return names.get(kind.lower(), f"{kind.lower()}s")
+
+
+def get(words, objects):
+    kinds = words[0].split(",")
+    absent = [kind for kind in kinds if kind in load("absent_types.json", [])]
+    if absent:
+        refuse(f'error: the server doesn\'t have a resource type "{absent[0].partition(".")[0]}"')
+    namespace = None if "-A" in words else option(words, "-n", "default")
+    name = words[1] if len(words) > 1 and not words[1].startswith("-") else None
+    chosen = [
+        item
+        for item in objects
+        if plural(item["kind"]) in kinds + [f"{kind}s" for kind in kinds]
+        and (namespace is None or item["metadata"].get("namespace", namespace) == namespace)
+        and (name is None or item["metadata"]["name"] == name)
+    ]
+    if name and not chosen:
+        refuse(f'Error from server (NotFound): {kinds[0]}s "{name}" not found')
+    print(json.dumps(chosen[0] if name else {"kind": "List", "items": chosen}))
+
+
+def apply(objects):
+    pending = load("pending.json", {})
+    for item in json.load(sys.stdin)["items"]:
+        key = (item["kind"], item["metadata"].get("namespace"), item["metadata"]["name"])
+        objects = [
+            one for one in objects if (one["kind"], one["metadata"].get("namespace"), one["metadata"]["name"]) != key
         ]
-    )
+        if item["kind"] == "Pod":
+            started(item, pending.get(item["metadata"]["name"]))
+        objects.append(item)
+    save(objects)
 
 
-def parse(arguments):
-    parser = argparse.ArgumentParser(prog="kubectl")
-    parser.add_argument("--kubeconfig", required=True, type=pathlib.Path)
-    commands = parser.add_subparsers(dest="command", required=True)
-    get = commands.add_parser("get")
-    get.add_argument("kind", choices=["node"])
-    get.add_argument("name")
-    get.add_argument("-o", "--output", choices=["json"], required=True)
-    change = commands.add_parser("patch")
-    change.add_argument("kind", choices=["node"])
-    change.add_argument("name")
-    change.add_argument("--type", choices=["merge"], required=True)
-    change.add_argument("-p", "--patch", required=True)
-    for word in ("cordon", "uncordon", "drain"):
-        commands.add_parser(word).add_argument("name")
-    for flag in ("--ignore-daemonsets", "--delete-emptydir-data"):
-        commands.choices["drain"].add_argument(flag, action="store_true")
-    commands.choices["drain"].add_argument("--timeout", default="0s")
-    return parser.parse_args(arguments)
+def started(pod, reasons):
+    if reasons:
+        conditions = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": reasons[0]}]
+        waiting = {"waiting": {"reason": reasons[-1], "message": "planted"}}
+        pod["status"] = {
+            "phase": "Pending",
+            "conditions": conditions,
+            "containerStatuses": [{"name": "test", "state": waiting}],
+        }
+        return
+    node = pod["spec"]["nodeSelector"]["kubernetes.io/hostname"]
+    pod["spec"]["nodeName"] = node
+    number = int(node[-1]) - 1
+    pod["status"] = {
+        "phase": "Running",
+        "podIP": f"10.42.{number}.9",
+        "conditions": [{"type": "Ready", "status": "True"}],
+    }
+    wanted = json.loads(pod["metadata"].get("annotations", {}).get(NETWORKS) or "[]")
+    if wanted:
+        noted = [{"name": "cbr0", "interface": "eth0", "ips": [f"10.42.{number}.9"], "default": True}]
+        noted += [
+            {
+                "name": f"{pod['metadata']['namespace']}/{item['name']}",
+                "interface": item["interface"],
+                "ips": [f"10.56.0.{number * 16 + 2}"],
+            }
+            for item in wanted
+        ]
+        pod["metadata"]["annotations"]["k8s.v1.cni.cncf.io/network-status"] = json.dumps(noted)
 
 
-def main(arguments):
-    given = parse(arguments)
-    state = json.loads(given.kubeconfig.read_text())
-    state.setdefault("calls", []).append(given.command)
-    try:
-        if given.command == "get":
-            lines = [json.dumps(node_object(state, given.name), indent=4)]
-        elif given.command == "patch":
-            lines = patch(state, given)
-        elif given.command == "drain":
-            lines = drain(state, given)
-        else:
-            lines = cordon(state, given.name, given.command == "cordon")
-        print("\n".join(lines))
-        return 0
-    except Refusal as refusal:
-        print(refusal, file=sys.stderr)
-        return 1
-    finally:
-        given.kubeconfig.write_text(json.dumps(state, indent=1))
+def execute(words):
+    pod, command = words[2], words[words.index("--") + 1 :]
+    if command[0] == "sh":
+        answer = FOLDER / "answers" / f"{pod}.txt"
+        if not answer.exists():
+            refuse('OCI runtime exec failed: exec: "sh": executable file not found in $PATH', 126)
+        print(answer.read_text(), end="")
+    elif command[0] == "ping":
+        print("3 packets transmitted, 3 received, 0% packet loss, time 2003ms")
+    elif "rping" in command and "-c" in command:
+        print("\n".join(f"ping data: rdma-ping-{number}: ABCDEFG" for number in range(10)))
+    elif "ib_write_bw" in command and not command[-1].isdigit():
+        print(" 65536      5000             0.00               9301.10                0.148818")
+
+
+def delete(words, objects):
+    if words[0] == "namespace":
+        namespace = words[1]
+        objects = [
+            item
+            for item in objects
+            if item["metadata"].get("namespace") != namespace
+            and (item["kind"], item["metadata"]["name"]) != ("Namespace", namespace)
+        ]
+    else:
+        namespace = option(words, "-n")
+        objects = [item for item in objects if item["kind"] != "Pod" or item["metadata"].get("namespace") != namespace]
+    save(objects)
+
+
+def main():
+    words = sys.argv[2:]
+    with open(FOLDER / "calls.log", "a") as log:
+        log.write(" ".join(words[:5]).replace("\n", " ") + "\n")
+    if (FOLDER / "down").exists():
+        refuse("The connection to the server 127.0.0.1:6443 was refused - did you specify the right host or port?")
+    objects = load("objects.json", [])
+    if words[0] == "get":
+        get(words[1:], objects)
+    elif words[0] == "apply":
+        apply(objects)
+    elif words[0] == "exec":
+        execute(words[1:])
+    elif words[0] == "delete":
+        delete(words[1:], objects)
+    else:
+        refuse(f"the double knows no {words[0]}", 2)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main()

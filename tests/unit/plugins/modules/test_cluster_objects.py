@@ -1,0 +1,340 @@
+"""cluster_objects, as Ansible runs it, against a double of kubectl; and its planner."""
+
+from __future__ import annotations
+
+import base64
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+from ansible_collections.gpufabric.rdma.plugins.module_utils import _cluster_objects_plan as planner
+from ansible_collections.gpufabric.rdma.plugins.modules import cluster_objects
+
+DOUBLE = pathlib.Path(__file__).resolve().parents[3] / "tools/kubectl_double.py"
+OWNER = {planner.OWNER_LABEL: "flannel"}
+
+
+def config_map(name="conf", namespace="kube-flannel", **data):
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "namespace": namespace}, "data": data}
+
+
+def namespace(name="kube-flannel"):
+    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
+
+
+def daemon_set(image="flannel:1", **spec):
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "DaemonSet",
+        "metadata": {"name": "ds", "namespace": "kube-flannel"},
+        "spec": {"template": {"image": image}, **spec},
+    }
+
+
+def definition():
+    names = {"kind": "NetworkAttachmentDefinition", "plural": "network-attachment-definitions"}
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": "network-attachment-definitions.k8s.cni.cncf.io"},
+        "spec": {"group": "k8s.cni.cncf.io", "names": names},
+    }
+
+
+def attachment(name="rail0"):
+    meta = {"name": name, "namespace": "default"}
+    return {
+        "apiVersion": "k8s.cni.cncf.io/v1",
+        "kind": "NetworkAttachmentDefinition",
+        "metadata": meta,
+        "spec": {"config": "{}"},
+    }
+
+
+class Server:
+    def __init__(self, path):
+        self.path = path
+
+    def state(self, **change):
+        found = json.loads(self.path.read_text()) if self.path.exists() else {"objects": {}, "calls": []}
+        if change:
+            found.update(change)
+            self.path.write_text(json.dumps(found))
+        return found
+
+    @property
+    def objects(self):
+        return self.state()["objects"]
+
+    def calls(self, verb=None):
+        return [call for call in self.state()["calls"] if verb in (None, call[0])]
+
+    def edit(self, name, manager, **fields):
+        """Somebody else applies fields of an object, by force."""
+        state = self.state()
+        live = state["objects"][name]
+        for entry in live["metadata"]["managedFields"]:
+            entry["fieldsV1"] = [
+                path for path in entry["fieldsV1"] if path not in {f".data.{field}" for field in fields}
+            ]
+        live["data"].update(fields)
+        paths = [f".data.{field}" for field in fields]
+        live["metadata"]["managedFields"].append({"manager": manager, "fieldsV1": paths})
+        self.path.write_text(json.dumps(state))
+
+    def run(self, objects, check=False, **options):
+        arguments = {
+            "objects": objects,
+            "owner": "flannel",
+            "kubectl": [sys.executable, str(DOUBLE)],
+            "api_timeout_seconds": 0,
+            **options,
+            "_ansible_check_mode": check,
+            "_ansible_diff": True,
+        }
+        done = subprocess.run(
+            [sys.executable, cluster_objects.__file__],
+            input=json.dumps({"ANSIBLE_MODULE_ARGS": arguments}),
+            capture_output=True,
+            text=True,
+            check=False,
+            env={"PYTHONPATH": ":".join(sys.path), "KUBECTL_DOUBLE": str(self.path), "LC_ALL": "C.UTF-8"},
+        )
+        assert done.stdout, done.stderr
+        return json.loads(done.stdout)
+
+
+@pytest.fixture
+def server(tmp_path):
+    return Server(tmp_path / "server.json")
+
+
+def actions(result):
+    return [(change["object"], change["action"]) for change in result["changes"]]
+
+
+def test_check_mode_announces_what_a_run_does_and_a_second_run_asks_three_times_and_changes_nothing(server):
+    wanted = [daemon_set(), config_map(a="1"), namespace()]
+    checked = server.run(wanted, check=True)
+    assert server.objects == {}
+    done = server.run(wanted)
+    assert sorted(actions(done)) == sorted(actions(checked))
+    assert set(actions(done)) == {
+        ("Namespace kube-flannel", "create"),
+        ("ConfigMap kube-flannel/conf", "create"),
+        ("DaemonSet kube-flannel/ds", "create"),
+    }
+    assert set(server.objects) == {
+        "Namespace//kube-flannel",
+        "ConfigMap/kube-flannel/conf",
+        "DaemonSet/kube-flannel/ds",
+    }
+    again = server.run(wanted)
+    assert (again["changed"], again["changes"], again["kubectl_calls"]) == (False, [], 3)
+
+
+def test_fields_that_the_server_fills_in_are_no_difference_and_a_real_one_is_shown_alone(server):
+    server.run([namespace(), daemon_set()])
+    assert server.objects["DaemonSet/kube-flannel/ds"]["spec"]["revisionHistoryLimit"] == 10
+    changed = server.run([namespace(), daemon_set(image="flannel:2")], check=True)
+    assert actions(changed) == [("DaemonSet kube-flannel/ds", "apply")]
+    before, after = (set(changed["diff"][0][side].splitlines()) for side in ("before", "after"))
+    assert {line.strip() for line in before ^ after} == {'"image": "flannel:1"', '"image": "flannel:2"'}
+    assert "managedFields" not in changed["diff"][0]["after"]
+
+
+def test_a_field_that_is_no_longer_wanted_goes(server):
+    server.run([namespace(), config_map(a="1", b="2")])
+    done = server.run([namespace(), config_map(a="1")])
+    assert actions(done) == [("ConfigMap kube-flannel/conf", "apply")]
+    assert server.objects["ConfigMap/kube-flannel/conf"]["data"] == {"a": "1"}
+
+
+def test_objects_of_a_kind_whose_definition_comes_with_them_are_applied_after_it(server):
+    wanted = [attachment(), definition()]
+    checked = server.run(wanted, check=True)
+    done = server.run(wanted)
+    assert set(actions(done)) == set(actions(checked))
+    sent = [call for call in server.calls("apply") if "--dry-run=server" not in call]
+    assert len(sent) == 2
+    assert server.calls("wait")[0][1] == "--for=condition=Established"
+    assert server.run(wanted)["changed"] is False
+
+
+def test_only_leftovers_of_the_same_owner_are_pruned_and_never_a_namespace(server):
+    server.run([namespace(), config_map("old"), config_map("new")])
+    server.run([config_map("other", "kube-system")], owner="multus")
+    done = server.run([config_map("new")])
+    assert actions(done) == [("ConfigMap kube-flannel/old", "prune")]
+    assert {"ConfigMap/kube-flannel/new", "ConfigMap/kube-system/other", "Namespace//kube-flannel"} <= set(
+        server.objects
+    )
+    assert "ConfigMap/kube-flannel/old" not in server.objects
+
+
+def test_a_pruned_type_that_the_server_does_not_have_is_passed_over(server):
+    types = ["network-attachment-definitions.k8s.cni.cncf.io"]
+    assert server.run([config_map(namespace="default")], prune_types=types)["changed"] is True
+    server.run([definition(), attachment(), attachment("rail1")], owner="networks", prune_types=types)
+    done = server.run([definition(), attachment()], owner="networks", prune_types=types)
+    assert actions(done) == [("NetworkAttachmentDefinition default/rail1", "prune")]
+
+
+CONSENT = [(None, "1", False), (False, "1", False), (True, "2", True)]
+
+
+@pytest.mark.parametrize(("allowed", "value", "changed"), CONSENT)
+def test_a_conflict_with_another_manager_is_reported_and_taken_only_with_consent(server, allowed, value, changed):
+    server.run([namespace(), config_map(a="0", b="0")])
+    server.edit("ConfigMap/kube-flannel/conf", "argocd-controller", a="1")
+    found = server.run([namespace(), config_map(a="2", b="0")], takeover_allowed=allowed)
+    assert server.objects["ConfigMap/kube-flannel/conf"]["data"]["a"] == value
+    assert found["changed"] is changed
+    if allowed is None:
+        (problem,) = found["problems"]
+        assert problem["object"] == "ConfigMap kube-flannel/conf"
+        assert problem["seen"] == "argocd-controller: .data.a"
+        assert "--force" not in json.dumps(server.calls())
+    elif allowed is False:
+        assert found["not_applied"] == ["ConfigMap kube-flannel/conf is left as it is: argocd-controller: .data.a"]
+
+
+def test_an_object_that_somebody_else_made_is_not_taken_over_without_consent(server):
+    server.run([namespace()])
+    state = server.state()
+    live = config_map(a="1")
+    live["metadata"]["managedFields"] = [{"manager": "helm", "fieldsV1": [".data.a"]}]
+    server.state(objects={**state["objects"], "ConfigMap/kube-flannel/conf": live})
+    refused = server.run([namespace(), config_map(a="1")])
+    assert refused["problems"][0]["seen"] == "managed by helm"
+    assert server.run([namespace(), config_map(a="1")], takeover_allowed=True)["changed"] is True
+    assert server.run([namespace(), config_map(a="1")])["changed"] is False
+
+
+def test_all_problems_come_at_once_and_nothing_is_applied(server):
+    server.run([namespace()])
+    found = server.run([namespace(), daemon_set(refused=True), config_map(namespace="nowhere"), config_map("fine")])
+    assert {problem["object"] for problem in found["problems"]} == {
+        "DaemonSet kube-flannel/ds",
+        "ConfigMap nowhere/conf",
+    }
+    assert "Forbidden" in found["msg"]
+    assert set(server.objects) == {"Namespace//kube-flannel"}
+
+
+def test_values_of_secrets_are_in_no_output_and_no_argument(server):
+    def secret(value):
+        return [{"name": "key", "namespace": "kube-system", "string_data": {"token": value}}]
+
+    first = server.run([], secrets=secret("hunter-2"))
+    second = server.run([], secrets=secret("correct-horse"))
+    assert actions(second) == [("Secret kube-system/key", "apply")]
+    assert '"token": "hidden, another value"' in second["diff"][0]["after"]
+    assert server.run([], secrets=secret("correct-horse"))["changed"] is False
+    told = json.dumps([first, second, server.calls()])
+    for value in ("hunter-2", "correct-horse"):
+        assert value not in told
+        assert base64.b64encode(value.encode()).decode() not in told
+    assert server.objects["Secret/kube-system/key"]["data"]["token"] == base64.b64encode(b"correct-horse").decode()
+
+
+def test_without_an_api_server_check_mode_lists_all_and_a_run_stops(server):
+    server.state(down=True)
+    checked = server.run([namespace(), config_map()], check=True)
+    assert actions(checked) == [("Namespace kube-flannel", "create"), ("ConfigMap kube-flannel/conf", "create")]
+    assert "no API server answers" in checked["not_verified"][0]
+    stopped = server.run([namespace()])
+    assert stopped["failed"]
+    assert "API server: wanted an answer" in stopped["msg"]
+    absent = server.run([namespace()], check=True, kubectl=["k3s-that-nobody-has", "kubectl"])
+    assert actions(absent) == [("Namespace kube-flannel", "create")]
+
+
+def test_a_condition_met_by_what_was_read_costs_no_call_and_one_that_never_comes_says_where_to_look(server):
+    wait = [{"resource": "daemonset/ds", "namespace": "kube-flannel", "timeout_seconds": 5}]
+    server.run([namespace(), daemon_set()], wait=wait)
+    assert len(server.calls("rollout")) == 1
+    state = server.state()
+    live = state["objects"]["DaemonSet/kube-flannel/ds"]
+    counts = {"desiredNumberScheduled": 2, "updatedNumberScheduled": 2, "numberAvailable": 2}
+    live["status"] = {"observedGeneration": 1, **counts}
+    server.state(objects=state["objects"])
+    settled = server.run([namespace(), daemon_set()], wait=wait)
+    assert (settled["changed"], settled["waited"][0]["seconds"] < 1, len(server.calls("rollout"))) == (False, True, 1)
+    live["status"]["numberAvailable"] = 1
+    server.state(objects=state["objects"], never=["daemonset/ds"])
+    stuck = server.run([namespace(), daemon_set()], wait=wait)
+    assert "daemonset/ds -n kube-flannel: wanted rollout within 5 s" in stuck["msg"]
+    assert "k3s kubectl -n kube-flannel describe daemonset ds" in stuck["msg"]
+
+
+def test_nodes_are_labelled_never_made_never_owned_and_awaited_first(server):
+    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1", "labels": {"rdma.gpufabric.io/rails": "2"}}}
+    checked = server.run([node], check=True)
+    assert actions(checked) == [("Node n1", "apply")]
+    assert server.objects == {}
+    live = {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": "n1", "managedFields": [{"manager": "k3s", "fieldsV1": []}]},
+    }
+    server.state(objects={"Node//n1": live})
+    first = {"resource": "node/n1", "until": "create", "first": True}
+    assert server.run([node], wait=[first])["changed"] is True
+    verbs = [call[0] for call in server.calls()][2:]
+    assert verbs[0] == "wait"
+    assert server.objects["Node//n1"]["metadata"]["labels"] == {"rdma.gpufabric.io/rails": "2"}
+    assert server.run([node])["changed"] is False
+
+
+BAD = {
+    "no name": ({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {}}, "no metadata.name"),
+    "no version": ({"kind": "ConfigMap", "metadata": {"name": "a"}}, "no apiVersion"),
+    "a secret": ({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "a"}}, "option secrets"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_objects_that_are_none_are_refused_before_anything_is_asked(server, name):
+    item, words = BAD[name]
+    found = server.run([config_map(), item])
+    assert words in found["msg"]
+    assert server.calls() == []
+    _wanted, problems = planner.prepare([item, item], [], "flannel")
+    assert problems
+
+
+def test_the_same_object_twice_is_refused():
+    _wanted, problems = planner.prepare([config_map(), {"kind": "List", "items": [config_map()]}], [], "x")
+    assert "several of that name" in problems[0].seen
+
+
+ADVICE = "\nPlease review the fields above--they currently have other managers."
+ONE = f'error: Apply failed with 1 conflict: conflict with "flux" using apps/v1: .spec.replicas{ADVICE}'
+TWO = 'Apply failed with 2 conflicts: conflicts with "a" using v1:\n- .data.x\nconflicts with "b" using v1:\n- .data.y'
+CONFLICTS = {
+    ONE: "flux: .spec.replicas",
+    TWO + ADVICE: "a, b: .data.x, .data.y",
+    "The DaemonSet is invalid": None,
+}
+
+
+@pytest.mark.parametrize("text", CONFLICTS)
+def test_the_servers_words_about_a_conflict_are_read(text):
+    assert planner.conflict(text) == CONFLICTS[text]
+
+
+UNREACHABLE = {
+    "The connection to the server localhost:8080 was refused - did you specify the right host or port?": True,
+    "Unable to connect to the server: net/http: TLS handshake timeout": True,
+    "Error from server (ServiceUnavailable): the server is currently unable to handle the request": True,
+    'Error from server (Forbidden): configmaps is forbidden: User "x" cannot list': False,
+    "error: unable to parse": False,
+}
+
+
+@pytest.mark.parametrize("text", UNREACHABLE)
+def test_silence_of_a_server_is_told_from_a_refusal(text):
+    assert planner.unreachable(text) is UNREACHABLE[text]
