@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import json
-
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 from ansible_collections.gpufabric.rdma.plugins.module_utils import _nad_lint, _text
@@ -27,7 +25,7 @@ class ActionModule(ActionBase):
                 "refuse": {"type": "bool", "default": False},
             }
         )
-        networks = _nad_lint.from_objects(args["objects"], files_by_name(args["nodes"]))
+        networks = _nad_lint.from_objects(args["objects"], _nad_lint.files_by_name(args["nodes"]))
         findings = _nad_lint.lint(networks, args["nodes"], args["cluster"])
         if findings and args["refuse"]:
             hosts = _text.names([node["host"] for node in args["nodes"]])
@@ -38,16 +36,3 @@ class ActionModule(ActionBase):
                 "msg": f"{_text.count(len(findings), 'finding')} about networks of pods; each is listed above",
             }
         return {"changed": False, "findings": findings}
-
-
-def files_by_name(nodes: list) -> dict:
-    """{host: {network name: text}} from the files that were read of each node."""
-    found: dict = {}
-    for node in nodes:
-        for text in (node.get("files") or {}).values():
-            try:
-                name = json.loads(text).get("name")
-            except (ValueError, AttributeError):
-                continue  # Multus passes over such a file; a network that needs it is found without one
-            found.setdefault(node["host"], {})[name] = text
-    return found

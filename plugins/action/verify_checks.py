@@ -7,7 +7,13 @@ from __future__ import annotations
 
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
-from ansible_collections.gpufabric.rdma.plugins.module_utils import _checks, _pairs, _preflight
+from ansible_collections.gpufabric.rdma.plugins.module_utils import (
+    _checks,
+    _pairs,
+    _pod_checks,
+    _pod_plan,
+    _preflight,
+)
 
 
 class ActionModule(ActionBase):
@@ -19,13 +25,14 @@ class ActionModule(ActionBase):
         super().run(tmp, task_vars)
         _validation, args = self.validate_argument_spec(
             argument_spec={
-                "stage": {"type": "str", "required": True, "choices": ["pair", "judge", "report"]},
+                "stage": {"type": "str", "required": True, "choices": ["pair", "pods", "judge", "report"]},
                 "hosts": {"type": "list", "elements": "str", "default": []},
                 "nodes": {"type": "list", "elements": "dict", "default": []},
                 "plan": {"type": "dict"},
                 "results": {"type": "list", "elements": "dict", "default": []},
                 "servers": {"type": "list", "elements": "dict", "default": []},
                 "failures": {"type": "list", "elements": "str", "default": []},
+                "cluster": {"type": "dict", "default": {}},
             },
             required_if=[("stage", "judge", ["plan"])],
         )
@@ -62,6 +69,18 @@ class ActionModule(ActionBase):
                 hosts[test["client"]["host"]]["connect"].append(test)
         return {"plan": plan, "hosts": hosts}
 
+    def _pods(self, args):
+        """Plan the test pods from what the cluster offers; nothing where it could not be asked."""
+        read = args["cluster"].get("read") or {}
+        empty = {"namespace": args["cluster"]["namespace"], "objects": [], "pods": [], "left_out": {}}
+        if read.get("unreachable") or not read.get("cluster") or args["cluster"].get("pod_name"):
+            return {"plan": empty}
+        hosts = args["cluster"]["hosts"]
+        cluster = {**read["cluster"], "networks": _pod_checks.networks_of(read["cluster"], hosts)}
+        cluster["nads"] = [nad for nad in cluster["nads"] if nad["kind"] == "NetworkAttachmentDefinition"]
+        options = {key: args["cluster"][key] for key in ("namespace", "image")}
+        return {"plan": _pod_plan.plan(hosts, cluster, options)}
+
     def _judge(self, args):
         """All checks of all hosts, and what the report says of each."""
         results = {item["id"]: item for one in args["results"] for item in one.get("results") or []}
@@ -93,6 +112,9 @@ class ActionModule(ActionBase):
         percents = {node["host"]: node["variables"]["verification_bandwidth_minimum_percent"] for node in args["nodes"]}
         for host, item in _checks.fabric_checks(args["plan"], results, servers, percents, check_mode):
             by_host[host].append(item)
+        if args["cluster"]:
+            for host, item in _pod_checks.cluster_checks(args["cluster"], check_mode):
+                by_host[host].append(item)
         return {"judged": judged, "checks": by_host}
 
     def _judge_node(self, node, check_mode):

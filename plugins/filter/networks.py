@@ -10,7 +10,8 @@ name: network_rails
 short_description: Rails of a node with what networks are planned from
 version_added: 0.1.0
 description:
-  - One item a rail, with C(index), C(hca), C(netdev), C(pci) and C(link_layer).
+  - One item a rail, with C(index), C(hca), C(port), C(kind), C(netdev), C(pci), C(link_layer), C(active_mtu) and
+    C(char_devices).
 options:
   _input:
     description:
@@ -37,9 +38,17 @@ def network_rails(facts: dict) -> list:
     found = []
     hcas = {hca["name"]: hca for hca in facts["hcas"]}
     for rail in facts["rails"]:
-        ports = hcas[rail["hca"]]["ports"] if rail["hca"] in hcas else []
-        layer = next((port["link_layer"] for port in ports if port["number"] == rail["port"]), None)
-        found.append({key: rail[key] for key in ("index", "hca", "netdev", "pci")} | {"link_layer": layer})
+        hca = hcas.get(rail["hca"]) or {"kind": None, "ports": [], "char_devices": {"uverbs": None, "umad": []}}
+        port = next((port for port in hca["ports"] if port["number"] == rail["port"]), {})
+        found.append(
+            {
+                **{key: rail[key] for key in ("index", "hca", "port", "netdev", "pci")},
+                "kind": hca["kind"],
+                "link_layer": port.get("link_layer"),
+                "active_mtu": port.get("active_mtu"),
+                "char_devices": [hca["char_devices"]["uverbs"], *hca["char_devices"]["umad"]],
+            }
+        )
     return found
 
 

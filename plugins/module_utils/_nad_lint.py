@@ -57,6 +57,19 @@ def from_objects(items: Iterable[dict], files: dict | None = None) -> list[dict]
     return found
 
 
+def files_by_name(nodes: Iterable[dict]) -> dict:
+    """{host: {network name: text}} from the files that were read of each node."""
+    found: dict = {}
+    for node in nodes:
+        for text in (node.get("files") or {}).values():
+            try:
+                name = json.loads(text).get("name")
+            except (ValueError, AttributeError):
+                continue  # Multus passes over such a file; a network that needs it is found without one
+            found.setdefault(node["host"], {})[name] = text
+    return found
+
+
 def _pool_of(text, pools: dict) -> dict:
     """Subnet and block of the nv-ipam pool that a configuration names; None where there is nothing to know."""
     try:

@@ -38,8 +38,8 @@ EXAMPLES = r"""
 
 RETURN = r"""
 netdevs:
-  description: Each interface by name, with C(mtu), C(type) (ether, infiniband or a number), C(addresses) with their
-    prefix length and C(default_route) (whether the default route stands on it).
+  description: Each interface by name, with C(index), C(mtu), C(type) (ether, infiniband or a number), C(addresses)
+    with their prefix length and C(default_route) (whether the default route stands on it).
   returned: success
   type: dict
 routes:
@@ -72,6 +72,8 @@ def netdevs(tree: Tree) -> dict:
         netdev = network.netdev(name)
         if netdev:
             found[name] = {key: netdev[key] for key in ("mtu", "type", "addresses", "default_route")}
+            index = tree.read(f"/sys/class/net/{name}/ifindex")
+            found[name]["index"] = int(index) if index else None
             if isinstance(found[name]["addresses"], str):
                 found[name]["addresses"] = []
     return found

@@ -30,11 +30,12 @@ options:
   stage:
     description:
       - V(pair) plans who sends to whom over which rail.
+      - V(pods) plans the test pods of O(cluster).
       - V(judge) turns facts, probes and results into checks.
       - V(report) prints them and fails if any check failed.
     type: str
     required: true
-    choices: [pair, judge, report]
+    choices: [pair, pods, judge, report]
   hosts:
     description: All hosts of the play; one without an entry in O(nodes) fails its check.
     type: list
@@ -63,6 +64,11 @@ options:
     type: list
     elements: str
     default: []
+  cluster:
+    description: What M(gpufabric.rdma.pod_test) returned, and the hosts with their rails and interfaces; empty where no
+      cluster takes part.
+    type: dict
+    default: {}
 """
 
 EXAMPLES = r"""
@@ -75,8 +81,9 @@ EXAMPLES = r"""
 
 RETURN = r"""
 plan:
-  description: C(tests), C(unpaired) ends with their reason, C(clashes) of addresses.
-  returned: O(stage=pair)
+  description: For V(pair) C(tests), C(unpaired) ends with their reason and C(clashes) of addresses; for V(pods)
+    C(namespace), C(objects), C(pods), and which hosts were C(left_out) for which reason.
+  returned: O(stage=pair), O(stage=pods)
   type: dict
 hosts:
   description: The tests each host serves and those it connects for.

@@ -2,9 +2,9 @@
 
     KUBECTL_DOUBLE=FOLDER kubectl_double.py kubectl get|apply|exec|delete …
 
-FOLDER holds objects.json (what the API server has), calls.log (one line a call), and what a test plants: answers/POD.txt
-(what the pod says to an exec), pending.json ({pod: [reasons]}: pods that never run), down (the API server does not
-answer). A pod that is applied runs at once. Nothing of it talks to a cluster.
+FOLDER holds objects.json (what the API server has), calls.log (one line a call), and what a test plants:
+answers/POD.txt (what the pod says to an exec), pending.json ({pod: [reasons]}: pods that never run), down (the API
+server does not answer). A pod that is applied runs at once. Nothing of it talks to a cluster.
 """
 
 from __future__ import annotations

@@ -1,0 +1,277 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What one exec into a pod asks, and what its answer means.
+
+PRIVATE to the collection. Pure. The script is POSIX shell, because a pod's image has no Python; a tool that is missing
+ends with 127 and is told as not verified. Its output is a list of sections: a line "@@ NAME", what the command said,
+and "@@= EXIT STATUS".
+"""
+
+from __future__ import annotations
+
+import re
+
+# More than the 8 MiB that containers may lock when nobody raised the limit of the service that starts them.
+REGISTERED = 16 * 2**20
+_REGISTER_PORT = 18599
+
+# $1: a name to resolve. Registration is real: a server of ibv_rc_pingpong registers its buffer before it listens, and
+# the kernel counts what is registered as VmPin of the process. No packet is sent for it.
+SCRIPT = f"""
+probe() {{ echo "@@ $1"; shift; "$@" 2>&1; echo "@@= $?"; }}
+memlock() {{ ulimit -l; }}
+capabilities() {{ while read -r key value; do case $key in CapEff:) echo "$value";; esac; done </proc/self/status; }}
+drivers() {{
+    for path in /sys/class/net/*; do
+        name=${{path##*/}}
+        [ "$name" = lo ] && continue
+        echo "netdev $name"
+        ethtool -i "$name" || return
+    done
+}}
+granted() {{
+    for path in /dev/infiniband/uverbs*; do
+        node=${{path##*/}}
+        [ -r "/sys/class/infiniband_verbs/$node/ibdev" ] || continue
+        read -r hca <"/sys/class/infiniband_verbs/$node/ibdev"
+        echo "$node $hca"
+    done
+}}
+gids() {{
+    granted | while read -r node hca; do
+        for port in /sys/class/infiniband/"$hca"/ports/*; do
+            for path in "$port"/gids/*; do
+                read -r gid 2>/dev/null <"$path" || continue
+                case $gid in *[1-9a-f]*) ;; *) continue;; esac
+                index=${{path##*/}}
+                kind='' netdev=''
+                read -r kind 2>/dev/null <"$port/gid_attrs/types/$index"
+                read -r netdev 2>/dev/null <"$port/gid_attrs/ndevs/$index"
+                echo "$hca|${{port##*/}}|$index|$gid|$kind|$netdev"
+            done
+        done
+    done
+}}
+register() {{
+    command -v ibv_rc_pingpong >/dev/null || return 127
+    ibv_rc_pingpong -d "$1" -i "$2" -p {_REGISTER_PORT} -s {REGISTERED} -n 1 </dev/null &
+    server=$! pinned=0 tries=0
+    while [ "$tries" -lt 40 ] && [ -d "/proc/$server" ]; do
+        while read -r key value unit; do
+            case $key in VmPin:) pinned=$value;; esac
+        done 2>/dev/null <"/proc/$server/status"
+        [ "$pinned" -ge {REGISTERED // 1024} ] && break
+        sleep 0.25
+        tries=$((tries + 1))
+    done
+    kill "$server" 2>/dev/null
+    wait "$server" 2>/dev/null
+    echo "pinned $pinned kB"
+    [ "$pinned" -ge {REGISTERED // 1024} ]
+}}
+# Of a user's environment only this, which is no secret.
+environment() {{ if [ -n "${{NCCL_IB_GID_INDEX+set}}" ]; then echo "NCCL_IB_GID_INDEX=$NCCL_IB_GID_INDEX"; fi; }}
+resolve() {{
+    if command -v getent >/dev/null; then getent hosts "$1"; else nslookup "$1"; fi
+}}
+probe user id -u
+probe memlock memlock
+probe capabilities capabilities
+probe environment environment
+probe addresses ip -o addr show
+probe routes ip -4 route show
+probe links ip -o -d link show
+probe drivers drivers
+probe devices ls -l /dev/infiniband
+probe granted granted
+probe verbs ibv_devinfo
+probe ibstat ibstat
+probe gids gids
+granted | while read -r node hca; do
+    for port in /sys/class/infiniband/"$hca"/ports/*; do
+        probe "register $hca" register "$hca" "${{port##*/}}"
+        break
+    done
+done
+[ -n "$1" ] && probe resolve resolve "$1"
+true
+"""
+
+MISSING = 127
+
+
+def sections(text: str) -> dict:
+    """{name: (exit status, [lines])}; the status is None where the output broke off."""
+    found: dict = {}
+    name, lines = None, []
+    for line in text.splitlines():
+        if line.startswith("@@= ") and name is not None:
+            found[name] = (int(line[4:]) if line[4:].strip().isdigit() else None, lines)
+            name = None
+        elif line.startswith("@@ "):
+            if name is not None:
+                found[name] = (None, lines)
+            name, lines = line[3:].strip(), []
+        elif name is not None:
+            lines.append(line)
+    if name is not None:
+        found[name] = (None, lines)
+    return found
+
+
+def parse(text: str) -> dict:
+    """The answer of the script as data; what could not be had is None, with the reason under `missing`."""
+    said = sections(text)
+    missing = {}
+    for name, (code, lines) in said.items():
+        if code in (MISSING, None):
+            missing[name] = "the tool is not in the image" if code == MISSING else "the answer broke off"
+            if code is None:
+                missing[name] += f" after: {' '.join(lines[-1:])}"
+
+    def lines_of(name):
+        return [] if name in missing or name not in said else said[name][1]
+
+    return {
+        "missing": missing,
+        "user": _number(lines_of("user")),
+        "memlock": (lines_of("memlock") or [None])[0],
+        "ipc_lock": _capability(lines_of("capabilities")),
+        "environment": dict(line.split("=", 1) for line in lines_of("environment") if "=" in line),
+        "addresses": _addresses(lines_of("addresses")),
+        "routes": _routes(lines_of("routes")),
+        "links": _links(lines_of("links")),
+        "drivers": _drivers(lines_of("drivers")),
+        "devices": _devices(lines_of("devices")),
+        "granted": dict(line.split() for line in lines_of("granted") if len(line.split()) == 2),
+        "verbs": _verbs(lines_of("verbs")),
+        "ibstat": _ibstat(lines_of("ibstat")),
+        "gids": _gids(lines_of("gids")),
+        "registered": {
+            name.partition(" ")[2]: _registered(*said[name]) for name in said if name.startswith("register ")
+        },
+        "resolved": None if "resolve" not in said or "resolve" in missing else said["resolve"][0] == 0,
+        "resolve_said": " ".join(lines_of("resolve")),
+    }
+
+
+def _number(lines):
+    return int(lines[0]) if lines and lines[0].strip().isdigit() else None
+
+
+def _capability(lines):
+    """Whether CAP_IPC_LOCK, the 14th bit, is effective."""
+    try:
+        return bool(int(lines[0], 16) >> 14 & 1)
+    except (IndexError, ValueError):
+        return None
+
+
+def _addresses(lines) -> dict:
+    """{netdev: [address/prefix]}, link-local ones left out."""
+    found: dict = {}
+    for line in lines:
+        match = re.match(r"\d+:\s+(\S+?)(?:@\S+)?\s+inet6?\s+(\S+)", line)
+        if match and "scope link" not in line:
+            found.setdefault(match[1], []).append(match[2])
+    return found
+
+
+def _routes(lines) -> list:
+    found = []
+    for line in lines:
+        match = re.match(r"(\S+)(?:.*?\bvia (\S+))?.*?\bdev (\S+)", line)
+        if match:
+            found.append({"destination": match[1], "gateway": match[2], "netdev": match[3]})
+    return found
+
+
+def _links(lines) -> dict:
+    """{netdev: {parent (index of an interface outside the pod, or None), kind, mtu}}."""
+    found = {}
+    for line in lines:
+        match = re.match(r"\d+:\s+([^\s:@]+)(?:@if(\d+)|@\S+)?:\s.*?\bmtu (\d+)", line)
+        if match:
+            kind = re.search(r"\b(macvlan|ipvlan|veth|ipoib|vlan|macvtap)\b", line.partition("link/")[2])
+            found[match[1]] = {
+                "parent": int(match[2]) if match[2] else None,
+                "kind": kind[1] if kind else None,
+                "mtu": int(match[3]),
+            }
+    return found
+
+
+def _drivers(lines) -> dict:
+    found, netdev = {}, None
+    for line in lines:
+        if line.startswith("netdev "):
+            netdev = line.partition(" ")[2]
+        elif line.startswith("driver:") and netdev:
+            found[netdev] = line.partition(":")[2].strip()
+    return found
+
+
+def _devices(lines) -> list:
+    """Names of character devices; something that is none is listed with a mark, as nothing can open it."""
+    found = []
+    for line in lines:
+        part = line.split()
+        if part and re.match(r"[bcdlps-][-rwxsStT]{9}", part[0]):
+            found.append(part[-1] if part[0].startswith("c") else f"{part[-1]} (no character device)")
+    return sorted(found)
+
+
+def _verbs(lines) -> dict:
+    """{HCA: {port number: {state, link_layer, active_mtu}}} as ibv_devinfo tells."""
+    found: dict = {}
+    hca = port = None
+    for line in lines:
+        key, _colon, value = (part.strip() for part in line.partition(":"))
+        if key == "hca_id":
+            hca, port = found.setdefault(value, {}), None
+        elif key == "port" and hca is not None and value.isdigit():
+            port = hca.setdefault(int(value), {})
+        elif port is not None and key in ("state", "link_layer", "active_mtu"):
+            word = value.split(" ")[0]
+            port[key] = int(word) if key == "active_mtu" and word.isdigit() else word
+    return found
+
+
+def _ibstat(lines) -> dict:
+    """{HCA: {port number: (state, physical state)}}."""
+    found: dict = {}
+    hca = port = None
+    for line in lines:
+        match = re.match(r"CA '(.+)'", line.strip())
+        if match:
+            hca = found.setdefault(match[1], {})
+            continue
+        match = re.match(r"Port (\d+):", line.strip())
+        if match and hca is not None:
+            port = int(match[1])
+            hca[port] = ("", "")
+            continue
+        key, _colon, value = (part.strip() for part in line.partition(":"))
+        if port is not None and hca and key in ("State", "Physical state"):
+            state, physical = hca[port]
+            hca[port] = (value, physical) if key == "State" else (state, value)
+    return found
+
+
+def _gids(lines) -> list:
+    found = []
+    for line in lines:
+        part = line.split("|")
+        if len(part) == 6:
+            hca, port, index, gid, kind, netdev = part
+            found.append(
+                {"hca": hca, "port": int(port), "index": int(index), "gid": gid, "type": kind, "netdev": netdev}
+            )
+    return found
+
+
+def _registered(code, lines) -> dict:
+    pinned = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("pinned ")), 0)
+    said = [line.strip() for line in lines if line.strip() and not line.startswith(("pinned ", "  local"))]
+    return {"code": code, "bytes": pinned, "said": "; ".join(said[-2:])}

@@ -1,0 +1,489 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: pod_test
+short_description: The cluster side of verification
+version_added: 0.1.0
+description:
+  - Reads what a cluster offers pods (O(stage=read)), runs the pods that M(gpufabric.rdma.verify_checks) planned and the
+    traffic between them (O(stage=run)), removes them (O(stage=stop)), and looks into a pod of the user (O(stage=pod)).
+  - Runs where O(kubectl) runs, the first server. All objects are in a namespace of their own, which goes with them.
+author:
+  - The gpufabric founders (@gpufabric)
+attributes:
+  check_mode:
+    description: Can run in C(check_mode) and return changed status prediction without modifying the target.
+    support: full
+    details:
+      - In check mode nothing is started and nothing is looked into.
+  diff_mode:
+    description: Will return details on what has changed, when in diff mode.
+    support: none
+options:
+  stage:
+    description:
+      - V(read) returns nodes, network attachment definitions and whether there is a DNS service.
+      - V(run) applies O(objects), awaits the pods, asks each what it sees and sends traffic between them.
+      - V(stop) deletes O(namespace).
+      - V(pod) reads O(pod), its events and its networks, and asks it what it sees.
+    type: str
+    required: true
+    choices: [read, run, stop, pod]
+  kubectl:
+    description: The command, word by word.
+    type: list
+    elements: str
+    default: [k3s, kubectl]
+  namespace:
+    description: Namespace of the tests.
+    type: str
+    default: gpufabric-verification
+  objects:
+    description: What to apply for V(run).
+    type: list
+    elements: dict
+    default: []
+  pods:
+    description: What each of the pods is for.
+    type: list
+    elements: dict
+    default: []
+  pod:
+    description: A pod of the user, as NAMESPACE/NAME.
+    type: str
+  resolve:
+    description: Name of a Service that pods have to resolve. Empty asks for none.
+    type: str
+    default: ""
+  port:
+    description: First TCP port of the tests between pods.
+    type: int
+    default: 18700
+  seconds:
+    description: How long a bandwidth test sends.
+    type: int
+    default: 2
+  limit:
+    description: Seconds after which one test is given up.
+    type: int
+    default: 30
+  wait_seconds:
+    description: How long the pods may take to run.
+    type: int
+    default: 180
+"""
+
+EXAMPLES = r"""
+- name: Read what the cluster offers pods
+  gpufabric.rdma.pod_test:
+    stage: read
+  delegate_to: "{{ groups['k3s_servers'][0] }}"
+  run_once: true
+"""
+
+RETURN = r"""
+unreachable:
+  description: Why the cluster could not be asked, or null.
+  returned: O(stage=read), O(stage=pod)
+  type: str
+cluster:
+  description: C(nodes), C(nads) (with pools of nv-ipam), C(dns) (whether there is a DNS service), C(namespaces).
+  returned: O(stage=read), O(stage=pod)
+  type: dict
+pods:
+  description: State of each pod, with C(phase), C(reasons), C(status) (what Multus noted) and C(ip).
+  returned: O(stage=run), O(stage=pod)
+  type: dict
+answers:
+  description: What each running pod said, as text.
+  returned: O(stage=run), O(stage=pod)
+  type: dict
+traffic:
+  description: C(tests) with their results, and what was C(left_out).
+  returned: O(stage=run)
+  type: dict
+seconds:
+  description: How long the parts took.
+  returned: O(stage=run)
+  type: dict
+"""
+
+import json
+import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpufabric.rdma.plugins.module_utils import _fabric, _pod_plan, _pod_probe
+
+MANAGER = "gpufabric.rdma"
+TYPES = ("nodes", "services", "namespaces")
+OPTIONAL = ("network-attachment-definitions.k8s.cni.cncf.io", "ippools.nv-ipam.nvidia.com")
+# Reasons of a waiting container that no patience settles.
+HOPELESS = (
+    "ErrImageNeverPull",
+    "ImagePullBackOff",
+    "InvalidImageName",
+    "CreateContainerConfigError",
+    "CreateContainerError",
+    "RunContainerError",
+)
+_PATIENCE = 10
+_KEPT = 2000
+
+
+class Failed(Exception):
+    """kubectl could not do what the stage cannot go on without."""
+
+
+class Kubectl:
+    """Calls kubectl; every call has an end."""
+
+    def __init__(self, argv, limit=60):
+        self._argv = list(argv)
+        self._limit = limit
+
+    def run(self, *words, text=None, limit=None):
+        """(exit status, output, error); a program that is missing or does not end has an exit status too."""
+        limit = limit or self._limit
+        try:
+            done = subprocess.run(
+                [*self._argv, *words],
+                input=text or "",
+                capture_output=True,
+                timeout=limit,
+                check=False,
+                encoding="utf-8",
+                errors="replace",
+            )
+        except subprocess.TimeoutExpired as late:
+            said = late.stdout or ""
+            return 124, said if isinstance(said, str) else said.decode(errors="replace"), f"no end after {limit} s"
+        except OSError as error:
+            return 127, "", f"{self._argv[0]} cannot be started: {error.strerror}"
+        return done.returncode, done.stdout, done.stderr
+
+    def items(self, *words):
+        """The objects of a get; raises Failed."""
+        code, said, error = self.run("get", *words, "-o", "json")
+        if code:
+            raise Failed(error.strip() or said.strip() or f"exit status {code}")
+        found = json.loads(said)
+        return found.get("items", [found])
+
+    def serve(self, pod, argv, namespace):
+        """Start a command in a pod without waiting for its end."""
+        return subprocess.Popen(
+            [*self._argv, "exec", "-n", namespace, pod, "--", *argv],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+
+
+# --- read -------------------------------------------------------------------------------------------------------------
+
+
+def read(kubectl):
+    """(cluster, None), or (None, why it could not be asked)."""
+    try:
+        items = kubectl.items(",".join([*TYPES, *OPTIONAL]), "-A")
+    except Failed as first:
+        if "doesn't have a resource type" not in str(first):
+            return None, str(first)
+        try:
+            items = kubectl.items(",".join(TYPES), "-A")
+        except Failed as second:
+            return None, str(second)
+        for kind in OPTIONAL:
+            try:
+                items += kubectl.items(kind, "-A")
+            except Failed as absent:
+                if "doesn't have a resource type" not in str(absent):
+                    return None, str(absent)
+    return {
+        "nodes": [node(item) for item in items if item["kind"] == "Node"],
+        "nads": [bare(item) for item in items if item["kind"] in ("NetworkAttachmentDefinition", "IPPool")],
+        "dns": any(
+            item["kind"] == "Service" and (item["metadata"].get("labels") or {}).get("k8s-app") == "kube-dns"
+            for item in items
+        ),
+        "namespaces": [item["metadata"]["name"] for item in items if item["kind"] == "Namespace"],
+    }, None
+
+
+def node(item):
+    status = item["status"]
+    ready = next((one for one in status.get("conditions") or [] if one["type"] == "Ready"), {})
+
+    def resources(values):
+        # Extended resources are the ones with a domain; hugepages have none.
+        return {name: int(value) for name, value in (values or {}).items() if "/" in name and str(value).isdigit()}
+
+    return {
+        "name": item["metadata"]["name"],
+        "ready": ready.get("status") == "True",
+        "why": ready.get("message") or "",
+        "addresses": [one["address"] for one in status.get("addresses") or []],
+        "pod_cidrs": item["spec"].get("podCIDRs") or [],
+        "taints": [f"{one['key']}:{one['effect']}" for one in item["spec"].get("taints") or []],
+        "capacity": resources(status.get("capacity")),
+        "allocatable": resources(status.get("allocatable")),
+    }
+
+
+def bare(item):
+    """Without what a report never needs."""
+    meta = {key: item["metadata"][key] for key in ("name", "namespace", "annotations") if item["metadata"].get(key)}
+    return {"apiVersion": item["apiVersion"], "kind": item["kind"], "metadata": meta, "spec": item.get("spec") or {}}
+
+
+# --- pods -------------------------------------------------------------------------------------------------------------
+
+
+def state(item, events):
+    """Phase, whether it is ready, and every reason that Kubernetes gives."""
+    status, name = item.get("status") or {}, item["metadata"]["name"]
+    reasons = [
+        f"{one.get('reason')}: {one.get('message')}"
+        for one in status.get("conditions") or []
+        if one["status"] != "True" and one.get("reason") == "Unschedulable"
+    ]
+    if status.get("reason"):
+        reasons.append(f"{status['reason']}: {status.get('message') or ''}")
+    for container in status.get("containerStatuses") or []:
+        for kind in ("waiting", "terminated"):
+            why = (container.get("state") or {}).get(kind)
+            if why and why.get("reason") not in ("ContainerCreating", "PodInitializing"):
+                reasons.append(f"{why.get('reason')}: {why.get('message') or ''}".rstrip(": "))
+    warned = [
+        f"{event.get('reason')}: {event.get('message')}"
+        for event in events
+        if event.get("type") == "Warning" and (event.get("involvedObject") or {}).get("name") == name
+    ]
+    ready = any(one["type"] == "Ready" and one["status"] == "True" for one in status.get("conditions") or [])
+    return {
+        "phase": status.get("phase") or "Unknown",
+        "ready": ready,
+        "reasons": list(dict.fromkeys(reasons + warned[-2:])),
+        "status": ((item["metadata"].get("annotations") or {}).get(_pod_plan.STATUS)),
+        "ip": status.get("podIP"),
+        "node": item["spec"].get("nodeName"),
+    }
+
+
+def hopeless(one):
+    return any(reason.startswith(HOPELESS) for reason in one["reasons"]) or one["phase"] == "Failed"
+
+
+def await_pods(kubectl, namespace, names, seconds, clock=time):
+    """State of the pods once all run, or none of the others can any more, or the time is over."""
+    deadline = clock.monotonic() + seconds
+    while True:
+        items = kubectl.items("pods,events", "-n", namespace)
+        events = [item for item in items if item["kind"] == "Event"]
+        states = {
+            item["metadata"]["name"]: state(item, events)
+            for item in items
+            if item["kind"] == "Pod" and item["metadata"]["name"] in names
+        }
+        waiting = [one for one in states.values() if not one["ready"]]
+        if len(states) == len(names) and all(hopeless(one) for one in waiting):
+            return states
+        if clock.monotonic() > deadline:
+            return states
+        clock.sleep(2)
+
+
+def ask(kubectl, namespace, name, resolve):
+    """What the script says in a pod; the error instead where it could not be run."""
+    words = ["exec", "-n", namespace, name, "--", "sh", "-c", _pod_probe.SCRIPT, "sh", resolve]
+    code, said, error = kubectl.run(*words, limit=120)
+    return said if code == 0 or said else f"@@ exec\n{error.strip()}\n@@= {code}\n"
+
+
+def run(kubectl, params):
+    namespace, pods = params["namespace"], params["pods"]
+    seconds = {}
+    start = time.monotonic()
+    remove_pods(kubectl, namespace)
+    code, said, error = kubectl.run(
+        "apply",
+        "--server-side",
+        "--force-conflicts",
+        f"--field-manager={MANAGER}",
+        "-f",
+        "-",
+        text=json.dumps({"apiVersion": "v1", "kind": "List", "items": params["objects"]}),
+    )
+    if code:
+        raise Failed(f"the test pods could not be made: {(error or said).strip()}")
+    names = [pod["name"] for pod in pods]
+    states = await_pods(kubectl, namespace, names, params["wait_seconds"])
+    seconds["pods"] = round(time.monotonic() - start, 1)
+    start = time.monotonic()
+    running = [name for name in names if states.get(name, {}).get("ready")]
+    with ThreadPoolExecutor(max_workers=4) as pool:
+        said = pool.map(lambda name: ask(kubectl, namespace, name, params["resolve"]), running)
+        answers = dict(zip(running, said))
+    seconds["answers"] = round(time.monotonic() - start, 1)
+    start = time.monotonic()
+    planned = _pod_plan.traffic(pods, {name: _pod_probe.parse(text) for name, text in answers.items()}, params["port"])
+    results = [{**test, "result": send(kubectl, namespace, test, params)} for test in planned["tests"]]
+    seconds["traffic"] = round(time.monotonic() - start, 1)
+    return {
+        "pods": states,
+        "answers": answers,
+        "traffic": {"tests": results, "left_out": planned["left_out"]},
+        "seconds": seconds,
+    }
+
+
+def remove_pods(kubectl, namespace):
+    """Those of an earlier run that was cut off: a pod cannot be changed, only made anew."""
+    words = ["delete", "pods", "--all", "-n", namespace, "--grace-period=1", "--ignore-not-found"]
+    kubectl.run(*words, limit=120)
+
+
+# --- traffic ----------------------------------------------------------------------------------------------------------
+
+
+def send(kubectl, namespace, test, params):
+    """Run one test; what it says of itself."""
+    if test["tool"] == "ping":
+        argv = _pod_plan.ping_command(test)
+        code, said, error = kubectl.run(
+            "exec", "-n", namespace, test["client"]["pod"], "--", *argv, limit=params["limit"]
+        )
+        output = said + error
+        ok = code == 0 and " 0% packet loss" in output
+        return {"ok": ok, "error": None if ok else _last(output, code), "output": output[-_KEPT:]}
+    limit = str(params["limit"])
+    argv = ["timeout", limit, *_fabric.server_command(test, params["seconds"])]
+    server = kubectl.serve(test["server"]["pod"], argv, namespace)
+    try:
+        return connect(kubectl, namespace, test, params)
+    finally:
+        server.terminate()
+        try:
+            server.communicate(timeout=5)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.communicate()
+
+
+def connect(kubectl, namespace, test, params):
+    argv = ["timeout", str(params["limit"]), *_fabric.client_command(test, params["seconds"])]
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        start = time.monotonic()
+        code, said, error = kubectl.run(
+            "exec", "-n", namespace, test["client"]["pod"], "--", *argv, limit=params["limit"] + 10
+        )
+        took = time.monotonic() - start
+        result = _fabric.parse(test["tool"], code, said + error, params["seconds"])
+        # The server's own exec may still be on its way; only a quick refusal is worth another try.
+        if result["ok"] or took > 5 or time.monotonic() > deadline:
+            return {**result, "seconds": round(took, 1), "command": " ".join(argv), "output": (said + error)[-_KEPT:]}
+        time.sleep(1)
+
+
+def _last(output, code):
+    lines = [line for line in output.splitlines() if line.strip()]
+    return f"{lines[-1].strip()} (exit status {code})" if lines else f"exit status {code}"
+
+
+def stop(kubectl, namespace):
+    """Remove the namespace with all that is in it; what is left afterwards."""
+    code, said, error = kubectl.run(
+        "delete", "namespace", namespace, "--ignore-not-found", "--wait=true", "--timeout=100s", limit=120
+    )
+    return {"left": None if code == 0 else (error or said).strip()}
+
+
+# --- a pod of the user ------------------------------------------------------------------------------------------------
+
+
+def look_into(kubectl, params):
+    namespace, _slash, name = params["pod"].rpartition("/")
+    namespace = namespace or "default"
+    cluster, unreachable = read(kubectl)
+    if unreachable:
+        return {"unreachable": unreachable}
+    code, said, error = kubectl.run("get", "pod", name, "-n", namespace, "-o", "json")
+    found = {"unreachable": None, "cluster": cluster, "pods": {}, "answers": {}, "item": None}
+    if code:
+        found["missing"] = (error or said).strip()
+        return found
+    item = json.loads(said)
+    events = kubectl.items("events", "-n", namespace, "--field-selector", f"involvedObject.name={name}")
+    one = state(item, events)
+    found["pods"][name] = one
+    found["item"] = {
+        "namespace": namespace,
+        "name": name,
+        "annotations": {
+            key: value
+            for key, value in (item["metadata"].get("annotations") or {}).items()
+            if key in (_pod_plan.NETWORKS, _pod_plan.STATUS)
+        },
+        "host_network": bool(item["spec"].get("hostNetwork")),
+        "security": item["spec"].get("securityContext") or {},
+        "containers": [
+            {
+                "name": container["name"],
+                "limits": (container.get("resources") or {}).get("limits") or {},
+                "security": container.get("securityContext") or {},
+            }
+            for container in item["spec"]["containers"]
+        ],
+    }
+    if one["ready"]:
+        found["answers"][name] = ask(kubectl, namespace, name, params["resolve"])
+    return found
+
+
+def main():
+    module = AnsibleModule(
+        argument_spec={
+            "stage": {"type": "str", "required": True, "choices": ["read", "run", "stop", "pod"]},
+            "kubectl": {"type": "list", "elements": "str", "default": ["k3s", "kubectl"]},
+            "namespace": {"type": "str", "default": "gpufabric-verification"},
+            "objects": {"type": "list", "elements": "dict", "default": []},
+            "pods": {"type": "list", "elements": "dict", "default": []},
+            "pod": {"type": "str"},
+            "resolve": {"type": "str", "default": ""},
+            "port": {"type": "int", "default": 18700},
+            "seconds": {"type": "int", "default": 2},
+            "limit": {"type": "int", "default": 30},
+            "wait_seconds": {"type": "int", "default": 180},
+        },
+        required_if=[("stage", "pod", ["pod"])],
+        supports_check_mode=True,
+    )
+    params = module.params
+    kubectl = Kubectl(params["kubectl"])
+    stage = params["stage"]
+    try:
+        if stage == "read":
+            cluster, unreachable = read(kubectl)
+            result = {"cluster": cluster, "unreachable": unreachable}
+        elif module.check_mode:
+            result = {}
+        elif stage == "run":
+            result = run(kubectl, params)
+        elif stage == "stop":
+            result = stop(kubectl, params["namespace"])
+        else:
+            result = look_into(kubectl, params)
+    except Failed as failed:
+        module.fail_json(msg=f"stage {stage} of the verification did not run through: {failed}")
+    module.exit_json(changed=False, **result)
+
+
+if __name__ == "__main__":
+    main()

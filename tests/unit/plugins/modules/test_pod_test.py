@@ -1,0 +1,151 @@
+"""pod_test as Ansible runs it, with a double of kubectl in the place of a cluster."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+from ansible_collections.gpufabric.rdma.plugins.module_utils import _pod_checks, _pod_plan, _pod_probe
+from ansible_collections.gpufabric.rdma.plugins.modules import pod_test
+from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster
+
+TESTS = pathlib.Path(__file__).resolve().parents[3]
+ROCE = (TESTS / "fixtures/pods/roce.txt").read_text()
+OPTIONS = {"namespace": "gpufabric-verification", "image": "example.test/rdma:1"}
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    return kubectl_cluster.make(tmp_path / "cluster")
+
+
+def call(cluster, stage, check=False, **options):
+    arguments = {"stage": stage, "kubectl": cluster.argv, "_ansible_check_mode": check, **options}
+    done = subprocess.run(
+        [sys.executable, pod_test.__file__],
+        input=json.dumps({"ANSIBLE_MODULE_ARGS": arguments}),
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PYTHONPATH": ":".join(sys.path), "LC_ALL": "C.UTF-8", "PATH": "/usr/bin:/bin", **cluster.environment},
+    )
+    assert done.stdout, done.stderr
+    return json.loads(done.stdout)
+
+
+def planned(cluster, hosts=None):
+    read = call(cluster, "read")["cluster"]
+    offered = {**read, "networks": _pod_checks.networks_of(read, [])}
+    return _pod_plan.plan(hosts or kubectl_cluster.hosts(), offered, OPTIONS)
+
+
+def run(cluster, plan, **options):
+    options = {"wait_seconds": 5, "limit": 5, "seconds": 1, "resolve": "kubernetes.default.svc", **options}
+    return call(cluster, "run", objects=plan["objects"], pods=plan["pods"], **options)
+
+
+def test_read_tells_nodes_networks_and_whether_there_is_dns(cluster):
+    read = call(cluster, "read")
+    assert read["unreachable"] is None
+    found = read["cluster"]
+    assert [node["name"] for node in found["nodes"]] == ["node1", "node2"]
+    assert found["nodes"][0]["capacity"] == {"rdma/rail0": 100}
+    assert [item["metadata"]["name"] for item in found["nads"]] == ["rail0"]
+    assert found["dns"] is True
+    assert len(cluster.calls()) == 1
+
+
+def test_types_that_the_server_does_not_have_are_passed_over(cluster):
+    cluster.plant("absent_types.json", ["ippools.nv-ipam.nvidia.com"])
+    read = call(cluster, "read")
+    assert read["unreachable"] is None
+    assert [item["metadata"]["name"] for item in read["cluster"]["nads"]] == ["rail0"]
+
+
+def test_a_cluster_that_does_not_answer_is_told_not_guessed(cluster):
+    cluster.plant("down", "")
+    assert "refused" in call(cluster, "read")["unreachable"]
+    missing = call(cluster, "read", kubectl=["no-such-program", "kubectl"])
+    assert "cannot be started" in missing["unreachable"]
+
+
+def test_pods_run_answer_and_send_and_are_gone_afterwards(cluster):
+    plan = planned(cluster)
+    assert [pod["name"] for pod in plan["pods"]] == ["workload-node1", "seed-node1", "workload-node2", "seed-node2"]
+    for pod in plan["pods"]:
+        cluster.answer(pod["name"], kubectl_cluster.answer_of(ROCE, pod))
+    ran = run(cluster, plan)
+    assert {state["phase"] for state in ran["pods"].values()} == {"Running"}
+    assert sorted(ran["answers"]) == sorted(ran["pods"])
+    assert _pod_probe.parse(ran["answers"]["workload-node1"])["user"] == 1000
+    assert [(test["tool"], test["result"]["ok"]) for test in ran["traffic"]["tests"]] == [
+        ("ping", True),
+        ("rping", True),
+        ("ib_write_bw", True),
+    ]
+    assert ran["traffic"]["tests"][2]["result"]["mb_per_s"] == 9301.1
+    assert set(ran["seconds"]) == {"pods", "answers", "traffic"}
+    assert OPTIONS["namespace"] in cluster.namespaces()
+    assert call(cluster, "stop")["left"] is None
+    assert OPTIONS["namespace"] not in cluster.namespaces()
+    assert ran["changed"] is False
+
+
+def test_a_pod_that_never_runs_keeps_nobody_waiting_and_brings_its_reason(cluster):
+    plan = planned(cluster)
+    for pod in plan["pods"]:
+        cluster.answer(pod["name"], kubectl_cluster.answer_of(ROCE, pod))
+    cluster.plant("pending.json", {"seed-node2": ["0/2 nodes: 2 Insufficient rdma/rail0", "ErrImageNeverPull"]})
+    ran = run(cluster, plan, wait_seconds=60)
+    assert ran["seconds"]["pods"] < 30
+    state = ran["pods"]["seed-node2"]
+    assert state["ready"] is False
+    assert state["reasons"] == ["Unschedulable: 0/2 nodes: 2 Insufficient rdma/rail0", "ErrImageNeverPull: planted"]
+    assert "seed-node2" not in ran["answers"]
+
+
+def test_the_whole_way_from_the_pods_to_the_checks(cluster):
+    plan = planned(cluster)
+    for pod in plan["pods"]:
+        cluster.answer(pod["name"], kubectl_cluster.answer_of(ROCE, pod))
+    found = _pod_checks.cluster_checks(
+        {
+            "hosts": kubectl_cluster.hosts(),
+            "read": call(cluster, "read"),
+            "plan": plan,
+            "run": run(cluster, plan),
+            "pod": {},
+            "pod_name": None,
+            "failure": "",
+            "left": "",
+            "service_cidrs": ["10.43.0.0/16"],
+            "pods_per_node": 16,
+            "masters": [],
+        },
+        False,
+    )
+    assert [(name, item["id"], item["seen"]) for name, item in found if item["status"] != "passed"] == []
+    assert {name for name, _item in found} == {"node1", "node2"}
+
+
+def test_check_mode_only_reads(cluster):
+    plan = planned(cluster)
+    before = len(cluster.calls())
+    for stage, options in (("run", {"objects": plan["objects"]}), ("stop", {}), ("pod", {"pod": "default/mine"})):
+        assert call(cluster, stage, check=True, **options)["changed"] is False
+    assert len(cluster.calls()) == before
+
+
+def test_a_pod_of_the_user_is_looked_into(cluster):
+    cluster.add_pod("default", "mine", "node1", annotation="rail0", limits={"rdma/rail0": "1"})
+    cluster.answer("mine", ROCE)
+    seen = call(cluster, "pod", pod="default/mine")
+    assert seen["item"]["containers"][0]["limits"] == {"rdma/rail0": "1"}
+    networks = _pod_checks.networks_of(seen["cluster"], [])
+    made = _pod_checks.diagnose(seen, kubectl_cluster.hosts(), networks, "default/mine")
+    assert [item["id"] for item in made if item["status"] != "passed"] == []
+    missing = call(cluster, "pod", pod="default/other")
+    assert "not found" in missing["missing"]
