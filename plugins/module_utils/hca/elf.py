@@ -83,7 +83,7 @@ def program(start: bytes) -> Optional[dict[str, Any]]:
     """What the first 4 KiB of a program say of it; None when it is no 64-bit ELF file.
 
     machine: as `uname -m` names it, else `ELF machine <number>`. size: bytes that the file has at least when it is
-    whole (the end of its last segment, and of its section headers).
+    whole (the end of its last segment, and of both its tables).
     """
     if start[:5] != b"\x7fELF\x02":
         return None
@@ -94,7 +94,7 @@ def program(start: bytes) -> Optional[dict[str, Any]]:
         _own, segment_size, segment_count, section_size, section_count = struct.unpack_from(order + "5H", start, 0x34)
     except struct.error:
         return None
-    ends = [sections + section_size * section_count]
+    ends = [segments + segment_size * segment_count, sections + section_size * section_count]
     for index in range(segment_count):
         try:
             offset, _virtual, _physical, length = struct.unpack_from(

@@ -1,0 +1,236 @@
+"""CNI plugins from a bundle folder to a node: real archives, real programs, the module as Ansible runs it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tarfile
+
+import pytest
+from ansible_collections.gpufabric.rdma.plugins.module_utils import _cni_bundle, _cni_plugins_plan
+from ansible_collections.gpufabric.rdma.plugins.module_utils._change import Refused
+from ansible_collections.gpufabric.rdma.plugins.modules import cni_plugins, service_account_tokens
+from ansible_collections.gpufabric.rdma.tests.unit.test_pitfalls_cni import program
+
+NAMES = ["bridge", "flannel", "loopback"]
+
+
+def archive(programs: dict) -> bytes:
+    target = io.BytesIO()
+    with tarfile.open(fileobj=target, mode="w:gz") as made:
+        for name, content in programs.items():
+            member = tarfile.TarInfo(f"./{name}")
+            member.size, member.mode = len(content), 0o755
+            made.addfile(member, io.BytesIO(content))
+    return target.getvalue()
+
+
+class Bundle:
+    def __init__(self, folder: pathlib.Path):
+        self.folder, self.files = folder, []
+
+    def add(self, name: str, content: bytes, architecture: str = "amd64", sha256: str | None = None) -> None:
+        path = f"{name}-{architecture}"
+        (self.folder / path).write_bytes(content)
+        sha256 = sha256 or hashlib.sha256(content).hexdigest()
+        self.files = [row for row in self.files if (row["name"], row["architecture"]) != (name, architecture)]
+        self.files.append({"name": name, "version": "v1", "architecture": architecture, "path": path, "sha256": sha256})
+
+    def choose(self, names=NAMES, machine="x86_64"):
+        described = {"schema": 1, "origin": "testbed", "files": self.files, "images": []}
+        return _cni_bundle.choose(described, str(self.folder), names, machine)
+
+
+@pytest.fixture
+def bundle(tmp_path):
+    (tmp_path / "bundle").mkdir()
+    made = Bundle(tmp_path / "bundle")
+    made.add("cni-plugins", archive({"bridge": program(size=600), "loopback": program(), "vlan": program()}))
+    made.add("cni-plugins", archive({"bridge": program(183), "loopback": program(183)}), "arm64")
+    made.add("flannel-cni-plugin", program(size=700))
+    made.add("flannel-cni-plugin", archive({"flannel-arm64": program(183)}), "arm64")
+    return made
+
+
+def test_the_listed_plugins_come_out_of_the_archives_of_the_nodes_architecture(bundle):
+    for machine, number in (("x86_64", 62), ("aarch64", 183)):
+        found, problems = bundle.choose(machine=machine)
+        assert (sorted(found), problems) == (NAMES, [])
+        assert {content[18] for content in found.values()} == {number}
+    assert "vlan" not in found
+
+
+@pytest.mark.parametrize(
+    ("plant", "obj", "seen"),
+    [
+        (lambda b: b.add("cni-plugins", archive({}), sha256="0" * 64), "cni-plugins-amd64", "sha256 "),
+        (lambda b: b.add("cni-plugins", archive({"bridge": program(183), "loopback": program()})), "bridge", "aarch64"),
+        (lambda b: b.add("cni-plugins", archive({"bridge": program()[:90], "loopback": program()})), "bridge", "90"),
+        (lambda b: b.add("cni-plugins", archive({"bridge": b"#!", "loopback": program()})), "bridge", "something else"),
+        (lambda b: b.add("cni-plugins", archive({"bridge": program()})), "loopback", "bridge"),
+        (lambda b: b.add("flannel-cni-plugin", b"<html>"), "flannel", "something else"),
+        (lambda b: b.files.pop(0), "bundle", "cni-plugins for arm64"),
+        (lambda b: os.unlink(b.folder / "flannel-cni-plugin-amd64"), "flannel-cni-plugin-amd64", "No such file"),
+        (lambda b: b.files.clear(), "bundle", "no cni-plugins"),
+    ],
+)
+def test_what_is_not_as_it_should_be_is_refused_on_the_controller(bundle, plant, obj, seen):
+    plant(bundle)
+    found, problems = bundle.choose()
+    named = [problem for problem in problems if obj in problem.object and seen in problem.seen]
+    assert named, problems
+    assert all(problem.next_step for problem in problems)
+    assert len(found) < len(NAMES)
+
+
+def test_an_architecture_that_nobody_builds_for_is_refused(bundle):
+    found, problems = bundle.choose(machine="riscv64")
+    assert (found, problems[0].seen) == ({}, "riscv64")
+
+
+# --- the node ---------------------------------------------------------------------------------------------------------
+
+
+class Node:
+    def __init__(self, folder: pathlib.Path, programs: dict):
+        self.root, self.directory = folder / "node", folder / "node/opt/cni/bin"
+        self.archive = folder / "programs.tar.gz"
+        self.archive.write_bytes(_cni_bundle.packed(programs))
+        self.binaries = _cni_bundle.wanted(programs)
+
+    def call(self, archive=True, check=False, binaries=None):
+        arguments = {"root": str(self.root), "binaries": self.binaries if binaries is None else binaries}
+        arguments.update({"archive": str(self.archive)} if archive else {}, _ansible_check_mode=check)
+        done = subprocess.run(
+            [sys.executable, cni_plugins.__file__],
+            input=json.dumps({"ANSIBLE_MODULE_ARGS": arguments}),
+            capture_output=True,
+            text=True,
+            check=False,
+            env={"PYTHONPATH": ":".join(sys.path), "LC_ALL": "C.UTF-8"},
+        )
+        assert done.stdout, done.stderr
+        return json.loads(done.stdout)
+
+    def files(self):
+        return {path.name: path.read_bytes() for path in self.directory.glob("*")} if self.directory.exists() else {}
+
+
+@pytest.fixture
+def node(tmp_path, bundle):
+    return Node(tmp_path, bundle.choose()[0])
+
+
+def test_only_what_is_lacking_is_asked_for_and_nothing_changes_before_it_is_there(node):
+    first = node.call(archive=False)
+    assert (first["needed"], node.files()) == (NAMES, {})
+    checked = node.call(check=True)
+    assert (checked["changed"], checked["changes"], node.files()) == (True, first["changes"], {})
+    done = node.call()
+    assert done["changes"] == first["changes"]
+    assert sorted(node.files()) == NAMES
+    assert {path.stat().st_mode & 0o777 for path in node.directory.iterdir()} == {0o755}
+    again = node.call(archive=False)
+    assert (again["changed"], again["needed"], again["changes"]) == (False, [], [])
+
+
+def test_drift_is_healed_and_foreign_plugins_stay(node):
+    node.call()
+    (node.directory / "ipoib").write_bytes(b"somebody's")
+    (node.directory / "bridge").write_bytes(b"swapped")
+    (node.directory / "loopback").chmod(0o644)
+    (node.directory / ".gpufabric-x").write_bytes(b"half")
+    healed = node.call(archive=False)
+    assert healed["needed"] == ["bridge"]
+    assert [(change["object"].rpartition("/")[2], change["action"]) for change in node.call()["changes"]] == [
+        ("bridge", "place"),
+        ("loopback", "mode"),
+        (".gpufabric-x", "remove"),
+    ]
+    assert sorted(node.files()) == sorted([*NAMES, "ipoib"])
+    assert node.call()["changed"] is False
+
+
+def test_a_plugin_that_leaves_the_list_goes_unless_somebody_has_replaced_it(node):
+    node.call()
+    (node.directory / "loopback").write_bytes(b"somebody's own")
+    node.call(binaries=[item for item in node.binaries if item["name"] == "flannel"])
+    assert sorted(node.files()) == ["flannel", "loopback"]
+
+
+def test_a_plugin_that_was_there_before_is_replaced_and_that_is_said(node):
+    node.directory.mkdir(parents=True)
+    (node.directory / "bridge").symlink_to("cni")
+    (node.directory / "cni").write_bytes(b"one program for many names")
+    done = node.call()
+    assert done["notes"] == ["/opt/cni/bin/bridge was there before this collection placed one; it is replaced"]
+    assert not (node.directory / "bridge").is_symlink()
+    assert node.files()["cni"] == b"one program for many names"
+
+
+def test_a_program_that_runs_is_replaced(node, tmp_path):
+    """The kernel refuses to write it (Text file busy); a rename it allows."""
+    node.directory.mkdir(parents=True)
+    (node.directory / "bridge").write_bytes(pathlib.Path("/bin/sleep").read_bytes())
+    (node.directory / "bridge").chmod(0o755)
+    with subprocess.Popen([node.directory / "bridge", "60"]) as running:
+        node.call()
+        assert running.poll() is None
+        running.terminate()
+    assert node.files()["bridge"] == program(size=600)
+
+
+def test_an_archive_with_another_program_leaves_the_old_one(node):
+    node.call()
+    old = node.files()
+    bridge = f"{node.root}/opt/cni/bin/bridge"
+    with pytest.raises(Refused, match="another in the archive"):
+        cni_plugins.place(bridge, str(node.archive), {"bridge": "0" * 64})
+    assert node.files() == old
+
+
+def test_a_damaged_record_is_written_again(node):
+    node.call()
+    record = node.root / _cni_plugins_plan.RECORD[1:]
+    record.write_text("{")
+    assert [change["action"] for change in node.call()["changes"]] == ["record"]
+    assert sorted(json.loads(record.read_text())) == NAMES
+
+
+# --- tokens -----------------------------------------------------------------------------------------------------------
+
+
+def tokens_of(*names):
+    items = [service_account_tokens.secret("ns", name) for name in names]
+    for item in items:
+        item["data"] = {"token": base64.b64encode(f"of {item['metadata']['name']}".encode()).decode()}
+    return json.dumps({"kind": "List", "items": items})
+
+
+def test_tokens_are_made_once_and_awaited():
+    answers = iter(["", "applied", tokens_of("a"), tokens_of("a", "b")])
+    calls = []
+
+    def call(arguments, text):
+        calls.append(arguments[0])
+        assert [item["metadata"]["name"] for item in json.loads(text)["items"]] == ["a-token", "b-token"]
+        return 0, next(answers), ""
+
+    found, changed = service_account_tokens.make("ns", ["b", "a"], call, 9, lambda: 0, lambda seconds: None)
+    assert (found, changed) == ({"a": "of a-token", "b": "of b-token"}, True)
+    assert calls == ["get", "apply", "get", "get"]
+    assert service_account_tokens.make("ns", ["a"], lambda *_: (0, tokens_of("a"), ""), 9)[1] is False
+
+
+def test_tokens_that_never_come_are_told():
+    times = iter([0, 1, 99])
+    with pytest.raises(Refused, match="no token for a after 9 s"):
+        service_account_tokens.make("ns", ["a"], lambda *_: (0, "", ""), 9, lambda: next(times), lambda seconds: None)
+    with pytest.raises(Refused, match="forbidden"):
+        service_account_tokens.make("ns", ["a"], lambda *_: (1, "", "forbidden"), 9)
