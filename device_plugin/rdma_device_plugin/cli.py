@@ -192,6 +192,7 @@ def _complain(problems: list[str]) -> int:
 def serve(values: dict[str, object], rest: list[str]) -> int:
     """Run until a signal. Does not return by way of threads: a read that hangs would keep the interpreter waiting."""
     _small_pages()
+    _one_heap()
     asyncio = _asyncio()
     from . import daemon, endpoints
 
@@ -220,6 +221,17 @@ def serve(values: dict[str, object], rest: list[str]) -> int:
 def _small_pages() -> None:
     """No transparent huge pages: where they are always on, the stack of a thread can take 2 MiB instead of 40 KiB."""
     ctypes.CDLL(None).prctl(_PR_SET_THP_DISABLE, 1, 0, 0, 0)
+
+
+def _one_heap() -> None:
+    """Let all threads allocate from one heap. grpc's ten would get one each, and each kubelet restart would leave its
+    buffers in another one of them: 3 MB after 100 restarts that way, 1 MB this way, of which the last 50 add nothing.
+    """
+    import ctypes
+
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc has it, musl knows no arenas
+    if mallopt:
+        mallopt(-8, 1)  # M_ARENA_MAX
 
 
 def _asyncio() -> Any:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import fcntl
 import json
 import os
 import pathlib
+import struct
 import subprocess
 import sys
 import threading
 import time
 
 from conftest import PACKAGE
+from kubelet_double import PATIENCE
 from node import HERE, Node
 from rdma_device_plugin import daemon
 from rdma_device_plugin.lifecycle import Places, Timing
@@ -39,7 +43,11 @@ def document(*entries, interval=None):
 
 
 class Running:
-    """A Plugin in its own thread and loop. folder: where its config lies below base; a second plugin needs another."""
+    """A Plugin in its own thread and loop.
+
+    folder: where its config lies below base; a second plugin needs another. own_netns: listen to the kernel,
+    in a network namespace of its own.
+    """
 
     def __init__(
         self,
@@ -52,6 +60,7 @@ class Running:
         tree=None,
         link_up=None,
         folder="config",
+        own_netns=False,
         **settings,
     ):
         self.base = pathlib.Path(base)
@@ -70,7 +79,7 @@ class Running:
         self.error = None
         self.stopped_in = None
         self.ready_in = None
-        self._tree, self._link_up = tree, link_up
+        self._tree, self._link_up, self._own_netns = tree, link_up, own_netns
         self._loop = None
         self._stop = None
         self._ready = threading.Event()
@@ -86,6 +95,10 @@ class Running:
         return self
 
     def _run(self):
+        if self._own_netns and ctypes.CDLL(None).unshare(0x40000000) != 0:  # CLONE_NEWNET, of this thread
+            self.error = "cannot make a network namespace"
+            self._ready.set()
+            return
         try:
             asyncio.run(self._main())
         except daemon.Fatal as error:
@@ -95,7 +108,7 @@ class Running:
     async def _main(self):
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
-        self.plugin = daemon.Plugin(self.settings, tree=self._tree, link_up=self._link_up, listen=False)
+        self.plugin = daemon.Plugin(self.settings, tree=self._tree, link_up=self._link_up, listen=self._own_netns)
         work = asyncio.ensure_future(self.plugin.run(self._stop))
         ready = asyncio.ensure_future(self.plugin.ready.wait())
         await asyncio.wait({work, ready}, return_when=asyncio.FIRST_COMPLETED)
@@ -110,13 +123,23 @@ class Running:
 
         return asyncio.run_coroutine_threadsafe(wrapped(), self._loop).result(10)
 
+    def kernel_event(self):
+        """A real uevent in the plugin's network namespace: an interface comes and goes with a descriptor."""
+
+        def tap():
+            device = os.open("/dev/net/tun", os.O_RDWR | os.O_CLOEXEC)
+            fcntl.ioctl(device, 0x400454CA, struct.pack("16sH22x", b"plug0", 0x1002))  # TUNSETIFF: IFF_TAP, IFF_NO_PI
+            os.close(device)
+
+        self.call(tap)
+
     def rescan(self):
         self.call(self.plugin.rescan)
 
     def resource(self, name="test_server"):
         return self.plugin.served[name].resource
 
-    def until(self, condition, seconds=10.0):
+    def until(self, condition, seconds=PATIENCE):
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             if condition():

@@ -180,8 +180,8 @@ def test_a_container_is_told_which_hcas_are_its_own(base):
 def test_what_is_not_required_is_no_line_in_the_log(base, caplog):
     """Rank 5: upstream wants umad of everything, and says so for each NIC in each period"""
     caplog.set_level("INFO", "rdma_device_plugin")
-    node = Node(base / "node", "irdma")
-    config = document(entry(count=5, selectors={"vendors": ["8086"]}), interval=0)
+    node = Node(base / "node", "efa")
+    config = document(entry(count=5, selectors={"vendors": ["1d0f"]}, health={"ports": "ignore"}), interval=0)
     with Kubelet(base) as kubelet, Running(base, config, node.root) as plugin:
         kubelet.wait_allocatable(NAME, 5)
         before = len(caplog.records)

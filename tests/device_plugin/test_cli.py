@@ -232,7 +232,9 @@ def test_sighup_reads_the_config_again(base, node):
     """1.1: upstream keeps rdmaHcaMax 3"""
     with Kubelet(base, watches=False) as kubelet, Process(base, document(entry(count=3)), node.root) as plugin:
         kubelet.wait_allocatable("rdma/test_server", 3)
-        # In place, so that no rename tells of it before the signal does.
+        lists = kubelet.clients["rdma/test_server"].lists
+        plugin.process.send_signal(signal.SIGHUP)
+        assert kubelet.wait(lambda: len(lists) == 2), "#109: told once more, although nothing has changed"
         (base / "config.json").write_bytes(document(entry(count=7)))
         plugin.process.send_signal(signal.SIGHUP)
         kubelet.wait_allocatable("rdma/test_server", 7)

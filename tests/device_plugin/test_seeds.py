@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import pathlib
 
 import pytest
-from harness import Node, Running
+from harness import HERE, Node, Running
 from kubelet_double import Kubelet
 from rdma_device_plugin.config import load
+from rdma_device_plugin.hca import Tree, gather
+
+_spec = importlib.util.spec_from_file_location(
+    "_device_plugin_config", HERE.parents[1] / "plugins/module_utils/_device_plugin_config.py"
+)
+_device_plugin_config = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_device_plugin_config)
 
 CONFIGS = pathlib.Path(__file__).parent / "configs"
 GH200 = ("gh200-cx7-roce", (("enp1s0f0np0", "ens8f0np0"), ("enp1s0f1np1", "ens8f1np1")))
 RAILS = (24, 58, 75, 92, 135, 170, 186, 202)
 H100 = ("h100-8x-cx7-ib", tuple((f"ibp{bus}s0", f"ens{8 + number}f0np0") for number, bus in enumerate(RAILS)))
+IB = ("h100-8x-cx7-ib", (("ibp24s0", "ibs1f0"), ("ibp58s0", "ibs1f1")))
 BOTH = ["uverbs0", "uverbs1", "umad0", "umad1", "rdma_cm"]
 
 # Each with what its guide prints: resource, count, files of one container.
@@ -31,6 +40,10 @@ PRINTED = {
     "option-d-model.json": (GH200, {"rdma/hca_shared_devices_cx7": (63, BOTH)}),
     "operator.json": (GH200, {"rdma/hca_shared_devices_a": (63, BOTH)}),
     "one-pool-of-100.json": (GH200, {"rdma/rdma_shared_device": (100, BOTH)}),
+    "shared-ib.json": (
+        IB,
+        {"rdma/shared_ib": (63, [f"{kind}{number}" for number in (0, 1) for kind in ("issm", "umad", "uverbs")])},
+    ),
     "eight-rails.json": (
         H100,
         {
@@ -65,6 +78,18 @@ def test_a_published_config_gives_what_its_guide_prints(base, name):
             assert set(files) <= set(given)
             assert len(given) == len(set(given))
             assert len(given) <= len(files) + 1
+
+
+def test_rendered_rails_have_63_units_each(base):
+    """What role device_plugin makes of a node's facts: never upstream's silent 0"""
+    node = Node(base / "node", "h100-8x-cx7-ib")
+    rails = gather(Tree(str(node.root)))["rails"]
+    rendered = _device_plugin_config.document("rails", rails, 60).encode()
+    with Kubelet(base) as kubelet, Running(base, rendered, node.root):
+        for number in range(8):
+            kubelet.wait_allocatable(f"rdma/hca_shared_devices_{number}", 63)
+            specs = kubelet.allocate(f"rdma/hca_shared_devices_{number}", ["0"]).container_responses[0].devices
+            assert f"/dev/infiniband/uverbs{number}" in [spec.host_path for spec in specs]
 
 
 def test_a_port_without_a_cable_does_not_make_its_pool_unhealthy(base):

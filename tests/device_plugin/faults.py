@@ -1,0 +1,539 @@
+"""python faults.py [WORD…]: plants the Go plugin's behaviour in a copy, fault by fault, and sees the named test fail.
+
+WORD: only faults whose rank or title has it. First all named tests have to pass in the copy as it is. Exit code 1 when
+a test lets its fault through. Two copies at a time.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import queue
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass
+
+HERE = pathlib.Path(__file__).resolve().parent
+CHECKOUT = HERE.parents[1]
+COPIED = (
+    "device_plugin",
+    "tests/device_plugin",
+    "tests/tools",
+    "tests/fixtures",
+    "plugins/module_utils",
+    "pyproject.toml",
+)
+PACKAGE = "device_plugin/rdma_device_plugin"
+PATIENCE = 180
+WORKERS = 2
+
+
+@dataclass(frozen=True)
+class Fault:
+    """rank: of the guide's section 3, or a section. edits: (file, text as it is, text as upstream would have it)."""
+
+    rank: str
+    title: str
+    test: str
+    edits: tuple
+
+    @property
+    def label(self):
+        return f"{self.rank}: {self.title}"
+
+
+def fault(rank, title, test, *edits):
+    return Fault(rank, title, test, edits)
+
+
+FAULTS = (
+    fault(
+        "rank 1",
+        "GetInfo names a path of its own mount namespace",
+        "test_registration.py::test_get_info_names_no_endpoint",
+        ("server.py", 'endpoint=""', 'endpoint=f"/var/lib/kubelet/plugins_registry/{self.offer.pool.socket}"'),
+    ),
+    fault(
+        "rank 1",
+        "a directory that nobody watches is waited at for ever",
+        "test_registration.py::test_a_directory_that_nobody_watches_leads_to_a_legacy_registration",
+        (
+            "lifecycle.py",
+            "if self._places.mode == WATCH or not await",
+            "if watched or self._places.mode == WATCH or not await",
+        ),
+    ),
+    fault(
+        "rank 1",
+        "the kubelet's root is fixed",
+        "test_cases.py::test_another_kubelet_root",
+        ("cli.py", """{str(values['kubelet-root']).rstrip('/')}/plugins_registry""", "/none/plugins_registry"),
+    ),
+    fault(
+        "rank 2",
+        "a refused registration leaves a zombie",
+        "test_registration.py::test_a_refused_registration_is_told_and_tried_again[watch]",
+        ("lifecycle.py", "            await self._back_off()\n", "            await asyncio.Event().wait()\n"),
+    ),
+    fault(
+        "rank 2",
+        "one slot feeds one of several streams",
+        "test_changes.py::test_every_stream_gets_every_update",
+        (
+            "server.py",
+            "            if seen != self._version:\n",
+            "            sent = self.__dict__.setdefault('_sent', 0)\n"
+            "            if seen < 0 or (seen != self._version and sent != self._version):\n"
+            "                self._sent = self._version\n",
+        ),
+    ),
+    fault(
+        "rank 2",
+        "a stream that ends goes unnoticed",
+        "test_registration.py::test_a_lost_stream_leads_to_a_new_registration[watch]",
+        ("lifecycle.py", "return self.service.streams > 0", "return self.service.streams > 0 or self._was_registered"),
+    ),
+    fault(
+        "rank 2",
+        "a kubelet restart is seen by a slow look only",
+        "test_registration.py::test_a_kubelet_restart_is_noticed[legacy]",
+        (
+            "events.py",
+            "        if self._fd < 0:\n            return False\n        for watched",
+            "        return False\n        for watched",
+        ),
+    ),
+    fault(
+        "rank 2",
+        "a stream that nobody reads keeps the end waiting",
+        "test_registration.py::test_a_kubelet_that_does_not_read_blocks_nothing",
+        ("server.py", "        self._closed = True\n        self._wake()\n", "        self._wake()\n"),
+        ("lifecycle.py", "    stop: float = 0.3", "    stop: float = 30.0"),
+    ),
+    fault(
+        "rank 2",
+        "a stopping plugin deletes the socket of its successor",
+        "test_registration.py::test_a_socket_that_is_not_ours_is_left_alone",
+        ("sockets.py", "if ours is None or identity(path) != ours:", "if ours is None:"),
+    ),
+    fault(
+        "rank 2",
+        "each try without a kubelet is a line in the log",
+        "test_registration.py::test_a_plugin_without_a_kubelet_says_so_once",
+        ("lifecycle.py", "if told in self._told or len(self._told) >= _REASONS_TOLD:", "if False:"),
+    ),
+    fault(
+        "rank 2",
+        "SIGHUP pushes nothing and reads nothing",
+        "test_cli.py::test_sighup_reads_the_config_again",
+        (
+            "cli.py",
+            "loop.add_signal_handler(signal.SIGHUP, plugin.reload)",
+            "loop.add_signal_handler(signal.SIGHUP, int)",
+        ),
+    ),
+    fault(
+        "rank 3",
+        "two instances serve one name",
+        "test_registration.py::test_two_instances_take_turns",
+        (
+            "sockets.py",
+            "        if self.held:\n            return True\n",
+            "        if True:\n            return True\n",
+        ),
+        ("listener.py", "return not self.published and sockets.answers(self.path)", "return False"),
+    ),
+    fault(
+        "rank 3",
+        "the kubelet's race ends with nothing allocatable",
+        "test_registration.py::test_the_kubelet_race_at_an_upgrade_ends_registered",
+        ("lifecycle.py", "return self.service.streams > 0", "return self.service.streams > 0 or self._was_registered"),
+    ),
+    fault(
+        "rank 4",
+        "specs of others are deleted",
+        "test_cdi.py::test_foreign_specs_are_left_alone_and_ours_outlive_the_plugin",
+        (
+            "cdi.py",
+            "    os.makedirs(directory, exist_ok=True)\n",
+            "    os.makedirs(directory, exist_ok=True)\n"
+            "    [os.unlink(f'{directory}/{one}') for one in os.listdir(directory) if one.startswith('nvidia.com')]\n",
+        ),
+    ),
+    fault(
+        "rank 4",
+        "the spec is written once",
+        "test_cdi.py::test_hot_plug_reaches_the_spec",
+        ("cdi.py", "    if not offer.members:\n", "    if not offer.members or os.path.exists(path):\n"),
+    ),
+    fault(
+        "rank 4",
+        "two pools use one device name",
+        "test_cdi.py::test_pools_that_share_an_hca_do_not_collide",
+        ("cdi.py", 'return f"{offer.pool.name}:{hca.address', 'return f"{hca.address'),
+    ),
+    fault(
+        "rank 4",
+        "the spec comes after the first device",
+        "test_cdi.py::test_the_spec_stands_before_the_first_device",
+        (
+            "daemon.py",
+            "            await self._write_cdi(served.service, offer)\n            # A directory",
+            "            # A directory",
+        ),
+    ),
+    fault(
+        "rank 5",
+        "umad is required of every card",
+        "test_cases.py::test_what_is_not_required_is_no_line_in_the_log",
+        ("pools.py", '"umad": "required" if infiniband else "optional"', '"umad": "required"'),
+    ),
+    fault(
+        "rank 5",
+        "each scan says everything again",
+        "test_cases.py::test_what_is_not_required_is_no_line_in_the_log",
+        ("log.py", "if _said.get(key) != state:", "if True:"),
+    ),
+    fault(
+        "rank 5",
+        "nothing says why a card is out",
+        "test_cli.py::test_explain",
+        ("explain.py", 'verdict = f"out: {out.text}" if out', 'verdict = "out" if out'),
+    ),
+    fault(
+        "rank 6",
+        "an empty pool waits for the next period",
+        "test_changes.py::test_a_module_that_loads_late",
+        ("daemon.py", "if interval and empty:", "if False:"),
+    ),
+    fault(
+        "rank 6",
+        "no ear for uevents",
+        "test_changes.py::test_hot_plug_is_told_by_the_kernel",
+        ("events.py", 'return uevent.get("SUBSYSTEM") in SUBSYSTEMS and', "return False and"),
+    ),
+    fault(
+        "rank 7",
+        "one bad function hides all",
+        "test_cases.py::test_one_function_that_vanishes_hides_no_other",
+        (
+            "pools.py",
+            "    tree = tree.snapshot()\n",
+            "    tree = tree.snapshot()\n"
+            "    if not all(tree.read(f'{paths.PCI}/{one}/vendor') for one in tree.listdir(paths.PCI)):\n"
+            "        return Inventory()\n",
+        ),
+    ),
+    fault(
+        "rank 7",
+        "pci.ids is needed",
+        "test_cases.py::test_one_function_that_vanishes_hides_no_other",
+        (
+            "pools.py",
+            "    tree = tree.snapshot()\n",
+            "    tree = tree.snapshot()\n"
+            "    if not tree.exists('/usr/share/misc/pci.ids'):\n"
+            "        raise OSError('error getting PCI info')\n",
+        ),
+    ),
+    fault(
+        "rank 8",
+        "no kubelet, no plugin",
+        "test_registration.py::test_it_waits_for_a_kubelet_that_starts_later",
+        (
+            "lifecycle.py",
+            "        if not sockets.answers(self._places.kubelet):\n",
+            "        if not sockets.answers(self._places.kubelet):\n            raise CannotServe('no kubelet')\n",
+        ),
+    ),
+    fault(
+        "rank 8",
+        "a directory that is not there yet is the end",
+        "test_registration.py::test_it_waits_for_directories_that_the_kubelet_will_make",
+        ("lifecycle.py", "_HOPELESS = (errno.EACCES,", "_HOPELESS = (errno.ENOENT, errno.EACCES,"),
+    ),
+    fault(
+        "rank 8",
+        "units come and go with the HCAs",
+        "test_changes.py::test_the_last_hca_gone_leaves_unhealthy_units",
+        ("allocation.py", "count = pool.count if chosen or known else 0", "count = pool.count if chosen else 0"),
+    ),
+    fault(
+        "rank 8",
+        "ready only once the kubelet is there, which waits for us",
+        "test_cli.py::test_a_service_manager_is_told_when_it_serves_and_when_it_ends",
+        (
+            "daemon.py",
+            "            await self._sockets_tried()\n",
+            "            while not all(served.resource.registered for served in self.served.values()):\n"
+            "                await asyncio.sleep(0.1)\n",
+        ),
+    ),
+    fault(
+        "rank 9",
+        "no NUMA hints",
+        "test_cases.py::test_topology_is_opt_in",
+        ("server.py", "for node in nodes:", "for node in ():"),
+    ),
+    fault(
+        "rank 10",
+        "each container gets all HCAs",
+        "test_cases.py::test_a_container_is_told_which_hcas_are_its_own",
+        ("allocation.py", "return tuple(hca for hca in self.members if hca.name in wanted)", "return self.members"),
+    ),
+    fault(
+        "rank 10",
+        "no word which HCAs are the container's",
+        "test_cases.py::test_a_container_is_told_which_hcas_are_its_own",
+        ("allocation.py", "if not self.pool.env or not chosen:", "if True:"),
+    ),
+    fault(
+        "rank 11",
+        "port states are never read",
+        "test_changes.py::test_a_port_that_goes_down_and_comes_back",
+        ("health.py", "up = self.states.get(key) == pools.ACTIVE", "up = True"),
+    ),
+    fault(
+        "rank 11",
+        "unhealthy for ever",
+        "test_changes.py::test_a_port_that_goes_down_and_comes_back",
+        (
+            "pools.py",
+            "    if before is None or before.up == up:\n",
+            "    if before is not None and not before.up:\n"
+            "        return before\n"
+            "    if before is None or before.up == up:\n",
+        ),
+    ),
+    fault(
+        "rank 11",
+        "a blip is told",
+        "test_changes.py::test_a_blip_is_not_told",
+        ("pools.py", "return Debounced(up) if due is not None and now >= due else waiting", "return Debounced(up)"),
+    ),
+    fault(
+        "rank 11",
+        "sysfs is read where RPCs are answered",
+        "test_changes.py::test_a_file_of_sysfs_that_hangs_delays_nothing[fuse]",
+        (
+            "worker.py",
+            "        loop = asyncio.get_running_loop()\n",
+            "        return job(*arguments)\n        loop = asyncio.get_running_loop()\n",
+        ),
+    ),
+    fault(
+        "rank 11",
+        "monitoring that hangs looks like health",
+        "test_changes.py::test_a_hanging_read_delays_no_rpc_and_no_end",
+        ("daemon.py", "return self.hangs > self.settings.hung", "return False"),
+    ),
+    fault(
+        "rank 12",
+        "the config is read once",
+        "test_changes.py::test_a_changed_config_is_taken_over",
+        ("configfile.py", "return self._seen is None or await", "return False and await"),
+    ),
+    fault(
+        "rank 12",
+        "a config that cannot be used is the end",
+        "test_changes.py::test_a_config_that_cannot_be_used_leaves_the_old_one",
+        ("daemon.py", '                self.reloads["failed"] += 1\n', "                raise Fatal(str(error))\n"),
+    ),
+    fault(
+        "rank 12",
+        "the swap of a ConfigMap is seen by a slow look only",
+        "test_changes.py::test_a_config_map_is_swapped",
+        (
+            "daemon.py",
+            "    def _config_changed(self, _name: str) -> None:\n        self._reload_wanted.set()",
+            "    def _config_changed(self, _name: str) -> None:\n        return",
+        ),
+    ),
+    fault(
+        "rank 13",
+        "exclusive netns mode is a crash loop",
+        "test_changes.py::test_exclusive_netns_is_a_state_and_no_exit",
+        (
+            "daemon.py",
+            "            await self._apply(self.config)\n            await self._sockets",
+            "            if self.inventory.exclusive:\n"
+            "                raise Fatal('incorrect RDMA subsystem network namespace')\n"
+            "            await self._apply(self.config)\n            await self._sockets",
+        ),
+    ),
+    fault(
+        "rank 14",
+        "no metrics",
+        "test_endpoints.py::test_metrics",
+        ("endpoints.py", 'if path == "/metrics":', 'if path == "/none":'),
+    ),
+    fault(
+        "rank 14",
+        "no counters of the ports",
+        "test_endpoints.py::test_counters_of_the_ports",
+        ("metrics.py", '_KINDS = ("counters", "hw_counters")', "_KINDS = ()"),
+    ),
+    fault(
+        "rank 14",
+        "ready whatever happens",
+        "test_endpoints.py::test_readiness_says_why_not",
+        ("endpoints.py", "problems = self._plugin.unready()", "problems = []"),
+    ),
+    fault(
+        "rank 17",
+        "privileges are needed",
+        "test_cli.py::test_no_capability_is_needed",
+        (
+            "cli.py",
+            "    code = 0\n    try:\n",
+            "    import ctypes\n\n"
+            "    if ctypes.CDLL(None).unshare(0x20000):\n"
+            "        return 1\n"
+            "    code = 0\n    try:\n",
+        ),
+    ),
+    fault(
+        "1.3",
+        "only the first netdev of a function counts",
+        "test_pools.py::test_any_netdev_of_a_function_selects_it",
+        ("pools.py", '("ifNames", chosen.ifNames, hca.netdevs)', '("ifNames", chosen.ifNames, hca.netdevs[:1])'),
+    ),
+    fault(
+        "1.5",
+        "a second port's umad is lost",
+        "test_pools.py::test_a_device_with_two_ports_gives_all_its_files",
+        ("pools.py", 'umad=tuple(characters["umad"])', 'umad=tuple(characters["umad"])[-1:]'),
+    ),
+    fault(
+        "1.5",
+        "any ID is served",
+        "test_registration.py::test_allocate[watch]",
+        (
+            "allocation.py",
+            "        if strange:\n",
+            "        ids = [unit for unit in ids if unit not in strange] or ['0']\n        if False:\n",
+        ),
+    ),
+    fault(
+        "1.5",
+        "rdma_cm once for each HCA",
+        "test_registration.py::test_allocate[watch]",
+        (
+            "allocation.py",
+            "            found.append(pools.RDMA_CM)\n",
+            "            found += [pools.RDMA_CM] * len(chosen)\n",
+        ),
+    ),
+    fault(
+        "1.8",
+        "GetPreferredAllocation has no answer",
+        "test_registration.py::test_rpcs_that_the_kubelet_need_not_call[watch]",
+        (
+            "server.py",
+            "        answer = api.PreferredAllocationResponse()\n",
+            "        return None\n        answer = api.PreferredAllocationResponse()\n",
+        ),
+    ),
+)
+
+
+class Copy:
+    """A checkout's device plugin and tests, where faults can be planted."""
+
+    def __init__(self, folder):
+        self.folder = pathlib.Path(folder)
+        for name in COPIED:
+            source, target = CHECKOUT / name, self.folder / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if source.is_dir():
+                shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                shutil.copy(source, target)
+
+        # By content, because a fault is planted and taken back within the second that time stamps know.
+        compileall = ["compileall", "-q", "--invalidation-mode", "checked-hash", str(self.folder)]
+        subprocess.run([sys.executable, "-m", *compileall], check=True)
+
+    def pytest(self, *tests, patience):
+        """(exit code, output). patience: seconds for what a test waits for without a deadline."""
+        names = [f"tests/device_plugin/{test}" for test in tests]
+        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *names]
+        environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "KUBELET_DOUBLE_PATIENCE": str(patience)}
+        try:
+            done = subprocess.run(
+                command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return None, f"no end in {PATIENCE} s"
+        return done.returncode, done.stdout + done.stderr
+
+    def planted(self, planted):
+        """Plant one fault, run its test, take the fault back: (whether the test saw it, output)."""
+        before = {}
+        try:
+            for name, old, new in planted.edits:
+                path = self.folder / PACKAGE / name
+                text = path.read_text()
+                before.setdefault(path, text)
+                if text.count(old) != 1:
+                    return False, f"{name} has {text.count(old)} times: {old}"
+                path.write_text(text.replace(old, new))
+            code, output = self.pytest(planted.test, patience=8)
+        finally:
+            for path, text in before.items():
+                path.write_text(text)
+        name = re.escape(planted.test.partition("::")[2])
+        return code == 1 and re.search(rf"_+ {name} _+", output) is not None, output
+
+
+def work(copy, waiting, missed):
+    while True:
+        try:
+            planted = waiting.get_nowait()
+        except queue.Empty:
+            return
+        begun = time.monotonic()
+        seen, output = copy.planted(planted)
+        took = time.monotonic() - begun
+        if seen:
+            sys.stdout.write(f"seen    {planted.label} ({took:.0f} s)\n")
+        else:
+            missed.append(planted)
+            tail = "\n".join(output.splitlines()[-15:])
+            sys.stdout.write(f"MISSED  {planted.label}: {planted.test} ({took:.0f} s)\n{tail}\n")
+        sys.stdout.flush()
+
+
+def main():
+    words = sys.argv[1:]
+    chosen = [one for one in FAULTS if not words or any(word in one.label for word in words)]
+    if not chosen:
+        sys.stdout.write("no such fault\n")
+        return 2
+    base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="faults", dir=base) as folder:
+        copies = [Copy(f"{folder}/{number}") for number in range(WORKERS)]
+        code, output = copies[0].pytest(*dict.fromkeys(one.test for one in chosen), patience=30)
+        if code != 0 or "skipped" in output:
+            sys.stdout.write(f"the tests do not pass without a fault (exit code {code}):\n{output[-4000:]}\n")
+            return 1
+        waiting = queue.SimpleQueue()
+        for one in chosen:
+            waiting.put(one)
+        missed = []
+        threads = [threading.Thread(target=work, args=(copy, waiting, missed)) for copy in copies]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    sys.stdout.write(f"{len(chosen) - len(missed)} of {len(chosen)} faults seen\n")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

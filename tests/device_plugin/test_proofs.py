@@ -1,0 +1,48 @@
+"""Each case and each rank has tests that exist, and each rank a fault that is planted against one of them."""
+
+from __future__ import annotations
+
+import pathlib
+import subprocess
+import sys
+
+import faults
+import proofs
+import pytest
+
+HERE = pathlib.Path(__file__).resolve().parent
+
+
+@pytest.fixture(scope="module")
+def collected():
+    """IDs of all tests of this folder, `file::name`."""
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-p", "no:cacheprovider", str(HERE)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=HERE.parents[1])
+    assert done.returncode == 0, done.stdout[-2000:]
+    return {line.removeprefix("tests/device_plugin/") for line in done.stdout.splitlines()}
+
+
+def test_all_cases_and_ranks_are_there():
+    assert list(proofs.ROWS) == [f"A{number}" for number in range(1, 43)]
+    assert sorted(proofs.RANKS) == [*range(1, 15), 17]
+
+
+def test_every_proof_is_collected(collected):
+    named = {test for tests in [*proofs.ROWS.values(), *proofs.RANKS.values()] for test in tests}
+    named |= {fault.test for fault in faults.FAULTS}
+    assert named - collected == set()
+
+
+def test_every_rank_has_a_fault_against_its_tests():
+    for rank, tests in proofs.RANKS.items():
+        planted = {fault.test for fault in faults.FAULTS if fault.rank == f"rank {rank}"}
+        assert planted & set(tests), f"rank {rank}: no fault is planted"
+
+
+@pytest.mark.parametrize("fault", faults.FAULTS, ids=lambda fault: fault.title)
+def test_a_fault_can_be_planted(fault):
+    """What it replaces is there, once"""
+    for name, old, new in fault.edits:
+        text = (faults.CHECKOUT / faults.PACKAGE / name).read_text()
+        assert text.count(old) == 1, f"{name}: {old}"
+        compile(text.replace(old, new), name, "exec")
