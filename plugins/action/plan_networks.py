@@ -34,7 +34,7 @@ class ActionModule(ActionBase):
                 "total": {"type": "int", "default": 0},
                 "pod_cidrs": {"type": "list", "elements": "str", "default": []},
                 "service_cidrs": {"type": "list", "elements": "str", "default": []},
-                "device_plugin_resources": {"type": "list", "elements": "dict"},
+                "device_plugin_resources": {"type": "raw"},
             }
         )
         if _networks_plan.netaddr is None:
@@ -62,7 +62,7 @@ class ActionModule(ActionBase):
     @staticmethod
     def _plan(variables, args):
         nodes = args["nodes"]
-        made = _networks_plan.plan(variables, nodes, args["total"])
+        made = _networks_plan.plan(variables, nodes, args["total"], args["device_plugin_resources"])
         config, refused = _networks_plan.sriov_config(variables["networks_sriov_resources"], nodes)
         made["problems"] += refused
         made["sriov_config"] = config

@@ -191,6 +191,17 @@ def master_of(config: dict):
     return config.get("master") if config.get("type") in _ON_MASTER else config.get("device")
 
 
+def type_and_master(network, host: str) -> tuple:
+    """(type, master) of a network on a host; None where its configuration does not say."""
+    text = (network["configs"].get(host) or network["configs"].get("")) if network else None
+    try:
+        config = json.loads(text) if text else {}
+    except ValueError:
+        return None, None
+    first = (config.get("plugins") or [config])[0]
+    return first.get("type"), master_of(first)
+
+
 def _master(obj: str, config: dict, nodes: list[dict], cluster: dict) -> list[dict]:
     kind, master = config.get("type"), master_of(config)
     if kind not in (*_ON_MASTER, "host-device") or not nodes:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import re
 
-from . import _text
+from . import _pod_plan, _text
 
 try:
     import netaddr
@@ -60,8 +60,8 @@ def problem(identity: str, obj: str, wanted: str, seen: str, next_step: str) -> 
 # --- what is wanted ---------------------------------------------------------------------------------------------------
 
 
-def rail_attachments(variables: dict, nodes: list[dict]) -> tuple[list[dict], list[dict], list[str]]:
-    """One attachment a rail: (attachments, problems, notes)."""
+def rail_attachments(variables: dict, nodes: list[dict], resources=None) -> tuple[list[dict], list[dict], list[str]]:
+    """One attachment a rail: (attachments, problems, notes). resources: device_plugin_resources of the play."""
     problems, notes, made = [], [], []
     indices = sorted({rail["index"] for node in nodes for rail in node["rails"]})
     if not indices:
@@ -87,7 +87,11 @@ def rail_attachments(variables: dict, nodes: list[dict]) -> tuple[list[dict], li
                 "namespaces": variables["networks_namespaces"],
                 "ipam": variables["networks_ipam"],
                 "subnet": subnets.get(index),
-                "resource_name": (variables["networks_rails_resource"] or "").replace("%d", str(index)) or None,
+                "resource_name": (
+                    rail_resource(index, resources, nodes)
+                    if variables["networks_rails_resource"] == "auto"
+                    else variables["networks_rails_resource"].replace("%d", str(index)) or None
+                ),
             }
         )
         if made[-1]["type"] == "macvlan" and variables["networks_mtu"]:
@@ -311,7 +315,9 @@ def config(item: dict, master, ranges=None, taken=()) -> dict:
 # --- objects and files ------------------------------------------------------------------------------------------------
 
 
-def plan(variables: dict, nodes: list[dict], total: int = 0, nv_ipam_namespace: str = "kube-system") -> dict:
+def plan(
+    variables: dict, nodes: list[dict], total: int = 0, resources=None, nv_ipam_namespace: str = "kube-system"
+) -> dict:
     """Everything the role renders.
 
     variables: the networks_* of the play. nodes, in the order that numbers their address blocks: host, number, rails
@@ -323,7 +329,7 @@ def plan(variables: dict, nodes: list[dict], total: int = 0, nv_ipam_namespace: 
     problems: list[dict] = []
     notes: list[str] = []
     if variables["networks_rails"]:
-        rails, problems, notes = rail_attachments(variables, nodes)
+        rails, problems, notes = rail_attachments(variables, nodes, resources)
         attachments += [_normal(item, variables) for item in rails]
     for item in attachments:
         if item["ipam"] == "auto":
@@ -355,11 +361,34 @@ def _namespaces(attachments: list[dict]) -> list[dict]:
     ]
 
 
+def _listed(given) -> list[dict]:
+    """Items of the plugin's configList with their keys in lower case, as the plugin takes them in any."""
+    items = given if isinstance(given, list) else []
+    return [{str(key).lower(): value for key, value in item.items()} for item in items if isinstance(item, dict)]
+
+
+def _full_name(item: dict) -> str:
+    return f"{item.get('resourceprefix') or 'rdma'}/{item.get('resourcename')}"
+
+
 def shared_resources(given, nodes: list[dict]) -> list[str]:
-    """Resources of the shared device plugin: those of the user's list, else rdma/rail<i>."""
-    if given:
-        return [f"{item.get('prefix') or 'rdma'}/{item.get('name')}" for item in given]
-    return sorted({f"rdma/rail{rail['index']}" for node in nodes for rail in node["rails"]})
+    """Resources of the shared device plugin: those of the user's configList, else one a rail."""
+    if _listed(given):
+        return [_full_name(item) for item in _listed(given)]
+    return sorted({_pod_plan.own_resource(rail["index"]) for node in nodes for rail in node["rails"]})
+
+
+def rail_resource(index: int, given, nodes: list[dict]):
+    """The resource that serves a rail; None where a user's list does not say it by an interface and is not one item."""
+    items = _listed(given)
+    if not items:
+        return _pod_plan.own_resource(index)
+    netdevs = {rail["netdev"] for node in nodes for rail in node["rails"] if rail["index"] == index}
+    for item in items:
+        selectors = {str(key).lower(): value for key, value in (item.get("selectors") or {}).items()}
+        if netdevs & set(selectors.get("ifnames") or []):
+            return _full_name(item)
+    return _full_name(items[0]) if len(items) == 1 else None
 
 
 def sriov_config(resources: list[dict], nodes: list[dict]) -> tuple[dict, list[dict]]:

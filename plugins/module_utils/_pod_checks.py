@@ -67,7 +67,7 @@ def networks_of(cluster: dict, hosts: list[dict]) -> list[dict]:
 
 def lint_checks(cluster: dict, hosts: list[dict], seen: dict) -> list[dict]:
     resources = {name for node in cluster["nodes"] for name in node["capacity"]}
-    shared = {name for name in resources if name.startswith("rdma/rail")}
+    shared = resources & {_pod_plan.own_resource(rail["index"]) for host in hosts for rail in host["rails"]}
     findings = _nad_lint.lint(
         cluster["networks"],
         hosts,
@@ -134,7 +134,7 @@ def node_checks(host: dict, node: dict) -> list[dict]:
     good = node["ready"] and not startup
     step = "see: k3s kubectl describe node; the startup taint goes when CNI, resources and memlock are verified there"
     found = [check("cluster:node", obj, PASSED if good else FAILED, "Ready, without startup taint", seen, step)]
-    expected = [f"rdma/rail{rail['index']}" for rail in host["rails"]]
+    expected = [_pod_plan.own_resource(rail["index"]) for rail in host["rails"]]
     served = [name for name in node["capacity"] if name.startswith("rdma/")]
     # A user's own names of resources say nothing about rails.
     names = served if served and not set(served) & set(expected) else sorted({*served, *expected})
@@ -202,6 +202,7 @@ _HINTS = (
     ("ErrImage", "bring the image to the node (bundle), or set verification_image to one that is there"),
     ("ImagePull", "bring the image to the node (bundle), or set verification_image to one that is there"),
     ("cannot find a network-attachment-definition", "make the network in the pod's namespace (networks_namespaces)"),
+    ("No networks found in", "Multus finds no files of the node: its confDir has to be networks_multus_conf_dir"),
     ("multus.sock", "the Multus daemon of the node is not up: see its pod in kube-system"),
     ("failed to find plugin", "a CNI plugin is missing in /opt/cni/bin: run the role cni_plugins"),
     ("no such file or directory", "host-device got a slot number as PCI address: see nad_lint (resourceName)"),
@@ -270,19 +271,6 @@ def _subnets(network, host: str) -> list[str]:
     return list(dict.fromkeys(found)) or ([network["subnet"]] if network.get("subnet") else [])
 
 
-def _type(network, host: str):
-    """(type, master) of a network's first plugin on a host."""
-    if network is None:
-        return None, None
-    text = network["configs"].get(host) or network["configs"].get("")
-    try:
-        config = json.loads(text) if text else {}
-    except ValueError:
-        return None, None
-    first = (config.get("plugins") or [config])[0]
-    return first.get("type"), _nad_lint.master_of(first)
-
-
 def _inside(addresses, networks) -> bool:
     known = [ipaddress.ip_network(network, strict=False) for network in networks]
     found = [ipaddress.ip_address(str(address).partition("/")[0]) for address in addresses or []]
@@ -327,7 +315,7 @@ def _interface(pod: dict, item: dict, answer: dict, host: dict, networks: dict) 
         wrong.append(f"addresses {_text.listing(addresses) or 'none'}")
     elif name not in answer["links"]:
         wrong.append("no such interface")
-    kind, master = _type(networks.get(item["network"]), host["host"])
+    kind, master = _nad_lint.type_and_master(networks.get(item["network"]), host["host"])
     parent = (answer["links"].get(name) or {}).get("parent")
     rail = item["rail"]
     if kind == "macvlan" and rail and not wrong:
@@ -344,7 +332,7 @@ def _interface(pod: dict, item: dict, answer: dict, host: dict, networks: dict) 
 def _driver(pod: dict, item: dict, answer: dict, networks: dict) -> dict:
     name = item["interface"]
     identity = f"pod:{pod['kind']}:{name}:driver"
-    kind, _master = _type(networks.get(item["network"]), pod["host"])
+    kind, _master = _nad_lint.type_and_master(networks.get(item["network"]), pod["host"])
     expected = _DRIVERS.get(kind)
     wanted = f"{name} made by {kind or 'its plugin'}"
     made = (answer["links"].get(name) or {}).get("kind")
@@ -377,7 +365,7 @@ def _resolve(pod: dict, answer: dict, cluster: dict) -> dict:
 
 def _expected_devices(pod: dict):
     """Names that the plugin has to give for the resources of a pod; None where a resource is not one of a rail."""
-    known = {f"rdma/rail{rail['index']}": rail for rail in pod["rails"]}
+    known = {_pod_plan.own_resource(rail["index"]): rail for rail in pod["rails"]}
     if set(pod["resources"]) - set(known):
         return None
     names = {name for resource in pod["resources"] for name in known[resource]["char_devices"] if name}

@@ -16,6 +16,8 @@ from __future__ import annotations
 import ipaddress
 import json
 
+from . import _device_plugin_config, _nad_lint
+
 NAMESPACE_LABELS = {
     "pod-security.kubernetes.io/enforce": "privileged",
     "pod-security.kubernetes.io/warn": "privileged",
@@ -45,23 +47,33 @@ def find_node(host: dict, nodes: list[dict]):
     return next((node for node in nodes if held & set(node["addresses"])), None)
 
 
+def own_resource(index: int) -> str:
+    """The resource that the role device_plugin makes for a rail."""
+    return f"rdma/{_device_plugin_config.NAME.format(index=index)}"
+
+
 def rails_of(host: dict, node: dict, networks: list[dict]) -> list[dict]:
     """Each RDMA resource of a node with its attachment, in the order of the rails.
 
     host: host, rails (index, hca, port, netdev, link_layer, kind, char_devices). networks: as _nad_lint.from_objects
     gives them.
     """
-    by_resource: dict = {}
+    rails = {own_resource(rail["index"]): rail for rail in host["rails"]}
+    by_netdev = {rail["netdev"]: rail for rail in host["rails"] if rail["netdev"]}
+    found, attached = [], set()
     for network in networks:
-        if network["resource"]:
-            by_resource.setdefault(network["resource"], network)
-    rails = {f"rdma/rail{rail['index']}": rail for rail in host["rails"]}
-    found = []
-    for name in sorted(node["capacity"], key=lambda one: (rails.get(one, {}).get("index", 1000), one)):
-        if name not in rails and not name.startswith("rdma/") and name not in by_resource:
-            continue
-        found.append({"resource": name, "rail": rails.get(name), "network": by_resource.get(name)})
-    return found
+        name = network["resource"]
+        if name in node["capacity"] and (name, network["name"]) not in attached:
+            attached.add((name, network["name"]))
+            rail = by_netdev.get(_nad_lint.type_and_master(network, host["host"])[1]) or rails.get(name)
+            found.append({"resource": name, "rail": rail, "network": network})
+    alone = set(node["capacity"]) - {name for name, _network in attached}
+    found += [
+        {"resource": name, "rail": rails.get(name), "network": None}
+        for name in alone
+        if name in rails or name.startswith("rdma/")
+    ]
+    return sorted(found, key=lambda one: ((one["rail"] or {}).get("index", 1000), one["resource"]))
 
 
 # --- pods -------------------------------------------------------------------------------------------------------------
@@ -134,7 +146,7 @@ def _pod(kind: str, host: dict, node: dict, served: list[dict]) -> dict:
         "kind": kind,
         "host": host["host"],
         "node": node["name"],
-        "resources": [item["resource"] for item in served],
+        "resources": list(dict.fromkeys(item["resource"] for item in served)),
         "rails": [item["rail"] for item in served if item["rail"]],
         "attachments": [
             {

@@ -51,9 +51,8 @@ options:
     elements: str
     default: []
   device_plugin_resources:
-    description: Resources of the shared device plugin, when they are not the default of one a rail.
-    type: list
-    elements: dict
+    description: Resources of the shared device plugin, as the role C(device_plugin) takes them.
+    type: raw
 """
 
 EXAMPLES = r"""

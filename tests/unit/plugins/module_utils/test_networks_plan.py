@@ -6,7 +6,7 @@ import ipaddress
 import json
 
 import pytest
-from ansible_collections.gpufabric.rdma.plugins.module_utils import _nad_lint, _networks_plan
+from ansible_collections.gpufabric.rdma.plugins.module_utils import _device_plugin_config, _nad_lint, _networks_plan
 from ansible_collections.gpufabric.rdma.plugins.module_utils._networks_plan import node_ranges, plan, rail_subnets
 
 CLUSTER = {
@@ -16,6 +16,12 @@ CLUSTER = {
     "device_resources": [],
     "pods_per_node": 16,
 }
+
+
+@pytest.fixture(autouse=True)
+def resource_names(monkeypatch):
+    """Short names, whatever the device plugin calls its resources."""
+    monkeypatch.setattr(_device_plugin_config, "NAME", "rail{index}")
 
 
 def node(number=0, netdevs=("eth2", "eth3"), kind="ether", **changes):
@@ -352,3 +358,32 @@ def test_sriov_resources_name_functions_of_their_rails():
     }
     _config, refused = _networks_plan.sriov_config([{"name": "x", "prefix": "a.b", "rails": [9]}], [node(0)])
     assert refused[0]["id"] == "networks:sriov"
+
+
+@pytest.mark.parametrize(
+    ("given", "resources", "of_rail_0"),
+    [
+        ("rails", ["rdma/rail0", "rdma/rail1"], "rdma/rail0"),
+        (
+            [
+                {"resourceName": "a", "selectors": {"ifNames": ["eth2"]}},
+                {"RESOURCENAME": "b", "resourcePrefix": "x.y", "selectors": {"ifNames": ["eth3"]}},
+            ],
+            ["rdma/a", "x.y/b"],
+            "rdma/a",
+        ),
+        (
+            [{"resourceName": "rdma_shared_device", "selectors": {"vendors": ["15b3"]}}],
+            ["rdma/rdma_shared_device"],
+            None,
+        ),
+        ([{"resourceName": "a"}, {"resourceName": "b"}], ["rdma/a", "rdma/b"], ""),
+    ],
+)
+def test_resources_are_those_of_the_device_plugin(wanted, given, resources, of_rail_0):
+    assert _networks_plan.shared_resources(given, [node()]) == resources
+    made = plan(wanted(networks_rails=True), [node()], resources=given)
+    annotations = made["objects"][0]["metadata"].get("annotations")
+    expected = resources[0] if of_rail_0 is None else of_rail_0
+    assert annotations == ({_networks_plan.RESOURCE_ANNOTATION: expected} if expected else None)
+    assert _nad_lint.lint(made["networks"], [node()], {**CLUSTER, "shared_resources": resources}) == []

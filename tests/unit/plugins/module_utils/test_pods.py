@@ -8,10 +8,21 @@ import pathlib
 import subprocess
 
 import pytest
-from ansible_collections.gpufabric.rdma.plugins.module_utils import _pod_checks, _pod_plan, _pod_probe
+from ansible_collections.gpufabric.rdma.plugins.module_utils import (
+    _device_plugin_config,
+    _pod_checks,
+    _pod_plan,
+    _pod_probe,
+)
 
 FIXTURES = pathlib.Path(__file__).resolve().parents[3] / "fixtures/pods"
 ROCE = (FIXTURES / "roce.txt").read_text()
+
+
+@pytest.fixture(autouse=True)
+def resource_names(monkeypatch):
+    """Short names, whatever the device plugin calls its resources."""
+    monkeypatch.setattr(_device_plugin_config, "NAME", "rail{index}")
 
 
 def rail(index=0, kind="pci", layer="Ethernet"):
@@ -228,6 +239,17 @@ def test_one_pod_takes_every_rail_in_order(count):
         {"name": f"rail{index}", "interface": f"net{index + 1}"} for index in range(count)
     ]
     assert len(made["spec"]["containers"][0]["resources"]["limits"]) == count
+
+
+def test_one_resource_may_serve_every_rail():
+    hosts = [host(1, [rail(0), rail(1)])]
+    nads = [nad(0), nad(1)]
+    for item in nads:
+        item["metadata"]["annotations"][_pod_plan.RESOURCE] = "rdma/shared"
+    offered = cluster([node(1, capacity={"rdma/shared": 63}, allocatable={"rdma/shared": 63})], nads)
+    pod = next(pod for pod in planned(hosts, offered)["pods"] if pod["kind"] == "rails")
+    assert pod["resources"] == ["rdma/shared"]
+    assert [item["rail"]["index"] for item in pod["attachments"]] == [0, 1]
 
 
 def test_software_hcas_get_a_pod_in_the_nodes_network():

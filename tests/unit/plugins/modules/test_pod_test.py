@@ -8,13 +8,24 @@ import subprocess
 import sys
 
 import pytest
-from ansible_collections.gpufabric.rdma.plugins.module_utils import _pod_checks, _pod_plan, _pod_probe
+from ansible_collections.gpufabric.rdma.plugins.module_utils import (
+    _device_plugin_config,
+    _pod_checks,
+    _pod_plan,
+    _pod_probe,
+)
 from ansible_collections.gpufabric.rdma.plugins.modules import pod_test
 from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster
 
 TESTS = pathlib.Path(__file__).resolve().parents[3]
 ROCE = (TESTS / "fixtures/pods/roce.txt").read_text()
 OPTIONS = {"namespace": "gpufabric-verification", "image": "example.test/rdma:1"}
+
+
+@pytest.fixture(autouse=True)
+def resource_names(monkeypatch):
+    """Short names, whatever the device plugin calls its resources."""
+    monkeypatch.setattr(_device_plugin_config, "NAME", "rail{index}")
 
 
 @pytest.fixture
