@@ -12,7 +12,7 @@ import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils import _cluster_objects_plan as planner
 from ansible_collections.gpufabric.rdma.plugins.modules import cluster_objects
 
-DOUBLE = pathlib.Path(__file__).resolve().parents[3] / "tools/kubectl_double.py"
+DOUBLE = pathlib.Path(__file__).resolve().parents[3] / "tools/apply_double.py"
 OWNER = {planner.OWNER_LABEL: "flannel"}
 
 
@@ -100,7 +100,7 @@ class Server:
             capture_output=True,
             text=True,
             check=False,
-            env={"PYTHONPATH": ":".join(sys.path), "KUBECTL_DOUBLE": str(self.path), "LC_ALL": "C.UTF-8"},
+            env={"PYTHONPATH": ":".join(sys.path), "APPLY_DOUBLE": str(self.path), "LC_ALL": "C.UTF-8"},
         )
         assert done.stdout, done.stderr
         return json.loads(done.stdout)
@@ -273,7 +273,7 @@ def test_a_condition_met_by_what_was_read_costs_no_call_and_one_that_never_comes
 def test_nodes_are_labelled_never_made_never_owned_and_awaited_first(server):
     node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1", "labels": {"rdma.gpufabric.io/rails": "2"}}}
     checked = server.run([node], check=True)
-    assert actions(checked) == [("Node n1", "apply")]
+    assert actions(checked) == [("Node n1", "apply")], checked
     assert server.objects == {}
     live = {
         "apiVersion": "v1",
