@@ -60,17 +60,27 @@ def probe(url: str) -> str | None:
 def fill(settings: Settings) -> pathlib.Path | None:
     """The bundle folder, or None where the lab ends after the host layer. Says which way was taken and why."""
     chosen, why = choose()
-    folder = settings.state / "bundle"
+    folder, variables = settings.state / "bundle", settings.state / "cluster.yml"
     if chosen == "none":
         say(f"cluster: none, the lab ends after the host layer ({why})")
         shutil.rmtree(folder, ignore_errors=True)
+        variables.unlink(missing_ok=True)
         return None
     say(f"cluster: {chosen} ({why})")
     if chosen == "release":
         from_release(folder)
     else:
         from_testbed(settings, folder)
+    variables.write_text(json.dumps({"k3s_bundle_dir": str(folder), **role_variables(chosen)}, indent=2) + "\n")
     return folder
+
+
+def role_variables(chosen: str) -> dict[str, str]:
+    """What the playbook has to be told: the roles' own defaults name the images of the release."""
+    if chosen == "release":
+        return {}
+    reference = {name: recipe.reference for name, recipe in containers.recipes().items()}
+    return {"flannel_image": reference["flannel"], "multus_image": reference["multus"]}
 
 
 def from_release(folder: pathlib.Path) -> None:

@@ -102,7 +102,7 @@ class Node:
         found = []
         for number, disk in enumerate(self.settings.disks, 1):
             found += ["-drive", f"if=none,id=disk{number},file={disk},format=raw,readonly=on"]
-            found += ["-device", f"virtio-blk-pci,drive=disk{number}"]
+            found += ["-device", f"virtio-blk-pci,drive=disk{number},bus=pcie.0"]
         return found
 
     def stop(self) -> None:
@@ -205,23 +205,25 @@ class Node:
     def wait_for_banner(self) -> str | None:
         """None when sshd answers, else what was seen.
 
-        A hung guest writes nothing more to its console. So does one that gets no CPU on a busy machine, so silence
-        alone counts only after much longer.
+        A hung guest writes nothing more to its console. So does one that gets no CPU on a busy machine, so time that
+        QEMU spent waiting for a CPU does not count, and silence alone counts only after much longer.
         """
         console = self.folder / "console.log"
         start = alive = time.monotonic()
         size = 0
-        worked = self.cpu_seconds()
+        worked, first_wait = self.cpu_seconds(), self.starved_seconds()
+        waited = first_wait
         while not ssh.banner(self.port):
             now = time.monotonic()
             if not self.pid():
                 return f"QEMU ended: {(self.folder / 'qemu.log').read_text(errors='replace').strip()}"
             if console.stat().st_size != size:
-                size, alive, worked = console.stat().st_size, now, self.cpu_seconds()
-            silent = now - alive
+                size, alive = console.stat().st_size, now
+                worked, waited = self.cpu_seconds(), self.starved_seconds()
+            silent = now - alive - (self.starved_seconds() - waited)
             if silent > STALL_SECONDS and (self.cpu_seconds() - worked > STALL_SECONDS or silent > 3 * STALL_SECONDS):
                 return f"no sign of life for {silent:.0f} s"
-            if now - start > BOOT_SECONDS:
+            if now - start - (self.starved_seconds() - first_wait) > BOOT_SECONDS:
                 return f"no SSH after {BOOT_SECONDS} s"
             time.sleep(0.2)
         return None
@@ -234,6 +236,14 @@ class Node:
             return 0.0
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
+    def starved_seconds(self) -> float:
+        """How long QEMU has waited for a CPU so far, as far as this kernel tells: the thread that waited longest."""
+        try:
+            threads = list(pathlib.Path(f"/proc/{self.pid()}/task").iterdir())
+            return max(int((thread / "schedstat").read_text().split()[1]) for thread in threads) / 1e9
+        except (OSError, ValueError, IndexError):
+            return 0.0
+
     def settle(self, restored: bool) -> None:
         """A snapshot's clock stood still; after a boot systemd may still have jobs."""
         script = f"date --set=@{time.time():.0f} >/dev/null; "
@@ -242,7 +252,7 @@ class Node:
     def require_hardware(self, first: str = "") -> None:
         unit = "lab-hardware.service"
         script = f"{first}systemctl is-active {unit} || journalctl --no-pager --lines=20 --unit={unit}"
-        done = ssh.run(self.settings, self.name, script, timeout=120)
+        done = ssh.run(self.settings, self.name, script, timeout=BOOT_SECONDS)
         if done.returncode or done.stdout.strip() != "active":
             seen = (done.stdout + done.stderr).strip() or f"exit code {done.returncode}"
             next_step = (

@@ -105,7 +105,7 @@ class Bed:
             "LAB_DISKS": f"{self.disk}:{self.load}",
         }
         command = [str(CHECKOUT / "lab/labctl"), *words]
-        done = subprocess.run(command, env=environment, input=stdin, capture_output=True, check=False)
+        done = subprocess.run(command, env=environment, input=stdin or b"", capture_output=True, check=False)
         out, err = done.stdout.decode(), done.stderr.decode()
         assert not check or done.returncode == 0, f"{' '.join(words)[:300]}: exit code {done.returncode}\n{out}{err}"
         return out.strip()

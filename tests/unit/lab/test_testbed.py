@@ -267,5 +267,15 @@ def test_further_disks_are_read_only_and_come_last(monkeypatch, tmp_path):
         "-drive",
         f"if=none,id=disk1,file={disk},format=raw,readonly=on",
         "-device",
-        "virtio-blk-pci,drive=disk1",
+        "virtio-blk-pci,drive=disk1,bus=pcie.0",
     ]
+
+
+@pytest.mark.parametrize("chosen", ["testbed", "release"])
+def test_the_playbook_is_told_the_images_that_the_bundle_has(chosen):
+    for variable, reference in cluster.role_variables(chosen).items():
+        role = variable.partition("_")[0]
+        default = yaml.safe_load((ROOT / f"roles/{role}/defaults/main.yml").read_text())[variable]
+        assert reference.rpartition(":")[0] == default.rpartition(":")[0]
+        assert reference in {recipe.reference for recipe in containers.recipes().values()}
+    assert bool(cluster.role_variables(chosen)) == (chosen == "testbed")
