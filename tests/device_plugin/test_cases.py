@@ -200,3 +200,18 @@ def test_an_offer_in_the_json_log_has_fields(base, node):
         assert plugin.end(signal.SIGTERM)[0] == 0
     offers = [line for line in map(json.loads, plugin.log.read_text().splitlines()) if line["msg"] == f"{NAME}: offer"]
     assert [(line["devices"], line["healthy"], line["hcas"]) for line in offers] == [(0, 0, "none")]
+
+
+def test_software_hcas_are_handed_out_on_request(base):
+    """rxe and siw, matched by the interface below them, and only where the pool says so"""
+    node = Node(base / "node", "rxe-and-siw")
+    names = {"ifNames": ["eth0", "eth1", "eth2"]}
+    without = entry("without", 5, selectors=names)
+    with_them = entry("with", 5, selectors=names, softwareDevices=True, health={"ports": "ignore"})
+    with Kubelet(base) as kubelet, Running(base, document(without, with_them), node.root) as plugin:
+        kubelet.wait_allocatable("rdma/with", 5)
+        assert kubelet.capacity("rdma/without") == 0
+        members = plugin.plugin.served["with"].service.offer.members
+        assert [hca.name for hca in members] == ["rxe0", "rxe1", "siw_eth2"]
+        uverbs = [name for name in hcas_of(kubelet, "rdma/with") if name.startswith("uverbs")]
+        assert uverbs == [name for hca in members for name in hca.uverbs]

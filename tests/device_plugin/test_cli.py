@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import pathlib
@@ -17,6 +19,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kubelet_double import Kubelet
 from rdma_device_plugin import cli
+from rdma_device_plugin.config import ConfigError, load
+from rdma_device_plugin.log import printable
 
 
 def run(*arguments):
@@ -130,6 +134,43 @@ def test_check_config_never_ends_with_a_traceback(base, data):
     assert answer.returncode == 1
     assert answer.stdout == ""
     assert answer.stderr.startswith(f"{base}/config.json: ")
+
+
+_WHOLE = document(entry("a", env="nccl", health={"ports": "all"}), entry("b", speed=1), interval=5)
+
+
+@st.composite
+def _damaged(draw):
+    at = draw(st.integers(0, len(_WHOLE)))
+    return _WHOLE[:at] + draw(st.binary(max_size=4)) + _WHOLE[at + draw(st.integers(0, 4)) :]
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.binary(max_size=60) | _damaged() | st.just(_WHOLE), st.booleans())
+def test_any_config_is_exit_0_with_a_line_or_exit_1_with_clear_lines(base, data, strict):
+    """The same program in this process: what it prints are lines about this file, never a traceback"""
+    path = base / "config.json"
+    path.write_bytes(data)
+    out, complaints = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(complaints):
+        code = cli.main(["check-config", *(["-strict"] if strict else []), str(path)])
+    assert code in (0, 1)
+    lines = complaints.getvalue().splitlines()
+    assert all(line.startswith(f"{path}: ") and len(line) > len(f"{path}: ") and line.isprintable() for line in lines)
+    if code:
+        assert lines
+        assert out.getvalue() == ""
+    else:
+        assert all(": warning: " in line for line in lines)
+        assert len(out.getvalue().splitlines()) == 1
+    # What the daemon ends with is the same in one line, and it accepts what this accepts.
+    problem = ""
+    try:
+        load(data, strict)
+    except ConfigError as refused:
+        problem = str(refused)
+    assert bool(problem) == (code == 1)
+    assert printable(problem).isprintable()
 
 
 def test_check_config(base):

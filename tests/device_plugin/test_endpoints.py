@@ -76,6 +76,8 @@ def test_counters_of_the_ports(base, node, port):
         "counters/symbol_error": "0",
         "hw_counters/out_of_sequence": "5",
         "hw_counters/np_cnp_sent": "7",
+        "hw_counters/rnr_nak_retry_err": "2",
+        "hw_counters/np_ecn_marked_roce_packets": "9",
         "hw_counters/lifespan": "10",
         "hw_counters/damaged": "no number",
     }.items():
@@ -88,8 +90,10 @@ def test_counters_of_the_ports(base, node, port):
         of = 'hca="mlx5_0",port="1"'
         assert found[f"rdma_port_transmit_bytes_total{{{of}}}"] == "4000.0"
         assert found[f'rdma_port_counter_total{{counter="port_xmit_discards",{of}}}'] == "3.0"
-        assert found[f'rdma_port_hw_counter_total{{counter="out_of_sequence",{of}}}'] == "5.0"
-        assert found[f'rdma_port_hw_counter_total{{counter="np_cnp_sent",{of}}}'] == "7.0"
+        assert found[f'rdma_port_counter_total{{counter="symbol_error",{of}}}'] == "0.0"
+        driver = {"out_of_sequence": 5, "np_cnp_sent": 7, "rnr_nak_retry_err": 2, "np_ecn_marked_roce_packets": 9}
+        for name, value in driver.items():
+            assert found[f'rdma_port_hw_counter_total{{counter="{name}",{of}}}'] == f"{value}.0"
         assert not any("lifespan" in name or "damaged" in name for name in found)
 
 

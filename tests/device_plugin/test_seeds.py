@@ -7,9 +7,9 @@ import json
 import pathlib
 
 import pytest
-from harness import HERE, Node, Running
+from harness import HERE, Node, Running, document, entry
 from kubelet_double import Kubelet
-from rdma_device_plugin.config import load
+from rdma_device_plugin.config import ConfigError, ExtraSelectors, Health, Selectors, load
 from rdma_device_plugin.hca import Tree, gather
 
 _spec = importlib.util.spec_from_file_location(
@@ -102,12 +102,37 @@ def test_a_port_without_a_cable_does_not_make_its_pool_unhealthy(base):
         assert {spec.host_path.rpartition("/")[2] for spec in specs} == set(BOTH)
 
 
-def test_the_schema_takes_what_the_plugin_takes():
+def _schema():
     import jsonschema
     import rdma_device_plugin
 
     schema = json.loads((pathlib.Path(rdma_device_plugin.__file__).parent / "config.schema.json").read_text())
     validator = jsonschema.Draft202012Validator(schema)
     validator.check_schema(schema)
+    return schema, validator
+
+
+def test_the_schema_takes_what_the_plugin_takes():
+    _schema_text, validator = _schema()
     for path in CONFIGS.glob("*.json"):
         validator.validate(json.loads(path.read_text()))
+
+
+def test_the_schema_knows_every_key_and_no_other():
+    schema, validator = _schema()
+    keys = schema["$defs"]["entry"]["properties"]
+    for key in keys:
+        if key not in ("resourceName", "selectors"):
+            load(document({**entry(), key: None}), strict=True)
+        wrong = {**entry(), key: {"x": {}}}
+        assert not validator.is_valid({"configList": [wrong]}), f"{key} takes anything"
+        with pytest.raises(ConfigError):
+            load(document(wrong), strict=True)
+    for name, room in (("selectors", Selectors), ("extraSelectors", ExtraSelectors), ("health", Health)):
+        described = keys[name] if "properties" in keys[name] else schema["$defs"][keys[name]["$ref"].rpartition("/")[2]]
+        assert set(described["properties"]) == set(room.__dataclass_fields__), name
+    with pytest.raises(ConfigError, match="unknown key"):
+        load(document(entry(speed=1)), strict=True)
+    assert not validator.is_valid(json.loads(document(entry(speed=1))))
+    assert not validator.is_valid(json.loads(document(entry(count=-1))))
+    assert not validator.is_valid({"configList": []})
