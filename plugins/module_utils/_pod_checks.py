@@ -160,9 +160,10 @@ def pod_checks(pod: dict, state, answer, host: dict, cluster: dict) -> list[dict
     running = _running(pod, state)
     if running["status"] != PASSED:
         return [running]
-    if answer is None or "exec" in answer["missing"]:
-        step = "see: k3s kubectl exec -n NAMESPACE POD -- sh"
-        return [running, check(f"pod:{name}:answer", _obj(pod), FAILED, "a pod that can be asked", "no answer", step)]
+    if answer is None or "exec" in answer["missing"] or answer["user"] is None:
+        seen = (answer or {"missing": {}})["missing"].get("exec", "no answer")
+        step = "the image needs a shell (verification_image), and the kubelet its port 10250 open for the API server"
+        return [running, check(f"pod:{name}:answer", _obj(pod), FAILED, "a pod that can be asked", seen, step)]
     found = [running]
     networks = {network["name"]: network for network in cluster["networks"]}
     found += _status(pod, state, host, networks, cluster)

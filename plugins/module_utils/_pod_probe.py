@@ -130,6 +130,9 @@ def parse(text: str) -> dict:
             if code is None:
                 missing[name] += f" after: {' '.join(lines[-1:])}"
 
+    if "exec" in said:
+        missing["exec"] = " ".join(said["exec"][1]) or "it said nothing"
+
     def lines_of(name):
         return [] if name in missing or name not in said else said[name][1]
 

@@ -54,7 +54,7 @@ class Cluster:
         )
 
 
-def make(folder) -> Cluster:
+def make(folder, master="eth2", resource="rdma/rail0") -> Cluster:
     """Two Ready nodes with one rail each, its network, CoreDNS."""
     pathlib.Path(folder).mkdir(parents=True)
     cluster = Cluster(folder)
@@ -62,7 +62,7 @@ def make(folder) -> Cluster:
         "cniVersion": "0.3.1",
         "name": "rail0",
         "type": "macvlan",
-        "master": "eth2",
+        "master": master,
         "ipam": {"type": "whereabouts", "range": "10.56.0.0/24"},
     }
     network = {
@@ -71,12 +71,12 @@ def make(folder) -> Cluster:
         "metadata": {
             "name": "rail0",
             "namespace": "default",
-            "annotations": {"k8s.v1.cni.cncf.io/resourceName": "rdma/rail0"},
+            "annotations": {"k8s.v1.cni.cncf.io/resourceName": resource},
         },
         "spec": {"config": json.dumps(config)},
     }
     dns = {"name": "kube-dns", "namespace": "kube-system", "labels": {"k8s-app": "kube-dns"}}
-    items = [_node(1), _node(2), network]
+    items = [_node(1, resource), _node(2, resource), network]
     items += [{"apiVersion": "v1", "kind": "Service", "metadata": dns, "spec": {}}]
     items += [
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}} for name in ("default", "kube-system")
@@ -85,7 +85,7 @@ def make(folder) -> Cluster:
     return cluster
 
 
-def _node(number):
+def _node(number, resource):
     return {
         "apiVersion": "v1",
         "kind": "Node",
@@ -94,8 +94,8 @@ def _node(number):
         "status": {
             "addresses": [{"type": "InternalIP", "address": f"10.0.0.{number}"}],
             "conditions": [{"type": "Ready", "status": "True"}],
-            "capacity": {"cpu": "2", "rdma/rail0": "100"},
-            "allocatable": {"cpu": "2", "rdma/rail0": "100"},
+            "capacity": {"cpu": "2", resource: "100"},
+            "allocatable": {"cpu": "2", resource: "100"},
         },
     }
 
