@@ -13,7 +13,7 @@ import grpc
 import hanging
 import pytest
 from harness import Node, Process, Running, document, entry
-from kubelet_double import Kubelet
+from kubelet_double import PATIENCE, Kubelet
 from rdma_device_plugin.hca import Tree
 from rdma_device_plugin.kubelet import deviceplugin_pb2 as api
 
@@ -67,7 +67,7 @@ def test_every_stream_gets_every_update(base, node, kubelet):
     """1.7, rank 2: upstream's one-slot channel feeds one stream at random"""
     with Running(base, document(entry(count=10, health=HEALTH)), node.root):
         kubelet.wait_allocatable(NAME, 10)
-        streams = [kubelet.clients[NAME].stub.ListAndWatch(api.Empty()) for _number in range(3)]
+        streams = [kubelet.clients[NAME].stub.ListAndWatch(api.Empty(), timeout=PATIENCE) for _number in range(3)]
         assert {next(stream).devices[0].health for stream in streams} == {"Healthy"}
         node.port("mlx5_0", "1: DOWN")
         assert [next(stream).devices[0].health for stream in streams] == ["Unhealthy"] * 3
