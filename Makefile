@@ -62,11 +62,11 @@ kubelet-lab: venv lab-packages ## The device plugin under a real kubelet, on a l
 bench-peer: venv lab-packages ## The Go plugin and ours on one lab node, in one run: ratios; needs Go
 	@lab/progress "the Go plugin beside ours" python tests/device_plugin_lab/bench_peer.py $(ARGS)
 
-rails: venv lab-packages ## The fast scenario with many nodes: N=16
+rails: venv lab-packages plugin-wheels ## The fast scenario with many nodes: N=16
 	@RAILS_NODES=$(N) lab/progress "molecule scenario rails ($(N) nodes)" molecule test --scenario-name rails
 
 ##@ Single stages
-.PHONY: venv unit plugin-test plugin-faults bench-facts bench-plugin lint sanity build gates molecule-rails bench lab-packages dev-packages clean
+.PHONY: venv unit plugin-test plugin-faults plugin-wheels plugin-image bench-facts bench-plugin lint sanity build gates molecule-rails bench lab-packages dev-packages clean
 venv: $(VENV)/.ready ## The virtual environment with the pinned tools and a link to this checkout
 
 $(VENV)/.ready: requirements-dev.txt lab/packages | dev-packages
@@ -100,6 +100,13 @@ $(PLUGIN_VENV)/.ready: device_plugin/requirements.txt device_plugin/requirements
 	@$(PLUGIN_VENV)/bin/pip --quiet install --requirement device_plugin/requirements-dev.txt
 	@touch $@
 
+plugin-wheels: venv ## The device plugin's locked wheels into build/wheels, for nodes and image: [ARGS='--python 3.12']
+	@python device_plugin/fetch_wheels.py build/wheels $(ARGS)
+
+plugin-image: plugin-wheels ## The device plugin's image on a Debian base, offline but for the mirror: build/plugin-image.tar
+	@lab/packages image
+	@python lab/plugin-image
+
 lint: venv ## ruff and ansible-lint (production)
 	@ruff check .
 	@ruff format --check .
@@ -114,7 +121,7 @@ build: venv ## Build and install the tarball, compare what it holds
 gates: venv ## Plant a fault for each gate and see it fail
 	@tests/run-gates
 
-molecule-rails: venv lab-packages
+molecule-rails: venv lab-packages plugin-wheels
 	@lab/progress "molecule scenario rails" molecule test --scenario-name rails
 
 bench: bench-facts bench-plugin ## All figures; on a quiet machine

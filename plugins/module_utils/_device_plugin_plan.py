@@ -81,7 +81,13 @@ def _kept_out(state: dict, wanted: dict, made: Plan) -> bool:
         ]
         return True
     # A pod is ended through the API server, not here.
-    if any(rival["pod"] for rival in others):
+    pods = [rival for rival in others if rival["pod"]]
+    if pods:
+        made.notes += [
+            f"{rival['kind']} serves {_names(rival, wanted['names'])} in a pod (process {rival['pid']}): its DaemonSet "
+            "has to go before anything is installed here"
+            for rival in pods
+        ]
         return True
     for rival in others:
         if rival["unit"]:

@@ -136,14 +136,14 @@ class Cluster:
         return out
 
     def read(self) -> list[dict]:
-        return plugins(json.loads(self._call("get", "daemonsets", "--all-namespaces", "--output", "json")))
+        return plugins(json.loads(self._call("get", "daemonsets", "--all-namespaces", "--output=json")))
 
     def apply(self, changes: list[Change]):
         for change in changes:
             namespace, _slash, name = change.object.split()[1].partition("/")
             # The pods go first, and the call returns when they are gone: stop first, then start ours.
             self._call(
-                *("--namespace", namespace, "delete", "daemonset", name, "--cascade=foreground", "--wait"),
+                *("delete", "daemonset", name, f"--namespace={namespace}", "--cascade=foreground", "--wait"),
                 *("--ignore-not-found", f"--timeout={self._timeout}s"),
             )
             yield change

@@ -1,0 +1,117 @@
+"""Role device_plugin as a service of a real systemd: offline from the wheel folder, hardened, left alone after.
+
+On one node, for an installed plugin is the same everywhere; its kubelet is missing, which is what it has to wait for.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import re
+
+import pytest
+import testinfra
+
+CHECKOUT = pathlib.Path(__file__).resolve().parents[3]
+SSH_CONFIG = CHECKOUT / ".lab/nspawn/ssh/config"
+WHEELS = CHECKOUT / "build/wheels"
+SERVICE = "rdma-device-plugin"
+PLACE = f"/usr/local/lib/{SERVICE}"
+REGISTRY = "/var/lib/kubelet/plugins_registry"
+RAILS = {"h100-8x-cx7-ib": 8, "gh200-cx7-roce": 1}
+
+
+@pytest.fixture(scope="module")
+def name(groups) -> str:
+    return groups["gpu_nodes"][0]
+
+
+@pytest.fixture(scope="module")
+def node(name):
+    return testinfra.get_host(f"ssh://{name}", ssh_config=str(SSH_CONFIG))
+
+
+@pytest.fixture(scope="module")
+def run(ansible, name):
+    """run(resources): the role on the node; exit code, output, number of tasks that changed something."""
+
+    def play(resources=None, folder=None):
+        words = ["-e", f"device_plugin_wheel_dir={WHEELS}", "--limit", name]
+        if resources:
+            (folder / "variables.json").write_text(json.dumps({"device_plugin_resources": resources}))
+            words += ["-e", f"@{folder}/variables.json"]
+        done = ansible("ansible-playbook", "molecule/rails/plays/device_plugin.yml", *words)
+        text = done.stdout + done.stderr
+        return done.returncode, text, int(re.search(r"^\w+ +: .*changed=(\d+)", text, re.MULTILINE)[1])
+
+    return play
+
+
+@pytest.fixture(scope="module")
+def installed(run, node) -> dict[str, str]:
+    """The service after a first run."""
+    if not WHEELS.is_dir():
+        pytest.fail(f"{WHEELS}: wanted: the locked wheels; seen: absent; next: make plugin-wheels")
+    code, text, changed = run()
+    assert (code, changed) == (0, 1), text
+    return shown(node)
+
+
+def shown(node) -> dict[str, str]:
+    wanted = "ActiveState,MainPID,NRestarts,StatusText"
+    return dict(
+        line.split("=", 1) for line in node.check_output(f"systemctl show --property={wanted} {SERVICE}").splitlines()
+    )
+
+
+def test_it_runs_and_waits_for_a_kubelet(node, installed, groups, name):
+    (machine,) = (machine for machine in RAILS if name in groups.get(f"playing_{re.sub('-', '_', machine)}", []))
+    assert (installed["ActiveState"], installed["NRestarts"]) == ("active", "0")
+    assert installed["StatusText"].startswith(f"0 of {RAILS[machine]} resources registered")
+    sockets = node.check_output(f"ls {REGISTRY}").split()
+    assert sockets == [f"hca_shared_devices_{index}.sock" for index in range(RAILS[machine])]
+
+
+def test_it_has_no_right_that_it_does_not_need(node, installed):
+    pid = installed["MainPID"]
+    status = dict(line.split(":\t", 1) for line in node.check_output(f"cat /proc/{pid}/status").splitlines())
+    assert {status[field].strip("0") for field in ("CapEff", "CapPrm", "CapBnd", "CapAmb")} == {""}
+    assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
+    mounts = {
+        line.split()[4]: line.split()[5] for line in node.file(f"/proc/{pid}/mountinfo").content_string.splitlines()
+    }
+    assert mounts["/"].startswith("ro")
+    assert mounts[REGISTRY].startswith("rw")
+    exposure = node.check_output(f"systemd-analyze security --no-pager {SERVICE}.service")
+    assert float(re.search(r"exposure level for \S+ ([0-9.]+)", exposure)[1]) <= 3
+
+
+def test_explain_works_with_what_is_installed(node, installed):
+    said = node.check_output(
+        f"{PLACE}/venv/bin/python3 -I -B {PLACE}/plugin.pyz explain -config-file /etc/{SERVICE}/config.json"
+    )
+    assert "mlx5_0" in said
+
+
+def test_a_second_run_changes_and_restarts_nothing(node, run, installed):
+    code, text, changed = run()
+    assert (code, changed) == (0, 0), text
+    assert shown(node)["MainPID"] == installed["MainPID"]
+
+
+def test_a_new_config_is_read_by_the_process_that_runs(node, run, installed, tmp_path):
+    entry = {"resourceName": "all", "rdmaHcaMax": 5, "selectors": {"vendors": ["15b3"]}, "linkUp": False}
+    code, text, changed = run([entry], tmp_path)
+    assert (code, changed) == (0, 1), text
+    node.check_output(f"for i in $(seq 100); do [ $(ls {REGISTRY}) = all.sock ] && exit; sleep 0.2; done; exit 1")
+    after = shown(node)
+    assert (after["MainPID"], after["NRestarts"]) == (installed["MainPID"], "0")
+
+
+def test_a_config_that_the_plugin_refuses_changes_nothing(node, run, installed, tmp_path):
+    before = node.file(f"/etc/{SERVICE}/config.json").content_string
+    code, text, changed = run([{"resourceName": "a", "rdmaHcaMax": 1, "selecters": {"vendors": ["15b3"]}}], tmp_path)
+    assert (code != 0, changed) == (True, 0)
+    assert "selecters" in text
+    assert node.file(f"/etc/{SERVICE}/config.json").content_string == before
+    assert shown(node)["MainPID"] == installed["MainPID"]

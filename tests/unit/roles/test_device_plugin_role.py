@@ -1,0 +1,192 @@
+"""Role device_plugin, run for real against laid-out trees: both modes, and taking over from the Go plugin.
+
+kubectl is a double, the Go plugin an entry in the tree's /proc. The environment is taken for installed, which the fast
+nodes do for real (molecule/rails/tests/test_device_plugin.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+import yaml
+from ansible_collections.gpufabric.rdma.plugins.module_utils import _device_plugin_plan as planner
+from ansible_collections.gpufabric.rdma.plugins.module_utils import _device_plugin_wheels as wheels
+from ansible_collections.gpufabric.rdma.tests.tools import tree
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+LOCKED = yaml.safe_load((ROOT / "lock/artifacts.yml").read_text())["wheels"]
+RECIPE = list(yaml.safe_load_all((ROOT / "tests/fixtures/manifests/rdma-shared-dp-ds.yml").read_text()))
+PLAY = [
+    {
+        "name": "Device plugin",
+        "hosts": "all",
+        "gather_facts": False,
+        "roles": [{"role": "gpufabric.rdma.device_plugin"}],
+    }
+]
+# What the double of cluster_objects does not know: DaemonSets of all namespaces, and one being deleted with its pods.
+KUBECTL = """
+import json, os, pathlib, runpy, shutil, sys
+state = pathlib.Path(os.environ["APPLY_DOUBLE"])
+words = sys.argv[1:]
+known = json.loads(state.read_text()) if state.exists() else {{"objects": {{}}}}
+if words[:2] == ["get", "daemonsets"] and "--all-namespaces" in words:
+    items = [item for item in known["objects"].values() if item["kind"] == "DaemonSet"]
+    print(json.dumps({{"items": items}}))
+elif words[:2] == ["delete", "daemonset"]:
+    namespace = next(word.partition("=")[2] for word in words if word.startswith("--namespace="))
+    del known["objects"]["/".join(["DaemonSet", namespace, words[2]])]
+    state.write_text(json.dumps(known))
+    shutil.rmtree({process!r})
+else:
+    sys.argv = [{double!r}, *words]
+    runpy.run_path({double!r}, run_name="__main__")
+"""
+
+
+class Place:
+    """A node and a cluster of one, both in files."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.root = tree.lay_out(tree.load("h100-8x-cx7-ib"), folder / "node")
+        self.state = folder / "cluster.json"
+        stamp = self.root / planner.STAMP.lstrip("/")
+        stamp.parent.mkdir(parents=True)
+        stamp.write_text(wheels.stamp(LOCKED, f"{sys.version_info[0]}.{sys.version_info[1]}"))
+        self.process = self.root / "proc/4242"
+        double = str(ROOT / "tests/tools/apply_double.py")
+        (folder / "kubectl.py").write_text(KUBECTL.format(process=str(self.process), double=double))
+
+    def go_plugin(self, name="rdma-shared-dp-ds", **meta):
+        """The Go plugin, in the cluster and on the node."""
+        config_map, daemon_set = json.loads(json.dumps(RECIPE))
+        daemon_set["metadata"] = {**daemon_set["metadata"], "name": name, **meta}
+        objects = {f"{item['kind']}/kube-system/{item['metadata']['name']}": item for item in (config_map, daemon_set)}
+        self.state.write_text(json.dumps({"objects": objects, "calls": []}))
+        config = {"configList": [{"resourceName": "hca_shared_devices_0"}]}
+        (self.process / "root/k8s-rdma-shared-dev-plugin").mkdir(parents=True)
+        (self.process / "root/k8s-rdma-shared-dev-plugin/config.json").write_text(json.dumps(config))
+        (self.process / "exe").symlink_to("/bin/k8s-rdma-shared-dp")
+        (self.process / "cmdline").write_text("/bin/k8s-rdma-shared-dp\0")
+        (self.process / "cgroup").write_text("0::/kubepods/besteffort/pod1/1\n")
+
+    @property
+    def objects(self):
+        return json.loads(self.state.read_text())["objects"] if self.state.exists() else {}
+
+    def text(self, path):
+        place = self.root / path.lstrip("/")
+        return place.read_text() if place.exists() else None
+
+    def run(self, *arguments, fails=False, **variables):
+        common = {
+            "ansible_connection": "local",
+            "ansible_python_interpreter": sys.executable,
+            "discovery_root": str(self.root),
+            "device_plugin_kubectl": [sys.executable, str(self.folder / "kubectl.py")],
+            **variables,
+        }
+        inventory = self.folder / "hosts.yml"
+        inventory.write_text(yaml.safe_dump({"k3s_servers": {"hosts": {"node1": common}}}))
+        (self.folder / "play.yml").write_text(yaml.safe_dump(PLAY))
+        environment = {
+            **os.environ,
+            "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+            "ANSIBLE_HOME": str(self.folder / "home"),
+            "ANSIBLE_NOCOLOR": "1",
+            "APPLY_DOUBLE": str(self.state),
+        }
+        command = [sys.executable, "-m", "ansible", "playbook", "-i", inventory, self.folder / "play.yml", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=self.folder, check=False)
+        output = done.stdout + done.stderr
+        assert (done.returncode != 0) == fails, output
+        # Long messages are printed in lines.
+        return " ".join(output.split()), int(re.search(r"^node1 +: .*changed=(\d+)", output, re.MULTILINE)[1])
+
+
+@pytest.fixture
+def place(tmp_path):
+    return Place(tmp_path)
+
+
+def test_as_a_service_beside_and_then_in_place_of_the_go_plugin(place):
+    place.go_plugin()
+    output, changed = place.run(fails=True)
+    assert changed == 0
+    assert "process 4242 (the Go plugin, in a pod): wanted no other plugin that serves hca_shared_devices_0" in output
+    assert "device_plugin_migrate_allowed: true" in output
+    assert place.text(planner.UNIT) is None
+
+    output, changed = place.run(device_plugin_migrate_allowed=False)
+    assert changed == 0
+    assert "keeps serving hca_shared_devices_0" in output
+    assert place.text(planner.UNIT) is None
+
+    output, changed = place.run("--check", device_plugin_migrate_allowed=True)
+    assert place.process.is_dir()
+    assert "its DaemonSet has to go" in output
+    assert changed == 1
+
+    output, changed = place.run(device_plugin_migrate_allowed=True)
+    assert changed == 2, output
+    assert "DaemonSet/kube-system/rdma-shared-dp-ds" not in place.objects
+    assert "Before=k3s.service k3s-agent.service kubelet.service" in place.text(planner.UNIT)
+    config = json.loads(place.text(planner.CONFIG))
+    assert [entry["resourceName"] for entry in config["configList"]] == [f"hca_shared_devices_{n}" for n in range(8)]
+    assert {entry["rdmaHcaMax"] for entry in config["configList"]} == {63}
+
+    output, changed = place.run()
+    assert changed == 0, output
+
+
+def test_in_pods_after_it_was_a_service(place):
+    place.run()
+    assert place.text(planner.UNIT)
+    shutil.rmtree(place.root / "proc/4242", ignore_errors=True)
+
+    output, changed = place.run(device_plugin_mode="daemonset")
+    assert changed == 2, output
+    assert place.text(planner.UNIT) is None
+    assert not (place.root / planner.HOME.lstrip("/")).exists()
+    config_map = place.objects["ConfigMap/kube-system/rdma-devices"]
+    daemon_set = place.objects["DaemonSet/kube-system/rdma-shared-dp-ds"]
+    assert len(json.loads(config_map["data"]["config.json"])["configList"]) == 8
+    assert daemon_set["metadata"]["labels"]["app.kubernetes.io/name"] == "rdma-device-plugin"
+    (container,) = daemon_set["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == "localhost/rdma-device-plugin:0.1.0"
+
+    output, changed = place.run(device_plugin_mode="daemonset")
+    assert changed == 0, output
+
+
+def test_an_operators_daemonset_is_left_alone_whatever_was_agreed_to(place):
+    place.go_plugin(name="rdma-shared-dp", ownerReferences=[{"kind": "NicClusterPolicy", "name": "nic"}])
+    before = place.objects
+    output, _changed = place.run(fails=True, device_plugin_mode="daemonset", device_plugin_migrate_allowed=True)
+    assert "take the plugin out of NicClusterPolicy nic" in output
+    assert place.objects == before
+
+
+def test_bad_input_is_refused_before_anything_is_read_or_changed(place):
+    wrong = {"device_plugin_mode": "daemonset", "device_plugin_resources": [], "device_plugin_server": "nowhere"}
+    output, changed = place.run(fails=True, device_plugin_interval_seconds=-1, **wrong)
+    assert changed == 0
+    for text in ("device_plugin_resources: wanted rails, or a list", "device_plugin_interval_seconds", "seen nowhere"):
+        assert text in output
+
+
+def test_the_plugins_own_check_reads_the_config(place):
+    entry = {"resourceName": "a", "rdmaHcaMax": 1, "selecters": {"vendors": ["15b3"]}}
+    output, changed = place.run(fails=True, device_plugin_resources=[entry])
+    assert changed == 0
+    assert "wanted a config that the plugin takes (check-config -strict), seen: " in output
+    assert "selecters" in output
+    assert place.text(planner.CONFIG) is None
