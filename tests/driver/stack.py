@@ -21,7 +21,7 @@ NAME = "mlnx-ofed-kernel"
 RELEASES = {"3.2.1": "25.10.OFED.25.10.1.6.6.1", "3.3.0": "26.01.OFED.26.01.1.0.0.1"}
 LABEL = "DOCA-HOST test"
 
-# Without <linux/module.h>, over which a compiler on an emulated processor takes seven times as long as over all the rest.
+# Without <linux/module.h>, which takes a compiler on an emulated processor seven times as long as all the rest.
 _SOURCE = """
 #include <linux/errno.h>
 #include <linux/export.h>

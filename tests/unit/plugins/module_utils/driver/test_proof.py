@@ -11,6 +11,7 @@ import shutil
 import subprocess
 
 import pytest
+from ansible_collections.gpufabric.rdma.plugins.module_utils import _driver_packages as packages
 from ansible_collections.gpufabric.rdma.plugins.module_utils._change import Refused
 from ansible_collections.gpufabric.rdma.plugins.module_utils._driver_proof import Proof, base_package
 from ansible_collections.gpufabric.rdma.tests.driver import stack
@@ -152,6 +153,31 @@ def test_a_package_that_would_drive_another_one_out(proof, repositories, tmp_pat
     problem = refused(proved.simulate, ["doca-ofed=9.9"])
     assert "apt would remove" in problem.seen
     assert "make" in problem.seen
+
+
+def test_a_downgrade_fetches_the_version_that_would_be_installed(proof, repositories, tmp_path):
+    """Both versions are known to apt, the newer is installed; each part of the trial has to mean the older."""
+    status = tmp_path / "status"
+    installed = pathlib.Path("/var/lib/dpkg/status").read_text()
+    for release, (package, version, depends) in {
+        "dkms": ("dkms", "3.0.10-8", ""),
+        "kernel": (BASE, SECOND[BASE], "Depends: dkms\n"),
+        "anchor": ("doca-ofed", "3.3.0-044000", f"Depends: {BASE} (= {SECOND[BASE]})\n"),
+    }.items():
+        installed += (
+            f"\nPackage: {package}\nStatus: install ok installed\nPriority: optional\nMaintainer: x <x@test.invalid>\n"
+            f"Architecture: all\nVersion: {version}\n{depends}Description: {release}\n"
+        )
+    status.write_text(installed)
+    first = proof("first")
+    with (pathlib.Path(first.directory) / "apt.conf").open("a") as conf:
+        conf.write(f'Dir::State::status "{status}";\n')
+    first.update(first.repository)
+    exact = first.candidate("doca-ofed", "3.2.1", None)
+    coming = first.simulate([f"doca-ofed={exact}"], packages.downgrade_pins(first.repository["label"]))
+    assert (coming["doca-ofed"], coming[BASE]) == ("3.2.1-044000", FIRST[BASE])
+    (archive,) = first.fetch({BASE: coming[BASE]})
+    assert pathlib.Path(archive).name == f"{BASE}_{FIRST[BASE]}_all.deb"
 
 
 def with_headers(dkms, headers):
