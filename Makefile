@@ -129,8 +129,8 @@ bench: bench-facts bench-plugin ## All figures; on a quiet machine
 bench-facts: venv ## Time hca_facts against raw reads and against the command-line route
 	@python tests/benchmarks/bench_facts.py $(ARGS)
 
-bench-plugin: $(PLUGIN_VENV)/.ready ## Time the device plugin over the kubelet double: [N=5] rounds
-	@$(PLUGIN_VENV)/bin/python tests/device_plugin/bench.py $(if $(filter command line environment,$(origin N)),$(N),5)
+bench-plugin: $(PLUGIN_VENV)/.ready ## Time the device plugin over the kubelet double: [N=5] [ARGS=--realtime]
+	@$(PLUGIN_VENV)/bin/python tests/device_plugin/bench.py $(if $(filter command line environment,$(origin N)),$(N),5) $(ARGS)
 
 clean: ## Remove the virtual environment and all caches of this checkout
 	@rm -rf $(VENV) .ansible .cache build .pytest_cache .ruff_cache
