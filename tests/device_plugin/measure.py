@@ -14,7 +14,7 @@ import signal
 import statistics
 import subprocess
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kubelet_double import Kubelet
 
@@ -37,7 +37,8 @@ class Plan:
     units: rdmaHcaMax of each. node: has port(hca, state), unplug(hca), plug(hca).
     announce: called after each change of the node to make what the kernel would say; None: polls have to see it.
     calls: Allocate calls that are timed. rest: seconds of quiet before memory and idle processor time are read.
-    patience: seconds after which an event counts as never seen (None in the result).
+    patience: seconds after which an event counts as never seen (None in the result). start: the same for the beginning,
+    which takes minutes on an emulated machine that is busy.
     """
 
     base: pathlib.Path
@@ -48,6 +49,7 @@ class Plan:
     calls: int = 2000
     rest: float = 2.0
     patience: float = 20.0
+    start: float = 60.0
     restarts: int = 1
     log: pathlib.Path = None
     notes: dict = field(default_factory=dict)
@@ -157,6 +159,7 @@ def measure(subject, plan, watches):
 
 
 def _begin(kubelet, process, plan, names, found):
+    plan = replace(plan, patience=plan.start)
     kubelet.wait(lambda: names[0] in kubelet.clients or not process.running(), plan.patience)
     if not process.running():
         raise RuntimeError("the plugin ended at its start; its log says why")

@@ -73,7 +73,8 @@ def lay_over(root):
 def interfaces(names):
     """The Go plugin asks the kernel for each interface by name, so they have to be there."""
     for name in names:
-        subprocess.run(["ip", "link", "add", name, "type", "dummy"], check=True)
+        if not pathlib.Path(f"/proc/sys/net/ipv4/conf/{name}").exists():
+            subprocess.run(["ip", "link", "add", name, "type", "dummy"], check=True)
 
 
 def subjects(config_file, peer):
@@ -101,7 +102,16 @@ def main(root, peer, rounds):
                         shutil.rmtree(path)
                     log = root / f"{subject.name}.log"
                     plan = measure.Plan(
-                        KUBELET, rails, UNITS, tree, tree.announce, calls=400, rest=3.0, patience=60.0, log=log
+                        KUBELET,
+                        rails,
+                        UNITS,
+                        tree,
+                        tree.announce,
+                        calls=400,
+                        rest=3.0,
+                        patience=30.0,
+                        start=300.0,
+                        log=log,
                     )
                     try:
                         found[mode][subject.name].append(measure.measure(subject, plan, watches))
