@@ -40,8 +40,8 @@ PATIENCE = 60.0
 # What makes the node's HCAs at boot; it puts back what a run that was ended has left out.
 HARDWARE = "/usr/local/libexec/lab-hardware"
 
-FABRIC, PAIR, SINGLE = "rdma/fabric", "rdma/pair", "rdma/single"
-COUNTS = {FABRIC: 63, PAIR: 10, SINGLE: 10}
+PAIR, SINGLE = "rdma/pair", "rdma/single"
+COUNTS = {PAIR: 10, SINGLE: 10}
 
 
 def say(text):
@@ -49,8 +49,8 @@ def say(text):
     sys.stderr.flush()
 
 
-def config(fabric=63, extra=False):
-    """Three pools on six of the node's eight HCAs; a fourth one comes and goes with the config."""
+def config(pair=COUNTS[PAIR], extra=False):
+    """Two pools, of two HCAs and of one; a third one, of two, comes and goes with the config."""
 
     def entry(name, count, *netdevs, **more):
         selectors = {"ifNames": list(netdevs)}
@@ -64,9 +64,8 @@ def config(fabric=63, extra=False):
         }
 
     entries = [
-        entry("fabric", fabric, "eth2", "eth3"),
-        entry("pair", 10, "dm4", "dm5", allocation="spread"),
-        entry("single", 10, "dm7"),
+        entry("pair", pair, "dm4", "dm5", allocation="spread"),
+        entry("single", COUNTS[SINGLE], "dm7"),
     ]
     if extra:
         entries.append(entry("extra", 5, "dm2", "dm3"))
@@ -334,11 +333,11 @@ class Bench:
     def swaps(self, first, last, seen):
         """Config swaps number first to last. The last one of a series leaves the config of the beginning."""
         for number in range(first, last + 1):
-            fabric = COUNTS[FABRIC] if number == last else 1 + number % 60
+            pair = COUNTS[PAIR] if number == last else 1 + number % 60
             extra = number % 5 == 0 and number != last
-            wanted = {**COUNTS, FABRIC: fabric, **({"rdma/extra": 5} if extra else {})}
+            wanted = {**COUNTS, PAIR: pair, **({"rdma/extra": 5} if extra else {})}
             begun = time.monotonic()
-            self.mount.swap(config(fabric, extra))
+            self.mount.swap(config(pair, extra))
             if not self.settled(wanted):
                 seen.wrong.append((number, wanted, self.state()))
             seen.times[True].append(time.monotonic() - begun)
