@@ -1,0 +1,309 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: bundle
+short_description: Fill a folder with all software of a cluster, checked against the lock
+version_added: 0.1.0
+description:
+  - Runs on a connected machine. Downloads files and image archives that the folder lacks, compares each with the lock's
+    SHA-256 or digest, and describes the folder in its C(bundle.yml).
+  - What cannot be checked is not fetched. A file that is not what the lock says is not kept.
+  - Images are copied with C(skopeo), which checks their digest.
+extends_documentation_fragment:
+  - gpufabric.rdma.changing
+author:
+  - The gpufabric founders (@gpufabric)
+options:
+  folder:
+    description: The folder to fill.
+    type: path
+    required: true
+  lock:
+    description: Content of C(lock/artifacts.yml).
+    type: dict
+    required: true
+  names:
+    description: Names of artifacts and images in the lock. Empty means all that the roles of the cluster layer use and
+      that the lock can check; RV(not_applied) has the others.
+    type: list
+    elements: str
+    default: []
+  architectures:
+    description: Processors of the nodes.
+    type: list
+    elements: str
+    choices: [amd64, arm64]
+    default: [amd64]
+  distributions:
+    description: Distributions of nodes that need packages of their own, such as V(rhel9).
+    type: list
+    elements: str
+    default: []
+  mirrors:
+    description: Where to fetch from instead, by beginning of the address or of the image reference.
+    type: dict
+    default: {}
+  image_digests:
+    description: Digests by image reference, for images whose digest the lock does not know.
+    type: dict
+    default: {}
+"""
+
+EXAMPLES = r"""
+- name: Fill a folder for arm64 nodes from a mirror
+  gpufabric.rdma.bundle:
+    folder: /srv/bundle
+    lock: "{{ lookup('ansible.builtin.file', 'lock/artifacts.yml') | from_yaml }}"
+    architectures: [arm64]
+    mirrors:
+      https://github.com: https://mirror.example.org/github
+  delegate_to: localhost
+"""
+
+RETURN = r"""
+changes:
+  description: What was fetched, or would be in check mode.
+  returned: always
+  type: list
+  elements: dict
+  contains:
+    object:
+      description: Path in the folder.
+      type: str
+    action:
+      description: What happened to it.
+      type: str
+    before:
+      description: SHA-256 of what was there.
+      type: str
+    after:
+      description: SHA-256, digest or text of what is there now.
+      type: str
+problems:
+  description: What could not be fetched or did not match.
+  returned: always
+  type: list
+  elements: dict
+  contains:
+    object:
+      description: What it is about.
+      type: str
+    wanted:
+      description: What was asked for.
+      type: str
+    seen:
+      description: What was found.
+      type: str
+    next_step:
+      description: What to do about it.
+      type: str
+reboot_reasons:
+  description: Always empty; every changing module of the collection returns it.
+  returned: success
+  type: list
+  elements: str
+not_applied:
+  description: What was left as it is on purpose, with the reason.
+  returned: success
+  type: list
+  elements: str
+not_verified:
+  description: What could not be done or seen from here, with the reason.
+  returned: success
+  type: list
+  elements: str
+notes:
+  description: What is worth knowing and needs no action of the module.
+  returned: success
+  type: list
+  elements: str
+"""
+
+import json
+import os
+import tempfile
+from urllib.error import URLError
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.urls import open_url
+from ansible_collections.gpufabric.rdma.plugins.module_utils import _bundle
+from ansible_collections.gpufabric.rdma.plugins.module_utils._change import Plan, Problem, Refused, failure, result
+from ansible_collections.gpufabric.rdma.plugins.module_utils._files import write
+
+CLUSTER_ROLES = ("cni_plugins", "k3s", "flannel", "multus", "networks", "device_plugin", "node_ready", "verification")
+SECONDS = 60
+HEADER = "# Written by playbooks/bundle.yml. JSON is YAML.\n"
+
+
+def every_name(lock: dict) -> list[str]:
+    rows = [*(lock.get("artifacts") or []), *(lock.get("images") or [])]
+    return sorted({row["name"] for row in rows if row["used_by"] in CLUSTER_ROLES})
+
+
+def plan(folder: str, wanted: dict) -> Plan:
+    """Which rows the folder lacks. A file is read and summed, an image archive is known by its digest and sum."""
+    made, known = Plan(), described(folder)
+    for row in wanted["files"]:
+        seen = sum_or_nothing(os.path.join(folder, row["path"]))
+        if seen != row["sha256"]:
+            made.change(row["path"], "fetch", seen, row["sha256"])
+    for row in wanted["images"]:
+        before = known.get(row["path"], {})
+        seen = sum_or_nothing(os.path.join(folder, row["path"]))
+        if not seen or (before.get("digest"), before.get("sha256")) != (row["digest"], seen):
+            made.change(row["path"], "copy", seen, row["digest"])
+    return made
+
+
+def described(folder: str) -> dict:
+    try:
+        with open(os.path.join(folder, _bundle.DESCRIPTION), encoding="utf-8") as stream:
+            text = stream.read()
+        return {row["path"]: row for row in json.loads(text.partition("\n")[2])["images"]}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def sum_or_nothing(path: str) -> str:
+    return _bundle.sha256_of(path) if os.path.isfile(path) else ""
+
+
+def mirrored(address: str, mirrors: dict) -> str:
+    for begin, instead in sorted(mirrors.items(), key=lambda pair: -len(pair[0])):
+        if address.startswith(begin):
+            return instead + address[len(begin) :]
+    return address
+
+
+def fetch(folder: str, row: dict, mirrors: dict, opener=open_url) -> None:
+    """Download beside the place and rename, only when the sum is the lock's."""
+    place, address = os.path.join(folder, row["path"]), mirrored(row["url"], mirrors)
+    os.makedirs(os.path.dirname(place), exist_ok=True)
+    handle, temporary = tempfile.mkstemp(prefix=".fetching-", dir=os.path.dirname(place))
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            try:
+                response = opener(address, timeout=SECONDS, http_agent="gpufabric.rdma")
+                for block in iter(lambda: response.read(1 << 20), b""):
+                    stream.write(block)
+            except (URLError, OSError) as error:
+                raise Refused.because(
+                    row["path"],
+                    f"the file at {address}",
+                    str(error),
+                    "run this where the address can be reached, or name a mirror in bundle_mirrors",
+                ) from error
+        seen = _bundle.sha256_of(temporary)
+        if seen != row["sha256"]:
+            raise Refused.because(
+                row["path"],
+                f"sha256 {row['sha256']}",
+                f"sha256 {seen} from {address}",
+                "do not use it; see whether the mirror or the network changes it, then whether the lock is right",
+            )
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, place)
+    finally:
+        if os.path.exists(temporary):
+            os.unlink(temporary)
+
+
+def copy(folder: str, row: dict, mirrors: dict, run) -> None:
+    """The image by its digest, under its own name, as an archive that k3s imports at its start."""
+    place = os.path.join(folder, row["path"])
+    os.makedirs(os.path.dirname(place), exist_ok=True)
+    repository = row["reference"].rpartition(":")[0]
+    source = f"docker://{mirrored(repository, mirrors)}@{row['digest']}"
+    temporary = f"{place}.fetching"
+    if os.path.exists(temporary):
+        os.unlink(temporary)
+    architecture = ["--override-os", "linux", "--override-arch", row["architecture"]]
+    code, out, error = run(
+        ["skopeo", "copy", "--quiet", *architecture, source, f"docker-archive:{temporary}:{row['reference']}"]
+    )
+    if code:
+        raise Refused.because(
+            row["path"],
+            f"image {row['reference']} with digest {row['digest']}",
+            (error or out).strip()[-400:],
+            "install skopeo; run this where the registry can be reached, or name a mirror in bundle_mirrors",
+        )
+    os.replace(temporary, place)
+
+
+def describe(folder: str, wanted: dict) -> str:
+    images = [{**row, "sha256": sum_or_nothing(os.path.join(folder, row["path"]))} for row in wanted["images"]]
+    text = _bundle.describe("release", wanted["files"], images)
+    digests = {row["path"]: row["digest"] for row in wanted["images"]}
+    for row in text["images"]:
+        if row["path"] in digests:
+            row["digest"] = digests[row["path"]]
+    return HEADER + json.dumps(text, indent=2) + "\n"
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "folder": {"type": "path", "required": True},
+            "lock": {"type": "dict", "required": True},
+            "names": {"type": "list", "elements": "str", "default": []},
+            "architectures": {"type": "list", "elements": "str", "choices": ["amd64", "arm64"], "default": ["amd64"]},
+            "distributions": {"type": "list", "elements": "str", "default": []},
+            "mirrors": {"type": "dict", "default": {}},
+            "image_digests": {"type": "dict", "default": {}},
+        },
+        supports_check_mode=True,
+    )
+    given = module.params
+    folder, lock, digests = given["folder"], given["lock"], given["image_digests"]
+    names = given["names"] or [name for name in every_name(lock) if not _bundle.unpinned(lock, [name], digests)]
+    unknown = sorted(set(names) - set(every_name(lock)))
+    problems = [
+        Problem(f"bundle_names: {name}", "a name in the lock", "none like it", f"one of {', '.join(every_name(lock))}")
+        for name in unknown
+    ]
+    problems += _bundle.unpinned(lock, names, digests)
+    wanted = _bundle.wanted(lock, names, given["architectures"], given["distributions"], digests)
+    made, done = Plan(), []
+    try:
+        if problems:
+            raise Refused(problems)
+        made = plan(folder, wanted)
+        for name in sorted(set(every_name(lock)) - set(names)) if not given["names"] else ():
+            made.not_applied.append(
+                f"{name} is left out: the lock has no digest for it; give one in bundle_image_digests"
+            )
+        rows = {row["path"]: row for row in [*wanted["files"], *wanted["images"]]}
+        for change in made.changes:
+            if not module.check_mode:
+                if change.action == "fetch":
+                    fetch(folder, rows[change.object], given["mirrors"])
+                else:
+                    copy(folder, rows[change.object], given["mirrors"], module.run_command)
+            done.append(change)
+        if not module.check_mode:
+            _write_description(folder, wanted, made, done)
+    except Refused as refused:
+        module.fail_json(**failure(Refused(refused.problems, done)))
+    module.exit_json(**result(made, done))
+
+
+def _write_description(folder: str, wanted: dict, made: Plan, done: list) -> None:
+    path, text = os.path.join(folder, _bundle.DESCRIPTION), describe(folder, wanted)
+    try:
+        with open(path, encoding="utf-8") as stream:
+            before = stream.read()
+    except FileNotFoundError:
+        before = ""
+    if before != text:
+        write(path, text)
+        made.change(_bundle.DESCRIPTION, "write", before, text)
+        done.append(made.changes[-1])
+
+
+if __name__ == "__main__":
+    main()

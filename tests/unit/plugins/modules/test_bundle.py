@@ -1,0 +1,208 @@
+"""bundle, as Ansible runs it, against a mirror on loopback and a double of skopeo; the rules of a bundle folder."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import http.server
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import threading
+
+import pytest
+import yaml
+from ansible_collections.gpufabric.rdma.plugins.module_utils import _bundle
+from ansible_collections.gpufabric.rdma.plugins.modules import bundle
+
+DIGEST = f"sha256:{'1' * 64}"
+SKOPEO = """#!/bin/sh
+echo "$*" >> "$(dirname "$0")/calls"
+for word; do
+  case $word in docker-archive:*) file=${word#docker-archive:}; echo image > "${file%%:*}";; esac
+done
+"""
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_arguments):
+        pass
+
+
+@pytest.fixture
+def mirror(tmp_path):
+    folder = tmp_path / "mirror"
+    folder.mkdir()
+    handler = functools.partial(Quiet, directory=str(folder))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield folder, f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def lock(content=b"k3s", digest=DIGEST):
+    def file(architecture, name, data):
+        return {"architecture": architecture, "url": f"https://example.org/v1/{name}", "sha256": sha256(data)}
+
+    return {
+        "artifacts": [
+            {
+                "name": "k3s",
+                "version": "v1",
+                "kind": "binary",
+                "used_by": "k3s",
+                "files": [file("amd64", "k3s", content)],
+            },
+            {
+                "name": "k3s-airgap-images",
+                "version": "v1",
+                "kind": "image_archive",
+                "used_by": "k3s",
+                "files": [file("amd64", "images.tar.zst", b"images"), file("arm64", "images-arm64.tar.zst", b"arm")],
+            },
+            {"name": "doca", "version": "v1", "kind": "package", "used_by": "driver", "files": [file("any", "d", b"")]},
+        ],
+        "images": [
+            {
+                "name": "flannel",
+                "version": "v2",
+                "used_by": "flannel",
+                "reference": "ghcr.io/f/flannel:v2",
+                "digests": {"index": digest},
+            }
+        ],
+    }
+
+
+@pytest.fixture
+def fill(tmp_path, mirror):
+    folder, address = mirror
+    (folder / "v1").mkdir()
+    for name, data in (("k3s", b"k3s"), ("images.tar.zst", b"images")):
+        (folder / "v1" / name).write_bytes(data)
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "skopeo").write_text(SKOPEO)
+    (tools / "skopeo").chmod(0o755)
+
+    def run(check=False, **options):
+        arguments = {
+            "folder": str(tmp_path / "bundle"),
+            "lock": lock(),
+            "mirrors": {"https://example.org": address},
+            **options,
+            "_ansible_check_mode": check,
+        }
+        done = subprocess.run(
+            [sys.executable, bundle.__file__],
+            input=json.dumps({"ANSIBLE_MODULE_ARGS": arguments}),
+            capture_output=True,
+            text=True,
+            check=False,
+            env={"PYTHONPATH": ":".join(sys.path), "PATH": f"{tools}:{os.environ['PATH']}", "LC_ALL": "C.UTF-8"},
+        )
+        assert done.stdout, done.stderr
+        return json.loads(done.stdout)
+
+    run.folder, run.tools = tmp_path / "bundle", tools
+    return run
+
+
+def test_a_folder_is_filled_described_and_left_alone_the_second_time(fill):
+    checked = fill(check=True)
+    assert not fill.folder.exists()
+    done = fill()
+    assert [change["object"] for change in checked["changes"]] == [change["object"] for change in done["changes"]][:-1]
+    described = yaml.safe_load((fill.folder / "bundle.yml").read_text())
+    assert _bundle.problems(described) == []
+    assert _bundle.damaged(str(fill.folder), [*described["files"], *described["images"]]) == []
+    assert _bundle.file_for(described, "k3s", "amd64")["version"] == "v1"
+    assert _bundle.references(described, "amd64") == {"k3s-airgap-images:v1", "ghcr.io/f/flannel:v2"}
+    assert "doca" not in json.dumps(described)
+    call = (fill.tools / "calls").read_text()
+    assert f"docker://ghcr.io/f/flannel@{DIGEST}" in call
+    assert "--override-arch amd64" in call
+    again = fill()
+    assert (again["changed"], again["changes"]) == (False, [])
+
+
+def test_a_damaged_file_and_an_image_with_another_digest_are_fetched_again(fill):
+    fill()
+    (fill.folder / "files/amd64/k3s").write_text("swapped")
+    (fill.folder / "images/amd64/flannel-v2.tar").write_text("swapped")
+    done = fill()
+    assert [change["object"] for change in done["changes"]][:2] == ["files/amd64/k3s", "images/amd64/flannel-v2.tar"]
+    assert (fill.folder / "files/amd64/k3s").read_bytes() == b"k3s"
+
+
+def test_a_wrong_sum_stops_and_the_file_is_not_kept(fill):
+    refused = fill(lock=lock(content=b"the real one"))
+    assert refused["failed"]
+    assert refused["problems"][0]["object"] == "files/amd64/k3s"
+    assert sha256(b"k3s") in refused["problems"][0]["seen"]
+    assert [path for path in pathlib.Path(fill.folder).rglob("*") if path.is_file()] == []
+
+
+def test_what_cannot_be_checked_is_left_out_or_refused_and_a_given_digest_serves(fill):
+    left = fill(lock=lock(digest=None))
+    assert left["not_applied"] == [
+        "flannel is left out: the lock has no digest for it; give one in bundle_image_digests"
+    ]
+    refused = fill(lock=lock(digest=None), names=["flannel"])
+    assert refused["problems"][0]["object"] == "image ghcr.io/f/flannel:v2"
+    assert fill(lock=lock(digest=None), names=["flannel"], image_digests={"ghcr.io/f/flannel:v2": DIGEST})["changed"]
+
+
+def test_an_unknown_name_and_a_missing_file_say_what_to_do(fill):
+    assert "one of flannel, k3s, k3s-airgap-images" in fill(names=["k33s"])["msg"]
+    missing = fill(names=["k3s-airgap-images"], architectures=["arm64"])
+    assert "404" in missing["problems"][0]["seen"]
+    assert "bundle_mirrors" in missing["problems"][0]["next_step"]
+
+
+GOOD = {"name": "k3s", "version": "v1", "architecture": "amd64", "path": "files/k3s", "sha256": "0" * 64}
+REFUSED = {
+    "no schema": ({"files": [GOOD]}, "schema 1"),
+    "origin": ({"schema": 1, "origin": "mine", "files": [GOOD]}, "origin release or testbed"),
+    "no sum": ({"schema": 1, "origin": "release", "files": [{**GOOD, "sha256": None}]}, "a sha256"),
+    "short sum": ({"schema": 1, "origin": "release", "files": [{**GOOD, "sha256": "abc"}]}, "a sha256"),
+    "outside": ({"schema": 1, "origin": "release", "files": [{**GOOD, "path": "../k3s"}]}, "a path inside"),
+    "absolute": ({"schema": 1, "origin": "release", "files": [{**GOOD, "path": "/bin/k3s"}]}, "a path inside"),
+    "processor": ({"schema": 1, "origin": "release", "files": [{**GOOD, "architecture": "x86"}]}, "architecture"),
+    "no path": ({"schema": 1, "origin": "release", "images": [{"reference": "a", "sha256": "0" * 64}]}, "path"),
+    "a list": ([], "schema 1"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_description_that_cannot_be_trusted_is_refused(name):
+    description, words = REFUSED[name]
+    (problem,) = _bundle.problems(description)
+    assert words in problem.wanted
+
+
+def test_a_missing_and_a_wrong_file_are_both_told(tmp_path):
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files/k3s").write_text("other")
+    rows = [GOOD, {**GOOD, "path": "files/none"}]
+    assert [problem.object for problem in _bundle.damaged(str(tmp_path), rows)] == [
+        f"{tmp_path}/files/k3s",
+        f"{tmp_path}/files/none",
+    ]
+
+
+def test_the_row_of_the_processor_comes_before_the_one_for_any():
+    rows = [{**GOOD, "architecture": "any", "path": "a"}, GOOD, {**GOOD, "distribution": "rhel9", "path": "b"}]
+    assert _bundle.file_for({"files": rows}, "k3s", "amd64")["path"] == "files/k3s"
+    assert _bundle.file_for({"files": rows}, "k3s", "arm64")["path"] == "a"
+    assert _bundle.file_for({"files": [rows[2]]}, "k3s", "amd64", "rhel9")["path"] == "b"
+    assert _bundle.file_for({"files": [rows[2]]}, "k3s", "amd64", "debian12") is None
+    assert "k3s for amd64" in _bundle.missing_file({"files": [GOOD]}, "k3s", "arm64", "/srv").seen
