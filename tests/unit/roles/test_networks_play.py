@@ -1,0 +1,131 @@
+"""The role networks as Ansible runs it: laid-out nodes, and a double of `k3s kubectl` in the place of the cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+import yaml
+from ansible_collections.gpufabric.rdma.tests.tools import tree
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+DOUBLE = ROOT / "tests/tools/apply_double.py"
+DEFINITION = {
+    "apiVersion": "apiextensions.k8s.io/v1",
+    "kind": "CustomResourceDefinition",
+    "metadata": {"name": "network-attachment-definitions.k8s.cni.cncf.io"},
+    "spec": {
+        "group": "k8s.cni.cncf.io",
+        "names": {"kind": "NetworkAttachmentDefinition", "plural": "network-attachment-definitions"},
+    },
+}
+PLAY = [
+    {
+        "hosts": "gpu_nodes",
+        "gather_facts": False,
+        "tasks": [
+            {"name": "Networks", "ansible.builtin.import_role": {"name": "gpufabric.rdma.networks"}},
+        ],
+    }
+]
+BLOCKS = "etc/cni/multus/net.d/gpufabric-rdma-rail0.conf"
+
+
+class Site:
+    """Two nodes, and the file that stands for the API server."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.server = folder / "server.json"
+        program = folder / "bin/k3s"
+        program.parent.mkdir()
+        program.write_text(f'#!/bin/sh\nshift\nAPPLY_DOUBLE={self.server} exec {sys.executable} -E -S {DOUBLE} "$@"\n')
+        program.chmod(0o755)
+        self.state(objects={"CustomResourceDefinition//network-attachment-definitions.k8s.cni.cncf.io": DEFINITION})
+        hosts = {}
+        for number in (1, 2):
+            root = folder / f"node{number}"
+            tree.lay_out(tree.load("lab-rxe-debian12"), root)
+            hosts[f"node{number}"] = {"discovery_root": str(root)}
+        common = {
+            "ansible_connection": "local",
+            "ansible_python_interpreter": sys.executable,
+            "discovery_software_hcas": True,
+            "discovery_rails": [{"hca": "rxe0"}, {"hca": "rxe1"}],
+        }
+        groups = {"gpu_nodes": {"hosts": hosts, "vars": common}, "k3s_servers": {"hosts": {"node1": None}}}
+        (folder / "hosts.yml").write_text(yaml.safe_dump({"all": {"children": groups}}))
+        (folder / "play.yml").write_text(yaml.safe_dump(PLAY))
+
+    def state(self, **change):
+        known = json.loads(self.server.read_text()) if self.server.exists() else {}
+        self.server.write_text(json.dumps({**known, **change}))
+
+    def networks(self):
+        objects = json.loads(self.server.read_text())["objects"].values()
+        return [item for item in objects if item["kind"] == "NetworkAttachmentDefinition"]
+
+    def run(self, *arguments, **variables):
+        done = subprocess.run(
+            [
+                *(sys.executable, "-m", "ansible", "playbook", "-i", "hosts.yml", "play.yml", "--diff"),
+                *("-e", json.dumps(variables)),
+                *arguments,
+            ],
+            capture_output=True,
+            text=True,
+            env={
+                **os.environ,
+                "PATH": f"{self.folder}/bin:{os.environ['PATH']}",
+                "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+                "ANSIBLE_HOME": str(self.folder / "home"),
+                "ANSIBLE_NOCOLOR": "1",
+            },
+            cwd=self.folder,
+            check=False,
+        )
+        return done.returncode, done.stdout + done.stderr
+
+
+@pytest.fixture
+def site(tmp_path):
+    return Site(tmp_path)
+
+
+def test_blocks_lie_on_the_nodes_objects_in_the_cluster_and_a_second_run_changes_nothing(site):
+    code, output = site.run(networks_rails=True)
+    assert code == 0, output
+    assert [(item["metadata"]["name"], item["spec"]) for item in site.networks()] == [("rail0", {}), ("rail1", {})]
+    first, second = (json.loads((site.folder / f"node{n}" / BLOCKS).read_text()) for n in (1, 2))
+    assert first["master"] == second["master"] == "eth2"
+    assert first["ipam"]["ranges"][0][0]["rangeStart"] == "10.56.0.1"
+    assert second["ipam"]["ranges"][0][0]["rangeStart"] == "10.56.0.17"
+    code, again = site.run(networks_rails=True)
+    assert code == 0, again
+    assert again.count("changed=0") == 2, again
+
+
+def test_check_mode_without_an_api_server_lists_what_would_come(site):
+    site.state(down=True)
+    code, output = site.run("--check", networks_rails=True)
+    assert code == 0, output
+    assert "NetworkAttachmentDefinition default/rail0" in output
+    assert not (site.folder / "node1" / BLOCKS).exists()
+
+
+def test_what_cannot_work_stops_before_anything_changes(site):
+    bad = [
+        {"name": "one", "type": "macvlan", "master": "eth9", "subnet": "10.42.9.0/24"},
+        {"name": "two", "type": "macvlan", "rail": 0, "mtu": 9000, "resource_name": "rdma/nobody", "ipam": "none"},
+    ]
+    code, output = site.run(networks_attachments=bad)
+    assert code != 0
+    for words in ("interface eth9 on each node", "pod network 10.42.0.0/16", "mtu 9000", "rdma/nobody"):
+        assert words in " ".join(output.split()), words
+    assert "Traceback" not in output
+    assert site.networks() == []
+    assert not (site.folder / "node1" / BLOCKS).exists()
