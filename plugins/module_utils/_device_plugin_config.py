@@ -13,6 +13,7 @@ import json
 RAILS = "rails"
 # What users' manifests of the Go plugin count with; its own default is 0, silently.
 COUNT = 63
+WANTED = "rails, or a list of mappings as in configList"
 NAME = "hca_shared_devices_{index}"
 
 
@@ -26,15 +27,22 @@ def document(resources, rails: list[dict] | None, interval: int) -> str:
 
 
 def entries(resources, rails: list[dict] | None) -> list[dict]:
+    if not is_known(resources):
+        raise ValueError(f"wanted {WANTED}, seen {_short(resources)}")
     if resources != RAILS:
-        if not isinstance(resources, list) or not all(isinstance(item, dict) for item in resources) or not resources:
-            raise ValueError(f"wanted rails, or a list of mappings as in configList, seen {_short(resources)}")
         return resources
     if not rails:
         raise ValueError(
             "wanted one rail or more in the node's facts, seen none; list the resources, or name the rails"
         )
     return [_entry(rail) for rail in rails]
+
+
+def is_known(resources) -> bool:
+    """Whether it is rails or a list; what is in the list is for the plugin's own check-config."""
+    if resources == RAILS:
+        return True
+    return isinstance(resources, list) and bool(resources) and all(isinstance(item, dict) for item in resources)
 
 
 def names(resources: list[dict]) -> list[str]:

@@ -13,7 +13,7 @@ import re
 
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 
-from . import _driver_plan, _limits_plan, _links_plan, _modules_plan, _netns_plan, _text
+from . import _device_plugin_config, _driver_plan, _limits_plan, _links_plan, _modules_plan, _netns_plan, _text
 from .hca import facts as hca_facts
 
 # Variables of the plays themselves, which no role documents.
@@ -112,6 +112,9 @@ def values(variables: dict, options: dict) -> list[dict]:
     except ValueError as error:
         found.append(_odd("limits_memlock", "infinity, or a number of bytes with K, M, G, T, P or E", str(error)))
         variables["limits_memlock"] = options["limits_memlock"]["default"]
+    resources = variables["device_plugin_resources"]
+    if not _device_plugin_config.is_known(resources):
+        found.append(_odd("device_plugin_resources", _device_plugin_config.WANTED, _short(resources)))
     odd = [item for item in variables["rail_links_settings"] if not _is_setting(item)]
     if odd:
         wanted = "items with exactly one of pci and mac, and an mtu from 68 to 65535 or up: true"
@@ -121,6 +124,7 @@ def values(variables: dict, options: dict) -> list[dict]:
 
 
 _LEAST = {
+    "device_plugin_interval_seconds": 0,
     "rdma_netns_retry_seconds": 0,
     "reboot_serial": 1,
     "reboot_timeout_seconds": 1,

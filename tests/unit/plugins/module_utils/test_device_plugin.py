@@ -19,6 +19,7 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils import _device_plug
 from ansible_collections.gpufabric.rdma.plugins.module_utils import _device_plugin_node as node
 from ansible_collections.gpufabric.rdma.plugins.module_utils import _device_plugin_plan as planner
 from ansible_collections.gpufabric.rdma.plugins.module_utils import _device_plugin_wheels as wheels
+from ansible_collections.gpufabric.rdma.plugins.module_utils import _preflight
 
 ROOT = pathlib.Path(__file__).resolve().parents[4]
 LOCKED = yaml.safe_load((ROOT / "lock/artifacts.yml").read_text())["wheels"]
@@ -130,6 +131,16 @@ def test_other_input_is_refused_with_what_was_seen(given):
 def test_rails_that_are_not_there_are_no_empty_config(rails):
     with pytest.raises(ValueError, match="wanted one rail or more"):
         config.document("rails", rails, 300)
+
+
+def test_the_preflight_of_all_roles_tells_what_no_type_can(variables, options):
+    assert _preflight.values(variables, options) == []
+    variables.update(device_plugin_resources="rail", device_plugin_interval_seconds=-1)
+    told = {problem["object"]: problem["wanted"] for problem in _preflight.values(variables, options)}
+    assert told == {
+        "variable device_plugin_resources": "rails, or a list of mappings as in configList",
+        "variable device_plugin_interval_seconds": "0 or more",
+    }
 
 
 # Wheels.
