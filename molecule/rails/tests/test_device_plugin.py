@@ -35,8 +35,8 @@ def node(name):
 def run(ansible, name):
     """run(resources): the role on the node; exit code, output, number of tasks that changed something."""
 
-    def play(resources=None, folder=None, **environment):
-        words = ["-e", f"device_plugin_wheel_dir={WHEELS}", "--limit", name]
+    def play(resources=None, folder=None, options=(), **environment):
+        words = ["-e", f"device_plugin_wheel_dir={WHEELS}", "--limit", name, *options]
         if resources:
             (folder / "variables.json").write_text(json.dumps({"device_plugin_resources": resources}))
             words += ["-e", f"@{folder}/variables.json"]
@@ -120,3 +120,32 @@ def test_a_config_that_the_plugin_refuses_changes_nothing(node, run, installed, 
     assert "selecters" in text
     assert node.file(f"/etc/{SERVICE}/config.json").content_string == before
     assert shown(node)["MainPID"] == installed["MainPID"]
+
+
+@pytest.fixture
+def go_plugin(node):
+    """A double of the Go plugin as a service: by its program's name and its config it looks like one."""
+    unit = (
+        "[Service]\\nExecStart=/usr/local/bin/k8s-rdma-shared-dp infinity\\n[Install]\\nWantedBy=multi-user.target\\n"
+    )
+    config = json.dumps({"configList": [{"resourceName": "all", "rdmaHcaMax": 1}]})
+    node.check_output("cp /usr/bin/sleep /usr/local/bin/k8s-rdma-shared-dp && mkdir -p /k8s-rdma-shared-dev-plugin")
+    node.check_output(f"echo '{config}' > /k8s-rdma-shared-dev-plugin/config.json")
+    node.check_output(f"printf '{unit}' > /etc/systemd/system/go-plugin.service")
+    node.check_output("systemctl enable --quiet --now go-plugin.service")
+    yield "go-plugin.service"
+    node.check_output("systemctl disable --quiet --now go-plugin.service; rm /etc/systemd/system/go-plugin.service")
+    node.check_output("rm -r /usr/local/bin/k8s-rdma-shared-dp /k8s-rdma-shared-dev-plugin; systemctl daemon-reload")
+
+
+def test_the_service_of_another_plugin_is_stopped_on_consent_only(node, run, installed, go_plugin, tmp_path):
+    entry = {"resourceName": "all", "rdmaHcaMax": 5, "selectors": {"vendors": ["15b3"]}, "linkUp": False}
+    code, text, changed = run([entry], tmp_path)
+    assert (code != 0, changed) == (True, 0)
+    assert f"the Go plugin, unit {go_plugin}" in text
+    assert node.service(go_plugin).is_running
+    code, text, changed = run([entry], tmp_path, ["-e", "device_plugin_migrate_allowed=true"])
+    assert (code, changed) == (0, 1), text
+    assert not node.service(go_plugin).is_running
+    assert not node.service(go_plugin).is_enabled
+    assert shown(node)["ActiveState"] == "active"
