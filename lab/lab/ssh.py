@@ -100,10 +100,10 @@ def run(settings: Settings, name: str, script: str, timeout: float = 60) -> subp
         return subprocess.CompletedProcess(arguments, 255, "", f"no answer within {timeout:.0f} s")
 
 
-def banner(port: int) -> bool:
+def banner(port: int, timeout: float = 2) -> bool:
     """Whether sshd itself answers: QEMU's user network takes the connection long before it runs."""
     try:
-        with socket.create_connection(("127.0.0.1", port), timeout=2) as connection:
+        with socket.create_connection(("127.0.0.1", port), timeout=timeout) as connection:
             return connection.recv(4) == b"SSH-"
     except OSError:
         return False

@@ -213,7 +213,8 @@ class Node:
         size = 0
         worked, first_wait = self.cpu_seconds(), self.starved_seconds()
         waited = first_wait
-        while not ssh.banner(self.port):
+        # Each try costs the guest a process; a starved one would sink under those that nobody waits for.
+        while not ssh.banner(self.port, min(30.0, max(2.0, (time.monotonic() - start) / 5))):
             now = time.monotonic()
             if not self.pid():
                 return f"QEMU ended: {(self.folder / 'qemu.log').read_text(errors='replace').strip()}"
