@@ -322,7 +322,8 @@ def plan(
 
     variables: the networks_* of the play. nodes, in the order that numbers their address blocks: host, number, rails
     (index, netdev, link_layer), netdevs {name: {addresses}}. total: how many nodes there are, when not all of them take
-    part in this run. Returns attachments, networks (what the linter looks at),
+    part in this run: then `complete` is false, and objects made from the nodes that are here would be wrong for the
+    others. Returns attachments, networks (what the linter looks at),
     objects, files {host: {network name: text}}, problems and notes.
     """
     attachments = [_normal(item, variables) for item in variables["networks_attachments"]]
@@ -342,7 +343,13 @@ def plan(
         "files": {node["host"]: {} for node in nodes},
         "problems": problems,
         "notes": notes,
+        "complete": len(nodes) >= total,
     }
+    if not made["complete"]:
+        made["notes"].append(
+            f"this run sees {len(nodes)} of {total} nodes: objects of the cluster are left as they are, files of the "
+            "nodes are not; run without --limit for the objects"
+        )
     if problems:
         return made
     for item in attachments:

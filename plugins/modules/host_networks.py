@@ -47,6 +47,10 @@ routes:
   returned: success
   type: list
   elements: dict
+vfs_unit:
+  description: Whether the unit that M(gpufabric.rdma.sriov_vfs) makes is on the node.
+  returned: success
+  type: bool
 files:
   description: Text of each configuration file in O(directory), by name.
   returned: success
@@ -58,6 +62,7 @@ import socket
 import struct
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpufabric.rdma.plugins.module_utils._sriov_plan import UNIT
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.netdevs import Network
 
@@ -122,6 +127,7 @@ def main():
         netdevs=netdevs(tree),
         routes=routes(tree),
         files=files(tree, module.params["directory"]),
+        vfs_unit=tree.read(UNIT) is not None,
     )
 
 

@@ -83,6 +83,10 @@ sriov_config:
   description: Configuration of the SR-IOV network device plugin.
   returned: success
   type: dict
+complete:
+  description: Whether all nodes took part. Objects made from some of them must not be applied.
+  returned: success
+  type: bool
 notes:
   description: What is worth knowing.
   returned: success

@@ -109,6 +109,16 @@ def test_blocks_lie_on_the_nodes_objects_in_the_cluster_and_a_second_run_changes
     assert again.count("changed=0") == 2, again
 
 
+def test_a_limited_run_writes_its_nodes_and_leaves_the_cluster_alone(site):
+    code, output = site.run("--limit", "node2", networks_rails=True)
+    assert code == 0, output
+    assert "this run sees 1 of 2 nodes" in " ".join(output.split())
+    assert site.networks() == []
+    second = json.loads((site.folder / "node2" / BLOCKS).read_text())
+    assert second["ipam"]["ranges"][0][0]["rangeStart"] == "10.56.0.17"
+    assert not (site.folder / "node1" / BLOCKS).exists()
+
+
 def test_check_mode_without_an_api_server_lists_what_would_come(site):
     site.state(down=True)
     code, output = site.run("--check", networks_rails=True)

@@ -186,6 +186,7 @@ def test_interfaces_routes_and_files_are_read_from_a_tree(tmp_path):
     assert read["netdevs"]["eth2"]["addresses"][0] == "198.18.2.2/24"
     assert read["netdevs"]["eth2"]["default_route"] is False
     assert list(read["files"]) == ["gpufabric-rdma-rail0.conf"]
+    assert read["vfs_unit"] is False
 
 
 def test_routes_come_from_the_tables_of_the_kernel(tmp_path):
