@@ -49,7 +49,7 @@ def call(*words):
 def running():
     """The node is up; afterwards it is as it was before: a node that had to be booted is switched off."""
     table = labctl("status", capture_output=True).stdout.splitlines()
-    was_up = any(line.split()[:2] == [NODE, "up"] for line in table)
+    was_up = any(line.split()[0] == NODE and line.split()[1] not in ("off", "missing") for line in table)
     call("up")
     try:
         yield
