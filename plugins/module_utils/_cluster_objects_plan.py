@@ -118,6 +118,12 @@ def unreachable(text: str) -> bool:
     return bool(_UNREACHABLE.search(text))
 
 
+def last_words(text: str) -> str:
+    """The sentence that kubectl ends with, without the log lines before it."""
+    lines = [line for line in text.splitlines() if line.strip() and not re.match(r"[EWI]\d{4} ", line)]
+    return (lines or text.splitlines() or ["no reason given"])[-1].strip()[:300]
+
+
 def missing_kinds(text: str) -> set[tuple[str, str]]:
     """(kind, apiVersion) that kubectl found no resource for: their definition is not installed yet."""
     return set(re.findall(r'no matches for kind "([^"]+)" in version "([^"]+)"', text))

@@ -234,6 +234,8 @@ PRUNE_TYPES = (
     "clusterroles.rbac.authorization.k8s.io", "clusterrolebindings.rbac.authorization.k8s.io",
 )  # fmt: skip
 APPLY = ("apply", "--server-side", f"--field-manager={planner.MANAGER}", "--filename=-", "--output=json")
+# Who manages an object is what kubectl leaves out unless it is asked.
+GET = ("get", "--filename=-", "--ignore-not-found", "--show-managed-fields", "--output=json")
 POLL_SECONDS = 3
 
 
@@ -258,7 +260,7 @@ class Cluster:
             if code == 0 or not planner.unreachable(error):
                 return code, out, error
             if self._clock() >= self._deadline:
-                raise Down(" ".join(error.split())[:300])
+                raise Down(planner.last_words(error))
             self._sleep(POLL_SECONDS)
 
     def read(self, wanted: list, owner: str, prune_types: list, force: bool) -> dict:
@@ -280,7 +282,7 @@ class Cluster:
             asked = [item for item in wanted if (item["kind"], item["apiVersion"]) not in missing]
             if not asked:
                 return [], missing
-            code, out, error = self.call("get", "--filename=-", "--ignore-not-found", "--output=json", objects=asked)
+            code, out, error = self.call(*GET, objects=asked)
             absent = planner.missing_kinds(error) - missing
             if code == 0:
                 return planner.items(out), missing

@@ -335,6 +335,12 @@ UNREACHABLE = {
 }
 
 
+def test_log_lines_of_kubectl_are_left_out():
+    text = 'E1121 20:40:59 1 memcache.go:265] "Unhandled Error" err="refused"\nThe connection was refused\n'
+    assert planner.last_words(text) == "The connection was refused"
+    assert planner.last_words("") == "no reason given"
+
+
 @pytest.mark.parametrize("text", UNREACHABLE)
 def test_silence_of_a_server_is_told_from_a_refusal(text):
     assert planner.unreachable(text) is UNREACHABLE[text]
