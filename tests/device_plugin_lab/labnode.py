@@ -100,7 +100,8 @@ def bring(folder, target=TARGET):
     digest = hashlib.sha256(packed).hexdigest()
     if on_node(f"cat {target}.sha256 2>/dev/null", capture_output=True).stdout.strip() == digest:
         return
-    unpack = f"mkdir {target} && tar -C {target} -xf - && echo {digest} >{target}.sha256"
+    # Written out before it counts as there: the node is switched off without a warning.
+    unpack = f"mkdir {target} && tar -C {target} -xf - && sync && echo {digest} >{target}.sha256"
     command = [str(CHECKOUT / "lab/labctl"), "ssh", NODE, f"rm -rf {target} {target}.sha256 && {unpack}"]
     done = subprocess.run(command, env={**os.environ, **LAB}, input=packed, check=False)
     if done.returncode:
