@@ -383,13 +383,31 @@ def _blocks(network: dict, obj: str, parsed: list, cluster: dict) -> list[dict]:
     size, what = network["block_size"], "block"
     for known, _obj, _host, config in parsed:
         if known is network and (config.get("ipam") or {}).get("type") == "host-local":
-            there = sum(last - first + 1 for _net, first, last in ranges_of(config))
+            there = _handed_out(config)
             size, what = (there, "range") if size is None or there < size else (size, what)
     if size is None or size >= expected:
         return []
     seen = f"a {what} of {size} addresses a node"
     step = "enlarge per_node_block_size (and the subnet), or lower networks_pods_per_node if fewer pods attach"
     return [finding("nad:block-size", obj, f"addresses for {expected} pods a node", seen, step)]
+
+
+def _handed_out(config: dict) -> int:
+    """How many addresses host-local gives to pods: without those of network, broadcast and gateway.
+
+    The gateway is the first address of the subnet when the configuration names none.
+    """
+    ipam = config["ipam"]
+    given = [one.get("gateway") for part in ipam.get("ranges") or [[ipam]] for one in part]
+    total = 0
+    for network, first, last in ranges_of(config):
+        kept = set()
+        if network.version == 4 and network.prefixlen < 31:
+            kept = {int(network.network_address), int(network.broadcast_address)}
+            gateways = [ipaddress.ip_address(one) for one in given if one]
+            kept |= {int(one) for one in gateways} or {int(network.network_address) + 1}
+        total += last - first + 1 - sum(first <= address <= last for address in kept)
+    return total
 
 
 def _among_each_other(parsed: list) -> list[dict]:

@@ -226,11 +226,16 @@ def excluded(item: dict, taken=()) -> list:
 
 
 def usable(item: dict) -> tuple[int, int]:
-    """First and last address that may be handed out: without those of network and broadcast."""
+    """First and last address that may be handed out: without those of network and broadcast.
+
+    host-local takes the first one for the gateway when it is told none, and keeps it back.
+    """
     network = netaddr.IPNetwork(item["subnet"]).cidr
     first, last = network.first, network.last
     if network.version == 4 and network.prefixlen < 31:
         first, last = first + 1, last - 1
+        if item.get("ipam") == "host-local" and not item.get("gateway"):
+            first += 1
     if item.get("range_start"):
         first = max(first, int(netaddr.IPAddress(item["range_start"])))
     if item.get("range_end"):

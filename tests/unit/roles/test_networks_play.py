@@ -102,8 +102,8 @@ def test_blocks_lie_on_the_nodes_objects_in_the_cluster_and_a_second_run_changes
     assert [(item["metadata"]["name"], item["spec"]) for item in site.networks()] == [("rail0", {}), ("rail1", {})]
     first, second = (json.loads((site.folder / f"node{n}" / BLOCKS).read_text()) for n in (1, 2))
     assert first["master"] == second["master"] == "eth2"
-    assert first["ipam"]["ranges"][0][0]["rangeStart"] == "10.56.0.1"
-    assert second["ipam"]["ranges"][0][0]["rangeStart"] == "10.56.0.17"
+    assert first["ipam"]["ranges"][0][0]["rangeStart"] == "10.56.0.2"
+    assert second["ipam"]["ranges"][0][0]["rangeStart"] == "10.56.0.18"
     code, again = site.run(networks_rails=True)
     assert code == 0, again
     assert again.count("changed=0") == 2, again
@@ -115,7 +115,7 @@ def test_a_limited_run_writes_its_nodes_and_leaves_the_cluster_alone(site):
     assert "this run sees 1 of 2 nodes" in " ".join(output.split())
     assert site.networks() == []
     second = json.loads((site.folder / "node2" / BLOCKS).read_text())
-    assert second["ipam"]["ranges"][0][0]["rangeStart"] == "10.56.0.17"
+    assert second["ipam"]["ranges"][0][0]["rangeStart"] == "10.56.0.18"
     assert not (site.folder / "node1" / BLOCKS).exists()
 
 

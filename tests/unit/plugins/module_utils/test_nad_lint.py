@@ -143,6 +143,22 @@ def test_a_planted_fault_is_the_only_finding(row):
     assert ids([planted]) == [identity]
 
 
+@pytest.mark.parametrize(
+    ("ipam", "pods", "enough"),
+    [
+        # What host-local of the CNI plugins v1.9.1 was seen to hand out of these, before it said that none is left.
+        ({"subnet": "10.9.0.0/28"}, 13, True),
+        ({"subnet": "10.9.0.0/28"}, 14, False),
+        ({"subnet": "10.9.0.0/28", "gateway": "10.9.0.14", "rangeEnd": "10.9.0.8"}, 8, True),
+        ({"subnet": "10.9.0.0/28", "rangeStart": "10.9.0.1", "rangeEnd": "10.9.0.8"}, 8, False),
+        ({"subnet": "10.9.0.0/28", "rangeStart": "10.9.0.2", "rangeEnd": "10.9.0.9"}, 8, True),
+    ],
+)
+def test_addresses_are_counted_as_host_local_hands_them_out(ipam, pods, enough):
+    found = ids([nad({**MACVLAN, "ipam": {"type": "host-local", **ipam}})], pods_per_node=pods)
+    assert found == ([] if enough else ["nad:block-size"])
+
+
 def test_host_local_is_for_one_node():
     assert ids([nad(MACVLAN)], count=1) == []
     assert ids([nad(MACVLAN)], count=2) == ["nad:host-local-nodes"]

@@ -123,13 +123,20 @@ def test_a_subnet_too_small_for_the_blocks_is_refused_with_the_numbers(wanted):
         ("networks:blocks", "attachment rail1"),
     ]
     assert "3 blocks of 100" in made["problems"][0]["wanted"]
-    assert "254" in made["problems"][0]["seen"]
+    assert "253" in made["problems"][0]["seen"]
 
 
 @pytest.mark.parametrize(
     ("item", "size", "index", "ranges"),
     [
         ({"subnet": "192.0.2.0/24"}, 10, 0, [("192.0.2.1", "192.0.2.10")]),
+        ({"subnet": "192.0.2.0/24", "ipam": "host-local"}, 10, 0, [("192.0.2.2", "192.0.2.11")]),
+        (
+            {"subnet": "192.0.2.0/24", "ipam": "host-local", "gateway": "192.0.2.254"},
+            10,
+            0,
+            [("192.0.2.1", "192.0.2.10")],
+        ),
         ({"subnet": "192.0.2.0/24"}, 10, 2, [("192.0.2.21", "192.0.2.30")]),
         ({"subnet": "192.0.2.0/24", "gateway": "192.0.2.1"}, 10, 0, [("192.0.2.2", "192.0.2.10")]),
         (
