@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime
 import hashlib
 import importlib.util
@@ -10,6 +11,7 @@ import io
 import json
 import os
 import pathlib
+import shlex
 import shutil
 import subprocess
 import sys
@@ -21,7 +23,7 @@ CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(CHECKOUT / "lab"))
 os.environ["PATH"] += ":/usr/sbin:/sbin"
 
-from lab import containers, image, programs  # noqa: E402
+from lab import containers, image, programs, vm  # noqa: E402
 from lab import settings as lab_settings  # noqa: E402
 
 STATE = pathlib.Path(os.environ.get("LAB_DIR") or CHECKOUT / ".lab/kubelet").absolute()
@@ -30,21 +32,30 @@ NODE = "node1"
 SNAPSHOT = "cluster"
 PAYLOAD = "/opt/rdma-device-plugin"
 PLUGIN_IMAGE = CHECKOUT / "build/plugin-image.tar"
-# The second disk's size does not change, so that a snapshot fits whatever it holds; the file is sparse.
+# The disks' sizes do not change, so that a node's snapshot fits whatever they hold; the files are sparse.
+BED_BYTES = 290926592
 LOAD_BYTES = 1 << 30
 # Nothing is given up earlier: other work may have the cores.
 PATIENCE = 600.0
 WHEELS = ("--only-binary", ":all:", "--python-version", "3.11", "--implementation", "cp")
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 
-K3S_CONFIG = """\
-node-ip: 10.77.0.1
+# The control plane runs on this machine: emulated, it would take most of the node's time. The node's way to it is SSH.
+SERVER_CONFIG = """\
+data-dir: {state}
+https-listen-port: {port}
+bind-address: 127.0.0.1
+write-kubeconfig: {kubeconfig}
+node-name: control-plane
+node-ip: 10.77.0.254
+disable-agent: true
 flannel-backend: none
-disable: [traefik, servicelb, metrics-server, coredns, local-storage]
-disable-network-policy: true
-write-kubeconfig-mode: "0600"
 """
-K3S_UNIT = """\
+AGENT_CONFIG = """\
+server: https://127.0.0.1:6443
+node-ip: 10.77.0.1
+"""
+AGENT_UNIT = """\
 [Unit]
 After=network-online.target
 [Service]
@@ -57,31 +68,72 @@ TasksMax=infinity
 TimeoutStartSec=0
 Restart=always
 RestartSec=5s
-ExecStart=/usr/local/bin/k3s server
+ExecStart=/usr/local/bin/k3s agent
 """
-BRIDGE = {
-    "cniVersion": "1.0.0",
-    "name": "pods",
-    "plugins": [
-        {
-            "type": "bridge",
-            "bridge": "cni0",
-            "isGateway": True,
-            "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.42.0.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}]},
-        },
-    ],
-}
+LOOPBACK = {"cniVersion": "1.0.0", "name": "pods", "plugins": [{"type": "loopback"}]}
 SET_UP = """\
 set -e
 mkdir -p /srv/bed /etc/rancher/k3s /etc/cni/net.d /opt/cni/bin /var/lib/rancher/k3s/agent/images {payload}
+blockdev --flushbufs /dev/vdb
 mount -o ro /dev/vdb /srv/bed
-for name in k3s kubectl ctr; do ln -sf /srv/bed/k3s /usr/local/bin/$name; done
+for name in k3s ctr; do ln -sf /srv/bed/k3s /usr/local/bin/$name; done
 ln -sf /srv/bed/cni/* /opt/cni/bin/
 ln -sf /srv/bed/images/*.tar /var/lib/rancher/k3s/agent/images/
-modprobe ib_umad
+modprobe -a rdma_ucm ib_umad
 systemctl daemon-reload
-systemctl start --no-block k3s
+systemctl start --no-block k3s-agent
 """
+
+
+class ControlPlane:
+    """API server, controllers and scheduler on this machine; one folder holds their state."""
+
+    def __init__(self, k3s: pathlib.Path, folder: pathlib.Path, port: int):
+        self.k3s = k3s
+        self.folder = folder
+        self.port = port
+        self.kubeconfig = folder / "kubeconfig"
+        self.process: subprocess.Popen | None = None
+
+    def start(self, state: pathlib.Path | None = None) -> None:
+        """With a saved state, or from nothing."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        if state:
+            shutil.copytree(state, self.folder, symlinks=True)
+        self.resume()
+
+    def resume(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        config = self.folder / "config.yaml"
+        config.write_text(SERVER_CONFIG.format(state=self.folder, port=self.port, kubeconfig=self.kubeconfig))
+        with (self.folder.parent / "control-plane.log").open("w") as log:
+            self.process = subprocess.Popen(
+                [str(self.k3s), "server"],
+                env={**os.environ, "K3S_CONFIG_FILE": str(config)},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    def token(self) -> str:
+        return (self.folder / "server/node-token").read_text().strip()
+
+    def save(self, state: pathlib.Path) -> None:
+        self.stop()
+        shutil.rmtree(state, ignore_errors=True)
+        shutil.copytree(self.folder, state, symlinks=True)
+        self.resume()
+
+    def require(self) -> None:
+        """Nobody waits for a control plane that has ended."""
+        code = self.process.poll() if self.process else None
+        assert code is None, f"the control plane ended with {code}, see {self.folder.parent / 'control-plane.log'}"
+
+    def stop(self) -> None:
+        if self.process:
+            self.process.terminate()
+            self.process.wait()
+            self.process = None
 
 
 class Bed:
@@ -91,7 +143,7 @@ class Bed:
         self.loaded = 0
         self.times: dict[str, float] = {}
         self.tunnel: subprocess.Popen | None = None
-        self.kubeconfig = STATE / "kubeconfig"
+        self.plane = ControlPlane(self.k3s, STATE / "control-plane", PORT_BASE + 5)
 
     # The machine
 
@@ -118,58 +170,70 @@ class Bed:
         self.node(f"mkdir -p $(dirname {path}) && cat >{path}", stdin=text.encode())
 
     def up(self) -> None:
-        """From the snapshot, or from nothing if this bed's files were never snapshotted."""
+        """From the snapshot, or from the node's first boot if a snapshot of this very bed is not there."""
         STATE.mkdir(parents=True, exist_ok=True)
         self.loaded = fill_load_disk(self.load)
-        made_of = STATE / "bed.txt"
+        saved, made_of = STATE / "control-plane.saved", STATE / "bed.txt"
         start = time.monotonic()
-        if made_of.exists() and made_of.read_text() == self.disk.name and SNAPSHOT in self.labctl("status"):
+        snapshots = self.snapshots()
+        if made_of.exists() and made_of.read_text() == self.disk.name and SNAPSHOT in snapshots:
+            self.plane.start(saved)
             self.labctl("restore", SNAPSHOT)
+            self.open_tunnel()
         else:
             made_of.unlink(missing_ok=True)
-            self.labctl("down", "--keep-image")
-            self.labctl("up")
+            self.plane.start()
+            if lab_settings.PRISTINE in snapshots:
+                self.labctl("restore", lab_settings.PRISTINE)
+            else:
+                self.labctl("up")
             self.times["node booted"] = time.monotonic() - start
-            self.start_cluster()
+            self.open_tunnel()
+            self.join()
             self.labctl("snapshot", SNAPSHOT)
+            self.plane.save(saved)
             made_of.write_text(self.disk.name)
-        self.connect()
-        self.wait(lambda: self.ready(), "node Ready")
+        self.wait(self.ready, "node Ready")
         self.times["bed ready"] = time.monotonic() - start
 
-    def start_cluster(self) -> None:
+    def snapshots(self) -> list[str]:
+        """Of the node, if it stands on the image that is wanted today."""
+        lab = lab_settings.load()
+        node = vm.Node(dataclasses.replace(lab, state=STATE), NODE, 1)
+        return node.snapshots() if node.record()["image"] == image.wanted(lab).name else []
+
+    def join(self) -> None:
         start = time.monotonic()
-        self.put("/etc/rancher/k3s/config.yaml", K3S_CONFIG)
-        self.put("/etc/systemd/system/k3s.service", K3S_UNIT)
-        self.put("/etc/cni/net.d/10-pods.conflist", json.dumps(BRIDGE))
-        self.node(SET_UP.format(payload=PAYLOAD))
-        self.wait(lambda: self.node("systemctl is-active k3s", check=False) == "active", "k3s active", every=2)
-        self.times["k3s active, images imported"] = time.monotonic() - start
-        self.connect()
-        self.wait(self.ready, "node Ready")
-        self.times["node Ready"] = time.monotonic() - start
+        self.wait(lambda: self.try_kubectl("get", "serviceaccount", "default").returncode == 0, "the control plane")
+        files = {
+            "etc/rancher/k3s/config.yaml": AGENT_CONFIG,
+            "etc/rancher/k3s/config.yaml.d/token.yaml": f"token: {self.plane.token()}\n",
+            "etc/systemd/system/k3s-agent.service": AGENT_UNIT,
+            "etc/cni/net.d/10-pods.conflist": json.dumps(LOOPBACK),
+        }
+        self.node(f"tar -C / -xf - && {SET_UP.format(payload=PAYLOAD)}", stdin=packed(files))
+        self.wait(self.ready, "node Ready", every=2)
+        self.times["agent started -> node Ready"] = time.monotonic() - start
+
+    def open_tunnel(self) -> None:
+        command = ["ssh", "-F", str(STATE / "ssh/config"), "-o", "ExitOnForwardFailure=yes", "-o", "ControlMaster=yes"]
+        # It carries every later connection to the node as well: a handshake costs an emulated machine seconds.
+        self.tunnel = subprocess.Popen(
+            [*command, "-o", "ServerAliveCountMax=40", "-N", "-R", f"127.0.0.1:6443:127.0.0.1:{self.plane.port}", NODE],
+            stdin=subprocess.DEVNULL,
+        )
 
     def down(self) -> None:
         if self.tunnel:
             self.tunnel.terminate()
             self.tunnel.wait()
-        self.labctl("power", NODE, "off")
+        self.labctl("power", NODE, "off", check=False)
+        self.plane.stop()
 
-    # The cluster, through a tunnel: kubectl costs emulated seconds on the node and none here
-
-    def connect(self) -> None:
-        if self.tunnel:
-            self.tunnel.terminate()
-            self.tunnel.wait()
-        port = PORT_BASE + 5
-        config = self.node("cat /etc/rancher/k3s/k3s.yaml").replace("127.0.0.1:6443", f"127.0.0.1:{port}")
-        self.kubeconfig.touch(0o600)
-        self.kubeconfig.write_text(config)
-        command = ["ssh", "-F", str(STATE / "ssh/config"), "-o", "ExitOnForwardFailure=yes", "-o", "ControlPath=none"]
-        self.tunnel = subprocess.Popen([*command, "-N", "-L", f"127.0.0.1:{port}:127.0.0.1:6443", NODE])
+    # The cluster
 
     def try_kubectl(self, *words: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
-        environment = {**os.environ, "KUBECONFIG": str(self.kubeconfig)}
+        environment = {**os.environ, "KUBECONFIG": str(self.plane.kubeconfig)}
         command = [str(self.k3s), "kubectl", "--request-timeout=60s", *words]
         return subprocess.run(command, env=environment, input=stdin, capture_output=True, text=True, check=False)
 
@@ -202,7 +266,7 @@ class Bed:
         """Restarts k3s; seconds until it is active, and until the new kubelet itself reports that many allocatable."""
         before = int(self.node("date +%s"))
         start = time.monotonic()
-        self.node("systemctl restart k3s")
+        self.node("systemctl restart k3s-agent")
         active = time.monotonic() - start
 
         def reported() -> bool:
@@ -220,6 +284,7 @@ class Bed:
         """Seconds until the condition holds."""
         start = time.monotonic()
         while not condition():
+            self.plane.require()
             if time.monotonic() - start > limit:
                 log = self.node(
                     "journalctl --no-pager -n 30 -u k3s -u rdma-device-plugin; kubectl get pods -A", check=False
@@ -280,7 +345,7 @@ class Bed:
         def there() -> bool:
             seen = self.phase(name)
             if seen in ("Failed", "Succeeded") and seen != phase:
-                logs = self.try_kubectl("logs", name).stdout
+                logs = self.logs(name)
                 raise AssertionError(
                     f"pod {name}: wanted {phase}, seen {seen}: {self.get('pod', name)['status']}\n{logs}"
                 )
@@ -291,8 +356,16 @@ class Bed:
     def remove_pods(self, *names: str) -> None:
         self.kubectl("delete", "pod", "--ignore-not-found", "--wait", *names)
 
-    def inside(self, name: str, script: str) -> str:
-        return self.kubectl("exec", name, "--", "sh", "-c", script)
+    def container(self, name: str) -> str:
+        return self.get("pod", name)["status"]["containerStatuses"][0]["containerID"].removeprefix("containerd://")
+
+    def inside(self, name: str, script: str, check: bool = True) -> str:
+        """Runs a script in the pod's container, as its user, through containerd: the API server can't reach it."""
+        words = ["k3s", "ctr", "tasks", "exec", "--exec-id", f"test-{time.monotonic_ns()}", self.container(name)]
+        return self.node(shlex.join([*words, "sh", "-c", script]), check=check)
+
+    def logs(self, name: str) -> str:
+        return self.node(f"cat /var/log/pods/default_{name}_*/main/*.log", check=False)
 
     def identity(self, name: str) -> tuple[str, str, int]:
         """What changes when a pod or its container is not the same any more."""
@@ -301,7 +374,19 @@ class Bed:
         return pod["metadata"]["uid"], status["containerID"], status["restartCount"]
 
 
-# What the node gets without copying
+# What the node gets
+
+
+def packed(files: dict[str, str | bytes]) -> bytes:
+    """A tar archive of these files."""
+    held = io.BytesIO()
+    with tarfile.open(fileobj=held, mode="w") as archive:
+        for name, content in files.items():
+            data = content.encode() if isinstance(content, str) else content
+            entry = tarfile.TarInfo(name)
+            entry.size = len(data)
+            archive.addfile(entry, io.BytesIO(data))
+    return held.getvalue()
 
 
 def cache_key(*parts: str) -> str:
@@ -328,7 +413,7 @@ def bed_disk() -> tuple[pathlib.Path, pathlib.Path]:
     built = programs.ensure(["k3s", "cni-plugins", "peer-plugin"])
     tars = containers.ensure(image.ensure(lab_settings.load()), ["pause", "rdma-tools"], built)
     wheels = libraries()
-    texts = [K3S_CONFIG, K3S_UNIT, SET_UP, json.dumps(BRIDGE)]
+    texts = [SERVER_CONFIG, AGENT_CONFIG, AGENT_UNIT, SET_UP, json.dumps(LOOPBACK)]
     key = cache_key(*(f"{path}" for path in [*built.values(), *tars.values(), wheels]), *texts)
     disk = programs.CACHE / f"bed-{key}.img"
     if not disk.exists():
@@ -341,7 +426,6 @@ def bed_disk() -> tuple[pathlib.Path, pathlib.Path]:
             (folder / "images").mkdir()
             for name, path in tars.items():
                 shutil.copy2(path, folder / f"images/{name}.tar")
-            size = sum(path.stat().st_size + 4096 for path in folder.rglob("*")) * 11 // 10 + (16 << 20)
             unfinished = pathlib.Path(work, "disk")
             command = [
                 "mke2fs",
@@ -356,7 +440,7 @@ def bed_disk() -> tuple[pathlib.Path, pathlib.Path]:
                 str(folder),
                 str(unfinished),
             ]
-            subprocess.run([*command, f"{size >> 10}k"], check=True)
+            subprocess.run([*command, f"{BED_BYTES >> 10}k"], check=True)
             for old in programs.CACHE.glob("bed-*.img"):
                 old.unlink()
             unfinished.rename(disk)
@@ -411,23 +495,19 @@ def fill_load_disk(load: pathlib.Path) -> int:
 
 def package(version: str) -> bytes:
     """The plugin as a tar file for PYTHONPATH: its package with the discovery library, saying that version."""
-    held = io.BytesIO()
-    with tarfile.open(fileobj=held, mode="w") as archive:
-        for source, name in (
-            (CHECKOUT / "device_plugin/rdma_device_plugin", "rdma_device_plugin"),
-            (CHECKOUT / "plugins/module_utils/hca", "rdma_device_plugin/hca"),
-        ):
-            for path in sorted(source.rglob("*")):
-                if path.is_file() and "__pycache__" not in path.parts:
-                    data = path.read_bytes()
-                    if path == CHECKOUT / "device_plugin/rdma_device_plugin/__init__.py":
-                        before = data
-                        data = data.replace(b'__version__ = "0.1.0"', f'__version__ = "{version}"'.encode())
-                        assert version == "0.1.0" or data != before, "the package's version stands elsewhere"
-                    entry = tarfile.TarInfo(f"{name}/{path.relative_to(source)}")
-                    entry.size = len(data)
-                    archive.addfile(entry, io.BytesIO(data))
-    return held.getvalue()
+    files = {}
+    for source, name in (
+        (CHECKOUT / "device_plugin/rdma_device_plugin", "rdma_device_plugin"),
+        (CHECKOUT / "plugins/module_utils/hca", "rdma_device_plugin/hca"),
+    ):
+        for path in sorted(source.rglob("*")):
+            if path.is_file() and "__pycache__" not in path.parts:
+                files[f"{name}/{path.relative_to(source)}"] = path.read_bytes()
+    first = "rdma_device_plugin/__init__.py"
+    before = files[first]
+    files[first] = before.replace(b'__version__ = "0.1.0"', f'__version__ = "{version}"'.encode())
+    assert version == "0.1.0" or files[first] != before, "the package's version stands elsewhere"
+    return packed(files)
 
 
 @contextlib.contextmanager

@@ -58,8 +58,8 @@ class Plugin:
 
     def start(self, flags: str = "") -> None:
         text = UNIT.format(payload=bed_module.PAYLOAD, flags=flags)
-        self.bed.put(f"/etc/systemd/system/{self.name}.service", text)
-        self.bed.node(f"systemctl daemon-reload && systemctl restart {self.name}")
+        path = f"/etc/systemd/system/{self.name}.service"
+        self.bed.node(f"cat >{path} && systemctl daemon-reload && systemctl restart {self.name}", stdin=text.encode())
 
     def stop(self) -> None:
         self.bed.node(f"systemctl stop {self.name}", check=False)

@@ -41,11 +41,15 @@ type Config struct {
 	ProtectKernel     bool   `json:"protect-kernel-defaults,omitempty"`
 	SELinux           bool   `json:"selinux,omitempty"`
 	PauseImage        string `json:"pause-image,omitempty"`
+	BindAddress       string `json:"bind-address,omitempty"`
+	HTTPSListenPort   int    `json:"https-listen-port,omitempty"`
+	WriteKubeconfig   string `json:"write-kubeconfig,omitempty"`
+	DisableAgent      bool   `json:"disable-agent,omitempty"`
 	AdvertiseAddress  string `json:"advertise-address,omitempty"`
 }
 
 // withoutEffect are options of k3s for parts that the double does not have.
-var withoutEffect = strings.Fields(`airgap-extra-registry alsologtostderr bind-address cluster-init debug
+var withoutEffect = strings.Fields(`airgap-extra-registry alsologtostderr cluster-init debug
 	default-local-storage-path default-runtime disable disable-apiserver-lb disable-cloud-controller
 	disable-default-registry-endpoint disable-helm-controller disable-kube-proxy disable-network-policy
 	egress-selector-mode embedded-registry etcd-arg etcd-disable-snapshots etcd-expose-metrics etcd-snapshot-retention
@@ -74,9 +78,13 @@ func (l *list) UnmarshalJSON(data []byte) error {
 func readConfig() (*Config, error) {
 	config := &Config{ClusterCIDR: "10.42.0.0/16", ServiceCIDR: "10.43.0.0/16", FlannelBackend: "vxlan",
 		ClusterDomain: "cluster.local", PauseImage: "rancher/mirrored-pause:3.6", DataDir: "/var/lib/rancher/k3s",
-		KubeconfigMode: "0600"}
-	files := []string{"/etc/rancher/k3s/config.yaml"}
-	dropins, _ := filepath.Glob("/etc/rancher/k3s/config.yaml.d/*.yaml")
+		KubeconfigMode: "0600", BindAddress: "0.0.0.0", HTTPSListenPort: 6443, WriteKubeconfig: "/etc/rancher/k3s/k3s.yaml"}
+	first := "/etc/rancher/k3s/config.yaml"
+	if other := os.Getenv("K3S_CONFIG_FILE"); other != "" {
+		first = other
+	}
+	files := []string{first}
+	dropins, _ := filepath.Glob(first + ".d/*.yaml")
 	slices.Sort(dropins)
 	for _, file := range append(files, dropins...) {
 		data, err := os.ReadFile(file)

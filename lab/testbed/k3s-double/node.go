@@ -317,9 +317,6 @@ func runAgent() error {
 	if err := os.MkdirAll(filepath.Join(dir, "etc"), 0o700); err != nil {
 		return err
 	}
-	if err := unpack(); err != nil {
-		return err
-	}
 	var ca []byte
 	if err := await("the server", patience, func() error { ca, err = fetchCA(config.Server, hash); return err }); err != nil {
 		return err
@@ -331,24 +328,36 @@ func runAgent() error {
 	if err := writeKubeconfig(bootstrap, config.Server, ca, &api.AuthInfo{Token: secret}, 0o600); err != nil {
 		return err
 	}
-	if err := awaitPredecessor("127.0.0.1:10248", containerdSocket); err != nil {
-		return err
-	}
 	c := &children{ended: make(chan error, 8)}
-	if err := startContainerd(c, config); err != nil {
-		return err
-	}
-	if err := startKubelet(c, config, dir, "--bootstrap-kubeconfig="+bootstrap, "--kubeconfig="+kubeconfig, "--cert-dir="+dir); err != nil {
-		return err
-	}
-	if err := await("the kubelet's certificate", patience, func() error { _, err := os.Stat(kubeconfig); return err }); err != nil {
-		return err
-	}
-	if err := startProxy(c, config, kubeconfig); err != nil {
+	if err := startNode(c, config, dir, kubeconfig, "--bootstrap-kubeconfig="+bootstrap, "--kubeconfig="+kubeconfig, "--cert-dir="+dir); err != nil {
 		return err
 	}
 	ready()
 	return c.wait()
+}
+
+// startNode starts what every node runs, one after the other. dir holds the CA; kubeconfig is there at once, or written by the
+// kubelet when it has joined.
+func startNode(c *children, config *Config, dir, kubeconfig string, identity ...string) error {
+	if err := unpack(); err != nil {
+		return err
+	}
+	if err := awaitPredecessor("127.0.0.1:10248", containerdSocket); err != nil {
+		return err
+	}
+	if err := startContainerd(c, config); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Join(config.DataDir, "agent/etc"), 0o700); err != nil {
+		return err
+	}
+	if err := startKubelet(c, config, dir, identity...); err != nil {
+		return err
+	}
+	if err := c.await("the kubelet's certificate", func() error { _, err := os.Stat(kubeconfig); return err }); err != nil {
+		return err
+	}
+	return startProxy(c, config, kubeconfig)
 }
 
 func startProxy(c *children, config *Config, kubeconfig string) error {

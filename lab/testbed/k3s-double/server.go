@@ -77,7 +77,7 @@ func runServer() error {
 		}
 	}
 	ca := pemOf(tls.certificate)
-	const local = "https://127.0.0.1:6443"
+	local := fmt.Sprintf("https://127.0.0.1:%d", config.HTTPSListenPort)
 	kubeconfig := func(name string) (string, error) {
 		file := filepath.Join(dir, "cred", name+".kubeconfig")
 		return file, writeKubeconfig(file, local, ca,
@@ -89,7 +89,7 @@ func runServer() error {
 	}
 	certificate, _ := os.ReadFile(tls.path("client-admin.crt"))
 	key, _ := os.ReadFile(tls.path("client-admin.key"))
-	admin := "/etc/rancher/k3s/k3s.yaml"
+	admin := config.WriteKubeconfig
 	if err := writeKubeconfig(admin, local, ca, &api.AuthInfo{ClientCertificateData: certificate, ClientKeyData: key}, os.FileMode(mode)); err != nil {
 		return err
 	}
@@ -97,19 +97,20 @@ func runServer() error {
 	if err != nil {
 		return err
 	}
-	if err := unpack(); err != nil {
+	store, peer := "127.0.0.1:2379", "127.0.0.1:2380"
+	if port := config.HTTPSListenPort; port != 6443 { // a control plane beside another one
+		store, peer = fmt.Sprintf("127.0.0.1:%d", port+1), fmt.Sprintf("127.0.0.1:%d", port+2)
+	}
+	if err := awaitPredecessor(local[len("https://"):], store); err != nil {
 		return err
 	}
-	if err := awaitPredecessor("127.0.0.1:6443", "127.0.0.1:2379", "127.0.0.1:10248", containerdSocket); err != nil {
-		return err
-	}
-	if err := startEtcd(filepath.Join(dir, "db/etcd")); err != nil {
+	if err := startEtcd(filepath.Join(dir, "db/etcd"), store, peer); err != nil {
 		return err
 	}
 	c := &children{ended: make(chan error, 8)}
 	arguments := []string{
-		"--etcd-servers=http://127.0.0.1:2379", "--etcd-healthcheck-timeout=1m", "--etcd-readycheck-timeout=1m", "--request-timeout=3m",
-		"--secure-port=6443", "--allow-privileged=true",
+		"--etcd-servers=http://" + store, "--etcd-healthcheck-timeout=1m", "--etcd-readycheck-timeout=1m", "--request-timeout=3m",
+		"--secure-port=" + strconv.Itoa(config.HTTPSListenPort), "--bind-address=" + config.BindAddress, "--allow-privileged=true",
 		"--service-cluster-ip-range=" + config.ServiceCIDR, "--client-ca-file=" + tls.path("server-ca.crt"),
 		"--tls-cert-file=" + tls.path("serving-kube-apiserver.crt"), "--tls-private-key-file=" + tls.path("serving-kube-apiserver.key"),
 		"--kubelet-client-certificate=" + tls.path("client-kube-apiserver.crt"), "--kubelet-client-key=" + tls.path("client-kube-apiserver.key"),
@@ -147,8 +148,8 @@ func runServer() error {
 		"--service-cluster-ip-range=" + config.ServiceCIDR, "--cluster-signing-cert-file=" + tls.path("server-ca.crt"),
 		"--cluster-signing-key-file=" + tls.path("server-ca.key"), "--root-ca-file=" + tls.path("server-ca.crt"),
 		"--service-account-private-key-file=" + tls.path("service.key"), "--use-service-account-credentials=true",
-		"--kube-api-qps=100", "--kube-api-burst=200", "--node-monitor-grace-period=2m", "--leader-elect=false",
-		"--authentication-kubeconfig=" + controller, "--authorization-kubeconfig=" + controller,
+		"--kube-api-qps=100", "--kube-api-burst=200", "--secure-port=0", "--node-monitor-grace-period=2m", "--leader-elect=false",
+		"--flex-volume-plugin-dir=" + filepath.Join(dir, "flexvolumes"),
 	}
 	if err := c.start("kube-controller-manager", append(arguments, flags(config.ControllerArg)...)...); err != nil {
 		return err
@@ -163,25 +164,18 @@ func runServer() error {
 	if err != nil {
 		return err
 	}
-	arguments = []string{"--kubeconfig=" + schedulerConfig, "--kube-api-qps=100", "--kube-api-burst=200", "--leader-elect=false"}
+	arguments = []string{"--kubeconfig=" + schedulerConfig, "--secure-port=0", "--kube-api-qps=100", "--kube-api-burst=200", "--leader-elect=false"}
 	if err := c.start("kube-scheduler", append(arguments, flags(config.SchedulerArg)...)...); err != nil {
 		return err
 	}
-	if err := startContainerd(c, config); err != nil {
-		return err
-	}
-	node, err := kubeconfig("client-kubelet")
-	if err != nil {
-		return err
-	}
-	if err := os.MkdirAll(filepath.Join(config.DataDir, "agent/etc"), 0o700); err != nil {
-		return err
-	}
-	if err := startKubelet(c, config, tls.dir, "--kubeconfig="+node); err != nil {
-		return err
-	}
-	if err := startProxy(c, config, node); err != nil {
-		return err
+	if !config.DisableAgent {
+		node, err := kubeconfig("client-kubelet")
+		if err != nil {
+			return err
+		}
+		if err := startNode(c, config, tls.dir, node, "--kubeconfig="+node); err != nil {
+			return err
+		}
 	}
 	go deployManifests(filepath.Join(dir, "manifests"), admin)
 	ready()
@@ -248,14 +242,14 @@ resources:
 	return file, os.WriteFile(file, []byte(text), 0o600)
 }
 
-func startEtcd(dir string) error {
+func startEtcd(dir, clients, peers string) error {
 	config := embed.NewConfig()
 	config.Dir = dir
 	config.LogLevel = "error"
 	config.UnsafeNoFsync = os.Getenv("K3S_DOUBLE_FSYNC") == ""
 	config.TickMs, config.ElectionMs = 500, 5000
-	client, _ := url.Parse("http://127.0.0.1:2379")
-	peer, _ := url.Parse("http://127.0.0.1:2380")
+	client, _ := url.Parse("http://" + clients)
+	peer, _ := url.Parse("http://" + peers)
 	config.ListenClientUrls, config.AdvertiseClientUrls = []url.URL{*client}, []url.URL{*client}
 	config.ListenPeerUrls, config.AdvertisePeerUrls = []url.URL{*peer}, []url.URL{*peer}
 	config.InitialCluster = config.InitialClusterFromName(config.Name)
