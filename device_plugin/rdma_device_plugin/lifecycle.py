@@ -18,6 +18,7 @@ import errno
 import logging
 import os
 import random
+import time
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Optional
@@ -37,6 +38,8 @@ WATCH, LEGACY = "watch", "legacy"
 REGISTERED = "registered"
 # A kubelet may give ever new reasons; so many are told until one registration works.
 _REASONS_TOLD = 20
+# Nanoseconds for which a socket file is new.
+_NEW = 5 * 10**9
 _CHANNEL = (
     # A socket file exists a moment before it is listened on; the default would try again after a second.
     ("grpc.initial_reconnect_backoff_ms", 50),
@@ -266,13 +269,15 @@ class Resource(Observer):
 
     async def _register(self) -> bool:
         """Legacy: call Register, then see the stream stand."""
-        if not sockets.answers(self._places.kubelet):
+        if not await self._kubelet_listens():
             self._say("waiting for the kubelet", f"nobody listens at {self._places.kubelet}")
             return False
         await self._publish(self._places.plugins)
         self._kubelet = sockets.identity(self._places.kubelet)
         self._refused = None
         problem = await self._call_register()
+        if problem is None:
+            return False
         self.registrations[LEGACY, "refused" if problem else "accepted"] += 1
         if problem:
             self._say("refused", problem, logging.WARNING, mode=LEGACY)
@@ -281,9 +286,42 @@ class Resource(Observer):
         self.mode = LEGACY
         return await self._streaming(self._timing.connect)
 
-    async def _call_register(self) -> str:
-        """Empty when the kubelet has taken us, else what it said."""
+    async def _kubelet_listens(self) -> bool:
+        """Whether there is somebody to call. A socket has a name a moment before it is listened on; a new one gets that
+        moment, one that a killed kubelet has left behind does not.
+        """
+        deadline = _now() + self._timing.grace
+        while not sockets.answers(self._places.kubelet):
+            found = sockets.identity(self._places.kubelet)
+            if found is None or time.time_ns() - found[2] > _NEW or _now() >= deadline:
+                return False
+            await asyncio.sleep(0.02)
+        return True
+
+    async def _call_register(self) -> Optional[str]:
+        """Empty when the kubelet has taken us, else what it said; None when it was replaced before it said anything.
+
+        A call that waits would go to the next kubelet, which has removed our socket before it listens, and which would
+        then look for it for 10 s.
+        """
         channel = grpc.aio.insecure_channel(f"unix:{quote(self._places.kubelet)}", options=_CHANNEL)
+        call = asyncio.ensure_future(self._answer_of(channel))
+        try:
+            while True:
+                waking = asyncio.ensure_future(self._wake.wait())
+                await asyncio.wait({call, waking}, timeout=self._timing.backstop, return_when=asyncio.FIRST_COMPLETED)
+                waking.cancel()
+                self._wake.clear()
+                if call.done():
+                    return call.result()
+                if self._kubelet_is_new() or not self._listeners[self._places.plugins].published:
+                    return None
+        finally:
+            call.cancel()
+            await asyncio.gather(call, return_exceptions=True)
+            await channel.close()
+
+    async def _answer_of(self, channel: grpc.aio.Channel) -> str:
         request = api.RegisterRequest(
             version=VERSION, endpoint=self._socket, resource_name=self.name, options=self.service.options()
         )
@@ -292,8 +330,6 @@ class Resource(Observer):
             await stub.Register(request, timeout=self._timing.register, wait_for_ready=True)
         except grpc.aio.AioRpcError as error:
             return f"{error.code().name}: {error.details()}"
-        finally:
-            await channel.close()
         return ""
 
     async def _settled(self) -> None:

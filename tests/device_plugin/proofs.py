@@ -76,6 +76,8 @@ RANKS = {
         "test_registration.py::test_a_kubelet_restart_is_noticed[legacy]",
         "test_registration.py::test_a_lost_stream_leads_to_a_new_registration[watch]",
         "test_registration.py::test_a_kubelet_that_does_not_read_blocks_nothing",
+        "test_registration.py::test_a_kubelet_that_does_not_answer_is_left_for_its_successor",
+        "test_soak.py::test_kubelet_restarts_and_refusals_leave_nothing_behind[legacy]",
         "test_registration.py::test_a_socket_that_is_not_ours_is_left_alone",
         "test_registration.py::test_a_plugin_without_a_kubelet_says_so_once",
         "test_changes.py::test_every_stream_gets_every_update",

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import grpc
 import pytest
-from harness import FAST, Node, Running, document, entry
+from harness import FAST, SOON, Node, Running, document, entry
 from kubelet_double import Kubelet
 from rdma_device_plugin.lifecycle import Timing
 
@@ -61,7 +61,7 @@ def test_a_directory_that_nobody_watches_leads_to_a_legacy_registration(base, no
         kubelet.restart()
         begun = time.monotonic()
         kubelet.wait_allocatable(NAME, 100)
-        assert time.monotonic() - begun < 1, "known to be unwatched: no second silence is waited for"
+        assert time.monotonic() - begun < SOON, "known to be unwatched: no second silence is waited for"
 
 
 def test_it_waits_for_a_kubelet_that_starts_later(base, node):
@@ -73,7 +73,7 @@ def test_it_waits_for_a_kubelet_that_starts_later(base, node):
         with Kubelet(base, watches=False) as kubelet:
             begun = time.monotonic()
             kubelet.wait_allocatable(NAME, 100)
-            assert time.monotonic() - begun < 1
+            assert time.monotonic() - begun < SOON
 
 
 def test_it_waits_for_directories_that_the_kubelet_will_make(base, node):
@@ -107,8 +107,43 @@ def test_a_kubelet_restart_is_noticed(base, kubelet, plugin):
         kubelet.restart()
         begun = time.monotonic()
         kubelet.wait_allocatable(NAME, 100)
-        assert time.monotonic() - begun < 1
+        assert time.monotonic() - begun < SOON
     assert kubelet.devices(NAME) == before
+
+
+def test_a_socket_that_is_not_listened_on_yet(base, node):
+    """bind(2) makes the file that inotify tells of, listen(2) comes after it"""
+    with Kubelet(base, watches=False) as kubelet, Running(base, CONFIG, node.root) as plugin:
+        kubelet.wait_allocatable(NAME, 100)
+        kubelet.stop()
+        assert plugin.until(lambda: plugin.resource().state == "waiting for the kubelet")
+        attempts = plugin.resource().attempts
+        with socket.socket(socket.AF_UNIX) as early:
+            early.bind(str(base / "device-plugins/kubelet.sock"))
+            time.sleep(0.1)
+            early.listen()
+            connection, _address = early.accept()  # the probe, or the call itself
+            connection.close()
+            assert plugin.resource().attempts == attempts, "that was no failure yet"
+
+
+def test_a_kubelet_that_does_not_answer_is_left_for_its_successor(base, node):
+    """The next one removes our socket before it listens; the call must not wait, nor go to it without a socket"""
+    (base / "device-plugins").mkdir()
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(base / "device-plugins/kubelet.sock"))
+        silent.listen()
+        with Running(base, CONFIG, node.root) as plugin:
+            # The look whether somebody listens, and the call.
+            connections = [silent.accept()[0] for _number in range(2)]
+            with Kubelet(base, watches=False) as kubelet:
+                begun = time.monotonic()
+                kubelet.wait_allocatable(NAME, 100)
+                assert time.monotonic() - begun < SOON
+                assert plugin.until(lambda: plugin.resource().state == "registered")
+            assert plugin.resource().registrations["legacy", "refused"] == 0
+            for connection in connections:
+                connection.close()
 
 
 def test_a_plugin_without_a_kubelet_says_so_once(base, node, caplog):
