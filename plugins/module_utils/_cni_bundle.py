@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import os
 import tarfile
 
@@ -52,13 +53,62 @@ def choose(bundle, directory: str, plugins: list, machine: str) -> tuple[dict[st
 
 def _file(bundle: dict, directory: str, name: str, architecture: str) -> tuple[bytes, list[Problem]]:
     row = _bundle.file_for(bundle, name, architecture)
-    if row is None:
+    image = None if row else _image(bundle, name, architecture)
+    if row is None and image is None:
         return b"", [_bundle.missing_file(bundle, name, architecture, directory)]
-    wrong = _bundle.damaged(directory, [row])
+    wrong = _bundle.damaged(directory, [row or image])
     if wrong:
         return b"", wrong
-    with open(os.path.join(directory, row["path"]), "rb") as stream:
+    path = os.path.join(directory, (row or image)["path"])
+    if image:
+        return _from_image(path, image["reference"], architecture)
+    with open(path, "rb") as stream:
         return stream.read(), []
+
+
+def _image(bundle: dict, name: str, architecture: str) -> dict | None:
+    """Flannel's plugin is released as an image first of all; its one program is in the image's root."""
+    for row in bundle.get("images") or []:
+        called = row["reference"].rpartition("/")[2].partition("@")[0].partition(":")[0]
+        if called == name and row.get("architecture", "any") in (architecture, "any"):
+            return row
+    return None
+
+
+def _from_image(path: str, reference: str, architecture: str) -> tuple[bytes, list[Problem]]:
+    """The file /flannel of an image archive, as docker save or the OCI image layout have it."""
+    try:
+        with tarfile.open(path) as archive:
+            for layer in reversed(_layers(archive, reference, architecture)):
+                with tarfile.open(fileobj=archive.extractfile(layer)) as files:
+                    for member in files:
+                        if member.isfile() and os.path.normpath(member.name).lstrip("/") == "flannel":
+                            return files.extractfile(member).read(), []
+        seen = "no file /flannel in it"
+    except (tarfile.TarError, OSError, EOFError, KeyError, ValueError, TypeError) as error:
+        seen = f"it cannot be taken apart: {error}"
+    return b"", [Problem(path, "an image with Flannel's CNI plugin", seen, _REFILL)]
+
+
+def _layers(archive: tarfile.TarFile, reference: str, architecture: str) -> list[str]:
+    """Names in the archive of an image's layers, lowest first."""
+    if "manifest.json" in archive.getnames():
+        images = json.load(archive.extractfile("manifest.json"))
+        named = [image for image in images if reference in (image.get("RepoTags") or ())]
+        return (named or images)[0]["Layers"]
+    document = json.load(archive.extractfile("index.json"))
+    while "manifests" in document:
+        fitting = [
+            item
+            for item in document["manifests"]
+            if (item.get("platform") or {}).get("architecture", architecture) == architecture
+        ]
+        document = json.load(archive.extractfile(_blob(fitting[0]) if fitting else "a manifest for this architecture"))
+    return [_blob(layer) for layer in document["layers"]]
+
+
+def _blob(descriptor: dict) -> str:
+    return "blobs/" + descriptor["digest"].replace(":", "/")
 
 
 def _programs(data: bytes) -> dict[str, bytes]:
@@ -70,7 +120,7 @@ def _programs(data: bytes) -> dict[str, bytes]:
                 for member in archive
                 if member.isfile()
             }
-    except tarfile.TarError:
+    except (tarfile.TarError, OSError, EOFError):
         return {"": data}
 
 

@@ -27,8 +27,8 @@ options:
     type: path
   names:
     description:
-      - The plugins. V(flannel) comes from the file C(flannel-cni-plugin) of the bundle, all others from
-        C(cni-plugins).
+      - The plugins. V(flannel) comes from C(flannel-cni-plugin) of the bundle, a file or an image, all others from the
+        file C(cni-plugins).
     type: list
     elements: str
   machine:

@@ -21,11 +21,11 @@ from ansible_collections.gpufabric.rdma.tests.unit.test_pitfalls_cni import prog
 NAMES = ["bridge", "flannel", "loopback"]
 
 
-def archive(programs: dict) -> bytes:
+def archive(programs: dict, before: str = "") -> bytes:
     target = io.BytesIO()
     with tarfile.open(fileobj=target, mode="w:gz") as made:
         for name, content in programs.items():
-            member = tarfile.TarInfo(f"./{name}")
+            member = tarfile.TarInfo(f"{before}{name}")
             member.size, member.mode = len(content), 0o755
             made.addfile(member, io.BytesIO(content))
     return target.getvalue()
@@ -33,7 +33,7 @@ def archive(programs: dict) -> bytes:
 
 class Bundle:
     def __init__(self, folder: pathlib.Path):
-        self.folder, self.files = folder, []
+        self.folder, self.files, self.images = folder, [], []
 
     def add(self, name: str, content: bytes, architecture: str = "amd64", sha256: str | None = None) -> None:
         path = f"{name}-{architecture}"
@@ -42,8 +42,13 @@ class Bundle:
         self.files = [row for row in self.files if (row["name"], row["architecture"]) != (name, architecture)]
         self.files.append({"name": name, "version": "v1", "architecture": architecture, "path": path, "sha256": sha256})
 
+    def add_image(self, reference: str, content: bytes) -> None:
+        (self.folder / "image.tar").write_bytes(content)
+        digest = hashlib.sha256(content).hexdigest()
+        self.images.append({"reference": reference, "architecture": "amd64", "path": "image.tar", "sha256": digest})
+
     def choose(self, names=NAMES, machine="x86_64"):
-        described = {"schema": 1, "origin": "testbed", "files": self.files, "images": []}
+        described = {"schema": 1, "origin": "testbed", "files": self.files, "images": self.images}
         return _cni_bundle.choose(described, str(self.folder), names, machine)
 
 
@@ -51,7 +56,7 @@ class Bundle:
 def bundle(tmp_path):
     (tmp_path / "bundle").mkdir()
     made = Bundle(tmp_path / "bundle")
-    made.add("cni-plugins", archive({"bridge": program(size=600), "loopback": program(), "vlan": program()}))
+    made.add("cni-plugins", archive({"bridge": program(size=600), "loopback": program(), "vlan": program()}, "./"))
     made.add("cni-plugins", archive({"bridge": program(183), "loopback": program(183)}), "arm64")
     made.add("flannel-cni-plugin", program(size=700))
     made.add("flannel-cni-plugin", archive({"flannel-arm64": program(183)}), "arm64")
@@ -87,6 +92,52 @@ def test_what_is_not_as_it_should_be_is_refused_on_the_controller(bundle, plant,
     assert named, problems
     assert all(problem.next_step for problem in problems)
     assert len(found) < len(NAMES)
+
+
+def docker_archive(reference, architecture, content):
+    layers = [archive({"etc/passwd": b"root"}), archive({"flannel": content})]
+    manifest = [{"RepoTags": ["other:1"], "Layers": []}, {"RepoTags": [reference], "Layers": ["0.tar", "1.tar"]}]
+    return archive({"manifest.json": json.dumps(manifest).encode(), "0.tar": layers[0], "1.tar": layers[1]})
+
+
+def oci_archive(_reference, architecture, content):
+    blobs = {}
+
+    def blob(data):
+        digest = hashlib.sha256(data).hexdigest()
+        blobs[f"blobs/sha256/{digest}"] = data
+        return {"digest": f"sha256:{digest}"}
+
+    image = blob(json.dumps({"layers": [blob(archive({"flannel": content}))]}).encode())
+    other = {"digest": "sha256:0", "platform": {"architecture": "s390x"}}
+    listed = blob(json.dumps({"manifests": [other, {**image, "platform": {"architecture": architecture}}]}).encode())
+    return archive({**blobs, "index.json": json.dumps({"manifests": [listed]}).encode()})
+
+
+@pytest.mark.parametrize("make", [docker_archive, oci_archive])
+def test_flannels_plugin_comes_out_of_its_image_where_no_file_is_there(bundle, make):
+    reference = "ghcr.io/flannel-io/flannel-cni-plugin:v1.9.1-flannel3"
+    bundle.files = [row for row in bundle.files if row["name"] == "cni-plugins"]
+    bundle.add_image(reference, make(reference, "amd64", program(size=800)))
+    found, problems = bundle.choose()
+    assert (problems, found["flannel"]) == ([], program(size=800))
+
+
+@pytest.mark.parametrize(
+    ("content", "seen"),
+    [
+        (b"no archive", "it cannot be taken apart"),
+        (archive({"index.json": b"{"}), "it cannot be taken apart"),
+        (docker_archive("r", "amd64", b"")[:200], "it cannot be taken apart"),
+        (oci_archive("", "arm64", program()), "it cannot be taken apart"),
+        (archive({"manifest.json": b'[{"Layers": []}]'}), "no file /flannel in it"),
+    ],
+)
+def test_an_image_without_the_plugin_is_refused(bundle, content, seen):
+    bundle.files = [row for row in bundle.files if row["name"] == "cni-plugins"]
+    bundle.add_image("flannel-cni-plugin:1", content)
+    _found, problems = bundle.choose()
+    assert [seen in problem.seen for problem in problems] == [True], problems
 
 
 def test_an_architecture_that_nobody_builds_for_is_refused(bundle):
