@@ -239,7 +239,8 @@ def test_k15_a_reset_takes_our_rules_and_leaves_those_of_others():
 def reset_state(**change):
     found = {
         "agent": False, "services": ["k3s.service"], "units": ["/etc/systemd/system/k3s.service"], "processes": [7, 8],
-        "links": ["cni0", "flannel.1"], "mounts": ["/run/k3s/a", "/run/k3s/a/b"], "netns": [], "rules": {"iptables": SAVED},
+        "links": ["cni0", "flannel.1"], "mounts": ["/run/k3s/a", "/run/k3s/a/b"], "netns": [],
+        "rules": {"iptables": SAVED},
         "files": ["/etc/cni/net.d/00-multus.conf"], "folders": ["/run/multus"], "foreign": ["/opt/cni/bin/mine"],
         "others": [],
     }  # fmt: skip
