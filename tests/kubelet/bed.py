@@ -80,6 +80,7 @@ for name in k3s ctr; do ln -sf /srv/bed/k3s /usr/local/bin/$name; done
 ln -sf /srv/bed/cni/* /opt/cni/bin/
 ln -sf /srv/bed/images/*.tar /var/lib/rancher/k3s/agent/images/
 modprobe -a rdma_ucm ib_umad
+touch /etc/resolv.conf
 systemctl daemon-reload
 systemctl start --no-block k3s-agent
 """

@@ -267,7 +267,7 @@ func startKubelet(c *children, config *Config, dir string, identity ...string) e
 		"clusterDomain":            config.ClusterDomain,
 		"containerRuntimeEndpoint": "unix://" + containerdSocket,
 		"failSwapOn":               false,
-		"resolvConf":               "/etc/resolv.conf",
+		"resolvConf":               resolver(config),
 		"serializeImagePulls":      false,
 		"evictionHard":             map[string]string{"imagefs.available": "5%", "nodefs.available": "5%"},
 	}
@@ -290,6 +290,19 @@ func startKubelet(c *children, config *Config, dir string, identity ...string) e
 		arguments = append(arguments, "--protect-kernel-defaults=true")
 	}
 	return c.start("kubelet", append(arguments, flags(config.KubeletArg)...)...)
+}
+
+// resolver is the node's resolv.conf, or, as in k3s, one of our own where the node has none.
+func resolver(config *Config) string {
+	file := "/etc/resolv.conf"
+	if _, err := os.Stat(file); err == nil {
+		return file
+	}
+	file = filepath.Join(config.DataDir, "agent/etc/resolv.conf")
+	if err := os.WriteFile(file, []byte("nameserver 8.8.8.8\n"), 0o644); err != nil {
+		fmt.Fprintf(os.Stderr, "level=error msg=\"%v\"\n", err)
+	}
+	return file
 }
 
 // flags turns k3s' `name=value` into `--name=value`.
