@@ -139,10 +139,7 @@ class Repository:
         return self
 
     def publish(self, key: Key, label: str = LABEL) -> Repository:
-        """Index and signature over the packages that are there now.
-
-        A repository that carries the stack's label has its dkms pinned away by the role.
-        """
+        """Index and signature over the packages that are there now."""
         stanzas = []
         for archive in sorted(self.folder.glob("*.deb")):
             data = archive.read_bytes()
@@ -174,6 +171,27 @@ class Repository:
 
     def sha256(self, name: str) -> str:
         return hashlib.sha256(next(self.folder.glob(f"{name}_*.deb")).read_bytes()).hexdigest()
+
+
+def tools(folder: pathlib.Path, status: str, kernel: str, target: pathlib.Path, key: Key) -> Repository:
+    """A repository in target with dkms, compiler and headers, resolved against a dpkg status by this machine's apt."""
+    (folder / "archives/partial").mkdir(parents=True)
+    (folder / "status").write_text(status)
+    options = {
+        "Dir::State::status": folder / "status",
+        "Dir::Cache::archives": folder / "archives",
+        "APT::Sandbox::User": "root",
+    }
+    flags = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
+    wanted = ["dkms", f"linux-headers-{kernel}"]
+    _run("apt-get", *flags, "install", "--yes", "--download-only", "--no-install-recommends", *wanted)
+    repository = Repository(target)
+    for archive in (folder / "archives").glob("*.deb"):
+        repository.take_in(archive)
+    # Not the label of the stack: the role pins a dkms of that repository away.
+    repository.publish(key, "driver test tools")
+    key.close()
+    return repository
 
 
 def _sources(version: str, broken: bool) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """The driver role on a lab node with a kernel of its own: packages by apt, modules by DKMS, reboots.
 
-Not part of `make test`: it takes a lab node for itself and a quarter of an hour under emulation. `make driver-lab`
-brings that node up and takes it away again.
+Not part of `make test`: it takes a lab node for itself and many minutes under emulation. `make driver-lab` brings that
+node up and takes it away again. What needs no booted node is shown by test_in_root.py, faults of all kinds among it.
 
 The tests build on one another and are run in the order in which they stand here. The repositories lie in the lab's
 folder, so that after a failure a restored snapshot of the node can be taken up where it was saved.
@@ -92,29 +92,9 @@ def node():
 
 
 def give_tools(node: Node, folder: pathlib.Path) -> None:
-    """dkms, the compiler and headers for the node, resolved here against what is installed there.
-
-    The lab's nodes reach no archive; what this machine's apt would fetch for them comes along as one more repository.
-    """
-    (folder / "archives/partial").mkdir(parents=True)
-    (folder / "status").write_text(node.ssh("cat", "/var/lib/dpkg/status") + "\n")
-    kernel = node.ssh("uname", "-r")
-    options = {
-        "Dir::State::status": folder / "status",
-        "Dir::Cache::archives": folder / "archives",
-        "APT::Sandbox::User": "root",
-    }
-    flags = [word for key, value in options.items() for word in ("-o", f"{key}={value}")]
-    names = ["dkms", f"linux-headers-{kernel}"]
-    subprocess.run(
-        ["apt-get", *flags, "install", "--yes", "--download-only", "--no-install-recommends", *names], check=True
-    )
-    key = stack.Key(node.folder / "key")
-    repository = stack.Repository(folder / "tools")
-    for archive in (folder / "archives").glob("*.deb"):
-        repository.take_in(archive)
-    repository.publish(key, "driver test tools")
-    key.close()
+    """dkms, the compiler and headers for the node's apt. The lab's nodes reach no archive themselves."""
+    status = node.ssh("cat", "/var/lib/dpkg/status") + "\n"
+    repository = stack.tools(folder, status, node.ssh("uname", "-r"), folder / "tools", stack.Key(node.folder / "key"))
     node.known = None
     node.copy(repository.folder, f"{THERE}/tools")
     node.ssh("echo force-unsafe-io >/etc/dpkg/dpkg.cfg.d/driver-test")  # its disk is thrown away anyway
@@ -154,7 +134,6 @@ SECOND = {"driver_version": "3.3.0"}
 FAULTS = {
     "key": ({"key": "stranger"}, "key of the driver repository: wanted one key"),
     "signature": ({"repository": "strange", **SECOND}, "wanted signed by the key"),
-    "package": ({"repository": "altered", **SECOND}, "the bytes that the repository's signed index promises"),
     "sha256": ({"driver_package_sha256": {KERNEL_PACKAGE: "0" * 64}}, f"SHA-256 {'0' * 64}, as the lock has it"),
     "build": ({"repository": "broken", **SECOND}, "this kernel has no struct devlink_port_ops"),
 }
@@ -220,6 +199,10 @@ def test_a_name_that_goes_is_predicted_and_refused_while_a_file_refers_to_it(nod
     link = f"[Match]\nMACAddress={mac}\n\n[Link]\nName=fabric0\n"
     node.ssh("mkdir -p /etc/network/interfaces.d /etc/systemd/network")
     node.ssh("cat >/etc/systemd/network/10-driver-test.link", stdin=link.encode())
+    # The unit that plays the hardware takes the interfaces up at once, and udev can rename none that is up.
+    settled = "[Unit]\nWants=systemd-udev-settle.service\nAfter=systemd-udev-settle.service\n"
+    node.ssh("mkdir -p /etc/systemd/system/lab-hardware.service.d")
+    node.ssh("cat >/etc/systemd/system/lab-hardware.service.d/settled.conf", stdin=settled.encode())
     node.ssh("cat >/etc/network/interfaces.d/driver-test", stdin=b"iface eth2 inet manual\n")
     before = node.imprint()
     code, output = node.play("second", driver_flavor="doca", reboot_allowed=True, **SECOND)

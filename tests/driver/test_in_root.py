@@ -1,0 +1,163 @@
+"""The module driver with real apt, dpkg, dkms, compiler and headers in a root of the lab's image: a minute, not a boot.
+
+    DRIVER_IMAGE=.lab/image/HASH pytest tests/driver/test_in_root.py -x -v
+
+What a booted node adds (gate, reboot, memory) is for test_on_lab.py. The tests build on one another.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+
+import pytest
+from ansible_collections.gpufabric.rdma.plugins.module_utils import _driver_packages as packages
+from ansible_collections.gpufabric.rdma.tests.driver import root as roots
+from ansible_collections.gpufabric.rdma.tests.driver import stack
+
+IMAGE = os.environ.get("DRIVER_IMAGE")
+BASE = f"{stack.NAME}-dkms"
+FIRST, SECOND = (stack.RELEASES[release] for release in ("3.2.1", "3.3.0"))
+
+pytestmark = pytest.mark.skipif(
+    not IMAGE or bool(roots.reason_against()),
+    reason=f"not verified: {roots.reason_against() or 'needs an image of the lab (DRIVER_IMAGE)'}",
+)
+
+
+class Driver:
+    """The root, and the module with the options of one repository."""
+
+    def __init__(self, folder: pathlib.Path):
+        self.root = roots.Root(pathlib.Path(IMAGE).resolve(), folder)
+        self.about = stack.build_all(self.root.given / "repositories")
+
+    def wanted(self, name="first", key="key", **options) -> dict:
+        versions = {"first": "3.2.1"}
+        return {
+            "flavor": "doca",
+            "version": versions.get(name, "3.3.0"),
+            "repository": {
+                "url": f"file:///srv/driver/repositories/{name}/",
+                "key": (self.root.given / f"repositories/{key}.asc").read_text(),
+                "fingerprint": self.about["fingerprint"],
+                "label": "DOCA-HOST*",
+                "known": "",
+            },
+            **options,
+        }
+
+    def changes(self, **options) -> set:
+        result = self.root.module(**options)
+        assert not result.get("failed"), result["msg"]
+        return {(change["object"].split()[-1], change["action"]) for change in result["changes"]}
+
+    def refusal(self, **options) -> str:
+        result = self.root.module(**options)
+        assert result.get("failed"), result
+        return result["msg"]
+
+    def state(self) -> dict:
+        """Installed versions, builds, and which module a load would take."""
+        query = f"dpkg-query -W -f '${{Version}} ${{db:Status-Status}}\\n' doca-ofed {BASE} 2>/dev/null || true"
+        kernel = self.root.kernel
+        return {
+            "packages": self.root.run(query).splitlines(),
+            "builds": self.root.run("[ ! -x /usr/sbin/dkms ] || dkms status").splitlines(),
+            "module": self.root.run(f"modinfo -k {kernel} -F version mlx5_core") or "inbox",
+            "files": [path for path in OURS if self.root.run(f"[ ! -e {path} ] || echo there")],
+        }
+
+
+OURS = [packages.KEYS["apt"], packages.REPOSITORIES["apt"], packages.PINS, packages.SERVICE]
+INBOX = {"packages": [], "builds": [], "module": "inbox", "files": []}
+
+
+def stack_of(release: str, kernel: str) -> dict:
+    version = stack.RELEASES[release]
+    shown = version.partition(".OFED.")[2].rpartition(".")[0]
+    return {
+        "packages": [f"{release}-044000 installed", f"{version}-1 installed"],
+        "builds": [f"{stack.NAME}/{version}, {kernel}, x86_64: installed"],
+        "module": shown,
+        "files": OURS,
+    }
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("root")
+    yield Driver(folder)
+    shutil.rmtree(folder)
+
+
+def test_headers_that_are_not_to_be_had_stop_it(driver):
+    assert "without which DKMS cannot build the driver" in driver.refusal(**driver.wanted())
+    assert driver.state() == INBOX
+
+
+@pytest.fixture(scope="module")
+def tools(driver, tmp_path_factory):
+    """dkms, compiler and headers become available to the root's apt, as they are to that of a real node."""
+    status = driver.root.run("cat /var/lib/dpkg/status") + "\n"
+    key = stack.Key(driver.root.given / "repositories/key")
+    stack.tools(tmp_path_factory.mktemp("tools"), status, driver.root.kernel, driver.root.given / "tools", key)
+    source = "Types: deb\nURIs: file:///srv/driver/tools/\nSuites: ./\nSigned-By: /srv/driver/repositories/key.asc\n"
+    (driver.root.given / "tools.sources").write_text(source)
+    driver.root.run("cp /srv/driver/tools.sources /etc/apt/sources.list.d/ && rm -f /etc/apt/sources.list")
+    driver.root.run("apt-get -q update")
+
+
+FAULTS = {
+    "key": ({"key": "stranger"}, "key of the driver repository: wanted one key"),
+    "signature": ({"name": "strange"}, "wanted signed by the key"),
+    "package": ({"name": "altered"}, "the bytes that the repository's signed index promises"),
+    "sha256": ({"sha256": {BASE: "0" * 64}}, f"SHA-256 {'0' * 64}, as the lock has it"),
+    "version": ({"version": "9.9.9"}, "the repository offers 3.2.1-044000"),
+    "build": ({"name": "broken"}, "this kernel has no struct devlink_port_ops"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.usefixtures("tools")
+def test_a_fault_stops_it_before_the_driver_changes(driver, fault):
+    options, says = FAULTS[fault]
+    refusal = driver.refusal(**driver.wanted(**options))
+    assert says in refusal, refusal
+    assert driver.state() == INBOX
+
+
+def test_it_installs_and_a_second_run_changes_nothing(driver):
+    assert ("doca-ofed", "install") in driver.changes(**driver.wanted())
+    assert driver.state() == stack_of("3.2.1", driver.root.kernel)
+    assert driver.changes(**driver.wanted()) == set()
+
+
+def test_an_upgrade(driver):
+    assert driver.changes(**driver.wanted("second")) == {
+        (packages.REPOSITORIES["apt"], "write"),
+        ("doca-ofed", "upgrade"),
+    }
+    assert driver.state() == stack_of("3.3.0", driver.root.kernel)
+
+
+def test_a_downgrade_waits_for_consent_and_then_goes_back_to_the_first_version(driver):
+    assert "3.3.0-044000, which is newer" in driver.refusal(**driver.wanted())
+    assert driver.state() == stack_of("3.3.0", driver.root.kernel)
+    assert ("doca-ofed", "downgrade") in driver.changes(**driver.wanted(downgrade_allowed=True))
+    assert driver.state() == stack_of("3.2.1", driver.root.kernel)
+
+
+def test_a_build_that_is_lost_is_made_again(driver):
+    driver.root.run(f"dkms uninstall -m {stack.NAME} -v {FIRST} -k {driver.root.kernel}")
+    assert driver.state()["module"] == "inbox"
+    assert driver.changes(**driver.wanted()) == {(driver.root.kernel, "build")}
+    assert driver.state() == stack_of("3.2.1", driver.root.kernel)
+
+
+def test_back_to_inbox(driver):
+    assert "driver_remove_allowed: true" in driver.refusal(flavor="inbox")
+    assert ("stack", "take out") in driver.changes(flavor="inbox", remove_allowed=True)
+    assert driver.state() == INBOX
+    assert driver.changes(flavor="inbox", remove_allowed=True) == set()
