@@ -11,10 +11,8 @@ paths are relative to the folder. `problems` and the choosers are pure, `damaged
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
-import tarfile
 from collections.abc import Iterable
 
 from ._change import Problem
@@ -191,9 +189,6 @@ def wanted(
                     or image["digests"].get("index"),
                     "architecture": architecture,
                     "path": f"images/{architecture}/{image['name']}-{image['version']}.tar",
-                    "name": image["name"],
-                    "version": image["version"],
-                    "program": image.get("program"),
                 }
             )
     return {"files": files, "images": images}
@@ -201,18 +196,6 @@ def wanted(
 
 def _basename(url: str) -> str:
     return url.rpartition("/")[2].replace("%2B", "+")
-
-
-def program_of(archive: str, path: str) -> bytes | None:
-    """A program out of an image archive (docker-archive): of its layers the last one that has it counts."""
-    with tarfile.open(archive) as image:
-        layers = json.load(image.extractfile("manifest.json"))[0]["Layers"]
-        for layer in reversed(layers):
-            with tarfile.open(fileobj=image.extractfile(layer)) as files:
-                for entry in files:
-                    if entry.isfile() and f"/{entry.name.lstrip('./')}" == path:
-                        return files.extractfile(entry).read()
-    return None
 
 
 def describe(origin: str, files: Iterable[dict], images: Iterable[dict]) -> dict:

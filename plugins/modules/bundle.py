@@ -146,7 +146,7 @@ def every_name(lock: dict) -> list[str]:
 
 def plan(folder: str, wanted: dict) -> Plan:
     """Which rows the folder lacks. A file is read and summed, an image archive is known by its digest and sum."""
-    made, known, programs = Plan(), described(folder, "images"), described(folder, "files")
+    made, known = Plan(), described(folder)
     for row in wanted["files"]:
         seen = sum_or_nothing(os.path.join(folder, row["path"]))
         if seen != row["sha256"]:
@@ -156,25 +156,14 @@ def plan(folder: str, wanted: dict) -> Plan:
         seen = sum_or_nothing(os.path.join(folder, row["path"]))
         if not seen or (before.get("digest"), before.get("sha256")) != (row["digest"], seen):
             made.change(row["path"], "copy", seen, row["digest"])
-        if row["program"]:
-            path = program_path(row)
-            seen = sum_or_nothing(os.path.join(folder, path))
-            fresh = any(change.object == row["path"] for change in made.changes)
-            if fresh or not seen or programs.get(path, {}).get("sha256") != seen:
-                made.change(path, "take out", seen, f"{row['program']} of {row['path']}")
     return made
 
 
-def program_path(row: dict) -> str:
-    return f"files/{row['architecture']}/{row['name']}-{row['version']}"
-
-
-def described(folder: str, kind: str) -> dict:
-    """Rows of the folder's own description by path."""
+def described(folder: str) -> dict:
     try:
         with open(os.path.join(folder, _bundle.DESCRIPTION), encoding="utf-8") as stream:
             text = stream.read()
-        return {row["path"]: row for row in json.loads(text.partition("\n")[2])[kind]}
+        return {row["path"]: row for row in json.loads(text.partition("\n")[2])["images"]}
     except (OSError, ValueError, KeyError, TypeError):
         return {}
 
@@ -246,33 +235,9 @@ def copy(folder: str, row: dict, mirrors: dict, run) -> None:
     os.replace(temporary, place)
 
 
-def take_out(folder: str, row: dict) -> None:
-    place = os.path.join(folder, program_path(row))
-    data = _bundle.program_of(os.path.join(folder, row["path"]), row["program"])
-    if data is None:
-        raise Refused.because(
-            program_path(row), f"{row['program']} in {row['path']}", "no such file in the image", "correct the lock"
-        )
-    os.makedirs(os.path.dirname(place), exist_ok=True)
-    with open(f"{place}.fetching", "wb") as stream:
-        stream.write(data)
-    os.chmod(f"{place}.fetching", 0o755)
-    os.replace(f"{place}.fetching", place)
-
-
 def describe(folder: str, wanted: dict) -> str:
-    programs = [
-        {
-            **row,
-            "kind": "binary",
-            "path": program_path(row),
-            "sha256": sum_or_nothing(os.path.join(folder, program_path(row))),
-        }
-        for row in wanted["images"]
-        if row["program"]
-    ]
     images = [{**row, "sha256": sum_or_nothing(os.path.join(folder, row["path"]))} for row in wanted["images"]]
-    text = _bundle.describe("release", [*wanted["files"], *programs], images)
+    text = _bundle.describe("release", wanted["files"], images)
     digests = {row["path"]: row["digest"] for row in wanted["images"]}
     for row in text["images"]:
         if row["path"] in digests:
@@ -313,13 +278,10 @@ def main() -> None:
                 f"{name} is left out: the lock has no digest for it; give one in bundle_image_digests"
             )
         rows = {row["path"]: row for row in [*wanted["files"], *wanted["images"]]}
-        rows.update({program_path(row): row for row in wanted["images"] if row["program"]})
         for change in made.changes:
             if not module.check_mode:
                 if change.action == "fetch":
                     fetch(folder, rows[change.object], given["mirrors"])
-                elif change.action == "take out":
-                    take_out(folder, rows[change.object])
                 else:
                     copy(folder, rows[change.object], given["mirrors"], module.run_command)
             done.append(change)
