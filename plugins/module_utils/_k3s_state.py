@@ -51,8 +51,7 @@ def node(root: str, run: Callable) -> dict:
         "addresses": _addresses(tree),
         "routes": _routes(tree),
         "selinux": _selinux(tree),
-        "selinux_policy": tree.isdir("/etc/selinux/targeted/contexts")
-        and tree.exists("/usr/share/selinux/packages/k3s.pp"),
+        "selinux_policy": tree.exists("/usr/share/selinux/packages/k3s.pp"),
         "iptables": _iptables(run) if tree.live else None,
         "version": _version(tree, run),
         "others": sorted({name for path, name in _OTHERS.items() if tree.exists(path)}),
@@ -88,7 +87,7 @@ def inputs(tree: Tree, root: str, record: dict) -> dict[str, str]:
     found = [k3s.BINARY, k3s.CONFIG, k3s.CLUSTER, k3s.EXTRA, k3s.REGISTRIES]
     for name in k3s.SERVICES.values():
         found += [f"/etc/systemd/system/{name}.service", *drop_ins(tree, f"{name}.service")]
-    found += [f"{k3s.IMAGES}/{name}" for name in sorted(tree.listdir(k3s.IMAGES))]
+    found += _archives(tree)
     known = record.get("hashes") or {}
     return {path: _sum(tree, root, path, known)["sha256"] for path in found if tree.exists(path)}
 
@@ -115,8 +114,13 @@ def _record(tree: Tree) -> dict:
 def _sums(tree: Tree, root: str) -> dict[str, str]:
     """{path: sha256} of the program and the image archives, which the controller compares with the bundle."""
     known = _record(tree).get("hashes") or {}
-    places = [k3s.BINARY, *(f"{k3s.IMAGES}/{name}" for name in sorted(tree.listdir(k3s.IMAGES)))]
+    places = [k3s.BINARY, *_archives(tree)]
     return {path: _sum(tree, root, path, known)["sha256"] for path in places if tree.exists(path)}
+
+
+def _archives(tree: Tree) -> list[str]:
+    """Image archives; a hidden file beside them is what k3s itself remembers of its imports."""
+    return [f"{k3s.IMAGES}/{name}" for name in sorted(tree.listdir(k3s.IMAGES)) if not name.startswith(".")]
 
 
 def _sum(tree: Tree, root: str, path: str, known: dict) -> dict:

@@ -1,0 +1,223 @@
+"""k3s_node and k3s_reset at their seams: what is read from a tree, how a start is awaited, what a reset finds."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from ansible_collections.gpufabric.rdma.plugins.module_utils import _k3s_config as k3s
+from ansible_collections.gpufabric.rdma.plugins.module_utils import _k3s_state
+from ansible_collections.gpufabric.rdma.plugins.module_utils._change import Change, Refused
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
+from ansible_collections.gpufabric.rdma.plugins.modules import k3s_node, k3s_reset
+
+WANTED = {"role": "server", "options": {}, "registries": {}, "token_given": False, "takeover_allowed": None}
+
+
+@pytest.fixture
+def root(tmp_path):
+    for path, content in {k3s.BINARY: "program", f"{k3s.IMAGES}/a.tar": "a", f"{k3s.IMAGES}/.cache.json": "{}"}.items():
+        place = tmp_path / path.lstrip("/")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(content)
+    return tmp_path
+
+
+def read(root):
+    return _k3s_state.converging(str(root), lambda argv: (1, "", ""))
+
+
+def test_what_k3s_was_started_with_is_remembered_and_its_own_cache_is_no_input(root):
+    assert set(read(root)["inputs"]) == {k3s.BINARY, f"{k3s.IMAGES}/a.tar"}
+    assert read(root)["started"] == {}
+    _k3s_state.remember(str(root))
+    seen = read(root)
+    assert seen["started"] == seen["inputs"]
+    (root / k3s.BINARY.lstrip("/")).write_text("swapped")
+    seen = read(root)
+    assert seen["started"] != seen["inputs"]
+
+
+def test_a_large_file_is_summed_once(root, monkeypatch):
+    _k3s_state.remember(str(root))
+
+    def summed_again(*_arguments):
+        raise AssertionError("the file has not changed")
+
+    monkeypatch.setattr(_k3s_state.hashlib, "sha256", summed_again)
+    assert set(read(root)["inputs"]) == {k3s.BINARY, f"{k3s.IMAGES}/a.tar"}
+
+
+def test_a_broken_record_counts_as_none(root):
+    _k3s_state.remember(str(root))
+    (root / k3s.RECORD.lstrip("/")).write_text('["cut sho')
+    assert read(root)["started"] == {}
+
+
+TOKENS = {
+    "the same secret": ("K10abc::server:s3cret", "s3cret", False),
+    "another": ("s3cret", "other", True),
+    "not given": ("s3cret", None, False),
+}
+
+
+@pytest.mark.parametrize("name", TOKENS)
+def test_a_token_is_compared_by_its_secret(root, name):
+    present, given, differs = TOKENS[name]
+    place = root / k3s.TOKEN.lstrip("/")
+    place.parent.mkdir(parents=True)
+    place.write_text(present + "\n")
+    assert _k3s_state.converging(str(root), lambda argv: (1, "", ""), given)["token"]["differs"] is differs
+
+
+def test_services_are_told_by_systemd_and_nothing_of_a_file_leaves_the_node():
+    answer = "Id=k3s.service\nActiveState=active\nMainPID=77\n\nId=k3s-agent.service\nActiveState=inactive\nMainPID=0\n"
+    assert _k3s_state._running(lambda argv: (0, answer, "")) == {"k3s": 77}
+    assert _k3s_state._running(lambda argv: (1, "", "no bus")) == {}
+
+
+def test_facts_of_a_tree_carry_no_content(root):
+    place = root / k3s.CONFIG.lstrip("/")
+    place.parent.mkdir(parents=True)
+    place.write_text("token: planted-secret\n")
+    (root / "etc/kubernetes").mkdir()
+    (root / "etc/kubernetes/kubelet.conf").touch()
+    found = _k3s_state.node(str(root), lambda argv: (1, "", ""))
+    assert "planted-secret" not in repr(found)
+    assert found["foreign_files"] == [k3s.CONFIG]
+    assert found["others"] == ["kubeadm"]
+
+
+class Systemd:
+    """systemctl, journalctl and k3s kubectl as a double: a script of states, one for each time it is asked."""
+
+    def __init__(self, *states, ready=True):
+        self.states, self.ready, self.calls, self.now = list(states), ready, [], 0.0
+
+    def __call__(self, argv):
+        self.calls.append(argv)
+        if argv[0] == "journalctl":
+            return 0, "starting\nlevel=fatal msg=no-route\n", ""
+        if argv[0] == k3s.BINARY:
+            return (0 if self.ready else 1), "", ""
+        if argv[1] == "show":
+            state, restarts = self.states.pop(0) if len(self.states) > 1 else self.states[0]
+            return 0, f"ActiveState={state}\nNRestarts={restarts}\n", ""
+        return 0, "", ""
+
+    def node(self, role="server"):
+        def sleep(seconds):
+            self.now += seconds
+
+        return k3s_node.Node("/", {**WANTED, "role": role}, None, self, 60, clock=lambda: self.now, sleep=sleep)
+
+
+@pytest.fixture
+def remembered(monkeypatch):
+    roots = []
+    monkeypatch.setattr(k3s_node.state, "remember", roots.append)
+    return roots
+
+
+def test_a_start_is_not_waited_for_by_systemctl_and_ends_when_the_api_server_is_ready(remembered):
+    systemd = Systemd(("activating", 0), ("activating", 0), ("active", 0))
+    node = systemd.node()
+    node._start("restart")
+    assert ["systemctl", "restart", "--no-block", "k3s"] in systemd.calls
+    assert (node.seconds, remembered) == (4.0, ["/"])
+    assert systemd.calls[-1][:2] == [k3s.BINARY, "kubectl"]
+
+
+FAILING = {
+    "failed": [("failed", 0)],
+    "never": [("activating", 0)],
+    "again and again": [("activating", 1), ("activating", 6)],
+}
+
+
+@pytest.mark.parametrize("name", FAILING)
+def test_a_k3s_that_does_not_come_up_is_told_with_the_end_of_its_journal(remembered, name):
+    systemd = Systemd(*FAILING[name])
+    with pytest.raises(Refused) as refused:
+        systemd.node("agent")._start("start")
+    (problem,) = refused.value.problems
+    assert problem.object == "service k3s-agent"
+    assert "level=fatal msg=no-route" in problem.seen
+    assert remembered == [], "what was not started with success is started again by the next run"
+    assert systemd.now < 60 or name == "never"
+
+
+def test_a_server_that_runs_but_does_not_answer_is_not_ready(remembered):
+    with pytest.raises(Refused):
+        Systemd(("active", 0), ready=False).node()._start("start")
+
+
+def test_a_token_of_a_cluster_that_is_there_is_kept(tmp_path):
+    node = k3s_node.Node(str(tmp_path), WANTED, None, None, 1)
+    server = tmp_path / k3s.DATA.lstrip("/") / "server"
+    server.mkdir(parents=True)
+    (server / "token").write_text("K10abc::server:known\n")
+    node._apply_file(Change(k3s.TOKEN, "generate", "", "hidden"))
+    place = tmp_path / k3s.TOKEN.lstrip("/")
+    assert place.read_text() == "K10abc::server:known\n"
+    assert place.stat().st_mode & 0o777 == 0o600
+    (server / "token").unlink()
+    node._apply_file(Change(k3s.TOKEN, "generate", "", "hidden"))
+    assert len(place.read_text().strip()) == 64
+
+
+def test_a_foreign_file_is_kept_beside_the_one_that_replaces_it(tmp_path):
+    wanted = {**WANTED, "options": {k3s.CONFIG: {"node-ip": "192.0.2.1"}}}
+    node = k3s_node.Node(str(tmp_path), wanted, None, None, 1)
+    place = tmp_path / k3s.CONFIG.lstrip("/")
+    place.parent.mkdir(parents=True)
+    place.write_text("mine: true\n")
+    node._apply_file(Change(k3s.CONFIG, "write", "", ""))
+    node._apply_file(Change(k3s.CONFIG, "write", "", ""))
+    assert [path.name for path in sorted(place.parent.iterdir())] == [
+        "config.yaml",
+        "config.yaml.before-gpufabric-rdma",
+    ]
+    assert (place.parent / "config.yaml.before-gpufabric-rdma").read_text() == "mine: true\n"
+
+
+def test_a_reset_finds_shims_with_all_that_runs_below_them_and_nothing_else(tmp_path):
+    def process(pid, parent, *command):
+        place = tmp_path / "proc" / str(pid)
+        place.mkdir(parents=True)
+        (place / "stat").write_text(f"{pid} (a name) S {parent} 0 0")
+        (place / "cmdline").write_bytes(b"\0".join(word.encode() for word in command) + b"\0")
+
+    shim = "/var/lib/rancher/k3s/data/1/bin/containerd-shim-runc-v2"
+    process(10, 1, shim, "-namespace", "k8s.io", "-address", "/run/k3s/containerd/containerd.sock")
+    process(11, 10, "pause")
+    process(12, 11, "train.py")
+    process(20, 1, "/usr/bin/containerd-shim-runc-v2", "-address", "/run/containerd/containerd.sock")
+    process(21, 20, "redis")
+    assert k3s_reset.processes(Tree(str(tmp_path))) == [10, 11, 12]
+
+
+def test_a_reset_finds_the_mounts_of_the_cluster_and_not_those_of_others(tmp_path):
+    points = [
+        "/", "/run/k3s/containerd/a/rootfs", "/var/lib/kubelet/pods/1/volumes/x", "/var/lib/kubelet", "/run/netns/mine",
+        "/run/netns/cni-0a1b", "/var/lib/rancher/k3s/agent/containerd/b", "/run/k3snot", "/var/lib/rancher",
+    ]  # fmt: skip
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/mounts").write_text("".join(f"dev {point} type opts 0 0\n" for point in points))
+    assert k3s_reset.mounts(Tree(str(tmp_path))) == [points[1], points[2], points[5], points[6]]
+
+
+def test_a_reset_leaves_a_plugin_that_is_not_the_one_that_was_placed(tmp_path):
+    node = k3s_reset.Node(str(tmp_path), None)
+    folder = tmp_path / "opt/cni/bin"
+    folder.mkdir(parents=True)
+    for name in ("bridge", "loopback", "own", "multus-shim"):
+        (folder / name).write_text(name)
+    sums = {name: k3s_reset.sha256_of(str(folder / name)) for name in ("bridge", "loopback")}
+    record = tmp_path / "var/lib/gpufabric-rdma/cni-plugins.json"
+    record.parent.mkdir(parents=True)
+    record.write_text(k3s_reset.json.dumps(sums))
+    (folder / "loopback").write_text("replaced by somebody")
+    placed, kept = node._plugins(Tree(str(tmp_path)))
+    assert sorted(os.path.basename(path) for path in placed) == ["bridge", "cni-plugins.json", "multus-shim"]
+    assert sorted(os.path.basename(path) for path in kept) == ["loopback", "own"]
