@@ -67,7 +67,8 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, T
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.netdevs import Network
 
 # RTF_UP and RTF_REJECT of include/uapi/linux/route.h
-UP, REJECT = 0x1, 0x200
+UP = 0x1
+REJECT = 0x200
 
 
 def netdevs(tree: Tree) -> dict:
