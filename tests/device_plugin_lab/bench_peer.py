@@ -141,7 +141,8 @@ def main():
     sys.stdout.write(
         "\nBoth: 8 resources of 1,000 on 8 HCAs, one config.json, one emulated node: for the ratios only.\n"
         f"The Go plugin sees a plug in its interval only ({result['interval']} s here, 60 s by default) and no link at "
-        f"all. never: not within 30 s (SIGTERM: 10 s).\nload average: node {result['load']:.1f}, this machine {os.getloadavg()[0]:.1f}\n"
+        f"all. never: not within 30 s (SIGTERM: 10 s).\n"
+        f"load average: node {result['load']:.1f}, this machine {os.getloadavg()[0]:.1f}\n"
     )
     return 0
 
