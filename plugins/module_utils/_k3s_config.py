@@ -56,10 +56,16 @@ _ON_SERVERS = """
 AGENT_KEYS = frozenset(_ON_ANY_NODE.split())
 SERVER_KEYS = AGENT_KEYS | frozenset(_ON_SERVERS.split())
 
-# Options that a typed variable of the role writes, so that k3s_config_extra may not.
+# Options that k3s_config_extra may not set, and what to use instead.
 OWNED = {
     "cluster-cidr": "k3s_cluster_cidr",
     "cluster-dns": "k3s_cluster_dns",
+    # Secrets: what stands in a variable comes into logs sooner or later.
+    "datastore-endpoint": "K3S_DATASTORE_ENDPOINT in /etc/systemd/system/k3s.service.env, mode 0600, which k3s reads",
+    "etcd-s3-access-key": "etcd-s3-config-secret",
+    "etcd-s3-secret-key": "etcd-s3-config-secret",
+    "etcd-s3-session-token": "etcd-s3-config-secret",
+    "vpn-auth": "vpn-auth-file, and the file with mode 0600",
     "cluster-init": "the group k3s_servers (three or more make embedded etcd)",
     "data-dir": f"nothing: {DATA} is the only place the roles know",
     "disable": "k3s_disable",
@@ -87,16 +93,6 @@ CRITICAL = (
     "disable-cloud-controller", "disable-helm-controller", "disable-kube-proxy", "egress-selector-mode",
     "embedded-registry", "flannel-backend", "secrets-encryption", "servicelb-namespace",
 )  # fmt: skip
-# Options whose value is a secret: written, never shown.
-SECRET = frozenset(
-    {
-        "datastore-endpoint",
-        "etcd-s3-access-key",
-        "etcd-s3-secret-key",
-        "etcd-s3-session-token",
-        "vpn-auth",
-    }
-)
 
 
 def unknown_keys(role: str, extra: dict) -> list[str]:
@@ -178,11 +174,6 @@ def yaml(options: dict) -> str:
         else:
             lines.append(f"{name}: {json.dumps(value, ensure_ascii=False)}")
     return "\n".join(lines) + "\n"
-
-
-def shown(options: dict) -> dict:
-    """The options with secrets hidden, for a diff."""
-    return {name: "hidden" if name in SECRET else value for name, value in options.items()}
 
 
 def registries(mirrors: dict) -> str:

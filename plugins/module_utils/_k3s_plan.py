@@ -19,7 +19,6 @@ from ._k3s_config import (
     SERVICES,
     TOKEN,
     registries,
-    shown,
     unit,
     unit_path,
     yaml,
@@ -127,14 +126,11 @@ def _plan_files(made: Plan, state: dict, wanted: dict) -> set[str]:
 
 
 def _both(path: str, seen: dict | None, wanted: dict) -> tuple[str, str]:
-    """What a diff may show of a file: nothing of registries.yaml, and no secret of the options."""
+    """What a diff may show of a file: nothing of registries.yaml, and nothing of a file that somebody else wrote."""
     if path == REGISTRIES:
         return (HIDDEN if seen else "", f"{HIDDEN}, another text" if seen else HIDDEN)
-    if path not in wanted["options"]:
-        return (seen["content"] if seen else "", unit(wanted["role"]))
-    secret = shown(wanted["options"][path]) != wanted["options"][path]
-    before = "" if seen is None else (HIDDEN if secret or not ours(seen) else seen["content"])
-    return before, yaml(shown(wanted["options"][path]))
+    before = "" if seen is None else (seen["content"] if ours(seen) else HIDDEN)
+    return before, texts(wanted)[path][0]
 
 
 def ours(seen: dict) -> bool:

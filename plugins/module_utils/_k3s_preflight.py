@@ -200,7 +200,7 @@ def _variables(node: dict, role: str, tell) -> None:
         tell(host, Problem(f"k3s_config_extra: {name}", f"an option of a k3s {role}", seen, _VARIABLE))
     for name in sorted(set(extra) & set(k3s.OWNED)):
         step = f"use {k3s.OWNED[name]}"
-        tell(host, Problem(f"k3s_config_extra: {name}", "options that no typed variable writes", "one that does", step))
+        tell(host, Problem(f"k3s_config_extra: {name}", "options that it may set", "one that has its own place", step))
     for name in sorted(set(typed["kubelet_args"]) & {"topology-manager-policy", "topology-manager-scope"}):
         step = f"use k3s_{name.replace('-', '_')}"
         tell(

@@ -28,8 +28,7 @@ options:
     required: true
   options:
     description:
-      - Options of k3s by file, as M(gpufabric.rdma.k3s_preflight) decided them.
-      - Values of options that hold secrets appear in no diff.
+      - Options of k3s by file, as M(gpufabric.rdma.k3s_preflight) decided them. None of them is a secret.
     type: dict
     required: true
   registries:

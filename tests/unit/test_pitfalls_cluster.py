@@ -279,6 +279,7 @@ REFUSED = {
     "option of a server": (node(2, config_extra={"etcd-arg": []}), "k3s_config_extra: etcd-arg"),
     "owned option": (node(config_extra={"cluster-cidr": "10.0.0.0/8"}), "k3s_config_extra: cluster-cidr"),
     "token": (node(config_extra={"token": "x"}), "k3s_config_extra: token"),
+    "secret": (node(config_extra={"datastore-endpoint": "postgres://u:p@db"}), "k3s_config_extra: datastore-endpoint"),
     "kubelet argument": (
         node(kubelet_args={"topology-manager-policy": "x"}),
         "k3s_kubelet_args: topology-manager-policy",
@@ -414,7 +415,7 @@ def node_state(**change):
 
 WANTED = {
     "role": "server",
-    "options": {_k3s_config.CONFIG: {"node-ip": "192.0.2.1", "datastore-endpoint": "postgres://user:hunter2@db"}},
+    "options": {_k3s_config.CONFIG: {"node-ip": "192.0.2.1"}},
     "registries": {"configs": {"r": {"auth": {"password": "hunter2"}}}},
     "token_given": False,
     "takeover_allowed": None,
@@ -466,7 +467,8 @@ def test_a_restart_says_for_what():
 
 
 def test_no_secret_stands_in_a_plan():
-    made = _k3s_plan.plan(node_state(), WANTED)
+    foreign = {_k3s_config.CONFIG: {"content": "token: hunter2", "mode": "0644"}}
+    made = _k3s_plan.plan(node_state(files=foreign), WANTED)
     assert {_k3s_config.CONFIG, _k3s_config.REGISTRIES} < {change.object for change in made.changes}
     assert "hunter2" not in repr(made)
     assert all(mode == "0600" for path, (_text, mode) in _k3s_plan.texts(WANTED).items() if "rancher" in path)
