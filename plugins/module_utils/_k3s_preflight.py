@@ -138,9 +138,11 @@ def labels(facts: dict, typed: dict) -> dict[str, str]:
             found["feature.node.kubernetes.io/rdma.capable"] = "true"
             if any((hca.get("pci") or {}).get("vendor") in ("15b3", "0x15b3") for hca in hcas):
                 found["feature.node.kubernetes.io/pci-15b3.present"] = "true"
-        layers = {port["link_layer"] for hca in hcas for port in hca["ports"]}
+        layers = {str(port["link_layer"]) for hca in hcas for port in hca["ports"]}
+        # A value that is no label, such as why it is unknown, would keep the kubelet from starting.
+        layers = sorted(layer for layer in layers if _LABEL.fullmatch(layer))
         if layers:
-            found["rdma.gpufabric.io/link-layer"] = "-".join(sorted(str(layer) for layer in layers))
+            found["rdma.gpufabric.io/link-layer"] = "-".join(layers)
         found["rdma.gpufabric.io/rails"] = str(len(facts.get("rails") or []))
         driver = (facts.get("driver") or {}).get("loaded") or {}
         if driver.get("flavor") and _LABEL.fullmatch(str(driver["flavor"])):

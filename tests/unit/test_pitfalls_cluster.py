@@ -353,7 +353,7 @@ LABELS = {"feature.node.kubernetes.io/rdma.capable", "feature.node.kubernetes.io
 
 
 def test_the_labels_of_the_seeds_come_from_facts_or_from_nfd_never_from_both():
-    ports = [{"link_layer": "InfiniBand"}]
+    ports = [{"link_layer": "InfiniBand"}, {"link_layer": "unknown: the driver is not loaded"}]
     facts = {
         "hcas": [{"pci": {"vendor": "15b3"}, "ports": ports}],
         "rails": [{}, {}],
