@@ -204,7 +204,7 @@ _HINTS = (
     ("ImagePull", "bring the image to the node (bundle), or set verification_image to one that is there"),
     ("cannot find a network-attachment-definition", "make the network in the pod's namespace (networks_namespaces)"),
     ("No networks found in", "Multus finds no files of the node: its confDir has to be networks_multus_conf_dir"),
-    ("multus.sock", "the Multus daemon of the node is not up: see its pod in kube-system"),
+    ("multus.sock", "the Multus daemon of the node is not up: see its pod in kube-multus"),
     ("failed to find plugin", "a CNI plugin is missing in /opt/cni/bin: run the role cni_plugins"),
     ("no such file or directory", "host-device got a slot number as PCI address: see nad_lint (resourceName)"),
     ("no IP addresses available", "the address block of the node is used up: enlarge per_node_block_size"),
