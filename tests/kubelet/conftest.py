@@ -68,7 +68,13 @@ class Plugin:
         return int(self.bed.node(f"systemctl show --property=MainPID --value {self.name}"))
 
     def log(self) -> str:
-        return self.bed.node(f"journalctl --no-pager --output=cat --unit={self.name}")
+        """Of the running process."""
+        this = f"$(systemctl show --property=InvocationID --value {self.name})"
+        return self.bed.node(f"journalctl --no-pager --output=cat _SYSTEMD_INVOCATION_ID={this}")
+
+    def wait_registered(self, resource: str) -> None:
+        """The node's status may still be that of the process before: a pod that comes too early is refused."""
+        self.bed.wait(lambda: f"{resource}: registered" in self.log(), f"{resource} registered", every=1)
 
 
 @pytest.fixture(scope="session")

@@ -116,8 +116,10 @@ def test_a_restarted_kubelet_has_the_resources_again_by_itself(bed, plugin, time
 def test_an_upgraded_plugin_leaves_running_pods_alone(bed, plugin, times):
     workload = bed.identity("verbs")
     plugin.install("0.1.1")
-    with timed(times, "plugin upgraded: restarted -> pod with the resource Running"):
+    with timed(times, "plugin upgraded: restarted -> registered"):
         bed.node(f"systemctl restart {plugin.name}")
+        plugin.wait_registered("rdma/rail0")
+    with timed(times, "after the upgrade: pod with the resource -> Running"):
         bed.run_pod(bed.pod("after", {"rdma/rail0": 1}, hostNetwork=True))
     wait_rails(bed)
     version = bed.node(f"PYTHONPATH={PAYLOAD}/current:/srv/bed/libraries python3 -m rdma_device_plugin -version")
