@@ -1,0 +1,121 @@
+"""The role k3s as a play over two laid-out nodes with a bundle folder: refused, announced, run, run again, removed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+import yaml
+from ansible_collections.gpufabric.rdma.tests.tools import tree
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+ADDRESSES = {"node1": "198.18.1.2", "node2": "198.18.0.15"}
+SECRET = "4f7c-planted-token"
+
+
+@pytest.fixture
+def bundle(tmp_path):
+    folder = tmp_path / "bundle"
+    folder.mkdir()
+    rows = {"k3s": b"program", "images.tar": b"images"}
+    for name, data in rows.items():
+        (folder / name).write_bytes(data)
+    sums = {name: hashlib.sha256(data).hexdigest() for name, data in rows.items()}
+    program = {"name": "k3s", "version": "v1.35.8+k3s1", "architecture": "amd64", "path": "k3s", "sha256": sums["k3s"]}
+    images = [{"reference": name, "path": "images.tar", "sha256": sums["images.tar"]} for name in ("a:1", "b:1")]
+    described = {"schema": 1, "origin": "release", "files": [program], "images": images}
+    (folder / "bundle.yml").write_text(yaml.safe_dump(described))
+    return folder
+
+
+@pytest.fixture
+def play(tmp_path, bundle):
+    """play(role or playbook, *arguments, **variables): exit code and output, over node1 (server) and node2 (agent)."""
+    hosts = {}
+    for name, address in ADDRESSES.items():
+        tree.lay_out(tree.load("lab-rxe-debian12"), tmp_path / name)
+        hosts[name] = {"discovery_root": str(tmp_path / name), "k3s_node_ip": address}
+    role = [{"hosts": "gpu_nodes", "gather_facts": False, "any_errors_fatal": True, "roles": ["gpufabric.rdma.k3s"]}]
+    (tmp_path / "role.yml").write_text(yaml.safe_dump(role))
+
+    def run(playbook, *arguments, **variables):
+        common = {
+            "ansible_connection": "local",
+            "ansible_python_interpreter": sys.executable,
+            "ansible_become": False,
+            "k3s_bundle_dir": str(bundle),
+            **variables,
+        }
+        inventory = tmp_path / "hosts.yml"
+        inventory.write_text(yaml.safe_dump({"gpu_nodes": {"vars": common, "hosts": hosts}}))
+        done = subprocess.run(
+            [sys.executable, "-m", "ansible", "playbook", "-i", inventory, playbook, *arguments],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_HOME": str(tmp_path / "home")},
+            cwd=tmp_path,
+            check=False,
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    return run
+
+
+def files(root):
+    """{path: (mode, content)} of what a run may write."""
+    return {
+        str(path.relative_to(root)): (path.stat().st_mode & 0o7777, path.read_bytes())
+        for directory in ("etc", "usr/local", "var/lib/rancher", "opt")
+        for path in (root / directory).rglob("*")
+        if path.is_file() and not path.is_symlink()
+    }
+
+
+def test_refused_then_announced_then_run_then_nothing_left_to_do_then_taken_off(play, tmp_path, bundle):
+    node1, node2 = (tmp_path / name for name in ADDRESSES)
+    (node1 / "opt/cni/bin").mkdir(parents=True)
+    (node1 / "opt/cni/bin/mine").write_text("a plugin of somebody else's")
+    before = [files(node1), files(node2)]
+
+    (bundle / "k3s").write_bytes(b"swapped")
+    code, output = play("role.yml", k3s_cluster_cidr="198.18.0.0/16", k3s_config_extra={"x": 1})
+    assert code != 0
+    for line in (
+        "node1, node2  k3s_cluster_cidr 198.18.0.0/16",
+        "node2  k3s_config_extra: x",
+        f"the controller  {bundle}/k3s",
+    ):
+        assert f"\n{line}\n" in output
+    (bundle / "k3s").write_bytes(b"program")
+    assert [files(node1), files(node2)] == before, "a refused run has changed something"
+
+    code, announced = play("role.yml", "--check", "--diff", k3s_token=SECRET)
+    assert (code, [files(node1), files(node2)]) == (0, before), announced
+    code, first = play("role.yml", "--diff", k3s_token=SECRET)
+    assert code == 0, first
+    now = files(node1)
+    written = {path for path in now if path not in before[0]}
+    assert written >= {"etc/rancher/k3s/config.yaml", "etc/rancher/k3s/token", "etc/systemd/system/k3s.service"}
+    assert all(f"/{path}" in announced for path in written), "check mode names each file"
+    assert {now[path][0] for path in written if path.startswith("etc/rancher")} == {0o600}
+    assert now["usr/local/bin/k3s"] == (0o755, b"program")
+    assert os.readlink(node1 / "usr/local/bin/kubectl") == "/usr/local/bin/k3s"
+    agent = files(node2)
+    assert b'server: "https://198.18.1.2:6443"' in agent["etc/rancher/k3s/config.yaml"][1]
+    assert agent["etc/rancher/k3s/token"] == now["etc/rancher/k3s/token"]
+    assert SECRET.encode() in now["etc/rancher/k3s/token"][1]
+    assert SECRET not in announced + first
+
+    code, second = play("role.yml", k3s_token=SECRET)
+    assert code == 0, second
+    assert second.count("changed=0") == 2
+    assert [files(node1), files(node2)] == [now, agent]
+
+    code, output = play("gpufabric.rdma.reset", k3s_reset_allowed=True)
+    assert code == 0, output
+    assert "/opt/cni/bin/mine stays: it is not ours" in output
+    assert [files(node1), files(node2)] == before
