@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from ansible_collections.gpufabric.rdma.tests.tools import kubectl_double, tree
+from ansible_collections.gpufabric.rdma.tests.tools import drain_double, tree
 
 MARK = "rdma.gpufabric.io/cordoned-for-driver"
 POD = {"namespace": "jobs", "name": "train-0", "node": "node1", "owner": "ReplicaSet"}
@@ -54,7 +54,7 @@ class Cluster:
             "ansible_python_interpreter": sys.executable,
             "discovery_root": str(self.node),
             "driver_drain_allowed": True,
-            "driver_drain_command": [sys.executable, kubectl_double.__file__, f"--kubeconfig={self.path}"],
+            "driver_drain_command": [sys.executable, drain_double.__file__, f"--kubeconfig={self.path}"],
             **variables,
         }
         (self.folder / "play.yml").write_text(json.dumps(playbook))

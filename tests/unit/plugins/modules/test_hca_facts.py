@@ -37,7 +37,9 @@ def hca(tmp_path):
 
 def test_the_facts_are_those_of_the_library(run, tmp_path):
     found = run(software_hcas=True)
-    assert found["ansible_facts"] == {"rdma": gather(Tree(str(tmp_path)), software_hcas=True)}
+    facts = gather(Tree(str(tmp_path)), software_hcas=True)
+    facts["gpudirect"]["evidence"] = None  # without a GPU there is nothing for the doctor to judge
+    assert found["ansible_facts"] == {"rdma": facts}
     assert (found["rc"], found["changed"], found["forks"]) == (0, False, 0)
     assert [rail["hca"] for rail in found["ansible_facts"]["rdma"]["rails"]] == ["rxe0"]
 
