@@ -333,7 +333,7 @@ def wait_arguments(item: dict) -> list[str]:
 
 def satisfied(item: dict, live: Iterable[dict]) -> bool:
     """Whether an object that was just read already meets the condition, so that nobody has to ask again."""
-    kind, _, name = item["resource"].partition("/")
+    kind, name = item["resource"].partition("/")[::2]
     for seen in live:
         meta, status = seen["metadata"], seen.get("status") or {}
         here = (seen["kind"].lower(), meta["name"], meta.get("namespace") or "")

@@ -229,7 +229,7 @@ def _networks(node: dict, tell) -> None:
         except (netaddr.AddrFormatError, ValueError, TypeError):
             tell(host, Problem(f"k3s_{name}", "a network such as 10.42.0.0/16", str(typed[name]), _VARIABLE))
     if len(nets) == 2:
-        pods, services = nets.values()
+        pods, services = nets["k3s_cluster_cidr"], nets["k3s_service_cidr"]
         if pods in services or services in pods:
             tell(host, _overlap("k3s_cluster_cidr", pods, f"k3s_service_cidr {services}"))
         if typed["cluster_dns"] and not _inside(typed["cluster_dns"], services):

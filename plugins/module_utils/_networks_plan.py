@@ -563,7 +563,7 @@ def _pool(item: dict, size: int, taken: list[str], namespace: str) -> dict:
     if item.get("gateway"):
         spec["gateway"] = item["gateway"]
     version = netaddr.IPNetwork(item["subnet"]).version
-    outside = [(low, high) for low, high in excluded({**item, "gateway": None}, taken)]
+    outside = list(excluded({**item, "gateway": None}, taken))
     if outside:
         spec["exclusions"] = [
             {"startIP": str(netaddr.IPAddress(low, version)), "endIP": str(netaddr.IPAddress(high, version))}

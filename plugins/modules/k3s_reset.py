@@ -211,7 +211,7 @@ class Node:
 
     def apply(self, changes):
         for change in changes:
-            kind, _, name = change.object.partition(" ")
+            kind, name = change.object.partition(" ")[::2]
             if change.object.startswith("/"):
                 self._remove(change.object)
             elif kind == "service":

@@ -47,6 +47,11 @@ problems:
   returned: always
   type: list
   elements: dict
+not_verified:
+  description: What could not be seen, each a sentence with its reason.
+  returned: always
+  type: list
+  elements: str
 """
 
 import os

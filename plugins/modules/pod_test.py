@@ -119,6 +119,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils import _fabric, _pod_plan, _pod_probe
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kubectl import Failed, Kubectl
 
 MANAGER = "gpufabric.rdma"
 TYPES = ("nodes", "services", "namespaces")
@@ -134,55 +135,6 @@ HOPELESS = (
 )
 _PATIENCE = 10
 _KEPT = 2000
-
-
-class Failed(Exception):
-    """kubectl could not do what the stage cannot go on without."""
-
-
-class Kubectl:
-    """Calls kubectl; every call has an end."""
-
-    def __init__(self, argv, limit=60):
-        self._argv = list(argv)
-        self._limit = limit
-
-    def run(self, *words, text=None, limit=None):
-        """(exit status, output, error); a program that is missing or does not end has an exit status too."""
-        limit = limit or self._limit
-        try:
-            done = subprocess.run(
-                [*self._argv, *words],
-                input=text or "",
-                capture_output=True,
-                timeout=limit,
-                check=False,
-                encoding="utf-8",
-                errors="replace",
-            )
-        except subprocess.TimeoutExpired as late:
-            said = late.stdout or ""
-            return 124, said if isinstance(said, str) else said.decode(errors="replace"), f"no end after {limit} s"
-        except OSError as error:
-            return 127, "", f"{self._argv[0]} cannot be started: {error.strerror}"
-        return done.returncode, done.stdout, done.stderr
-
-    def items(self, *words):
-        """The objects of a get; raises Failed."""
-        code, said, error = self.run("get", *words, "-o", "json")
-        if code:
-            raise Failed(error.strip() or said.strip() or f"exit status {code}")
-        found = json.loads(said)
-        return found.get("items", [found])
-
-    def serve(self, pod, argv, namespace):
-        """Start a command in a pod without waiting for its end."""
-        return subprocess.Popen(
-            [*self._argv, "exec", "-n", namespace, pod, "--", *argv],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
 
 
 # --- read -------------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from kubelet_bed import CHECKOUT, LAID_OVER, NODE, PAYLOAD, PLUGIN_IMAGE, laid_over_tree, timed
 
-SEED = CHECKOUT / "tests/fixtures/seeds/000-shared-device-plugin.yaml"
+SEED = CHECKOUT / "tests/fixtures/seeds/000-shared-device-plugin.yaml.txt"
 RAIL0 = {
     "resourceName": "rail0",
     "rdmaHcaMax": 20,
@@ -74,7 +74,7 @@ def test_our_daemonset(bed, images, alone, times):
         bed.node("ip link set eth2 up")
         bed.wait_resource("rdma/rail0", 20, 20)
     before = bed.identity("verbs")
-    _, times["our DaemonSet: k3s restarted -> allocatable"] = bed.restart_kubelet("rdma/rail0", 20)
+    times["our DaemonSet: k3s restarted -> allocatable"] = bed.restart_kubelet("rdma/rail0", 20)[1]
     assert bed.identity("verbs") == before
     bed.remove_pods("verbs")
 
@@ -134,5 +134,5 @@ def test_both_after_a_restart_of_the_kubelet(bed, plugin, alone, times, which):
     else:
         bed.node("systemctl start go-plugin")
     bed.wait_resource(resource, count, count)
-    _, times[f"{which}: k3s restarted -> allocatable"] = bed.restart_kubelet(resource, count)
+    times[f"{which}: k3s restarted -> allocatable"] = bed.restart_kubelet(resource, count)[1]
     bed.node(f"systemctl stop {unit}")

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """A double of kubectl and its API server: one JSON file, the verbs and messages that cluster_objects relies on.
 
 APPLY_DOUBLE names the file. It speaks server-side apply: field ownership by manager, conflicts, removal of fields that
@@ -100,7 +99,7 @@ def get(state, arguments) -> None:
     for name in types:
         if name not in known.values() and name not in {plural.partition(".")[0] for plural in known.values()}:
             raise Failed(f'error: the server doesn\'t have a resource type "{name.partition(".")[0]}"')
-    label, _, value = option(arguments, "selector").partition("=")
+    label, value = option(arguments, "selector").partition("=")[::2]
     found = [
         item
         for item in state["objects"].values()

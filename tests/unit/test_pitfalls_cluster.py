@@ -427,8 +427,8 @@ def settled(**change):
     return node_state(files=files, **change)
 
 
-def acts(found, wanted=WANTED):
-    return [(change.object, change.action) for change in _k3s_plan.plan(found, wanted).changes]
+def acts(found, wanted=None):
+    return [(change.object, change.action) for change in _k3s_plan.plan(found, wanted or WANTED).changes]
 
 
 DRIFTS = {

@@ -22,7 +22,7 @@ from ansible_collections.gpufabric.rdma.tests.tools import tree
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 LOCKED = yaml.safe_load((ROOT / "lock/artifacts.yml").read_text())["wheels"]
-RECIPE = list(yaml.safe_load_all((ROOT / "tests/fixtures/manifests/rdma-shared-dp-ds.yml").read_text()))
+RECIPE = list(yaml.safe_load_all((ROOT / "tests/fixtures/manifests/rdma-shared-dp-ds.yml.txt").read_text()))
 PLAY = [
     {
         "name": "Device plugin",

@@ -51,7 +51,7 @@ def test_a_running_daemon_with_its_configuration_is_left_alone(node):
     node.start()
     node.conf.write_text(VALID)
     before = node.primary.stat().st_ino
-    assert [node.after(2) for _ in range(10)] == [None] * 10
+    assert [node.after(2) for turn in range(10)] == [None] * 10
     assert (node.conf.read_text(), node.primary.stat().st_ino, node.said) == (VALID, before, [])
 
 

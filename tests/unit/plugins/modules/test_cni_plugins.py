@@ -47,9 +47,9 @@ class Bundle:
         digest = hashlib.sha256(content).hexdigest()
         self.images.append({"reference": reference, "architecture": "amd64", "path": "image.tar", "sha256": digest})
 
-    def choose(self, names=NAMES, machine="x86_64"):
+    def choose(self, names=None, machine="x86_64"):
         described = {"schema": 1, "origin": "testbed", "files": self.files, "images": self.images}
-        return _cni_bundle.choose(described, str(self.folder), names, machine)
+        return _cni_bundle.choose(described, str(self.folder), names or NAMES, machine)
 
 
 @pytest.fixture
