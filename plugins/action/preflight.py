@@ -44,7 +44,8 @@ class ActionModule(ActionBase):
         problems += _preflight.unknown(task_vars, options, documented_roles(), variables["discovery_known_variables"])
         result = {
             "host": task_vars["inventory_hostname"],
-            "variables": variables,
+            # Ansible prints and keeps results: no secret belongs there.
+            "variables": {name: value for name, value in variables.items() if not options[name].get("no_log")},
             "plan": [],
             "reboot_reasons": [],
             "notes": [],

@@ -65,7 +65,9 @@ def validate(options: dict, values: dict) -> tuple[dict, list[dict]]:
             continue
         checked = ArgumentSpecValidator({name: option}).validate({name: value})
         if checked.error_messages:
-            problems.append(_invalid(name, option, f"{_short(value)}; {'; '.join(checked.error_messages)}"))
+            # The messages quote the value.
+            seen = "another type" if option.get("no_log") else f"{_short(value)}; {'; '.join(checked.error_messages)}"
+            problems.append(_invalid(name, option, seen))
             effective[name] = option.get("default")
         else:
             effective[name] = _given(checked.validated_parameters[name])

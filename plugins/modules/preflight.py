@@ -61,7 +61,7 @@ host:
   returned: without O(results)
   type: str
 variables:
-  description: The effective value of each public variable of the collection.
+  description: The effective value of each public variable of the collection, secrets left out.
   returned: without O(results)
   type: dict
 problems:

@@ -47,6 +47,15 @@ def test_a_wrong_type_or_choice_names_the_variable_and_what_it_takes(options, na
     assert effective[name] == options[name].get("default"), "the other checks go on with the default"
 
 
+@pytest.mark.parametrize("value", [["not", "a", "s3cret", "text"], "s3cret"])
+def test_a_secret_of_the_wrong_type_is_refused_without_being_shown(options, value):
+    names = [name for name, option in options.items() if option.get("no_log")]
+    assert {"k3s_token", "k3s_registries"} <= set(names)
+    _effective, problems = _preflight.validate(options, dict.fromkeys(names, value))
+    assert problems
+    assert "s3cret" not in str(problems)
+
+
 def test_the_word_off_survives_yaml(options):
     effective, problems = _preflight.validate(options, {"kernel_modules_gpudirect": False})
     assert (effective["kernel_modules_gpudirect"], problems) == ("off", [])
