@@ -16,6 +16,7 @@ export ANSIBLE_HOME := $(CURDIR)/.ansible
 # The tests lay out whole machines, thousands of small files: memory is the place for them where there is one.
 SCRATCH := $(shell test -w /dev/shm && echo /dev/shm || echo $(CURDIR)/.cache)/gpufabric-rdma-tests
 
+LAB_FOLDER := $(or $(LAB_DIR),.lab)
 INVENTORY ?= inventory/lab
 ARGS ?=
 NODE ?= node1
@@ -24,7 +25,9 @@ N ?= 16
 ##@ The two commands
 .PHONY: lab test
 lab: lab-up ## Boot the lab's two nodes, run playbooks/site.yml on them, print a summary
-	@lab/progress "site.yml on inventory/lab" ansible-playbook -i inventory/lab playbooks/site.yml $(ARGS)
+	@lab/labctl bundle
+	@lab/progress "site.yml on inventory/lab" ansible-playbook -i inventory/lab playbooks/site.yml \
+		$$([ ! -e $(LAB_FOLDER)/cluster.yml ] || echo "-e @$(LAB_FOLDER)/cluster.yml") $(ARGS)
 
 test: unit plugin-test lint sanity build molecule-rails ## Unit tests, linters, ansible-test sanity, tarball, the fast molecule scenario
 

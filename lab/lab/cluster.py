@@ -11,6 +11,7 @@ import pathlib
 import re
 import shutil
 import subprocess
+import sys
 import tarfile
 import urllib.error
 import urllib.request
@@ -23,6 +24,13 @@ CHOICES = ("none", "auto", "testbed", "release")
 PROBE_SECONDS = 4
 # What the double says it is (`k3s --version`).
 DOUBLE = "+double1"
+SERVER = "10.77.0.1:6443"
+# The nodes reach each other on eth1 only; there is no resolver, and kube-proxy has no rules yet when Flannel starts.
+LAB_VARIABLES = {
+    "networks_rails": True,
+    "flannel_api_server": SERVER,
+    "multus_api_server": SERVER,
+}
 
 
 def choose() -> tuple[str, str]:
@@ -71,16 +79,22 @@ def fill(settings: Settings) -> pathlib.Path | None:
         from_release(folder)
     else:
         from_testbed(settings, folder)
-    variables.write_text(json.dumps({"k3s_bundle_dir": str(folder), **role_variables(chosen)}, indent=2) + "\n")
+    given = {"k3s_bundle_dir": str(folder), "device_plugin_wheel_dir": str(folder / "wheels"), **LAB_VARIABLES, **role_variables(chosen)}
+    variables.write_text(json.dumps(given, indent=2) + "\n")
     return folder
 
 
-def role_variables(chosen: str) -> dict[str, str]:
+def role_variables(chosen: str) -> dict[str, object]:
     """What the playbook has to be told: the roles' own defaults name the images of the release."""
     if chosen == "release":
         return {}
     reference = {name: recipe.reference for name, recipe in containers.recipes().items()}
-    return {"flannel_image": reference["flannel"], "multus_image": reference["multus"]}
+    return {
+        "flannel_image": reference["flannel"],
+        "multus_image": reference["multus"],
+        "verification_image": reference["rdma-tools"],
+        "cni_plugins_names": sorted([*programs.plugin_names(), "flannel"]),
+    }
 
 
 def from_release(folder: pathlib.Path) -> None:
@@ -114,10 +128,18 @@ def from_testbed(settings: Settings, folder: pathlib.Path) -> None:
     for name, recipe in containers.recipes().items():
         path = put(folder, f"images/amd64/{name}.tar", images[name])
         described.append({"reference": recipe.reference, "architecture": "amd64", **path})
+    fetch_wheels(folder / "wheels")
     # JSON is YAML, and this program needs the standard library only.
     document = {"schema": 1, "origin": "testbed", "files": files, "images": described}
     (folder / "bundle.yml").write_text(json.dumps(document, indent=2) + "\n")
     say(f"bundle: {len(files)} files and {len(described)} images in {folder}")
+
+
+def fetch_wheels(folder: pathlib.Path) -> None:
+    """The device plugin's libraries for the nodes' Python; sums are compared by the script."""
+    script = CHECKOUT / "device_plugin" / "fetch_wheels.py"
+    if subprocess.run([sys.executable, str(script), str(folder)], check=False).returncode:
+        raise LabError("wheels of the device plugin", f"those of its lock in {folder}", "see above", "run it again")
 
 
 def packed(folder: pathlib.Path) -> bytes:
