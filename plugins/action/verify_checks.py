@@ -73,7 +73,7 @@ class ActionModule(ActionBase):
         """Plan the test pods from what the cluster offers; nothing where it could not be asked."""
         read = args["cluster"].get("read") or {}
         empty = {"namespace": args["cluster"]["namespace"], "objects": [], "pods": [], "left_out": {}}
-        if read.get("unreachable") or not read.get("cluster") or args["cluster"].get("pod_name"):
+        if not read.get("cluster") or args["cluster"].get("pod_name"):
             return {"plan": empty}
         hosts = args["cluster"]["hosts"]
         cluster = {**read["cluster"], "networks": _pod_checks.networks_of(read["cluster"], hosts)}

@@ -32,8 +32,8 @@ def cluster_checks(seen: dict, check_mode: bool) -> list[tuple[str, dict]]:
     if not hosts:
         return []
     first = hosts[0]["host"]
-    if read.get("unreachable") or not read.get("cluster"):
-        why = read.get("unreachable") or read.get("msg") or "no answer"
+    if not read.get("cluster"):
+        why = read.get("api_error") or read.get("msg") or "no answer"
         step = (
             "see that k3s runs on the first server: systemctl status k3s; without a cluster: verification_pods: false"
         )
@@ -41,7 +41,7 @@ def cluster_checks(seen: dict, check_mode: bool) -> list[tuple[str, dict]]:
     cluster = {**read["cluster"], "networks": networks_of(read["cluster"], hosts)}
     found = [(first, item) for item in lint_checks(cluster, hosts, seen)]
     if seen["pod_name"]:
-        if seen["pod"].get("unreachable") is None and "pods" in seen["pod"]:
+        if seen["pod"].get("api_error") is None and "pods" in seen["pod"]:
             found += [(first, item) for item in diagnose(seen["pod"], hosts, cluster["networks"], seen["pod_name"])]
         else:
             why = seen["failure"] or "check mode looks into no pod"

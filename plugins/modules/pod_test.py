@@ -86,7 +86,7 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
-unreachable:
+api_error:
   description: Why the cluster could not be asked, or null.
   returned: O(stage=read), O(stage=pod)
   type: str
@@ -363,11 +363,11 @@ def stop(kubectl, namespace):
 def look_into(kubectl, params):
     namespace, _slash, name = params["pod"].rpartition("/")
     namespace = namespace or "default"
-    cluster, unreachable = read(kubectl)
-    if unreachable:
-        return {"unreachable": unreachable}
+    cluster, error = read(kubectl)
+    if error:
+        return {"api_error": error}
     code, said, error = kubectl.run("get", "pod", name, "-n", namespace, "-o", "json")
-    found = {"unreachable": None, "cluster": cluster, "pods": {}, "answers": {}, "item": None}
+    found = {"api_error": None, "cluster": cluster, "pods": {}, "answers": {}, "item": None}
     if code:
         found["missing"] = (error or said).strip()
         return found
@@ -422,8 +422,9 @@ def main():
     stage = params["stage"]
     try:
         if stage == "read":
-            cluster, unreachable = read(kubectl)
-            result = {"cluster": cluster, "unreachable": unreachable}
+            # Not by the name `unreachable`, which would tell Ansible that the node is.
+            cluster, error = read(kubectl)
+            result = {"cluster": cluster, "api_error": error}
         elif module.check_mode:
             result = {}
         elif stage == "run":

@@ -529,7 +529,7 @@ def seen(**changes):
     plan = _pod_plan.plan(hosts, offered, OPTIONS)
     return {
         "hosts": hosts,
-        "read": {"unreachable": None, "cluster": {key: offered[key] for key in ("nodes", "nads", "dns")}},
+        "read": {"api_error": None, "cluster": {key: offered[key] for key in ("nodes", "nads", "dns")}},
         "plan": plan,
         "run": {
             "pods": {pod["name"]: running() for pod in plan["pods"]},
@@ -564,7 +564,7 @@ def test_a_sound_cluster_passes_with_the_linter_among_the_checks():
 @pytest.mark.parametrize(
     ("changes", "failing", "not_verified"),
     [
-        ({"read": {"unreachable": "connection refused", "cluster": None}}, [], ["cluster:api"]),
+        ({"read": {"api_error": "connection refused", "cluster": None}}, [], ["cluster:api"]),
         ({"failure": "no end after 60 s"}, ["pod:tests"], []),
         ({"left": "timed out"}, ["pod:removed"], []),
         ({"pod_name": "default/mine"}, [], ["pod:look"]),
@@ -588,7 +588,7 @@ def test_check_mode_starts_no_pod_and_lints_all_the_same():
 
 def own(annotation="rail0", limits=("rdma/rail0",), security=None, answer=ROCE, **changes):
     found = {
-        "unreachable": None,
+        "api_error": None,
         "cluster": cluster(),
         "pods": {"mine": running()},
         "answers": {"mine": answer},

@@ -60,7 +60,7 @@ def run(cluster, plan, **options):
 
 def test_read_tells_nodes_networks_and_whether_there_is_dns(cluster):
     read = call(cluster, "read")
-    assert read["unreachable"] is None
+    assert read["api_error"] is None
     found = read["cluster"]
     assert [node["name"] for node in found["nodes"]] == ["node1", "node2"]
     assert found["nodes"][0]["capacity"] == {"rdma/rail0": 100}
@@ -72,15 +72,15 @@ def test_read_tells_nodes_networks_and_whether_there_is_dns(cluster):
 def test_types_that_the_server_does_not_have_are_passed_over(cluster):
     cluster.plant("absent_types.json", ["ippools.nv-ipam.nvidia.com"])
     read = call(cluster, "read")
-    assert read["unreachable"] is None
+    assert read["api_error"] is None
     assert [item["metadata"]["name"] for item in read["cluster"]["nads"]] == ["rail0"]
 
 
 def test_a_cluster_that_does_not_answer_is_told_not_guessed(cluster):
     cluster.plant("down", "")
-    assert "refused" in call(cluster, "read")["unreachable"]
+    assert "refused" in call(cluster, "read")["api_error"]
     missing = call(cluster, "read", kubectl=["no-such-program", "kubectl"])
-    assert "cannot be started" in missing["unreachable"]
+    assert "cannot be started" in missing["api_error"]
 
 
 def test_pods_run_answer_and_send_and_are_gone_afterwards(cluster):
