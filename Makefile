@@ -40,7 +40,7 @@ check: venv ## Say what site would change, and change nothing: INVENTORY=… [AR
 	@ansible-playbook -i $(INVENTORY) playbooks/site.yml --check --diff $(ARGS)
 
 ##@ The lab
-.PHONY: lab-up lab-down lab-ssh lab-test driver-lab kubelet-lab plugin-lab bench-peer rails
+.PHONY: lab-up lab-down lab-ssh lab-test driver-root driver-lab kubelet-lab plugin-lab bench-peer rails
 lab-up: venv lab-packages ## Build the image once and boot the nodes (they are reused while they run)
 	@lab/labctl up
 
@@ -55,6 +55,9 @@ lab-test: venv lab-packages ## The VM scenario as molecule runs it
 
 plugin-lab: venv lab-packages ## The device plugin on a lab node of its own: hot-plug, links, kubelet restarts, config swaps, growth
 	@lab/progress "device plugin on a lab node" python tests/device_plugin_lab/plugin_lab.py $(ARGS)
+
+driver-root: venv lab-packages ## The module driver in a root of the lab's image: faults, install, upgrade, downgrade, back to inbox
+	@DRIVER_IMAGE=$$(lab/labctl image | tail -n 1) pytest -n0 -x -rs tests/driver/test_in_root.py
 
 driver-lab: venv lab-packages ## The role driver on a lab node of its own: install, upgrade, downgrade, back to inbox
 	@tests/run-driver-lab $(ARGS)

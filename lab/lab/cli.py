@@ -193,6 +193,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     shell.add_argument("node", choices=NODES)
     shell.add_argument("words", nargs=argparse.REMAINDER, metavar="command")
     commands.add_parser("status", help="a table of the nodes")
+    commands.add_parser("image", help="build the node image once and say, in the last line, where it is")
     commands.add_parser("bundle", help="fill the bundle folder of the lab's cluster (LAB_CLUSTER)")
     build = commands.add_parser("programs", help="build the test bed's programs from Go modules and say where they are")
     build.add_argument("parts", nargs="*", metavar="part", help=f"{', '.join(programs.PARTS)} (all)")
@@ -253,6 +254,8 @@ def main(arguments: list[str]) -> int:
 def change(lab: Lab, given: argparse.Namespace) -> None:
     if given.command == "up":
         lab.up()
+    elif given.command == "image":
+        print(image.ensure(lab.settings).folder)
     elif given.command == "bundle":
         cluster.fill(lab.settings)
     elif given.command == "down":
