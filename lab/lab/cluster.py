@@ -79,7 +79,12 @@ def fill(settings: Settings) -> pathlib.Path | None:
         from_release(folder)
     else:
         from_testbed(settings, folder)
-    given = {"k3s_bundle_dir": str(folder), "device_plugin_wheel_dir": str(folder / "wheels"), **LAB_VARIABLES, **role_variables(chosen)}
+    given = {
+        "k3s_bundle_dir": str(folder),
+        "device_plugin_wheel_dir": str(folder / "wheels"),
+        **LAB_VARIABLES,
+        **role_variables(chosen),
+    }
     variables.write_text(json.dumps(given, indent=2) + "\n")
     return folder
 

@@ -68,8 +68,7 @@ def laid_out(packed):
     """A tar of the fixture as a node's /sys and /dev/infiniband, with what the Go plugin reads beyond it."""
     with tempfile.TemporaryDirectory(dir=labnode.CACHE) as work:
         root = tree.lay_out(tree.load(FIXTURE), work)
-        for device in (root / "sys/bus/pci/devices").iterdir():
-            (device / "modalias").write_text(modalias(device))
+        tree.add_modalias(root)
         (root / "sys/module/rdma_ucm").mkdir(parents=True, exist_ok=True)
         files = root / "dev/infiniband"
         files.mkdir(parents=True)
@@ -77,19 +76,6 @@ def laid_out(packed):
             (files / name).touch()
         command = ["tar", "--sort=name", "--mtime=@0", "--owner=0", "--group=0", "-C", work, "-cf", str(packed)]
         subprocess.run([*command, "sys", "dev"], check=True)
-
-
-def modalias(device):
-    """As drivers/pci/pci-driver.c writes it, from which ghw takes vendor, device and class."""
-
-    def number(name, digits):
-        path = device / name
-        return f"{int(path.read_text(), 16) if path.is_file() else 0:0{digits}X}"
-
-    code = number("class", 6)
-    vendors = f"v{number('vendor', 8)}d{number('device', 8)}"
-    subsystem = f"sv{number('subsystem_vendor', 8)}sd{number('subsystem_device', 8)}"
-    return f"pci:{vendors}{subsystem}bc{code[:2]}sc{code[2:4]}i{code[4:]}\n"
 
 
 def show(mode, results):

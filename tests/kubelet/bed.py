@@ -471,6 +471,8 @@ def laid_over_tree(folder: pathlib.Path) -> None:
         assert before in text
         text = text.replace(before, after)
     tree.lay_out(json.loads(text), folder)
+    tree.add_modalias(folder)
+    (folder / "sys/module/rdma_ucm").mkdir(parents=True, exist_ok=True)
     for state in folder.glob("sys/class/infiniband/*/ports/1/state"):
         state.write_text("4: ACTIVE\n")
 

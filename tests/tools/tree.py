@@ -106,6 +106,25 @@ def _real(target: pathlib.Path, path: str) -> pathlib.Path:
     return real
 
 
+def add_modalias(root: pathlib.Path) -> None:
+    """The file modalias of each PCI device, from which ghw, and so the Go plugin, takes vendor, device and class."""
+    for device in (root / "sys/bus/pci/devices").iterdir():
+        (device / "modalias").write_text(modalias(device))
+
+
+def modalias(device: pathlib.Path) -> str:
+    """As drivers/pci/pci-driver.c writes it."""
+
+    def number(name: str, digits: int) -> str:
+        path = device / name
+        return f"{int(path.read_text(), 16) if path.is_file() else 0:0{digits}X}"
+
+    code = number("class", 6)
+    vendors = f"v{number('vendor', 8)}d{number('device', 8)}"
+    subsystem = f"sv{number('subsystem_vendor', 8)}sd{number('subsystem_device', 8)}"
+    return f"pci:{vendors}{subsystem}bc{code[:2]}sc{code[2:4]}i{code[4:]}\n"
+
+
 if __name__ == "__main__":
     if len(sys.argv) != 3:
         sys.exit(__doc__)

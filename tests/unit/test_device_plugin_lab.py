@@ -67,4 +67,4 @@ def test_the_alias_of_a_pci_function_is_the_kernels(lab, tmp_path):
     values = {"vendor": "0x15b3", "device": "0x1021", "subsystem_vendor": "0x15b3", "class": "0x020700"}
     for name, value in values.items():
         (tmp_path / name).write_text(value + "\n")
-    assert lab[1].modalias(tmp_path) == "pci:v000015B3d00001021sv000015B3sd00000000bc02sc07i00\n"
+    assert lab[1].tree.modalias(tmp_path) == "pci:v000015B3d00001021sv000015B3sd00000000bc02sc07i00\n"
