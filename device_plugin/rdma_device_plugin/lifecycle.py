@@ -212,9 +212,7 @@ class Resource(Observer):
         if listener.published and not anew:
             return False
         if listener.foreign:
-            raise OSError(
-                errno.EADDRINUSE, "another process serves this socket, stop it (the Go plugin?)", listener.path
-            )
+            raise sockets.in_use(listener.path)
         self._generation += 1
         await listener.start(self.service, self._generation)
         if directory == self._places.registry:

@@ -53,7 +53,7 @@ class Listener:
             except RuntimeError as error:
                 raise OSError(errno.EIO, f"cannot bind: {error}", bound) from None
             await server.start()
-            identity = sockets.publish(bound, self.path)
+            identity = sockets.publish(bound, self.path, self._identity)
         except BaseException:
             await server.stop(0)
             raise

@@ -9,9 +9,12 @@ import errno
 import fcntl
 import os
 import socket
+import time
 from typing import Optional
 
 MAX_PATH = 107  # sockaddr_un.sun_path without its zero
+# Nanoseconds: a socket has a name a moment before it is listened on, and does not answer then.
+_YOUNG = 1_000_000_000
 
 Identity = tuple[int, int, int]
 
@@ -45,14 +48,31 @@ def hidden(directory: str, name: str, generation: int) -> str:
     return path if len(os.fsencode(path)) <= MAX_PATH else f"{directory}/.{os.getpid():x}.{generation:x}"
 
 
-def publish(bound: str, path: str) -> Identity:
-    """Give a bound, listening socket its name. Whoever looks sees the old one or the new one, never none."""
+def publish(bound: str, path: str, before: Optional[Identity] = None) -> Identity:
+    """Give a bound, listening socket its name. Whoever looks sees the old one or the new one, never none.
+
+    before: the one of ours that it replaces. OSError (EADDRINUSE) when somebody else serves the path, also somebody who
+    came while ours was made: then the path stays his.
+    """
     os.chmod(bound, 0o600)
     found = identity(bound)
     if found is None:
         raise FileNotFoundError(errno.ENOENT, "the socket was removed before it was published", bound)
-    os.rename(bound, path)
+    try:
+        os.link(bound, path)  # never over another one, as a rename would
+    except FileExistsError:
+        there = identity(path)
+        if there and there != before and (answers(path) or time.time_ns() - there[2] < _YOUNG):
+            os.unlink(bound)
+            raise in_use(path) from None
+        os.rename(bound, path)
+    else:
+        os.unlink(bound)
     return found
+
+
+def in_use(path: str) -> OSError:
+    return OSError(errno.EADDRINUSE, "another process serves this socket, stop it (the Go plugin?)", path)
 
 
 def withdraw(path: str, ours: Optional[Identity]) -> bool:

@@ -170,6 +170,17 @@ FAULTS = (
             "        if True:\n            return True\n",
         ),
         ("listener.py", "return not self.published and sockets.answers(self.path)", "return False"),
+        ("sockets.py", "if there and there != before and (", "if False and ("),
+    ),
+    fault(
+        "rank 2",
+        "a socket is published over one that came meanwhile",
+        "test_events.py::test_nobody_elses_socket_is_published_over",
+        (
+            "sockets.py",
+            "        os.link(bound, path)  #",
+            "        os.rename(bound, path)\n        os.link(path, bound)  #",
+        ),
     ),
     fault(
         "rank 3",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 
@@ -152,6 +153,37 @@ def test_only_the_own_socket_is_withdrawn(base):
         assert os.path.exists(path)
         assert sockets.withdraw(path, sockets.identity(path))
         assert not sockets.withdraw(path, None)
+
+
+def test_nobody_elses_socket_is_published_over(base):
+    """Somebody else may come while ours is made, as the Go plugin does: it takes a socket away and binds its own."""
+    path = str(base / "a.sock")
+    with contextlib.ExitStack() as opened:
+
+        def bound(at):
+            listener = opened.enter_context(socket.socket(socket.AF_UNIX))
+            listener.bind(at)
+            return listener
+
+        theirs = bound(path)
+        for listens in (False, True):
+            if listens:
+                theirs.listen(1)
+                os.utime(path, (1, 1))
+            there = sockets.identity(path)
+            bound(path + ".new")
+            with pytest.raises(OSError, match="another process serves this socket"):
+                sockets.publish(path + ".new", path)
+            assert sockets.identity(path) == there
+            assert [file.name for file in base.iterdir()] == ["a.sock"]
+        theirs.close()
+        bound(path + ".new")
+        left_behind = sockets.publish(path + ".new", path)
+        assert sockets.identity(path) == left_behind != there
+        # Our own one is replaced, however young it is.
+        bound(path + ".new").listen(1)
+        assert sockets.publish(path + ".new", path, left_behind) == sockets.identity(path) != left_behind
+        assert [file.name for file in base.iterdir()] == ["a.sock"]
 
 
 def test_hidden_names_fit_into_a_socket_address():
