@@ -26,6 +26,10 @@ os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 import measure  # noqa: E402
 from node import Node  # noqa: E402
 
+# As installed, with bytecode: a shell may forbid Python to write it, and each start would compile anew.
+ENVIRONMENT = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+ENVIRONMENT["PYTHONPATH"] = str(PACKAGE)
+
 UNITS = 1000
 RAILS = {f"rdma/rail{number}": f"mlx5_{number}" for number in range(8)}
 GOALS = {
@@ -61,7 +65,7 @@ def one_round(watches, announce):
         subject = measure.Subject(
             "ours",
             (sys.executable, "-m", "rdma_device_plugin", "-config-file", str(base / "config.json"), *places),
-            {**os.environ, "PYTHONPATH": str(PACKAGE)},
+            ENVIRONMENT,
         )
         plan = measure.Plan(base, RAILS, UNITS, node, announce=announce)
         try:
