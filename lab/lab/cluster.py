@@ -30,6 +30,13 @@ LAB_VARIABLES = {
     "networks_rails": True,
     "flannel_api_server": SERVER,
     "multus_api_server": SERVER,
+    # Emulated cores beside other work: an image of 100 MB can take minutes to unpack.
+    "k3s_start_timeout_seconds": 1800,
+    "flannel_wait_seconds": 900,
+    "multus_wait_seconds": 900,
+    "networks_wait_seconds": 900,
+    "node_ready_wait_seconds": 900,
+    "verification_pod_wait_seconds": 600,
 }
 
 
