@@ -40,6 +40,15 @@ PATIENCE = 600.0
 WHEELS = ("--only-binary", ":all:", "--python-version", "3.11", "--implementation", "cp")
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 
+# The pool of most tests: the soft-RoCE device of the node's first fabric NIC.
+RAIL0 = {
+    "resourceName": "rail0",
+    "rdmaHcaMax": 20,
+    "softwareDevices": True,
+    "selectors": {"ifNames": ["eth2"]},
+    "linkUp": False,
+}
+
 # The control plane runs on this machine: emulated, it would take most of the node's time. The node's way to it is SSH.
 SERVER_CONFIG = """\
 data-dir: {state}
@@ -304,6 +313,15 @@ class Bed:
 
         return self.wait(there, f"{name}: {allocatable} allocatable, seen {self.resource(name)}")
 
+    def take_port_down_and_up(self, what: str) -> None:
+        """Sees the devices of RAIL0 go with its port and come back with it; what: whose times these are."""
+        with timed(self.times, f"{what}: port down -> allocatable 0"):
+            self.node("ip link set eth2 down")
+            self.wait_resource("rdma/rail0", 0, 20)
+        with timed(self.times, f"{what}: port up -> allocatable 20"):
+            self.node("ip link set eth2 up")
+            self.wait_resource("rdma/rail0", 20, 20)
+
     # Pods
 
     def pod(self, name: str, resources: dict[str, int], script: str = "sleep 100000", **spec) -> dict:
@@ -472,7 +490,6 @@ def laid_over_tree(folder: pathlib.Path) -> None:
         text = text.replace(before, after)
     tree.lay_out(json.loads(text), folder)
     tree.add_modalias(folder)
-    (folder / "sys/module/rdma_ucm").mkdir(parents=True, exist_ok=True)
     for state in folder.glob("sys/class/infiniband/*/ports/1/state"):
         state.write_text("4: ACTIVE\n")
 

@@ -4,15 +4,8 @@ from __future__ import annotations
 
 import json
 
-from kubelet_bed import PAYLOAD, timed
+from kubelet_bed import PAYLOAD, RAIL0, timed
 
-RAIL0 = {
-    "resourceName": "rail0",
-    "rdmaHcaMax": 20,
-    "softwareDevices": True,
-    "selectors": {"ifNames": ["eth2"]},
-    "linkUp": False,
-}
 RAIL1 = {**RAIL0, "resourceName": "rail1", "selectors": {"ifNames": ["eth3"]}}
 LATE = {**RAIL0, "resourceName": "late", "rdmaHcaMax": 5, "selectors": {"ifNames": ["dm9"]}}
 POOLS = (RAIL0, RAIL1, LATE)

@@ -12,16 +12,9 @@ import time
 
 import pytest
 import yaml
-from kubelet_bed import CHECKOUT, LAID_OVER, NODE, PAYLOAD, PLUGIN_IMAGE, laid_over_tree, timed
+from kubelet_bed import CHECKOUT, LAID_OVER, NODE, PAYLOAD, PLUGIN_IMAGE, RAIL0, laid_over_tree, timed
 
 SEED = CHECKOUT / "tests/fixtures/seeds/000-shared-device-plugin.yaml.txt"
-RAIL0 = {
-    "resourceName": "rail0",
-    "rdmaHcaMax": 20,
-    "softwareDevices": True,
-    "selectors": {"ifNames": ["eth2"]},
-    "linkUp": False,
-}
 SHARED_A, SHARED_B = "rdma/hca_shared_devices_a", "rdma/hca_shared_devices_b"
 # The Go plugin sees the captured machine in a mount namespace; it asks the kernel for the netdevs by name.
 GO_UNIT = """\
@@ -67,12 +60,7 @@ def test_our_daemonset(bed, images, alone, times):
             bed.wait_resource("rdma/rail0", 20, 20)
     bed.run_pod(bed.pod("verbs", {"rdma/rail0": 1}, hostNetwork=True))
     assert "PORT_ACTIVE" in bed.inside("verbs", "ibv_devinfo -d rxe0")
-    with timed(times, "our DaemonSet: port down -> allocatable 0"):
-        bed.node("ip link set eth2 down")
-        bed.wait_resource("rdma/rail0", 0, 20)
-    with timed(times, "our DaemonSet: port up -> allocatable 20"):
-        bed.node("ip link set eth2 up")
-        bed.wait_resource("rdma/rail0", 20, 20)
+    bed.take_port_down_and_up("our DaemonSet")
     before = bed.identity("verbs")
     times["our DaemonSet: k3s restarted -> allocatable"] = bed.restart_kubelet("rdma/rail0", 20)[1]
     assert bed.identity("verbs") == before

@@ -7,17 +7,10 @@ import os
 import subprocess
 
 import pytest
-from kubelet_bed import CHECKOUT, NODE, STATE, timed
+from kubelet_bed import CHECKOUT, NODE, RAIL0, STATE, timed
 
 WHEELS = CHECKOUT / "build/wheels"
 RESOURCE = "rdma/rail0"
-RAIL0 = {
-    "resourceName": "rail0",
-    "rdmaHcaMax": 20,
-    "softwareDevices": True,
-    "selectors": {"ifNames": ["eth2"]},
-    "linkUp": False,
-}
 PLAY = [{"hosts": "all", "gather_facts": False, "roles": [{"role": "gpufabric.rdma.device_plugin"}]}]
 
 
@@ -62,12 +55,7 @@ def test_the_unit_of_the_role(bed, plugin, role, times):
     assert "CapabilityBoundingSet=\n" in bed.node(f"systemctl cat {plugin.name}") + "\n"
     times["role's unit: pod applied -> Running"] = bed.run_pod(bed.pod("verbs", {RESOURCE: 1}, hostNetwork=True))
     assert "PORT_ACTIVE" in bed.inside("verbs", "ibv_devinfo -d rxe0")
-    with timed(times, "role's unit: port down -> allocatable 0"):
-        bed.node("ip link set eth2 down")
-        bed.wait_resource(RESOURCE, 0, 20)
-    with timed(times, "role's unit: port up -> allocatable 20"):
-        bed.node("ip link set eth2 up")
-        bed.wait_resource(RESOURCE, 20, 20)
+    bed.take_port_down_and_up("role's unit")
     pid, before = plugin.pid(), bed.identity("verbs")
     code, output = role()
     assert code == 0, output
