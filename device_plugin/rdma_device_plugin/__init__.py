@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
-import pathlib
+import os
 
 __version__ = "0.1.0"
 
 # `rdma_device_plugin.hca` is the collection's discovery library. The build puts it into this package; in a checkout it
 # is found where it lives, so that there is one source of it.
-_LIBRARY = pathlib.Path(__file__).resolve().parents[2] / "plugins/module_utils"
-if not (pathlib.Path(__file__).parent / "hca").is_dir() and (_LIBRARY / "hca").is_dir():
-    __path__.append(str(_LIBRARY))
+_HERE = os.path.dirname(os.path.realpath(__file__))
+_LIBRARY = os.path.join(os.path.dirname(os.path.dirname(_HERE)), "plugins/module_utils")
+if not os.path.isdir(f"{_HERE}/hca") and os.path.isdir(f"{_LIBRARY}/hca"):
+    __path__.append(_LIBRARY)

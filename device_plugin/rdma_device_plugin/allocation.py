@@ -8,9 +8,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from math import gcd
-from typing import Optional
+from types import MappingProxyType
+from typing import NamedTuple, Optional
 
 from . import pools
 from .config import Pool
@@ -23,8 +23,7 @@ class Refused(Exception):
     """A request that cannot be served; the text says which unit and why."""
 
 
-@dataclass(frozen=True)
-class Group:
+class Group(NamedTuple):
     """HCAs that go to a container together. nodes: their NUMA nodes, as a hint for the kubelet."""
 
     hcas: tuple[Hca, ...]
@@ -32,8 +31,7 @@ class Group:
     nodes: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
-class Offer:
+class Offer(NamedTuple):
     """A pool as it is advertised; immutable. Unit i stands for group i modulo their number, so IDs never move.
 
     count: units advertised. known: IDs below it were advertised at some time and are still served.
@@ -46,7 +44,7 @@ class Offer:
     known: int = 0
     rdma_cm: bool = False
     # Ports that are up, by HCA: for environment variables only, so no reason to tell the kubelet anything.
-    active: Mapping[str, tuple[int, ...]] = field(default_factory=dict, compare=False)
+    active: Mapping[str, tuple[int, ...]] = MappingProxyType({})
 
     def devices(self) -> Iterator[tuple[str, bool, tuple[int, ...]]]:
         """(ID, healthy, NUMA nodes) of every unit. Units without an HCA behind them are unhealthy."""
@@ -84,6 +82,10 @@ class Offer:
         if pools.shares_rdma_cm(self.pool, chosen, self.rdma_cm):
             found.append(pools.RDMA_CM)
         return found
+
+    def same_for_kubelet(self, other: Offer) -> bool:
+        """Whether the kubelet would hear the same of both: `active` goes into containers only."""
+        return self._replace(active={}) == other._replace(active={})
 
     def env(self, chosen: tuple[Hca, ...]) -> dict[str, str]:
         """Which HCAs the container may use, for its libraries. Never a GID index: that one changes while pods run."""

@@ -11,14 +11,12 @@ from __future__ import annotations
 import ctypes
 import importlib
 import os
-import pathlib
 import signal
 import sys
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 from . import __version__, log
-from .config import ConfigError, load
+from .config import Config, ConfigError, load
 
 if TYPE_CHECKING:
     from .settings import Settings
@@ -29,8 +27,7 @@ _TRUE = ("1", "t", "T", "true", "TRUE", "True")
 _FALSE = ("0", "f", "F", "false", "FALSE", "False")
 
 
-@dataclass(frozen=True)
-class Flag:
+class Flag(NamedTuple):
     """One flag. default: its type is the flag's. choices: empty for any text."""
 
     name: str
@@ -148,7 +145,7 @@ def main(arguments: Optional[list[str]] = None) -> int:
 def check_config(path: str, strict: bool) -> int:
     """For pipelines: every problem on a line of its own, exit code 1 when there is one."""
     try:
-        config = load(pathlib.Path(path).read_bytes(), strict)
+        config = _load(path, strict)
     except OSError as error:
         return _complain([f"{path}: {error.strerror}"])
     except ConfigError as error:
@@ -161,13 +158,14 @@ def check_config(path: str, strict: bool) -> int:
 
 
 def explain(path: str, strict: bool, root: str) -> int:
+    import pathlib
     import tempfile
 
     from . import captured
     from . import explain as explanation
 
     try:
-        config = load(pathlib.Path(path).read_bytes(), strict)
+        config = _load(path, strict)
         if os.path.isdir(root):
             answer = explanation.explain(config, root)
         else:
@@ -182,6 +180,11 @@ def explain(path: str, strict: bool, root: str) -> int:
         return _complain([str(error)])
     sys.stdout.write("".join(log.printable(line) + "\n" for line in answer))
     return 0
+
+
+def _load(path: str, strict: bool) -> Config:
+    with open(path, "rb") as handle:
+        return load(handle.read(), strict)
 
 
 def _complain(problems: list[str]) -> int:

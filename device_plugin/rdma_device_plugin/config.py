@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 from . import gojson
 from .gojson import boolean, integer, listing, nothing, nullable, seconds, struct, text
@@ -44,8 +43,7 @@ class ConfigError(ValueError):
         self.problems = problems
 
 
-@dataclass(frozen=True)
-class Selectors:
+class Selectors(NamedTuple):
     """OR inside a list, AND between lists; an empty list does not apply."""
 
     vendors: tuple[str, ...] = ()
@@ -55,8 +53,7 @@ class Selectors:
     linkTypes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class ExtraSelectors:
+class ExtraSelectors(NamedTuple):
     """Ours, with shell patterns; outside `selectors`, where the operator's webhook refuses further keys."""
 
     rdmaDevices: tuple[str, ...] = ()
@@ -66,8 +63,7 @@ class ExtraSelectors:
     pKeys: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
-class CharDevices:
+class CharDevices(NamedTuple):
     """required, optional or never; None where what the HCA is decides (see pools.needs)."""
 
     uverbs: Optional[str] = None
@@ -76,8 +72,7 @@ class CharDevices:
     rdma_cm: Optional[str] = None
 
 
-@dataclass(frozen=True)
-class Health:
+class Health(NamedTuple):
     """ports: which ports must be ACTIVE. A port counts as down after downSeconds, as up again after upSeconds."""
 
     ports: str = "any"
@@ -85,17 +80,16 @@ class Health:
     upSeconds: float = 2.0
 
 
-@dataclass(frozen=True)
-class Pool:
+class Pool(NamedTuple):
     """One entry of configList: a resource, how many units of it there are, and which HCAs stand behind it."""
 
     name: str
     prefix: str = DEFAULT_PREFIX
     count: int = 0
-    selectors: Selectors = field(default_factory=Selectors)
-    extra: ExtraSelectors = field(default_factory=ExtraSelectors)
-    char_devices: CharDevices = field(default_factory=CharDevices)
-    health: Health = field(default_factory=Health)
+    selectors: Selectors = Selectors()
+    extra: ExtraSelectors = ExtraSelectors()
+    char_devices: CharDevices = CharDevices()
+    health: Health = Health()
     allocation: str = "all"
     hcas_per_unit: int = 0
     topology: str = "none"
@@ -114,8 +108,7 @@ class Pool:
         return f"{self.name}.sock"
 
 
-@dataclass(frozen=True)
-class Config:
+class Config(NamedTuple):
     pools: tuple[Pool, ...]
     interval: int = DEFAULT_INTERVAL
     warnings: tuple[str, ...] = ()
@@ -123,7 +116,7 @@ class Config:
 
 _STRINGS = (listing(text, str), list)
 _CHOICE = (text, str)
-_SELECTORS = struct(dict.fromkeys(Selectors.__dataclass_fields__, _STRINGS))
+_SELECTORS = struct(dict.fromkeys(Selectors._fields, _STRINGS))
 _EXTRA = struct(
     {
         "rdmaDevices": _STRINGS,

@@ -10,7 +10,6 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Iterable
-from dataclasses import dataclass, field
 from typing import Any, Callable, Optional
 
 from . import allocation, cdi, endpoints, events, links, log, notify, pools, status
@@ -29,15 +28,16 @@ class Fatal(Exception):
     """Why the plugin cannot run; one line."""
 
 
-@dataclass
 class Served:
-    """A pool that is served."""
+    """A pool that is served. task: its registration, from the moment it begins."""
 
-    pool: Pool
-    service: Service
-    resource: Resource
-    memory: Memory
-    task: asyncio.Task = field(init=False)
+    task: asyncio.Task
+
+    def __init__(self, pool: Pool, service: Service, resource: Resource, memory: Memory) -> None:
+        self.pool = pool
+        self.service = service
+        self.resource = resource
+        self.memory = memory
 
 
 class Plugin:
@@ -340,7 +340,7 @@ class Plugin:
         async with self._updating:
             for served in self.served.values():
                 offer = self._offer(served.pool, served.memory, served.service.offer.known)
-                if offer != served.service.offer:
+                if not offer.same_for_kubelet(served.service.offer):
                     await self._write_cdi(served.service, offer)
                 served.service.offers(offer, force)
                 self._tell(offer)

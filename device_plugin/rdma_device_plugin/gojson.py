@@ -15,7 +15,6 @@ from typing import Any, Callable, Optional
 
 _INTEGER = re.compile(r"-?(0|[1-9][0-9]*)\Z")
 _INT64 = 1 << 63
-_SURROGATE = re.compile("[\ud800-\udfff]")
 # Beside A-Z these two are all that Unicode folds onto an ASCII letter.
 _FOLD = {0x017F: "s", 0x212A: "k", **{upper: chr(upper + 32) for upper in range(ord("A"), ord("Z") + 1)}}
 
@@ -64,7 +63,7 @@ def _no_constant(token: str) -> Any:
 
 def clean(text: str) -> str:
     """Text that can be printed: half of a surrogate pair becomes U+FFFD, as in Go."""
-    if not _SURROGATE.search(text):
+    if text.isascii():
         return text
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 

@@ -20,8 +20,7 @@ import os
 import random
 import time
 from collections import Counter
-from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 from urllib.parse import quote
 
 import grpc
@@ -53,8 +52,7 @@ _CHANNEL = (
 _HOPELESS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG)
 
 
-@dataclass(frozen=True)
-class Timing:
+class Timing(NamedTuple):
     """Seconds.
 
     confirm: silence after which a watched directory is taken for unwatched. grace: how long a lost stream may come back
@@ -72,8 +70,7 @@ class Timing:
     stop: float = 0.3
 
 
-@dataclass(frozen=True)
-class Places:
+class Places(NamedTuple):
     """registry follows the kubelet's --root-dir; the directory of kubelet.sock does not, it is fixed in the kubelet."""
 
     registry: str = "/var/lib/kubelet/plugins_registry"

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import fnmatch
 import os
-from dataclasses import dataclass
-from typing import Optional
+from typing import NamedTuple, Optional
 
 from .config import CharDevices, Health, Pool
 from .hca import Tree, hcas, netns, paths, pci
@@ -36,16 +35,14 @@ def _names(netdevs: tuple[str, ...]) -> str:
     return f" ({', '.join(netdevs)})" if netdevs else ""
 
 
-@dataclass(frozen=True)
-class Port:
+class Port(NamedTuple):
     number: int
     state: Optional[str]
     link_layer: Optional[str]
     netdev: Optional[str]
 
 
-@dataclass(frozen=True)
-class Hca:
+class Hca(NamedTuple):
     """What a pool has to know of an RDMA device. Software devices (rxe, siw) have no address, vendor or driver."""
 
     name: str
@@ -73,8 +70,7 @@ class Hca:
         return f"{self.name} {self.address or 'software'}{_names(self.netdevs)}"
 
 
-@dataclass(frozen=True)
-class Card:
+class Card(NamedTuple):
     """A network function without an RDMA device."""
 
     address: str
@@ -95,8 +91,7 @@ class Card:
         return f"no RDMA device: driver {self.driver} is none that makes one"
 
 
-@dataclass(frozen=True)
-class Inventory:
+class Inventory(NamedTuple):
     """A node at one moment. netns: shared, exclusive, or why that is unknown."""
 
     hcas: tuple[Hca, ...] = ()
@@ -109,8 +104,7 @@ class Inventory:
         return self.netns == netns.EXCLUSIVE
 
 
-@dataclass(frozen=True)
-class Out:
+class Out(NamedTuple):
     """Why an HCA is not in a pool: a code for metrics and tests, a sentence for people."""
 
     code: str
@@ -296,8 +290,7 @@ def present(root: str, paths_wanted: tuple[str, ...]) -> bool:
 # Health.
 
 
-@dataclass(frozen=True)
-class Debounced:
+class Debounced(NamedTuple):
     """A port's state as a pool sees it: `up` changes only after the port was seen otherwise for long enough."""
 
     up: bool

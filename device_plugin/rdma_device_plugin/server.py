@@ -110,7 +110,7 @@ class Service:
 
     def offers(self, offer: Offer, force: bool = False) -> bool:
         """Take over a new offer. The kubelet hears of it when it differs in what it can see, or by force."""
-        if not force and offer == self.offer:
+        if not force and offer.same_for_kubelet(self.offer):
             self.offer = offer
             return False
         self.offer = offer

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from . import cdi
 from .lifecycle import Places, Timing
@@ -14,8 +14,7 @@ from .lifecycle import Places, Timing
 CONFIG_FILE = "/k8s-rdma-shared-dev-plugin/config.json"
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(NamedTuple):
     """What the command line says."""
 
     config_file: str = CONFIG_FILE
@@ -24,8 +23,8 @@ class Settings:
     cdi_mode: str = "devices"
     cdi_directory: str = cdi.DIRECTORY
     root: str = "/"
-    places: Places = field(default_factory=Places)
-    timing: Timing = field(default_factory=Timing)
+    places: Places = Places()
+    timing: Timing = Timing()
     metrics: str = ""
     # Seconds: between looks at port states; from an event to the scan, so that one scan serves a burst; the longest
     # wait for the first scan; between scans while a pool is empty; after which a read counts as hung.

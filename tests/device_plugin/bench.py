@@ -23,6 +23,7 @@ PACKAGE = HERE.parents[1] / "device_plugin"
 sys.path[:0] = [str(PACKAGE), str(HERE)]
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
+import bare  # noqa: E402
 import measure  # noqa: E402
 from node import Node  # noqa: E402
 
@@ -69,7 +70,7 @@ def one_round(watches, announce):
         )
         plan = measure.Plan(base, RAILS, UNITS, node, announce=announce)
         try:
-            return measure.measure(subject, plan, watches)
+            return {**measure.measure(subject, plan, watches), **bare.floor(ENVIRONMENT)}
         except RuntimeError:
             sys.stderr.write((base / "ours.log").read_text()[-2000:])
             raise

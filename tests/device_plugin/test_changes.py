@@ -8,7 +8,6 @@ import pathlib
 import signal
 import threading
 import time
-from dataclasses import replace
 
 import grpc
 import hanging
@@ -267,7 +266,7 @@ def test_a_config_map_is_swapped(base, node, kubelet):
         os.symlink(f"..{number}", folder / "..data_tmp")
         os.rename(folder / "..data_tmp", folder / "..data")
 
-    by_events = replace(FAST, backstop=60)
+    by_events = FAST._replace(backstop=60)
     with Running(base, document(entry(count=1)), node.root, timing=by_events, start=False) as plugin:
         plugin.config_file.unlink()
         swap(0, document(entry(count=1)))

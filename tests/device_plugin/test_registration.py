@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import time
-from dataclasses import replace
 
 import grpc
 import pytest
@@ -27,7 +26,7 @@ def kubelet(base, request):
 @pytest.fixture
 def plugin(base, node, kubelet):
     """What is noticed here is noticed by events: the slow looks behind them come too late."""
-    with Running(base, CONFIG, node.root, timing=replace(FAST, backstop=60)) as running:
+    with Running(base, CONFIG, node.root, timing=FAST._replace(backstop=60)) as running:
         yield running
 
 

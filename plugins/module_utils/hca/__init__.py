@@ -8,8 +8,25 @@ Standard library only, Python 3.9 or later; the Ansible modules and the device p
 
 from __future__ import annotations
 
-from .facts import SCHEMA, SUBSETS, gather
-from .seams import Seams
+from typing import TYPE_CHECKING, Any
+
 from .tree import Tree
 
+if TYPE_CHECKING:
+    from .facts import SCHEMA, SUBSETS, gather
+    from .seams import Seams
+
 __all__ = ["SCHEMA", "SUBSETS", "Seams", "Tree", "gather"]
+
+
+def __getattr__(name: str) -> Any:
+    """Load all readers only for who wants all facts: the device plugin, which must start fast, needs five of them."""
+    if name == "Seams":
+        from .seams import Seams
+
+        return Seams
+    if name in __all__:
+        from . import facts
+
+        return getattr(facts, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
