@@ -62,7 +62,7 @@ driver-root: venv lab-packages ## The module driver in a root of the lab's image
 driver-lab: venv lab-packages ## The role driver on a lab node of its own: install, upgrade, downgrade, back to inbox
 	@tests/run-driver-lab $(ARGS)
 
-kubelet-lab: venv lab-packages ## The device plugin under a real kubelet, on a lab node of its own; needs Go for the first run
+kubelet-lab: venv lab-packages plugin-image ## The device plugin under a real kubelet, on a lab node of its own; needs Go for the first run
 	@KUBELET_LAB=1 lab/progress "device plugin under a real kubelet" pytest -v -x tests/kubelet $(ARGS)
 
 bench-peer: venv lab-packages ## The Go plugin and ours on one lab node, in one run: ratios; needs Go
