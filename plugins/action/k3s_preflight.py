@@ -27,6 +27,7 @@ class ActionModule(ActionBase):
                 "nodes": {"type": "list", "elements": "dict", "required": True},
                 "bundle_dir": {"type": "path"},
                 "upgrade": {"type": "bool", "default": False},
+                "collect": {"type": "bool", "default": False},
             },
         )
         if _k3s_preflight.netaddr is None:
@@ -45,9 +46,10 @@ class ActionModule(ActionBase):
             problems += _k3s_preflight.upgrade(decided["nodes"])
         if problems:
             head, text = _preflight.failure_text(_by_host(problems, args["nodes"]))
-            Display().display(f"{head}\n\n{text}\n")
-            msg = f"{head} Each is listed above."
-            return {"changed": False, "failed": True, "msg": msg}
+            if not args["collect"]:
+                Display().display(f"{head}\n\n{text}\n")
+            msg = f"{head} Each is listed {'at the end' if args['collect'] else 'above'}."
+            return {"changed": False, "failed": True, "msg": msg, "problems": problems}
         for note in decided["notes"]:
             Display().display(f"note: {note}")
         return {"changed": False, "nodes": decided["nodes"], "notes": decided["notes"]}

@@ -35,6 +35,7 @@ class ActionModule(ActionBase):
                 "pod_cidrs": {"type": "list", "elements": "str", "default": []},
                 "service_cidrs": {"type": "list", "elements": "str", "default": []},
                 "device_plugin_resources": {"type": "raw"},
+                "collect": {"type": "bool", "default": False},
             }
         )
         if _networks_plan.netaddr is None:
@@ -49,8 +50,10 @@ class ActionModule(ActionBase):
         problems += made["problems"] if made else []
         if problems:
             hosts = _text.names([node["host"] for node in args["nodes"]])
-            text = _text.four_facts([{"host": hosts, **item} for item in problems])
-            Display().display(f"{_text.count(len(problems), 'problem')} with the networks:\n\n{text}\n")
+            problems = [{"host": hosts, **item} for item in problems]
+            if not args["collect"]:
+                text = _text.four_facts(problems)
+                Display().display(f"{_text.count(len(problems), 'problem')} with the networks:\n\n{text}\n")
             listed = "; ".join(f"{item['object']}: {item['seen']}" for item in problems)
             return {
                 "failed": True,

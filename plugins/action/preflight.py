@@ -29,11 +29,12 @@ class ActionModule(ActionBase):
                 "failure": {"type": "str"},
                 "unreachable": {"type": "str"},
                 "results": {"type": "list", "elements": "dict"},
+                "further": {"type": "list", "elements": "dict", "default": []},
             },
             mutually_exclusive=[("facts", "failure", "unreachable", "results")],
         )
         if args["results"] is not None:
-            return self._report(args["results"])
+            return self._report(_preflight.with_further(args["results"], args["further"]))
         return {"changed": False, **self._examine(args, task_vars or {})}
 
     def _examine(self, args, task_vars):

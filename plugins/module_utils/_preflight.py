@@ -451,10 +451,28 @@ def plan(facts: dict, variables: dict) -> dict:
 def failure_text(results) -> tuple[str, str]:
     """The head line and the list of a play that must not start."""
     findings = [{"host": result["host"], **item} for result in results for item in result["problems"]]
-    hosts = {finding["host"] for finding in findings}
-    where = f"{len(hosts)} of {_text.count(len(results), 'node')}"
-    head = f"{_text.count(len(findings), 'problem')} on {where}; nothing has been changed."
+    nodes = [result for result in results if not result.get("elsewhere")]
+    concerned = sum(bool(result["problems"]) for result in nodes)
+    where = f" on {concerned} of {_text.count(len(nodes), 'node')}" if concerned else ""
+    head = f"{_text.count(len(findings), 'problem')}{where}; nothing has been changed."
     return head, _text.four_facts(findings)
+
+
+# How a task of a role says it in one line.
+_SENTENCE = re.compile(r"(?P<object>.+?): wanted (?P<wanted>.+?), seen (?P<seen>.+?)\. Next step: (?P<next_step>.+)")
+
+
+def with_further(results, further) -> list[dict]:
+    """The results and what else was found, each finding once: at its host, or at whatever it names instead of one."""
+    by_host = {result["host"]: dict(result) for result in results}
+    for finding in further:
+        kept = by_host.setdefault(finding["host"], {"host": finding["host"], "problems": [], "elsewhere": True})
+        item = {key: finding[key] for key in ("object", "wanted", "seen", "next_step")}
+        sentence = None if item["wanted"] else _SENTENCE.fullmatch(" ".join(item["object"].split()))
+        item.update(sentence.groupdict() if sentence else {})
+        if item not in kept["problems"]:
+            kept["problems"] = [*kept["problems"], item]
+    return list(by_host.values())
 
 
 def plan_text(results, check_mode: bool = False) -> str:

@@ -38,6 +38,10 @@ options:
   bundle_dir:
     description: Folder on the controller that holds a bundle.
     type: path
+  collect:
+    description: Leave the list of problems to whoever collects those of several roles; they are in RV(problems).
+    type: bool
+    default: false
   upgrade:
     description: Whether another version than the installed one may come, and is checked for that.
     type: bool

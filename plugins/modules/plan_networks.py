@@ -53,6 +53,10 @@ options:
   device_plugin_resources:
     description: Resources of the shared device plugin, as the role C(device_plugin) takes them.
     type: raw
+  collect:
+    description: Leave the list of problems to whoever collects those of several roles; they are in RV(problems).
+    type: bool
+    default: false
 """
 
 EXAMPLES = r"""

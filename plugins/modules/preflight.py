@@ -41,6 +41,12 @@ options:
     description: What this module returned for each host of the play. Reports on all of them.
     type: list
     elements: dict
+  further:
+    description: Problems that others have found, each with C(host), C(object), C(wanted), C(seen) and C(next_step), to be
+      reported in the same list. One found more than once is told once.
+    type: list
+    elements: dict
+    default: []
 """
 
 EXAMPLES = r"""

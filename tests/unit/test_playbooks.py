@@ -91,6 +91,37 @@ def test_all_problems_of_all_hosts_come_in_one_list_before_anything_changes(play
     assert files(good["discovery_root"]) == before
 
 
+def test_what_the_cluster_layer_refuses_stands_in_the_same_list_before_the_host_layer_changes_anything(
+    play, node, tmp_path
+):
+    common = {
+        "k3s_bundle_dir": str(tmp_path / "nothing"),
+        "k3s_cluster_cidr": "10.42.0.0/16",
+        "k3s_service_cidr": "10.42.128.0/17",
+        "cni_plugins_names": ["loopback", "bridge", "host-local", "portmap"],
+        "multus_global_namespaces": ["kube-system"],
+        "networks_attachments": [{"name": "rail1", "type": "macvlan", "master": "nothing0"}],
+    }
+    hosts = {f"node{number}": {**node("h100-8x-cx7-ib", number), **common} for number in (1, 2)}
+    hosts["node2"]["rdma_netns_mode"] = "private"
+    before = [files(variables["discovery_root"]) for variables in hosts.values()]
+    code, output = play("site", hosts)
+    assert code != 0
+    listed = output.partition(" nothing has been changed.")[2]
+    assert listed, output
+    for line in (
+        "node2  variable rdma_netns_mode",
+        f"the controller  {tmp_path}/nothing/bundle.yml",
+        "k3s_service_cidr",
+        "node1, node2  variable cni_plugins_names\n  wanted     the plugins that every pod needs",
+        "node1, node2  variable multus_global_namespaces\n  wanted     no namespaces",
+        "nothing0",
+    ):
+        assert line in listed, (line, output)
+    assert output.count("k3s_service_cidr") == listed.count("k3s_service_cidr"), "one list, not two"
+    assert [files(variables["discovery_root"]) for variables in hosts.values()] == before
+
+
 def test_a_run_writes_what_check_mode_announced_and_a_second_run_nothing(play, node):
     host = {**node("h100-8x-cx7-ib"), "limits_services": ["k3s"]}
     before = files(host["discovery_root"])

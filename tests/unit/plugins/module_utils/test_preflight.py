@@ -269,3 +269,27 @@ def test_rhel_8_is_refused_before_its_driver_is_touched_and_verify_is_not(variab
     assert "no dnf module" in problem["next_step"]
     facts["node"]["os"]["version_id"] = "9.6"
     assert _preflight.combinations(facts, {**variables, "driver_flavor": flavor})[0] == []
+
+
+def test_what_other_roles_found_is_told_once_at_its_host_or_at_what_it_names():
+    sentence = {
+        "host": "a",
+        "object": "variable x: wanted 1, seen 2. Next step: correct it",
+        "wanted": "",
+        "seen": "",
+        "next_step": "",
+    }
+    elsewhere = {
+        "host": "the controller",
+        "object": "bundle",
+        "wanted": "a file",
+        "seen": "none",
+        "next_step": "fill it",
+    }
+    results = [{"host": "a", "problems": []}, {"host": "b", "problems": []}]
+    merged = _preflight.with_further(results, [sentence, sentence, elsewhere])
+    assert merged[0]["problems"] == [{"object": "variable x", "wanted": "1", "seen": "2", "next_step": "correct it"}]
+    head, text = _preflight.failure_text(merged)
+    assert head == "2 problems on 1 of 2 nodes; nothing has been changed."
+    assert "the controller  bundle\n  wanted     a file" in text
+    assert results[0]["problems"] == [], "what came in stays as it was"
