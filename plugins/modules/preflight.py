@@ -42,8 +42,8 @@ options:
     type: list
     elements: dict
   further:
-    description: Problems that others have found, each with C(host), C(object), C(wanted), C(seen) and C(next_step), to be
-      reported in the same list. One found more than once is told once.
+    description: Problems that others have found, each with C(host), C(object), C(wanted), C(seen) and C(next_step).
+      They are reported in the same list, each once.
     type: list
     elements: dict
     default: []
