@@ -20,7 +20,7 @@ from . import containers, image, programs
 from .settings import CHECKOUT, LabError, Settings, say
 
 LOCK = CHECKOUT / "lock" / "artifacts.yml"
-CHOICES = ("none", "auto", "testbed", "release")
+CHOICES = ("auto", "release", "testbed", "none")
 PROBE_SECONDS = 4
 # What the double says it is (`k3s --version`).
 DOUBLE = "+double1"
@@ -42,12 +42,12 @@ LAB_VARIABLES = {
 
 def choose() -> tuple[str, str]:
     """(none, testbed or release; why), from LAB_CLUSTER."""
-    wanted = os.environ.get("LAB_CLUSTER") or "none"
+    wanted = os.environ.get("LAB_CLUSTER") or "auto"
     if wanted not in CHOICES:
         next_step = "unset LAB_CLUSTER or correct it"
         raise LabError("environment variable LAB_CLUSTER", ", ".join(CHOICES), wanted, next_step)
     if wanted != "auto":
-        return wanted, f"LAB_CLUSTER={wanted}" if os.environ.get("LAB_CLUSTER") else "LAB_CLUSTER is not set"
+        return wanted, f"LAB_CLUSTER={wanted}"
     url = release_url()
     if unreachable := probe(url):
         try:

@@ -84,7 +84,7 @@ def load() -> Settings:
         state=state,
         images=CHECKOUT / ".lab" / "image",
         port_base=number("LAB_PORT_BASE", 22220, 1024, 65500),
-        memory_mib=number("LAB_MEMORY_MIB", 2048, 1024, 65536),
+        memory_mib=number("LAB_MEMORY_MIB", 3072, 1024, 65536),
         accelerator=accelerator,
         disks=disks,
     )

@@ -1,86 +1,10 @@
 """Tests that break a running lab on purpose. They need the lab of LAB_DIR to be up and converged; molecule's default
 scenario runs them so. Each test starts from the same snapshot and leaves the nodes in that state."""
 
-import dataclasses
-import json
-import os
-import pathlib
-import subprocess
-import tempfile
-
 import pytest
+from ansible_collections.gpufabric.rdma.tests.tools.lab_nodes import Lab
 
-CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
 SNAPSHOT = "converged"
-
-
-@dataclasses.dataclass
-class Run:
-    """One ansible-playbook run: its exit code and, host by host, the results of its tasks."""
-
-    code: int
-    said: str  # the reports for people, which come before the machine's part
-    text: str
-    results: dict
-    record: dict  # what tests/tools/callback_plugins/run_record.py wrote
-
-    def changes(self, host):
-        """(object, action) of everything the modules changed, or would change in check mode."""
-        return {
-            (change["object"], change["action"])
-            for result in self.results[host]
-            for change in result.get("changes") or ()
-        }
-
-    def checks(self, host, status):
-        """The named checks of the verification role that ended so."""
-        facts = [result["ansible_facts"] for result in self.results[host] if "ansible_facts" in result]
-        checks = next(fact["rdma_checks"] for fact in facts if "rdma_checks" in fact)
-        return [check for check in checks if check["status"] == status]
-
-    def messages(self, host):
-        """What was said to the user about this host."""
-        said = [result.get("msg", "") for result in self.results[host]]
-        return "\n".join("\n".join(map(str, words)) if isinstance(words, list) else str(words) for words in said)
-
-
-class Lab:
-    def labctl(self, *words):
-        done = subprocess.run([CHECKOUT / "lab" / "labctl", *words], capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    def node(self, name, script):
-        return self.labctl("ssh", name, script).strip()
-
-    def play(self, playbook, *arguments):
-        command = [
-            "ansible-playbook",
-            "-i",
-            CHECKOUT / "inventory" / "lab",
-            CHECKOUT / "playbooks" / playbook,
-            *arguments,
-        ]
-        # Machine-readable, so that no test reads a layout made for people.
-        with tempfile.TemporaryDirectory() as records:
-            env = {
-                **os.environ,
-                "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json",
-                "ANSIBLE_CALLBACK_PLUGINS": str(CHECKOUT / "tests/tools/callback_plugins"),
-                "ANSIBLE_CALLBACKS_ENABLED": "run_record",
-                "RUN_RECORD": records,
-            }
-            done = subprocess.run(command, env=env, cwd=CHECKOUT, capture_output=True, text=True, check=False)
-            record = [json.loads(path.read_text()) for path in pathlib.Path(records).iterdir()]
-        text = done.stdout + done.stderr
-        start = done.stdout.find("{\n")
-        assert start >= 0, text
-        results = {}
-        for play in json.loads(done.stdout[start:])["plays"]:
-            for task in play["tasks"]:
-                for host, result in task["hosts"].items():
-                    results.setdefault(host, []).append(result)
-        return Run(done.returncode, done.stdout[:start], text, results, record[0])
 
 
 @pytest.fixture(scope="session")
