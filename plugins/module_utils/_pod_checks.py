@@ -12,7 +12,7 @@ from __future__ import annotations
 import ipaddress
 import json
 
-from . import _nad_lint, _pod_plan, _pod_probe, _text
+from . import _cni_lint, _nad_lint, _pod_plan, _pod_probe, _text
 from ._checks import FAILED, NOT_VERIFIED, PASSED, check
 
 _IMAGE = "use an image that has it (verification_image)"
@@ -40,6 +40,8 @@ def cluster_checks(seen: dict, check_mode: bool) -> list[tuple[str, dict]]:
         return [(first, check("cluster:api", "cluster", NOT_VERIFIED, "an API server that answers", why, step))]
     cluster = {**read["cluster"], "networks": networks_of(read["cluster"], hosts)}
     found = [(first, item) for item in lint_checks(cluster, hosts, seen)]
+    found += [(host["host"], item) for host in hosts for item in cni_checks(host)]
+    found += [(first, _finding(one)) for one in _cni_lint.lint_objects(cluster.get("cni") or [])]
     if seen["pod_name"]:
         if seen["pod"].get("api_error") is None and "pods" in seen["pod"]:
             found += [(first, item) for item in diagnose(seen["pod"], hosts, cluster["networks"], seen["pod_name"])]
@@ -80,10 +82,32 @@ def lint_checks(cluster: dict, hosts: list[dict], seen: dict) -> list[dict]:
             "forbidden_masters_allowed": seen["masters"],
         },
     )
-    made = [check(one["id"], one["object"], FAILED, one["wanted"], one["seen"], one["next_step"]) for one in findings]
+    made = [_finding(one) for one in findings]
     if cluster["networks"] and not made:
         count = _text.count(len(cluster["networks"]), "network")
         made.append(check("nad:lint", "NetworkAttachmentDefinitions", PASSED, "no findings", f"{count} looked at"))
+    return made
+
+
+def _finding(one: dict) -> dict:
+    """A linter's finding as a failed check."""
+    return check(one["id"], one["object"], FAILED, one["wanted"], one["seen"], one["next_step"])
+
+
+def cni_checks(host: dict) -> list[dict]:
+    """What cni_lint found on a node: what the next pod there would meet."""
+    read, obj = host.get("cni") or {}, "CNI configuration and plugins"
+    if "findings" not in read:
+        why = read.get("msg") or "the node was not read"
+        step = "settle that and run playbooks/verify.yml again"
+        return [check("cni:lint", obj, NOT_VERIFIED, "no findings", why, step)]
+    made = [_finding(one) for one in read["findings"]]
+    made += [
+        check("cni:lint", obj, NOT_VERIFIED, "no findings", why, "run it on the node") for why in read["not_verified"]
+    ]
+    if not made:
+        seen = f"the runtime reads {_text.listing(read['configurations'])}"
+        made.append(check("cni:lint", obj, PASSED, "no findings", seen))
     return made
 
 

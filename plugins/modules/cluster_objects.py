@@ -86,7 +86,8 @@ options:
     elements: str
     default: [k3s, kubectl]
   api_timeout_seconds:
-    description: How long an API server that does not answer may take to do so. In check mode nothing is waited for.
+    description: How long an API server that does not answer may take to do so, counted anew for each time that it stops
+      answering. In check mode nothing is waited for.
     type: int
     default: 120
   wait:
@@ -249,17 +250,20 @@ class Cluster:
     def __init__(self, kubectl, run, patience: float = 0, clock=time.monotonic, sleep=time.sleep):
         self.calls = 0
         self._kubectl, self._run, self._clock, self._sleep = list(kubectl), run, clock, sleep
-        self._deadline = clock() + patience
+        self._patience = patience
 
     def call(self, *arguments: str, objects=None) -> tuple[int, str, str]:
-        """One kubectl call, tried again while the server does not answer; Down when it never does."""
+        """One kubectl call, tried again while the server does not answer; Down when that lasts too long."""
         text = None if objects is None else json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
+        deadline = None
         while True:
             self.calls += 1
             code, out, error = self._run([*self._kubectl, *arguments], text)
             if code == 0 or not planner.unreachable(error):
                 return code, out, error
-            if self._clock() >= self._deadline:
+            if deadline is None:
+                deadline = self._clock() + self._patience
+            if self._clock() >= deadline:
                 raise Down(planner.last_words(error))
             self._sleep(POLL_SECONDS)
 

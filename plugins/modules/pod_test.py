@@ -91,7 +91,8 @@ api_error:
   returned: O(stage=read), O(stage=pod)
   type: str
 cluster:
-  description: C(nodes), C(nads) (with pools of nv-ipam), C(dns) (whether there is a DNS service), C(namespaces).
+  description: C(nodes), C(nads) (with pools of nv-ipam), C(dns) (whether there is a DNS service), C(namespaces), C(cni)
+    (DaemonSets and ConfigMaps of Flannel and Multus).
   returned: O(stage=read), O(stage=pod)
   type: dict
 pods:
@@ -122,7 +123,7 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils import _fabric, _po
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kubectl import Failed, Kubectl
 
 MANAGER = "gpufabric.rdma"
-TYPES = ("nodes", "services", "namespaces")
+TYPES = ("nodes", "services", "namespaces", "daemonsets.apps", "configmaps")
 OPTIONAL = ("network-attachment-definitions.k8s.cni.cncf.io", "ippools.nv-ipam.nvidia.com")
 # Reasons of a waiting container that no patience settles.
 HOPELESS = (
@@ -142,21 +143,19 @@ _KEPT = 2000
 
 def read(kubectl):
     """(cluster, None), or (None, why it could not be asked)."""
-    try:
-        items = kubectl.items(",".join([*TYPES, *OPTIONAL]), "-A")
-    except Failed as first:
-        if "doesn't have a resource type" not in str(first):
-            return None, str(first)
+    kinds = [*TYPES, *OPTIONAL]
+    while True:
         try:
-            items = kubectl.items(",".join(TYPES), "-A")
-        except Failed as second:
-            return None, str(second)
-        for kind in OPTIONAL:
-            try:
-                items += kubectl.items(kind, "-A")
-            except Failed as absent:
-                if "doesn't have a resource type" not in str(absent):
-                    return None, str(absent)
+            items = kubectl.items(",".join(kinds), "-A")
+            break
+        except Failed as refused:
+            # kubectl names one type that the server does not have; without that one it may answer.
+            known = [
+                kind for kind in kinds if kind not in OPTIONAL or f'"{kind.partition(".")[0]}"' not in str(refused)
+            ]
+            if "doesn't have a resource type" not in str(refused) or known == kinds:
+                return None, str(refused)
+            kinds = known
     return {
         "nodes": [node(item) for item in items if item["kind"] == "Node"],
         "nads": [bare(item) for item in items if item["kind"] in ("NetworkAttachmentDefinition", "IPPool")],
@@ -165,7 +164,20 @@ def read(kubectl):
             for item in items
         ),
         "namespaces": [item["metadata"]["name"] for item in items if item["kind"] == "Namespace"],
+        "cni": cni_objects(items),
     }, None
+
+
+def cni_objects(items):
+    """What runs Flannel and Multus, whoever brought it: their DaemonSets, and the ConfigMaps beside these."""
+    daemons = [
+        item
+        for item in items
+        if item["kind"] == "DaemonSet" and any(word in item["metadata"]["name"] for word in ("flannel", "multus"))
+    ]
+    beside = {item["metadata"]["namespace"] for item in daemons}
+    maps = [item for item in items if item["kind"] == "ConfigMap" and item["metadata"]["namespace"] in beside]
+    return [bare(item) for item in daemons] + [{**bare(item), "data": item.get("data") or {}} for item in maps]
 
 
 def node(item):

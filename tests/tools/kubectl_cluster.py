@@ -114,8 +114,9 @@ def hosts():
         "char_devices": ["uverbs0", "umad0"],
     }
     netdev = {"index": 5, "mtu": 9000, "type": "ether", "addresses": [], "default_route": False}
+    cni = {"findings": [], "not_verified": [], "configurations": ["/etc/cni/net.d/00-multus.conf"]}
     return [
-        {"host": f"node{number}", "rails": [rail], "netdevs": {"eth2": netdev}, "routes": [], "files": {}}
+        {"host": f"node{number}", "rails": [rail], "netdevs": {"eth2": netdev}, "routes": [], "files": {}, "cni": cni}
         for number in (1, 2)
     ]
 

@@ -56,6 +56,7 @@ def host(number=1, rails=None):
         },
         "routes": [],
         "files": {},
+        "cni": {"findings": [], "not_verified": [], "configurations": ["/etc/cni/net.d/00-multus.conf"]},
     }
 
 
@@ -573,6 +574,24 @@ def test_a_sound_cluster_passes_with_the_linter_among_the_checks():
 def test_what_could_not_be_done_is_told_by_name(changes, failing, not_verified):
     found = _pod_checks.cluster_checks(seen(**changes), False)
     assert (ids(found), ids(found, "not_verified")) == (failing, not_verified)
+
+
+def test_what_the_node_and_the_objects_of_cni_show_is_told_as_failed_checks_of_their_place():
+    given = seen()
+    finding = {"id": "conf-empty", "object": "00-multus.conf", "wanted": "JSON", "seen": "0 bytes", "next_step": "wait"}
+    given["hosts"][0]["cni"]["findings"] = [finding]
+    daemon = {"image": "multus:latest", "name": "kube-multus"}
+    given["read"]["cluster"]["cni"] = [
+        {
+            "kind": "DaemonSet",
+            "metadata": {"name": "kube-multus-ds", "namespace": "kube-multus"},
+            "spec": {"template": {"spec": {"containers": [daemon]}}},
+        }
+    ]
+    found = _pod_checks.cluster_checks(given, True)
+    told = {(name, item["id"], item["status"]) for name, item in found}
+    assert {("node1", "conf-empty", "failed"), ("node1", "image-not-pinned", "failed")} <= told
+    assert ("node1", "cni:lint", "passed") not in told
 
 
 def test_check_mode_starts_no_pod_and_lints_all_the_same():

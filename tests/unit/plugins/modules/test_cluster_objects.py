@@ -344,3 +344,20 @@ def test_log_lines_of_kubectl_are_left_out():
 @pytest.mark.parametrize("text", UNREACHABLE)
 def test_silence_of_a_server_is_told_from_a_refusal(text):
     assert planner.unreachable(text) is UNREACHABLE[text]
+
+
+def test_patience_begins_anew_each_time_the_server_stops_answering():
+    now = [0.0]
+    slow, lost = (0, "{}", ""), (1, "", "Unable to connect to the server: net/http: TLS handshake timeout")
+    answers = [slow, lost, slow, *[lost] * 9]
+
+    def run(_argv, _text):
+        now[0] += 100
+        return answers.pop(0)
+
+    cluster = cluster_objects.Cluster(["kubectl"], run, 120, clock=lambda: now[0], sleep=lambda _seconds: None)
+    assert cluster.call("get")[0] == 0
+    assert cluster.call("get")[0] == 0, "300 s after the start, 100 s after it stopped to answer"
+    with pytest.raises(cluster_objects.Down, match="TLS handshake timeout"):
+        cluster.call("get")
+    assert cluster.calls == 6
