@@ -24,6 +24,9 @@ BLACKLIST = (
     "modprobe.blacklist=ahci,button,ccp,evbug,floppy,i2c_i801,intel_agp,iTCO_wdt,kvm_amd,kvm_intel,lpc_ich,"
     "parport_pc,pcspkr,psmouse,qemu_fw_cfg,tiny_power_button"
 )
+# The emulated TSC counts the same on both processors, but the kernel sees them a little apart and would take the HPET:
+# then each look at the clock leaves the emulation, and a control plane written in Go looks at it all the time.
+EMULATED_CLOCK = "tsc=reliable clocksource=tsc"
 
 
 class Node:
@@ -78,6 +81,8 @@ class Node:
     def command(self, image: Image, accelerator: str) -> list[str]:
         half = self.settings.memory_mib // 2
         accel = "tcg,thread=multi,tb-size=256" if accelerator == "tcg" else "kvm"
+        words = ["console=ttyS0 loglevel=4 net.ifnames=0 mitigations=off"]
+        words += [EMULATED_CLOCK] if accelerator == "tcg" else []
         return [
             QEMU, "-name", f"gpufabric-lab-{self.name}", "-nodefaults", "-no-user-config", "-display", "none",
             "-M", "q35", "-accel", accel, "-cpu", "qemu64" if accelerator == "tcg" else "host",
@@ -89,7 +94,7 @@ class Node:
             "-object", f"memory-backend-ram,id=ram1,size={half}M", "-numa", "node,nodeid=1,cpus=1,memdev=ram1",
             "-numa", "dist,src=0,dst=1,val=21",
             "-kernel", os.path.relpath(image.kernel, self.folder), "-initrd", "initrd",
-            "-append", f"console=ttyS0 loglevel=4 net.ifnames=0 mitigations=off {BLACKLIST} lab.node={self.number}",
+            "-append", " ".join([*words, BLACKLIST, f"lab.node={self.number}"]),
             "-drive", "if=none,id=disk,file=disk.qcow2,format=qcow2,cache=unsafe,discard=unmap",
             "-device", "virtio-blk-pci,drive=disk",
             "-device", "virtio-rng-pci",
