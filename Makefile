@@ -40,7 +40,7 @@ check: venv ## Say what site would change, and change nothing: INVENTORY=… [AR
 	@ansible-playbook -i $(INVENTORY) playbooks/site.yml --check --diff $(ARGS)
 
 ##@ The lab
-.PHONY: lab-up lab-down lab-ssh lab-test driver-root driver-lab kubelet-lab plugin-lab bench-peer rails
+.PHONY: lab-up lab-down lab-ssh lab-test lab-scenarios driver-root driver-lab kubelet-lab plugin-lab bench-peer rails
 lab-up: venv lab-packages ## Build the image once and boot the nodes (they are reused while they run)
 	@lab/labctl up
 
@@ -52,6 +52,9 @@ lab-ssh: ## Open a shell on a node: NODE=node1
 
 lab-test: venv lab-packages ## The VM scenario as molecule runs it
 	@lab/progress "molecule scenario default" molecule test --scenario-name default
+
+lab-scenarios: venv lab-packages ## The cluster on a lab of its own: second run, drift, pitfalls, reboots, from a saved state; needs Go
+	@LAB_DIR=.lab/cluster LAB_PORT_BASE=22600 lab/progress "scenarios of the lab's cluster" pytest -v -n0 tests/cluster $(ARGS)
 
 plugin-lab: venv lab-packages ## The device plugin on a lab node of its own: hot-plug, links, kubelet restarts, config swaps, growth
 	@lab/progress "device plugin on a lab node" python tests/device_plugin_lab/plugin_lab.py $(ARGS)

@@ -41,7 +41,7 @@ def cluster_checks(seen: dict, check_mode: bool) -> list[tuple[str, dict]]:
     cluster = {**read["cluster"], "networks": networks_of(read["cluster"], hosts)}
     found = [(first, item) for item in lint_checks(cluster, hosts, seen)]
     found += [(host["host"], item) for host in hosts for item in cni_checks(host)]
-    found += [(first, _finding(one)) for one in _cni_lint.lint_objects(cluster.get("cni") or [])]
+    found += [(first, _finding(one, "cni:")) for one in _cni_lint.lint_objects(cluster.get("cni") or [])]
     if seen["pod_name"]:
         if seen["pod"].get("api_error") is None and "pods" in seen["pod"]:
             found += [(first, item) for item in diagnose(seen["pod"], hosts, cluster["networks"], seen["pod_name"])]
@@ -89,9 +89,9 @@ def lint_checks(cluster: dict, hosts: list[dict], seen: dict) -> list[dict]:
     return made
 
 
-def _finding(one: dict) -> dict:
-    """A linter's finding as a failed check."""
-    return check(one["id"], one["object"], FAILED, one["wanted"], one["seen"], one["next_step"])
+def _finding(one: dict, family: str = "") -> dict:
+    """A linter's finding as a failed check; family comes before its id."""
+    return check(f"{family}{one['id']}", one["object"], FAILED, one["wanted"], one["seen"], one["next_step"])
 
 
 def cni_checks(host: dict) -> list[dict]:
@@ -101,7 +101,7 @@ def cni_checks(host: dict) -> list[dict]:
         why = read.get("msg") or "the node was not read"
         step = "settle that and run playbooks/verify.yml again"
         return [check("cni:lint", obj, NOT_VERIFIED, "no findings", why, step)]
-    made = [_finding(one) for one in read["findings"]]
+    made = [_finding(one, "cni:") for one in read["findings"]]
     made += [
         check("cni:lint", obj, NOT_VERIFIED, "no findings", why, "run it on the node") for why in read["not_verified"]
     ]

@@ -1,7 +1,7 @@
 """The lab's cluster, as `site.yml` leaves it, for tests that break it on purpose.
 
-LAB_DIR and its companions say which lab; `make lab-scenarios` sets them. The first test that asks for the cluster brings
-it up and saves both nodes; later sessions start from that, as long as what made it is unchanged.
+LAB_DIR and its companions say which lab; `make lab-scenarios` sets them. The first test that asks for the cluster
+brings it up and saves both nodes; later sessions start from that, as long as what made it is unchanged.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ansible_collections.gpufabric.rdma.tests.tools.lab_nodes import CHECKOUT, L
 SNAPSHOT = "cluster"
 SOURCES = ("roles", "plugins", "playbooks", "device_plugin", "inventory/lab", "lab", "lock")
 PATIENCE = 600.0
-TIMES = pytest.StashKey()
+FIGURES = pytest.StashKey()
 
 
 def made_of() -> str:
@@ -46,7 +46,7 @@ class Cluster(Lab):
 
     def __init__(self) -> None:
         self.state = pathlib.Path(os.environ["LAB_DIR"]).resolve()
-        self.times: dict[str, float] = {}
+        self.figures: list[str] = []
         self.first = None  # the run that made the cluster, where this session did
 
     def run(self, playbook, *arguments):
@@ -75,7 +75,26 @@ class Cluster(Lab):
     def timed(self, what: str):
         start = time.monotonic()
         yield
-        self.times[what] = time.monotonic() - start
+        self.figures.append(f"{time.monotonic() - start:7.1f} s  {what}")
+
+    def try_node(self, name: str, script: str) -> str:
+        """What a node says, or nothing while it does not answer."""
+        done = subprocess.run(
+            [CHECKOUT / "lab/labctl", "ssh", name, script],
+            capture_output=True,
+            text=True,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+        return done.stdout.strip() if done.returncode == 0 else ""
+
+    def startup_taints(self) -> list[str]:
+        """Nodes that have not been proven ready for RDMA pods yet."""
+        return [
+            node["metadata"]["name"]
+            for node in self.get("nodes").get("items", ())
+            if any(taint["key"] == "rdma.gpufabric.io/not-ready" for taint in node["spec"].get("taints", ()))
+        ]
 
     # The API server
 
@@ -133,16 +152,16 @@ class Cluster(Lab):
 
 
 def pytest_terminal_summary(terminalreporter, config):
-    if config.stash.get(TIMES, None):
-        terminalreporter.section("times in the lab's cluster, in seconds")
-        for what, seconds in config.stash[TIMES].items():
-            terminalreporter.write_line(f"{seconds:7.1f}  {what}")
+    if config.stash.get(FIGURES, None):
+        terminalreporter.section("figures of the lab's cluster")
+        for line in config.stash[FIGURES]:
+            terminalreporter.write_line(line)
 
 
 @pytest.fixture(scope="session")
 def brought_up(pytestconfig):
     found = Cluster()
-    pytestconfig.stash[TIMES] = found.times
+    pytestconfig.stash[FIGURES] = found.figures
     found.bring_up()
     return found
 

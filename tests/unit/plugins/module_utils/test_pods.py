@@ -590,7 +590,7 @@ def test_what_the_node_and_the_objects_of_cni_show_is_told_as_failed_checks_of_t
     ]
     found = _pod_checks.cluster_checks(given, True)
     told = {(name, item["id"], item["status"]) for name, item in found}
-    assert {("node1", "conf-empty", "failed"), ("node1", "image-not-pinned", "failed")} <= told
+    assert {("node1", "cni:conf-empty", "failed"), ("node1", "cni:image-not-pinned", "failed")} <= told
     assert ("node1", "cni:lint", "passed") not in told
 
 

@@ -1,0 +1,177 @@
+"""Pitfalls of the pod network, planted in the running cluster: what fails, the line that verify prints, and the cure.
+
+Ids in the test names are those of the field guide. Each test first takes the cure away where it is a unit of ours, so
+that the fault is seen to be real, then lets the cure work.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+CONF = "/etc/cni/net.d/00-multus.conf"
+GUARD = "gpufabric-rdma-multus.service"
+NAMESPACE = "pitfalls"
+# As generous as an emulated node needs; the figures say how long it took.
+PATIENCE = 300
+
+
+def attachment(name, config, resource=None):
+    annotations = {"annotations": {"k8s.v1.cni.cncf.io/resourceName": resource}} if resource else {}
+    return {
+        "apiVersion": "k8s.cni.cncf.io/v1",
+        "kind": "NetworkAttachmentDefinition",
+        "metadata": {"name": name, "namespace": NAMESPACE, **annotations},
+        "spec": {"config": json.dumps({"cniVersion": "0.3.1", "name": name, **config})},
+    }
+
+
+def pod(name, node="node2"):
+    tools = {
+        "name": "main",
+        "image": "localhost/rdma-tools:testbed",
+        "imagePullPolicy": "Never",
+        "command": ["sleep", "100000"],
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": NAMESPACE},
+        "spec": {"nodeName": node, "terminationGracePeriodSeconds": 0, "containers": [tools]},
+    }
+
+
+def apply(cluster, *objects):
+    space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
+    listing = {"apiVersion": "v1", "kind": "List", "items": [space, *objects]}
+    cluster.kubectl("apply", "--server-side", "-f", "-", stdin=json.dumps(listing))
+
+
+def running(cluster, name):
+    return cluster.get("pod", name, "-n", NAMESPACE).get("status", {}).get("phase") == "Running"
+
+
+def complaints(cluster, name):
+    """What the kubelet says of a pod that does not start."""
+    events = cluster.get("events", "-n", NAMESPACE).get("items", [])
+    return "\n".join(
+        event["message"]
+        for event in events
+        if event["involvedObject"]["name"] == name and event["reason"] == "FailedCreatePodSandBox"
+    )
+
+
+def lines(run, host):
+    """{id: what verify says} of the failed checks of a host."""
+    return {check["id"]: f"{check['object']}: {check['seen']}" for check in run.checks(host, "failed")}
+
+
+def look(cluster):
+    """verify without test pods, which could not start anyway."""
+    return cluster.run("verify.yml", "--check")
+
+
+def test_n1_n5_n9_verify_names_each_bad_attachment(breakable):
+    local = {"type": "host-local", "subnet": "10.99.0.0/24"}
+    apply(
+        breakable,
+        attachment("slot", {"type": "host-device", "device": "eth2"}, "rdma/rail0"),
+        attachment("twice", {"type": "macvlan", "master": "eth2", "mode": "bridge", "ipam": local}),
+        attachment("large", {"type": "macvlan", "master": "eth3", "mtu": 9000}),
+    )
+
+    found = lines(look(breakable), "node1")
+
+    assert f"{NAMESPACE}/slot" in found["nad:resource-host-device"]
+    assert f"{NAMESPACE}/twice" in found["nad:host-local-nodes"]
+    assert f"{NAMESPACE}/large" in found["nad:mtu"]
+
+
+def test_k3_a_plugin_that_is_gone_stops_each_new_pod_and_one_run_brings_it_back(breakable):
+    breakable.node("node2", "rm /opt/cni/bin/portmap")
+    apply(breakable, pod("early"))
+    breakable.wait(lambda: "failed to find plugin" in complaints(breakable, "early"), "the pod's failure", PATIENCE)
+
+    assert "portmap" in lines(look(breakable), "node2")["cni:plugin-missing"]
+
+    healed = breakable.run("cluster.yml")
+    assert healed.code == 0, healed.text[-4000:]
+    breakable.wait(lambda: running(breakable, "early"), "the pod runs", PATIENCE)
+
+
+def test_m5_an_empty_configuration_is_named_and_written_anew(breakable):
+    breakable.node("node2", f"systemctl stop {GUARD}; : >{CONF}; sleep 20")
+    assert breakable.node("node2", f"stat -c %s {CONF}") == "0", "the daemon alone does not mend it"
+
+    assert CONF in lines(look(breakable), "node2")["cni:conf-empty"]
+
+    breakable.node("node2", f"systemctl start {GUARD}")
+    with breakable.timed("M5: guard started -> configuration whole again"):
+        breakable.wait(lambda: "clusterNetwork" in breakable.node("node2", f"cat {CONF}; true"), "whole", PATIENCE)
+    apply(breakable, pod("after"))
+    breakable.wait(lambda: running(breakable, "after"), "a pod runs", PATIENCE)
+
+
+def test_m11_the_configuration_of_a_daemon_that_is_gone_is_named_and_taken_away(breakable):
+    conf = breakable.node("node2", f"cat {CONF}")
+    breakable.node("node2", f"systemctl stop {GUARD}")
+    nowhere = {"spec": {"template": {"spec": {"nodeSelector": {"nowhere": "true"}}}}}
+    patch = f"'{json.dumps(nowhere)}'"
+    breakable.kubectl("patch", "daemonset", "kube-multus-ds", "-n", "kube-multus", "--type", "merge", "-p", patch)
+    gone = "pgrep -x multus-daemon >/dev/null && echo there || echo gone"
+    breakable.wait(lambda: breakable.node("node2", gone) == "gone", "the daemon is gone", PATIENCE)
+    # As SIGKILL leaves it: a daemon that is told to stop takes its configuration away.
+    breakable.node("node2", f"cat >{CONF} <<'EOF'\n{conf}\nEOF")
+    apply(breakable, pod("stuck"))
+    breakable.wait(lambda: "multus" in complaints(breakable, "stuck"), "the pod's failure", PATIENCE)
+
+    assert "cni:multus-not-running" in lines(look(breakable), "node2")
+
+    breakable.node("node2", f"systemctl start {GUARD}")
+    with breakable.timed("M11: guard started -> dead configuration taken away"):
+        breakable.wait(lambda: breakable.node("node2", f"ls {CONF}; true") == "", "gone", PATIENCE)
+    healed = breakable.run("cluster.yml")
+    assert healed.code == 0, healed.text[-4000:]
+    breakable.wait(lambda: running(breakable, "stuck"), "the pod runs", PATIENCE)
+
+
+def test_m7_a_foreign_configuration_is_named_and_never_taken_over_without_consent(breakable):
+    foreign = "/etc/cni/net.d/00-calico.conflist"
+    text = json.dumps({"cniVersion": "0.3.1", "name": "foreign", "plugins": [{"type": "loopback"}]})
+    breakable.node("node2", f"cat >{foreign} <<'EOF'\n{text}\nEOF")
+
+    assert foreign in lines(look(breakable), "node2")["cni:foreign-first"]
+
+    told = breakable.run("cluster.yml", "-e", "multus_foreign_allowed=false")
+    assert foreign in told.text
+    assert breakable.node("node2", f"ls {foreign}") == foreign
+    # Multus itself goes on to delegate to the pod network that it was told, not to what comes first.
+    assert "10-flannel" in breakable.node("node2", f"cat {CONF}") or "cbr0" in breakable.node("node2", f"cat {CONF}")
+
+    healed = breakable.run("cluster.yml", "-e", "multus_foreign_allowed=true")
+    assert healed.code == 0, healed.text[-4000:]
+    assert breakable.node("node2", f"ls {foreign} 2>/dev/null; true") == ""
+
+
+@pytest.mark.parametrize("name", ["node2", "node1"])
+def test_m3_m4_n13_a_hard_reset_needs_no_hand_and_no_pod_comes_up_without_multus(breakable, name):
+    apply(breakable, pod("bound", name))
+    breakable.wait(lambda: running(breakable, "bound"), "the pod runs", PATIENCE)
+    failed = len(complaints(breakable, "bound").splitlines())
+    boot = breakable.node(name, "cat /proc/sys/kernel/random/boot_id")
+
+    with breakable.timed(f"{name}: hard reset -> all nodes Ready, all pods running, taint gone"):
+        breakable.labctl("power", name, "reset")
+        breakable.wait(
+            lambda: breakable.try_node(name, "cat /proc/sys/kernel/random/boot_id") not in ("", boot), "a new boot"
+        )
+        breakable.wait(breakable.settled, "all Ready", 900)
+        breakable.wait(lambda: not breakable.startup_taints(), "no startup taint", 900)
+
+    found = complaints(breakable, "bound")
+    breakable.figures.append(f"{len(found.splitlines()) - failed:7}    failed sandboxes after the reset of {name}")
+    resources = breakable.get("node", name)["status"]["allocatable"]
+    assert resources["rdma/rail0"] == breakable.get("node", name)["status"]["capacity"]["rdma/rail0"] != "0"
+    verified = breakable.run("verify.yml")
+    assert verified.code == 0, verified.text[-6000:]
