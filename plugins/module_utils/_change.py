@@ -106,7 +106,10 @@ def settle(
             failed = decided.changes[min(len(done) - before, len(decided.changes) - 1)]
             raise Refused([_failed(failed, error)], done) from error
         stale = decided.stale_images
-        decided = plan(read())
+        try:
+            decided = plan(read())
+        except Refused as refused:
+            raise Refused(refused.problems, done) from refused
         decided.stale_images = sorted({*stale, *decided.stale_images})
         kept = {(change.object, change.action) for change in done}
         lost = [_not_kept(change) for change in decided.changes if (change.object, change.action) in kept]

@@ -464,24 +464,30 @@ def main() -> None:
         state.update(found)
         return state
 
+    def apply(changes: list):
+        try:
+            yield from cluster.apply(changes, wanted, force)
+        except Down as down:
+            raise _unanswered(str(down)) from down
+
     waited: list = []
+    changes: list = []
     try:
         if not module.check_mode:
             waited += cluster.wait([item for item in given["wait"] if item["first"]], [])
         made, changes = settle(
             read=read,
             plan=lambda state: planner.plan(state, wanted, given["owner"], given["takeover_allowed"]),
-            apply=lambda changes: cluster.apply(changes, wanted, force),
+            apply=apply,
             check_mode=module.check_mode,
         )
         if module.check_mode:
             _say_unawaited(made, changes, given["wait"])
         else:
             waited += cluster.wait([item for item in given["wait"] if not item["first"]], list(state["live"].values()))
-    except Refused as refused:
-        module.fail_json(**failure(refused))
-    except Down as down:
-        module.fail_json(**failure(_unanswered(str(down))))
+    except (Refused, Down) as error:
+        refused = _unanswered(str(error)) if isinstance(error, Down) else error
+        module.fail_json(**failure(Refused(refused.problems, refused.done or changes)))
     module.exit_json(waited=waited, kubectl_calls=cluster.calls, **result(made, changes))
 
 

@@ -268,6 +268,15 @@ def test_a_condition_met_by_what_was_read_costs_no_call_and_one_that_never_comes
     stuck = server.run([namespace(), daemon_set()], wait=wait)
     assert "daemonset/ds -n kube-flannel: wanted rollout within 5 s" in stuck["msg"]
     assert "k3s kubectl -n kube-flannel describe daemonset ds" in stuck["msg"]
+    assert stuck["changed"] is False
+
+
+def test_a_failed_wait_still_tells_what_was_applied_before_it(server):
+    server.state(never=["daemonset/ds"])
+    wait = [{"resource": "daemonset/ds", "namespace": "kube-flannel", "timeout_seconds": 5}]
+    stuck = server.run([namespace(), daemon_set()], wait=wait)
+    assert (stuck["failed"], stuck["changed"]) == (True, True)
+    assert actions(stuck) == [("Namespace kube-flannel", "create"), ("DaemonSet kube-flannel/ds", "create")]
 
 
 def test_nodes_are_labelled_never_made_never_owned_and_awaited_first(server):
