@@ -61,6 +61,11 @@ nodes:
   description: For each host C(role), C(options) by file, C(files) of the bundle that it lacks, C(labels), C(node_ip).
   returned: success
   type: dict
+problems:
+  description: What cannot work, each with C(host), C(object), C(wanted), C(seen) and C(next_step).
+  returned: failure
+  type: list
+  elements: dict
 notes:
   description: What a person should know and that stops nothing.
   returned: success
