@@ -45,7 +45,8 @@ class ActionModule(ActionBase):
         if args["upgrade"]:
             problems += _k3s_preflight.upgrade(decided["nodes"])
         if problems:
-            head, text = _preflight.failure_text(_by_host(problems, args["nodes"]))
+            nodes = [{"host": node["host"], "problems": []} for node in args["nodes"]]
+            head, text = _preflight.failure_text(_preflight.with_further(nodes, problems))
             if not args["collect"]:
                 Display().display(f"{head}\n\n{text}\n")
             msg = f"{head} Each is listed {'at the end' if args['collect'] else 'above'}."
@@ -76,11 +77,3 @@ def read(folder: str | None, nodes: list[dict]) -> tuple[dict | None, list[dict]
         return None, [{"host": CONTROLLER, **_preflight.problem(path, "the bundle's description", seen, step)}]
     wrong = [{"host": CONTROLLER, **item._asdict()} for item in _bundle.problems(bundle, folder)]
     return (None if wrong else bundle), wrong
-
-
-def _by_host(problems: list[dict], nodes: list[dict]) -> list[dict]:
-    """As _preflight.failure_text takes them; hosts without a problem count as well."""
-    hosts = {node["host"]: [] for node in nodes}
-    for item in problems:
-        hosts.setdefault(item["host"], []).append(item)
-    return [{"host": host, "problems": items} for host, items in hosts.items()]

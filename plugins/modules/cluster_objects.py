@@ -240,8 +240,13 @@ GET = ("get", "--filename=-", "--ignore-not-found", "--show-managed-fields", "--
 POLL_SECONDS = 3
 
 
-class Down(Exception):
-    """No API server answers; carries what kubectl said."""
+class Down(Refused):
+    """No API server answers. reason: what kubectl said."""
+
+    def __init__(self, reason: str):
+        step = "see systemctl status k3s on the first server (journalctl -u k3s) and run again"
+        super().__init__([planner.Problem("API server", "an answer", reason, step)])
+        self.reason = reason
 
 
 class Cluster:
@@ -391,15 +396,6 @@ def _not_reached(item: dict, text: str):
     )
 
 
-def _unanswered(reason: str) -> Refused:
-    return Refused.because(
-        "API server",
-        "an answer",
-        reason,
-        "see systemctl status k3s on the first server (journalctl -u k3s) and run again",
-    )
-
-
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
@@ -459,16 +455,10 @@ def main() -> None:
             found = cluster.read(wanted, given["owner"], given["prune_types"], force)
         except Down as down:
             if not module.check_mode:
-                raise _unanswered(str(down)) from down
-            found = {"down": str(down)}
+                raise
+            found = {"down": down.reason}
         state.update(found)
         return state
-
-    def apply(changes: list):
-        try:
-            yield from cluster.apply(changes, wanted, force)
-        except Down as down:
-            raise _unanswered(str(down)) from down
 
     waited: list = []
     changes: list = []
@@ -478,15 +468,14 @@ def main() -> None:
         made, changes = settle(
             read=read,
             plan=lambda state: planner.plan(state, wanted, given["owner"], given["takeover_allowed"]),
-            apply=apply,
+            apply=lambda changes: cluster.apply(changes, wanted, force),
             check_mode=module.check_mode,
         )
         if module.check_mode:
             _say_unawaited(made, changes, given["wait"])
         else:
             waited += cluster.wait([item for item in given["wait"] if not item["first"]], list(state["live"].values()))
-    except (Refused, Down) as error:
-        refused = _unanswered(str(error)) if isinstance(error, Down) else error
+    except Refused as refused:
         module.fail_json(**failure(Refused(refused.problems, refused.done or changes)))
     module.exit_json(waited=waited, kubectl_calls=cluster.calls, **result(made, changes))
 

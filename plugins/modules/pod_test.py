@@ -120,6 +120,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils import _fabric, _pod_plan, _pod_probe
+from ansible_collections.gpufabric.rdma.plugins.module_utils._cluster_objects_plan import unknown_types
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kubectl import Failed, Kubectl
 
 MANAGER = "gpufabric.rdma"
@@ -150,10 +151,9 @@ def read(kubectl):
             break
         except Failed as refused:
             # kubectl names one type that the server does not have; without that one it may answer.
-            known = [
-                kind for kind in kinds if kind not in OPTIONAL or f'"{kind.partition(".")[0]}"' not in str(refused)
-            ]
-            if "doesn't have a resource type" not in str(refused) or known == kinds:
+            absent = {name.partition(".")[0] for name in unknown_types(str(refused))}
+            known = [kind for kind in kinds if kind not in OPTIONAL or kind.partition(".")[0] not in absent]
+            if known == kinds:
                 return None, str(refused)
             kinds = known
     return {

@@ -79,13 +79,7 @@ class Cluster(Lab):
 
     def try_node(self, name: str, script: str) -> str:
         """What a node says, or nothing while it does not answer."""
-        done = subprocess.run(
-            [CHECKOUT / "lab/labctl", "ssh", name, script],
-            capture_output=True,
-            text=True,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
+        done = self.try_labctl("ssh", name, script, stdin="")
         return done.stdout.strip() if done.returncode == 0 else ""
 
     def startup_taints(self) -> list[str]:
@@ -99,8 +93,9 @@ class Cluster(Lab):
     # The API server
 
     def try_kubectl(self, *words: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
-        command = [CHECKOUT / "lab/labctl", "ssh", "node1", "k3s kubectl --request-timeout=60s " + " ".join(words)]
-        return subprocess.run(command, input=stdin or "", capture_output=True, text=True, check=False)
+        return self.try_labctl(
+            "ssh", "node1", "k3s kubectl --request-timeout=60s " + " ".join(words), stdin=stdin or ""
+        )
 
     def kubectl(self, *words: str, stdin: str | None = None) -> str:
         done = self.try_kubectl(*words, stdin=stdin)
@@ -139,16 +134,15 @@ class Cluster(Lab):
             for name, services in units.items()
         }
 
-    def wait(self, condition, what: str, limit: float = PATIENCE, every: float = 1.0) -> float:
-        """Seconds until the condition holds."""
+    def wait(self, condition, what: str, limit: float = PATIENCE) -> None:
+        """Until the condition holds."""
         start = time.monotonic()
         while not condition():
             if time.monotonic() - start > limit:
                 state = self.try_kubectl("get", "nodes,pods", "--all-namespaces", "-o", "wide").stdout
                 events = self.try_kubectl("get", "events", "-A", "--sort-by=.lastTimestamp").stdout
                 raise AssertionError(f"{what}: not within {limit:.0f} s\n{state}\n{events[-3000:]}")
-            time.sleep(every)
-        return time.monotonic() - start
+            time.sleep(1)
 
 
 def pytest_terminal_summary(terminalreporter, config):

@@ -43,8 +43,12 @@ class Run:
 
 
 class Lab:
+    def try_labctl(self, *words, stdin=None):
+        command = [CHECKOUT / "lab" / "labctl", *words]
+        return subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
+
     def labctl(self, *words):
-        done = subprocess.run([CHECKOUT / "lab" / "labctl", *words], capture_output=True, text=True, check=False)
+        done = self.try_labctl(*words)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
