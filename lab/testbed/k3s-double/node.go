@@ -56,9 +56,7 @@ func (c *children) start(name string, arguments ...string) error {
 func (c *children) run(name string, command *exec.Cmd) error {
 	command.Stdout, command.Stderr = os.Stdout, os.Stderr
 	command.Env = slices.DeleteFunc(os.Environ(), func(entry string) bool { return strings.HasPrefix(entry, "NOTIFY_SOCKET=") })
-	if os.Getenv("GOGC") == "" {
-		command.Env = append(command.Env, "GOGC=400") // memory is cheaper than emulated cycles
-	}
+	command.Env = append(command.Env, thrift()...)
 	command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
 	started := make(chan error)
 	spawn <- func() { started <- command.Start() }
@@ -68,6 +66,18 @@ func (c *children) run(name string, command *exec.Cmd) error {
 	c.running = append(c.running, command.Process)
 	go func() { c.ended <- fmt.Errorf("%s ended: %v", name, command.Wait()) }()
 	return nil
+}
+
+// thrift is what makes Go programs spend memory instead of emulated cycles, where a node has few: on one thread nobody spins for
+// work that another might hand over, and no signal interrupts a loop to ask whether somebody else would like the processor.
+func thrift() []string {
+	settings := []string{}
+	for _, setting := range []struct{ name, value string }{{"GOGC", "400"}, {"GOMAXPROCS", "1"}, {"GODEBUG", "asyncpreemptoff=1"}} {
+		if os.Getenv(setting.name) == "" && (setting.name == "GOGC" || runtime.NumCPU() <= 2) {
+			settings = append(settings, setting.name+"="+setting.value)
+		}
+	}
+	return settings
 }
 
 // await waits like the function of that name, but not for what a child that has ended was to bring.
@@ -286,6 +296,8 @@ func startKubelet(c *children, config *Config, dir string, identity ...string) e
 	if len(config.NodeTaint) > 0 {
 		arguments = append(arguments, "--register-with-taints="+strings.Join(config.NodeTaint, ","))
 	}
+	// cAdvisor reads every cgroup each 10 s by default; no scenario asks for what it finds.
+	arguments = append(arguments, "--housekeeping-interval=1m")
 	if config.ProtectKernel {
 		arguments = append(arguments, "--protect-kernel-defaults=true")
 	}

@@ -41,6 +41,21 @@ roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: "system:
 subjects: [{apiGroup: rbac.authorization.k8s.io, kind: Group, name: "system:nodes"}]
 `
 
+// unusedAdmission and unusedControllers are left out because nothing in the lab has an object for them: each costs emulated
+// cycles at every start or request.
+const unusedAdmission = "MutatingAdmissionPolicy,MutatingAdmissionWebhook,ValidatingAdmissionPolicy,ValidatingAdmissionWebhook," +
+	"CertificateSubjectRestriction,DefaultIngressClass,DefaultStorageClass,PersistentVolumeClaimResize,StorageObjectInUseProtection"
+
+var unusedControllers = []string{
+	"-clusterrole-aggregation-controller", "-cronjob-controller", "-disruption-controller", "-endpointslice-mirroring-controller",
+	"-ephemeral-volume-controller", "-horizontal-pod-autoscaler-controller", "-persistentvolume-attach-detach-controller",
+	"-persistentvolume-binder-controller", "-persistentvolume-expander-controller", "-persistentvolume-protection-controller",
+	"-persistentvolumeclaim-protection-controller", "-replicationcontroller-controller", "-resourceclaim-controller",
+	"-resourcequota-controller", "-selinux-warning-controller", "-statefulset-controller",
+	"-storage-version-migrator-controller", "-storageversion-garbage-collector-controller", "-ttl-after-finished-controller",
+	"-validatingadmissionpolicy-status-controller", "-volumeattributesclass-protection-controller",
+}
+
 func runServer() error {
 	config, err := readConfig()
 	if err != nil {
@@ -116,7 +131,8 @@ func runServer() error {
 		"--kubelet-client-certificate=" + tls.path("client-kube-apiserver.crt"), "--kubelet-client-key=" + tls.path("client-kube-apiserver.key"),
 		"--kubelet-preferred-address-types=InternalIP", "--service-account-issuer=https://kubernetes.default.svc." + config.ClusterDomain,
 		"--service-account-key-file=" + tls.path("service.key"), "--service-account-signing-key-file=" + tls.path("service.key"),
-		"--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction", "--token-auth-file=" + tokens,
+		"--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction", "--disable-admission-plugins=" + unusedAdmission,
+		"--enable-priority-and-fairness=false", "--token-auth-file=" + tokens,
 		"--advertise-address=" + config.AdvertiseAddress, "--profiling=false",
 	}
 	if config.SecretsEncryption {
@@ -149,7 +165,7 @@ func runServer() error {
 		"--cluster-signing-key-file=" + tls.path("server-ca.key"), "--root-ca-file=" + tls.path("server-ca.crt"),
 		"--service-account-private-key-file=" + tls.path("service.key"), "--use-service-account-credentials=true",
 		"--kube-api-qps=100", "--kube-api-burst=200", "--secure-port=0", "--node-monitor-grace-period=2m", "--leader-elect=false",
-		"--flex-volume-plugin-dir=" + filepath.Join(dir, "flexvolumes"),
+		"--flex-volume-plugin-dir=" + filepath.Join(dir, "flexvolumes"), "--controllers=*," + strings.Join(unusedControllers, ","),
 	}
 	if err := c.start("kube-controller-manager", append(arguments, flags(config.ControllerArg)...)...); err != nil {
 		return err
