@@ -24,9 +24,12 @@ BLACKLIST = (
     "modprobe.blacklist=ahci,button,ccp,evbug,floppy,i2c_i801,intel_agp,iTCO_wdt,kvm_amd,kvm_intel,lpc_ich,"
     "parport_pc,pcspkr,psmouse,qemu_fw_cfg,tiny_power_button"
 )
+# What leaves the emulation, or throws its work away, costs a node that runs a control plane most of its cycles.
 # The emulated TSC counts the same on both processors, but the kernel sees them a little apart and would take the HPET:
-# then each look at the clock leaves the emulation, and a control plane written in Go looks at it all the time.
-EMULATED_CLOCK = "tsc=reliable clocksource=tsc"
+# each reading of it is such an exit. So is each timer that is set; a steady tick is none. Code is translated once per
+# virtual address, so programs had better start at the same one each time; and a change inside a huge page costs the
+# whole emulated TLB.
+EMULATED_KERNEL = "tsc=reliable clocksource=tsc highres=off nohz=off norandmaps transparent_hugepage=never psi=0"
 
 
 class Node:
@@ -80,9 +83,10 @@ class Node:
 
     def command(self, image: Image, accelerator: str) -> list[str]:
         half = self.settings.memory_mib // 2
-        accel = "tcg,thread=multi,tb-size=256" if accelerator == "tcg" else "kvm"
+        # With less room a control plane's translated code is thrown away each half minute.
+        accel = "tcg,thread=multi,tb-size=2048" if accelerator == "tcg" else "kvm"
         words = ["console=ttyS0 loglevel=4 net.ifnames=0 mitigations=off"]
-        words += [EMULATED_CLOCK] if accelerator == "tcg" else []
+        words += [EMULATED_KERNEL] if accelerator == "tcg" else []
         return [
             QEMU, "-name", f"gpufabric-lab-{self.name}", "-nodefaults", "-no-user-config", "-display", "none",
             "-M", "q35", "-accel", accel, "-cpu", "qemu64" if accelerator == "tcg" else "host",

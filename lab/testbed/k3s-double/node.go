@@ -68,16 +68,19 @@ func (c *children) run(name string, command *exec.Cmd) error {
 	return nil
 }
 
-// thrift is what makes Go programs spend memory instead of emulated cycles, where a node has few: on one thread nobody spins for
-// work that another might hand over, and no signal interrupts a loop to ask whether somebody else would like the processor.
+// On a node with few (emulated) processors one thread carries each program: nobody spins for work that another might hand over.
+func small() bool { return runtime.NumCPU() <= 2 }
+
+// thrift is what makes Go programs spend memory instead of cycles.
 func thrift() []string {
-	settings := []string{}
-	for _, setting := range []struct{ name, value string }{{"GOGC", "400"}, {"GOMAXPROCS", "1"}, {"GODEBUG", "asyncpreemptoff=1"}} {
-		if os.Getenv(setting.name) == "" && (setting.name == "GOGC" || runtime.NumCPU() <= 2) {
-			settings = append(settings, setting.name+"="+setting.value)
-		}
+	settings := []string{"GOGC=400"}
+	if small() {
+		settings = append(settings, "GOMAXPROCS=1")
 	}
-	return settings
+	return slices.DeleteFunc(settings, func(setting string) bool {
+		name, _, _ := strings.Cut(setting, "=")
+		return os.Getenv(name) != ""
+	})
 }
 
 // await waits like the function of that name, but not for what a child that has ended was to bring.

@@ -93,8 +93,9 @@ func runServer() error {
 	}
 	ca := pemOf(tls.certificate)
 	local := fmt.Sprintf("https://127.0.0.1:%d", config.HTTPSListenPort)
-	kubeconfig := func(name string) (string, error) {
-		file := filepath.Join(dir, "cred", name+".kubeconfig")
+	credentials := filepath.Join(dir, "cred")
+	kubeconfig := func(folder, file, name string) (string, error) {
+		file = filepath.Join(folder, file+".kubeconfig")
 		return file, writeKubeconfig(file, local, ca,
 			&api.AuthInfo{ClientCertificate: tls.path(name + ".crt"), ClientKey: tls.path(name + ".key")}, 0o600)
 	}
@@ -156,7 +157,7 @@ func runServer() error {
 	if err := await("access rules", patience, func() error { return kubectlRun(admin, nodeAccess, "apply", "-f", "-") }); err != nil {
 		return err
 	}
-	controller, err := kubeconfig("client-controller")
+	controller, err := kubeconfig(credentials, "controller", "client-controller")
 	if err != nil {
 		return err
 	}
@@ -176,7 +177,7 @@ func runServer() error {
 	}); err != nil {
 		return err
 	}
-	schedulerConfig, err := kubeconfig("client-scheduler")
+	schedulerConfig, err := kubeconfig(credentials, "scheduler", "client-scheduler")
 	if err != nil {
 		return err
 	}
@@ -185,7 +186,8 @@ func runServer() error {
 		return err
 	}
 	if !config.DisableAgent {
-		node, err := kubeconfig("client-kubelet")
+		// Where an agent's kubelet has its own as well.
+		node, err := kubeconfig(filepath.Join(config.DataDir, "agent"), "kubelet", "client-kubelet")
 		if err != nil {
 			return err
 		}

@@ -226,6 +226,10 @@ class Keeper:
 
     def _look(self) -> str:
         settings = self._settings
+        marked = os.path.exists(self._marker)
+        # What the node itself can tell comes first: a rack that boots must not ask the API server each second.
+        if marked and (reasons := self._local_reasons()):
+            return self._tell(WAITING, reasons)
         try:
             with open(settings["token"], encoding="ascii") as stream:
                 token = stream.read().strip()
@@ -236,7 +240,6 @@ class Keeper:
         node = api.node()
         if node is None:
             return self._tell(WAITING, [f"node {settings['node']} has not registered"])
-        marked = os.path.exists(self._marker)
         reasons = self._reasons(node) if marked else []
         step = decide(node, settings["taint"], marked, self._boot_id, reasons)
         taints = [taint for taint in node["spec"].get("taints") or () if taint.get("key") != settings["taint"]]
@@ -254,14 +257,15 @@ class Keeper:
             self._say(f"taint {settings['taint']} removed: the node can run RDMA pods")
         return self._tell(READY, [])
 
-    def _reasons(self, node: dict) -> list[str]:
+    def _local_reasons(self) -> list[str]:
         settings = self._settings
         memory = memlock_reason(settings["services"], settings["memlock"], self._run, self._proc)
-        found = [cni_reason(settings["conf"]), memory]
+        return [why for why in (cni_reason(settings["conf"]), memory) if why]
+
+    def _reasons(self, node: dict) -> list[str]:
         if not serves(node, self._boot_id):
-            return [*(why for why in found if why), "the kubelet has not reported Ready in this boot"]
-        allocatable = node.get("status", {}).get("allocatable", {})
-        return [why for why in found if why] + resource_reasons(allocatable, settings["resources"])
+            return ["the kubelet has not reported Ready in this boot"]
+        return resource_reasons(node.get("status", {}).get("allocatable", {}), self._settings["resources"])
 
     def _tell(self, state: str, reasons: list[str]) -> str:
         """Say and write down what has changed; once, not at every look."""

@@ -126,7 +126,7 @@ def test_the_taint_goes_when_everything_holds_and_not_a_moment_before(bed):
         seen.append(bed.status()["reasons"])
         assert OWN in bed.taints()
         cure()
-    assert [len(reasons) for reasons in seen] == [3, 2, 1, 1, 1]
+    assert [len(reasons) for reasons in seen] == [2, 1, 1, 1, 1]
     assert "00-multus.conf is not there yet" in seen[0][0]
     assert "k3s may lock 8388608 bytes of memory, wanted unlimited" in seen[1][0]
     assert "no resource rdma/* is allocatable" in seen[4][0]
