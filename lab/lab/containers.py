@@ -26,7 +26,8 @@ LIBRARIES = "usr/lib/x86_64-linux-gnu"
 # What the node image has for verbs, and what a pod's network is looked at with.
 TOOLS = (
     *(f"usr/bin/{name}" for name in ("ibv_devices", "ibv_devinfo", "ibv_rc_pingpong", "rping", "ib_write_bw")),
-    *(f"usr/bin/{name}" for name in ("rdma", "ip", "ping")),
+    # A shell that takes these programs: BusyBox' own would take its applets.
+    *(f"usr/bin/{name}" for name in ("sh", "rdma", "ip", "ping")),
     *(f"usr/sbin/{name}" for name in ("ibstat", "ethtool")),
 )
 IPTABLES = ("usr/sbin/xtables-nft-multi", "usr/sbin/xtables-legacy-multi")

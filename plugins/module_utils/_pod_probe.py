@@ -70,6 +70,8 @@ register() {{
     echo "pinned $pinned kB"
     [ "$pinned" -ge {REGISTERED // 1024} ]
 }}
+# BusyBox' ip knows no details: what made an interface is then told by its driver alone.
+links() {{ ip -o -d link show 2>/dev/null || ip -o link show; }}
 # Of a user's environment only this, which is no secret.
 environment() {{ if [ -n "${{NCCL_IB_GID_INDEX+set}}" ]; then echo "NCCL_IB_GID_INDEX=$NCCL_IB_GID_INDEX"; fi; }}
 resolve() {{
@@ -81,7 +83,7 @@ probe capabilities capabilities
 probe environment environment
 probe addresses ip -o addr show
 probe routes ip -4 route show
-probe links ip -o -d link show
+probe links links
 probe drivers drivers
 probe devices ls -l /dev/infiniband
 probe granted granted
