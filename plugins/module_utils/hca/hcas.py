@@ -275,8 +275,13 @@ def _settle(port: dict[str, Any], netdevs: list[dict[str, Any]], owner: Optional
 
 
 def place(tree: Tree, found: list[dict[str, Any]], gpus: list[dict[str, Any]]) -> None:
-    """Add to each PCI HCA its nearest GPUs (nearest class only) and its distance to every other PCI HCA."""
+    """Add to each GPU and PCI HCA its path in the PCI tree, and to each PCI HCA its distances.
+
+    These are the nearest GPUs (nearest class only) and every other PCI HCA.
+    """
     distances = topology.Topology(tree)
+    for function in (*gpus, *(hca["pci"] for hca in found if hca["pci"])):
+        function["path"] = list(distances.chain(function["address"]))
     addresses = [gpu["address"] for gpu in gpus]
     hardware = [hca for hca in found if hca["pci"]]
     for hca in hardware:
