@@ -402,6 +402,10 @@ ansible_facts:
             numa_node:
               description: NUMA node.
               type: int
+            path:
+              description: Its place in the PCI tree, as for C(gpus).
+              type: list
+              elements: str
             netdevs:
               description: Names of its network interfaces.
               type: list

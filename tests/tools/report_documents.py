@@ -162,7 +162,10 @@ _MEMLOCK = {
     "wanted": "LimitMEMLOCK=infinity",
     "seen": "LimitMEMLOCK=65536",
 }
-_REBOOT = "The RDMA subsystem runs in netns mode exclusive, /etc/modprobe.d/gpufabric-rdma.conf sets shared for the next boot."
+_REBOOT = (
+    "The RDMA subsystem runs in netns mode exclusive, "
+    "/etc/modprobe.d/gpufabric-rdma.conf sets shared for the next boot."
+)
 
 
 # --- the three that the page is looked at with ------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from .markup import Markup, clean, count, tag
 
 WIDTH = 560
 _INDENT, _LEFT, _BOX_END = 18, 10, 300
-_LANE, _TEXT = 12, 352
+_LANE, _LANES = 10, 5
 _LABEL_HEIGHT, _LEAF_HEIGHT, _GAP = 22, 40, 8
 _CHARACTER = 6.6  # of 12 px text, on the safe side
 
@@ -96,8 +96,8 @@ def _hca(hca: dict, hcas: list[dict], rails: dict, names: dict) -> dict:
         "path": _path(function) if function else ["", hca["name"]],
         "address": address,
         "name": hca["name"],
-        "model": (function or {}).get("model") or "",
-        "detail": "  ".join(detail),
+        "model": (function or {}).get("model") or hca.get("kind") or "",
+        "detail": "  ".join(detail) or "no PCI device",
         "warn": slow_link(function) is not None,
         "lines": [_port_line(hca, port, rails.get((hca["name"], port["number"])), names) for port in hca["ports"]],
     }
@@ -204,9 +204,12 @@ def _figure(group: tuple, leaves: list[dict], identity: str) -> Markup:
             height += _GAP
         places.append((depth, item, height, tall))
         height += tall
-    drawn = [_trunks(places), _brackets(places)]
+    brackets, text = _brackets(places)
+    drawn = [_trunks(places), brackets]
     for depth, item, top, tall in places:
-        drawn.append(_drawn_label(depth, item, top) if isinstance(item, str) else _drawn_leaf(depth, item, top, tall))
+        drawn.append(
+            _drawn_label(depth, item, top) if isinstance(item, str) else _drawn_leaf(depth, item, top, tall, text)
+        )
     name = group_name(group)
     svg = tag(
         "svg",
@@ -266,8 +269,9 @@ def _trunks(places: list) -> Markup:
     return tag("path", d="".join(drawn), class_="tree") if drawn else Markup("")
 
 
-def _brackets(places: list) -> list[Markup]:
-    """One for each rail whose GPU stands in this drawing; those that would overlap get lanes of their own."""
+def _brackets(places: list) -> tuple[list[Markup], int]:
+    """One for each rail whose GPU stands in this drawing, those that would overlap in lanes of their own; and where
+    there is room for text beside them."""
     gpus = {item["address"]: top for _d, item, top, _t in places if not isinstance(item, str) and item["kind"] == "gpu"}
     spans = []
     for _depth, item, top, _tall in places:
@@ -285,18 +289,18 @@ def _brackets(places: list) -> list[Markup]:
         )
         lanes += [[]] if lane == len(lanes) else []
         lanes[lane].append(ends)
-        x = _BOX_END + _LANE + min(lane, 4) * 7
+        x = _BOX_END + _LANE + min(lane, _LANES - 1) * 6
         drawn.append(
             tag("path", d=f"M{_BOX_END} {ends[0]:g}H{x}V{ends[1]:g}H{_BOX_END}", class_=f"rail {far or ''}".strip())
         )
-    return drawn
+    return drawn, _BOX_END + 14 + (_LANE + min(len(lanes), _LANES) * 6 if lanes else 0)
 
 
 def _drawn_label(depth: int, text: str, top: int) -> Markup:
     return tag("text", _cut(text, WIDTH - _x(depth)), x=_x(depth), y=top + 14, class_="bus")
 
 
-def _drawn_leaf(depth: int, leaf: dict, top: int, tall: int) -> list:
+def _drawn_leaf(depth: int, leaf: dict, top: int, tall: int, text: int) -> list:
     x = _x(depth)
     room = _BOX_END - x - 16
     name = _cut(leaf["name"], room)
@@ -312,12 +316,12 @@ def _drawn_leaf(depth: int, leaf: dict, top: int, tall: int) -> list:
         title,
         tag("text", _cut(leaf["detail"], room - 12), x=x + 9, y=top + 31, class_="s"),
         mark,
-        [_drawn_line(line, top + number * _LEAF_HEIGHT) for number, line in enumerate(leaf["lines"])],
+        [_drawn_line(line, text, top + number * _LEAF_HEIGHT) for number, line in enumerate(leaf["lines"])],
     ]
 
 
-def _drawn_line(line: dict, top: int) -> list:
-    room = WIDTH - _TEXT
+def _drawn_line(line: dict, x: int, top: int) -> list:
+    room = WIDTH - x
     reach = f"{line['distance']} to {line['gpu_name']}" if line["distance"] else ""
     level = "ok" if line["active"] else "bad" if line["rail"] else "off"
     title = _cut(line["title"], room)
@@ -326,11 +330,11 @@ def _drawn_line(line: dict, top: int) -> list:
             "text",
             tag("tspan", title, class_="n"),
             tag("tspan", _cut(reach, room - len(title) * 8), dx=7),
-            x=_TEXT,
+            x=x,
             y=top + 17,
         ),
-        tag("use", href=f"#i-{level}", x=_TEXT, y=top + 22, width=11, height=11, class_=level),
-        tag("text", _cut(line["state"], room - 16), x=_TEXT + 16, y=top + 31, class_="s"),
+        tag("use", href=f"#i-{level}", x=x, y=top + 22, width=11, height=11, class_=level),
+        tag("text", _cut(line["state"], room - 16), x=x + 16, y=top + 31, class_="s"),
     ]
 
 

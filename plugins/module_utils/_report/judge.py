@@ -59,16 +59,28 @@ def nodes(document: dict) -> list[dict]:
     holds no text of the node.
     """
     drift = {item["host"]: item for item in (document.get("drift") or {}).get("hosts", [])}
-    slow: dict[str, list[dict]] = {}
-    for test in (document.get("matrix") or {}).get("tests", []):
-        if test["verdict"] == "outlier":
-            for host in {test["from"], test["to"]}:
-                slow.setdefault(host, []).append(test)
+    slow = suspects((document.get("matrix") or {}).get("tests", []))
     judged = [_node(node, drift.get(node["host"]), slow.get(node["host"], [])) for node in document["nodes"]]
     judged.sort(key=lambda node: natural(node["host"]))
     for number, node in enumerate(judged, 1):
         node["anchor"] = f"node-{number}"
     return sorted(judged, key=lambda node: -LEVELS.index(node["level"]))
+
+
+def suspects(tests: list[dict]) -> dict[str, list[dict]]:
+    """{host: the outliers it is suspected of}: of a slow pair the end with more outliers on that rail, or both if equal.
+
+    Otherwise one slow port would accuse every peer that it was measured with.
+    """
+    outliers = [test for test in tests if test["verdict"] == "outlier"]
+    ends = [(host, test["rail"]) for test in outliers for host in {test["from"], test["to"]}]
+    found: dict[str, list[dict]] = {}
+    for test in outliers:
+        seen = {host: ends.count((host, test["rail"])) for host in (test["from"], test["to"])}
+        for host, number in seen.items():
+            if number == max(seen.values()):
+                found.setdefault(host, []).append(test)
+    return found
 
 
 def _node(node: dict, drift: Any, slow: list[dict]) -> dict:
@@ -186,6 +198,8 @@ def _entry(key: tuple, group: dict) -> dict:
     rows = _alike(group["members"])
     objects = list(dict.fromkeys(row["object"] for row in rows))
     shown = objects[0] if len(objects) == 1 else f"{objects[0]} and {len(objects) - 1} more"
+    if objects == ["node"]:
+        shown = "node that could not be read"
     return {
         "title": shown,
         "failure": group["failure"],

@@ -163,34 +163,32 @@ def _fixes(judged: list[dict]) -> list:
 
 
 def _card(entry: dict, level: str) -> Markup:
-    rows = [(row["object"], row["wanted"], row["seen"], _links(row["hosts"])) for row in entry["rows"]]
-    follows = None
-    if entry["follows"]:
-        items = [
-            tag("li", row["object"], ": ", row["seen"], " (", _links(row["hosts"]), ")") for row in entry["follows"]
-        ]
-        follows = [tag("h4", "Follows from it"), tag("ul", items, class_="follows")]
+    heading = [
+        icon(level),
+        " ",
+        entry["title"],
+        tag("code", entry["failure"]) if entry["failure"] else None,
+        tag("span", count(len(entry["hosts"]), "node"), class_="tally"),
+    ]
+    step = tag("div", tag("h4", "Fix"), tag("p", entry["next_step"], class_="step"), class_="fix")
+    items = [tag("li", row["object"], ": ", row["seen"], " (", _links(row["hosts"]), ")") for row in entry["follows"]]
     return tag(
         "li",
-        tag(
-            "h3",
-            icon(level),
-            " ",
-            entry["title"],
-            tag("code", entry["failure"]) if entry["failure"] else None,
-            tag("span", count(len(entry["hosts"]), "node"), class_="tally"),
-        ),
-        table(
-            tag("span", f"What was wanted and seen: {entry['title']}", class_="vh"),
-            ("Object", "Wanted", "Seen", "On"),
-            rows,
-        ),
-        tag("div", tag("h4", "Fix"), tag("p", entry["next_step"], class_="step"), class_="fix")
-        if entry["next_step"]
-        else None,
-        follows,
+        tag("h3", heading),
+        _occurrences(entry),
+        step if entry["next_step"] else None,
+        [tag("h4", "Follows from it"), tag("ul", items, class_="follows")] if items else None,
         class_=level,
     )
+
+
+def _occurrences(entry: dict) -> Markup:
+    rows = [(row["object"], row["wanted"], row["seen"], _links(row["hosts"])) for row in entry["rows"]]
+    if len(rows) == 1:
+        pairs = zip(("Wanted", "Seen", "On"), rows[0][1:])
+        return tag("dl", [tag("div", tag("dt", name), tag("dd", value)) for name, value in pairs])
+    caption = tag("span", f"What was wanted and seen: {entry['title']}", class_="vh")
+    return table(caption, ("Object", "Wanted", "Seen", "On"), rows)
 
 
 def _links(nodes: list[dict]) -> Markup:
@@ -210,10 +208,9 @@ def _nodes(judged: list[dict]) -> list:
     legend = tag(
         "p",
         "Each map is the node's PCI tree, from the host bridge down. A bracket joins a rail's HCA with its GPU: ",
-        [tag("span", far, class_=f"key {far}", title=words) for far, words in _DISTANCES],
-        " from one PCIe switch to the far NUMA node, as nvidia-smi topo -m names them. ",
+        [[tag("span", tag("b", far), f" {words}", class_=f"key {far}"), " "] for far, words in _DISTANCES],
         icon(OPEN),
-        " in a box: no RDMA device, or a PCIe link below what it could be.",
+        " in a box means no RDMA device, or a PCIe link below what it could be.",
         class_="legend",
     )
     every = len(judged) <= _OPEN_AT_MOST
@@ -224,11 +221,11 @@ def _nodes(judged: list[dict]) -> list:
 
 
 _DISTANCES = (
-    ("PIX", "one PCIe switch between them"),
-    ("PXB", "several PCIe bridges between them"),
-    ("PHB", "through a PCIe host bridge"),
-    ("NODE", "between host bridges of one NUMA node"),
-    ("SYS", "between NUMA nodes"),
+    ("PIX", "below one PCIe switch"),
+    ("PXB", "several bridges apart"),
+    ("PHB", "below one host bridge"),
+    ("NODE", "in one NUMA node"),
+    ("SYS", "across NUMA nodes"),
 )
 
 
@@ -242,10 +239,10 @@ def _node(node: dict, opened: bool) -> Markup:
         tag("span", f"{counts['passed']} passed", class_="count"),
         tag("span", notes or tag("span", icon(OK), " passed", class_=f"note {OK}"), class_="notes"),
     )
-    content: list[Any] = [_facts(node)]
+    content: list[Any] = [_facts(node), _troubled(node)]
     if facts is not None:
         content += [tag("div", drawing.drawings(facts, node["anchor"]), class_="maps"), _ports(facts), _left_out(facts)]
-    content.append(_checks(node))
+    content.append(_settled(node))
     matters = node["level"] != OK
     class_ = f"node {node['level']}{' matters' if matters else ''}"
     return tag("details", heading, tag("div", content, class_="inside"), id=node["anchor"], class_=class_, open=opened)
@@ -360,7 +357,7 @@ def _left_out(facts: dict) -> list:
     return found
 
 
-def _checks(node: dict) -> list:
+def _troubled(node: dict) -> list:
     parts: list[Any] = []
     troubled = [item for status in ("failed", "not_verified") for item in node["checks"] if item["status"] == status]
     if troubled:
@@ -379,20 +376,17 @@ def _checks(node: dict) -> list:
                 class_=BAD,
             )
         )
-    rest = [item for item in node["checks"] if item["status"] in ("passed", "unused")]
-    if rest:
-        rows = [(item["object"], item["seen"], "passed" if item["status"] == "passed" else "unused") for item in rest]
-        title = f"{node['tally']['passed']} passed" + (
-            f", {node['tally']['unused']} unused" if node["tally"]["unused"] else ""
-        )
-        parts.append(
-            tag(
-                "details",
-                tag("summary", title),
-                table("Checks that passed or that nothing needs", ("Object", "Seen", "Result"), rows),
-            )
-        )
     return parts
+
+
+def _settled(node: dict) -> Any:
+    rest = [item for item in node["checks"] if item["status"] in ("passed", "unused")]
+    if not rest:
+        return None
+    unused = f", {node['tally']['unused']} unused" if node["tally"]["unused"] else ""
+    rows = [(item["object"], item["seen"], item["status"]) for item in rest]
+    content = table("Checks that passed or that nothing needs", ("Object", "Seen", "Result"), rows)
+    return tag("details", tag("summary", f"{node['tally']['passed']} passed{unused}"), content)
 
 
 def _state(item: dict) -> Markup:

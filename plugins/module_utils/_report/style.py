@@ -45,7 +45,8 @@ body{
 .i{width:.95em;height:.95em;vertical-align:-.1em;flex:none}
 header,main,footer{max-width:1240px;margin:0 auto;padding:0 20px}
 .bar{display:flex;flex-wrap:wrap;gap:4px 20px;align-items:baseline;justify-content:space-between;padding-top:18px}
-.bar p,footer{color:var(--soft);margin:0}
+.bar p{margin:0}
+.bar p,footer{color:var(--soft)}
 h1{font-size:16px;margin:0;font-weight:600}
 h2{font-size:18px;margin:30px 0 10px}
 h3{font-size:14px;margin:0}
@@ -58,6 +59,7 @@ a:focus-visible,summary:focus-visible,button:focus-visible,.scroll:focus-visible
 .open{color:var(--open)}
 .bad{color:var(--bad)}
 .off{color:var(--soft)}
+td>.ok,td>.open,td>.bad,td>.off{white-space:nowrap}
 .vh{position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%);white-space:nowrap;margin:0}
 .skip{position:absolute;left:-99em}
 .skip:focus{left:20px;top:6px;background:var(--card);padding:4px 10px;z-index:2}
@@ -114,6 +116,7 @@ tbody tr:last-child>*{border-bottom:0}
 .ports th,.ports td{white-space:nowrap}
 small{color:var(--soft);font-size:11.5px;margin-left:3px}
 .legend{font-size:12.5px}
+.key b{color:var(--ink)}
 .key{display:inline-block;padding:0 7px;margin:1px 2px;border-radius:3px;font-size:12px}
 details.node{background:var(--card);border:1px solid var(--line);border-radius:6px;margin:6px 0;scroll-margin-top:8px}
 .node.bad{border-left:4px solid var(--bad)}
@@ -142,8 +145,8 @@ summary h3{display:inline}
 .inside{padding:6px 14px 12px;border-top:1px solid var(--line)}
 dl{display:flex;flex-wrap:wrap;gap:4px 26px;margin:6px 0}
 dt{color:var(--soft);font-size:11.5px}
-dd{margin:0;font-size:13px}
-.maps{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,480px),1fr));gap:12px;margin:8px 0}
+dd{margin:0;font-size:13px;max-width:95ch}
+.maps{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,480px),1fr));gap:12px;margin:8px 0}
 figure{margin:0;border:1px solid var(--line);border-radius:6px;padding:8px 10px;min-width:0}
 figcaption{font-weight:600;font-size:12.5px}
 figure .scroll{margin:0}
@@ -180,7 +183,7 @@ figure .scroll{margin:0}
 .h1{background:var(--h1)}
 .h0{background:var(--h0)}
 .h5 small,.h4 small,.h3 small,.h2 small,.h1 small,.h0 small{color:inherit}
-.hx{background:repeating-linear-gradient(45deg,var(--faint) 0 5px,var(--card) 5px 10px);color:var(--ink)}
+.hx{background:repeating-linear-gradient(45deg,var(--line) 0 4px,var(--card) 4px 8px);color:var(--ink)}
 .none{color:var(--soft)}
 .heat .out{outline:2px solid var(--bad);outline-offset:-2px;font-weight:700}
 .heat .out .i{margin-left:4px;color:var(--bad)}

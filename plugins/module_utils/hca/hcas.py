@@ -306,6 +306,7 @@ def cards_without_rdma(
     function of a bonded card, whose RDMA device hangs on the first. modules: names -> `modules.state`.
     """
     tree = tree.snapshot()
+    places = topology.Topology(tree)
     taken = {hca["pci"]["address"] for hca in found if hca["pci"]}
     taken.update(address for hca in found for address in hca["bonded_functions"])
     cards = []
@@ -326,6 +327,7 @@ def cards_without_rdma(
                 "model": pci.model(pci.MELLANOX, device),
                 "driver": bound,
                 "numa_node": pci.numa_node(tree, address),
+                "path": list(places.chain(address)),
                 "netdevs": [name for name in tree.listdir(f"{base}/net") if not network.representor(name)],
                 "reason": reason,
                 "next_step": step,
