@@ -18,7 +18,7 @@ OK, OPEN, BAD = LEVELS = ("ok", "open", "bad")
 _DRIFT_LEVEL = {"converged": OK, "drift": OPEN, "reboot_pending": OPEN, "unsafe": BAD, "unreachable": BAD}
 _DRIFT_WORDS = {
     "drift": "drift",
-    "reboot_pending": "drift: reboot pending",
+    "reboot_pending": "reboot pending",
     "unsafe": "unsafe",
     "unreachable": "unreachable",
 }
@@ -68,7 +68,7 @@ def nodes(document: dict) -> list[dict]:
 
 
 def suspects(tests: list[dict]) -> dict[str, list[dict]]:
-    """{host: the outliers it is suspected of}: of a slow pair the end with more outliers on that rail, or both if equal.
+    """{host: the outliers it is suspected of}: of a slow pair the end with more of them on that rail, both if equal.
 
     Otherwise one slow port would accuse every peer that it was measured with.
     """
@@ -97,7 +97,7 @@ def _node(node: dict, drift: Any, slow: list[dict]) -> dict:
         notes.append((OPEN, f"{counts['not_verified']} not verified"))
     elif not counts["passed"] and not counts["failed"]:
         notes.append((OPEN, "nothing verified"))
-    if reboot:
+    if reboot and not (drift and drift["verdict"] == "reboot_pending"):
         notes.append((OPEN, "reboot pending"))
     rails = rail_states(facts)
     return {

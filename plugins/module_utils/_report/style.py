@@ -59,7 +59,7 @@ a:focus-visible,summary:focus-visible,button:focus-visible,.scroll:focus-visible
 .open{color:var(--open)}
 .bad{color:var(--bad)}
 .off{color:var(--soft)}
-td>.ok,td>.open,td>.bad,td>.off{white-space:nowrap}
+td>.ok,td>.open,td>.bad,td>.off,th>.ok,th>.open,th>.bad{white-space:nowrap}
 .vh{position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%);white-space:nowrap;margin:0}
 .skip{position:absolute;left:-99em}
 .skip:focus{left:20px;top:6px;background:var(--card);padding:4px 10px;z-index:2}
@@ -88,7 +88,7 @@ nav{display:flex;flex-wrap:wrap;gap:4px 18px;margin:14px 2px 0}
   background:var(--card); border:1px solid var(--line); border-left:4px solid currentColor; border-radius:6px;
   padding:10px 14px }
 .cards>li>:not(h3){color:var(--ink)}
-.cards h3{display:flex;flex-wrap:wrap;gap:2px 8px;align-items:center}
+.cards h3 code,.cards h3 .tally{margin-left:8px}
 .tally{color:var(--soft);font-weight:400}
 .follows{margin:0;padding-left:18px}
 code{
@@ -102,7 +102,7 @@ code{
 button{
   position:absolute; right:8px; top:8px; font:12px system-ui,sans-serif; color:var(--ink); background:var(--card);
   border:1px solid var(--soft); border-radius:4px; padding:3px 10px; cursor:pointer }
-.scroll{overflow-x:auto;margin:8px 0}
+.scroll{overflow-x:auto;margin:8px 0;position:relative}
 table{border-collapse:collapse;width:100%;font-size:12.5px;line-height:1.4}
 caption{text-align:left;font-weight:600;padding:2px 0 4px}
 caption small,.legend{color:var(--soft);font-weight:400}
@@ -133,6 +133,8 @@ summary h3{display:inline}
   content:""; display:inline-block; border:4px solid transparent; border-left:6px solid var(--soft);
   margin-right:5px; vertical-align:0 }
 .node[open]>summary h3::before{transform:rotate(90deg) translate(2px,1px)}
+.node.ok:not([open]){margin:3px 0}
+.node.ok:not([open])>summary{padding-top:2px;padding-bottom:2px}
 .node>summary:hover{background:var(--faint)}
 .strip,.count{color:var(--soft);font-size:12.5px}
 .strip i{
@@ -199,6 +201,7 @@ footer{margin-top:34px;padding-bottom:24px;font-size:12px}
   .notes{grid-column:1/-1}
   .count{display:none}
   .tiles{grid-template-columns:1fr 1fr}
+  .scroll table:not(.heat){min-width:600px}
   .inside{padding:6px 10px 10px}
 }
 @media (forced-colors:active){
