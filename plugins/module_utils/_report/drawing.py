@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any, Optional
 
 from .judge import is_active, natural, rail_states
-from .markup import Markup, clean, count, tag
+from .markup import Markup, clean, tag
 
 WIDTH = 560
 _INDENT, _LEFT, _BOX_END = 18, 10, 300
@@ -89,7 +89,7 @@ def _hca(hca: dict, hcas: list[dict], rails: dict, names: dict) -> dict:
     if link.get("speed_gts"):
         detail.append(f"{link['speed_gts']:g} GT/s x{link.get('width') or '?'}")
     if below:
-        detail.append(f"+{count(len(below), 'function')}")
+        detail.append(f"+{len(below)} VF/SF")
     return {
         "kind": "nic",
         "group": _group(function),

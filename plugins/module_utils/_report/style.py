@@ -193,7 +193,7 @@ figure .scroll{margin:0}
 .key.out{border:2px solid var(--bad);color:var(--ink)}
 .key.out .i{color:var(--bad)}
 footer{margin-top:34px;padding-bottom:24px;font-size:12px}
-@media (max-width:720px){
+@media screen and (max-width:720px){
   header,main,footer{padding:0 12px}
   .summary{padding:14px}
   .summary h2{font-size:21px}
@@ -212,7 +212,7 @@ footer{margin-top:34px;padding-bottom:24px;font-size:12px}
   :root{--page:#fff}
   @page{margin:12mm}
   body{font-size:11px}
-  nav,.skip,button,.sprite+.x{display:none}
+  nav,.skip,button{display:none}
   header,main,footer{max-width:none;padding:0}
   details.matters::details-content{content-visibility:visible;display:block;height:auto;block-size:auto}
   .scroll{overflow:visible}
@@ -222,8 +222,9 @@ footer{margin-top:34px;padding-bottom:24px;font-size:12px}
   h2,h3,caption{break-after:avoid}
   .fix p{padding-right:0}
   *{print-color-adjust:exact;-webkit-print-color-adjust:exact}
-  .ports{font-size:9.5px}
-  .ports th,.ports td{white-space:normal}
+  .ports{font-size:9px}
+  .ports thead th{font-size:9px}
+  .ports th,.ports td{padding-right:5px}
   .map{min-width:0}
   .maps{grid-template-columns:1fr 1fr}
   .node>summary{padding:3px 8px}
