@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import pathlib
 
@@ -60,7 +59,7 @@ FAULTS = [
 
 
 def planted(good, faults):
-    results = copy.deepcopy(good)
+    results = json.loads(json.dumps(good))
     for path, value in faults:
         place = results
         for step in path[:-1]:

@@ -263,7 +263,7 @@ def test_the_tree_of_the_map_is_that_of_pci():
     leaves = [leaf for leaf in drawing._leaves(facts) if leaf["group"] == (0, 1)]
     rows = [(depth, row if isinstance(row, str) else row["name"]) for depth, row in drawing._flat(leaves, (0, 1))]
     names = [name for _depth, name in rows]
-    assert [name for name in names if "GPU" in name or "mlx5" in name] == ["GPU 0", "mlx5_0", "GPU 1", "mlx5_1"]
+    assert [name for name in names if "GPU" in name or "mlx5" in name] == ["GPU 0", "GPU 1", "mlx5_0", "mlx5_1"]
     assert rows[0] == (0, next(name for name in names if name.startswith("pci0000:")))
 
 
