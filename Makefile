@@ -75,7 +75,7 @@ rails: venv lab-packages plugin-wheels ## The fast scenario with many nodes: N=1
 	@RAILS_NODES=$(N) lab/progress "molecule scenario rails ($(N) nodes)" molecule test --scenario-name rails
 
 ##@ Single stages
-.PHONY: venv unit plugin-test plugin-faults plugin-wheels plugin-image bench-facts bench-plugin lint sanity build gates molecule-rails bench lab-packages dev-packages clean
+.PHONY: venv unit report-test plugin-test plugin-faults plugin-wheels plugin-image bench-facts bench-plugin lint sanity build gates molecule-rails bench lab-packages dev-packages clean
 venv: $(VENV)/.ready ## The virtual environment with the pinned tools and a link to this checkout
 
 $(VENV)/.ready: requirements-dev.txt lab/packages | dev-packages
@@ -94,6 +94,19 @@ lab-packages:
 unit: venv ## Unit tests, and the node side under Python 3.9 where one is installed
 	@pytest -n auto --basetemp=$(SCRATCH)
 	@tests/run-oldest-python
+
+REPORT_VENV := .cache/report-venv
+
+report-test: venv $(REPORT_VENV)/.ready ## The report page in headless Chromium: size, load, requests, axe-core, keyboard, print; pictures
+	@lab/packages browser
+	@python tests/report/pages.py build/report
+	@$(REPORT_VENV)/bin/python tests/report/browser.py build/report --pictures build/report/pictures $(ARGS)
+
+$(REPORT_VENV)/.ready: tests/report/requirements.txt | dev-packages
+	@echo "== the browser's driver and axe-core (tests/report/requirements.txt) into $(REPORT_VENV)"
+	@python3 -m venv $(REPORT_VENV)
+	@$(REPORT_VENV)/bin/pip --quiet install --requirement tests/report/requirements.txt
+	@touch $@
 
 PLUGIN_VENV := .cache/plugin-venv
 

@@ -229,6 +229,11 @@ ansible_facts:
                 local_cpus:
                   description: CPUs near it, such as C(0-71).
                   type: str
+                path:
+                  description: Its place in the PCI tree, as the host bridge (C(pci0000:17)), the bridges below it and
+                    the function itself; empty where that cannot be seen.
+                  type: list
+                  elements: str
                 link:
                   description: C(speed_gts), C(width), C(max_speed_gts) and C(max_width) of the PCIe link (GT/s).
                   type: dict
@@ -397,6 +402,10 @@ ansible_facts:
             numa_node:
               description: NUMA node.
               type: int
+            path:
+              description: Its place in the PCI tree, as for C(gpus).
+              type: list
+              elements: str
             netdevs:
               description: Names of its network interfaces.
               type: list
@@ -437,6 +446,11 @@ ansible_facts:
             local_cpus:
               description: CPUs near it.
               type: str
+            path:
+              description: Its place in the PCI tree, as the host bridge, the bridges below it and the function itself;
+                empty where that cannot be seen.
+              type: list
+              elements: str
         rails:
           description: The fabric ports in order.
           type: list

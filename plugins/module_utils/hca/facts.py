@@ -79,10 +79,10 @@ def gather(
     )
     lines = modprobe.statements(tree) if needs_devices or wanted & {"subsystem", "modules"} else []
     gpus = pci.gpus(tree, functions)
+    network = Network(tree, seams.addresses()) if needs_devices else None
+    found = devices.hcas(tree, network, "gids" in wanted, functions) if network else []
+    devices.place(tree, found, gpus)
     if needs_devices:
-        network = Network(tree, seams.addresses())
-        found = devices.hcas(tree, network, "gids" in wanted, functions)
-        devices.place(tree, found, gpus)
         if "hcas" in wanted:
             facts["hcas"] = found
         if wanted & {"hcas", "pci"}:

@@ -275,8 +275,13 @@ def _settle(port: dict[str, Any], netdevs: list[dict[str, Any]], owner: Optional
 
 
 def place(tree: Tree, found: list[dict[str, Any]], gpus: list[dict[str, Any]]) -> None:
-    """Add to each PCI HCA its nearest GPUs (nearest class only) and its distance to every other PCI HCA."""
+    """Add to each GPU and PCI HCA its path in the PCI tree, and to each PCI HCA its distances.
+
+    These are the nearest GPUs (nearest class only) and every other PCI HCA.
+    """
     distances = topology.Topology(tree)
+    for function in (*gpus, *(hca["pci"] for hca in found if hca["pci"])):
+        function["path"] = list(distances.chain(function["address"]))
     addresses = [gpu["address"] for gpu in gpus]
     hardware = [hca for hca in found if hca["pci"]]
     for hca in hardware:
@@ -301,6 +306,7 @@ def cards_without_rdma(
     function of a bonded card, whose RDMA device hangs on the first. modules: names -> `modules.state`.
     """
     tree = tree.snapshot()
+    places = topology.Topology(tree)
     taken = {hca["pci"]["address"] for hca in found if hca["pci"]}
     taken.update(address for hca in found for address in hca["bonded_functions"])
     cards = []
@@ -321,6 +327,7 @@ def cards_without_rdma(
                 "model": pci.model(pci.MELLANOX, device),
                 "driver": bound,
                 "numa_node": pci.numa_node(tree, address),
+                "path": list(places.chain(address)),
                 "netdevs": [name for name in tree.listdir(f"{base}/net") if not network.representor(name)],
                 "reason": reason,
                 "next_step": step,

@@ -71,6 +71,7 @@ def test_every_pci_field(node):
         "sriov": {"total": 8, "enabled": 2},
         "physfn": None,
         "virtfns": ["0000:01:00.2", "0000:01:00.3"],
+        "path": ["pci0000:00", "0000:00:01.0", "0000:01:00.0"],
     }
 
 

@@ -1,0 +1,234 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the page says before it shows anything: state of each node, headline, failures grouped by what cures them.
+
+PRIVATE to the collection. Pure. Levels, best first: ok, open (nothing failed, something is not proven or waits), bad.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from .document import STATUSES
+from .markup import count
+
+OK, OPEN, BAD = LEVELS = ("ok", "open", "bad")
+_DRIFT_LEVEL = {"converged": OK, "drift": OPEN, "reboot_pending": OPEN, "unsafe": BAD, "unreachable": BAD}
+_DRIFT_WORDS = {
+    "drift": "drift",
+    "reboot_pending": "reboot pending",
+    "unsafe": "unsafe",
+    "unreachable": "unreachable",
+}
+
+
+def worst(levels) -> str:
+    return max(levels, key=LEVELS.index, default=OK)
+
+
+def drift_level(verdict: str) -> str:
+    return _DRIFT_LEVEL[verdict]
+
+
+def natural(text: str) -> list:
+    """Sort key that puts node-9 before node-10."""
+    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d+)", text) if part]
+
+
+def tally(checks: list[dict]) -> dict[str, int]:
+    return {status: sum(item["status"] == status for item in checks) for status in STATUSES}
+
+
+def rail_states(facts: dict) -> list[tuple[dict, Any]]:
+    """(rail, its port or None) of each rail, in order."""
+    ports = {(hca["name"], port["number"]): port for hca in facts.get("hcas") or [] for port in hca["ports"]}
+    rails = sorted(facts.get("rails") or [], key=lambda rail: rail["index"])
+    return [(rail, ports.get((rail["hca"], rail["port"]))) for rail in rails]
+
+
+def is_active(port: Any) -> bool:
+    return bool(port) and port.get("state") == "ACTIVE"
+
+
+def nodes(document: dict) -> list[dict]:
+    """Each node with what the page says of it, worst first, then by name.
+
+    {host, anchor, facts, checks, tally, level, notes, drift, slow, rails, active, reboot_reasons}; anchor is an id that
+    holds no text of the node.
+    """
+    drift = {item["host"]: item for item in (document.get("drift") or {}).get("hosts", [])}
+    slow = suspects((document.get("matrix") or {}).get("tests", []))
+    judged = [_node(node, drift.get(node["host"]), slow.get(node["host"], [])) for node in document["nodes"]]
+    judged.sort(key=lambda node: natural(node["host"]))
+    for number, node in enumerate(judged, 1):
+        node["anchor"] = f"node-{number}"
+    return sorted(judged, key=lambda node: -LEVELS.index(node["level"]))
+
+
+def suspects(tests: list[dict]) -> dict[str, list[dict]]:
+    """{host: the outliers it is suspected of}: of a slow pair the end with more of them on that rail, both if equal.
+
+    Otherwise one slow port would accuse every peer that it was measured with.
+    """
+    outliers = [test for test in tests if test["verdict"] == "outlier"]
+    ends = [(host, test["rail"]) for test in outliers for host in {test["from"], test["to"]}]
+    found: dict[str, list[dict]] = {}
+    for test in outliers:
+        seen = {host: ends.count((host, test["rail"])) for host in (test["from"], test["to"])}
+        for host, number in seen.items():
+            if number == max(seen.values()):
+                found.setdefault(host, []).append(test)
+    return found
+
+
+def _node(node: dict, drift: Any, slow: list[dict]) -> dict:
+    counts, facts = tally(node["checks"]), node["facts"] or {}
+    reboot = node.get("reboot_reasons") or []
+    notes = []
+    if counts["failed"]:
+        notes.append((BAD, f"{counts['failed']} failed"))
+    if drift and drift["verdict"] != "converged":
+        notes.append((drift_level(drift["verdict"]), _DRIFT_WORDS[drift["verdict"]]))
+    if slow:
+        notes.append((BAD, count(len(slow), "slow path")))
+    if counts["not_verified"]:
+        notes.append((OPEN, f"{counts['not_verified']} not verified"))
+    elif not counts["passed"] and not counts["failed"]:
+        notes.append((OPEN, "nothing verified"))
+    if reboot and not (drift and drift["verdict"] == "reboot_pending"):
+        notes.append((OPEN, "reboot pending"))
+    rails = rail_states(facts)
+    return {
+        "host": node["host"],
+        "facts": node["facts"],
+        "checks": node["checks"],
+        "tally": counts,
+        "level": worst(level for level, _note in notes),
+        "notes": notes,
+        "drift": drift,
+        "slow": slow,
+        "rails": rails,
+        "active": sum(is_active(port) for _rail, port in rails),
+        "reboot_reasons": reboot,
+    }
+
+
+def headline(judged: list[dict]) -> tuple[str, str]:
+    """(level, sentence): the answer to the question whether all is well."""
+    total = len(judged)
+    bad = sum(node["level"] == BAD for node in judged)
+    undecided = sum(node["level"] == OPEN for node in judged)
+    if not total:
+        return OPEN, "No node was looked at"
+    if bad:
+        return BAD, f"{bad} of {count(total, 'node')} {'needs' if bad == 1 else 'need'} attention"
+    if undecided:
+        verb = "has" if undecided == 1 else "have"
+        return OPEN, f"Nothing failed; {undecided} of {count(total, 'node')} {verb} something open"
+    return OK, "The node passed every check" if total == 1 else f"All {total} nodes passed every check"
+
+
+def bandwidth(matrix: Any) -> tuple[str, str, str]:
+    """(level, figure, explanation) of a matrix document, or of its absence."""
+    tests = (matrix or {}).get("tests", [])
+    counts = {
+        verdict: sum(test["verdict"] == verdict for test in tests) for verdict in ("ok", "outlier", "not_verified")
+    }
+    if not tests:
+        return OPEN, "not measured", "no measurement is part of this report"
+    measured = counts["ok"] + counts["outlier"]
+    rest = f"; {counts['not_verified']} not verified" if counts["not_verified"] else ""
+    if not measured:
+        return OPEN, "not verified", f"none of {count(len(tests), 'measurement')} could be made"
+    level = BAD if counts["outlier"] else OPEN if rest else OK
+    explanation = f"{counts['outlier']} outliers" if counts["outlier"] != 1 else "1 outlier"
+    return level, f"{counts['ok']} of {measured}", f"measurements as expected; {explanation}{rest}"
+
+
+def drift(document: Any) -> tuple[str, str, str]:
+    """The same of a drift document."""
+    if not document:
+        return OPEN, "not compared", "no drift check is part of this report"
+    hosts = document["hosts"]
+    same = sum(host["verdict"] == "converged" for host in hosts)
+    level = worst([drift_level(document["verdict"]), *(drift_level(host["verdict"]) for host in hosts)])
+    differences = sum(len(host["differences"]) for host in hosts)
+    return level, f"{same} of {len(hosts)}", f"nodes as described; {count(differences, 'difference')}"
+
+
+# --- failures, grouped by what cures them ----------------------------------------------------------------------------
+
+
+def failures(judged: list[dict], status: str = "failed") -> list[dict]:
+    """One entry a cure: {title, failure, next_step, hosts, rows: [{hosts, object, wanted, seen}], follows: [row]}.
+
+    Checks of all nodes with the same failure (its id in the catalogue, else the id of the check) and the same next step
+    are one entry. What follows from a failure on the same node stands under it, and only there. Roots come first, then
+    what befalls most nodes.
+    """
+    chosen = [(node, item) for node in judged for item in node["checks"] if item["status"] == status]
+    roots = {
+        (node["host"], item["failure"])
+        for node, item in chosen
+        if item.get("failure") and not item.get("consequence_of")
+    }
+    groups: dict[tuple, dict] = {}
+    following = []
+    for node, item in chosen:
+        cause = item.get("consequence_of")
+        if cause and (node["host"], cause) in roots:
+            following.append((node, item))
+            continue
+        key = (item.get("failure") or item["id"], item["next_step"])
+        group = groups.setdefault(key, {"failure": item.get("failure"), "root": False, "members": [], "follows": []})
+        group["root"] = group["root"] or bool(item.get("root"))
+        group["members"].append((node, item))
+    for node, item in following:
+        for group in groups.values():
+            if group["failure"] == item["consequence_of"] and any(node is other for other, _item in group["members"]):
+                group["follows"].append((node, item))
+                break
+    entries = [_entry(key, group) for key, group in groups.items()]
+    return sorted(entries, key=lambda entry: (not entry["root"], -len(entry["hosts"])))
+
+
+def _entry(key: tuple, group: dict) -> dict:
+    rows = _alike(group["members"])
+    objects = list(dict.fromkeys(row["object"] for row in rows))
+    shown = objects[0] if len(objects) == 1 else f"{objects[0]} and {len(objects) - 1} more"
+    if objects == ["node"]:
+        shown = "node that could not be read"
+    return {
+        "title": shown,
+        "failure": group["failure"],
+        "root": group["root"],
+        "next_step": key[1],
+        "hosts": list({node["host"]: node for row in rows for node in row["hosts"]}.values()),
+        "rows": rows,
+        "follows": _alike(group["follows"]),
+    }
+
+
+def _alike(members: list[tuple[dict, dict]]) -> list[dict]:
+    found: dict[tuple, dict] = {}
+    for node, item in members:
+        row = found.setdefault(
+            (item["object"], item["wanted"], item["seen"]),
+            {"hosts": [], **{key: item[key] for key in ("object", "wanted", "seen")}},
+        )
+        if node not in row["hosts"]:
+            row["hosts"].append(node)
+    return list(found.values())
+
+
+def differences(hosts: list[dict]) -> list[dict]:
+    """Drift grouped like failures: [{hosts, role, object, wanted, seen}], what most hosts have first."""
+    found: dict[tuple, list[str]] = {}
+    for host in sorted(hosts, key=lambda host: natural(host["host"])):
+        for item in host["differences"]:
+            key = (item.get("role") or "", item["object"], item["wanted"], item["seen"])
+            found.setdefault(key, []).append(host["host"])
+    rows = [dict(zip(("role", "object", "wanted", "seen"), key), hosts=names) for key, names in found.items()]
+    return sorted(rows, key=lambda row: -len(row["hosts"]))
