@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """What the roles would make, as a NicClusterPolicy with its networks and pools; what those cannot carry is named.
 
-PRIVATE to the collection. Pure; runs on the controller. Networks come from what role networks renders, so that both say the
-same.
+PRIVATE to the collection. Pure; runs on the controller. Networks come from what role networks renders, so that both
+say the same.
 """
 
 from __future__ import annotations
@@ -58,8 +58,9 @@ _COMPONENTS_NO_WORD = {
 def run(variables: dict, given, nodes: list[dict], options: dict | None = None) -> dict:
     """objects (ready for kubectl apply), left_out [{variable, value, why}] and problems.
 
-    variables: effective values of the roles device_plugin, networks and driver. given: names of those the user set; only they are
-    named when a policy cannot carry them. nodes: as _networks_plan.plan takes them. options: version and namespace of the operator.
+    variables: effective values of the roles device_plugin, networks and driver. given: names of those the user set; of
+    the others nothing is named. nodes: [{host, facts}] that were read, if any. options: version and namespace of the
+    operator.
     """
     made = _Export(variables, set(given), nodes, options or {})
     made.policy()
@@ -69,14 +70,15 @@ def run(variables: dict, given, nodes: list[dict], options: dict | None = None) 
 
 class _Export:
     def __init__(self, variables, given, nodes, options):
-        self.variables, self.given, self.nodes = variables, given, nodes
+        self.variables, self.given = variables, given
+        self.nodes = [_node(number, node) for number, node in enumerate(nodes)]
         self.version = options.get("version") or VERSION
         self.namespace = options.get("namespace") or NAMESPACE
         self.objects: list[dict] = []
         self.left_out: list[dict] = []
         self.problems: list[dict] = []
         self.plan = _networks_plan.plan(
-            variables, nodes, resources=variables["device_plugin_resources"], nv_ipam_namespace=self.namespace
+            variables, self.nodes, resources=variables["device_plugin_resources"], nv_ipam_namespace=self.namespace
         )
         self.problems += self.plan["problems"]
 
@@ -189,8 +191,8 @@ class _Export:
         name = item["name"]
         if not nads or not nads[0]["spec"].get("config"):
             if not self.problems:
-                why = "its configuration differs from node to node (a block of addresses, or another interface each): one "
-                why += "network of the operator cannot say it; take nv-ipam and a master with one name"
+                why = "its configuration differs from node to node (a block of addresses, or another interface each), "
+                why += "and a network of the operator has one for all; take nv-ipam and a master with one name"
                 self.leave("networks_attachments", name, why)
             return None
         config = json.loads(nads[0]["spec"]["config"])
@@ -229,6 +231,18 @@ class _Export:
         if config.get("capabilities"):
             return "a network of the operator cannot say that pods bring their own addresses"
         return None
+
+
+def _node(number: int, node: dict) -> dict:
+    """A node as _networks_plan takes it."""
+    hcas = {hca["name"]: hca for hca in node["facts"]["hcas"]}
+    rails = []
+    for rail in node["facts"]["rails"]:
+        ports = (hcas.get(rail["hca"]) or {}).get("ports") or []
+        layer = next((port.get("link_layer") for port in ports if port["number"] == rail["port"]), None)
+        rails.append({**{key: rail[key] for key in ("index", "hca", "netdev", "pci")}, "link_layer": layer})
+    netdevs = {netdev["name"]: netdev for hca in hcas.values() for netdev in hca["netdevs"]}
+    return {"host": node["host"], "number": number, "rails": rails, "netdevs": netdevs}
 
 
 def _object(kind: str, name: str, spec: dict) -> dict:

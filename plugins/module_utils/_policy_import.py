@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """A NicClusterPolicy and its companions as variables of the roles, with a line for every field.
 
-PRIVATE to the collection. Pure; runs on the controller. Kinds and fields: Network Operator's API mellanox.com/v1alpha1 and
-nv-ipam.nvidia.com/v1alpha1 (docs/nicclusterpolicy.md names the versions).
+PRIVATE to the collection. Pure; runs on the controller. Kinds and fields are those of Network Operator's API
+mellanox.com/v1alpha1 and of nv-ipam.nvidia.com/v1alpha1 (docs/nicclusterpolicy.md names the versions).
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import re
 
 import yaml
 
-from . import _device_plugin_config, _policy_networks, _text
-from ._policy_networks import OBJECT_LEFT_OUT, as_mapping, problem
-from ._policy_page import LEFT_OUT, NOTHING, TAKEN, UNKNOWN, WRONG, Page, explanation, short
+from . import _policy_networks, _policy_resources, _text
+from ._policy_networks import OBJECT_LEFT_OUT, problem
+from ._policy_page import LEFT_OUT, NOTHING, TAKEN, WRONG, Page, short
 
 POLICY, POOL = "NicClusterPolicy", "IPPool"
 GROUPS = {POLICY: "mellanox.com/v1alpha1", POOL: "nv-ipam.nvidia.com/v1alpha1"}
@@ -23,8 +23,6 @@ GROUPS.update(dict.fromkeys(_policy_networks.TYPES, "mellanox.com/v1alpha1"))
 # The one that the operator reconciles; it ignores others.
 POLICY_NAME = "nic-cluster-policy"
 OPERATOR_REPOSITORY = "nvcr.io/nvidia/mellanox"
-_ENTRY_KEYS = {key.lower(): key for key in ("resourceName", "resourcePrefix", "rdmaHcaMax", "devices", "selectors")}
-_SELECTORS = ("vendors", "deviceIDs", "drivers", "ifNames", "linkTypes")
 _NOT_OURS = {
     "docaTelemetryService": "the collection brings no telemetry service",
     "ibKubernetes": "the collection brings no ib-kubernetes: partition keys are the subnet manager's business",
@@ -57,10 +55,10 @@ _COMPONENTS = {"nvIpam": "nv-ipam", "ipoib": "ipoib-cni", "ipamPlugin": "whereab
 
 
 def run(documents: list[dict], nodes: list[dict] | None = None, pinned: dict | None = None) -> dict:
-    """variables (ready for group_vars), lines (one for each field, see Page), problems (nothing may be written with any).
+    """variables (ready for group_vars), lines (one for each field, see Page) and problems; with any, write nothing.
 
-    documents: [{source, content}], content as YAML gives it. nodes: [{host, facts}] that were read, if any. pinned: {component:
-    image reference} of lock/artifacts.yml.
+    documents: [{source, content}], content as YAML gives it. nodes: [{host, facts}] that were read, if any. pinned:
+    {component: image reference} of lock/artifacts.yml.
     """
     made = _Import(nodes or [], pinned or {})
     for document in documents:
@@ -78,6 +76,7 @@ class _Import:
         self.items: list[tuple[Page, dict]] = []
         self.pools: dict = {}
         self.seen: dict = {}
+        self._resources = _policy_resources.Resources(self.variables, nodes, self.problems)
 
     def result(self) -> dict:
         owners = _policy_networks.join(self.items, {name: made for name, (_page, made) in self.pools.items()})
@@ -120,13 +119,15 @@ class _Import:
     def read(self, content, source: str) -> None:
         if content is None:
             return
-        meta = content.get("metadata") if isinstance(content, dict) else None
-        if not isinstance(content, dict) or not content.get("kind") or not isinstance(meta, dict):
-            self._refuse(source, "a Kubernetes object: apiVersion, kind, metadata", short(content), "see its indentation")
-            return
-        if content["kind"] == "List":
-            for number, item in enumerate(content.get("items") or [], 1):
+        if isinstance(content, dict) and content.get("kind") == "List" and isinstance(content.get("items"), list):
+            for number, item in enumerate(content["items"], 1):
                 self.read(item, f"{source}, item {number}")
+            return
+        meta = content.get("metadata") if isinstance(content, dict) else None
+        name = meta.get("name") if isinstance(meta, dict) else None
+        if not (name and isinstance(name, str) and isinstance(content.get("kind"), str)):
+            wanted = "a Kubernetes object: apiVersion, kind, metadata with a name"
+            self._refuse(source, wanted, short(content), "see its indentation")
             return
         page = Page(content, source)
         kind = content["kind"]
@@ -150,10 +151,11 @@ class _Import:
         elif kind == POOL:
             self.pools[page.name] = (page, _policy_networks.pool(page, self.problems))
         else:
-            self.items.append((page, _policy_networks.attachment(page, self._netdevs(), self.problems)))
+            netdevs = {node["host"]: _policy_resources.netdevs(node["facts"]) for node in self.nodes}
+            self.items.append((page, _policy_networks.attachment(page, netdevs, self.problems)))
 
     def _config_map(self, page: Page) -> None:
-        self._config(page, ("data", "config.json"))
+        self._resources.read(page, ("data", "config.json"))
         if page.has("metadata", "namespace"):
             page.say(("metadata", "namespace"), LEFT_OUT, why="the plugin's objects are in kube-system")
         page.finish(OBJECT_LEFT_OUT)
@@ -194,13 +196,14 @@ class _Import:
         own = [node["host"] for node in self.nodes if _own_driver(node["facts"])]
         if own:
             self.variables["driver_flavor"] = "verify"
-            why = f"{_text.names(own)} has a driver stack of its own: with the container's the modules are loaded twice and "
-            why += "the node goes NotReady"
+            why = f"{_text.names(own)} has a driver stack of its own: with the container's the modules are loaded "
+            why += "twice and the node goes NotReady"
             page.say((*path, "image"), WRONG, "driver_flavor: verify", why)
         elif not self.nodes or not number:
             self.variables["driver_flavor"] = "verify"
-            why = "no node was read, so whether one has a driver of its own is not known; verify changes nothing and says "
-            why += "what is there" + (f". Without one: driver_flavor: {flavor}, driver_version: {number}" if number else "")
+            why = "no node was read, so whether one has a driver of its own is not known; verify changes nothing and "
+            why += "says what is there"
+            why += f". Without one: driver_flavor: {flavor}, driver_version: {number}" if number else ""
             page.say((*path, "image"), WRONG if self.nodes else TAKEN, "driver_flavor: verify", why)
         else:
             self.variables.update(driver_flavor=flavor, driver_version=number)
@@ -226,7 +229,7 @@ class _Import:
             self.variables["device_plugin_use_cdi"] = bool(page.get(*path, "useCdi"))
             page.say((*path, "useCdi"), TAKEN, f"device_plugin_use_cdi: {short(page.get(*path, 'useCdi'))}")
         if page.has(*path, "config"):
-            self._config(page, (*path, "config"))
+            self._resources.read(page, (*path, "config"))
         else:
             step = "give the configList that the plugin serves"
             self.problems.append(problem(page, (*path, "config"), "a configuration", "none", step))
@@ -253,8 +256,8 @@ class _Import:
             if page.has(*path, name):
                 self._component(page, (*path, name), _COMPONENTS[name])
         if page.has(*path, "nvIpam"):
-            why = "nvIpam is a field of spec itself; below secondaryNetwork the API server drops it, or refuses the policy, and "
-            why += "no pool ever hands out an address"
+            why = "nvIpam is a field of spec itself; below secondaryNetwork the API server drops it, or refuses the "
+            why += "policy, and no pool ever hands out an address"
             self._component(page, (*path, "nvIpam"), "nv-ipam", why)
 
     def _component(self, page: Page, path: tuple, component: str, wrong: str = "") -> None:
@@ -268,8 +271,8 @@ class _Import:
             page.say((*path, "enableWebhook"), LEFT_OUT, why=why)
         self._leave(page, path, _IMAGE_FIELDS)
 
-    def _image(self, page, path, component, became=NOTHING, why="", verdict=TAKEN, ours="the image of lock/artifacts.yml"):
-        """image, repository and version; a pinned image of a component is taken, unless it is the operator's own build."""
+    def _image(self, page, path, component, became, why="", verdict=TAKEN, ours="the image of lock/artifacts.yml"):
+        """image, repository, version; a component's pinned image is taken, unless it is the operator's own build."""
         given = page.get(*path)
         if not isinstance(given, dict):
             page.say(path, WRONG, why="see the problem")
@@ -293,117 +296,6 @@ class _Import:
         for field, why in known.items():
             if page.has(*path, field):
                 page.say((*path, field), LEFT_OUT, why=why)
-
-    # --- config.json of the shared device plugin -----------------------------------------------------------------------
-
-    def _config(self, page: Page, path: tuple) -> None:
-        if "device_plugin_resources" in self.variables:
-            step = "leave one of them out"
-            self.problems.append(problem(page, path, "one configuration of the plugin", "a second one", step))
-        found = as_mapping(page, path, "a resource", self.problems)
-        if found is None:
-            return
-        keys = {str(key).lower(): key for key in found}
-        interval = keys.get("periodicupdateinterval")
-        if interval is not None:
-            self.variables["device_plugin_interval_seconds"] = found[interval]
-            page.say((*path, interval), TAKEN, f"device_plugin_interval_seconds: {short(found[interval])}")
-        listed = found.get(keys.get("configlist"))
-        if not isinstance(listed, list) or not listed:
-            step = "list the resources in configList"
-            self.problems.append(problem(page, path, "a configList with entries", short(listed), step))
-            return
-        entries = [
-            self._entry(page, (*path, keys["configlist"], number), entry) for number, entry in enumerate(listed)
-        ]
-        self.variables["device_plugin_resources"] = [entry for entry in entries if entry]
-        names = [entry["resourceName"] for entry in entries if entry]
-        for name in sorted({name for name in names if names.count(name) > 1}):
-            self.problems.append(problem(page, path, "one entry for each resource", f"{name} twice", "rename one"))
-
-    def _entry(self, page: Page, path: tuple, entry) -> dict | None:
-        name = None
-        if isinstance(entry, dict):
-            lower = {str(key).lower(): value for key, value in entry.items()}
-            name = lower.get("resourcename")
-        if not name or not isinstance(name, str):
-            page.say(path, WRONG, why="see the problem")
-            step = "give each entry a resourceName"
-            self.problems.append(problem(page, path, "an entry with resourceName", short(entry), step))
-            return None
-        kept = {_ENTRY_KEYS[str(key).lower()]: value for key, value in entry.items() if str(key).lower() in _ENTRY_KEYS}
-        resource = f"{kept.get('resourcePrefix') or 'rdma'}/{name}"
-        for key in entry:
-            if str(key).lower() in ("resourcename", "resourceprefix"):
-                page.say((*path, key), TAKEN, f"device_plugin_resources: {resource}")
-            elif str(key).lower() not in _ENTRY_KEYS:
-                page.say((*path, key), UNKNOWN, why="the shared device plugin knows no such key")
-        self._count(page, path, entry, kept)
-        self._selectors(page, path, entry, kept, resource)
-        return kept
-
-    def _count(self, page: Page, path: tuple, entry: dict, kept: dict) -> None:
-        count = kept.get("rdmaHcaMax")
-        key = next((key for key in entry if str(key).lower() == "rdmahcamax"), "rdmaHcaMax")
-        if count is None:
-            kept["rdmaHcaMax"] = _device_plugin_config.COUNT
-            why = "without it the Go plugin serves 0, silently"
-            page.say((*path, key), WRONG, f"rdmaHcaMax: {_device_plugin_config.COUNT}", why, was="not set")
-        elif isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            step = "give the number of units that pods may ask for"
-            self.problems.append(problem(page, (*path, key), "a number from 1", short(count), step))
-        else:
-            why = "how many units are advertised; it limits nothing on the HCA"
-            page.say((*path, key), TAKEN, f"rdmaHcaMax: {count}", why)
-
-    def _selectors(self, page: Page, path: tuple, entry: dict, kept: dict, resource: str) -> None:
-        devices = kept.pop("devices", None)
-        if devices and not kept.get("selectors"):
-            kept["selectors"] = {"ifNames": devices}
-            page.say((*path, "devices"), WRONG, f"selectors: ifNames: {short(devices)}", "devices is deprecated")
-        elif devices:
-            page.say((*path, "devices"), LEFT_OUT, why="selectors count where both are given")
-        given = kept.get("selectors")
-        if not isinstance(given, dict) or not given:
-            if "selectors" in entry:
-                page.say((*path, "selectors"), WRONG, why="see the problem")
-            step = f"name {_text.listing(_SELECTORS)}"
-            self.problems.append(problem(page, (*path, "selectors"), "selectors", short(given), step))
-            return
-        if "selectors" not in entry:
-            return
-        known = {name.lower(): name for name in _SELECTORS}
-        kept["selectors"] = {known[str(key).lower()]: value for key, value in given.items() if str(key).lower() in known}
-        for key, value in given.items():
-            if str(key).lower() not in known:
-                page.say((*path, "selectors", key), UNKNOWN, why="the shared device plugin knows no such selector")
-            elif not isinstance(value, list) or not all(isinstance(one, str) for one in value):
-                step = "write it as a list of texts"
-                self.problems.append(problem(page, (*path, "selectors", key), "a list", short(value), step))
-                kept["selectors"].pop(known[str(key).lower()])
-        self._say_matches(page, (*path, "selectors"), kept["selectors"], resource)
-
-    def _say_matches(self, page: Page, path: tuple, selectors: dict, resource: str) -> None:
-        became = f"device_plugin_resources: {resource}: {short(selectors)}"
-        without = {node["host"]: node["facts"] for node in self.nodes if not matching(selectors, node["facts"])}
-        if without:
-            there = sorted({name for facts in without.values() for name in _netdevs(facts)})
-            why = f"matches nothing on {_text.names(without)}: 0 would be allocatable and pods stay Pending. Interfaces there: "
-            page.say(path, WRONG, f"{became}, to be corrected", why + (_text.listing(there) or "none"))
-            return
-        most = max((len(matching(selectors, node["facts"])) for node in self.nodes), default=0)
-        if most > 1 or len(selectors.get("ifNames") or []) > 1:
-            many = f"{most} HCAs" if most else "all that match"
-            why = f"one pool of {many}: a pod gets the files of each, but a network stands on one; device_plugin_resources: rails "
-            page.say(path, TAKEN, became, f"{why}makes a resource for each")
-        elif not selectors.get("ifNames"):
-            why = "no interface is named, so HCAs that carry management are in the pool too"
-            page.say(path, TAKEN, became, why)
-        else:
-            page.say(path, TAKEN, became)
-
-    def _netdevs(self) -> dict:
-        return {node["host"]: _netdevs(node["facts"]) for node in self.nodes}
 
 
 # --- small decisions --------------------------------------------------------------------------------------------------
@@ -431,10 +323,9 @@ def plain_labels(affinity) -> dict | None:
     terms = affinity["requiredDuringSchedulingIgnoredDuringExecution"]
     terms = terms.get("nodeSelectorTerms") if isinstance(terms, dict) else None
     term = terms[0] if isinstance(terms, list) and len(terms) == 1 else None
-    if not isinstance(term, dict) or set(term) != {"matchExpressions"} or not isinstance(term["matchExpressions"], list):
-        return None
+    expressions = term.get("matchExpressions") if isinstance(term, dict) and len(term) == 1 else None
     found = {}
-    for one in term["matchExpressions"]:
+    for one in expressions if isinstance(expressions, list) else []:
         if not isinstance(one, dict) or one.get("operator") != "In" or not isinstance(one.get("key"), str):
             return None
         values = one.get("values")
@@ -442,32 +333,6 @@ def plain_labels(affinity) -> dict | None:
             return None
         found[one["key"]] = str(values[0])
     return found or None
-
-
-def matching(selectors: dict, facts: dict) -> list[str]:
-    """Names of a node's HCAs that selectors match: OR inside a list, AND between lists."""
-    found = []
-    for hca in facts.get("hcas") or []:
-        pci = hca.get("pci") or {}
-        have = {
-            "vendors": {pci.get("vendor")},
-            "deviceIDs": {pci.get("device")},
-            "drivers": {pci.get("driver")},
-            "ifNames": {netdev["name"] for netdev in hca.get("netdevs") or []},
-            "linkTypes": {netdev.get("type") for netdev in hca.get("netdevs") or []},
-        }
-        if pci and all(not wanted or have[name] & set(wanted) for name, wanted in selectors.items()):
-            found.append(hca["name"])
-    return found
-
-
-def _netdevs(facts: dict) -> dict:
-    layers = {"ether": "Ethernet", "infiniband": "InfiniBand"}
-    return {
-        netdev["name"]: layers.get(netdev.get("type"))
-        for hca in facts.get("hcas") or []
-        for netdev in hca.get("netdevs") or []
-    }
 
 
 def _own_driver(facts: dict) -> bool:
@@ -479,6 +344,3 @@ def text(variables: dict, sources: list[str]) -> str:
     """The variables as a file of group_vars."""
     made = yaml.safe_dump(variables, sort_keys=False, default_flow_style=False, width=120)
     return f"---\n# Made by gpufabric.rdma.import_policy from {', '.join(sources)}.\n{made}"
-
-
-__all__ = ["driver_version", "explanation", "image_reference", "matching", "plain_labels", "run", "text"]

@@ -52,7 +52,7 @@ def as_mapping(page: Page, path: tuple, what: str, problems: list[dict]):
                 "verdict": WRONG,
                 "was": "a YAML map",
                 "became": "the same entries, below",
-                "why": f"the field is a string that holds JSON: the API server refuses a map, so {what} never came to be",
+                "why": f"the field is a text that holds JSON; the API server refuses a map: {what} never came to be",
             }
         )
         return value
@@ -126,7 +126,8 @@ def short_network(value) -> str:
 def explain_pool(page: Page, made: dict, user: str | None, nodes: int) -> None:
     """Lines of a pool, once it is known which attachment draws from it."""
     if user is None:
-        page.say(("spec",), LEFT_OUT, why="no network of these files draws from it, and a pool alone is no variable of ours")
+        why = "no network of these files draws from it, and a pool alone is no variable of ours"
+        page.say(("spec",), LEFT_OUT, why=why)
     else:
         where = f"networks_attachments, {user}"
         for field, option in (("subnet", "subnet"), ("gateway", "gateway"), ("exclusions", "exclude")):
@@ -324,7 +325,7 @@ def _host_local(page: Page, item: dict, problems: list[dict]) -> None:
 
 def _static(page: Page, item: dict, problems: list[dict]) -> None:
     path = ("spec", "ipam")
-    page.say((*path, "type"), TAKEN, "ipam: static", "every pod that attaches gets the same addresses: one pod at a time")
+    page.say((*path, "type"), TAKEN, "ipam: static", "every pod that attaches gets the same: one pod at a time")
     given = page.get(*path, "addresses")
     found = [one.get("address") if isinstance(one, dict) else None for one in given] if isinstance(given, list) else []
     if not found or not all(isinstance(one, str) for one in found):
@@ -353,7 +354,8 @@ def join(items: list[tuple], pools: dict) -> dict:
             continue
         path = ("spec", "ipam", "poolName")
         if name not in pools:
-            page.say(path, TAKEN, f"pool: {name}", "no IPPool of this name is in the files: it has to exist in the cluster")
+            why = "no IPPool of this name is in the files: it has to exist in the cluster"
+            page.say(path, TAKEN, f"pool: {name}", why)
         elif name in owners:
             page.say(path, TAKEN, f"pool: {name}", f"{owners[name]} makes it")
         else:

@@ -23,7 +23,7 @@ class Page:
     def __init__(self, content: dict, source: str):
         self.content = copy.deepcopy(content)
         self.source = source
-        self.name = (content.get("metadata") or {}).get("name") or "(no name)"
+        self.name = content["metadata"]["name"]
         self.object = f"{content.get('kind')} {self.name}"
         self.lines: list[dict] = []
         self._said: set[tuple] = {("apiVersion",), ("kind",), ("metadata", "name")}
@@ -31,12 +31,11 @@ class Page:
     def get(self, *path):
         value = self.content
         for key in path:
-            if isinstance(value, dict) and key in value:
-                value = value[key]
-            elif isinstance(value, list) and isinstance(key, int) and key < len(value):
-                value = value[key]
-            else:
+            there = isinstance(value, dict) and key in value
+            there = there or (isinstance(value, list) and isinstance(key, int) and key < len(value))
+            if not there:
                 return None
+            value = value[key]
         return value
 
     def has(self, *path) -> bool:
