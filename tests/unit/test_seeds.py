@@ -258,7 +258,7 @@ CASES = {
             "/spec/config/vlan": "0 is no VLAN, which is what not setting it means",
             "/spec/config/ipam/type": "Network Operator deprecated whereabouts in 25.4; nv-ipam takes its place",
             "/spec/config/ipam/range": "stands in the IPPool, with the same subnet",
-            "/spec/config/ipam/exclude": "nv-ipam never hands out the network's and the broadcast address",
+            "/spec/config/ipam/exclude": "nv-ipam never hands out network and broadcast address",
             "/spec/config/ipam/poolName": "the pool, made from the subnet",
             "/spec/config/ipam/poolType": "the kind of pool",
         },
@@ -329,7 +329,7 @@ CASES = {
             "/metadata/namespace": "said, so that it does not depend on a context",
             "/spec/config/name": "the specification wants it; Multus would fill it in, other tools do not",
             "/spec/config/ipam/subnet": "stands in ranges, where a block has its start and end",
-            "/spec/config/ipam/ranges": "a block of addresses for the node: host-local leases are per node (pitfall N5)",
+            "/spec/config/ipam/ranges": "a block for the node: host-local keeps its leases on the node (pitfall N5)",
         },
     ),
     "004 pod": (

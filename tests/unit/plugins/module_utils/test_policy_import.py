@@ -383,3 +383,13 @@ def test_no_file_however_broken_breaks_the_import(name, data):
     explanation(made["lines"])
     for problem in made["problems"]:
         assert all(problem[fact] for fact in ("object", "wanted", "next_step"))
+
+
+def test_the_page_shows_what_is_really_said():
+    found = documents("seed-001")
+    for number, document in enumerate(found, 1):
+        document["source"] = f"policy.yaml, document {number}"
+    made = _policy_import.run(found)
+    page = (ROOT / "docs/nicclusterpolicy.md").read_text()
+    assert f"```text\n{explanation(made['lines'])}\n```" in page
+    assert f"```yaml\n{_policy_import.text(made['variables'], ['policy.yaml'])}```" in page
