@@ -1,0 +1,89 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Controller side of gpufabric.rdma.policy_export: templates the host's variables; _policy_export decides."""
+
+from __future__ import annotations
+
+import pathlib
+
+import yaml
+from ansible.errors import AnsibleError
+from ansible.plugins.action import ActionBase
+from ansible.utils.display import Display
+from ansible_collections.gpufabric.rdma.plugins.module_utils import (
+    _networks_plan,
+    _policy_export,
+    _preflight,
+    _text,
+)
+
+ROLES = pathlib.Path(__file__).resolve().parents[2] / "roles"
+EXPORTED = ("device_plugin", "driver", "networks")
+
+
+class ActionModule(ActionBase):
+    TRANSFERS_FILES = False
+    _requires_connection = False
+    _supports_check_mode = True
+
+    def run(self, tmp=None, task_vars=None):
+        super().run(tmp, task_vars)
+        _validation, args = self.validate_argument_spec(
+            argument_spec={
+                "nodes": {"type": "list", "elements": "dict", "default": []},
+                "version": {"type": "str", "default": _policy_export.VERSION},
+                "namespace": {"type": "str", "default": _policy_export.NAMESPACE},
+            }
+        )
+        if _networks_plan.netaddr is None:
+            return {
+                "failed": True,
+                "msg": "networks are planned with the Python library netaddr on the controller, and it is not there; "
+                "install it beside ansible-core (pip install netaddr)",
+            }
+        options = _options()
+        given, problems = self._given(options, task_vars or {})
+        effective, invalid = _preflight.validate(options, given)
+        problems += invalid
+        made = {"objects": [], "left_out": []}
+        if not problems:
+            nodes = [node for node in args["nodes"] if node.get("facts")]
+            made = _policy_export.run(effective, given, nodes, args)
+            problems = made["problems"]
+        if problems:
+            problems = [{"host": "export", **item} for item in problems]
+            count = _text.count(len(problems), "problem")
+            Display().display(f"{count} with the variables:\n\n{_text.four_facts(problems)}\n")
+            listed = "; ".join(f"{item['object']}: {item['seen']}" for item in problems)
+            return {"failed": True, "problems": problems, "msg": f"{count}, nothing is written: {listed}"}
+        explanation = _policy_export.explanation(made["left_out"])
+        unread = [node["host"] for node in args["nodes"] if not node.get("facts")]
+        if unread:
+            explanation += f"\nnot verified: {_text.names(unread)} could not be read and may have other rails"
+        Display().display(f"{explanation or 'The policy carries everything that is set.'}\n")
+        return {
+            "changed": False,
+            "objects": made["objects"],
+            "left_out": made["left_out"],
+            "explanation": explanation,
+            "text": _policy_export.text(made["objects"]),
+        }
+
+    def _given(self, options, task_vars):
+        found, problems = {}, []
+        for name in options:
+            if name in task_vars:
+                try:
+                    found[name] = self._templar.template(task_vars[name])
+                except AnsibleError as error:
+                    problems.append(_preflight.unresolved(name, " ".join(str(error).split())))
+        return found, problems
+
+
+def _options():
+    found = {}
+    for role in EXPORTED:
+        specs = yaml.safe_load((ROLES / role / "meta/argument_specs.yml").read_text(encoding="utf-8"))
+        found.update(specs["argument_specs"]["main"]["options"])
+    return found

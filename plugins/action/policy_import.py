@@ -1,0 +1,107 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Controller side of gpufabric.rdma.policy_import: reads the files; _policy_import decides."""
+
+from __future__ import annotations
+
+import pathlib
+
+import yaml
+from ansible.plugins.action import ActionBase
+from ansible.utils.display import Display
+from ansible_collections.gpufabric.rdma.plugins.module_utils import (
+    _networks_plan,
+    _policy_import,
+    _policy_page,
+    _preflight,
+    _text,
+)
+
+ROLES = pathlib.Path(__file__).resolve().parents[2] / "roles"
+# Whose variables an import writes.
+WRITTEN = ("device_plugin", "driver", "networks")
+
+
+class ActionModule(ActionBase):
+    TRANSFERS_FILES = False
+    _requires_connection = False
+    _supports_check_mode = True
+
+    def run(self, tmp=None, task_vars=None):
+        super().run(tmp, task_vars)
+        _validation, args = self.validate_argument_spec(
+            argument_spec={
+                "files": {"type": "list", "elements": "path", "required": True},
+                "nodes": {"type": "list", "elements": "dict", "default": []},
+            }
+        )
+        if _networks_plan.netaddr is None:
+            return {
+                "failed": True,
+                "msg": "pools and networks are read with the Python library netaddr on the controller, and it is not "
+                "there; install it beside ansible-core (pip install netaddr)",
+            }
+        documents, problems = _read(args["files"])
+        nodes = [node for node in args["nodes"] if node.get("facts")]
+        pinned = yaml.safe_load((ROLES / "networks/vars/main.yml").read_text(encoding="utf-8"))
+        made = _policy_import.run(documents, nodes, pinned["__networks_pinned_images"])
+        problems += made["problems"] or ([] if problems else _refused(made["variables"]))
+        explanation = _policy_page.explanation(made["lines"])
+        unread = [node["host"] for node in args["nodes"] if not node.get("facts")]
+        if unread or not nodes:
+            who = f"{_text.names(unread)} could not be read" if unread else "no node was read"
+            explanation += f"\n\nnot verified: {who}, so interfaces and drivers there were not compared with the files"
+        Display().display(f"{explanation}\n")
+        result = {"changed": False, "variables": made["variables"], "lines": made["lines"], "explanation": explanation}
+        if problems:
+            problems = [{"host": "import", **item} for item in problems]
+            count = _text.count(len(problems), "problem")
+            Display().display(f"{count} with the files:\n\n{_text.four_facts(problems)}\n")
+            listed = "; ".join(f"{item['object']}: {item['seen']}" for item in problems)
+            return {**result, "failed": True, "problems": problems, "msg": f"{count}, nothing is written: {listed}"}
+        names = [pathlib.Path(path).name for path in args["files"]]
+        return {**result, "text": _policy_import.text(made["variables"], names)}
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that stands twice; YAML would keep the last one in silence."""
+
+    def construct_mapping(self, node, deep=False):
+        keys = [self.construct_object(key, deep=True) for key, _value in node.value]
+        twice = sorted({str(key) for key in keys if keys.count(key) > 1})
+        if twice:
+            raise yaml.constructor.ConstructorError(None, None, f"{', '.join(twice)} stands twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+def _read(paths):
+    documents, problems = [], []
+    for path in paths:
+        try:
+            text = pathlib.Path(path).read_text(encoding="utf-8")
+            found = list(yaml.load_all(text, Loader=_Loader))
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            step = "see the place that the message names"
+            problems.append(_preflight.problem(path, "a file that holds YAML", " ".join(str(error).split()), step))
+            continue
+        name = pathlib.Path(path).name
+        for number, content in enumerate(found, 1):
+            source = name if len(found) == 1 else f"{name}, document {number}"
+            documents.append({"source": source, "content": content})
+    return documents, problems
+
+
+def _refused(variables):
+    """What the roles themselves would refuse of the result."""
+    options = {}
+    for role in WRITTEN:
+        specs = yaml.safe_load((ROLES / role / "meta/argument_specs.yml").read_text(encoding="utf-8"))
+        options.update(specs["argument_specs"]["main"]["options"])
+    effective, problems = _preflight.validate(options, variables)
+    if not problems:
+        problems = [
+            {key: item[key] for key in ("object", "wanted", "seen", "next_step")}
+            for item in _networks_plan.plan(effective, [])["problems"]
+        ]
+    return problems

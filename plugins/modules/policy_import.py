@@ -1,0 +1,82 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: policy_import
+short_description: Read a NicClusterPolicy as variables of the roles
+version_added: 0.1.0
+description:
+  - Reads a NicClusterPolicy of NVIDIA's Network Operator with its MacvlanNetworks, IPoIBNetworks, HostDeviceNetworks
+    and IPPools, and the ConfigMap of the RDMA shared device plugin. Says of every field whether it was taken, was wrong
+    and what it became, is left out and why, or is unknown.
+  - Runs on the controller, makes no remote call and changes nothing. Needs the Python library netaddr there.
+author:
+  - The gpufabric founders (@gpufabric)
+attributes:
+  action:
+    description: Indicates this has a corresponding action plugin so some parts of the options can be executed on
+      the controller.
+    support: full
+  check_mode:
+    description: Can run in C(check_mode) and return changed status prediction without modifying the target.
+    support: full
+  diff_mode:
+    description: Will return details on what has changed, when in diff mode.
+    support: none
+options:
+  files:
+    description: YAML files on the controller; several objects a file are fine.
+    type: list
+    elements: path
+    required: true
+  nodes:
+    description:
+      - Nodes that the files are compared with, each with C(host) and C(facts) (what M(gpufabric.rdma.hca_facts) returns
+        as C(rdma), or nothing for a node that could not be read).
+    type: list
+    elements: dict
+    default: []
+"""
+
+EXAMPLES = r"""
+- name: Read the policy
+  gpufabric.rdma.policy_import:
+    files: [nic-cluster-policy.yaml]
+  register: policy
+
+- name: Write its variables
+  ansible.builtin.copy:
+    content: "{{ policy['text'] }}"
+    dest: group_vars/gpu_nodes/policy.yml
+    mode: "0644"
+"""
+
+RETURN = r"""
+variables:
+  description: Variables of the roles device_plugin, driver and networks.
+  returned: always
+  type: dict
+lines:
+  description:
+    - One for each field, with C(source), C(object), C(field), C(verdict) (V(taken), V(wrong), V(left out), V(unknown)),
+      C(was), C(became) and C(why).
+  returned: always
+  type: list
+  elements: dict
+explanation:
+  description: The lines as a text for people. It is printed too.
+  returned: always
+  type: str
+text:
+  description: The variables as a file of C(group_vars).
+  returned: success
+  type: str
+problems:
+  description: What cannot be imported, with C(object), C(wanted), C(seen) and C(next_step); all at once.
+  returned: failure
+  type: list
+  elements: dict
+"""
