@@ -77,7 +77,7 @@ def text(item: dict) -> str:
 
 
 def read(folder: pathlib.Path, wanted: dict) -> dict[str, str | None]:
-    """{path: text} of what lies in the folder and in those directories of it that are ours; hidden entries are left out."""
+    """{path: text} of what lies in the folder and in our directories of it; hidden entries are left out."""
     found: dict = {}
     ours = {path.partition("/")[0] for path in wanted if "/" in path}
     for entry in _entries(folder):

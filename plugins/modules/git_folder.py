@@ -9,8 +9,8 @@ module: git_folder
 short_description: Write rendered cluster objects into a folder for Git
 version_added: 0.1.0
 description:
-  - Writes one directory a role, one YAML file an object and a C(kustomization.yaml) in each directory and in the folder,
-    so that C(kubectl apply -k), Flux or Argo CD can bring them into a cluster.
+  - Writes one directory a role, one YAML file an object and a C(kustomization.yaml) in each directory and in the
+    folder, so that C(kubectl apply -k), Flux or Argo CD can bring them into a cluster.
   - The same objects always give the same files. Each begins with a line that says where it comes from. Files that begin
     so and are no longer wanted are removed; files without it stay and are named in RV(notes). One that is in the way
     stops the run before anything is written.
@@ -31,8 +31,8 @@ options:
     required: true
   objects:
     description:
-      - The objects of each role, as RV(gpufabric.rdma.cluster_objects#module:rendered) has them. The roles are listed in
-        this order.
+      - The objects of each role, as RV(gpufabric.rdma.cluster_objects#module:rendered) has them. The roles are listed
+        in this order.
     type: dict
     required: true
 seealso:
