@@ -100,6 +100,7 @@ class Site:
                 "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
                 "ANSIBLE_HOME": str(self.folder / "home"),
                 "ANSIBLE_NOCOLOR": "1",
+                "ANSIBLE_PIPELINING": "1",
                 "APPLY_DOUBLE": str(self.state),
                 "LC_ALL": "C.UTF-8",
                 "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}",

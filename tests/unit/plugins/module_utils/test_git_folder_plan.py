@@ -81,7 +81,7 @@ def test_the_lists_keep_the_order_they_were_given():
             "one \ntwo",
             "a\tb\nc",
             '{\n  "a": 1\n}\n',
-            "x" * 300,
+            "x y " * 90,
         ),
     ],
 )
