@@ -26,6 +26,12 @@ _NEVER_PRUNED = frozenset({"Node", "Namespace", "CustomResourceDefinition"})
 _SHARED = frozenset({"Node", "Namespace"})
 # What the server or a controller fills in: a difference in it is nobody's wish.
 _FILLED_IN = ("managedFields", "resourceVersion", "uid", "creationTimestamp", "generation", "selfLink")
+_ABSENT = object()
+_FIELDS_NAMED, _VALUE_LENGTH = 6, 160
+_SYNC = (
+    "run playbooks/render.yml, commit what it changes, have Flux or Argo CD sync the Git folder, and run again; "
+    "-e cluster_objects_owner=collection has this collection apply it instead"
+)
 _UNREACHABLE = re.compile(
     r"connection to the server|connection refused|Unable to connect to the server|TLS handshake timeout|i/o timeout"
     r"|unable to read .*k3s\.yaml|no configuration has been provided|k3s\.yaml: no such file"
@@ -270,6 +276,58 @@ def _address(key: Key) -> str:
     return f"{key.kind.lower()} {key.name}" + (f" -n {key.namespace}" if key.namespace else "")
 
 
+# --- objects that somebody else applies ------------------------------------------------------------------------------
+
+
+def verify(state: dict, wanted: list[dict], owner: str) -> Plan:
+    """Whether what comes from Git is live as it is wanted. Differences are problems: nothing here may settle them.
+
+    state: as for plan, with predictions that override other managers' fields, so that only values count.
+    """
+    made = plan(state, wanted, owner, takeover_allowed=True)
+    if state["down"]:
+        lacking = f"{len(wanted)} cluster objects were compared with nothing: no API server answers ({state['down']})"
+        return Plan(not_verified=[lacking] if wanted else [])
+    made.problems = [_difference(change) for change in made.changes] + made.problems
+    made.changes = []
+    return made
+
+
+def _difference(change: Change) -> Problem:
+    if change.action == "prune":
+        return Problem(change.object, "absent, as no role makes it any more", "present", _SYNC)
+    if not change.before:
+        return Problem(change.object, "present", "absent", _SYNC)
+    found = list(_fields(json.loads(change.before), json.loads(change.after)))
+    more = f"; {len(found) - _FIELDS_NAMED} more fields" if len(found) > _FIELDS_NAMED else ""
+    named = found[:_FIELDS_NAMED]
+    return Problem(
+        change.object,
+        "; ".join(f"{path} {wanted}" for path, wanted, _seen in named) + more,
+        "; ".join(f"{path} {seen}" for path, _wanted, seen in named) + more,
+        _SYNC,
+    )
+
+
+def _fields(seen, wanted, path: str = "") -> Iterable[tuple[str, str, str]]:
+    """(path, wanted, seen) of each field in which two objects differ; items of lists by their place."""
+    if seen == wanted:
+        return
+    if isinstance(seen, dict) and isinstance(wanted, dict):
+        for name in sorted({*seen, *wanted}):
+            yield from _fields(seen.get(name, _ABSENT), wanted.get(name, _ABSENT), f"{path}.{name}".lstrip("."))
+    elif isinstance(seen, list) and isinstance(wanted, list) and len(seen) == len(wanted):
+        for number, (one, other) in enumerate(zip(seen, wanted)):
+            yield from _fields(one, other, f"{path}[{number}]")
+    else:
+        yield path, _value(wanted), _value(seen)
+
+
+def _value(value) -> str:
+    text = "absent" if value is _ABSENT else json.dumps(value, sort_keys=True, ensure_ascii=False)
+    return text if len(text) <= _VALUE_LENGTH else f"{text[:_VALUE_LENGTH]}…"
+
+
 # --- comparing and showing --------------------------------------------------------------------------------------------
 
 
@@ -313,8 +371,17 @@ def stages(wanted: list[dict], changes: list[Change]) -> list[list[dict]]:
     """The objects to apply, in calls: namespaces and definitions of kinds before what needs them."""
     names = {change.object for change in changes if change.action in ("create", "apply")}
     chosen = [item for item in wanted if str(Key.of(item)) in names]
-    first = [item for item in chosen if item["kind"] in ("Namespace", "CustomResourceDefinition")]
-    return [stage for stage in (first, [item for item in chosen if item not in first]) if stage]
+    return [stage for stage in _split(chosen) if stage]
+
+
+def in_order(wanted: list[dict]) -> list[dict]:
+    """The objects in the order in which the stages send them."""
+    return [item for stage in _split(wanted) for item in stage]
+
+
+def _split(items: list[dict]) -> tuple[list[dict], list[dict]]:
+    first = [item for item in items if item["kind"] in ("Namespace", "CustomResourceDefinition")]
+    return first, [item for item in items if item not in first]
 
 
 def wait_arguments(item: dict) -> list[str]:

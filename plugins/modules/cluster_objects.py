@@ -17,6 +17,7 @@ description:
   - Fields that another manager holds (ArgoCD, Flux, Helm, a person) are reported and never taken without
     O(takeover_allowed).
   - In check mode without an API server each object is listed as one that would be created.
+  - Where the objects come from Git (O(applied_by=gitops)) it changes nothing and fails with each difference.
   - Nodes, namespaces and custom resource definitions are never deleted. Nodes and namespaces get no owner label,
     because others create them too.
 extends_documentation_fragment:
@@ -78,6 +79,20 @@ options:
       - Not set stops before anything changes and names manager and fields; V(true) takes them; V(false) leaves the
         object as it is and says so.
     type: bool
+  applied_by:
+    description:
+      - V(collection) applies the objects.
+      - V(gitops) leaves that to Flux, Argo CD or whoever else brings them from Git. The objects are compared with what
+        the server would make of them (a dry run), and each one that differs, is missing or is left over is a problem
+        that says so. Who manages a field does not matter then, only its value.
+    type: str
+    choices: [collection, gitops]
+    default: collection
+  render:
+    description:
+      - Only return the objects as they would be sent, in RV(rendered). No cluster is asked and nothing is awaited.
+    type: bool
+    default: false
   kubectl:
     description:
       - The command, word by word. V([kubectl, --kubeconfig, FILE]) on the controller serves those who have a
@@ -215,6 +230,16 @@ waited:
     seconds:
       description: How long it took, 0 when it was met already.
       type: float
+rendered:
+  description: The objects in the order in which they are applied, without secrets.
+  returned: when O(render) is true
+  type: list
+  elements: dict
+not_rendered:
+  description: The secrets that were left out, by name.
+  returned: when O(render) is true
+  type: list
+  elements: str
 kubectl_calls:
   description: How many times kubectl was run.
   returned: success
@@ -415,6 +440,8 @@ def main() -> None:
             "owner": {"type": "str", "required": True},
             "prune_types": {"type": "list", "elements": "str", "default": []},
             "takeover_allowed": {"type": "bool"},
+            "applied_by": {"type": "str", "choices": ["collection", "gitops"], "default": "collection"},
+            "render": {"type": "bool", "default": False},
             "kubectl": {"type": "list", "elements": "str", "default": ["k3s", "kubectl"]},
             "api_timeout_seconds": {"type": "int", "default": 120},
             "wait": {
@@ -437,6 +464,8 @@ def main() -> None:
     wanted, problems = planner.prepare(given["objects"], given["secrets"], given["owner"])
     if problems:
         module.fail_json(**failure(Refused(problems)))
+    if given["render"]:
+        module.exit_json(waited=[], kubectl_calls=0, **_rendered(wanted), **result(Plan(), []))
 
     def run(argv, text):
         try:
@@ -446,7 +475,9 @@ def main() -> None:
         return module.run_command([program, *argv[1:]], data=text, binary_data=True)
 
     cluster = Cluster(given["kubectl"], run, 0 if module.check_mode else given["api_timeout_seconds"])
-    force = given["takeover_allowed"] is True
+    elsewhere = given["applied_by"] == "gitops"
+    # Of objects from Git nothing is applied, and in a dry run it does not matter who holds a field.
+    force = elsewhere or given["takeover_allowed"] is True
     state: dict = {}
 
     def read() -> dict:
@@ -467,7 +498,11 @@ def main() -> None:
             waited += cluster.wait([item for item in given["wait"] if item["first"]], [])
         made, changes = settle(
             read=read,
-            plan=lambda state: planner.plan(state, wanted, given["owner"], given["takeover_allowed"]),
+            plan=lambda state: (
+                planner.verify(state, wanted, given["owner"])
+                if elsewhere
+                else planner.plan(state, wanted, given["owner"], given["takeover_allowed"])
+            ),
             apply=lambda changes: cluster.apply(changes, wanted, force),
             check_mode=module.check_mode,
         )
@@ -478,6 +513,14 @@ def main() -> None:
     except Refused as refused:
         module.fail_json(**failure(Refused(refused.problems, refused.done or changes)))
     module.exit_json(waited=waited, kubectl_calls=cluster.calls, **result(made, changes))
+
+
+def _rendered(wanted: list) -> dict:
+    stages = planner.in_order(wanted)
+    return {
+        "rendered": [item for item in stages if item["kind"] != "Secret"],
+        "not_rendered": [str(planner.Key.of(item)) for item in stages if item["kind"] == "Secret"],
+    }
 
 
 def _say_unawaited(made: Plan, changes: list, wait: list) -> None:

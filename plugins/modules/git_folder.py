@@ -1,0 +1,118 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: git_folder
+short_description: Write rendered cluster objects into a folder for Git
+version_added: 0.1.0
+description:
+  - Writes one directory a role, one YAML file an object and a C(kustomization.yaml) in each directory and in the
+    folder, so that C(kubectl apply -k), Flux or Argo CD can bring them into a cluster.
+  - The same objects always give the same files. Each begins with a line that says where it comes from. Files that begin
+    so and are no longer wanted are removed; files without it stay and are named in RV(notes). One that is in the way
+    stops the run before anything is written.
+  - Runs on the controller, makes no remote call, and neither reads nor writes Git's own data.
+extends_documentation_fragment:
+  - gpufabric.rdma.changing
+attributes:
+  action:
+    description: Indicates this has a corresponding action plugin so some parts of the options can be executed on
+      the controller.
+    support: full
+author:
+  - The gpufabric founders (@gpufabric)
+options:
+  folder:
+    description: The folder on the controller, such as a directory in a clone of a repository. It is made when missing.
+    type: path
+    required: true
+  objects:
+    description:
+      - The objects of each role, as RV(gpufabric.rdma.cluster_objects#module:rendered) has them. The roles are listed
+        in this order.
+    type: dict
+    required: true
+seealso:
+  - module: gpufabric.rdma.cluster_objects
+"""
+
+EXAMPLES = r"""
+- name: Make the objects
+  gpufabric.rdma.cluster_objects:
+    objects: "{{ lookup('ansible.builtin.template', 'objects.yml.j2') | from_yaml_all }}"
+    owner: flannel
+    render: true
+  register: made
+
+- name: Write them
+  gpufabric.rdma.git_folder:
+    folder: clusters/rack1/gpufabric
+    objects:
+      flannel: "{{ made.rendered }}"
+"""
+
+RETURN = r"""
+folder:
+  description: The folder's absolute path.
+  returned: always
+  type: str
+changes:
+  description: What was changed, or would be in check mode.
+  returned: always
+  type: list
+  elements: dict
+  contains:
+    object:
+      description: Path of a file, relative to the folder.
+      type: str
+    action:
+      description: C(write) or C(remove).
+      type: str
+    before:
+      description: Text before.
+      type: str
+    after:
+      description: Text after.
+      type: str
+problems:
+  description: What is in the way. Nothing is written then.
+  returned: always
+  type: list
+  elements: dict
+  contains:
+    object:
+      description: Path of a file.
+      type: str
+    wanted:
+      description: What was asked for.
+      type: str
+    seen:
+      description: What was found.
+      type: str
+    next_step:
+      description: What to do about it.
+      type: str
+reboot_reasons:
+  description: Always empty; every changing module of the collection returns it.
+  returned: success
+  type: list
+  elements: str
+not_applied:
+  description: Always empty.
+  returned: success
+  type: list
+  elements: str
+not_verified:
+  description: Always empty.
+  returned: success
+  type: list
+  elements: str
+notes:
+  description: Files that are not from here and stay.
+  returned: success
+  type: list
+  elements: str
+"""

@@ -1,0 +1,280 @@
+"""playbooks/render.yml against what the roles apply, and cluster_objects_owner: gitops.
+
+Two nodes' trees and a double of kubectl. It keeps what each real apply was handed, so that a rendered file can be
+compared with what the API server got.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+import yaml
+from ansible_collections.gpufabric.rdma.plugins.action import git_folder
+from ansible_collections.gpufabric.rdma.plugins.module_utils._git_folder_plan import MARK, name_of
+from ansible_collections.gpufabric.rdma.tests.tools import tree
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+DOUBLE = ROOT / "tests/tools/apply_double.py"
+ROLES = ("flannel", "node_ready", "multus", "networks", "device_plugin")
+OWNERS = dict(zip(("flannel", "node-ready", "multus", "networks", "rdma-device-plugin"), ROLES))
+# `k3s kubectl …` that keeps the objects of each apply that is no dry run, and fills in tokens as the cluster does.
+K3S = """#!{python}
+import json, pathlib, subprocess, sys
+state, words, text = pathlib.Path({state!r}), sys.argv[2:], ""
+if "--filename=-" in words:
+    text = sys.stdin.read()
+    if words[0] == "apply" and "--dry-run=server" not in words:
+        with open({sent!r}, "a") as kept:
+            kept.write(json.dumps(json.loads(text)["items"]) + "\\n")
+done = subprocess.run([sys.executable, "-E", "-S", {double!r}, *words], input=text, text=True)
+found = json.loads(state.read_text())
+for item in found["objects"].values():
+    if item.get("type") == "kubernetes.io/service-account-token" and "--dry-run=server" not in words:
+        item["data"] = {{"token": "c2VjcmV0LXRva2Vu"}}
+state.write_text(json.dumps(found))
+sys.exit(done.returncode)
+"""
+VARIABLES = {
+    "cluster_objects_folder": "git/rack1",
+    "device_plugin_mode": "daemonset",
+    "networks_rails": True,
+    "networks_components": ["nv-ipam"],
+    "k3s_node_features_by_nfd": True,
+}
+
+
+class Site:
+    def __init__(self, folder: pathlib.Path):
+        self.folder, self.git = folder, folder / "git/rack1"
+        self.state, self.sent = folder / "cluster.json", folder / "sent.jsonl"
+        hosts = {}
+        for name in ("node1", "node2"):
+            tree.lay_out(tree.load("lab-rxe-debian12"), folder / name)
+            (folder / name / "proc/sys/kernel/hostname").write_text(f"{name}\n")
+            hosts[name] = {"discovery_root": str(folder / name)}
+        program = folder / "bin/k3s"
+        program.parent.mkdir()
+        program.write_text(
+            K3S.format(python=sys.executable, state=str(self.state), sent=str(self.sent), double=str(DOUBLE))
+        )
+        program.chmod(0o755)
+        nfd = {"group": "nfd.k8s-sigs.io", "names": {"kind": "NodeFeatureRule", "plural": "nodefeaturerules"}}
+        meta = {"name": "nodefeaturerules.nfd.k8s-sigs.io"}
+        definition = {"kind": "CustomResourceDefinition", "metadata": meta, "spec": nfd}
+        self.server({"objects": {f"CustomResourceDefinition//{meta['name']}": definition}})
+        common = {
+            "ansible_connection": "local",
+            "ansible_python_interpreter": sys.executable,
+            "ansible_become": False,
+            "discovery_software_hcas": True,
+            "discovery_rails": [{"hca": "rxe0"}, {"hca": "rxe1"}],
+            **VARIABLES,
+        }
+        inventory = {"gpu_nodes": {"hosts": hosts, "vars": common}, "k3s_servers": {"hosts": {"node1": {}}}}
+        (folder / "hosts.json").write_text(json.dumps(inventory))
+        facts = {"root": "{{ discovery_root }}", "software_hcas": True, "rails": "{{ discovery_rails }}"}
+        self.facts = {"gpufabric.rdma.hca_facts": facts}
+
+    def server(self, change: dict | None = None) -> dict:
+        known = json.loads(self.state.read_text()) if self.state.exists() else {}
+        if change is not None:
+            known.update(change)
+            self.state.write_text(json.dumps(known))
+        return known
+
+    def play(self, name: str, *arguments: str, **variables) -> tuple[int, str]:
+        done = subprocess.run(
+            [
+                *(sys.executable, "-m", "ansible", "playbook", "-i", "hosts.json", name, "--diff"),
+                *("-e", json.dumps(variables)),
+                *arguments,
+            ],
+            cwd=self.folder,
+            env={
+                **os.environ,
+                "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+                "ANSIBLE_HOME": str(self.folder / "home"),
+                "ANSIBLE_NOCOLOR": "1",
+                "ANSIBLE_PIPELINING": "1",
+                "APPLY_DOUBLE": str(self.state),
+                "LC_ALL": "C.UTF-8",
+                "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}",
+            },
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    def render(self, *arguments: str, **variables) -> tuple[int, str]:
+        return self.play("gpufabric.rdma.render", *arguments, **variables)
+
+    def apply(self, *arguments: str, roles=ROLES, **variables) -> tuple[int, str]:
+        tasks = [self.facts, *({"ansible.builtin.import_role": {"name": f"gpufabric.rdma.{role}"}} for role in roles)]
+        play = {"hosts": "gpu_nodes", "gather_facts": False, "any_errors_fatal": True, "tasks": tasks}
+        (self.folder / "apply.yml").write_text(json.dumps([play]))
+        return self.play("apply.yml", *arguments, **variables)
+
+    def sync(self) -> None:
+        """What Flux does with the folder: applies each list in order under its own name, and marks what it brought."""
+        for role in yaml.safe_load((self.git / "kustomization.yaml").read_text())["resources"]:
+            names = yaml.safe_load((self.git / role / "kustomization.yaml").read_text())["resources"]
+            for item in (yaml.safe_load((self.git / role / name).read_text()) for name in names):
+                labels = item["metadata"].setdefault("labels", {})
+                labels["kustomize.toolkit.fluxcd.io/name"] = role
+                subprocess.run(
+                    [sys.executable, DOUBLE, "apply", "--server-side", "--field-manager=kustomize-controller"],
+                    input=json.dumps(item),
+                    env={**os.environ, "APPLY_DOUBLE": str(self.state)},
+                    text=True,
+                    check=True,
+                    stdout=subprocess.DEVNULL,
+                )
+
+    def files(self) -> dict[str, bytes]:
+        return {str(path.relative_to(self.git)): path.read_bytes() for path in self.git.rglob("*") if path.is_file()}
+
+    def nodes(self) -> dict:
+        found = {}
+        for name in ("node1", "node2"):
+            for path in (self.folder / name).rglob("*"):
+                if path.is_file() and not path.is_symlink():
+                    found[path] = (path.read_bytes(), path.stat().st_mtime_ns)
+        return found
+
+    def applied(self) -> list[dict]:
+        """What any real apply was handed, and nothing else can write: see the double's verbs."""
+        sent = self.sent.read_text().splitlines() if self.sent.exists() else []
+        assert [call for call in self.server().get("calls", []) if call[0] == "delete"] == []
+        return [item for line in sent for item in json.loads(line)]
+
+
+@pytest.fixture
+def site(tmp_path):
+    return Site(tmp_path)
+
+
+def test_each_role_s_folder_has_byte_for_byte_what_the_role_applies(site):
+    before = site.nodes()
+    code, output = site.render()
+    assert code == 0, output
+    assert site.nodes() == before, "rendering has changed a node"
+    assert site.server().get("calls") is None, "rendering has asked the cluster"
+    rendered = site.files()
+
+    code, output = site.apply()
+    assert code == 0, output
+    sent = [item for item in site.applied() if item["kind"] != "Secret"]
+    assert len(site.applied()) == len(sent) + 2, "the tokens of the nodes, which are never rendered"
+    expected = {f"{role_of(item)}/{name_of(item)}": (MARK + git_folder.text(item)).encode() for item in sent}
+    assert {path.partition("/")[0] for path in expected} == set(ROLES)
+    kustomizations = {"kustomization.yaml", *(f"{role}/kustomization.yaml" for role in ROLES)}
+    assert set(rendered) == set(expected) | kustomizations
+    assert {path: rendered[path] for path in expected} == expected
+    for path, content in expected.items():
+        assert yaml.safe_load(content) in sent, f"{path} is read as another object than the server got"
+    for role in ROLES:
+        listed = yaml.safe_load(rendered[f"{role}/kustomization.yaml"])["resources"]
+        assert listed == [name_of(item) for item in sent if role_of(item) == role], "the order is that of applying"
+    assert yaml.safe_load(rendered["kustomization.yaml"])["resources"] == list(ROLES)
+    assert b"c2VjcmV0LXRva2Vu" not in b"".join(rendered.values())
+
+
+def role_of(item: dict) -> str:
+    """A namespace carries no label of its owner, because others make it too."""
+    owner = (item["metadata"].get("labels") or {}).get("rdma.gpufabric.io/owner")
+    spaces = {"kube-flannel": "flannel", "kube-multus": "multus", "gpufabric-rdma": "node_ready"}
+    return OWNERS[owner] if owner else spaces[item["metadata"]["name"]]
+
+
+def test_a_second_run_changes_nothing_what_is_not_wanted_goes_and_what_is_not_ours_stays(site):
+    code, output = site.render("--check")
+    assert code == 0, output
+    assert not site.git.exists(), "check mode has written something"
+    assert "flannel/daemonset_kube-flannel_kube-flannel-ds.yaml (write)" in output, "--diff names each file"
+    assert site.render()[0] == 0
+    rendered = site.files()
+    foreign = {"networks/patch-of-mine.yaml": b"kind: Mine\n", "README.md": b"mine\n"}
+    for path, content in foreign.items():
+        (site.git / path).write_bytes(content)
+    code, output = site.render()
+    assert code == 0, output
+    assert output.count("changed=0") == 2, output
+    for path in foreign:
+        assert f"{path} is not from this playbook: it stays" in " ".join(output.split())
+    assert site.files() == {**rendered, **foreign}
+
+    code, output = site.render(device_plugin_mode="systemd", networks_components=[])
+    assert code == 0, output
+    left = site.files()
+    assert not [path for path in left if "nv-ipam" in path], "no longer made by a role that still makes others"
+    assert not (site.git / "device_plugin").exists(), "no longer made by the role at all"
+    assert yaml.safe_load(left["kustomization.yaml"])["resources"] == list(ROLES[:-1])
+    assert {path: left[path] for path in foreign} == foreign
+    assert left["multus/kustomization.yaml"] == rendered["multus/kustomization.yaml"]
+
+
+def test_what_cannot_be_rendered_is_refused_before_anything_is_written(site):
+    wrong = {
+        "cluster_objects_owner": "argo",
+        "cluster_objects_foldr": "x",
+        "multus_global_namespaces": ["kube-system"],
+        "networks_attachments": [{"name": "one", "type": "macvlan", "master": "eth9"}],
+    }
+    for arguments, variables, words in (
+        ((), {"cluster_objects_folder": ""}, ["wanted the folder to write, seen nothing"]),
+        (("--limit", "node2"), {}, ["wanted all 2, seen 1, without node1. Next step: run again without --limit"]),
+        ((), wrong, ["variable cluster_objects_owner", "did you mean cluster_objects_folder?", "multus_glob", "eth9"]),
+    ):
+        code, output = site.render(*arguments, **variables)
+        assert code != 0, (words, output)
+        assert [word for word in words if word not in " ".join(output.split())] == [], output
+        assert "Traceback" not in output
+        assert not site.git.exists()
+
+
+def test_with_gitops_the_roles_apply_nothing_accept_what_was_synced_and_name_each_difference(site):
+    assert site.render()[0] == 0
+    site.sync()
+    synced = site.server()["objects"]
+    code, output = site.apply(cluster_objects_owner="gitops")
+    assert code == 0, output
+    assert {(item["kind"], item.get("type")) for item in site.applied()} == {
+        ("Secret", "kubernetes.io/service-account-token")
+    }, "the tokens that the nodes lacked, and nothing else"
+    left = {name: item for name, item in site.server()["objects"].items() if item["kind"] != "Secret"}
+    assert left == synced
+    waited = [call[2] for call in site.server()["calls"] if call[0] == "rollout"]
+    assert "daemonset/kube-multus-ds" in waited, "objects are still awaited"
+    site.sent.unlink()
+
+    objects = site.server()["objects"]
+    objects["ConfigMap/kube-flannel/kube-flannel-cfg"]["data"]["net-conf.json"] = "{}"
+    attachment = objects.pop("NetworkAttachmentDefinition/default/rail1")
+    attachment["metadata"] = {**attachment["metadata"], "name": "rail9"}
+    objects["NetworkAttachmentDefinition/default/rail9"] = attachment
+    site.server({"objects": objects})
+    code, output = site.apply(roles=["flannel"], cluster_objects_owner="gitops")
+    said = " ".join(output.split())
+    assert code != 0
+    assert 'ConfigMap kube-flannel/kube-flannel-cfg: wanted data.net-conf.json "{' in said
+    assert 'seen data.net-conf.json "{}". Next step: run playbooks/render.yml, commit' in said
+    code, output = site.apply("--check", roles=["networks"], cluster_objects_owner="gitops")
+    said = " ".join(output.split())
+    assert code != 0
+    assert "NetworkAttachmentDefinition default/rail1: wanted present, seen absent" in said
+    assert "default/rail9: wanted absent, as no role makes it any more, seen present" in said
+    assert site.server()["objects"] == objects
+    assert site.applied() == []
+
+
+def test_with_gitops_check_mode_without_an_api_server_says_what_was_not_compared(site):
+    site.server({"down": True})
+    code, output = site.apply("--check", roles=["flannel"], cluster_objects_owner="gitops")
+    assert code == 0, output
+    assert "6 cluster objects were compared with nothing: no API server answers" in " ".join(output.split())
