@@ -34,7 +34,9 @@ def main(arguments: list[str]) -> int:
     run = uuid.uuid4().hex
     program = shutil.which(options.runner)
     if program is None:
-        return _no_verdict(f"{options.runner}: wanted a program on PATH, seen none. Next step: activate Ansible's environment")
+        return _no_verdict(
+            f"{options.runner}: wanted a program on PATH, seen none. Next step: activate its environment"
+        )
     try:
         verdict_file.unlink(missing_ok=True)
     except OSError as error:
@@ -87,8 +89,8 @@ def _run(command: list[str]) -> int:
 def _parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(
         prog="drift.py",
-        description="Compare nodes with their inventory and answer by exit code: 0 converged, 2 drift, 3 reboot pending, "
-        "4 unsafe or unreachable, 1 no verdict. Nothing is changed on any node.",
+        description="Compare nodes with their inventory and answer by exit code: 0 converged, 2 drift, 3 reboot "
+        "pending, 4 unsafe or unreachable, 1 no verdict. Nothing is changed on any node.",
         epilog="All other options go to ansible-playbook: -i INVENTORY, --limit, -e, …",
         allow_abbrev=False,
         exit_on_error=False,

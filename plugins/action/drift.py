@@ -46,7 +46,11 @@ class ActionModule(ActionBase):
         except OSError as error:
             wanted = "wanted folders and files that this controller may write"
             step = "set drift_directory or the file's variable to a place that it may write"
-            return {**result, "failed": True, "msg": f"{error.filename}: {wanted}, seen {error.strerror}. Next step: {step}"}
+            return {
+                **result,
+                "failed": True,
+                "msg": f"{error.filename}: {wanted}, seen {error.strerror}. Next step: {step}",
+            }
         return {**result, "hosts": args["hosts"], "settings": {**settings, "run": args["run"]}}
 
     def _problem(self, task_vars):

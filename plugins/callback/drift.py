@@ -132,7 +132,9 @@ def summary(document: dict) -> str:
     lines = [f"Drift: {_drift_formats.title(document['verdict'])}"]
     for host in document["hosts"]:
         count = len(host["differences"])
-        lines.append(f"  {host['host']}: {_drift_formats.title(host['verdict'])}, {count} difference{'s' * (count != 1)}")
+        lines.append(
+            f"  {host['host']}: {_drift_formats.title(host['verdict'])}, {count} difference{'s' * (count != 1)}"
+        )
         lines += [f"    {item['role']}: {item['object']}" for item in host["differences"]]
         lines += [f"    {reason}" for reason in host["reasons"]]
     return "\n".join(lines)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ._change import Problem
+from .hca.facts import reboot_reasons
 
 SCHEMA = "gpufabric.rdma/drift/1"
 VERDICT_SCHEMA = "gpufabric.rdma/drift-verdict/1"
@@ -146,7 +147,8 @@ class Record:
         for difference in differences:
             _add(place.differences, difference)
         facts = (result.get("ansible_facts") or {}).get("rdma") or {}
-        for reason in [*(result.get("reboot_reasons") or []), *(facts.get("reboot_reasons") or [])]:
+        # The netns mode is its planner's to tell: it may be set without a reboot.
+        for reason in [*(result.get("reboot_reasons") or []), *reboot_reasons({"driver": facts.get("driver")})]:
             _add(place.reboot, reason)
         for reason in result.get("not_verified") or []:
             _add(place.remarks, f"not verified: {reason}")
