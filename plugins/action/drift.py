@@ -44,8 +44,8 @@ class ActionModule(ActionBase):
         try:
             begin(folder, settings)
         except OSError as error:
-            wanted = "wanted folders and files that this controller may write"
-            step = "set drift_directory or the file's variable to a place that it may write"
+            wanted = "wanted a place that this controller may write"
+            step = "set drift_directory or the file's variable to one"
             return {
                 **result,
                 "failed": True,
@@ -58,8 +58,8 @@ class ActionModule(ActionBase):
             return "drift: wanted a run in check mode, seen one without. Next step: run again with --check"
         if os.environ.get(LISTENING) != "1":
             return (
-                "drift recorder: wanted it loaded with the playbook, seen nobody who listens. Next step: run the playbook of the "
-                "collection (gpufabric.rdma.drift), or set callbacks_enabled = gpufabric.rdma.drift in ansible.cfg"
+                "drift recorder: wanted it loaded with the playbook, seen nobody who listens. Next step: run the "
+                "collection's playbook gpufabric.rdma.drift, or set callbacks_enabled = gpufabric.rdma.drift in ansible.cfg"
             )
         return None
 

@@ -11,7 +11,7 @@ type: aggregate
 short_description: Records what the drift playbook finds, and keeps it from changing anything
 version_added: 0.1.0
 description:
-  - Belongs to the playbook P(gpufabric.rdma.drift#playbook), which loads it by itself. In every other playbook it does nothing.
+  - Belongs to the playbook P(gpufabric.rdma.drift#playbook), which loads it by itself. Elsewhere it does nothing.
   - Puts every task of that playbook into check mode, also one that asks to be left out of it, and turns a task whose
     action is not known to keep to check mode into a failure.
   - Writes the reports and the verdict file at the end of the run; writes none when a host has come to no end.
@@ -26,18 +26,15 @@ import pathlib
 import tempfile
 
 from ansible.plugins.callback import CallbackBase
-from ansible_collections.gpufabric.rdma.plugins.module_utils import _drift, _drift_formats
+from ansible_collections.gpufabric.rdma.plugins.module_utils import _drift, _drift_formats, _text
 
-STAGE = "gpufabric.rdma.drift"
 OURS = "gpufabric.rdma."
 # Actions that change nothing on a host in check mode, or at all.
-HARMLESS = frozenset(
-    "ansible.builtin." + name
-    for name in (
-        "add_host assert command copy debug dnf fail file find group_by import_playbook import_role import_tasks"
-        " include_role include_tasks meta set_fact slurp stat"
-    ).split()
-)
+_NAMES = """
+    add_host assert command copy debug dnf fail file find group_by import_role import_tasks include_role include_tasks
+    meta set_fact slurp stat
+"""
+HARMLESS = frozenset(f"ansible.builtin.{name}" for name in _NAMES.split())
 GUARD_VARIABLE = "__drift_guarded"
 # Workers are forked from this process: the tasks of the run see there that somebody listens.
 LISTENING = "GPUFABRIC_RDMA_DRIFT_RECORDER"
@@ -131,10 +128,8 @@ def _task(result) -> _drift.Task:
 def summary(document: dict) -> str:
     lines = [f"Drift: {_drift_formats.title(document['verdict'])}"]
     for host in document["hosts"]:
-        count = len(host["differences"])
-        lines.append(
-            f"  {host['host']}: {_drift_formats.title(host['verdict'])}, {count} difference{'s' * (count != 1)}"
-        )
+        count = _text.count(len(host["differences"]), "difference")
+        lines.append(f"  {host['host']}: {_drift_formats.title(host['verdict'])}, {count}")
         lines += [f"    {item['role']}: {item['object']}" for item in host["differences"]]
         lines += [f"    {reason}" for reason in host["reasons"]]
     return "\n".join(lines)

@@ -170,7 +170,7 @@ class Record:
             _add(place.differences, _difference(task, "driver in memory", result["summary"], "the one on disk"))
 
     def _refuse(self, host: str, task: Task, problem: dict) -> None:
-        """A problem belongs to the host that it names; one of the controller or of the cluster to every host still compared."""
+        """A problem is that of the host it names; one of the controller that of every host still compared."""
         named = problem.get("host", host)
         text = f"role {task.role}: {_sentence(problem)}" if task.role else _sentence(problem)
         places = [named] if named in self.hosts else [name for name, found in self.hosts.items() if not found.ended]
@@ -179,7 +179,7 @@ class Record:
 
 
 def broken(result: dict) -> bool:
-    """Whether a task failed before it could look at anything: a template that cannot be filled in is a fault of ours."""
+    """Whether a task failed before it could look at anything: an unfillable template is our fault."""
     text = str(result.get("msg") or "")
     return "is undefined" in text or "Finalization of task" in text or "undefined variable" in text
 

@@ -31,7 +31,7 @@ def title(verdict: str) -> str:
 
 
 def junit(document: dict) -> str:
-    """One suite a host: a case for its state, and one for each difference. Differences fail; what kept from reading is an error."""
+    """One suite a host: a case for its state, one for each difference. What kept from reading is an error."""
     root = ET.Element("testsuites", name="gpufabric.rdma drift")
     totals = {"tests": 0, "failures": 0, "errors": 0}
     for host in document["hosts"]:
@@ -130,15 +130,13 @@ def _cell(text: str) -> str:
 def prometheus(document: dict) -> str:
     """The textfile of node_exporter: a state set a host, counts, and when it was."""
     at = datetime.datetime.strptime(document["at"], "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=datetime.timezone.utc)
-    states = [
-        f'gpufabric_rdma_drift_verdict{{host="{_label(host["host"])}",verdict="{verdict}"}} {int(host["verdict"] == verdict)}'
-        for host in document["hosts"]
-        for verdict in VERDICTS
-    ]
-    counts = [
-        f'gpufabric_rdma_drift_differences{{host="{_label(host["host"])}"}} {len(host["differences"])}'
-        for host in document["hosts"]
-    ]
+    states, counts = [], []
+    for host in document["hosts"]:
+        name = f'host="{_label(host["host"])}"'
+        counts.append(f"gpufabric_rdma_drift_differences{{{name}}} {len(host['differences'])}")
+        for verdict in VERDICTS:
+            state = int(host["verdict"] == verdict)
+            states.append(f'gpufabric_rdma_drift_verdict{{{name},verdict="{verdict}"}} {state}')
     lines = [
         *_metric("verdict", "1 for the verdict of a host, 0 for the others.", states),
         *_metric("differences", "Differences between inventory and host.", counts),

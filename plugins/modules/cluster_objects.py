@@ -220,7 +220,7 @@ kubectl_calls:
   returned: success
   type: int
 down:
-  description: Why no API server answered in check mode, in which case RV(changes) lists all objects; null where one did.
+  description: Why no API server answered in check mode, where RV(changes) then lists all objects; null where one did.
   returned: success
   type: str
 """

@@ -10,8 +10,8 @@ short_description: Mark the beginning and the end of a comparison for the drift 
 version_added: 0.1.0
 description:
   - Part of the playbook P(gpufabric.rdma.drift#playbook). Runs on the controller only and makes no connection.
-  - The callback plugin P(gpufabric.rdma.drift#callback) sees the marks; V(begin) fails where it is not loaded or where the run
-    is not in check mode.
+  - The callback plugin P(gpufabric.rdma.drift#callback) sees the marks; V(begin) fails where it is not loaded
+    or where the run is not in check mode.
 author:
   - The gpufabric founders (@gpufabric)
 attributes:
