@@ -59,7 +59,7 @@ class ActionModule(ActionBase):
         if os.environ.get(LISTENING) != "1":
             return (
                 "drift recorder: wanted it loaded with the playbook, seen nobody who listens. Next step: run the "
-                "collection's playbook gpufabric.rdma.drift, or set callbacks_enabled = gpufabric.rdma.drift in ansible.cfg"
+                "collection's playbook gpufabric.rdma.drift, or set callbacks_enabled to gpufabric.rdma.drift"
             )
         return None
 
