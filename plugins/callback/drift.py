@@ -122,7 +122,8 @@ def _task(result) -> _drift.Task:
     task = result._task
     role = task._role.get_name() if task._role else ""
     delegate = result._task_fields.get("delegate_to") or ""
-    return _drift.Task(task.get_name(), task.action, role.rpartition(".")[2], str(delegate))
+    once = bool(result._task_fields.get("run_once"))
+    return _drift.Task(task.get_name(), task.action, role.rpartition(".")[2], str(delegate), once)
 
 
 def summary(document: dict) -> str:

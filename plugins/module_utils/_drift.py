@@ -24,12 +24,13 @@ ABSENT = "absent"
 
 
 class Task(NamedTuple):
-    """What of a task matters here. role: without namespace, "" outside of roles."""
+    """What of a task matters here. role: without namespace, "" outside of roles; once: it runs for all hosts at once."""
 
     name: str
     action: str = ""
     role: str = ""
     delegate: str = ""
+    once: bool = False
 
 
 class Host:
@@ -83,6 +84,12 @@ class Record:
             return
         if not task.role or task.role == "discovery":
             return  # what could not be read comes again, as a problem of the preflight
+        if task.once:
+            for found in self.hosts.values():
+                if not found.ended:
+                    _add(
+                        found.remarks, f"not verified: role {task.role}, because '{task.name}' failed for the whole run"
+                    )
         for item in _items(result):
             problems = item.get("problems") or []
             for problem in problems:

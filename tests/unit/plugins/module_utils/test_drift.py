@@ -190,6 +190,8 @@ def test_a_problem_of_a_play_belongs_to_whom_it_names_and_one_of_the_controller_
     assert {host: entry["verdict"] for host, entry in entries.items()} == dict.fromkeys("abc", "unsafe")
     only_b = found(("failed", "a", task, {"problems": named["problems"][:1]}))
     assert {host: entry["verdict"] for host, entry in only_b.items()} == {"a": "converged", "b": "unsafe"}
+    told = found(("failed", "a", task._replace(once=True), {"problems": named["problems"][:1]}))["a"]["reasons"]
+    assert told == ["not verified: role k3s, because 'Decide' failed for the whole run"]
 
 
 def test_a_driver_in_memory_that_is_not_the_one_on_disk_is_a_pending_reboot():
