@@ -24,7 +24,7 @@ ABSENT = "absent"
 
 
 class Task(NamedTuple):
-    """What of a task matters here. role: without namespace, "" outside of roles; once: it runs for all hosts at once."""
+    """What of a task matters here. role: without namespace, "" outside of roles; once: for all hosts at once."""
 
     name: str
     action: str = ""
