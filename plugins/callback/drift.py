@@ -11,7 +11,7 @@ type: aggregate
 short_description: Records what the drift playbook finds, and keeps it from changing anything
 version_added: 0.1.0
 description:
-  - Belongs to the playbook P(gpufabric.rdma.drift#playbook), which loads it by itself. Elsewhere it does nothing.
+  - Belongs to the playbook C(gpufabric.rdma.drift), which loads it by itself. Elsewhere it does nothing.
   - Puts every task of that playbook into check mode, also one that asks to be left out of it, and turns a task whose
     action is not known to keep to check mode into a failure.
   - Writes the reports and the verdict file at the end of the run; writes none when a host has come to no end.

@@ -9,7 +9,7 @@ module: drift
 short_description: Mark the beginning and the end of a comparison for the drift recorder
 version_added: 0.1.0
 description:
-  - Part of the playbook P(gpufabric.rdma.drift#playbook). Runs on the controller only and makes no connection.
+  - Part of the playbook C(gpufabric.rdma.drift). Runs on the controller only and makes no connection.
   - The callback plugin P(gpufabric.rdma.drift#callback) sees the marks; V(begin) fails where it is not loaded
     or where the run is not in check mode.
 author:
