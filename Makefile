@@ -32,12 +32,15 @@ lab: lab-up ## Boot the lab's two nodes, run playbooks/site.yml on them, print a
 test: unit plugin-test lint sanity build molecule-rails ## Unit tests, linters, ansible-test sanity, tarball, the fast molecule scenario
 
 ##@ Real nodes
-.PHONY: site check
+.PHONY: site check drift
 site: venv ## Run playbooks/site.yml: INVENTORY=… [ARGS=…]
 	@ansible-playbook -i $(INVENTORY) playbooks/site.yml $(ARGS)
 
 check: venv ## Say what site would change, and change nothing: INVENTORY=… [ARGS=…]
 	@ansible-playbook -i $(INVENTORY) playbooks/site.yml --check --diff $(ARGS)
+
+drift: venv ## Compare nodes with the inventory: 0 converged, 2 drift, 3 reboot pending, 4 unsafe: INVENTORY=… [ARGS=…]
+	@python3 bin/drift.py -i $(INVENTORY) $(ARGS)
 
 ##@ The lab
 .PHONY: lab-up lab-down lab-ssh lab-test lab-scenarios driver-root driver-lab kubelet-lab plugin-lab bench-peer rails

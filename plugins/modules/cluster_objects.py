@@ -244,6 +244,10 @@ kubectl_calls:
   description: How many times kubectl was run.
   returned: success
   type: int
+down:
+  description: Why no API server answered in check mode, where RV(changes) then lists all objects; null where one did.
+  returned: success
+  type: str
 """
 
 import json
@@ -512,7 +516,7 @@ def main() -> None:
             waited += cluster.wait([item for item in given["wait"] if not item["first"]], list(state["live"].values()))
     except Refused as refused:
         module.fail_json(**failure(Refused(refused.problems, refused.done or changes)))
-    module.exit_json(waited=waited, kubectl_calls=cluster.calls, **result(made, changes))
+    module.exit_json(waited=waited, kubectl_calls=cluster.calls, down=state.get("down"), **result(made, changes))
 
 
 def _rendered(wanted: list) -> dict:

@@ -12,6 +12,7 @@ import tarfile
 
 # What a user of the collection gets; everything else in the repository serves its development.
 PRODUCT_FOLDERS = (
+    "bin",
     "changelogs",
     "device_plugin",
     "docs",

@@ -1,0 +1,167 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The drift recorder: keeps a guarded play in check mode, listens to its results, writes the verdict at the end."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+name: drift
+type: aggregate
+short_description: Records what the drift playbook finds, and keeps it from changing anything
+version_added: 0.1.0
+description:
+  - Belongs to the playbook C(gpufabric.rdma.drift), which loads it by itself. Elsewhere it does nothing.
+  - Puts every task of that playbook into check mode, also one that asks to be left out of it, and turns a task whose
+    action is not known to keep to check mode into a failure.
+  - Writes the reports and the verdict file at the end of the run; writes none when a host has come to no end.
+author:
+  - The gpufabric founders (@gpufabric)
+"""
+
+import datetime
+import json
+import os
+import pathlib
+import tempfile
+
+from ansible.plugins.callback import CallbackBase
+from ansible_collections.gpufabric.rdma.plugins.module_utils import _drift, _drift_formats, _text
+
+OURS = "gpufabric.rdma."
+# Actions that change nothing on a host in check mode, or at all.
+_NAMES = """
+    add_host assert command copy debug dnf fail file find group_by import_role import_tasks include_role include_tasks
+    meta set_fact slurp stat
+"""
+HARMLESS = frozenset(f"ansible.builtin.{name}" for name in _NAMES.split())
+GUARD_VARIABLE = "__drift_guarded"
+# Workers are forked from this process: the tasks of the run see there that somebody listens.
+LISTENING = "GPUFABRIC_RDMA_DRIFT_RECORDER"
+
+
+class CallbackModule(CallbackBase):
+    CALLBACK_VERSION = 2.0
+    CALLBACK_TYPE = "aggregate"
+    CALLBACK_NAME = "gpufabric.rdma.drift"
+    CALLBACK_NEEDS_ENABLED = False
+
+    def __init__(self):
+        super().__init__()
+        os.environ[LISTENING] = "1"
+        self._record = None
+        self._settings = {}
+        self._guarding = False
+
+    # --- the guard ---
+
+    def v2_playbook_on_play_start(self, play):
+        self._guarding = bool(play.get_vars().get(GUARD_VARIABLE))
+
+    def v2_playbook_on_task_start(self, task, is_conditional):
+        if self._guarding:
+            guard(task)
+
+    def v2_playbook_on_handler_task_start(self, task):
+        if self._guarding:
+            guard(task)
+
+    # --- the record ---
+
+    def v2_runner_on_ok(self, result):
+        seen = result._result
+        stage = seen.get("drift_stage")
+        if stage == "begin":
+            self._settings = seen["settings"]
+            self._record = _drift.Record(seen["hosts"])
+        elif self._record is not None:
+            if stage == "note":
+                self._record.note(result._host.get_name(), seen["text"])
+            elif stage == "end":
+                self._record.end(result._host.get_name())
+            else:
+                self._record.ok(result._host.get_name(), _task(result), seen)
+
+    def v2_runner_on_failed(self, result, ignore_errors=False):
+        if self._record is not None:
+            self._record.failed(result._host.get_name(), _task(result), result._result)
+
+    def v2_runner_on_unreachable(self, result):
+        if self._record is not None:
+            self._record.unreachable(result._host.get_name(), _task(result), result._result)
+
+    def v2_playbook_on_stats(self, stats):
+        if self._record is None:
+            return
+        now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+        document = self._record.document(now)
+        if document is None:
+            self._explain()
+            return
+        write_reports(document, self._settings)
+        self._display.display(summary(document))
+
+    def _explain(self):
+        lines = [f"failed: {text}" for text in self._record.broken]
+        lines += [f"{name}: came to no end, see what failed above" for name in self._record.unfinished()]
+        self._display.display("\n".join(["Drift: no verdict was reached.", *lines]), stderr=True)
+
+
+def guard(task) -> None:
+    """Make it impossible for a task to change its host."""
+    task.check_mode = True
+    if task.action not in HARMLESS and not task.action.startswith(OURS):
+        task.args = {
+            "msg": f"task {task.get_name()}: wanted an action that is known to keep to check mode, seen {task.action}. "
+            "Next step: report it; it was not run"
+        }
+        task.action = "ansible.builtin.fail"
+
+
+def _task(result) -> _drift.Task:
+    task = result._task
+    role = task._role.get_name() if task._role else ""
+    delegate = result._task_fields.get("delegate_to") or ""
+    once = bool(result._task_fields.get("run_once"))
+    return _drift.Task(task.get_name(), task.action, role.rpartition(".")[2], str(delegate), once)
+
+
+def summary(document: dict) -> str:
+    lines = [f"Drift: {_drift_formats.title(document['verdict'])}"]
+    for host in document["hosts"]:
+        count = _text.count(len(host["differences"]), "difference")
+        lines.append(f"  {host['host']}: {_drift_formats.title(host['verdict'])}, {count}")
+        lines += [f"    {item['role']}: {item['object']}" for item in host["differences"]]
+        lines += [f"    {reason}" for reason in host["reasons"]]
+    return "\n".join(lines)
+
+
+def write_reports(document: dict, settings: dict) -> None:
+    """The verdict last: whoever finds it finds the reports."""
+    texts = {
+        "json_file": json.dumps(document, indent=2) + "\n",
+        "junit_file": _drift_formats.junit(document),
+        "markdown_file": _drift_formats.markdown(document),
+        "prometheus_file": _drift_formats.prometheus(document),
+        "verdict_file": json.dumps(_drift.verdict_of(document, settings["run"]), indent=2) + "\n",
+    }
+    for name, text in texts.items():
+        if settings[name]:
+            replace(settings[name], text)
+
+
+def replace(path: str, text: str) -> None:
+    """Whole or not at all: a reader such as node_exporter never sees half a file."""
+    target = pathlib.Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            stream.write(text)
+            os.fchmod(stream.fileno(), 0o644)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(name, target)
+    except BaseException:
+        os.unlink(name)
+        raise

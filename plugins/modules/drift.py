@@ -1,0 +1,99 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: drift
+short_description: Mark the beginning and the end of a comparison for the drift recorder
+version_added: 0.1.0
+description:
+  - Part of the playbook C(gpufabric.rdma.drift). Runs on the controller only and makes no connection.
+  - The callback plugin P(gpufabric.rdma.drift#callback) sees the marks; V(begin) fails where it is not loaded
+    or where the run is not in check mode.
+author:
+  - The gpufabric founders (@gpufabric)
+attributes:
+  action:
+    support: full
+    description: Indicates this has a corresponding action plugin so some parts of the options can be executed on
+      the controller.
+  check_mode:
+    support: full
+    description: Wants it. At V(begin) the files that an earlier run wrote are removed from the controller.
+  diff_mode:
+    support: none
+    description: There is no change to show.
+options:
+  stage:
+    description:
+      - V(begin) names the hosts and the files, and removes those of an earlier run.
+      - V(note) adds a remark to the reasons of a host.
+      - V(end) says that all of a host has been compared.
+    type: str
+    required: true
+    choices: [begin, note, end]
+  hosts:
+    description: For V(begin), every host that needs a verdict.
+    type: list
+    elements: str
+    default: []
+  text:
+    description: For V(note), the remark.
+    type: str
+    default: ""
+  run:
+    description: For V(begin), the name of this run, which the verdict file repeats.
+    type: str
+    default: ""
+  directory:
+    description: For V(begin), the folder of the files below. A relative one is taken from where Ansible was started.
+    type: str
+    default: drift
+  json_file:
+    description: Where the drift document goes; empty writes none.
+    type: str
+    default: ""
+  junit_file:
+    description: Where the JUnit XML goes; empty writes none.
+    type: str
+    default: ""
+  markdown_file:
+    description: Where the report for people goes; empty writes none.
+    type: str
+    default: ""
+  prometheus_file:
+    description: Where the textfile for node_exporter goes; empty writes none.
+    type: str
+    default: ""
+  verdict_file:
+    description: Where the verdict goes; empty writes none.
+    type: str
+    default: ""
+"""
+
+EXAMPLES = r"""
+- name: Begin
+  gpufabric.rdma.drift:
+    stage: begin
+    hosts: "{{ ansible_play_hosts_all }}"
+    json_file: drift.json
+    verdict_file: verdict.json
+  run_once: true
+
+- name: Close the record of the node
+  gpufabric.rdma.drift:
+    stage: end
+"""
+
+RETURN = r"""
+drift_stage:
+  description: The O(stage), which the recorder knows the result by.
+  returned: always
+  type: str
+settings:
+  description: For V(begin), the files with their whole paths, and O(run).
+  returned: success
+  type: dict
+"""
