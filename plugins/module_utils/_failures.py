@@ -386,7 +386,7 @@ CATALOGUE = (
         "attach to a NIC of the fabric (networks_rails); on a test machine with one port: "
         "networks_default_route_masters",
         [Sign("nad:default-route")],
-        _TRAFFIC,
+        ("pod:*:net[0-9]*", *_TRAFFIC),
         [r"carries the default route"],
     ),
     Failure(
