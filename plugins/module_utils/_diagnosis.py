@@ -13,6 +13,7 @@ beside it: an unrelated second fault is not called a consequence.
 from __future__ import annotations
 
 import fnmatch
+import functools
 import re
 from typing import NamedTuple
 
@@ -53,28 +54,25 @@ def diagnose(by_host: dict, catalogue=_failures.CATALOGUE) -> tuple[dict, dict]:
     checks = {host: [dict(item) for item in items] for host, items in by_host.items()}
     found = [one for failure in catalogue for host, items in checks.items() for one in _shown(failure, host, items)]
     causes = _unexplained(found)
-    verdicts = {}
-    for host, items in checks.items():
-        beneath = _name_all(host, items, found, causes)
-        own = [one for one in causes.get(host, []) if one.host == host]
-        root = next((one for one in [*own, *(by for _item, by in beneath)]), None)
-        if root:
-            verdicts[host] = _verdict(root, host, items)
-    return checks, verdicts
+    # A root may be another host's, so all are named before the first verdict.
+    explained = {host: _name_all(host, items, found, causes) for host, items in checks.items()}
+    roots = {host: [*causes.get(host, []), *explained[host]] for host in checks}
+    return checks, {host: _verdict(found[0], host, checks[host]) for host, found in roots.items() if found}
 
 
 # --- which failures there are -----------------------------------------------------------------------------------------
 
 
-def _is(item: dict, patterns) -> bool:
-    return any(fnmatch.fnmatchcase(item["id"], pattern) for pattern in patterns)
+@functools.cache
+def _is(identity: str, patterns: tuple) -> bool:
+    return any(fnmatch.fnmatchcase(identity, pattern) for pattern in patterns)
 
 
 def _shows(item: dict, failure: _failures.Failure) -> bool:
     seen = f"{item['object']}: {item['seen']}"
     return any(
         (item["status"] == FAILED or (sign.hint and item["status"] == NOT_VERIFIED))
-        and _is(item, [sign.check])
+        and _is(item["id"], (sign.check,))
         and re.search(sign.text, seen)
         for sign in failure.signs
     )
@@ -84,7 +82,7 @@ def _shown(failure: _failures.Failure, host: str, items: list[dict]):
     """The failure on a host, if it is there; a hint alone, with nothing failed that it would explain, is none."""
     shown = [item for item in items if _shows(item, failure)]
     if shown:
-        one = _Found(failure, host, shown, any(_is(item, _EVERYWHERE) for item in shown), _about(shown))
+        one = _Found(failure, host, shown, any(_is(item["id"], _EVERYWHERE) for item in shown), _about(shown))
         if any(item["status"] == FAILED for item in shown) or any(_explains(one, item) for item in items):
             yield one
 
@@ -94,19 +92,24 @@ def _shown(failure: _failures.Failure, host: str, items: list[dict]):
 
 def _about(items) -> dict[str, set]:
     """{rail: numbers, hca: names} that checks speak of."""
-    texts = [f"{item['id']} {item['object']} {item['seen']}" for item in items]
+    texts = [_names(f"{item['id']} {item['object']} {item['seen']}") for item in items]
+    return {kind: set().union(*(one[kind] for one in texts)) for kind in _NAMES}
+
+
+@functools.lru_cache(maxsize=4096)
+def _names(text_of: str) -> dict[str, set]:
     return {
-        kind: {part for text in texts for match in pattern.finditer(text) for part in match.groups() if part}
+        kind: {part for match in pattern.finditer(text_of) for part in match.groups() if part}
         for kind, pattern in _NAMES.items()
     }
 
 
 def _explains(one: _Found, item: dict) -> bool:
     """Whether a check fails because of a failure, where both are about the same rail and HCA, or not about any."""
-    if item["status"] != FAILED or not _is(item, one.failure.leads_to):
+    if item["status"] != FAILED or not _is(item["id"], tuple(one.failure.leads_to)):
         return False
     about = _about([item])
-    return not any(one.about[kind] and about[kind] and not one.about[kind] & about[kind] for kind in _NAMES)
+    return all(not one.about[kind] or not about[kind] or one.about[kind] & about[kind] for kind in _NAMES)
 
 
 def _reaching(host: str, item: dict, causes: dict) -> list[_Found]:
@@ -121,29 +124,38 @@ def _by(host: str, item: dict, causes: dict, but: str = "") -> _Found | None:
 
 
 def _unexplained(found: list[_Found]) -> dict:
-    """{host, or None for all hosts: failures that no earlier one of the catalogue explains}; found is in that order."""
+    """{host, or None for all hosts: failures with the sights that no earlier one of the catalogue explains}.
+
+    found is in the catalogue's order.
+    """
     causes: dict = {}
     for one in found:
-        if all(_by(one.host, item, causes, but=one.failure.id) for item in one.shown):
-            continue
-        for place in [one.host, None] if one.everywhere else [one.host]:
-            causes.setdefault(place, []).append(one)
+        left = [item for item in one.shown if not _by(one.host, item, causes, but=one.failure.id)]
+        if left:
+            cause = one._replace(shown=left, about=_about(left))
+            for place in [one.host, None] if one.everywhere else [one.host]:
+                causes.setdefault(place, []).append(cause)
     return causes
 
 
-def _name_all(host: str, items: list[dict], found: list[_Found], causes: dict) -> list[tuple[dict, _Found]]:
-    """Give the checks of a host their names; returns those that something explains, with what does."""
+def _among(item: dict, items: list[dict]) -> bool:
+    """Whether it is this very check: two may be equal."""
+    return any(item is one for one in items)
+
+
+def _name_all(host: str, items: list[dict], found: list[_Found], causes: dict) -> list[_Found]:
+    """Give the checks of a host their names; returns what explains some of them."""
     beneath = []
     own = causes.get(host, [])
     for item in items:
-        names = [one for one in found if one.host == host and any(item is known for known in one.shown)]
-        shown = next((one for one in names if one in own), None)
-        if names:
-            item["failure"] = (shown or names[0]).failure.id
+        shown = next((one for one in own if _among(item, one.shown)), None)
+        name = shown or next((one for one in found if one.host == host and _among(item, one.shown)), None)
+        if name:
+            item["failure"] = name.failure.id
         by = None if shown else _by(host, item, causes)
         if by:
             item["consequence_of"] = by.failure.id
-            beneath.append((item, by))
+            beneath.append(by)
     return beneath
 
 

@@ -29,7 +29,7 @@ class Failure(NamedTuple):
     """rows: (list of the published guides, its own words). level: E1 planted in captured facts and composed objects.
 
     signs: any of them is enough. leads_to: ids of checks (with * and ?) that fail because of it. refused: regular
-    expressions for the object and the sight of a problem that stops a run before anything is changed.
+    expressions for "OBJECT: wanted WANTED, seen SEEN" of a problem that stops a run before anything is changed.
     """
 
     id: str
@@ -66,7 +66,7 @@ CATALOGUE = (
         (
             (
                 POLICY,
-                "Driver double-load: ofedDriver set while a host driver is present; module conflict",
+                "Driver double-load. … module conflict, node NotReady",
             ),
         ),
         "modules that conflict or are gone after a reload, a node that turns NotReady, mofed pods that never end",
@@ -89,14 +89,17 @@ CATALOGUE = (
         "the module now and at boot",
         [Sign("module:mlx5_ib")],
         ("module:*", "device:*", "port:*", "netns", *_MODULE_FILES, "fabric:*", "plugin:*", "policy:state", *_OFFERED),
-        [r"^module mlx5_ib\b", r"^HCA\b.*card "],
+        [r"^module mlx5_ib\b"],
     ),
     Failure(
         "netns-exclusive",
         "the RDMA subsystem is in exclusive mode",
         (
-            (POLICY, "RDMA subsystem in exclusive mode: shared device plugin cannot multiplex; only one pod schedules"),
-            (GH200, "rdma system show: if this shows exclusive, change it"),
+            (
+                POLICY,
+                "RDMA subsystem in exclusive mode. Shared device plugin cannot multiplex; only one pod ever schedules",
+            ),
+            (GH200, "rdma system show … If this shows exclusive, change it"),
         ),
         'the reference plugin ends with "can not change : incorrect RDMA subsystem network namespace"; nothing is '
         "allocatable, or pods see no HCA",
@@ -107,7 +110,7 @@ CATALOGUE = (
         "reboot. rdma system set alone is lost at the next boot",
         [Sign("netns", r"running exclusive|at boot exclusive")],
         ("state:/etc/modprobe.d/*", "plugin:*", "policy:state", *_OFFERED),
-        [r"netns.*exclusive|exclusive.*netns"],
+        [r"^RDMA netns mode: wanted shared at boot"],
     ),
     Failure(
         "port-down",
@@ -125,7 +128,7 @@ CATALOGUE = (
     Failure(
         "peermem-absent",
         "GPUDirect is asked for and nvidia_peermem is not loaded",
-        ((GH200, "nvidia_peermem: its presence means the system is configured for GPU-to-GPU RDMA transfers"),),
+        ((GH200, "nvidia_peermem … Its presence means the system is configured for GPU-to-GPU RDMA transfers"),),
         "NCCL logs no GDRDMA; modprobe nvidia_peermem: Invalid argument, often with nothing in dmesg",
         "the module was built without or against another OFED, was loaded before the driver and never again, or is not "
         "needed at all: with open GPU kernel modules dma-buf takes its place",
@@ -156,7 +159,7 @@ CATALOGUE = (
         "containers cannot lock the memory that RDMA registers",
         (
             (POLICY, "Missing IPC_LOCK. Verbs apps fail to pin memory (Cannot allocate memory)"),
-            (AKS, "A pod without this will have a low locked memory value ulimit -l of 64"),
+            (AKS, 'A pod without this will have a low locked memory value … ulimit … of "64"'),
         ),
         "ibv_reg_mr or ibv_create_cq: Cannot allocate memory, even with the resource granted; ulimit -l says 64 or "
         "8192",
@@ -190,12 +193,17 @@ CATALOGUE = (
         "playbooks/site.yml",
         [Sign("cluster:pod-cidr")],
         ("cluster:node", "cni:no-configuration", "cni:cluster-network-missing", *_PODS),
-        [r"variable flannel_cidr\b", r"k3s_cluster_cidr"],
+        [r"^variable flannel_cidr: wanted k3s_cluster_cidr"],
     ),
     Failure(
         "cni-binaries",
         "a CNI program is missing or cannot run on this machine",
-        ((GH200, "The default k3s installation only includes a minimal set of CNI binaries; for x86 replace arm64"),),
+        (
+            (
+                GH200,
+                "The default k3s installation only includes a minimal set of CNI binaries … replace arm64 with amd64",
+            ),
+        ),
         'pods stay in ContainerCreating: failed to find plugin "bridge" in path [/opt/cni/bin], or exec format error',
         "Flannel's manifest brings flannel alone; the reference plugins are missing, were cut short, are not "
         "executable "
@@ -208,7 +216,7 @@ CATALOGUE = (
     Failure(
         "multus-not-first",
         "another CNI configuration comes before 00-multus.conf",
-        ((GH200, "The alphabetical ordering matters: 00-multus.conf must come first, then 10-flannel.conflist"),),
+        ((GH200, "The alphabetical ordering matters. … 00-multus.conf ensures Multus is invoked"),),
         "pods run and never get net1; ls /etc/cni/net.d shows another file before, or beside, 00-multus.conf",
         "the runtime takes the first file by name: one of podman, CRI-O or Flannel itself is read before Multus, or in "
         "its place while Multus is not up",
@@ -239,7 +247,7 @@ CATALOGUE = (
     Failure(
         "pod-security-refuses",
         "the namespace's Pod Security level refuses the pods",
-        ((AKS, "The namespace must be labeled with pod-security.kubernetes.io/enforce=privileged"),),
+        ((AKS, "namespace must be labeled with pod-security.kubernetes.io/enforce=privileged"),),
         'pods are not created: events of the DaemonSet say violates PodSecurity "restricted" or "baseline"',
         "pods that reach the node's devices need the level privileged, and the label of their namespace enforces less",
         "kubectl get ns --show-labels; kubectl describe ds",
@@ -255,7 +263,7 @@ CATALOGUE = (
     Failure(
         "nfd-label-missing",
         "the node lacks the label that the plugin's pods select",
-        ((AKS, "Nodes with Mellanox NICs are labeled feature.node.kubernetes.io/pci-15b3.present: true by NFD"),),
+        ((AKS, "Mellanox NICs are labeled with label feature.node.kubernetes.io/pci-15b3.present: true"),),
         "the plugin's DaemonSet has 0 pods on the node, without an error anywhere",
         "Node Feature Discovery does not run, has no rule for the NIC, or writes another label than the "
         "nodeSelector asks",
@@ -278,7 +286,7 @@ CATALOGUE = (
     Failure(
         "plugin-config-invalid",
         "the device plugin cannot read its config.json",
-        ((SHARED, "Plugin CrashLoopBackOff: Wrong config.json format"),),
+        ((SHARED, "Plugin CrashLoopBackOff … Wrong config.json format"),),
         "the plugin's pod is in CrashLoopBackOff; nothing is allocatable",
         "config.json of the ConfigMap is no JSON, or has no configList",
         "kubectl logs of the plugin's pod; kubectl get cm rdma-devices -o yaml",
@@ -291,7 +299,7 @@ CATALOGUE = (
     Failure(
         "selector-too-narrow",
         "the plugin's selectors leave out rails of the node",
-        ((SHARED, "Multiple NICs not detected: Selector too narrow"),),
+        ((SHARED, "Multiple NICs not detected … Selector too narrow"),),
         "some rails have a resource and others none; pods that ask for all rails stay Pending",
         "ifNames lists fewer interfaces than the node has rails, or names that other nodes use",
         "kubectl describe node (allocatable) beside ip -br link and the plugin's config",
@@ -316,7 +324,7 @@ CATALOGUE = (
     Failure(
         "nothing-allocatable",
         "the device plugin offers nothing on the node",
-        ((SHARED, "rdma/hca_shared_devices_a: 0 on node: ifNames mismatch, plugin not finding NIC"),),
+        ((SHARED, "rdma/hca_shared_devices_a: 0 on node … Device plugin not finding NIC"),),
         "kubectl describe node: rdma/… 0 or absent from Allocatable",
         "ifNames in the config match no interface of the node (renamed by a driver or kernel: enp1s0f0 and "
         "enp1s0f0np0), or the plugin does not run. Driver, ports and netns mode are sound where this is the root",
@@ -328,7 +336,7 @@ CATALOGUE = (
     Failure(
         "roce-or-infiniband",
         "an attachment for Ethernet on InfiniBand, or the reverse",
-        ((GH200, "link_layer: Ethernet: this is RoCE, not InfiniBand; transport InfiniBand refers to the verbs API"),),
+        ((GH200, "link_layer: Ethernet … this is RoCE (RDMA over Converged Ethernet), not InfiniBand"),),
         "pods stay in ContainerCreating: macvlan on ib0 gives invalid argument; or a guide for the other fabric is "
         "followed",
         "link_layer decides, not the word transport (it says InfiniBand for RoCE too): macvlan and ipvlan are for "
@@ -342,7 +350,7 @@ CATALOGUE = (
             Sign("pod:*running", r"failed to create macvlan: invalid argument"),
         ],
         _PODS,
-        [r"macvlan.*InfiniBand|ipoib.*Ethernet"],
+        [r"wanted an Ethernet interface for (macvlan|ipvlan)", r"wanted an InfiniBand interface, seen .* is Ethernet"],
     ),
     Failure(
         "active-mtu-1024",
@@ -364,8 +372,8 @@ CATALOGUE = (
         "duplicate-addresses",
         "two pods are given the same address",
         (
-            (SRIOV, "Multiple pods get same IP: whereabouts leader election failure or stale IP leases"),
-            (GH200, 'ipam type host-local, subnet 192.168.50.0/24: "IPAM: host-local" on more than one node'),
+            (SRIOV, "Multiple pods get same IP … Whereabouts leader election failure or stale IP leases"),
+            (GH200, '"type": "host-local", "subnet": "192.168.50.0/24"'),
         ),
         "pods of two nodes have the same address on net1; traffic comes and goes as ARP changes its mind",
         "host-local keeps its book on each node, so each hands out .2 first; whereabouts can do it with stale leases",
@@ -379,7 +387,7 @@ CATALOGUE = (
     Failure(
         "macvlan-on-management",
         "an attachment stands on the interface of the default route",
-        ((GH200, 'macvlan "master": "enp1s0f0np0": the NIC with the public IP and default route'),),
+        ((GH200, '"type": "macvlan", "master": "enp1s0f0np0"'),),
         "pods do not reach their own node over net1; a provider's switch drops or blocks the port",
         "macvlan keeps its children from the parent interface, and their MAC addresses appear on the management port",
         "ip route show default; the master in the NetworkAttachmentDefinition",
@@ -392,7 +400,7 @@ CATALOGUE = (
     Failure(
         "network-name-differs",
         "the pod names a network that does not exist in its namespace",
-        ((SRIOV, "net1 not appearing in pod: Annotation name doesn't match NetworkAttachmentDefinition name"),),
+        ((SRIOV, "net1 not appearing in pod … match NetworkAttachmentDefinition name"),),
         "no net1; the pod stays in ContainerCreating: cannot find a network-attachment-definition",
         "the annotation and the NetworkAttachmentDefinition differ in spelling or namespace",
         "the pod's annotation k8s.v1.cni.cncf.io/networks beside kubectl get net-attach-def -A",
@@ -403,7 +411,12 @@ CATALOGUE = (
     Failure(
         "gpus-exhausted",
         "all GPUs of the nodes are taken",
-        ((AKS, "No additional pods can schedule on that node due to GPU exhaustion, despite remaining RDMA slots"),),
+        (
+            (
+                AKS,
+                "no additional pods of the same type can schedule on that node due to GPU exhaustion",
+            ),
+        ),
         "pod Pending: Insufficient nvidia.com/gpu, while rdma/… is still allocatable",
         "GPUs are counted one by one and other pods hold them; the slots of a shared RDMA resource are not the limit",
         "kubectl describe node: Allocated resources; kubectl get pods -A -o wide",
@@ -414,7 +427,7 @@ CATALOGUE = (
     Failure(
         "vf-exhausted",
         "no VF is left on the node",
-        ((SRIOV, "Failed to allocate SR-IOV VF: All VFs on the node are in use"),),
+        ((SRIOV, "Failed to allocate SR-IOV VF … All VFs on the node are in use"),),
         "pod Pending: Insufficient openshift.io/…, or the event Failed to allocate SR-IOV VF",
         "each pod holds a VF until it is gone, and all are held; or the VFs were lost by a reboot or a driver reload",
         "allocatable of the node; cat /sys/class/net/NETDEV/device/sriov_numvfs",
@@ -425,7 +438,7 @@ CATALOGUE = (
     Failure(
         "pods-pending",
         "no slot of the RDMA resource is left",
-        ((SHARED, "Pod stuck Pending: No RDMA resource available"),),
+        ((SHARED, "Pod stuck Pending … No RDMA resource available"),),
         "pod Pending: Insufficient rdma/…, while the node's allocatable is not 0",
         "other pods hold all slots, or the pod asks for a name that no node serves. rdmaHcaMax is only the number "
         "of slots "
@@ -438,7 +451,7 @@ CATALOGUE = (
     Failure(
         "net1-without-address",
         "net1 is there and has no address",
-        ((SRIOV, "net1 exists but no IP assigned: IPAM exhausted or misconfigured"),),
+        ((SRIOV, "net1 exists but no IP assigned … IPAM exhausted or misconfigured"),),
         "ip addr show net1 has no inet line, or the pod hangs with no IP addresses available in range set",
         "the pool or the node's block is used up or does not exist, or the IPAM's range is no network",
         "kubectl get ippools -A; the range in the NetworkAttachmentDefinition; /var/lib/cni/networks on the node",
@@ -454,7 +467,7 @@ CATALOGUE = (
     Failure(
         "resource-without-network",
         "the pod has the RDMA resource and no network for it",
-        ((POLICY, "Pod gets the resource but no IP: The networks annotation is absent or the attachment is missing"),),
+        ((POLICY, "Pod gets the resource but no IP. The networks annotation is absent"),),
         "/dev/infiniband is there, ip addr shows eth0 alone; over RoCE all GIDs are zero",
         "the resource gives device files only: the interface comes from Multus, for a network that the pod has to name",
         "the pod's annotation k8s.v1.cni.cncf.io/networks; ip -br addr in the pod",
@@ -465,7 +478,7 @@ CATALOGUE = (
     Failure(
         "infiniband-missing",
         "the pod has the network and no RDMA resource",
-        ((SRIOV, "/dev/infiniband missing despite net1 present: resource not in resource request"),),
+        ((SRIOV, "/dev/infiniband missing despite net1 present … not in resource request"),),
         "ls /dev/infiniband: No such file or directory, while net1 has its address",
         "the annotation resourceName ties network and resource, it does not ask for one: the pod has to. For a VF: "
         "isRdma is not set in its policy",
@@ -477,7 +490,7 @@ CATALOGUE = (
     Failure(
         "nccl-tcp",
         "NCCL falls back to TCP",
-        ((SHARED, "NCCL falls back to TCP: Missing hostNetwork"),),
+        ((SHARED, "NCCL falls back to TCP … Missing hostNetwork"),),
         "NCCL_DEBUG=INFO shows NET/Socket where NET/IB is expected; bandwidth of a tenth and less",
         "over RoCE the pod has no interface of the HCA that it may use (net1 of another NIC, or none), so all its GIDs "
         "are zero; or NCCL_IB_GID_INDEX fixes an index that is another one in each pod",
@@ -494,5 +507,5 @@ BY_ID = {failure.id: failure for failure in CATALOGUE}
 
 def spared(problem: dict) -> str | None:
     """The failure that a refused run has been spared; None where the catalogue has no name for the problem."""
-    text = f"{problem['object']}: {problem['seen']}"
+    text = f"{problem['object']}: wanted {problem['wanted']}, seen {problem['seen']}"
     return next((one.id for one in CATALOGUE if any(re.search(word, text) for word in one.refused)), None)

@@ -55,7 +55,7 @@ class World:
         self.facts = {host: copy.deepcopy(facts) for host in HOSTS}
         self.variables = {host: copy.deepcopy(variables) for host in HOSTS}
         self.probes = {host: _probe() for host in HOSTS}
-        self.netdevs = {host: _netdevs(number) for number, host in enumerate(HOSTS, 1)}
+        self.netdevs = {host: netdevs(number) for number, host in enumerate(HOSTS, 1)}
         self.cni = {host: _cni() for host in HOSTS}
         self.objects = [_node(number) for number in (1, 2)]
         self.objects += [network(), flannel()]
@@ -291,7 +291,7 @@ def _probe() -> dict:
     return {"char_devices": devices, "memlock": {"k3s": locked}, "tools": ["rping", "ib_write_bw"]}
 
 
-def _netdevs(number: int) -> dict:
+def netdevs(number: int) -> dict:
     plain = {"mtu": 9000, "type": "ether", "addresses": [], "default_route": False}
     management = {"index": 2, "mtu": 1500, "addresses": [f"10.0.0.{number}/24"], "default_route": True}
     return {

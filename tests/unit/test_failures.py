@@ -1,19 +1,15 @@
-"""The catalogue of failures: each row planted alone on two sound nodes, and the one root that verify names.
-
-What the plants are: facts of a captured GH200 with one thing changed, objects of an API server, answers of pods.
-"""
+"""The catalogue of failures: each row planted alone on two sound nodes, and the one root that verify names."""
 
 from __future__ import annotations
 
 import pathlib
 import re
-import subprocess
-import sys
-from typing import Callable, NamedTuple
+import time
 
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.action.preflight import documented_roles
 from ansible_collections.gpufabric.rdma.plugins.module_utils import (
+    _checks,
     _diagnosis,
     _failures,
     _nad_lint,
@@ -21,288 +17,11 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils import (
     _preflight,
 )
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather
-from ansible_collections.gpufabric.rdma.tests.tools import failure_world, tree
-from ansible_collections.gpufabric.rdma.tests.tools.failure_world import NETDEV, RESOURCE, ROCE, World, at
+from ansible_collections.gpufabric.rdma.tests.tools import failure_world, render_failures, tree
+from ansible_collections.gpufabric.rdma.tests.tools.failure_rows import BOTH, ROWS, Row
+from ansible_collections.gpufabric.rdma.tests.tools.failure_world import RESOURCE, World
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-BOTH = ("node1", "node2")
-
-
-def replaced(before: str, after: str, text: str = ROCE) -> str:
-    assert before in text
-    return text.replace(before, after)
-
-
-def section(name: str, content: str, text: str = ROCE) -> str:
-    """The answer with one section's content replaced."""
-    head, mark, tail = text.partition(f"@@ {name}\n")
-    assert mark
-    return f"{head}{mark}{content}@@= 0\n{tail.partition('@@= 0')[2].lstrip()}"
-
-
-NO_GIDS = section("gids", "")
-NO_NET1 = section("addresses", "2: eth0    inet 10.42.0.9/24 scope global eth0\n", NO_GIDS)
-
-
-# --- shared plugin (seed 000) -----------------------------------------------------------------------------------------
-
-
-def wrong_names(world):
-    world.objects += failure_world.seed_plugin()
-    world.offer_nothing()
-
-
-def no_slot(world):
-    world.pending(f"Unschedulable: 0/2 nodes are available: 2 Insufficient {RESOURCE}.")
-
-
-def other_hca(world):
-    world.use(answer=NO_GIDS)
-
-
-def mounted_devices(world):
-    world.use(annotation=None, limits=(), paths=["/dev/infiniband"], answer=NO_GIDS)
-
-
-def broken_json(world):
-    world.objects += failure_world.seed_plugin('{"configList": [{"resourceName": "a",}]}')
-    world.offer_nothing()
-
-
-def one_of_two(world):
-    world.objects += failure_world.seed_plugin(failure_world.selecting(NETDEV))
-    for facts in world.facts.values():
-        facts["rails"] = world.other["gh200-two-rails"]["rails"]
-
-
-# --- NicClusterPolicy (seed 001) --------------------------------------------------------------------------------------
-
-
-def config_map(world):
-    config = {"configList": failure_world.selecting("ibs1f0")}
-    parts = [("state-RDMA-device-plugin", "notReady")]
-    world.objects.append(failure_world.policy("notReady", parts, rdmaSharedDevicePlugin={"config": config}))
-    world.offer_nothing()
-
-
-def two_drivers(world):
-    world.objects.append(failure_world.policy("notReady", [("state-OFED", "notReady")], ofedDriver={"version": "x"}))
-    for facts in world.facts.values():
-        facts["driver"]["installed"] = {"flavor": "doca", "version": "3.1.0", "packages": {}}
-    world.not_ready("container runtime network not ready")
-
-
-def exclusive(world):
-    for facts in world.facts.values():
-        facts["subsystem"]["netns_mode"] = "exclusive"
-    world.offer_nothing()
-
-
-def no_ipc_lock(world):
-    world.use(answer=replaced("@@ memlock\nunlimited", "@@ memlock\n64", replaced("@@ user\n1000", "@@ user\n0")))
-
-
-def no_annotation(world):
-    world.use(annotation=None, answer=NO_NET1)
-
-
-def not_ready(world):
-    world.objects.append(failure_world.policy("notReady", [("state-OFED", "ignore"), ("state-multus-cni", "notReady")]))
-
-
-# --- SR-IOV (seed 002) ------------------------------------------------------------------------------------------------
-
-
-def other_name(world):
-    world.use(annotation="sriov-rdma-nett", reason="cannot find a network-attachment-definition (sriov-rdma-nett)")
-
-
-def no_address(world):
-    world.use(answer=NO_NET1)
-
-
-def no_resource(world):
-    world.use(limits=(), answer=section("devices", "ls: /dev/infiniband: No such file or directory\n", NO_GIDS))
-
-
-def no_vf(world):
-    resource = "openshift.io/mellanoxnics"
-    world.objects = [item for item in world.objects if item["kind"] != "NetworkAttachmentDefinition"]
-    world.objects.append(failure_world.network(type="sriov", resource=resource))
-    for item in world.objects:
-        if item["kind"] == "Node":
-            item["status"]["capacity"][resource] = item["status"]["allocatable"][resource] = "8"
-    world.use(limits=(resource,), reason=f"0/2 nodes are available: 2 Insufficient {resource}.")
-
-
-def same_address(world):
-    world.answers["node2"] = ROCE
-
-
-# --- AKS (seed 003) ---------------------------------------------------------------------------------------------------
-
-
-def low_limit(world):
-    text = replaced("pinned 16388 kB\n@@= 0", "Couldn't allocate MR\npinned 0 kB\n@@= 1")
-    for host in BOTH:
-        world.facts[host]["limits"]["services"]["k3s"].update(active=True, memlock_running=65536)
-        world.answers[host] = at(replaced("@@ memlock\nunlimited", "@@ memlock\n64", text), host)
-
-
-def no_gpu(world):
-    world.use(limits=(RESOURCE, "nvidia.com/gpu"), reason="0/2 nodes are available: 2 Insufficient nvidia.com/gpu.")
-
-
-def refused_namespace(world):
-    world.objects += failure_world.seed_plugin(failure_world.selecting(NETDEV, failure_world.NEXT), "network-operator")
-    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
-    metadata = {"name": "network-operator", "labels": labels}
-    world.objects.append({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
-    world.offer_nothing()
-
-
-def no_label(world):
-    selector = {"feature.node.kubernetes.io/pci-15b3.present": "true"}
-    entries = failure_world.selecting(NETDEV, failure_world.NEXT)
-    world.objects += failure_world.seed_plugin(entries, selector=selector)
-    world.offer_nothing()
-
-
-# --- GH200 (seed 004) -------------------------------------------------------------------------------------------------
-
-
-def no_mlx5_ib(world):
-    for host in BOTH:
-        cards = world.other["card-without-mlx5-ib"]["cards_without_rdma"]
-        world.facts[host].update(hcas=[], rails=[], cards_without_rdma=cards)
-        world.facts[host]["modules"]["mlx5_ib"].update(loaded=False)
-        world.probes[host]["char_devices"] = ["rdma_cm"]
-    world.offer_nothing()
-
-
-def port_down(world):
-    for facts in world.facts.values():
-        facts["hcas"][0]["ports"][0].update(state="DOWN", phys_state="Disabled")
-    world.offer_nothing()
-
-
-def before_cni(world):
-    for state in world.cni.values():
-        state.update(confs=[], primary=[], existing={})
-    world.not_ready("container runtime network not ready: NetworkReady=false: cni plugin not initialized")
-    world.pending("Unschedulable: 2 node(s) had untolerated taint {node.kubernetes.io/not-ready: }")
-
-
-def other_cidr(world):
-    world.objects = [item for item in world.objects if item["kind"] != "ConfigMap"]
-    world.objects += [failure_world.flannel("10.244.0.0/16"), failure_world.flannel_daemon()]
-    for state in world.cni.values():
-        state.update(existing={})
-    world.not_ready("container runtime network not ready")
-
-
-def other_processor(world):
-    for state in world.cni.values():
-        state["programs"]["bridge"]["elf"]["machine"] = "x86_64"
-    world.pending(
-        'FailedCreatePodSandBox: plugin type="bridge" failed (add): fork/exec /opt/cni/bin/bridge: exec format error'
-    )
-
-
-def no_program(world):
-    for state in world.cni.values():
-        del state["programs"]["bridge"]
-    world.pending('FailedCreatePodSandBox: failed to find plugin "bridge" in path [/opt/cni/bin]')
-
-
-def podman_first(world):
-    podman = '{"name": "podman", "cniVersion": "0.4.0", "plugins": [{"type": "bridge"}]}'
-    for host, state in world.cni.items():
-        state["confs"].insert(0, {"path": "/etc/cni/net.d/00-aaa.conflist", "content": podman})
-        world.states[host] = {"status": None}
-        world.answers[host] = NO_NET1
-
-
-def on_management(world):
-    world.objects[2] = failure_world.network(master="eth0")
-    for host in BOTH:
-        world.answers[host] = at(replaced("net1@if5", "net1@if2"), host)
-
-
-def host_local(world):
-    world.objects[2] = failure_world.network(ipam={"type": "host-local", "subnet": "10.56.0.0/24"})
-    world.answers["node2"] = ROCE
-
-
-def no_peermem(world):
-    for host in BOTH:
-        world.variables[host]["kernel_modules_gpudirect"] = "peermem"
-        world.facts[host]["modules"]["nvidia_peermem"]["loaded"] = False
-        world.facts[host]["gpudirect"].update(evidence=None, mode="none", peermem_loadable=True)
-
-
-def macvlan_on_infiniband(world):
-    world.objects[2] = failure_world.network(master="ib0")
-    world.pending("FailedCreatePodSandBox: failed to create macvlan: invalid argument")
-
-
-def small_mtu(world):
-    for host in BOTH:
-        text = replaced("active_mtu:		4096 (5)", "active_mtu:		1024 (3)").replace("mtu 9000", "mtu 1500")
-        world.answers[host] = at(text, host)
-
-
-class Row(NamedTuple):
-    """plant, the root, ids of checks that have to stand beneath it on the first of the hosts that have to have it."""
-
-    plant: Callable
-    root: str
-    beneath: set = set()
-    hosts: tuple = BOTH
-
-
-WAITS = {f"resource:{RESOURCE}", "pod:workload:running", "pod:seed:running"}
-PODS_WAIT = {"pod:workload:running", "pod:seed:running"}
-ONE = ("node1",)
-
-ROWS = {
-    "shared plugin: 0 allocatable because ifNames don't match": Row(wrong_names, "nothing-allocatable", PODS_WAIT),
-    "shared plugin: pods Pending": Row(no_slot, "pods-pending"),
-    "shared plugin: NCCL falls back to TCP": Row(other_hca, "nccl-tcp", hosts=ONE),
-    "shared plugin: permission denied on /dev/infiniband": Row(
-        mounted_devices, "infiniband-permission-denied", {"pod:resource", "pod:gids"}, ONE
-    ),
-    "shared plugin: bad config crash loop": Row(broken_json, "plugin-config-invalid", WAITS),
-    "shared plugin: selector too narrow": Row(one_of_two, "selector-too-narrow"),
-    "NicClusterPolicy: config as YAML map": Row(config_map, "policy-config-map", WAITS | {"policy:state"}),
-    "NicClusterPolicy: driver loaded twice": Row(two_drivers, "driver-loaded-twice", {"cluster:node"}),
-    "NicClusterPolicy: exclusive netns": Row(exclusive, "netns-exclusive", WAITS),
-    "NicClusterPolicy: missing IPC_LOCK": Row(no_ipc_lock, "memlock-too-low", hosts=ONE),
-    "NicClusterPolicy: resource but no IP on net1": Row(no_annotation, "resource-without-network", {"pod:gids"}, ONE),
-    "NicClusterPolicy: policy notReady": Row(not_ready, "policy-not-ready", hosts=ONE),
-    "SR-IOV: net1 missing because names differ": Row(other_name, "network-name-differs", hosts=ONE),
-    "SR-IOV: net1 without IP": Row(no_address, "net1-without-address", {"pod:gids"}, ONE),
-    "SR-IOV: /dev/infiniband missing": Row(no_resource, "infiniband-missing", {"pod:gids"}, ONE),
-    "SR-IOV: VF allocation failed": Row(no_vf, "vf-exhausted", hosts=ONE),
-    "SR-IOV: duplicate IPs": Row(same_address, "duplicate-addresses"),
-    "AKS: memlock 64 kB": Row(low_limit, "memlock-too-low"),
-    "AKS: GPUs exhausted": Row(no_gpu, "gpus-exhausted", hosts=ONE),
-    "AKS: Pod Security label": Row(refused_namespace, "pod-security-refuses", WAITS),
-    "AKS: NFD label missing": Row(no_label, "nfd-label-missing", WAITS),
-    "GH200: mlx5_ib absent": Row(no_mlx5_ib, "mlx5-ib-absent", WAITS),
-    "GH200: port down": Row(port_down, "port-down", WAITS),
-    "GH200: exclusive": Row(exclusive, "netns-exclusive", WAITS),
-    "GH200: NotReady before CNI": Row(before_cni, "no-cni", PODS_WAIT),
-    "GH200: pod CIDR mismatch": Row(other_cidr, "pod-cidr-mismatch", {"cluster:node"}),
-    "GH200: CNI binaries missing": Row(no_program, "cni-binaries"),
-    "GH200: CNI binaries of another arch": Row(other_processor, "cni-binaries"),
-    "GH200: 00-multus ordering": Row(podman_first, "multus-not-first", {"pod:workload:net1"}),
-    "GH200: macvlan on the management NIC": Row(on_management, "macvlan-on-management", {"pod:workload:net1"}),
-    "GH200: host-local on many nodes": Row(host_local, "duplicate-addresses", hosts=BOTH),
-    "GH200: nvidia_peermem absent": Row(no_peermem, "peermem-absent"),
-    "GH200: RoCE and InfiniBand confused": Row(macvlan_on_infiniband, "roce-or-infiniband"),
-    "GH200: active MTU 1024": Row(small_mtu, "active-mtu-1024"),
-}
 
 
 @pytest.fixture(scope="module")
@@ -313,7 +32,7 @@ def captured(tmp_path_factory):
     )
     assert problems == []
     found = {}
-    for name in ("gh200-cx7-roce", "card-without-mlx5-ib"):
+    for name in ("gh200-cx7-roce", "card-without-mlx5-ib", "exclusive-netns-foreign-file"):
         root = tmp_path_factory.mktemp(name)
         tree.lay_out(tree.load(name), root)
         rails = [{"hca": "mlx5_0"}, {"hca": "mlx5_1"}] if name.startswith("gh200") else []
@@ -373,3 +92,329 @@ def test_the_fault_is_the_one_root(name, world):
         )
         for host, verdict in found.items()
     }
+
+
+# --- the rules --------------------------------------------------------------------------------------------------------
+
+
+def bare(checks: dict) -> dict:
+    """Checks as they were before anything was named."""
+    marks = ("failure", "root", "consequence_of")
+    return {
+        host: [{key: item[key] for key in item if key not in marks} for item in items] for host, items in checks.items()
+    }
+
+
+def without(failure, sign=None):
+    """The catalogue without a failure, or without one of its signs."""
+    left = [one for one in failure.signs if one is not sign] if sign else []
+    changed = [failure._replace(signs=left)] if left else []
+    return [item for one in _failures.CATALOGUE for item in (changed if one is failure else [one])]
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_row_fails_without_its_rule(name, world):
+    """And without it no other failure of the catalogue takes its name for the same sights."""
+    row = ROWS[name]
+    row.plant(world)
+    checks = bare(world.judge()["checks"])
+    assert right(_diagnosis.diagnose(checks)[1], row)
+    assert not right(_diagnosis.diagnose(checks, without(_failures.BY_ID[row.root]))[1], row)
+
+
+def made(identity, obj="thing", seen="bad", status="failed"):
+    return _checks.check(identity, obj, status, "good", seen, "mend it")
+
+
+def roots(by_host, catalogue=_failures.CATALOGUE):
+    return {host: verdict["root"] for host, verdict in _diagnosis.diagnose(by_host, catalogue)[1].items()}
+
+
+# Sights that no row above plants, one a sign of the catalogue.
+SIGHTS = {
+    "module:nvidia_peermem": (made("module:nvidia_peermem", seen="not loaded"), "peermem-absent"),
+    "open refused in the pod": (
+        made("pod:seed:registration:mlx5_0", seen="0 MiB; ulimit -l 64, IPC_LOCK effective; Permission denied"),
+        "infiniband-permission-denied",
+    ),
+    "registration alone": (
+        made(
+            "pod:seed:registration:mlx5_0", seen="0 MiB; ulimit -l 8192, IPC_LOCK not effective; Couldn't allocate MR"
+        ),
+        "memlock-too-low",
+    ),
+    "missing program in an event": (
+        made("pod:workload:running", seen='Pending: failed to find plugin "macvlan" in path [/opt/cni/bin]'),
+        "cni-binaries",
+    ),
+    "several configurations": (made("cni:several-configurations", seen="2 are loaded"), "multus-not-first"),
+    "no note of Multus": (
+        made("pod:workload:network-status", seen="no network-status annotation"),
+        "multus-not-first",
+    ),
+    "node says cni": (made("cluster:node", seen="not Ready: cni plugin not initialized"), "no-cni"),
+    "pod refused": (made("pod:running", seen='Failed: violates PodSecurity "baseline"'), "pod-security-refuses"),
+    "test pods refused": (
+        made("pod:tests", seen='the test pods could not be made: violates PodSecurity "restricted"'),
+        "pod-security-refuses",
+    ),
+    "bad JSON in the policy": (made("policy:config", seen="no JSON: Expecting value"), "plugin-config-invalid"),
+    "one rail not advertised": (
+        made("resource:rdma/hca_shared_devices_1", seen="not advertised; there are rdma/hca_shared_devices_0"),
+        "selector-too-narrow",
+    ),
+    "nothing advertised": (
+        made("resource:rdma/hca_shared_devices_0", seen="not advertised; there are no extended resources"),
+        "nothing-allocatable",
+    ),
+    "ipoib on Ethernet": (made("nad:ipoib-ethernet", seen="eth2 is Ethernet"), "roce-or-infiniband"),
+    "macvlan refused": (
+        made("pod:running", seen="Pending: failed to create macvlan: invalid argument"),
+        "roce-or-infiniband",
+    ),
+    "MTU of a NIC": (made("state:NIC eth2 MTU", "NIC eth2 MTU", "1500"), "active-mtu-1024"),
+    "MTU of an attachment": (made("nad:mtu", seen="mtu 9000; eth2 of node1 has 1500"), "active-mtu-1024"),
+    "blocks that clash": (
+        made("nad:block-clash", seen="node1 and node2 both hand out 10.0.0.2"),
+        "duplicate-addresses",
+    ),
+    "no network in an event": (
+        made("pod:running", seen="Pending: cannot find a network-attachment-definition (rail0)"),
+        "network-name-differs",
+    ),
+    "no address of a test pod": (made("pod:workload:net1", seen="addresses none"), "net1-without-address"),
+    "a block too small": (made("nad:block-size", seen="a block of 2 addresses a node"), "net1-without-address"),
+    "addresses used up": (
+        made("pod:workload:running", seen="Pending: no IP addresses available in range set"),
+        "net1-without-address",
+    ),
+    "no uverbs in the pod": (made("pod:workload:devices", seen="without uverbs0"), "infiniband-missing"),
+    "no device in the pod": (made("pod:devices", seen="nothing"), "infiniband-missing"),
+    "no resource at all": (made("pod:resource", seen="none"), "infiniband-missing"),
+    "NCCL's own log": (made("nccl:transport", "nccl-tests", "NET/Socket : Using [0]eth0"), "nccl-tcp"),
+    "a GID of another interface": (made("pod:workload:gid:mlx5_0", seen="4 GIDs, none of net1"), "nccl-tcp"),
+    "a fixed index": (made("pod:gid-index", seen="NCCL_IB_GID_INDEX=3"), "nccl-tcp"),
+    "port says INIT": (made("port:mlx5_0/1", "port mlx5_0/1", "state INIT, phys_state LinkUp"), "port-down"),
+}
+
+
+@pytest.mark.parametrize("name", SIGHTS)
+def test_a_sight_is_named(name):
+    item, root = SIGHTS[name]
+    assert roots({"node1": [item]}) == {"node1": root}
+
+
+@pytest.fixture(scope="module")
+def planted(captured):
+    """The checks of each row, and of each sight."""
+    found = []
+    for row in ROWS.values():
+        one = World(captured["gh200-cx7-roce"], captured["variables"])
+        one.other = captured
+        row.plant(one)
+        found.append(bare(one.judge()["checks"]))
+    return found + [{"node1": [item]} for item, _root in SIGHTS.values()]
+
+
+def test_every_sign_is_needed_by_a_row_or_a_sight(planted):
+    outcome = [(checks, _diagnosis.diagnose(checks)[0]) for checks in planted]
+    idle = []
+    for failure in _failures.CATALOGUE:
+        shown = [pair for pair in outcome if f"'{failure.id}'" in repr(pair[1])]
+        for sign in failure.signs:
+            catalogue = without(failure, sign)
+            if all(_diagnosis.diagnose(checks, catalogue)[0] == seen for checks, seen in shown):
+                idle.append((failure.id, sign))
+    assert idle == []
+
+
+def test_each_consequence_of_the_chain_has_its_own_name_and_one_root(world):
+    ROWS["GH200: mlx5_ib absent"].plant(world)
+    checks = bare(world.judge()["checks"])
+    checks["node1"].append(made("nccl:transport", "nccl-tests", "NET/Socket : Using [0]eth0"))
+    named, verdicts = _diagnosis.diagnose(checks)
+    assert [item["id"] for item in named["node1"] if item.get("root")] == ["module:mlx5_ib"]
+    chain = {item["id"]: item for item in named["node1"] if item.get("consequence_of")}
+    assert {item["consequence_of"] for item in chain.values()} == {"mlx5-ib-absent"}
+    assert [chain[one]["failure"] for one in (f"resource:{RESOURCE}", "pod:workload:running", "nccl:transport")] == [
+        "nothing-allocatable",
+        "pods-pending",
+        "nccl-tcp",
+    ]
+    assert verdicts["node1"]["besides"] == []
+
+
+def test_a_second_fault_that_has_nothing_to_do_with_the_first_stays_beside_it():
+    by_host = {"node1": [made("memlock:k3s"), made("nad:default-route"), made("pod:workload:user")]}
+    checks, verdicts = _diagnosis.diagnose(by_host)
+    assert verdicts["node1"]["root"] == "memlock-too-low"
+    assert [item["id"] for item in verdicts["node1"]["besides"]] == ["nad:default-route", "pod:workload:user"]
+    assert [item.get("failure") for item in checks["node1"]] == ["memlock-too-low", "macvlan-on-management", None]
+    assert [item.get("root") for item in checks["node1"]] == [True, None, None]
+
+
+def test_what_is_wrong_with_a_rail_explains_nothing_on_another():
+    port = made("port:mlx5_1/1", "port mlx5_1/1 (rail 1, netdev eth3)", "state DOWN, phys_state Disabled")
+    mine = made("resource:rdma/hca_shared_devices_1", "hca_shared_devices_1 on node1", "capacity 63, allocatable 0")
+    other = made("resource:rdma/hca_shared_devices_0", "hca_shared_devices_0 on node1", "capacity 63, allocatable 0")
+    checks, _verdicts = _diagnosis.diagnose({"node1": [port, mine, other]})
+    assert [item.get("consequence_of") for item in checks["node1"]] == [None, "port-down", None]
+
+
+def test_a_connection_fails_because_of_its_far_end_and_a_pod_because_of_an_object_of_the_cluster():
+    far = made("fabric:rail0-a-b-rping", "rping rail 0: a mlx5_0 -> b mlx5_0", "no result")
+    third = made("fabric:rail0-a-c-rping", "rping rail 0: a mlx5_0 -> c mlx5_0", "no result")
+    checks, verdicts = _diagnosis.diagnose({"a": [far, third], "b": [made("module:mlx5_ib")], "c": []})
+    assert [item.get("consequence_of") for item in checks["a"]] == ["mlx5-ib-absent", None]
+    assert (verdicts["a"]["root"], verdicts["a"]["on"]) == ("mlx5-ib-absent", "b")
+    waits = made("pod:workload:running", "pod workload on b", "Pending: FailedCreatePodSandBox")
+    checks, verdicts = _diagnosis.diagnose({"a": [made("nad:macvlan-infiniband")], "b": [waits]})
+    assert checks["b"][0]["consequence_of"] == verdicts["b"]["root"] == "roce-or-infiniband"
+    assert "seen on a" in _diagnosis.text(verdicts)
+
+
+def test_a_pod_over_infiniband_without_a_network_is_no_failure():
+    item = made("pod:annotation", seen="rdma/ib without a networks annotation", status="not_verified")
+    assert _diagnosis.diagnose({"node1": [item]})[1] == {}
+
+
+def test_what_passed_or_could_not_be_looked_at_is_never_named():
+    items = [made("module:mlx5_ib", status=status) for status in ("passed", "not_verified", "unused")]
+    checks, verdicts = _diagnosis.diagnose({"node1": items})
+    assert (checks, verdicts) == ({"node1": items}, {})
+
+
+def test_many_nodes_are_named_in_no_time():
+    items = [made("module:mlx5_ib"), *(made(f"resource:rdma/hca_shared_devices_{n}") for n in range(8))]
+    items += [made(f"fabric:rail{n}", f"rping rail {n}: node0 mlx5_{n} -> node1 mlx5_{n}") for n in range(40)]
+    started = time.monotonic()
+    verdicts = _diagnosis.diagnose({f"node{number}": items for number in range(64)})[1]
+    assert time.monotonic() - started < 10
+    assert len(verdicts) == 64
+
+
+# --- said to people ---------------------------------------------------------------------------------------------------
+
+
+def test_the_report_has_the_root_with_its_fix_and_the_consequences_beneath_it(world):
+    ROWS["GH200: mlx5_ib absent"].plant(world)
+    nodes = world.judge()["judged"]
+    text = _diagnosis.text({node["host"]: node["diagnosis"] for node in nodes})
+    failure = _failures.BY_ID["mlx5-ib-absent"]
+    assert text.startswith("node1  mlx5-ib-absent: the RDMA driver mlx5_ib is not loaded\n  seen       module mlx5_ib")
+    for words in (failure.cause, failure.evidence, failure.fix):
+        assert " ".join(words.split()) in " ".join(text.split())
+    beneath = text.partition("beneath it\n")[2]
+    assert f"nothing-allocatable: {RESOURCE} on node1: capacity 0, allocatable 0" in beneath
+    listed = _checks.report_text(nodes)
+    assert "module mlx5_ib" in listed.partition("Failed\n")[2].partition("Not verified")[0]
+    assert "capacity 0" not in listed
+
+
+# --- refused before anything is changed -------------------------------------------------------------------------------
+
+
+def refused_module(name):
+    def problems(captured):
+        facts, variables = _copy(captured)
+        blocked = [{"path": "/etc/modprobe.d/x.conf", "line": 1, "text": f"blacklist {name}"}]
+        facts["modules"][name] = {**facts["modules"][name], "loaded": False, "blocked_by": blocked}
+        variables["kernel_modules_gpudirect"] = "peermem"
+        return _preflight.plan(facts, variables)["problems"]
+
+    return problems
+
+
+def foreign_netns(captured):
+    _facts, variables = _copy(captured)
+    return _preflight.plans(captured["exclusive-netns-foreign-file"], variables)["rdma_netns"].problems
+
+
+def bad_resources(captured):
+    _facts, variables = _copy(captured)
+    options = {name: option for role in documented_roles().values() for name, option in role.items()}
+    variables["device_plugin_resources"] = "rail"
+    return _preflight.values(variables, options)
+
+
+def flannel_cidr(captured):
+    facts, _variables = _copy(captured)
+    wanted = {"cidr": "10.244.0.0/16", "backend": "vxlan", "mtu": 0, "interface": "", "fabric_allowed": None}
+    wanted.update(api_server="", node_address="", cluster_cidr="10.42.0.0/16", service_cidr="10.43.0.0/16")
+    return _pod_network.problems(facts, wanted)
+
+
+def attachment(**changes):
+    def problems(_captured):
+        netdevs = failure_world.netdevs
+        nodes = [{"host": host, "netdevs": netdevs(number), "routes": []} for number, host in enumerate(BOTH, 1)]
+        return _nad_lint.lint(_nad_lint.from_objects([failure_world.network(**changes)]), nodes, {})
+
+    return problems
+
+
+def _copy(captured):
+    one = World(captured["gh200-cx7-roce"], captured["variables"])
+    return one.facts["node1"], one.variables["node1"]
+
+
+REFUSED = {
+    "mlx5-ib-absent": (refused_module("mlx5_ib"),),
+    "peermem-absent": (refused_module("nvidia_peermem"),),
+    "plugin-config-invalid": (bad_resources,),
+    "pod-cidr-mismatch": (flannel_cidr,),
+    "macvlan-on-management": (attachment(master="eth0", ipam={}),),
+    "duplicate-addresses": (attachment(ipam={"type": "host-local", "subnet": "10.56.0.0/24"}),),
+    "roce-or-infiniband": (
+        attachment(master="ib0", ipam={}),
+        attachment(type="ipoib", ipam={}),
+    ),
+    "netns-exclusive": (foreign_netns,),
+}
+
+
+@pytest.mark.parametrize("identity", REFUSED)
+def test_a_run_that_is_refused_says_what_it_has_been_spared(identity, captured):
+    for problems in REFUSED[identity]:
+        found = [item if isinstance(item, dict) else item._asdict() for item in problems(captured)]
+        assert [_failures.spared(item) for item in found] == [identity] * len(found)
+        assert found
+        text = _preflight.failure_text([{"host": "node1", "problems": found}])[1]
+        assert re.search(rf"failure +{identity}\n?", text)
+
+
+def test_every_rule_of_refusal_is_shown_and_others_get_no_name():
+    assert set(REFUSED) == {failure.id for failure in _failures.CATALOGUE if failure.refused}
+    assert _failures.spared({"object": "variable limits_memlock", "wanted": "a number", "seen": "x"}) is None
+
+
+# --- the catalogue itself ---------------------------------------------------------------------------------------------
+
+
+def test_the_seven_lists_are_whole():
+    """33 rows of the guides; the missing CNI program and the one of another processor are one of them."""
+    assert sum(len(failure.rows) for failure in _failures.CATALOGUE) == 33
+    assert len({name.replace("of another arch", "missing") for name in ROWS}) == 33
+    for failure in _failures.CATALOGUE:
+        mine = [name.partition(":")[0] for name, row in ROWS.items() if row.root == failure.id]
+        assert {source for source, _words in failure.rows} == set(mine), failure.id
+
+
+def test_no_cure_is_the_hosts_network_or_a_privileged_container():
+    for failure in _failures.CATALOGUE:
+        # Pod Security's level of that name is for the namespace of the plugin.
+        fix = failure.fix.replace("pod-security.kubernetes.io/enforce=privileged", "")
+        assert not re.search(r"(?i)host.?network: *true|privileged", fix), failure.id
+
+
+def test_the_variables_that_it_names_exist():
+    roles = documented_roles()
+    options = {name for role in roles.values() for name in role}
+    prefixes = "|".join(roles)
+    for failure in _failures.CATALOGUE:
+        for name in re.findall(rf"\b(?:{prefixes})_\w+", f"{failure.fix} {failure.cause} {failure.evidence}"):
+            assert name in options or name == "per_node_block_size", f"{failure.id}: {name}"
+
+
+def test_the_page_is_the_catalogue():
+    assert render_failures.TARGET.read_text() == render_failures.render()
