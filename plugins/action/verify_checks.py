@@ -9,6 +9,7 @@ from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 from ansible_collections.gpufabric.rdma.plugins.module_utils import (
     _checks,
+    _diagnosis,
     _pairs,
     _pod_checks,
     _pod_plan,
@@ -113,9 +114,14 @@ class ActionModule(ActionBase):
         for host, item in _checks.fabric_checks(args["plan"], results, servers, percents, check_mode):
             by_host[host].append(item)
         if args["cluster"]:
-            for host, item in _pod_checks.cluster_checks(args["cluster"], check_mode):
+            read = {node["host"]: node["read"].get("ansible_facts", {}).get("rdma", {}) for node in args["nodes"]}
+            drivers = {host: facts.get("driver") for host, facts in read.items()}
+            for host, item in _pod_checks.cluster_checks({**args["cluster"], "drivers": drivers}, check_mode):
                 by_host[host].append(item)
-        return {"judged": judged, "checks": by_host}
+        named, verdicts = _diagnosis.diagnose(by_host)
+        for node in judged:
+            node.update(checks=named[node["host"]], diagnosis=verdicts.get(node["host"]))
+        return {"judged": judged, "checks": named}
 
     def _judge_node(self, node, check_mode):
         facts = node["read"]["ansible_facts"]["rdma"]
@@ -135,7 +141,10 @@ class ActionModule(ActionBase):
         return read.get("failure") or f"unreachable: {read.get('msg', 'no reason given')}"
 
     def _report(self, args):
+        verdicts = {node["host"]: node["diagnosis"] for node in args["nodes"] if node.get("diagnosis")}
         text = _checks.report_text(args["nodes"], self._task.check_mode)
+        if verdicts:
+            text = f"Root causes\n{_diagnosis.text(verdicts)}\n\n{text}"
         Display().display(f"{text}\n")
         total = _checks.tally([item for node in args["nodes"] for item in node["checks"]])
         if total[_checks.FAILED]:

@@ -327,7 +327,8 @@ def report_text(nodes: list[dict], check_mode: bool = False) -> str:
     total = tally(every)
     parts = []
     for status, title in ((FAILED, "Failed"), (NOT_VERIFIED, "Not verified")):
-        chosen = [item for item in every if item["status"] == status]
+        # What a root explains is listed beneath it.
+        chosen = [item for item in every if item["status"] == status and not item.get("consequence_of")]
         if chosen:
             parts.append(f"{title}\n{_text.four_facts(chosen) if status == FAILED else _short_rows(chosen)}")
     unused = [item for item in every if item["status"] == UNUSED]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import ipaddress
 import json
 
-from . import _cni_lint, _nad_lint, _pod_plan, _pod_probe, _text
+from . import _cluster_lint, _cni_lint, _nad_lint, _pod_plan, _pod_probe, _text
 from ._checks import FAILED, NOT_VERIFIED, PASSED, check
 
 _IMAGE = "use an image that has it (verification_image)"
@@ -42,6 +42,7 @@ def cluster_checks(seen: dict, check_mode: bool) -> list[tuple[str, dict]]:
     found = [(first, item) for item in lint_checks(cluster, hosts, seen)]
     found += [(host["host"], item) for host in hosts for item in cni_checks(host)]
     found += [(first, _finding(one, "cni:")) for one in _cni_lint.lint_objects(cluster.get("cni") or [])]
+    found += _cluster_lint.lint(cluster, hosts, seen.get("drivers") or {})
     if seen["pod_name"]:
         if seen["pod"].get("api_error") is None and "pods" in seen["pod"]:
             found += [(first, item) for item in diagnose(seen["pod"], hosts, cluster["networks"], seen["pod_name"])]
@@ -138,6 +139,7 @@ def judge(hosts: list[dict], cluster: dict, plan: dict, run: dict, options: dict
         state = run.get("pods", {}).get(pod["name"])
         for item in pod_checks(pod, state, answers.get(pod["name"]), by_host[pod["host"]], cluster):
             found.append((pod["host"], item))
+    found += _cluster_lint.clashes(plan["pods"], answers)
     found += traffic_checks(run.get("traffic") or {"tests": [], "left_out": []})
     return found
 
@@ -569,11 +571,12 @@ def diagnose(found: dict, hosts: list[dict], networks: list[dict], name: str) ->
     if refused is None:
         made += _held_resources(obj, wanted, resources, item)
     made.append(_privileges(obj, item))
+    answer = _pod_probe.parse(found["answers"].get(item["name"], ""))
+    made += _cluster_lint.user_pod(item, answer, networks, wanted)
     if not state["ready"]:
         made.append(check("pod:running", obj, FAILED, "Running and ready", _why(state), next_step(state["reasons"])))
         return made
     made.append(check("pod:running", obj, PASSED, "Running and ready", f"on {state['node']}"))
-    answer = _pod_probe.parse(found["answers"].get(item["name"], ""))
     return made + _inside_user_pod(obj, item, answer, wanted, hosts, found["cluster"])
 
 

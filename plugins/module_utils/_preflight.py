@@ -13,7 +13,16 @@ import re
 
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 
-from . import _device_plugin_config, _driver_plan, _limits_plan, _links_plan, _modules_plan, _netns_plan, _text
+from . import (
+    _device_plugin_config,
+    _driver_plan,
+    _failures,
+    _limits_plan,
+    _links_plan,
+    _modules_plan,
+    _netns_plan,
+    _text,
+)
 from .hca import facts as hca_facts
 
 # Variables of the plays themselves, which no role documents.
@@ -450,7 +459,11 @@ def plan(facts: dict, variables: dict) -> dict:
 
 def failure_text(results) -> tuple[str, str]:
     """The head line and the list of a play that must not start."""
-    findings = [{"host": result["host"], **item} for result in results for item in result["problems"]]
+    findings = [
+        {"host": result["host"], **item, "failure": _failures.spared(item)}
+        for result in results
+        for item in result["problems"]
+    ]
     nodes = [result for result in results if not result.get("elsewhere")]
     concerned = sum(bool(result["problems"]) for result in nodes)
     where = f" on {concerned} of {_text.count(len(nodes), 'node')}" if concerned else ""

@@ -19,20 +19,21 @@ _LABEL = 11
 def four_facts(findings) -> str:
     """Findings as blocks of object, wanted, seen, next step; hosts with the same finding share one block.
 
-    A finding is a mapping with host, object, wanted, seen and next_step.
+    A finding is a mapping with host, object, wanted, seen and next_step, and perhaps failure, its id in the catalogue.
     """
     groups: dict[tuple, list[str]] = {}
     for finding in findings:
         key = tuple(str(finding[fact]) for fact in ("object", "wanted", "seen", "next_step"))
+        key += (finding.get("failure") or "",)
         hosts = groups.setdefault(key, [])
         if finding["host"] not in hosts:
             hosts.append(finding["host"])
     return "\n".join(_block(hosts, *facts) for facts, hosts in groups.items())
 
 
-def _block(hosts, obj, wanted, seen, next_step) -> str:
+def _block(hosts, obj, wanted, seen, next_step, failure) -> str:
     lines = [f"{names(hosts)}  {obj}"]
-    for label, text in (("wanted", wanted), ("seen", seen), ("next step", next_step)):
+    for label, text in (("wanted", wanted), ("seen", seen), ("next step", next_step), ("failure", failure)):
         if text:
             lines.append(wrapped(f"  {label:<{_LABEL}}", text))
     return "\n".join(lines)

@@ -92,7 +92,8 @@ api_error:
   type: str
 cluster:
   description: C(nodes), C(nads) (with pools of nv-ipam), C(dns) (whether there is a DNS service), C(namespaces), C(cni)
-    (DaemonSets and ConfigMaps of Flannel and Multus).
+    (DaemonSets and ConfigMaps of Flannel and Multus), C(plugins) (the same of RDMA device plugins), C(policies)
+    (NicClusterPolicy), C(security) (what Pod Security enforces in which namespace).
   returned: O(stage=read), O(stage=pod)
   type: dict
 pods:
@@ -125,7 +126,14 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._kubectl import Fai
 
 MANAGER = "gpufabric.rdma"
 TYPES = ("nodes", "services", "namespaces", "daemonsets.apps", "configmaps")
-OPTIONAL = ("network-attachment-definitions.k8s.cni.cncf.io", "ippools.nv-ipam.nvidia.com")
+OPTIONAL = (
+    "network-attachment-definitions.k8s.cni.cncf.io",
+    "ippools.nv-ipam.nvidia.com",
+    "nicclusterpolicies.mellanox.com",
+)
+# Where device plugins register, and the label by which Pod Security refuses them.
+SOCKETS = ("/var/lib/kubelet/device-plugins", "/var/lib/kubelet")
+ENFORCE = "pod-security.kubernetes.io/enforce"
 # Reasons of a waiting container that no patience settles.
 HOPELESS = (
     "ErrImageNeverPull",
@@ -165,6 +173,15 @@ def read(kubectl):
         ),
         "namespaces": [item["metadata"]["name"] for item in items if item["kind"] == "Namespace"],
         "cni": cni_objects(items),
+        "policies": [
+            {**bare(item), "status": item.get("status") or {}} for item in items if item["kind"] == "NicClusterPolicy"
+        ],
+        "plugins": plugin_objects(items),
+        "security": {
+            item["metadata"]["name"]: (item["metadata"].get("labels") or {})[ENFORCE]
+            for item in items
+            if item["kind"] == "Namespace" and ENFORCE in (item["metadata"].get("labels") or {})
+        },
     }, None
 
 
@@ -177,6 +194,28 @@ def cni_objects(items):
     ]
     beside = {item["metadata"]["namespace"] for item in daemons}
     maps = [item for item in items if item["kind"] == "ConfigMap" and item["metadata"]["namespace"] in beside]
+    return [bare(item) for item in daemons] + [{**bare(item), "data": item.get("data") or {}} for item in maps]
+
+
+def plugin_objects(items):
+    """Device plugins for RDMA, ours or somebody else's: their DaemonSets, and the ConfigMaps that these mount."""
+    daemons, mounted = [], set()
+    for item in items:
+        if item["kind"] != "DaemonSet" or "rdma" not in item["metadata"]["name"]:
+            continue
+        volumes = item["spec"]["template"]["spec"].get("volumes") or []
+        if any((volume.get("hostPath") or {}).get("path", "").rstrip("/") in SOCKETS for volume in volumes):
+            daemons.append(item)
+            mounted |= {
+                (item["metadata"]["namespace"], volume["configMap"]["name"])
+                for volume in volumes
+                if "configMap" in volume
+            }
+    maps = [
+        item
+        for item in items
+        if item["kind"] == "ConfigMap" and (item["metadata"]["namespace"], item["metadata"]["name"]) in mounted
+    ]
     return [bare(item) for item in daemons] + [{**bare(item), "data": item.get("data") or {}} for item in maps]
 
 
@@ -194,6 +233,7 @@ def node(item):
         "why": ready.get("message") or "",
         "addresses": [one["address"] for one in status.get("addresses") or []],
         "pod_cidrs": item["spec"].get("podCIDRs") or [],
+        "labels": item["metadata"].get("labels") or {},
         "taints": [f"{one['key']}:{one['effect']}" for one in item["spec"].get("taints") or []],
         "capacity": resources(status.get("capacity")),
         "allocatable": resources(status.get("allocatable")),
@@ -395,6 +435,9 @@ def look_into(kubectl, params):
             for key, value in (item["metadata"].get("annotations") or {}).items()
             if key in (_pod_plan.NETWORKS, _pod_plan.STATUS)
         },
+        "host_paths": [
+            volume["hostPath"]["path"] for volume in item["spec"].get("volumes") or [] if "hostPath" in volume
+        ],
         "host_network": bool(item["spec"].get("hostNetwork")),
         "security": item["spec"].get("securityContext") or {},
         "containers": [

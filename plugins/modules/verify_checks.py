@@ -11,6 +11,8 @@ version_added: 0.1.0
 description:
   - Runs on the controller, makes no remote call and changes nothing.
   - A check has C(id), C(object), C(status) (passed, failed, not_verified, unused), C(wanted), C(seen) and C(next_step).
+    One that the catalogue of failures names has C(failure), its id there, and C(root) (true on what shows the root) or
+    C(consequence_of) (the id of what explains it).
 author:
   - The gpufabric founders (@gpufabric)
 attributes:
@@ -90,7 +92,8 @@ hosts:
   returned: O(stage=pair)
   type: dict
 judged:
-  description: Each host with its checks and what the report says of it.
+  description: Each host with its checks and what the report says of it; C(diagnosis) has the root failure, its cause
+    and fix, and the checks that follow from it.
   returned: O(stage=judge)
   type: list
   elements: dict

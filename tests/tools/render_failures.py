@@ -1,0 +1,66 @@
+"""render_failures.py [--check]: docs/failures.md from the catalogue and the table of its tests."""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+
+from ansible_collections.gpufabric.rdma.plugins.module_utils._failures import CATALOGUE, Failure
+from ansible_collections.gpufabric.rdma.tests.tools.failure_rows import ROWS
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+TARGET = ROOT / "docs/failures.md"
+TEST = "tests/unit/test_failures.py::test_the_fault_is_the_one_root"
+HEAD = """# Failures by name
+
+Generated from `plugins/module_utils/_failures.py` by `tests/tools/render_failures.py`.
+
+`ansible-playbook gpufabric.rdma.verify -i INVENTORY` names for each host one root failure with its id, cause and fix,
+and lists beneath it what fails because of it. Settle the root first and run it again. What stands under *besides* has
+another cause. A run that is refused before it changes anything says the id as `failure`, where the catalogue has the
+problem.
+The words of published guides are quoted so that they can be searched for; cause and fix are ours and often differ.
+Neither the host's network nor more privileges for a container cures any of these.
+
+## The rows and their tests
+
+E1: planted in captured facts, composed objects of an API server and composed answers of pods, in
+`tests/unit/test_failures.py`; each test is seen to fail there with its rule taken out. Nothing of this page has been
+seen on hardware (E5).
+
+| row | id | level | prevented | test |
+|---|---|---|---|---|
+"""
+
+
+def row(name: str, root: str, levels: dict, prevented: set) -> str:
+    early = "refused before a change" if root in prevented else "named by `verify`"
+    return f"| {name} | [{root}](#{root}) | {levels[root]} | {early} | `{TEST}[{name}]` |"
+
+
+def entry(failure: Failure) -> str:
+    quotes = "\n".join(f"> {words} ({source})" + "  " for source, words in failure.rows).rstrip()
+    facts = {"what you see": failure.sees, "cause": failure.cause, "look at": failure.evidence, "fix": failure.fix}
+    lines = [f"## {failure.id}", "", f"{failure.title[0].upper()}{failure.title[1:]}.", "", quotes, ""]
+    return "\n".join(lines + [f"- **{name}**: {text}" for name, text in facts.items()]) + "\n"
+
+
+def render() -> str:
+    levels = {failure.id: failure.level for failure in CATALOGUE}
+    prevented = {failure.id for failure in CATALOGUE if failure.refused}
+    table = "\n".join(row(name, one.root, levels, prevented) for name, one in ROWS.items())
+    return f"{HEAD}{table}\n\n" + "\n".join(map(entry, CATALOGUE))
+
+
+def main() -> int:
+    if sys.argv[1:] == ["--check"]:
+        if TARGET.read_text() != render():
+            print("docs/failures.md differs from the catalogue; run tests/tools/render_failures.py", file=sys.stderr)
+            return 1
+        return 0
+    TARGET.write_text(render())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
