@@ -174,9 +174,7 @@ def _host_reasons(side: dict, carried: dict, memory: str, node: dict) -> list[st
     if memory == "cuda" and carried["gpu_distance"] in _FAR:
         reasons.append(f"{side['host']} {side['hca']}: its GPU is at distance {carried['gpu_distance']}")
     if memory == "host" and carried["kind"] == "pci" and carried["numa_node"] == -1:
-        reasons.append(
-            f"{side['host']} {side['hca']}: the firmware names no NUMA node, so the test ran on any processor"
-        )
+        reasons.append(f"{side['host']} {side['hca']}: the firmware names no NUMA node, so it ran on any processor")
     return reasons
 
 

@@ -244,8 +244,8 @@ def announcement(plans: list[dict], nodes: list[dict], options: dict) -> str:
         f"Bandwidth matrix of {_text.count(len(hosts), 'node')}: {_text.count(tests, 'test')} in "
         f"{_text.count(rounds, 'round')}, up to {widest} at once, about {clock(usual)}, at most "
         f"{clock(most + grace_seconds(len(hosts)))}.",
-        f"Load: in its rounds an HCA sends or receives at full rate for {options['seconds']} s; a round uses no HCA and "
-        "no PCIe link twice. Other traffic on these rails slows down meanwhile. Nothing is changed.",
+        f"Load: in its rounds an HCA sends or receives at full rate for {options['seconds']} s; a round uses no HCA "
+        "and no PCIe link twice. Other traffic on these rails slows down meanwhile. Nothing is changed.",
     ]
     for node in nodes:
         for hca, users in sorted(node["in_use"].items()):

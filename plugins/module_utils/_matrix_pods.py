@@ -15,7 +15,7 @@ from . import _matrix_plan, _pod_checks, _pod_plan, _pod_probe
 
 
 def pods(cluster: dict) -> dict:
-    """namespace, objects, pods and left_out, as _pod_plan.plan gives them, without the pods that the matrix has no use for.
+    """namespace, objects, pods and left_out, as _pod_plan.plan gives them, without those of no use here.
 
     cluster: hosts, read (what pod_test read), namespace, image.
     """

@@ -10,8 +10,8 @@ short_description: Plan the bandwidth matrix, judge it and print it
 version_added: 0.1.0
 description:
   - Runs on the controller, makes no remote call and changes nothing.
-  - Every two nodes that share a rail are measured in both directions, in rounds in which no HCA and no PCIe link serves two
-    tests.
+  - Every two nodes that share a rail are measured in both directions, in rounds in which no HCA and no PCIe link serves
+    two tests.
 author:
   - The gpufabric founders (@gpufabric)
 attributes:
@@ -30,8 +30,8 @@ attributes:
 options:
   stage:
     description:
-      - V(plan) plans the rounds between the hosts, says what load they put and for how long, and fails where an HCA is in
-        use and nobody was asked.
+      - V(plan) plans the rounds between the hosts, says what load they put and for how long, and fails where an HCA is
+        in use and nobody was asked.
       - V(pods) plans the test pods, V(pod_plan) the rounds between them.
       - V(steps) says what each host runs in the rounds O(numbers).
       - V(progress) joins O(answers) and prints a line for each of the rounds O(numbers).
@@ -87,8 +87,8 @@ EXAMPLES = r"""
 
 RETURN = r"""
 plan:
-  description: For V(plan) and V(pod_plan) C(rounds) (names of tests), C(tests), what is left C(alone) and why; for V(pods)
-    C(namespace), C(objects), C(pods), C(left_out).
+  description: For V(plan) and V(pod_plan) C(rounds) (names of tests), C(tests), what is left C(alone) and why; for
+    V(pods) C(namespace), C(objects), C(pods), C(left_out).
   returned: O(stage=plan), O(stage=pods), O(stage=pod_plan)
   type: dict
 tranches:

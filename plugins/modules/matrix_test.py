@@ -9,8 +9,8 @@ module: matrix_test
 short_description: The node side of the bandwidth matrix
 version_added: 0.1.0
 description:
-  - Says whether the node can take part (O(stage=read)), goes through the rounds that M(gpufabric.rdma.matrix) planned in a
-    process of its own (O(stage=start)) and returns what they showed (O(stage=collect)).
+  - Says whether the node can take part (O(stage=read)), goes through the rounds of M(gpufabric.rdma.matrix) in
+    a process of its own (O(stage=start)) and returns what they showed (O(stage=collect)).
   - Changes nothing on the node. The process ends by itself; O(stage=stop) ends it and removes its files.
 author:
   - The gpufabric founders (@gpufabric)
