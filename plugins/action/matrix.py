@@ -126,6 +126,7 @@ def _node(node):
         # What a captured tree lacks is the tool; that reason stands by itself.
         "runs": True,
         "in_use": read["in_use"],
+        "cuda": bool(read["cuda"]),
         "load_allowed": variables["matrix_load_allowed"],
         "expected_gbit_per_s": variables["matrix_expected_gbit_per_s"],
     }

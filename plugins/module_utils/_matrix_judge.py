@@ -25,7 +25,7 @@ def document(plans: list[dict], results: dict, nodes: dict, options: dict, at: s
     """The matrix document.
 
     plans: as _matrix_plan.plan gives them. results: {test id: {client: result, server: result}}. nodes: {host:
-    {governors, cuda}}. options: minimum_percent, peer_percent, check_mode. at: UTC time, RFC 3339.
+    {governors}}. options: minimum_percent, peer_percent, check_mode. at: UTC time, RFC 3339.
     """
     tests = []
     for plan in plans:
@@ -94,7 +94,7 @@ def _row(test: dict, expected: dict, result: dict, carries: dict, nodes: dict, o
         "counters_stopped": stopped,
     }
     if figure is None:
-        verdict, reason = _unmeasured(test, result, nodes, options)
+        verdict, reason = _unmeasured(test, result, options)
         return {**row, "verdict": verdict, "reason": reason}
     broken = [f"{name} +{count}" for name, count in rose.items() if _kind(name) == LINK]
     if expected["gbit_per_s"] is None:
@@ -131,13 +131,9 @@ def _kind(name: str):
     return KINDS.get(name.partition(":")[2])
 
 
-def _unmeasured(test: dict, result: dict, nodes: dict, options: dict) -> tuple:
+def _unmeasured(test: dict, result: dict, options: dict) -> tuple:
     if options["check_mode"]:
         return NOT_VERIFIED, "check mode sends no traffic"
-    if test["memory"] == "cuda":
-        without = [side["host"] for side in (test["client"], test["server"]) if not nodes[side["host"]]["cuda"]]
-        if without:
-            return NOT_VERIFIED, f"ib_write_bw of {_text.names(without)} was built without CUDA"
     client, server = result.get("client"), result.get("server")
     if client is None and server is None:
         return NOT_VERIFIED, options["failures"].get(test["client"]["host"]) or "the run broke off before this test"
@@ -180,10 +176,10 @@ def _host_reasons(side: dict, carried: dict, memory: str, node: dict) -> list[st
 
 def _alone(end: dict, path: str) -> dict:
     return {
-        "id": f"{path}-rail{end['rail']}-{end['host']}-{end['hca']}",
+        "id": f"{path}-rail{end['rail']}-{end['host']}-{end['hca']}" + ("-cuda" if end["memory"] == "cuda" else ""),
         "rail": end["rail"],
         "path": path,
-        "memory": "host",
+        "memory": end["memory"],
         "from": end["host"],
         "to": "",
         "from_hca": end["hca"],

@@ -24,8 +24,8 @@ GRACE_SECONDS = 20
 def ends_of(node: dict) -> list[dict]:
     """The rails of one node as ends, with what each stands on (`resources`) and what the expectation needs (`carries`).
 
-    node: as for _pairs.ends, and in_use ({HCA: [who]}), load_allowed (None, True or False), expected_gbit_per_s (or
-    None). `refused` says why the user keeps an end out.
+    node: as for _pairs.ends, and in_use ({HCA: [who]}), load_allowed (None, True or False), cuda (whether its tool
+    sends from GPU memory), expected_gbit_per_s (or None). `refused` says why the user keeps an end out.
     """
     facts = node["facts"]
     hcas = {hca["name"]: hca for hca in facts["hcas"]}
@@ -46,6 +46,7 @@ def ends_of(node: dict) -> list[dict]:
                 **end,
                 "reason": end["reason"] or refused,
                 "refused": refused,
+                "cuda": node["cuda"],
                 "id": (end["host"], end["rail"], end["hca"], end["port"]),
                 "resources": frozenset(_stands_on(end, links)),
                 "carries": carries(hca, end, rail, gpus, node["expected_gbit_per_s"]),
@@ -120,40 +121,54 @@ def plan_pods(ends: list[dict], base_ports: dict, options: dict) -> dict:
 
 
 def _planned(every: list[dict], next_port: dict, options: dict, path: str, nodes: int) -> dict:
-    groups, clashes = [], []
-    for rail in sorted({end["rail"] for end in every}):
-        usable = [end for end in every if end["rail"] == rail and end["reason"] is None]
-        for network, chain in _pairs.chains(usable).items():
-            clashes += _pairs.clashes(network, chain)
-            groups.append((network, chain))
-    by_id = {end["id"]: end for end in every}
-    networks = {(end["id"]): network for network, chain in groups for end in chain}
-    pairs = _matrix_schedule.rounds(
-        [[end["id"] for end in chain] for _network, chain in groups],
-        {end["id"]: end["resources"] for end in every},
-    )
-    tests, rounds = {}, []
+    planned: dict = {"path": path, "rounds": [], "tests": {}, "alone": [], "clashes": []}
     for memory in ("host", "cuda") if options["cuda"] else ("host",):
+        ends = every if memory == "host" else [_with_gpu(end) for end in every]
+        groups, clashes = _groups(ends)
+        by_id = {end["id"]: end for end in ends}
+        networks = {end_id: network for network, chain in groups for end_id in chain}
+        pairs = _matrix_schedule.rounds(
+            [chain for _network, chain in groups], {end["id"]: end["resources"] for end in ends}
+        )
         for edges in pairs:
             for ways in (edges, [(other, one) for one, other in edges]):
+                number = len(planned["rounds"])
                 made = [
-                    _test(by_id[one], by_id[other], networks[one], path, memory, next_port, len(rounds))
+                    _test(by_id[one], by_id[other], networks[one], path, memory, next_port, number)
                     for one, other in ways
                 ]
-                tests.update((test["id"], test) for test in made)
-                rounds.append([test["id"] for test in made])
-    met = {end_id for edges in pairs for edge in edges for end_id in edge}
-    alone = [
-        {**end, "reason": end["reason"] or _pairs.why_alone(end, every, nodes)} for end in every if end["id"] not in met
-    ]
-    return {
-        "path": path,
-        "rounds": rounds,
-        "tests": tests,
-        "alone": [{key: end[key] for key in ("host", "rail", "hca", "port", "reason")} for end in alone],
-        "clashes": clashes,
-        "carries": {label(end): end["carries"] for end in every},
-    }
+                planned["tests"].update((test["id"], test) for test in made)
+                planned["rounds"].append([test["id"] for test in made])
+        met = {end_id for edges in pairs for edge in edges for end_id in edge}
+        planned["alone"] += [_alone(end, every, nodes, memory) for end in ends if end["id"] not in met]
+        planned["clashes"] = clashes
+    return {**planned, "carries": {label(end): end["carries"] for end in every}}
+
+
+def _groups(ends: list[dict]) -> tuple:
+    """([(network, ids of the ends in it)] rail by rail, clashes of addresses)."""
+    groups, clashes = [], []
+    for rail in sorted({end["rail"] for end in ends}):
+        usable = [end for end in ends if end["rail"] == rail and end["reason"] is None]
+        for network, chain in _pairs.chains(usable).items():
+            clashes += _pairs.clashes(network, chain)
+            groups.append((network, [end["id"] for end in chain]))
+    return groups, clashes
+
+
+def _with_gpu(end: dict) -> dict:
+    """The end with the reason why it cannot send from GPU memory, if there is one."""
+    reason = end["reason"]
+    if reason is None and not end["cuda"]:
+        reason = f"ib_write_bw of {end['host']} was built without CUDA"
+    if reason is None and end["carries"]["gpu_index"] is None:
+        reason = "the facts name no GPU for this rail"
+    return {**end, "reason": reason}
+
+
+def _alone(end: dict, every: list[dict], nodes: int, memory: str) -> dict:
+    reason = end["reason"] or _pairs.why_alone(end, every, nodes)
+    return {**{key: end[key] for key in ("host", "rail", "hca", "port")}, "memory": memory, "reason": reason}
 
 
 def label(end: dict) -> str:

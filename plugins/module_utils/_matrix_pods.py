@@ -98,4 +98,4 @@ def _text_of(network: str) -> str:
 
 
 def _without(end: dict, reason: str) -> dict:
-    return {**{key: end[key] for key in ("host", "rail", "hca", "port")}, "reason": reason}
+    return {**{key: end[key] for key in ("host", "rail", "hca", "port")}, "memory": "host", "reason": reason}
