@@ -1,4 +1,4 @@
-"""playbooks/matrix.yml on laid-out nodes whose ib_write_bw is a double: rounds, outliers, consent, files, check mode."""
+"""playbooks/matrix.yml on laid-out nodes whose ib_write_bw is a double: rounds, outliers, consent, check mode."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def sent(document):
 def test_an_untouched_matrix_names_none_and_says_beforehand_what_it_does(matrix, tmp_path):
     code, output, document = matrix({"gbit": 10})
     assert code == 0, output
-    announced, _mark, rest = output.partition("Bandwidth matrix of 2 nodes: 4 tests in 4 rounds, up to 1 at once")
+    _before, _mark, rest = output.partition("Bandwidth matrix of 2 nodes: 4 tests in 4 rounds, up to 1 at once")
     assert rest, output
     assert "Load: in its rounds an HCA sends or receives at full rate for 1 s" in rest
     assert [f"host round {number} of 4" in rest for number in (1, 2, 3, 4)] == [True] * 4

@@ -99,6 +99,7 @@ def node(tmp_path):
             "runs": True,
             "in_use": {},
             "load_allowed": None,
+            "cuda": True,
             "expected_gbit_per_s": None,
             **changes,
         }
