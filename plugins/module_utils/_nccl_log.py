@@ -38,7 +38,8 @@ def parse(text: str) -> dict:
     """version, networks, devices, channels, gdr, warnings, gid_index, rows, average_gbyte_per_s, wrong.
 
     devices: {host: {index: (HCA, port, IB or RoCE)}}. virtual: {host: {index: [HCA]}}. channels: [{host, network,
-    index, gdr}], one for each connection between nodes. gdr: {(host, HCA): bool} as NCCL announced it. rows: [(bytes, bus bandwidth in GByte/s)].
+    index, gdr}], one for each connection between nodes. gdr: {(host, HCA): bool} as NCCL announced it. rows:
+    [(bytes, bus bandwidth in GByte/s)].
     """
     found: dict = {
         "version": None,
@@ -147,8 +148,8 @@ def _gpudirect(parsed: dict) -> dict:
     without = [channel for channel in fast if not channel["gdr"]]
     off = sorted({hca for (_host, hca), enabled in parsed["gdr"].items() if not enabled})
     step = (
-        "run playbooks/discover.yml: gpudirect says whether nvidia_peermem or dma-buf is missing; then see that GPU and "
-        "HCA are near each other (NCCL_NET_GDR_LEVEL is PXB by default)"
+        "run playbooks/discover.yml: gpudirect says whether nvidia_peermem or dma-buf is missing; then see that GPU "
+        "and HCA are near each other (NCCL_NET_GDR_LEVEL is PXB by default)"
     )
     if not fast:
         return check("nccl:gpudirect", obj, NOT_VERIFIED, wanted, "no connection over NET/IB in the log", step)
