@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pathlib
 import sys
 import threading
 import time
@@ -21,7 +22,7 @@ def tool(tmp_path, monkeypatch):
     """The double as a program, on a node called node1."""
     program = tmp_path / "node1/usr/bin/ib_write_bw"
     program.parent.mkdir(parents=True)
-    program.write_text(f"#!{sys.executable} -ES\n" + open(bandwidth_double.__file__, encoding="utf-8").read())
+    program.write_text(f"#!{sys.executable} -ES\n" + pathlib.Path(bandwidth_double.__file__).read_text())
     program.chmod(0o755)
     planted = tmp_path / "planted.json"
     planted.write_text(json.dumps({"gbit": 10}))
