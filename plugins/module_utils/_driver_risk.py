@@ -91,10 +91,10 @@ def read(
     kinds = ("pci", "software") if software_hcas else ("pci",)
     facts = {**facts, "hcas": [hca for hca in facts["hcas"] if hca["kind"] in kinds]}
     ours = hca_netdevs(facts)
-    processes, sockets = _processes(tree)
+    holding, sockets = processes(tree)
     return {
         "modules": loaded_modules(tree),
-        "processes": processes,
+        "processes": holding,
         "management": management(tree, ours, sockets),
         "storage": storage(tree, ours),
         "virtual_functions": virtual_functions(tree, facts),
@@ -157,7 +157,7 @@ def loaded_modules(tree: Tree) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _processes(tree: Tree) -> tuple[list[dict[str, Any]], set[str]]:
+def processes(tree: Tree) -> tuple[list[dict[str, Any]], set[str]]:
     """(processes with an RDMA character device open, inodes of the sockets of SSH servers), in one walk of /proc."""
     holding, sockets = [], set()
     for pid in sorted(int(name) for name in tree.listdir("/proc") if name.isdigit()):

@@ -134,11 +134,11 @@ def parse(tool: str, code: int, output: str, seconds: int) -> dict:
     if tool == "rping":
         pings = len(re.findall(r"^ping data: ", output, re.MULTILINE))
         ok = code == 0 and pings == PINGS
-        said = _complaint(output) or f"{pings} of {PINGS} pings answered, exit code {code}"
+        said = complaint(output) or f"{pings} of {PINGS} pings answered, exit code {code}"
         return {"ok": ok, "error": None if ok else said}
     row = re.search(r"^\s*\d+\s+(\d+)\s+[\d.]+\s+([\d.]+)\s+[\d.]+\s*$", output, re.MULTILINE)
     if code != 0 or row is None:
-        return {"ok": False, "error": _complaint(output) or f"no result line, exit code {code}"}
+        return {"ok": False, "error": complaint(output) or f"no result line, exit code {code}"}
     writes, value = int(row.group(1)), float(row.group(2))
     if writes == 0:
         return {"ok": False, "error": "connected, but not one write was acknowledged"}
@@ -165,7 +165,7 @@ _TELLING = re.compile(
 )
 
 
-def _complaint(output: str) -> str:
+def complaint(output: str) -> str:
     """The lines of a tool's output that say what went wrong."""
     lines = [line.strip() for line in output.splitlines()]
     telling = [line for line in lines if _TELLING.search(line)] or [line for line in lines if not _NOISE.match(line)][
@@ -193,7 +193,7 @@ def serve(tests: list[dict], seconds: int, limit: int, state: str = STATE) -> di
             continue
         started[test["id"]] = (test, process, said)
         with open(os.path.join(state, f"{number}.json"), "w", encoding="utf-8") as stream:
-            json.dump({"id": test["id"], "pid": process.pid, "born": _born(process.pid)}, stream)
+            json.dump({"id": test["id"], "pid": process.pid, "born": started_at(process.pid)}, stream)
     _await_listening(started)
     for name, (_test, process, said) in started.items():
         code = process.poll()
@@ -217,7 +217,7 @@ def _await_listening(started: dict) -> None:
 
 
 def _ended(code: int, path: str) -> str:
-    return f"the server ended at once (exit code {code}): {_complaint(_read(path)) or 'it said nothing'}"
+    return f"the server ended at once (exit code {code}): {complaint(_read(path)) or 'it said nothing'}"
 
 
 def connect(tests: list[dict], seconds: int, limit: int) -> list[dict]:
@@ -230,7 +230,7 @@ def _client(test: dict, seconds: int, limit: int) -> dict:
     deadline = time.monotonic() + _PATIENCE
     while True:
         start = time.monotonic()
-        code, output = _run(argv, limit)
+        code, output = run_tool(argv, limit)
         took = time.monotonic() - start
         result = parse(test["tool"], code, output, seconds)
         # A server may still be binding; only a quick refusal is worth a second try.
@@ -239,7 +239,7 @@ def _client(test: dict, seconds: int, limit: int) -> dict:
         time.sleep(0.5)
 
 
-def _run(argv: list[str], limit: int):
+def run_tool(argv: list[str], limit: int):
     try:
         done = subprocess.run(
             argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=limit, check=False
@@ -261,27 +261,27 @@ def stop(state: str = STATE) -> dict:
     for name in names:
         record = json.loads(_read(os.path.join(state, name)) or "null")
         if record:
-            _end(record["pid"], record["born"])
+            end_process(record["pid"], record["born"])
             said[record["id"]] = _read(os.path.join(state, name[: -len(".json")] + ".out"))[-_KEPT:]
     shutil.rmtree(state, ignore_errors=True)
     return said
 
 
-def _end(pid: int, born) -> None:
+def end_process(pid: int, born) -> None:
     """Kill the process group, but only while it is the one we started: process ids are used again."""
     for sent, patience in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 1.0)):
-        if born is None or _born(pid) != born:
+        if born is None or started_at(pid) != born:
             return
         try:
             os.killpg(pid, sent)
         except ProcessLookupError:
             return
         deadline = time.monotonic() + patience
-        while time.monotonic() < deadline and _born(pid) == born:
+        while time.monotonic() < deadline and started_at(pid) == born:
             time.sleep(0.05)
 
 
-def _born(pid: int):
+def started_at(pid: int):
     """Start time of a process in ticks since boot; None when it is gone (a zombie is gone)."""
     fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
     return fields[19] if len(fields) > 19 and fields[0] != "Z" else None

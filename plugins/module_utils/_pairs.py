@@ -96,8 +96,8 @@ def plan(nodes: list[dict]) -> dict:
     next_port = {node["host"]: node["base_port"] for node in nodes}
     for rail in sorted({end["rail"] for end in every}):
         usable = [end for end in every if end["rail"] == rail and end["reason"] is None]
-        for network, chain in _chains(usable).items():
-            clashes += _clashes(network, chain)
+        for network, chain in chains(usable).items():
+            clashes += clashes(network, chain)
             for client, server in zip(chain, chain[1:]):
                 address = _address(server, network)
                 if address is not None and _address(client, network) == address:
@@ -105,14 +105,14 @@ def plan(nodes: list[dict]) -> dict:
                 paired |= {(end["host"], end["rail"], end["hca"]) for end in (client, server)}
                 tests += _tests(client, server, network, next_port)
     unpaired = [
-        {**end, "reason": end["reason"] or _why_alone(end, every, len(nodes))}
+        {**end, "reason": end["reason"] or why_alone(end, every, len(nodes))}
         for end in every
         if (end["host"], end["rail"], end["hca"]) not in paired
     ]
     return {"tests": tests, "unpaired": unpaired, "clashes": clashes}
 
 
-def _chains(usable: list[dict]) -> dict:
+def chains(usable: list[dict]) -> dict:
     """{network: ends in order}; an end with several networks joins the one where most others are."""
     members: dict[str, list] = {}
     for end in usable:
@@ -125,7 +125,7 @@ def _chains(usable: list[dict]) -> dict:
     return chains
 
 
-def _clashes(network: str, chain: list[dict]) -> list[dict]:
+def clashes(network: str, chain: list[dict]) -> list[dict]:
     holders: dict[str, list] = {}
     for end in chain:
         if _address(end, network) is not None:
@@ -154,8 +154,8 @@ def _tests(client: dict, server: dict, network: str, next_port: dict) -> list[di
                 # ib_write_bw exchanges its queue pair numbers over TCP, which needs no address on the rail itself.
                 "address": address if address is not None and ":" not in address else _handshake(tool, address, server),
                 "tcp_port": port,
-                "server": _side(server, address),
-                "client": _side(client, _address(client, network)),
+                "server": side(server, address),
+                "client": side(client, _address(client, network)),
                 "gbps": min((end["gbps"] for end in (client, server) if end["gbps"]), default=None),
                 "software": "software" in (client["kind"], server["kind"]),
                 "missing": sorted({end["host"] for end in (client, server) if tool not in end["tools"]}),
@@ -168,7 +168,7 @@ def _handshake(tool: str, address, server: dict):
     return address if tool == "rping" else server["management"]
 
 
-def _side(end: dict, address) -> dict:
+def side(end: dict, address) -> dict:
     gid = None if end["link_layer"] == "InfiniBand" else end["gids"].get(address)
     return {
         "host": end["host"],
@@ -180,7 +180,7 @@ def _side(end: dict, address) -> dict:
     }
 
 
-def _why_alone(end: dict, every: list[dict], nodes: int) -> str:
+def why_alone(end: dict, every: list[dict], nodes: int) -> str:
     others = [other for other in every if other["rail"] == end["rail"] and other["host"] != end["host"]]
     if nodes == 1:
         return "no peer: this play has one node only"

@@ -219,11 +219,11 @@ def traffic(pods: list[dict], answers: dict, base_port: int) -> dict:
     answers: {pod name: parsed probe}. Each rail's nodes form a chain. Tests have the form that _fabric runs.
     """
     tests, left_out = [], []
-    ends = [end for pod in pods for end in _ends(pod, answers.get(pod["name"]))]
+    ends = [end for pod in pods for end in ends_of(pod, answers.get(pod["name"]))]
     numbers = sorted({end["rail"] for end in ends})
     ports = {pod["node"]: base_port for pod in pods}
     for number in numbers:
-        plain = _best([end for end in ends if end["rail"] == number and end["kind"] != "host"])
+        plain = one_a_node([end for end in ends if end["rail"] == number and end["kind"] != "host"])
         hosted = [end for end in ends if end["rail"] == number and end["kind"] == "host"]
         for client, server in zip(plain, plain[1:]):
             tests += _ping(client, server)
@@ -239,7 +239,7 @@ def traffic(pods: list[dict], answers: dict, base_port: int) -> dict:
     return {"tests": tests, "left_out": left_out}
 
 
-def _ends(pod: dict, answer):
+def ends_of(pod: dict, answer):
     """The rails a running pod can send on; with the address and the GID index that its own probe showed."""
     if answer is None:
         return
@@ -272,7 +272,7 @@ def _ends(pod: dict, answer):
         }
 
 
-def _best(ends: list[dict]) -> list[dict]:
+def one_a_node(ends: list[dict]) -> list[dict]:
     """One end a node: the pod with all rails before the one with a single one."""
     chosen: dict = {}
     for end in ends:

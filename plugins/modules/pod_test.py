@@ -27,12 +27,13 @@ options:
   stage:
     description:
       - V(read) returns nodes, network attachment definitions and whether there is a DNS service.
-      - V(run) applies O(objects), awaits the pods, asks each what it sees and sends traffic between them.
+      - V(run) applies O(objects), awaits the pods, asks each what it sees and, with O(traffic), sends between them.
+      - V(rounds) sends the traffic of O(rounds) between pods that run.
       - V(stop) deletes O(namespace).
       - V(pod) reads O(pod), its events and its networks, and asks it what it sees.
     type: str
     required: true
-    choices: [read, run, stop, pod]
+    choices: [read, run, rounds, stop, pod]
   kubectl:
     description: The command, word by word.
     type: list
@@ -51,6 +52,15 @@ options:
     description: What each of the pods is for.
     type: list
     elements: dict
+    default: []
+  traffic:
+    description: Whether V(run) sends traffic from each node's pods to those of the next one.
+    type: bool
+    default: true
+  rounds:
+    description: Lists of tests, which V(rounds) runs list by list, the tests of a list at the same time.
+    type: list
+    elements: list
     default: []
   pod:
     description: A pod of the user, as NAMESPACE/NAME.
@@ -108,6 +118,11 @@ traffic:
   description: C(tests) with their results, and what was C(left_out).
   returned: O(stage=run)
   type: dict
+results:
+  description: For each end of each test of O(rounds) C(id), C(role), C(ok), C(error); for clients C(gbps) too.
+  returned: O(stage=rounds)
+  type: list
+  elements: dict
 seconds:
   description: How long the parts took.
   returned: O(stage=run)
@@ -145,6 +160,8 @@ HOPELESS = (
 )
 _PATIENCE = 10
 _KEPT = 2000
+# Tests of a round that run at once, each with two execs through the API server.
+_AT_ONCE = 32
 
 
 # --- read -------------------------------------------------------------------------------------------------------------
@@ -336,7 +353,8 @@ def run(kubectl, params):
         answers = dict(zip(running, said))
     seconds["answers"] = round(time.monotonic() - start, 1)
     start = time.monotonic()
-    planned = _pod_plan.traffic(pods, {name: _pod_probe.parse(text) for name, text in answers.items()}, params["port"])
+    parsed = {name: _pod_probe.parse(text) for name, text in answers.items()} if params["traffic"] else {}
+    planned = _pod_plan.traffic(pods, parsed, params["port"])
     results = [{**test, "result": send(kubectl, namespace, test, params)} for test in planned["tests"]]
     seconds["traffic"] = round(time.monotonic() - start, 1)
     return {
@@ -378,6 +396,16 @@ def send(kubectl, namespace, test, params):
         except subprocess.TimeoutExpired:
             server.kill()
             server.communicate()
+
+
+def run_rounds(kubectl, params):
+    """The results of all rounds; a round begins once the one before has ended."""
+    results = []
+    for tests in params["rounds"]:
+        with ThreadPoolExecutor(max_workers=min(len(tests), _AT_ONCE) or 1) as pool:
+            said = pool.map(lambda test: send(kubectl, params["namespace"], test, params), tests)
+            results += [{"id": test["id"], "role": "client", **one} for test, one in zip(tests, said)]
+    return {"results": results}
 
 
 def connect(kubectl, namespace, test, params):
@@ -457,11 +485,13 @@ def look_into(kubectl, params):
 def main():
     module = AnsibleModule(
         argument_spec={
-            "stage": {"type": "str", "required": True, "choices": ["read", "run", "stop", "pod"]},
+            "stage": {"type": "str", "required": True, "choices": ["read", "run", "rounds", "stop", "pod"]},
             "kubectl": {"type": "list", "elements": "str", "default": ["k3s", "kubectl"]},
             "namespace": {"type": "str", "default": "gpufabric-verification"},
             "objects": {"type": "list", "elements": "dict", "default": []},
             "pods": {"type": "list", "elements": "dict", "default": []},
+            "traffic": {"type": "bool", "default": True},
+            "rounds": {"type": "list", "elements": "list", "default": []},
             "pod": {"type": "str"},
             "resolve": {"type": "str", "default": ""},
             "port": {"type": "int", "default": 18700},
@@ -484,6 +514,8 @@ def main():
             result = {}
         elif stage == "run":
             result = run(kubectl, params)
+        elif stage == "rounds":
+            result = run_rounds(kubectl, params)
         elif stage == "stop":
             result = stop(kubectl, params["namespace"])
         else:

@@ -1,0 +1,131 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Error and congestion counters of an RDMA port, and the CPU frequency governors that bandwidth depends on.
+
+Sources: Documentation/ABI/stable/sysfs-class-infiniband (counters and hw_counters),
+Documentation/ABI/testing/sysfs-class-net-statistics, drivers/infiniband/sw/rxe/rxe_hw_counters.c; sizes of the
+counters: InfiniBand Architecture Specification, volume 1, 16.1.3.5 (PortCounters).
+"""
+
+from __future__ import annotations
+
+from typing import Optional
+
+from . import paths
+from .tree import Tree
+
+# What a rise means. LINK: the cable, the transceiver or the port lost bits; none is normal. TRANSPORT: packets were
+# lost, came late or out of order and were sent again. CONGESTION: a receiver or the fabric asked to slow down.
+LINK, TRANSPORT, CONGESTION = "link", "transport", "congestion"
+COUNTERS = {
+    "symbol_error": LINK,
+    "link_error_recovery": LINK,
+    "link_downed": LINK,
+    "port_rcv_errors": LINK,
+    "port_rcv_remote_physical_errors": LINK,
+    "local_link_integrity_errors": LINK,
+    "excessive_buffer_overrun_errors": LINK,
+    "port_xmit_discards": TRANSPORT,
+    "port_rcv_switch_relay_errors": TRANSPORT,
+    "port_rcv_constraint_errors": TRANSPORT,
+    "port_xmit_constraint_errors": TRANSPORT,
+    "port_xmit_wait": CONGESTION,
+}
+HW_COUNTERS = {
+    # mlx5
+    "out_of_sequence": TRANSPORT,
+    "packet_seq_err": TRANSPORT,
+    "local_ack_timeout_err": TRANSPORT,
+    "implied_nak_seq_err": TRANSPORT,
+    "rnr_nak_retry_err": TRANSPORT,
+    "out_of_buffer": TRANSPORT,
+    "duplicate_request": TRANSPORT,
+    "rx_icrc_encapsulated": LINK,
+    "req_transport_retries_exceeded": TRANSPORT,
+    "req_rnr_retries_exceeded": TRANSPORT,
+    "roce_adp_retrans": TRANSPORT,
+    "roce_adp_retrans_to": TRANSPORT,
+    "roce_slow_restart": TRANSPORT,
+    "np_cnp_sent": CONGESTION,
+    "np_ecn_marked_roce_packets": CONGESTION,
+    "rp_cnp_handled": CONGESTION,
+    "rp_cnp_ignored": CONGESTION,
+    # soft-RoCE
+    "out_of_seq_request": TRANSPORT,
+    "rcvd_seq_err": TRANSPORT,
+    "rcvd_rnr_err": TRANSPORT,
+    "send_rnr_err": TRANSPORT,
+    "completer_retry_err": TRANSPORT,
+    "retry_exceeded_err": TRANSPORT,
+    "retry_rnr_exceeded_err": TRANSPORT,
+    "send_err": TRANSPORT,
+    "link_downed": LINK,
+}
+NETDEV = {
+    "rx_dropped": TRANSPORT,
+    "rx_missed_errors": TRANSPORT,
+    "rx_errors": LINK,
+    "rx_crc_errors": LINK,
+    "tx_errors": LINK,
+    "tx_dropped": TRANSPORT,
+}
+# Their names here, so that rx_errors of the Ethernet side is not taken for one of the RDMA port.
+KINDS = {**COUNTERS, **HW_COUNTERS, **{f"netdev_{name}": kind for name, kind in NETDEV.items()}}
+# Counters of 4, 8 and 16 bits stop at their highest value, after which a rise cannot be seen.
+STOPS = {
+    "symbol_error": 0xFFFF,
+    "link_error_recovery": 0xFF,
+    "link_downed": 0xFF,
+    "port_rcv_errors": 0xFFFF,
+    "port_rcv_remote_physical_errors": 0xFFFF,
+    "port_rcv_switch_relay_errors": 0xFFFF,
+    "port_xmit_discards": 0xFFFF,
+    "port_xmit_constraint_errors": 0xFF,
+    "port_rcv_constraint_errors": 0xFF,
+    "local_link_integrity_errors": 0xF,
+    "excessive_buffer_overrun_errors": 0xF,
+}
+
+
+def read(tree: Tree, hca: str, port: int, netdev: Optional[str] = None) -> dict[str, int]:
+    """{name: value} of the counters above that this port has; empty where none can be read."""
+    base = f"{paths.INFINIBAND}/{hca}/ports/{port}"
+    found = {}
+    for directory, names, prefix in (
+        (f"{base}/counters", COUNTERS, ""),
+        (f"{base}/hw_counters", HW_COUNTERS, ""),
+        (f"{paths.NET}/{netdev}/statistics" if netdev else None, NETDEV, "netdev_"),
+    ):
+        if directory:
+            for name, text in tree.attributes(directory, tuple(names)).items():
+                if text and text.isdecimal():
+                    found[prefix + name] = int(text)
+    return found
+
+
+def rises(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:
+    """{name: by how much} for the counters that rose; one that was reset meanwhile counts from zero."""
+    found = {}
+    for name, value in after.items():
+        start = before.get(name)
+        if start is not None and value != start:
+            found[name] = value - start if value > start else value
+    return found
+
+
+def stopped(values: dict[str, int]) -> list[str]:
+    """Names of the counters that have reached their highest value."""
+    return sorted(name for name, value in values.items() if value == STOPS.get(name))
+
+
+def governors(tree: Tree) -> dict[str, int]:
+    """{CPU frequency governor: number of CPUs}; empty where the kernel scales nothing, as in most VMs."""
+    found: dict[str, int] = {}
+    base = "/sys/devices/system/cpu"
+    for name in tree.listdir(base):
+        if name.startswith("cpu") and name[3:].isdecimal():
+            governor = tree.read(f"{base}/{name}/cpufreq/scaling_governor")
+            if governor:
+                found[governor] = found.get(governor, 0) + 1
+    return found
