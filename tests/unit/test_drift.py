@@ -22,7 +22,6 @@ OWN = {
     "modules": "etc/modules-load.d/gpufabric-rdma.conf",
     "limits": "etc/systemd/system/k3s.service.d/10-gpufabric-rdma.conf",
 }
-SECRET = "c0ffee-planted-registry-password"
 
 
 class Site:
@@ -71,10 +70,11 @@ class Site:
 
     def drift(self, *arguments) -> tuple[int, dict | None, str]:
         """Exit code, drift document, output; the trees are the same before and after, byte for byte."""
+        written = self.folder / "drift/drift.json"
+        written.unlink(missing_ok=True)
         before = self.everything()
         code, output = self.command(sys.executable, ROOT / "bin/drift.py", "-i", "hosts.yml", *arguments)
         assert self.everything() == before
-        written = self.folder / "drift/drift.json"
         document = json.loads(written.read_text()) if written.exists() else None
         if document:
             jsonschema.validate(document, SCHEMA)
@@ -237,9 +237,11 @@ def test_a_broken_play_gives_1_and_leaves_no_verdict_of_an_earlier_run(site, tex
     assert site.everything() == before
 
 
-def test_an_unreadable_inventory_and_an_unknown_variable_of_ours(site):
+def test_an_unreadable_inventory_and_reports_that_cannot_be_written_give_1(site):
     assert site.command(sys.executable, ROOT / "bin/drift.py", "-i", "nowhere.yml")[0] == 1
-    assert site.drift("-e", '{"drift_directory": ["a"]}')[0] == 1
+    code, document, output = site.drift("-e", "drift_directory=/proc/nothing")
+    assert (code, document) == (1, None)
+    assert "set drift_directory" in output
 
 
 def test_without_check_mode_the_playbook_stops_before_it_reads_anything(site):
