@@ -263,7 +263,15 @@ PRUNE_TYPES = (
     "roles.rbac.authorization.k8s.io", "rolebindings.rbac.authorization.k8s.io",
     "clusterroles.rbac.authorization.k8s.io", "clusterrolebindings.rbac.authorization.k8s.io",
 )  # fmt: skip
-APPLY = ("apply", "--server-side", f"--field-manager={planner.MANAGER}", "--filename=-", "--output=json")
+# The server knows its types better than kubectl does, which would fetch all of them to look at one object first.
+APPLY = (
+    "apply",
+    "--server-side",
+    "--validate=false",
+    f"--field-manager={planner.MANAGER}",
+    "--filename=-",
+    "--output=json",
+)
 # Who manages an object is what kubectl leaves out unless it is asked.
 GET = ("get", "--filename=-", "--ignore-not-found", "--show-managed-fields", "--output=json")
 POLL_SECONDS = 3

@@ -335,6 +335,7 @@ def run(kubectl, params):
     code, said, error = kubectl.run(
         "apply",
         "--server-side",
+        "--validate=false",
         "--force-conflicts",
         f"--field-manager={MANAGER}",
         "-f",

@@ -89,7 +89,9 @@ def make(namespace: str, names: list, call, timeout: float, clock=time.monotonic
         {"apiVersion": "v1", "kind": "List", "items": [secret(namespace, name) for name in sorted(names)]}
     )
     _code, before, _error = call(["get", "--filename=-", "--ignore-not-found", "--output=json"], wanted)
-    code, _out, error = call(["apply", "--server-side", f"--field-manager={MANAGER}", "--filename=-"], wanted)
+    code, _out, error = call(
+        ["apply", "--server-side", "--validate=false", f"--field-manager={MANAGER}", "--filename=-"], wanted
+    )
     if code:
         raise _failed(namespace, error)
     deadline = clock() + timeout
