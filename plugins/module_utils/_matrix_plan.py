@@ -151,7 +151,7 @@ def _groups(ends: list[dict]) -> tuple:
     for rail in sorted({end["rail"] for end in ends}):
         usable = [end for end in ends if end["rail"] == rail and end["reason"] is None]
         for network, chain in _pairs.chains(usable).items():
-            clashes += _pairs.clashes(network, chain)
+            clashes += _pairs.shared_addresses(network, chain)
             groups.append((network, [end["id"] for end in chain]))
     return groups, clashes
 

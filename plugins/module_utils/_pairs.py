@@ -97,7 +97,7 @@ def plan(nodes: list[dict]) -> dict:
     for rail in sorted({end["rail"] for end in every}):
         usable = [end for end in every if end["rail"] == rail and end["reason"] is None]
         for network, chain in chains(usable).items():
-            clashes += clashes(network, chain)
+            clashes += shared_addresses(network, chain)
             for client, server in zip(chain, chain[1:]):
                 address = _address(server, network)
                 if address is not None and _address(client, network) == address:
@@ -125,7 +125,7 @@ def chains(usable: list[dict]) -> dict:
     return chains
 
 
-def clashes(network: str, chain: list[dict]) -> list[dict]:
+def shared_addresses(network: str, chain: list[dict]) -> list[dict]:
     holders: dict[str, list] = {}
     for end in chain:
         if _address(end, network) is not None:
