@@ -97,10 +97,8 @@ class Cluster(pod_network.Site):
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
     found = Cluster(tmp_path_factory.mktemp("cluster"))
-    code, output = found.command(
-        *("ansible-playbook", "-i", "hosts.json", "gpufabric.rdma.host", "gpufabric.rdma.cluster"),
-        *("-e", "__cluster_wanted=true"),
-    )
+    playbooks = ("gpufabric.rdma.host", "gpufabric.rdma.cluster")
+    code, output = found.command("ansible-playbook", "-i", "hosts.json", *playbooks)
     assert code == 0, output
     return found
 
