@@ -15,6 +15,8 @@ from .markup import Markup, count, icon, join, table, tag
 
 # Lower bounds of the classes h5 to h1, in percent of the expected value; what is below is h0.
 BOUNDS = (95, 90, 80, 60, 40)
+# A rail that one host alone has.
+NO_PEER = "no peer"
 
 
 def section(matrix: dict, anchors: dict[str, str]) -> list:
@@ -86,7 +88,7 @@ def _ends(test: dict, anchors: dict[str, str]) -> Markup:
     hca = {"from": test.get("from_hca"), "to": test.get("to_hca")}
     ends = [
         join(
-            tag("a", test[side], href=f"#{anchors[test[side]]}") if test[side] in anchors else test[side],
+            tag("a", test[side], href=f"#{anchors[test[side]]}") if test[side] in anchors else test[side] or NO_PEER,
             tag("small", f" {hca[side]}") if hca[side] else None,
         )
         for side in ("from", "to")
@@ -126,7 +128,7 @@ def _map(path: str, tests: list[dict]) -> Markup:
     header = ["From → to"]
     header += [join(f"rail {rail}", tag("small", _expectation(expected[rail]))) for rail in rails]
     rows = [
-        [f"{pair[0]} → {pair[1]}", *(_cell(cells.get(rail, []), expected[rail]) for rail in rails)]
+        [f"{pair[0]} → {pair[1] or NO_PEER}", *(_cell(cells.get(rail, []), expected[rail]) for rail in rails)]
         for pair, cells in sorted(pairs.items(), key=lambda item: [natural(name) for name in item[0]])
     ]
     sources = sorted({test.get("expected_from") or "" for test in tests} - {""})

@@ -10,7 +10,7 @@ import re
 import xml.etree.ElementTree as ElementTree
 
 import pytest
-from ansible_collections.gpufabric.rdma.plugins.module_utils import _checks
+from ansible_collections.gpufabric.rdma.plugins.module_utils import _checks, _matrix_judge
 from ansible_collections.gpufabric.rdma.plugins.module_utils._report import (
     document,
     drawing,
@@ -168,6 +168,17 @@ def test_what_is_not_part_of_the_report_is_not_shown_as_well():
     assert judge.bandwidth({"tests": []})[0] == "open"
     unmeasured = made.matrix(["a", "b"], 1, 100.0, {(0, "a"): (None, {}), (0, "b"): (None, {})})
     assert judge.bandwidth(unmeasured)[:2] == ("open", "not verified")
+
+
+def test_a_rail_that_one_host_alone_has_is_shown_as_the_matrix_writes_it():
+    matrix = made.matrix(["a", "b"], 1, 100.0, {})
+    end = {"host": "a", "hca": "mlx5_5", "rail": 5, "memory": "host", "reason": "no other node has rail 5"}
+    matrix["tests"].append(_matrix_judge._alone(end, "host"))
+    results = made.results([made.node("a", "two-cards-cx6dx"), made.node("b", None)], None, matrix)
+    assert document.problems(results) == []
+    text = page.page(results)
+    assert "a → no peer" in text
+    assert "no other node has rail 5" in text
 
 
 def test_failures_come_before_the_nodes_and_those_nodes_first(fleet):
