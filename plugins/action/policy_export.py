@@ -67,7 +67,7 @@ class ActionModule(ActionBase):
             "objects": made["objects"],
             "left_out": made["left_out"],
             "explanation": explanation,
-            "text": _policy_export.text(made["objects"]),
+            "text": text(made["objects"]),
         }
 
     def _given(self, options, task_vars):
@@ -87,3 +87,19 @@ def _options():
         specs = yaml.safe_load((ROLES / role / "meta/argument_specs.yml").read_text(encoding="utf-8"))
         found.update(specs["argument_specs"]["main"]["options"])
     return found
+
+
+def text(objects: list[dict]) -> str:
+    """The objects as one file; texts that hold JSON stay readable."""
+    return "---\n" + "---\n".join(yaml.dump(item, Dumper=_Dumper, sort_keys=False, width=120) for item in objects)
+
+
+class _Dumper(yaml.SafeDumper):
+    pass
+
+
+def _readable(dumper, value):
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
+
+
+_Dumper.add_representer(str, _readable)

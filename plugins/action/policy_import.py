@@ -61,7 +61,7 @@ class ActionModule(ActionBase):
             listed = "; ".join(f"{item['object']}: {item['seen']}" for item in problems)
             return {**result, "failed": True, "problems": problems, "msg": f"{count}, nothing is written: {listed}"}
         names = [pathlib.Path(path).name for path in args["files"]]
-        return {**result, "text": _policy_import.text(made["variables"], names)}
+        return {**result, "text": text(made["variables"], names)}
 
 
 class _Loader(yaml.SafeLoader):
@@ -79,8 +79,8 @@ def _read(paths):
     documents, problems = [], []
     for path in paths:
         try:
-            text = pathlib.Path(path).read_text(encoding="utf-8")
-            found = list(yaml.load_all(text, Loader=_Loader))
+            content = pathlib.Path(path).read_text(encoding="utf-8")
+            found = list(yaml.load_all(content, Loader=_Loader))
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             step = "see the place that the message names"
             problems.append(_preflight.problem(path, "a file that holds YAML", " ".join(str(error).split()), step))
@@ -105,3 +105,9 @@ def _refused(variables):
             for item in _networks_plan.plan(effective, [])["problems"]
         ]
     return problems
+
+
+def text(variables: dict, sources: list[str]) -> str:
+    """The variables as a file of group_vars."""
+    made = yaml.safe_dump(variables, sort_keys=False, default_flow_style=False, width=120)
+    return f"---\n# Made by gpufabric.rdma.import_policy from {', '.join(sources)}.\n{made}"

@@ -130,7 +130,11 @@ def _transport(parsed: dict) -> dict:
         "cannot be locked, NCCL sends over TCP"
     )
     if slow or _SLOW in parsed["networks"]:
-        seen = f"NET/Socket on {slow} of {_text.count(len(used), 'connection')}" if used else "Using network Socket (NET/Socket)"
+        seen = (
+            f"NET/Socket on {slow} of {_text.count(len(used), 'connection')}"
+            if used
+            else "Using network Socket (NET/Socket)"
+        )
         if parsed["no_device"]:
             seen += f"; NET/IB : No device found on {_text.names(sorted(set(parsed['no_device'])))}"
         return check("nccl:transport", "NCCL transport", FAILED, wanted, seen, step)

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import json
 
-import yaml
-
 from . import _device_plugin_config, _networks_plan, _text
 from ._policy_import import OPERATOR_REPOSITORY, POLICY_NAME
 from ._policy_networks import DEVICE_PREFIX
@@ -256,22 +254,6 @@ def split_reference(reference: str) -> tuple[dict, str]:
     image, _colon, tag = last.partition(":")
     made = {"image": image, "repository": repository, "version": digest or tag or "latest"}
     return made, tag if digest and tag else ""
-
-
-def text(objects: list[dict]) -> str:
-    """The objects as one file; texts that hold JSON stay readable."""
-    return "---\n" + "---\n".join(yaml.dump(item, Dumper=_Dumper, sort_keys=False, width=120) for item in objects)
-
-
-class _Dumper(yaml.SafeDumper):
-    pass
-
-
-def _readable(dumper, value):
-    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
-
-
-_Dumper.add_representer(str, _readable)
 
 
 def explanation(left_out: list[dict]) -> str:

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import re
 
-import yaml
-
 from . import _policy_networks, _policy_resources, _text
 from ._policy_networks import OBJECT_LEFT_OUT, problem
 from ._policy_page import LEFT_OUT, NOTHING, TAKEN, WRONG, Page, short
@@ -338,9 +336,3 @@ def plain_labels(affinity) -> dict | None:
 def _own_driver(facts: dict) -> bool:
     flavor = ((facts.get("driver") or {}).get("on_disk") or {}).get("flavor")
     return flavor in ("doca", "mlnx_ofed", "ubuntu_archive")
-
-
-def text(variables: dict, sources: list[str]) -> str:
-    """The variables as a file of group_vars."""
-    made = yaml.safe_dump(variables, sort_keys=False, default_flow_style=False, width=120)
-    return f"---\n# Made by gpufabric.rdma.import_policy from {', '.join(sources)}.\n{made}"

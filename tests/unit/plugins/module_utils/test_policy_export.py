@@ -10,6 +10,7 @@ import jsonschema
 import netaddr
 import pytest
 import yaml
+from ansible_collections.gpufabric.rdma.plugins.action import policy_export
 from ansible_collections.gpufabric.rdma.plugins.module_utils import _policy_export, _policy_import, _preflight
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather
 from ansible_collections.gpufabric.rdma.tests.tools import tree
@@ -217,7 +218,7 @@ def BY_PLAN(name):
 def test_the_file_reads_back_and_keeps_json_readable():
     attachment = {"name": "a", "type": "macvlan", "master": "eth2", "subnet": "10.0.0.0/24", "ipam": "nv-ipam"}
     made = export({"networks_attachments": [attachment], "networks_components": ["nv-ipam"]})
-    text = _policy_export.text(made["objects"])
+    text = policy_export.text(made["objects"])
     assert list(yaml.safe_load_all(text)) == made["objects"]
     assert "ipam: |" in text
 
@@ -347,7 +348,7 @@ def test_variables_come_back_from_the_policy_they_make(given_variables):
     assert made["problems"] == []
     for obj in made["objects"]:
         assert refused(obj) == []
-    written = yaml.safe_load_all(_policy_export.text(made["objects"]))
+    written = yaml.safe_load_all(policy_export.text(made["objects"]))
     read = _policy_import.run([{"source": f"object {n}", "content": obj} for n, obj in enumerate(written)])
     assert read["problems"] == []
     assert [line for line in read["lines"] if line["verdict"] == "unknown"] == []

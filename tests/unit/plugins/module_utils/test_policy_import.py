@@ -8,6 +8,7 @@ import pathlib
 
 import pytest
 import yaml
+from ansible_collections.gpufabric.rdma.plugins.action import policy_import
 from ansible_collections.gpufabric.rdma.plugins.module_utils import _networks_plan, _policy_import, _preflight
 from ansible_collections.gpufabric.rdma.plugins.module_utils._policy_page import Page, explanation
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather
@@ -166,7 +167,7 @@ def test_the_roles_take_what_an_import_writes(name):
     effective, problems = _preflight.validate(options(), BECOME[name])
     assert problems == []
     assert _networks_plan.plan(effective, [])["problems"] == []
-    assert yaml.safe_load(_policy_import.text(BECOME[name], [name])) == BECOME[name]
+    assert yaml.safe_load(policy_import.text(BECOME[name], [name])) == BECOME[name]
 
 
 def leaves(value, path=""):
@@ -392,4 +393,4 @@ def test_the_page_shows_what_is_really_said():
     made = _policy_import.run(found)
     page = (ROOT / "docs/nicclusterpolicy.md").read_text()
     assert f"```text\n{explanation(made['lines'])}\n```" in page
-    assert f"```yaml\n{_policy_import.text(made['variables'], ['policy.yaml'])}```" in page
+    assert f"```yaml\n{policy_import.text(made['variables'], ['policy.yaml'])}```" in page
