@@ -73,7 +73,7 @@ def suspects(tests: list[dict]) -> dict[str, list[dict]]:
     Otherwise one slow port would accuse every peer that it was measured with.
     """
     outliers = [test for test in tests if test["verdict"] == "outlier"]
-    ends = [(host, test["rail"]) for test in outliers for host in {test["from"], test["to"]}]
+    ends = [(host, test["rail"]) for test in outliers for host in sorted({test["from"], test["to"]})]
     found: dict[str, list[dict]] = {}
     for test in outliers:
         seen = {host: ends.count((host, test["rail"])) for host in (test["from"], test["to"])}

@@ -8,7 +8,7 @@ PRIVATE to the collection. Pure. What was not verified is skipped, never passed;
 
 from __future__ import annotations
 
-import xml.etree.ElementTree as ElementTree
+from xml.etree import ElementTree
 
 from .judge import tally
 from .markup import clean

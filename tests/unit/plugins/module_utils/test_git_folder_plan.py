@@ -17,8 +17,8 @@ ROLE = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "me
 RENDERED = {"networks": [config_map("b"), config_map("a", "train")], "multus": [ROLE]}
 
 
-def wanted(rendered=RENDERED):
-    return planner.files(rendered, git_folder.text)
+def wanted(rendered=None):
+    return planner.files(RENDERED if rendered is None else rendered, git_folder.text)
 
 
 def bring(folder, files, check_mode=False):

@@ -7,7 +7,7 @@ import functools
 import hashlib
 import html.parser
 import re
-import xml.etree.ElementTree as ElementTree
+from xml.etree import ElementTree
 
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils import _checks, _matrix_judge
