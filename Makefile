@@ -43,7 +43,7 @@ drift: venv ## Compare nodes with the inventory: 0 converged, 2 drift, 3 reboot 
 	@python3 bin/drift.py -i $(INVENTORY) $(ARGS)
 
 ##@ The lab
-.PHONY: lab-up lab-down lab-ssh lab-test lab-scenarios driver-root driver-lab kubelet-lab plugin-lab bench-peer rails
+.PHONY: lab-up lab-down lab-ssh lab-test lab-matrix lab-scenarios driver-root driver-lab kubelet-lab plugin-lab bench-peer rails
 lab-up: venv lab-packages ## Build the image once and boot the nodes (they are reused while they run)
 	@lab/labctl up
 
@@ -55,6 +55,9 @@ lab-ssh: ## Open a shell on a node: NODE=node1
 
 lab-test: venv lab-packages ## The VM scenario as molecule runs it
 	@lab/progress "molecule scenario default" molecule test --scenario-name default
+
+lab-matrix: lab-up ## The bandwidth matrix on the nodes that `make lab` has settled: untouched, then with one rail throttled
+	@lab/progress "bandwidth matrix on the lab" pytest -v -n0 tests/lab_matrix $(ARGS)
 
 lab-scenarios: venv lab-packages ## The cluster on a lab of its own: second run, drift, pitfalls, reboots, from a saved state; needs Go
 	@LAB_DIR=.lab/cluster LAB_PORT_BASE=22600 lab/progress "scenarios of the lab's cluster" pytest -v -n0 tests/cluster $(ARGS)
