@@ -43,7 +43,7 @@ drift: venv ## Compare nodes with the inventory: 0 converged, 2 drift, 3 reboot 
 	@python3 bin/drift.py -i $(INVENTORY) $(ARGS)
 
 ##@ The lab
-.PHONY: lab-up lab-down lab-ssh lab-test lab-matrix lab-scenarios driver-root driver-lab kubelet-lab plugin-lab bench-peer rails
+.PHONY: lab-up lab-down lab-ssh lab-test lab-matrix lab-cluster lab-scenarios driver-root driver-lab kubelet-lab plugin-lab bench-peer rails
 lab-up: venv lab-packages ## Build the image once and boot the nodes (they are reused while they run)
 	@lab/labctl up
 
@@ -58,6 +58,15 @@ lab-test: venv lab-packages ## The VM scenario as molecule runs it
 
 lab-matrix: lab-up ## The bandwidth matrix on the nodes that `make lab` has settled: untouched, then with one rail throttled
 	@lab/progress "bandwidth matrix on the lab" pytest -v -n0 tests/lab_matrix $(ARGS)
+
+# What every commit is tested with: a bare node to pods with verbs, a second run, drift, and pitfalls of the pod network.
+lab-cluster: export LAB_NODES := node1
+lab-cluster: export LAB_CLUSTER := testbed
+lab-cluster: export LAB_MEMORY_MIB := 4096
+lab-cluster: export LAB_DIR := .lab/cluster-single
+lab-cluster: export LAB_PORT_BASE := 22700
+lab-cluster: venv lab-packages ## One bare node to pods with verbs, second run, drift, pitfalls; needs Go
+	@lab/progress "one node's cluster" pytest -v -n0 tests/cluster $(ARGS)
 
 lab-scenarios: venv lab-packages ## The cluster on a lab of its own: second run, drift, pitfalls, reboots, from a saved state; needs Go
 	@LAB_DIR=.lab/cluster LAB_PORT_BASE=22600 lab/progress "scenarios of the lab's cluster" pytest -v -n0 tests/cluster $(ARGS)

@@ -1,4 +1,4 @@
-"""Twelve things that somebody changed by hand: each is named by check mode, and one run puts all of them right."""
+"""Twelve things that somebody changed by hand: each is named by check mode and by drift, and one run puts all right."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ class Drift:
 
 
 UNIT = "/etc/systemd/system/rdma-device-plugin.service"
-DROP_IN = "/etc/systemd/system/k3s-agent.service.d/10-gpufabric-rdma.conf"
 CONFLIST = "/etc/cni/gpufabric-rdma.d/10-flannel.conflist"
 SYSCTLS = "/etc/sysctl.d/zz-gpufabric-rdma-pod-network.conf"
 TOKEN = "/etc/gpufabric-rdma/node-ready.token"
@@ -30,62 +29,83 @@ LABEL = "feature.node.kubernetes.io/rdma.capable"
 DAEMON = "configmap multus-daemon-config --namespace kube-multus"
 SUM = "sha256sum {} 2>/dev/null || echo absent"
 
-DRIFTS = (
-    Drift(
-        "text of the plugin's unit",
-        "node2",
-        f"sed -i s/^Description=.*/Description=mine/ {UNIT}",
-        SUM.format(UNIT),
-        UNIT,
-    ),
-    Drift(
-        "plugin's configuration",
-        "node2",
-        f'sed -i \'s/"rdmaHcaMax": *[0-9]*/"rdmaHcaMax": 7/\' {CONFIG}',
-        SUM.format(CONFIG),
-        CONFIG,
-    ),
-    Drift("conflist deleted", "node2", f"rm {CONFLIST}", SUM.format(CONFLIST), CONFLIST),
-    Drift(
-        "plugin swapped", "node2", "cp /bin/true /opt/cni/bin/portmap", SUM.format("/opt/cni/bin/portmap"), "portmap"
-    ),
-    Drift("mode of a token", "node2", f"chmod 0644 {TOKEN}", f"stat -c %a {TOKEN}", TOKEN),
-    Drift("memlock drop-in deleted", "node2", f"rm {DROP_IN}", SUM.format(DROP_IN), DROP_IN),
-    Drift(
-        "sysctl",
-        "node1",
-        "sysctl -qw net.bridge.bridge-nf-call-iptables=0",
-        "sysctl -n net.bridge.bridge-nf-call-iptables",
-        "net.bridge.bridge-nf-call-iptables",
-    ),
-    Drift("sysctl file", "node1", f"echo '# mine' >>{SYSCTLS}", SUM.format(SYSCTLS), SYSCTLS),
-    Drift("unit disabled", "node1", f"systemctl -q disable {GUARD}", f"systemctl is-enabled {GUARD}", GUARD),
-    Drift(
-        "label removed",
-        ANYWHERE,
-        f"k3s kubectl label node node2 {LABEL}-",
-        f"k3s kubectl get node node2 -o yaml | grep -F '{LABEL}:'",
-        "node2",
-    ),
-    Drift(
-        "ConfigMap edited",
-        ANYWHERE,
-        f"""k3s kubectl patch {DAEMON} --type merge -p '{{"data":{{"daemon-config.json":"{{}}"}}}}'""",
-        f"k3s kubectl get {DAEMON} -o jsonpath={{.data}}",
-        "multus-daemon-config",
-    ),
-    Drift(
-        "attachment deleted",
-        ANYWHERE,
-        "k3s kubectl delete network-attachment-definition rail0",
-        "k3s kubectl get network-attachment-definition rail0 -o jsonpath={.spec}",
-        "rail0",
-    ),
-)
+
+def drifts(cluster) -> tuple[Drift, ...]:
+    server, worker = cluster.server, cluster.worker
+    drop_in = f"/etc/systemd/system/{cluster.kubelet_service(worker)}.service.d/10-gpufabric-rdma.conf"
+    return (
+        Drift(
+            "text of the plugin's unit",
+            worker,
+            f"sed -i s/^Description=.*/Description=mine/ {UNIT}",
+            SUM.format(UNIT),
+            UNIT,
+        ),
+        Drift(
+            "plugin's configuration",
+            worker,
+            f'sed -i \'s/"rdmaHcaMax": *[0-9]*/"rdmaHcaMax": 7/\' {CONFIG}',
+            SUM.format(CONFIG),
+            CONFIG,
+        ),
+        Drift("conflist deleted", worker, f"rm {CONFLIST}", SUM.format(CONFLIST), CONFLIST),
+        Drift(
+            "plugin swapped",
+            worker,
+            "cp /bin/true /opt/cni/bin/portmap",
+            SUM.format("/opt/cni/bin/portmap"),
+            "portmap",
+        ),
+        Drift("mode of a token", worker, f"chmod 0644 {TOKEN}", f"stat -c %a {TOKEN}", TOKEN),
+        Drift("memlock drop-in deleted", worker, f"rm {drop_in}", SUM.format(drop_in), drop_in),
+        Drift(
+            "sysctl",
+            server,
+            "sysctl -qw net.bridge.bridge-nf-call-iptables=0",
+            "sysctl -n net.bridge.bridge-nf-call-iptables",
+            "net.bridge.bridge-nf-call-iptables",
+        ),
+        Drift("sysctl file", server, f"echo '# mine' >>{SYSCTLS}", SUM.format(SYSCTLS), SYSCTLS),
+        Drift("unit disabled", server, f"systemctl -q disable {GUARD}", f"systemctl is-enabled {GUARD}", GUARD),
+        Drift(
+            "label removed",
+            ANYWHERE,
+            f"k3s kubectl label node {worker} {LABEL}-",
+            f"k3s kubectl get node {worker} -o yaml | grep -F '{LABEL}:'",
+            worker,
+        ),
+        Drift(
+            "ConfigMap edited",
+            ANYWHERE,
+            f"""k3s kubectl patch {DAEMON} --type merge -p '{{"data":{{"daemon-config.json":"{{}}"}}}}'""",
+            f"k3s kubectl get {DAEMON} -o jsonpath={{.data}}",
+            "multus-daemon-config",
+        ),
+        Drift(
+            "attachment deleted",
+            ANYWHERE,
+            "k3s kubectl delete network-attachment-definition rail0",
+            "k3s kubectl get network-attachment-definition rail0 -o jsonpath={.spec}",
+            "rail0",
+        ),
+    )
 
 
-def probe(cluster, drift):
-    return cluster.node(drift.host or "node1", f"{drift.probe}; true")
+def probes(cluster, planted):
+    return {drift.name: cluster.node(drift.host or cluster.server, f"{drift.probe}; true") for drift in planted}
+
+
+def unexplained(planted, hosts):
+    """Differences of drift that nobody planted, and plants that no difference names."""
+    seen = [(host, item["object"]) for host, entry in hosts.items() for item in entry["differences"]]
+
+    def fits(drift, host, name):
+        return drift.object in name and drift.host in (ANYWHERE, host)
+
+    return (
+        [row for row in seen if not any(fits(drift, *row) for drift in planted)],
+        [drift.name for drift in planted if not any(fits(drift, *row) for row in seen)],
+    )
 
 
 def announced(run, drift):
@@ -94,24 +114,50 @@ def announced(run, drift):
     return any(drift.object in change["object"] for host in hosts for change in run.record["hosts"][host]["changes"])
 
 
-def test_each_drift_is_named_by_check_mode_and_healed_by_one_run(breakable):
-    before = {drift.name: probe(breakable, drift) for drift in DRIFTS}
-    assert len(DRIFTS) == 12
-    for drift in DRIFTS:
-        breakable.node(drift.host or "node1", drift.plant)
-    planted = {drift.name: probe(breakable, drift) for drift in DRIFTS}
-    assert [name for name, seen in planted.items() if seen == before[name]] == [], "each drift is there"
+def test_a_converged_cluster_gives_0_and_stays_as_it_was(cluster):
+    before = cluster.everything()
+    with cluster.timed("drift.yml on the converged cluster"):
+        code, hosts, text = cluster.drift()
+    assert code == 0, text[-6000:]
+    assert {name: entry["verdict"] for name, entry in hosts.items()} == dict.fromkeys(cluster.nodes, "converged")
+    assert cluster.everything() == before
+
+
+def test_each_drift_is_named_and_healed_by_one_run(breakable):
+    planted = drifts(breakable)
+    before = probes(breakable, planted)
+    assert len(planted) == 12
+    for drift in planted:
+        breakable.node(drift.host or breakable.server, drift.plant)
+    drifted, untouched = probes(breakable, planted), breakable.everything()
+    assert [name for name, seen in drifted.items() if seen == before[name]] == [], "each drift is there"
 
     with breakable.timed("site.yml --check --diff with twelve drifts"):
         checked = breakable.run("site.yml", "--check", "--diff")
-    assert [drift.name for drift in DRIFTS if not announced(checked, drift)] == [], checked.text[-4000:]
-    assert {drift.name: probe(breakable, drift) for drift in DRIFTS} == planted, "check mode changes nothing"
+    assert [drift.name for drift in planted if not announced(checked, drift)] == [], checked.text[-4000:]
+
+    code, hosts, text = breakable.drift()
+    assert code == 2, text[-6000:]
+    assert unexplained(planted, hosts) == ([], []), text[-6000:]
+    assert breakable.everything() == untouched, "neither check mode nor drift changes anything"
 
     with breakable.timed("site.yml healing twelve drifts"):
         healed = breakable.run("site.yml")
     assert healed.code == 0, healed.text[-6000:]
-    assert {drift.name: probe(breakable, drift) for drift in DRIFTS} == before
+    assert probes(breakable, planted) == before
 
-    again = breakable.run("site.yml")
-    assert again.code == 0, again.text[-6000:]
-    assert [again.record["hosts"][name]["changed"] for name in breakable.nodes] == [[], []]
+    code, hosts, text = breakable.drift()
+    assert code == 0, text[-6000:]
+
+
+def test_a_mode_that_only_a_reboot_can_set_gives_3_and_a_node_that_is_down_gives_4(breakable):
+    breakable.node(breakable.worker, "rdma system set netns exclusive && ip netns add tenant")
+    code, hosts, text = breakable.drift()
+    assert code == 3, text[-6000:]
+    assert hosts[breakable.worker]["verdict"] == "reboot_pending"
+    assert "tenant" in breakable.node(breakable.worker, "ip netns list"), "no reboot, and the namespace is untouched"
+
+    breakable.labctl("power", breakable.worker, "off")
+    code, hosts, text = breakable.drift()
+    assert code == 4, text[-6000:]
+    assert hosts[breakable.worker]["verdict"] == "unreachable"

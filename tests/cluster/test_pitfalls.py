@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from ansible_collections.gpufabric.rdma.tests.tools.lab_cluster import Cluster
 
 CONF = "/etc/cni/net.d/00-multus.conf"
 GUARD = "gpufabric-rdma-multus.service"
@@ -27,7 +28,7 @@ def attachment(name, config, resource=None):
     }
 
 
-def pod(name, node="node2"):
+def pod(name, node):
     tools = {
         "name": "main",
         "image": "localhost/rdma-tools:testbed",
@@ -67,6 +68,11 @@ def lines(run, host):
     return {check["id"]: f"{check['object']}: {check['seen']}" for check in run.checks(host, "failed")}
 
 
+def conf_of(cluster):
+    """Multus' configuration on the worker; empty while there is none."""
+    return cluster.node(cluster.worker, f"cat {CONF} 2>/dev/null; true")
+
+
 def look(cluster):
     """verify without test pods, which could not start anyway."""
     return cluster.run("verify.yml", "--check")
@@ -81,19 +87,22 @@ def test_n1_n5_n9_verify_names_each_bad_attachment(breakable):
         attachment("large", {"type": "macvlan", "master": "eth3", "mtu": 9000}),
     )
 
-    found = lines(look(breakable), "node1")
+    found = lines(look(breakable), breakable.server)
 
     assert f"{NAMESPACE}/slot" in found["nad:resource-host-device"]
-    assert f"{NAMESPACE}/twice" in found["nad:host-local-nodes"]
+    if len(breakable.nodes) > 1:
+        assert f"{NAMESPACE}/twice" in found["nad:host-local-nodes"]
+    else:
+        assert "nad:host-local-nodes" not in found, "one node alone hands out no address twice"
     assert f"{NAMESPACE}/large" in found["nad:mtu"]
 
 
 def test_k3_a_plugin_that_is_gone_stops_each_new_pod_and_one_run_brings_it_back(breakable):
-    breakable.node("node2", "rm /opt/cni/bin/portmap")
-    apply(breakable, pod("early"))
+    breakable.node(breakable.worker, "rm /opt/cni/bin/portmap")
+    apply(breakable, pod("early", breakable.worker))
     breakable.wait(lambda: "failed to find plugin" in complaints(breakable, "early"), "the pod's failure", PATIENCE)
 
-    assert "portmap" in lines(look(breakable), "node2")["cni:plugin-missing"]
+    assert "portmap" in lines(look(breakable), breakable.worker)["cni:plugin-missing"]
 
     healed = breakable.run("cluster.yml")
     assert healed.code == 0, healed.text[-4000:]
@@ -101,36 +110,38 @@ def test_k3_a_plugin_that_is_gone_stops_each_new_pod_and_one_run_brings_it_back(
 
 
 def test_m5_an_empty_configuration_is_named_and_written_anew(breakable):
-    breakable.node("node2", f"systemctl stop {GUARD}; : >{CONF}; sleep 20")
-    assert breakable.node("node2", f"stat -c %s {CONF}") == "0", "the daemon alone does not mend it"
+    breakable.node(breakable.worker, f"systemctl stop {GUARD}; : >{CONF}; sleep 20")
+    assert breakable.node(breakable.worker, f"stat -c %s {CONF}") == "0", "the daemon alone does not mend it"
 
-    assert CONF in lines(look(breakable), "node2")["cni:conf-empty"]
+    assert CONF in lines(look(breakable), breakable.worker)["cni:conf-empty"]
 
-    breakable.node("node2", f"systemctl start {GUARD}")
+    breakable.node(breakable.worker, f"systemctl start {GUARD}")
     with breakable.timed("M5: guard started -> configuration whole again"):
-        breakable.wait(lambda: "clusterNetwork" in breakable.node("node2", f"cat {CONF}; true"), "whole", PATIENCE)
-    apply(breakable, pod("after"))
+        breakable.wait(
+            lambda: "clusterNetwork" in breakable.node(breakable.worker, f"cat {CONF}; true"), "whole", PATIENCE
+        )
+    apply(breakable, pod("after", breakable.worker))
     breakable.wait(lambda: running(breakable, "after"), "a pod runs", PATIENCE)
 
 
 def test_m11_the_configuration_of_a_daemon_that_is_gone_is_named_and_taken_away(breakable):
-    conf = breakable.node("node2", f"cat {CONF}")
-    breakable.node("node2", f"systemctl stop {GUARD}")
+    conf = breakable.node(breakable.worker, f"cat {CONF}")
+    breakable.node(breakable.worker, f"systemctl stop {GUARD}")
     nowhere = {"spec": {"template": {"spec": {"nodeSelector": {"nowhere": "true"}}}}}
     patch = f"'{json.dumps(nowhere)}'"
     breakable.kubectl("patch", "daemonset", "kube-multus-ds", "-n", "kube-multus", "--type", "merge", "-p", patch)
     gone = "pgrep -x multus-daemon >/dev/null && echo there || echo gone"
-    breakable.wait(lambda: breakable.node("node2", gone) == "gone", "the daemon is gone", PATIENCE)
+    breakable.wait(lambda: breakable.node(breakable.worker, gone) == "gone", "the daemon is gone", PATIENCE)
     # As SIGKILL leaves it: a daemon that is told to stop takes its configuration away.
-    breakable.node("node2", f"cat >{CONF} <<'EOF'\n{conf}\nEOF")
-    apply(breakable, pod("stuck"))
+    breakable.node(breakable.worker, f"cat >{CONF} <<'EOF'\n{conf}\nEOF")
+    apply(breakable, pod("stuck", breakable.worker))
     breakable.wait(lambda: "multus" in complaints(breakable, "stuck"), "the pod's failure", PATIENCE)
 
-    assert "cni:multus-not-running" in lines(look(breakable), "node2")
+    assert "cni:multus-not-running" in lines(look(breakable), breakable.worker)
 
-    breakable.node("node2", f"systemctl start {GUARD}")
+    breakable.node(breakable.worker, f"systemctl start {GUARD}")
     with breakable.timed("M11: guard started -> dead configuration taken away"):
-        breakable.wait(lambda: breakable.node("node2", f"ls {CONF}; true") == "", "gone", PATIENCE)
+        breakable.wait(lambda: breakable.node(breakable.worker, f"ls {CONF}; true") == "", "gone", PATIENCE)
     healed = breakable.run("cluster.yml")
     assert healed.code == 0, healed.text[-4000:]
     breakable.wait(lambda: running(breakable, "stuck"), "the pod runs", PATIENCE)
@@ -139,22 +150,24 @@ def test_m11_the_configuration_of_a_daemon_that_is_gone_is_named_and_taken_away(
 def test_m7_a_foreign_configuration_is_named_and_never_taken_over_without_consent(breakable):
     foreign = "/etc/cni/net.d/00-calico.conflist"
     text = json.dumps({"cniVersion": "0.3.1", "name": "foreign", "plugins": [{"type": "loopback"}]})
-    breakable.node("node2", f"cat >{foreign} <<'EOF'\n{text}\nEOF")
+    breakable.node(breakable.worker, f"cat >{foreign} <<'EOF'\n{text}\nEOF")
 
-    assert foreign in lines(look(breakable), "node2")["cni:foreign-first"]
+    assert foreign in lines(look(breakable), breakable.worker)["cni:foreign-first"]
 
     told = breakable.run("cluster.yml", "-e", "multus_foreign_allowed=false")
     assert foreign in told.text
-    assert breakable.node("node2", f"ls {foreign}") == foreign
+    assert breakable.node(breakable.worker, f"ls {foreign}") == foreign
     # Multus itself goes on to delegate to the pod network that it was told, not to what comes first.
-    assert "10-flannel" in breakable.node("node2", f"cat {CONF}") or "cbr0" in breakable.node("node2", f"cat {CONF}")
+    assert "10-flannel" in breakable.node(breakable.worker, f"cat {CONF}") or "cbr0" in breakable.node(
+        breakable.worker, f"cat {CONF}"
+    )
 
     healed = breakable.run("cluster.yml", "-e", "multus_foreign_allowed=true")
     assert healed.code == 0, healed.text[-4000:]
-    assert breakable.node("node2", f"ls {foreign} 2>/dev/null; true") == ""
+    assert breakable.node(breakable.worker, f"ls {foreign} 2>/dev/null; true") == ""
 
 
-@pytest.mark.parametrize("name", ["node2", "node1"])
+@pytest.mark.parametrize("name", reversed(Cluster.nodes))
 def test_m3_m4_n13_a_hard_reset_needs_no_hand_and_no_pod_comes_up_without_multus(breakable, name):
     apply(breakable, pod("bound", name))
     breakable.wait(lambda: running(breakable, "bound"), "the pod runs", PATIENCE)

@@ -43,6 +43,8 @@ class Run:
 
 
 class Lab:
+    inventory = "lab"  # folder of inventory/
+
     def try_labctl(self, *words, stdin=None):
         command = [CHECKOUT / "lab" / "labctl", *words]
         return subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
@@ -59,7 +61,7 @@ class Lab:
         command = [
             "ansible-playbook",
             "-i",
-            CHECKOUT / "inventory" / "lab",
+            CHECKOUT / "inventory" / self.inventory,
             CHECKOUT / "playbooks" / playbook,
             *arguments,
         ]

@@ -1,0 +1,214 @@
+"""The lab's cluster for tests: the nodes, the playbooks on them, the API server.
+
+LAB_DIR and its companions say which lab; `make lab-scenarios` sets them for two nodes, `make lab-cluster` for one. The
+first test that asks for the cluster brings it up and saves its nodes; later sessions start from that, as long as what
+made it is unchanged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+
+from ansible_collections.gpufabric.rdma.tests.tools.lab_nodes import CHECKOUT, Lab
+
+SNAPSHOT = "cluster"
+SOURCES = ("roles", "plugins", "playbooks", "device_plugin", "inventory", "lab", "lock")
+PATIENCE = 600.0
+# Ansible's own folder below ~/.ansible/tmp is not the playbook's doing.
+EVERYTHING = """
+find /etc /opt /usr /boot /root /home /var/lib/rdma-device-plugin /var/lib/cni -xdev -path /root/.ansible -prune -o \
+  -printf '%p %m %u %s %C@\\n' 2>/dev/null
+cut -d' ' -f1 /proc/modules
+sysctl -a 2>/dev/null | grep -E '^(net.ipv4.conf|net.ipv6.conf|net.bridge|fs.inotify)'
+ip -o address show scope global
+iptables-save | sed 's/\\[[0-9:]*\\]//; /^#/d'
+rdma system show
+systemctl list-unit-files --no-legend
+systemctl show --property=Id,MainPID,ActiveState --value 'gpufabric*' k3s k3s-agent rdma-device-plugin
+"""
+OBJECTS = ",".join(
+    (
+        "configmaps",
+        "daemonsets",
+        "network-attachment-definitions",
+        "serviceaccounts",
+        "secrets",
+        "namespaces",
+        "clusterroles",
+        "clusterrolebindings",
+        "roles",
+        "rolebindings",
+        "customresourcedefinitions",
+    )
+)
+
+
+def made_of() -> str:
+    """A digest of everything that decides what the cluster looks like."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", *SOURCES],
+        cwd=CHECKOUT,
+        capture_output=True,
+        check=True,
+    )
+    total = hashlib.sha256(json.dumps([os.environ.get(name) for name in ("LAB_CLUSTER", "LAB_NODES")]).encode())
+    for name in sorted(filter(None, listed.stdout.decode().split("\0"))):
+        path = CHECKOUT / name
+        if path.is_file():
+            total.update(f"{name}\0".encode() + path.read_bytes())
+    return total.hexdigest()
+
+
+class Cluster(Lab):
+    """The nodes, the playbooks on them, and the API server through the first one.
+
+    server and worker are the nodes that tests break; in a lab of one node both are that one.
+    """
+
+    nodes = tuple(os.environ.get("LAB_NODES", "").split()) or ("node1", "node2")
+    server, worker = nodes[0], nodes[-1]
+    inventory = "lab" if len(nodes) > 1 else "lab-single"
+
+    def __init__(self) -> None:
+        self.state = pathlib.Path(os.environ["LAB_DIR"]).resolve()
+        self.figures: list[str] = []
+        self.first = None  # the run that made the cluster, where this session did
+
+    def kubelet_service(self, name: str) -> str:
+        return "k3s" if name == self.server else "k3s-agent"
+
+    def run(self, playbook, *arguments):
+        return self.play(playbook, "-e", f"@{self.state}/cluster.yml", *arguments)
+
+    def drift(self, *arguments: str) -> tuple[int, dict, str]:
+        """bin/drift.py on the nodes: exit code, {host: its entry in drift.json}, output."""
+        playbook = ("--playbook", str(CHECKOUT / "playbooks" / "drift.yml"))
+        with tempfile.TemporaryDirectory() as reports:
+            done = subprocess.run(
+                [
+                    sys.executable,
+                    str(CHECKOUT / "bin" / "drift.py"),
+                    *("--verdict-file", f"{reports}/verdict.json", *playbook),
+                    *("-i", str(CHECKOUT / "inventory" / self.inventory)),
+                    *("-e", f"@{self.state}/cluster.yml", "-e", f"drift_directory={reports}", *arguments),
+                ],
+                cwd=CHECKOUT,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            text = done.stdout + done.stderr
+            written = pathlib.Path(reports, "drift.json")
+            assert written.is_file(), text
+            entries = json.loads(written.read_text())["hosts"]
+        return done.returncode, {entry["host"]: entry for entry in entries}, text
+
+    def everything(self) -> dict[str, set[str]]:
+        """What a run could change, to be compared: files with the time of their last change, settings, objects."""
+        found = {name: set(self.node(name, EVERYTHING).splitlines()) for name in self.nodes}
+        found["objects"] = set()
+        for row in self.get(OBJECTS, "--all-namespaces")["items"]:
+            meta = row["metadata"]
+            # A status moves the resourceVersion too; what has one also counts its generations.
+            version = meta.get("generation", meta["resourceVersion"])
+            found["objects"].add(f"{row['kind']} {meta.get('namespace')}/{meta['name']} {meta['uid']} {version}")
+        for row in self.get("nodes")["items"]:
+            found["objects"].add(json.dumps([row["metadata"]["labels"], row["spec"]], sort_keys=True))
+        return found
+
+    def bring_up(self) -> None:
+        """From the saved nodes, or from their first boot."""
+        mark = self.state / "cluster.made-of"
+        if mark.exists() and mark.read_text() == made_of():
+            with self.timed("nodes back from the saved state"):
+                self.labctl("restore", SNAPSHOT)
+                self.wait(self.settled, "all nodes Ready and all pods running")
+            return
+        mark.unlink(missing_ok=True)
+        with self.timed("nodes booted"):
+            self.labctl("up")
+        with self.timed("bundle filled"):
+            self.labctl("bundle")
+        with self.timed("site.yml on bare nodes"):
+            self.first = self.run("site.yml")
+        assert self.first.code == 0, self.first.text[-6000:]
+        self.labctl("snapshot", SNAPSHOT)
+        mark.write_text(made_of())
+
+    @contextlib.contextmanager
+    def timed(self, what: str):
+        start = time.monotonic()
+        yield
+        self.figures.append(f"{time.monotonic() - start:7.1f} s  {what}")
+
+    def try_node(self, name: str, script: str) -> str:
+        """What a node says, or nothing while it does not answer."""
+        done = self.try_labctl("ssh", name, script, stdin="")
+        return done.stdout.strip() if done.returncode == 0 else ""
+
+    def startup_taints(self) -> list[str]:
+        """Nodes that have not been proven ready for RDMA pods yet."""
+        return [
+            node["metadata"]["name"]
+            for node in self.get("nodes").get("items", ())
+            if any(taint["key"] == "rdma.gpufabric.io/not-ready" for taint in node["spec"].get("taints", ()))
+        ]
+
+    # The API server
+
+    def try_kubectl(self, *words: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+        return self.try_labctl(
+            "ssh", self.server, "k3s kubectl --request-timeout=60s " + " ".join(words), stdin=stdin or ""
+        )
+
+    def kubectl(self, *words: str, stdin: str | None = None) -> str:
+        done = self.try_kubectl(*words, stdin=stdin)
+        assert done.returncode == 0, f"kubectl {' '.join(words)}: {done.stdout}{done.stderr}"
+        return done.stdout.strip()
+
+    def get(self, *words: str) -> dict:
+        """The object or the list; {} while it is not there or nobody answers."""
+        done = self.try_kubectl("get", *words, "-o", "json")
+        return json.loads(done.stdout) if done.returncode == 0 else {}
+
+    def settled(self) -> bool:
+        conditions = [
+            row["status"] == "True"
+            for node in self.get("nodes").get("items", ())
+            for row in node["status"]["conditions"]
+            if row["type"] == "Ready"
+        ]
+        return len(conditions) == len(self.nodes) and all(conditions) and all(self.pods().values())
+
+    def pods(self) -> dict[str, bool]:
+        """{"namespace/name uid": whether it is ready}."""
+        found = {}
+        for pod in self.get("pods", "--all-namespaces").get("items", ()):
+            meta = pod["metadata"]
+            rows = pod["status"].get("conditions", ())
+            ready = any(row["type"] == "Ready" and row["status"] == "True" for row in rows)
+            found[f"{meta['namespace']}/{meta['name']} {meta['uid']}"] = ready
+        return found
+
+    def main_pids(self) -> dict[str, str]:
+        """The main process of each service that a second run must leave alone."""
+        show = "systemctl show --property=MainPID --value rdma-device-plugin"
+        return {name: self.node(name, f"{show} {self.kubelet_service(name)}") for name in self.nodes}
+
+    def wait(self, condition, what: str, limit: float = PATIENCE) -> None:
+        """Until the condition holds."""
+        start = time.monotonic()
+        while not condition():
+            if time.monotonic() - start > limit:
+                state = self.try_kubectl("get", "nodes,pods", "--all-namespaces", "-o", "wide").stdout
+                events = self.try_kubectl("get", "events", "-A", "--sort-by=.lastTimestamp").stdout
+                raise AssertionError(f"{what}: not within {limit:.0f} s\n{state}\n{events[-3000:]}")
+            time.sleep(1)
