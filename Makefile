@@ -43,7 +43,7 @@ drift: venv ## Compare nodes with the inventory: 0 converged, 2 drift, 3 reboot 
 	@python3 bin/drift.py -i $(INVENTORY) $(ARGS)
 
 ##@ The lab
-.PHONY: lab-up lab-down lab-ssh lab-test lab-matrix lab-cluster lab-scenarios driver-root driver-lab kubelet-lab plugin-lab bench-peer rails
+.PHONY: lab-up lab-down lab-ssh lab-test lab-faults lab-matrix lab-cluster lab-scenarios driver-root driver-lab kubelet-lab plugin-lab bench-peer rails
 lab-up: venv lab-packages ## Build the image once and boot the nodes (they are reused while they run)
 	@lab/labctl up
 
@@ -56,17 +56,25 @@ lab-ssh: ## Open a shell on a node: NODE=node1
 lab-test: venv lab-packages ## The VM scenario as molecule runs it
 	@lab/progress "molecule scenario default" molecule test --scenario-name default
 
+lab-faults: export LAB_DIR := .lab/faults
+lab-faults: export LAB_PORT_BASE := 22320
+lab-faults: lab-up ## What goes wrong on a real kernel: a busy namespace, a foreign file, a pulled cable; check mode against the run
+	@lab/progress "host layer on a lab of its own" ansible-playbook -i inventory/lab playbooks/host.yml
+	@lab/progress "faults on the lab" pytest -v -n0 -rP --durations=10 tests/lab $(ARGS)
+	@lab/labctl down --keep-image
+
 lab-matrix: lab-up ## The bandwidth matrix on the nodes that `make lab` has settled: untouched, then with one rail throttled
 	@lab/progress "bandwidth matrix on the lab" pytest -v -n0 tests/lab_matrix $(ARGS)
 
-# What every commit is tested with: a bare node to pods with verbs, a second run, drift, and pitfalls of the pod network.
+# What every commit is tested with: a bare node to pods with verbs, and a second run over planted pitfalls.
+# ARGS=tests/cluster takes all scenarios.
 lab-cluster: export LAB_NODES := node1
 lab-cluster: export LAB_CLUSTER := testbed
 lab-cluster: export LAB_MEMORY_MIB := 4096
 lab-cluster: export LAB_DIR := .lab/cluster-single
 lab-cluster: export LAB_PORT_BASE := 22700
-lab-cluster: venv lab-packages ## One bare node to pods with verbs, second run, drift, pitfalls; needs Go
-	@lab/progress "one node's cluster" pytest -v -n0 tests/cluster $(ARGS)
+lab-cluster: venv lab-packages ## One bare node to pods with verbs, then a second run that heals five pitfalls; needs Go
+	@lab/progress "one node's cluster" pytest -v -n0 $(or $(ARGS),tests/cluster/test_first_run.py tests/cluster/test_second_run_heals.py)
 
 lab-scenarios: venv lab-packages ## The cluster on a lab of its own: second run, drift, pitfalls, reboots, from a saved state; needs Go
 	@LAB_DIR=.lab/cluster LAB_PORT_BASE=22600 lab/progress "scenarios of the lab's cluster" pytest -v -n0 tests/cluster $(ARGS)

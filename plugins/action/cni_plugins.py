@@ -17,7 +17,7 @@ MODULE = "gpufabric.rdma.cni_plugins"
 
 
 class ActionModule(ActionBase):
-    TRANSFERS_FILES = True
+    TRANSFERS_FILES = False  # not before the node has said what it lacks
     _supports_check_mode = True
 
     def run(self, tmp=None, task_vars=None):

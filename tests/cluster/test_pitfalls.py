@@ -10,79 +10,28 @@ import json
 
 import pytest
 from ansible_collections.gpufabric.rdma.tests.tools.lab_cluster import Cluster
-
-CONF = "/etc/cni/net.d/00-multus.conf"
-GUARD = "gpufabric-rdma-multus.service"
-NAMESPACE = "pitfalls"
-# As generous as an emulated node needs; the figures say how long it took.
-PATIENCE = 300
-
-
-def attachment(name, config, resource=None):
-    annotations = {"annotations": {"k8s.v1.cni.cncf.io/resourceName": resource}} if resource else {}
-    return {
-        "apiVersion": "k8s.cni.cncf.io/v1",
-        "kind": "NetworkAttachmentDefinition",
-        "metadata": {"name": name, "namespace": NAMESPACE, **annotations},
-        "spec": {"config": json.dumps({"cniVersion": "0.3.1", "name": name, **config})},
-    }
-
-
-def pod(name, node):
-    tools = {
-        "name": "main",
-        "image": "localhost/rdma-tools:testbed",
-        "imagePullPolicy": "Never",
-        "command": ["sleep", "100000"],
-    }
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": name, "namespace": NAMESPACE},
-        "spec": {"nodeName": node, "terminationGracePeriodSeconds": 0, "containers": [tools]},
-    }
-
-
-def apply(cluster, *objects):
-    space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
-    listing = {"apiVersion": "v1", "kind": "List", "items": [space, *objects]}
-    cluster.kubectl("apply", "--server-side", "-f", "-", stdin=json.dumps(listing))
-
-
-def running(cluster, name):
-    return cluster.get("pod", name, "-n", NAMESPACE).get("status", {}).get("phase") == "Running"
-
-
-def complaints(cluster, name):
-    """What the kubelet says of a pod that does not start."""
-    events = cluster.get("events", "-n", NAMESPACE).get("items", [])
-    return "\n".join(
-        event["message"]
-        for event in events
-        if event["involvedObject"]["name"] == name and event["reason"] == "FailedCreatePodSandBox"
-    )
-
-
-def lines(run, host):
-    """{id: what verify says} of the failed checks of a host."""
-    return {check["id"]: f"{check['object']}: {check['seen']}" for check in run.checks(host, "failed")}
-
-
-def conf_of(cluster):
-    """Multus' configuration on the worker; empty while there is none."""
-    return cluster.node(cluster.worker, f"cat {CONF} 2>/dev/null; true")
-
-
-def look(cluster):
-    """verify without test pods, which could not start anyway."""
-    return cluster.run("verify.yml", "--check")
+from ansible_collections.gpufabric.rdma.tests.tools.lab_pitfalls import (
+    CONF,
+    GUARD,
+    NAMESPACE,
+    PATIENCE,
+    RESOURCE,
+    apply,
+    attachment,
+    complaints,
+    conf_of,
+    lines,
+    look,
+    pod,
+    running,
+)
 
 
 def test_n1_n5_n9_verify_names_each_bad_attachment(breakable):
     local = {"type": "host-local", "subnet": "10.99.0.0/24"}
     apply(
         breakable,
-        attachment("slot", {"type": "host-device", "device": "eth2"}, "rdma/rail0"),
+        attachment("slot", {"type": "host-device", "device": "eth2"}, RESOURCE),
         attachment("twice", {"type": "macvlan", "master": "eth2", "mode": "bridge", "ipam": local}),
         attachment("large", {"type": "macvlan", "master": "eth3", "mtu": 9000}),
     )
@@ -117,9 +66,7 @@ def test_m5_an_empty_configuration_is_named_and_written_anew(breakable):
 
     breakable.node(breakable.worker, f"systemctl start {GUARD}")
     with breakable.timed("M5: guard started -> configuration whole again"):
-        breakable.wait(
-            lambda: "clusterNetwork" in breakable.node(breakable.worker, f"cat {CONF}; true"), "whole", PATIENCE
-        )
+        breakable.wait(lambda: "clusterNetwork" in conf_of(breakable), "whole", PATIENCE)
     apply(breakable, pod("after", breakable.worker))
     breakable.wait(lambda: running(breakable, "after"), "a pod runs", PATIENCE)
 
@@ -158,16 +105,14 @@ def test_m7_a_foreign_configuration_is_named_and_never_taken_over_without_consen
     assert foreign in told.text
     assert breakable.node(breakable.worker, f"ls {foreign}") == foreign
     # Multus itself goes on to delegate to the pod network that it was told, not to what comes first.
-    assert "10-flannel" in breakable.node(breakable.worker, f"cat {CONF}") or "cbr0" in breakable.node(
-        breakable.worker, f"cat {CONF}"
-    )
+    assert "10-flannel" in conf_of(breakable) or "cbr0" in conf_of(breakable)
 
     healed = breakable.run("cluster.yml", "-e", "multus_foreign_allowed=true")
     assert healed.code == 0, healed.text[-4000:]
     assert breakable.node(breakable.worker, f"ls {foreign} 2>/dev/null; true") == ""
 
 
-@pytest.mark.parametrize("name", reversed(Cluster.nodes))
+@pytest.mark.parametrize("name", Cluster.nodes[::-1])
 def test_m3_m4_n13_a_hard_reset_needs_no_hand_and_no_pod_comes_up_without_multus(breakable, name):
     apply(breakable, pod("bound", name))
     breakable.wait(lambda: running(breakable, "bound"), "the pod runs", PATIENCE)
@@ -185,6 +130,6 @@ def test_m3_m4_n13_a_hard_reset_needs_no_hand_and_no_pod_comes_up_without_multus
     found = complaints(breakable, "bound")
     breakable.figures.append(f"{len(found.splitlines()) - failed:7}    failed sandboxes after the reset of {name}")
     resources = breakable.get("node", name)["status"]["allocatable"]
-    assert resources["rdma/rail0"] == breakable.get("node", name)["status"]["capacity"]["rdma/rail0"] != "0"
+    assert resources[RESOURCE] == breakable.get("node", name)["status"]["capacity"][RESOURCE] != "0"
     verified = breakable.run("verify.yml")
     assert verified.code == 0, verified.text[-6000:]

@@ -1,5 +1,5 @@
-"""Tests that break a running lab on purpose. They need the lab of LAB_DIR to be up and converged; molecule's default
-scenario runs them so. Each test starts from the same snapshot and leaves the nodes in that state."""
+"""Tests that break a running lab on purpose. They need the lab of LAB_DIR to be up and converged; `make lab-faults`
+runs them so. Each test starts from the same snapshot and leaves the nodes in that state."""
 
 import pytest
 from ansible_collections.gpufabric.rdma.tests.tools.lab_nodes import Lab

@@ -1,0 +1,72 @@
+"""What the tests of the pod network's pitfalls plant in the lab's cluster, and what they look at."""
+
+from __future__ import annotations
+
+import json
+
+CONF = "/etc/cni/net.d/00-multus.conf"
+GUARD = "gpufabric-rdma-multus.service"
+NAMESPACE = "pitfalls"
+RESOURCE = "rdma/hca_shared_devices_0"  # of rail 0
+# As generous as an emulated node needs; the figures say how long it took.
+PATIENCE = 300
+
+
+def attachment(name, config, resource=None):
+    annotations = {"annotations": {"k8s.v1.cni.cncf.io/resourceName": resource}} if resource else {}
+    return {
+        "apiVersion": "k8s.cni.cncf.io/v1",
+        "kind": "NetworkAttachmentDefinition",
+        "metadata": {"name": name, "namespace": NAMESPACE, **annotations},
+        "spec": {"config": json.dumps({"cniVersion": "0.3.1", "name": name, **config})},
+    }
+
+
+def pod(name, node):
+    tools = {
+        "name": "main",
+        "image": "localhost/rdma-tools:testbed",
+        "imagePullPolicy": "Never",
+        "command": ["sleep", "100000"],
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": NAMESPACE},
+        "spec": {"nodeName": node, "terminationGracePeriodSeconds": 0, "containers": [tools]},
+    }
+
+
+def apply(cluster, *objects):
+    space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
+    listing = {"apiVersion": "v1", "kind": "List", "items": [space, *objects]}
+    cluster.kubectl("apply", "--server-side", "-f", "-", stdin=json.dumps(listing))
+
+
+def running(cluster, name):
+    return cluster.get("pod", name, "-n", NAMESPACE).get("status", {}).get("phase") == "Running"
+
+
+def complaints(cluster, name):
+    """What the kubelet says of a pod that does not start."""
+    events = cluster.get("events", "-n", NAMESPACE).get("items", [])
+    return "\n".join(
+        event["message"]
+        for event in events
+        if event["involvedObject"]["name"] == name and event["reason"] == "FailedCreatePodSandBox"
+    )
+
+
+def lines(run, host):
+    """{id: what verify says} of the failed checks of a host."""
+    return {check["id"]: f"{check['object']}: {check['seen']}" for check in run.checks(host, "failed")}
+
+
+def conf_of(cluster):
+    """Multus' configuration on the worker; empty while there is none."""
+    return cluster.node(cluster.worker, f"cat {CONF} 2>/dev/null; true")
+
+
+def look(cluster):
+    """verify without test pods, which could not start anyway."""
+    return cluster.run("verify.yml", "--check")
