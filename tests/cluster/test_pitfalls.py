@@ -117,13 +117,8 @@ def test_m3_m4_n13_a_hard_reset_needs_no_hand_and_no_pod_comes_up_without_multus
     apply(breakable, pod("bound", name))
     breakable.wait(lambda: running(breakable, "bound"), "the pod runs", PATIENCE)
     failed = len(complaints(breakable, "bound").splitlines())
-    boot = breakable.node(name, "cat /proc/sys/kernel/random/boot_id")
-
     with breakable.timed(f"{name}: hard reset -> all nodes Ready, all pods running, taint gone"):
-        breakable.labctl("power", name, "reset")
-        breakable.wait(
-            lambda: breakable.try_node(name, "cat /proc/sys/kernel/random/boot_id") not in ("", boot), "a new boot"
-        )
+        breakable.reboot(name)
         breakable.wait(breakable.settled, "all Ready", 900)
         breakable.wait(lambda: not breakable.startup_taints(), "no startup taint", 900)
 

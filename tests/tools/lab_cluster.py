@@ -154,6 +154,13 @@ class Cluster(Lab):
         done = self.try_labctl("ssh", name, script, stdin="")
         return done.stdout.strip() if done.returncode == 0 else ""
 
+    def reboot(self, name: str) -> None:
+        """A hard reset, until the node answers again."""
+        script = "cat /proc/sys/kernel/random/boot_id"
+        before = self.node(name, script)
+        self.labctl("power", name, "reset")
+        self.wait(lambda: self.try_node(name, script) not in ("", before), f"a new boot of {name}")
+
     def startup_taints(self) -> list[str]:
         """Nodes that have not been proven ready for RDMA pods yet."""
         return [

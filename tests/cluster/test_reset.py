@@ -1,0 +1,69 @@
+"""reset.yml takes off what the cluster layer made and only that: the node is as the host layer alone leaves it."""
+
+from __future__ import annotations
+
+from ansible_collections.gpufabric.rdma.tests.tools.lab_cluster import SNAPSHOT
+
+FOREIGN = (
+    "/etc/cni/net.d/90-mine.conflist",
+    "/opt/cni/bin/mine",
+    "/etc/rancher/k3s/mine.txt",
+    "/var/lib/kubelet/mine",
+    "/var/lib/cni/mine",
+)
+# Kept by the system itself, boot by boot.
+NOISE = "/var/lib/systemd|/var/lib/dhcp|/root/.ansible"
+FILES = rf"""
+find /etc /opt /usr /boot /root /home /var/lib /run/systemd/system -xdev -regextype posix-extended \
+  -regex '({NOISE})' -prune -o -printf '%p %y %m %u\n'
+"""
+RUNNING = r"""
+ip -o link show | cut -d: -f2 | cut -d@ -f1
+ip -o address show scope global
+iptables-save | sed 's/\[[0-9:]*\]//; /^#/d'
+grep -E '/run/k3s|/var/lib/(kubelet|rancher)|/run/netns' /proc/mounts
+ls /run/netns 2>/dev/null
+rdma system show
+systemctl list-units --type=service --state=active,failed --no-legend --plain | grep -E 'k3s|rdma|gpufabric|multus'
+"""
+KERNEL = r"""
+cut -d' ' -f1 /proc/modules
+sysctl -a 2>/dev/null | grep -E '^(net.ipv4.ip_forward|net.ipv6.conf.all.forwarding|net.bridge|fs.inotify)'
+"""
+
+
+def seen(cluster, script):
+    return {name: set(cluster.node(name, f"{script}; true").splitlines()) for name in cluster.nodes}
+
+
+def test_reset_leaves_the_host_layer_and_what_is_not_ours(breakable):
+    breakable.labctl("restore", "ready")
+    host = breakable.run("host.yml")
+    assert host.code == 0, host.text[-6000:]
+    files, running, kernel = (seen(breakable, script) for script in (FILES, RUNNING, KERNEL))
+
+    breakable.labctl("restore", SNAPSHOT)
+    breakable.wait(breakable.settled, "all nodes Ready and all pods running")
+    for name in breakable.nodes:
+        for path in FOREIGN:
+            breakable.node(name, f"mkdir -p {path.rpartition('/')[0]}; echo mine >{path}")
+
+    with breakable.timed("reset.yml"):
+        gone = breakable.run("reset.yml", "-e", "k3s_reset_allowed=true")
+    assert gone.code == 0, gone.text[-6000:]
+    assert "is not ours" in gone.text
+    after = seen(breakable, FILES)
+    for name in breakable.nodes:
+        kept = {path for path in FOREIGN if breakable.node(name, f"cat {path}; true") == "mine"}
+        assert kept == set(FOREIGN), name
+        folders = {path.rpartition("/")[0] for path in FOREIGN} | {"/etc/cni", "/opt/cni", "/etc/rancher"}
+        left = {line for line in after[name] - files[name] if line.split()[0] not in (*FOREIGN, *folders)}
+        assert (left, files[name] - after[name]) == (set(), set()), name
+    assert seen(breakable, RUNNING) == running
+
+    again = breakable.run("reset.yml", "-e", "k3s_reset_allowed=true")
+    assert [again.record["hosts"][name]["changed"] for name in breakable.nodes] == [[] for _ in breakable.nodes]
+
+    for name in breakable.nodes:
+        breakable.reboot(name)
+    assert seen(breakable, KERNEL) == kernel, "modules and sysctls, as announced, with the next boot"
