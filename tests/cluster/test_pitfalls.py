@@ -20,6 +20,7 @@ from ansible_collections.gpufabric.rdma.tests.tools.lab_pitfalls import (
     attachment,
     complaints,
     conf_of,
+    interfaces,
     lines,
     look,
     pod,
@@ -114,14 +115,18 @@ def test_m7_a_foreign_configuration_is_named_and_never_taken_over_without_consen
 
 @pytest.mark.parametrize("name", Cluster.nodes[::-1])
 def test_m3_m4_n13_a_hard_reset_needs_no_hand_and_no_pod_comes_up_without_multus(breakable, name):
-    apply(breakable, pod("bound", name))
+    apply(breakable, pod("bound", name, "default/rail0"))
     breakable.wait(lambda: running(breakable, "bound"), "the pod runs", PATIENCE)
+    assert "net1" in interfaces(breakable, "bound")
     failed = len(complaints(breakable, "bound").splitlines())
     with breakable.timed(f"{name}: hard reset -> all nodes Ready, all pods running, taint gone"):
         breakable.reboot(name)
         breakable.wait(breakable.settled, "all Ready", 900)
         breakable.wait(lambda: not breakable.startup_taints(), "no startup taint", 900)
 
+    # The annotation is what Multus wrote last; the pod itself says what it has now.
+    inside = breakable.kubectl("exec", "bound", "-n", NAMESPACE, "--", "ls", "/sys/class/net").split()
+    assert {"eth0", "net1"} <= set(inside)
     found = complaints(breakable, "bound")
     breakable.figures.append(f"{len(found.splitlines()) - failed:7}    failed sandboxes after the reset of {name}")
     resources = breakable.get("node", name)["status"]["allocatable"]

@@ -22,7 +22,8 @@ def attachment(name, config, resource=None):
     }
 
 
-def pod(name, node):
+def pod(name, node, networks=None):
+    annotations = {"annotations": {"k8s.v1.cni.cncf.io/networks": networks}} if networks else {}
     tools = {
         "name": "main",
         "image": "localhost/rdma-tools:testbed",
@@ -32,7 +33,7 @@ def pod(name, node):
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"name": name, "namespace": NAMESPACE},
+        "metadata": {"name": name, "namespace": NAMESPACE, **annotations},
         "spec": {"nodeName": node, "terminationGracePeriodSeconds": 0, "containers": [tools]},
     }
 
@@ -45,6 +46,12 @@ def apply(cluster, *objects):
 
 def running(cluster, name):
     return cluster.get("pod", name, "-n", NAMESPACE).get("status", {}).get("phase") == "Running"
+
+
+def interfaces(cluster, name):
+    """Names of the pod's interfaces, as Multus reports them."""
+    found = cluster.get("pod", name, "-n", NAMESPACE).get("metadata", {}).get("annotations", {})
+    return [row.get("interface") for row in json.loads(found.get("k8s.v1.cni.cncf.io/network-status", "[]"))]
 
 
 def complaints(cluster, name):

@@ -1,0 +1,78 @@
+"""What happens to a node in its life, on the real kubelet: ports, HCAs, restarts, limits. Times are figures."""
+
+from __future__ import annotations
+
+from ansible_collections.gpufabric.rdma.tests.tools.lab_pitfalls import PATIENCE, RESOURCE, apply, pod, running
+
+LAST_RAIL = "rdma/hca_shared_devices_7"
+
+
+def allocatable(cluster, resource):
+    found = cluster.get("node", cluster.worker).get("status", {}).get("allocatable", {})
+    return int(found.get(resource, 0))
+
+
+def falls_and_returns(cluster, resource, what, take, give):
+    """The node's allocatable goes to 0 and comes back, without a hand."""
+    whole = allocatable(cluster, resource)
+    assert whole > 0
+    with cluster.timed(f"{what} gone -> allocatable 0"):
+        cluster.node(cluster.worker, take)
+        cluster.wait(lambda: allocatable(cluster, resource) == 0, f"{resource} 0", PATIENCE)
+    with cluster.timed(f"{what} back -> allocatable whole"):
+        cluster.node(cluster.worker, give)
+        cluster.wait(lambda: allocatable(cluster, resource) == whole, f"{resource} {whole}", PATIENCE)
+
+
+def test_a_port_that_goes_down_takes_its_resource_along(cluster):
+    falls_and_returns(cluster, RESOURCE, "link of rail 0", "ip link set eth2 down", "ip link set eth2 up")
+
+
+def test_an_hca_that_is_unplugged_takes_its_resource_along(cluster):
+    shown = cluster.node(cluster.worker, "rdma link show rxe7/1").split()
+    netdev = shown[shown.index("netdev") + 1]
+    add = f"rdma link add rxe7 type rxe netdev {netdev}"
+    falls_and_returns(cluster, LAST_RAIL, "HCA of rail 7", "rdma link delete rxe7", add)
+
+
+def test_n14_a_kubelet_that_restarts_has_its_resources_again(breakable):
+    whole = allocatable(breakable, RESOURCE)
+    with_devices = pod("holder", breakable.worker)
+    with_devices["spec"]["containers"][0]["resources"] = {"limits": {RESOURCE: "1"}}
+    apply(breakable, with_devices)
+    breakable.wait(lambda: running(breakable, "holder"), "the pod runs", PATIENCE)
+    before, plugin = breakable.pods(), breakable.main_pids()[breakable.worker].splitlines()[0]
+
+    service = breakable.kubelet_service(breakable.worker)
+    with breakable.timed(f"{service} restarted -> all Ready, allocatable whole, pods as before"):
+        breakable.node(breakable.worker, f"systemctl restart {service}")
+        breakable.wait(
+            lambda: (
+                breakable.settled()
+                and allocatable(breakable, RESOURCE) == whole
+                and breakable.pods().keys() == before.keys()
+            ),
+            "all as before",
+        )
+    assert breakable.main_pids()[breakable.worker].splitlines()[0] == plugin, "the plugin needs no restart"
+
+
+def test_r5_without_the_drop_in_verify_names_the_limit_and_one_run_puts_it_back(breakable):
+    worker = breakable.worker
+    service = breakable.kubelet_service(worker)
+    drop_in = f"/etc/systemd/system/{service}.service.d/10-gpufabric-rdma.conf"
+    breakable.node(worker, f"rm {drop_in}; systemctl daemon-reload; systemctl restart {service}")
+    breakable.wait(breakable.settled, "all Ready")
+
+    verified = breakable.run("verify.yml")
+    failed = {check["id"]: check["seen"] for check in verified.checks(worker, "failed")}
+    assert verified.code != 0
+    assert f"memlock:{service}" in failed, failed
+    assert [name for name in failed if ":registration" in name], failed
+    roots = {check["failure"] for check in verified.checks(worker, "failed") if check.get("failure")}
+    assert roots == {"memlock-too-low"}, failed
+
+    with breakable.timed("site.yml putting the memlock drop-in back"):
+        healed = breakable.run("site.yml")
+    assert healed.code == 0, healed.text[-6000:]
+    assert healed.checks(worker, "failed") == []
