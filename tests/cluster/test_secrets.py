@@ -45,7 +45,8 @@ def test_no_secret_leaves_its_file(cluster):
     for name, found in secrets.items():
         modes = {path: cluster.node(name, f"stat -c '%a %U' {path}") for path in found}
         assert modes == dict.fromkeys(found, "600 root"), name
-        cluster.node(name, f"rm -f /run/argv /run/argv-enough; systemd-run --quiet sh -c '{WATCH.strip()}'")
+        cluster.node(name, f"rm -f /run/argv*; cat >/run/argv-watch <<'EOF'\n{WATCH}\nEOF")
+        cluster.node(name, "systemd-run --quiet sh /run/argv-watch")
 
     here, enough = [], threading.Event()
     watcher = threading.Thread(target=argv_here, args=(here, enough))

@@ -1,0 +1,67 @@
+"""site.yml killed at random moments of its way from bare nodes to the cluster: the next run takes it up.
+
+INTERRUPTIONS says how often (20); the moments are drawn from a seed that is printed, so that a failure can be repeated.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import time
+
+import pytest
+from ansible_collections.gpufabric.rdma.tests.tools.lab_nodes import CHECKOUT
+
+TIMES = int(os.environ.get("INTERRUPTIONS", "20"))
+# From the first task to beyond the last of a run on an emulated node.
+LONGEST = 900
+
+
+def kill_after(cluster, seconds):
+    """Whether the run was still under way."""
+    command = [
+        "ansible-playbook",
+        *("-i", str(CHECKOUT / "inventory" / cluster.inventory), "-e", f"@{cluster.state}/cluster.yml"),
+        str(CHECKOUT / "playbooks/site.yml"),
+    ]
+    run = subprocess.Popen(
+        command, cwd=CHECKOUT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    try:
+        run.wait(seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(run.pid, signal.SIGKILL)
+        run.wait()
+        return True
+    return False
+
+
+def test_a_run_that_was_killed_at_random_moments_is_taken_up(breakable):
+    seed = os.environ.get("INTERRUPTIONS_SEED") or str(time.time_ns())
+    moments = [random.Random(f"{seed} {turn}").uniform(5, LONGEST) for turn in range(TIMES)]
+    breakable.labctl("restore", "ready")
+    killed = sum(kill_after(breakable, moment) for moment in moments)
+    breakable.figures.append(f"{killed:7}    runs killed of {TIMES}, INTERRUPTIONS_SEED={seed}")
+    assert killed > 0
+
+    last = breakable.run("site.yml")
+
+    assert last.code == 0, last.text[-6000:]
+    assert [last.checks(name, "failed") for name in breakable.nodes] == [[] for _ in breakable.nodes]
+
+
+@pytest.mark.parametrize("moment", [60, 180, 300])
+def test_k3s_that_is_killed_during_a_run_does_not_end_it(breakable, moment):
+    service = breakable.kubelet_service(breakable.worker)
+    kill = f"sleep {moment}; systemctl kill --signal=SIGKILL {service}"
+    breakable.node(breakable.worker, f"systemd-run --quiet sh -c '{kill}'")
+
+    first = breakable.run("site.yml")
+    second = first if first.code == 0 else breakable.run("site.yml")
+
+    assert second.code == 0, second.text[-6000:]
+    breakable.figures.append(
+        f"        k3s killed after {moment} s: {'that' if first is second else 'the next'} run converged"
+    )
