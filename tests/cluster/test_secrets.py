@@ -11,7 +11,8 @@ FILES = (
     "/etc/rancher/k3s/token",
     "/etc/rancher/k3s/k3s.yaml",
     "/etc/gpufabric-rdma/node-ready.token",
-    "/var/lib/rancher/k3s/server/cred/encryption-config.json",
+    "/var/lib/rancher/k3s/server/cred/encryption-config.json",  # of k3s
+    "/var/lib/rancher/k3s/server/cred/encryption-config.yaml",  # of the double
 )
 WATCH = r"""
 while [ ! -e /run/argv-enough ]; do
@@ -28,7 +29,7 @@ def secrets_of(cluster, name):
         if path.endswith("token"):
             words = [text]
         else:
-            words = re.findall(r'(?:client-key-data: |"secret": *"|^ *secret: )([A-Za-z0-9+/=]+)', text, re.MULTILINE)
+            words = re.findall(r'(?:client-key-data: |"secret": *"|secret: )([A-Za-z0-9+/=]+)', text, re.MULTILINE)
         clear = [base64.b64decode(word).decode(errors="ignore") for word in words if not path.endswith("token")]
         found[path] = [part for part in (*words, *clear) if len(part) > 8]
     return {path: words for path, words in found.items() if words}
