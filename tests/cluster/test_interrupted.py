@@ -49,7 +49,7 @@ def test_a_run_that_was_killed_at_random_moments_is_taken_up(breakable):
     last = breakable.run("site.yml")
 
     assert last.code == 0, last.text[-6000:]
-    assert [last.checks(name, "failed") for name in breakable.nodes] == [[] for _ in breakable.nodes]
+    assert [last.checks(name, "failed") for name in breakable.nodes] == [[]] * len(breakable.nodes)
 
 
 @pytest.mark.parametrize("moment", [60, 180, 300])

@@ -62,7 +62,7 @@ def test_reset_leaves_the_host_layer_and_what_is_not_ours(breakable):
     assert seen(breakable, RUNNING) == running
 
     again = breakable.run("reset.yml", "-e", "k3s_reset_allowed=true")
-    assert [again.record["hosts"][name]["changed"] for name in breakable.nodes] == [[] for _ in breakable.nodes]
+    assert [again.record["hosts"][name]["changed"] for name in breakable.nodes] == [[]] * len(breakable.nodes)
 
     for name in breakable.nodes:
         breakable.reboot(name)
