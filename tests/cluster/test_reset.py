@@ -11,8 +11,8 @@ FOREIGN = (
     "/var/lib/kubelet/mine",
     "/var/lib/cni/mine",
 )
-# Kept by the system itself, boot by boot.
-NOISE = "/var/lib/systemd|/var/lib/dhcp|/root/.ansible"
+# Kept by the system itself, by Ansible and by kubectl.
+NOISE = "/var/lib/systemd|/var/lib/dhcp|/root/.ansible|/root/.kube"
 FILES = rf"""
 find /etc /opt /usr /boot /root /home /var/lib /run/systemd/system -xdev -regextype posix-extended \
   -regex '({NOISE})' -prune -o -printf '%p %y %m %u\n'

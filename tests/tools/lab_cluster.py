@@ -22,9 +22,10 @@ from ansible_collections.gpufabric.rdma.tests.tools.lab_nodes import CHECKOUT, L
 SNAPSHOT = "cluster"
 SOURCES = ("roles", "plugins", "playbooks", "device_plugin", "inventory", "lab", "lock")
 PATIENCE = 600.0
-# Ansible's own folder below ~/.ansible/tmp is not the playbook's doing.
+# What Ansible keeps below ~/.ansible/tmp, and kubectl's cache of the API server's types, are not the playbook's doing.
 EVERYTHING = """
-find /etc /opt /usr /boot /root /home /var/lib/rdma-device-plugin /var/lib/cni -xdev -path /root/.ansible -prune -o \
+find /etc /opt /usr /boot /root /home /var/lib/rdma-device-plugin /var/lib/cni -xdev \
+  \\( -path /root/.ansible -o -path /root/.kube/cache \\) -prune -o \
   -printf '%p %m %u %s %C@\\n' 2>/dev/null
 cut -d' ' -f1 /proc/modules
 sysctl -a 2>/dev/null | grep -E '^(net.ipv4.conf|net.ipv6.conf|net.bridge|fs.inotify)'
@@ -123,6 +124,11 @@ class Cluster(Lab):
         for row in self.get("nodes")["items"]:
             found["objects"].add(json.dumps([row["metadata"]["labels"], row["spec"]], sort_keys=True))
         return found
+
+    def changed_since(self, before: dict[str, set[str]]) -> dict[str, list[str]]:
+        """What everything() says now and did not say then, and the other way round."""
+        now = self.everything()
+        return {name: sorted(now[name] ^ before[name]) for name in now if now[name] != before[name]}
 
     def bring_up(self) -> None:
         """From the saved nodes, or from their first boot."""
