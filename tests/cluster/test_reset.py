@@ -33,7 +33,7 @@ sysctl -a 2>/dev/null | grep -E '^(net.ipv4.ip_forward|net.ipv6.conf.all.forward
 
 
 def seen(cluster, script):
-    return {name: set(cluster.node(name, f"{script}; true").splitlines()) for name in cluster.nodes}
+    return {name: set(cluster.node(name, f"{script}\ntrue").splitlines()) for name in cluster.nodes}
 
 
 def test_reset_leaves_the_host_layer_and_what_is_not_ours(breakable):
