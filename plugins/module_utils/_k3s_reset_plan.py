@@ -42,8 +42,8 @@ KUBELET = tuple(
     f"/var/lib/kubelet/{name}"
     for name in (
         "actuated_pods_state", "allocated_pods_state", "checkpoints", "cpu_manager_state", "device-plugins",
-        "dra_manager_state", "image_manager", "memory_manager_state", "pki", "plugins", "plugins_registry", "pod-resources",
-        "pods", "pod_status_manager_state",
+        "dra_manager_state", "image_manager", "memory_manager_state", "pki", "plugins", "plugins_registry",
+        "pod-resources", "pods", "pod_status_manager_state",
     )
 )  # fmt: skip
 FILES = (
