@@ -74,10 +74,10 @@ lab-cluster: export LAB_MEMORY_MIB := 4096
 lab-cluster: export LAB_DIR := .lab/cluster-single
 lab-cluster: export LAB_PORT_BASE := 22700
 lab-cluster: venv lab-packages ## One bare node to pods with verbs, then a second run that heals five pitfalls; needs Go
-	@lab/progress "one node's cluster" pytest -v -n0 $(or $(ARGS),tests/cluster/test_first_run.py tests/cluster/test_second_run_heals.py)
+	@lab/progress "one node's cluster" pytest -v -rs -n0 $(or $(ARGS),tests/cluster/test_first_run.py tests/cluster/test_second_run_heals.py)
 
 lab-scenarios: venv lab-packages ## The cluster on a lab of its own: second run, drift, pitfalls, reboots, from a saved state; needs Go
-	@LAB_DIR=.lab/cluster LAB_PORT_BASE=22600 lab/progress "scenarios of the lab's cluster" pytest -v -n0 tests/cluster $(ARGS)
+	@LAB_DIR=.lab/cluster LAB_PORT_BASE=22600 lab/progress "scenarios of the lab's cluster" pytest -v -rs -n0 tests/cluster $(ARGS)
 
 plugin-lab: venv lab-packages ## The device plugin on a lab node of its own: hot-plug, links, kubelet restarts, config swaps, growth
 	@lab/progress "device plugin on a lab node" python tests/device_plugin_lab/plugin_lab.py $(ARGS)

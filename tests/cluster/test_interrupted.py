@@ -21,11 +21,7 @@ LONGEST = 900
 
 def kill_after(cluster, seconds):
     """Whether the run was still under way."""
-    command = [
-        "ansible-playbook",
-        *("-i", str(CHECKOUT / "inventory" / cluster.inventory), "-e", f"@{cluster.state}/cluster.yml"),
-        str(CHECKOUT / "playbooks/site.yml"),
-    ]
+    command = ["ansible-playbook", *cluster.hosts, *cluster.variables, str(CHECKOUT / "playbooks/site.yml")]
     run = subprocess.Popen(
         command, cwd=CHECKOUT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     )

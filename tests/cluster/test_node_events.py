@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ansible_collections.gpufabric.rdma.tests.tools.lab_pitfalls import PATIENCE, RESOURCE, apply, pod, running
+from ansible_collections.gpufabric.rdma.tests.tools import lab_pitfalls as pitfalls
 
 LAST_RAIL = "rdma/hca_shared_devices_7"
 
@@ -18,14 +18,14 @@ def falls_and_returns(cluster, resource, what, take, give):
     assert whole > 0
     with cluster.timed(f"{what} gone -> allocatable 0"):
         cluster.node(cluster.worker, take)
-        cluster.wait(lambda: allocatable(cluster, resource) == 0, f"{resource} 0", PATIENCE)
+        cluster.wait(lambda: allocatable(cluster, resource) == 0, f"{resource} 0", pitfalls.PATIENCE)
     with cluster.timed(f"{what} back -> allocatable whole"):
         cluster.node(cluster.worker, give)
-        cluster.wait(lambda: allocatable(cluster, resource) == whole, f"{resource} {whole}", PATIENCE)
+        cluster.wait(lambda: allocatable(cluster, resource) == whole, f"{resource} {whole}", pitfalls.PATIENCE)
 
 
 def test_a_port_that_goes_down_takes_its_resource_along(cluster):
-    falls_and_returns(cluster, RESOURCE, "link of rail 0", "ip link set eth2 down", "ip link set eth2 up")
+    falls_and_returns(cluster, pitfalls.RESOURCE, "link of rail 0", "ip link set eth2 down", "ip link set eth2 up")
 
 
 def test_an_hca_that_is_unplugged_takes_its_resource_along(cluster):
@@ -36,11 +36,11 @@ def test_an_hca_that_is_unplugged_takes_its_resource_along(cluster):
 
 
 def test_n14_a_kubelet_that_restarts_has_its_resources_again(breakable):
-    whole = allocatable(breakable, RESOURCE)
-    with_devices = pod("holder", breakable.worker)
-    with_devices["spec"]["containers"][0]["resources"] = {"limits": {RESOURCE: "1"}}
-    apply(breakable, with_devices)
-    breakable.wait(lambda: running(breakable, "holder"), "the pod runs", PATIENCE)
+    whole = allocatable(breakable, pitfalls.RESOURCE)
+    with_devices = pitfalls.pod("holder", breakable.worker)
+    with_devices["spec"]["containers"][0]["resources"] = {"limits": {pitfalls.RESOURCE: "1"}}
+    pitfalls.apply(breakable, with_devices)
+    breakable.wait(lambda: pitfalls.running(breakable, "holder"), "the pod runs", pitfalls.PATIENCE)
     before, plugin = breakable.pods(), breakable.main_pids()[breakable.worker].splitlines()[0]
 
     service = breakable.kubelet_service(breakable.worker)
@@ -49,7 +49,7 @@ def test_n14_a_kubelet_that_restarts_has_its_resources_again(breakable):
         breakable.wait(
             lambda: (
                 breakable.settled()
-                and allocatable(breakable, RESOURCE) == whole
+                and allocatable(breakable, pitfalls.RESOURCE) == whole
                 and breakable.pods().keys() == before.keys()
             ),
             "all as before",

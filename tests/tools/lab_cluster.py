@@ -82,12 +82,15 @@ class Cluster(Lab):
         self.state = pathlib.Path(os.environ["LAB_DIR"]).resolve()
         self.figures: list[str] = []
         self.first = None  # the run that made the cluster, where this session did
+        # What every run on the cluster is told, however it is started.
+        self.variables = ("-e", f"@{self.state}/cluster.yml")
+        self.hosts = ("-i", str(CHECKOUT / "inventory" / self.inventory))
 
     def kubelet_service(self, name: str) -> str:
         return "k3s" if name == self.server else "k3s-agent"
 
     def run(self, playbook, *arguments):
-        return self.play(playbook, "-e", f"@{self.state}/cluster.yml", *arguments)
+        return self.play(playbook, *self.variables, *arguments)
 
     def drift(self, *arguments: str) -> tuple[int, dict, str]:
         """bin/drift.py on the nodes: exit code, {host: its entry in drift.json}, output."""
@@ -98,8 +101,7 @@ class Cluster(Lab):
                     sys.executable,
                     str(CHECKOUT / "bin" / "drift.py"),
                     *("--verdict-file", f"{reports}/verdict.json", *playbook),
-                    *("-i", str(CHECKOUT / "inventory" / self.inventory)),
-                    *("-e", f"@{self.state}/cluster.yml", "-e", f"drift_directory={reports}", *arguments),
+                    *(*self.hosts, *self.variables, "-e", f"drift_directory={reports}", *arguments),
                 ],
                 cwd=CHECKOUT,
                 capture_output=True,

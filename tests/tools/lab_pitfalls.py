@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 
 CONF = "/etc/cni/net.d/00-multus.conf"
+FOREIGN = "/etc/cni/net.d/00-calico.conflist"
 GUARD = "gpufabric-rdma-multus.service"
+PLUGIN = "/opt/cni/bin/portmap"
 NAMESPACE = "pitfalls"
 RESOURCE = "rdma/hca_shared_devices_0"  # of rail 0
 # As generous as an emulated node needs; the figures say how long it took.
@@ -20,6 +22,11 @@ def attachment(name, config, resource=None):
         "metadata": {"name": name, "namespace": NAMESPACE, **annotations},
         "spec": {"config": json.dumps({"cniVersion": "0.3.1", "name": name, **config})},
     }
+
+
+# N1 and N9: attachments that no pod can use.
+SLOT = attachment("slot", {"type": "host-device", "device": "eth2"}, RESOURCE)
+LARGE = attachment("large", {"type": "macvlan", "master": "eth3", "mtu": 9000})
 
 
 def pod(name, node, networks=None):
@@ -67,6 +74,25 @@ def complaints(cluster, name):
 def lines(run, host):
     """{id: what verify says} of the failed checks of a host."""
     return {check["id"]: f"{check['object']}: {check['seen']}" for check in run.checks(host, "failed")}
+
+
+def plant_missing_plugin(cluster, name):
+    """K3: a CNI plugin of the worker is gone, and a new pod of this name fails for it."""
+    cluster.node(cluster.worker, f"rm {PLUGIN}")
+    apply(cluster, pod(name, cluster.worker))
+    cluster.wait(lambda: "failed to find plugin" in complaints(cluster, name), "the pod's failure", PATIENCE)
+
+
+def plant_empty_conf(cluster):
+    """M5: Multus' configuration on the worker is empty, its guard stopped, and the daemon leaves it so."""
+    cluster.node(cluster.worker, f"systemctl stop {GUARD}; : >{CONF}; sleep 20")
+    assert cluster.node(cluster.worker, f"stat -c %s {CONF}") == "0", "the daemon alone does not mend it"
+
+
+def plant_foreign_conf(cluster):
+    """M7: a foreign configuration comes first on the worker."""
+    text = json.dumps({"cniVersion": "0.3.1", "name": "foreign", "plugins": [{"type": "loopback"}]})
+    cluster.node(cluster.worker, f"cat >{FOREIGN} <<'EOF'\n{text}\nEOF")
 
 
 def conf_of(cluster):
