@@ -20,15 +20,17 @@ _LEVEL = "privileged"
 _READY = ("ready", "ignore")
 # Flavors of a driver that a container must not load once more.
 _HOST_DRIVERS = ("doca", "mlnx_ofed")
+# What VXLAN adds to a packet, in bytes, and the link that Flannel makes for it.
+_VXLAN, _VXLAN_LINK = 50, "flannel.1"
 _FEATURE = "feature.node.kubernetes.io/"
 
 
-def lint(cluster: dict, hosts: list[dict], drivers: dict) -> list[tuple[str, dict]]:
+def lint(cluster: dict, hosts: list[dict], drivers: dict, fabric_allowed: bool = False) -> list[tuple[str, dict]]:
     """(host, failed check) for each fault. Faults of an object of the cluster stand with the first host.
 
     cluster: nodes, policies (NicClusterPolicy with status), plugins (DaemonSets of device plugins, their ConfigMaps),
     cni (those of Flannel), security ({namespace: level that Pod Security enforces}); any may be absent.
-    hosts: host, rails, netdevs. drivers: {host: driver facts}.
+    hosts: host, rails, netdevs. drivers: {host: driver facts}. fabric_allowed: whether pod traffic may share a rail.
     """
     first = hosts[0]["host"]
     found = [(first, item) for item in _policies(cluster)]
@@ -40,7 +42,7 @@ def lint(cluster: dict, hosts: list[dict], drivers: dict) -> list[tuple[str, dic
         if node is None:
             continue
         made = _driver(cluster, host, drivers.get(host["host"])) + _labels(cluster, host, node)
-        made += _selected(configs, host, node) + _pod_network(cluster, node)
+        made += _selected(configs, host, node) + _pod_network(cluster, node) + _pod_nic(host, node, fabric_allowed)
         found += [(host["host"], item) for item in made]
     return found
 
@@ -198,6 +200,30 @@ def _pod_network(cluster: dict, node: dict) -> list[dict]:
             obj = f"podCIDR of {node['name']}"
             return [check("cluster:pod-cidr", obj, FAILED, "a part of Flannel's network", seen, step)]
     return []
+
+
+def _pod_nic(host: dict, node: dict, fabric_allowed: bool) -> list[dict]:
+    """K8: the NIC that Flannel took when it started, and the MTU that it read there then."""
+    address, made = node.get("pod_network_address"), []
+    for name, netdev in host["netdevs"].items() if address else []:
+        if address not in {one.partition("/")[0] for one in netdev["addresses"]}:
+            continue
+        rail = next((rail["index"] for rail in host["rails"] if rail["netdev"] == name), None)
+        if rail is not None and not fabric_allowed:
+            seen = f"Flannel uses {name} ({address}), which is rail {rail}: pod traffic shares it with RDMA"
+            step = (
+                "set k3s_node_ip (or flannel_interface) to the node's own network and run playbooks/site.yml; "
+                "flannel_fabric_allowed: true if it is meant"
+            )
+            wanted = "pod traffic on the node's own network"
+            made.append(check("cluster:pod-nic", f"pod network of {node['name']}", FAILED, wanted, seen, step))
+        link = host["netdevs"].get(_VXLAN_LINK)
+        if link and link["mtu"] and netdev["mtu"] and link["mtu"] > netdev["mtu"] - _VXLAN:
+            seen = f"{link['mtu']}, with MTU {netdev['mtu']} on {name}: large packets between nodes are lost"
+            step = "give the NIC its MTU, then k3s kubectl -n kube-flannel rollout restart daemonset/kube-flannel-ds"
+            obj, wanted = f"MTU of {_VXLAN_LINK} on {node['name']}", f"{netdev['mtu'] - _VXLAN} or less"
+            made.append(check("cluster:pod-mtu", obj, FAILED, wanted, seen, step))
+    return made
 
 
 def _within(cidr: str, network) -> bool:

@@ -192,6 +192,12 @@ def conflict(text: str) -> str | None:
     return f"{', '.join(managers) or 'another manager'}: {', '.join(fields) or 'fields of it'}"
 
 
+def by_hand(clash: str) -> bool:
+    """Whether only kubectl edit, patch, label and their like hold the fields: nobody will set them again."""
+    managers = clash.partition(": ")[0].split(", ")
+    return all(name.startswith("kubectl-") and name != "kubectl-client-side-apply" for name in managers)
+
+
 # --- the decision -----------------------------------------------------------------------------------------------------
 
 
@@ -199,6 +205,7 @@ def plan(state: dict, wanted: list[dict], owner: str, takeover_allowed: bool | N
     """What has to be applied and pruned.
 
     state: down (why no API server answers, or None); live, predicted: {Key: object}; errors: {Key: text};
+    edited: {Key: who holds which fields} of objects that were changed by hand and are predicted as put back;
     owned: live objects that carry the owner's label.
     """
     made = Plan()
@@ -237,6 +244,8 @@ def _plan_object(made: Plan, state: dict, item: dict, takeover_allowed: bool | N
         before, after = normalised(live), normalised(state["predicted"].get(key, live))
         if before != after:
             made.change(str(key), "apply", *_texts(before, after))
+            if key in state["edited"]:
+                made.notes.append(f"{key} was changed by hand, which is taken back ({state['edited'][key]})")
 
 
 def _first_action(item: dict) -> str:

@@ -74,6 +74,16 @@ EMPTY = (
     "/opt/cni",
     "/var/lib/gpufabric-rdma",
 )
+# What the kubelet and containerd inside k3s make and leave empty: {path: a file by which another one of them is known}.
+EMPTY_UNLESS = {
+    "/usr/libexec/kubernetes/kubelet-plugins/volume/exec": "/etc/kubernetes/kubelet.conf",
+    "/usr/libexec/kubernetes/kubelet-plugins/volume": "/etc/kubernetes/kubelet.conf",
+    "/usr/libexec/kubernetes/kubelet-plugins": "/etc/kubernetes/kubelet.conf",
+    "/usr/libexec/kubernetes": "/etc/kubernetes/kubelet.conf",
+    "/opt/containerd/bin": "/usr/bin/containerd",
+    "/opt/containerd/lib": "/usr/bin/containerd",
+    "/opt/containerd": "/usr/bin/containerd",
+}
 LINKS = re.compile(r"cni0|flannel\.1|flannel-v6\.1|flannel-wg(-v6)?|kube-ipvs0")
 MOUNTS = re.compile(r"/(run/k3s|var/lib/rancher/k3s|var/lib/kubelet/(pods|plugins)|run/netns/cni-)(/|$|[0-9a-f-])")
 NETNS = re.compile(r"cni-[0-9a-f-]{36}")

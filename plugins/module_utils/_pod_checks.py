@@ -26,7 +26,8 @@ def cluster_checks(seen: dict, check_mode: bool) -> list[tuple[str, dict]]:
     """(host, check) for everything that was seen of the cluster.
 
     seen: hosts, read (pod_test, stage read), plan, run and pod (stages of pod_test; empty where they did not run),
-    failure (why the pods broke off), left (what could not be removed), pod_name, service_cidrs, pods_per_node, masters.
+    failure (why the pods broke off), left (what could not be removed), pod_name, service_cidrs, pods_per_node, masters,
+    fabric_allowed (whether pod traffic may share a rail).
     """
     hosts, read = seen["hosts"], seen["read"]
     if not hosts:
@@ -42,7 +43,7 @@ def cluster_checks(seen: dict, check_mode: bool) -> list[tuple[str, dict]]:
     found = [(first, item) for item in lint_checks(cluster, hosts, seen)]
     found += [(host["host"], item) for host in hosts for item in cni_checks(host)]
     found += [(first, _finding(one, "cni:")) for one in _cni_lint.lint_objects(cluster.get("cni") or [])]
-    found += _cluster_lint.lint(cluster, hosts, seen.get("drivers") or {})
+    found += _cluster_lint.lint(cluster, hosts, seen.get("drivers") or {}, seen.get("fabric_allowed", False))
     if seen["pod_name"]:
         if seen["pod"].get("api_error") is None and "pods" in seen["pod"]:
             found += [(first, item) for item in diagnose(seen["pod"], hosts, cluster["networks"], seen["pod_name"])]

@@ -78,6 +78,9 @@ options:
         holds.
       - Not set stops before anything changes and names manager and fields; V(true) takes them; V(false) leaves the
         object as it is and says so.
+      - Fields that somebody changed by hand (C(kubectl edit), C(patch), C(label) and their like) are taken back unless
+        this is V(false), because nobody sets them again. C(kubectl apply) declares what it applies, so it counts as a
+        manager.
     type: bool
   applied_by:
     description:
@@ -293,6 +296,7 @@ class Cluster:
         self.calls = 0
         self._kubectl, self._run, self._clock, self._sleep = list(kubectl), run, clock, sleep
         self._patience = patience
+        self._edited: dict = {}
 
     def call(self, *arguments: str, objects=None) -> tuple[int, str, str]:
         """One kubectl call, tried again while the server does not answer; Down when that lasts too long."""
@@ -309,15 +313,17 @@ class Cluster:
                 raise Down(planner.last_words(error))
             self._sleep(POLL_SECONDS)
 
-    def read(self, wanted: list, owner: str, prune_types: list, force: bool) -> dict:
+    def read(self, wanted: list, owner: str, prune_types: list, force: bool, mend: bool = False) -> dict:
+        """mend: whether fields that somebody changed by hand are predicted, and then applied, as they are wanted."""
         live, missing = self._live(wanted)
         known = planner.by_key(wanted, live)
-        predicted, errors = self._predict(planner.predictable(wanted, known, missing), known, force)
+        predicted, errors, self._edited = self._predict(planner.predictable(wanted, known, missing), force, mend)
         return {
             "down": None,
             "live": known,
             "predicted": predicted,
             "errors": errors,
+            "edited": self._edited,
             "owned": self._owned(owner, prune_types),
         }
 
@@ -336,21 +342,26 @@ class Cluster:
                 raise _failed("reading the objects", error)
             missing |= absent
 
-    def _predict(self, asked: list, known: dict, force: bool) -> tuple[dict, dict]:
+    def _predict(self, asked: list, force: bool, mend: bool) -> tuple[dict, dict, dict]:
         """What the server would make of each object. One call; one each only where that call is refused."""
         if not asked:
-            return {}, {}
+            return {}, {}, {}
         code, out, error = self.call(*APPLY, "--dry-run=server", *_forced(force), objects=asked)
         if code == 0:
-            return planner.by_key(asked, planner.items(out)), {}
-        predicted, errors = {}, {}
+            return planner.by_key(asked, planner.items(out)), {}, {}
+        predicted, errors, edited = {}, {}, {}
         for item in asked:
+            key = planner.Key.of(item)
             code, out, error = self.call(*APPLY, "--dry-run=server", *_forced(force), objects=[item])
+            clash = planner.conflict(error) if code else None
+            if clash and mend and planner.by_hand(clash):
+                edited[key] = clash
+                code, out, error = self.call(*APPLY, "--dry-run=server", *_forced(True), objects=[item])
             if code:
-                errors[planner.Key.of(item)] = error
+                errors[key] = error
             else:
                 predicted.update(planner.by_key([item], planner.items(out)))
-        return predicted, errors
+        return predicted, errors, edited
 
     def _owned(self, owner: str, prune_types: list) -> list:
         types = list(dict.fromkeys([*PRUNE_TYPES, *prune_types]))
@@ -369,10 +380,14 @@ class Cluster:
 
     def apply(self, changes: list, wanted: list, force: bool):
         for stage in planner.stages(wanted, changes):
-            code, _out, error = self.call(*APPLY, *_forced(force), objects=stage)
             names = {str(planner.Key.of(item)) for item in stage}
-            if code:
-                raise _failed(f"applying {', '.join(sorted(names))}", error)
+            edited = [item for item in stage if planner.Key.of(item) in self._edited]
+            for part, forced in (([item for item in stage if item not in edited], force), (edited, True)):
+                if not part:
+                    continue
+                code, _out, error = self.call(*APPLY, *_forced(forced), objects=part)
+                if code:
+                    raise _failed(f"applying {', '.join(sorted(names))}", error)
             yield from (change for change in changes if change.object in names and change.action != "prune")
             kinds = [item for item in stage if item["kind"] == "CustomResourceDefinition"]
             if kinds:
@@ -490,12 +505,13 @@ def main() -> None:
     elsewhere = given["applied_by"] == "gitops"
     # Of objects from Git nothing is applied, and in a dry run it does not matter who holds a field.
     force = elsewhere or given["takeover_allowed"] is True
+    mend = given["takeover_allowed"] is not False
     state: dict = {}
 
     def read() -> dict:
         state.clear()
         try:
-            found = cluster.read(wanted, given["owner"], given["prune_types"], force)
+            found = cluster.read(wanted, given["owner"], given["prune_types"], force, mend)
         except Down as down:
             if not module.check_mode:
                 raise

@@ -227,7 +227,8 @@ class Node:
             else:
                 self._drop_rules(name.rpartition(" ")[2])
             yield change
-        for path in planner.EMPTY:
+        tree = Tree(self.root)
+        for path in (*planner.EMPTY, *(path for path, other in planner.EMPTY_UNLESS.items() if not tree.exists(other))):
             try:
                 os.rmdir(under(self.root, path))
             except OSError:

@@ -250,6 +250,8 @@ def node(item):
         "why": ready.get("message") or "",
         "addresses": [one["address"] for one in status.get("addresses") or []],
         "pod_cidrs": item["spec"].get("podCIDRs") or [],
+        # Written by Flannel: the address of the NIC that carries pod traffic.
+        "pod_network_address": (item["metadata"].get("annotations") or {}).get("flannel.alpha.coreos.com/public-ip"),
         "labels": item["metadata"].get("labels") or {},
         "taints": [f"{one['key']}:{one['effect']}" for one in item["spec"].get("taints") or []],
         "capacity": resources(status.get("capacity")),

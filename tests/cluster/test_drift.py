@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
+
 # An object of the cluster lives on no node: its change stands at whichever host the task ran for.
 ANYWHERE = ""
 
@@ -91,6 +93,19 @@ def drifts(cluster) -> tuple[Drift, ...]:
     )
 
 
+# The mode changes only while no network namespace is there: the node's pods end, and come back with k3s.
+EXCLUSIVE = """
+systemctl stop {service}
+pkill -9 -f '[c]ontainerd-shim'
+for process in $(grep -l kubepods /proc/[0-9]*/cgroup | cut -d/ -f3); do kill -9 $process; done
+for name in $(ip netns list | cut -d' ' -f1); do ip netns delete $name; done
+for second in $(seq 60); do rdma system set netns exclusive && break; sleep 1; done
+rdma system show | grep -q 'netns exclusive'
+ip netns add tenant
+systemctl start {service}
+"""
+
+
 def probes(cluster, planted):
     return {drift.name: cluster.node(drift.host or cluster.server, f"{drift.probe}; true") for drift in planted}
 
@@ -151,7 +166,11 @@ def test_each_drift_is_named_and_healed_by_one_run(breakable):
 
 
 def test_a_mode_that_only_a_reboot_can_set_gives_3_and_a_node_that_is_down_gives_4(breakable):
-    breakable.node(breakable.worker, "rdma system set netns exclusive && ip netns add tenant")
+    worker, service = breakable.worker, breakable.kubelet_service(breakable.worker)
+    with pytest.raises(AssertionError, match="busy"):  # R1, with pods on the node
+        breakable.node(worker, "rdma system set netns exclusive")
+    breakable.node(worker, EXCLUSIVE.format(service=service))
+    breakable.wait(breakable.settled, "all nodes Ready and all pods running")
     code, hosts, text = breakable.drift()
     assert code == 3, text[-6000:]
     assert hosts[breakable.worker]["verdict"] == "reboot_pending"

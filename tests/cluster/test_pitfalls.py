@@ -96,6 +96,65 @@ def test_m7_a_foreign_configuration_is_named_and_never_taken_over_without_consen
     assert breakable.node(breakable.worker, f"ls {foreign} 2>/dev/null; true") == ""
 
 
+def test_k8_m9_what_flannel_and_multus_were_told_by_hand_is_named_and_taken_back(breakable):
+    worker = breakable.worker
+    own = pitfalls.pod_network_address(breakable, worker)
+    pitfalls.plant_flannel_on_the_fabric(breakable, "eth2")
+    breakable.wait(
+        lambda: pitfalls.pod_network_address(breakable, worker) != own, "pod traffic on rail 0", pitfalls.PATIENCE
+    )
+    pitfalls.plant_plugins_mounted_elsewhere(breakable)
+
+    looked = pitfalls.look(breakable)
+    assert "rail 0" in pitfalls.lines(looked, worker)["cluster:pod-nic"]
+    assert "/opt/cni/elsewhere" in pitfalls.lines(looked, breakable.nodes[0])["cni:bin-dir-mounted-elsewhere"]
+
+    with breakable.timed("cluster.yml taking back what was changed by hand"):
+        healed = breakable.run("cluster.yml")
+    assert healed.code == 0, healed.text[-6000:]
+    taken_back = {f"DaemonSet {namespace}/{name}" for name, namespace in (pitfalls.FLANNEL, pitfalls.MULTUS)}
+    assert {change["object"] for host in healed.record["hosts"].values() for change in host["changes"]} == taken_back
+    assert pitfalls.pod_network_address(breakable, worker) == own
+    pitfalls.apply(breakable, pitfalls.pod("after", worker, "default/rail0"))
+    breakable.wait(lambda: pitfalls.running(breakable, "after"), "a pod runs", pitfalls.PATIENCE)
+    assert pitfalls.interfaces(breakable, "after") == ["eth0", "net1"]
+
+
+def test_k5_a_node_that_is_not_ready_for_want_of_a_pod_network_holds_no_run_up(breakable):
+    for name, namespace in (pitfalls.MULTUS, pitfalls.FLANNEL):
+        breakable.kubectl("delete", "daemonset", name, "-n", namespace, "--wait=true")
+    for name in breakable.nodes:
+        breakable.node(name, f"rm -f {pitfalls.CONF} /etc/cni/gpufabric-rdma.d/*")
+    breakable.wait(lambda: "cni" in pitfalls.not_ready(breakable, breakable.worker), "NotReady", pitfalls.PATIENCE)
+
+    found = pitfalls.look(breakable).checks(breakable.worker, "failed")
+    assert "no-cni" in {check.get("failure") for check in found}, found
+
+    with breakable.timed("cluster.yml from nodes that are not Ready"):
+        healed = breakable.run("cluster.yml")
+    assert healed.code == 0, healed.text[-6000:]
+    assert breakable.settled()
+
+
+def test_n3_a_users_pod_is_diagnosed_by_its_name(breakable):
+    fixed = pitfalls.pod("fixed", breakable.worker, "default/rail0")
+    fixed["spec"]["containers"][0] |= {
+        "env": [{"name": "NCCL_IB_GID_INDEX", "value": "3"}],
+        "resources": {"limits": {pitfalls.RESOURCE: "1"}},
+    }
+    # The same without the resource: the interface is there, the devices are not.
+    bare = pitfalls.pod("bare", breakable.worker, "default/rail0")
+    pitfalls.apply(breakable, fixed, bare)
+    for name in ("fixed", "bare"):
+        breakable.wait(lambda name=name: pitfalls.running(breakable, name), f"{name} runs", pitfalls.PATIENCE)
+
+    told = breakable.run("verify.yml", "-e", f"verification_pod={pitfalls.NAMESPACE}/fixed")
+    assert "NCCL_IB_GID_INDEX=3" in pitfalls.everywhere(told, breakable)["pod:gid-index"]
+
+    told = breakable.run("verify.yml", "-e", f"verification_pod={pitfalls.NAMESPACE}/bare")
+    assert f"pod:resource:{pitfalls.RESOURCE}" in pitfalls.everywhere(told, breakable)
+
+
 @pytest.mark.parametrize("name", Cluster.nodes[::-1])
 def test_m3_m4_n13_a_hard_reset_needs_no_hand_and_no_pod_comes_up_without_multus(breakable, name):
     pitfalls.apply(breakable, pitfalls.pod("bound", name, "default/rail0"))

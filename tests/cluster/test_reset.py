@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+
 from ansible_collections.gpufabric.rdma.tests.tools.lab_cluster import SNAPSHOT
+from ansible_collections.gpufabric.rdma.tests.tools.lab_pitfalls import CONF
 
 FOREIGN = (
     "/etc/cni/net.d/90-mine.conflist",
@@ -10,6 +13,16 @@ FOREIGN = (
     "/etc/rancher/k3s/mine.txt",
     "/var/lib/kubelet/mine",
     "/var/lib/cni/mine",
+)
+# As a daemon leaves it that was killed: its socket answers no more.
+DEAD = json.dumps(
+    {
+        "cniVersion": "0.3.1",
+        "name": "multus-cni-network",
+        "type": "multus-shim",
+        "clusterNetwork": "/host/etc/cni/net.d/10-gone.conflist",
+        "logToStderr": True,
+    }
 )
 # Kept by the system itself, by Ansible and by kubectl.
 NOISE = "/var/lib/systemd|/var/lib/dhcp|/root/.ansible|/root/.kube"
@@ -67,3 +80,12 @@ def test_reset_leaves_the_host_layer_and_what_is_not_ours(breakable):
     for name in breakable.nodes:
         breakable.reboot(name)
     assert seen(breakable, KERNEL) == kernel, "modules and sysctls, as announced, with the next boot"
+
+    # K15: what other ways of removing a cluster leave behind does not keep the next one from coming up.
+    for name in breakable.nodes:
+        breakable.node(name, f"rm -rf {' '.join(FOREIGN)}; mkdir -p /etc/cni/net.d; cat >{CONF} <<'EOF'\n{DEAD}\nEOF")
+        breakable.node(name, "ip link add flannel.1 type vxlan id 1 dev lo dstport 8472; ip link set flannel.1 up")
+    with breakable.timed("site.yml after reset.yml, with a dead configuration of Multus and a flannel.1 left"):
+        back = breakable.run("site.yml")
+    assert back.code == 0, back.text[-6000:]
+    assert [back.checks(name, "failed") for name in breakable.nodes] == [[]] * len(breakable.nodes)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shlex
 
 CONF = "/etc/cni/net.d/00-multus.conf"
 FOREIGN = "/etc/cni/net.d/00-calico.conflist"
 GUARD = "gpufabric-rdma-multus.service"
 PLUGIN = "/opt/cni/bin/portmap"
 NAMESPACE = "pitfalls"
+FLANNEL, MULTUS = ("kube-flannel-ds", "kube-flannel"), ("kube-multus-ds", "kube-multus")
 RESOURCE = "rdma/hca_shared_devices_0"  # of rail 0
 # As generous as an emulated node needs; the figures say how long it took.
 PATIENCE = 300
@@ -76,6 +78,17 @@ def lines(run, host):
     return {check["id"]: f"{check['object']}: {check['seen']}" for check in run.checks(host, "failed")}
 
 
+def everywhere(run, cluster):
+    """lines() of all hosts: a check of the cluster stands with the first."""
+    return {identity: line for name in cluster.nodes for identity, line in lines(run, name).items()}
+
+
+def not_ready(cluster, name):
+    """Why a node is not Ready; empty when it is."""
+    conditions = cluster.get("node", name).get("status", {}).get("conditions", ())
+    return "".join(row["message"] for row in conditions if row["type"] == "Ready" and row["status"] != "True")
+
+
 def plant_missing_plugin(cluster, name):
     """K3: a CNI plugin of the worker is gone, and a new pod of this name fails for it."""
     cluster.node(cluster.worker, f"rm {PLUGIN}")
@@ -93,6 +106,38 @@ def plant_foreign_conf(cluster):
     """M7: a foreign configuration comes first on the worker."""
     text = json.dumps({"cniVersion": "0.3.1", "name": "foreign", "plugins": [{"type": "loopback"}]})
     cluster.node(cluster.worker, f"cat >{FOREIGN} <<'EOF'\n{text}\nEOF")
+
+
+def _patch(cluster, daemon, path, value):
+    """Changes one field of a DaemonSet by hand and waits until its pods are new ones."""
+    name, namespace = daemon
+    change = json.dumps([{"op": "replace", "path": f"/spec/template/spec/containers/0/{path}", "value": value}])
+    cluster.kubectl("patch", "daemonset", name, "-n", namespace, "--type=json", "-p", shlex.quote(change))
+    cluster.kubectl("rollout", "status", f"daemonset/{name}", "-n", namespace, f"--timeout={2 * PATIENCE}s")
+
+
+def _container(cluster, daemon):
+    found = cluster.get("daemonset", daemon[0], "-n", daemon[1])
+    return found["spec"]["template"]["spec"]["containers"][0]
+
+
+def plant_flannel_on_the_fabric(cluster, netdev):
+    """K8: Flannel takes a rail for the traffic of pods."""
+    arguments = _container(cluster, FLANNEL)["args"]
+    place = next(place for place, word in enumerate(arguments) if word.startswith("--iface="))
+    _patch(cluster, FLANNEL, f"args/{place}", f"--iface={netdev}")
+
+
+def plant_plugins_mounted_elsewhere(cluster):
+    """M9: the folder of the CNI plugins is at another path in Multus' pod than on the node."""
+    mounts = _container(cluster, MULTUS)["volumeMounts"]
+    place = next(place for place, mount in enumerate(mounts) if mount["name"] == "cni-bin")
+    _patch(cluster, MULTUS, f"volumeMounts/{place}/mountPath", "/opt/cni/elsewhere")
+
+
+def pod_network_address(cluster, name):
+    """The address by which a node carries the traffic of its pods, as Flannel publishes it."""
+    return cluster.get("node", name)["metadata"]["annotations"]["flannel.alpha.coreos.com/public-ip"]
 
 
 def conf_of(cluster):

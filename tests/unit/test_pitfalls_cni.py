@@ -19,7 +19,12 @@ import yaml
 from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar
 from ansible_collections.gpufabric.rdma.plugins.filter.pod_network_problems import pod_network_problems
-from ansible_collections.gpufabric.rdma.plugins.module_utils import _cni_lint, _containerd, _node_files_plan
+from ansible_collections.gpufabric.rdma.plugins.module_utils import (
+    _cluster_lint,
+    _cni_lint,
+    _containerd,
+    _node_files_plan,
+)
 from ansible_collections.gpufabric.rdma.plugins.modules import cni_lint
 from ansible_collections.gpufabric.rdma.tests.tools import tree
 
@@ -451,6 +456,40 @@ def test_pod_traffic_over_the_fabric_and_a_foreign_network_are_refused(tmp_path)
     facts = gather(Tree(str(tmp_path)), Seams.of(Tree(str(tmp_path))), ["hcas", "rails", "gpus", "!gids"])
     found = pod_network_problems(facts, cidr="10.244.0.0/16", cluster_cidr="10.42.0.0/16", interface="ibp24s0")
     assert [item["object"] for item in found] == ["variable flannel_cidr", "NIC ibp24s0"]
+
+
+def pod_nic(address="198.18.0.1", vxlan_mtu=1450, allowed=False):
+    host = {
+        "host": "node1",
+        "rails": [{"index": 0, "netdev": "eth2"}],
+        "netdevs": {
+            "eth1": {"addresses": ["198.18.0.1/24"], "mtu": 1500},
+            "eth2": {"addresses": ["198.18.10.1/24"], "mtu": 9000},
+            "flannel.1": {"addresses": ["10.42.0.0/32"], "mtu": vxlan_mtu},
+        },
+    }
+    node = {"name": "node1", "addresses": [], "labels": {}, "pod_cidrs": [], "pod_network_address": address}
+    return [(item["id"], item["seen"]) for _host, item in _cluster_lint.lint({"nodes": [node]}, [host], {}, allowed)]
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ({}, []),
+        ({"address": None}, []),
+        ({"address": "198.18.10.1", "vxlan_mtu": 8950, "allowed": True}, []),
+        (
+            {"address": "198.18.10.1", "vxlan_mtu": 8950},
+            [("cluster:pod-nic", "Flannel uses eth2 (198.18.10.1), which is rail 0: pod traffic shares it with RDMA")],
+        ),
+        (
+            {"vxlan_mtu": 8950},
+            [("cluster:pod-mtu", "8950, with MTU 1500 on eth1: large packets between nodes are lost")],
+        ),
+    ],
+)
+def test_k8_verify_names_a_rail_that_carries_pod_traffic_and_an_mtu_that_does_not_fit(given, found):
+    assert pod_nic(**given) == found
 
 
 def test_a_kernel_without_br_netfilter_is_said_before_flannel_ends_with_it():

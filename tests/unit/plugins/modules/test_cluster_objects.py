@@ -201,6 +201,34 @@ def test_a_conflict_with_another_manager_is_reported_and_taken_only_with_consent
         assert found["not_applied"] == ["ConfigMap kube-flannel/conf is left as it is: argocd-controller: .data.a"]
 
 
+@pytest.mark.parametrize(("allowed", "value"), [(None, "0"), (False, "1"), (True, "0")])
+def test_what_somebody_changed_by_hand_is_taken_back(server, allowed, value):
+    wanted = [namespace(), config_map(a="0"), config_map("other", a="0")]
+    server.run(wanted)
+    server.edit("ConfigMap/kube-flannel/conf", "kubectl-edit", a="1")
+    announced = server.run(wanted, takeover_allowed=allowed, check=True)
+    done = server.run(wanted, takeover_allowed=allowed)
+    assert server.objects["ConfigMap/kube-flannel/conf"]["data"]["a"] == value
+    assert actions(announced) == actions(done) == ([("ConfigMap kube-flannel/conf", "apply")] if value == "0" else [])
+    if allowed is None:
+        told = ["ConfigMap kube-flannel/conf was changed by hand, which is taken back (kubectl-edit: .data.a)"]
+        assert announced["notes"] == told
+        forced = [
+            call for call in server.calls("apply") if "--force-conflicts" in call and "--dry-run=server" not in call
+        ]
+        assert len(forced) == 1
+    assert server.run(wanted, takeover_allowed=allowed)["changed"] is False
+
+
+@pytest.mark.parametrize("manager", ["kubectl", "kubectl-client-side-apply", "argocd-controller"])
+def test_who_applies_is_a_manager_and_no_hand(server, manager):
+    server.run([namespace(), config_map(a="0")])
+    server.edit("ConfigMap/kube-flannel/conf", "kubectl-edit", a="1")
+    server.edit("ConfigMap/kube-flannel/conf", manager, a="2")
+    assert manager in server.run([namespace(), config_map(a="0")])["problems"][0]["seen"]
+    assert server.objects["ConfigMap/kube-flannel/conf"]["data"]["a"] == "2"
+
+
 def test_an_object_that_somebody_else_made_is_not_taken_over_without_consent(server):
     server.run([namespace()])
     state = server.state()
@@ -433,7 +461,7 @@ def test_a_secret_that_differs_is_named_without_its_values():
     after = {**before, "data": {"x": "bmV3", "y": "c2FtZQ=="}}
     (wanted,) = planner.prepare([], [{"name": "a", "namespace": "", "string_data": {}}], "o")[0]
     key = planner.Key.of(wanted)
-    state = {"down": None, "live": {key: before}, "predicted": {key: after}, "errors": {}, "owned": []}
+    state = {"down": None, "live": {key: before}, "predicted": {key: after}, "errors": {}, "edited": {}, "owned": []}
     (problem,) = planner.verify(state, [wanted], "o").problems
     assert (problem.wanted, problem.seen) == ('data.x "hidden, another value"', 'data.x "hidden"')
 
@@ -441,7 +469,14 @@ def test_a_secret_that_differs_is_named_without_its_values():
 def test_many_differing_fields_are_counted_and_long_values_cut():
     wanted = config_map(**{f"k{number}": "x" * 400 for number in range(9)})
     key = planner.Key.of(wanted)
-    state = {"down": None, "live": {key: config_map()}, "predicted": {key: wanted}, "errors": {}, "owned": []}
+    state = {
+        "down": None,
+        "live": {key: config_map()},
+        "predicted": {key: wanted},
+        "errors": {},
+        "edited": {},
+        "owned": [],
+    }
     (problem,) = planner.verify(state, [wanted], "o").problems
     assert problem.wanted.endswith("; 3 more fields")
     assert problem.seen.startswith("data.k0 absent; data.k1 absent")

@@ -221,3 +221,30 @@ def test_a_reset_leaves_a_plugin_that_is_not_the_one_that_was_placed(tmp_path):
     placed, kept = node._plugins(Tree(str(tmp_path)))
     assert sorted(os.path.basename(path) for path in placed) == ["bridge", "cni-plugins.json", "multus-shim"]
     assert sorted(os.path.basename(path) for path in kept) == ["loopback", "own"]
+
+
+@pytest.mark.parametrize(
+    ("beside", "stays"),
+    [
+        (None, []),
+        ("etc/kubernetes/kubelet.conf", ["usr/libexec/kubernetes"]),
+        ("usr/bin/containerd", ["opt/containerd"]),
+    ],
+)
+def test_a_reset_takes_empty_folders_along_but_not_those_of_another_kubelet_or_containerd(tmp_path, beside, stays):
+    folders = ["usr/libexec/kubernetes/kubelet-plugins/volume/exec", "opt/containerd/bin", "opt/containerd/lib"]
+    for folder in folders:
+        (tmp_path / folder).mkdir(parents=True)
+    if beside:
+        (tmp_path / beside).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / beside).touch()
+    list(k3s_reset.Node(str(tmp_path), None).apply([]))
+    left = [top for top in ("usr/libexec/kubernetes", "opt/containerd") if (tmp_path / top).exists()]
+    assert left == stays
+
+
+def test_a_reset_leaves_a_folder_that_somebody_has_filled(tmp_path):
+    mine = tmp_path / "usr/libexec/kubernetes/kubelet-plugins/volume/exec/mine"
+    mine.mkdir(parents=True)
+    list(k3s_reset.Node(str(tmp_path), None).apply([]))
+    assert mine.exists()
