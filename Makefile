@@ -98,7 +98,7 @@ rails: venv lab-packages plugin-wheels ## The fast scenario with many nodes: N=1
 	@RAILS_NODES=$(N) lab/progress "molecule scenario rails ($(N) nodes)" molecule test --scenario-name rails
 
 ##@ Single stages
-.PHONY: venv unit report-test plugin-test plugin-faults plugin-wheels plugin-image bench-facts bench-plugin lint sanity build gates molecule-rails bench lab-packages dev-packages clean
+.PHONY: venv unit report-test plugin-test plugin-faults plugin-wheels plugin-image bench-facts bench-drift bench-plugin lint sanity build gates molecule-rails bench lab-packages dev-packages clean
 venv: $(VENV)/.ready ## The virtual environment with the pinned tools and a link to this checkout
 
 $(VENV)/.ready: requirements-dev.txt lab/packages | dev-packages
@@ -173,6 +173,9 @@ bench: bench-facts bench-plugin ## All figures; on a quiet machine
 
 bench-facts: venv ## Time hca_facts against raw reads and against the command-line route
 	@python tests/benchmarks/bench_facts.py $(ARGS)
+
+bench-drift: venv lab-packages plugin-wheels ## Time drift on fast nodes beside a module that does nothing: [N=16]
+	@python tests/benchmarks/bench_drift.py $(N)
 
 bench-plugin: $(PLUGIN_VENV)/.ready ## Time the device plugin over the kubelet double: [N=5] [ARGS=--realtime]
 	@$(PLUGIN_VENV)/bin/python tests/device_plugin/bench.py $(if $(filter command line environment,$(origin N)),$(N),5) $(ARGS)
