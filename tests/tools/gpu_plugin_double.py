@@ -14,8 +14,6 @@ import sys
 import threading
 from concurrent import futures
 
-import grpc
-
 RESOURCE = "nvidia.com/gpu"
 GPUS = {"gpu-0": 0, "gpu-1": 1}  # id: NUMA node
 FOLDER = pathlib.Path("/var/lib/kubelet/device-plugins")
@@ -44,6 +42,9 @@ def service(api, base):
 
 
 def main(archive: str) -> None:
+    # Only a node has these.
+    import grpc
+
     sys.path.insert(0, archive)
     from rdma_device_plugin.kubelet import deviceplugin_pb2 as api
     from rdma_device_plugin.kubelet import deviceplugin_pb2_grpc as calls
