@@ -19,6 +19,7 @@ class Drift:
     plant: str
     probe: str
     object: str  # part of the name under which the change is announced
+    follows: str = ""  # what has to start anew for it, announced too
 
 
 UNIT = "/etc/systemd/system/rdma-device-plugin.service"
@@ -42,6 +43,7 @@ def drifts(cluster) -> tuple[Drift, ...]:
             f"sed -i s/^Description=.*/Description=mine/ {UNIT}",
             SUM.format(UNIT),
             UNIT,
+            "service rdma-device-plugin",
         ),
         Drift(
             "plugin's configuration",
@@ -49,6 +51,7 @@ def drifts(cluster) -> tuple[Drift, ...]:
             f'sed -i \'s/"rdmaHcaMax": *[0-9]*/"rdmaHcaMax": 7/\' {CONFIG}',
             SUM.format(CONFIG),
             CONFIG,
+            "service rdma-device-plugin",
         ),
         Drift("conflist deleted", worker, f"rm {CONFLIST}", SUM.format(CONFLIST), CONFLIST),
         Drift(
@@ -59,7 +62,14 @@ def drifts(cluster) -> tuple[Drift, ...]:
             "portmap",
         ),
         Drift("mode of a token", worker, f"chmod 0644 {TOKEN}", f"stat -c %a {TOKEN}", TOKEN),
-        Drift("memlock drop-in deleted", worker, f"rm {drop_in}", SUM.format(drop_in), drop_in),
+        Drift(
+            "memlock drop-in deleted",
+            worker,
+            f"rm {drop_in}",
+            SUM.format(drop_in),
+            drop_in,
+            f"service {cluster.kubelet_service(worker)}",
+        ),
         Drift(
             "sysctl",
             server,
@@ -114,12 +124,12 @@ def unexplained(planted, hosts):
     """Differences of drift that nobody planted, and plants that no difference names."""
     seen = [(host, item["object"]) for host, entry in hosts.items() for item in entry["differences"]]
 
-    def fits(drift, host, name):
-        return drift.object in name and drift.host in (ANYWHERE, host)
+    def named(drift, host, name):
+        return drift.host in (ANYWHERE, host) and drift.object in name
 
     return (
-        [row for row in seen if not any(fits(drift, *row) for drift in planted)],
-        [drift.name for drift in planted if not any(fits(drift, *row) for row in seen)],
+        [row for row in seen if not any(named(drift, *row) or row == (drift.host, drift.follows) for drift in planted)],
+        [drift.name for drift in planted if not any(named(drift, *row) for row in seen)],
     )
 
 
