@@ -163,6 +163,7 @@ def test_m3_m4_n13_a_hard_reset_needs_no_hand_and_no_pod_comes_up_without_multus
     failed = len(pitfalls.complaints(breakable, "bound").splitlines())
     with breakable.timed(f"{name}: hard reset -> all nodes Ready, all pods running, taint gone"):
         breakable.reboot(name)
+        breakable.wait(lambda: breakable.came_back(name), "what ran on the node runs again", 900)
         breakable.wait(breakable.settled, "all Ready", 900)
         breakable.wait(lambda: not breakable.startup_taints(), "no startup taint", 900)
 

@@ -169,6 +169,18 @@ class Cluster(Lab):
         self.labctl("power", name, "reset")
         self.wait(lambda: self.try_node(name, script) not in ("", before), f"a new boot of {name}")
 
+    def came_back(self, name: str) -> bool:
+        """Whether the API server knows of this boot: until the kubelet reports, all looks as before it."""
+        script = "cat /proc/sys/kernel/random/boot_id; date -u -d @$(sed -n 's/^btime //p' /proc/stat) +%FT%TZ"
+        boot, since = (self.try_node(name, script).splitlines() or ["", ""])[:2]
+        pods = [
+            status.get("state", {}).get("running", {}).get("startedAt", "")
+            for pod in self.get("pods", "--all-namespaces", f"--field-selector=spec.nodeName={name}").get("items", ())
+            for status in pod["status"].get("containerStatuses") or [{}]
+        ]
+        known = self.get("node", name).get("status", {}).get("nodeInfo", {}).get("bootID")
+        return boot != "" and known == boot and bool(pods) and all(started >= since for started in pods)
+
     def startup_taints(self) -> list[str]:
         """Nodes that have not been proven ready for RDMA pods yet."""
         return [
