@@ -114,6 +114,12 @@ class Out(NamedTuple):
 # Discover.
 
 
+def _parents_node(tree: Tree, ports: list) -> int:
+    """NUMA node of a software HCA: that of the NIC that it stands on."""
+    netdev = next((port["netdev"] for port in ports if port["netdev"]), None)
+    return pci.numa_node_above(tree, f"{paths.NET}/{netdev}/device") if netdev else -1
+
+
 def discover(tree: Tree, pkeys: bool = False) -> Inventory:
     """Every HCA with a place in the pools, PCI ones in address order, and the network functions without one.
 
@@ -137,7 +143,7 @@ def discover(tree: Tree, pkeys: bool = False) -> Inventory:
                 vendor=function.get("vendor"),
                 device=function.get("device"),
                 driver=function.get("driver"),
-                numa_node=function.get("numa_node", -1),
+                numa_node=function["numa_node"] if function else _parents_node(tree, fact["ports"]),
                 network_class=not function or function["address"] in network,
                 netdevs=tuple(sorted({*names, *fact["representors"]})),
                 link_types=tuple(sorted({*kinds, *(["ether"] if fact["representors"] else [])})) or ("",),

@@ -70,6 +70,8 @@ def _entry(rail: dict) -> dict:
         entry["softwareDevices"] = True
     # Interfaces are rail_links' and the operating system's business.
     entry["linkUp"] = False
+    # Where the kubelet aligns GPUs and rails to NUMA nodes (k3s_topology_manager_policy), it does so by these hints.
+    entry["topology"] = "auto"
     return entry
 
 

@@ -165,6 +165,22 @@ def test_software_hcas_are_in_on_request_only(laid_out):
     assert chosen(root, selectors={"vendors": ["15b3"]}, softwareDevices=True) == []
 
 
+def test_a_software_hca_lies_where_its_nic_does(laid_out):
+    root = laid_out("rxe-and-siw")
+    assert {hca.numa_node for hca in pools.discover(Tree(str(root))).hcas} == {-1}
+    function = "sys/devices/pci0000:80/0000:80:00.0/0000:81:00.0"
+    (root / function / "virtio4/net").mkdir(parents=True)
+    (root / "sys/bus/pci/devices").mkdir(parents=True, exist_ok=True)
+    (root / "sys/bus/pci/devices/0000:81:00.0").symlink_to(f"/{function}")
+    (root / function / "numa_node").write_text("1\n")
+    device = root / "sys/class/net/eth1/device"
+    if device.is_symlink():
+        device.unlink()
+    device.symlink_to(f"/{function}/virtio4")
+    nodes = {hca.name: hca.numa_node for hca in pools.discover(Tree(str(root))).hcas}
+    assert nodes == {"rxe0": -1, "rxe1": 1, "siw_eth2": -1}
+
+
 def test_any_netdev_of_a_function_selects_it(laid_out):
     """1.3: upstream compares the first name only and warns about the others"""
     root = laid_out("mlx4-two-ports")

@@ -135,6 +135,7 @@ ANNOTATION = "/metadata/annotations/k8s.v1.cni.cncf.io/networks"
 LABELS = {"/metadata/labels": "objects of the collection say whose they are, so that a reset finds them"}
 INTERVAL = {"/data/config.json/periodicUpdateInterval": "the default is written out: the Go plugin's own default is 60"}
 LINKS_STAY = "links are not the plugin's business: the Go plugin sets them up (pitfall N12)"
+NUMA = "hints by which the kubelet puts GPU and rail on one NUMA node, where it is told to; the Go plugin gives none"
 # Of every pod of verification.
 POD = {
     "/metadata/name": "one pod a node, named after it",
@@ -176,6 +177,7 @@ CASES = {
                 for number in range(8)
             },
             **{f"/data/config.json/configList/{number}/linkUp": LINKS_STAY for number in range(8)},
+            **{f"/data/config.json/configList/{number}/topology": NUMA for number in range(8)},
         },
     ),
     "000 ConfigMap of two devices": (

@@ -127,6 +127,14 @@ def numa_node(tree: Tree, address: str) -> int:
     return _numa(tree.read(f"{paths.PCI}/{address}/numa_node"))
 
 
+def numa_node_above(tree: Tree, path: str) -> int:
+    """NUMA node of the function that a device hangs on, through other buses too (virtio); -1 for a virtual device."""
+    for part in reversed(tree.realpath(path).split("/")):
+        if ADDRESS.match(part):
+            return numa_node(tree, part)
+    return -1
+
+
 def _numa(text: Optional[str]) -> int:
     node = integer(text)
     return -1 if node is None else node

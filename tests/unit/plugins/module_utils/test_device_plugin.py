@@ -88,12 +88,14 @@ def test_each_rail_becomes_a_resource_of_63_that_sets_no_link_up():
             "rdmaHcaMax": 63,
             "selectors": {"ifNames": ["ens8f0np0"]},
             "linkUp": False,
+            "topology": "auto",
         },
         {
             "resourceName": "hca_shared_devices_1",
             "rdmaHcaMax": 63,
             "extraSelectors": {"pciAddresses": ["0000:2a:00.0"]},
             "linkUp": False,
+            "topology": "auto",
         },
         {
             "resourceName": "hca_shared_devices_2",
@@ -101,6 +103,7 @@ def test_each_rail_becomes_a_resource_of_63_that_sets_no_link_up():
             "selectors": {"ifNames": ["eth1"]},
             "softwareDevices": True,
             "linkUp": False,
+            "topology": "auto",
         },
     ]
 
