@@ -115,9 +115,10 @@ class Out(NamedTuple):
 
 
 def _parents_node(tree: Tree, ports: list) -> int:
-    """NUMA node of a software HCA: that of the NIC that it stands on."""
+    """NUMA node of a software HCA: that of the NIC that it stands on, through virtio too; -1 on a virtual one."""
     netdev = next((port["netdev"] for port in ports if port["netdev"]), None)
-    return pci.numa_node_above(tree, f"{paths.NET}/{netdev}/device") if netdev else -1
+    address = pci.above(tree.realpath(f"{paths.NET}/{netdev}/device"))[0] if netdev else None
+    return pci.numa_node(tree, address) if address else -1
 
 
 def discover(tree: Tree, pkeys: bool = False) -> Inventory:

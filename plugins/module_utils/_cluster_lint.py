@@ -12,7 +12,7 @@ from __future__ import annotations
 import ipaddress
 import json
 
-from . import _pod_plan, _text
+from . import _pod_network, _pod_plan, _text
 from ._checks import FAILED, check
 
 # What a namespace has to allow for pods that reach the node's devices.
@@ -20,8 +20,8 @@ _LEVEL = "privileged"
 _READY = ("ready", "ignore")
 # Flavors of a driver that a container must not load once more.
 _HOST_DRIVERS = ("doca", "mlnx_ofed")
-# What VXLAN adds to a packet, in bytes, and the link that Flannel makes for it.
-_VXLAN, _VXLAN_LINK = 50, "flannel.1"
+# The link that Flannel makes for VXLAN.
+_VXLAN_LINK = "flannel.1"
 _FEATURE = "feature.node.kubernetes.io/"
 
 
@@ -42,7 +42,7 @@ def lint(cluster: dict, hosts: list[dict], drivers: dict, fabric_allowed: bool =
         if node is None:
             continue
         made = _driver(cluster, host, drivers.get(host["host"])) + _labels(cluster, host, node)
-        made += _selected(configs, host, node) + _pod_network(cluster, node) + _pod_nic(host, node, fabric_allowed)
+        made += _selected(configs, host, node) + _pod_cidr(cluster, node) + _pod_nic(host, node, fabric_allowed)
         found += [(host["host"], item) for item in made]
     return found
 
@@ -186,7 +186,7 @@ def _security(cluster: dict) -> list[dict]:
 # --- the pod network --------------------------------------------------------------------------------------------------
 
 
-def _pod_network(cluster: dict, node: dict) -> list[dict]:
+def _pod_cidr(cluster: dict, node: dict) -> list[dict]:
     for item in cluster.get("cni") or []:
         text = (item.get("data") or {}).get("net-conf.json")
         try:
@@ -205,9 +205,12 @@ def _pod_network(cluster: dict, node: dict) -> list[dict]:
 def _pod_nic(host: dict, node: dict, fabric_allowed: bool) -> list[dict]:
     """K8: the NIC that Flannel took when it started, and the MTU that it read there then."""
     address, made = node.get("pod_network_address"), []
-    for name, netdev in host["netdevs"].items() if address else []:
-        if address not in {one.partition("/")[0] for one in netdev["addresses"]}:
-            continue
+    carriers = [
+        (name, netdev["mtu"])
+        for name, netdev in host["netdevs"].items()
+        if address in {one.partition("/")[0] for one in netdev["addresses"]}
+    ]
+    for name, mtu in carriers:
         rail = next((rail["index"] for rail in host["rails"] if rail["netdev"] == name), None)
         if rail is not None and not fabric_allowed:
             seen = f"Flannel uses {name} ({address}), which is rail {rail}: pod traffic shares it with RDMA"
@@ -217,12 +220,12 @@ def _pod_nic(host: dict, node: dict, fabric_allowed: bool) -> list[dict]:
             )
             wanted = "pod traffic on the node's own network"
             made.append(check("cluster:pod-nic", f"pod network of {node['name']}", FAILED, wanted, seen, step))
-        link = host["netdevs"].get(_VXLAN_LINK)
-        if link and link["mtu"] and netdev["mtu"] and link["mtu"] > netdev["mtu"] - _VXLAN:
-            seen = f"{link['mtu']}, with MTU {netdev['mtu']} on {name}: large packets between nodes are lost"
+        link, room = host["netdevs"].get(_VXLAN_LINK), (mtu or 0) - _pod_network.OVERHEAD["vxlan"]
+        if link and link["mtu"] and mtu and link["mtu"] > room:
+            seen = f"{link['mtu']}, with MTU {mtu} on {name}: large packets between nodes are lost"
             step = "give the NIC its MTU, then k3s kubectl -n kube-flannel rollout restart daemonset/kube-flannel-ds"
-            obj, wanted = f"MTU of {_VXLAN_LINK} on {node['name']}", f"{netdev['mtu'] - _VXLAN} or less"
-            made.append(check("cluster:pod-mtu", obj, FAILED, wanted, seen, step))
+            obj = f"MTU of {_VXLAN_LINK} on {node['name']}"
+            made.append(check("cluster:pod-mtu", obj, FAILED, f"{room} or less", seen, step))
     return made
 
 

@@ -74,15 +74,17 @@ EMPTY = (
     "/opt/cni",
     "/var/lib/gpufabric-rdma",
 )
-# What the kubelet and containerd inside k3s make and leave empty: {path: a file by which another one of them is known}.
+# The file by which another kubelet on the node is known.
+OTHER_KUBELET = "/etc/kubernetes/kubelet.conf"
+# What the kubelet and containerd inside k3s make and leave empty, by the file that tells of another one of them.
 EMPTY_UNLESS = {
-    "/usr/libexec/kubernetes/kubelet-plugins/volume/exec": "/etc/kubernetes/kubelet.conf",
-    "/usr/libexec/kubernetes/kubelet-plugins/volume": "/etc/kubernetes/kubelet.conf",
-    "/usr/libexec/kubernetes/kubelet-plugins": "/etc/kubernetes/kubelet.conf",
-    "/usr/libexec/kubernetes": "/etc/kubernetes/kubelet.conf",
-    "/opt/containerd/bin": "/usr/bin/containerd",
-    "/opt/containerd/lib": "/usr/bin/containerd",
-    "/opt/containerd": "/usr/bin/containerd",
+    OTHER_KUBELET: (
+        "/usr/libexec/kubernetes/kubelet-plugins/volume/exec",
+        "/usr/libexec/kubernetes/kubelet-plugins/volume",
+        "/usr/libexec/kubernetes/kubelet-plugins",
+        "/usr/libexec/kubernetes",
+    ),
+    "/usr/bin/containerd": ("/opt/containerd/bin", "/opt/containerd/lib", "/opt/containerd"),
 }
 LINKS = re.compile(r"cni0|flannel\.1|flannel-v6\.1|flannel-wg(-v6)?|kube-ipvs0")
 MOUNTS = re.compile(r"/(run/k3s|var/lib/rancher/k3s|var/lib/kubelet/(pods|plugins)|run/netns/cni-)(/|$|[0-9a-f-])")

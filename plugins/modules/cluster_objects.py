@@ -296,7 +296,6 @@ class Cluster:
         self.calls = 0
         self._kubectl, self._run, self._clock, self._sleep = list(kubectl), run, clock, sleep
         self._patience = patience
-        self._edited: dict = {}
 
     def call(self, *arguments: str, objects=None) -> tuple[int, str, str]:
         """One kubectl call, tried again while the server does not answer; Down when that lasts too long."""
@@ -313,17 +312,17 @@ class Cluster:
                 raise Down(planner.last_words(error))
             self._sleep(POLL_SECONDS)
 
-    def read(self, wanted: list, owner: str, prune_types: list, force: bool, mend: bool = False) -> dict:
+    def read(self, wanted: list, owner: str, prune_types: list, force: bool, mend: bool) -> dict:
         """mend: whether fields that somebody changed by hand are predicted, and then applied, as they are wanted."""
         live, missing = self._live(wanted)
         known = planner.by_key(wanted, live)
-        predicted, errors, self._edited = self._predict(planner.predictable(wanted, known, missing), force, mend)
+        predicted, errors, edited = self._predict(planner.predictable(wanted, known, missing), force, mend)
         return {
             "down": None,
             "live": known,
             "predicted": predicted,
             "errors": errors,
-            "edited": self._edited,
+            "edited": edited,
             "owned": self._owned(owner, prune_types),
         }
 
@@ -378,14 +377,15 @@ class Cluster:
             types = left
         return []
 
-    def apply(self, changes: list, wanted: list, force: bool):
+    def apply(self, changes: list, wanted: list, force: bool, edited: dict):
+        """edited: objects by their keys whose fields are taken back from whoever changed them by hand."""
         for stage in planner.stages(wanted, changes):
             names = {str(planner.Key.of(item)) for item in stage}
-            edited = [item for item in stage if planner.Key.of(item) in self._edited]
-            for part, forced in (([item for item in stage if item not in edited], force), (edited, True)):
+            for by_hand in (False, True):
+                part = [item for item in stage if (planner.Key.of(item) in edited) is by_hand]
                 if not part:
                     continue
-                code, _out, error = self.call(*APPLY, *_forced(forced), objects=part)
+                code, _out, error = self.call(*APPLY, *_forced(force or by_hand), objects=part)
                 if code:
                     raise _failed(f"applying {', '.join(sorted(names))}", error)
             yield from (change for change in changes if change.object in names and change.action != "prune")
@@ -531,7 +531,7 @@ def main() -> None:
                 if elsewhere
                 else planner.plan(state, wanted, given["owner"], given["takeover_allowed"])
             ),
-            apply=lambda changes: cluster.apply(changes, wanted, force),
+            apply=lambda changes: cluster.apply(changes, wanted, force, state["edited"]),
             check_mode=module.check_mode,
         )
         if module.check_mode:

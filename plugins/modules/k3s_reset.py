@@ -85,6 +85,7 @@ notes:
   elements: str
 """
 
+import itertools
 import json
 import os
 import shutil
@@ -133,7 +134,7 @@ class Node:
     @staticmethod
     def _folders(tree: Tree) -> list[str]:
         """Another Kubernetes on the node has its kubelet and its pods' addresses in the same folders."""
-        if tree.exists("/etc/kubernetes/kubelet.conf"):
+        if tree.exists(planner.OTHER_KUBELET):
             return [path for path in planner.FOLDERS if not path.startswith("/var/lib/cni")]
         return [*planner.FOLDERS, *planner.KUBELET]
 
@@ -228,7 +229,8 @@ class Node:
                 self._drop_rules(name.rpartition(" ")[2])
             yield change
         tree = Tree(self.root)
-        for path in (*planner.EMPTY, *(path for path, other in planner.EMPTY_UNLESS.items() if not tree.exists(other))):
+        unshared = [paths for other, paths in planner.EMPTY_UNLESS.items() if not tree.exists(other)]
+        for path in itertools.chain(planner.EMPTY, *unshared):
             try:
                 os.rmdir(under(self.root, path))
             except OSError:

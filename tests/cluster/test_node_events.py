@@ -7,21 +7,16 @@ from ansible_collections.gpufabric.rdma.tests.tools import lab_pitfalls as pitfa
 LAST_RAIL = "rdma/hca_shared_devices_7"
 
 
-def allocatable(cluster, resource):
-    found = cluster.get("node", cluster.worker).get("status", {}).get("allocatable", {})
-    return int(found.get(resource, 0))
-
-
 def falls_and_returns(cluster, resource, what, take, give):
     """The node's allocatable goes to 0 and comes back, without a hand."""
-    whole = allocatable(cluster, resource)
+    whole = cluster.allocatable(resource)
     assert whole > 0
     with cluster.timed(f"{what} gone -> allocatable 0"):
         cluster.node(cluster.worker, take)
-        cluster.wait(lambda: allocatable(cluster, resource) == 0, f"{resource} 0", pitfalls.PATIENCE)
+        cluster.wait(lambda: cluster.allocatable(resource) == 0, f"{resource} 0", pitfalls.PATIENCE)
     with cluster.timed(f"{what} back -> allocatable whole"):
         cluster.node(cluster.worker, give)
-        cluster.wait(lambda: allocatable(cluster, resource) == whole, f"{resource} {whole}", pitfalls.PATIENCE)
+        cluster.wait(lambda: cluster.allocatable(resource) == whole, f"{resource} {whole}", pitfalls.PATIENCE)
 
 
 def test_a_port_that_goes_down_takes_its_resource_along(cluster):
@@ -36,7 +31,7 @@ def test_an_hca_that_is_unplugged_takes_its_resource_along(cluster):
 
 
 def test_n14_a_kubelet_that_restarts_has_its_resources_again(breakable):
-    whole = allocatable(breakable, pitfalls.RESOURCE)
+    whole = breakable.allocatable(pitfalls.RESOURCE)
     with_devices = pitfalls.pod("holder", breakable.worker)
     with_devices["spec"]["containers"][0]["resources"] = {"limits": {pitfalls.RESOURCE: "1"}}
     pitfalls.apply(breakable, with_devices)
@@ -49,7 +44,7 @@ def test_n14_a_kubelet_that_restarts_has_its_resources_again(breakable):
         breakable.wait(
             lambda: (
                 breakable.settled()
-                and allocatable(breakable, pitfalls.RESOURCE) == whole
+                and breakable.allocatable(pitfalls.RESOURCE) == whole
                 and breakable.pods().keys() == before.keys()
             ),
             "all as before",

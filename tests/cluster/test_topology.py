@@ -11,18 +11,15 @@ from ansible_collections.gpufabric.rdma.tests.tools.lab_nodes import CHECKOUT
 POLICY = "k3s_topology_manager_policy=single-numa-node"
 HOME = "/usr/local/lib/rdma-device-plugin"
 START = "systemd-run --quiet --unit=gpu-double {home}/venv/bin/python3 /run/gpu_double.py {home}/plugin.pyz"
-RAILS = ("rdma/hca_shared_devices_0", "rdma/hca_shared_devices_1")
+GPU = gpu_plugin_double.RESOURCE
+RAILS = (lab_pitfalls.RESOURCE, "rdma/hca_shared_devices_1")
 
 
-def gpu_pod(cluster, name, rail):
+def asking_pod(cluster, name, *resources):
     made = lab_pitfalls.pod(name, cluster.worker)
     made["spec"]["restartPolicy"] = "Never"
-    made["spec"]["containers"][0]["resources"] = {"limits": {gpu_plugin_double.RESOURCE: "1", RAILS[rail]: "1"}}
+    made["spec"]["containers"][0]["resources"] = {"limits": dict.fromkeys(resources, "1")}
     lab_pitfalls.apply(cluster, made)
-
-
-def allocatable(cluster, resource):
-    return cluster.get("node", cluster.worker).get("status", {}).get("allocatable", {}).get(resource)
 
 
 def gpu_of(cluster, name):
@@ -48,28 +45,25 @@ def test_a_pod_gets_gpu_and_rail_of_one_numa_node_or_is_refused(breakable):
 
     double = (CHECKOUT / "tests/tools/gpu_plugin_double.py").read_text()
     breakable.node(worker, f"cat >/run/gpu_double.py <<'EOF'\n{double}\nEOF\n{START.format(home=HOME)}")
-    wanted = f"{gpu_plugin_double.RESOURCE} 2"
-    breakable.wait(lambda: allocatable(breakable, gpu_plugin_double.RESOURCE) == "2", wanted, lab_pitfalls.PATIENCE)
+    wanted = f"{GPU} 2"
+    breakable.wait(lambda: breakable.allocatable(GPU) == 2, wanted, lab_pitfalls.PATIENCE)
 
-    gpu_pod(breakable, "first", rail=1)
+    asking_pod(breakable, "first", GPU, RAILS[1])
     assert gpu_of(breakable, "first") == "gpu-1"
     # The GPU that is left lies on the other node.
-    gpu_pod(breakable, "mismatch", rail=1)
+    asking_pod(breakable, "mismatch", GPU, RAILS[1])
     breakable.wait(lambda: refusal(breakable, "mismatch") != "", "refused", lab_pitfalls.PATIENCE)
     assert refusal(breakable, "mismatch") == "TopologyAffinityError"
-    gpu_pod(breakable, "second", rail=0)
+    asking_pod(breakable, "second", GPU, RAILS[0])
     assert gpu_of(breakable, "second") == "gpu-0"
 
     # Two resources in one container, from both rails: no NUMA node has both.
-    both = lab_pitfalls.pod("both", worker)
-    both["spec"]["restartPolicy"] = "Never"
-    both["spec"]["containers"][0]["resources"] = {"limits": dict.fromkeys(RAILS, "1")}
-    lab_pitfalls.apply(breakable, both)
+    asking_pod(breakable, "both", *RAILS)
     breakable.wait(lambda: refusal(breakable, "both") != "", "refused", lab_pitfalls.PATIENCE)
     assert refusal(breakable, "both") == "TopologyAffinityError"
 
     # Deleted and made again, the pod finds its place again.
     breakable.kubectl("delete", "pod", "first", "-n", lab_pitfalls.NAMESPACE, "--wait=true")
     with breakable.timed("pod with GPU and rail deleted and made again"):
-        gpu_pod(breakable, "again", rail=1)
+        asking_pod(breakable, "again", GPU, RAILS[1])
         assert gpu_of(breakable, "again") == "gpu-1"

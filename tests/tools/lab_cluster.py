@@ -215,6 +215,10 @@ class Cluster(Lab):
         ]
         return len(conditions) == len(self.nodes) and all(conditions) and all(self.pods().values())
 
+    def allocatable(self, resource: str) -> int:
+        """How much of a resource the worker offers to pods."""
+        return int(self.get("node", self.worker).get("status", {}).get("allocatable", {}).get(resource, 0))
+
     def pods(self) -> dict[str, bool]:
         """{"namespace/name uid": whether it is ready}."""
         found = {}

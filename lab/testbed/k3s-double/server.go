@@ -135,7 +135,7 @@ func runServer() error {
 		"--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction", "--disable-admission-plugins=" + unusedAdmission,
 		"--enable-priority-and-fairness=false", "--token-auth-file=" + tokens,
 		"--advertise-address=" + config.AdvertiseAddress, "--profiling=false",
-		// Counting and sizing the objects of each type once a minute takes a tenth of an emulated core, and on a starved node it
+		// Counting and sizing the objects of each type once a minute is work for nobody, and on a starved node it
 		// only times out and begins again. Priority and fairness, which would use the numbers, is off.
 		"--etcd-count-metric-poll-period=0", "--feature-gates=SizeBasedListCostEstimate=false",
 	}

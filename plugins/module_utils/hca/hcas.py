@@ -95,12 +95,8 @@ def _where(tree: Tree, name: str) -> tuple[Optional[str], str, Optional[str]]:
         parent = tree.realpath(f"{base}/device")
     else:
         parent = tree.realpath(base).rpartition("/infiniband/")[0]
-    parts = parent.split("/")
-    for index in range(len(parts) - 1, -1, -1):
-        if pci.ADDRESS.match(parts[index]):
-            below = parts[index + 1 :]
-            return parts[index], parent, below[0] if below else None
-    return None, parent, None
+    address, below = pci.above(parent)
+    return address, parent, below[0] if below else None
 
 
 def _hca(

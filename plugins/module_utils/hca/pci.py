@@ -127,12 +127,13 @@ def numa_node(tree: Tree, address: str) -> int:
     return _numa(tree.read(f"{paths.PCI}/{address}/numa_node"))
 
 
-def numa_node_above(tree: Tree, path: str) -> int:
-    """NUMA node of the function that a device hangs on, through other buses too (virtio); -1 for a virtual device."""
-    for part in reversed(tree.realpath(path).split("/")):
-        if ADDRESS.match(part):
-            return numa_node(tree, part)
-    return -1
+def above(path: str) -> tuple[Optional[str], list[str]]:
+    """(address of the function that a resolved sysfs path lies below, the parts of the path below it); None without."""
+    parts = path.split("/")
+    for index in range(len(parts) - 1, -1, -1):
+        if ADDRESS.match(parts[index]):
+            return parts[index], parts[index + 1 :]
+    return None, []
 
 
 def _numa(text: Optional[str]) -> int:
