@@ -18,6 +18,10 @@ import tempfile
 import time
 
 CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(CHECKOUT / "tests/tools"))
+
+import recording  # noqa: E402
+
 NODES = CHECKOUT / "lab/nspawnctl"
 INVENTORY = ("-i", str(NODES), "-i", str(CHECKOUT / "molecule/rails/inventory"))
 FIXTURES = "h100-8x-cx7-ib,gh200-cx7-roce"
@@ -48,15 +52,6 @@ def nodes():
     return listed["gpu_nodes"]["hosts"]
 
 
-def recorded(folder):
-    """Environment that has run_record write into the folder."""
-    return {
-        "ANSIBLE_CALLBACK_PLUGINS": str(CHECKOUT / "tests/tools/callback_plugins"),
-        "ANSIBLE_CALLBACKS_ENABLED": "run_record",
-        "RUN_RECORD": str(folder),
-    }
-
-
 def drift(hosts, folder, **environment):
     return run(
         *(sys.executable, CHECKOUT / "bin/drift.py", "--verdict-file", folder / "verdict.json"),
@@ -67,9 +62,8 @@ def drift(hosts, folder, **environment):
 
 
 def calls_of(hosts, folder):
-    drift(hosts, folder, **recorded(folder / "record"))
-    (record,) = (json.loads(path.read_text()) for path in (folder / "record").iterdir())
-    return max(host["remote_calls"] for host in record["hosts"].values())
+    drift(hosts, folder, **recording.environment(folder / "record"))
+    return max(host["remote_calls"] for host in recording.written(folder / "record")["hosts"].values())
 
 
 def main(count):
@@ -79,7 +73,6 @@ def main(count):
     hosts = nodes()
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
-        (folder / "record").mkdir()
         calls = calls_of(hosts, folder)
         nothing = folder / "nothing.yml"
         tasks = [{"ansible.builtin.ping": {}}] * calls

@@ -9,6 +9,8 @@ import pathlib
 import subprocess
 import tempfile
 
+from ansible_collections.gpufabric.rdma.tests.tools import recording
+
 CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
 
 
@@ -70,12 +72,10 @@ class Lab:
             env = {
                 **os.environ,
                 "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json",
-                "ANSIBLE_CALLBACK_PLUGINS": str(CHECKOUT / "tests/tools/callback_plugins"),
-                "ANSIBLE_CALLBACKS_ENABLED": "run_record",
-                "RUN_RECORD": records,
+                **recording.environment(records),
             }
             done = subprocess.run(command, env=env, cwd=CHECKOUT, capture_output=True, text=True, check=False)
-            record = [json.loads(path.read_text()) for path in pathlib.Path(records).iterdir()]
+            record = recording.written(records)
         text = done.stdout + done.stderr
         start = done.stdout.find("{\n")
         assert start >= 0, text
@@ -84,4 +84,4 @@ class Lab:
             for task in play["tasks"]:
                 for host, result in task["hosts"].items():
                     results.setdefault(host, []).append(result)
-        return Run(done.returncode, done.stdout[:start], text, results, record[0])
+        return Run(done.returncode, done.stdout[:start], text, results, record)

@@ -11,11 +11,11 @@ import re
 
 import pytest
 import testinfra
+from ansible_collections.gpufabric.rdma.tests.tools import recording
 
 CHECKOUT = pathlib.Path(__file__).resolve().parents[3]
 SSH_CONFIG = CHECKOUT / ".lab/nspawn/ssh/config"
 WHEELS = CHECKOUT / "build/wheels"
-RECORDER = CHECKOUT / "tests/tools/callback_plugins"
 SERVICE = "rdma-device-plugin"
 PLACE = f"/usr/local/lib/{SERVICE}"
 REGISTRY = "/var/lib/kubelet/plugins_registry"
@@ -95,10 +95,9 @@ def test_explain_works_with_what_is_installed(node, installed):
 
 
 def test_a_second_run_changes_and_restarts_nothing_in_two_remote_calls(node, run, installed, name, tmp_path):
-    recorder = {"ANSIBLE_CALLBACK_PLUGINS": str(RECORDER), "ANSIBLE_CALLBACKS_ENABLED": "run_record"}
-    code, text, changed = run(RUN_RECORD=str(tmp_path), **recorder)
+    code, text, changed = run(**recording.environment(tmp_path))
     assert (code, changed) == (0, 0), text
-    (record,) = (json.loads(path.read_text()) for path in tmp_path.glob("*.json"))
+    record = recording.written(tmp_path)
     # One reads the node, which site.yml has done by then; one is all of the role.
     assert record["hosts"][name]["remote_calls"] <= 2, record["hosts"][name]["calls"]
     assert shown(node)["MainPID"] == installed["MainPID"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pathlib
 import subprocess
@@ -10,7 +9,7 @@ import sys
 
 import pytest
 import yaml
-from ansible_collections.gpufabric.rdma.tests.tools import tree
+from ansible_collections.gpufabric.rdma.tests.tools import recording, tree
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 
@@ -27,7 +26,6 @@ def play(tmp_path):
 
     def run(playbook):
         record = tmp_path / f"record-{playbook}"
-        record.mkdir()
         done = subprocess.run(
             [sys.executable, "-m", "ansible", "playbook", "-i", "hosts.yml", f"gpufabric.rdma.{playbook}"],
             cwd=tmp_path,
@@ -36,17 +34,14 @@ def play(tmp_path):
                 "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
                 "ANSIBLE_HOME": str(tmp_path / "home"),
                 "ANSIBLE_NOCOLOR": "1",
-                "ANSIBLE_CALLBACK_PLUGINS": str(ROOT / "tests/tools/callback_plugins"),
-                "ANSIBLE_CALLBACKS_ENABLED": "run_record",
-                "RUN_RECORD": str(record),
+                **recording.environment(record),
             },
             capture_output=True,
             text=True,
             check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
-        (written,) = record.iterdir()
-        told = json.loads(written.read_text())["hosts"]
+        told = recording.written(record)["hosts"]
         # A local connection does not pipeline: a module is several calls, each named by task and effect.
         return done.stdout, {name: {call.partition(" [")[0] for call in told[name]["calls"]} for name in hosts}
 
