@@ -39,7 +39,7 @@ def test_a_run_that_was_killed_at_random_moments_is_taken_up(breakable):
     moments = [random.Random(f"{seed} {turn}").uniform(5, LONGEST) for turn in range(TIMES)]
     breakable.labctl("restore", "ready")
     killed = sum(kill_after(breakable, moment) for moment in moments)
-    breakable.figures.append(f"{killed:7}    runs killed of {TIMES}, INTERRUPTIONS_SEED={seed}")
+    breakable.note(f"{killed:7}    runs killed of {TIMES}, INTERRUPTIONS_SEED={seed}")
     assert killed > 0
 
     last = breakable.run("site.yml")
@@ -58,6 +58,4 @@ def test_k3s_that_is_killed_during_a_run_does_not_end_it(breakable, moment):
     second = first if first.code == 0 else breakable.run("site.yml")
 
     assert second.code == 0, second.text[-6000:]
-    breakable.figures.append(
-        f"        k3s killed after {moment} s: {'that' if first is second else 'the next'} run converged"
-    )
+    breakable.note(f"        k3s killed after {moment} s: {'that' if first is second else 'the next'} run converged")

@@ -171,7 +171,7 @@ def test_m3_m4_n13_a_hard_reset_needs_no_hand_and_no_pod_comes_up_without_multus
     inside = breakable.kubectl("exec", "bound", "-n", pitfalls.NAMESPACE, "--", "ls", "/sys/class/net").split()
     assert {"eth0", "net1"} <= set(inside)
     found = pitfalls.complaints(breakable, "bound")
-    breakable.figures.append(f"{len(found.splitlines()) - failed:7}    failed sandboxes after the reset of {name}")
+    breakable.note(f"{len(found.splitlines()) - failed:7}    failed sandboxes after the reset of {name}")
     status = breakable.get("node", name)["status"]
     assert status["allocatable"][pitfalls.RESOURCE] == status["capacity"][pitfalls.RESOURCE] != "0"
     verified = breakable.run("verify.yml")

@@ -39,9 +39,10 @@ ls /run/netns 2>/dev/null
 rdma system show
 systemctl list-units --type=service --state=active,failed --no-legend --plain | grep -E 'k3s|rdma|gpufabric|multus'
 """
+# sysctl first: reading all of /proc/sys loads binfmt_misc.
 KERNEL = r"""
-cut -d' ' -f1 /proc/modules
 sysctl -a 2>/dev/null | grep -E '^(net.ipv4.ip_forward|net.ipv6.conf.all.forwarding|net.bridge|fs.inotify)'
+cut -d' ' -f1 /proc/modules
 """
 
 

@@ -13,7 +13,7 @@ def test_a_second_run_changes_nothing_and_restarts_nothing(cluster):
     for name in cluster.nodes:
         assert second.record["hosts"][name]["changed"] == []
         calls = second.record["hosts"][name]["calls"]
-        cluster.figures.append(f"{len(calls):7}    remote calls of the second run to {name}")
+        cluster.note(f"{len(calls):7}    remote calls of the second run to {name}")
         assert len(calls) <= REMOTE_CALLS, calls
         assert second.checks(name, "failed") == []
     assert cluster.main_pids() == pids

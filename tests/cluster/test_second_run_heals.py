@@ -38,12 +38,12 @@ def test_a_second_run_heals_five_pitfalls_and_touches_nothing_else(breakable):
     for name in breakable.nodes:
         assert healed.checks(name, "failed") == []
         calls = healed.record["hosts"][name]["calls"]
-        breakable.figures.append(f"{len(calls):7}    remote calls of the second run to {name}")
+        breakable.note(f"{len(calls):7}    remote calls of the second run to {name}")
         assert len(calls) <= REMOTE_CALLS, calls
     changes = {
         (name, change["object"]) for name in breakable.nodes for change in healed.record["hosts"][name]["changes"]
     }
-    breakable.figures.append(f"        changes of the second run: {sorted(changes)}")
+    breakable.note(f"        changes of the second run: {sorted(changes)}")
     assert {name for name, _object in changes} == {worker}
     healing = (pitfalls.PLUGIN, pitfalls.CONF, pitfalls.FOREIGN, pitfalls.GUARD)
     assert [change for change in changes if not any(thing in change[1] for thing in healing)] == []

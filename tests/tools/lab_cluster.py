@@ -22,13 +22,14 @@ from ansible_collections.gpufabric.rdma.tests.tools.lab_nodes import CHECKOUT, L
 SNAPSHOT = "cluster"
 SOURCES = ("roles", "plugins", "playbooks", "device_plugin", "inventory", "lab", "lock")
 PATIENCE = 600.0
+# sysctl comes before the modules: reading all of /proc/sys loads binfmt_misc.
 # What Ansible keeps below ~/.ansible/tmp, and kubectl's cache of the API server's types, are not the playbook's doing.
 EVERYTHING = """
 find /etc /opt /usr /boot /root /home /var/lib/rdma-device-plugin /var/lib/cni -xdev \
   \\( -path /root/.ansible -o -path /root/.kube/cache \\) -prune -o \
   -printf '%p %m %u %s %C@\\n' 2>/dev/null
-cut -d' ' -f1 /proc/modules
 sysctl -a 2>/dev/null | grep -E '^(net.ipv4.conf|net.ipv6.conf|net.bridge|fs.inotify)'
+cut -d' ' -f1 /proc/modules
 ip -o address show scope global
 iptables-save | sed 's/\\[[0-9:]*\\]//; /^#/d'
 rdma system show
@@ -151,11 +152,16 @@ class Cluster(Lab):
         self.labctl("snapshot", SNAPSHOT)
         mark.write_text(made_of())
 
+    def note(self, figure: str) -> None:
+        """A line for the end of the session; said at once too, with pytest's -s, for a session may be cut off."""
+        self.figures.append(figure)
+        print(figure, flush=True)
+
     @contextlib.contextmanager
     def timed(self, what: str):
         start = time.monotonic()
         yield
-        self.figures.append(f"{time.monotonic() - start:7.1f} s  {what}")
+        self.note(f"{time.monotonic() - start:7.1f} s  {what}")
 
     def try_node(self, name: str, script: str) -> str:
         """What a node says, or nothing while it does not answer."""
