@@ -163,6 +163,12 @@ _NOISE = re.compile(r"[-*\s]*$|WARNING|ping data|#bytes|\d+\s+\d+\s|.*Test$|.*\S
 _TELLING = re.compile(
     r"(?i)(error|fail|unable|couldn't|cannot|can't|unreach|reject|refus|timed out|no such|not found|invalid)"
 )
+_REFUSED = re.compile(r"Couldn't connect to |RDMA_CM_EVENT_REJECTED")
+
+
+def refused(output: str) -> bool:
+    """Whether a client found nobody listening, as when its server has not come so far."""
+    return _REFUSED.search(output) is not None
 
 
 def complaint(output: str) -> str:

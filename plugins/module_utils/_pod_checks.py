@@ -524,6 +524,17 @@ def _gids(pod: dict, answer: dict) -> list[dict]:
 # --- between pods -----------------------------------------------------------------------------------------------------
 
 
+# What was not sent, and what to do about it.
+_LEFT_OUT = {
+    "net": ("verbs over net1", "nothing to do here; on real HCAs verbs over net1 are tested"),
+    "peer": ("traffic with another node", "add a node"),
+    "wire": (
+        "traffic with another node",
+        "where the rail is to be one network for pods, give its NICs addresses in one network on all nodes, or none",
+    ),
+}
+
+
 def traffic_checks(traffic: dict) -> list[tuple[str, dict]]:
     found = []
     for test in traffic["tests"]:
@@ -544,9 +555,8 @@ def traffic_checks(traffic: dict) -> list[tuple[str, dict]]:
             )
         found.append((client["host"], made))
     for item in traffic["left_out"]:
-        what = "verbs over net1" if item["what"] == "net" else "traffic with another node"
+        what, step = _LEFT_OUT[item["what"]]
         obj = f"{what}, rail {item['rail']}"
-        step = "nothing to do here; on real HCAs verbs over net1 are tested" if item["what"] == "net" else "add a node"
         made = check(f"pod:{item['what']}:rail{item['rail']}", obj, NOT_VERIFIED, what, item["reason"], step)
         found.append((item["host"], made))
     return found

@@ -55,11 +55,12 @@ def own_resource(index: int) -> str:
 def rails_of(host: dict, node: dict, networks: list[dict]) -> list[dict]:
     """Each RDMA resource of a node with its attachment, in the order of the rails.
 
-    host: host, rails (index, hca, port, netdev, link_layer, kind, char_devices). networks: as _nad_lint.from_objects
-    gives them.
+    host: host, rails (index, hca, port, netdev, link_layer, kind, char_devices), netdevs. networks: as
+    _nad_lint.from_objects gives them. Each rail comes with `networks`, those that the node itself has on its netdev.
     """
-    rails = {own_resource(rail["index"]): rail for rail in host["rails"]}
-    by_netdev = {rail["netdev"]: rail for rail in host["rails"] if rail["netdev"]}
+    known = [{**rail, "networks": _own_networks(host["netdevs"].get(rail["netdev"]))} for rail in host["rails"]]
+    rails = {own_resource(rail["index"]): rail for rail in known}
+    by_netdev = {rail["netdev"]: rail for rail in known if rail["netdev"]}
     found, attached = [], set()
     for network in networks:
         name = network["resource"]
@@ -74,6 +75,12 @@ def rails_of(host: dict, node: dict, networks: list[dict]) -> list[dict]:
         if name in rails or name.startswith("rdma/")
     ]
     return sorted(found, key=lambda one: ((one["rail"] or {}).get("index", 1000), one["resource"]))
+
+
+def _own_networks(netdev) -> list[str]:
+    """Networks of a netdev's addresses; a link-local address is no sign of a common wire, for each port has one."""
+    held = [ipaddress.ip_interface(address) for address in (netdev or {}).get("addresses") or []]
+    return sorted({str(one.network) for one in held if not (one.ip.is_link_local or one.ip.is_loopback)})
 
 
 # --- pods -------------------------------------------------------------------------------------------------------------
@@ -216,27 +223,58 @@ def manifest(pod: dict, namespace: str, image: str) -> dict:
 def traffic(pods: list[dict], answers: dict, base_port: int) -> dict:
     """tests (ping, rping and ib_write_bw between the pods of neighbouring nodes) and left_out, each with its reason.
 
-    answers: {pod name: parsed probe}. Each rail's nodes form a chain. Tests have the form that _fabric runs.
+    answers: {pod name: parsed probe}. Each rail's nodes form a chain, or several where the nodes' own addresses on the
+    rail lie in different networks, as on the host. Tests have the form that _fabric runs.
     """
     tests, left_out = [], []
     ends = [end for pod in pods for end in ends_of(pod, answers.get(pod["name"]))]
     numbers = sorted({end["rail"] for end in ends})
     ports = {pod["node"]: base_port for pod in pods}
     for number in numbers:
-        plain = one_a_node([end for end in ends if end["rail"] == number and end["kind"] != "host"])
-        hosted = [end for end in ends if end["rail"] == number and end["kind"] == "host"]
-        for client, server in zip(plain, plain[1:]):
+        plain = _chains(one_a_node([end for end in ends if end["rail"] == number and end["kind"] != "host"]))
+        hosted = _chains([end for end in ends if end["rail"] == number and end["kind"] == "host"])
+        for client, server in _neighbours(plain):
             tests += _ping(client, server)
             if "software" in (client["hca_kind"], server["hca_kind"]):
                 left_out.append({"rail": number, "host": client["host"], "what": "net", "reason": SOFTWARE_REASON})
             else:
                 tests += _verbs(client, server, ports)
-        for client, server in zip(hosted, hosted[1:]):
+        for client, server in _neighbours(hosted):
             tests += _verbs(client, server, ports)
-        if len(plain) == 1:
-            reason = "no peer: no other node runs a test pod on this rail"
-            left_out.append({"rail": number, "host": plain[0]["host"], "what": "peer", "reason": reason})
+        left_out += [_alone(chain[0], plain) for chain in plain if len(chain) == 1]
     return {"tests": tests, "left_out": left_out}
+
+
+def _chains(ends: list[dict]) -> list[list[dict]]:
+    """The ends in order, in one chain as long as nothing says that two of them are on different wires."""
+    found: list[list[dict]] = []
+    for end in ends:
+        for chain in found:
+            if _may_meet(chain[-1], end):
+                chain.append(end)
+                break
+        else:
+            found.append([end])
+    return found
+
+
+def _may_meet(one: dict, other: dict) -> bool:
+    return not (one["networks"] and other["networks"]) or bool(set(one["networks"]) & set(other["networks"]))
+
+
+def _neighbours(chains: list[list[dict]]) -> list[tuple[dict, dict]]:
+    return [pair for chain in chains for pair in zip(chain, chain[1:])]
+
+
+def _alone(end: dict, chains: list[list[dict]]) -> dict:
+    others = [other for chain in chains for other in chain if other is not end]
+    if others:
+        here = ", ".join(end["networks"])
+        there = ", ".join(f"{other['host']} {' '.join(other['networks'])}" for other in others[:3])
+        what, reason = "wire", f"no peer in {here}: rail {end['rail']} of {there}"
+    else:
+        what, reason = "peer", "no peer: no other node runs a test pod on this rail"
+    return {"rail": end["rail"], "host": end["host"], "what": what, "reason": reason}
 
 
 def ends_of(pod: dict, answer):
@@ -263,6 +301,7 @@ def ends_of(pod: dict, answer):
             "interface": interface,
             "ip": ip,
             "network": network,
+            "networks": rail["networks"],
             "management": eth0,
             "hca": rail["hca"],
             "port": rail["port"],

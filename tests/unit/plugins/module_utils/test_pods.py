@@ -332,6 +332,43 @@ def test_a_single_node_says_that_there_is_no_peer():
     assert "no peer" in made["left_out"][0]["reason"]
 
 
+def three_on(*networks, kind="pci"):
+    """Traffic between three nodes, whose own address on rail 0 is in these networks; None: they have none there."""
+    hosts = [host(number, [rail(kind=kind)]) for number in range(1, len(networks) + 1)]
+    for one, network in zip(hosts, networks):
+        one["netdevs"]["eth2"]["addresses"] = [*([network] if network else []), "fe80::1/64"]
+    nodes = [node(number) for number in range(1, len(networks) + 1)]
+    pods = _pod_plan.plan(hosts, cluster(nodes), OPTIONS)["pods"]
+    made = _pod_plan.traffic(pods, answers_for(pods), 18700)
+    return [(test["client"]["host"], test["server"]["host"]) for test in made["tests"]], made["left_out"]
+
+
+def test_nodes_whose_rail_is_in_networks_of_its_own_send_nothing_and_say_so():
+    sent, left_out = three_on("10.77.1.1/24", "10.77.2.2/24", "10.77.1.3/24")
+    assert set(sent) == {("node1", "node3")}
+    assert [(item["host"], item["what"]) for item in left_out] == [("node2", "wire")]
+    assert left_out[0]["reason"] == "no peer in 10.77.2.0/24: rail 0 of node1 10.77.1.0/24, node3 10.77.1.0/24"
+    (row,) = _pod_checks.traffic_checks({"tests": [], "left_out": left_out})
+    assert row[0] == "node2"
+    assert (row[1]["status"], row[1]["object"]) == ("not_verified", "traffic with another node, rail 0")
+    assert "one network on all nodes" in row[1]["next_step"]
+
+
+@pytest.mark.parametrize(
+    "networks", [(None, "10.77.2.2/24", None), ("10.77.1.1/16", "10.77.2.2/16", None), (None, None, None)]
+)
+def test_a_rail_without_addresses_of_the_nodes_is_one_wire_until_its_pods_say_otherwise(networks):
+    sent, left_out = three_on(*networks)
+    assert set(sent) == {("node1", "node2"), ("node2", "node3")}
+    assert left_out == []
+
+
+def test_soft_roce_sends_only_between_nodes_that_can_reach_each_other():
+    sent, left_out = three_on("10.77.1.1/24", "10.77.2.2/24", kind="software")
+    assert sent == []
+    assert [(item["host"], item["what"]) for item in left_out] == [("node1", "wire"), ("node2", "wire")]
+
+
 # --- the verdict ------------------------------------------------------------------------------------------------------
 
 

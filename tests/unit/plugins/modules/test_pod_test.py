@@ -160,3 +160,48 @@ def test_a_pod_of_the_user_is_looked_into(cluster):
     assert [item["id"] for item in made if item["status"] != "passed"] == []
     missing = call(cluster, "pod", pod="default/other")
     assert "not found" in missing["missing"]
+
+
+class SlowKubectl:
+    """A double of kubectl on a starved API server: each exec takes 11 s, and finds what was captured under a name."""
+
+    def __init__(self, monkeypatch, *names):
+        self.names, self.now = list(names), 0.0
+        monkeypatch.setattr(pod_test.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(pod_test.time, "sleep", self.pass_by)
+
+    def pass_by(self, seconds):
+        self.now += seconds
+
+    def run(self, *_words, limit):
+        self.pass_by(11)
+        name = self.names.pop(0)
+        return (0 if name.endswith(("ok", "iterations")) else 1), _said(name), ""
+
+
+def _said(name):
+    return (TESTS / f"fixtures/output/{name}.txt").read_text()
+
+
+SENT = {
+    "tool": "rping",
+    "address": "10.56.0.18",
+    "tcp_port": 18700,
+    "client": {"pod": "workload-node1", "hca": "mlx5_0", "port": 1, "gid": 7},
+}
+
+
+@pytest.mark.parametrize(
+    ("tool", "names", "ok", "left"),
+    [
+        ("rping", ["rping-44.0-refused", "rping-44.0-ok"], True, 0),
+        ("ib_write_bw", ["ib_write_bw-4.5-refused", "ib_write_bw-4.5-refused", "ib_write_bw-4.5-iterations"], True, 0),
+        ("rping", ["rping-44.0-refused"] * 4, False, 1),
+        ("rping", ["rping-44.0-unreachable", "rping-44.0-ok"], False, 1),
+    ],
+)
+def test_a_server_whose_exec_is_late_is_tried_again_and_a_path_that_fails_is_not(monkeypatch, tool, names, ok, left):
+    kubectl = SlowKubectl(monkeypatch, *names)
+    result = pod_test.connect(kubectl, "tests", {**SENT, "tool": tool}, {"limit": 30, "seconds": 2})
+    assert result["ok"] is ok
+    assert len(kubectl.names) == left
