@@ -9,6 +9,7 @@ import os
 import tempfile
 
 import yaml
+from ansible.module_utils.common.yaml import yaml_load
 from ansible.plugins.action import ActionBase
 from ansible_collections.gpufabric.rdma.plugins.module_utils import _bundle, _cni_bundle
 from ansible_collections.gpufabric.rdma.plugins.module_utils._change import Problem, Refused, failure
@@ -65,7 +66,7 @@ def _load(directory: str):
     path = os.path.join(directory, _bundle.DESCRIPTION)
     try:
         with open(path, encoding="utf-8") as stream:
-            return yaml.safe_load(stream), []
+            return yaml_load(stream), []
     except (OSError, yaml.YAMLError) as error:
         step = "set k3s_bundle_dir to a folder that playbooks/bundle.yml has filled"
         return None, [Problem(path, "the list of a bundle's files", " ".join(str(error).split()), step)]

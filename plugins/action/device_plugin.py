@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 
-import yaml
+from ansible.module_utils.common.yaml import yaml_load
 from ansible.plugins.action import ActionBase
 from ansible_collections.gpufabric.rdma.plugins.module_utils import _device_plugin_code
 
@@ -68,7 +68,7 @@ class ActionModule(ActionBase):
 
 @functools.cache
 def locked_wheels() -> list:
-    lock = yaml.safe_load((COLLECTION / "lock/artifacts.yml").read_text(encoding="utf-8"))
+    lock = yaml_load((COLLECTION / "lock/artifacts.yml").read_text(encoding="utf-8"))
     return [
         {key: wheel[key] for key in ("name", "version", "files")}
         for wheel in lock["wheels"]

@@ -35,7 +35,7 @@ class ActionModule(ActionBase):
         if args["stage"] == "note":
             return {**result, "text": args["text"]}
         if args["stage"] == "end":
-            return result
+            return {**result, "hosts": args["hosts"]}
         problem = self._problem(task_vars)
         if problem:
             return {**result, "failed": True, "msg": problem}

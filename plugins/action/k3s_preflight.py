@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 
 import yaml
+from ansible.module_utils.common.yaml import yaml_load
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 from ansible_collections.gpufabric.rdma.plugins.module_utils import _bundle, _k3s_preflight, _preflight
@@ -70,7 +71,7 @@ def read(folder: str | None, nodes: list[dict]) -> tuple[dict | None, list[dict]
     path = os.path.join(folder, _bundle.DESCRIPTION)
     try:
         with open(path, encoding="utf-8") as stream:
-            bundle = yaml.safe_load(stream)
+            bundle = yaml_load(stream)
     except (OSError, yaml.YAMLError) as error:
         seen = getattr(error, "strerror", None) or " ".join(str(error).split())
         step = "set k3s_bundle_dir to a folder that playbooks/bundle.yml has filled"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pathlib
 
-import yaml
+from ansible.module_utils.common.yaml import yaml_load
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 from ansible_collections.gpufabric.rdma.plugins.module_utils import (
@@ -44,7 +44,7 @@ class ActionModule(ActionBase):
                 "msg": "networks are planned with the Python library netaddr on the controller, and it is not there; "
                 "install it beside ansible-core (pip install netaddr)",
             }
-        options = yaml.safe_load(SPECS.read_text(encoding="utf-8"))["argument_specs"]["main"]["options"]
+        options = yaml_load(SPECS.read_text(encoding="utf-8"))["argument_specs"]["main"]["options"]
         variables, problems = _preflight.validate(options, args["variables"])
         made = self._plan(variables, args) if not problems else None
         problems += made["problems"] if made else []

@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
+import functools
 import pathlib
 
-import yaml
 from ansible.errors import AnsibleError
+from ansible.module_utils.common.yaml import yaml_load
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 from ansible_collections.gpufabric.rdma.plugins.module_utils import _preflight
@@ -88,11 +89,12 @@ class ActionModule(ActionBase):
         return {"changed": False, "plan": text.splitlines()}
 
 
+@functools.cache
 def documented_roles() -> dict:
-    """{role: {variable: option}} from the argument_specs of every role of this collection."""
+    """{role: {variable: option}} from the argument_specs of every role of this collection. Not to be changed."""
     roles = {}
     for path in sorted(ROLES.glob("*/meta/argument_specs.yml")):
-        specs = yaml.safe_load(path.read_text(encoding="utf-8"))["argument_specs"]
+        specs = yaml_load(path.read_text(encoding="utf-8"))["argument_specs"]
         roles[path.parents[1].name] = {
             name: option for spec in specs.values() for name, option in (spec.get("options") or {}).items()
         }

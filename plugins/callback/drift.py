@@ -78,7 +78,8 @@ class CallbackModule(CallbackBase):
             if stage == "note":
                 self._record.note(result._host.get_name(), seen["text"])
             elif stage == "end":
-                self._record.end(result._host.get_name())
+                for host in seen["hosts"]:
+                    self._record.end(host)
             else:
                 self._record.ok(result._host.get_name(), _task(result), seen)
 

@@ -30,12 +30,12 @@ options:
     description:
       - V(begin) names the hosts and the files, and removes those of an earlier run.
       - V(note) adds a remark to the reasons of a host.
-      - V(end) says that all of a host has been compared.
+      - V(end) says that nothing more will be compared on the hosts it names.
     type: str
     required: true
     choices: [begin, note, end]
   hosts:
-    description: For V(begin), every host that needs a verdict.
+    description: For V(begin), every host that needs a verdict; for V(end), those whose record is closed.
     type: list
     elements: str
     default: []

@@ -131,13 +131,28 @@ def test_drift_compares_every_role_that_host_and_cluster_bring_about_in_their_or
     assert compared == order("cluster.yml")
 
 
+def pieces_of(role):
+    main = tasks_of(ROOT / f"roles/{role}/tasks/main.yml")
+    words = ("ansible.builtin.import_tasks", "ansible.builtin.include_tasks")
+    return [task[word].removesuffix(".yml") for task in main for word in words if word in task]
+
+
 def test_a_role_that_is_compared_in_pieces_is_compared_whole():
     named = roles_named(ROOT / "roles/drift/tasks/cluster.yml")
     for role in {role for role, file in named if file != "main"}:
-        main = tasks_of(ROOT / f"roles/{role}/tasks/main.yml")
-        words = ("ansible.builtin.import_tasks", "ansible.builtin.include_tasks")
-        pieces = [task[word].removesuffix(".yml") for task in main for word in words if word in task]
-        assert [file for name, file in named if name == role] == pieces
+        assert [file for name, file in named if name == role] == pieces_of(role)
+
+
+def test_of_the_host_layers_roles_only_what_looks_at_no_node_is_left_out():
+    named = roles_named(ROOT / "roles/drift/tasks/host.yml")
+    for role in {role for role, file in named if file == "configure"}:
+        assert pieces_of(role) == ["preflight", "configure", "tell"]
+        elsewhere = [
+            *tasks_of(ROOT / f"roles/{role}/tasks/preflight.yml"),
+            *tasks_of(ROOT / f"roles/{role}/tasks/tell.yml"),
+        ]
+        actions = {key for task in elsewhere for key in task if key.startswith(("ansible.", "gpufabric."))}
+        assert actions <= {"ansible.builtin.assert", "ansible.builtin.debug", "ansible.builtin.set_fact"}
 
 
 def test_no_action_on_the_way_is_one_that_the_guard_would_refuse():
