@@ -99,3 +99,7 @@ def documented_roles() -> dict:
             name: option for spec in specs.values() for name, option in (spec.get("options") or {}).items()
         }
     return roles
+
+
+# Here, where Ansible loads the plugin, and not in each of the processes that it forks for a task of a host.
+documented_roles()

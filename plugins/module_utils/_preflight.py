@@ -189,6 +189,8 @@ def unknown(names, options, roles, accepted=()) -> list[dict]:
     known = set(options) | PLAY_VARIABLES
     problems = []
     for name in sorted(set(names) - known - set(accepted)):
+        if name.startswith("ansible_"):  # Ansible's own, dozens for each host, and near to none of ours
+            continue
         near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.6 if name.startswith(prefixes) else _NEAR)
         if not near and not name.startswith(prefixes):
             continue
