@@ -57,7 +57,7 @@ def test_m5_an_empty_configuration_is_named_and_written_anew(breakable):
 def test_m11_the_configuration_of_a_daemon_that_is_gone_is_named_and_taken_away(breakable):
     conf = breakable.node(breakable.worker, f"cat {pitfalls.CONF}")
     breakable.node(breakable.worker, f"systemctl stop {pitfalls.GUARD}")
-    nowhere = {"spec": {"template": {"spec": {"nodeSelector": {"nowhere": "true"}}}}}
+    nowhere = {"spec": {"template": {"spec": {"nodeSelector": {"kubernetes.io/os": "nowhere"}}}}}
     patch = f"'{json.dumps(nowhere)}'"
     breakable.kubectl("patch", "daemonset", "kube-multus-ds", "-n", "kube-multus", "--type", "merge", "-p", patch)
     gone = "pgrep -x multus-daemon >/dev/null && echo there || echo gone"
