@@ -25,6 +25,10 @@ Restart=on-failure
 RestartSec=1
 """
 
+# The RDMA side of the captured machine's HCAs, taken out of the tree as if no driver had come yet, and put back.
+TAKE_OUT = f"cd {PAYLOAD}/tree/sys/devices && for d in */*/*/infiniband*; do mv $d ${{d%/*}}/late-${{d##*/}}; done"
+PUT_BACK = f"cd {PAYLOAD}/tree/sys/devices && for d in */*/*/late-*; do mv $d ${{d%/*}}/${{d##*/late-}}; done"
+
 
 @pytest.fixture(scope="module")
 def images(bed):
@@ -124,3 +128,23 @@ def test_both_after_a_restart_of_the_kubelet(bed, plugin, alone, times, which):
     bed.wait_resource(resource, count, count)
     times[f"{which}: k3s restarted -> allocatable"] = bed.restart_kubelet(resource, count)[1]
     bed.node(f"systemctl stop {unit}")
+
+
+def test_n13_hcas_whose_driver_comes_after_the_start_of_either_plugin(bed, plugin, alone, times):
+    """The Go plugin offers nothing until its next scan (300 s in the seed) or a restart; ours sees them come."""
+    late = {**RAIL0, "resourceName": "late", "rdmaHcaMax": 5, "selectors": {"ifNames": ["dm9"]}}
+    bed.node(f"{TAKE_OUT} && ip link add dm9 type dummy && ip link set dm9 up && systemctl start go-plugin")
+    plugin.configure(late)
+    plugin.start()
+    bed.wait_resource(SHARED_A, 0, 0)
+    bed.wait_resource("rdma/late", 0, 0)
+    with timed(times, "driver late: HCA there -> ours allocatable"):
+        bed.node(f"{PUT_BACK} && rdma link add rxe9 type rxe netdev dm9")
+        bed.wait_resource("rdma/late", 5, 5)
+    time.sleep(60)
+    assert bed.resource(SHARED_A) == ("0", "0"), "the Go plugin was expected not to have seen them yet"
+    with timed(times, "driver late: Go plugin restarted by hand -> allocatable"):
+        bed.node("systemctl restart go-plugin")
+        bed.wait_resource(SHARED_A, 63, 63)
+    bed.node("rdma link delete rxe9; ip link delete dm9; systemctl stop go-plugin")
+    plugin.stop()
