@@ -32,13 +32,6 @@ _SYNC = (
     "run playbooks/render.yml, commit what it changes, have Flux or Argo CD sync the Git folder, and run again; "
     "-e cluster_objects_owner=collection has this collection apply it instead"
 )
-_UNREACHABLE = re.compile(
-    r"connection to the server|connection refused|Unable to connect to the server|TLS handshake timeout|i/o timeout"
-    r"|unable to read .*k3s\.yaml|no configuration has been provided|k3s\.yaml: no such file"
-    r"|currently unable to handle the request|etcdserver: |no route to host|ServiceUnavailable"
-    r"|apiserver not ready|connection reset by peer",
-    re.IGNORECASE,
-)
 
 
 class Key(NamedTuple):
@@ -117,11 +110,6 @@ def _secret(item: dict) -> dict:
 
 
 # --- what was read ----------------------------------------------------------------------------------------------------
-
-
-def unreachable(text: str) -> bool:
-    """Whether kubectl's message says that no API server answers (and not that it refuses something)."""
-    return bool(_UNREACHABLE.search(text))
 
 
 def last_words(text: str) -> str:

@@ -26,7 +26,8 @@ class Sign(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """rows: (list of the published guides, its own words). level: E1 planted in captured facts and composed objects.
+    """rows: (list of the published guides, its own words). level: E1 planted in captured facts and composed
+    objects, E3 planted in a real cluster too.
 
     signs: any of them is enough. leads_to: ids of checks (with * and ?) that fail because of it. refused: regular
     expressions for "OBJECT: wanted WANTED, seen SEEN" of a problem that stops a run before anything is changed.
@@ -174,6 +175,7 @@ CATALOGUE = (
             Sign("pod:*:registration*", r"ulimit -l (?!unlimited)(?!.*(?i:permission denied|not permitted))"),
         ],
         ("state:/etc/systemd/*", "pod:*:registration*", "pod:ipc-lock", "cluster:node", *_TRAFFIC),
+        level="E3",
     ),
     Failure(
         "pod-cidr-mismatch",
@@ -243,6 +245,7 @@ CATALOGUE = (
         "not start",
         [Sign("cni:no-configuration"), Sign("cluster:node", r"(?i)cni (plugin not initialized|config uninitialized)")],
         ("cluster:node", "cni:*", *_PODS),
+        level="E3",
     ),
     Failure(
         "pod-security-refuses",

@@ -6,7 +6,23 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
+import time
+
+POLL_SECONDS = 3
+_UNREACHABLE = re.compile(
+    r"connection to the server|connection refused|Unable to connect to the server|TLS handshake timeout|i/o timeout"
+    r"|unable to read .*k3s\.yaml|no configuration has been provided|k3s\.yaml: no such file"
+    r"|currently unable to handle the request|etcdserver: |no route to host|ServiceUnavailable"
+    r"|apiserver not ready|connection reset by peer",
+    re.IGNORECASE,
+)
+
+
+def unreachable(text: str) -> bool:
+    """Whether kubectl's message says that no API server answers (and not that it refuses something)."""
+    return bool(_UNREACHABLE.search(text))
 
 
 class Failed(Exception):
@@ -14,11 +30,16 @@ class Failed(Exception):
 
 
 class Kubectl:
-    """Calls kubectl; every call has an end."""
+    """Calls kubectl; every call has an end.
 
-    def __init__(self, argv, limit=60):
+    limit: seconds for one call. patience: seconds for which a call that may be said twice is, while no server answers.
+    """
+
+    def __init__(self, argv, limit=60, patience=0, clock=time):
         self._argv = list(argv)
         self._limit = limit
+        self._patience = patience
+        self._clock = clock
 
     def run(self, *words, text=None, limit=None):
         """(exit status, output, error); a program that is missing or does not end has an exit status too."""
@@ -40,9 +61,19 @@ class Kubectl:
             return 127, "", f"{self._argv[0]} cannot be started: {error.strerror}"
         return done.returncode, done.stdout, done.stderr
 
+    def insist(self, *words, text=None):
+        """run() of a call that may be said twice: an API server that is busy or starts anew is waited for."""
+        deadline = self._clock.monotonic() + self._patience
+        while True:
+            code, said, error = self.run(*words, text=text)
+            silent = code == 124 or (code != 0 and unreachable(error))
+            if not silent or self._clock.monotonic() >= deadline:
+                return code, said, error
+            self._clock.sleep(POLL_SECONDS)
+
     def items(self, *words):
         """The objects of a get; raises Failed."""
-        code, said, error = self.run("get", *words, "-o", "json")
+        code, said, error = self.insist("get", *words, "-o", "json")
         if code:
             raise Failed(error.strip() or said.strip() or f"exit status {code}")
         found = json.loads(said)

@@ -260,6 +260,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.common.process import get_bin_path
 from ansible_collections.gpufabric.rdma.plugins.module_utils import _cluster_objects_plan as planner
 from ansible_collections.gpufabric.rdma.plugins.module_utils._change import Plan, Refused, failure, result, settle
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kubectl import POLL_SECONDS, unreachable
 
 PRUNE_TYPES = (
     "configmaps", "secrets", "serviceaccounts", "services", "daemonsets.apps", "deployments.apps",
@@ -277,7 +278,6 @@ APPLY = (
 )
 # Who manages an object is what kubectl leaves out unless it is asked.
 GET = ("get", "--filename=-", "--ignore-not-found", "--show-managed-fields", "--output=json")
-POLL_SECONDS = 3
 
 
 class Down(Refused):
@@ -304,7 +304,7 @@ class Cluster:
         while True:
             self.calls += 1
             code, out, error = self._run([*self._kubectl, *arguments], text)
-            if code == 0 or not planner.unreachable(error):
+            if code == 0 or not unreachable(error):
                 return code, out, error
             if deadline is None:
                 deadline = self._clock() + self._patience

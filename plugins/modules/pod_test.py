@@ -82,7 +82,7 @@ options:
     type: int
     default: 30
   wait_seconds:
-    description: How long the pods may take to run.
+    description: How long the pods may take to run; so long an API server that does not answer is waited for, too.
     type: int
     default: 180
 """
@@ -335,7 +335,7 @@ def run(kubectl, params):
     seconds = {}
     start = time.monotonic()
     remove_pods(kubectl, namespace)
-    code, said, error = kubectl.run(
+    code, said, error = kubectl.insist(
         "apply",
         "--server-side",
         "--validate=false",
@@ -508,8 +508,8 @@ def main():
         supports_check_mode=True,
     )
     params = module.params
-    kubectl = Kubectl(params["kubectl"])
     stage = params["stage"]
+    kubectl = Kubectl(params["kubectl"], patience=params["wait_seconds"] if stage == "run" else 0)
     try:
         if stage == "read":
             # Not by the name `unreachable`, which would tell Ansible that the node is.

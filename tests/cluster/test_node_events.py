@@ -7,9 +7,15 @@ from ansible_collections.gpufabric.rdma.tests.tools import lab_pitfalls as pitfa
 LAST_RAIL = "rdma/hca_shared_devices_7"
 
 
+def offered(cluster, resource):
+    """How much of it the worker offers, once the API server says so."""
+    cluster.wait(lambda: cluster.allocatable(resource) is not None, "an answer", pitfalls.PATIENCE)
+    return cluster.allocatable(resource)
+
+
 def falls_and_returns(cluster, resource, what, take, give):
     """The node's allocatable goes to 0 and comes back, without a hand."""
-    whole = cluster.allocatable(resource)
+    whole = offered(cluster, resource)
     assert whole > 0
     with cluster.timed(f"{what} gone -> allocatable 0"):
         cluster.node(cluster.worker, take)
@@ -31,7 +37,7 @@ def test_an_hca_that_is_unplugged_takes_its_resource_along(cluster):
 
 
 def test_n14_a_kubelet_that_restarts_has_its_resources_again(breakable):
-    whole = breakable.allocatable(pitfalls.RESOURCE)
+    whole = offered(breakable, pitfalls.RESOURCE)
     with_devices = pitfalls.pod("holder", breakable.worker)
     with_devices["spec"]["containers"][0]["resources"] = {"limits": {pitfalls.RESOURCE: "1"}}
     pitfalls.apply(breakable, with_devices)

@@ -155,23 +155,30 @@ def test_n3_a_users_pod_is_diagnosed_by_its_name(breakable):
     assert f"pod:resource:{pitfalls.RESOURCE}" in pitfalls.everywhere(told, breakable)
 
 
+@pytest.mark.parametrize("how", ["hard reset", "reboot"])
 @pytest.mark.parametrize("name", Cluster.nodes[::-1])
-def test_m3_m4_n13_a_hard_reset_needs_no_hand_and_no_pod_comes_up_without_multus(breakable, name):
+def test_m3_m4_n13_a_new_boot_needs_no_hand_and_no_pod_comes_up_without_multus(breakable, name, how):
     pitfalls.apply(breakable, pitfalls.pod("bound", name, "default/rail0"))
     breakable.wait(lambda: pitfalls.running(breakable, "bound"), "the pod runs", pitfalls.PATIENCE)
     assert "net1" in pitfalls.interfaces(breakable, "bound")
     failed = len(pitfalls.complaints(breakable, "bound").splitlines())
-    with breakable.timed(f"{name}: hard reset -> all nodes Ready, all pods running, taint gone"):
-        breakable.reboot(name)
+    with breakable.timed(f"{name}: {how} -> all nodes Ready, all pods running, taint gone"):
+        breakable.reboot(name, how)
+        breakable.wait(lambda: breakable.held_back(name), "the node takes no pods", 900)
+        pitfalls.apply(breakable, pitfalls.pod("next", None, "default/rail0", on=name))
+        tainted = breakable.wait_bound_untainted("next", pitfalls.NAMESPACE, name, 900)
         breakable.wait(lambda: breakable.came_back(name), "what ran on the node runs again", 900)
         breakable.wait(breakable.settled, "all Ready", 900)
         breakable.wait(lambda: not breakable.startup_taints(), "no startup taint", 900)
+    breakable.note(f"{tainted:7}    looks at {name} with the startup taint, a new pod unscheduled at each")
+    assert tainted > 0, "the taint was not seen"
+    assert pitfalls.interfaces(breakable, "next") == ["eth0", "net1"]
 
     # The annotation is what Multus wrote last; the pod itself says what it has now.
     inside = breakable.kubectl("exec", "bound", "-n", pitfalls.NAMESPACE, "--", "ls", "/sys/class/net").split()
     assert {"eth0", "net1"} <= set(inside)
     found = pitfalls.complaints(breakable, "bound")
-    breakable.note(f"{len(found.splitlines()) - failed:7}    failed sandboxes after the reset of {name}")
+    breakable.note(f"{len(found.splitlines()) - failed:7}    failed sandboxes after the {how} of {name}")
     status = breakable.get("node", name)["status"]
     assert status["allocatable"][pitfalls.RESOURCE] == status["capacity"][pitfalls.RESOURCE] != "0"
     verified = breakable.run("verify.yml")

@@ -142,6 +142,10 @@ def main():
         log.write(" ".join(words[:5]).replace("\n", " ") + "\n")
     if (FOLDER / "down").exists():
         refuse("The connection to the server 127.0.0.1:6443 was refused - did you specify the right host or port?")
+    busy = load("busy.json", {}).get(words[0], 0)
+    if busy:
+        (FOLDER / "busy.json").write_text(json.dumps({words[0]: busy - 1}))
+        refuse("Unable to connect to the server: net/http: TLS handshake timeout")
     objects = load("objects.json", [])
     if words[0] == "get":
         get(words[1:], objects)

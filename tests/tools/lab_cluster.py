@@ -22,6 +22,8 @@ from ansible_collections.gpufabric.rdma.tests.tools.lab_nodes import CHECKOUT, L
 SNAPSHOT = "cluster"
 SOURCES = ("roles", "plugins", "playbooks", "device_plugin", "inventory", "lab", "lock")
 PATIENCE = 600.0
+STARTUP_TAINT = "rdma.gpufabric.io/not-ready"
+HOLDING = (STARTUP_TAINT, "node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 # sysctl comes before the modules: reading all of /proc/sys loads binfmt_misc.
 # What Ansible keeps below ~/.ansible/tmp, and kubectl's cache of the API server's types, are not the playbook's doing.
 EVERYTHING = """
@@ -67,6 +69,11 @@ def made_of() -> str:
         if path.is_file():
             total.update(f"{name}\0".encode() + path.read_bytes())
     return total.hexdigest()
+
+
+def taints(node: dict) -> list[str]:
+    """Keys of a node's taints."""
+    return [taint["key"] for taint in node.get("spec", {}).get("taints", ())]
 
 
 class Cluster(Lab):
@@ -171,8 +178,8 @@ class Cluster(Lab):
         done = self.try_labctl("ssh", name, script, stdin="")
         return done.stdout.strip() if done.returncode == 0 else ""
 
-    def reboot(self, name: str) -> None:
-        """A hard reset, until the node answers again.
+    def reboot(self, name: str, how: str = "hard reset") -> None:
+        """A hard reset, or a reboot by systemd, until the node answers again.
 
         The datastore of the double does not wait for the disk (UnsafeNoFsync), as that of k3s does: its files are
         written out first, and only they, so that the reset loses nothing that the API server has acknowledged.
@@ -180,7 +187,10 @@ class Cluster(Lab):
         self.node(name, "find /var/lib/rancher/k3s/server -type f -exec sync {} + 2>/dev/null; true")
         script = "cat /proc/sys/kernel/random/boot_id"
         before = self.node(name, script)
-        self.labctl("power", name, "reset")
+        if how == "hard reset":
+            self.labctl("power", name, "reset")
+        else:
+            self.node(name, "systemd-run --quiet --on-active=1 systemctl reboot")
         self.wait(lambda: self.try_node(name, script) not in ("", before), f"a new boot of {name}")
 
     def came_back(self, name: str) -> bool:
@@ -197,11 +207,30 @@ class Cluster(Lab):
 
     def startup_taints(self) -> list[str]:
         """Nodes that have not been proven ready for RDMA pods yet."""
-        return [
-            node["metadata"]["name"]
-            for node in self.get("nodes").get("items", ())
-            if any(taint["key"] == "rdma.gpufabric.io/not-ready" for taint in node["spec"].get("taints", ()))
-        ]
+        nodes = self.get("nodes").get("items", ())
+        return [node["metadata"]["name"] for node in nodes if STARTUP_TAINT in taints(node)]
+
+    def held_back(self, name: str) -> bool:
+        """Whether the scheduler binds no new pod to the node, by our taint or by one of Kubernetes."""
+        return not set(HOLDING).isdisjoint(taints(self.get("node", name)))
+
+    def wait_bound_untainted(self, pod: str, namespace: str, name: str, patience: float) -> int:
+        """Until the scheduler has bound the pod, which it must not while the node has the startup taint.
+
+        How often the taint was seen. The pod is looked at before the node: a taint may go in between.
+        """
+        seen = 0
+
+        def bound() -> bool:
+            nonlocal seen
+            place = self.get("pod", pod, "-n", namespace).get("spec", {}).get("nodeName")
+            tainted = name in self.startup_taints()
+            assert not (place and tainted), f"{pod} was bound to {place} while it had the startup taint"
+            seen += tainted
+            return bool(place) and not tainted
+
+        self.wait(bound, f"{pod} bound", patience)
+        return seen
 
     # The API server
 
@@ -229,9 +258,10 @@ class Cluster(Lab):
         ]
         return len(conditions) == len(self.nodes) and all(conditions) and all(self.pods().values())
 
-    def allocatable(self, resource: str) -> int:
-        """How much of a resource the worker offers to pods."""
-        return int(self.get("node", self.worker).get("status", {}).get("allocatable", {}).get(resource, 0))
+    def allocatable(self, resource: str) -> int | None:
+        """How much of a resource the worker offers to pods; None while nobody answers."""
+        node = self.get("node", self.worker)
+        return int(node["status"]["allocatable"].get(resource, 0)) if node else None
 
     def pods(self) -> dict[str, bool]:
         """{"namespace/name uid": whether it is ready}."""

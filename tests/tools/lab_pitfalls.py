@@ -31,8 +31,10 @@ SLOT = attachment("slot", {"type": "host-device", "device": "eth2"}, RESOURCE)
 LARGE = attachment("large", {"type": "macvlan", "master": "eth3", "mtu": 9000})
 
 
-def pod(name, node, networks=None):
+def pod(name, node, networks=None, on=None):
+    """node: where it is bound to, past the scheduler; on: where alone the scheduler may bind it to."""
     annotations = {"annotations": {"k8s.v1.cni.cncf.io/networks": networks}} if networks else {}
+    place = {"nodeName": node} if node else {"nodeSelector": {"kubernetes.io/hostname": on}}
     tools = {
         "name": "main",
         "image": "localhost/rdma-tools:testbed",
@@ -43,7 +45,7 @@ def pod(name, node, networks=None):
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {"name": name, "namespace": NAMESPACE, **annotations},
-        "spec": {"nodeName": node, "terminationGracePeriodSeconds": 0, "containers": [tools]},
+        "spec": {**place, "terminationGracePeriodSeconds": 0, "containers": [tools]},
     }
 
 

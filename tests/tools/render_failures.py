@@ -6,7 +6,7 @@ import pathlib
 import sys
 
 from ansible_collections.gpufabric.rdma.plugins.module_utils._failures import CATALOGUE, Failure
-from ansible_collections.gpufabric.rdma.tests.tools.failure_rows import ROWS
+from ansible_collections.gpufabric.rdma.tests.tools.failure_rows import ON_THE_CLUSTER, ROWS
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TARGET = ROOT / "docs/failures.md"
@@ -25,8 +25,8 @@ Neither the host's network nor more privileges for a container cures any of thes
 ## The rows and their tests
 
 E1: planted in captured facts, composed objects of an API server and composed answers of pods, in
-`tests/unit/test_failures.py`; each test is seen to fail there with its rule taken out. Nothing of this page has been
-seen on hardware (E5).
+`tests/unit/test_failures.py`; each test is seen to fail there with its rule taken out. E3: planted in the lab's cluster
+too, a real kubelet, API server and containerd, by the second test. Nothing of this page has been seen on hardware (E5).
 
 | row | id | level | prevented | test |
 |---|---|---|---|---|
@@ -35,7 +35,8 @@ seen on hardware (E5).
 
 def row(name: str, root: str, levels: dict, prevented: set) -> str:
     early = "refused before a change" if root in prevented else "named by `verify`"
-    return f"| {name} | [{root}](#{root}) | {levels[root]} | {early} | `{TEST}[{name}]` |"
+    tests = [f"{TEST}[{name}]", *("::".join(test) for one, test in ON_THE_CLUSTER.items() if one == root)]
+    return f"| {name} | [{root}](#{root}) | {levels[root]} | {early} | {', '.join(f'`{test}`' for test in tests)} |"
 
 
 def entry(failure: Failure) -> str:

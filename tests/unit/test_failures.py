@@ -18,7 +18,7 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils import (
 )
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather
 from ansible_collections.gpufabric.rdma.tests.tools import failure_world, render_failures, tree
-from ansible_collections.gpufabric.rdma.tests.tools.failure_rows import BOTH, ROWS, Row
+from ansible_collections.gpufabric.rdma.tests.tools.failure_rows import BOTH, ON_THE_CLUSTER, ROWS, Row
 from ansible_collections.gpufabric.rdma.tests.tools.failure_world import RESOURCE, World
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -418,3 +418,10 @@ def test_the_variables_that_it_names_exist():
 
 def test_the_page_is_the_catalogue():
     assert render_failures.TARGET.read_text() == render_failures.render()
+
+
+def test_what_has_level_e3_is_planted_in_the_cluster_by_a_test_that_names_it():
+    assert {failure.id for failure in _failures.CATALOGUE if failure.level == "E3"} == set(ON_THE_CLUSTER)
+    for failure, (file, test) in ON_THE_CLUSTER.items():
+        source = (render_failures.ROOT / file).read_text().partition(f"def {test}(")[2].partition("\ndef test_")[0]
+        assert f'"{failure}"' in source, f"{file}::{test} does not name {failure}"

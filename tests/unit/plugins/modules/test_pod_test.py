@@ -105,6 +105,18 @@ def test_pods_run_answer_and_send_and_are_gone_afterwards(cluster):
     assert ran["changed"] is False
 
 
+@pytest.mark.parametrize("verb", ["apply", "get"])
+def test_a_server_that_is_busy_for_a_moment_is_waited_for_and_one_that_stays_so_is_told(cluster, verb):
+    plan = planned(cluster)
+    for pod in plan["pods"]:
+        cluster.answer(pod["name"], kubectl_cluster.answer_of(ROCE, pod))
+    cluster.plant("busy.json", {verb: 1})
+    ran = run(cluster, plan, wait_seconds=30)
+    assert {state["phase"] for state in ran["pods"].values()} == {"Running"}
+    cluster.plant("busy.json", {verb: 100})
+    assert "TLS handshake timeout" in run(cluster, plan, wait_seconds=4)["msg"]
+
+
 def test_a_pod_that_never_runs_keeps_nobody_waiting_and_brings_its_reason(cluster):
     plan = planned(cluster)
     for pod in plan["pods"]:
