@@ -72,10 +72,13 @@ def plan(state: dict, wanted: dict, root: str = "/") -> Plan:
 
 
 def stale(state: dict, touched: set[str] = frozenset()) -> list[str]:
-    """What k3s reads at its start and has changed since: by the digests written down when it was started."""
+    """What k3s reads at its start and has changed since: by the digests written down when we started it.
+
+    Somebody else's start is in no record: what was written after it counts too.
+    """
     started, present = state["started"], state["inputs"]
     changed = {path for path in {*started, *present} if started.get(path) != present.get(path)}
-    return sorted(changed | touched)
+    return sorted(changed | touched | set(state["younger"]))
 
 
 def _refuse(made: Plan, state: dict, wanted: dict) -> None:

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import re
+import time
 from typing import Callable
 
 from . import _k3s_config as k3s
@@ -23,6 +24,7 @@ from .hca.units import drop_ins, fragment
 
 _TEXT_FILES = (k3s.CONFIG, k3s.CLUSTER, k3s.EXTRA, k3s.REGISTRIES, k3s.unit_path("server"), k3s.unit_path("agent"))
 _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
+_SHOWN = ("Id", "ActiveState", "MainPID", "InvocationID", "ExecMainStartTimestampMonotonic")
 # Files that only another Kubernetes leaves on a node.
 _OTHERS = {
     "/etc/kubernetes/kubelet.conf": "kubeadm",
@@ -70,6 +72,7 @@ def converging(root: str, run: Callable, token: str | None = None) -> dict:
     record = _record(tree)
     files = {path: _file(tree, path) for path in _TEXT_FILES}
     foreign = [path for path, seen in files.items() if seen and not ours(seen)]
+    present = inputs(tree, root, record)
     return {
         "files": {path: seen for path, seen in files.items() if seen},
         "foreign_files": foreign,
@@ -78,7 +81,8 @@ def converging(root: str, run: Callable, token: str | None = None) -> dict:
         "services": {name: _service(tree, name, running) for name in k3s.SERVICES.values()},
         "token": _token(tree, token),
         "started": record.get("inputs") or {},
-        "inputs": inputs(tree, root, record),
+        "inputs": present,
+        "younger": younger({path: tree.mtime(path) for path in present}, running, record.get("invocation")),
     }
 
 
@@ -92,14 +96,26 @@ def inputs(tree: Tree, root: str, record: dict) -> dict[str, str]:
     return {path: _sum(tree, root, path, known)["sha256"] for path in found if tree.exists(path)}
 
 
-def remember(root: str) -> None:
+def younger(written: dict, running: dict[str, dict], known: str | None) -> list[str]:
+    """Inputs that were written after the start of a k3s that was started by somebody else than us.
+
+    What such a process has read is not in the record: a file that was away at its start is there again. written:
+    {path: seconds since the epoch}. known: the start that the record is of, as systemd names it.
+    """
+    others = [process["begun"] for process in running.values() if known is None or process["invocation"] != known]
+    return sorted(path for path, mtime in written.items() for begun in others if (mtime or 0) > begun)
+
+
+def remember(root: str, run: Callable) -> None:
     """Write down what k3s was started with, and the digests of large files with what tells that they are the same."""
     tree = Tree(root)
+    running = _running(run) if tree.live else {}
     record = _record(tree)
     known = record.get("hashes") or {}
     now = inputs(tree, root, record)
     large = {path: _sum(tree, root, path, known) for path in now if path == k3s.BINARY or path.startswith(k3s.IMAGES)}
-    text = json.dumps({"inputs": now, "hashes": large}, indent=1, sort_keys=True) + "\n"
+    start = next((process["invocation"] for process in running.values()), None)
+    text = json.dumps({"inputs": now, "hashes": large, "invocation": start}, indent=1, sort_keys=True) + "\n"
     write(under(root, k3s.RECORD), text)
 
 
@@ -151,25 +167,32 @@ def _link(tree: Tree, path: str) -> str | None:
     return "a program of its own" if tree.exists(path) else None
 
 
-def _running(run: Callable) -> dict[str, int]:
-    """{service: main process}. systemd is asked: the control group of a stopped k3s still holds containers."""
+def _running(run: Callable) -> dict[str, dict]:
+    """{service: pid of its main process, invocation, begun}. systemd is asked: the control group of a stopped k3s still
+    holds containers. begun: seconds since the epoch, by the clock of now.
+    """
     units = [f"{name}.service" for name in k3s.SERVICES.values()]
-    code, out, _error = run(["systemctl", "show", "--property=Id,ActiveState,MainPID", *units])
+    code, out, _error = run(["systemctl", "show", f"--property={','.join(_SHOWN)}", *units])
+    booted = time.time() - time.monotonic()
     found = {}
     for block in out.split("\n\n") if code == 0 else ():
         said = dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
         if said.get("ActiveState") == "active":
-            found[said["Id"].rpartition(".")[0]] = int(said.get("MainPID") or 0)
+            found[said["Id"].rpartition(".")[0]] = {
+                "pid": int(said.get("MainPID") or 0),
+                "invocation": said.get("InvocationID", ""),
+                "begun": booted + int(said.get("ExecMainStartTimestampMonotonic") or 0) / 1e6,
+            }
     return found
 
 
-def _service(tree: Tree, name: str, running: dict[str, int]) -> dict:
+def _service(tree: Tree, name: str, running: dict[str, dict]) -> dict:
     unit = f"{name}.service"
     enabled = tree.readlink(f"/etc/systemd/system/multi-user.target.wants/{unit}") is not None
     return {
         "exists": fragment(tree, unit) is not None,
         "active": name in running,
-        "main_pid": running.get(name),
+        "main_pid": running[name]["pid"] if name in running else None,
         "enabled": enabled,
     }
 

@@ -410,6 +410,7 @@ def node_state(**change):
         "binary": {"mode": "0755"},
         "services": {"k3s": {"active": True, "enabled": True}, "k3s-agent": {"active": False, "enabled": False}},
         "token": {"present": True, "mode": "0600", "differs": False}, "started": {"a": "1"}, "inputs": {"a": "1"},
+        "younger": [],
     }  # fmt: skip
     return {**found, **change}
 
@@ -435,6 +436,7 @@ def acts(found, wanted=None):
 DRIFTS = {
     "nothing": ({}, []),
     "something it reads": ({"inputs": {"a": "2"}}, [("service k3s", "restart")]),
+    "a file that was away when somebody else started it": ({"younger": ["a"]}, [("service k3s", "restart")]),
     "an image came": ({"inputs": {"a": "1", "b": "1"}}, [("service k3s", "restart")]),
     "stopped": (
         {"services": {"k3s": {"active": False, "enabled": False}, "k3s-agent": {"active": False, "enabled": False}}},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils import _k3s_config as k3s
@@ -23,14 +24,18 @@ def root(tmp_path):
     return tmp_path
 
 
+def silent(argv):
+    return 1, "", ""
+
+
 def read(root):
-    return _k3s_state.converging(str(root), lambda argv: (1, "", ""))
+    return _k3s_state.converging(str(root), silent)
 
 
 def test_what_k3s_was_started_with_is_remembered_and_its_own_cache_is_no_input(root):
     assert set(read(root)["inputs"]) == {k3s.BINARY, f"{k3s.IMAGES}/a.tar"}
     assert read(root)["started"] == {}
-    _k3s_state.remember(str(root))
+    _k3s_state.remember(str(root), silent)
     seen = read(root)
     assert seen["started"] == seen["inputs"]
     (root / k3s.BINARY.lstrip("/")).write_text("swapped")
@@ -39,7 +44,7 @@ def test_what_k3s_was_started_with_is_remembered_and_its_own_cache_is_no_input(r
 
 
 def test_a_large_file_is_summed_once(root, monkeypatch):
-    _k3s_state.remember(str(root))
+    _k3s_state.remember(str(root), silent)
 
     def summed_again(*_arguments):
         raise AssertionError("the file has not changed")
@@ -49,7 +54,7 @@ def test_a_large_file_is_summed_once(root, monkeypatch):
 
 
 def test_a_broken_record_counts_as_none(root):
-    _k3s_state.remember(str(root))
+    _k3s_state.remember(str(root), silent)
     (root / k3s.RECORD.lstrip("/")).write_text('["cut sho')
     assert read(root)["started"] == {}
 
@@ -71,8 +76,30 @@ def test_a_token_is_compared_by_its_secret(root, name):
 
 
 def test_services_are_told_by_systemd_and_nothing_of_a_file_leaves_the_node():
-    answer = "Id=k3s.service\nActiveState=active\nMainPID=77\n\nId=k3s-agent.service\nActiveState=inactive\nMainPID=0\n"
-    assert _k3s_state._running(lambda argv: (0, answer, "")) == {"k3s": 77}
+    answer = (
+        "Id=k3s.service\nActiveState=active\nMainPID=77\nInvocationID=abc\nExecMainStartTimestampMonotonic=5000000\n\n"
+        "Id=k3s-agent.service\nActiveState=inactive\nMainPID=0\nInvocationID=\nExecMainStartTimestampMonotonic=0\n"
+    )
+    found = _k3s_state._running(lambda argv: (0, answer, ""))
+    assert found.keys() == {"k3s"}
+    assert (found["k3s"]["pid"], found["k3s"]["invocation"]) == (77, "abc")
+    assert found["k3s"]["begun"] == pytest.approx(time.time() - time.monotonic() + 5, abs=1)
+
+
+STARTS = {
+    "by us": ("abc", "abc", []),
+    "by somebody else, or by a boot": ("def", "abc", ["late"]),
+    "nothing is known": ("def", None, ["late"]),
+}
+
+
+@pytest.mark.parametrize("name", STARTS)
+def test_of_a_start_that_is_not_ours_what_was_written_later_counts(name):
+    """R5: the drop-in is removed, k3s restarted by hand, the drop-in put back with the very text of the record."""
+    invocation, known, late = STARTS[name]
+    running = {"k3s": {"pid": 77, "invocation": invocation, "begun": 100.0}}
+    assert _k3s_state.younger({"early": 99, "late": 101, "away": None}, running, known) == late
+    assert _k3s_state.younger({"late": 101}, {}, known) == []
     assert _k3s_state._running(lambda argv: (1, "", "no bus")) == {}
 
 
@@ -115,7 +142,7 @@ class Systemd:
 @pytest.fixture
 def remembered(monkeypatch):
     roots = []
-    monkeypatch.setattr(k3s_node.state, "remember", roots.append)
+    monkeypatch.setattr(k3s_node.state, "remember", lambda root, run: roots.append(root))
     return roots
 
 
