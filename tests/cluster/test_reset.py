@@ -14,7 +14,7 @@ FOREIGN = (
     "/var/lib/kubelet/mine",
     "/var/lib/cni/mine",
 )
-# Made by the containerd of k3s, and kept empty because Debian's containerd is on the lab's nodes: they could be its own.
+# Made by the containerd of k3s, and kept because Debian's containerd is on the lab's nodes: they could be its own.
 SHARED = ("/opt/containerd", "/opt/containerd/bin", "/opt/containerd/lib")
 # As a daemon leaves it that was killed: its socket answers no more.
 DEAD = json.dumps(
