@@ -82,7 +82,9 @@ options:
     type: int
     default: 30
   wait_seconds:
-    description: How long the pods may take to run; so long an API server that does not answer is waited for, too.
+    description:
+      - How long the pods may take to run, and to be removed. So long an API server that does not answer is waited for,
+        too.
     type: int
     default: 180
 """
@@ -434,11 +436,10 @@ def _last(output, code):
     return f"{lines[-1].strip()} (exit status {code})" if lines else f"exit status {code}"
 
 
-def stop(kubectl, namespace):
-    """Remove the namespace with all that is in it; what is left afterwards."""
-    code, said, error = kubectl.run(
-        "delete", "namespace", namespace, "--ignore-not-found", "--wait=true", "--timeout=100s", limit=120
-    )
+def stop(kubectl, namespace, seconds):
+    """Remove the namespace with all that is in it; what is left after so many seconds."""
+    words = ["delete", "namespace", namespace, "--ignore-not-found", "--wait=true", f"--timeout={seconds}s"]
+    code, said, error = kubectl.run(*words, limit=seconds + 20)
     return {"left": None if code == 0 else (error or said).strip()}
 
 
@@ -522,7 +523,7 @@ def main():
         elif stage == "rounds":
             result = run_rounds(kubectl, params)
         elif stage == "stop":
-            result = stop(kubectl, params["namespace"])
+            result = stop(kubectl, params["namespace"], params["wait_seconds"])
         else:
             result = look_into(kubectl, params)
     except Failed as failed:
