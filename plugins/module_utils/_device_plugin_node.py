@@ -18,7 +18,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 import zipfile
 from collections.abc import Iterable
 from typing import Callable
@@ -41,7 +40,7 @@ from ._device_plugin_plan import (
 )
 from ._device_plugin_wheels import PIP
 from ._files import under, write
-from ._systemd import reload_or_undo, running
+from ._systemd import begun, reload_or_undo, running
 
 PROGRAM = "k8s-rdma-shared-dp"
 UPSTREAM_CONFIG = "/k8s-rdma-shared-dev-plugin/config.json"
@@ -109,8 +108,8 @@ def _installed_code(root: str) -> str | None:
 def _service() -> dict:
     shown = _show(SERVICE)
     state = shown.get("ActiveState", "unknown")
-    begun = time.time() - time.monotonic() + int(shown.get("ExecMainStartTimestampMonotonic") or 0) / 1e6
-    replaced = [path for path in (CODE, STAMP, UNIT) if _changed_after(path, begun)]
+    start = begun(shown)
+    replaced = [path for path in (CODE, STAMP, UNIT) if _changed_after(path, start)]
     return {
         "state": f"{state} ({shown.get('SubState', '')})",
         # What restarts all the time is not up: between two attempts its state is activating.

@@ -12,12 +12,12 @@ import hashlib
 import json
 import os
 import re
-import time
 from typing import Callable
 
 from . import _k3s_config as k3s
 from ._files import under, write
 from ._k3s_plan import ours
+from ._systemd import begun
 from .hca import Seams, Tree
 from .hca.node import os_release
 from .hca.units import drop_ins, fragment
@@ -102,18 +102,18 @@ def younger(written: dict, running: dict[str, dict], known: str | None) -> list[
     What such a process has read is not in the record: a file that was away at its start is there again. written:
     {path: seconds since the epoch}. known: the start that the record is of, as systemd names it.
     """
-    others = [process["begun"] for process in running.values() if known is None or process["invocation"] != known]
-    return sorted(path for path, mtime in written.items() for begun in others if (mtime or 0) > begun)
+    others = [process["begun"] for process in running.values() if process["invocation"] != known]
+    return sorted(path for path, mtime in written.items() for start in others if (mtime or 0) > start)
 
 
 def remember(root: str, run: Callable) -> None:
     """Write down what k3s was started with, and the digests of large files with what tells that they are the same."""
     tree = Tree(root)
-    running = _running(run) if tree.live else {}
     record = _record(tree)
     known = record.get("hashes") or {}
     now = inputs(tree, root, record)
     large = {path: _sum(tree, root, path, known) for path in now if path == k3s.BINARY or path.startswith(k3s.IMAGES)}
+    running = _running(run) if tree.live else {}
     start = next((process["invocation"] for process in running.values()), None)
     text = json.dumps({"inputs": now, "hashes": large, "invocation": start}, indent=1, sort_keys=True) + "\n"
     write(under(root, k3s.RECORD), text)
@@ -169,11 +169,10 @@ def _link(tree: Tree, path: str) -> str | None:
 
 def _running(run: Callable) -> dict[str, dict]:
     """{service: pid of its main process, invocation, begun}. systemd is asked: the control group of a stopped k3s still
-    holds containers. begun: seconds since the epoch, by the clock of now.
+    holds containers.
     """
     units = [f"{name}.service" for name in k3s.SERVICES.values()]
     code, out, _error = run(["systemctl", "show", f"--property={','.join(_SHOWN)}", *units])
-    booted = time.time() - time.monotonic()
     found = {}
     for block in out.split("\n\n") if code == 0 else ():
         said = dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
@@ -181,7 +180,7 @@ def _running(run: Callable) -> dict[str, dict]:
             found[said["Id"].rpartition(".")[0]] = {
                 "pid": int(said.get("MainPID") or 0),
                 "invocation": said.get("InvocationID", ""),
-                "begun": booted + int(said.get("ExecMainStartTimestampMonotonic") or 0) / 1e6,
+                "begun": begun(said),
             }
     return found
 

@@ -25,6 +25,22 @@ def unreachable(text: str) -> bool:
     return bool(_UNREACHABLE.search(text))
 
 
+def patiently(call, patience, since=None, clock=time.monotonic, sleep=time.sleep):
+    """(exit status, output, error) of call(), which is made again while no API server answers.
+
+    That lasts `patience` seconds, counted from `since`, or else from the first silence on.
+    """
+    while True:
+        code, said, error = call()
+        if code == 0 or not (code == 124 or unreachable(error)):
+            return code, said, error
+        now = clock()
+        since = now if since is None else since
+        if now >= since + patience:
+            return code, said, error
+        sleep(POLL_SECONDS)
+
+
 class Failed(Exception):
     """kubectl could not do what the stage cannot go on without."""
 
@@ -35,11 +51,10 @@ class Kubectl:
     limit: seconds for one call. patience: seconds for which a call that may be said twice is, while no server answers.
     """
 
-    def __init__(self, argv, limit=60, patience=0, clock=time):
+    def __init__(self, argv, limit=60, patience=0):
         self._argv = list(argv)
         self._limit = limit
         self._patience = patience
-        self._clock = clock
 
     def run(self, *words, text=None, limit=None):
         """(exit status, output, error); a program that is missing or does not end has an exit status too."""
@@ -63,13 +78,7 @@ class Kubectl:
 
     def insist(self, *words, text=None):
         """run() of a call that may be said twice: an API server that is busy or starts anew is waited for."""
-        deadline = self._clock.monotonic() + self._patience
-        while True:
-            code, said, error = self.run(*words, text=text)
-            silent = code == 124 or (code != 0 and unreachable(error))
-            if not silent or self._clock.monotonic() >= deadline:
-                return code, said, error
-            self._clock.sleep(POLL_SECONDS)
+        return patiently(lambda: self.run(*words, text=text), self._patience, since=time.monotonic())
 
     def items(self, *words):
         """The objects of a get; raises Failed."""

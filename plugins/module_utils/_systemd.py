@@ -9,6 +9,7 @@ PRIVATE to the collection.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable
 from typing import Callable
 
@@ -19,6 +20,14 @@ from ._files import apply_file, under, write
 def running(root: str) -> bool:
     """Whether there is a systemd to tell: sd_booted(3) looks for the same directory."""
     return not root.rstrip("/") and os.path.isdir("/run/systemd/system")
+
+
+def begun(shown: dict[str, str]) -> float:
+    """When the main process of a unit was started, in seconds since the epoch by the clock of now.
+
+    shown: what systemctl show says, with ExecMainStartTimestampMonotonic (microseconds since the boot).
+    """
+    return time.time() - time.monotonic() + int(shown.get("ExecMainStartTimestampMonotonic") or 0) / 1e6
 
 
 def reload_or_undo(root: str, changes: list[Change], run: Callable, live: bool | None = None) -> Iterable[Change]:

@@ -260,7 +260,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.common.process import get_bin_path
 from ansible_collections.gpufabric.rdma.plugins.module_utils import _cluster_objects_plan as planner
 from ansible_collections.gpufabric.rdma.plugins.module_utils._change import Plan, Refused, failure, result, settle
-from ansible_collections.gpufabric.rdma.plugins.module_utils._kubectl import POLL_SECONDS, unreachable
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kubectl import patiently, unreachable
 
 PRUNE_TYPES = (
     "configmaps", "secrets", "serviceaccounts", "services", "daemonsets.apps", "deployments.apps",
@@ -300,17 +300,15 @@ class Cluster:
     def call(self, *arguments: str, objects=None) -> tuple[int, str, str]:
         """One kubectl call, tried again while the server does not answer; Down when that lasts too long."""
         text = None if objects is None else json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
-        deadline = None
-        while True:
+
+        def once():
             self.calls += 1
-            code, out, error = self._run([*self._kubectl, *arguments], text)
-            if code == 0 or not unreachable(error):
-                return code, out, error
-            if deadline is None:
-                deadline = self._clock() + self._patience
-            if self._clock() >= deadline:
-                raise Down(planner.last_words(error))
-            self._sleep(POLL_SECONDS)
+            return self._run([*self._kubectl, *arguments], text)
+
+        code, out, error = patiently(once, self._patience, clock=self._clock, sleep=self._sleep)
+        if code and unreachable(error):
+            raise Down(planner.last_words(error))
+        return code, out, error
 
     def read(self, wanted: list, owner: str, prune_types: list, force: bool, mend: bool) -> dict:
         """mend: whether fields that somebody changed by hand are predicted, and then applied, as they are wanted."""

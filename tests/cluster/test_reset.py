@@ -75,8 +75,8 @@ def test_reset_leaves_the_host_layer_and_what_is_not_ours(breakable):
         kept = {path for path in FOREIGN if breakable.node(name, f"cat {path}; true") == "mine"}
         assert kept == set(FOREIGN), name
         folders = {path.rpartition("/")[0] for path in FOREIGN} | {"/etc/cni", "/opt/cni", "/etc/rancher"}
-        kept = {*FOREIGN, *folders, *(SHARED if breakable.node(name, "ls /usr/bin/containerd; true") else ())}
-        left = {line for line in after[name] - files[name] if line.split()[0] not in kept}
+        expected = {*FOREIGN, *folders, *(SHARED if breakable.node(name, "ls /usr/bin/containerd; true") else ())}
+        left = {line for line in after[name] - files[name] if line.split()[0] not in expected}
         assert (left, files[name] - after[name]) == (set(), set()), name
     for name, lines in seen(breakable, RUNNING).items():
         assert (lines - running[name], running[name] - lines) == (set(), set()), name

@@ -49,6 +49,9 @@ RAIL0 = {
     "linkUp": False,
 }
 
+# The pool of an HCA that comes while the plugin runs.
+LATE = {**RAIL0, "resourceName": "late", "rdmaHcaMax": 5, "selectors": {"ifNames": ["dm9"]}}
+
 # The control plane runs on this machine: emulated, it would take most of the node's time. The node's way to it is SSH.
 SERVER_CONFIG = """\
 data-dir: {state}

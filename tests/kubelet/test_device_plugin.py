@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 
-from kubelet_bed import PAYLOAD, RAIL0, timed
+from kubelet_bed import LATE, PAYLOAD, RAIL0, timed
 
 RAIL1 = {**RAIL0, "resourceName": "rail1", "selectors": {"ifNames": ["eth3"]}}
-LATE = {**RAIL0, "resourceName": "late", "rdmaHcaMax": 5, "selectors": {"ifNames": ["dm9"]}}
 POOLS = (RAIL0, RAIL1, LATE)
 LISTING = "cd /dev/infiniband && stat -c '%n %a %F' * | sort"
 

@@ -12,7 +12,7 @@ import time
 
 import pytest
 import yaml
-from kubelet_bed import CHECKOUT, LAID_OVER, NODE, PAYLOAD, PLUGIN_IMAGE, RAIL0, laid_over_tree, timed
+from kubelet_bed import CHECKOUT, LAID_OVER, LATE, NODE, PAYLOAD, PLUGIN_IMAGE, RAIL0, laid_over_tree, timed
 
 SEED = CHECKOUT / "tests/fixtures/seeds/000-shared-device-plugin.yaml.txt"
 SHARED_A, SHARED_B = "rdma/hca_shared_devices_a", "rdma/hca_shared_devices_b"
@@ -132,9 +132,8 @@ def test_both_after_a_restart_of_the_kubelet(bed, plugin, alone, times, which):
 
 def test_n13_hcas_whose_driver_comes_after_the_start_of_either_plugin(bed, plugin, alone, times):
     """The Go plugin offers nothing until its next scan (300 s in the seed) or a restart; ours sees them come."""
-    late = {**RAIL0, "resourceName": "late", "rdmaHcaMax": 5, "selectors": {"ifNames": ["dm9"]}}
     bed.node(f"{TAKE_OUT} && ip link add dm9 type dummy && ip link set dm9 up && systemctl start go-plugin")
-    plugin.configure(late)
+    plugin.configure(LATE)
     plugin.start()
     bed.wait_resource(SHARED_A, 0, 0)
     bed.wait_resource("rdma/late", 0, 0)
@@ -146,5 +145,5 @@ def test_n13_hcas_whose_driver_comes_after_the_start_of_either_plugin(bed, plugi
     with timed(times, "driver late: Go plugin restarted by hand -> allocatable"):
         bed.node("systemctl restart go-plugin")
         bed.wait_resource(SHARED_A, 63, 63)
-    bed.node("rdma link delete rxe9; ip link delete dm9; systemctl stop go-plugin")
+    bed.node("rdma link delete rxe9; ip link delete dm9")
     plugin.stop()

@@ -289,14 +289,12 @@ ROWS = {
     "GH200: active MTU 1024": Row(small_mtu, "active-mtu-1024"),
 }
 
-# Failures of level E3: {id: (file, test) that plants it in the lab's cluster and wants verify to name it}.
+# Failures of level E3: {id: the test that plants it in the lab's cluster and wants verify to name it}.
 ON_THE_CLUSTER = {
     "memlock-too-low": (
-        "tests/cluster/test_node_events.py",
-        "test_r5_without_the_drop_in_verify_names_the_limit_and_one_run_puts_it_back",
+        "tests/cluster/test_node_events.py::test_r5_without_the_drop_in_verify_names_the_limit_and_one_run_puts_it_back"
     ),
     "no-cni": (
-        "tests/cluster/test_pitfalls.py",
-        "test_k5_a_node_that_is_not_ready_for_want_of_a_pod_network_holds_no_run_up",
+        "tests/cluster/test_pitfalls.py::test_k5_a_node_that_is_not_ready_for_want_of_a_pod_network_holds_no_run_up"
     ),
 }

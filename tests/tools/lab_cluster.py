@@ -224,7 +224,7 @@ class Cluster(Lab):
         def bound() -> bool:
             nonlocal seen
             place = self.get("pod", pod, "-n", namespace).get("spec", {}).get("nodeName")
-            tainted = name in self.startup_taints()
+            tainted = STARTUP_TAINT in taints(self.get("node", name))
             assert not (place and tainted), f"{pod} was bound to {place} while it had the startup taint"
             seen += tainted
             return bool(place) and not tainted
