@@ -1,6 +1,7 @@
 """site.yml killed at random moments of its way from bare nodes to the cluster: the next run takes it up.
 
-INTERRUPTIONS says how often (20); the moments are drawn from a seed that is printed, so that a failure can be repeated.
+INTERRUPTIONS says how often (20), INTERRUPTIONS_LONGEST after how many seconds at most (300). The moments are drawn
+from a seed that is printed, so that a failure can be repeated.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from ansible_collections.gpufabric.rdma.tests.tools.lab_nodes import CHECKOUT
 
 TIMES = int(os.environ.get("INTERRUPTIONS", "20"))
 # What is done is passed over, so each run gets further than the one before, on a finished node to its test pods.
-LONGEST = 300
+LONGEST = float(os.environ.get("INTERRUPTIONS_LONGEST", "300"))
 
 
 def kill_after(cluster, seconds):
@@ -39,7 +40,7 @@ def test_a_run_that_was_killed_at_random_moments_is_taken_up(breakable):
     moments = [random.Random(f"{seed} {turn}").uniform(5, LONGEST) for turn in range(TIMES)]
     breakable.labctl("restore", "ready")
     killed = sum(kill_after(breakable, moment) for moment in moments)
-    breakable.note(f"{killed:7}    runs killed of {TIMES}, INTERRUPTIONS_SEED={seed}")
+    breakable.note(f"{killed:7}    runs killed of {TIMES}, INTERRUPTIONS_SEED={seed}, within {LONGEST:.0f} s")
     assert killed > 0
 
     last = breakable.run("site.yml")

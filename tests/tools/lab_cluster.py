@@ -23,7 +23,6 @@ SNAPSHOT = "cluster"
 SOURCES = ("roles", "plugins", "playbooks", "device_plugin", "inventory", "lab", "lock")
 PATIENCE = 600.0
 STARTUP_TAINT = "rdma.gpufabric.io/not-ready"
-HOLDING = (STARTUP_TAINT, "node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 # sysctl comes before the modules: reading all of /proc/sys loads binfmt_misc.
 # What Ansible keeps below ~/.ansible/tmp, and kubectl's cache of the API server's types, are not the playbook's doing.
 EVERYTHING = """
@@ -210,27 +209,28 @@ class Cluster(Lab):
         nodes = self.get("nodes").get("items", ())
         return [node["metadata"]["name"] for node in nodes if STARTUP_TAINT in taints(node)]
 
-    def held_back(self, name: str) -> bool:
-        """Whether the scheduler binds no new pod to the node, by our taint or by one of Kubernetes."""
-        return not set(HOLDING).isdisjoint(taints(self.get("node", name)))
+    def startup_taint_times(self, name: str) -> tuple[float, float]:
+        """When the unit of ours set the startup taint in this boot of the node, and when it removed it; Unix time."""
+        said = self.node(name, "journalctl --boot --unit gpufabric-rdma-node-ready --output short-unix --no-pager")
+        times = {}
+        for line in said.splitlines():
+            for word in ("set", "removed"):
+                if f"taint {STARTUP_TAINT} {word}:" in line:
+                    times[word] = float(line.split()[0])
+        assert times.keys() == {"set", "removed"}, said
+        return times["set"], times["removed"]
 
-    def wait_bound_untainted(self, pod: str, namespace: str, name: str, patience: float) -> int:
-        """Until the scheduler has bound the pod, which it must not while the node has the startup taint.
-
-        How often the taint was seen. The pod is looked at before the node: a taint may go in between.
-        """
-        seen = 0
+    def wait_bound_untainted(self, pod: str, namespace: str, name: str, patience: float) -> None:
+        """Until the scheduler has bound the pod, which it must not while the node has the startup taint."""
 
         def bound() -> bool:
-            nonlocal seen
+            # The pod is looked at before the node: a taint may go in between.
             place = self.get("pod", pod, "-n", namespace).get("spec", {}).get("nodeName")
             tainted = STARTUP_TAINT in taints(self.get("node", name))
             assert not (place and tainted), f"{pod} was bound to {place} while it had the startup taint"
-            seen += tainted
             return bool(place) and not tainted
 
         self.wait(bound, f"{pod} bound", patience)
-        return seen
 
     # The API server
 

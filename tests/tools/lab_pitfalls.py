@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import shlex
 
@@ -49,6 +50,13 @@ def pod(name, node, networks=None, on=None):
     }
 
 
+def taking(pod, amount):
+    """The pod, which takes so many devices of rail 0's resource, and is not started again when it has ended."""
+    pod["spec"]["restartPolicy"] = "Never"
+    pod["spec"]["containers"][0]["resources"] = {"limits": {RESOURCE: str(amount)}}
+    return pod
+
+
 def apply(cluster, *objects):
     space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
     listing = {"apiVersion": "v1", "kind": "List", "items": [space, *objects]}
@@ -59,20 +67,30 @@ def running(cluster, name):
     return cluster.get("pod", name, "-n", NAMESPACE).get("status", {}).get("phase") == "Running"
 
 
+def bound_at(cluster, name):
+    """When the scheduler bound the pod to its node; Unix time, whole seconds."""
+    conditions = cluster.get("pod", name, "-n", NAMESPACE)["status"]["conditions"]
+    told = next(row["lastTransitionTime"] for row in conditions if row["type"] == "PodScheduled")
+    return datetime.datetime.fromisoformat(told.replace("Z", "+00:00")).timestamp()
+
+
 def interfaces(cluster, name):
     """Names of the pod's interfaces, as Multus reports them."""
     found = cluster.get("pod", name, "-n", NAMESPACE).get("metadata", {}).get("annotations", {})
     return [row.get("interface") for row in json.loads(found.get("k8s.v1.cni.cncf.io/network-status", "[]"))]
 
 
-def complaints(cluster, name):
-    """What the kubelet says of a pod that does not start."""
+def complaints(cluster, name, reason="FailedCreatePodSandBox"):
+    """What the kubelet, or the scheduler by its reason, says of a pod that does not start."""
     events = cluster.get("events", "-n", NAMESPACE).get("items", [])
     return "\n".join(
-        event["message"]
-        for event in events
-        if event["involvedObject"]["name"] == name and event["reason"] == "FailedCreatePodSandBox"
+        event["message"] for event in events if event["involvedObject"]["name"] == name and event["reason"] == reason
     )
+
+
+def unscheduled(cluster, name):
+    """Why the scheduler has bound the pod to no node, each reason once."""
+    return complaints(cluster, name, "FailedScheduling")
 
 
 def lines(run, host):
