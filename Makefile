@@ -145,8 +145,9 @@ $(PLUGIN_VENV)/.ready: device_plugin/requirements.txt device_plugin/requirements
 	@$(PLUGIN_VENV)/bin/pip --quiet install --requirement device_plugin/requirements-dev.txt
 	@touch $@
 
+# ARGS are those of the goal that was asked for: `make kubelet-lab ARGS=…` speaks to pytest.
 plugin-wheels: venv ## The device plugin's locked wheels into build/wheels, for nodes and image: [ARGS='--python 3.12']
-	@python device_plugin/fetch_wheels.py build/wheels $(ARGS)
+	@python device_plugin/fetch_wheels.py build/wheels $(if $(filter $@,$(MAKECMDGOALS)),$(ARGS))
 
 plugin-image: plugin-wheels ## The device plugin's image on a Debian base, offline but for the mirror: build/plugin-image.tar
 	@lab/packages image

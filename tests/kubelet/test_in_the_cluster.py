@@ -81,8 +81,9 @@ def test_the_daemonset_of_a_published_guide_with_only_the_image_changed(bed, ima
         bed.wait_resource(SHARED_B, 63, 63)
 
 
-def test_the_go_plugin_and_ours_with_the_same_resource(bed, plugin, alone, times):
-    """Ours waits, says why, and takes over when the other one ends; nothing of the other one is broken meanwhile."""
+@pytest.fixture(scope="module")
+def go_plugin(bed):
+    """The unit of the Go plugin with the configuration of seed 000, over HCAs laid over the node's; not started."""
     with tempfile.TemporaryDirectory() as folder:
         laid_over_tree(pathlib.Path(folder))
         bring(bed, pathlib.Path(folder))
@@ -90,21 +91,27 @@ def test_the_go_plugin_and_ours_with_the_same_resource(bed, plugin, alone, times
     config = yaml.safe_load(next(iter(SEED.read_text().split("\n---\n"))))["data"]["config.json"]
     bed.put(f"{PAYLOAD}/go.json", config)
     bed.put("/etc/systemd/system/go-plugin.service", GO_UNIT.format(payload=PAYLOAD))
-    bed.node("systemctl daemon-reload && systemctl start go-plugin")
+    bed.node("systemctl daemon-reload")
+    return "go-plugin"
+
+
+def test_the_go_plugin_and_ours_with_the_same_resource(bed, plugin, go_plugin, alone, times):
+    """Ours waits, says why, and takes over when the other one ends; nothing of the other one is broken meanwhile."""
+    bed.node(f"systemctl start {go_plugin}")
     bed.wait_resource(SHARED_A, 63, 63)
     plugin.configure({**RAIL0, "resourceName": "hca_shared_devices_a"})
     plugin.start()
     bed.wait(lambda: "another process serves this socket" in plugin.log(), "ours to say that another one serves")
     assert bed.resource(SHARED_A) == ("63", "63")
     with timed(times, "Go plugin stopped -> ours has the resource"):
-        bed.node("systemctl stop go-plugin")
+        bed.node(f"systemctl stop {go_plugin}")
         bed.wait_resource(SHARED_A, 20, 20)
     # The other way round: the Go plugin takes a live socket away without asking.
     with timed(times, "Go plugin started beside ours -> the kubelet follows it"):
-        bed.node("systemctl start go-plugin")
+        bed.node(f"systemctl start {go_plugin}")
         bed.wait_resource(SHARED_A, 63, 63)
     with timed(times, "Go plugin stopped again -> ours is back"):
-        bed.node("systemctl stop go-plugin")
+        bed.node(f"systemctl stop {go_plugin}")
         bed.wait_resource(SHARED_A, 20, 20)
     plugin.stop()
 
@@ -117,22 +124,22 @@ def bring(bed, tree):
 
 
 @pytest.mark.parametrize("which", ["Go", "ours"])
-def test_both_after_a_restart_of_the_kubelet(bed, plugin, alone, times, which):
+def test_both_after_a_restart_of_the_kubelet(bed, plugin, go_plugin, alone, times, which):
     """The same restart for either plugin, so that the times compare."""
-    unit, resource, count = ("go-plugin", SHARED_A, 63) if which == "Go" else (plugin.name, "rdma/rail0", 20)
+    unit, resource, count = (go_plugin, SHARED_A, 63) if which == "Go" else (plugin.name, "rdma/rail0", 20)
     if which == "ours":
         plugin.configure(RAIL0)
         plugin.start()
     else:
-        bed.node("systemctl start go-plugin")
+        bed.node(f"systemctl start {go_plugin}")
     bed.wait_resource(resource, count, count)
     times[f"{which}: k3s restarted -> allocatable"] = bed.restart_kubelet(resource, count)[1]
     bed.node(f"systemctl stop {unit}")
 
 
-def test_n13_hcas_whose_driver_comes_after_the_start_of_either_plugin(bed, plugin, alone, times):
+def test_n13_hcas_whose_driver_comes_after_the_start_of_either_plugin(bed, plugin, go_plugin, alone, times):
     """The Go plugin offers nothing until its next scan (300 s in the seed) or a restart; ours sees them come."""
-    bed.node(f"{TAKE_OUT} && ip link add dm9 type dummy && ip link set dm9 up && systemctl start go-plugin")
+    bed.node(f"{TAKE_OUT} && ip link add dm9 type dummy && ip link set dm9 up && systemctl start {go_plugin}")
     plugin.configure(LATE)
     plugin.start()
     bed.wait_resource(SHARED_A, 0, 0)
@@ -143,7 +150,7 @@ def test_n13_hcas_whose_driver_comes_after_the_start_of_either_plugin(bed, plugi
     time.sleep(60)
     assert bed.resource(SHARED_A) == ("0", "0"), "the Go plugin was expected not to have seen them yet"
     with timed(times, "driver late: Go plugin restarted by hand -> allocatable"):
-        bed.node("systemctl restart go-plugin")
+        bed.node(f"systemctl restart {go_plugin}")
         bed.wait_resource(SHARED_A, 63, 63)
     bed.node("rdma link delete rxe9; ip link delete dm9")
     plugin.stop()
