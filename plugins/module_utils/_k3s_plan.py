@@ -60,14 +60,16 @@ def plan(state: dict, wanted: dict, root: str = "/") -> Plan:
         return made
     if not service["enabled"]:
         made.change(f"service {SERVICES[role]}", "enable", "disabled", "enabled")
-    if not service["active"]:
-        made.change(f"service {SERVICES[role]}", "start", "stopped", "running")
-    else:
-        reasons = stale(state, touched)
-        if reasons:
-            made.change(
-                f"service {SERVICES[role]}", "restart", f"running without: {', '.join(reasons)}", "running with them"
-            )
+    name, reasons, now = f"service {SERVICES[role]}", [], "stopped"
+    if service["active"]:
+        reasons, now = stale(state, touched), "running"
+    elif service["starting"]:
+        # Whoever began it need not have written it down. It reads what there is, but for what came after it.
+        reasons, now = sorted(touched | set(state["younger"])), "starting"
+    if reasons:
+        made.change(name, "restart", f"{now} without: {', '.join(reasons)}", "running with them")
+    elif not service["active"]:
+        made.change(name, "start", now, "running")
     return made
 
 
@@ -83,11 +85,12 @@ def stale(state: dict, touched: set[str] = frozenset()) -> list[str]:
 
 def _refuse(made: Plan, state: dict, wanted: dict) -> None:
     other = SERVICES["agent" if wanted["role"] == "server" else "server"]
-    if state["services"][other]["active"]:
+    there = state["services"][other]
+    if there["active"] or there["starting"]:
         made.problem(
             f"service {other}",
             f"a node that is {'a server' if wanted['role'] == 'server' else 'an agent'}",
-            f"{other} running",
+            f"{other} {'running' if there['active'] else 'starting'}",
             "drain the node, run playbooks/reset.yml on it, then run again: k3s does not change a node's role in place",
         )
     if state["token"]["differs"]:

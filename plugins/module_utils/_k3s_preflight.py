@@ -82,6 +82,7 @@ def _cluster(nodes, tell) -> None:
 def _decision(node: dict, nodes: list[dict]) -> dict:
     typed, seen = node["variables"], node["state"]
     role = "server" if node["host"] in node["servers"] else "agent"
+    service = seen["services"][k3s.SERVICES[role]]
     decided = {
         "host": node["host"],
         "role": role,
@@ -97,7 +98,8 @@ def _decision(node: dict, nodes: list[dict]) -> dict:
         "selinux": seen["selinux"] == "enforcing" if typed["selinux"] is None else typed["selinux"],
         "bundled_bin": _odd_iptables(seen["iptables"]),
         "service": k3s.SERVICES[role],
-        "running": seen["services"][k3s.SERVICES[role]]["active"],
+        # One that starts has its ports already.
+        "running": service["active"] or service["starting"],
         "token_present": seen["token"]["present"],
         "version": seen["version"],
         "variables": typed,

@@ -168,17 +168,22 @@ def _link(tree: Tree, path: str) -> str | None:
 
 
 def _running(run: Callable) -> dict[str, dict]:
-    """{service: pid of its main process, invocation, begun}. systemd is asked: the control group of a stopped k3s still
-    holds containers.
+    """{service: starting, pid of its main process, invocation, begun}, of what is active or on its way to it.
+
+    systemd is asked: the control group of a stopped k3s still holds containers. A start takes minutes, and the run that
+    began it may have been killed.
     """
     units = [f"{name}.service" for name in k3s.SERVICES.values()]
     code, out, _error = run(["systemctl", "show", f"--property={','.join(_SHOWN)}", *units])
     found = {}
     for block in out.split("\n\n") if code == 0 else ():
         said = dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
-        if said.get("ActiveState") == "active":
+        pid, starting = int(said.get("MainPID") or 0), said.get("ActiveState") == "activating"
+        # Without a process it waits between two attempts.
+        if said.get("ActiveState") == "active" or (starting and pid):
             found[said["Id"].rpartition(".")[0]] = {
-                "pid": int(said.get("MainPID") or 0),
+                "starting": starting,
+                "pid": pid,
                 "invocation": said.get("InvocationID", ""),
                 "begun": begun(said),
             }
@@ -188,10 +193,13 @@ def _running(run: Callable) -> dict[str, dict]:
 def _service(tree: Tree, name: str, running: dict[str, dict]) -> dict:
     unit = f"{name}.service"
     enabled = tree.readlink(f"/etc/systemd/system/multi-user.target.wants/{unit}") is not None
+    process = running.get(name)
+    active = process is not None and not process["starting"]
     return {
         "exists": fragment(tree, unit) is not None,
-        "active": name in running,
-        "main_pid": running[name]["pid"] if name in running else None,
+        "active": active,
+        "starting": process is not None and process["starting"],
+        "main_pid": process["pid"] if active else None,
         "enabled": enabled,
     }
 

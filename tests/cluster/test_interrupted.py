@@ -10,6 +10,7 @@ import os
 import random
 import signal
 import subprocess
+import tempfile
 import time
 
 import pytest
@@ -21,27 +22,30 @@ LONGEST = float(os.environ.get("INTERRUPTIONS_LONGEST", "300"))
 
 
 def kill_after(cluster, seconds):
-    """Whether the run was still under way."""
+    """Exit code and output of a run that ended by itself; None of one that was killed."""
     command = ["ansible-playbook", *cluster.hosts, *cluster.variables, str(CHECKOUT / "playbooks/site.yml")]
-    run = subprocess.Popen(
-        command, cwd=CHECKOUT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-    )
-    try:
-        run.wait(seconds)
-    except subprocess.TimeoutExpired:
-        os.killpg(run.pid, signal.SIGKILL)
-        run.wait()
-        return True
-    return False
+    with tempfile.TemporaryFile("w+") as said:
+        run = subprocess.Popen(command, cwd=CHECKOUT, stdout=said, stderr=subprocess.STDOUT, start_new_session=True)
+        try:
+            run.wait(seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(run.pid, signal.SIGKILL)
+            run.wait()
+            return None
+        said.seek(0)
+        return run.returncode, said.read()
 
 
 def test_a_run_that_was_killed_at_random_moments_is_taken_up(breakable):
     seed = os.environ.get("INTERRUPTIONS_SEED") or str(time.time_ns())
     moments = [random.Random(f"{seed} {turn}").uniform(5, LONGEST) for turn in range(TIMES)]
     breakable.labctl("restore", "ready")
-    killed = sum(kill_after(breakable, moment) for moment in moments)
+    ended = [run for moment in moments if (run := kill_after(breakable, moment))]
+    killed = TIMES - len(ended)
     breakable.note(f"{killed:7}    runs killed of {TIMES}, INTERRUPTIONS_SEED={seed}, within {LONGEST:.0f} s")
     assert killed > 0
+    # A run that is let to its end is never refused for what a killed one left.
+    assert [text[-6000:] for code, text in ended if code] == []
 
     last = breakable.run("site.yml")
 

@@ -25,6 +25,14 @@ TYPED = {
 }
 
 
+def services(server="inactive", agent="inactive"):
+    """What is told of both units, by systemd's ActiveState."""
+    return {
+        name: {"active": told == "active", "starting": told == "activating", "enabled": told != "inactive"}
+        for name, told in (("k3s", server), ("k3s-agent", agent))
+    }
+
+
 def state(number=1, **change):
     found = {
         "architecture": "amd64",
@@ -49,7 +57,7 @@ def state(number=1, **change):
         "joined": False,
         "cluster": False,
         "sums": {},
-        "services": {"k3s": {"active": False}, "k3s-agent": {"active": False}},
+        "services": services(),
         "token": {"present": False},
         "foreign_files": [],
     }
@@ -153,8 +161,8 @@ def test_k9_a_port_that_something_else_listens_on_is_named_but_not_that_of_a_k3s
     ports, expected = PORTS[name]
     found = [obj for _host, obj in problems(node(seen={"listening": ports}))]
     assert found == ([expected] if expected else [])
-    running = {"k3s": {"active": True}, "k3s-agent": {"active": False}}
-    assert problems(node(seen={"listening": ports, "services": running})) == []
+    for state_of_it in ("active", "activating"):
+        assert problems(node(seen={"listening": ports, "services": services(state_of_it)})) == []
 
 
 NETWORKS = {
@@ -408,7 +416,7 @@ def node_state(**change):
     found = {
         "files": {}, "foreign_files": [], "links": dict.fromkeys(_k3s_config.LINKS, _k3s_config.BINARY),
         "binary": {"mode": "0755"},
-        "services": {"k3s": {"active": True, "enabled": True}, "k3s-agent": {"active": False, "enabled": False}},
+        "services": services("active"),
         "token": {"present": True, "mode": "0600", "differs": False}, "started": {"a": "1"}, "inputs": {"a": "1"},
         "younger": [],
     }  # fmt: skip
@@ -439,8 +447,14 @@ DRIFTS = {
     "a file that was away when somebody else started it": ({"younger": ["a"]}, [("service k3s", "restart")]),
     "an image came": ({"inputs": {"a": "1", "b": "1"}}, [("service k3s", "restart")]),
     "stopped": (
-        {"services": {"k3s": {"active": False, "enabled": False}, "k3s-agent": {"active": False, "enabled": False}}},
+        {"services": services()},
         [("service k3s", "enable"), ("service k3s", "start")],
+    ),
+    # A run that was killed began it, and wrote nothing down.
+    "starting": ({"services": services("activating"), "started": {}}, [("service k3s", "start")]),
+    "starting, without what was written since": (
+        {"services": services("activating"), "younger": ["a"]},
+        [("service k3s", "restart")],
     ),
     "token mode": (
         {"token": {"present": True, "mode": "0644", "differs": False}},
@@ -489,5 +503,6 @@ def test_a_file_of_ours_that_is_no_longer_wanted_goes_and_a_foreign_one_stops_th
 
 def test_another_token_and_another_role_are_refused():
     assert _k3s_plan.plan(settled(token={"present": True, "mode": "0600", "differs": True}), WANTED).problems
-    agent = {"k3s": {"active": False, "enabled": False}, "k3s-agent": {"active": True, "enabled": True}}
-    assert _k3s_plan.plan(settled(services=agent), WANTED).problems[0].object == "service k3s-agent"
+    for found in ("active", "activating"):
+        agent = services(agent=found)
+        assert _k3s_plan.plan(settled(services=agent), WANTED).problems[0].object == "service k3s-agent"

@@ -82,8 +82,11 @@ def test_services_are_told_by_systemd_and_nothing_of_a_file_leaves_the_node():
     )
     found = _k3s_state._running(lambda argv: (0, answer, ""))
     assert found.keys() == {"k3s"}
-    assert (found["k3s"]["pid"], found["k3s"]["invocation"]) == (77, "abc")
+    assert (found["k3s"]["pid"], found["k3s"]["invocation"], found["k3s"]["starting"]) == (77, "abc", False)
     assert found["k3s"]["begun"] == pytest.approx(time.time() - time.monotonic() + 5, abs=1)
+    begun = answer.replace("=active", "=activating")
+    assert _k3s_state._running(lambda argv: (0, begun, ""))["k3s"]["starting"] is True
+    assert _k3s_state._running(lambda argv: (0, begun.replace("=77", "=0"), "")) == {}
     assert _k3s_state._running(lambda argv: (1, "", "no bus")) == {}
 
 
