@@ -194,11 +194,12 @@ def _service(tree: Tree, name: str, running: dict[str, dict]) -> dict:
     unit = f"{name}.service"
     enabled = tree.readlink(f"/etc/systemd/system/multi-user.target.wants/{unit}") is not None
     process = running.get(name)
-    active = process is not None and not process["starting"]
+    starting = process is not None and process["starting"]
+    active = process is not None and not starting
     return {
         "exists": fragment(tree, unit) is not None,
         "active": active,
-        "starting": process is not None and process["starting"],
+        "starting": starting,
         "main_pid": process["pid"] if active else None,
         "enabled": enabled,
     }

@@ -81,7 +81,7 @@ def interfaces(cluster, name):
 
 
 def complaints(cluster, name, reason="FailedCreatePodSandBox"):
-    """What the kubelet, or the scheduler by its reason, says of a pod that does not start."""
+    """What is said, under this reason, of a pod that does not start: by the kubelet, unless another one is given."""
     events = cluster.get("events", "-n", NAMESPACE).get("items", [])
     return "\n".join(
         event["message"] for event in events if event["involvedObject"]["name"] == name and event["reason"] == reason
@@ -89,7 +89,7 @@ def complaints(cluster, name, reason="FailedCreatePodSandBox"):
 
 
 def unscheduled(cluster, name):
-    """Why the scheduler has bound the pod to no node, each reason once."""
+    """What the scheduler has said of a pod that it bound to no node."""
     return complaints(cluster, name, "FailedScheduling")
 
 
