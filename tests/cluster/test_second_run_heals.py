@@ -22,12 +22,14 @@ def test_a_second_run_heals_five_pitfalls_and_touches_nothing_else(breakable):
     pitfalls.apply(breakable, pitfalls.SLOT, pitfalls.LARGE)
 
     with breakable.timed("verify.yml --check with five pitfalls"):
-        found = pitfalls.lines(pitfalls.look(breakable), worker)
+        look = pitfalls.look(breakable)
+    found = pitfalls.lines(look, worker)
     assert pitfalls.PLUGIN.rpartition("/")[2] in found["cni:plugin-missing"]
     assert pitfalls.CONF in found["cni:conf-empty"]
     assert pitfalls.FOREIGN in found["cni:foreign-first"]
-    assert f"{pitfalls.NAMESPACE}/slot" in found["nad:resource-host-device"]
-    assert f"{pitfalls.NAMESPACE}/large" in found["nad:mtu"]
+    of_the_cluster = pitfalls.everywhere(look, breakable)
+    assert f"{pitfalls.NAMESPACE}/slot" in of_the_cluster["nad:resource-host-device"]
+    assert f"{pitfalls.NAMESPACE}/large" in of_the_cluster["nad:mtu"]
 
     # Objects of the user's own are the user's to take away, as verify says; the rest is one run's.
     breakable.kubectl("delete", "network-attachment-definition", "slot", "large", "-n", pitfalls.NAMESPACE)
