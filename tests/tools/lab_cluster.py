@@ -141,8 +141,11 @@ class Cluster(Lab):
         return {name: sorted(now[name] ^ before[name]) for name in now if now[name] != before[name]}
 
     def bring_up(self) -> None:
-        """From the saved nodes, or from their first boot."""
-        mark = self.state / "cluster.made-of"
+        """From the saved nodes, or from their first boot.
+
+        The mark lies with a node's disk, so that `labctl down` takes it away with what was saved.
+        """
+        mark = self.state / "nodes" / self.server / "cluster.made-of"
         if mark.exists() and mark.read_text() == made_of():
             with self.timed("nodes back from the saved state"):
                 self.labctl("restore", SNAPSHOT)
