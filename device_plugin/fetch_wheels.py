@@ -23,7 +23,7 @@ import yaml
 COLLECTION = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(COLLECTION / "plugins/module_utils"))
 
-from _device_plugin_wheels import fitting, requirements  # noqa: E402
+from _device_plugin.wheels import fitting, requirements  # noqa: E402
 
 MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
 PLATFORMS = ("manylinux_2_28", "manylinux_2_17", "manylinux2014")

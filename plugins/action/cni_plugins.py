@@ -11,8 +11,9 @@ import tempfile
 import yaml
 from ansible.module_utils.common.yaml import yaml_load
 from ansible.plugins.action import ActionBase
-from ansible_collections.gpufabric.rdma.plugins.module_utils import _bundle, _cni_bundle
-from ansible_collections.gpufabric.rdma.plugins.module_utils._change import Problem, Refused, failure
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Problem, Refused, failure
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import cni
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import folder as bundle_folder
 
 MODULE = "gpufabric.rdma.cni_plugins"
 
@@ -35,11 +36,11 @@ class ActionModule(ActionBase):
         bundle, problems = _load(args["bundle"])
         programs = {}
         if not problems:
-            programs, problems = _cni_bundle.choose(bundle, args["bundle"], args["names"], args["machine"])
+            programs, problems = cni.choose(bundle, args["bundle"], args["names"], args["machine"])
         if problems:
             return {"failed": True, **failure(Refused(problems))}
         call = {
-            "binaries": _cni_bundle.wanted(programs),
+            "binaries": cni.wanted(programs),
             "directory": args["directory"],
             "root": args["root"],
         }
@@ -55,7 +56,7 @@ class ActionModule(ActionBase):
             self._make_tmp_path()
         remote = self._connection._shell.join_path(self._connection._shell.tmpdir, "cni-plugins.tar.gz")
         with tempfile.NamedTemporaryFile(prefix="gpufabric-") as local:
-            local.write(_cni_bundle.packed(programs))
+            local.write(cni.packed(programs))
             local.flush()
             self._transfer_file(local.name, remote)
         self._fixup_perms2((self._connection._shell.tmpdir, remote))
@@ -63,7 +64,7 @@ class ActionModule(ActionBase):
 
 
 def _load(directory: str):
-    path = os.path.join(directory, _bundle.DESCRIPTION)
+    path = os.path.join(directory, bundle_folder.DESCRIPTION)
     try:
         with open(path, encoding="utf-8") as stream:
             return yaml_load(stream), []

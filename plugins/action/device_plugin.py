@@ -15,7 +15,7 @@ import tempfile
 
 from ansible.module_utils.common.yaml import yaml_load
 from ansible.plugins.action import ActionBase
-from ansible_collections.gpufabric.rdma.plugins.module_utils import _device_plugin_code
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import device_plugin
 
 COLLECTION = pathlib.Path(__file__).resolve().parents[2]
 MODULE = "gpufabric.rdma.device_plugin"
@@ -34,7 +34,7 @@ class ActionModule(ActionBase):
             return self._call(args, task_vars)
         with tempfile.TemporaryDirectory(prefix="rdma-device-plugin-") as scratch:
             folder = pathlib.Path(scratch)
-            code = _device_plugin_code.archive(COLLECTION)
+            code = device_plugin.archive(COLLECTION)
             (folder / "plugin.pyz").write_bytes(code)
             problem = check_config(folder, args.get("config") or "")
             if problem:

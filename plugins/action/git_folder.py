@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Writes rendered cluster objects into a folder of the controller; _git_folder_plan decides which files."""
+"""Writes rendered cluster objects into a folder of the controller; _gitops.folder decides which files."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import re
 
 import yaml
 from ansible.plugins.action import ActionBase
-from ansible_collections.gpufabric.rdma.plugins.module_utils import _files
-from ansible_collections.gpufabric.rdma.plugins.module_utils import _git_folder_plan as planner
-from ansible_collections.gpufabric.rdma.plugins.module_utils._change import Refused, failure, result, settle
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core import files
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure, result, settle
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._gitops import folder as planner
 
 # What is the same text to every version of YAML; all else is quoted, or a parser might read 1e3, y or 0x1 as no string.
 _PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9./_-]*")
@@ -113,7 +113,7 @@ def apply(folder: pathlib.Path, changes: list):
             if path.parent != folder and not any(path.parent.iterdir()):
                 path.parent.rmdir()
         else:
-            _files.write(os.fspath(path), change.after)
+            files.write(os.fspath(path), change.after)
         yield change
 
 

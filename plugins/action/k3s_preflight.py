@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Controller side of gpufabric.rdma.k3s_preflight: reads the bundle folder; _k3s_preflight decides."""
+"""Controller side of gpufabric.rdma.k3s_preflight: reads the bundle folder; _preflight.k3s decides."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import yaml
 from ansible.module_utils.common.yaml import yaml_load
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
-from ansible_collections.gpufabric.rdma.plugins.module_utils import _bundle, _k3s_preflight, _preflight
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import folder as bundle_folder
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host as preflight_host
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import k3s
 
 CONTROLLER = "the controller"
 
@@ -31,23 +33,23 @@ class ActionModule(ActionBase):
                 "collect": {"type": "bool", "default": False},
             },
         )
-        if _k3s_preflight.netaddr is None:
+        if k3s.netaddr is None:
             msg = (
                 "comparing networks needs the Python library netaddr: install it beside ansible-core on the controller"
             )
             return {"changed": False, "failed": True, "msg": msg}
         folder = args["bundle_dir"] or ""
         bundle, problems = read(args["bundle_dir"], args["nodes"])
-        decided = _k3s_preflight.decide(args["nodes"], bundle, folder, changing_version=args["upgrade"])
+        decided = k3s.decide(args["nodes"], bundle, folder, changing_version=args["upgrade"])
         problems += decided["problems"]
         if bundle is not None:
-            rows = _k3s_preflight.needed(decided["nodes"], bundle)
-            problems += [{"host": CONTROLLER, **item._asdict()} for item in _bundle.damaged(folder, rows)]
+            rows = k3s.needed(decided["nodes"], bundle)
+            problems += [{"host": CONTROLLER, **item._asdict()} for item in bundle_folder.damaged(folder, rows)]
         if args["upgrade"]:
-            problems += _k3s_preflight.upgrade(decided["nodes"])
+            problems += k3s.upgrade(decided["nodes"])
         if problems:
             nodes = [{"host": node["host"], "problems": []} for node in args["nodes"]]
-            head, text = _preflight.failure_text(_preflight.with_further(nodes, problems))
+            head, text = preflight_host.failure_text(preflight_host.with_further(nodes, problems))
             if not args["collect"]:
                 Display().display(f"{head}\n\n{text}\n")
             msg = f"{head} Each is listed {'at the end' if args['collect'] else 'above'}."
@@ -61,20 +63,20 @@ def read(folder: str | None, nodes: list[dict]) -> tuple[dict | None, list[dict]
     """The bundle's description and what is wrong with it; None where there is none to use."""
     bare = [node["host"] for node in nodes if node["state"] and not node["state"]["version"]]
     if not folder:
-        lacking = _preflight.problem(
+        lacking = preflight_host.problem(
             "k3s_bundle_dir",
             "the folder that holds k3s, for nodes that have none",
             "not set",
             "fill a folder with playbooks/bundle.yml on a connected machine and set k3s_bundle_dir to it",
         )
         return None, [{"host": host, **lacking} for host in bare]
-    path = os.path.join(folder, _bundle.DESCRIPTION)
+    path = os.path.join(folder, bundle_folder.DESCRIPTION)
     try:
         with open(path, encoding="utf-8") as stream:
             bundle = yaml_load(stream)
     except (OSError, yaml.YAMLError) as error:
         seen = getattr(error, "strerror", None) or " ".join(str(error).split())
         step = "set k3s_bundle_dir to a folder that playbooks/bundle.yml has filled"
-        return None, [{"host": CONTROLLER, **_preflight.problem(path, "the bundle's description", seen, step)}]
-    wrong = [{"host": CONTROLLER, **item._asdict()} for item in _bundle.problems(bundle, folder)]
+        return None, [{"host": CONTROLLER, **preflight_host.problem(path, "the bundle's description", seen, step)}]
+    wrong = [{"host": CONTROLLER, **item._asdict()} for item in bundle_folder.problems(bundle, folder)]
     return (None if wrong else bundle), wrong

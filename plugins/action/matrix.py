@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Controller side of gpufabric.rdma.matrix: _matrix_plan, _matrix_pods and _matrix_judge decide; this prints."""
+"""Controller side of gpufabric.rdma.matrix: _matrix.plan, _matrix.pods and _matrix.judge decide; this prints."""
 
 from __future__ import annotations
 
@@ -9,13 +9,10 @@ import datetime
 
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
-from ansible_collections.gpufabric.rdma.plugins.module_utils import (
-    _matrix_judge,
-    _matrix_plan,
-    _matrix_pods,
-    _pairs,
-    _text,
-)
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core import text as core_text
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._matrix import judge, pods
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._matrix import plan as matrix_plan
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import pairs
 
 
 class ActionModule(ActionBase):
@@ -46,21 +43,21 @@ class ActionModule(ActionBase):
 
     def _plan(self, args):
         """Plan the rounds on the hosts; stop where load needs consent; say what is going to happen."""
-        if _pairs.netaddr is None:
+        if pairs.netaddr is None:
             return {
                 "failed": True,
                 "msg": "the bandwidth matrix needs the Python library netaddr on the controller, and it is not there; "
                 "install it beside ansible-core (pip install netaddr)",
             }
         nodes, options = [_node(node) for node in args["nodes"]], _options(args["nodes"])
-        plan = _matrix_plan.plan(nodes, options)
-        problems = _matrix_plan.consent_problems([plan], nodes)
+        plan = matrix_plan.plan(nodes, options)
+        problems = matrix_plan.consent_problems([plan], nodes)
         if problems and not self._task.check_mode:
-            Display().display(f"{_text.four_facts(problems)}\n")
+            Display().display(f"{core_text.four_facts(problems)}\n")
             return {
                 "failed": True,
-                "msg": f"{_text.count(len(problems), 'HCA')} in use and matrix_load_allowed is not set; nothing has "
-                "been sent. Each is listed above.",
+                "msg": f"{core_text.count(len(problems), 'HCA')} in use and matrix_load_allowed is not set; nothing "
+                "has been sent. Each is listed above.",
             }
         if not options["host"]:
             plan = {**plan, "rounds": [], "tests": {}, "alone": []}
@@ -69,31 +66,31 @@ class ActionModule(ActionBase):
     def _announced(self, plan, nodes, options):
         # A run on the hosts alone that is switched off needs no word.
         if plan["tests"] or plan["alone"]:
-            Display().display(f"{_matrix_plan.announcement([plan], nodes, options)}\n")
+            Display().display(f"{matrix_plan.announcement([plan], nodes, options)}\n")
         return {
             "plan": plan,
-            "tranches": _matrix_plan.tranches(plan, options),
-            "grace_seconds": _matrix_plan.grace_seconds(len(nodes)),
+            "tranches": matrix_plan.tranches(plan, options),
+            "grace_seconds": matrix_plan.grace_seconds(len(nodes)),
         }
 
     def _steps(self, args):
         """What each host runs in the rounds of one call."""
-        return {"hosts": _matrix_plan.steps(args["plan"], args["numbers"])}
+        return {"hosts": matrix_plan.steps(args["plan"], args["numbers"])}
 
     def _progress(self, args):
         """Join what the nodes answered and print a line for each round of the call."""
-        results = _matrix_judge.joined(args["answers"])
+        results = judge.joined(args["answers"])
         total = len(args["plan"]["rounds"])
         for number in args["numbers"]:
-            Display().display(_matrix_judge.round_line(number, total, args["plan"], results))
+            Display().display(judge.round_line(number, total, args["plan"], results))
         return {"results": results}
 
     def _pods(self, args):
-        return {"plan": _matrix_pods.pods(args["cluster"])}
+        return {"plan": pods.pods(args["cluster"])}
 
     def _pod_plan(self, args):
         nodes, options = [_node(node) for node in args["nodes"]], _options(args["nodes"])
-        plan = _matrix_pods.plan(args["cluster"], nodes, options)
+        plan = pods.plan(args["cluster"], nodes, options)
         return self._announced(plan, nodes, options)
 
     def _report(self, args):
@@ -105,14 +102,14 @@ class ActionModule(ActionBase):
         }
         nodes = {node["host"]: node["read"] for node in args["nodes"]}
         at = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-        document = _matrix_judge.document(args["plans"], args["results"], nodes, options, at)
-        text = _matrix_judge.table(document)
+        document = judge.document(args["plans"], args["results"], nodes, options, at)
+        text = judge.table(document)
         clashes = [clash for plan in args["plans"] for clash in plan["clashes"]]
         for clash in clashes:
             seen = " and ".join(f"{end['host']} ({end['netdev']})" for end in clash["ends"])
             text = f"Address {clash['address']} is held by {seen}; give each node its own.\n\n{text}"
         Display().display(f"{text}\n")
-        return {"document": document, "text": text, "tally": _matrix_judge.tally(document)}
+        return {"document": document, "text": text, "tally": judge.tally(document)}
 
 
 def _node(node):

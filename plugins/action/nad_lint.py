@@ -1,13 +1,14 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Controller side of gpufabric.rdma.nad_lint: _nad_lint decides; this hands it objects, files and nodes."""
+"""Controller side of gpufabric.rdma.nad_lint: _cni.nad_lint decides; this hands it objects, files and nodes."""
 
 from __future__ import annotations
 
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
-from ansible_collections.gpufabric.rdma.plugins.module_utils import _nad_lint, _text
+from ansible_collections.gpufabric.rdma.plugins.module_utils._cni import nad_lint
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core import text
 
 
 class ActionModule(ActionBase):
@@ -25,14 +26,14 @@ class ActionModule(ActionBase):
                 "refuse": {"type": "bool", "default": False},
             }
         )
-        networks = _nad_lint.from_objects(args["objects"], _nad_lint.files_by_name(args["nodes"]))
-        findings = _nad_lint.lint(networks, args["nodes"], args["cluster"])
+        networks = nad_lint.from_objects(args["objects"], nad_lint.files_by_name(args["nodes"]))
+        findings = nad_lint.lint(networks, args["nodes"], args["cluster"])
         if findings and args["refuse"]:
-            hosts = _text.names([node["host"] for node in args["nodes"]])
-            Display().display(_text.four_facts([{"host": hosts, **item} for item in findings]) + "\n")
+            hosts = text.names([node["host"] for node in args["nodes"]])
+            Display().display(text.four_facts([{"host": hosts, **item} for item in findings]) + "\n")
             return {
                 "failed": True,
                 "findings": findings,
-                "msg": f"{_text.count(len(findings), 'finding')} about networks of pods; each is listed above",
+                "msg": f"{text.count(len(findings), 'finding')} about networks of pods; each is listed above",
             }
         return {"changed": False, "findings": findings}

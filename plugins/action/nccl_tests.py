@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Controller side of gpufabric.rdma.nccl_tests: _nccl_job and _nccl_log decide; this reads, prints and fails."""
+"""Controller side of gpufabric.rdma.nccl_tests: _nccl.job and _nccl.log decide; this reads, prints and fails."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pathlib
 import yaml
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
-from ansible_collections.gpufabric.rdma.plugins.module_utils import _nccl_job, _nccl_log, _text
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core import text as core_text
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._nccl import job, log
 
 HEADER = (
     "# all_reduce_perf over the rails of these nodes; needs the Kubeflow MPI operator. Evidence level E5 (hardware):\n"
@@ -39,15 +40,15 @@ class ActionModule(ActionBase):
         return {"changed": False, **getattr(self, f"_{args['stage']}")(args)}
 
     def _job(self, args):
-        problems = _nccl_job.problems(args["nodes"], args["options"])
+        problems = job.problems(args["nodes"], args["options"])
         if problems:
-            Display().display(f"{_text.four_facts(problems)}\n")
-            count = _text.count(len(problems), "problem")
+            Display().display(f"{core_text.four_facts(problems)}\n")
+            count = core_text.count(len(problems), "problem")
             return {
                 "failed": True,
                 "msg": f"{count} with the nccl-tests job; nothing was written. Each is listed above.",
             }
-        made = _nccl_job.objects(args["nodes"], args["options"])
+        made = job.objects(args["nodes"], args["options"])
         return {"objects": made, "text": HEADER + yaml.safe_dump_all(made, sort_keys=False, width=1000)}
 
     def _log(self, args):
@@ -56,12 +57,12 @@ class ActionModule(ActionBase):
         except OSError as error:
             msg = f"the NCCL log {args['path']} cannot be read: {error.strerror}; give the file with nccl_tests_log"
             return {"failed": True, "msg": msg}
-        parsed = _nccl_log.parse(text)
-        checks = _nccl_log.checks(parsed, args["hcas"], args["minimum_gbyte_per_s"])
-        Display().display(f"{_nccl_log.report(args['path'], parsed, checks)}\n")
+        parsed = log.parse(text)
+        checks = log.checks(parsed, args["hcas"], args["minimum_gbyte_per_s"])
+        Display().display(f"{log.report(args['path'], parsed, checks)}\n")
         failed = [item for item in checks if item["status"] == "failed"]
-        outcome = {"checks": checks, "hcas": _nccl_log.used_hcas(parsed)}
+        outcome = {"checks": checks, "hcas": log.used_hcas(parsed)}
         if failed:
-            what = _text.listing(item["object"] for item in failed)
+            what = core_text.listing(item["object"] for item in failed)
             return {**outcome, "failed": True, "msg": f"{args['path']}: {what} failed; each is listed above"}
         return outcome

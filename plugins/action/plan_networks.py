@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Controller side of gpufabric.rdma.plan_networks: _networks_plan renders, _nad_lint looks at what it rendered."""
+"""Controller side of gpufabric.rdma.plan_networks: networks renders, nad_lint looks at it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,9 @@ import pathlib
 from ansible.module_utils.common.yaml import yaml_load
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
-from ansible_collections.gpufabric.rdma.plugins.module_utils import (
-    _nad_lint,
-    _networks_plan,
-    _preflight,
-    _text,
-)
+from ansible_collections.gpufabric.rdma.plugins.module_utils._cni import nad_lint
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core import text as core_text
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host, networks
 
 SPECS = pathlib.Path(__file__).resolve().parents[2] / "roles/networks/meta/argument_specs.yml"
 
@@ -38,40 +35,41 @@ class ActionModule(ActionBase):
                 "collect": {"type": "bool", "default": False},
             }
         )
-        if _networks_plan.netaddr is None:
+        if networks.netaddr is None:
             return {
                 "failed": True,
                 "msg": "networks are planned with the Python library netaddr on the controller, and it is not there; "
                 "install it beside ansible-core (pip install netaddr)",
             }
         options = yaml_load(SPECS.read_text(encoding="utf-8"))["argument_specs"]["main"]["options"]
-        variables, problems = _preflight.validate(options, args["variables"])
+        variables, problems = host.validate(options, args["variables"])
         made = self._plan(variables, args) if not problems else None
         problems += made["problems"] if made else []
         if problems:
-            hosts = _text.names([node["host"] for node in args["nodes"]])
+            hosts = core_text.names([node["host"] for node in args["nodes"]])
             problems = [{"host": hosts, **item} for item in problems]
             if not args["collect"]:
-                text = _text.four_facts(problems)
-                Display().display(f"{_text.count(len(problems), 'problem')} with the networks:\n\n{text}\n")
+                text = core_text.four_facts(problems)
+                Display().display(f"{core_text.count(len(problems), 'problem')} with the networks:\n\n{text}\n")
             listed = "; ".join(f"{item['object']}: {item['seen']}" for item in problems)
             return {
                 "failed": True,
                 "problems": problems,
-                "msg": f"{_text.count(len(problems), 'problem')} with the networks, nothing has been changed: {listed}",
+                "msg": f"{core_text.count(len(problems), 'problem')} with the networks, "
+                f"nothing has been changed: {listed}",
             }
         return {"changed": False, **made}
 
     @staticmethod
     def _plan(variables, args):
         nodes = args["nodes"]
-        made = _networks_plan.plan(variables, nodes, args["total"], args["device_plugin_resources"])
-        config, refused = _networks_plan.sriov_config(variables["networks_sriov_resources"], nodes)
+        made = networks.plan(variables, nodes, args["total"], args["device_plugin_resources"])
+        config, refused = networks.sriov_config(variables["networks_sriov_resources"], nodes)
         made["problems"] += refused
         made["sriov_config"] = config
         device = [f"{item['prefix']}/{item['name']}" for item in variables["networks_sriov_resources"]]
-        shared = _networks_plan.shared_resources(args["device_plugin_resources"], nodes)
-        made["problems"] += _nad_lint.lint(
+        shared = networks.shared_resources(args["device_plugin_resources"], nodes)
+        made["problems"] += nad_lint.lint(
             made["networks"],
             nodes,
             {

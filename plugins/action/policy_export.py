@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Controller side of gpufabric.rdma.policy_export: templates the host's variables; _policy_export decides."""
+"""Controller side of gpufabric.rdma.policy_export: templates the host's variables; _policy.exporter decides."""
 
 from __future__ import annotations
 
@@ -11,12 +11,9 @@ import yaml
 from ansible.errors import AnsibleError
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
-from ansible_collections.gpufabric.rdma.plugins.module_utils import (
-    _networks_plan,
-    _policy_export,
-    _preflight,
-    _text,
-)
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core import text as core_text
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._policy import exporter
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host, networks
 
 ROLES = pathlib.Path(__file__).resolve().parents[2] / "roles"
 EXPORTED = ("device_plugin", "driver", "networks")
@@ -32,11 +29,11 @@ class ActionModule(ActionBase):
         _validation, args = self.validate_argument_spec(
             argument_spec={
                 "nodes": {"type": "list", "elements": "dict", "default": []},
-                "version": {"type": "str", "default": _policy_export.VERSION},
-                "namespace": {"type": "str", "default": _policy_export.NAMESPACE},
+                "version": {"type": "str", "default": exporter.VERSION},
+                "namespace": {"type": "str", "default": exporter.NAMESPACE},
             }
         )
-        if _networks_plan.netaddr is None:
+        if networks.netaddr is None:
             return {
                 "failed": True,
                 "msg": "networks are planned with the Python library netaddr on the controller, and it is not there; "
@@ -44,23 +41,23 @@ class ActionModule(ActionBase):
             }
         options = _options()
         given, problems = self._given(options, task_vars or {})
-        effective, invalid = _preflight.validate(options, given)
+        effective, invalid = host.validate(options, given)
         problems += invalid
         made = {"objects": [], "left_out": []}
         if not problems:
             nodes = [node for node in args["nodes"] if node.get("facts")]
-            made = _policy_export.run(effective, given, nodes, args)
+            made = exporter.run(effective, given, nodes, args)
             problems = made["problems"]
         if problems:
             problems = [{"host": "export", **item} for item in problems]
-            count = _text.count(len(problems), "problem")
-            Display().display(f"{count} with the variables:\n\n{_text.four_facts(problems)}\n")
+            count = core_text.count(len(problems), "problem")
+            Display().display(f"{count} with the variables:\n\n{core_text.four_facts(problems)}\n")
             listed = "; ".join(f"{item['object']}: {item['seen']}" for item in problems)
             return {"failed": True, "problems": problems, "msg": f"{count}, nothing is written: {listed}"}
-        explanation = _policy_export.explanation(made["left_out"])
+        explanation = exporter.explanation(made["left_out"])
         unread = [node["host"] for node in args["nodes"] if not node.get("facts")]
         if unread:
-            explanation += f"\nnot verified: {_text.names(unread)} could not be read and may have other rails"
+            explanation += f"\nnot verified: {core_text.names(unread)} could not be read and may have other rails"
         Display().display(f"{explanation or 'The policy carries everything that is set.'}\n")
         return {
             "changed": False,
@@ -77,7 +74,7 @@ class ActionModule(ActionBase):
                 try:
                     found[name] = self._templar.template(task_vars[name])
                 except AnsibleError as error:
-                    problems.append(_preflight.unresolved(name, " ".join(str(error).split())))
+                    problems.append(host.unresolved(name, " ".join(str(error).split())))
         return found, problems
 
 

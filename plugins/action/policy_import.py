@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Controller side of gpufabric.rdma.policy_import: reads the files; _policy_import decides."""
+"""Controller side of gpufabric.rdma.policy_import: reads the files; _policy.importer decides."""
 
 from __future__ import annotations
 
@@ -10,13 +10,9 @@ import pathlib
 import yaml
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
-from ansible_collections.gpufabric.rdma.plugins.module_utils import (
-    _networks_plan,
-    _policy_import,
-    _policy_page,
-    _preflight,
-    _text,
-)
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core import text as core_text
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._policy import importer, page
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host, networks
 
 ROLES = pathlib.Path(__file__).resolve().parents[2] / "roles"
 # Whose variables an import writes.
@@ -36,7 +32,7 @@ class ActionModule(ActionBase):
                 "nodes": {"type": "list", "elements": "dict", "default": []},
             }
         )
-        if _networks_plan.netaddr is None:
+        if networks.netaddr is None:
             return {
                 "failed": True,
                 "msg": "pools and networks are read with the Python library netaddr on the controller, and it is not "
@@ -45,19 +41,19 @@ class ActionModule(ActionBase):
         documents, problems = _read(args["files"])
         nodes = [node for node in args["nodes"] if node.get("facts")]
         pinned = yaml.safe_load((ROLES / "networks/vars/main.yml").read_text(encoding="utf-8"))
-        made = _policy_import.run(documents, nodes, pinned["__networks_pinned_images"])
+        made = importer.run(documents, nodes, pinned["__networks_pinned_images"])
         problems += made["problems"] or ([] if problems else _refused(made["variables"]))
-        explanation = _policy_page.explanation(made["lines"])
+        explanation = page.explanation(made["lines"])
         unread = [node["host"] for node in args["nodes"] if not node.get("facts")]
         if unread or not nodes:
-            who = f"{_text.names(unread)} could not be read" if unread else "no node was read"
+            who = f"{core_text.names(unread)} could not be read" if unread else "no node was read"
             explanation += f"\n\nnot verified: {who}, so interfaces and drivers there were not compared with the files"
         Display().display(f"{explanation}\n")
         result = {"changed": False, "variables": made["variables"], "lines": made["lines"], "explanation": explanation}
         if problems:
             problems = [{"host": "import", **item} for item in problems]
-            count = _text.count(len(problems), "problem")
-            Display().display(f"{count} with the files:\n\n{_text.four_facts(problems)}\n")
+            count = core_text.count(len(problems), "problem")
+            Display().display(f"{count} with the files:\n\n{core_text.four_facts(problems)}\n")
             listed = "; ".join(f"{item['object']}: {item['seen']}" for item in problems)
             return {**result, "failed": True, "problems": problems, "msg": f"{count}, nothing is written: {listed}"}
         names = [pathlib.Path(path).name for path in args["files"]]
@@ -83,7 +79,7 @@ def _read(paths):
             found = list(yaml.load_all(content, Loader=_Loader))
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             step = "see the place that the message names"
-            problems.append(_preflight.problem(path, "a file that holds YAML", " ".join(str(error).split()), step))
+            problems.append(host.problem(path, "a file that holds YAML", " ".join(str(error).split()), step))
             continue
         name = pathlib.Path(path).name
         for number, content in enumerate(found, 1):
@@ -98,11 +94,11 @@ def _refused(variables):
     for role in WRITTEN:
         specs = yaml.safe_load((ROLES / role / "meta/argument_specs.yml").read_text(encoding="utf-8"))
         options.update(specs["argument_specs"]["main"]["options"])
-    effective, problems = _preflight.validate(options, variables)
+    effective, problems = host.validate(options, variables)
     if not problems:
         problems = [
             {key: item[key] for key in ("object", "wanted", "seen", "next_step")}
-            for item in _networks_plan.plan(effective, [])["problems"]
+            for item in networks.plan(effective, [])["problems"]
         ]
     return problems
 

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Controller side of gpufabric.rdma.preflight: templates the host's variables; _preflight decides."""
+"""Controller side of gpufabric.rdma.preflight: templates the host's variables; _preflight.host decides."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ansible.errors import AnsibleError
 from ansible.module_utils.common.yaml import yaml_load
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
-from ansible_collections.gpufabric.rdma.plugins.module_utils import _preflight
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host
 
 ROLES = pathlib.Path(__file__).resolve().parents[2] / "roles"
 
@@ -35,15 +35,15 @@ class ActionModule(ActionBase):
             mutually_exclusive=[("facts", "failure", "unreachable", "results")],
         )
         if args["results"] is not None:
-            return self._report(_preflight.with_further(args["results"], args["further"]))
+            return self._report(host.with_further(args["results"], args["further"]))
         return {"changed": False, **self._examine(args, task_vars or {})}
 
     def _examine(self, args, task_vars):
         options = {name: option for role in documented_roles().values() for name, option in role.items()}
         values, problems = self._values(options, task_vars)
-        variables, invalid = _preflight.validate(options, values)
-        problems += invalid + _preflight.values(variables, options)
-        problems += _preflight.unknown(task_vars, options, documented_roles(), variables["discovery_known_variables"])
+        variables, invalid = host.validate(options, values)
+        problems += invalid + host.values(variables, options)
+        problems += host.unknown(task_vars, options, documented_roles(), variables["discovery_known_variables"])
         result = {
             "host": task_vars["inventory_hostname"],
             # Ansible prints and keeps results: no secret belongs there.
@@ -53,12 +53,12 @@ class ActionModule(ActionBase):
             "notes": [],
         }
         if args["unreachable"]:
-            problems.insert(0, _preflight.unreachable(args["unreachable"]))
+            problems.insert(0, host.unreachable(args["unreachable"]))
         elif args["failure"]:
-            problems.insert(0, _preflight.unread(args["failure"]))
+            problems.insert(0, host.unread(args["failure"]))
         elif args["facts"]:
-            found, notes = _preflight.combinations(args["facts"], variables)
-            outcome = _preflight.plan(args["facts"], variables)
+            found, notes = host.combinations(args["facts"], variables)
+            outcome = host.plan(args["facts"], variables)
             problems += found + outcome["problems"]
             result.update(
                 plan=outcome["changes"], reboot_reasons=outcome["reboot_reasons"], notes=notes + outcome["notes"]
@@ -75,16 +75,16 @@ class ActionModule(ActionBase):
             try:
                 values[name] = self._templar.template(task_vars[name])
             except AnsibleError as error:
-                problems.append(_preflight.unresolved(name, " ".join(str(error).split())))
+                problems.append(host.unresolved(name, " ".join(str(error).split())))
         return values, problems
 
     def _report(self, results):
         """One message for the whole play: all problems of all hosts, or the plan."""
         if any(result["problems"] for result in results):
-            head, text = _preflight.failure_text(results)
+            head, text = host.failure_text(results)
             Display().display(f"{head}\n\n{text}\n")
             return {"changed": False, "failed": True, "msg": f"{head} Each is listed above."}
-        text = _preflight.plan_text(results, self._task.check_mode)
+        text = host.plan_text(results, self._task.check_mode)
         Display().display(f"{text}\n")
         return {"changed": False, "plan": text.splitlines()}
 

@@ -13,7 +13,7 @@ import tempfile
 
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
-from ansible_collections.gpufabric.rdma.plugins.module_utils._report import document, judge, junit, page
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._report import document, judge, junit, page
 
 _MADE_BY = {
     "results": "playbooks/verify.yml with verification_results",

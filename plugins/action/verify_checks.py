@@ -1,20 +1,16 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Controller side of gpufabric.rdma.verify_checks: _pairs and _checks decide; this prints, and fails in one place."""
+"""Controller side of gpufabric.rdma.verify_checks: the packages decide; this prints, and fails in one place."""
 
 from __future__ import annotations
 
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
-from ansible_collections.gpufabric.rdma.plugins.module_utils import (
-    _checks,
-    _diagnosis,
-    _pairs,
-    _pod_checks,
-    _pod_plan,
-    _preflight,
-)
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import pods
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._findings import diagnosis
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host as preflight_host
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import host_checks, pairs, pod_checks
 
 
 class ActionModule(ActionBase):
@@ -46,7 +42,7 @@ class ActionModule(ActionBase):
         wanted = [node for node in usable if node["variables"]["verification_fabric"]]
         if not wanted:
             return {"plan": {"tests": [], "unpaired": [], "clashes": []}, "hosts": hosts}
-        if _pairs.netaddr is None:
+        if pairs.netaddr is None:
             return {
                 "failed": True,
                 "msg": "the fabric tests need the Python library netaddr on the controller, and it is not there; "
@@ -63,7 +59,7 @@ class ActionModule(ActionBase):
             }
             for node in wanted
         ]
-        plan = _pairs.plan(ends)
+        plan = pairs.plan(ends)
         for test in plan["tests"]:
             if not test["missing"]:
                 hosts[test["server"]["host"]]["serve"].append(test)
@@ -77,10 +73,10 @@ class ActionModule(ActionBase):
         if not read.get("cluster") or args["cluster"].get("pod_name"):
             return {"plan": empty}
         hosts = args["cluster"]["hosts"]
-        cluster = {**read["cluster"], "networks": _pod_checks.networks_of(read["cluster"], hosts)}
+        cluster = {**read["cluster"], "networks": pod_checks.networks_of(read["cluster"], hosts)}
         cluster["nads"] = [nad for nad in cluster["nads"] if nad["kind"] == "NetworkAttachmentDefinition"]
         options = {key: args["cluster"][key] for key in ("namespace", "image")}
-        return {"plan": _pod_plan.plan(hosts, cluster, options)}
+        return {"plan": pods.plan(hosts, cluster, options)}
 
     def _judge(self, args):
         """All checks of all hosts, and what the report says of each."""
@@ -103,33 +99,33 @@ class ActionModule(ActionBase):
             node = known.get(host)
             if node is None:
                 judged.append(
-                    {"host": host, "facts": None, "checks": _checks.absent("an earlier step of this run failed")}
+                    {"host": host, "facts": None, "checks": host_checks.absent("an earlier step of this run failed")}
                 )
             elif not node["read"].get("probe"):
-                judged.append({"host": host, "facts": None, "checks": _checks.absent(self._silence(node["read"]))})
+                judged.append({"host": host, "facts": None, "checks": host_checks.absent(self._silence(node["read"]))})
             else:
                 judged.append(self._judge_node(node, check_mode))
         by_host = {node["host"]: node["checks"] for node in judged}
         percents = {node["host"]: node["variables"]["verification_bandwidth_minimum_percent"] for node in args["nodes"]}
-        for host, item in _checks.fabric_checks(args["plan"], results, servers, percents, check_mode):
+        for host, item in host_checks.fabric_checks(args["plan"], results, servers, percents, check_mode):
             by_host[host].append(item)
         if args["cluster"]:
             read = {node["host"]: node["read"].get("ansible_facts", {}).get("rdma", {}) for node in args["nodes"]}
             drivers = {host: facts.get("driver") for host, facts in read.items()}
-            for host, item in _pod_checks.cluster_checks({**args["cluster"], "drivers": drivers}, check_mode):
+            for host, item in pod_checks.cluster_checks({**args["cluster"], "drivers": drivers}, check_mode):
                 by_host[host].append(item)
-        named, verdicts = _diagnosis.diagnose(by_host)
+        named, verdicts = diagnosis.diagnose(by_host)
         for node in judged:
             node.update(checks=named[node["host"]], diagnosis=verdicts.get(node["host"]))
         return {"judged": judged, "checks": named}
 
     def _judge_node(self, node, check_mode):
         facts = node["read"]["ansible_facts"]["rdma"]
-        outcome = _preflight.plan(facts, node["variables"])
+        outcome = preflight_host.plan(facts, node["variables"])
         return {
             "host": node["host"],
             "facts": {key: facts[key] for key in ("hcas", "rails")},
-            "checks": _checks.host_checks(facts, node["variables"], node["read"]["probe"], check_mode),
+            "checks": host_checks.host_checks(facts, node["variables"], node["read"]["probe"], check_mode),
             "planned": node["planned"],
             "pending": outcome["changes"],
             "reboot_reasons": outcome["reboot_reasons"] + facts["reboot_reasons"],
@@ -142,11 +138,11 @@ class ActionModule(ActionBase):
 
     def _report(self, args):
         verdicts = {node["host"]: node["diagnosis"] for node in args["nodes"] if node.get("diagnosis")}
-        text = _checks.report_text(args["nodes"], self._task.check_mode)
+        text = host_checks.report_text(args["nodes"], self._task.check_mode)
         if verdicts:
-            text = f"Root causes\n{_diagnosis.text(verdicts)}\n\n{text}"
+            text = f"Root causes\n{diagnosis.text(verdicts)}\n\n{text}"
         Display().display(f"{text}\n")
-        total = _checks.tally([item for node in args["nodes"] for item in node["checks"]])
-        if total[_checks.FAILED]:
-            return {"failed": True, "msg": f"{total[_checks.FAILED]} of the checks failed; each is listed above"}
+        total = host_checks.tally([item for node in args["nodes"] for item in node["checks"]])
+        if total[host_checks.FAILED]:
+            return {"failed": True, "msg": f"{total[host_checks.FAILED]} of the checks failed; each is listed above"}
         return {"tally": total, "report": text.splitlines()}

@@ -26,7 +26,8 @@ import pathlib
 import tempfile
 
 from ansible.plugins.callback import CallbackBase
-from ansible_collections.gpufabric.rdma.plugins.module_utils import _drift, _drift_formats, _text
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core import text as core_text
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._drift import formats, verdicts
 
 OURS = "gpufabric.rdma."
 # Actions that change nothing on a host in check mode, or at all.
@@ -73,7 +74,7 @@ class CallbackModule(CallbackBase):
         stage = seen.get("drift_stage")
         if stage == "begin":
             self._settings = seen["settings"]
-            self._record = _drift.Record(seen["hosts"])
+            self._record = verdicts.Record(seen["hosts"])
         elif self._record is not None:
             if stage == "note":
                 self._record.note(result._host.get_name(), seen["text"])
@@ -119,19 +120,19 @@ def guard(task) -> None:
         task.action = "ansible.builtin.fail"
 
 
-def _task(result) -> _drift.Task:
+def _task(result) -> verdicts.Task:
     task = result._task
     role = task._role.get_name() if task._role else ""
     delegate = result._task_fields.get("delegate_to") or ""
     once = bool(result._task_fields.get("run_once"))
-    return _drift.Task(task.get_name(), task.action, role.rpartition(".")[2], str(delegate), once)
+    return verdicts.Task(task.get_name(), task.action, role.rpartition(".")[2], str(delegate), once)
 
 
 def summary(document: dict) -> str:
-    lines = [f"Drift: {_drift_formats.title(document['verdict'])}"]
+    lines = [f"Drift: {formats.title(document['verdict'])}"]
     for host in document["hosts"]:
-        count = _text.count(len(host["differences"]), "difference")
-        lines.append(f"  {host['host']}: {_drift_formats.title(host['verdict'])}, {count}")
+        count = core_text.count(len(host["differences"]), "difference")
+        lines.append(f"  {host['host']}: {formats.title(host['verdict'])}, {count}")
         lines += [f"    {item['role']}: {item['object']}" for item in host["differences"]]
         lines += [f"    {reason}" for reason in host["reasons"]]
     return "\n".join(lines)
@@ -141,10 +142,10 @@ def write_reports(document: dict, settings: dict) -> None:
     """The verdict last: whoever finds it finds the reports."""
     texts = {
         "json_file": json.dumps(document, indent=2) + "\n",
-        "junit_file": _drift_formats.junit(document),
-        "markdown_file": _drift_formats.markdown(document),
-        "prometheus_file": _drift_formats.prometheus(document),
-        "verdict_file": json.dumps(_drift.verdict_of(document, settings["run"]), indent=2) + "\n",
+        "junit_file": formats.junit(document),
+        "markdown_file": formats.markdown(document),
+        "prometheus_file": formats.prometheus(document),
+        "verdict_file": json.dumps(verdicts.verdict_of(document, settings["run"]), indent=2) + "\n",
     }
     for name, text in texts.items():
         if settings[name]:

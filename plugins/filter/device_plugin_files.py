@@ -45,7 +45,7 @@ _value:
   type: dict
 """
 
-from ansible_collections.gpufabric.rdma.plugins.module_utils import _device_plugin_config as config
+from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import config
 
 
 def device_plugin_files(resources, rails, interval: int) -> dict:

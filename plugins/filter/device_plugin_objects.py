@@ -60,11 +60,11 @@ _value:
 """
 
 import yaml
-from ansible_collections.gpufabric.rdma.plugins.module_utils import _device_plugin_objects
+from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import objects
 
 
 def device_plugin_objects(manifest: str, config: str, links_up: bool, settings: dict) -> list[dict]:
-    return _device_plugin_objects.objects(yaml.safe_load(manifest), config, links_up, settings)
+    return objects.objects(yaml.safe_load(manifest), config, links_up, settings)
 
 
 class FilterModule:

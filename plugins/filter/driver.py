@@ -51,7 +51,7 @@ _value:
   type: dict
 """
 
-from ansible_collections.gpufabric.rdma.plugins.module_utils import _driver_packages as packages
+from ansible_collections.gpufabric.rdma.plugins.module_utils._driver import packages
 
 
 def driver_repository(lock: dict, facts: dict, flavor: str, version: str) -> dict:

@@ -35,7 +35,7 @@ _value:
   type: str
 """
 
-from ansible_collections.gpufabric.rdma.plugins.module_utils._tables import report
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._findings.tables import report
 
 
 class FilterModule:

@@ -70,7 +70,7 @@ _value:
   elements: dict
 """
 
-from ansible_collections.gpufabric.rdma.plugins.module_utils._pod_network import problems
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight.pod_network import problems
 
 
 def pod_network_problems(

@@ -130,9 +130,9 @@ from urllib.error import URLError
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.urls import open_url
-from ansible_collections.gpufabric.rdma.plugins.module_utils import _bundle
-from ansible_collections.gpufabric.rdma.plugins.module_utils._change import Plan, Problem, Refused, failure, result
-from ansible_collections.gpufabric.rdma.plugins.module_utils._files import write
+from ansible_collections.gpufabric.rdma.plugins.module_utils._bundle import lock as bundle_lock
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Plan, Problem, Refused, failure, result
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import sha256_of, write
 
 CLUSTER_ROLES = ("cni_plugins", "k3s", "flannel", "multus", "networks", "device_plugin", "node_ready", "verification")
 SECONDS = 60
@@ -161,7 +161,7 @@ def plan(folder: str, wanted: dict) -> Plan:
 
 def described(folder: str) -> dict:
     try:
-        with open(os.path.join(folder, _bundle.DESCRIPTION), encoding="utf-8") as stream:
+        with open(os.path.join(folder, bundle_lock.DESCRIPTION), encoding="utf-8") as stream:
             text = stream.read()
         return {row["path"]: row for row in json.loads(text.partition("\n")[2])["images"]}
     except (OSError, ValueError, KeyError, TypeError):
@@ -169,7 +169,7 @@ def described(folder: str) -> dict:
 
 
 def sum_or_nothing(path: str) -> str:
-    return _bundle.sha256_of(path) if os.path.isfile(path) else ""
+    return sha256_of(path) if os.path.isfile(path) else ""
 
 
 def mirrored(address: str, mirrors: dict) -> str:
@@ -197,7 +197,7 @@ def fetch(folder: str, row: dict, mirrors: dict, opener=open_url) -> None:
                     str(error),
                     "run this where the address can be reached, or name a mirror in bundle_mirrors",
                 ) from error
-        seen = _bundle.sha256_of(temporary)
+        seen = sha256_of(temporary)
         if seen != row["sha256"]:
             raise Refused.because(
                 row["path"],
@@ -237,7 +237,7 @@ def copy(folder: str, row: dict, mirrors: dict, run) -> None:
 
 def describe(folder: str, wanted: dict) -> str:
     images = [{**row, "sha256": sum_or_nothing(os.path.join(folder, row["path"]))} for row in wanted["images"]]
-    text = _bundle.describe("release", wanted["files"], images)
+    text = bundle_lock.describe("release", wanted["files"], images)
     digests = {row["path"]: row["digest"] for row in wanted["images"]}
     for row in text["images"]:
         if row["path"] in digests:
@@ -260,14 +260,14 @@ def main() -> None:
     )
     given = module.params
     folder, lock, digests = given["folder"], given["lock"], given["image_digests"]
-    names = given["names"] or [name for name in every_name(lock) if not _bundle.unpinned(lock, [name], digests)]
+    names = given["names"] or [name for name in every_name(lock) if not bundle_lock.unpinned(lock, [name], digests)]
     unknown = sorted(set(names) - set(every_name(lock)))
     problems = [
         Problem(f"bundle_names: {name}", "a name in the lock", "none like it", f"one of {', '.join(every_name(lock))}")
         for name in unknown
     ]
-    problems += _bundle.unpinned(lock, names, digests)
-    wanted = _bundle.wanted(lock, names, given["architectures"], given["distributions"], digests)
+    problems += bundle_lock.unpinned(lock, names, digests)
+    wanted = bundle_lock.wanted(lock, names, given["architectures"], given["distributions"], digests)
     made, done = Plan(), []
     try:
         if problems:
@@ -293,7 +293,7 @@ def main() -> None:
 
 
 def _write_description(folder: str, wanted: dict, made: Plan, done: list) -> None:
-    path, text = os.path.join(folder, _bundle.DESCRIPTION), describe(folder, wanted)
+    path, text = os.path.join(folder, bundle_lock.DESCRIPTION), describe(folder, wanted)
     try:
         with open(path, encoding="utf-8") as stream:
             before = stream.read()
@@ -301,7 +301,7 @@ def _write_description(folder: str, wanted: dict, made: Plan, done: list) -> Non
         before = ""
     if before != text:
         write(path, text)
-        made.change(_bundle.DESCRIPTION, "write", before, text)
+        made.change(bundle_lock.DESCRIPTION, "write", before, text)
         done.append(made.changes[-1])
 
 

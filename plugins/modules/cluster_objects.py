@@ -258,9 +258,9 @@ import time
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.common.process import get_bin_path
-from ansible_collections.gpufabric.rdma.plugins.module_utils import _cluster_objects_plan as planner
-from ansible_collections.gpufabric.rdma.plugins.module_utils._change import Plan, Refused, failure, result, settle
-from ansible_collections.gpufabric.rdma.plugins.module_utils._kubectl import patiently, unreachable
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Plan, Refused, failure, result, settle
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import objects as planner
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.kubectl import patiently, unreachable
 
 PRUNE_TYPES = (
     "configmaps", "secrets", "serviceaccounts", "services", "daemonsets.apps", "deployments.apps",

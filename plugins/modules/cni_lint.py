@@ -115,8 +115,8 @@ import os
 import socket
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils import _cni_lint, _containerd
-from ansible_collections.gpufabric.rdma.plugins.module_utils._files import under
+from ansible_collections.gpufabric.rdma.plugins.module_utils._cni import containerd, node_lint
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import under
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, elf, node
 
 SOCKET = "/run/multus/multus.sock"
@@ -127,33 +127,33 @@ def read(root: str, wanted: dict) -> dict:
     runtime = _runtime(tree)
     directory = runtime["conf_dir"]
     names = tree.listdir(directory)
-    confs = [_conf(tree, f"{directory}/{name}") for name in names if name.endswith(_cni_lint.CONF_SUFFIXES)]
+    confs = [_conf(tree, f"{directory}/{name}") for name in names if name.endswith(node_lint.CONF_SUFFIXES)]
     folder = os.path.dirname(wanted["primary"])
     primary = [
-        _conf(tree, f"{folder}/{name}") for name in tree.listdir(folder) if name.endswith(_cni_lint.CONF_SUFFIXES)
+        _conf(tree, f"{folder}/{name}") for name in tree.listdir(folder) if name.endswith(node_lint.CONF_SUFFIXES)
     ]
     parsed = [
-        configuration for conf in confs + primary for configuration in [_cni_lint.parse(conf)[0]] if configuration
+        configuration for conf in confs + primary for configuration in [node_lint.parse(conf)[0]] if configuration
     ]
-    clusters = {_cni_lint.cluster_network(configuration) for configuration in parsed} - {None}
-    used = {name for configuration in parsed for name in _cni_lint.types(configuration)} | {"loopback"}
+    clusters = {node_lint.cluster_network(configuration) for configuration in parsed} - {None}
+    used = {name for configuration in parsed for name in node_lint.types(configuration)} | {"loopback"}
     machine = node.node(tree, Seams.of(tree))["architecture"]
     return {
         "machine": None if machine.startswith("unknown") else machine,
         "runtime": runtime,
         "confs": confs,
-        "others": [name for name in names if not name.endswith(_cni_lint.CONF_SUFFIXES)],
+        "others": [name for name in names if not name.endswith(node_lint.CONF_SUFFIXES)],
         "primary": primary if tree.isdir(folder) else None,
         "programs": _programs(tree, runtime["bin_dirs"], used),
         "leftovers": [
             f"{place}/{name}"
             for place in runtime["bin_dirs"]
             for name in tree.listdir(place)
-            if _cni_lint.LEFTOVER.search(name)
+            if node_lint.LEFTOVER.search(name)
         ],
         "socket": _socket(tree),
         "existing": {path: tree.exists(path) for path in clusters},
-        "sysctls": {key: tree.read(f"/proc/sys/{key.replace('.', '/')}") for key in _cni_lint.SYSCTLS},
+        "sysctls": {key: tree.read(f"/proc/sys/{key.replace('.', '/')}") for key in node_lint.SYSCTLS},
         "ports": _listening(tree),
         "flannel": any(
             tree.read(f"/proc/{pid}/comm") == "flanneld" for pid in tree.listdir("/proc") if pid.isdecimal()
@@ -163,15 +163,15 @@ def read(root: str, wanted: dict) -> dict:
 
 def _runtime(tree: Tree) -> dict:
     """k3s runs a containerd of its own; a distribution's counts only where k3s has left no configuration."""
-    source = next((path for path in _containerd.FILES if tree.exists(path)), None)
+    source = next((path for path in containerd.FILES if tree.exists(path)), None)
     text = (tree.read(source) or "") if source else ""
     texts = [text]
-    for pattern in _containerd.imports(text):
+    for pattern in containerd.imports(text):
         folder, name = os.path.split(pattern if pattern.startswith("/") else f"{os.path.dirname(source)}/{pattern}")
         texts += [
             tree.read(f"{folder}/{entry}") or "" for entry in tree.listdir(folder) if fnmatch.fnmatch(entry, name)
         ]
-    return {"source": source, **_containerd.cni(texts)}
+    return {"source": source, **containerd.cni(texts)}
 
 
 def _conf(tree: Tree, path: str) -> dict:
@@ -228,7 +228,7 @@ def main() -> None:
         argument_spec={
             "conf_directory": {"type": "path", "default": "/etc/cni/net.d"},
             "plugin_directory": {"type": "path", "default": "/opt/cni/bin"},
-            "primary": {"type": "path", "default": f"{_cni_lint.PRIMARY_DIRECTORY}/{_cni_lint.PRIMARY_NAME}"},
+            "primary": {"type": "path", "default": f"{node_lint.PRIMARY_DIRECTORY}/{node_lint.PRIMARY_NAME}"},
             "multus": {"type": "bool", "default": True},
             "health_port": {"type": "int", "default": 0},
             "objects": {"type": "list", "elements": "dict", "default": []},
@@ -245,7 +245,7 @@ def main() -> None:
         "health_port": given["health_port"],
     }
     state = read(given["root"], wanted)
-    findings = _cni_lint.lint(state, wanted) + _cni_lint.lint_objects(given["objects"], wanted["bin_dir"])
+    findings = node_lint.lint(state, wanted) + node_lint.lint_objects(given["objects"], wanted["bin_dir"])
     module.exit_json(
         changed=False,
         findings=findings,

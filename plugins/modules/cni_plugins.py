@@ -140,9 +140,9 @@ import tarfile
 import tempfile
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils import _cni_plugins_plan as planner
-from ansible_collections.gpufabric.rdma.plugins.module_utils._change import Refused, failure, result, settle
-from ansible_collections.gpufabric.rdma.plugins.module_utils._files import under, write
+from ansible_collections.gpufabric.rdma.plugins.module_utils._cni import plugins as planner
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure, result, settle
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import under, write
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 
 TEMPORARY = ".gpufabric-"

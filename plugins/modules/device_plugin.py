@@ -184,11 +184,11 @@ status:
 import json
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils._change import Refused, failure, result, settle
-from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin_config import names
-from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin_node import Carrier, read
-from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin_plan import CODE, VENV, plan, rivals
-from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin_wheels import (
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure, result, settle
+from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin.config import names
+from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin.node import Carrier, read
+from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin.plan import CODE, VENV, plan, rivals
+from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin.wheels import (
     fitting,
     requirements,
     stamp,

@@ -113,9 +113,15 @@ notes:
 import json
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils._change import Change, Refused, failure, result, settle
-from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin_migration_plan import plan
-from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin_objects import plugins
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import (
+    Change,
+    Refused,
+    failure,
+    result,
+    settle,
+)
+from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin.migration import plan
+from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin.objects import plugins
 
 
 class Cluster:

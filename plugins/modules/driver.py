@@ -175,22 +175,17 @@ import os
 import tempfile
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils import _dkms, _driver_state
-from ansible_collections.gpufabric.rdma.plugins.module_utils import _driver_packages as packages
-from ansible_collections.gpufabric.rdma.plugins.module_utils._change import Refused, failure, result, settle
-from ansible_collections.gpufabric.rdma.plugins.module_utils._driver_plan import (
-    DKMS_MODULES,
-    INBOX,
-    plan,
-    sentence,
-)
-from ansible_collections.gpufabric.rdma.plugins.module_utils._driver_proof import (
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure, result, settle
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import apply_file
+from ansible_collections.gpufabric.rdma.plugins.module_utils._driver import dkms, packages
+from ansible_collections.gpufabric.rdma.plugins.module_utils._driver import state as driver_state
+from ansible_collections.gpufabric.rdma.plugins.module_utils._driver.plan import DKMS_MODULES, INBOX, plan, sentence
+from ansible_collections.gpufabric.rdma.plugins.module_utils._driver.proof import (
     Proof,
     base_package,
     build_failed,
     needed,
 )
-from ansible_collections.gpufabric.rdma.plugins.module_utils._files import apply_file
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather
 
 SUBSET = ["driver", "initramfs"]
@@ -200,7 +195,7 @@ _ADDS = ("install", "upgrade", "downgrade")
 def read(root: str, run) -> dict:
     tree = Tree(root)
     seams = Seams.of(tree)
-    return _driver_state.read(tree, gather(tree, seams, SUBSET), seams, run)
+    return driver_state.read(tree, gather(tree, seams, SUBSET), seams, run)
 
 
 class Installer:
@@ -362,10 +357,10 @@ class Installer:
         if self._kind != packages.APT:
             return
         _code, out, _error = self._run(["dkms", "status"])
-        for module, version, kernel, _state in _dkms.not_installed(
-            _dkms.parse(out), list(DKMS_MODULES), self._state["kernels"]
+        for module, version, kernel, _state in dkms.not_installed(
+            dkms.parse(out), list(DKMS_MODULES), self._state["kernels"]
         ):
-            if any(map(os.path.exists, _dkms.log_path(module, version, kernel, self._architecture()))):
+            if any(map(os.path.exists, dkms.log_path(module, version, kernel, self._architecture()))):
                 raise build_failed(module, version, kernel, self._architecture(), "")
 
 

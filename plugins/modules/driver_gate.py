@@ -152,8 +152,8 @@ restore:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils._driver_gate import decide
-from ansible_collections.gpufabric.rdma.plugins.module_utils._driver_risk import read
+from ansible_collections.gpufabric.rdma.plugins.module_utils._driver.gate import decide
+from ansible_collections.gpufabric.rdma.plugins.module_utils._driver.risk import read
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather
 
 SUBSET = ["hcas", "driver", "modules", "!gids"]

@@ -95,8 +95,8 @@ problems:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils._change import Refused, failure, result, settle
-from ansible_collections.gpufabric.rdma.plugins.module_utils._driver_reload import plan, reload, restoration, wait_for
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure, result, settle
+from ansible_collections.gpufabric.rdma.plugins.module_utils._driver.reload import plan, reload, restoration, wait_for
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather
 
 

@@ -119,7 +119,7 @@ said:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils import _fabric
+from ansible_collections.gpufabric.rdma.plugins.module_utils._traffic import fabric
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather
 
 TOOLS = ("rping", "ib_write_bw")
@@ -133,9 +133,9 @@ def host(params):
         probe = {"char_devices": None, "memlock": {}, "tools": []}
     else:
         probe = {
-            "char_devices": _fabric.char_devices(),
+            "char_devices": fabric.char_devices(),
             "memlock": memlock(facts["limits"]["services"], params["services"], params["user"]),
-            "tools": _fabric.tools(TOOLS),
+            "tools": fabric.tools(TOOLS),
         }
     return {"ansible_facts": {"rdma": facts}, "probe": probe}
 
@@ -153,7 +153,7 @@ def memlock(states, services, user):
             found[service] = {"locked": 0, "error": None, "reason": limit}
             continue
         if limit not in answers:
-            answers[limit] = _fabric.lock_memory(limit, user)
+            answers[limit] = fabric.lock_memory(limit, user)
         found[service] = answers[limit]
     return found
 
@@ -192,11 +192,11 @@ def main():
             result = host(params)
         elif stage == "serve":
             # A server outlives all clients before its own, which run one after the other.
-            result = {"servers": {} if module.check_mode else _fabric.serve(tests, seconds, limit * (len(tests) + 1))}
+            result = {"servers": {} if module.check_mode else fabric.serve(tests, seconds, limit * (len(tests) + 1))}
         elif stage == "connect":
-            result = {"results": [] if module.check_mode else _fabric.connect(tests, seconds, limit)}
+            result = {"results": [] if module.check_mode else fabric.connect(tests, seconds, limit)}
         else:
-            result = {"said": {} if module.check_mode else _fabric.stop()}
+            result = {"said": {} if module.check_mode else fabric.stop()}
     except (OSError, ValueError) as error:
         module.fail_json(msg=f"stage {stage} of the verification did not run through: {error}")
     module.exit_json(changed=False, **result)

@@ -86,7 +86,7 @@ evidence:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils._gpudirect_doctor import Runner, diagnose, examine
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host.gpudirect import Runner, diagnose, examine
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather
 
 SUBSET = ["gpus", "driver", "modules"]

@@ -75,7 +75,7 @@ fixture:
 import os
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils._capture import capture
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host.capture import capture
 
 
 def main():

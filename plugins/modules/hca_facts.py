@@ -573,7 +573,7 @@ forks:
 import os
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils._gpudirect_doctor import Runner, complete
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host.gpudirect import Runner, complete
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import SUBSETS, Seams, Tree, gather
 
 CHOICES = ["all", "min", *SUBSETS, "!all", *(f"!{name}" for name in SUBSETS)]

@@ -62,7 +62,7 @@ import socket
 import struct
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils._sriov_plan import UNIT
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host.sriov import UNIT
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.netdevs import Network
 

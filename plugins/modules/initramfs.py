@@ -107,8 +107,8 @@ notes:
 import os
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils._change import Refused, failure, result, settle
-from ansible_collections.gpufabric.rdma.plugins.module_utils._initramfs_plan import command, plan
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure, result, settle
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host.initramfs import command, plan
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather
 
 SUBSET = ["initramfs"]

@@ -61,7 +61,7 @@ k3s:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s_state import node
+from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s.state import node
 
 
 def main() -> None:

@@ -132,11 +132,11 @@ import shutil
 import time
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils import _k3s_config as k3s
-from ansible_collections.gpufabric.rdma.plugins.module_utils import _k3s_plan as planner
-from ansible_collections.gpufabric.rdma.plugins.module_utils import _k3s_state as state
-from ansible_collections.gpufabric.rdma.plugins.module_utils._change import Refused, failure, result, settle
-from ansible_collections.gpufabric.rdma.plugins.module_utils._files import under, write
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure, result, settle
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import under, write
+from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import config as k3s
+from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import plan as planner
+from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import state
 
 POLL_SECONDS = 2
 # A k3s that systemd had to start again so many times does not come up by itself.

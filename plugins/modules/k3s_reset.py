@@ -93,11 +93,10 @@ import signal
 import time
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils import _k3s_config as k3s
-from ansible_collections.gpufabric.rdma.plugins.module_utils import _k3s_reset_plan as planner
-from ansible_collections.gpufabric.rdma.plugins.module_utils._bundle import sha256_of
-from ansible_collections.gpufabric.rdma.plugins.module_utils._change import Refused, failure, result, settle
-from ansible_collections.gpufabric.rdma.plugins.module_utils._files import under
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure, result, settle
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import sha256_of, under
+from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import config as k3s
+from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import reset as planner
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 
 UNITS = "/etc/systemd/system"

@@ -127,10 +127,10 @@ stale_images:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils._change import Refused, failure, result, settle
-from ansible_collections.gpufabric.rdma.plugins.module_utils._files import apply_file, with_times
-from ansible_collections.gpufabric.rdma.plugins.module_utils._gpudirect_doctor import Runner, complete
-from ansible_collections.gpufabric.rdma.plugins.module_utils._modules_plan import plan
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure, result, settle
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import apply_file, with_times
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host.gpudirect import Runner, complete
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host.kernel_modules import plan
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather, modules
 
 SUBSET = ["hcas", "gpus", "gpudirect", "modules", "initramfs", "owned_files", "!gids"]
@@ -139,7 +139,7 @@ SUBSET = ["hcas", "gpus", "gpudirect", "modules", "initramfs", "owned_files", "!
 def read(root: str, required: list[str], run=None) -> dict:
     """The facts the plan needs, with the state of modules that only this call names.
 
-    run: how the doctor starts a program (see _gpudirect_doctor.examine).
+    run: how the doctor starts a program (see _host.gpudirect.examine).
     """
     tree = Tree(root)
     seams = Seams.of(tree)

@@ -107,19 +107,20 @@ error:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils import _driver_risk, _matrix_run
+from ansible_collections.gpufabric.rdma.plugins.module_utils._driver import risk
+from ansible_collections.gpufabric.rdma.plugins.module_utils._traffic import rounds
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree, counters
 
 
 def read(params):
     tree = Tree(params["root"])
-    tool = _matrix_run.tool(params["root"])
-    processes, _sockets = _driver_risk.processes(tree)
+    tool = rounds.tool(params["root"])
+    processes, _sockets = risk.processes(tree)
     return {
-        "tools": [_matrix_run.TOOL] if tool else [],
-        "in_use": _matrix_run.users(processes, params["hcas"]),
+        "tools": [rounds.TOOL] if tool else [],
+        "in_use": rounds.users(processes, params["hcas"]),
         "governors": counters.governors(tree),
-        "cuda": _matrix_run.has_cuda(tool) if params["cuda"] and tool else None,
+        "cuda": rounds.has_cuda(tool) if params["cuda"] and tool else None,
     }
 
 
@@ -127,12 +128,12 @@ def run(params):
     root = params["root"]
     if params["stage"] == "start":
         options = {name: params[name] for name in ("seconds", "round_seconds", "grace_seconds")}
-        options["tool"] = _matrix_run.tool(root) or _matrix_run.TOOL
-        _matrix_run.start(params["rounds"], options, root)
+        options["tool"] = rounds.tool(root) or rounds.TOOL
+        rounds.start(params["rounds"], options, root)
         return {}
     if params["stage"] == "collect":
-        return _matrix_run.collect(params["wait_seconds"], root)
-    _matrix_run.stop(root)
+        return rounds.collect(params["wait_seconds"], root)
+    rounds.stop(root)
     return {}
 
 

@@ -57,9 +57,9 @@ not_verified:
 import os
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils._change import Refused, failure, result, settle
-from ansible_collections.gpufabric.rdma.plugins.module_utils._files import apply_file
-from ansible_collections.gpufabric.rdma.plugins.module_utils._network_files_plan import PREFIX, plan
+from ansible_collections.gpufabric.rdma.plugins.module_utils._cni.network_files import PREFIX, plan
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure, result, settle
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import apply_file
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 
 

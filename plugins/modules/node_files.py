@@ -235,8 +235,7 @@ programs:
 import os
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils import _node_files_plan as planner
-from ansible_collections.gpufabric.rdma.plugins.module_utils._change import (
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import (
     Change,
     Refused,
     failure,
@@ -244,8 +243,9 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._change import (
     result,
     settle,
 )
-from ansible_collections.gpufabric.rdma.plugins.module_utils._files import under, write
-from ansible_collections.gpufabric.rdma.plugins.module_utils._systemd import running
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import under, write
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import running
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host import node_files as planner
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree, modules, node
 
 PROPERTIES = ("Id", "ActiveState", "ExecMainStartTimestamp")

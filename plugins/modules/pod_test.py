@@ -137,9 +137,11 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils import _fabric, _pod_plan, _pod_probe
-from ansible_collections.gpufabric.rdma.plugins.module_utils._cluster_objects_plan import unknown_types
-from ansible_collections.gpufabric.rdma.plugins.module_utils._kubectl import Failed, Kubectl
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import pod_probe
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import pods as kube_pods
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.kubectl import Failed, Kubectl
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.objects import unknown_types
+from ansible_collections.gpufabric.rdma.plugins.module_utils._traffic import fabric
 
 MANAGER = "gpufabric.rdma"
 TYPES = ("nodes", "services", "namespaces", "daemonsets.apps", "configmaps")
@@ -296,7 +298,7 @@ def state(item, events):
         "phase": status.get("phase") or "Unknown",
         "ready": ready,
         "reasons": list(dict.fromkeys(reasons + warned[-2:])),
-        "status": ((item["metadata"].get("annotations") or {}).get(_pod_plan.STATUS)),
+        "status": ((item["metadata"].get("annotations") or {}).get(kube_pods.STATUS)),
         "ip": status.get("podIP"),
         "node": item["spec"].get("nodeName"),
     }
@@ -327,7 +329,7 @@ def await_pods(kubectl, namespace, names, seconds, clock=time):
 
 def ask(kubectl, namespace, name, resolve):
     """What the script says in a pod; the error instead where it could not be run."""
-    words = ["exec", "-n", namespace, name, "--", "sh", "-c", _pod_probe.SCRIPT, "sh", resolve]
+    words = ["exec", "-n", namespace, name, "--", "sh", "-c", pod_probe.SCRIPT, "sh", resolve]
     code, said, error = kubectl.run(*words, limit=120)
     return said if code == 0 or said else f"@@ exec\n{error.strip()}\n@@= {code}\n"
 
@@ -359,8 +361,8 @@ def run(kubectl, params):
         answers = dict(zip(running, said))
     seconds["answers"] = round(time.monotonic() - start, 1)
     start = time.monotonic()
-    parsed = {name: _pod_probe.parse(text) for name, text in answers.items()} if params["traffic"] else {}
-    planned = _pod_plan.traffic(pods, parsed, params["port"])
+    parsed = {name: pod_probe.parse(text) for name, text in answers.items()} if params["traffic"] else {}
+    planned = kube_pods.traffic(pods, parsed, params["port"])
     results = [{**test, "result": send(kubectl, namespace, test, params)} for test in planned["tests"]]
     seconds["traffic"] = round(time.monotonic() - start, 1)
     return {
@@ -383,7 +385,7 @@ def remove_pods(kubectl, namespace):
 def send(kubectl, namespace, test, params):
     """Run one test; what it says of itself."""
     if test["tool"] == "ping":
-        argv = _pod_plan.ping_command(test)
+        argv = kube_pods.ping_command(test)
         code, said, error = kubectl.run(
             "exec", "-n", namespace, test["client"]["pod"], "--", *argv, limit=params["limit"]
         )
@@ -391,7 +393,7 @@ def send(kubectl, namespace, test, params):
         ok = code == 0 and " 0% packet loss" in output
         return {"ok": ok, "error": None if ok else _last(output, code), "output": output[-_KEPT:]}
     limit = str(params["limit"])
-    argv = ["timeout", limit, *_fabric.server_command(test, params["seconds"])]
+    argv = ["timeout", limit, *fabric.server_command(test, params["seconds"])]
     server = kubectl.serve(test["server"]["pod"], argv, namespace)
     try:
         return connect(kubectl, namespace, test, params)
@@ -415,7 +417,7 @@ def run_rounds(kubectl, params):
 
 
 def connect(kubectl, namespace, test, params):
-    argv = ["timeout", str(params["limit"]), *_fabric.client_command(test, params["seconds"])]
+    argv = ["timeout", str(params["limit"]), *fabric.client_command(test, params["seconds"])]
     deadline, tries = time.monotonic() + _PATIENCE, 0
     while True:
         start, tries = time.monotonic(), tries + 1
@@ -423,9 +425,9 @@ def connect(kubectl, namespace, test, params):
             "exec", "-n", namespace, test["client"]["pod"], "--", *argv, limit=params["limit"] + 10
         )
         took = time.monotonic() - start
-        result = _fabric.parse(test["tool"], code, said + error, params["seconds"])
+        result = fabric.parse(test["tool"], code, said + error, params["seconds"])
         # The server's own exec may still be on its way, longer than all patience where the API server is slow.
-        again = took <= 5 or _fabric.refused(said + error)
+        again = took <= 5 or fabric.refused(said + error)
         if result["ok"] or not again or (tries >= _TRIES and time.monotonic() > deadline):
             return {**result, "seconds": round(took, 1), "command": " ".join(argv), "output": (said + error)[-_KEPT:]}
         time.sleep(1)
@@ -467,7 +469,7 @@ def look_into(kubectl, params):
         "annotations": {
             key: value
             for key, value in (item["metadata"].get("annotations") or {}).items()
-            if key in (_pod_plan.NETWORKS, _pod_plan.STATUS)
+            if key in (kube_pods.NETWORKS, kube_pods.STATUS)
         },
         "host_paths": [
             volume["hostPath"]["path"] for volume in item["spec"].get("volumes") or [] if "hostPath" in volume

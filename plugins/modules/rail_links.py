@@ -116,9 +116,15 @@ import os
 import re
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils._change import Change, Refused, failure, result, settle
-from ansible_collections.gpufabric.rdma.plugins.module_utils._links_plan import ENABLED, LINK_TARGET, plan
-from ansible_collections.gpufabric.rdma.plugins.module_utils._systemd import reload_or_undo
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import (
+    Change,
+    Refused,
+    failure,
+    result,
+    settle,
+)
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import reload_or_undo
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host.rail_links import ENABLED, LINK_TARGET, plan
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather
 
 SUBSET = ["hcas", "owned_files", "!gids"]

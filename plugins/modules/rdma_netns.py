@@ -129,10 +129,10 @@ import errno
 import time
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils._change import Refused, failure, result, settle
-from ansible_collections.gpufabric.rdma.plugins.module_utils._files import apply_file, with_times
-from ansible_collections.gpufabric.rdma.plugins.module_utils._netlink import set_netns_mode
-from ansible_collections.gpufabric.rdma.plugins.module_utils._netns_plan import OBJECT, plan
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure, result, settle
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import apply_file, with_times
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host.netlink import set_netns_mode
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host.netns import OBJECT, plan
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather
 
 SUBSET = ["subsystem", "initramfs", "owned_files"]

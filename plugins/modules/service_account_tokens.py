@@ -63,8 +63,8 @@ import time
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.common.process import get_bin_path
-from ansible_collections.gpufabric.rdma.plugins.module_utils._change import Refused, failure
-from ansible_collections.gpufabric.rdma.plugins.module_utils._cluster_objects_plan import MANAGER
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.objects import MANAGER
 
 POLL_SECONDS = 1
 

@@ -101,9 +101,9 @@ notes:
 
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils._change import Refused, failure, result, settle
-from ansible_collections.gpufabric.rdma.plugins.module_utils._limits_plan import parse, plan
-from ansible_collections.gpufabric.rdma.plugins.module_utils._systemd import reload_or_undo
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure, result, settle
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import reload_or_undo
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host.memlock import parse, plan
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather, limits
 
 SUBSET = ["limits", "owned_files"]

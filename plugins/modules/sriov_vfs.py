@@ -79,15 +79,9 @@ notes:
 import os
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils._change import Refused, failure, result, settle
-from ansible_collections.gpufabric.rdma.plugins.module_utils._sriov_plan import (
-    ENABLED,
-    LINK_TARGET,
-    SCRIPT,
-    UNIT,
-    plan,
-)
-from ansible_collections.gpufabric.rdma.plugins.module_utils._systemd import reload_or_undo
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure, result, settle
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import reload_or_undo
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host.sriov import ENABLED, LINK_TARGET, SCRIPT, UNIT, plan
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather
 
 PCI = "sys/bus/pci/devices"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ansible_collections.gpufabric.rdma.plugins.module_utils._cluster_objects_plan import OWNER_LABEL
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.objects import OWNER_LABEL
 from ansible_collections.gpufabric.rdma.tests.tools.lab_cluster import OBJECTS, SNAPSHOT
 
 # Everything a role may write to; what the kernel and the services keep for themselves lies elsewhere.

@@ -13,10 +13,10 @@ from rdma_device_plugin.config import ConfigError, ExtraSelectors, Health, Selec
 from rdma_device_plugin.hca import Tree, gather
 
 _spec = importlib.util.spec_from_file_location(
-    "_device_plugin_config", HERE.parents[1] / "plugins/module_utils/_device_plugin_config.py"
+    "role_config", HERE.parents[1] / "plugins/module_utils/_device_plugin/config.py"
 )
-_device_plugin_config = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_device_plugin_config)
+role_config = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(role_config)
 
 CONFIGS = pathlib.Path(__file__).parent / "configs"
 GH200 = ("gh200-cx7-roce", (("enp1s0f0np0", "ens8f0np0"), ("enp1s0f1np1", "ens8f1np1")))
@@ -84,7 +84,7 @@ def test_rendered_rails_have_63_units_each(base):
     """What role device_plugin makes of a node's facts: never upstream's silent 0"""
     node = Node(base / "node", "h100-8x-cx7-ib")
     rails = gather(Tree(str(node.root)))["rails"]
-    rendered = _device_plugin_config.document("rails", rails, 60).encode()
+    rendered = role_config.document("rails", rails, 60).encode()
     with Kubelet(base) as kubelet, Running(base, rendered, node.root):
         for number in range(8):
             kubelet.wait_allocatable(f"rdma/hca_shared_devices_{number}", 63)

@@ -12,7 +12,7 @@ import pathlib
 import shutil
 
 import pytest
-from ansible_collections.gpufabric.rdma.plugins.module_utils import _driver_packages as packages
+from ansible_collections.gpufabric.rdma.plugins.module_utils._driver import packages
 from ansible_collections.gpufabric.rdma.tests.driver import root as roots
 from ansible_collections.gpufabric.rdma.tests.driver import stack
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pathlib
 import sys
 
-from ansible_collections.gpufabric.rdma.plugins.module_utils._report import page
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._report import page
 from ansible_collections.gpufabric.rdma.tests.tools import report_documents
 
 

@@ -20,7 +20,7 @@ import textwrap
 import zlib
 
 from ansible_collections.gpufabric.rdma.plugins.filter.fixture_text import fixture_text
-from ansible_collections.gpufabric.rdma.plugins.module_utils._capture import fold, holes
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host.capture import fold, holes
 
 HOSTS = pathlib.Path(__file__).resolve().parents[1] / "fixtures/hosts"
 KERNEL_SYSFS = "layout: kernel sources, drivers/infiniband/core/sysfs.c, drivers/pci/pci-sysfs.c, net/core/net-sysfs.c"

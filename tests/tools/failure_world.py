@@ -14,19 +14,21 @@ import types
 import yaml
 from ansible_collections.gpufabric.rdma.plugins.action import verify_checks
 from ansible_collections.gpufabric.rdma.plugins.filter.networks import network_rails
-from ansible_collections.gpufabric.rdma.plugins.module_utils import _cni_lint, _pod_plan, _preflight
+from ansible_collections.gpufabric.rdma.plugins.module_utils._cni import node_lint
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import pods as kube_pods
 from ansible_collections.gpufabric.rdma.plugins.modules import pod_test
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host as preflight_host
 
 FIXTURES = pathlib.Path(__file__).resolve().parents[1] / "fixtures"
 ROCE = (FIXTURES / "pods/roce.txt").read_text()
 NETDEV, NEXT = "enp1s0f0np0", "enp1s0f1np1"
-RESOURCE = _pod_plan.own_resource(0)
+RESOURCE = kube_pods.own_resource(0)
 HOSTS = ("node1", "node2")
 LOADED = {"loaded": True, "builtin": False, "available": True, "persisted": [], "blocked_by": []}
 CNI_WANTED = {
     "conf_dir": "/etc/cni/net.d",
     "bin_dir": "/opt/cni/bin",
-    "primary": f"{_cni_lint.PRIMARY_DIRECTORY}/{_cni_lint.PRIMARY_NAME}",
+    "primary": f"{node_lint.PRIMARY_DIRECTORY}/{node_lint.PRIMARY_NAME}",
     "multus": True,
     "health_port": 8081,
 }
@@ -44,7 +46,7 @@ def converged(facts: dict, variables: dict) -> dict:
         hca["ports"][0].update(state="ACTIVE", phys_state="LinkUp", active_mtu=4096)
         hca["netdevs"][0].update(mtu=9000, default_route=False)
     for _again in range(2):
-        for plan in _preflight.plans(facts, variables).values():
+        for plan in preflight_host.plans(facts, variables).values():
             for change in plan.changes:
                 facts["owned_files"][change.object] = {"mode": "0644", "content": change.after}
     return facts
@@ -85,7 +87,7 @@ class World:
     def use(self, annotation="rail0", limits=(RESOURCE,), answer=ROCE, security=None, reason=None, paths=()) -> None:
         """Look into a pod of the user instead of running test pods."""
         metadata = {"name": "mine", "namespace": "default"}
-        metadata["annotations"] = {_pod_plan.NETWORKS: annotation} if annotation else {}
+        metadata["annotations"] = {kube_pods.NETWORKS: annotation} if annotation else {}
         ready = "False" if reason else "True"
         container = {"name": "app", "resources": {"limits": dict.fromkeys(limits, "1")}}
         container["securityContext"] = security or {}
@@ -136,7 +138,7 @@ class World:
                 "routes": [],
                 "files": {},
                 "cni": {
-                    "findings": _cni_lint.lint(self.cni[host], CNI_WANTED),
+                    "findings": node_lint.lint(self.cni[host], CNI_WANTED),
                     "not_verified": [],
                     "configurations": [],
                 },
@@ -220,7 +222,7 @@ def network(**changes) -> dict:
     return {
         "apiVersion": "k8s.cni.cncf.io/v1",
         "kind": "NetworkAttachmentDefinition",
-        "metadata": {"name": "rail0", "namespace": "default", "annotations": {_pod_plan.RESOURCE: resource}},
+        "metadata": {"name": "rail0", "namespace": "default", "annotations": {kube_pods.RESOURCE: resource}},
         "spec": {"config": json.dumps({**config, **changes})},
     }
 
@@ -330,7 +332,7 @@ def _cni() -> dict:
         "leftovers": [],
         "socket": "answers",
         "existing": {CNI_WANTED["primary"]: True},
-        "sysctls": dict.fromkeys(_cni_lint.SYSCTLS, "1"),
+        "sysctls": dict.fromkeys(node_lint.SYSCTLS, "1"),
         "ports": [],
         "flannel": True,
     }

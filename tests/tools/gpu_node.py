@@ -6,7 +6,7 @@ import gzip
 import lzma
 import subprocess
 
-from ansible_collections.gpufabric.rdma.plugins.module_utils._gpudirect_doctor import VERDICTS, diagnose, examine
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host.gpudirect import VERDICTS, diagnose, examine
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather
 
 OFED, DKMS = "updates/dkms/ib_core.ko", "updates/dkms/nvidia-peermem.ko"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pathlib
 import sys
 
-from ansible_collections.gpufabric.rdma.plugins.module_utils._failures import CATALOGUE, Failure
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._findings.catalogue import CATALOGUE, Failure
 from ansible_collections.gpufabric.rdma.tests.tools.failure_rows import ON_THE_CLUSTER, ROWS
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -13,7 +13,7 @@ TARGET = ROOT / "docs/failures.md"
 TEST = "tests/unit/test_failures.py::test_the_fault_is_the_one_root"
 HEAD = """# Failures by name
 
-Generated from `plugins/module_utils/_failures.py` by `tests/tools/render_failures.py`.
+Generated from `plugins/plugin_utils/_findings/catalogue.py` by `tests/tools/render_failures.py`.
 
 `ansible-playbook gpufabric.rdma.verify -i INVENTORY` names for each host one root failure with its id, cause and fix,
 and lists beneath it what fails because of it. Settle the root first and run it again. What stands under *besides* has

@@ -12,9 +12,9 @@ import pathlib
 import sys
 import tempfile
 
-from ansible_collections.gpufabric.rdma.plugins.module_utils import _checks
-from ansible_collections.gpufabric.rdma.plugins.module_utils._report import document
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._report import document
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import host_checks
 from ansible_collections.gpufabric.rdma.tests.tools import tree
 
 AT = "2026-11-22T07:10:00Z"
@@ -40,7 +40,7 @@ def node(host: str, fixture: str | None, more: list[dict] | None = None, reboot:
     """A node with the port checks that verify would make of it, and more checks."""
     read = facts(fixture) if fixture else None
     if read is None:
-        checks = _checks.absent("unreachable: Failed to connect to the host via ssh: Connection timed out")
+        checks = host_checks.absent("unreachable: Failed to connect to the host via ssh: Connection timed out")
     else:
         checks = _passed() + ports(read)
     return {"host": host, "facts": read, "checks": checks + (more or []), "reboot_reasons": reboot or []}
@@ -48,12 +48,14 @@ def node(host: str, fixture: str | None, more: list[dict] | None = None, reboot:
 
 def _passed() -> list[dict]:
     found = [
-        _checks.check(f"module:{name}", f"module {name}", "passed", "loaded", "loaded")
+        host_checks.check(f"module:{name}", f"module {name}", "passed", "loaded", "loaded")
         for name in ("mlx5_ib", "ib_uverbs", "ib_umad", "rdma_ucm")
     ]
-    found.append(_checks.check("netns", "RDMA netns mode", "passed", "shared", "shared, and shared at the next boot"))
+    found.append(
+        host_checks.check("netns", "RDMA netns mode", "passed", "shared", "shared, and shared at the next boot")
+    )
     found += [
-        _checks.check(
+        host_checks.check(
             f"memlock:{name}", f"LimitMEMLOCK of {name}", "passed", "infinity", "infinity, running with infinity"
         )
         for name in ("k3s", "containerd")
@@ -62,7 +64,7 @@ def _passed() -> list[dict]:
 
 
 def ports(read: dict) -> list[dict]:
-    return _checks._ports(read, {"discovery_expected_ports": []})
+    return host_checks._ports(read, {"discovery_expected_ports": []})
 
 
 def port_down(read: dict, name: str) -> None:
@@ -78,7 +80,7 @@ def with_port_down(made: dict, name: str) -> dict:
 
 
 _ROOT = {
-    **_checks.check(
+    **host_checks.check(
         "module:mlx5_ib",
         "module mlx5_ib",
         "failed",
@@ -92,7 +94,7 @@ _ROOT = {
 
 
 def _follows(identity: str, obj: str, wanted: str, seen: str) -> dict:
-    made = _checks.check(identity, obj, "failed", wanted, seen, "settle what it follows from")
+    made = host_checks.check(identity, obj, "failed", wanted, seen, "settle what it follows from")
     return {**made, "failure": identity, "root": False, "consequence_of": "module-absent"}
 
 
@@ -208,7 +210,7 @@ def fleet(number: int = 64) -> dict:
         with_port_down(nodes[place], "mlx5_3")
     nodes[22] = blocked_card(hosts[22])
     nodes[50] = node(hosts[50], None)
-    unproven = _checks.check(
+    unproven = host_checks.check(
         "fabric:rail0:mlx5_0",
         "fabric rail 0 (mlx5_0/1)",
         "not_verified",

@@ -11,8 +11,8 @@ from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar
 from ansible.vars.manager import VariableManager
 from ansible_collections.gpufabric.rdma.plugins.action.preflight import documented_roles
-from ansible_collections.gpufabric.rdma.plugins.module_utils import _preflight
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host as preflight_host
 from ansible_collections.gpufabric.rdma.tests.tools import tree
 
 EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "inventory/examples"
@@ -44,9 +44,9 @@ def test_an_example_uses_only_variables_that_exist_with_values_that_hold(name):
     examined = list(hosts(name))
     assert examined
     for host, values, every in examined:
-        effective, problems = _preflight.validate(OPTIONS, values)
-        problems += _preflight.values(effective, OPTIONS)
-        problems += _preflight.unknown(every, OPTIONS, ROLES)
+        effective, problems = preflight_host.validate(OPTIONS, values)
+        problems += preflight_host.values(effective, OPTIONS)
+        problems += preflight_host.unknown(every, OPTIONS, ROLES)
         assert problems == [], host
 
 
@@ -61,8 +61,11 @@ def test_an_example_sets_something_of_ours_and_explains_it(name):
 def test_an_example_fits_the_node_it_is_made_for(name, fixture, tmp_path):
     tree.lay_out(tree.load(fixture), tmp_path)
     _host, values, _every = next(hosts(name))
-    effective, problems = _preflight.validate(OPTIONS, values)
+    effective, problems = preflight_host.validate(OPTIONS, values)
     node = Tree(str(tmp_path))
     facts = gather(node, Seams.of(node), rails=effective["discovery_rails"])
-    assert problems + _preflight.combinations(facts, effective)[0] + _preflight.plan(facts, effective)["problems"] == []
+    assert (
+        problems + preflight_host.combinations(facts, effective)[0] + preflight_host.plan(facts, effective)["problems"]
+        == []
+    )
     assert len(facts["rails"]) == {"gh200-single": 1, "rails-8x-h100": 8}[name]

@@ -8,15 +8,13 @@ import time
 
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.action.preflight import documented_roles
-from ansible_collections.gpufabric.rdma.plugins.module_utils import (
-    _checks,
-    _diagnosis,
-    _failures,
-    _nad_lint,
-    _pod_network,
-    _preflight,
-)
+from ansible_collections.gpufabric.rdma.plugins.module_utils._cni import nad_lint
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._findings import catalogue as findings_catalogue
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._findings import diagnosis
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host as preflight_host
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import pod_network
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import host_checks
 from ansible_collections.gpufabric.rdma.tests.tools import failure_world, render_failures, tree
 from ansible_collections.gpufabric.rdma.tests.tools.failure_rows import BOTH, ON_THE_CLUSTER, ROWS, Row
 from ansible_collections.gpufabric.rdma.tests.tools.failure_world import RESOURCE, World
@@ -27,7 +25,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 @pytest.fixture(scope="module")
 def captured(tmp_path_factory):
     """Facts of captured nodes, and the variables of a host that sets none."""
-    variables, problems = _preflight.validate(
+    variables, problems = preflight_host.validate(
         {k: v for role in documented_roles().values() for k, v in role.items()}, {}
     )
     assert problems == []
@@ -109,7 +107,7 @@ def without(failure, sign=None):
     """The catalogue without a failure, or without one of its signs."""
     left = [one for one in failure.signs if one is not sign] if sign else []
     changed = [failure._replace(signs=left)] if left else []
-    return [item for one in _failures.CATALOGUE for item in (changed if one is failure else [one])]
+    return [item for one in findings_catalogue.CATALOGUE for item in (changed if one is failure else [one])]
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -118,16 +116,16 @@ def test_a_row_fails_without_its_rule(name, world):
     row = ROWS[name]
     row.plant(world)
     checks = bare(world.judge()["checks"])
-    assert right(_diagnosis.diagnose(checks)[1], row)
-    assert not right(_diagnosis.diagnose(checks, without(_failures.BY_ID[row.root]))[1], row)
+    assert right(diagnosis.diagnose(checks)[1], row)
+    assert not right(diagnosis.diagnose(checks, without(findings_catalogue.BY_ID[row.root]))[1], row)
 
 
 def made(identity, obj="thing", seen="bad", status="failed"):
-    return _checks.check(identity, obj, status, "good", seen, "mend it")
+    return host_checks.check(identity, obj, status, "good", seen, "mend it")
 
 
-def roots(by_host, catalogue=_failures.CATALOGUE):
-    return {host: verdict["root"] for host, verdict in _diagnosis.diagnose(by_host, catalogue)[1].items()}
+def roots(by_host, catalogue=findings_catalogue.CATALOGUE):
+    return {host: verdict["root"] for host, verdict in diagnosis.diagnose(by_host, catalogue)[1].items()}
 
 
 # Sights that no row above plants, one a sign of the catalogue.
@@ -217,13 +215,13 @@ def planted(captured):
 
 
 def test_every_sign_is_needed_by_a_row_or_a_sight(planted):
-    outcome = [(checks, _diagnosis.diagnose(checks)[0]) for checks in planted]
+    outcome = [(checks, diagnosis.diagnose(checks)[0]) for checks in planted]
     idle = []
-    for failure in _failures.CATALOGUE:
+    for failure in findings_catalogue.CATALOGUE:
         shown = [pair for pair in outcome if f"'{failure.id}'" in repr(pair[1])]
         for sign in failure.signs:
             catalogue = without(failure, sign)
-            if all(_diagnosis.diagnose(checks, catalogue)[0] == seen for checks, seen in shown):
+            if all(diagnosis.diagnose(checks, catalogue)[0] == seen for checks, seen in shown):
                 idle.append((failure.id, sign))
     assert idle == []
 
@@ -232,7 +230,7 @@ def test_each_consequence_of_the_chain_has_its_own_name_and_one_root(world):
     ROWS["GH200: mlx5_ib absent"].plant(world)
     checks = bare(world.judge()["checks"])
     checks["node1"].append(made("nccl:transport", "nccl-tests", "NET/Socket : Using [0]eth0"))
-    named, verdicts = _diagnosis.diagnose(checks)
+    named, verdicts = diagnosis.diagnose(checks)
     assert [item["id"] for item in named["node1"] if item.get("root")] == ["module:mlx5_ib"]
     chain = {item["id"]: item for item in named["node1"] if item.get("consequence_of")}
     assert {item["consequence_of"] for item in chain.values()} == {"mlx5-ib-absent"}
@@ -246,7 +244,7 @@ def test_each_consequence_of_the_chain_has_its_own_name_and_one_root(world):
 
 def test_a_second_fault_that_has_nothing_to_do_with_the_first_stays_beside_it():
     by_host = {"node1": [made("memlock:k3s"), made("nad:default-route"), made("pod:workload:user")]}
-    checks, verdicts = _diagnosis.diagnose(by_host)
+    checks, verdicts = diagnosis.diagnose(by_host)
     assert verdicts["node1"]["root"] == "memlock-too-low"
     assert [item["id"] for item in verdicts["node1"]["besides"]] == ["nad:default-route", "pod:workload:user"]
     assert [item.get("failure") for item in checks["node1"]] == ["memlock-too-low", "macvlan-on-management", None]
@@ -257,30 +255,30 @@ def test_what_is_wrong_with_a_rail_explains_nothing_on_another():
     port = made("port:mlx5_1/1", "port mlx5_1/1 (rail 1, netdev eth3)", "state DOWN, phys_state Disabled")
     mine = made("resource:rdma/hca_shared_devices_1", "hca_shared_devices_1 on node1", "capacity 63, allocatable 0")
     other = made("resource:rdma/hca_shared_devices_0", "hca_shared_devices_0 on node1", "capacity 63, allocatable 0")
-    checks, _verdicts = _diagnosis.diagnose({"node1": [port, mine, other]})
+    checks, _verdicts = diagnosis.diagnose({"node1": [port, mine, other]})
     assert [item.get("consequence_of") for item in checks["node1"]] == [None, "port-down", None]
 
 
 def test_a_connection_fails_because_of_its_far_end_and_a_pod_because_of_an_object_of_the_cluster():
     far = made("fabric:rail0-a-b-rping", "rping rail 0: a mlx5_0 -> b mlx5_0", "no result")
     third = made("fabric:rail0-a-c-rping", "rping rail 0: a mlx5_0 -> c mlx5_0", "no result")
-    checks, verdicts = _diagnosis.diagnose({"a": [far, third], "b": [made("module:mlx5_ib")], "c": []})
+    checks, verdicts = diagnosis.diagnose({"a": [far, third], "b": [made("module:mlx5_ib")], "c": []})
     assert [item.get("consequence_of") for item in checks["a"]] == ["mlx5-ib-absent", None]
     assert (verdicts["a"]["root"], verdicts["a"]["on"]) == ("mlx5-ib-absent", "b")
     waits = made("pod:workload:running", "pod workload on b", "Pending: FailedCreatePodSandBox")
-    checks, verdicts = _diagnosis.diagnose({"a": [made("nad:macvlan-infiniband")], "b": [waits]})
+    checks, verdicts = diagnosis.diagnose({"a": [made("nad:macvlan-infiniband")], "b": [waits]})
     assert checks["b"][0]["consequence_of"] == verdicts["b"]["root"] == "roce-or-infiniband"
-    assert "seen on a" in _diagnosis.text(verdicts)
+    assert "seen on a" in diagnosis.text(verdicts)
 
 
 def test_a_pod_over_infiniband_without_a_network_is_no_failure():
     item = made("pod:annotation", seen="rdma/ib without a networks annotation", status="not_verified")
-    assert _diagnosis.diagnose({"node1": [item]})[1] == {}
+    assert diagnosis.diagnose({"node1": [item]})[1] == {}
 
 
 def test_what_passed_or_could_not_be_looked_at_is_never_named():
     items = [made("module:mlx5_ib", status=status) for status in ("passed", "not_verified", "unused")]
-    checks, verdicts = _diagnosis.diagnose({"node1": items})
+    checks, verdicts = diagnosis.diagnose({"node1": items})
     assert (checks, verdicts) == ({"node1": items}, {})
 
 
@@ -288,7 +286,7 @@ def test_many_nodes_are_named_in_no_time():
     items = [made("module:mlx5_ib"), *(made(f"resource:rdma/hca_shared_devices_{n}") for n in range(8))]
     items += [made(f"fabric:rail{n}", f"rping rail {n}: node0 mlx5_{n} -> node1 mlx5_{n}") for n in range(40)]
     started = time.monotonic()
-    verdicts = _diagnosis.diagnose({f"node{number}": items for number in range(64)})[1]
+    verdicts = diagnosis.diagnose({f"node{number}": items for number in range(64)})[1]
     assert time.monotonic() - started < 10
     assert len(verdicts) == 64
 
@@ -299,14 +297,14 @@ def test_many_nodes_are_named_in_no_time():
 def test_the_report_has_the_root_with_its_fix_and_the_consequences_beneath_it(world):
     ROWS["GH200: mlx5_ib absent"].plant(world)
     nodes = world.judge()["judged"]
-    text = _diagnosis.text({node["host"]: node["diagnosis"] for node in nodes})
-    failure = _failures.BY_ID["mlx5-ib-absent"]
+    text = diagnosis.text({node["host"]: node["diagnosis"] for node in nodes})
+    failure = findings_catalogue.BY_ID["mlx5-ib-absent"]
     assert text.startswith("node1  mlx5-ib-absent: the RDMA driver mlx5_ib is not loaded\n  seen       module mlx5_ib")
     for words in (failure.cause, failure.evidence, failure.fix):
         assert " ".join(words.split()) in " ".join(text.split())
     beneath = text.partition("beneath it\n")[2]
     assert f"nothing-allocatable: {RESOURCE} on node1: capacity 0, allocatable 0" in beneath
-    listed = _checks.report_text(nodes)
+    listed = host_checks.report_text(nodes)
     assert "module mlx5_ib" in listed.partition("Failed\n")[2].partition("Not verified")[0]
     assert "capacity 0" not in listed
 
@@ -320,35 +318,35 @@ def refused_module(name):
         blocked = [{"path": "/etc/modprobe.d/x.conf", "line": 1, "text": f"blacklist {name}"}]
         facts["modules"][name] = {**facts["modules"][name], "loaded": False, "blocked_by": blocked}
         variables["kernel_modules_gpudirect"] = "peermem"
-        return _preflight.plan(facts, variables)["problems"]
+        return preflight_host.plan(facts, variables)["problems"]
 
     return problems
 
 
 def foreign_netns(captured):
     _facts, variables = _copy(captured)
-    return _preflight.plans(captured["exclusive-netns-foreign-file"], variables)["rdma_netns"].problems
+    return preflight_host.plans(captured["exclusive-netns-foreign-file"], variables)["rdma_netns"].problems
 
 
 def bad_resources(captured):
     _facts, variables = _copy(captured)
     options = {name: option for role in documented_roles().values() for name, option in role.items()}
     variables["device_plugin_resources"] = "rail"
-    return _preflight.values(variables, options)
+    return preflight_host.values(variables, options)
 
 
 def flannel_cidr(captured):
     facts, _variables = _copy(captured)
     wanted = {"cidr": "10.244.0.0/16", "backend": "vxlan", "mtu": 0, "interface": "", "fabric_allowed": None}
     wanted.update(api_server="", node_address="", cluster_cidr="10.42.0.0/16", service_cidr="10.43.0.0/16")
-    return _pod_network.problems(facts, wanted)
+    return pod_network.problems(facts, wanted)
 
 
 def attachment(**changes):
     def problems(_captured):
         netdevs = failure_world.netdevs
         nodes = [{"host": host, "netdevs": netdevs(number), "routes": []} for number, host in enumerate(BOTH, 1)]
-        return _nad_lint.lint(_nad_lint.from_objects([failure_world.network(**changes)]), nodes, {})
+        return nad_lint.lint(nad_lint.from_objects([failure_world.network(**changes)]), nodes, {})
 
     return problems
 
@@ -377,15 +375,15 @@ REFUSED = {
 def test_a_run_that_is_refused_says_what_it_has_been_spared(identity, captured):
     for problems in REFUSED[identity]:
         found = [item if isinstance(item, dict) else item._asdict() for item in problems(captured)]
-        assert [_failures.spared(item) for item in found] == [identity] * len(found)
+        assert [findings_catalogue.spared(item) for item in found] == [identity] * len(found)
         assert found
-        text = _preflight.failure_text([{"host": "node1", "problems": found}])[1]
+        text = preflight_host.failure_text([{"host": "node1", "problems": found}])[1]
         assert re.search(rf"failure +{identity}\n?", text)
 
 
 def test_every_rule_of_refusal_is_shown_and_others_get_no_name():
-    assert set(REFUSED) == {failure.id for failure in _failures.CATALOGUE if failure.refused}
-    assert _failures.spared({"object": "variable limits_memlock", "wanted": "a number", "seen": "x"}) is None
+    assert set(REFUSED) == {failure.id for failure in findings_catalogue.CATALOGUE if failure.refused}
+    assert findings_catalogue.spared({"object": "variable limits_memlock", "wanted": "a number", "seen": "x"}) is None
 
 
 # --- the catalogue itself ---------------------------------------------------------------------------------------------
@@ -393,15 +391,15 @@ def test_every_rule_of_refusal_is_shown_and_others_get_no_name():
 
 def test_the_seven_lists_are_whole():
     """33 rows of the guides; the missing CNI program and the one of another processor are one of them."""
-    assert sum(len(failure.rows) for failure in _failures.CATALOGUE) == 33
+    assert sum(len(failure.rows) for failure in findings_catalogue.CATALOGUE) == 33
     assert len({name.replace("of another arch", "missing") for name in ROWS}) == 33
-    for failure in _failures.CATALOGUE:
+    for failure in findings_catalogue.CATALOGUE:
         mine = [name.partition(":")[0] for name, row in ROWS.items() if row.root == failure.id]
         assert {source for source, _words in failure.rows} == set(mine), failure.id
 
 
 def test_no_cure_is_the_hosts_network_or_a_privileged_container():
-    for failure in _failures.CATALOGUE:
+    for failure in findings_catalogue.CATALOGUE:
         # Pod Security's level of that name is for the namespace of the plugin.
         fix = failure.fix.replace("pod-security.kubernetes.io/enforce=privileged", "")
         assert not re.search(r"(?i)host.?network: *true|privileged", fix), failure.id
@@ -411,7 +409,7 @@ def test_the_variables_that_it_names_exist():
     roles = documented_roles()
     options = {name for role in roles.values() for name in role}
     prefixes = "|".join(roles)
-    for failure in _failures.CATALOGUE:
+    for failure in findings_catalogue.CATALOGUE:
         for name in re.findall(rf"\b(?:{prefixes})_\w+", f"{failure.fix} {failure.cause} {failure.evidence}"):
             assert name in options or name == "per_node_block_size", f"{failure.id}: {name}"
 
@@ -421,7 +419,7 @@ def test_the_page_is_the_catalogue():
 
 
 def test_what_has_level_e3_is_planted_in_the_cluster_by_a_test_that_names_it():
-    assert {failure.id for failure in _failures.CATALOGUE if failure.level == "E3"} == set(ON_THE_CLUSTER)
+    assert {failure.id for failure in findings_catalogue.CATALOGUE if failure.level == "E3"} == set(ON_THE_CLUSTER)
     for failure, place in ON_THE_CLUSTER.items():
         file, _colons, test = place.partition("::")
         source = (render_failures.ROOT / file).read_text().partition(f"def {test}(")[2].partition("\ndef test_")[0]

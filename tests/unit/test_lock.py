@@ -9,7 +9,8 @@ import pathlib
 import jsonschema
 import pytest
 import yaml
-from ansible_collections.gpufabric.rdma.plugins.module_utils import _bundle
+from ansible_collections.gpufabric.rdma.plugins.module_utils._bundle import lock as bundle_lock
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import folder as bundle_folder
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LOCK = yaml.safe_load((ROOT / "lock/artifacts.yml").read_text())
@@ -106,14 +107,14 @@ def test_a_sum_that_could_not_be_had_may_stand_as_null_and_never_passes():
     lock["artifacts"][0]["files"][0]["sha256"] = None
     lock["images"][0]["digests"] = {"index": None}
     assert errors(lock) == []
-    known = {problem.object for problem in _bundle.unpinned(LOCK, names=None)}
-    refused = [problem for problem in _bundle.unpinned(lock, names=None) if problem.object not in known]
+    known = {problem.object for problem in bundle_lock.unpinned(LOCK, names=None)}
+    refused = [problem for problem in bundle_lock.unpinned(lock, names=None) if problem.object not in known]
     assert [problem.object for problem in refused] == [
         f"{lock['artifacts'][0]['name']} {lock['artifacts'][0]['version']} (amd64)",
         f"image {lock['images'][0]['reference']}",
     ]
     described = {"schema": 1, "origin": "release", "files": [{**BUNDLED, "sha256": None}], "images": []}
-    assert "no sha256" in _bundle.problems(described)[0].seen
+    assert "no sha256" in bundle_folder.problems(described)[0].seen
 
 
 BUNDLED = {"name": "k3s", "version": "v1.35.8+k3s1", "architecture": "amd64", "path": "k3s", "sha256": "0" * 64}

@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import yaml
-from ansible_collections.gpufabric.rdma.plugins.module_utils import _pod_plan
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import pods
 from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster, tree
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -17,7 +17,7 @@ ROCE = (ROOT / "tests/fixtures/pods/roce.txt").read_text()
 
 
 def test_pods_are_measured_in_both_directions_and_are_gone_afterwards(tmp_path):
-    cluster = kubectl_cluster.make(tmp_path / "cluster", "enp1s0f0np0", _pod_plan.own_resource(0))
+    cluster = kubectl_cluster.make(tmp_path / "cluster", "enp1s0f0np0", pods.own_resource(0))
     for number in (1, 2):
         pod = {"kind": "workload", "node": f"node{number}"}
         cluster.answer(f"workload-node{number}", kubectl_cluster.answer_of(ROCE, pod))

@@ -16,14 +16,13 @@ from typing import Callable, NamedTuple
 import pytest
 import yaml
 from ansible_collections.gpufabric.rdma.plugins.filter.driver import driver_repository
-from ansible_collections.gpufabric.rdma.plugins.module_utils import _dkms
-from ansible_collections.gpufabric.rdma.plugins.module_utils import _driver_packages as packages
-from ansible_collections.gpufabric.rdma.plugins.module_utils._driver_gate import decide
-from ansible_collections.gpufabric.rdma.plugins.module_utils._driver_plan import anchors, plan
-from ansible_collections.gpufabric.rdma.plugins.module_utils._driver_proof import build_failed
-from ansible_collections.gpufabric.rdma.plugins.module_utils._driver_risk import read
-from ansible_collections.gpufabric.rdma.plugins.module_utils._gpudirect_doctor import complete
-from ansible_collections.gpufabric.rdma.plugins.module_utils._modules_plan import plan as modules_plan
+from ansible_collections.gpufabric.rdma.plugins.module_utils._driver import dkms, packages
+from ansible_collections.gpufabric.rdma.plugins.module_utils._driver.gate import decide
+from ansible_collections.gpufabric.rdma.plugins.module_utils._driver.plan import anchors, plan
+from ansible_collections.gpufabric.rdma.plugins.module_utils._driver.proof import build_failed
+from ansible_collections.gpufabric.rdma.plugins.module_utils._driver.risk import read
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host.gpudirect import complete
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host.kernel_modules import plan as modules_plan
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather, paths
 from ansible_collections.gpufabric.rdma.plugins.modules.driver import stale_images
 from ansible_collections.gpufabric.rdma.plugins.modules.kernel_modules import SUBSET
@@ -105,7 +104,7 @@ def d1(bench):
 
 def d2(bench):
     kernels = {"kernels": [KERNEL, NEWER], "packages": {"dkms": "3", "doca-ofed": "3.2.1-1"}}
-    builds = [_dkms.Build("mlnx-ofed-kernel", "25.10", KERNEL, "installed", "")]
+    builds = [dkms.Build("mlnx-ofed-kernel", "25.10", KERNEL, "installed", "")]
     repository = bench.wanted["repository"]
     there = {packages.KEYS["apt"]: repository["key"].strip() + "\n", packages.SERVICE: packages.service_file()}
     there[packages.PINS] = packages.pins_file("DOCA-HOST*")

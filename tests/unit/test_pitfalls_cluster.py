@@ -9,12 +9,8 @@ import re
 import pytest
 import yaml
 from ansible_collections.gpufabric.rdma.plugins.action.preflight import documented_roles
-from ansible_collections.gpufabric.rdma.plugins.module_utils import (
-    _k3s_config,
-    _k3s_plan,
-    _k3s_preflight,
-    _k3s_reset_plan,
-)
+from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import config, plan, reset
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import k3s
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SHA = "0" * 64
@@ -81,7 +77,7 @@ def bundle(version="v1.35.8+k3s1", architecture="amd64", **more):
 
 
 def decide(*nodes, held=None, upgrade=False):
-    return _k3s_preflight.decide(list(nodes), held or bundle(), "/srv/bundle", changing_version=upgrade)
+    return k3s.decide(list(nodes), held or bundle(), "/srv/bundle", changing_version=upgrade)
 
 
 def options(*nodes, host="node1"):
@@ -98,7 +94,7 @@ def test_two_plain_nodes_have_no_problem_and_the_first_is_the_server():
     decided = decide(node(), node(2))
     assert decided["problems"] == []
     assert [found["role"] for found in decided["nodes"].values()] == ["server", "agent"]
-    assert decided["nodes"]["node2"]["options"][_k3s_config.CONFIG]["server"] == "https://192.0.2.1:6443"
+    assert decided["nodes"]["node2"]["options"][config.CONFIG]["server"] == "https://192.0.2.1:6443"
 
 
 def test_k1_k2_the_cni_directories_are_those_of_flannel_backend_none_and_no_release_directory_is_used():
@@ -114,7 +110,7 @@ def test_k3_the_plugins_come_before_anything_that_needs_them():
     assert order == ["cni_plugins", "k3s", "flannel", "node_ready", "multus", "networks", "device_plugin"]
 
 
-@pytest.mark.parametrize("version", sorted(_k3s_preflight.BROKEN_VERSIONS))
+@pytest.mark.parametrize("version", sorted(k3s.BROKEN_VERSIONS))
 def test_k4_a_version_that_does_not_start_without_its_flannel_is_refused(version):
     assert ("node1", "k3s") in problems(node(), held=bundle(version))
 
@@ -132,7 +128,7 @@ def test_k6_network_policies_stay_enforced_unless_told_otherwise():
 
 def test_k7_the_modules_of_the_pod_network_are_loaded_before_k3s():
     for role in ("server", "agent"):
-        assert re.findall(r"modprobe (\w+)", _k3s_config.unit(role)) == ["br_netfilter", "overlay"]
+        assert re.findall(r"modprobe (\w+)", config.unit(role)) == ["br_netfilter", "overlay"]
 
 
 NODE_IPS = {
@@ -204,7 +200,7 @@ def test_k12_values_that_servers_must_agree_on_are_compared():
 
 
 def test_k12_none_is_a_word_and_modes_are_text_in_what_is_rendered():
-    text = _k3s_config.yaml(options(node()))
+    text = config.yaml(options(node()))
     read = yaml.safe_load(text)
     assert (read["flannel-backend"], read["write-kubeconfig-mode"]) == ("none", "0600")
 
@@ -237,11 +233,11 @@ COMMIT
 
 
 def test_k15_a_reset_takes_our_rules_and_leaves_those_of_others():
-    kept = _k3s_reset_plan.foreign_rules(SAVED)
+    kept = reset.foreign_rules(SAVED)
     assert kept.splitlines() == [
         "*filter", ":INPUT ACCEPT [0:0]", "-A INPUT -p tcp --dport 22 -j ACCEPT", "COMMIT",
     ]  # fmt: skip
-    assert _k3s_reset_plan.cluster_rules(kept) == 0
+    assert reset.cluster_rules(kept) == 0
 
 
 def reset_state(**change):
@@ -256,18 +252,18 @@ def reset_state(**change):
 
 
 def test_k15_containers_end_before_links_and_mounts_and_what_stays_is_listed():
-    made = _k3s_reset_plan.plan(reset_state())
+    made = reset.plan(reset_state())
     assert [change.object for change in made.changes] == [
         "service k3s.service", "containers", "link cni0", "link flannel.1", "mount /run/k3s/a/b", "mount /run/k3s/a",
         "rules of iptables", "/etc/systemd/system/k3s.service", "/etc/cni/net.d/00-multus.conf", "/run/multus",
     ]  # fmt: skip
     assert "/opt/cni/bin/mine stays: it is not ours" in made.notes
-    refused = _k3s_reset_plan.plan(reset_state(others=["/etc/systemd/system/k3s.service"]))
+    refused = reset.plan(reset_state(others=["/etc/systemd/system/k3s.service"]))
     assert (refused.changes, len(refused.problems)) == ([], 1)
 
 
 def test_k16_containers_live_through_a_restart_and_a_drain_needs_an_answer():
-    assert "KillMode=process" in _k3s_config.unit("server")
+    assert "KillMode=process" in config.unit("server")
     tasks = (ROOT / "roles/k3s/tasks/upgrade.yml").read_text()
     assert tasks.index("k3s_drain_allowed is none") < tasks.index("- drain") < tasks.index("node.yml")
 
@@ -350,12 +346,12 @@ def test_only_what_a_node_lacks_is_brought_to_it():
     images = [{"reference": name, "path": "images.tar", "sha256": SHA} for name in ("a:1", "b:1")]
     held = bundle(images=images)
     files = decide(node(), held=held)["nodes"]["node1"]["files"]
-    assert [item["dest"] for item in files] == [_k3s_config.BINARY, f"{_k3s_config.IMAGES}/images.tar"]
+    assert [item["dest"] for item in files] == [config.BINARY, f"{config.IMAGES}/images.tar"]
     sums = {item["dest"]: SHA for item in files}
     assert decide(node(seen={"sums": sums}), held=held)["nodes"]["node1"]["files"] == []
-    swapped = {**sums, _k3s_config.BINARY: "1" * 64}
+    swapped = {**sums, config.BINARY: "1" * 64}
     (heals,) = decide(node(seen={"sums": swapped, "version": "v1.35.8+k3s1"}), held=held)["nodes"]["node1"]["files"]
-    assert heals["dest"] == _k3s_config.BINARY
+    assert heals["dest"] == config.BINARY
 
 
 LABELS = {"feature.node.kubernetes.io/rdma.capable", "feature.node.kubernetes.io/pci-15b3.present"}
@@ -368,12 +364,12 @@ def test_the_labels_of_the_seeds_come_from_facts_or_from_nfd_never_from_both():
         "rails": [{}, {}],
         "driver": {"loaded": {"flavor": "inbox"}},
     }
-    found = _k3s_preflight.labels(facts, TYPED)
+    found = k3s.labels(facts, TYPED)
     assert set(found) > LABELS
     assert found["rdma.gpufabric.io/link-layer"] == "InfiniBand"
     assert (found["rdma.gpufabric.io/rails"], found["rdma.gpufabric.io/driver"]) == ("2", "inbox")
-    assert not LABELS & set(_k3s_preflight.labels(facts, {**TYPED, "node_features_by_nfd": True}))
-    assert _k3s_preflight.labels({}, {**TYPED, "node_labels": {"a": 1}}) == {"a": "1"}
+    assert not LABELS & set(k3s.labels(facts, {**TYPED, "node_features_by_nfd": True}))
+    assert k3s.labels({}, {**TYPED, "node_labels": {"a": 1}}) == {"a": "1"}
 
 
 def test_startup_taint_and_topology_policy_reach_the_kubelet():
@@ -399,13 +395,13 @@ def test_an_upgrade_goes_up_one_minor_at_a_time(name):
     old, new, words = UPGRADES[name]
     decided = decide(node(seen={"version": old}), held=bundle(new), upgrade=True)
     assert decided["problems"] == []
-    found = _k3s_preflight.upgrade(decided["nodes"])
+    found = k3s.upgrade(decided["nodes"])
     assert [words in problem["wanted"] for problem in found] == ([True] if words else [])
 
 
 def test_an_agent_ahead_of_its_server_is_refused():
     nodes = [node(seen={"version": "v1.34.1+k3s1"}), node(2, seen={"version": "v1.35.1+k3s1"})]
-    found = _k3s_preflight.upgrade(decide(*nodes, upgrade=True)["nodes"])
+    found = k3s.upgrade(decide(*nodes, upgrade=True)["nodes"])
     assert [(problem["host"], problem["object"]) for problem in found] == [("node2", "k3s agent")]
 
 
@@ -414,7 +410,7 @@ def test_an_agent_ahead_of_its_server_is_refused():
 
 def node_state(**change):
     found = {
-        "files": {}, "foreign_files": [], "links": dict.fromkeys(_k3s_config.LINKS, _k3s_config.BINARY),
+        "files": {}, "foreign_files": [], "links": dict.fromkeys(config.LINKS, config.BINARY),
         "binary": {"mode": "0755"},
         "services": services("active"),
         "token": {"present": True, "mode": "0600", "differs": False}, "started": {"a": "1"}, "inputs": {"a": "1"},
@@ -425,7 +421,7 @@ def node_state(**change):
 
 WANTED = {
     "role": "server",
-    "options": {_k3s_config.CONFIG: {"node-ip": "192.0.2.1"}},
+    "options": {config.CONFIG: {"node-ip": "192.0.2.1"}},
     "registries": {"configs": {"r": {"auth": {"password": "hunter2"}}}},
     "token_given": False,
     "takeover_allowed": None,
@@ -433,12 +429,12 @@ WANTED = {
 
 
 def settled(**change):
-    files = {path: {"content": text, "mode": mode} for path, (text, mode) in _k3s_plan.texts(WANTED).items()}
+    files = {path: {"content": text, "mode": mode} for path, (text, mode) in plan.texts(WANTED).items()}
     return node_state(files=files, **change)
 
 
 def acts(found, wanted=None):
-    return [(change.object, change.action) for change in _k3s_plan.plan(found, wanted or WANTED).changes]
+    return [(change.object, change.action) for change in plan.plan(found, wanted or WANTED).changes]
 
 
 DRIFTS = {
@@ -458,12 +454,12 @@ DRIFTS = {
     ),
     "token mode": (
         {"token": {"present": True, "mode": "0644", "differs": False}},
-        [(_k3s_config.TOKEN, "mode")],
+        [(config.TOKEN, "mode")],
     ),
-    "program mode": ({"binary": {"mode": "0644"}}, [(_k3s_config.BINARY, "mode")]),
+    "program mode": ({"binary": {"mode": "0644"}}, [(config.BINARY, "mode")]),
     "link gone, another a program of its own": (
-        {"links": dict(zip(_k3s_config.LINKS, (None, _k3s_config.BINARY, "a program of its own")))},
-        [(_k3s_config.LINKS[0], "link")],
+        {"links": dict(zip(config.LINKS, (None, config.BINARY, "a program of its own")))},
+        [(config.LINKS[0], "link")],
     ),
 }
 
@@ -476,33 +472,33 @@ def test_k3s_is_restarted_when_and_only_when_what_it_reads_has_changed(name):
 
 def test_a_restart_says_for_what():
     found = settled()
-    found["files"][_k3s_config.CONFIG]["content"] = "node-ip: other"
-    found["files"][_k3s_config.CONFIG]["content"] = _k3s_plan.paths.HEADER + "\nnode-ip: other\n"
-    restart = _k3s_plan.plan(found, WANTED).changes[-1]
+    found["files"][config.CONFIG]["content"] = "node-ip: other"
+    found["files"][config.CONFIG]["content"] = plan.paths.HEADER + "\nnode-ip: other\n"
+    restart = plan.plan(found, WANTED).changes[-1]
     assert (restart.object, restart.action) == ("service k3s", "restart")
-    assert restart.before == f"running without: {_k3s_config.CONFIG}"
+    assert restart.before == f"running without: {config.CONFIG}"
 
 
 def test_no_secret_stands_in_a_plan():
-    foreign = {_k3s_config.CONFIG: {"content": "token: hunter2", "mode": "0644"}}
-    made = _k3s_plan.plan(node_state(files=foreign), WANTED)
-    assert {_k3s_config.CONFIG, _k3s_config.REGISTRIES} < {change.object for change in made.changes}
+    foreign = {config.CONFIG: {"content": "token: hunter2", "mode": "0644"}}
+    made = plan.plan(node_state(files=foreign), WANTED)
+    assert {config.CONFIG, config.REGISTRIES} < {change.object for change in made.changes}
     assert "hunter2" not in repr(made)
-    assert all(mode == "0600" for path, (_text, mode) in _k3s_plan.texts(WANTED).items() if "rancher" in path)
+    assert all(mode == "0600" for path, (_text, mode) in plan.texts(WANTED).items() if "rancher" in path)
 
 
 def test_a_file_of_ours_that_is_no_longer_wanted_goes_and_a_foreign_one_stops_the_run():
-    extra = {_k3s_config.EXTRA: {"content": _k3s_plan.paths.HEADER + "\nv: 1", "mode": "0600"}}
+    extra = {config.EXTRA: {"content": plan.paths.HEADER + "\nv: 1", "mode": "0600"}}
     found = settled()
     found["files"].update(extra)
-    assert acts(found) == [(_k3s_config.EXTRA, "remove"), ("service k3s", "restart")]
-    foreign = settled(foreign_files=[_k3s_config.CONFIG])
-    assert _k3s_plan.plan(foreign, WANTED).problems[0].object == _k3s_config.CONFIG
-    assert _k3s_plan.plan(foreign, {**WANTED, "takeover_allowed": True}).problems == []
+    assert acts(found) == [(config.EXTRA, "remove"), ("service k3s", "restart")]
+    foreign = settled(foreign_files=[config.CONFIG])
+    assert plan.plan(foreign, WANTED).problems[0].object == config.CONFIG
+    assert plan.plan(foreign, {**WANTED, "takeover_allowed": True}).problems == []
 
 
 def test_another_token_and_another_role_are_refused():
-    assert _k3s_plan.plan(settled(token={"present": True, "mode": "0600", "differs": True}), WANTED).problems
+    assert plan.plan(settled(token={"present": True, "mode": "0600", "differs": True}), WANTED).problems
     for found in ("active", "activating"):
         agent = services(agent=found)
-        assert _k3s_plan.plan(settled(services=agent), WANTED).problems[0].object == "service k3s-agent"
+        assert plan.plan(settled(services=agent), WANTED).problems[0].object == "service k3s-agent"

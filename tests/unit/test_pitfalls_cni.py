@@ -19,13 +19,10 @@ import yaml
 from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar
 from ansible_collections.gpufabric.rdma.plugins.filter.pod_network_problems import pod_network_problems
-from ansible_collections.gpufabric.rdma.plugins.module_utils import (
-    _cluster_lint,
-    _cni_lint,
-    _containerd,
-    _node_files_plan,
-)
+from ansible_collections.gpufabric.rdma.plugins.module_utils._cni import containerd, node_lint
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host import node_files
 from ansible_collections.gpufabric.rdma.plugins.modules import cni_lint
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import cluster_checks
 from ansible_collections.gpufabric.rdma.tests.tools import tree
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -77,7 +74,7 @@ class Node:
         self.write(PRIMARY, json.dumps(FLANNEL))
         self.write(CONFIG_TOML, "version = 3\n[plugins.'io.containerd.cri.v1.images']\n  snapshotter = 'overlayfs'\n")
         self.write("proc/sys/kernel/arch", "x86_64")
-        for key in _cni_lint.SYSCTLS:
+        for key in node_lint.SYSCTLS:
             self.write(f"proc/sys/{key.replace('.', '/')}", "1")
 
     def write(self, path: str, content, mode: int = 0o644) -> None:
@@ -91,7 +88,7 @@ class Node:
 
     def findings(self) -> list[dict]:
         state = {**cni_lint.read(str(self.root), self.wanted), "socket": "answers", **self.changes}
-        return _cni_lint.lint(state, self.wanted)
+        return node_lint.lint(state, self.wanted)
 
 
 @pytest.fixture
@@ -262,7 +259,7 @@ def test_the_module_says_the_same_and_that_a_tree_has_no_socket(node):
     ],
 )
 def test_containerd_is_read_as_it_reads_itself(texts, expected):
-    assert _containerd.cni(texts) == {**_containerd.DEFAULTS, **expected}
+    assert containerd.cni(texts) == {**containerd.DEFAULTS, **expected}
 
 
 # --- the objects ------------------------------------------------------------------------------------------------------
@@ -358,14 +355,14 @@ def multus_objects():
 
 
 def test_our_own_manifests_have_no_finding(multus_objects):
-    assert _cni_lint.lint_objects(multus_objects + objects("flannel")) == []
+    assert node_lint.lint_objects(multus_objects + objects("flannel")) == []
 
 
 @pytest.mark.parametrize(("row", "plant", "identity", "named"), OBJECT_ROWS, ids=[row[0] for row in OBJECT_ROWS])
 def test_each_fault_of_a_manifest_is_named(multus_objects, row, plant, identity, named):
     items = copy.deepcopy(multus_objects)
     plant(items)
-    (found,) = _cni_lint.lint_objects(items)
+    (found,) = node_lint.lint_objects(items)
     assert (found["id"], named in " ".join(found.values())) == (identity, True), f"{row}: {found}"
 
 
@@ -469,7 +466,7 @@ def pod_nic(address="198.18.0.1", vxlan_mtu=1450, allowed=False):
         },
     }
     node = {"name": "node1", "addresses": [], "labels": {}, "pod_cidrs": [], "pod_network_address": address}
-    return [(item["id"], item["seen"]) for _host, item in _cluster_lint.lint({"nodes": [node]}, [host], {}, allowed)]
+    return [(item["id"], item["seen"]) for _host, item in cluster_checks.lint({"nodes": [node]}, [host], {}, allowed)]
 
 
 @pytest.mark.parametrize(
@@ -497,6 +494,6 @@ def test_a_kernel_without_br_netfilter_is_said_before_flannel_ends_with_it():
     state = {"modules": {"br_netfilter": "absent"}, "offline": None, "sysctls": {}, "units": {}, "files": {}}
     state.update(secrets={}, links={}, others={})
     empty = dict.fromkeys(("files", "secrets", "absent", "units", "exclusive"), ())
-    made = _node_files_plan.plan(state, {**empty, "kernel_modules": ["br_netfilter"], "sysctls": {}})
+    made = node_files.plan(state, {**empty, "kernel_modules": ["br_netfilter"], "sysctls": {}})
     assert [problem.object for problem in made.problems] == ["module br_netfilter"]
     assert "kernel-modules-extra-$(uname -r)" in made.problems[0].next_step

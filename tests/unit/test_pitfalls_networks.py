@@ -7,18 +7,15 @@ import pathlib
 
 import pytest
 import yaml
-from ansible_collections.gpufabric.rdma.plugins.module_utils import (
-    _device_plugin_config,
-    _nad_lint,
-    _networks_plan,
-    _pod_checks,
-    _pod_plan,
-    _pod_probe,
-)
+from ansible_collections.gpufabric.rdma.plugins.module_utils._cni import nad_lint
+from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import config
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import pod_probe, pods
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import networks
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import pod_checks
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 ROCE = (ROOT / "tests/fixtures/pods/roce.txt").read_text()
-RESOURCE = _pod_plan.own_resource(0)
+RESOURCE = pods.own_resource(0)
 RAIL = {
     "index": 0,
     "hca": "mlx5_0",
@@ -71,19 +68,19 @@ def nad(resource=RESOURCE, **changes):
     return {
         "apiVersion": "k8s.cni.cncf.io/v1",
         "kind": "NetworkAttachmentDefinition",
-        "metadata": {"name": "rail0", "namespace": "default", "annotations": {_pod_plan.RESOURCE: resource}},
+        "metadata": {"name": "rail0", "namespace": "default", "annotations": {pods.RESOURCE: resource}},
         "spec": {"config": json.dumps({**MACVLAN, **changes})},
     }
 
 
 def linted(planted, hosts=1):
-    found = _nad_lint.lint(_nad_lint.from_objects([planted]), [host(n + 1) for n in range(hosts)], CLUSTER)
+    found = nad_lint.lint(nad_lint.from_objects([planted]), [host(n + 1) for n in range(hosts)], CLUSTER)
     return [(item["id"], item["next_step"]) for item in found]
 
 
 def seen_in_pod(answer):
-    offered = {"nodes": [node()], "nads": [nad()], "dns": True, "networks": _nad_lint.from_objects([nad()])}
-    pod = _pod_plan.plan([host()], offered, {"namespace": "tests", "image": "x"})["pods"][0]
+    offered = {"nodes": [node()], "nads": [nad()], "dns": True, "networks": nad_lint.from_objects([nad()])}
+    pod = pods.plan([host()], offered, {"namespace": "tests", "image": "x"})["pods"][0]
     state = {
         "ready": True,
         "phase": "Running",
@@ -97,7 +94,7 @@ def seen_in_pod(answer):
             ]
         ),
     }
-    made = _pod_checks.pod_checks(pod, state, _pod_probe.parse(answer), host(), offered)
+    made = pod_checks.pod_checks(pod, state, pod_probe.parse(answer), host(), offered)
     return [(item["id"], item["next_step"]) for item in made if item["status"] == "failed"]
 
 
@@ -107,7 +104,7 @@ def planted(before, after):
 
 
 def node_findings(**changes):
-    made = _pod_checks.node_checks(host(), node(**changes))
+    made = pod_checks.node_checks(host(), node(**changes))
     return [(item["id"], item["next_step"]) for item in made if item["status"] == "failed"]
 
 
@@ -115,14 +112,14 @@ def user_pod(answer):
     item = {
         "namespace": "default",
         "name": "mine",
-        "annotations": {_pod_plan.NETWORKS: "rail0"},
+        "annotations": {pods.NETWORKS: "rail0"},
         "host_network": False,
         "security": {},
         "containers": [{"name": "app", "limits": {RESOURCE: "1"}, "security": {}}],
     }
     state = {"ready": True, "phase": "Running", "reasons": [], "node": "node1"}
     found = {"item": item, "pods": {"mine": state}, "answers": {"mine": answer}, "cluster": {"nodes": [node()]}}
-    made = _pod_checks.diagnose(found, [host()], _nad_lint.from_objects([nad()]), "default/mine")
+    made = pod_checks.diagnose(found, [host()], nad_lint.from_objects([nad()]), "default/mine")
     return [(one["id"], one["next_step"]) for one in made if one["status"] == "failed"]
 
 
@@ -181,7 +178,7 @@ def test_n7_nv_ipam_is_the_default_and_whereabouts_comes_with_a_word():
     nodes = [{**host(), "number": 0}]
 
     def planned(*components):
-        return _networks_plan.plan(
+        return networks.plan(
             {**options, "networks_attachments": [item], "networks_components": list(components)}, nodes
         )
 
@@ -198,5 +195,5 @@ def test_n8_nv_ipam_gets_the_directory_of_plugins_that_is_read():
 
 
 def test_n12_rails_are_served_without_setting_links_up():
-    entries = _device_plugin_config.entries("rails", [RAIL])
+    entries = config.entries("rails", [RAIL])
     assert [entry["linkUp"] for entry in entries] == [False]

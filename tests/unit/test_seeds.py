@@ -9,15 +9,12 @@ import pytest
 import yaml
 from ansible_collections.gpufabric.rdma.plugins.action.preflight import documented_roles
 from ansible_collections.gpufabric.rdma.plugins.filter.networks import network_rails
-from ansible_collections.gpufabric.rdma.plugins.module_utils import (
-    _device_plugin_config,
-    _device_plugin_objects,
-    _nad_lint,
-    _networks_plan,
-    _pod_plan,
-    _preflight,
-)
+from ansible_collections.gpufabric.rdma.plugins.module_utils._cni import nad_lint
+from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import config, objects
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import pods
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host as preflight_host
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import networks as preflight_networks
 from ansible_collections.gpufabric.rdma.tests.tools import tree
 from ansible_collections.gpufabric.rdma.tests.unit.test_examples import hosts
 
@@ -50,7 +47,7 @@ class Rendered:
     def __init__(self, example, folder):
         name, fixture, rails, rename = NODES[example]
         host = next(found for found in hosts(example) if found[0] == name)
-        variables, problems = _preflight.validate(OPTIONS, host[1])
+        variables, problems = preflight_host.validate(OPTIONS, host[1])
         assert problems == []
         tree.lay_out(tree.load(fixture), folder)
         read = Tree(str(folder))
@@ -62,19 +59,17 @@ class Rendered:
         self.node = {"host": name, "number": 0, "rails": network_rails(facts), "netdevs": netdevs}
         self.variables = variables
         self.config_map = self._config_map(variables["device_plugin_resources"])
-        plan = _networks_plan.plan(variables, [self.node], resources=variables["device_plugin_resources"])
+        plan = preflight_networks.plan(variables, [self.node], resources=variables["device_plugin_resources"])
         assert plan["problems"] == []
         self.objects = plan["objects"]
-        self.networks = _nad_lint.from_objects(plan["objects"])
+        self.networks = nad_lint.from_objects(plan["objects"])
 
     def _config_map(self, resources):
-        text = _device_plugin_config.document(
-            resources, self.node["rails"], self.variables["device_plugin_interval_seconds"]
-        )
+        text = config.document(resources, self.node["rails"], self.variables["device_plugin_interval_seconds"])
         daemonset = yaml.safe_load((ROOT / "device_plugin/deploy/daemonset.yaml").read_text())
         settings = {"image": "x", "node_selector": {}, "use_cdi": False, "metrics_address": ""}
         settings["kubelet_root"] = "/var/lib/kubelet"
-        return _device_plugin_objects.objects(daemonset, text, False, settings)[0]
+        return objects.objects(daemonset, text, False, settings)[0]
 
     def one(self, kind):
         (found,) = [item for item in self.objects if item["kind"] == kind]
@@ -85,8 +80,8 @@ class Rendered:
         node = {"name": "node1", "addresses": [], "capacity": dict.fromkeys(resources, 1)}
         host = {**self.node, "host": "node1"}
         networks = self.networks if networks is None else networks
-        served = _pod_plan.rails_of(host, node, networks)
-        return _pod_plan.manifest(_pod_plan._pod(kind, host, node, served), "rdma-verification", "image")
+        served = pods.rails_of(host, node, networks)
+        return pods.manifest(pods._pod(kind, host, node, served), "rdma-verification", "image")
 
 
 # --- comparing --------------------------------------------------------------------------------------------------------

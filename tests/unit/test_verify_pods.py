@@ -9,7 +9,7 @@ import sys
 
 import pytest
 import yaml
-from ansible_collections.gpufabric.rdma.plugins.module_utils import _pod_plan
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import pods
 from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster, tree
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -21,7 +21,7 @@ PODS = [{"kind": kind, "node": f"node{number}"} for kind in ("workload", "seed")
 @pytest.fixture
 def verify(tmp_path):
     """verify(*arguments): output of the play, and the cluster it ran against; two nodes like the one of seed 004."""
-    cluster = kubectl_cluster.make(tmp_path / "cluster", NETDEV, _pod_plan.own_resource(0))
+    cluster = kubectl_cluster.make(tmp_path / "cluster", NETDEV, pods.own_resource(0))
     for pod in PODS:
         text = ROCE.replace("active_mtu:		4096 (5)", "active_mtu:		1024 (3)")
         cluster.answer(f"{pod['kind']}-{pod['node']}", kubectl_cluster.answer_of(text, pod))

@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 import yaml
-from ansible_collections.gpufabric.rdma.plugins.module_utils import _device_plugin_objects as objects
+from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import objects
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 DEPLOY = ROOT / "device_plugin/deploy"

@@ -186,7 +186,7 @@ def test_a_layer_depends_on_the_files_alone(tmp_path):
 
 
 def test_the_bundle_of_the_test_bed_is_one_that_the_roles_take(bench, tmp_path, monkeypatch):
-    from ansible_collections.gpufabric.rdma.plugins.module_utils import _bundle
+    from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import folder as bundle_folder
 
     def archives(_image, names, _built):
         made = {name: tmp_path / f"{name}.tar" for name in names}
@@ -205,12 +205,12 @@ def test_the_bundle_of_the_test_bed_is_one_that_the_roles_take(bench, tmp_path, 
     cluster.from_testbed(settings.load(), folder)
     bundle = yaml.safe_load((folder / "bundle.yml").read_text())
     assert bundle["origin"] == "testbed"
-    assert _bundle.problems(bundle) == []
-    assert _bundle.damaged(folder, [*bundle["files"], *bundle["images"]]) == []
-    assert _bundle.file_for(bundle, "k3s", "amd64")["version"] == "v1.35.4+double1"
-    with tarfile.open(folder / _bundle.file_for(bundle, "cni-plugins", "amd64")["path"]) as archive:
+    assert bundle_folder.problems(bundle) == []
+    assert bundle_folder.damaged(folder, [*bundle["files"], *bundle["images"]]) == []
+    assert bundle_folder.file_for(bundle, "k3s", "amd64")["version"] == "v1.35.4+double1"
+    with tarfile.open(folder / bundle_folder.file_for(bundle, "cni-plugins", "amd64")["path"]) as archive:
         assert "./bridge" in archive.getnames()
-    assert "docker.io/rancher/mirrored-pause:3.6" in _bundle.references(bundle, "amd64")
+    assert "docker.io/rancher/mirrored-pause:3.6" in bundle_folder.references(bundle, "amd64")
 
 
 def test_where_the_release_is_out_of_reach_the_test_bed_is_taken(bench, monkeypatch):

@@ -16,8 +16,8 @@ import sys
 
 import pytest
 import yaml
-from ansible_collections.gpufabric.rdma.plugins.module_utils import _device_plugin_plan as planner
-from ansible_collections.gpufabric.rdma.plugins.module_utils import _device_plugin_wheels as wheels
+from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import plan as planner
+from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import wheels
 from ansible_collections.gpufabric.rdma.tests.tools import tree
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]

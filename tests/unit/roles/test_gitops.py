@@ -15,7 +15,7 @@ import sys
 import pytest
 import yaml
 from ansible_collections.gpufabric.rdma.plugins.action import git_folder
-from ansible_collections.gpufabric.rdma.plugins.module_utils._git_folder_plan import MARK, name_of
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._gitops.folder import MARK, name_of
 from ansible_collections.gpufabric.rdma.tests.tools import tree
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]

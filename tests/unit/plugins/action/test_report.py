@@ -10,7 +10,7 @@ import sys
 
 import pytest
 import yaml
-from ansible_collections.gpufabric.rdma.plugins.module_utils._report import document
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._report import document
 from ansible_collections.gpufabric.rdma.tests.tools import report_documents as made
 from ansible_collections.gpufabric.rdma.tests.tools import tree
 

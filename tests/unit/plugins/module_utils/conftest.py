@@ -1,45 +1,24 @@
-"""Facts of the fixture nodes and the default variables, for the tests of what decides on the controller."""
+"""Kernel headers, and the modules that are compiled against them."""
 
 from __future__ import annotations
 
-import copy
-
 import pytest
-from ansible_collections.gpufabric.rdma.plugins.action.preflight import documented_roles
-from ansible_collections.gpufabric.rdma.plugins.module_utils import _preflight
-from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather
-from ansible_collections.gpufabric.rdma.tests.tools import tree
+from ansible_collections.gpufabric.rdma.tests.tools import kernel_headers, peermem_modules
 
 
 @pytest.fixture(scope="session")
-def _gathered(tmp_path_factory):
-    found = {}
-
-    def facts(name, **options):
-        key = (name, *sorted(options))
-        if key not in found:
-            root = tmp_path_factory.mktemp(name)
-            tree.lay_out(tree.load(name), root)
-            found[key] = gather(Tree(str(root)), Seams.of(Tree(str(root))), **options)
-        return copy.deepcopy(found[key])
-
-    return facts
-
-
-@pytest.fixture
-def facts_of(_gathered):
-    """facts_of(fixture name, **gather options): a copy of ansible_facts.rdma of that node."""
-    return _gathered
+def headers():
+    try:
+        return kernel_headers.build_tree()
+    except kernel_headers.NoHeaders as reason:
+        pytest.skip(f"not verified: no kernel headers to build modules against ({reason})")
 
 
 @pytest.fixture(scope="session")
-def options():
-    return {name: option for role in documented_roles().values() for name, option in role.items()}
+def kernel(headers):
+    return kernel_headers.release(headers)
 
 
-@pytest.fixture
-def variables(options):
-    """The effective variables of a host that sets none."""
-    effective, problems = _preflight.validate(options, {})
-    assert problems == []
-    return copy.deepcopy(effective)
+@pytest.fixture(scope="session")
+def built(headers):
+    return peermem_modules.build_all(headers)

@@ -14,8 +14,8 @@ import threading
 
 import pytest
 import yaml
-from ansible_collections.gpufabric.rdma.plugins.module_utils import _bundle
 from ansible_collections.gpufabric.rdma.plugins.modules import bundle
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import folder as bundle_folder
 
 DIGEST = f"sha256:{'1' * 64}"
 SKOPEO = """#!/bin/sh
@@ -122,10 +122,10 @@ def test_a_folder_is_filled_described_and_left_alone_the_second_time(fill):
     done = fill()
     assert [change["object"] for change in checked["changes"]] == [change["object"] for change in done["changes"]][:-1]
     described = yaml.safe_load((fill.folder / "bundle.yml").read_text())
-    assert _bundle.problems(described) == []
-    assert _bundle.damaged(str(fill.folder), [*described["files"], *described["images"]]) == []
-    assert _bundle.file_for(described, "k3s", "amd64")["version"] == "v1"
-    assert _bundle.references(described, "amd64") == {"k3s-airgap-images:v1", "ghcr.io/f/flannel:v2"}
+    assert bundle_folder.problems(described) == []
+    assert bundle_folder.damaged(str(fill.folder), [*described["files"], *described["images"]]) == []
+    assert bundle_folder.file_for(described, "k3s", "amd64")["version"] == "v1"
+    assert bundle_folder.references(described, "amd64") == {"k3s-airgap-images:v1", "ghcr.io/f/flannel:v2"}
     assert "doca" not in json.dumps(described)
     call = (fill.tools / "calls").read_text()
     assert f"docker://ghcr.io/f/flannel@{DIGEST}" in call
@@ -185,7 +185,7 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_description_that_cannot_be_trusted_is_refused(name):
     description, words = REFUSED[name]
-    (problem,) = _bundle.problems(description)
+    (problem,) = bundle_folder.problems(description)
     assert words in problem.wanted
 
 
@@ -193,7 +193,7 @@ def test_a_missing_and_a_wrong_file_are_both_told(tmp_path):
     (tmp_path / "files").mkdir()
     (tmp_path / "files/k3s").write_text("other")
     rows = [GOOD, {**GOOD, "path": "files/none"}]
-    assert [problem.object for problem in _bundle.damaged(str(tmp_path), rows)] == [
+    assert [problem.object for problem in bundle_folder.damaged(str(tmp_path), rows)] == [
         f"{tmp_path}/files/k3s",
         f"{tmp_path}/files/none",
     ]
@@ -201,8 +201,8 @@ def test_a_missing_and_a_wrong_file_are_both_told(tmp_path):
 
 def test_the_row_of_the_processor_comes_before_the_one_for_any():
     rows = [{**GOOD, "architecture": "any", "path": "a"}, GOOD, {**GOOD, "distribution": "rhel9", "path": "b"}]
-    assert _bundle.file_for({"files": rows}, "k3s", "amd64")["path"] == "files/k3s"
-    assert _bundle.file_for({"files": rows}, "k3s", "arm64")["path"] == "a"
-    assert _bundle.file_for({"files": [rows[2]]}, "k3s", "amd64", "rhel9")["path"] == "b"
-    assert _bundle.file_for({"files": [rows[2]]}, "k3s", "amd64", "debian12") is None
-    assert "k3s for amd64" in _bundle.missing_file({"files": [GOOD]}, "k3s", "arm64", "/srv").seen
+    assert bundle_folder.file_for({"files": rows}, "k3s", "amd64")["path"] == "files/k3s"
+    assert bundle_folder.file_for({"files": rows}, "k3s", "arm64")["path"] == "a"
+    assert bundle_folder.file_for({"files": [rows[2]]}, "k3s", "amd64", "rhel9")["path"] == "b"
+    assert bundle_folder.file_for({"files": [rows[2]]}, "k3s", "amd64", "debian12") is None
+    assert "k3s for amd64" in bundle_folder.missing_file({"files": [GOOD]}, "k3s", "arm64", "/srv").seen

@@ -9,8 +9,8 @@ import subprocess
 import sys
 
 import pytest
-from ansible_collections.gpufabric.rdma.plugins.module_utils import _cluster_objects_plan as planner
-from ansible_collections.gpufabric.rdma.plugins.module_utils import _kubectl
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import kubectl
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import objects as planner
 from ansible_collections.gpufabric.rdma.plugins.modules import cluster_objects
 
 DOUBLE = pathlib.Path(__file__).resolve().parents[3] / "tools/apply_double.py"
@@ -381,7 +381,7 @@ def test_log_lines_of_kubectl_are_left_out():
 
 @pytest.mark.parametrize("text", UNREACHABLE)
 def test_silence_of_a_server_is_told_from_a_refusal(text):
-    assert _kubectl.unreachable(text) is UNREACHABLE[text]
+    assert kubectl.unreachable(text) is UNREACHABLE[text]
 
 
 def test_patience_begins_anew_each_time_the_server_stops_answering():

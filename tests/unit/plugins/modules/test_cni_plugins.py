@@ -13,9 +13,10 @@ import sys
 import tarfile
 
 import pytest
-from ansible_collections.gpufabric.rdma.plugins.module_utils import _cni_bundle, _cni_plugins_plan
-from ansible_collections.gpufabric.rdma.plugins.module_utils._change import Refused
+from ansible_collections.gpufabric.rdma.plugins.module_utils._cni import plugins
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused
 from ansible_collections.gpufabric.rdma.plugins.modules import cni_plugins, service_account_tokens
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import cni
 from ansible_collections.gpufabric.rdma.tests.unit.test_pitfalls_cni import program
 
 NAMES = ["bridge", "flannel", "loopback"]
@@ -49,7 +50,7 @@ class Bundle:
 
     def choose(self, names=None, machine="x86_64"):
         described = {"schema": 1, "origin": "testbed", "files": self.files, "images": self.images}
-        return _cni_bundle.choose(described, str(self.folder), names or NAMES, machine)
+        return cni.choose(described, str(self.folder), names or NAMES, machine)
 
 
 @pytest.fixture
@@ -152,8 +153,8 @@ class Node:
     def __init__(self, folder: pathlib.Path, programs: dict):
         self.root, self.directory = folder / "node", folder / "node/opt/cni/bin"
         self.archive = folder / "programs.tar.gz"
-        self.archive.write_bytes(_cni_bundle.packed(programs))
-        self.binaries = _cni_bundle.wanted(programs)
+        self.archive.write_bytes(cni.packed(programs))
+        self.binaries = cni.wanted(programs)
 
     def call(self, archive=True, check=False, binaries=None):
         arguments = {"root": str(self.root), "binaries": self.binaries if binaries is None else binaries}
@@ -248,7 +249,7 @@ def test_an_archive_with_another_program_leaves_the_old_one(node):
 
 def test_a_damaged_record_is_written_again(node):
     node.call()
-    record = node.root / _cni_plugins_plan.RECORD[1:]
+    record = node.root / plugins.RECORD[1:]
     record.write_text("{")
     assert [change["action"] for change in node.call()["changes"]] == ["record"]
     assert sorted(json.loads(record.read_text())) == NAMES

@@ -10,8 +10,8 @@ import subprocess
 import sys
 
 import pytest
-from ansible_collections.gpufabric.rdma.plugins.module_utils import _modules_plan
-from ansible_collections.gpufabric.rdma.plugins.module_utils._change import Change, Refused
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Change, Refused
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host import kernel_modules as host_kernel_modules
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree, gather, gpudirect, modules, paths
 from ansible_collections.gpufabric.rdma.plugins.modules import (
     initramfs,
@@ -121,7 +121,7 @@ def test_two_modules_write_one_file_and_neither_undoes_the_other(node):
     call(rdma_netns, root)
     call(kernel_modules, root)
     text = (root / paths.OWN_MODPROBE.lstrip("/")).read_text()
-    assert text.splitlines() == [paths.HEADER, "options ib_core netns_mode=1", _modules_plan.PEERMEM_SOFTDEP]
+    assert text.splitlines() == [paths.HEADER, "options ib_core netns_mode=1", host_kernel_modules.PEERMEM_SOFTDEP]
     assert call(rdma_netns, root)["changed"] is False
     assert call(kernel_modules, root)["changed"] is False
 

@@ -6,9 +6,9 @@ import os
 import time
 
 import pytest
-from ansible_collections.gpufabric.rdma.plugins.module_utils import _k3s_config as k3s
-from ansible_collections.gpufabric.rdma.plugins.module_utils import _k3s_state
-from ansible_collections.gpufabric.rdma.plugins.module_utils._change import Change, Refused
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Change, Refused
+from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import config as k3s
+from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import state as k3s_state
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 from ansible_collections.gpufabric.rdma.plugins.modules import k3s_node, k3s_reset
 
@@ -29,13 +29,13 @@ def silent(argv):
 
 
 def read(root):
-    return _k3s_state.converging(str(root), silent)
+    return k3s_state.converging(str(root), silent)
 
 
 def test_what_k3s_was_started_with_is_remembered_and_its_own_cache_is_no_input(root):
     assert set(read(root)["inputs"]) == {k3s.BINARY, f"{k3s.IMAGES}/a.tar"}
     assert read(root)["started"] == {}
-    _k3s_state.remember(str(root), silent)
+    k3s_state.remember(str(root), silent)
     seen = read(root)
     assert seen["started"] == seen["inputs"]
     (root / k3s.BINARY.lstrip("/")).write_text("swapped")
@@ -44,17 +44,17 @@ def test_what_k3s_was_started_with_is_remembered_and_its_own_cache_is_no_input(r
 
 
 def test_a_large_file_is_summed_once(root, monkeypatch):
-    _k3s_state.remember(str(root), silent)
+    k3s_state.remember(str(root), silent)
 
     def summed_again(*_arguments):
         raise AssertionError("the file has not changed")
 
-    monkeypatch.setattr(_k3s_state.hashlib, "sha256", summed_again)
+    monkeypatch.setattr(k3s_state.hashlib, "sha256", summed_again)
     assert set(read(root)["inputs"]) == {k3s.BINARY, f"{k3s.IMAGES}/a.tar"}
 
 
 def test_a_broken_record_counts_as_none(root):
-    _k3s_state.remember(str(root), silent)
+    k3s_state.remember(str(root), silent)
     (root / k3s.RECORD.lstrip("/")).write_text('["cut sho')
     assert read(root)["started"] == {}
 
@@ -72,7 +72,7 @@ def test_a_token_is_compared_by_its_secret(root, name):
     place = root / k3s.TOKEN.lstrip("/")
     place.parent.mkdir(parents=True)
     place.write_text(present + "\n")
-    assert _k3s_state.converging(str(root), lambda argv: (1, "", ""), given)["token"]["differs"] is differs
+    assert k3s_state.converging(str(root), lambda argv: (1, "", ""), given)["token"]["differs"] is differs
 
 
 def test_services_are_told_by_systemd_and_nothing_of_a_file_leaves_the_node():
@@ -80,14 +80,14 @@ def test_services_are_told_by_systemd_and_nothing_of_a_file_leaves_the_node():
         "Id=k3s.service\nActiveState=active\nMainPID=77\nInvocationID=abc\nExecMainStartTimestampMonotonic=5000000\n\n"
         "Id=k3s-agent.service\nActiveState=inactive\nMainPID=0\nInvocationID=\nExecMainStartTimestampMonotonic=0\n"
     )
-    found = _k3s_state._running(lambda argv: (0, answer, ""))
+    found = k3s_state._running(lambda argv: (0, answer, ""))
     assert found.keys() == {"k3s"}
     assert (found["k3s"]["pid"], found["k3s"]["invocation"], found["k3s"]["starting"]) == (77, "abc", False)
     assert found["k3s"]["begun"] == pytest.approx(time.time() - time.monotonic() + 5, abs=1)
     begun = answer.replace("=active", "=activating")
-    assert _k3s_state._running(lambda argv: (0, begun, ""))["k3s"]["starting"] is True
-    assert _k3s_state._running(lambda argv: (0, begun.replace("=77", "=0"), "")) == {}
-    assert _k3s_state._running(lambda argv: (1, "", "no bus")) == {}
+    assert k3s_state._running(lambda argv: (0, begun, ""))["k3s"]["starting"] is True
+    assert k3s_state._running(lambda argv: (0, begun.replace("=77", "=0"), "")) == {}
+    assert k3s_state._running(lambda argv: (1, "", "no bus")) == {}
 
 
 STARTS = {
@@ -102,8 +102,8 @@ def test_of_a_start_that_is_not_ours_what_was_written_later_counts(name):
     """R5: the drop-in is removed, k3s restarted by hand, the drop-in put back with the very text of the record."""
     invocation, known, late = STARTS[name]
     running = {"k3s": {"pid": 77, "invocation": invocation, "begun": 100.0}}
-    assert _k3s_state.younger({"early": 99, "late": 101, "away": None}, running, known) == late
-    assert _k3s_state.younger({"late": 101}, {}, known) == []
+    assert k3s_state.younger({"early": 99, "late": 101, "away": None}, running, known) == late
+    assert k3s_state.younger({"late": 101}, {}, known) == []
 
 
 def test_facts_of_a_tree_carry_no_content(root):
@@ -112,7 +112,7 @@ def test_facts_of_a_tree_carry_no_content(root):
     place.write_text("token: planted-secret\n")
     (root / "etc/kubernetes").mkdir()
     (root / "etc/kubernetes/kubelet.conf").touch()
-    found = _k3s_state.node(str(root), lambda argv: (1, "", ""))
+    found = k3s_state.node(str(root), lambda argv: (1, "", ""))
     assert "planted-secret" not in repr(found)
     assert found["foreign_files"] == [k3s.CONFIG]
     assert found["others"] == ["kubeadm"]

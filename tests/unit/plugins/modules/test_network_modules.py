@@ -7,8 +7,8 @@ import subprocess
 import sys
 
 import pytest
-from ansible_collections.gpufabric.rdma.plugins.module_utils import _sriov_plan
-from ansible_collections.gpufabric.rdma.plugins.module_utils._change import Change
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Change
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host import sriov
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 from ansible_collections.gpufabric.rdma.plugins.modules import host_networks, network_files, sriov_vfs
 from ansible_collections.gpufabric.rdma.tests.tools import tree
@@ -80,19 +80,19 @@ def test_below_a_tree_the_unit_is_written_and_the_kernel_is_left_alone(node):
     before = (node / "sys/bus/pci/devices/0000:3b:00.0").resolve()
     made = call(sriov_vfs, node, settings=settings)
     assert [(change["object"], change["action"]) for change in made["changes"]] == [
-        (_sriov_plan.SCRIPT, "write"),
-        (_sriov_plan.UNIT, "write"),
-        (_sriov_plan.ENABLED, "link"),
+        (sriov.SCRIPT, "write"),
+        (sriov.UNIT, "write"),
+        (sriov.ENABLED, "link"),
     ]
     assert "tree of files" in made["not_verified"][0]
     assert "not access" in made["notes"][0]
-    assert "set_vfs 0000:3b:00.0 4\n" in (node / _sriov_plan.SCRIPT[1:]).read_text()
-    assert "Before=network-online.target k3s.service k3s-agent.service" in (node / _sriov_plan.UNIT[1:]).read_text()
+    assert "set_vfs 0000:3b:00.0 4\n" in (node / sriov.SCRIPT[1:]).read_text()
+    assert "Before=network-online.target k3s.service k3s-agent.service" in (node / sriov.UNIT[1:]).read_text()
     assert (before / "sriov_numvfs").read_text().strip() == "2"
     assert call(sriov_vfs, node, settings=settings)["changed"] is False
     gone = call(sriov_vfs, node, settings=[])
     assert {change["action"] for change in gone["changes"]} == {"remove", "unlink"}
-    assert not (node / _sriov_plan.UNIT[1:]).exists()
+    assert not (node / sriov.UNIT[1:]).exists()
 
 
 def facts(**device):
@@ -110,13 +110,13 @@ def facts(**device):
     ],
 )
 def test_what_firmware_or_kernel_would_refuse_is_refused_before(device, vfs, words):
-    made = _sriov_plan.plan(facts(**device), [{"pci": "0000:3b:00.0", "vfs": vfs}], None)
+    made = sriov.plan(facts(**device), [{"pci": "0000:3b:00.0", "vfs": vfs}], None)
     assert words in made.problems[0].seen
     assert made.changes == []
 
 
 def test_an_address_that_is_not_there_is_named_with_those_that_are():
-    made = _sriov_plan.plan(facts(), [{"pci": "0000:99:00.0", "vfs": 1}], None)
+    made = sriov.plan(facts(), [{"pci": "0000:99:00.0", "vfs": 1}], None)
     assert "0000:3b:00.0" in made.problems[0].seen
 
 
@@ -125,7 +125,7 @@ def test_an_address_that_is_not_there_is_named_with_those_that_are():
     [(0, None, 4), (8, None, 3), (2, True, 4), (2, False, 3)],
 )
 def test_consent_decides_about_vfs_that_are_there(enabled, consent, actions):
-    made = _sriov_plan.plan(facts(enabled=enabled), [{"pci": "0000:3b:00.0", "vfs": 8}], consent)
+    made = sriov.plan(facts(enabled=enabled), [{"pci": "0000:3b:00.0", "vfs": 8}], consent)
     assert made.problems == []
     assert len(made.changes) == actions
     assert bool(made.not_applied) is (consent is False)
@@ -158,7 +158,7 @@ def test_the_boot_script_makes_vfs_once_and_names_what_is_missing(tmp_path):
     for address, number in (("0000:3b:00.0", "0"), ("0000:d8:00.0", "2")):
         (devices / address).mkdir(parents=True)
         (devices / address / "sriov_numvfs").write_text(number)
-    text = _sriov_plan.script({"0000:3b:00.0": 8, "0000:d8:00.0": 8, "0000:ff:00.0": 1})
+    text = sriov.script({"0000:3b:00.0": 8, "0000:d8:00.0": 8, "0000:ff:00.0": 1})
     script = tmp_path / "script"
     script.write_text(text.replace("/sys/bus/pci/devices", str(devices)))
     done = subprocess.run(

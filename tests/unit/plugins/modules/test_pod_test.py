@@ -8,13 +8,10 @@ import subprocess
 import sys
 
 import pytest
-from ansible_collections.gpufabric.rdma.plugins.module_utils import (
-    _device_plugin_config,
-    _pod_checks,
-    _pod_plan,
-    _pod_probe,
-)
+from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import config
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import pod_probe, pods
 from ansible_collections.gpufabric.rdma.plugins.modules import pod_test
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import pod_checks
 from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster
 
 TESTS = pathlib.Path(__file__).resolve().parents[3]
@@ -25,7 +22,7 @@ OPTIONS = {"namespace": "gpufabric-verification", "image": "example.test/rdma:1"
 @pytest.fixture(autouse=True)
 def resource_names(monkeypatch):
     """Short names, whatever the device plugin calls its resources."""
-    monkeypatch.setattr(_device_plugin_config, "NAME", "rail{index}")
+    monkeypatch.setattr(config, "NAME", "rail{index}")
 
 
 @pytest.fixture
@@ -49,8 +46,8 @@ def call(cluster, stage, check=False, **options):
 
 def planned(cluster, hosts=None):
     read = call(cluster, "read")["cluster"]
-    offered = {**read, "networks": _pod_checks.networks_of(read, [])}
-    return _pod_plan.plan(hosts or kubectl_cluster.hosts(), offered, OPTIONS)
+    offered = {**read, "networks": pod_checks.networks_of(read, [])}
+    return pods.plan(hosts or kubectl_cluster.hosts(), offered, OPTIONS)
 
 
 def run(cluster, plan, **options):
@@ -91,7 +88,7 @@ def test_pods_run_answer_and_send_and_are_gone_afterwards(cluster):
     ran = run(cluster, plan)
     assert {state["phase"] for state in ran["pods"].values()} == {"Running"}
     assert sorted(ran["answers"]) == sorted(ran["pods"])
-    assert _pod_probe.parse(ran["answers"]["workload-node1"])["user"] == 1000
+    assert pod_probe.parse(ran["answers"]["workload-node1"])["user"] == 1000
     assert [(test["tool"], test["result"]["ok"]) for test in ran["traffic"]["tests"]] == [
         ("ping", True),
         ("rping", True),
@@ -134,7 +131,7 @@ def test_the_whole_way_from_the_pods_to_the_checks(cluster):
     plan = planned(cluster)
     for pod in plan["pods"]:
         cluster.answer(pod["name"], kubectl_cluster.answer_of(ROCE, pod))
-    found = _pod_checks.cluster_checks(
+    found = pod_checks.cluster_checks(
         {
             "hosts": kubectl_cluster.hosts(),
             "read": call(cluster, "read"),
@@ -167,8 +164,8 @@ def test_a_pod_of_the_user_is_looked_into(cluster):
     cluster.answer("mine", ROCE)
     seen = call(cluster, "pod", pod="default/mine")
     assert seen["item"]["containers"][0]["limits"] == {"rdma/rail0": "1"}
-    networks = _pod_checks.networks_of(seen["cluster"], [])
-    made = _pod_checks.diagnose(seen, kubectl_cluster.hosts(), networks, "default/mine")
+    networks = pod_checks.networks_of(seen["cluster"], [])
+    made = pod_checks.diagnose(seen, kubectl_cluster.hosts(), networks, "default/mine")
     assert [item["id"] for item in made if item["status"] != "passed"] == []
     missing = call(cluster, "pod", pod="default/other")
     assert "not found" in missing["missing"]

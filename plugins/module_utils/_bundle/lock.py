@@ -1,0 +1,113 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a bundle folder is filled with, from lock/artifacts.yml.
+
+PRIVATE to the collection. Pure. The module `bundle` fetches what `wanted` names and writes what `describe` says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from .._core.change import Problem
+
+DESCRIPTION = "bundle.yml"
+SCHEMA = 1
+
+
+def unpinned(lock: dict, names: Iterable[str] | None, digests: dict | None = None) -> list[Problem]:
+    """Rows of the lock that nobody can check, so that nothing is fetched by them. names: None means all."""
+    chosen = None if names is None else set(names)
+    found = []
+    for artifact in lock.get("artifacts") or []:
+        if chosen is not None and artifact["name"] not in chosen:
+            continue
+        for row in artifact["files"]:
+            if not row["sha256"]:
+                found.append(_unpinned(f"{artifact['name']} {artifact['version']} ({row['architecture']})", "sha256"))
+    for image in lock.get("images") or []:
+        if chosen is not None and image["name"] not in chosen:
+            continue
+        if not any([*image["digests"].values(), (digests or {}).get(image["reference"])]):
+            found.append(_unpinned(f"image {image['reference']}", "digest"))
+    return found
+
+
+def _unpinned(obj: str, what: str) -> Problem:
+    return Problem(
+        obj,
+        f"a {what} to check it with",
+        "null in lock/artifacts.yml (not verified when the lock was written)",
+        f"take the {what} from the vendor's own release page and give it in bundle_image_digests or the lock",
+    )
+
+
+def wanted(
+    lock: dict,
+    names: Iterable[str],
+    architectures: Iterable[str],
+    distributions: Iterable[str] = (),
+    digests: dict | None = None,
+) -> dict:
+    """What to fetch: {files: [rows of bundle.yml with url], images: [{reference, digest, architecture, path}]}.
+
+    digests: {reference: digest} that a user gives, before those of the lock.
+    """
+    names, architectures, distributions = set(names), list(architectures), set(distributions)
+    files, images = [], []
+    for artifact in lock.get("artifacts") or []:
+        for row in artifact["files"] if artifact["name"] in names else ():
+            if row["architecture"] not in (*architectures, "any"):
+                continue
+            if row.get("distribution") and row["distribution"] not in distributions:
+                continue
+            entry = {
+                "name": artifact["name"],
+                "version": artifact["version"],
+                "kind": artifact["kind"],
+                "architecture": row["architecture"],
+                "path": f"files/{row['architecture']}/{_basename(row['url'])}",
+                "sha256": row["sha256"],
+                "url": row["url"],
+            }
+            if row.get("distribution"):
+                entry["distribution"] = row["distribution"]
+            files.append(entry)
+    for image in lock.get("images") or []:
+        for architecture in architectures if image["name"] in names else ():
+            images.append(
+                {
+                    "reference": image["reference"],
+                    "digest": (digests or {}).get(image["reference"])
+                    or image["digests"].get(architecture)
+                    or image["digests"].get("index"),
+                    "architecture": architecture,
+                    "path": f"images/{architecture}/{image['name']}-{image['version']}.tar",
+                }
+            )
+    return {"files": files, "images": images}
+
+
+def _basename(url: str) -> str:
+    return url.rpartition("/")[2].replace("%2B", "+")
+
+
+def describe(origin: str, files: Iterable[dict], images: Iterable[dict]) -> dict:
+    """bundle.yml from rows that were fetched and checked; image archives that came as files are images as well."""
+    keep = ("name", "version", "architecture", "distribution", "path", "sha256")
+    rows, archives = [], []
+    for row in files:
+        if row.get("kind") == "image_archive":
+            archives.append(
+                {
+                    "reference": f"{row['name']}:{row['version']}",
+                    "architecture": row["architecture"],
+                    "path": row["path"],
+                    "sha256": row["sha256"],
+                }
+            )
+        else:
+            rows.append({name: row[name] for name in keep if name in row})
+    archives += [{name: row[name] for name in ("reference", "architecture", "path", "sha256")} for row in images]
+    return {"schema": SCHEMA, "origin": origin, "files": rows, "images": archives}

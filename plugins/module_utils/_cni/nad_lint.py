@@ -1,0 +1,466 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What is wrong with NetworkAttachmentDefinitions, seen against the nodes they are for.
+
+PRIVATE to the collection. Pure; standard library only. A finding is a mapping with id, object, wanted, seen and
+next_step. Most of these mistakes show up only when a pod hangs in ContainerCreating, or as lost packets.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+from collections.abc import Iterable
+
+from .._core import text as core_text
+
+# cniVersion that Multus can put over Flannel's 0.3.1 delegate, and that result conversion exists for.
+CNI_VERSIONS = ("0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")
+# host-device, and what else Multus hands a PCI address to as deviceID (multus-cni pkg/types/conf.go).
+_BY_DEVICE = ("host-device", "sriov", "ib-sriov")
+_ON_MASTER = ("macvlan", "ipvlan", "ipoib")
+
+
+def finding(identity: str, obj: str, wanted: str, seen: str, next_step: str) -> dict:
+    return {"id": identity, "object": obj, "wanted": wanted, "seen": seen, "next_step": next_step}
+
+
+def from_objects(items: Iterable[dict], files: dict | None = None) -> list[dict]:
+    """The networks of NetworkAttachmentDefinitions (and of IPPools of nv-ipam) as the API server gives them.
+
+    files: {host: {network name: configuration text}} for those with an empty spec, which Multus reads from the node.
+    """
+    found = []
+    items = list(items)
+    pools = {item["metadata"]["name"]: item["spec"] for item in items if item["kind"] == "IPPool"}
+    for item in items:
+        if item["kind"] != "NetworkAttachmentDefinition":
+            continue
+        meta = item["metadata"]
+        text = (item.get("spec") or {}).get("config") or None
+        name = meta["name"]
+        if text is None and files:
+            configs = {host: known[name] for host, known in files.items() if name in known}
+        else:
+            configs = {} if text is None else {"": text}
+        found.append(
+            {
+                "namespace": meta.get("namespace") or "default",
+                "name": name,
+                "resource": (meta.get("annotations") or {}).get("k8s.v1.cni.cncf.io/resourceName"),
+                "configs": configs,
+                "per_node": text is None,
+                **_pool_of(text, pools),
+            }
+        )
+    return found
+
+
+def files_by_name(nodes: Iterable[dict]) -> dict:
+    """{host: {network name: text}} from the files that were read of each node."""
+    found: dict = {}
+    for node in nodes:
+        for text in (node.get("files") or {}).values():
+            try:
+                name = json.loads(text).get("name")
+            except (ValueError, AttributeError):
+                continue  # Multus passes over such a file; a network that needs it is found without one
+            found.setdefault(node["host"], {})[name] = text
+    return found
+
+
+def _pool_of(text, pools: dict) -> dict:
+    """Subnet and block of the nv-ipam pool that a configuration names; None where there is nothing to know."""
+    try:
+        ipam = json.loads(text or "{}").get("ipam") or {}
+    except (ValueError, AttributeError):
+        ipam = {}
+    spec = pools.get(ipam.get("poolName")) if ipam.get("type") == "nv-ipam" else None
+    return {"block_size": (spec or {}).get("perNodeBlockSize"), "subnet": (spec or {}).get("subnet")}
+
+
+def lint(networks: list[dict], nodes: list[dict], cluster: dict) -> list[dict]:
+    """All findings, one for each thing that is wrong.
+
+    networks: namespace, name, resource (annotation or None), configs {host, or "" for all hosts: JSON text}, per_node,
+    block_size (addresses a node gets, None when unknown), subnet.
+    nodes: host, netdevs {name: {mtu, type, addresses, default_route}}, routes [{destination, netdev}].
+    cluster: pod_cidrs, service_cidrs, shared_resources and device_resources (names, None when unknown), pods_per_node,
+    forbidden_masters_allowed (names of interfaces that may carry the default route).
+    """
+    found: list[dict] = []
+    parsed = []
+    for network in networks:
+        obj = f"NetworkAttachmentDefinition {network['namespace']}/{network['name']}"
+        for host, config in _configs(network, obj, found):
+            config[_SUBNET] = network["subnet"]
+            parsed.append((network, obj, host, config))
+            found += _form(network, obj, config)
+            found += _resource(network, obj, config, cluster)
+            reached = [node for node in nodes if host in ("", node["host"])]
+            found += _master(obj, config, reached, cluster)
+            found += _addresses(obj, config, reached, cluster)
+        if not network["per_node"]:
+            found += _host_local(network, obj, parsed, nodes)
+        found += _blocks(network, obj, parsed, cluster)
+    found += _among_each_other(parsed)
+    found += _same_block(parsed)
+    return _merged(found)
+
+
+def _merged(found: list[dict]) -> list[dict]:
+    """Each finding once: a configuration that is the same on every node is wrong once, not once a node."""
+    unique: dict[tuple, dict] = {}
+    for item in found:
+        unique.setdefault(tuple(item[key] for key in ("id", "object", "wanted", "seen", "next_step")), item)
+    return list(unique.values())
+
+
+def _configs(network: dict, obj: str, found: list[dict]):
+    """(host, plugin configuration) of each text that can be read; the others become findings."""
+    if not network["configs"] and network["per_node"]:
+        step = "run the role networks, which writes /etc/cni/multus/net.d; or put a config into the spec"
+        found.append(finding("nad:file", obj, "a config, or a file on each node", "an empty spec and no file", step))
+    for host, text in network["configs"].items():
+        where = f"{obj} on {host}" if host else obj
+        try:
+            config = json.loads(text)
+        except ValueError as error:
+            step = "write the config as one JSON object; in YAML as a block behind |"
+            found.append(finding("nad:json", where, "a JSON object", f"{error}", step))
+            continue
+        if not isinstance(config, dict):
+            found.append(
+                finding("nad:json", where, "a JSON object", type(config).__name__, 'write it as {"cniVersion": …}')
+            )
+            continue
+        plugins = config.get("plugins")
+        if isinstance(plugins, list) and plugins and isinstance(plugins[0], dict):
+            # A chain: name and version stand outside, the interface is made by the first plugin.
+            yield host, {**plugins[0], "name": config.get("name"), "cniVersion": config.get("cniVersion")}
+        else:
+            yield host, config
+
+
+def _form(network: dict, obj: str, config: dict) -> list[dict]:
+    found = []
+    name, version, kind = config.get("name"), config.get("cniVersion"), config.get("type")
+    if not name:
+        step = f'add "name": "{network["name"]}": Multus fills it in, other CNI tools do not, and leases go by it'
+        found.append(finding("nad:name", obj, "a name in the config", "none", step))
+    elif network["per_node"] and name != network["name"]:
+        step = "give both the same name: Multus finds the file by it"
+        found.append(finding("nad:name", obj, f'"name": "{network["name"]}"', f'"name": "{name}"', step))
+    if version not in CNI_VERSIONS:
+        step = 'set "cniVersion": "0.3.1", which goes with the delegates of Flannel'
+        found.append(
+            finding("nad:cniVersion", obj, f"one of {', '.join(CNI_VERSIONS)}", f"cniVersion {version!r}", step)
+        )
+    if not kind:
+        found.append(finding("nad:type", obj, "the type of a CNI plugin", "none", "add one, such as macvlan"))
+    return found
+
+
+def _resource(network: dict, obj: str, config: dict, cluster: dict) -> list[dict]:
+    resource, kind = network["resource"], config.get("type")
+    shared, device = cluster.get("shared_resources"), cluster.get("device_resources")
+    if resource is None:
+        if kind in ("sriov", "ib-sriov"):
+            step = "add the annotation k8s.v1.cni.cncf.io/resourceName with the resource of the SR-IOV device plugin"
+            return [finding("nad:resource-missing", obj, f"a resource that hands out VFs to {kind}", "none", step)]
+        return []
+    if kind in _BY_DEVICE and shared is not None and resource in shared:
+        step = (
+            "leave resourceName away (pods ask for the resource by themselves), or name one of the SR-IOV device plugin"
+        )
+        seen = f"{resource} of a shared device plugin, whose IDs are 0, 1, 2 …: Multus passes them on as a PCI address"
+        return [finding("nad:resource-host-device", obj, f"PCI addresses as device IDs for {kind}", seen, step)]
+    known = None if shared is None or device is None else {*shared, *device}
+    if known is not None and resource not in known:
+        seen = f"{resource}; served are {core_text.listing(sorted(known)) or 'none'}"
+        step = "correct the name, or have a device plugin serve it; a pod that asks for it stays Pending"
+        return [finding("nad:resource-unknown", obj, "a resource that a device plugin serves", seen, step)]
+    return []
+
+
+# --- the interface below ---------------------------------------------------------------------------------------------
+
+
+def master_of(config: dict):
+    return config.get("master") if config.get("type") in _ON_MASTER else config.get("device")
+
+
+def type_and_master(network, host: str) -> tuple:
+    """(type, master) of a network on a host; None where its configuration does not say."""
+    text = (network["configs"].get(host) or network["configs"].get("")) if network else None
+    try:
+        config = json.loads(text) if text else {}
+    except ValueError:
+        return None, None
+    first = (config.get("plugins") or [config])[0]
+    return first.get("type"), master_of(first)
+
+
+def _master(obj: str, config: dict, nodes: list[dict], cluster: dict) -> list[dict]:
+    kind, master = config.get("type"), master_of(config)
+    if kind not in (*_ON_MASTER, "host-device") or not nodes:
+        return []
+    found = []
+    if not master:
+        if kind in _ON_MASTER:
+            step = "name the interface: without it the plugin takes the one of the default route"
+            found.append(finding("nad:master-missing", obj, "a master", "none", step))
+        return found
+    absent = [node["host"] for node in nodes if master not in node["netdevs"]]
+    if absent:
+        others = sorted({name for node in nodes for name in node["netdevs"] if name != "lo"})
+        step = f"name one that each node has (there are {core_text.listing(others)}), or attach by rail"
+        found.append(
+            finding(
+                "nad:master-absent", obj, f"interface {master} on each node", f"none on {core_text.names(absent)}", step
+            )
+        )
+    for node in nodes:
+        netdev = node["netdevs"].get(master)
+        if netdev:
+            found += _netdev(obj, config, node["host"], master, netdev, cluster)
+    return found
+
+
+def _netdev(obj: str, config: dict, host: str, master: str, netdev: dict, cluster: dict) -> list[dict]:
+    found, kind = [], config["type"]
+    if kind in ("macvlan", "ipvlan") and netdev["type"] == "infiniband":
+        seen = f"{master} of {host} is InfiniBand"
+        step = "take type ipoib, or no attachment at all: verbs over InfiniBand need none"
+        found.append(finding("nad:macvlan-infiniband", obj, f"an Ethernet interface for {kind}", seen, step))
+    if kind == "ipoib" and netdev["type"] == "ether":
+        step = "take type macvlan"
+        found.append(
+            finding("nad:ipoib-ethernet", obj, "an InfiniBand interface", f"{master} of {host} is Ethernet", step)
+        )
+    if netdev["default_route"] and master not in (cluster.get("forbidden_masters_allowed") or ()):
+        consequence = "leaves the node unreachable" if kind == "host-device" else "keeps pods from their own node"
+        seen = f"{master} of {host} carries the default route; {kind} on it {consequence}"
+        step = f"take a NIC of the fabric; to use it all the same: networks_default_route_masters: [{master}]"
+        found.append(finding("nad:default-route", obj, "an interface without the default route", seen, step))
+    mtu = config.get("mtu")
+    if isinstance(mtu, int) and netdev["mtu"] and mtu > netdev["mtu"]:
+        step = f"set it to {netdev['mtu']} or less, or raise that of {master} on the nodes (rail_links_settings)"
+        seen = f"mtu {mtu}; {master} of {host} has {netdev['mtu']}"
+        found.append(finding("nad:mtu", obj, "an MTU of at most that of the master", seen, step))
+    return found
+
+
+# --- addresses -------------------------------------------------------------------------------------------------------
+
+
+# Where the subnet of an nv-ipam pool stands in a parsed configuration: in the configuration itself is its name only.
+_SUBNET = "subnet of the pool"
+
+
+def ranges_of(config: dict) -> list[tuple]:
+    """(network, first, last) of every range that the IPAM of a configuration may hand out."""
+    ipam = config.get("ipam") or {}
+    kind, found = ipam.get("type"), []
+    if kind == "host-local":
+        sets = ipam.get("ranges") or ([[ipam]] if ipam.get("subnet") else [])
+        for one in [item for part in sets for item in part]:
+            found.append(_range(one.get("subnet"), one.get("rangeStart"), one.get("rangeEnd")))
+    elif kind == "whereabouts":
+        several = ipam.get("ipRanges") or [ipam]
+        found = [_range(one.get("range"), one.get("range_start"), one.get("range_end")) for one in several]
+    elif kind == "nv-ipam":
+        found = [_range(config.get(_SUBNET), None, None)]
+    elif kind == "static":
+        found = [
+            _range(one.get("address"), *[str(one.get("address")).partition("/")[0]] * 2)
+            for one in ipam.get("addresses") or []
+        ]
+    return [item for item in found if item]
+
+
+def _range(subnet, start, end):
+    """None where it is no range: the plugin itself says so when a pod starts, and the check of addresses before."""
+    try:
+        network = ipaddress.ip_network(subnet, strict=False)
+        first = ipaddress.ip_address(start) if start else network.network_address
+        last = ipaddress.ip_address(end) if end else network.broadcast_address
+    except (ValueError, TypeError):
+        return None
+    return network, int(first), int(last)
+
+
+def _excluded(config: dict, address) -> bool:
+    for one in (config.get("ipam") or {}).get("exclude") or []:
+        try:
+            network = ipaddress.ip_network(one, strict=False)
+        except ValueError:
+            continue
+        if address.version == network.version and address in network:
+            return True
+    return False
+
+
+def _networks(texts) -> list:
+    found = []
+    for text in texts or []:
+        try:
+            found.append(ipaddress.ip_network(text, strict=False))
+        except ValueError:
+            continue
+    return found
+
+
+def _overlap(one, other) -> bool:
+    return one.version == other.version and one.overlaps(other)
+
+
+def _addresses(obj: str, config: dict, nodes: list[dict], cluster: dict) -> list[dict]:
+    found = []
+    ranges = ranges_of(config)
+    for network in dict.fromkeys(item[0] for item in ranges):
+        for what, key in (("pod", "pod_cidrs"), ("service", "service_cidrs")):
+            for other in _networks(cluster.get(key)):
+                if _overlap(network, other):
+                    step = "take another subnet: traffic to one of them would leave by the other's interface"
+                    seen = f"{network} overlaps with the {what} network {other}"
+                    found.append(finding(f"nad:overlap-{what}", obj, "a subnet of its own", seen, step))
+        for node in nodes:
+            found += _routes(obj, config, network, node)
+    if (config.get("ipam") or {}).get("type") == "nv-ipam":
+        return found  # the pool's exclusions keep what hosts hold out of it
+    for network, first, last in ranges:
+        for node in nodes:
+            found += _held(obj, config, (network, first, last), node)
+    return found
+
+
+def _routes(obj: str, config: dict, network, node: dict) -> list[dict]:
+    """Routes of the host into the subnet through another interface than the attachment's own."""
+    found = []
+    for route in node["routes"]:
+        destination = _networks([route["destination"]])
+        if not destination or destination[0].prefixlen == 0 or not _overlap(network, destination[0]):
+            continue
+        if route["netdev"] == master_of(config):
+            continue
+        seen = f"{network} overlaps with the route of {node['host']} to {destination[0]} through {route['netdev']}"
+        step = f"take another subnet, or attach to {route['netdev']} if that is the fabric"
+        found.append(finding("nad:overlap-route", obj, "a subnet that hosts do not route elsewhere", seen, step))
+    return found
+
+
+def _held(obj: str, config: dict, one: tuple, node: dict) -> list[dict]:
+    """Addresses that hosts hold on the same wire and that the IPAM would hand out once more."""
+    network, first, last = one
+    netdev = node["netdevs"].get(master_of(config) or "")
+    addresses = netdev["addresses"] if netdev and isinstance(netdev["addresses"], list) else []
+    found = []
+    for text in addresses:
+        address = ipaddress.ip_interface(text).ip
+        if address.version != network.version or not first <= int(address) <= last or _excluded(config, address):
+            continue
+        step = f"exclude {address}, or begin the range behind it"
+        seen = f"{address} is held by {node['host']} on {master_of(config)} and would be handed out to a pod"
+        found.append(finding("nad:host-address", obj, "addresses that no host holds", seen, step))
+    return found
+
+
+def _host_local(network: dict, obj: str, parsed: list, nodes: list[dict]) -> list[dict]:
+    mine = [config for known, _obj, _host, config in parsed if known is network]
+    if len(nodes) < 2 or not any((config.get("ipam") or {}).get("type") == "host-local" for config in mine):
+        return []
+    seen = f"host-local for {core_text.count(len(nodes), 'node')}: each hands out the same first address"
+    step = "take nv-ipam or whereabouts, or let networks_attachments render it: it gives each node a block of its own"
+    return [finding("nad:host-local-nodes", obj, "no address twice", seen, step)]
+
+
+def _blocks(network: dict, obj: str, parsed: list, cluster: dict) -> list[dict]:
+    expected = cluster.get("pods_per_node")
+    if not expected:
+        return []
+    size, what = network["block_size"], "block"
+    for known, _obj, _host, config in parsed:
+        if known is network and (config.get("ipam") or {}).get("type") == "host-local":
+            there = _handed_out(config)
+            size, what = (there, "range") if size is None or there < size else (size, what)
+    if size is None or size >= expected:
+        return []
+    seen = f"a {what} of {size} addresses a node"
+    step = "enlarge per_node_block_size (and the subnet), or lower networks_pods_per_node if fewer pods attach"
+    return [finding("nad:block-size", obj, f"addresses for {expected} pods a node", seen, step)]
+
+
+def _handed_out(config: dict) -> int:
+    """How many addresses host-local gives to pods: without those of network, broadcast and gateway.
+
+    The gateway is the first address of the subnet when the configuration names none.
+    """
+    ipam = config["ipam"]
+    given = [one.get("gateway") for part in ipam.get("ranges") or [[ipam]] for one in part]
+    total = 0
+    for network, first, last in ranges_of(config):
+        kept = set()
+        if network.version == 4 and network.prefixlen < 31:
+            kept = {int(network.network_address), int(network.broadcast_address)}
+            gateways = [ipaddress.ip_address(one) for one in given if one]
+            kept |= {int(one) for one in gateways} or {int(network.network_address) + 1}
+        total += last - first + 1 - sum(first <= address <= last for address in kept)
+    return total
+
+
+def _among_each_other(parsed: list) -> list[dict]:
+    """Two networks of different names whose subnets overlap: two books are kept of the same addresses."""
+    found, seen_pairs = [], set()
+    for position, (one, obj, _host, config) in enumerate(parsed):
+        for other, other_obj, _other_host, other_config in parsed[position + 1 :]:
+            pair = (obj, other_obj)
+            if one["name"] == other["name"] or pair in seen_pairs or _same_book(config, other_config):
+                continue
+            overlap = next(
+                (
+                    (mine[0], theirs[0])
+                    for mine in ranges_of(config)
+                    for theirs in ranges_of(other_config)
+                    if _overlap(mine[0], theirs[0])
+                ),
+                None,
+            )
+            if overlap:
+                seen_pairs.add(pair)
+                seen = f"{overlap[0]} overlaps with {overlap[1]} of {other_obj.partition(' ')[2]}"
+                step = "give each its own subnet: a pod with both could not tell the wires apart"
+                found.append(finding("nad:overlap-nad", obj, "a subnet of its own", seen, step))
+    return found
+
+
+def _same_book(config: dict, other: dict) -> bool:
+    """whereabouts keeps one book a range for the whole cluster, so the same range may serve several networks."""
+    mine, theirs = config.get("ipam") or {}, other.get("ipam") or {}
+    return mine.get("type") == theirs.get("type") == "whereabouts" and mine.get("range") == theirs.get("range")
+
+
+def _same_block(parsed: list) -> list[dict]:
+    """Two nodes whose files hand out the same addresses of one network."""
+    found = []
+    by_name: dict[str, dict] = {}
+    for network, obj, host, config in parsed:
+        if not network["per_node"] or (config.get("ipam") or {}).get("type") != "host-local":
+            continue
+        for other_host, other_ranges in by_name.setdefault(obj, {}).items():
+            clash = next(
+                (
+                    max(first, other_first)
+                    for net, first, last in ranges_of(config)
+                    for other_net, other_first, other_last in other_ranges
+                    if net.version == other_net.version and first <= other_last and other_first <= last
+                ),
+                None,
+            )
+            if clash is not None:
+                seen = f"{other_host} and {host} both hand out {ipaddress.ip_address(clash)}"
+                step = "run the role networks: it numbers the blocks; or set networks_node_number for these hosts"
+                found.append(finding("nad:block-clash", obj, "a block of its own for each node", seen, step))
+        by_name[obj][host] = ranges_of(config)
+    return found

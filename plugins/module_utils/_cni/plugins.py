@@ -1,0 +1,57 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which CNI plugins have to be put into place.
+
+PRIVATE to the collection. Pure: state and options in, Plan out.
+
+State, as the module reads it:
+    files     {name: {sha256, mode, link} or None}
+    record    {name: sha256} of what earlier runs placed
+    leftovers names of files that a run cut short has left
+"""
+
+from __future__ import annotations
+
+from .._core.change import Plan
+
+MODE = "0755"
+RECORD = "/var/lib/gpufabric-rdma/cni-plugins.json"
+
+
+def plan(state: dict, binaries: list[dict], directory: str) -> Plan:
+    """binaries: [{name, sha256}]. Plugins that are neither listed nor placed by us are left alone."""
+    made = Plan()
+    listed = {item["name"]: item["sha256"] for item in binaries}
+    for name, sha256 in sorted(listed.items()):
+        _place(made, f"{directory}/{name}", name, sha256, state)
+    for name, sha256 in sorted(state["record"].items()):
+        found = state["files"].get(name)
+        if name not in listed and found and found["sha256"] == sha256:
+            made.change(f"{directory}/{name}", "remove", f"sha256 {sha256}", "")
+    for name in state["leftovers"]:
+        made.change(f"{directory}/{name}", "remove", "left by a run that was cut short", "")
+    if state["record"] != listed:
+        made.change(RECORD, "record", text(state["record"]), text(listed))
+    return made
+
+
+def _place(made: Plan, path: str, name: str, sha256: str, state: dict) -> None:
+    found = state["files"].get(name)
+    if found is None:
+        made.change(path, "place", "", f"sha256 {sha256}")
+    elif found["sha256"] != sha256 or found["link"]:
+        made.change(path, "place", f"sha256 {found['sha256']}", f"sha256 {sha256}")
+        if name not in state["record"]:
+            made.notes.append(f"{path} was there before this collection placed one; it is replaced")
+    elif found["mode"] != MODE:
+        made.change(path, "mode", found["mode"], MODE)
+
+
+def text(record: dict) -> str:
+    return "".join(f"{name} {sha256}\n" for name, sha256 in sorted(record.items()))
+
+
+def needed(made: Plan) -> list[str]:
+    """Names of the plugins that have to be brought to the node."""
+    return [change.object.rpartition("/")[2] for change in made.changes if change.action == "place"]

@@ -1,0 +1,373 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The device plugin as a service of a node: reads what is there, carries out what _device_plugin.plan decided.
+
+PRIVATE to the collection. Standard library only; runs on the node.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import platform
+import py_compile
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterable
+from typing import Callable
+
+from .._core.change import Change, Refused
+from .._core.files import under, write
+from .._core.units import begun, reload_or_undo, running
+from .plan import CODE, CODE_SUM, CONFIG, ENABLED, GO, HOME, NAME, OBJECT, OURS, SERVICE, STAMP, UNIT, VENV
+from .wheels import PIP
+
+PROGRAM = "k8s-rdma-shared-dp"
+UPSTREAM_CONFIG = "/k8s-rdma-shared-dev-plugin/config.json"
+_SHOWN = ("ActiveState", "SubState", "MainPID", "NeedDaemonReload", "ExecMainStartTimestampMonotonic", "StatusText")
+
+
+def read(root: str) -> dict:
+    """What is on the node.
+
+    code: sha256 of the sources, None when they are not there whole; stamp: packages of the environment, "" for none;
+    config, unit: {content, mode} or None;
+    enabled, home: whether they are there; service: None where no systemd runs, else state, active, main_pid, stale (it
+    runs with files that have been replaced since), status; rivals: see _rivals; python, machine, ensurepip: what wheels
+    and environment have to fit.
+    """
+    main_pid, service = 0, None
+    if running(root):
+        service = _service()
+        main_pid = service["main_pid"]
+    return {
+        "code": _installed_code(root),
+        "stamp": _text(under(root, STAMP)) or "",
+        "config": _file(under(root, CONFIG)),
+        "unit": _file(under(root, UNIT)),
+        "enabled": os.path.lexists(under(root, ENABLED)),
+        "home": os.path.isdir(under(root, HOME)),
+        "service": service,
+        "rivals": _rivals(root, main_pid),
+        "python": f"{sys.version_info[0]}.{sys.version_info[1]}",
+        "machine": platform.machine(),
+        "ensurepip": importlib.util.find_spec("ensurepip") is not None,
+    }
+
+
+def _text(path: str) -> str | None:
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            return file.read()
+    except OSError:
+        return None
+
+
+def _file(path: str) -> dict | None:
+    content = _text(path)
+    return None if content is None else {"content": content, "mode": f"{os.stat(path).st_mode & 0o7777:04o}"}
+
+
+def _sha256(path: str) -> str | None:
+    try:
+        with open(path, "rb") as file:
+            return hashlib.sha256(file.read()).hexdigest()
+    except OSError:
+        return None
+
+
+def _installed_code(root: str) -> str | None:
+    """What the code file was made from, as long as it still is what was made then."""
+    sources, _space, made = (_text(under(root, CODE_SUM)) or "").strip().partition(" ")
+    return sources if made and made == _sha256(under(root, CODE)) else None
+
+
+# --- the service -----------------------------------------------------------------------------------------------------
+
+
+def _service() -> dict:
+    shown = _show(SERVICE)
+    state = shown.get("ActiveState", "unknown")
+    start = begun(shown)
+    replaced = [path for path in (CODE, STAMP, UNIT) if _changed_after(path, start)]
+    return {
+        "state": f"{state} ({shown.get('SubState', '')})",
+        # What restarts all the time is not up: between two attempts its state is activating.
+        "active": state in ("active", "reloading"),
+        "main_pid": int(shown.get("MainPID") or 0),
+        "stale": bool(replaced) or shown.get("NeedDaemonReload") == "yes",
+        "status": shown.get("StatusText", ""),
+    }
+
+
+def _show(unit: str) -> dict[str, str]:
+    command = ["systemctl", "show", f"--property={','.join(_SHOWN)}", unit]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    return dict(line.partition("=")[::2] for line in answer.splitlines())
+
+
+def _changed_after(path: str, moment: float) -> bool:
+    try:
+        return os.stat(path).st_mtime > moment
+    except OSError:
+        return False
+
+
+# --- other plugins ---------------------------------------------------------------------------------------------------
+
+
+def _rivals(root: str, main_pid: int) -> list[dict]:
+    """Processes of device plugins that are not our service, the Go one and copies of this one alike.
+
+    pid, kind, program, where (words), pod (whether a kubelet runs it), unit (of systemd, or ""), config (words), names
+    (of its resources, None when they cannot be read).
+    """
+    found = []
+    folder = under(root, "/proc")
+    for pid in sorted(int(name) for name in _entries(folder) if name.isdecimal()):
+        process = f"{folder}/{pid}"
+        arguments = [word for word in (_text(f"{process}/cmdline") or "").split("\0") if word]
+        program = _link(f"{process}/exe")
+        if pid in (main_pid, os.getpid()) or not _is_plugin(program, arguments):
+            continue
+        groups = _text(f"{process}/cgroup") or ""
+        unit = _unit(groups)
+        if unit == SERVICE:
+            continue
+        pod = "kubepods" in groups or "cri-containerd" in groups
+        # A runtime that was told to run a container is not to be stopped for it.
+        unit = unit if not pod and unit and running(root) and _show(unit).get("MainPID") == str(pid) else ""
+        path = _config_path(arguments)
+        where = "in a pod" if pod else f"unit {unit}" if unit else "started by hand"
+        found.append(
+            {
+                "pid": pid,
+                "kind": GO if os.path.basename(program) == PROGRAM else OURS,
+                "program": program or arguments[0],
+                "where": where,
+                "pod": pod,
+                "unit": unit,
+                "config": f"config {path} {where}",
+                "names": _resources(f"{process}/root{path}" if path.startswith("/") else f"{process}/cwd/{path}"),
+            }
+        )
+    return found
+
+
+def _entries(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
+def _link(path: str) -> str:
+    try:
+        return os.readlink(path).replace(" (deleted)", "")
+    except OSError:
+        return ""
+
+
+def _is_plugin(program: str, arguments: list[str]) -> bool:
+    if os.path.basename(program) == PROGRAM:
+        return True
+    # A script's interpreter is its program; the script is among the first arguments (-I and -B may stand before it).
+    words = [word for word in arguments[1:] if word not in ("-I", "-B")]
+    serves = words[1:2] not in (["check-config"], ["explain"], ["-version"])
+    script = words[0] if words and serves and os.path.basename(program).startswith("python") else ""
+    return os.path.basename(script) == PROGRAM or script == CODE
+
+
+def _unit(groups: str) -> str:
+    """The service in /proc/<pid>/cgroup, of systemd's own hierarchy (version 2 or name=systemd)."""
+    for line in groups.splitlines():
+        _number, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if controllers in ("", "name=systemd"):
+            services = [part for part in path.split("/") if part.endswith(".service")]
+            if services:
+                return services[-1]
+    return ""
+
+
+def _config_path(arguments: list[str]) -> str:
+    """The value of -config-file, in Go's syntax."""
+    for position, word in enumerate(arguments):
+        name, equals, value = word.lstrip("-").partition("=")
+        if word.startswith("-") and name == "config-file":
+            return value if equals else (arguments[position + 1 : position + 2] or [UPSTREAM_CONFIG])[0]
+    return UPSTREAM_CONFIG
+
+
+def _resources(path: str) -> list[str] | None:
+    text = _text(path)
+    try:
+        document = {str(key).lower(): value for key, value in json.loads(text or "").items()}
+        entries = [{str(key).lower(): value for key, value in entry.items()} for entry in document["configlist"]]
+        return [str(entry["resourcename"]) for entry in entries]
+    except (ValueError, KeyError, AttributeError, TypeError):
+        return None
+
+
+# --- carrying out ----------------------------------------------------------------------------------------------------
+
+
+class Carrier:
+    """Carries out the changes of a plan. run: AnsibleModule.run_command.
+
+    staged: folder with what the controller sent; wheels: {file: {name, version, sha256}} to install from it, empty when
+    pip shall ask its own index; requirements: text for pip, with hashes.
+    """
+
+    def __init__(
+        self, root: str, run: Callable, wanted: dict, staged: str | None, wheels: dict[str, dict], requirements: str
+    ):
+        self.root, self.run, self.wanted = root, run, wanted
+        self.staged, self.wheels, self.requirements = staged or "", wheels, requirements
+
+    def apply(self, changes: list[Change]) -> Iterable[Change]:
+        """In an order that leaves the node served: another plugin is ended first, ours is started last."""
+        files = [change for change in changes if change.object in (CONFIG, UNIT, ENABLED)]
+        config = [change for change in files if change.object == CONFIG]
+        for change in changes:
+            if change.action in ("stop", "stop and disable"):
+                yield self._stop(change)
+        for change in changes:
+            if change.object in (CODE, VENV):
+                (self._install_code if change.object == CODE else self._install_venv)()
+                yield change
+        for change in config:
+            self._config(change)
+            yield change
+        # The unit is the last file: systemd never sees one whose program or config is not there.
+        yield from reload_or_undo(self.root, [change for change in files if change not in config], self.run)
+        for change in changes:
+            if change.object == OBJECT and change.action in ("start", "restart"):
+                self._start(change)
+                yield change
+            elif change.object == HOME:
+                shutil.rmtree(under(self.root, HOME))
+                yield change
+
+    def _systemctl(self, *words: str) -> tuple[int, str]:
+        code, out, error = self.run(["systemctl", *words])
+        return code, (error or out).strip()
+
+    def _stop(self, change: Change) -> Change:
+        unit = SERVICE if change.object == OBJECT else change.object.split()[1]
+        words = ("stop", unit) if change.action == "stop" else ("disable", "--now", unit)
+        code, said = self._systemctl(*words)
+        if code:
+            raise Refused.because(
+                f"unit {unit}", "stopped", said, f"stop it by hand (systemctl stop {unit}) and run again"
+            )
+        return change
+
+    def _config(self, change: Change) -> None:
+        path = under(self.root, CONFIG)
+        if change.action == "remove":
+            os.unlink(path)
+            os.rmdir(os.path.dirname(path))
+        elif change.action == "mode":
+            os.chmod(path, int(change.after, 8))
+        else:
+            write(path, change.after)
+
+    def _install_code(self) -> None:
+        source = os.path.join(self.staged, os.path.basename(CODE))
+        seen = _sha256(source)
+        if seen != self.wanted["code"]:
+            raise Refused.because(
+                source, f"sha256 {self.wanted['code']}", str(seen), "run again; the transfer was cut short"
+            )
+        target = under(self.root, CODE)
+        os.makedirs(os.path.dirname(target), mode=0o755, exist_ok=True)
+        _compiled(source, target + ".new")
+        os.chmod(target + ".new", 0o644)
+        os.replace(target + ".new", target)
+        write(under(self.root, CODE_SUM), f"{seen} {_sha256(target)}\n")
+
+    def _install_venv(self) -> None:
+        """Beside the old one, then in its place: whoever runs keeps what it has open."""
+        target = under(self.root, VENV)
+        fresh, old = f"{target}.new", f"{target}.old"
+        for leftover in (fresh, old):
+            shutil.rmtree(leftover, ignore_errors=True)
+        os.makedirs(os.path.dirname(target), mode=0o755, exist_ok=True)
+        python = f"{fresh}/bin/python3"
+        without_pip = ["--without-pip"] if self.wheels else []
+        self._pip_step([sys.executable, "-m", "venv", *without_pip, fresh], "the virtual environment made")
+        requirements = f"{fresh}/requirements.txt"
+        write(requirements, self.requirements)
+        command = ["install", "--quiet", "--no-input", "--disable-pip-version-check", "--no-cache-dir", "--no-deps"]
+        command += ["--require-hashes", "--only-binary", ":all:", "--requirement", requirements]
+        if self.wheels:
+            pip = next(file for file, wheel in self.wheels.items() if wheel["name"] == PIP)
+            self._verify_wheels()
+            command = [f"{self.staged}/{pip}/pip", *command, "--no-index", "--find-links", self.staged]
+        else:
+            command = ["-m", "pip", *command]
+        self._pip_step([python, *command], "the locked packages installed")
+        self._pip_step(
+            [python, "-I", "-c", "import grpc, google.protobuf"], "the packages imported (libstdc++ is there)"
+        )
+        write(f"{fresh}/{os.path.basename(STAMP)}", self.wanted["stamp"])
+        if os.path.isdir(target):
+            os.rename(target, old)
+        os.rename(fresh, target)
+        shutil.rmtree(old, ignore_errors=True)
+
+    def _verify_wheels(self) -> None:
+        """pip checks what it installs; its own wheel is run before that, so it is looked at here."""
+        for file, wheel in self.wheels.items():
+            seen = _sha256(f"{self.staged}/{file}")
+            if seen != wheel["sha256"]:
+                raise Refused.because(file, f"sha256 {wheel['sha256']}", str(seen), "fetch the wheel again")
+
+    def _pip_step(self, command: list[str], wanted: str) -> None:
+        code, out, error = self.run(command, environ_update={"PYTHONDONTWRITEBYTECODE": ""})
+        if code:
+            said = (error or out).strip().splitlines()[-6:]
+            raise Refused.because(
+                VENV, wanted, " | ".join(said) or f"exit status {code}", f"run by hand: {' '.join(command)}"
+            )
+
+    def _start(self, change: Change) -> None:
+        for folder in self.wanted["directories"]:
+            os.makedirs(folder, mode=0o750, exist_ok=True)
+        code, said = self._systemctl("restart", SERVICE)
+        if code:
+            _code, journal, _error = self.run(["journalctl", "--no-pager", "--output=cat", "-n", "12", "-u", SERVICE])
+            raise Refused.because(
+                OBJECT,
+                "active",
+                " | ".join([said, *journal.strip().splitlines()[-6:]]),
+                f"look at journalctl -u {NAME} and run again",
+            )
+
+
+def _compiled(source: str, target: str) -> None:
+    """The archive with this Python's byte code beside each source: Python keeps none for an archive, and compiling
+    takes longer than all else at a start. Another Python passes over the byte code and reads the source.
+    """
+    with tempfile.TemporaryDirectory(prefix="rdma-device-plugin-") as scratch:
+        with zipfile.ZipFile(source) as archive:
+            archive.extractall(scratch)
+            members = archive.infolist()
+        with zipfile.ZipFile(target, "w", zipfile.ZIP_STORED) as archive:
+            for member in members:
+                path = os.path.join(scratch, member.filename)
+                with open(path, "rb") as file:
+                    archive.writestr(member, file.read())
+                if not member.filename.endswith(".py"):
+                    continue
+                shown = f"{CODE}/{member.filename}"
+                mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
+                py_compile.compile(path, path + "c", shown, doraise=True, invalidation_mode=mode)
+                with open(path + "c", "rb") as file:
+                    archive.writestr(zipfile.ZipInfo(member.filename + "c", member.date_time), file.read())

@@ -1,0 +1,168 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The device plugin as a service of a node: what is there against what is wanted.
+
+PRIVATE to the collection. Pure: state and options in, Plan out.
+"""
+
+from __future__ import annotations
+
+from .._core.change import Plan
+
+NAME = "rdma-device-plugin"
+SERVICE = f"{NAME}.service"
+HOME = f"/usr/local/lib/{NAME}"
+CODE = f"{HOME}/plugin.pyz"
+CODE_SUM = f"{CODE}.sha256"
+VENV = f"{HOME}/venv"
+STAMP = f"{VENV}/packages.txt"
+CONFIG = f"/etc/{NAME}/config.json"
+UNIT = f"/etc/systemd/system/{SERVICE}"
+ENABLED = f"/etc/systemd/system/multi-user.target.wants/{SERVICE}"
+OBJECT = f"service {NAME}"
+MODE = "0644"
+GO, OURS = "the Go plugin", "another copy of this plugin"
+
+
+def rivals(state: dict, names: list[str]) -> list[dict]:
+    """The other plugins on the node that serve one of these resources, or do not tell which they serve."""
+    return [rival for rival in state["rivals"] if rival["names"] is None or set(rival["names"]) & set(names)]
+
+
+def plan(state: dict, wanted: dict) -> Plan:
+    """state: see _device_plugin.node.read. wanted: present; and, where it is: code (sha256), stamp, config, unit
+    (texts), names (of the resources), wheels_missing (packages without a wheel for this node), from_index,
+    migrate_allowed.
+    """
+    made = Plan()
+    if not wanted["present"]:
+        _absent(state, made)
+        return made
+    if _kept_out(state, wanted, made):
+        return made
+    _requirements(state, wanted, made)
+    if made.problems:
+        return made
+    if state["code"] != wanted["code"]:
+        made.change(CODE, "install", _sum(state["code"]), _sum(wanted["code"]))
+    if state["stamp"] != wanted["stamp"]:
+        made.change(VENV, "install", state["stamp"], wanted["stamp"])
+    _file(made, CONFIG, state["config"], wanted["config"])
+    _file(made, UNIT, state["unit"], wanted["unit"])
+    if not state["enabled"]:
+        made.change(ENABLED, "link", "", UNIT)
+    _service(state, made)
+    return made
+
+
+def _kept_out(state: dict, wanted: dict, made: Plan) -> bool:
+    """Another plugin serves the same resource: settled by consent. True when ours must not be installed now."""
+    others = rivals(state, wanted["names"])
+    if not others:
+        return False
+    allowed = wanted["migrate_allowed"]
+    if allowed is None:
+        for rival in others:
+            made.problem(
+                f"process {rival['pid']} ({rival['kind']}, {rival['where']})",
+                "no other plugin that serves " + _names(rival, wanted["names"]),
+                f"it runs, with {rival['config']}",
+                "set device_plugin_migrate_allowed: true to stop it first and take over (running pods keep their "
+                "devices, new ones wait for seconds), false to leave it and install nothing, or give the resources "
+                "other names",
+            )
+        return True
+    if not allowed:
+        made.not_applied += [
+            f"{rival['kind']} ({rival['where']}, process {rival['pid']}) keeps serving "
+            f"{_names(rival, wanted['names'])}: device_plugin_migrate_allowed is false"
+            for rival in others
+        ]
+        return True
+    # A pod is ended through the API server, not here.
+    pods = [rival for rival in others if rival["pod"]]
+    if pods:
+        made.notes += [
+            f"{rival['kind']} serves {_names(rival, wanted['names'])} in a pod (process {rival['pid']}): its DaemonSet "
+            "has to go before anything is installed here"
+            for rival in pods
+        ]
+        return True
+    for rival in others:
+        if rival["unit"]:
+            made.change(f"unit {rival['unit']}", "stop and disable", "active", "inactive")
+        else:
+            made.problem(
+                f"process {rival['pid']} ({rival['kind']})",
+                "a unit or a DaemonSet that can be told to stop it",
+                "a process that neither systemd nor a kubelet started",
+                f"end it the way it was started (its program is {rival['program']}) and run again",
+            )
+    return False
+
+
+def _names(rival: dict, names: list[str]) -> str:
+    shared = sorted(set(names) & set(rival["names"])) if rival["names"] is not None else names
+    return ", ".join(shared)
+
+
+def _requirements(state: dict, wanted: dict, made: Plan) -> None:
+    if state["stamp"] == wanted["stamp"]:
+        return
+    if wanted["wheels_missing"]:
+        made.problem(
+            f"Python {state['python']} on {state['machine']}",
+            "a locked wheel of " + ", ".join(wanted["wheels_missing"]),
+            "none in lock/artifacts.yml for this Python and processor",
+            "set ansible_python_interpreter to a Python from 3.9 to 3.14, or device_plugin_mode: daemonset",
+        )
+    elif wanted["from_index"] and not state["ensurepip"]:
+        made.problem(
+            f"Python {state['python']} of the node",
+            "the module ensurepip, to make the plugin's virtual environment with",
+            "not installed",
+            "fill a folder with device_plugin/fetch_wheels.py and name it in device_plugin_wheel_dir (needs nothing "
+            "more on the node), or install the distribution's package for it (Debian, Ubuntu: python3-venv)",
+        )
+
+
+def _file(made: Plan, path: str, seen: dict | None, text: str) -> None:
+    if seen is None or seen["content"] != text:
+        made.change(path, "write", seen["content"] if seen else "", text)
+    elif seen["mode"] != MODE:
+        made.change(path, "mode", seen["mode"], MODE)
+
+
+def _service(state: dict, made: Plan) -> None:
+    service = state["service"]
+    if service is None:
+        made.not_verified.append(f"{OBJECT}: no systemd to start it with; it starts with the node")
+        return
+    # A changed config is none of these: the plugin reads it by itself, and running allocations are not disturbed.
+    replaced = {change.object for change in made.changes} & {CODE, VENV, UNIT}
+    if not service["active"]:
+        made.change(OBJECT, "start", service["state"], "active")
+    elif replaced or service["stale"]:
+        why = ", ".join(sorted(replaced)) if replaced else "code or unit that are no more"
+        made.change(
+            OBJECT, "restart", f"running with the former {why}" if replaced else f"running with {why}", "active"
+        )
+
+
+def _absent(state: dict, made: Plan) -> None:
+    service = state["service"]
+    if service and service["active"]:
+        made.change(OBJECT, "stop", "active", "inactive")
+    if state["enabled"]:
+        made.change(ENABLED, "unlink", UNIT, "")
+    for path in (UNIT, CONFIG):
+        seen = state["unit" if path == UNIT else "config"]
+        if seen is not None:
+            made.change(path, "remove", seen["content"], "")
+    if state["home"]:
+        made.change(HOME, "remove", "code and virtual environment", "")
+
+
+def _sum(value: str | None) -> str:
+    return f"sha256 {value}" if value else ""

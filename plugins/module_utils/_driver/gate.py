@@ -1,0 +1,434 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The change gate: may the driver of this node be changed, and does the change come by reload or by reboot?
+
+PRIVATE to the collection. Pure: facts, risks (_driver.risk.read) and answers in, one Decision out. Each reason names
+the ways it closes; a way that no reason closes is open. A reload is preferred to a reboot. With no way left, or with
+the installation itself closed, the answer is to refuse, before anything on the node is touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple, Optional
+
+from ..hca.text import is_unknown
+from .risk import CONSUMERS, PEERMEM, STACK
+
+NOTHING, RELOAD, REBOOT, REFUSE = "nothing", "reload", "reboot", "refuse"
+INSTALL = "install"
+EVERYTHING = (INSTALL, RELOAD, REBOOT)
+ACTIVATION = (RELOAD, REBOOT)
+_SHOWN = 4
+
+
+class Reason(NamedTuple):
+    """Why a way is closed. consent: the unanswered variable that would open it."""
+
+    code: str
+    closes: tuple[str, ...]
+    object: str
+    wanted: str
+    seen: str
+    next_step: str
+    consent: Optional[str] = None
+
+
+class Decision(NamedTuple):
+    verdict: str
+    summary: str
+    reasons: list[Reason]
+    steps: list[str]
+    consents: list[str]
+    notes: list[str]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**self._asdict(), "reasons": [{**r._asdict(), "closes": list(r.closes)} for r in self.reasons]}
+
+
+def decide(facts: dict, risk: dict, wanted: dict) -> Decision:
+    """wanted: change (sentence about what is to be installed or removed, or None), activation (auto|reload|reboot),
+    signed (whether the modules to come carry a signature this kernel trusts; None: not known),
+    reload_allowed, drain_allowed, rename_allowed (true, false, null: not answered).
+    """
+    needed = _needed(facts, wanted)
+    if not needed and not wanted.get("change"):
+        return Decision(NOTHING, _nothing(facts), [], [], [], _notes(facts, risk, wanted))
+    reasons = list(_reasons(facts, risk, wanted))
+    closed = {way for reason in reasons for way in reason.closes}
+    activation = wanted.get("activation") or "auto"
+    ways = [way for way in ACTIVATION if activation in ("auto", way)]
+    consents = sorted({reason.consent for reason in reasons if reason.consent})
+    notes = _notes(facts, risk, wanted)
+    if wanted.get("change") and INSTALL in closed:
+        refusing = [reason for reason in reasons if INSTALL in reason.closes]
+        return Decision(REFUSE, _refusal(refusing), reasons, [], consents, notes)
+    if not needed:
+        summary = f"{wanted['change']}; no module of the stack is in memory, so the next load takes the new ones."
+        return Decision(NOTHING, summary, reasons, [], [], notes)
+    verdict = next((way for way in ways if way not in closed), REFUSE)
+    deciding = [reason for reason in reasons if set(ways) & set(reason.closes)]
+    if verdict == REFUSE:
+        return Decision(REFUSE, _refusal(deciding), reasons, [], consents, notes)
+    # A consent that only concerns the way not taken need not be asked for.
+    unasked = verdict == RELOAD and wanted.get("reload_allowed") is None
+    consents = ["driver_reload_allowed"] if unasked else []
+    summary = _summary(verdict, needed, reasons)
+    return Decision(verdict, summary, reasons, _steps(verdict, risk, wanted), consents, notes)
+
+
+def _needed(facts: dict, wanted: dict) -> Optional[str]:
+    """Why memory must change, None when it need not."""
+    driver = facts["driver"]
+    if not driver["loaded"]["modules"]:
+        return None
+    if wanted.get("change"):
+        return wanted["change"]
+    if driver["agree"] is False:
+        return f"the modules in memory are not those on disk ({_stack(driver['loaded'])}, {_stack(driver['on_disk'])})"
+    return None
+
+
+def _stack(part: dict) -> str:
+    return f"{part['flavor'] or 'nothing'} {part['version'] or ''}".strip()
+
+
+def _nothing(facts: dict) -> str:
+    driver = facts["driver"]
+    if not driver["loaded"]["modules"]:
+        return "No module of the stack is in memory; the next load takes what is on disk."
+    if is_unknown(driver["agree"]):
+        return f"Whether memory and disk hold the same driver is {driver['agree']}."
+    return f"Memory and disk hold the same driver: {_stack(driver['loaded'])}."
+
+
+def _refusal(reasons: list[Reason]) -> str:
+    objects = list(dict.fromkeys(reason.object for reason in reasons))
+    return f"The driver stays as it is because of {_listing(objects)}."
+
+
+def _summary(verdict: str, needed: str, reasons: list[Reason]) -> str:
+    if verdict == RELOAD:
+        return f"A reload of the driver does it: {needed}."
+    against = [reason.object for reason in reasons if RELOAD in reason.closes]
+    why = f"a reload is ruled out by {_listing(dict.fromkeys(against))}" if against else "a reboot was asked for"
+    return f"A reboot is needed: {needed}; {why}."
+
+
+def _listing(items: Iterable[str]) -> str:
+    items = list(items)
+    shown = ", ".join(items[:_SHOWN])
+    return f"{shown} and {len(items) - _SHOWN} more" if len(items) > _SHOWN else shown
+
+
+def _steps(verdict: str, risk: dict, wanted: dict) -> list[str]:
+    """What the change consists of, for the plan that a person reads."""
+    steps = []
+    drain = bool(risk["pods"]) and wanted.get("drain_allowed") is True
+    if drain:
+        steps.append("cordon and drain the Kubernetes node")
+    if verdict == REBOOT:
+        steps.append("reboot through the role reboot")
+    else:
+        peermem = [name for name in PEERMEM if name in risk["modules"]]
+        kept = _kept(risk)
+        if kept:
+            steps.append(f"save {kept}")
+        steps += [f"unload {name}" for name in peermem]
+        steps.append("reload the driver")
+        steps += [f"load {name}" for name in peermem]
+        if kept:
+            steps.append(f"put back {kept}")
+    if drain:
+        steps.append("uncordon the Kubernetes node")
+    return steps
+
+
+def _kept(risk: dict) -> str:
+    parts = [f"MTU, state and addresses of {_listing(netdev['name'] for netdev in risk['netdevs'])}"]
+    parts = parts if risk["netdevs"] else []
+    parts += [f"{entry['enabled']} virtual functions of {entry['hca']}" for entry in risk["virtual_functions"]]
+    return ", ".join(parts)
+
+
+def _reasons(facts: dict, risk: dict, wanted: dict) -> Iterator[Reason]:
+    yield from _ownership(facts, risk)
+    yield from _bootable(facts, risk, wanted)
+    yield from _names(risk, wanted)
+    yield from _workloads(risk, wanted)
+    yield from _reachability(risk)
+    yield from _users(risk, wanted)
+    yield from _lost_by_reload(risk)
+    if wanted.get("reload_allowed") is False:
+        yield Reason(
+            "reload-denied",
+            (RELOAD,),
+            "driver_reload_allowed",
+            "true for a reload",
+            "false",
+            "set it to true, or reboot",
+        )
+
+
+def _ownership(facts: dict, risk: dict) -> Iterator[Reason]:
+    container = facts["node"]["container"]
+    if container:
+        yield Reason(
+            "container",
+            EVERYTHING,
+            "kernel",
+            "a machine with a kernel of its own",
+            f"a {container} container, which shares its host's kernel",
+            "run this on the host of the container",
+        )
+    for operator in risk["operators"]:
+        if operator["pods"] or operator["traces"]:
+            evidence = operator["pods"] or operator["traces"]
+            left = f"; it left {_listing(operator['blacklists'])}" if operator["blacklists"] else ""
+            yield Reason(
+                "cluster-operator",
+                EVERYTHING,
+                f"driver owned by the {operator['owner']}",
+                "one owner of the driver: this role",
+                f"{_listing(evidence)}{left}",
+                f"let one of the two own it: take {operator['policy']} away and run again, or keep it and set "
+                "driver_flavor: verify here",
+            )
+        elif operator["blacklists"]:
+            path = operator["blacklists"][0]
+            yield Reason(
+                "operator-blacklist",
+                EVERYTHING,
+                path,
+                "no file that keeps the driver from loading",
+                f"left behind by the {operator['owner']}, whose driver container is gone",
+                f"remove {path}, or put the container back: as it stands the HCAs come up without a driver",
+            )
+
+
+def _bootable(facts: dict, risk: dict, wanted: dict) -> Iterator[Reason]:
+    """What would keep the new modules from loading, now or at the next boot."""
+    left_behind = {path for operator in risk["operators"] for path in operator["blacklists"]}
+    for name in ("mlx5_core", "mlx5_ib", "ib_core"):
+        for block in (facts["modules"].get(name) or {}).get("blocked_by", []):
+            if block["path"] not in left_behind:
+                yield Reason(
+                    "blocked",
+                    ACTIVATION,
+                    f"module {name}",
+                    "loadable",
+                    f"{block['path']}:{block['line']} says '{block['text']}'",
+                    "remove that line: after a reload or reboot the module would stay out",
+                )
+    secure = risk["secure_boot"]
+    if secure["signatures_required"] and wanted.get("signed") is not True and not secure["dkms_key_enrolled"]:
+        key = secure["dkms_key"]
+        yield Reason(
+            "secure-boot",
+            EVERYTHING,
+            "Secure Boot",
+            "modules signed with a key that the firmware trusts",
+            f"{_lock(secure)}; {f'the DKMS key {key} is not enrolled' if key else 'DKMS has no signing key here'}",
+            f"enrol the key (mokutil --import {key or '/var/lib/dkms/mok.pub'}, then confirm on the console at the "
+            "next boot), choose signed modules (driver_flavor: ubuntu_archive or inbox), or switch Secure Boot off",
+        )
+    kernel = risk.get("next_kernel")
+    if kernel and kernel["has_stack"] is False:
+        yield Reason(
+            "next-kernel",
+            (REBOOT,),
+            f"kernel {kernel['release']}",
+            "the driver built for the kernel that the next boot takes",
+            f"none: {kernel['release']} would come up with the inbox driver",
+            f"install its headers and build (dkms autoinstall -k {kernel['release']}), or make "
+            f"{facts['node']['kernel']} the one that boots",
+        )
+
+
+def _lock(secure: dict) -> str:
+    if secure["enabled"] is True:
+        return "enabled"
+    return f"kernel lockdown {secure['lockdown']}" if secure["lockdown"] != "none" else "the kernel enforces signatures"
+
+
+def _names(risk: dict, wanted: dict) -> Iterator[Reason]:
+    for rename in risk["renames"]:
+        if not rename["references"] or wanted.get("rename_allowed") is True:
+            continue
+        places = [
+            f"{entry['path']}:{entry['line']}" if entry["line"] else entry["path"] for entry in rename["references"]
+        ]
+        yield Reason(
+            "name-change",
+            EVERYTHING,
+            f"interface {rename['netdev']}",
+            "a name that stays",
+            f"it comes back as {rename['predicted']} ({rename['because']}), and {_listing(places)} "
+            f"{'refers' if len(places) == 1 else 'refer'} to {rename['netdev']}",
+            f"name it there by MAC ({rename['mac']}) or by {rename['predicted']}, or set driver_rename_allowed: true "
+            "when this is prepared",
+            None if wanted.get("rename_allowed") is False else "driver_rename_allowed",
+        )
+
+
+def _workloads(risk: dict, wanted: dict) -> Iterator[Reason]:
+    if not risk["pods"] or wanted.get("drain_allowed") is True:
+        return
+    names = [f"{pod['namespace']}/{pod['name']}" for pod in risk["pods"]]
+    denied = wanted.get("drain_allowed") is False
+    yield Reason(
+        "pods",
+        ACTIVATION,
+        f"{len(names)} running {'pod' if len(names) == 1 else 'pods'}",
+        "a drained node",
+        _listing(names),
+        "drain the node yourself and run again"
+        if denied
+        else "set driver_drain_allowed: true (cordon and drain before, uncordon after), or drain the node yourself",
+        None if denied else "driver_drain_allowed",
+    )
+
+
+def _reachability(risk: dict) -> Iterator[Reason]:
+    for way in risk["management"]:
+        over = way["netdev"] if way["via"] == way["netdev"] else f"{way['via']}, which stands on {way['netdev']}"
+        yield Reason(
+            "management-path",
+            (RELOAD,),
+            f"interface {way['netdev']}",
+            "a way into the node that does not go over an HCA",
+            f"{way['why']} goes over {over}",
+            "take the reboot: a reload takes the interface away, and with it the connection that would bring it back",
+        )
+    for entry in risk["storage"]:
+        yield Reason(
+            "storage",
+            (RELOAD,),
+            f"{entry['mount']} on {entry['device']}",
+            "storage that does not stand on the stack",
+            entry["why"],
+            "take the reboot" if entry["mount"] in ("/", "swap") else f"unmount {entry['mount']}, or take the reboot",
+        )
+
+
+def _users(risk: dict, wanted: dict) -> Iterator[Reason]:
+    """Who holds the modules: processes, other modules, and users that neither list explains."""
+    drained = wanted.get("drain_allowed") is True
+    processes = [process for process in risk["processes"] if not (drained and process["pod"])]
+    for process in processes:
+        unit = f" of {process['unit']}" if process["unit"] else ""
+        yield Reason(
+            "process",
+            (RELOAD,),
+            f"process {process['pid']} ({process['command']})",
+            "no user of the RDMA devices",
+            f"{process['command']}{unit} has {_listing(process['devices'])} open",
+            f"stop {process['unit'] or 'it'} and run again, or take the reboot",
+        )
+    modules = risk["modules"]
+    expected = {*STACK, *PEERMEM}
+    for name in sorted(modules):
+        if name in CONSUMERS:
+            yield Reason(
+                "consumer",
+                (RELOAD,),
+                f"module {name}",
+                "unloaded",
+                f"{CONSUMERS[name]} is loaded and stands on the stack, {_uses(modules[name]['refcount'])}",
+                f"stop what uses it and unload it (modprobe -r {name}), or take the reboot",
+            )
+        elif name in PEERMEM and modules[name]["refcount"] > len(modules[name]["holders"]):
+            yield Reason(
+                "peermem-in-use",
+                (RELOAD,),
+                f"module {name}",
+                "no GPU job that uses RDMA",
+                _uses(modules[name]["refcount"]),
+                "stop the GPU jobs of this node and run again, or take the reboot",
+            )
+        elif name not in expected:
+            yield Reason(
+                "third-party",
+                (RELOAD,),
+                f"module {name}",
+                "no module of another maker on the stack",
+                f"it holds {_listing(sorted(other for other in modules if name in modules[other]['holders']))}",
+                f"unload it (modprobe -r {name}), or take the reboot; see that it gets rebuilt for the new stack",
+            )
+    if processes:
+        return
+    for name in STACK:
+        module = modules.get(name)
+        if module and module["refcount"] > len(module["holders"]):
+            yield Reason(
+                "unknown-user",
+                (RELOAD,),
+                f"module {name}",
+                "held by modules only",
+                f"{_uses(module['refcount'])}, of them {len(module['holders'])} by modules; the rest is in the kernel",
+                "take the reboot",
+            )
+
+
+def _uses(count: int) -> str:
+    return f"in use {count} {'time' if count == 1 else 'times'}"
+
+
+def _lost_by_reload(risk: dict) -> Iterator[Reason]:
+    """State that goes with the driver and that nobody here can put back."""
+    for entry in risk["virtual_functions"]:
+        if entry["passed_through"]:
+            yield Reason(
+                "vf-passed-through",
+                (RELOAD,),
+                f"virtual functions of {entry['hca']}",
+                "none in a virtual machine",
+                f"{_listing(entry['passed_through'])} are given to a virtual machine",
+                "stop the virtual machines and run again",
+            )
+        if entry["representors"]:
+            yield Reason(
+                "switchdev",
+                (RELOAD,),
+                f"switch mode of {entry['hca']}",
+                "legacy",
+                f"switchdev, with {_listing(entry['representors'])}",
+                "take the reboot; what sets switchdev mode at boot sets it again",
+            )
+        elif entry["settings"] is None:
+            yield Reason(
+                "vf-settings",
+                (RELOAD,),
+                f"virtual functions of {entry['hca']}",
+                "settings that can be read and put back",
+                f"{entry['enabled']} enabled; this driver does not show their MACs and GUIDs in sysfs",
+                "take the reboot; what makes the virtual functions at boot makes them again",
+            )
+    for netdev in risk["netdevs"]:
+        if netdev["master"] or netdev["upper"]:
+            above = sorted({*([netdev["master"]] if netdev["master"] else []), *netdev["upper"]})
+            yield Reason(
+                "upper-device",
+                (RELOAD,),
+                f"interface {netdev['name']}",
+                "nothing that stands on it",
+                f"{_listing(above)} stands on it and would lose it for good",
+                "take the reboot: bonds, bridges, VLANs and macvlans are put together again at boot",
+            )
+
+
+def _notes(facts: dict, risk: dict, wanted: dict) -> list[str]:
+    found = []
+    for rename in risk["renames"]:
+        if rename["predicted"] is None:
+            found.append(f"Not verified: the next name of {rename['netdev']}: {rename['because']}.")
+        elif not rename["references"]:
+            found.append(f"{rename['netdev']} comes back as {rename['predicted']}: {rename['because']}.")
+        elif wanted.get("rename_allowed") is True:
+            found.append(f"{rename['netdev']} comes back as {rename['predicted']}, as driver_rename_allowed permits.")
+    if is_unknown(risk["secure_boot"]["enabled"]):
+        found.append(f"Not verified: Secure Boot is {risk['secure_boot']['enabled']}.")
+    if is_unknown(facts["driver"]["agree"]) and facts["driver"]["loaded"]["modules"]:
+        found.append(f"Not verified: whether memory and disk agree is {facts['driver']['agree']}.")
+    return found

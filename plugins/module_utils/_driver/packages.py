@@ -1,0 +1,197 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""How apt and dnf are told about a driver stack: files, package names, command lines.
+
+PRIVATE to the collection. Pure. The apt path runs in the lab; the dnf path is rendered and compared only, because no
+RPM system runs there.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Optional
+
+from .._core.files import HEADER
+from ..hca import paths
+
+APT, DNF = "apt", "dnf"
+KEYS = {
+    APT: "/etc/apt/keyrings/gpufabric-rdma-driver.asc",
+    DNF: "/etc/pki/rpm-gpg/RPM-GPG-KEY-gpufabric-rdma-driver",
+}
+REPOSITORIES = {
+    APT: "/etc/apt/sources.list.d/gpufabric-rdma-driver.sources",
+    DNF: "/etc/yum.repos.d/gpufabric-rdma-driver.repo",
+}
+PINS = "/etc/apt/preferences.d/gpufabric-rdma-driver"
+SERVICE = "/etc/systemd/system/openibd.service.d/20-gpufabric-rdma-driver.conf"
+
+# Packages of the vendor's stacks by their own names. `doca-*` as a pattern would take packages of users along.
+_STACK = re.compile(
+    r"^("
+    r"doca-(ofed|ofed-userspace|ofed-generic[a-z0-9.-]*|ofed-[0-9.]+-dkms|ofed-(aws|azure|gcp|oracle)|all|networking|host)"
+    r"|doca-(extra|kernel|kernel-[0-9][\w.+-]*|repo)"
+    r"|(kmod-)?mlnx-[\w.+-]+|ofed-scripts|linux-modules-doca-ofed-[\w.+-]+"
+    r"|(kmod-)?(iser|isert|srp|kernel-mft|kernel-mft-mlnx|knem|xpmem|fwctl)(-dkms|-modules)?"
+    r")$"
+)
+# Kernel packages that a hold keeps: those of one release, and the metapackages that bring the next one.
+_KERNEL_META = re.compile(
+    r"^linux-(image-|headers-|modules-extra-)?"
+    r"(amd64|arm64|cloud-\w+|rt-\w+|(generic|virtual|nvidia|aws|azure|gcp|oracle|lowlatency)[\w.-]*)$"
+)
+_INSTALL = ["--yes", "--no-install-recommends", "-o", "Dpkg::Options::=--force-confold"]
+_DNF_INSTALL = ["--assumeyes", "--setopt=install_weak_deps=False"]
+
+
+def manager(node: dict) -> Optional[str]:
+    """apt or dnf, by distribution family; None for others."""
+    family = {node["os"].get("id"), *(node["os"].get("like") or [])}
+    if family & {"debian", "ubuntu"}:
+        return APT
+    return DNF if family & {"rhel", "fedora", "centos"} else None
+
+
+def distribution(node: dict) -> str:
+    """The key of a distribution in the lock: ubuntu24.04, debian12, rhel9. RPM rebuilds count as RHEL."""
+    name, version = node["os"].get("id") or "", node["os"].get("version_id") or ""
+    if manager(node) == DNF:
+        return f"rhel{version.split('.')[0]}"
+    return f"{name}{version}"
+
+
+def architecture(node: dict) -> str:
+    return {"x86_64": "amd64", "aarch64": "arm64"}.get(node["architecture"], node["architecture"])
+
+
+def stack_packages(packages: dict[str, str]) -> dict[str, str]:
+    """The installed packages that belong to a vendor's stack."""
+    return {name: version for name, version in packages.items() if _STACK.match(name)}
+
+
+def replaced_packages(packages: dict[str, str]) -> list[str]:
+    """User-space packages that the distribution has too and a stack has replaced by its own build."""
+    return sorted(
+        name for name, version in packages.items() if not _STACK.match(name) and re.search(r"mlnx\d", version)
+    )
+
+
+def headers_package(kind: str, kernel: str) -> str:
+    """The package with the headers of a kernel; EL's 64k kernels name their page size behind a plus."""
+    if kind == APT:
+        return f"linux-headers-{kernel}"
+    release, _plus, flavour = kernel.partition("+")
+    return f"kernel-{flavour}-devel-{release}" if flavour else f"kernel-devel-{kernel}"
+
+
+def tools(kind: str) -> list[str]:
+    """What DKMS builds need besides headers."""
+    return ["dkms"] if kind == APT else ["dkms", "gcc", "make", "elfutils-libelf-devel"]
+
+
+def kernel_packages(packages: dict[str, str], kernel: str) -> list[str]:
+    """Installed kernel packages that a hold keeps where they are."""
+    return sorted(
+        name
+        for name in packages
+        if (name.startswith("linux-") and name.endswith(f"-{kernel}")) or _KERNEL_META.match(name)
+    )
+
+
+def repository_file(kind: str, repository: dict, title: str) -> str:
+    """The repository as apt or dnf reads it, bound to the one key."""
+    if kind == APT:
+        return f"{HEADER}Types: deb\nURIs: {repository['url']}\nSuites: ./\nSigned-By: {KEYS[APT]}\n"
+    # A priority keeps the distribution's newer rdma-core from replacing the stack's (as with EL 9.8) without an
+    # exclusion in files that are not ours; the stack's own dkms stays out, as the pin does for apt.
+    return (
+        f"{HEADER}[gpufabric-rdma-driver]\nname=HCA driver {title}\nbaseurl={repository['url']}\nenabled=1\n"
+        f"gpgcheck=1\ngpgkey=file://{KEYS[DNF]}\npriority=10\nexcludepkgs=dkms\n"
+    )
+
+
+def pins_file(label: str) -> str:
+    return (
+        f"{HEADER}Explanation: the driver repository ships a dkms of its own, which would replace the distribution's\n"
+        f"Package: dkms\nPin: release l={label}\nPin-Priority: -1\n"
+    )
+
+
+def service_file() -> str:
+    """What openibd, the service of an OFED stack, lacks.
+
+    It races udev at boot, when the auxiliary drivers of mlx5 are loaded anew, and a restart of it takes nvidia_peermem
+    out for good. Whether that one comes back is what the role kernel_modules has decided.
+    """
+    decided = f"grep -qxs nvidia_peermem {paths.OWN_MODULES_LOAD}"
+    return (
+        f"{HEADER}[Unit]\nAfter=systemd-udev-settle.service\nWants=systemd-udev-settle.service\n\n"
+        f"[Service]\nRestart=on-failure\nExecStartPost=-/bin/sh -c '{decided} && exec modprobe nvidia_peermem'\n"
+    )
+
+
+def update_command(source: str) -> list[str]:
+    """Refreshes the lists of one apt source and leaves all others as they are."""
+    return [
+        "apt-get",
+        "update",
+        "-o",
+        f"Dir::Etc::SourceList={source}",
+        "-o",
+        "Dir::Etc::SourceParts=/dev/null",
+        "-o",
+        "APT::Get::List-Cleanup=0",
+        "-o",
+        "APT::Update::Error-Mode=any",
+    ]
+
+
+def install_command(kind: str, names: list[str], downgrade: bool = False) -> list[str]:
+    """names carry their version where one is pinned (`name=version`, or `name-version` for dnf)."""
+    if kind == APT:
+        return ["apt-get", "install", *_INSTALL, *(["--allow-downgrades"] if downgrade else []), *names]
+    return ["dnf", "downgrade" if downgrade else "install", *_DNF_INSTALL, *names]
+
+
+def pinned(kind: str, name: str, version: Optional[str]) -> str:
+    if not version:
+        return name
+    return f"{name}={version}" if kind == APT else f"{name}-{version}"
+
+
+def remove_command(kind: str, names: list[str]) -> list[str]:
+    if kind == APT:
+        return ["apt-get", "purge", "--yes", *names]
+    # Left alone, dnf would take along whatever was installed as a dependency, which may be in use by now.
+    return ["dnf", "remove", "--assumeyes", "--setopt=clean_requirements_on_remove=False", *names]
+
+
+def restore_command(kind: str, names: list[str]) -> list[str]:
+    """Puts the distribution's own builds back in place of the stack's; apt needs restore_pins with it."""
+    if kind == APT:
+        return install_command(APT, names, downgrade=True)
+    return ["dnf", "distro-sync", "--assumeyes", *names]
+
+
+def restore_pins(names: list[str]) -> str:
+    """Takes the stack's builds out of apt's choice, the installed ones included."""
+    return f"Package: {' '.join(names)}\nPin: version *mlnx*\nPin-Priority: -1\n"
+
+
+def downgrade_pins(label: str) -> str:
+    """Lets apt replace what a package depends on by older versions too, from the driver repository alone."""
+    return f"Package: *\nPin: release l={label}\nPin-Priority: 1001\n"
+
+
+def with_preferences(path: str) -> list[str]:
+    """apt's option for a file of pins that counts for one command."""
+    return ["-o", f"Dir::Etc::Preferences={path}"]
+
+
+def hold_command(names: list[str], hold: bool) -> list[str]:
+    return ["apt-mark", "hold" if hold else "unhold", *names]
+
+
+def build_command(module: str, version: str, kernel: str) -> list[str]:
+    return ["dkms", "install", "-m", module, "-v", version, "-k", kernel, "--force"]

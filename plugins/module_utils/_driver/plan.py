@@ -1,0 +1,270 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What has to be installed, removed, pinned and built so that a node has the wanted driver on disk.
+
+PRIVATE to the collection. Pure: state and options in, Plan out, in the order in which it is carried out. Whether the
+driver gets into memory is the gate's business.
+"""
+
+from __future__ import annotations
+
+import re
+
+from .._core.change import Plan, kernel_out_of_reach
+from ..hca.driver import DOCA, INBOX, MLNX_OFED, UBUNTU_ARCHIVE
+from . import dkms, packages
+from .openpgp import fingerprints
+from .versions import compare, satisfies
+
+FLAVORS = (INBOX, DOCA, UBUNTU_ARCHIVE, MLNX_OFED)
+_FROM_REPOSITORY = (DOCA, MLNX_OFED)
+BASE_DKMS = {packages.APT: "mlnx-ofed-kernel", packages.DNF: "mlnx-ofa_kernel"}
+DKMS_MODULES = ("mlnx-ofed-kernel", "mlnx-ofa_kernel", "iser", "isert", "srp", "mlnx-nvme", "mlnx-nfsrdma")
+_CHANGES_MODULES = ("install", "upgrade", "downgrade", "build", "finish", "take out")
+_ANCHORS = {DOCA: ["doca-ofed"], MLNX_OFED: ["mlnx-ofed-kernel-only"]}
+
+
+def plan(state: dict, wanted: dict, root: str = "/") -> Plan:
+    """wanted: flavor, version, repository {url, key, fingerprint, label}, packages, hold_kernel, remove_allowed,
+    downgrade_allowed.
+    """
+    made = Plan()
+    node, flavor = state["facts"]["node"], wanted["flavor"]
+    kind = state["manager"]
+    foreign = unsupported(node)
+    if foreign:
+        made.problem(*foreign)
+    if kind is None:
+        return made
+    _refuse_what_cannot_work(made, state, wanted)
+    if made.problems:
+        return made
+    offline = kernel_out_of_reach(state["facts"], root)
+    if offline:
+        made.not_verified.append(f"the driver is left as it is: {offline}")
+        return made
+    for name, seen in sorted(state["unfinished"].items()):
+        made.change(f"package {name}", "finish", seen, "installed")
+    _take_away(made, state, wanted)
+    if flavor == INBOX:
+        _back_to_inbox(made, state)
+    else:
+        _need_tools(made, state, wanted)
+        _add_repository(made, state, wanted)
+        _add_packages(made, state, wanted)
+        _write(made, state, packages.SERVICE, packages.service_file())
+        _build(made, state)
+    if wanted.get("hold_kernel") is not None:
+        _hold(made, state, wanted["hold_kernel"])
+    return made
+
+
+def unsupported(node: dict) -> tuple[str, str, str, str] | None:
+    """(object, wanted, seen, next step) on a distribution whose driver cannot be changed here; else None."""
+    kind = packages.manager(node)
+    if kind is None:
+        return (
+            "distribution",
+            "Debian, Ubuntu or the RHEL family",
+            node["os"].get("pretty_name") or "an unknown one",
+            "install the driver by its own means and set driver_flavor: verify",
+        )
+    if kind == packages.DNF and packages.distribution(node) == "rhel8":
+        return (
+            "distribution",
+            "RHEL 9 or 10, or a rebuild of one",
+            node["os"].get("pretty_name") or "RHEL 8",
+            "upgrade the node (the system Python of RHEL 8 has no dnf module that Ansible can use any more), or set "
+            "driver_flavor: verify",
+        )
+    return None
+
+
+def anchors(flavor: str, kernel: str, named: list[str] | None = None) -> list[str]:
+    """The packages that stand for a flavor; Ubuntu has one for each kernel flavour."""
+    if named:
+        return list(named)
+    if flavor == UBUNTU_ARCHIVE:
+        return [f"doca-ofed-{re.sub(r'^[0-9.]+-[0-9]+-', '', kernel)}"]
+    return _ANCHORS.get(flavor, [])
+
+
+def sentence(made: Plan, wanted: dict) -> str | None:
+    """What the plan would do to the modules on disk, as the gate takes it; None when it leaves them alone."""
+    if not any(change.action in _CHANGES_MODULES for change in made.changes):
+        return None
+    if wanted["flavor"] == INBOX:
+        return "the driver stack is removed and the inbox driver used again"
+    return f"{wanted['flavor']} {wanted.get('version') or ''}".strip() + " is installed"
+
+
+def _refuse_what_cannot_work(made: Plan, state: dict, wanted: dict) -> None:
+    node, flavor, kind = state["facts"]["node"], wanted["flavor"], state["manager"]
+    where = packages.distribution(node)
+    if flavor == UBUNTU_ARCHIVE:
+        _refuse_archive(made, state, where)
+    if flavor in _FROM_REPOSITORY:
+        _refuse_repository(made, state, wanted, where)
+    if wanted.get("hold_kernel") and kind == packages.DNF:
+        made.problem(
+            "driver_hold_kernel",
+            "a node with apt",
+            where,
+            "hold kernels with dnf versionlock yourself, and set driver_hold_kernel: null",
+        )
+
+
+def _refuse_archive(made: Plan, state: dict, where: str) -> None:
+    match = re.fullmatch(r"ubuntu(\d+)\.(\d+)", where)
+    if not match or (int(match.group(1)), int(match.group(2))) < (26, 4):
+        made.problem(
+            "driver_flavor ubuntu_archive",
+            "Ubuntu 26.04 or newer, whose archive has DOCA-OFED with signed modules",
+            where,
+            "set driver_flavor: doca, or upgrade the node",
+        )
+    for path in state["foreign_repositories"]:
+        made.problem(
+            path,
+            "no repository of NVIDIA's beside Ubuntu's packages of the same stack",
+            "it names one",
+            f"remove {path}, run apt-get update, and run again",
+        )
+
+
+def _refuse_repository(made: Plan, state: dict, wanted: dict, where: str) -> None:
+    repository = wanted["repository"]
+    if not repository.get("url"):
+        made.problem(
+            f"{wanted['flavor']} {wanted['version']} for {where} {packages.architecture(state['facts']['node'])}",
+            "a repository in lock/artifacts.yml, or driver_repository_url",
+            repository.get("known") or "none",
+            "choose a version that the lock has for this distribution, or name your mirror in driver_repository_url",
+        )
+        return
+    found = fingerprints(repository.get("key") or "")
+    pinned = (repository.get("fingerprint") or "").replace(" ", "").upper()
+    if not pinned:
+        made.problem(
+            "driver_repository_fingerprint",
+            "the 40 digits of the key that signs the repository",
+            "nothing",
+            "get it from the vendor by a way that is not the repository itself, and set it",
+        )
+    elif found != [pinned]:
+        made.problem(
+            "key of the driver repository",
+            f"one key, with the fingerprint {pinned}",
+            ", ".join(found) or "no OpenPGP key in the file",
+            "get the right key file (driver_repository_key), or correct driver_repository_fingerprint if the vendor "
+            "announced a new key",
+        )
+    for path in state["foreign_repositories"]:
+        made.problem(
+            path,
+            f"one repository of the stack: {repository['url']}",
+            "it names another one of NVIDIA's",
+            f"remove {path}, in whose place {packages.REPOSITORIES[state['manager']]} comes, and run again",
+        )
+
+
+def _take_away(made: Plan, state: dict, wanted: dict) -> None:
+    """Another stack goes before the new one comes: two of them in one kernel tree, and depmod picks either."""
+    installed = state["facts"]["driver"]["installed"]
+    stack = packages.stack_packages(state["packages"])
+    # Remains without a kernel driver count as inbox: they are no stack in the way of another, but one to be taken out.
+    if not stack or (wanted["flavor"] != INBOX and installed["flavor"] in (wanted["flavor"], INBOX)):
+        return
+    if wanted.get("remove_allowed") is not True:
+        denied = wanted.get("remove_allowed") is False
+        made.problem(
+            f"driver stack {installed['flavor']} {installed['version'] or ''}".strip(),
+            f"none besides {wanted['flavor']}",
+            f"{len(stack)} packages: {', '.join(sorted(stack)[:4])}{' …' if len(stack) > 4 else ''}",
+            "remove them yourself, or choose the flavor that is installed"
+            if denied
+            else "set driver_remove_allowed: true to have them removed, or choose the flavor that is installed",
+        )
+        return
+    before = "".join(f"{name} {version}\n" for name, version in sorted(stack.items()))
+    made.change("driver stack", "take out", before, "")
+
+
+def _back_to_inbox(made: Plan, state: dict) -> None:
+    kind = state["manager"]
+    for path in (packages.REPOSITORIES[kind], packages.PINS, packages.KEYS[kind], packages.SERVICE):
+        if state["files"].get(path) is not None:
+            made.change(path, "remove", state["files"][path], "")
+    replaced = packages.replaced_packages(state["packages"])
+    if replaced:
+        before = "".join(f"{name} {state['packages'][name]}\n" for name in replaced)
+        after = "".join(f"{name} (the distribution's)\n" for name in replaced)
+        made.change("user space of the stack", "return", before, after)
+
+
+def _need_tools(made: Plan, state: dict, wanted: dict) -> None:
+    if wanted["flavor"] == UBUNTU_ARCHIVE:
+        return  # the archive has built and signed modules
+    kind = state["manager"]
+    for kernel in state["kernels"]:
+        if not state["headers"][kernel]:
+            made.change(f"package {packages.headers_package(kind, kernel)}", "need", "absent", "installed")
+    for name in packages.tools(kind):
+        if name not in state["packages"]:
+            made.change(f"package {name}", "need", "absent", "installed")
+
+
+def _add_repository(made: Plan, state: dict, wanted: dict) -> None:
+    if wanted["flavor"] not in _FROM_REPOSITORY:
+        return
+    kind, repository = state["manager"], wanted["repository"]
+    title = f"{wanted['flavor']} {wanted['version']}"
+    texts = {packages.KEYS[kind]: repository["key"].strip() + "\n"}
+    if kind == packages.APT:
+        texts[packages.PINS] = packages.pins_file(repository["label"])
+    texts[packages.REPOSITORIES[kind]] = packages.repository_file(kind, repository, title)
+    for path, text in texts.items():
+        _write(made, state, path, text)
+
+
+def _write(made: Plan, state: dict, path: str, text: str) -> None:
+    if state["files"].get(path) != text:
+        made.change(path, "write", state["files"].get(path) or "", text)
+
+
+def _add_packages(made: Plan, state: dict, wanted: dict) -> None:
+    version = wanted.get("version") if wanted["flavor"] in _FROM_REPOSITORY else None
+    for name in anchors(wanted["flavor"], state["facts"]["node"]["kernel"], wanted.get("packages")):
+        there = state["packages"].get(name)
+        if there and (not version or satisfies(there, version)):
+            continue
+        if not there:
+            made.change(f"package {name}", "install", "absent", version or "newest")
+        elif compare(there, version) < 0:
+            made.change(f"package {name}", "upgrade", there, version)
+        elif wanted.get("downgrade_allowed") is True:
+            made.change(f"package {name}", "downgrade", there, version)
+        else:
+            denied = wanted.get("downgrade_allowed") is False
+            made.problem(
+                f"package {name}",
+                version,
+                f"{there}, which is newer",
+                "set driver_version to what is installed" + ("" if denied else ", or driver_downgrade_allowed: true"),
+            )
+
+
+def _build(made: Plan, state: dict) -> None:
+    """Sources that DKMS knows and has not installed for a kernel, a hidden failure of a kernel upgrade."""
+    if any(change.action in _CHANGES_MODULES for change in made.changes):
+        return  # the packages themselves build; what they leave undone shows in the next look
+    known = [name for name in DKMS_MODULES if any(build.module == name for build in state["builds"])]
+    for module, version, kernel, seen in dkms.not_installed(state["builds"], known, state["kernels"]):
+        made.change(f"DKMS module {module} {version} for {kernel}", "build", seen, "installed")
+
+
+def _hold(made: Plan, state: dict, hold: bool) -> None:
+    for name in packages.kernel_packages(state["packages"], state["facts"]["node"]["kernel"]):
+        if (name in state["held"]) != hold:
+            made.change(f"package {name}", "hold" if hold else "unhold", *(("", "held") if hold else ("held", "")))

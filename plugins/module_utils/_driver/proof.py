@@ -1,0 +1,311 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Trying a driver installation beside the node before it is done on the node (apt).
+
+PRIVATE to the collection. apt works in a directory of its own, with the node's lists and sources plus the new one, so
+that a wrong key, an altered package, a version that is not there, missing headers or a removal that nobody asked for
+stops the run while the node is as it was. The base DKMS module is then built by the real dkms, in a tree of its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import glob
+import os
+import re
+import shutil
+import tempfile
+from typing import Any, Callable, Optional
+
+from .._core.change import Change, Refused
+from . import dkms, packages
+from .plan import BASE_DKMS
+from .versions import compare, satisfies
+
+Run = Callable[..., tuple[int, str, str]]
+_KEY_TROUBLE = re.compile(
+    r"NO_PUBKEY|BADSIG|EXPKEYSIG|REVKEYSIG|not signed|no longer signed|signatures? (couldn't|were)"
+)
+_HASH_TROUBLE = re.compile(r"Hash Sum mismatch|unexpected size|Hashes of expected file")
+_LINES = 12
+
+
+class Proof:
+    """A directory in which apt and dkms try what is to be done; use as a context manager."""
+
+    def __init__(self, run: Run, etc: str = "/etc/apt", lists: str = "/var/lib/apt/lists"):
+        self._run = run
+        self._etc = etc
+        self._lists = lists
+        self.directory = ""
+
+    def __enter__(self) -> Proof:
+        self.directory = tempfile.mkdtemp(prefix="gpufabric-driver-", dir="/var/tmp")
+        return self
+
+    def __exit__(self, *_exception: Any) -> None:
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def prepare(self, repository: Optional[dict], title: str) -> None:
+        """Lays out apt's directories; with a repository its key and source are added to the node's own."""
+        for name in ("lists/partial", "sources.list.d", "preferences.d", "archives/partial"):
+            os.makedirs(self._path(name))
+        for name in ("sources.list.d", "preferences.d"):
+            for path in glob.glob(f"{self._etc}/{name}/*"):
+                shutil.copy(path, self._path(name))
+        for path in glob.glob(f"{self._lists}/*"):
+            if os.path.isfile(path) and not path.endswith("/lock"):
+                _share(path, self._path(f"lists/{os.path.basename(path)}"))
+        if repository:
+            self._write("key.asc", repository["key"])
+            source = packages.repository_file(packages.APT, repository, title)
+            self._write(self._source(), source.replace(packages.KEYS[packages.APT], self._path("key.asc")))
+            self._write("preferences.d/" + os.path.basename(packages.PINS), packages.pins_file(repository["label"]))
+        settings = {
+            "Dir::State::Lists": self._path("lists"),
+            "Dir::Etc::SourceParts": self._path("sources.list.d"),
+            "Dir::Etc::PreferencesParts": self._path("preferences.d"),
+            "Dir::Cache::archives": self._path("archives"),
+            # Of its own, and there: without them each call would read all lists of the node again.
+            "Dir::Cache::pkgcache": self._path("pkgcache.bin"),
+            "Dir::Cache::srcpkgcache": self._path("srcpkgcache.bin"),
+            "Acquire::GzipIndexes": "false",
+            "Acquire::Languages": "none",
+            "APT::Sandbox::User": "root",
+        }
+        self._write("apt.conf", "".join(f'{key} "{value}";\n' for key, value in settings.items()))
+
+    def tools(self, names: list[str]) -> None:
+        """Headers and dkms have to be there to be had."""
+        if not names:
+            return
+        code, _out, error = self._apt("apt-get", "install", "--simulate", "--no-install-recommends", *names)
+        if not code:
+            return
+        missing = re.findall(r"Unable to locate package (\S+)", error) or re.findall(
+            r"Package '?(\S+?)'? has no installation candidate", error
+        )
+        headers = [name for name in missing if name.startswith("linux-headers-")]
+        if headers:
+            kernel = headers[0][len("linux-headers-") :]
+            raise Refused.because(
+                f"kernel headers for {kernel}",
+                f"the package {headers[0]}, without which DKMS cannot build the driver",
+                "no such package in the archives of this node",
+                "add the archive that carries it (archives drop old kernels), or boot a kernel that has its headers",
+            )
+        raise Refused.because(
+            f"packages {', '.join(names)}", "installable", _last(error), "correct the node's apt sources and run again"
+        )
+
+    def update(self, repository: dict) -> None:
+        """The repository answers, and its index is signed by the pinned key."""
+        code, out, error = self._apt(*packages.update_command(self._path(self._source())))
+        text = error + out
+        if not code and not _KEY_TROUBLE.search(text):
+            return
+        if _KEY_TROUBLE.search(text):
+            raise Refused.because(
+                f"repository {repository['url']}",
+                f"signed by the key {repository['fingerprint']}",
+                _chosen(text, _KEY_TROUBLE),
+                "do not install from it: find out who signed it, and correct the URL, the key or the fingerprint",
+            )
+        if _HASH_TROUBLE.search(text):
+            raise _altered(f"index of {repository['url']}", text)
+        raise Refused.because(
+            f"repository {repository['url']}",
+            "reachable from this node",
+            _last(text),
+            "look at name resolution, proxy and firewall, or name a mirror in driver_repository_url",
+        )
+
+    def candidate(self, name: str, version: Optional[str], sha256: Optional[str]) -> str:
+        """The exact version of a package in the new repository that satisfies the wanted one."""
+        offered = self._offered(name)
+        fitting = [found for found in offered if not version or satisfies(found, version)]
+        if not fitting:
+            raise Refused.because(
+                f"package {name}",
+                f"version {version}",
+                f"the repository offers {', '.join(sorted(offered)) or 'no such package'}",
+                "correct driver_version or driver_repository_url, which belong together",
+            )
+        chosen = max(fitting, key=functools.cmp_to_key(compare))
+        if sha256 and offered[chosen].get("SHA256") != sha256:
+            raise Refused.because(
+                f"package {name} {chosen}",
+                f"SHA-256 {sha256}, as the lock has it",
+                f"{offered[chosen].get('SHA256', 'none')} in the repository's signed index",
+                "do not install it: compare with the vendor's release; correct lock/artifacts.yml if that has changed",
+            )
+        return chosen
+
+    def simulate(self, names: list[str], downgrade: Optional[str] = None) -> dict[str, str]:
+        """{name: version} of what would be installed; a removal beyond the stack is refused.
+
+        downgrade: the pins that allow one.
+        """
+        flags = []
+        if downgrade:
+            self._write("preferences", downgrade)
+            flags = ["--allow-downgrades", *packages.with_preferences(self._path("preferences"))]
+        code, out, error = self._apt("apt-get", "install", "--simulate", "--no-install-recommends", *flags, *names)
+        if code:
+            raise Refused.because(
+                f"packages {' '.join(names)}",
+                "installable beside what is on the node",
+                _last(error + out),
+                "settle the conflict that apt names and run again",
+            )
+        removed = set(re.findall(r"^Remv (\S+)", out, re.MULTILINE))
+        removed = {name for name in removed if not packages.stack_packages({name: ""})}
+        if removed:
+            raise Refused.because(
+                f"packages {' '.join(names)}",
+                "installed without taking anything else away",
+                f"apt would remove {', '.join(sorted(removed))}",
+                "remove those yourself if nothing needs them, or choose another version of the driver",
+            )
+        return dict(re.findall(r"^Inst (\S+) (?:\[[^]]*\] )?\((\S+)", out, re.MULTILINE))
+
+    def fetch(self, wanted: dict[str, str]) -> list[str]:
+        """Downloads {name: version}; apt compares each with the signed index.
+
+        Without the version apt would take the newest it knows, which on a downgrade is the one that is to go.
+        """
+        names = [packages.pinned(packages.APT, name, version) for name, version in wanted.items()]
+        before = set(os.listdir(self.directory))
+        code, out, error = self._apt("apt-get", "download", *names, cwd=self.directory)
+        if code:
+            if _HASH_TROUBLE.search(error + out):
+                raise _altered(f"package {', '.join(names)}", error + out)
+            raise Refused.because(
+                f"package {', '.join(names)}",
+                "downloaded",
+                _last(error + out),
+                "look at the repository's web server, or name a mirror in driver_repository_url",
+            )
+        return sorted(self._path(name) for name in set(os.listdir(self.directory)) - before)
+
+    def build(self, archive: str, kernels: list[str], architecture: str) -> None:
+        """The base module builds for every kernel, by the real dkms, in a tree of its own."""
+        sources, tree = self._path("root/usr/src"), self._path("dkms")
+        os.makedirs(tree, exist_ok=True)
+        code, _out, error = self._run(["dpkg-deb", "--extract", archive, self._path("root")])
+        if code:
+            raise Refused.because(
+                archive, "a Debian package", _last(error), "have the mirror filled again and run again"
+            )
+        for conf in sorted(glob.glob(f"{sources}/*/dkms.conf")):
+            module, version = _identity(conf)
+            where = ["--sourcetree", sources, "--dkmstree", tree, "-m", module, "-v", version]
+            code, out, error = self._run(["dkms", "add", *where])
+            if code:
+                raise Refused.because(f"DKMS module {module}", "known to dkms", _last(error + out), "report it")
+            for kernel in kernels:
+                code, out, error = self._run(["dkms", "build", *where, "-k", kernel])
+                if code:
+                    raise build_failed(module, version, kernel, architecture, out + error, tree, "trial build")
+
+    def _offered(self, name: str) -> dict[str, dict[str, str]]:
+        """{version: stanza} of a package in the new repository alone."""
+        _code, out, _error = self._apt(
+            "apt-cache",
+            "show",
+            name,
+            "-o",
+            f"Dir::Etc::SourceList={self._path(self._source())}",
+            "-o",
+            "Dir::Etc::SourceParts=/dev/null",
+            "-o",
+            "Dir::State::status=/dev/null",
+        )
+        found = {}
+        for stanza in out.split("\n\n"):
+            fields = dict(line.split(": ", 1) for line in stanza.splitlines() if ": " in line and line[0] != " ")
+            if fields.get("Package") == name:
+                found[fields["Version"]] = fields
+        return found
+
+    def _apt(self, *argv: str, cwd: Optional[str] = None) -> tuple[int, str, str]:
+        return self._run(list(argv), environment={"APT_CONFIG": self._path("apt.conf")}, cwd=cwd)
+
+    def _source(self) -> str:
+        return "sources.list.d/" + os.path.basename(packages.REPOSITORIES[packages.APT])
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self.directory, name)
+
+    def _write(self, name: str, text: str) -> None:
+        with open(self._path(name), "w", encoding="utf-8") as stream:
+            stream.write(text)
+
+
+def base_package(kind: str) -> str:
+    """The package whose sources are built on trial; the others build against what it installs."""
+    return f"{BASE_DKMS[kind]}-dkms"
+
+
+def build_failed(
+    module: str,
+    version: str,
+    kernel: str,
+    architecture: str,
+    output: str,
+    tree: str = "/var/lib/dkms",
+    what: str = "build",
+) -> Refused:
+    """A build that did not end well, with the end of its log."""
+    log = ""
+    for path in dkms.log_path(module, version, kernel, architecture, tree):
+        if os.path.exists(path):
+            with open(path, encoding="utf-8", errors="replace") as stream:
+                log = stream.read()
+            break
+    left = "; the node's driver is as it was" if what == "trial build" else ""
+    return Refused.because(
+        f"DKMS module {module} {version}",
+        f"built for kernel {kernel}",
+        f"the {what} failed{left}. The end of make.log:\n{dkms.tail(log or output)}",
+        "choose a driver version that supports this kernel, or boot a kernel that it supports",
+    )
+
+
+def _identity(conf: str) -> tuple[str, str]:
+    """Name and version in a dkms.conf, which is a shell script; the directory's name where they are computed."""
+    with open(conf, encoding="utf-8", errors="replace") as stream:
+        text = stream.read()
+    found = dict(re.findall(r"""^PACKAGE_(NAME|VERSION)=["']?([^"'$\s]+)["']?\s*$""", text, re.MULTILINE))
+    name, _dash, version = os.path.basename(os.path.dirname(conf)).rpartition("-")
+    return found.get("NAME", name), found.get("VERSION", version)
+
+
+def _share(path: str, target: str) -> None:
+    try:
+        os.link(path, target)
+    except OSError:
+        shutil.copy2(path, target)
+
+
+def _altered(what: str, text: str) -> Refused:
+    return Refused.because(
+        what,
+        "the bytes that the repository's signed index promises",
+        _chosen(text, _HASH_TROUBLE),
+        "do not install it: have the mirror filled again (an outdated proxy cache does this too) and run again",
+    )
+
+
+def _chosen(text: str, pattern: re.Pattern) -> str:
+    return next(line.strip() for line in text.splitlines() if pattern.search(line))
+
+
+def _last(text: str) -> str:
+    return "\n".join([line for line in text.strip().splitlines() if line.strip()][-_LINES:])
+
+
+def needed(changes: list[Change]) -> list[str]:
+    """Names of the packages that builds need and that are not there."""
+    return [change.object.split()[1] for change in changes if change.action == "need"]

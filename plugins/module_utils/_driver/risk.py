@@ -1,0 +1,509 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a driver change would disturb on a node: who uses the HCAs, what stands on them, what would be lost.
+
+PRIVATE to the collection. Reads files below a root, like the facts; nothing is run. Every list is empty where nothing
+was found, so the gate needs no special case for a small node.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterator
+from typing import Any, Optional
+
+from ..hca import driver, paths
+from ..hca.modules import Catalogue
+from ..hca.netns import unit_of
+from ..hca.text import integer, is_unknown, natural
+from ..hca.tree import Tree
+from . import netdev_names
+from .secure_boot import secure_boot
+
+# Consumers of the RDMA stack that openibd and `modprobe -r` of the HCA driver do not unload (openibd knows ipoib and
+# the verbs modules). DOCA ships some of them itself, but each holds ib_core while it is in use.
+CONSUMERS = {
+    "ib_iser": "iSER initiator",
+    "ib_isert": "iSER target",
+    "ib_srp": "SRP initiator",
+    "ib_srpt": "SRP target",
+    "nvme_rdma": "NVMe over RDMA",
+    "nvmet_rdma": "NVMe target over RDMA",
+    "rpcrdma": "NFS over RDMA",
+    "xprtrdma": "NFS over RDMA",
+    "svcrdma": "NFS server over RDMA",
+    "ko2iblnd": "Lustre over RDMA",
+    "rds_rdma": "RDS over RDMA",
+    "smc": "SMC sockets",
+    "smbdirect": "SMB Direct",
+    "ksmbd": "SMB server",
+    "cifs": "SMB client",
+    "9pnet_rdma": "9P over RDMA",
+    "beegfs": "BeeGFS",
+    "mmfslinux": "Storage Scale",
+    "rnbd_client": "RDMA block device",
+    "rtrs_core": "RDMA transport",
+    "hfi1": "Omni-Path",
+    "rdma_rxe": "software RoCE device",
+    "siw": "software iWARP device",
+}
+# What a reload takes out, users before providers; also the set that may hold one another without being in the way.
+STACK = (
+    "mlx5_vdpa",
+    "mlx5_fwctl",
+    "mlx5_dpll",
+    "ib_ipoib",
+    "rdma_ucm",
+    "rdma_cm",
+    "iw_cm",
+    "ib_cm",
+    "ib_umad",
+    "mlx5_ib",
+    "ib_uverbs",
+    "ib_core",
+    "mlx5_core",
+    "mlxdevm",
+    "mlxfw",
+    "mlx_compat",
+)
+PEERMEM = ("nvidia_peermem", "nv_peer_mem")
+_REMOTE = ("nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "beegfs", "gpfs", "9p")
+_TCP_ESTABLISHED = "01"
+_POD = re.compile(r"kubepods.*/?pod([0-9a-f]{8}[0-9a-f_-]+)")
+_ADDRESS_OPTION = re.compile(r"^(?:mount)?(?:addr|ip)=(.+)$")
+
+
+def read(
+    tree: Tree,
+    facts: dict,
+    attachments: Optional[list[dict]] = None,
+    software_hcas: bool = False,
+    port_names: Optional[bool] = None,
+) -> dict[str, Any]:
+    """Everything the gate asks for besides the facts.
+
+    attachments: NetworkAttachmentDefinitions by name and master, which only a controller can know. port_names: whether
+    the driver to come shows port names, which become part of interface names.
+    """
+    tree = tree.snapshot()
+    kinds = ("pci", "software") if software_hcas else ("pci",)
+    facts = {**facts, "hcas": [hca for hca in facts["hcas"] if hca["kind"] in kinds]}
+    ours = hca_netdevs(facts)
+    holding, sockets = processes(tree)
+    return {
+        "modules": loaded_modules(tree),
+        "processes": holding,
+        "management": management(tree, ours, sockets),
+        "storage": storage(tree, ours),
+        "virtual_functions": virtual_functions(tree, facts),
+        "netdevs": settings(tree, facts),
+        "secure_boot": secure_boot(tree),
+        "renames": netdev_names.renames(tree, ours, attachments or [], port_names),
+        "pods": pods(tree),
+        "operators": operators(tree),
+        "next_kernel": next_kernel(tree, facts),
+    }
+
+
+def next_kernel(tree: Tree, facts: dict) -> Optional[dict[str, Any]]:
+    """The newest kernel that can boot, when it is not the running one: {release, has_stack}.
+
+    has_stack is None when the running kernel uses the inbox driver too, so that nothing would be lost.
+    """
+    disk = facts["driver"]["on_disk"]
+    release = newest_kernel(tree)
+    if release is None or release == facts["node"]["kernel"]:
+        return None
+    if disk["flavor"] == driver.INBOX or is_unknown(disk["flavor"]):
+        return {"release": release, "has_stack": None}
+    path = Catalogue(tree, release).path("mlx5_core")
+    return {"release": release, "has_stack": bool(path) and f"/{release}/kernel/" not in path}
+
+
+def newest_kernel(tree: Tree) -> Optional[str]:
+    """The release with the highest version among those that have both an image in /boot and modules."""
+    found = [
+        release
+        for release in tree.listdir("/lib/modules")
+        if tree.exists(f"/boot/vmlinuz-{release}") and tree.exists(f"/lib/modules/{release}/modules.dep")
+    ]
+    return max(found, key=natural, default=None)
+
+
+def hca_netdevs(facts: dict) -> list[str]:
+    """Interfaces that vanish with the HCA driver: those of HCAs and of cards that have no RDMA device yet."""
+    found = {netdev["name"] for hca in facts["hcas"] for netdev in hca["netdevs"]}
+    for card in facts["cards_without_rdma"]:
+        found.update(card["netdevs"])
+    return sorted(found)
+
+
+def loaded_modules(tree: Tree) -> dict[str, dict[str, Any]]:
+    """{name: {refcount, holders}} of the loadable modules in the kernel that belong to the stack or stand on it.
+
+    refcount above the number of holders means users that are no modules: open files, mounts, bound devices.
+    """
+    names = (*STACK, *PEERMEM, *CONSUMERS)
+    wanted = {name for name in names if tree.isdir(f"{paths.MODULE}/{name}")}
+    for name in sorted(wanted):
+        wanted.update(tree.listdir(f"{paths.MODULE}/{name}/holders"))
+    found = {}
+    for name in sorted(wanted):
+        refcount = integer(tree.read(f"{paths.MODULE}/{name}/refcnt"))
+        if refcount is not None:
+            found[name] = {"refcount": refcount, "holders": tree.listdir(f"{paths.MODULE}/{name}/holders")}
+    return found
+
+
+def processes(tree: Tree) -> tuple[list[dict[str, Any]], set[str]]:
+    """(processes with an RDMA character device open, inodes of the sockets of SSH servers), in one walk of /proc."""
+    holding, sockets = [], set()
+    for pid in sorted(int(name) for name in tree.listdir("/proc") if name.isdigit()):
+        command = tree.read(f"/proc/{pid}/comm") or "?"
+        devices = set()
+        for descriptor in tree.listdir(f"/proc/{pid}/fd"):
+            target = tree.readlink(f"/proc/{pid}/fd/{descriptor}") or ""
+            if target.startswith("/dev/infiniband/"):
+                devices.add(target)
+            elif command.startswith("sshd") and target.startswith("socket:["):
+                sockets.add(target[len("socket:[") : -1])
+        if devices:
+            pod = _POD.search(tree.read(f"/proc/{pid}/cgroup") or "")
+            holding.append(
+                {
+                    "pid": pid,
+                    "command": command,
+                    "unit": unit_of(tree, pid),
+                    "pod": pod.group(1).replace("_", "-") if pod else None,
+                    "devices": sorted(devices),
+                }
+            )
+    return holding, sockets
+
+
+def management(tree: Tree, ours: list[str], sockets: set[str]) -> list[dict[str, str]]:
+    """The ways into the node that go over an HCA: [{netdev, via, why}]."""
+    routes = _routes(tree)
+    found = []
+
+    def add(via: str, why: str) -> None:
+        for netdev in sorted(below(tree, via) & set(ours)):
+            entry = {"netdev": netdev, "via": via, "why": why}
+            if entry not in found:
+                found.append(entry)
+
+    for network, via in routes:
+        if not network.prefixlen:
+            add(via, "the default route")
+    for peer in sorted(_ssh_peers(tree, sockets)):
+        via = _route_to(routes, ipaddress.ip_address(peer))
+        if via:
+            add(via, f"the SSH session from {peer}")
+    return found
+
+
+def below(tree: Tree, name: str) -> set[str]:
+    """An interface and all it stands on: bond members, VLAN, bridge and macvlan parents."""
+    found: set[str] = set()
+    pending = [name]
+    while pending:
+        name = pending.pop()
+        if name not in found:
+            found.add(name)
+            pending += [
+                entry[len("lower_") :] for entry in tree.listdir(f"{paths.NET}/{name}") if entry.startswith("lower_")
+            ]
+    return found
+
+
+def _ssh_peers(tree: Tree, sockets: set[str]) -> set[str]:
+    """Remote addresses of established connections that an SSH server holds."""
+    found = set()
+    for path, size in (("/proc/net/tcp", 8), ("/proc/net/tcp6", 32)):
+        for line in (tree.read(path) or "").splitlines()[1:]:
+            part = line.split()
+            if len(part) > 9 and part[3] == _TCP_ESTABLISHED and part[9] in sockets:
+                address = _address(part[2].partition(":")[0], size)
+                if address and not address.is_loopback:
+                    found.add(str(address))
+    return found
+
+
+def _address(digits: str, size: int) -> Any:
+    """An address of /proc/net/tcp: 32-bit words in the byte order of the machine (little-endian on ours)."""
+    if len(digits) != size:
+        return None
+    data = bytes.fromhex(digits)
+    data = b"".join(data[start : start + 4][::-1] for start in range(0, len(data), 4))
+    address = ipaddress.ip_address(data)
+    return getattr(address, "ipv4_mapped", None) or address
+
+
+def _routes(tree: Tree) -> list[tuple[Any, str]]:
+    """[(network, interface)] of the main tables, without what the kernel rejects."""
+    found: list[tuple[Any, str]] = []
+    for line in (tree.read("/proc/net/route") or "").splitlines()[1:]:
+        part = line.split()
+        if len(part) > 7 and int(part[3], 16) & 0x1:
+            address, mask = (int.from_bytes(bytes.fromhex(part[field]), "little") for field in (1, 7))
+            found.append((ipaddress.ip_network((address, bin(mask).count("1"))), part[0]))
+    for line in (tree.read("/proc/net/ipv6_route") or "").splitlines():
+        part = line.split()
+        if len(part) == 10 and part[9] != "lo" and int(part[8], 16) & 0x201 == 0x1:
+            network = ipaddress.ip_network((bytes.fromhex(part[0]), int(part[1], 16)), strict=False)
+            found.append((network, part[9]))
+    return found
+
+
+def _route_to(routes: list[tuple[Any, str]], address: Any) -> Optional[str]:
+    """The interface of the most specific route; policy routing is not followed."""
+    matching = [route for route in routes if route[0].version == address.version and address in route[0]]
+    return max(matching, key=lambda route: route[0].prefixlen)[1] if matching else None
+
+
+def storage(tree: Tree, ours: list[str]) -> list[dict[str, str]]:
+    """What is mounted, or swapped to, through modules of the stack or over an HCA: [{mount, device, why}]."""
+    nvme_behind_stack = any(holder.startswith("nvme") for holder in tree.listdir(f"{paths.MODULE}/mlx_compat/holders"))
+    routes = _routes(tree)
+    found = []
+    for mount, kind, source, options in _mounts(tree):
+        why = None
+        if kind in _REMOTE:
+            why = _remote(tree, kind, source, options, routes, ours)
+        elif source.startswith("/dev/"):
+            for disk in sorted(_disks(tree, source)):
+                transports = _nvme_transports(tree, disk)
+                if "rdma" in transports:
+                    why = f"{disk} is NVMe over RDMA"
+                elif transports and nvme_behind_stack:
+                    why = f"{disk} is driven by an nvme module that holds mlx_compat"
+                elif "tcp" in transports:
+                    why = None
+                else:
+                    why = _fabric_disk(tree, disk)
+                if why:
+                    break
+        if why:
+            found.append({"mount": mount, "device": source, "why": why})
+    return found
+
+
+def _mounts(tree: Tree) -> Iterator[tuple[str, str, str, str]]:
+    """(mount point, file system, source, options), swap included."""
+    text = tree.read("/proc/1/mountinfo") or tree.read("/proc/self/mountinfo") or ""
+    seen = set()
+    for line in text.splitlines():
+        left, dash, right = line.partition(" - ")
+        part, more = left.split(), right.split()
+        if not dash or len(part) < 6 or len(more) < 2:
+            continue
+        # A kubelet bind-mounts the same file system a hundred times: the first mount of a source tells enough.
+        key = (more[0], more[1])
+        if key not in seen or part[4] == "/":
+            seen.add(key)
+            yield part[4], more[0], more[1], more[2] if len(more) > 2 else ""
+    for line in (tree.read("/proc/swaps") or "").splitlines()[1:]:
+        part = line.split()
+        if part:
+            yield "swap", "swap", part[0], ""
+
+
+def _remote(tree: Tree, kind: str, source: str, options: str, routes, ours: list[str]) -> Optional[str]:
+    words = options.split(",")
+    if "proto=rdma" in words or "rdma" in words or "@o2ib" in source:
+        return f"{kind} over RDMA"
+    for word in words:
+        match = _ADDRESS_OPTION.match(word)
+        if not match:
+            continue
+        try:
+            via = _route_to(routes, ipaddress.ip_address(match.group(1)))
+        except ValueError:
+            continue
+        over = sorted(below(tree, via) & set(ours)) if via else []
+        if over:
+            return f"{kind} from {match.group(1)} over {over[0]}"
+    return None
+
+
+def _disks(tree: Tree, source: str) -> set[str]:
+    """Names of the whole disks below a device: through partitions, device mapper and md."""
+    found: set[str] = set()
+    pending = [tree.realpath(source).rpartition("/")[2]]
+    while pending:
+        name = pending.pop()
+        base = f"/sys/class/block/{name}"
+        slaves = tree.listdir(f"{base}/slaves")
+        if slaves:
+            pending += slaves
+        elif tree.exists(f"{base}/partition"):
+            pending.append(tree.realpath(base).split("/")[-2])
+        else:
+            found.add(name)
+    return found
+
+
+def _nvme_transports(tree: Tree, disk: str) -> set[str]:
+    """Transports of the controllers behind an NVMe disk; empty for any other disk."""
+    match = re.match(r"nvme(\d+)", disk)
+    if not match:
+        return set()
+    number = match.group(1)
+    subsystem = f"/sys/class/nvme-subsystem/nvme-subsys{number}"
+    names = [name for name in tree.listdir(subsystem) if re.fullmatch(r"nvme\d+", name)] or [f"nvme{number}"]
+    return {tree.read(f"/sys/class/nvme/{name}/transport") or "pcie" for name in names}
+
+
+def _fabric_disk(tree: Tree, disk: str) -> Optional[str]:
+    """Why a SCSI disk comes over RDMA, None when it does not."""
+    device = tree.realpath(f"/sys/class/block/{disk}/device")
+    host = re.search(r"/(host\d+)/", device + "/")
+    module = tree.read(f"/sys/class/scsi_host/{host.group(1)}/proc_name") if host else None
+    # An iSER disk shows as iscsi_iser, the name of its iSCSI transport.
+    module = {"iscsi_iser": "ib_iser"}.get(module or "", module)
+    return f"{disk} comes over {CONSUMERS[module]}" if module in ("ib_iser", "ib_srp") else None
+
+
+def virtual_functions(tree: Tree, facts: dict) -> list[dict[str, Any]]:
+    """Physical functions with VFs, and what a reload would lose of them.
+
+    `settings` is what MLNX_OFED and DOCA show below device/sriov/<n>. The inbox driver tells it by netlink only: there
+    it is None, not known and hence not restored.
+    """
+    found = []
+    for hca in facts["hcas"]:
+        pci = hca["pci"]
+        if hca["kind"] != "pci" or hca["function"] != "pf" or not pci["sriov"]["enabled"]:
+            continue
+        device = f"{paths.PCI}/{pci['address']}"
+        passed = [
+            address
+            for address in pci["virtfns"]
+            if tree.target(f"{paths.PCI}/{address}/driver") in ("vfio-pci", "pci-stub", "uio_pci_generic")
+        ]
+        netdevs = [netdev["name"] for netdev in hca["netdevs"]]
+        found.append(
+            {
+                "hca": hca["name"],
+                "address": pci["address"],
+                "netdevs": netdevs,
+                "enabled": pci["sriov"]["enabled"],
+                "passed_through": passed,
+                "representors": sorted(
+                    name
+                    for name in tree.listdir(f"{device}/net")
+                    if re.match(r"(c\d+)?pf\d+(vf|sf)\d+", tree.read(f"{paths.NET}/{name}/phys_port_name") or "")
+                ),
+                "settings": _vf_settings(tree, device, pci["sriov"]["enabled"]),
+            }
+        )
+    return found
+
+
+def _vf_settings(tree: Tree, device: str, count: int) -> Optional[list[dict[str, str]]]:
+    if not tree.isdir(f"{device}/sriov/0"):
+        return None
+    found = []
+    for number in range(count):
+        base = f"{device}/sriov/{number}"
+        values = {name: tree.read(f"{base}/{name}") for name in ("mac", "node", "port", "policy", "trust")}
+        found.append({name: value for name, value in values.items() if value})
+    return found
+
+
+def settings(tree: Tree, facts: dict) -> list[dict[str, Any]]:
+    """What the interfaces of HCAs are set to now, as far as a reload would lose it and it can be put back."""
+    found = []
+    for hca in facts["hcas"]:
+        for netdev in hca["netdevs"]:
+            base = f"{paths.NET}/{netdev['name']}"
+            if not tree.readlink(f"{base}/device"):
+                continue  # a bond that is the netdev of its HCA outlives the driver
+            flags = integer(tree.read(f"{base}/flags")) or 0
+            found.append(
+                {
+                    "name": netdev["name"],
+                    "hca": hca["name"],
+                    "mac": netdev["mac"],
+                    "mtu": netdev["mtu"],
+                    "up": bool(flags & 0x1),
+                    "master": netdev["master"],
+                    "upper": sorted(
+                        entry[len("upper_") :] for entry in tree.listdir(base) if entry.startswith("upper_")
+                    ),
+                    "addresses": netdev["addresses"] if isinstance(netdev["addresses"], list) else [],
+                }
+            )
+    return found
+
+
+def pods(tree: Tree) -> list[dict[str, str]]:
+    """Pods that run: their cgroup exists. Their names come from the kubelet's log directory."""
+    alive = set()
+    for base in ("/sys/fs/cgroup", "/sys/fs/cgroup/systemd", "/sys/fs/cgroup/cpu"):
+        for top in ("kubepods", "kubepods.slice"):
+            alive.update(_pod_uids(tree, f"{base}/{top}"))
+    named = {}
+    for entry in tree.listdir("/var/log/pods"):
+        namespace, _underscore, rest = entry.partition("_")
+        name, _underscore, uid = rest.rpartition("_")
+        named[uid] = {
+            "namespace": namespace,
+            "name": name,
+            "containers": tree.listdir(f"/var/log/pods/{entry}"),
+        }
+    unknown = {"namespace": "?", "containers": []}
+    found = [{"uid": uid, **(named.get(uid) or {**unknown, "name": uid})} for uid in alive]
+    return sorted(found, key=lambda pod: (pod["namespace"], pod["name"]))
+
+
+def _pod_uids(tree: Tree, directory: str, depth: int = 2) -> Iterator[str]:
+    for entry in tree.listdir(directory):
+        match = re.fullmatch(r"(?:kubepods-)?(?:(?:burstable|besteffort)-)?pod([0-9a-f_-]+?)(?:\.slice)?", entry)
+        if match:
+            yield match.group(1).replace("_", "-")
+        elif depth and ("burstable" in entry or "besteffort" in entry):
+            yield from _pod_uids(tree, f"{directory}/{entry}", depth - 1)
+
+
+# Containers and pods by which a cluster operator owns a driver on this node, and the object that a person edits.
+_OPERATORS = (
+    (
+        "NVIDIA Network Operator",
+        re.compile(r"^(mofed-|doca-driver-|ofed-driver)"),
+        re.compile(r"^mofed-container$"),
+        "spec.ofedDriver of its NicClusterPolicy",
+    ),
+    (
+        "NVIDIA GPU Operator",
+        re.compile(r"^nvidia-driver-daemonset"),
+        re.compile(r"^nvidia-(driver-ctr|peermem-ctr)$"),
+        "spec.driver (enabled, rdma) of its ClusterPolicy",
+    ),
+)
+# Where the driver containers put what they build, and the file by which they keep the host's own modules out.
+_OPERATOR_TRACES = {
+    "NVIDIA Network Operator": ("/run/mellanox/drivers",),
+    "NVIDIA GPU Operator": ("/run/nvidia/driver/lib/modules",),
+}
+# doca-driver-build writes it (OFED_BLACKLIST_MODULES_FILE) and removes it only when its container ends in order.
+BLACKLISTS = {"NVIDIA Network Operator": ("/etc/modprobe.d/blacklist-ofed-modules.conf",)}
+
+
+def operators(tree: Tree) -> list[dict[str, Any]]:
+    """Cluster operators that own a driver here, running or gone: [{owner, policy, pods, traces, blacklists}]."""
+    running = pods(tree)
+    found = []
+    for owner, pod_name, container_name, policy in _OPERATORS:
+        mine = [
+            f"{pod['namespace']}/{pod['name']}"
+            for pod in running
+            if pod_name.match(pod["name"]) or any(container_name.match(name) for name in pod["containers"])
+        ]
+        traces = [path for path in _OPERATOR_TRACES[owner] if tree.listdir(path)]
+        blacklists = [path for path in BLACKLISTS.get(owner, ()) if tree.exists(path)]
+        if mine or traces or blacklists:
+            found.append({"owner": owner, "policy": policy, "pods": mine, "traces": traces, "blacklists": blacklists})
+    return found

@@ -1,0 +1,95 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What is on a node's disk of driver stacks: packages, our repository files, headers, DKMS builds.
+
+PRIVATE to the collection. Reads files below a root; `dkms status` is the one thing that is run, where it exists.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, Callable
+
+from ..hca.driver import DPKG_STATUS
+from ..hca.seams import Seams
+from ..hca.tree import Tree
+from . import dkms, packages
+from .risk import newest_kernel
+
+_VENDOR = re.compile(r"(linux|www|content)\.mellanox\.com|/usr/share/doca-host|/usr/share/mlnx-ofed")
+_SOURCES = {
+    packages.APT: ("/etc/apt/sources.list.d", (".list", ".sources")),
+    packages.DNF: ("/etc/yum.repos.d", (".repo",)),
+}
+
+
+def read(tree: Tree, facts: dict, seams: Seams, run: Callable[[list[str]], tuple[int, str, str]]) -> dict[str, Any]:
+    tree = tree.snapshot()
+    kind = packages.manager(facts["node"])
+    installed, held, unfinished = _packages(tree, kind, seams)
+    kernels = _kernels(tree, facts["node"]["kernel"])
+    own = [table[kind] for table in (packages.KEYS, packages.REPOSITORIES) if kind]
+    return {
+        "facts": facts,
+        "manager": kind,
+        "packages": installed,
+        "held": held,
+        "unfinished": {name: seen for name, seen in unfinished.items() if packages.stack_packages({name: ""})},
+        "files": {path: _text(tree, path) for path in [*own, packages.PINS, packages.SERVICE]},
+        "foreign_repositories": list(_foreign(tree, kind)),
+        "kernels": kernels,
+        "headers": {kernel: tree.exists(f"/lib/modules/{kernel}/build/Makefile") for kernel in kernels},
+        "builds": _builds(tree, run),
+    }
+
+
+def _text(tree: Tree, path: str) -> str | None:
+    """A file to its last byte: Tree.read strips, and these are compared with what is to be written."""
+    data = tree.read_bytes(path)
+    return None if data is None else data.decode("utf-8", "replace")
+
+
+def _kernels(tree: Tree, running: str) -> list[str]:
+    """The running kernel and the newest one, which the next boot takes."""
+    newest = newest_kernel(tree)
+    return [running] if newest in (None, running) else [running, newest]
+
+
+def _packages(tree: Tree, kind: str | None, seams: Seams) -> tuple[dict[str, str], set[str], dict[str, str]]:
+    """({installed: version}, names on hold, {name: state} of packages that dpkg left in between)."""
+    if kind == packages.DNF:
+        listing = seams.rpm_query() or ""
+        return dict(line.split(" ", 1) for line in listing.splitlines() if " " in line), set(), {}
+    installed, held, unfinished = {}, set(), {}
+    for stanza in (tree.read(DPKG_STATUS) or "").split("\n\n"):
+        fields = dict(line.split(": ", 1) for line in stanza.splitlines() if ": " in line and line[0] != " ")
+        want, _ok, state = [*fields.get("Status", "").split(), "", "", ""][:3]
+        if state == "installed":
+            installed[fields["Package"]] = fields.get("Version", "")
+        elif state in ("unpacked", "half-configured", "half-installed", "triggers-awaited", "triggers-pending"):
+            unfinished[fields["Package"]] = state
+        if want == "hold":
+            held.add(fields["Package"])
+    return installed, held, unfinished
+
+
+def _foreign(tree: Tree, kind: str | None) -> Iterator[str]:
+    """Repository files of the vendor's that are not ours."""
+    if kind is None:
+        return
+    directory, endings = _SOURCES[kind]
+    for name in tree.listdir(directory):
+        path = f"{directory}/{name}"
+        if name.endswith(endings) and path != packages.REPOSITORIES[kind]:
+            lines = (line.split("#", 1)[0] for line in (tree.read(path) or "").splitlines())
+            if any(_VENDOR.search(line) for line in lines):
+                yield path
+
+
+def _builds(tree: Tree, run: Callable[[list[str]], tuple[int, str, str]]) -> list[dkms.Build]:
+    if not tree.live or not tree.listdir("/var/lib/dkms"):
+        return []
+    code, out, _error = run(["dkms", "status"])
+    return [] if code else dkms.parse(out)

@@ -1,0 +1,372 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Capture of a node: the files, links and answers that its facts come from, as one scrubbed fixture.
+
+Note that this module util is private to the collection. It can have breaking changes at any time.
+
+The facts are gathered once with a tree that remembers what it was asked. What that leads to is read again, cut down to
+what facts can come from (the package database to RDMA packages, a module file to its .modinfo fields), then scrubbed.
+"""
+
+from __future__ import annotations
+
+import base64
+import errno
+import os
+import re
+
+from ..hca import Seams, Tree, gather
+from ..hca.elf import parse
+from ..hca.paths import HEADER
+from .scrub import Scrubber
+
+ZERO_GID = ":".join(["0000"] * 8)
+_LINKS_MAX = 40  # the kernel's own limit (ELOOP)
+_MODULE_FILE = re.compile(r"\.ko(\.(xz|zst|gz))?$")
+_MODULE_FIELDS = ("version", "srcversion", "build_id", "license", "depends", "vermagic", "intree")
+# What the facts may ask of a package database or of depmod's files; the rest of these lists is nobody's business.
+_PACKAGES = re.compile(
+    r"doca|mlnx|mellanox|ofed|ofa_kernel|rdma|verbs|perftest|infiniband|nvidia|^efa$|psm2", re.IGNORECASE
+)
+_MODULES = re.compile(r"mlx|^ib_|^iw_|rdma|rxe|^siw|nvidia|nv_peer|nv-p2p|hfi1|irdma|^efa|^bnxt_re|^erdma|^mana")
+_REDACTED = "removed by capture"
+# Links to whichever process reads them: kept as the folders they look like.
+_OF_THE_READER = ("/proc/self", "/proc/net")
+
+
+def recording_seams(seams):
+    """(seams that answer like the given ones, dictionary that fills with the answers)."""
+    answers = {"addresses": None, "machine": None, "modinfo": {}, "rpm": None}
+
+    def note(name, call):
+        def ask():
+            answers[name] = call()
+            return answers[name]
+
+        return ask
+
+    def modinfo(path):
+        answers["modinfo"][path] = seams.modinfo(path)
+        return answers["modinfo"][path]
+
+    return (
+        Seams(
+            modinfo=modinfo,
+            rpm=note("rpm", seams.rpm_query),
+            addresses=note("addresses", seams.addresses),
+            machine=note("machine", seams.machine),
+        ),
+        answers,
+    )
+
+
+def capture(root, name, about=None):
+    """(fixture as its file has it, facts as they were, what scrubs those facts alike)."""
+    asked = {}
+    tree = Tree(root)
+    seams, answers = recording_seams(Seams.of(tree))
+    facts = gather(
+        Tree(root, record=lambda how, path: asked.setdefault(how, set()).add(path)), seams, software_hcas=True
+    )
+    whole = _Material(tree, asked, answers).fixture()
+    scrubber = Scrubber(whole, tree.read("/proc/sys/kernel/hostname"))
+    fixture = {
+        "name": name,
+        "about": about or describe(facts),
+        "provenance": {"kind": "captured", "from": ["playbooks/capture.yml of the collection gpufabric.rdma"]},
+        **scrubber.apply(whole),
+    }
+    return encoded(fixture), facts, scrubber
+
+
+def describe(facts):
+    """One line about a node: its system, kernel, GPUs and HCAs."""
+    counts = {}
+    for gpu in facts["gpus"]:
+        counts[gpu["model"]] = counts.get(gpu["model"], 0) + 1
+    for hca in facts["hcas"]:
+        model = hca["pci"]["model"] if hca["pci"] else "software HCA"
+        counts[model] = counts.get(model, 0) + 1
+    devices = ", ".join(f"{count} x {model}" for model, count in counts.items()) or "no HCA"
+    return f"{facts['node']['os']['pretty_name']}, kernel {facts['node']['kernel']}: {devices}"
+
+
+class _Material:
+    """What a recording touched, sorted into the sections of a fixture, with every link on the way to it."""
+
+    def __init__(self, tree, asked, answers):
+        self.tree = tree
+        self.asked = asked
+        self.answers = answers
+        self.prefix = "" if tree.live else tree.root
+        self.links, self.files, self.errors, self.directories = {}, {}, {}, set()
+        self.modes, self.mtimes, self.repeat = {}, {}, []
+
+    def fixture(self):
+        for how, take in (("read", self._content), ("slots", self._table), ("list", self._listing)):
+            for path in sorted(self.asked.get(how, ())):
+                take(path)
+        for path in sorted(self.asked.get("link", set()) | self.asked.get("stat", set())):
+            self._presence(path)
+        self._forget_plain_processes()
+        files = {path: trimmed(path, content) for path, content in self.files.items()}
+        self.answers["modinfo"] = {path: fields for path, fields in self.answers["modinfo"].items() if fields}
+        if self.answers["rpm"] is not None:
+            lines = self.answers["rpm"].splitlines()
+            self.answers["rpm"] = "".join(f"{line}\n" for line in lines if _PACKAGES.search(line.split(" ")[0]))
+        return {
+            "seams": self.answers,
+            "links": self.links,
+            "files": files,
+            "errors": self.errors,
+            "modes": self.modes,
+            "mtimes": self.mtimes,
+            "directories": sorted(self.directories - set(_folders((*files, *self.links, *self.errors)))),
+            "repeat": self.repeat,
+        }
+
+    def _place(self, path, follow=True):
+        """The path with links resolved, each link noted; None when there is nothing. follow: the last component too."""
+        parts, real, budget = path.strip("/").split("/"), "", _LINKS_MAX
+        while parts:
+            part = parts.pop(0)
+            if part in ("", "."):
+                continue
+            if part == "..":
+                real = real.rpartition("/")[0]
+                continue
+            here = f"{real}/{part}"
+            try:
+                goal = None if here in _OF_THE_READER else os.readlink(self.prefix + here)
+            except OSError:
+                goal = None
+            if goal is None:
+                if not os.path.lexists(self.prefix + here):
+                    return None
+                real = here
+                continue
+            self.links[here] = goal
+            budget -= 1
+            if (not parts and not follow) or budget < 0:
+                return here
+            # A namespace link (net:[4026531840]) leads nowhere that has a name.
+            if re.match(r"^\w+:\[\d+\]$", goal):
+                return None
+            real = "" if goal.startswith("/") else real
+            parts = goal.split("/") + parts
+        return real
+
+    def _content(self, path):
+        real = self._place(path)
+        if real is None:
+            return
+        data = self.tree.read_bytes(path)
+        if data is None:
+            code = self._refusal(real)
+            if code == "EISDIR":
+                self.directories.add(real)
+            elif code:
+                self.errors[real] = code
+        elif _MODULE_FILE.search(path):
+            fields = parse(data, path) or self.answers["modinfo"].get(path) or {}
+            self.answers["modinfo"][path] = {key: fields[key] for key in _MODULE_FIELDS if key in fields}
+        else:
+            self.files[real] = data
+
+    def _refusal(self, real):
+        """Name of the error that reading a file gives; None when it can be read by now."""
+        try:
+            descriptor = os.open(self.prefix + real, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            return errno.errorcode.get(error.errno, "EIO")
+        try:
+            os.read(descriptor, 1)
+        except OSError as error:
+            return errno.errorcode.get(error.errno, "EIO")
+        finally:
+            os.close(descriptor)
+        return None
+
+    def _table(self, directory):
+        real = self._place(directory)
+        if real is None:
+            return
+        self.directories.add(real)
+        numbers = [int(name) for name in self.tree.listdir(real) if name.isdigit()]
+        used = dict(self.tree.slots(real, ZERO_GID.encode()))
+        for number, text in used.items():
+            self.files[f"{real}/{number}"] = text.encode() + b"\n"
+        for start, end in holes(used, max(numbers, default=-1) + 1):
+            self.repeat.append({"path": f"{real}/{{n}}", "from": start, "to": end, "content": ZERO_GID})
+
+    def _listing(self, path):
+        """What a listing shows beyond what was read by name: links of sysfs, which stand for devices."""
+        real = self._place(path)
+        if real is None or not os.path.isdir(self.prefix + real):
+            return
+        self.directories.add(real)
+        if real.startswith("/sys/"):
+            for name in self.tree.listdir(real):
+                child = f"{real}/{name}"
+                if os.path.islink(self.prefix + child):
+                    self.links[child] = os.readlink(self.prefix + child)
+
+    def _presence(self, path):
+        """A path that was asked for without being read: it exists, it is a link, it has a mode or an age."""
+        self._place(path, follow=False)
+        real = self._place(path)
+        if real is None:
+            return
+        if os.path.isdir(self.prefix + real):
+            self.directories.add(real)
+            return
+        if real not in self.files and real not in self.errors and not _MODULE_FILE.search(real):
+            self.files[real] = b""
+        if not real.startswith(("/sys/", "/proc/")):
+            status = os.stat(self.prefix + real)
+            if status.st_mode & 0o7777 != 0o644:
+                self.modes[real] = f"{status.st_mode & 0o7777:04o}"
+            if real.startswith("/boot/"):
+                self.mtimes[real] = int(status.st_mtime)
+
+    def _forget_plain_processes(self):
+        """Leaves out every process in init's network namespace that nothing but that is known of."""
+        # Who may not read init's namespace takes its own for it, and so does the reader of the facts.
+        own = self.links.get("/proc/1/ns/net") or self.links.get("/proc/self/ns/net")
+        known = {path.split("/")[2] for path in self.files if path.startswith("/proc/")} | {"1"}
+        for path in [path for path in self.links if re.match(r"^/proc/\d+/ns/net$", path)]:
+            if self.links[path] == own and path.split("/")[2] not in known:
+                del self.links[path]
+
+
+def _folders(paths):
+    """Every folder above the paths."""
+    for path in paths:
+        while path:
+            path = path.rpartition("/")[0]
+            yield path
+
+
+def holes(used, count):
+    """Runs of numbers below `count` that are not in use, as (first, last)."""
+    start = None
+    for number in range(count + 1):
+        free = number < count and number not in used
+        if free and start is None:
+            start = number
+        elif not free and start is not None:
+            yield start, number - 1
+            start = None
+
+
+def trimmed(path, data):
+    """A file's content without what no fact comes from: other packages, other modules, settings that may be secrets."""
+    if path == "/var/lib/dpkg/status":
+        stanzas = [stanza for stanza in data.decode("utf-8", "replace").split("\n\n") if stanza]
+        kept = [stanza for stanza in stanzas if _PACKAGES.search(stanza.partition("\n")[0][len("Package: ") :])]
+        return (
+            "\n\n".join(_only(stanza, ("Package", "Status", "Architecture", "Version")) for stanza in kept).encode()
+            + b"\n"
+        )
+    if path.endswith(("/modules.dep", "/modules.builtin")):
+        lines = data.decode("utf-8", "replace").splitlines()
+        return "".join(f"{line}\n" for line in lines if _MODULES.search(_stem(line))).encode()
+    if path.endswith("/os-release"):
+        return re.sub(rb"(?m)^\w*_URL=.*\n", b"", data)
+    if path.endswith("/mountinfo"):
+        # Only mounts of namespaces; the others name disks and file servers.
+        return b"".join(line + b"\n" for line in data.splitlines() if b" net:[" in line)
+    if path == "/proc/net/ipv6_route":
+        # Default routes, with a gateway that is nobody's.
+        routes = [line.split() for line in data.decode("ascii", "replace").splitlines()]
+        kept = [[*words[:4], f"fe80{'0' * 27}1", *words[5:]] for words in routes if len(words) > 9 and words[1] == "00"]
+        return "".join(" ".join(words) + "\n" for words in kept if not words[0].strip("0")).encode()
+    if path == "/proc/1/environ":
+        return b"".join(entry + b"\0" for entry in data.split(b"\0") if entry.startswith(b"container="))
+    if path.endswith("/ofed_info"):
+        found = re.search(rb"(MLNX_OFED_LINUX|OFED-internal)-\d[0-9.-]*\d", data)
+        return found.group(0) + b"\n" if found else b"\n"
+    if path.endswith((".service", ".socket", ".timer", ".conf")) and "/systemd/" in path:
+        text = _without_comments(data).decode("utf-8", "replace")
+        # The first word tells which program it is; what follows, and every variable, may hold a token.
+        text = re.sub(r"(?m)^(Exec\w+=\S+)[ \t](?:.*\\\n)*.*$", rf"\1 {_REDACTED}", text)
+        return re.sub(r"(?m)^((?:Environment|SetCredential)\w*=)(?:.*\\\n)*.*$", rf"\1{_REDACTED}", text).encode()
+    if re.match(r"^/proc/\d+/cmdline$", path):
+        return data.split(b"\0")[0] + b"\0"
+    return _without_comments(data) if path.endswith(".conf") and path.startswith(("/etc/", "/usr/", "/run/")) else data
+
+
+def _without_comments(data):
+    """Comments become empty ones, so that line numbers stay; files of this collection are facts word by word."""
+    return data if data.startswith(HEADER.encode()) else re.sub(rb"(?m)^([ \t]*[#;]).*$", rb"\1", data)
+
+
+def _only(stanza, keys):
+    return "\n".join(line for line in stanza.splitlines() if line.partition(":")[0] in keys)
+
+
+def _stem(line):
+    return line.partition(":")[0].rpartition("/")[2].partition(".ko")[0]
+
+
+def encoded(fixture):
+    """The fixture as its file has it: texts without their last newline, other bytes in base64, folders folded."""
+    texts, binary = {}, {}
+    for path, data in fixture["files"].items():
+        text = _text(path, data)
+        if text is None:
+            binary[path] = base64.b64encode(data).decode()
+        else:
+            texts[path] = text
+    body = {
+        **fixture,
+        "files": fold(texts),
+        "binary": binary,
+        "links": fold(fixture["links"]),
+        "errors": fold(fixture["errors"]),
+    }
+    order = (
+        "name",
+        "about",
+        "provenance",
+        "seams",
+        "links",
+        "files",
+        "binary",
+        "errors",
+        "modes",
+        "mtimes",
+        "directories",
+        "repeat",
+    )
+    return {key: body[key] for key in order if body[key] or key in ("seams", "links", "files")}
+
+
+def _text(path, data):
+    """Content as text, when writing it again with one newline at the end gives the same bytes; else None."""
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        return None
+    if path.startswith("/sys/"):
+        return text.rstrip("\n")  # every reader of an attribute strips it
+    if not text or (text.endswith("\n") and len(text) > 1 and text[-2] != "\n"):
+        return text[:-1] if text else text
+    return None
+
+
+def fold(section):
+    """{path: value} with the paths of one folder gathered below it, which keeps a fixture short and readable."""
+    folders = {}
+    for path, value in section.items():
+        folder, name = os.path.split(path)
+        folders.setdefault(folder, {})[name] = value
+    folded = {}
+    for folder, entries in sorted(folders.items()):
+        if len(entries) == 1:
+            ((name, value),) = entries.items()
+            folded[os.path.join(folder, name)] = value
+        else:
+            folded[folder] = dict(sorted(entries.items()))
+    return folded

@@ -1,0 +1,375 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Why nvidia_peermem does not load, or would not, or need not: one verdict and one action, before any modprobe.
+
+PRIVATE to the collection. `examine` reads (files only), `diagnose` decides (pure). `complete` puts both into the facts,
+so that the planner of kernel_modules decides by them on the controller and on the node, without a look of its own.
+
+nvidia_peermem answers `Invalid argument` for two different reasons. Built without the peer-memory symbols it is a stub
+that refuses in its own init, without a word in the kernel log. Built against other ones the kernel refuses it, because
+the CRCs of the symbols differ. `Unknown symbol` is the third: the ib_core in memory offers none.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Callable, NamedTuple, Optional
+
+from ..hca import driver, elf, paths
+from ..hca import facts as node_facts
+from ..hca.modules import Catalogue
+from ..hca.seams import Seams
+from ..hca.text import is_unknown
+from ..hca.tree import Tree
+from . import module_file
+
+SYMBOL = "ib_register_peer_memory_client"
+PROVIDERS = ("ib_core", "ib_uverbs")  # OFED exports it from ib_core, Ubuntu's patched kernels from ib_uverbs
+LEGACY = "nv_peer_mem"
+OFA = "/usr/src/ofa_kernel"
+OFA_DKMS = "/var/lib/dkms/mlnx-ofed-kernel"
+DMABUF_KERNEL = (5, 12)  # ib_umem_dmabuf_get()
+NVIDIA = "10de"
+
+
+class Diagnosis(NamedTuple):
+    """verdict: a code of VERDICTS; mode: what kernel_modules acts on; sentence and action: for a person."""
+
+    verdict: str
+    mode: str
+    sentence: str
+    action: Optional[str]
+    evidence: list[str]
+
+
+VERDICTS = (
+    "no-gpu",
+    "no-driver",
+    "legacy",
+    "loaded",
+    "not-needed",
+    "missing-module",
+    "wrong-kernel",
+    "version-mismatch",
+    "stub",
+    "wrong-tree",
+    "missing-symbol",
+    "crc-mismatch",
+    "stale-memory",
+    "blocked",
+    "ready",
+    "unknown",
+)
+# The module is there, wanted and cannot load; only a person can settle it.
+REFUSED = ("legacy", "stub", "wrong-tree", "missing-symbol", "crc-mismatch")
+
+
+def examine(
+    tree: Tree, facts: dict, seams: Optional[Seams] = None, run: Optional[Callable[[list[str]], bytes]] = None
+) -> dict[str, Any]:
+    """The evidence. Module files are read whole; nothing is loaded."""
+    tree = tree.snapshot()
+    kernel = facts["node"]["kernel"]
+    catalogue = Catalogue(tree, kernel)
+    peermem_path = catalogue.path("nvidia_peermem")
+    peermem = module_file.read(tree, peermem_path, run) if peermem_path else None
+    provider = None
+    unread = []
+    for name in PROVIDERS:
+        path = catalogue.path(name)
+        found = module_file.read(tree, path, run) if path else None
+        if path and found is None:
+            unread.append(path)
+        elif found and SYMBOL in found.exports:
+            provider = {"module": name, "path": path, "crc": found.exports[SYMBOL]}
+            break
+    return {
+        "gpu": any(gpu["vendor"] == NVIDIA for gpu in facts["gpus"]),
+        "kernel": kernel,
+        "architecture": facts["node"]["architecture"],
+        "nvidia": _nvidia(tree, catalogue, seams),
+        "peermem": None
+        if peermem_path is None
+        else {
+            "path": peermem_path,
+            "readable": peermem is not None,
+            "version": peermem.info.get("version") if peermem else None,
+            "kernel": (peermem.info.get("vermagic", "").split() or [None])[0] if peermem else None,
+            "wants_symbol": SYMBOL in peermem.imports if peermem else None,
+            "crc": peermem.imports.get(SYMBOL) if peermem else None,
+            "depends": peermem.depends if peermem else [],
+        },
+        "provider": provider,
+        "unread": unread,
+        "in_memory": _in_memory(tree),
+        "memory_agrees": facts["driver"]["agree"],
+        "loaded": {name: tree.isdir(f"{paths.MODULE}/{name}") for name in ("nvidia_peermem", LEGACY, "ib_core")},
+        "legacy": _legacy(tree, catalogue),
+        "blocked_by": (facts["modules"].get("nvidia_peermem") or {}).get("blocked_by", []),
+        "build_tree": _build_tree(tree, kernel, facts["node"]["architecture"]),
+        "ofed": facts["driver"]["on_disk"]["flavor"] not in (driver.INBOX, None)
+        and not is_unknown(facts["driver"]["on_disk"]["flavor"]),
+    }
+
+
+class Runner:
+    """Runs a program of the node for `examine`; forks counts how often. Only .ko.zst needs one."""
+
+    def __init__(self, module: Any):
+        self._module = module
+        self.forks = 0
+
+    def __call__(self, argv: list[str]) -> Optional[bytes]:
+        program = self._module.get_bin_path(argv[0])
+        if not program:
+            return None
+        self.forks += 1
+        code, out, _error = self._module.run_command([program, *argv[1:]], encoding=None)
+        return None if code else out
+
+
+def complete(facts: dict, tree: Tree, seams: Optional[Seams] = None, run: Optional[Callable] = None) -> dict:
+    """The facts with gpudirect.evidence, and gpudirect.verdict and .action as the doctor puts them.
+
+    facts: gathered with gpus, gpudirect and modules; others are returned as they came. evidence is None without an
+    NVIDIA GPU, which costs nothing. Where the doctor cannot read the module files the words of the facts stay.
+    """
+    if not {"gpus", "gpudirect", "modules"} <= facts.keys():
+        return facts
+    gpudirect = facts["gpudirect"]
+    gpudirect["evidence"] = None
+    if any(gpu["vendor"] == NVIDIA for gpu in facts["gpus"]):
+        known = facts if "driver" in facts else {**facts, **node_facts.gather(tree, seams, ["driver"])}
+        gpudirect["evidence"] = examine(tree, known, seams, run if tree.live else None)
+        found = diagnose(gpudirect["evidence"])
+        if found.verdict in REFUSED:
+            gpudirect.update(mode=found.mode, verdict=found.sentence, action=found.action, peermem_loadable=False)
+    return facts
+
+
+def _nvidia(tree: Tree, catalogue: Catalogue, seams: Optional[Seams]) -> dict[str, Any]:
+    """{loaded, version, open}: the GPU driver in memory, else on disk; open is None where it cannot be told."""
+    text = tree.read("/proc/driver/nvidia/version")
+    loaded = tree.isdir(f"{paths.MODULE}/nvidia")
+    path = catalogue.path("nvidia")
+    fields = (elf.modinfo(tree, path, seams) or {}) if path and not text else {}
+    license_ = fields.get("license")
+    return {
+        "loaded": loaded,
+        "on_disk": path is not None,
+        "version": tree.read(f"{paths.MODULE}/nvidia/version") or fields.get("version"),
+        "open": "Open Kernel Module" in text if text else "GPL" in license_ if license_ else None,
+    }
+
+
+def _in_memory(tree: Tree) -> Optional[bool]:
+    """Whether the running kernel offers the symbol; None where /proc/kallsyms does not tell."""
+    data = tree.read_bytes("/proc/kallsyms")
+    if not data:
+        return None
+    return re.search(rb"^[0-9a-f]+ \w " + SYMBOL.encode() + rb"(\t|\n|$)", data, re.MULTILINE) is not None
+
+
+def _legacy(tree: Tree, catalogue: Catalogue) -> list[str]:
+    """What is on the node of nv_peer_mem, the module of before 2021 that stands in the way of nvidia_peermem."""
+    found = [path for path in ("/etc/init.d/nv_peer_mem", "/etc/infiniband/nv_peer_mem.conf") if tree.exists(path)]
+    path = catalogue.path(LEGACY)
+    return found + ([path] if path else [])
+
+
+def _build_tree(tree: Tree, kernel: str, architecture: str) -> Optional[dict[str, Any]]:
+    """The OFED sources that a rebuild of the NVIDIA driver takes: {path, real, kernel, crc}; None without OFED's.
+
+    nvidia-peermem.Kbuild tries <arch>/<kernel>, <kernel>, then `default`, which may lead to another kernel's.
+    """
+    for path in (f"{OFA}/{architecture}/{kernel}", f"{OFA}/{kernel}", f"{OFA}/default", OFA_DKMS):
+        if not tree.isdir(path):
+            continue
+        real = tree.realpath(path)
+        text = tree.read(f"{path}/Module.symvers")
+        named = real.rpartition("/")[2]
+        known = re.match(r"\d+\.\d+", named) is not None
+        entry = module_file.symvers(text).get(SYMBOL) if text else None
+        return {
+            "path": path,
+            "real": real,
+            "kernel": named if known else None,
+            "symvers": text is not None,
+            "crc": entry[0] if entry else None,
+        }
+    return None
+
+
+def diagnose(evidence: dict, policy: str = "auto") -> Diagnosis:
+    """policy: auto, peermem (wanted even where dma-buf would do), dmabuf."""
+    if not evidence["gpu"]:
+        return _say("no-gpu", "none", "There is no NVIDIA GPU on PCI.")
+    nvidia = evidence["nvidia"]
+    if not nvidia["loaded"] and not nvidia["on_disk"]:
+        return _say(
+            "no-driver",
+            "none",
+            f"The NVIDIA driver is not there for kernel {evidence['kernel']}.",
+            "Install the NVIDIA driver; GPUDirect RDMA follows from it.",
+        )
+    dmabuf = nvidia["open"] is True and _release(evidence["kernel"]) >= DMABUF_KERNEL
+    if evidence["legacy"]:
+        return _say(
+            "legacy",
+            "dmabuf" if dmabuf else "none",
+            "The legacy module nv_peer_mem is installed, and it and nvidia_peermem exclude one another.",
+            "Remove the package nvidia-peer-memory-dkms (rpm: nvidia_peer_memory), then run again.",
+            evidence["legacy"] + (["nv_peer_mem is loaded"] if evidence["loaded"][LEGACY] else []),
+        )
+    if evidence["loaded"]["nvidia_peermem"]:
+        return _say("loaded", "peermem", "nvidia_peermem is loaded: HCAs reach GPU memory through it.")
+    if dmabuf and policy != "peermem":
+        grace = evidence["architecture"] == "aarch64"
+        return _say(
+            "not-needed",
+            "dmabuf",
+            f"nvidia_peermem is not needed: the open NVIDIA module and kernel {evidence['kernel']} offer dma-buf.",
+            None,
+            ["If dma-buf registration fails on bare-metal Grace, set NVreg_GrdmaPciTopoCheckOverride=1 for nvidia."]
+            if grace
+            else [],
+        )
+    return _peermem(evidence, dmabuf)
+
+
+def _peermem(evidence: dict, dmabuf: bool) -> Diagnosis:
+    """What loading nvidia_peermem would come to."""
+    mode = "dmabuf" if dmabuf else "none"
+    peermem, provider, kernel = evidence["peermem"], evidence["provider"], evidence["kernel"]
+    rebuild = f"Rebuild the NVIDIA driver for kernel {kernel} (dkms remove and install nvidia, -k {kernel})"
+    if peermem is None:
+        return _say(
+            "missing-module",
+            mode,
+            f"Kernel {kernel} has no module nvidia-peermem.",
+            f"{rebuild}, or change to the open kernel modules, which need none.",
+        )
+    path = peermem["path"]
+    if not peermem["readable"]:
+        return _say("unknown", mode, f"{path} cannot be read here.", "Install zstd on the node and run again.")
+    if peermem["kernel"] and peermem["kernel"] != kernel:
+        return _say(
+            "wrong-kernel",
+            mode,
+            f"{path} was built for kernel {peermem['kernel']}, and {kernel} is running.",
+            f"{rebuild}.",
+        )
+    version = evidence["nvidia"]["version"]
+    if version and peermem["version"] and version != peermem["version"]:
+        return _say(
+            "version-mismatch",
+            mode,
+            f"{path} is of NVIDIA driver {peermem['version']}, and {version} is in use.",
+            "Reboot, so that one NVIDIA driver is in memory and on disk."
+            if evidence["nvidia"]["loaded"]
+            else f"{rebuild}.",
+        )
+    tree = _tree_problem(evidence)
+    if not peermem["wants_symbol"]:
+        return _stub(evidence, mode, rebuild, tree)
+    if provider is None:
+        if evidence["unread"]:
+            return _say("unknown", mode, f"{evidence['unread'][0]} cannot be read here.", "Install zstd and run again.")
+        return _say(
+            "missing-symbol",
+            mode,
+            f"{path} wants {SYMBOL}, which no module of kernel {kernel} offers: it was built for an OFED stack, and "
+            "the inbox one is on disk.",
+            "Install the OFED driver again (driver_flavor: doca), or change to dma-buf (open NVIDIA kernel modules).",
+        )
+    offered, wanted = provider["crc"], peermem["crc"]
+    if offered is not None and wanted is not None and offered != wanted:
+        evidence_lines = [
+            f"{path} wants {SYMBOL} with CRC {wanted:#010x}",
+            f"{provider['path']} offers it with CRC {offered:#010x}",
+        ]
+        if tree and evidence["build_tree"]["crc"] != offered:
+            return _say("wrong-tree", mode, *_wrong_tree(evidence, tree), evidence_lines)
+        return _say(
+            "crc-mismatch",
+            mode,
+            f"{path} was built against another RDMA stack than the one on disk: the CRCs of {SYMBOL} differ.",
+            f"{rebuild}; it then takes the symbols of the present stack.",
+            evidence_lines,
+        )
+    stale = evidence["loaded"]["ib_core"] and (evidence["in_memory"] is False or evidence["memory_agrees"] is False)
+    if stale:
+        seen = "offers no such symbol" if evidence["in_memory"] is False else "is not the one on disk"
+        return _say(
+            "stale-memory",
+            mode,
+            f"On disk {path} and {provider['path']} fit, but the RDMA stack in memory {seen}.",
+            "Reload the RDMA driver or reboot; nvidia_peermem then loads.",
+        )
+    if evidence["blocked_by"]:
+        entry = evidence["blocked_by"][0]
+        return _say(
+            "blocked",
+            mode,
+            f"nvidia_peermem would load, but {entry['path']}:{entry['line']} says '{entry['text']}'.",
+            "Remove that line.",
+        )
+    unchecked = offered is None or wanted is None
+    return _say(
+        "ready",
+        "peermem",
+        f"nvidia_peermem fits {provider['module']} and is not loaded yet.",
+        "Load nvidia_peermem (kernel_modules does).",
+        [f"CRCs of {SYMBOL} could not be compared: a kernel without module versions"] if unchecked else [],
+    )
+
+
+def _stub(evidence: dict, mode: str, rebuild: str, tree: Optional[str]) -> Diagnosis:
+    path = evidence["peermem"]["path"]
+    seen = f"{path} is a stub: it was built without {SYMBOL} and refuses to load (Invalid argument, no kernel message)."
+    offers = evidence["provider"] is not None
+    if not evidence["ofed"] and not offers:
+        return _say(
+            "stub",
+            mode,
+            seen,
+            "Install the OFED driver first (driver_flavor: doca) and rebuild the NVIDIA driver after it, or change to "
+            "its open kernel modules (dma-buf).",
+        )
+    if tree:
+        return _say("wrong-tree", mode, *_wrong_tree(evidence, tree), [seen])
+    return _say("stub", mode, seen, f"{rebuild}; the RDMA stack that is installed now has the symbol.")
+
+
+def _tree_problem(evidence: dict) -> Optional[str]:
+    """Why a rebuild of the NVIDIA driver would take the wrong OFED sources; None when it would not."""
+    tree, kernel = evidence["build_tree"], evidence["kernel"]
+    if tree is None:
+        return f"{OFA} is not there" if evidence["ofed"] else None
+    if tree["kernel"] and tree["kernel"] != kernel:
+        return f"{tree['path']} leads to {tree['real']}, which is kernel {tree['kernel']}'s"
+    if not tree["symvers"]:
+        return f"{tree['path']} has no Module.symvers"
+    if tree["crc"] is None:
+        return f"{tree['path']}/Module.symvers has no {SYMBOL}"
+    return None
+
+
+def _wrong_tree(evidence: dict, problem: str) -> tuple[str, str]:
+    kernel = evidence["kernel"]
+    return (
+        f"The NVIDIA driver was built against the wrong RDMA sources: {problem}.",
+        f"Build the OFED driver for {kernel} (dkms install mlnx-ofed-kernel -k {kernel}), see that {OFA}/default leads "
+        f"to {kernel}'s sources, and rebuild the NVIDIA driver then.",
+    )
+
+
+def _say(
+    verdict: str, mode: str, sentence: str, action: Optional[str] = None, evidence: Optional[list[str]] = None
+) -> Diagnosis:
+    return Diagnosis(verdict, mode, sentence, action, evidence or [])
+
+
+def _release(kernel: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", kernel)[:2])

@@ -1,0 +1,64 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which initramfs images hold an older copy of our modprobe.d file than the node does.
+
+PRIVATE to the collection. Pure: facts and options in, Plan out. An image cannot be looked into without its
+decompressor, so age decides: an image built after the file was written holds it. The rule needs no memory of earlier
+runs, which makes a run that failed half-way resumable.
+"""
+
+from __future__ import annotations
+
+from .._core.change import Plan, kernel_out_of_reach
+from ..hca import paths
+
+GENERATORS = {
+    "update-initramfs": ["update-initramfs", "-u", "-k", "{kernel}"],
+    "dracut": ["dracut", "--force", "{image}", "{kernel}"],
+}
+
+
+def plan(facts: dict, wanted: dict, root: str = "/") -> Plan:
+    """wanted: sources ({path: mtime}), stale (images that others know to be so, or in check mode would make so)."""
+    made = Plan()
+    known = set(wanted["stale"]) | set(_older(facts, wanted["sources"]))
+    stale = _within_reach(
+        made, facts, [image["path"] for image in facts["initramfs"]["images"] if image["path"] in known], root
+    )
+    names = " and ".join(sorted(wanted["sources"]))
+    for image in stale:
+        made.change(image, "rebuild", f"older than {names}", f"holds {names}")
+    return made
+
+
+def mark_stale(made: Plan, facts: dict, changed: bool, root: str) -> None:
+    """Tell the initramfs step what our modprobe.d file leaves stale. changed: it is, or would be, written just now."""
+    owned = facts["owned_files"].get(paths.OWN_MODPROBE) or {}
+    sources = {paths.OWN_MODPROBE: owned["mtime"]} if owned.get("mtime") is not None else {}
+    stale = [image["path"] for image in facts["initramfs"]["images"]] if changed else _older(facts, sources)
+    made.stale_images = _within_reach(made, facts, stale, root)
+
+
+def command(generator: str, image: str, kernel: str) -> list[str]:
+    return [part.format(image=image, kernel=kernel) for part in GENERATORS[generator]]
+
+
+def _older(facts: dict, sources: dict) -> list[str]:
+    """Images that are not newer than every source."""
+    newest = max(sources.values(), default=None)
+    return [image["path"] for image in facts["initramfs"]["images"] if newest is not None and image["mtime"] <= newest]
+
+
+def _within_reach(made: Plan, facts: dict, stale: list[str], root: str) -> list[str]:
+    """The stale images that can be rebuilt from here; says why when none can."""
+    if not stale:
+        return []
+    offline = kernel_out_of_reach(facts, root)
+    if offline:
+        made.not_verified.append(f"{', '.join(stale)} not refreshed: {offline}")
+        return []
+    if facts["initramfs"]["generator"] not in GENERATORS:
+        made.notes.append(f"{', '.join(stale)} cannot be refreshed: the node has neither update-initramfs nor dracut")
+        return []
+    return stale

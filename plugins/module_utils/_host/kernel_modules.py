@@ -1,0 +1,190 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which kernel modules a node needs, now and at boot.
+
+PRIVATE to the collection. Pure: facts and options in, Plan out.
+"""
+
+from __future__ import annotations
+
+from .._core.change import Plan, kernel_out_of_reach
+from .._core.files import HEADER, plan_file, with_directive
+from ..hca import paths
+from .gpudirect import REFUSED, Diagnosis, diagnose
+from .initramfs import mark_stale
+
+PEERMEM = "nvidia_peermem"
+PEERMEM_SOFTDEP = f"softdep {PEERMEM} pre: nvidia ib_uverbs"
+_NVIDIA = "10de"
+NO, AT_BOOT, NOW = "no", "at boot", "now"
+
+# Package that usually holds a module which a kernel comes without, by distribution family.
+_PROVIDERS = {
+    "ubuntu": "linux-modules-extra-{kernel}",
+    "debian": "linux-image-amd64 or linux-image-arm64 in place of the cloud flavour",
+    "rhel": "kernel-modules-extra-{kernel}",
+    "fedora": "kernel-modules-extra-{kernel}",
+    "suse": "kernel-default in place of kernel-default-base",
+}
+
+
+def plan(facts: dict, wanted: dict, root: str = "/") -> Plan:
+    """wanted: required (names), ipoib (auto|always|never), gpudirect (auto|peermem|dmabuf|off).
+
+    driver_changes: the driver is changed first in this run, so that what the doctor finds now is no last word.
+    """
+    made = Plan()
+    offline = kernel_out_of_reach(facts, root)
+    names = list(wanted["required"])
+    if _wants_ipoib(facts, wanted["ipoib"], made) and "ib_ipoib" not in names:
+        names.append("ib_ipoib")
+    peermem = _peermem(facts, wanted, made)
+    if peermem != NO and PEERMEM not in names:
+        names.append(PEERMEM)
+
+    missing = []
+    for name in names:
+        state = facts["modules"].get(name) or {"loaded": False, "available": True, "blocked_by": []}
+        if _blockers(name, state, made) or state["loaded"] or (name == PEERMEM and peermem == AT_BOOT):
+            continue
+        if offline:
+            missing.append(name)
+        elif state["available"] is False:
+            _unavailable(name, facts["node"], made)
+        else:
+            made.change(f"module {name}", "load", "absent", "loaded")
+    if missing:
+        made.not_verified.append(f"modules {', '.join(missing)} are not loaded: {offline}")
+
+    plan_file(made, facts, paths.OWN_MODULES_LOAD, HEADER + "".join(f"{name}\n" for name in names))
+    _plan_softdep(facts, peermem != NO, root, made)
+    return made
+
+
+def _wants_ipoib(facts: dict, choice: str, made: Plan) -> bool:
+    if choice != "auto":
+        return choice == "always"
+    if not facts["hcas"] and facts["cards_without_rdma"]:
+        made.not_verified.append("whether a port is InfiniBand, and so needs ib_ipoib, shows once its driver is loaded")
+    return any(port["link_layer"] == "InfiniBand" for hca in facts["hcas"] for port in hca["ports"])
+
+
+def _peermem(facts: dict, wanted: dict, made: Plan) -> str:
+    """Whether nvidia_peermem is loaded: NOW, only AT_BOOT, or NO. Nothing is tried: the doctor has seen the files.
+
+    A node without GPUs is never broken by a setting for all nodes.
+    """
+    choice, state = wanted["gpudirect"], facts["modules"].get(PEERMEM) or {}
+    if not any(gpu["vendor"] == _NVIDIA for gpu in facts["gpus"]):
+        if choice == "peermem":
+            made.notes.append("kernel_modules_gpudirect is peermem, but this node has no NVIDIA GPU: nothing to load")
+        return NO
+    if choice in ("dmabuf", "off"):
+        if state.get("loaded"):
+            made.notes.append(f"{PEERMEM} is loaded although kernel_modules_gpudirect is {choice}: nothing is unloaded")
+        if choice == "dmabuf" and facts["gpudirect"]["mode"] != "dmabuf":
+            _advise(made, facts["gpudirect"]["verdict"], facts["gpudirect"]["action"])
+        return NO
+    evidence = facts["gpudirect"].get("evidence")
+    found = diagnose(evidence, choice) if evidence else None
+    if found and found.verdict in REFUSED:
+        if wanted.get("driver_changes"):
+            made.not_verified.append(f"{PEERMEM} cannot load as it is, and the driver changes first: {found.sentence}")
+        else:
+            _refuse_peermem(found, made)
+        return NO
+    if found and found.verdict == "stale-memory":
+        made.not_applied.append(f"{PEERMEM} is loaded at the next boot and not now: {found.sentence}")
+        return AT_BOOT
+    if choice == "peermem":
+        if found and found.verdict in ("wrong-kernel", "version-mismatch"):
+            _refuse_peermem(found, made)
+            return NO
+        return NOW
+    return _automatic(facts["gpudirect"], evidence, found, state, made)
+
+
+def _automatic(gpudirect: dict, evidence: dict | None, found: Diagnosis | None, state: dict, made: Plan) -> str:
+    """`auto`: loaded where it is needed and will load; everything else is said, and the node works without."""
+    if found is None or found.verdict == "unknown":
+        loadable = gpudirect["mode"] == "peermem" or gpudirect["peermem_loadable"]
+    else:
+        loadable = found.verdict in ("loaded", "ready", "blocked") and evidence["nvidia"]["loaded"]
+    if loadable:
+        if state.get("blocked_by"):
+            made.notes.append(f"{PEERMEM} stays unloaded: {_where(state['blocked_by'][0])}")
+            return NO
+        return NOW
+    if found is None or found.verdict in ("unknown", "ready", "blocked"):
+        if gpudirect["mode"] != "dmabuf":
+            _advise(made, gpudirect["verdict"], gpudirect["action"])
+    else:
+        _advise(made, found.sentence, found.action)
+    return NO
+
+
+def _advise(made: Plan, sentence: str, action: str | None) -> None:
+    if action:
+        made.notes.append(f"GPUDirect: {sentence} Next step: {action}")
+
+
+def _refuse_peermem(found: Diagnosis, made: Plan) -> None:
+    made.problem(
+        f"module {PEERMEM}",
+        "a module that can load",
+        f"{found.verdict}: {' '.join([found.sentence, *found.evidence])}",
+        f"{found.action} To go on without it set kernel_modules_gpudirect: off",
+    )
+
+
+def _blockers(name: str, state: dict, made: Plan) -> bool:
+    """Something on the node says that the module must not be loaded: named, never forced."""
+    if not state["blocked_by"]:
+        return False
+    setting = {"ib_ipoib": "set kernel_modules_ipoib: never", PEERMEM: "set kernel_modules_gpudirect: off"}.get(
+        name, "take it out of kernel_modules_required"
+    )
+    made.problem(
+        f"module {name}",
+        "loaded now and at boot",
+        "; ".join(_where(entry) for entry in state["blocked_by"]),
+        f"remove that line if nothing needs it any more (driver containers leave such files behind), or {setting}",
+    )
+    return True
+
+
+def _where(entry: dict) -> str:
+    return f"{entry['path']}:{entry['line']} says '{entry['text']}'"
+
+
+def _unavailable(name: str, node: dict, made: Plan) -> None:
+    kernel = node["kernel"]
+    if name.startswith("nvidia"):
+        made.problem(
+            f"module {name}",
+            "loaded now and at boot",
+            f"no such module for kernel {kernel}",
+            "install the NVIDIA driver (it brings nvidia-peermem) and see that DKMS built it for this kernel, or set "
+            "kernel_modules_gpudirect: dmabuf or off",
+        )
+        return
+    family = [node["os"].get("id"), *(node["os"].get("like") or [])]
+    package = next((_PROVIDERS[name] for name in family if name in _PROVIDERS), "the full kernel package")
+    made.problem(
+        f"module {name}",
+        "loaded now and at boot",
+        f"no such module for kernel {kernel}",
+        f"install the package that usually holds it ({package.format(kernel=kernel)}) or an RDMA driver stack, or take "
+        "the module out of kernel_modules_required",
+    )
+
+
+def _plan_softdep(facts: dict, peermem: bool, root: str, made: Plan) -> None:
+    """At boot nvidia_peermem fails for good when it comes before the modules it registers with."""
+    owned = facts["owned_files"].get(paths.OWN_MODPROBE)
+    if not owned and not peermem:
+        return
+    content = owned["content"] if owned else ""
+    text = with_directive(content, f"softdep {PEERMEM}", PEERMEM_SOFTDEP if peermem else None)
+    mark_stale(made, facts, plan_file(made, facts, paths.OWN_MODPROBE, text), root)

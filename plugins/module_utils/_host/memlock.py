@@ -1,0 +1,91 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""How much memory the services that run containers may pin, and what they start after.
+
+PRIVATE to the collection. Pure: facts and options in, Plan out.
+"""
+
+from __future__ import annotations
+
+import re
+
+from .._core.change import Plan
+from .._core.files import HEADER, plan_file, plan_removal
+from ..hca import paths
+
+# Containers inherit their limits from these, so a new limit reaches workloads only through a restart of the service.
+RUNTIMES = ("k3s", "k3s-agent", "containerd", "docker", "crio")
+_SUFFIXES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40, "P": 2**50, "E": 2**60}
+
+
+def plan(facts: dict, wanted: dict, root: str = "/") -> Plan:
+    """wanted: services (names), memlock (infinity, bytes, or a number with K, M, G as systemd takes it)."""
+    made = Plan()
+    text = drop_in(wanted["memlock"])
+    for service in wanted["services"]:
+        path = paths.own_drop_in(service)
+        plan_file(made, facts, path, text)
+        state = facts["limits"]["services"].get(service)
+        if not state or not state["exists"]:
+            continue
+        settled = not any(change.object == path for change in made.changes)
+        if settled and not _same(state["memlock"], wanted["memlock"]):
+            _overridden(service, path, state, wanted["memlock"], made)
+        if state["active"] and not _same(state["memlock_running"], wanted["memlock"]):
+            _still_running(service, state["memlock_running"], wanted["memlock"], made)
+    _plan_leftovers(facts, wanted["services"], made)
+    return made
+
+
+def drop_in(memlock: str) -> str:
+    """Root in a container is not root on the node, so only the service's own limit counts (limits.conf does not)."""
+    return HEADER + f"[Unit]\nAfter=openibd.service rdma-hw.target\n\n[Service]\nLimitMEMLOCK={memlock}\n"
+
+
+def parse(memlock: str) -> int | None:
+    """Bytes, None for infinity; ValueError with the text when it is neither."""
+    text = str(memlock).strip()
+    if text == "infinity":
+        return None
+    matched = re.fullmatch(r"(\d+)([KMGTPE]?)", text)
+    if not matched:
+        raise ValueError(f"'{text}' is neither infinity nor a number of bytes (K, M, G, T, P, E may follow)")
+    return int(matched[1]) * _SUFFIXES[matched[2]]
+
+
+def _same(seen: str | int | None, wanted: str) -> bool:
+    """An unknown limit is taken as it should be: it is reported by the facts, not guessed here."""
+    if seen is None or str(seen).startswith("unknown"):
+        return True
+    return parse(str(seen)) == parse(wanted)
+
+
+def _overridden(service: str, path: str, state: dict, memlock: str, made: Plan) -> None:
+    others = [other for other in state["drop_ins"] if other != path]
+    made.problem(
+        f"service {service}",
+        f"LimitMEMLOCK={memlock} at its next start",
+        f"{state['memlock']} although {path} is in place"
+        + (f"; other drop-ins: {', '.join(others)}" if others else ""),
+        "take LimitMEMLOCK out of the drop-in that is read after ours, or set limits_memlock to what it says",
+    )
+
+
+def _still_running(service: str, running: str | int, memlock: str, made: Plan) -> None:
+    said = f"service {service} still runs with LimitMEMLOCK {running}, wanted {memlock}"
+    if service in RUNTIMES:
+        made.not_applied.append(
+            f"{said}: restart it when its workloads permit (systemctl restart {service}); containers that run by then "
+            "keep the old limit"
+        )
+    else:
+        made.notes.append(f"{said}: restart it with systemctl restart {service}")
+
+
+def _plan_leftovers(facts: dict, services: list[str], made: Plan) -> None:
+    """Drop-ins of services that were taken out of the list."""
+    kept = {paths.own_drop_in(service) for service in services}
+    for path in sorted(facts["owned_files"]):
+        if path.endswith(f".service.d/{paths.OWN_DROP_IN}") and path not in kept:
+            plan_removal(made, facts, path)

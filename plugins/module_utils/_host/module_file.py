@@ -1,0 +1,123 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a kernel module file wants from others and offers to them: symbols with the CRCs that the kernel compares.
+
+PRIVATE to the collection. Reads the ELF object itself (elf(5), kernel/module/version.c): imports with their CRCs stand
+in the section __versions, exports are symbols named __ksymtab_*, their CRCs are found through symbols named __crc_*.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Callable, Optional
+
+from ..hca import elf
+from ..hca.tree import Tree
+
+_SYMTAB = 2  # SHT_SYMTAB
+_UNDEFINED, _ABSOLUTE = 0, 0xFFF1  # SHN_UNDEF, SHN_ABS
+_VERSION_ENTRY = 64  # sizeof(struct modversion_info) on 64-bit: an unsigned long and a name of 56 bytes
+
+
+@dataclass
+class ModuleFile:
+    """imports: {symbol: CRC, None without one}; exports likewise; info: fields of .modinfo, the first of each."""
+
+    path: str
+    info: dict[str, str] = field(default_factory=dict)
+    imports: dict[str, Optional[int]] = field(default_factory=dict)
+    exports: dict[str, Optional[int]] = field(default_factory=dict)
+
+    @property
+    def depends(self) -> list[str]:
+        return [name for name in self.info.get("depends", "").split(",") if name]
+
+
+def read(tree: Tree, path: str, run: Optional[Callable[[list[str]], bytes]] = None) -> Optional[ModuleFile]:
+    """The file, None when it is absent, is no 64-bit module, or cannot be unpacked here.
+
+    run: executes a command and returns its output; only needed for .ko.zst, which Python unpacks from 3.14 on.
+    """
+    data = tree.read_bytes(path)
+    plain = _unpacked(data, path, run) if data else None
+    return None if plain is None else parse(plain, path)
+
+
+def parse(data: bytes, path: str) -> Optional[ModuleFile]:
+    """A module from the content of its file, unpacked."""
+    if data[:5] != b"\x7fELF\x02":
+        return None
+    order = ">" if data[5:6] == b"\x02" else "<"
+    try:
+        sections = _sections(data, order)
+        found = ModuleFile(path)
+        by_name = {name: content for name, _type, _link, content in sections}
+        found.info = elf.information(by_name.get(b".modinfo", b""))
+        crcs = {}
+        for name, index, value in _symbols(sections, order):
+            if index == _UNDEFINED and name:
+                found.imports[name] = None
+            elif name.startswith("__ksymtab_"):
+                found.exports[name[len("__ksymtab_") :]] = None
+            elif name.startswith("__crc_"):
+                content = b"" if index == _ABSOLUTE else sections[index][3]
+                crcs[name[len("__crc_") :]] = (
+                    value & 0xFFFFFFFF if index == _ABSOLUTE else struct.unpack_from(order + "I", content, value)[0]
+                )
+        found.exports.update({name: crc for name, crc in crcs.items() if name in found.exports})
+        found.imports.update(_versions(by_name.get(b"__versions", b""), order))
+    except (struct.error, IndexError):
+        return None  # cut short: a copy that did not finish
+    return found
+
+
+def _versions(content: bytes, order: str) -> Iterator[tuple[str, int]]:
+    for start in range(0, len(content) - _VERSION_ENTRY + 1, _VERSION_ENTRY):
+        (crc,) = struct.unpack_from(order + "Q", content, start)
+        name = content[start + 8 : start + _VERSION_ENTRY].partition(b"\0")[0]
+        yield name.decode("ascii", "replace"), crc & 0xFFFFFFFF
+
+
+def _sections(data: bytes, order: str) -> list[tuple[bytes, int, int, bytes]]:
+    """[(name, type, link, content)] in the order of the section header table."""
+    (table,) = struct.unpack_from(order + "Q", data, 0x28)
+    size, count, strings = struct.unpack_from(order + "HHH", data, 0x3A)
+    headers = [struct.unpack_from(order + "IIQQQQI", data, table + index * size) for index in range(count)]
+    names = headers[strings]
+    found = []
+    for name, kind, _flags, _address, offset, length, link in headers:
+        start = names[4] + name
+        found.append((data[start : data.index(b"\0", start)], kind, link, data[offset : offset + length]))
+    return found
+
+
+def _symbols(sections: list[tuple[bytes, int, int, bytes]], order: str) -> Iterator[tuple[str, int, int]]:
+    """(name, section index, value) of every symbol."""
+    for _name, kind, link, content in sections:
+        if kind != _SYMTAB:
+            continue
+        names = sections[link][3]
+        for name, _info, _other, index, value, _size in struct.iter_unpack(order + "IBBHQQ", content):
+            yield names[name : names.index(b"\0", name)].decode("ascii", "replace"), index, value
+
+
+def _unpacked(data: bytes, path: str, run: Optional[Callable[[list[str]], bytes]]) -> Optional[bytes]:
+    if path.endswith(".zst"):
+        return run(["zstd", "--decompress", "--stdout", "--quiet", path]) if run else None
+    return elf.decompressed(data, path)
+
+
+def symvers(text: str) -> dict[str, tuple[int, str]]:
+    """{symbol: (CRC, module)} of a Module.symvers."""
+    found = {}
+    for line in text.splitlines():
+        part = line.split("\t")
+        if len(part) >= 3:
+            try:
+                found[part[1]] = (int(part[0], 16), part[2])
+            except ValueError:
+                continue
+    return found

@@ -1,0 +1,162 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""k3s on one node: which files change, and whether it has to be started or restarted for them.
+
+PRIVATE to the collection. Pure: state and options in, Plan out.
+"""
+
+from __future__ import annotations
+
+from .._core.change import Plan
+from ..hca import paths
+from .config import (
+    BINARY,
+    CLUSTER,
+    CONFIG,
+    EXTRA,
+    LINKS,
+    REGISTRIES,
+    SERVICES,
+    TOKEN,
+    registries,
+    unit,
+    unit_path,
+    yaml,
+)
+
+HIDDEN = "hidden"
+_OPTION_FILES = (CONFIG, CLUSTER, EXTRA)
+
+
+def texts(wanted: dict) -> dict[str, tuple[str, str]]:
+    """{path: (text, mode)} of every file but the token.
+
+    wanted: role, options {path: {option: value}}, registries (or empty), token_given (handed over, not to be made
+    here), takeover_allowed.
+    """
+    found = {path: (yaml(options), "0600") for path, options in wanted["options"].items()}
+    if wanted["registries"]:
+        found[REGISTRIES] = (registries(wanted["registries"]), "0600")
+    found[unit_path(wanted["role"])] = (unit(wanted["role"]), "0644")
+    return found
+
+
+def plan(state: dict, wanted: dict, root: str = "/") -> Plan:
+    """state: what the module k3s_node reads; see its `read`."""
+    made = Plan()
+    role = wanted["role"]
+    _refuse(made, state, wanted)
+    if made.problems:
+        return made
+    touched = _plan_files(made, state, wanted)
+    _plan_token(made, state["token"], wanted["token_given"])
+    _plan_links(made, state["links"])
+    if state["binary"] and state["binary"]["mode"] != "0755":
+        made.change(BINARY, "mode", state["binary"]["mode"], "0755")
+    service = state["services"][SERVICES[role]]
+    if root.rstrip("/"):
+        made.not_verified.append(f"{root} is a tree of files: service {SERVICES[role]} is neither enabled nor started")
+        return made
+    if not service["enabled"]:
+        made.change(f"service {SERVICES[role]}", "enable", "disabled", "enabled")
+    name, reasons, now = f"service {SERVICES[role]}", [], "stopped"
+    if service["active"]:
+        reasons, now = stale(state, touched), "running"
+    elif service["starting"]:
+        # Whoever began it need not have written it down. It reads what there is, but for what came after it.
+        reasons, now = sorted(touched | set(state["younger"])), "starting"
+    if reasons:
+        made.change(name, "restart", f"{now} without: {', '.join(reasons)}", "running with them")
+    elif not service["active"]:
+        made.change(name, "start", now, "running")
+    return made
+
+
+def stale(state: dict, touched: set[str] = frozenset()) -> list[str]:
+    """What k3s reads at its start and has changed since: by the digests written down when we started it.
+
+    Somebody else's start is in no record: what was written after it counts too.
+    """
+    started, present = state["started"], state["inputs"]
+    changed = {path for path in {*started, *present} if started.get(path) != present.get(path)}
+    return sorted(changed | touched | set(state["younger"]))
+
+
+def _refuse(made: Plan, state: dict, wanted: dict) -> None:
+    other = SERVICES["agent" if wanted["role"] == "server" else "server"]
+    there = state["services"][other]
+    if there["active"] or there["starting"]:
+        made.problem(
+            f"service {other}",
+            f"a node that is {'a server' if wanted['role'] == 'server' else 'an agent'}",
+            f"{other} {'running' if there['active'] else 'starting'}",
+            "drain the node, run playbooks/reset.yml on it, then run again: k3s does not change a node's role in place",
+        )
+    if state["token"]["differs"]:
+        made.problem(
+            TOKEN,
+            "the token in k3s_token",
+            "another one, with which this cluster was made",
+            "rotate it with k3s token rotate on the first server, remove this file on each node and run again; "
+            "or leave k3s_token empty to keep the one in use",
+        )
+    if wanted["takeover_allowed"] is not True:
+        for path in state["foreign_files"]:
+            made.problem(
+                path,
+                "a k3s that this collection set up, or none",
+                "a file of somebody else's",
+                "set k3s_takeover_allowed: true to replace it (a copy stays beside it), or leave the node out",
+            )
+
+
+def _plan_files(made: Plan, state: dict, wanted: dict) -> set[str]:
+    """The files that k3s reads and that will change."""
+    touched = set()
+    aim = texts(wanted)
+    for path, (text, mode) in aim.items():
+        seen = state["files"].get(path)
+        if seen is None or seen["content"].strip() != text.strip():
+            before, after = _both(path, seen, wanted)
+            made.change(path, "write", before, after)
+            touched.add(path)
+        elif seen["mode"] != mode:
+            made.change(path, "mode", seen["mode"], mode)
+    for path in (*_OPTION_FILES, REGISTRIES):
+        seen = state["files"].get(path)
+        if path not in aim and seen is not None and seen["content"].startswith(paths.HEADER):
+            made.change(path, "remove", HIDDEN if path == REGISTRIES else seen["content"], "")
+            touched.add(path)
+    return touched
+
+
+def _both(path: str, seen: dict | None, wanted: dict) -> tuple[str, str]:
+    """What a diff may show of a file: nothing of registries.yaml, and nothing of a file that somebody else wrote."""
+    if path == REGISTRIES:
+        return (HIDDEN if seen else "", f"{HIDDEN}, another text" if seen else HIDDEN)
+    before = "" if seen is None else (seen["content"] if ours(seen) else HIDDEN)
+    return before, texts(wanted)[path][0]
+
+
+def ours(seen: dict) -> bool:
+    return seen["content"].startswith(paths.HEADER)
+
+
+def _plan_token(made: Plan, token: dict, given: bool) -> None:
+    if not token["present"]:
+        made.change(TOKEN, "write" if given else "generate", "", HIDDEN)
+    elif token["mode"] != "0600":
+        made.change(TOKEN, "mode", token["mode"], "0600")
+
+
+def _plan_links(made: Plan, links: dict) -> None:
+    """kubectl, crictl and ctr beside k3s; a program of that name that is somebody's own stays."""
+    for path in LINKS:
+        seen = links.get(path)
+        if seen == BINARY:
+            continue
+        if seen is None:
+            made.change(path, "link", "", BINARY)
+        else:
+            made.notes.append(f"{path} is {seen} and stays; the one of k3s is `k3s {path.rpartition('/')[2]}`")

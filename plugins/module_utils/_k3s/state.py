@@ -1,0 +1,282 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""k3s on a node as it is: files, links, services, what it was started with, and clusters that are not ours.
+
+PRIVATE to the collection. Reads through a root prefix; the few commands it runs are handed in as `run`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from typing import Callable
+
+from .._core.files import under, write
+from .._core.units import begun
+from ..hca import Seams, Tree
+from ..hca.node import os_release
+from ..hca.units import drop_ins, fragment
+from . import config as k3s
+from .plan import ours
+
+_TEXT_FILES = (k3s.CONFIG, k3s.CLUSTER, k3s.EXTRA, k3s.REGISTRIES, k3s.unit_path("server"), k3s.unit_path("agent"))
+_MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
+_SHOWN = ("Id", "ActiveState", "MainPID", "InvocationID", "ExecMainStartTimestampMonotonic")
+# Files that only another Kubernetes leaves on a node.
+_OTHERS = {
+    "/etc/kubernetes/kubelet.conf": "kubeadm",
+    "/etc/kubernetes/admin.conf": "kubeadm",
+    "/etc/rancher/rke2/config.yaml": "RKE2",
+    "/var/lib/rancher/rke2/server": "RKE2",
+    "/var/snap/microk8s/current": "MicroK8s",
+    "/var/lib/k0s/kubelet.conf": "k0s",
+}
+_IPTABLES = re.compile(r"iptables v(\d+)\.(\d+)\.(\d+)")
+
+
+def node(root: str, run: Callable) -> dict:
+    """What preflight asks of a node. run(argv) gives exit status, output and error text; used on the live root only."""
+    tree = Tree(root)
+    state = converging(root, run)
+    del state["files"]  # they may hold secrets, and stay on the node
+    release = os_release(tree)
+    family = {release.get("ID"), *(release.get("ID_LIKE") or "").split()}
+    return {
+        **state,
+        "architecture": _architecture(tree.read("/proc/sys/kernel/arch") or Seams.of(tree).machine()),
+        "hostname": (tree.read("/proc/sys/kernel/hostname") or "").strip().lower(),
+        "family": "rhel" if family & {"rhel", "fedora", "centos"} else "debian",
+        "distribution": f"{release.get('ID', '')}{(release.get('VERSION_ID') or '').partition('.')[0]}",
+        "addresses": _addresses(tree),
+        "routes": _routes(tree),
+        "selinux": _selinux(tree),
+        "selinux_policy": tree.exists("/usr/share/selinux/packages/k3s.pp"),
+        "iptables": _iptables(run) if tree.live else None,
+        "version": _version(tree, run),
+        "others": sorted({name for path, name in _OTHERS.items() if tree.exists(path)}),
+        "listening": _listening(tree),
+        "server_url": _server_url(tree),
+        "joined": tree.exists(f"{k3s.DATA}/agent/kubelet.kubeconfig"),
+        "cluster": tree.isdir(f"{k3s.DATA}/server/db") or tree.exists(f"{k3s.DATA}/server/tls/server-ca.crt"),
+        "sums": _sums(tree, root),
+    }
+
+
+def converging(root: str, run: Callable, token: str | None = None) -> dict:
+    """What `_k3s.plan.plan` wants to know."""
+    tree = Tree(root)
+    running = _running(run) if tree.live else {}
+    record = _record(tree)
+    files = {path: _file(tree, path) for path in _TEXT_FILES}
+    foreign = [path for path, seen in files.items() if seen and not ours(seen)]
+    present = inputs(tree, root, record)
+    return {
+        "files": {path: seen for path, seen in files.items() if seen},
+        "foreign_files": foreign,
+        "links": {path: _link(tree, path) for path in k3s.LINKS},
+        "binary": {"mode": _mode(tree, k3s.BINARY)} if tree.exists(k3s.BINARY) else None,
+        "services": {name: _service(tree, name, running) for name in k3s.SERVICES.values()},
+        "token": _token(tree, token),
+        "started": record.get("inputs") or {},
+        "inputs": present,
+        "younger": younger({path: tree.mtime(path) for path in present}, running, record.get("invocation")),
+    }
+
+
+def inputs(tree: Tree, root: str, record: dict) -> dict[str, str]:
+    """{path: sha256} of all that k3s reads when it starts and that stands in files of ours or beside them."""
+    found = [k3s.BINARY, k3s.CONFIG, k3s.CLUSTER, k3s.EXTRA, k3s.REGISTRIES]
+    for name in k3s.SERVICES.values():
+        found += [f"/etc/systemd/system/{name}.service", *drop_ins(tree, f"{name}.service")]
+    found += _archives(tree)
+    known = record.get("hashes") or {}
+    return {path: _sum(tree, root, path, known)["sha256"] for path in found if tree.exists(path)}
+
+
+def younger(written: dict, running: dict[str, dict], known: str | None) -> list[str]:
+    """Inputs that were written after the start of a k3s that was started by somebody else than us.
+
+    What such a process has read is not in the record: a file that was away at its start is there again. written:
+    {path: seconds since the epoch}. known: the start that the record is of, as systemd names it.
+    """
+    others = [process["begun"] for process in running.values() if process["invocation"] != known]
+    return sorted(path for path, mtime in written.items() for start in others if (mtime or 0) > start)
+
+
+def remember(root: str, run: Callable) -> None:
+    """Write down what k3s was started with, and the digests of large files with what tells that they are the same."""
+    tree = Tree(root)
+    record = _record(tree)
+    known = record.get("hashes") or {}
+    now = inputs(tree, root, record)
+    large = {path: _sum(tree, root, path, known) for path in now if path == k3s.BINARY or path.startswith(k3s.IMAGES)}
+    running = _running(run) if tree.live else {}
+    start = next((process["invocation"] for process in running.values()), None)
+    text = json.dumps({"inputs": now, "hashes": large, "invocation": start}, indent=1, sort_keys=True) + "\n"
+    write(under(root, k3s.RECORD), text)
+
+
+def _record(tree: Tree) -> dict:
+    try:
+        found = json.loads(tree.read(k3s.RECORD) or "{}")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _sums(tree: Tree, root: str) -> dict[str, str]:
+    """{path: sha256} of the program and the image archives, which the controller compares with the bundle."""
+    known = _record(tree).get("hashes") or {}
+    places = [k3s.BINARY, *_archives(tree)]
+    return {path: _sum(tree, root, path, known)["sha256"] for path in places if tree.exists(path)}
+
+
+def _archives(tree: Tree) -> list[str]:
+    """Image archives; a hidden file beside them is what k3s itself remembers of its imports."""
+    return [f"{k3s.IMAGES}/{name}" for name in sorted(tree.listdir(k3s.IMAGES)) if not name.startswith(".")]
+
+
+def _sum(tree: Tree, root: str, path: str, known: dict) -> dict:
+    seen = tree.stat(path)
+    identity = [seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns, seen.st_ino]
+    if (known.get(path) or {}).get("identity") == identity:
+        return known[path]
+    digest = hashlib.sha256()
+    with open(under(root, path), "rb") as stream:
+        for block in iter(lambda: stream.read(1 << 20), b""):
+            digest.update(block)
+    return {"identity": identity, "sha256": digest.hexdigest()}
+
+
+def _file(tree: Tree, path: str) -> dict | None:
+    content = tree.read(path)
+    return None if content is None else {"content": content, "mode": _mode(tree, path)}
+
+
+def _mode(tree: Tree, path: str) -> str:
+    return f"{tree.mode(path) or 0:04o}"
+
+
+def _link(tree: Tree, path: str) -> str | None:
+    target = tree.readlink(path)
+    if target is not None:
+        return k3s.BINARY if os.path.join(os.path.dirname(path), target) == k3s.BINARY else target
+    return "a program of its own" if tree.exists(path) else None
+
+
+def _running(run: Callable) -> dict[str, dict]:
+    """{service: starting, pid of its main process, invocation, begun}, of what is active or on its way to it.
+
+    systemd is asked: the control group of a stopped k3s still holds containers. A start takes minutes, and the run that
+    began it may have been killed.
+    """
+    units = [f"{name}.service" for name in k3s.SERVICES.values()]
+    code, out, _error = run(["systemctl", "show", f"--property={','.join(_SHOWN)}", *units])
+    found = {}
+    for block in out.split("\n\n") if code == 0 else ():
+        said = dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
+        pid, starting = int(said.get("MainPID") or 0), said.get("ActiveState") == "activating"
+        # Without a process it waits between two attempts.
+        if said.get("ActiveState") == "active" or (starting and pid):
+            found[said["Id"].rpartition(".")[0]] = {
+                "starting": starting,
+                "pid": pid,
+                "invocation": said.get("InvocationID", ""),
+                "begun": begun(said),
+            }
+    return found
+
+
+def _service(tree: Tree, name: str, running: dict[str, dict]) -> dict:
+    unit = f"{name}.service"
+    enabled = tree.readlink(f"/etc/systemd/system/multi-user.target.wants/{unit}") is not None
+    process = running.get(name)
+    starting = process is not None and process["starting"]
+    active = process is not None and not starting
+    return {
+        "exists": fragment(tree, unit) is not None,
+        "active": active,
+        "starting": starting,
+        "main_pid": process["pid"] if active else None,
+        "enabled": enabled,
+    }
+
+
+def _token(tree: Tree, given: str | None) -> dict:
+    present = tree.read(k3s.TOKEN)
+    return {
+        "present": bool((present or "").strip()),
+        "mode": _mode(tree, k3s.TOKEN),
+        "differs": bool(given and present and _secret(present) != _secret(given)),
+    }
+
+
+def _secret(token: str) -> str:
+    """The secret part of K10<CA hash>::<user>:<secret>, or a bare secret."""
+    return token.strip().rpartition("::")[2].rpartition(":")[2]
+
+
+def _architecture(machine: str | None) -> str:
+    return _MACHINES.get(machine or "", machine or "unknown")
+
+
+def _addresses(tree: Tree) -> list[dict]:
+    found = Seams.of(tree).addresses() or {}
+    return [{"interface": name, "address": entry} for name in sorted(found) for entry in found[name]]
+
+
+def _routes(tree: Tree) -> list[dict]:
+    """IPv4 routes as {interface, destination}; the kernel prints addresses as numbers of the machine's byte order."""
+    found = []
+    for line in (tree.read("/proc/net/route") or "").splitlines()[1:]:
+        columns = line.split()
+        if len(columns) < 8:
+            continue
+        address = ".".join(str(part) for part in bytes.fromhex(columns[1])[::-1])
+        length = bin(int(columns[7], 16)).count("1")
+        found.append({"interface": columns[0], "destination": f"{address}/{length}"})
+    return found
+
+
+def _selinux(tree: Tree) -> str:
+    state = (tree.read("/sys/fs/selinux/enforce") or "").strip()
+    return {"1": "enforcing", "0": "permissive"}.get(state, "disabled")
+
+
+def _iptables(run: Callable) -> list[int] | None:
+    try:
+        matched = _IPTABLES.search(run(["iptables", "--version"])[1])
+    except OSError:
+        return None
+    return [int(part) for part in matched.groups()] if matched else None
+
+
+def _version(tree: Tree, run: Callable) -> str | None:
+    """`k3s version v1.35.8+k3s1 (…)`"""
+    if not tree.exists(k3s.BINARY):
+        return None
+    if not tree.live:
+        return tree.read(f"{k3s.BINARY}.version")
+    code, out, _error = run([k3s.BINARY, "--version"])
+    words = out.split()
+    return words[2] if code == 0 and len(words) > 2 else None
+
+
+def _listening(tree: Tree) -> list[int]:
+    """TCP ports of IPv4 and IPv6 that something listens on."""
+    ports = set()
+    for path in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in (tree.read(path) or "").splitlines()[1:]:
+            columns = line.split()
+            if len(columns) > 3 and columns[3] == "0A":
+                ports.add(int(columns[1].rpartition(":")[2], 16))
+    return sorted(ports)
+
+
+def _server_url(tree: Tree) -> str | None:
+    """The server that this node was told to join, as our own file says it."""
+    matched = re.search(r'^server: "([^"]+)"$', tree.read(k3s.CONFIG) or "", re.MULTILINE)
+    return matched[1] if matched else None

@@ -1,0 +1,430 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Cluster objects as they are wanted against those that live on the API server.
+
+PRIVATE to the collection. Pure: what kubectl read in, Plan out. An object is the dict that `kubectl get -o json` gives.
+"""
+
+from __future__ import annotations
+
+import base64
+import copy
+import json
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from .._core.change import Change, Plan, Problem
+
+MANAGER = "gpufabric.rdma"
+OWNER_LABEL = "rdma.gpufabric.io/owner"
+
+# Whose deletion takes along what is not ours: the node, what lives in the namespace, everybody's objects of the kind.
+_NEVER_PRUNED = frozenset({"Node", "Namespace", "CustomResourceDefinition"})
+# Objects that others create and that we only add fields to.
+_SHARED = frozenset({"Node", "Namespace"})
+# What the server or a controller fills in: a difference in it is nobody's wish.
+_FILLED_IN = ("managedFields", "resourceVersion", "uid", "creationTimestamp", "generation", "selfLink")
+_ABSENT = object()
+_FIELDS_NAMED, _VALUE_LENGTH = 6, 160
+_SYNC = (
+    "run playbooks/render.yml, commit what it changes, have Flux or Argo CD sync the Git folder, and run again; "
+    "-e cluster_objects_owner=collection has this collection apply it instead"
+)
+
+
+class Key(NamedTuple):
+    """What tells one object from another. The version is left out: the server may answer with another one."""
+
+    group: str
+    kind: str
+    namespace: str
+    name: str
+
+    @classmethod
+    def of(cls, item: dict) -> Key:
+        meta = item["metadata"]
+        group = item["apiVersion"].rpartition("/")[0]
+        return cls(group, item["kind"], meta.get("namespace") or "", meta["name"])
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.namespace + '/' if self.namespace else ''}{self.name}"
+
+
+# --- what is wanted ---------------------------------------------------------------------------------------------------
+
+
+def prepare(objects: list[dict], secrets: list[dict], owner: str) -> tuple[list[dict], list[Problem]]:
+    """The objects as they are sent (lists flattened, secrets made, owner's label set), and what is wrong with them."""
+    problems, wanted, seen = [], [], set()
+    flat = [
+        item for given in objects for item in (given.get("items") or [] if given.get("kind") == "List" else [given])
+    ]
+    for number, item in enumerate(flat, 1):
+        meta = item.get("metadata") or {}
+        lacking = [
+            name
+            for name, value in (
+                ("apiVersion", item.get("apiVersion")),
+                ("kind", item.get("kind")),
+                ("metadata.name", meta.get("name")),
+            )
+            if not value
+        ]
+        if lacking:
+            where = f"object {number} ({item.get('kind') or 'no kind'} {meta.get('name') or ''})".replace(" )", ")")
+            problems.append(_wrong(where, "apiVersion, kind and metadata.name", f"no {', no '.join(lacking)}"))
+        elif item["kind"] == "Secret":
+            problems.append(
+                _wrong(str(Key.of(item)), "it in the option secrets, which is never logged", "it in objects")
+            )
+        else:
+            wanted.append(copy.deepcopy(item))
+    wanted += [_secret(item) for item in secrets]
+    for item in wanted:
+        key = Key.of(item)
+        if key in seen:
+            problems.append(_wrong(str(key), "each object once", "several of that name"))
+        seen.add(key)
+        if key.kind not in _SHARED:
+            item["metadata"]["labels"] = {**(item["metadata"].get("labels") or {}), OWNER_LABEL: owner}
+    return wanted, problems
+
+
+def _wrong(obj: str, wanted: str, seen: str) -> Problem:
+    return Problem(obj, wanted, seen, "correct the objects that were handed to gpufabric.rdma.cluster_objects")
+
+
+def _secret(item: dict) -> dict:
+    data = {
+        name: base64.b64encode(str(value).encode()).decode() for name, value in (item.get("string_data") or {}).items()
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": item["name"], "namespace": item["namespace"]},
+        "type": item.get("type") or "Opaque",
+        "data": data,
+    }
+
+
+# --- what was read ----------------------------------------------------------------------------------------------------
+
+
+def last_words(text: str) -> str:
+    """The sentence that kubectl ends with, without the log lines before it."""
+    lines = [line for line in text.splitlines() if line.strip() and not re.match(r"[EWI]\d{4} ", line)]
+    return (lines or text.splitlines() or ["no reason given"])[-1].strip()[:300]
+
+
+def missing_kinds(text: str) -> set[tuple[str, str]]:
+    """(kind, apiVersion) that kubectl found no resource for: their definition is not installed yet."""
+    return set(re.findall(r'no matches for kind "([^"]+)" in version "([^"]+)"', text))
+
+
+def unknown_types(text: str) -> set[str]:
+    """Resource types of a command line that the server does not have."""
+    return set(re.findall(r"doesn't have a resource type \"([^\"]+)\"", text))
+
+
+def items(text: str) -> list[dict]:
+    """The objects of `kubectl -o json`, which prints nothing, one object, or a list."""
+    if not text.strip():
+        return []
+    document = json.loads(text)
+    return document.get("items") or [] if document.get("kind", "").endswith("List") else [document]
+
+
+def by_key(wanted: list[dict], found: Iterable[dict]) -> dict[Key, dict]:
+    """{key of the wanted object: the found one}; an object without a namespace may be found in the default one."""
+    there = {Key.of(item): item for item in found}
+    matched = {}
+    for item in wanted:
+        key = Key.of(item)
+        match = there.get(key) or (None if key.namespace else there.get(key._replace(namespace="default")))
+        if match:
+            matched[key] = match
+    return matched
+
+
+def predictable(wanted: list[dict], live: dict[Key, dict], missing: set[tuple[str, str]]) -> list[dict]:
+    """The objects that a server's dry run can judge: those whose namespace and kind exist already."""
+    coming = {item["metadata"]["name"] for item in wanted if item["kind"] == "Namespace" and Key.of(item) not in live}
+    return [
+        item
+        for item in wanted
+        if (item["metadata"].get("namespace") or "") not in coming
+        and (item["kind"], item["apiVersion"]) not in missing
+        and (item["kind"] != "Node" or Key.of(item) in live)
+    ]
+
+
+def foreign(item: dict) -> str | None:
+    """Who manages a live object that we never applied; None when we did, or when the kind is everybody's."""
+    if item["kind"] in _SHARED:
+        return None
+    managers = [entry.get("manager", "?") for entry in item["metadata"].get("managedFields") or []]
+    if MANAGER in managers or OWNER_LABEL in (item["metadata"].get("labels") or {}):
+        return None
+    return ", ".join(sorted(set(managers))) or "nobody by name"
+
+
+def conflict(text: str) -> str | None:
+    """`argocd: .spec.replicas` from the server's refusal of fields that another manager holds."""
+    if "Apply failed with" not in text:
+        return None
+    head = re.split(r"\n\s*Please review the fields", text)[0]
+    managers = sorted(set(re.findall(r'conflicts? with "([^"]+)"', head)))
+    fields = sorted(set(re.findall(r"(?:^- |: )(\.\S+)$", head, re.MULTILINE)))
+    return f"{', '.join(managers) or 'another manager'}: {', '.join(fields) or 'fields of it'}"
+
+
+def by_hand(clash: str) -> bool:
+    """Whether only kubectl edit, patch, label and their like hold the fields: nobody will set them again."""
+    managers = clash.partition(": ")[0].split(", ")
+    return all(name.startswith("kubectl-") and name != "kubectl-client-side-apply" for name in managers)
+
+
+# --- the decision -----------------------------------------------------------------------------------------------------
+
+
+def plan(state: dict, wanted: list[dict], owner: str, takeover_allowed: bool | None) -> Plan:
+    """What has to be applied and pruned.
+
+    state: down (why no API server answers, or None); live, predicted: {Key: object}; errors: {Key: text};
+    edited: {Key: who holds which fields} of objects that were changed by hand and are predicted as put back;
+    owned: live objects that carry the owner's label.
+    """
+    made = Plan()
+    if state["down"]:
+        for item in wanted:
+            made.change(str(Key.of(item)), _first_action(item), "", _text(item))
+        if wanted:
+            made.not_verified.append(
+                f"{len(wanted)} cluster objects are listed as if none existed: no API server answers ({state['down']})"
+            )
+        return made
+    for item in wanted:
+        _plan_object(made, state, item, takeover_allowed)
+    _plan_pruning(made, state["owned"], wanted, owner)
+    return made
+
+
+def _plan_object(made: Plan, state: dict, item: dict, takeover_allowed: bool | None) -> None:
+    key = Key.of(item)
+    live, error = state["live"].get(key), state["errors"].get(key)
+    others = foreign(live) if live else None
+    clash = conflict(error) if error else None
+    if (others or clash) and takeover_allowed is not True:
+        _refuse_takeover(made, key, clash or f"managed by {others}", takeover_allowed)
+    elif error:
+        made.problem(
+            str(key),
+            "an object that the API server accepts",
+            _one_line(error),
+            "correct the value it names; a field that cannot be changed needs the object deleted first "
+            f"(k3s kubectl delete {_address(key)}), which ends what runs from it",
+        )
+    elif live is None:
+        made.change(str(key), _first_action(item), "", _text(item))
+    else:
+        before, after = normalised(live), normalised(state["predicted"].get(key, live))
+        if before != after:
+            made.change(str(key), "apply", *_texts(before, after))
+            if key in state["edited"]:
+                made.notes.append(f"{key} was changed by hand, which is taken back ({state['edited'][key]})")
+
+
+def _first_action(item: dict) -> str:
+    """A node is made by its kubelet; what is applied to it waits for that."""
+    return "apply" if item["kind"] == "Node" else "create"
+
+
+def _refuse_takeover(made: Plan, key: Key, seen: str, takeover_allowed: bool | None) -> None:
+    if takeover_allowed is False:
+        made.not_applied.append(f"{key} is left as it is: {seen}")
+        return
+    made.problem(
+        str(key),
+        f"an object that {MANAGER} may manage",
+        seen,
+        "leave it to its manager (takeover allowed: false) or have that one let go of it; "
+        "takeover allowed: true takes the fields, which a GitOps controller that still lists the object takes back",
+    )
+
+
+def _plan_pruning(made: Plan, owned: list[dict], wanted: list[dict], owner: str) -> None:
+    kept = {Key.of(item) for item in wanted}
+    kept |= {key._replace(namespace="default") for key in kept if not key.namespace}
+    for item in sorted(owned, key=Key.of):
+        key = Key.of(item)
+        if key in kept or (item["metadata"].get("labels") or {}).get(OWNER_LABEL) != owner:
+            continue
+        if item["metadata"].get("ownerReferences"):
+            continue
+        if key.kind in _NEVER_PRUNED:
+            made.notes.append(f"{key} is no longer wanted and stays: deleting it would delete what others put there")
+        else:
+            made.change(str(key), "prune", _texts(normalised(item), {})[0], "")
+
+
+def _address(key: Key) -> str:
+    return f"{key.kind.lower()} {key.name}" + (f" -n {key.namespace}" if key.namespace else "")
+
+
+# --- objects that somebody else applies ------------------------------------------------------------------------------
+
+
+def verify(state: dict, wanted: list[dict], owner: str) -> Plan:
+    """Whether what comes from Git is live as it is wanted. Differences are problems: nothing here may settle them.
+
+    state: as for plan, with predictions that override other managers' fields, so that only values count.
+    """
+    made = plan(state, wanted, owner, takeover_allowed=True)
+    if state["down"]:
+        lacking = f"{len(wanted)} cluster objects were compared with nothing: no API server answers ({state['down']})"
+        return Plan(not_verified=[lacking] if wanted else [])
+    made.problems = [_difference(change) for change in made.changes] + made.problems
+    made.changes = []
+    return made
+
+
+def _difference(change: Change) -> Problem:
+    if change.action == "prune":
+        return Problem(change.object, "absent, as no role makes it any more", "present", _SYNC)
+    if not change.before:
+        return Problem(change.object, "present", "absent", _SYNC)
+    found = list(_fields(json.loads(change.before), json.loads(change.after)))
+    more = f"; {len(found) - _FIELDS_NAMED} more fields" if len(found) > _FIELDS_NAMED else ""
+    named = found[:_FIELDS_NAMED]
+    return Problem(
+        change.object,
+        "; ".join(f"{path} {wanted}" for path, wanted, _seen in named) + more,
+        "; ".join(f"{path} {seen}" for path, _wanted, seen in named) + more,
+        _SYNC,
+    )
+
+
+def _fields(seen, wanted, path: str = "") -> Iterable[tuple[str, str, str]]:
+    """(path, wanted, seen) of each field in which two objects differ; items of lists by their place."""
+    if seen == wanted:
+        return
+    if isinstance(seen, dict) and isinstance(wanted, dict):
+        for name in sorted({*seen, *wanted}):
+            yield from _fields(seen.get(name, _ABSENT), wanted.get(name, _ABSENT), f"{path}.{name}".lstrip("."))
+    elif isinstance(seen, list) and isinstance(wanted, list) and len(seen) == len(wanted):
+        for number, (one, other) in enumerate(zip(seen, wanted)):
+            yield from _fields(one, other, f"{path}[{number}]")
+    else:
+        yield path, _value(wanted), _value(seen)
+
+
+def _value(value) -> str:
+    text = "absent" if value is _ABSENT else json.dumps(value, sort_keys=True, ensure_ascii=False)
+    return text if len(text) <= _VALUE_LENGTH else f"{text[:_VALUE_LENGTH]}…"
+
+
+# --- comparing and showing --------------------------------------------------------------------------------------------
+
+
+def normalised(item: dict) -> dict:
+    """The object without what server and controllers fill in."""
+    kept = {name: copy.deepcopy(value) for name, value in item.items() if name != "status"}
+    meta = kept.get("metadata") or {}
+    for name in _FILLED_IN:
+        meta.pop(name, None)
+    return kept
+
+
+def _texts(before: dict, after: dict) -> tuple[str, str]:
+    """Both sides for --diff. Values of a Secret are never shown, only which of them differ."""
+    shown = []
+    for mark, given, other in (("before", before, after), ("after", after, before)):
+        side = copy.deepcopy(given)
+        for name, value in (side.get("data") or {}).items() if side.get("kind") == "Secret" else ():
+            same = (other.get("data") or {}).get(name, value) == value
+            side["data"][name] = "hidden" if same or mark == "before" else "hidden, another value"
+        shown.append(_json(side))
+    return shown[0], shown[1]
+
+
+def _text(item: dict) -> str:
+    return _texts({}, normalised(item))[1]
+
+
+def _json(item: dict) -> str:
+    return json.dumps(item, indent=2, sort_keys=True, ensure_ascii=False) + "\n" if item else ""
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())[:600]
+
+
+# --- order and waiting ------------------------------------------------------------------------------------------------
+
+
+def stages(wanted: list[dict], changes: list[Change]) -> list[list[dict]]:
+    """The objects to apply, in calls: namespaces and definitions of kinds before what needs them."""
+    names = {change.object for change in changes if change.action in ("create", "apply")}
+    chosen = [item for item in wanted if str(Key.of(item)) in names]
+    return [stage for stage in _split(chosen) if stage]
+
+
+def in_order(wanted: list[dict]) -> list[dict]:
+    """The objects in the order in which the stages send them."""
+    return [item for stage in _split(wanted) for item in stage]
+
+
+def _split(items: list[dict]) -> tuple[list[dict], list[dict]]:
+    first = [item for item in items if item["kind"] in ("Namespace", "CustomResourceDefinition")]
+    return first, [item for item in items if item not in first]
+
+
+def wait_arguments(item: dict) -> list[str]:
+    """kubectl's arguments for one condition to await."""
+    place = ["--namespace", item["namespace"]] if item.get("namespace") else []
+    limit = [f"--timeout={item['timeout_seconds']}s"]
+    if item["until"] == "rollout":
+        return ["rollout", "status", item["resource"], *place, *limit]
+    target = item["resource"].split()
+    if item.get("selector"):
+        target += ["--selector", item["selector"]]
+    elif "/" not in item["resource"] and len(target) == 1:
+        target += ["--all"]
+    return ["wait", f"--for={item['until']}", *target, *place, *limit]
+
+
+def satisfied(item: dict, live: Iterable[dict]) -> bool:
+    """Whether an object that was just read already meets the condition, so that nobody has to ask again."""
+    kind, name = item["resource"].partition("/")[::2]
+    for seen in live:
+        meta, status = seen["metadata"], seen.get("status") or {}
+        here = (seen["kind"].lower(), meta["name"], meta.get("namespace") or "")
+        if here != (_KINDS.get(kind, kind), name, item.get("namespace") or ""):
+            continue
+        if item["until"] == "rollout":
+            return _rolled_out(seen["kind"], meta, seen.get("spec") or {}, status)
+        wanted = item["until"].partition("condition=")[2]
+        return any(entry["type"] == wanted and entry["status"] == "True" for entry in status.get("conditions") or [])
+    return False
+
+
+_KINDS = {
+    "ds": "daemonset", "daemonsets": "daemonset", "deploy": "deployment", "deployments": "deployment",
+    "crd": "customresourcedefinition", "crds": "customresourcedefinition",
+}  # fmt: skip
+
+
+def _rolled_out(kind: str, meta: dict, spec: dict, status: dict) -> bool:
+    if status.get("observedGeneration") != meta.get("generation"):
+        return False
+    if kind == "DaemonSet":
+        desired = status.get("desiredNumberScheduled", 0)
+        ready = (status.get("updatedNumberScheduled", 0), status.get("numberAvailable", 0))
+    elif kind == "Deployment":
+        desired = spec.get("replicas", 1)
+        ready = (status.get("updatedReplicas", 0), status.get("availableReplicas", 0))
+    else:
+        return False
+    return desired > 0 and set(ready) == {desired}

@@ -1,0 +1,377 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The pods that verification runs, and the traffic between them.
+
+PRIVATE to the collection. Pure. Standard library only: the pods are planned on the controller, their traffic on the
+server node, once their addresses are known.
+
+Four kinds of pod on each node. `workload`: uid 1000, one resource, one attachment, within the profile `restricted`.
+`seed`: root with IPC_LOCK added, as published guides write it. `rails`: every rail at once, net1 to netN. `host`: in
+the node's own network, for verbs of HCAs that carry none from another network namespace (soft-RoCE).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+
+from .._cni import nad_lint
+from .._device_plugin import config
+
+NAMESPACE_LABELS = {
+    "pod-security.kubernetes.io/enforce": "privileged",
+    "pod-security.kubernetes.io/warn": "privileged",
+    "pod-security.kubernetes.io/audit": "privileged",
+    "app.kubernetes.io/managed-by": "gpufabric.rdma",
+}
+NETWORKS = "k8s.v1.cni.cncf.io/networks"
+STATUS = "k8s.v1.cni.cncf.io/network-status"
+RESOURCE = "k8s.v1.cni.cncf.io/resourceName"
+# Pods end by themselves, should a run be cut off before it removes them.
+_DEADLINE = 1800
+SOFTWARE_REASON = (
+    "soft-RoCE sends through the network namespace of the node, so it carries no verbs of a pod's own; the pod in the "
+    "node's network carries them instead"
+)
+
+
+# --- what there is to test --------------------------------------------------------------------------------------------
+
+
+def find_node(host: dict, nodes: list[dict]):
+    """The node of the cluster that a host of the inventory is: by name, else by an address of its own."""
+    for node in nodes:
+        if node["name"].lower() == host["host"].lower():
+            return node
+    held = {address.partition("/")[0] for netdev in host["netdevs"].values() for address in netdev["addresses"]}
+    return next((node for node in nodes if held & set(node["addresses"])), None)
+
+
+def own_resource(index: int) -> str:
+    """The resource that the role device_plugin makes for a rail."""
+    return f"rdma/{config.NAME.format(index=index)}"
+
+
+def rails_of(host: dict, node: dict, networks: list[dict]) -> list[dict]:
+    """Each RDMA resource of a node with its attachment, in the order of the rails.
+
+    host: host, rails (index, hca, port, netdev, link_layer, kind, char_devices), netdevs. networks: as
+    nad_lint.from_objects gives them. Each rail comes with `networks`, those that the node itself has on its netdev.
+    """
+    known = [{**rail, "networks": _own_networks(host["netdevs"].get(rail["netdev"]))} for rail in host["rails"]]
+    rails = {own_resource(rail["index"]): rail for rail in known}
+    by_netdev = {rail["netdev"]: rail for rail in known if rail["netdev"]}
+    found, attached = [], set()
+    for network in networks:
+        name = network["resource"]
+        if name in node["capacity"] and (name, network["name"]) not in attached:
+            attached.add((name, network["name"]))
+            rail = by_netdev.get(nad_lint.type_and_master(network, host["host"])[1]) or rails.get(name)
+            found.append({"resource": name, "rail": rail, "network": network})
+    alone = set(node["capacity"]) - {name for name, _network in attached}
+    found += [
+        {"resource": name, "rail": rails.get(name), "network": None}
+        for name in alone
+        if name in rails or name.startswith("rdma/")
+    ]
+    return sorted(found, key=lambda one: ((one["rail"] or {}).get("index", 1000), one["resource"]))
+
+
+def _own_networks(netdev) -> list[str]:
+    """Networks of a netdev's addresses; a link-local address is no sign of a common wire, for each port has one."""
+    held = [ipaddress.ip_interface(address) for address in (netdev or {}).get("addresses") or []]
+    return sorted({str(one.network) for one in held if not (one.ip.is_link_local or one.ip.is_loopback)})
+
+
+# --- pods -------------------------------------------------------------------------------------------------------------
+
+
+def plan(hosts: list[dict], cluster: dict, options: dict) -> dict:
+    """namespace, objects (to apply) and pods (what each is for).
+
+    hosts: see rails_of, and netdevs. cluster: nodes, networks, nads (objects). options: namespace, image.
+    A host that is no node of the cluster, or has no resource, gets no pod and is listed under `left_out`, with why.
+    """
+    pods, left_out, used = [], {}, {}
+    for host in hosts:
+        node = find_node(host, cluster["nodes"])
+        if node is None:
+            known = ", ".join(sorted(item["name"] for item in cluster["nodes"])) or "none"
+            left_out[host["host"]] = f"no node of the cluster has its name or one of its addresses; nodes: {known}"
+            continue
+        served = rails_of(host, node, cluster["networks"])
+        if not served:
+            left_out[host["host"]] = f"node {node['name']} has no RDMA resource in its capacity"
+            continue
+        for item in served:
+            if item["network"]:
+                used[item["network"]["name"]] = item["network"]
+        first = next((item for item in served if item["network"]), served[0])
+        pods.append(_pod("workload", host, node, [first]))
+        pods.append(_pod("seed", host, node, [first]))
+        if len(served) > 1:
+            pods.append(_pod("rails", host, node, served))
+        if any((item["rail"] or {}).get("kind") == "software" for item in served):
+            pods.append(_pod("host", host, node, served))
+    namespace = options["namespace"]
+    objects = [namespace_object(namespace)] if pods else []
+    objects += [_copied(nad, namespace) for nad in _definitions(cluster["nads"], used)]
+    objects += [manifest(pod, namespace, options["image"]) for pod in pods]
+    return {"namespace": namespace, "objects": objects, "pods": pods, "left_out": left_out}
+
+
+def namespace_object(name: str) -> dict:
+    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": NAMESPACE_LABELS}}
+
+
+def _definitions(nads: list[dict], used: dict) -> list[dict]:
+    return [
+        nad
+        for nad in nads
+        if nad["metadata"]["name"] in used
+        and nad["metadata"].get("namespace") == used[nad["metadata"]["name"]]["namespace"]
+    ]
+
+
+def _copied(nad: dict, namespace: str) -> dict:
+    """The definition in the namespace of the tests: where namespaces are isolated, pods reach no other's."""
+    annotations = nad["metadata"].get("annotations") or {}
+    kept = {key: value for key, value in annotations.items() if key == RESOURCE}
+    metadata = {"name": nad["metadata"]["name"], "namespace": namespace, **({"annotations": kept} if kept else {})}
+    return {
+        "apiVersion": "k8s.cni.cncf.io/v1",
+        "kind": "NetworkAttachmentDefinition",
+        "metadata": metadata,
+        "spec": nad.get("spec") or {},
+    }
+
+
+def _pod(kind: str, host: dict, node: dict, served: list[dict]) -> dict:
+    attached = [] if kind == "host" else [item for item in served if item["network"]]
+    return {
+        "name": f"{kind}-{node['name']}"[:63].rstrip("-."),
+        "kind": kind,
+        "host": host["host"],
+        "node": node["name"],
+        "resources": list(dict.fromkeys(item["resource"] for item in served)),
+        "rails": [item["rail"] for item in served if item["rail"]],
+        "attachments": [
+            {
+                "interface": f"net{number}",
+                "network": item["network"]["name"],
+                "resource": item["resource"],
+                "rail": item["rail"],
+            }
+            for number, item in enumerate(attached, 1)
+        ],
+    }
+
+
+def manifest(pod: dict, namespace: str, image: str) -> dict:
+    metadata: dict = {"name": pod["name"], "namespace": namespace, "labels": {"rdma.gpufabric.io/test": pod["kind"]}}
+    if pod["attachments"]:
+        wanted = [{"name": item["network"], "interface": item["interface"]} for item in pod["attachments"]]
+        metadata["annotations"] = {NETWORKS: json.dumps(wanted)}
+    spec: dict = {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": 1,
+        "activeDeadlineSeconds": _DEADLINE,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "nodeSelector": {"kubernetes.io/hostname": pod["node"]},
+        "tolerations": [
+            {"key": "node-role.kubernetes.io/control-plane", "operator": "Exists", "effect": "NoSchedule"},
+            {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"},
+        ],
+        "securityContext": {},
+        "containers": [
+            {
+                "name": "test",
+                "image": image,
+                "imagePullPolicy": "IfNotPresent",
+                "command": ["sleep", str(_DEADLINE)],
+                "resources": {
+                    "requests": {"cpu": "10m", "memory": "32Mi"},
+                    "limits": dict.fromkeys(pod["resources"], "1"),
+                },
+                "securityContext": {},
+            }
+        ],
+    }
+    container = spec["containers"][0]
+    if pod["kind"] == "host":
+        spec.update(hostNetwork=True, dnsPolicy="ClusterFirstWithHostNet")
+        container["securityContext"] = {"capabilities": {"add": ["IPC_LOCK"]}}
+    elif pod["kind"] == "seed":
+        container["securityContext"] = {"capabilities": {"add": ["IPC_LOCK"]}}
+    else:
+        spec["securityContext"] = {
+            "runAsUser": 1000,
+            "runAsGroup": 1000,
+            "runAsNonRoot": True,
+            "seccompProfile": {"type": "RuntimeDefault"},
+            # ping without a capability: a safe sysctl, in the pod's own network namespace.
+            "sysctls": [{"name": "net.ipv4.ping_group_range", "value": "0 2147483647"}],
+        }
+        container["securityContext"] = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+# --- traffic ----------------------------------------------------------------------------------------------------------
+
+
+def traffic(pods: list[dict], answers: dict, base_port: int) -> dict:
+    """tests (ping, rping and ib_write_bw between the pods of neighbouring nodes) and left_out, each with its reason.
+
+    answers: {pod name: parsed probe}. Each rail's nodes form a chain, or several where the nodes' own addresses on the
+    rail lie in different networks, as on the host. Tests have the form that _traffic.fabric runs.
+    """
+    tests, left_out = [], []
+    ends = [end for pod in pods for end in ends_of(pod, answers.get(pod["name"]))]
+    numbers = sorted({end["rail"] for end in ends})
+    ports = {pod["node"]: base_port for pod in pods}
+    for number in numbers:
+        plain = _chains(one_a_node([end for end in ends if end["rail"] == number and end["kind"] != "host"]))
+        hosted = _chains([end for end in ends if end["rail"] == number and end["kind"] == "host"])
+        for client, server in _neighbours(plain):
+            tests += _ping(client, server)
+            if "software" in (client["hca_kind"], server["hca_kind"]):
+                left_out.append({"rail": number, "host": client["host"], "what": "net", "reason": SOFTWARE_REASON})
+            else:
+                tests += _verbs(client, server, ports)
+        for client, server in _neighbours(hosted):
+            tests += _verbs(client, server, ports)
+        left_out += [_alone(chain[0], plain) for chain in plain if len(chain) == 1]
+    return {"tests": tests, "left_out": left_out}
+
+
+def _chains(ends: list[dict]) -> list[list[dict]]:
+    """The ends in order, in one chain as long as nothing says that two of them are on different wires."""
+    found: list[list[dict]] = []
+    for end in ends:
+        for chain in found:
+            if _may_meet(chain[-1], end):
+                chain.append(end)
+                break
+        else:
+            found.append([end])
+    return found
+
+
+def _may_meet(one: dict, other: dict) -> bool:
+    return not (one["networks"] and other["networks"]) or bool(set(one["networks"]) & set(other["networks"]))
+
+
+def _neighbours(chains: list[list[dict]]) -> list[tuple[dict, dict]]:
+    return [pair for chain in chains for pair in zip(chain, chain[1:])]
+
+
+def _alone(end: dict, chains: list[list[dict]]) -> dict:
+    others = [other for chain in chains for other in chain if other is not end]
+    if others:
+        here = ", ".join(end["networks"])
+        there = ", ".join(f"{other['host']} {' '.join(other['networks'])}" for other in others[:3])
+        what, reason = "wire", f"no peer in {here}: rail {end['rail']} of {there}"
+    else:
+        what, reason = "peer", "no peer: no other node runs a test pod on this rail"
+    return {"rail": end["rail"], "host": end["host"], "what": what, "reason": reason}
+
+
+def ends_of(pod: dict, answer):
+    """The rails a running pod can send on; with the address and the GID index that its own probe showed."""
+    if answer is None:
+        return
+    interfaces = {item["rail"]["index"]: item["interface"] for item in pod["attachments"] if item["rail"]}
+    for rail in pod["rails"]:
+        interface = rail["netdev"] if pod["kind"] == "host" else interfaces.get(rail["index"])
+        if pod["kind"] == "seed":
+            continue
+        addresses = answer["addresses"].get(interface or "") or []
+        ip = next((address.partition("/")[0] for address in addresses), None)
+        network = None
+        if ip:
+            network = str(ipaddress.ip_interface(addresses[0]).network)
+        eth0 = next((address.partition("/")[0] for address in answer["addresses"].get("eth0") or []), None)
+        yield {
+            "pod": pod["name"],
+            "kind": pod["kind"],
+            "host": pod["host"],
+            "node": pod["node"],
+            "rail": rail["index"],
+            "interface": interface,
+            "ip": ip,
+            "network": network,
+            "networks": rail["networks"],
+            "management": eth0,
+            "hca": rail["hca"],
+            "port": rail["port"],
+            "hca_kind": rail["kind"],
+            "link_layer": rail["link_layer"],
+            "gid": gid_index(answer["gids"], rail["hca"], ip),
+        }
+
+
+def one_a_node(ends: list[dict]) -> list[dict]:
+    """One end a node: the pod with all rails before the one with a single one."""
+    chosen: dict = {}
+    for end in ends:
+        known = chosen.get(end["node"])
+        if known is None or (known["kind"], end["kind"]) == ("workload", "rails"):
+            chosen[end["node"]] = end
+    return [chosen[node] for node in sorted(chosen)]
+
+
+def gid_index(gids: list[dict], hca: str, ip):
+    """Index of the RoCE v2 GID of an address in the pod's own table; None when it is not there."""
+    for gid in gids:
+        if gid["hca"] == hca and gid["type"] == "RoCE v2" and ip and gid_address(gid["gid"]) == ip:
+            return gid["index"]
+    return None
+
+
+def gid_address(gid: str) -> str:
+    """The address a RoCE GID stands for."""
+    address = ipaddress.ip_address(gid)
+    return str(address.ipv4_mapped or address)
+
+
+def _ping(client: dict, server: dict) -> list[dict]:
+    if not (client["ip"] and server["ip"]):
+        return []
+    return [_test("ping", client, server, server["ip"], 0)]
+
+
+def _verbs(client: dict, server: dict, ports: dict) -> list[dict]:
+    made = []
+    for tool in ("rping", "ib_write_bw"):
+        if tool == "rping" and not server["ip"]:
+            continue  # rdma_cm resolves IP addresses only
+        port = ports[server["node"]]
+        ports[server["node"]] += 1
+        # ib_write_bw exchanges its queue pair numbers over TCP, for which the pod network is enough.
+        address = server["ip"] if tool == "rping" or server["ip"] else server["management"]
+        made.append(_test(tool, client, server, address, port))
+    return made
+
+
+def _test(tool: str, client: dict, server: dict, address, port: int) -> dict:
+    def side(end):
+        gid = None if end["link_layer"] == "InfiniBand" else end["gid"]
+        return {**{key: end[key] for key in ("pod", "host", "hca", "port", "ip", "interface")}, "gid": gid}
+
+    place = "the node's network" if client["kind"] == "host" else client["interface"] or "verbs alone"
+    return {
+        "id": f"pod-rail{client['rail']}-{client['node']}-{server['node']}-{client['kind']}-{tool}",
+        "tool": tool,
+        "rail": client["rail"],
+        "place": place,
+        "address": address,
+        "tcp_port": port,
+        "client": side(client),
+        "server": side(server),
+    }
+
+
+def ping_command(test: dict) -> list[str]:
+    return ["ping", "-c", "3", "-W", "2", "-I", test["client"]["interface"], test["address"]]

@@ -1,0 +1,230 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The node side of the bandwidth matrix: a process of its own that goes through its rounds and ends by itself.
+
+PRIVATE to the collection. A node takes part in a round only once all its tests of the round before have ended, and a
+test needs both its ends; so no HCA serves two rounds at once, although nobody conducts. A round that does not come
+about is given up at a time that all nodes compute alike, from their own start, so that a lost peer costs one round
+each time it was to take part and never the run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from ..hca import Tree, counters
+from . import fabric
+
+STATE = "run/gpufabric-rdma-matrix"
+TOOL = "ib_write_bw"
+_KEPT = 2000
+# perftest needs a moment before it listens; then the client asks again once a second.
+_FIRST, _AGAIN = 0.3, 1.0
+_GIVEN_UP = 124
+_REFUSED = re.compile(r"(?i)couldn't connect|connection refused")
+
+
+# --- what the node has ------------------------------------------------------------------------------------------------
+
+
+def tool(root: str = "/"):
+    """Path of ib_write_bw: on the search path, or in the tree below another root; None without it."""
+    if not root.rstrip("/"):
+        return shutil.which(TOOL)
+    path = os.path.join(root, "usr/bin", TOOL)
+    return path if os.access(path, os.X_OK) else None
+
+
+def has_cuda(path: str) -> bool:
+    """Effect: runs `ib_write_bw --help`, which lists --use_cuda only where perftest was built with CUDA."""
+    _code, said = fabric.run_tool([path, "--help"], 10)
+    return "--use_cuda" in said
+
+
+def users(processes: list[dict], hcas: list[dict]) -> dict:
+    """{HCA: [who]} of processes that have its uverbs device open, which is what traffic needs."""
+    names = {f"/dev/infiniband/{hca['char_devices']['uverbs']}": hca["name"] for hca in hcas}
+    found: dict = {}
+    for process in processes:
+        who = f"{process['command']} (process {process['pid']}"
+        who += f", pod {process['pod']})" if process["pod"] else f", {process['unit']})" if process["unit"] else ")"
+        for device in process["devices"]:
+            if device in names:
+                found.setdefault(names[device], []).append(who)
+    return found
+
+
+# --- commands ---------------------------------------------------------------------------------------------------------
+
+
+def command(step: dict, seconds: int, path: str = TOOL) -> list[str]:
+    """One end of a test, on the processors near its HCA where the node's facts name them."""
+    test, role = step["test"], step["role"]
+    side = test[role]
+    make = fabric.server_command if role == "server" else fabric.client_command
+    argv = [path, *make(test, seconds)[1:]]
+    if side["gpu"] is not None:
+        at = len(argv) - (role == "client")
+        argv[at:at] = [f"--use_cuda={side['gpu']}"]
+    near = ["taskset", "-c", side["local_cpus"]] if side["local_cpus"] and side["pod"] is None else []
+    return [*near, *argv]
+
+
+# --- the rounds -------------------------------------------------------------------------------------------------------
+
+
+def run(rounds: list[dict], options: dict, tree: Tree, clock=time) -> list[dict]:
+    """Effect: go through the rounds; results of this node's ends, in the order of the rounds.
+
+    rounds: [{order, steps: [{id, role, test}]}]. options: seconds, round_seconds, grace_seconds, tool.
+    """
+    start = clock.monotonic()
+    results = []
+    for one in rounds:
+        deadline = start + options["grace_seconds"] + (one["order"] + 1) * options["round_seconds"]
+        with ThreadPoolExecutor(max_workers=len(one["steps"])) as pool:
+            results += pool.map(lambda step, until=deadline: _step(step, until, options, tree, clock), one["steps"])
+    return results
+
+
+def _step(step: dict, deadline: float, options: dict, tree: Tree, clock) -> dict:
+    side = step["test"][step["role"]]
+    before = counters.read(tree, side["hca"], side["port"], side["netdev"])
+    end = _server if step["role"] == "server" else _client
+    outcome = end(command(step, options["seconds"], options["tool"]), deadline, options, clock)
+    after = counters.read(tree, side["hca"], side["port"], side["netdev"])
+    return {
+        "id": step["id"],
+        "role": step["role"],
+        **outcome,
+        "counters": counters.rises(before, after),
+        "counters_read": bool(before and after),
+        "counters_stopped": counters.stopped(before),
+    }
+
+
+def _left(deadline: float, clock) -> float:
+    return max(1.0, deadline - clock.monotonic())
+
+
+def _server(argv: list[str], deadline: float, options: dict, clock) -> dict:
+    code, said = fabric.run_tool(argv, _left(deadline, clock))
+    return {"ok": code == 0, "error": None if code == 0 else fabric.complaint(said) or f"exit code {code}"}
+
+
+def _client(argv: list[str], deadline: float, options: dict, clock) -> dict:
+    clock.sleep(_FIRST)
+    refused = None
+    while True:
+        start = clock.monotonic()
+        code, said = fabric.run_tool(argv, _left(deadline, clock))
+        took = clock.monotonic() - start
+        result = fabric.parse(TOOL, code, said, options["seconds"])
+        # A server that is not there yet refuses, on a slow node after seconds. What ran and then failed is an answer.
+        over = clock.monotonic() + _AGAIN >= deadline
+        if result["ok"] or over or (took >= options["seconds"] and not _REFUSED.search(said)):
+            output = None if result["ok"] else said[-_KEPT:]
+            if code == _GIVEN_UP and refused:
+                result = {**result, "error": refused}  # a try that the deadline cut off says less than the one before
+            return {**result, "seconds": round(took, 1), "command": " ".join(argv), "output": output}
+        refused = result["error"]
+        clock.sleep(_AGAIN)
+
+
+# --- the process ------------------------------------------------------------------------------------------------------
+
+
+def start(rounds: list[dict], options: dict, root: str = "/") -> None:
+    """Effect: end what an earlier run left, then go through the rounds in a process of its own."""
+    stop(root)
+    state = os.path.join(root, STATE)
+    os.makedirs(state, mode=0o700)
+    child = os.fork()
+    if child == 0:
+        try:
+            _detach(state)
+            _work(rounds, options, Tree(root), state)
+        finally:
+            os._exit(0)
+    with open(os.path.join(state, "process.json"), "w", encoding="utf-8") as stream:
+        json.dump({"pid": child, "born": fabric.started_at(child)}, stream)
+
+
+def _detach(state: str) -> None:
+    """A session of its own and no open file of the caller, whose connection ends once the last of them is closed."""
+    os.setsid()
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    os.chdir("/")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    said = os.open(os.path.join(state, "said.txt"), os.O_WRONLY | os.O_CREAT, 0o600)
+    for target, source in ((0, nothing), (1, said), (2, said)):
+        os.dup2(source, target)
+    os.closerange(3, 1024)
+
+
+def _work(rounds: list[dict], options: dict, tree: Tree, state: str) -> None:
+    outcome: dict = {"results": [], "error": None}
+    try:
+        outcome["results"] = run(rounds, options, tree)
+    except (OSError, ValueError, KeyError, subprocess.SubprocessError) as error:
+        outcome["error"] = f"{type(error).__name__}: {error}"
+    path = os.path.join(state, "done.json")
+    with open(f"{path}.new", "w", encoding="utf-8") as stream:
+        json.dump(outcome, stream)
+    os.replace(f"{path}.new", path)
+
+
+def collect(wait_seconds: float, root: str = "/", clock=time) -> dict:
+    """Effect: wait for the process to end, then remove its files. results, and error where it did not come that far."""
+    state = os.path.join(root, STATE)
+    deadline = clock.monotonic() + wait_seconds
+    record = _load(os.path.join(state, "process.json"))
+    while True:
+        done = _load(os.path.join(state, "done.json"))
+        alive = bool(record) and fabric.started_at(record["pid"]) == record["born"]
+        if done or not alive or clock.monotonic() > deadline:
+            break
+        clock.sleep(0.2)
+    done = done or _load(os.path.join(state, "done.json"))
+    if done is None:
+        why = f"no end within {wait_seconds:.0f} s" if alive else _why_gone(state, record)
+        done = {"results": [], "error": why}
+    stop(root)
+    return done
+
+
+def _why_gone(state: str, record) -> str:
+    if not record:
+        return "the process was never started here"
+    said = _text(os.path.join(state, "said.txt")).strip().splitlines()
+    return f"the process ended without an answer: {said[-1] if said else 'it said nothing'}"
+
+
+def stop(root: str = "/") -> None:
+    """Effect: end the process with its tests, and remove its files."""
+    state = os.path.join(root, STATE)
+    record = _load(os.path.join(state, "process.json"))
+    if record:
+        fabric.end_process(record["pid"], record["born"])
+    shutil.rmtree(state, ignore_errors=True)
+
+
+def _load(path: str):
+    text = _text(path)
+    return json.loads(text) if text else None
+
+
+def _text(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as stream:
+            return stream.read()
+    except OSError:
+        return ""

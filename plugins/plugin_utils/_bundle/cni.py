@@ -1,0 +1,162 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The CNI plugins of a bundle folder: found by name and architecture, checked, taken out of their archives.
+
+PRIVATE to the collection. Runs on the controller.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import tarfile
+
+from ...module_utils._core.change import Problem
+from ...module_utils.hca import elf
+from . import folder as bundle_folder
+
+# As `uname -m` and release assets name the same architecture.
+ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+REFERENCE, FLANNEL = "cni-plugins", "flannel-cni-plugin"
+_REFILL = "fill the bundle folder again (playbooks/bundle.yml) and run again"
+
+
+def choose(bundle, directory: str, plugins: list, machine: str) -> tuple[dict[str, bytes], list[Problem]]:
+    """({plugin: program}, problems). bundle: content of bundle.yml; machine: the node's `uname -m`."""
+    architecture = ARCHITECTURES.get(machine)
+    if architecture is None:
+        known = " or ".join(sorted(ARCHITECTURES))
+        return {}, [Problem("architecture", known, machine, "take the node out of the group")]
+    problems = bundle_folder.problems(bundle, directory)
+    if problems:
+        return {}, problems
+    found: dict[str, bytes] = {}
+    reference = [name for name in plugins if name != "flannel"]
+    for name, wanted in ((REFERENCE, reference), (FLANNEL, ["flannel"] if "flannel" in plugins else [])):
+        if not wanted:
+            continue
+        data, refused = _file(bundle, directory, name, architecture)
+        problems += refused
+        programs = {} if refused else _programs(data)
+        for plugin in [] if refused else wanted:
+            content = programs.get(plugin) or (_only(programs) if name == FLANNEL else None)
+            wrong = _unfit(name, plugin, content, machine, programs)
+            if wrong:
+                problems.append(wrong)
+            else:
+                found[plugin] = content
+    return found, problems
+
+
+def _file(bundle: dict, directory: str, name: str, architecture: str) -> tuple[bytes, list[Problem]]:
+    row = bundle_folder.file_for(bundle, name, architecture)
+    image = None if row else _image(bundle, name, architecture)
+    if row is None and image is None:
+        return b"", [bundle_folder.missing_file(bundle, name, architecture, directory)]
+    wrong = bundle_folder.damaged(directory, [row or image])
+    if wrong:
+        return b"", wrong
+    path = os.path.join(directory, (row or image)["path"])
+    if image:
+        return _from_image(path, image["reference"], architecture)
+    with open(path, "rb") as stream:
+        return stream.read(), []
+
+
+def _image(bundle: dict, name: str, architecture: str) -> dict | None:
+    """Flannel's plugin is released as an image first of all; its one program is in the image's root."""
+    for row in bundle.get("images") or []:
+        called = row["reference"].rpartition("/")[2].partition("@")[0].partition(":")[0]
+        if called == name and row.get("architecture", "any") in (architecture, "any"):
+            return row
+    return None
+
+
+def _from_image(path: str, reference: str, architecture: str) -> tuple[bytes, list[Problem]]:
+    """The file /flannel of an image archive, as docker save or the OCI image layout have it."""
+    try:
+        with tarfile.open(path) as archive:
+            for layer in reversed(_layers(archive, reference, architecture)):
+                with tarfile.open(fileobj=archive.extractfile(layer)) as files:
+                    for member in files:
+                        if member.isfile() and os.path.normpath(member.name).lstrip("/") == "flannel":
+                            return files.extractfile(member).read(), []
+        seen = "no file /flannel in it"
+    except (tarfile.TarError, OSError, EOFError, KeyError, ValueError, TypeError) as error:
+        seen = f"it cannot be taken apart: {error}"
+    return b"", [Problem(path, "an image with Flannel's CNI plugin", seen, _REFILL)]
+
+
+def _layers(archive: tarfile.TarFile, reference: str, architecture: str) -> list[str]:
+    """Names in the archive of an image's layers, lowest first."""
+    if "manifest.json" in archive.getnames():
+        images = json.load(archive.extractfile("manifest.json"))
+        named = [image for image in images if reference in (image.get("RepoTags") or ())]
+        return (named or images)[0]["Layers"]
+    document = json.load(archive.extractfile("index.json"))
+    while "manifests" in document:
+        fitting = [
+            item
+            for item in document["manifests"]
+            if (item.get("platform") or {}).get("architecture", architecture) == architecture
+        ]
+        document = json.load(archive.extractfile(_blob(fitting[0]) if fitting else "a manifest for this architecture"))
+    return [_blob(layer) for layer in document["layers"]]
+
+
+def _blob(descriptor: dict) -> str:
+    return "blobs/" + descriptor["digest"].replace(":", "/")
+
+
+def _programs(data: bytes) -> dict[str, bytes]:
+    """{base name: content} of the regular files in a tar archive; a bare program stands under an empty name."""
+    try:
+        with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+            return {
+                os.path.basename(member.name): archive.extractfile(member).read()
+                for member in archive
+                if member.isfile()
+            }
+    except (tarfile.TarError, OSError, EOFError):
+        return {"": data}
+
+
+def _only(programs: dict[str, bytes]):
+    """Flannel's plugin comes as one program, named after its architecture."""
+    named = [content for name, content in programs.items() if not name or name.startswith("flannel")]
+    return named[0] if len(named) == 1 else None
+
+
+def _unfit(archive: str, plugin: str, content, machine: str, programs: dict):
+    if content is None:
+        seen = ", ".join(sorted(name for name in programs if name)) or "no archive"
+        step = "correct the name in cni_plugins_names, or add a bundle that has it"
+        return Problem(f"plugin {plugin}", f"a program in {archive}", seen, step)
+    facts = elf.program(content[:4096])
+    if facts is None:
+        return Problem(f"plugin {plugin}", "a 64-bit ELF program", "something else", _REFILL)
+    if facts["machine"] != machine:
+        step = "put the archive of the node's architecture into the bundle and run again"
+        return Problem(f"plugin {plugin}", f"a program for {machine}", f"one for {facts['machine']}", step)
+    if len(content) < facts["size"]:
+        return Problem(f"plugin {plugin}", f"{facts['size']} bytes or more", f"{len(content)}: cut short", _REFILL)
+    return None
+
+
+def packed(programs: dict[str, bytes]) -> bytes:
+    """The programs as the archive that the node takes them from."""
+    target = io.BytesIO()
+    with tarfile.open(fileobj=target, mode="w:gz", compresslevel=1) as archive:
+        for name in sorted(programs):
+            member = tarfile.TarInfo(name)
+            member.size, member.mode = len(programs[name]), 0o755
+            archive.addfile(member, io.BytesIO(programs[name]))
+    return target.getvalue()
+
+
+def wanted(programs: dict[str, bytes]) -> list[dict]:
+    """What the module on the node compares with."""
+    return [{"name": name, "sha256": hashlib.sha256(content).hexdigest()} for name, content in sorted(programs.items())]

@@ -1,0 +1,109 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The bundle: one folder on the controller that holds all software a cluster needs, described by its bundle.yml.
+
+PRIVATE to the collection. bundle.yml is {schema: 1, origin: release|testbed, files: [{name, version, architecture,
+path, sha256}], images: [{reference, path, sha256, architecture?}]}; paths are relative to the folder. `problems` and
+the choosers are pure, `damaged` reads the files.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+
+from ...module_utils._bundle.lock import DESCRIPTION, SCHEMA
+from ...module_utils._core.change import Problem
+from ...module_utils._core.files import sha256_of
+
+ORIGINS = ("release", "testbed")
+ARCHITECTURES = ("amd64", "arm64", "any")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_FILL = "fill the folder with playbooks/bundle.yml on a connected machine and copy it here whole"
+
+
+def problems(bundle: dict, where: str = "bundle") -> list[Problem]:
+    """What is wrong with the description itself, whatever a node needs of it."""
+    found = []
+    if not isinstance(bundle, dict) or bundle.get("schema") != SCHEMA:
+        seen = bundle.get("schema") if isinstance(bundle, dict) else type(bundle).__name__
+        return [Problem(f"{where}/{DESCRIPTION}", f"schema {SCHEMA}", f"{seen}", _FILL)]
+    if bundle.get("origin") not in ORIGINS:
+        found.append(
+            Problem(f"{where}/{DESCRIPTION}", f"origin {' or '.join(ORIGINS)}", f"{bundle.get('origin')}", _FILL)
+        )
+    rows = [("file", row, ("name", "version", "architecture", "path")) for row in bundle.get("files") or []]
+    rows += [("image archive", row, ("reference", "path")) for row in bundle.get("images") or []]
+    for kind, row, needed in rows:
+        name = f"{kind} {row.get('name') or row.get('reference') or row.get('path') or '?'}"
+        lacking = [field for field in needed if not row.get(field)]
+        if lacking:
+            found.append(
+                Problem(name, f"{', '.join(needed)} in {where}/{DESCRIPTION}", f"no {', no '.join(lacking)}", _FILL)
+            )
+            continue
+        if not _SHA256.fullmatch(str(row.get("sha256") or "")):
+            seen = f"'{row['sha256']}'" if row.get("sha256") else "no sha256 (not verified)"
+            found.append(Problem(name, f"a sha256 in {where}/{DESCRIPTION}", seen, _FILL))
+        if row.get("architecture", "any") not in ARCHITECTURES:
+            found.append(Problem(name, f"architecture {', '.join(ARCHITECTURES)}", str(row["architecture"]), _FILL))
+        if os.path.isabs(row["path"]) or ".." in row["path"].split("/"):
+            found.append(Problem(name, f"a path inside {where}", row["path"], _FILL))
+    return found
+
+
+def file_for(bundle: dict, name: str, architecture: str, distribution: str | None = None) -> dict | None:
+    """The row of a file for a node's processor; one for any processor serves as well."""
+    rows = [
+        row
+        for row in bundle.get("files") or []
+        if row["name"] == name
+        and row["architecture"] in (architecture, "any")
+        and row.get("distribution") in (None, distribution)
+    ]
+    return min(rows, key=lambda row: row["architecture"] == "any", default=None)
+
+
+def missing_file(bundle: dict, name: str, architecture: str, where: str) -> Problem:
+    """Why `file_for` found nothing: no such file, or none for this processor."""
+    others = sorted({row["architecture"] for row in bundle.get("files") or [] if row["name"] == name})
+    return Problem(
+        f"bundle {where}",
+        f"{name} for {architecture}",
+        f"{name} for {', '.join(others)}" if others else f"no {name}",
+        _FILL,
+    )
+
+
+def archives_for(bundle: dict, architecture: str) -> list[dict]:
+    """One row for each image archive of a node's processor; an archive that holds several images is named once."""
+    rows: dict[str, dict] = {}
+    for row in bundle.get("images") or []:
+        if row.get("architecture", "any") in (architecture, "any"):
+            rows.setdefault(row["path"], {"path": row["path"], "sha256": row["sha256"]})
+    return list(rows.values())
+
+
+def references(bundle: dict, architecture: str) -> set[str]:
+    return {
+        row["reference"]
+        for row in bundle.get("images") or []
+        if row.get("architecture", "any") in (architecture, "any")
+    }
+
+
+def damaged(folder: str, rows: Iterable[dict]) -> list[Problem]:
+    """Files of the folder that are not there or are not what the description says."""
+    found = []
+    for row in {row["path"]: row for row in rows}.values():
+        path = os.path.join(folder, row["path"])
+        try:
+            seen = sha256_of(path)
+        except OSError as error:
+            found.append(Problem(path, f"sha256 {row['sha256']}", error.strerror or str(error), _FILL))
+            continue
+        if seen != row["sha256"]:
+            found.append(Problem(path, f"sha256 {row['sha256']}", f"sha256 {seen}", f"do not use it; {_FILL}"))
+    return found

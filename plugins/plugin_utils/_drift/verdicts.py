@@ -1,0 +1,245 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a run in check mode says about drift: from the results of its tasks to one verdict a host.
+
+PRIVATE to the collection. Pure; runs on the controller. docs/drift.schema.json describes the document.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ...module_utils._core.change import Problem
+from ...module_utils.hca.facts import reboot_reasons
+
+SCHEMA = "gpufabric.rdma/drift/1"
+VERDICT_SCHEMA = "gpufabric.rdma/drift-verdict/1"
+CONVERGED, DRIFT, REBOOT, UNSAFE, UNREACHABLE = "converged", "drift", "reboot_pending", "unsafe", "unreachable"
+# Best first: the worst of what is true of a host is its verdict, and the worst host gives the run's exit code.
+EXIT_CODES = {CONVERGED: 0, DRIFT: 2, REBOOT: 3, UNSAFE: 4, UNREACHABLE: 4}
+VERDICTS = tuple(EXIT_CODES)
+HIDDEN = "hidden, because the task is marked no_log"
+ABSENT = "absent"
+
+
+class Task(NamedTuple):
+    """What of a task matters here. role: without namespace, "" outside of roles; once: for all hosts at once."""
+
+    name: str
+    action: str = ""
+    role: str = ""
+    delegate: str = ""
+    once: bool = False
+
+
+class Host:
+    """What was seen of one host; lists keep their order and hold nothing twice."""
+
+    def __init__(self) -> None:
+        self.differences: list[dict] = []
+        self.unreachable: list[str] = []
+        self.refused: list[str] = []
+        self.reboot: list[str] = []
+        self.remarks: list[str] = []
+        self.silent_api: list[str] = []
+        self.ended = False
+
+    def verdict(self) -> str:
+        if self.unreachable:
+            return UNREACHABLE
+        if self.refused or self._api_lost():
+            return UNSAFE
+        if self.reboot:
+            return REBOOT
+        return DRIFT if self.differences else CONVERGED
+
+    def reasons(self) -> list[str]:
+        # The connection that failed is said once.
+        refused = [text for text in self.refused if not self.unreachable or "seen unreachable: " not in text]
+        api = [f"{'not read' if self._api_lost() else 'not verified'}: {text}" for text in self.silent_api]
+        reboot = [f"reboot pending: {text}" for text in self.reboot]
+        return [*self.unreachable, *refused, *api, *reboot, *self.remarks]
+
+    def _api_lost(self) -> bool:
+        """An API server that is silent although nothing about its k3s differs."""
+        return bool(self.silent_api) and not any(item["role"] == "k3s" for item in self.differences)
+
+
+class Record:
+    """Collects results in the order in which they come; `document` is None while a host has come to no end."""
+
+    def __init__(self, hosts: list[str]):
+        self.hosts = {name: Host() for name in hosts}
+        self.broken: list[str] = []
+
+    def ok(self, host: str, task: Task, result: dict) -> None:
+        for item in _items(result):
+            self._read(host, task, item)
+
+    def failed(self, host: str, task: Task, result: dict) -> None:
+        """A role that refuses, or a read that failed. What fails outside of roles leaves the host without an end."""
+        if broken(result):
+            self.broken.append(f"{host}: {task.name}: {_line(result.get('msg'))}")
+            return
+        if not task.role or task.role == "discovery":
+            return  # what could not be read comes again, as a problem of the preflight
+        if task.once:
+            for found in self.hosts.values():
+                if not found.ended:
+                    _add(
+                        found.remarks, f"not verified: role {task.role}, because '{task.name}' failed for the whole run"
+                    )
+        for item in _items(result):
+            problems = item.get("problems") or []
+            for problem in problems:
+                self._refuse(host, task, problem)
+            if not problems and (item.get("failed", True) or item is result):
+                seen = HIDDEN if "censored" in item else item.get("msg") or "no reason given"
+                _add(self._at(host, task).refused, f"role {task.role}: {task.name}: {_line(seen)}")
+
+    def unreachable(self, host: str, task: Task, result: dict) -> None:
+        reason = f"unreachable: {_line(result.get('msg') or 'no reason given')}"
+        lost = task.delegate if task.delegate in self.hosts else host
+        if host not in self.hosts:
+            return
+        _add(self.hosts[lost].unreachable, reason)
+        if lost != host:
+            _add(self.hosts[host].refused, f"role {task.role}: {lost} did not answer for this host ({task.name})")
+            self.hosts[host].ended = True
+
+    def note(self, host: str, text: str) -> None:
+        _add(self.hosts[host].remarks, text)
+
+    def end(self, host: str) -> None:
+        self.hosts[host].ended = True
+
+    def unfinished(self) -> list[str]:
+        """Hosts of which nobody can say how they stand."""
+        return [name for name, host in self.hosts.items() if not host.ended and not host.unreachable]
+
+    def document(self, at: str) -> dict | None:
+        """at: time of the run, UTC, as 2026-11-22T07:10:00Z."""
+        if not self.hosts or self.broken or self.unfinished():
+            return None
+        hosts = [
+            {
+                "host": name,
+                "verdict": host.verdict(),
+                "differences": host.differences,
+                "reasons": host.reasons(),
+            }
+            for name, host in self.hosts.items()
+        ]
+        worst = max((host["verdict"] for host in hosts), key=VERDICTS.index)
+        return {"schema": SCHEMA, "at": at, "verdict": worst, "exit_code": EXIT_CODES[worst], "hosts": hosts}
+
+    def _at(self, host: str, task: Task) -> Host:
+        """Where a finding belongs: what is read on another host of the run is that host's."""
+        return self.hosts[task.delegate if task.delegate in self.hosts else host]
+
+    def _read(self, host: str, task: Task, result: dict) -> None:
+        if host not in self.hosts:
+            return
+        place = self._at(host, task)
+        for problem in result.get("problems") or []:
+            self._refuse(host, task, problem)
+        if result.get("problems"):
+            differences = _changes(task, result.get("plan") or [])
+        elif result.get("down"):
+            _add(place.silent_api, f"role {task.role}: the cluster's objects, no API server answers ({result['down']})")
+            return
+        else:
+            differences = _differences(task, result)
+        for difference in differences:
+            _add(place.differences, difference)
+        facts = (result.get("ansible_facts") or {}).get("rdma") or {}
+        # The netns mode is its planner's to tell: it may be set without a reboot.
+        for reason in [*(result.get("reboot_reasons") or []), *reboot_reasons({"driver": facts.get("driver")})]:
+            _add(place.reboot, reason)
+        for reason in result.get("not_verified") or []:
+            _add(place.remarks, f"not verified: {reason}")
+        for reason in result.get("not_applied") or []:
+            _add(place.remarks, f"left as it is: {reason}")
+        if task.action.endswith("driver_gate"):
+            self._gate(place, task, result)
+
+    def _gate(self, place: Host, task: Task, result: dict) -> None:
+        """What bringing the driver on disk into memory comes to."""
+        verdict = result.get("verdict")
+        if verdict == "refuse":
+            _add(place.refused, f"role {task.role}: {result['summary']}")
+            for reason in result.get("reasons") or []:
+                _add(place.refused, f"role {task.role}: {_sentence(reason)}")
+        elif verdict == "reboot":
+            _add(place.reboot, result["summary"])
+        elif verdict == "reload":
+            _add(place.differences, _difference(task, "driver in memory", result["summary"], "the one on disk"))
+
+    def _refuse(self, host: str, task: Task, problem: dict) -> None:
+        """A problem is that of the host it names; one of the controller that of every host still compared."""
+        named = problem.get("host", host)
+        text = f"role {task.role}: {_sentence(problem)}" if task.role else _sentence(problem)
+        places = [named] if named in self.hosts else [name for name, found in self.hosts.items() if not found.ended]
+        for name in places:
+            _add(self.hosts[name].refused, text)
+
+
+def broken(result: dict) -> bool:
+    """Whether a task failed before it could look at anything: an unfillable template is our fault."""
+    text = str(result.get("msg") or "")
+    return "is undefined" in text or "Finalization of task" in text or "undefined variable" in text
+
+
+def verdict_of(document: dict, run: str) -> dict:
+    """The short answer for a pipeline. run: what the caller gave this run, to tell it from an earlier one."""
+    hosts = {host["host"]: host["verdict"] for host in document["hosts"]}
+    kept = {key: document[key] for key in ("at", "verdict", "exit_code")}
+    return {"schema": VERDICT_SCHEMA, "run": run, **kept, "hosts": hosts}
+
+
+def _items(result: dict) -> list[dict]:
+    """The result, or those of its loop."""
+    items = result.get("results")
+    looped = isinstance(items, list) and items and all(isinstance(item, dict) for item in items)
+    return items if looped and "changes" not in result else [result]
+
+
+def _differences(task: Task, result: dict) -> list[dict]:
+    if isinstance(result.get("changes"), list):
+        return _changes(task, result["changes"])
+    if not result.get("changed"):
+        return []
+    if "censored" in result:
+        return [_difference(task, task.name, HIDDEN, HIDDEN)]
+    # A module of Ansible itself: which file, or else which task.
+    name = result.get("dest") or result.get("path") or task.name
+    return [_difference(task, str(name), "otherwise", f"as after '{task.name}'")]
+
+
+def _changes(task: Task, changes: list) -> list[dict]:
+    named = [change for change in changes if isinstance(change, dict) and "object" in change]
+    return [_difference(task, change["object"], change.get("before"), change.get("after")) for change in named]
+
+
+def _difference(task: Task, name: str, seen, wanted) -> dict:
+    return {
+        "role": task.role or "discovery",
+        "object": name,
+        "wanted": str(wanted or ABSENT),
+        "seen": str(seen or ABSENT),
+    }
+
+
+def _sentence(problem: dict) -> str:
+    known = {key: str(problem.get(key) or "") for key in Problem._fields}
+    return _line(Problem(**known).sentence() if known["wanted"] else known["object"])
+
+
+def _line(text) -> str:
+    return " ".join(str(text).split())
+
+
+def _add(kept: list, item) -> None:
+    if item not in kept:
+        kept.append(item)

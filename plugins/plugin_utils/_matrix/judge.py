@@ -1,0 +1,295 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The bandwidth matrix after it ran: what each test should have reached, which did not, and the likely reason.
+
+PRIVATE to the collection. Pure; runs on the controller. The document is described by docs/schemas/matrix-1.json.
+"""
+
+from __future__ import annotations
+
+import statistics
+
+from ...module_utils._core import text as core_text
+from ...module_utils.hca.counters import CONGESTION, KINDS, LINK, TRANSPORT
+from . import expect
+
+SCHEMA = "gpufabric.rdma/matrix/1"
+OK, OUTLIER, NOT_VERIFIED = "ok", "outlier", "not_verified"
+# Tests of software HCAs are compared with each other; fewer than this many others say nothing.
+PEERS = 2
+_FAR = ("NODE", "SYS")
+_ROUND_OFF = "the median of its peers"
+
+
+def document(plans: list[dict], results: dict, nodes: dict, options: dict, at: str) -> dict:
+    """The matrix document.
+
+    plans: as _matrix.plan.plan gives them. results: {test id: {client: result, server: result}}. nodes: {host:
+    {governors}}. options: minimum_percent, peer_percent, check_mode. at: UTC time, RFC 3339.
+    """
+    tests = []
+    for plan in plans:
+        usual = expect.usual_rates(plan["carries"])
+        measured = {name: _figure(results.get(name)) for name in plan["tests"]}
+        for name, test in plan["tests"].items():
+            expected = expect.pair(test, plan["carries"], usual)
+            if expected["gbit_per_s"] is None:
+                expected = {**expected, **_from_peers(test, plan["tests"], measured)}
+            tests.append(_row(test, expected, results.get(name) or {}, plan["carries"], nodes, options))
+        tests += [_alone(end, plan["path"]) for end in plan["alone"]]
+    order = {name: number for number, name in enumerate(options["hosts"])}
+    tests.sort(
+        key=lambda row: (row["path"], row["rail"], order.get(row["from"], 0), order.get(row["to"], 0), row["id"])
+    )
+    return {"schema": SCHEMA, "at": at, "tests": tests}
+
+
+def joined(answers: list[dict]) -> dict:
+    """{test id: {client: result, server: result}} from what the nodes returned."""
+    found: dict = {}
+    for answer in answers:
+        for result in answer.get("results") or []:
+            found.setdefault(result["id"], {})[result["role"]] = result
+    return found
+
+
+def _figure(result):
+    client = (result or {}).get("client") or {}
+    return client.get("gbps") if client.get("ok") else None
+
+
+def _from_peers(test: dict, tests: dict, measured: dict) -> dict:
+    """The median of the other tests between software HCAs of the same path and memory."""
+    others = [
+        measured[name]
+        for name, other in tests.items()
+        if name != test["id"] and other["memory"] == test["memory"] and measured[name] is not None
+    ]
+    if len(others) < PEERS:
+        came = core_text.count(len(others), "other test")
+        why = f"a software HCA is compared with its peers, and only {came} came about"
+        return {"gbit_per_s": None, "why": why}
+    return {"gbit_per_s": round(statistics.median(others), 3), "why": _ROUND_OFF}
+
+
+def _row(test: dict, expected: dict, result: dict, carries: dict, nodes: dict, options: dict) -> dict:
+    client, server = test["client"], test["server"]
+    figure = _figure(result)
+    rose, unread, stopped = _counters(result)
+    row = {
+        "id": test["id"],
+        "rail": test["rail"],
+        "path": test["path"],
+        "memory": test["memory"],
+        "from": client["host"],
+        "to": server["host"],
+        "from_hca": client["hca"],
+        "to_hca": server["hca"],
+        "gbit_per_s": figure,
+        "expected_gbit_per_s": expected["gbit_per_s"],
+        "expected_from": expected["why"],
+        "verdict": OK,
+        "reason": "",
+        "counters": rose,
+        "counters_not_read": unread,
+        "counters_stopped": stopped,
+    }
+    if figure is None:
+        verdict, reason = _unmeasured(test, result, options)
+        return {**row, "verdict": verdict, "reason": reason}
+    broken = [f"{name} +{count}" for name, count in rose.items() if _kind(name) == LINK]
+    if expected["gbit_per_s"] is None:
+        verdict, reasons = (OUTLIER, []) if broken else (NOT_VERIFIED, [expected["why"]])
+    else:
+        percent = options["peer_percent" if expected["why"] == _ROUND_OFF else "minimum_percent"]
+        floor = expected["gbit_per_s"] * percent / 100
+        slow = figure < floor
+        reasons = []
+        if slow:
+            reasons.append(
+                f"{figure:g} of {expected['gbit_per_s']:g} Gb/s, {percent} % wanted ({expected['why']}); "
+                + (_likely(test, expected, rose, carries, nodes) or "no fact of the two nodes explains it")
+            )
+        verdict = OUTLIER if slow or broken else OK
+    if broken and not any("error counters rose" in reason for reason in reasons):
+        reasons.append(f"error counters rose: {', '.join(broken)}")
+    return {**row, "verdict": verdict, "reason": "; ".join(reasons)}
+
+
+def _counters(result: dict) -> tuple:
+    """({"from:NAME" or "to:NAME": rise}, ends whose counters could not be read, counters that had stopped counting)."""
+    rose, unread, stopped = {}, [], []
+    for end, role in (("from", "client"), ("to", "server")):
+        one = result.get(role) or {}
+        if not one.get("counters_read"):
+            unread.append(end)
+        rose.update((f"{end}:{name}", count) for name, count in sorted((one.get("counters") or {}).items()))
+        stopped += [f"{end}:{name}" for name in one.get("counters_stopped") or ()]
+    return rose, unread, stopped
+
+
+def _kind(name: str):
+    return KINDS.get(name.partition(":")[2])
+
+
+def _unmeasured(test: dict, result: dict, options: dict) -> tuple:
+    if options["check_mode"]:
+        return NOT_VERIFIED, "check mode sends no traffic"
+    client, server = result.get("client"), result.get("server")
+    if client is None and server is None:
+        return NOT_VERIFIED, options["failures"].get(test["client"]["host"]) or "the run broke off before this test"
+    errors = []
+    for role, one in (("client", client), ("server", server)):
+        if one is None:
+            errors.append(f"{test[role]['host']}: {options['failures'].get(test[role]['host']) or 'gave no answer'}")
+        elif one.get("error"):
+            errors.append(f"{test[role]['host']}: {one['error']}")
+    return OUTLIER, "no bandwidth: " + ("; ".join(errors) or "it said nothing")
+
+
+def _likely(test: dict, expected: dict, rose: dict, carries: dict, nodes: dict) -> str:
+    """Why a test is slow, the surest reason first."""
+    reasons = list(expected["limits"])
+    for kind, title in ((LINK, "error counters rose"), (TRANSPORT, "packets were lost or sent again")):
+        found = [f"{name} +{count}" for name, count in rose.items() if _kind(name) == kind]
+        reasons += [f"{title}: {', '.join(found)}"] if found else []
+    found = [f"{name} +{count}" for name, count in rose.items() if _kind(name) == CONGESTION]
+    reasons += [f"the fabric is congested: {', '.join(found)}"] if found else []
+    for role in ("client", "server"):
+        side = test[role]
+        one = carries[f"{side['host']} {side['hca']}/{side['port']}"]
+        reasons += _host_reasons(side, one, test["memory"], nodes.get(side["host"]) or {})
+    return "; ".join(dict.fromkeys(reasons))
+
+
+def _host_reasons(side: dict, carried: dict, memory: str, node: dict) -> list[str]:
+    reasons = []
+    slow = {name: count for name, count in (node.get("governors") or {}).items() if name != "performance"}
+    if slow and carried["kind"] == "pci":
+        names = ", ".join(f"{name} on {core_text.count(count, 'CPU')}" for name, count in sorted(slow.items()))
+        reasons.append(f"{side['host']}: CPU governor {names}, not performance")
+    if memory == "cuda" and carried["gpu_distance"] in _FAR:
+        reasons.append(f"{side['host']} {side['hca']}: its GPU is at distance {carried['gpu_distance']}")
+    if memory == "host" and carried["kind"] == "pci" and carried["numa_node"] == -1:
+        reasons.append(f"{side['host']} {side['hca']}: the firmware names no NUMA node, so it ran on any processor")
+    return reasons
+
+
+def _alone(end: dict, path: str) -> dict:
+    return {
+        "id": f"{path}-rail{end['rail']}-{end['host']}-{end['hca']}" + ("-cuda" if end["memory"] == "cuda" else ""),
+        "rail": end["rail"],
+        "path": path,
+        "memory": end["memory"],
+        "from": end["host"],
+        "to": "",
+        "from_hca": end["hca"],
+        "to_hca": "",
+        "gbit_per_s": None,
+        "expected_gbit_per_s": None,
+        "expected_from": "",
+        "verdict": NOT_VERIFIED,
+        "reason": end["reason"],
+        "counters": {},
+        "counters_not_read": ["from", "to"],
+        "counters_stopped": [],
+    }
+
+
+# --- text for people --------------------------------------------------------------------------------------------------
+
+
+def round_line(number: int, total: int, plan: dict, results: dict) -> str:
+    """One line a round, as it becomes known: how many tests, the slowest and what failed."""
+    names = plan["rounds"][number]
+    figures = [(_figure(results.get(name)), plan["tests"][name]) for name in names]
+    known = [(figure, test) for figure, test in figures if figure is not None]
+    line = f"{plan['path']} round {number + 1} of {total}: {core_text.count(len(names), 'test')}"
+    if known:
+        least, test = min(known, key=lambda one: one[0])
+        line += f", slowest {least:g} Gb/s (rail {test['rail']}: {test['client']['host']} -> {test['server']['host']})"
+    if len(known) < len(names):
+        line += f", {len(names) - len(known)} without a result"
+    return line
+
+
+def table(document: dict) -> str:
+    """A matrix for each path, memory and rail, then the outliers with their reason, then what was not verified."""
+    parts = []
+    groups: dict = {}
+    for row in document["tests"]:
+        if row["to"]:
+            groups.setdefault((row["path"], row["memory"], row["rail"]), []).append(row)
+    for (path, memory, rail), rows in groups.items():
+        parts.append(_matrix(f"{_TITLES[path]}{_MEMORY[memory]}, rail {rail}, Gb/s", rows))
+    for verdict, title in ((OUTLIER, "Outliers"), (NOT_VERIFIED, "Not verified")):
+        chosen = [row for row in document["tests"] if row["verdict"] == verdict]
+        if chosen:
+            parts.append(f"{title}\n" + "\n".join(_lines(chosen)))
+    shown = [row for row in document["tests"] if row["verdict"] == OK and row["counters"]]
+    if shown:
+        lines = [core_text.wrapped(f"  {_name(row)}  ", _rises(row), "    ") for row in shown]
+        parts.append("Counters that rose in tests that are well\n" + "\n".join(lines))
+    parts.append(summary(document))
+    return "\n\n".join(parts)
+
+
+_TITLES = {"host": "Host to host", "pod": "Pod to pod"}
+_MEMORY = {"host": "", "cuda": " from GPU memory (evidence level E5: hardware)"}
+
+
+def _matrix(title: str, rows: list[dict]) -> str:
+    """Senders down, receivers across; an outlier carries a mark, and a pair without a result a dash."""
+    cells = {(row["from"], row["to"]): row for row in rows}
+    senders = list(dict.fromkeys(row["from"] for row in rows))
+    receivers = list(dict.fromkeys(row["to"] for row in sorted(rows, key=lambda row: _at(senders, row["to"]))))
+    lines = [[sender, *(_cell(cells.get((sender, to))) for to in receivers)] for sender in senders]
+    text = core_text.table(["from \\ to", *receivers], lines)
+    expected = sorted({row["expected_gbit_per_s"] for row in rows if row["expected_gbit_per_s"] is not None})
+    head = title
+    if expected:
+        figures = f"{expected[0]:g}" + (f" to {expected[-1]:g}" if len(expected) > 1 else "")
+        head += f"; expected {figures}: {rows[0]['expected_from']}"
+    return "\n".join([head, *(f"  {line}" for line in text.splitlines())])
+
+
+def _at(names: list, name: str) -> int:
+    return names.index(name) if name in names else len(names)
+
+
+def _cell(row) -> str:
+    if row is None:
+        return ""
+    figure = "-" if row["gbit_per_s"] is None else f"{row['gbit_per_s']:g}"
+    return f"{figure} !" if row["verdict"] == OUTLIER else figure
+
+
+def _lines(rows: list[dict]) -> list[str]:
+    """One line a reason; tests that share it are listed together."""
+    groups = core_text.alike((_name(row), row["reason"]) for row in rows)
+    return [core_text.wrapped(f"  {core_text.listing(names, 6)}: ", reason, "    ") for names, reason in groups]
+
+
+def _name(row: dict) -> str:
+    memory = " (GPU memory)" if row["memory"] == "cuda" else ""
+    to = f" -> {row['to']} {row['to_hca']}" if row["to"] else ""
+    return f"{row['path']} rail {row['rail']}{memory} {row['from']} {row['from_hca']}{to}"
+
+
+def _rises(row: dict) -> str:
+    return ", ".join(f"{name} +{count}" for name, count in row["counters"].items())
+
+
+def tally(document: dict) -> dict:
+    return {
+        verdict: sum(row["verdict"] == verdict for row in document["tests"]) for verdict in (OK, OUTLIER, NOT_VERIFIED)
+    }
+
+
+def summary(document: dict) -> str:
+    total = tally(document)
+    return (
+        f"Bandwidth matrix: {core_text.count(len(document['tests']), 'test')}, {total[OK]} ok, "
+        f"{core_text.count(total[OUTLIER], 'outlier')}, {total[NOT_VERIFIED]} not verified"
+    )

@@ -1,0 +1,298 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The bandwidth matrix before it runs: ends, pairs in both directions, rounds, how long it takes and what it loads.
+
+PRIVATE to the collection. Pure; runs on the controller. Peers are found as in _pairs: by rail index and network.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ...module_utils._core import text
+from .._verify import pairs as verify_pairs
+from . import schedule
+
+HOST, POD = "host", "pod"
+# What a run takes besides sending: starting both ends, the handshake, reading the counters.
+OVERHEAD_SECONDS = 3
+# Rounds are run by the nodes among themselves; a call carries as many as take about this long.
+CALL_SECONDS = 60
+# Nodes are started one after the other in groups of `forks`; the first ones wait so long for the last ones.
+GRACE_SECONDS = 20
+
+
+def ends_of(node: dict) -> list[dict]:
+    """The rails of one node as ends, with what each stands on (`resources`) and what the expectation needs (`carries`).
+
+    node: as for pairs.ends, and in_use ({HCA: [who]}), load_allowed (None, True or False), cuda (whether its tool
+    sends from GPU memory), expected_gbit_per_s (or None). `refused` says why the user keeps an end out.
+    """
+    facts = node["facts"]
+    hcas = {hca["name"]: hca for hca in facts["hcas"]}
+    links = shared_links(facts["hcas"])
+    gpus = {gpu["address"]: gpu for gpu in facts["gpus"]}
+    found = []
+    for end in verify_pairs.ends(node):
+        hca = hcas[end["hca"]]
+        rail = next(rail for rail in facts["rails"] if (rail["index"], rail["hca"]) == (end["rail"], end["hca"]))
+        users = node["in_use"].get(end["hca"])
+        if end["reason"] is None and "ib_write_bw" not in end["tools"]:
+            end["reason"] = "ib_write_bw is not installed (package perftest)"
+        refused = None
+        if users and node["load_allowed"] is False:
+            refused = f"{end['hca']} is in use by {text.names(users)}, and matrix_load_allowed is false"
+        found.append(
+            {
+                **end,
+                "reason": end["reason"] or refused,
+                "refused": refused,
+                "cuda": node["cuda"],
+                "id": (end["host"], end["rail"], end["hca"], end["port"]),
+                "resources": frozenset(_stands_on(end, links)),
+                "carries": carries(hca, end, rail, gpus, node["expected_gbit_per_s"]),
+            }
+        )
+    return found
+
+
+def _stands_on(end: dict, links: dict) -> list[tuple]:
+    nic = (end["host"], "nic", links.get(end["hca"], end["hca"]))
+    # A software HCA is the processor: two tests on one node would measure each other.
+    return [nic, (end["host"], "processor")] if end["kind"] == "software" else [nic]
+
+
+def shared_links(hcas: list[dict]) -> dict:
+    """{HCA: the first HCA with which it shares a PCIe link towards the host}.
+
+    The functions of one card share its slot, and cards at distance PIX or PXB the link above their switch.
+    """
+    leader: dict = {}
+    for hca in hcas:
+        name, pci = hca["name"], hca["pci"]
+        leader.setdefault(name, name)
+        for other in hcas:
+            if other is hca or not pci or not other["pci"]:
+                continue
+            same = _slot(pci) == _slot(other["pci"])
+            if same or hca["nic_distances"].get(other["name"]) in ("PIX", "PXB"):
+                old, new = leader.setdefault(other["name"], other["name"]), leader[name]
+                leader = {one: new if known == old else known for one, known in leader.items()}
+    return leader
+
+
+def _slot(pci: dict) -> str:
+    return pci["address"].rpartition(".")[0]
+
+
+def carries(hca: dict, end: dict, rail: dict, gpus: dict, override) -> dict:
+    """What the expectation and the reasons of a slow test need to know of one end."""
+    port = next(port for port in hca["ports"] if port["number"] == end["port"])
+    pci = hca["pci"] or {}
+    gpu = gpus.get(rail["gpu"]) if rail.get("gpu") else None
+    return {
+        "kind": hca["kind"],
+        "model": pci.get("model"),
+        "device": f"{pci.get('vendor')}:{pci.get('device')}" if pci else None,
+        "link_layer": port["link_layer"],
+        "rate_gbps": port["rate_gbps"],
+        "rate_text": port.get("rate_text"),
+        "mtu": port.get("active_mtu") if isinstance(port.get("active_mtu"), int) else None,
+        "link": pci.get("link") or {},
+        "numa_node": pci.get("numa_node"),
+        "local_cpus": pci.get("local_cpus"),
+        "gpu_index": gpu["index"] if gpu else None,
+        "gpu_distance": rail.get("distance"),
+        "override": override,
+    }
+
+
+def plan(nodes: list[dict], options: dict) -> dict:
+    """rounds (lists of test ids), tests ({id: test}), ends, alone (ends without a test, each with its reason), clashes.
+
+    options: seconds, round_seconds, cuda. Each pair is measured in both directions, in rounds that follow each other.
+    """
+    every = [end for node in nodes for end in ends_of(node)]
+    return _planned(every, {node["host"]: node["base_port"] for node in nodes}, options, HOST, len(nodes))
+
+
+def plan_pods(ends: list[dict], base_ports: dict, options: dict) -> dict:
+    """The same for the ends that _kube.pods found in pods, joined with their rails' `carries` by the caller."""
+    return _planned(ends, base_ports, options, POD, len({end["host"] for end in ends}))
+
+
+def _planned(every: list[dict], next_port: dict, options: dict, path: str, nodes: int) -> dict:
+    planned: dict = {"path": path, "rounds": [], "tests": {}, "alone": [], "clashes": []}
+    for memory in ("host", "cuda") if options["cuda"] else ("host",):
+        ends = every if memory == "host" else [_with_gpu(end) for end in every]
+        groups, clashes = _groups(ends)
+        by_id = {end["id"]: end for end in ends}
+        networks = {end_id: network for network, chain in groups for end_id in chain}
+        pairs = schedule.rounds([chain for _network, chain in groups], {end["id"]: end["resources"] for end in ends})
+        for edges in pairs:
+            for ways in (edges, [(other, one) for one, other in edges]):
+                number = len(planned["rounds"])
+                made = [
+                    _test(by_id[one], by_id[other], networks[one], path, memory, next_port, number)
+                    for one, other in ways
+                ]
+                planned["tests"].update((test["id"], test) for test in made)
+                planned["rounds"].append([test["id"] for test in made])
+        met = {end_id for edges in pairs for edge in edges for end_id in edge}
+        planned["alone"] += [_alone(end, every, nodes, memory) for end in ends if end["id"] not in met]
+        planned["clashes"] = clashes
+    return {**planned, "carries": {label(end): end["carries"] for end in every}}
+
+
+def _groups(ends: list[dict]) -> tuple:
+    """([(network, ids of the ends in it)] rail by rail, clashes of addresses)."""
+    groups, clashes = [], []
+    for rail in sorted({end["rail"] for end in ends}):
+        usable = [end for end in ends if end["rail"] == rail and end["reason"] is None]
+        for network, chain in verify_pairs.chains(usable).items():
+            clashes += verify_pairs.shared_addresses(network, chain)
+            groups.append((network, [end["id"] for end in chain]))
+    return groups, clashes
+
+
+def _with_gpu(end: dict) -> dict:
+    """The end with the reason why it cannot send from GPU memory, if there is one."""
+    reason = end["reason"]
+    if reason is None and not end["cuda"]:
+        reason = f"ib_write_bw of {end['host']} was built without CUDA"
+    if reason is None and end["carries"]["gpu_index"] is None:
+        reason = "the facts name no GPU for this rail"
+    return {**end, "reason": reason}
+
+
+def _alone(end: dict, every: list[dict], nodes: int, memory: str) -> dict:
+    reason = end["reason"] or verify_pairs.why_alone(end, every, nodes)
+    return {**{key: end[key] for key in ("host", "rail", "hca", "port")}, "memory": memory, "reason": reason}
+
+
+def label(end: dict) -> str:
+    return f"{end['host']} {end['hca']}/{end['port']}"
+
+
+def _test(client: dict, server: dict, network: str, path: str, memory: str, next_port: dict, number: int) -> dict:
+    """One direction of one pair, in the form that _traffic.fabric runs."""
+    key = server.get("node", server["host"])
+    port = next_port[key]
+    next_port[key] += 1
+    address = server["networks"][network]
+    return {
+        "id": f"{path}-rail{client['rail']}-{client['host']}-{server['host']}" + ("-cuda" if memory == "cuda" else ""),
+        "tool": "ib_write_bw",
+        "path": path,
+        "memory": memory,
+        "round": number,
+        "rail": client["rail"],
+        "network": network,
+        # ib_write_bw exchanges its queue pair numbers over TCP, which needs no address on the rail itself.
+        "address": address if address is not None and ":" not in address else server["management"],
+        "tcp_port": port,
+        "client": _side(client, network, memory),
+        "server": _side(server, network, memory),
+    }
+
+
+def _side(end: dict, network: str, memory: str) -> dict:
+    side = verify_pairs.side(end, end["networks"][network])
+    side.update(
+        kind=end["kind"],
+        pod=end.get("pod"),
+        local_cpus=end["carries"]["local_cpus"],
+        gpu=end["carries"]["gpu_index"] if memory == "cuda" else None,
+    )
+    return side
+
+
+# --- what each node runs ----------------------------------------------------------------------------------------------
+
+
+def tranches(planned: dict, options: dict) -> list[list[int]]:
+    """Numbers of the rounds that one call runs."""
+    size = options["rounds_per_call"] or max(1, CALL_SECONDS // round_seconds(options))
+    numbers = list(range(len(planned["rounds"])))
+    return [numbers[start : start + size] for start in range(0, len(numbers), size)]
+
+
+def steps(planned: dict, numbers: list[int]) -> dict:
+    """{host: [{round, steps: [{id, role, test}]}]} for the rounds of one call; rounds keep their order on each host."""
+    found: dict = {}
+    for order, number in enumerate(numbers):
+        for identity in planned["rounds"][number]:
+            test = planned["tests"][identity]
+            for role in ("server", "client"):
+                mine = found.setdefault(test[role]["host"], [])
+                if not mine or mine[-1]["round"] != number:
+                    mine.append({"round": number, "order": order, "steps": []})
+                mine[-1]["steps"].append({"id": identity, "role": role, "test": test})
+    return found
+
+
+def round_seconds(options: dict) -> int:
+    """How long a round takes when nothing is wrong."""
+    return options["seconds"] + OVERHEAD_SECONDS
+
+
+def grace_seconds(hosts: int) -> int:
+    return GRACE_SECONDS + hosts
+
+
+# --- what is said before it starts ------------------------------------------------------------------------------------
+
+
+def announcement(plans: list[dict], nodes: list[dict], options: dict) -> str:
+    """What load is put on which nodes and for how long, before anything is sent."""
+    tests = sum(len(one["tests"]) for one in plans)
+    rounds = sum(len(one["rounds"]) for one in plans)
+    if not tests:
+        return "Bandwidth matrix: nothing to send; no rail has a peer."
+    hosts = sorted(
+        {side["host"] for one in plans for t in one["tests"].values() for side in (t["client"], t["server"])}
+    )
+    widest = max((len(identities) for one in plans for identities in one["rounds"]), default=0)
+    usual, most = rounds * round_seconds(options), rounds * options["round_seconds"]
+    lines = [
+        f"Bandwidth matrix of {text.count(len(hosts), 'node')}: {text.count(tests, 'test')} in "
+        f"{text.count(rounds, 'round')}, up to {widest} at once, about {clock(usual)}, at most "
+        f"{clock(most + grace_seconds(len(hosts)))}.",
+        f"Load: in its rounds an HCA sends or receives at full rate for {options['seconds']} s; a round uses no HCA "
+        "and no PCIe link twice. Other traffic on these rails slows down meanwhile. Nothing is changed.",
+    ]
+    for node in nodes:
+        for hca, users in sorted(node["in_use"].items()):
+            lines.append(f"In use: {node['host']} {hca} by {text.names(users)}.")
+    return "\n".join(lines)
+
+
+def consent_problems(plans: list[dict], nodes: list[dict]) -> list[dict]:
+    """HCAs that would be loaded while somebody uses them, where nobody was asked; as problems with four facts."""
+    loaded = {
+        (side["host"], side["hca"])
+        for one in plans
+        for test in one["tests"].values()
+        for side in (test["client"], test["server"])
+    }
+    return [
+        {
+            "host": node["host"],
+            "object": f"HCA {hca}",
+            "wanted": "an HCA that nobody uses, or consent to put load on it",
+            "seen": f"in use by {text.names(users)}",
+            "next_step": "stop the job, or set matrix_load_allowed: true to measure all the same (the job slows down), "
+            "or false to leave this HCA out",
+        }
+        for node in nodes
+        for hca, users in sorted(node["in_use"].items())
+        if node["load_allowed"] is None and (node["host"], hca) in loaded
+    ]
+
+
+def clock(seconds: float) -> str:
+    minutes, rest = divmod(math.ceil(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    parts = [f"{hours} h"] * bool(hours) + [f"{minutes} min"] * bool(minutes) + [f"{rest} s"] * bool(rest and not hours)
+    return " ".join(parts) or "0 s"

@@ -1,0 +1,104 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The bandwidth matrix between pods: which test pods it needs, and its rounds once their addresses are known.
+
+PRIVATE to the collection. Pure; runs on the controller. The pods are those of _pod_plan: `rails` with every rail at
+once, `workload` where there is one rail, `host` for soft-RoCE, which carries no verbs of a pod's own.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+
+from ...module_utils._kube import pod_probe
+from ...module_utils._kube import pods as kube_pods
+from .._verify import pod_checks
+from . import plan as matrix_plan
+
+
+def pods(cluster: dict) -> dict:
+    """namespace, objects, pods and left_out, as kube_pods.plan gives them, without those of no use here.
+
+    cluster: hosts, read (what pod_test read), namespace, image.
+    """
+    read = cluster["read"].get("cluster")
+    if not read:
+        why = cluster["read"].get("api_error") or cluster["read"].get("msg") or "the cluster gave no answer"
+        left_out = {host["host"]: f"the cluster could not be asked: {why}" for host in cluster["hosts"]}
+        return {"namespace": cluster["namespace"], "objects": [], "pods": [], "left_out": left_out}
+    offered = {**read, "networks": pod_checks.networks_of(read, cluster["hosts"])}
+    offered["nads"] = [nad for nad in offered["nads"] if nad["kind"] == "NetworkAttachmentDefinition"]
+    plan = kube_pods.plan(cluster["hosts"], offered, {"namespace": cluster["namespace"], "image": cluster["image"]})
+    chosen = [pod for pod in plan["pods"] if _needed(pod, plan["pods"])]
+    names = {pod["name"] for pod in chosen}
+    kept = [item for item in plan["objects"] if item["kind"] != "Pod" or item["metadata"]["name"] in names]
+    return {**plan, "pods": chosen, "objects": kept}
+
+
+def _needed(pod: dict, every: list[dict]) -> bool:
+    kinds = {other["kind"] for other in every if other["host"] == pod["host"]}
+    if all(rail["kind"] == "software" for rail in pod["rails"]):
+        return pod["kind"] == "host"
+    return pod["kind"] in ("rails", "host") or (pod["kind"] == "workload" and "rails" not in kinds)
+
+
+def plan(cluster: dict, nodes: list[dict], options: dict) -> dict:
+    """The rounds, as matrix_plan.plan gives them.
+
+    cluster: plan (what `pods` gave), run (what pod_test returned), port. nodes: as for matrix_plan.plan.
+    """
+    on_host = {end["id"]: end for node in nodes for end in matrix_plan.ends_of(node)}
+    states, answers = cluster["run"].get("pods") or {}, cluster["run"].get("answers") or {}
+    ends = []
+    for pod in cluster["plan"]["pods"]:
+        said = answers.get(pod["name"])
+        for rail in pod["rails"]:
+            known = on_host.get((pod["host"], rail["index"], rail["hca"], rail["port"]))
+            if known and (rail["kind"] == "software") == (pod["kind"] == "host"):
+                ends.append(_end(pod, rail, known, pod_probe.parse(said) if said else None, states.get(pod["name"])))
+    base_ports = {end["node"]: cluster["port"] for end in ends}
+    # The image of the test pods has no CUDA.
+    planned = matrix_plan.plan_pods(ends, base_ports, {**options, "cuda": False})
+    for host, reason in cluster["plan"]["left_out"].items():
+        planned["alone"] += [_without(end, reason) for end in on_host.values() if end["host"] == host]
+    return planned
+
+
+def _end(pod: dict, rail: dict, known: dict, answer, state) -> dict:
+    """The end of a rail in a pod; `reason` says why it cannot be used."""
+    found = next((end for end in kube_pods.ends_of(pod, answer) if end["rail"] == rail["index"]), None)
+    end = {
+        **known,
+        "pod": pod["name"],
+        "node": pod["node"],
+        "networks": {},
+        "gids": {},
+        "management": None,
+        # The tool is that of the image, so what keeps the node's own end out counts only if the user said so.
+        "reason": known["refused"],
+    }
+    if found is None:
+        why = "; ".join((state or {}).get("reasons") or []) or "it does not run"
+        return {**end, "reason": end["reason"] or f"pod {pod['name']}: {why}"}
+    network = found["network"] or next(iter(known["networks"]), None)
+    if network is None:
+        return {**end, "reason": end["reason"] or f"pod {pod['name']} has no address on {found['interface']}"}
+    return {
+        **end,
+        "management": found["management"],
+        "netdev": found["interface"],
+        "networks": {_text_of(network): found["ip"]},
+        "gids": {found["ip"]: found["gid"]},
+    }
+
+
+def _text_of(network: str) -> str:
+    try:
+        return str(ipaddress.ip_network(network, strict=False))
+    except ValueError:
+        return network
+
+
+def _without(end: dict, reason: str) -> dict:
+    return {**{key: end[key] for key in ("host", "rail", "hca", "port")}, "memory": "host", "reason": reason}

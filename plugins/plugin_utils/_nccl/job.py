@@ -1,0 +1,144 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The nccl-tests job (all_reduce_perf) for the rails that the facts show.
+
+PRIVATE to the collection. Pure; runs on the controller. An MPIJob of the Kubeflow MPI operator (kubeflow.org/v2beta1),
+which this collection does not install. Evidence level E5: no test of this project has run it.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import re
+
+from ...module_utils._core import text
+from ...module_utils._device_plugin import config
+
+NAME = "gpufabric-all-reduce"
+_PINNED = re.compile(r"@sha256:[0-9a-f]{64}$")
+
+
+def problems(nodes: list[dict], options: dict) -> list[dict]:
+    """What keeps the job from being made, with four facts each. nodes: host, facts. options: see `objects`."""
+    found = []
+
+    def add(obj, wanted, seen, step, host="all nodes"):
+        found.append({"host": host, "object": obj, "wanted": wanted, "seen": seen, "next_step": step})
+
+    if not options["image"] or not _PINNED.search(options["image"]):
+        seen = options["image"] or "not set"
+        step = "set it to an image with nccl-tests, MPI and sshd that you trust, by its digest"
+        add("variable nccl_tests_image", "an image pinned by digest, NAME@sha256:…", seen, step)
+    if len(nodes) < 2:
+        add("nodes", "two nodes or more", text.count(len(nodes), "node"), "add nodes to the play")
+    for node in nodes:
+        if not node["facts"]["rails"]:
+            add("rails", "a rail or more", "none", "run playbooks/discover.yml to see why", node["host"])
+        if not (options["gpus_per_node"] or node["facts"]["gpus"]):
+            step = "set nccl_tests_gpus_per_node"
+            add("GPUs", "a GPU or more", "the facts show none", step, node["host"])
+    rails = {rail["hca"] for node in nodes for rail in node["facts"]["rails"]}
+    for node in nodes:
+        own = {rail["hca"] for rail in node["facts"]["rails"]}
+        other = {hca["name"] for hca in node["facts"]["hcas"]} - own
+        for name in sorted(other & rails):
+            step = "give the HCAs the same names on all nodes, or run the job on nodes that agree"
+            seen = f"{name} is a rail elsewhere and none here"
+            add("NCCL_IB_HCA", "one list of names that fits every node", seen, step, node["host"])
+    return found
+
+
+def environment(nodes: list[dict], options: dict) -> dict:
+    """The variables that all ranks get. No GID index: it differs from pod to pod."""
+    ports = {(rail["hca"], rail["port"]): rail["index"] for node in nodes for rail in node["facts"]["rails"]}
+    names = [f"{hca}:{port}" for hca, port in sorted(ports, key=lambda key: (ports[key], key))]
+    span = options["address_range"] or address_range(nodes)
+    return {
+        "NCCL_DEBUG": "INFO",
+        # `=` asks for these names, not for all that begin so.
+        "NCCL_IB_HCA": f"={','.join(names)}",
+        **({"NCCL_IB_ADDR_RANGE": span} if span else {}),
+        "NCCL_SOCKET_IFNAME": "eth0",
+        # MPI only starts the ranks; its own traffic stays on the pod network.
+        "UCX_NET_DEVICES": "eth0",
+    }
+
+
+def address_range(nodes: list[dict]):
+    """The smallest IPv4 network that holds the networks of all rails; None for rails without IP addresses."""
+    networks = [
+        ipaddress.ip_interface(address).network
+        for node in nodes
+        for hca in node["facts"]["hcas"]
+        if hca["name"] in {rail["hca"] for rail in node["facts"]["rails"]}
+        for netdev in hca["netdevs"]
+        if isinstance(netdev["addresses"], list)
+        for address in netdev["addresses"]
+        if ":" not in address
+    ]
+    if not networks:
+        return None
+    span = networks[0]
+    while not all(network.subnet_of(span) for network in networks):
+        span = span.supernet()
+    return str(span)
+
+
+def objects(nodes: list[dict], options: dict) -> list[dict]:
+    """Namespace and MPIJob. options: image, namespace, networks, gpus_per_node, address_range."""
+    gpus = options["gpus_per_node"] or min(len(node["facts"]["gpus"]) for node in nodes)
+    indexes = sorted({rail["index"] for node in nodes for rail in node["facts"]["rails"]})
+    resources = {f"rdma/{config.NAME.format(index=index)}": "1" for index in indexes}
+    words = ["mpirun", "--allow-run-as-root", "--tag-output", "-np", str(gpus * len(nodes)), "--bind-to", "none"]
+    for name, value in environment(nodes, options).items():
+        words += ["-x", f"{name}={value}"]
+    words += ["all_reduce_perf", "-b", "8", "-e", "8G", "-f", "2", "-g", "1"]
+    annotations = {"k8s.v1.cni.cncf.io/networks": json.dumps([_network(name) for name in options["networks"]])}
+    worker = {
+        "metadata": {"annotations": annotations} if options["networks"] else {},
+        "spec": {
+            "automountServiceAccountToken": False,
+            "containers": [
+                {
+                    "name": "worker",
+                    "image": options["image"],
+                    "securityContext": {"capabilities": {"add": ["IPC_LOCK"]}},
+                    "resources": {"limits": {"nvidia.com/gpu": str(gpus), **resources}},
+                    "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
+                }
+            ],
+            "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory"}}],
+            "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [_APART]}},
+        },
+    }
+    launcher = {"spec": {"containers": [{"name": "launcher", "image": options["image"], "command": words}]}}
+    job = {
+        "apiVersion": "kubeflow.org/v2beta1",
+        "kind": "MPIJob",
+        "metadata": {"name": NAME, "namespace": options["namespace"]},
+        "spec": {
+            "slotsPerWorker": gpus,
+            "runPolicy": {"cleanPodPolicy": "Running", "backoffLimit": 0, "activeDeadlineSeconds": 1800},
+            "mpiReplicaSpecs": {
+                "Launcher": {"replicas": 1, "restartPolicy": "Never", "template": launcher},
+                "Worker": {"replicas": len(nodes), "template": worker},
+            },
+        },
+    }
+    return [{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": options["namespace"]}}, job]
+
+
+# One worker a node.
+_APART = {
+    "topologyKey": "kubernetes.io/hostname",
+    "labelSelector": {
+        "matchLabels": {"training.kubeflow.org/job-name": NAME, "training.kubeflow.org/job-role": "worker"}
+    },
+}
+
+
+def _network(name: str) -> dict:
+    namespace, _slash, own = name.rpartition("/")
+    return {"name": own, **({"namespace": namespace} if namespace else {})}

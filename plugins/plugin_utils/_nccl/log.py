@@ -1,0 +1,244 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a log of nccl-tests with NCCL_DEBUG=INFO says: transport, GPUDirect RDMA, HCAs, bandwidth, errors.
+
+PRIVATE to the collection. Pure. The lines are those of NCCL 2.12 to 2.28 (src/transport/net_ib.cc, later
+net_ib/init.cc; src/transport/net.cc; src/init.cc) and of nccl-tests (src/common.cu), plain or behind the prefix of
+mpirun --tag-output.
+"""
+
+from __future__ import annotations
+
+import re
+
+from ...module_utils._core import text as core_text
+from .._findings.checks import FAILED, NOT_VERIFIED, PASSED, check
+
+_TAG = re.compile(r"^\[\d+,\d+\]<std(?:out|err)>:\s?")
+_LINE = re.compile(r"^(?P<host>[^\s:]+):(?P<pid>\d+):\d+ \[\d+\] (?:\S+ )?NCCL (?P<level>INFO|WARN) (?P<text>.*)$")
+_VERSION = re.compile(r"NCCL version (\d+\.\d+\.\d+)")
+_USING = re.compile(r"^NET/(IB\w*) : Using (.*)$")
+_DEVICE = re.compile(r"\[(\d+)\]([^\s/:]+):(\d+)/(IB|RoCE)")
+# From 2.21 on connections count virtual devices, of which one may join several HCAs (`mlx5_0+mlx5_1`).
+_VIRTUAL = re.compile(r"^NET/IB : Made virtual device \[(\d+)\] name=(\S+)")
+_CHANNEL = re.compile(
+    r"^Channel \d+(?:/\d+)? ?: \d+\[\w+\] -> \d+\[\w+\] \[(?:send|receive)\] "
+    r"via NET/(.+?)/(\d+)(?:\(\d+\))?((?:/\w+)*)$"
+)
+_GDR = re.compile(r"GPU Direct RDMA (?:\(DMABUF\) )?(enabled|disabled) for HCA \d+ '([^']+)'", re.IGNORECASE)
+_GID_INDEX = re.compile(r"NCCL_IB_GID_INDEX set by environment to (\S+?)\.?$")
+_AVERAGE = re.compile(r"^# Avg bus bandwidth\s*:\s*([0-9.]+)")
+_WRONG = re.compile(r"^# Out of bounds values\s*:\s*(\d+)")
+_ROW = re.compile(r"^\s*(\d+)\s+\d+\s+\w+\s+\w+\s+-?\d+\s+([0-9.]+)\s+([0-9.]+)\s+([0-9.]+)\s+\S+")
+_SLOW = "Socket"
+
+
+def parse(text: str) -> dict:
+    """version, networks, devices, channels, gdr, warnings, gid_index, rows, average_gbyte_per_s, wrong.
+
+    devices: {host: {index: (HCA, port, IB or RoCE)}}. virtual: {host: {index: [HCA]}}. channels: [{host, network,
+    index, gdr}], one for each connection between nodes. gdr: {(host, HCA): bool} as NCCL announced it. rows:
+    [(bytes, bus bandwidth in GByte/s)].
+    """
+    found: dict = {
+        "version": None,
+        "networks": [],
+        "devices": {},
+        "virtual": {},
+        "no_device": [],
+        "channels": [],
+        "gdr": {},
+        "warnings": [],
+        "gid_index": None,
+        "rows": [],
+        "average_gbyte_per_s": None,
+        "wrong": None,
+    }
+    for raw in text.splitlines():
+        line = _TAG.sub("", raw.rstrip())
+        _result_line(line, found)
+        match = _LINE.match(line)
+        if match and match["level"] == "WARN":
+            found["warnings"].append(f"{match['host']}: {match['text']}")
+        elif match:
+            _info(match["host"], match["text"].strip(), found)
+    found["networks"] = sorted(set(found["networks"]))
+    return found
+
+
+def _result_line(line: str, found: dict) -> None:
+    for key, pattern, kind in (
+        ("version", _VERSION, str),
+        ("average_gbyte_per_s", _AVERAGE, float),
+        ("wrong", _WRONG, int),
+    ):
+        match = pattern.search(line)
+        if match:
+            found[key] = kind(match[1])
+    row = _ROW.match(line)
+    if row:
+        found["rows"].append((int(row[1]), float(row[4])))
+
+
+def _info(host: str, text: str, found: dict) -> None:
+    if text.startswith("Using network "):
+        found["networks"].append(text[len("Using network ") :])
+    if text.startswith("NET/IB : No device found"):
+        found["no_device"].append(host)
+    using = _USING.match(text)
+    if using:
+        found["devices"].setdefault(host, {}).update(
+            (int(index), (name, int(port), kind)) for index, name, port, kind in _DEVICE.findall(using[2])
+        )
+    made = _VIRTUAL.match(text)
+    if made:
+        found["virtual"].setdefault(host, {})[int(made[1])] = made[2].split("+")
+    channel = _CHANNEL.match(text)
+    if channel:
+        network, index, tail = channel[1], int(channel[2]), channel[3].split("/")
+        found["channels"].append({"host": host, "network": network, "index": index, "gdr": "GDRDMA" in tail})
+    gdr = _GDR.search(text)
+    if gdr and "Socket" not in text:
+        found["gdr"][(host, gdr[2])] = gdr[1].lower() == "enabled"
+    gid = _GID_INDEX.search(text)
+    if gid:
+        found["gid_index"] = gid[1]
+
+
+# --- judgement --------------------------------------------------------------------------------------------------------
+
+
+def checks(parsed: dict, hcas: list[str], minimum) -> list[dict]:
+    """Named checks of one log. hcas: those of the rails, empty where any will do. minimum: GByte/s, or None."""
+    return [
+        _transport(parsed),
+        _gpudirect(parsed),
+        _rails(parsed, hcas),
+        _gid(parsed),
+        _correct(parsed),
+        _bandwidth(parsed, minimum),
+    ]
+
+
+def _transport(parsed: dict) -> dict:
+    wanted = "every connection between nodes over NET/IB"
+    used = [channel["network"] for channel in parsed["channels"]]
+    slow = sum(network == _SLOW for network in used)
+    step = (
+        "look at the device plugin, the resources and IPC_LOCK of the pod: without a verbs device, or where memory "
+        "cannot be locked, NCCL sends over TCP"
+    )
+    if slow or _SLOW in parsed["networks"]:
+        seen = (
+            f"NET/Socket on {slow} of {core_text.count(len(used), 'connection')}"
+            if used
+            else "Using network Socket (NET/Socket)"
+        )
+        if parsed["no_device"]:
+            seen += f"; NET/IB : No device found on {core_text.names(sorted(set(parsed['no_device'])))}"
+        return check("nccl:transport", "NCCL transport", FAILED, wanted, seen, step)
+    if not used:
+        seen = "no connection between nodes in the log"
+        step = "run with NCCL_DEBUG=INFO on two nodes or more, and keep all of the log"
+        return check("nccl:transport", "NCCL transport", NOT_VERIFIED, wanted, seen, step)
+    networks = core_text.listing(sorted({f"NET/{network}" for network in used}))
+    seen = f"{networks} on {core_text.count(len(used), 'connection')}"
+    return check("nccl:transport", "NCCL transport", PASSED, wanted, seen)
+
+
+def _gpudirect(parsed: dict) -> dict:
+    obj, wanted = "GPUDirect RDMA", "GDRDMA on every connection between nodes"
+    fast = [channel for channel in parsed["channels"] if channel["network"] != _SLOW]
+    without = [channel for channel in fast if not channel["gdr"]]
+    off = sorted({hca for (_host, hca), enabled in parsed["gdr"].items() if not enabled})
+    step = (
+        "run playbooks/discover.yml: gpudirect says whether nvidia_peermem or dma-buf is missing; then see that GPU "
+        "and HCA are near each other (NCCL_NET_GDR_LEVEL is PXB by default)"
+    )
+    if not fast:
+        return check("nccl:gpudirect", obj, NOT_VERIFIED, wanted, "no connection over NET/IB in the log", step)
+    if without:
+        hosts = sorted({channel["host"] for channel in without})
+        seen = f"absent on {len(without)} of {core_text.count(len(fast), 'connection')} ({core_text.names(hosts)})"
+        seen += f"; disabled for {core_text.listing(off)}" if off else ""
+        return check("nccl:gpudirect", obj, FAILED, wanted, seen, step)
+    return check("nccl:gpudirect", obj, PASSED, wanted, f"on {core_text.count(len(fast), 'connection')}")
+
+
+def used_hcas(parsed: dict) -> dict:
+    """{host: [HCA]} that connections really go over; an HCA that was found and left idle is not among them."""
+    found: dict = {}
+    for channel in parsed["channels"]:
+        host, index = channel["host"], channel["index"]
+        device = parsed["devices"].get(host, {}).get(index)
+        names = parsed["virtual"].get(host, {}).get(index) or ([device[0]] if device else [])
+        if names and channel["network"] != _SLOW:
+            found.setdefault(host, set()).update(names)
+    return {host: sorted(names) for host, names in sorted(found.items())}
+
+
+def _rails(parsed: dict, hcas: list[str]) -> dict:
+    used = used_hcas(parsed)
+    wanted = f"traffic over {core_text.listing(hcas)} of each node" if hcas else "traffic over an HCA of each node"
+    seen = "; ".join(f"{host}: {core_text.listing(names)}" for host, names in used.items())
+    if not used:
+        step = "keep the lines `NET/IB : Using` and `Channel` of the log (NCCL_DEBUG=INFO)"
+        return check("nccl:rails", "HCAs in use", NOT_VERIFIED, wanted, "the log names none", step)
+    idle = {host: sorted(set(hcas) - set(names)) for host, names in used.items()}
+    idle = {host: names for host, names in idle.items() if names}
+    if idle:
+        seen += "; idle: " + "; ".join(f"{host}: {core_text.listing(names)}" for host, names in idle.items())
+        step = (
+            "see that the ports are ACTIVE and NCCL_IB_HCA names them, and that the pod asked for each rail's resource"
+        )
+        return check("nccl:rails", "HCAs in use", FAILED, wanted, seen, step)
+    return check("nccl:rails", "HCAs in use", PASSED, wanted, seen)
+
+
+def _gid(parsed: dict) -> dict:
+    obj, wanted = "NCCL_IB_GID_INDEX", "not set: the index differs from pod to pod, and NCCL 2.21 and later find it"
+    if parsed["gid_index"] is None:
+        return check("nccl:gid-index", obj, PASSED, wanted, "not set")
+    step = "remove it from the job and the image; set NCCL_IB_ADDR_RANGE to the rails' network instead"
+    return check("nccl:gid-index", obj, FAILED, wanted, f"set to {parsed['gid_index']}", step)
+
+
+def _correct(parsed: dict) -> dict:
+    obj, wanted = "results of the collective", "no wrong value and no warning of NCCL"
+    if parsed["wrong"] is None:
+        seen = "; ".join(parsed["warnings"][:2]) or "the log ends before the result"
+        status = FAILED if parsed["warnings"] else NOT_VERIFIED
+        return check(
+            "nccl:result", obj, status, wanted, seen, "run it to its end, and look at the first NCCL WARN line"
+        )
+    if parsed["wrong"]:
+        step = "treat the GPU memory, the cables and their counters as suspect: run playbooks/matrix.yml"
+        return check("nccl:result", obj, FAILED, wanted, core_text.count(parsed["wrong"], "wrong value"), step)
+    seen = "no wrong value" + (f"; {core_text.count(len(parsed['warnings']), 'warning')}" if parsed["warnings"] else "")
+    return check("nccl:result", obj, PASSED, wanted, seen)
+
+
+def _bandwidth(parsed: dict, minimum) -> dict:
+    obj = "bus bandwidth"
+    wanted = f"{minimum:g} GByte/s or more at the largest size" if minimum else "a figure"
+    if not parsed["rows"]:
+        seen = "the log has no result line"
+        return check("nccl:bandwidth", obj, NOT_VERIFIED, wanted, seen, "run it to its end")
+    size, bus = max(parsed["rows"])
+    seen = f"{bus:g} GByte/s at {size} bytes"
+    if parsed["average_gbyte_per_s"] is not None:
+        seen += f", {parsed['average_gbyte_per_s']:g} on average over all sizes"
+    if minimum and bus < minimum:
+        step = "run playbooks/matrix.yml to see which rail is slow"
+        return check("nccl:bandwidth", obj, FAILED, wanted, seen, step)
+    return check("nccl:bandwidth", obj, PASSED, wanted, seen)
+
+
+def report(path: str, parsed: dict, found: list[dict]) -> str:
+    """Failures with their four facts, then every check on a line."""
+    failed = [{"host": path, **item} for item in found if item["status"] == FAILED]
+    rows = [(item["status"].replace("_", " "), item["object"], item["seen"]) for item in found]
+    head = f"{path}: NCCL {parsed['version'] or 'of unknown version'}"
+    parts = [f"Failed\n{core_text.four_facts(failed)}"] if failed else []
+    return "\n\n".join([*parts, f"{head}\n{core_text.table(('result', 'what', 'seen'), rows)}"])

@@ -1,0 +1,339 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A NicClusterPolicy and its companions as variables of the roles, with a line for every field.
+
+PRIVATE to the collection. Pure; runs on the controller. Kinds and fields are those of Network Operator's API
+mellanox.com/v1alpha1 and of nv-ipam.nvidia.com/v1alpha1 (docs/nicclusterpolicy.md names the versions).
+"""
+
+from __future__ import annotations
+
+import re
+
+from ...module_utils._core import text as core_text
+from . import networks, resources
+from .networks import OBJECT_LEFT_OUT, problem
+from .page import LEFT_OUT, NOTHING, TAKEN, WRONG, Page, short
+
+POLICY, POOL = "NicClusterPolicy", "IPPool"
+GROUPS = {POLICY: "mellanox.com/v1alpha1", POOL: "nv-ipam.nvidia.com/v1alpha1"}
+GROUPS.update(dict.fromkeys(networks.TYPES, "mellanox.com/v1alpha1"))
+# The one that the operator reconciles; it ignores others.
+POLICY_NAME = "nic-cluster-policy"
+OPERATOR_REPOSITORY = "nvcr.io/nvidia/mellanox"
+_NOT_OURS = {
+    "docaTelemetryService": "the collection brings no telemetry service",
+    "ibKubernetes": "the collection brings no ib-kubernetes: partition keys are the subnet manager's business",
+    "nicFeatureDiscovery": "labels of nodes are Node Feature Discovery's business",
+    "nicConfigurationOperator": "firmware settings stay with the operator; role rail_links sets MTU and link only",
+    "spectrumXOperator": "the collection brings no Spectrum-X",
+    "global": "images come from lock/artifacts.yml",
+    "tolerations": "the collection's own pods on the nodes tolerate every taint",
+    "deploymentNodeAffinity": "it places the operator's own deployments",
+    "deploymentTolerations": "it places the operator's own deployments",
+}
+_IMAGE_FIELDS = {
+    "imagePullSecrets": "nodes take images from the bundle folder, not with a secret of the cluster",
+    "containerResources": "the roles set the resources of their pods",
+}
+_DRIVER_FIELDS = {
+    "env": "settings of the driver container",
+    "upgradePolicy": "gpufabric.rdma.upgrade_driver drains and reboots, on consent (driver_*_allowed, reboot_allowed)",
+    "startupProbe": "there is no driver container",
+    "livenessProbe": "there is no driver container",
+    "readinessProbe": "there is no driver container",
+    "terminationGracePeriodSeconds": "there is no driver container",
+    "forcePrecompiled": "packages come from the driver's repository",
+    "certConfig": "the node's own certificates are used",
+    "repoConfig": "set driver_repository_url for a mirror",
+    **_IMAGE_FIELDS,
+}
+# Sub-states that become a component of role networks.
+_COMPONENTS = {"nvIpam": "nv-ipam", "ipoib": "ipoib-cni", "ipamPlugin": "whereabouts"}
+
+
+def run(documents: list[dict], nodes: list[dict] | None = None, pinned: dict | None = None) -> dict:
+    """variables (ready for group_vars), lines (one for each field, see Page) and problems; with any, write nothing.
+
+    documents: [{source, content}], content as YAML gives it. nodes: [{host, facts}] that were read, if any. pinned:
+    {component: image reference} of lock/artifacts.yml.
+    """
+    made = _Import(nodes or [], pinned or {})
+    for document in documents:
+        made.read(document["content"], document["source"])
+    return made.result()
+
+
+class _Import:
+    def __init__(self, nodes: list[dict], pinned: dict):
+        self.nodes, self.pinned = nodes, pinned
+        self.variables: dict = {}
+        self.problems: list[dict] = []
+        self.pages: list[Page] = []
+        self.components: list[str] = []
+        self.items: list[tuple[Page, dict]] = []
+        self.pools: dict = {}
+        self.seen: dict = {}
+        self._resources = resources.Resources(self.variables, nodes, self.problems)
+
+    def result(self) -> dict:
+        owners = networks.join(self.items, {name: made for name, (_page, made) in self.pools.items()})
+        for name, (page, made) in self.pools.items():
+            networks.explain_pool(page, made, owners.get(name), len(self.nodes))
+        for page, _item in self.items:
+            page.finish(OBJECT_LEFT_OUT)
+        items = [item for _page, item in self.items]
+        lines = [line for page in self.pages for line in page.lines]
+        for component in networks.components(items):
+            if component not in self.components:
+                self.components.append(component)
+                lines.append(self._needed(component, items))
+        if self.components:
+            self.variables["networks_components"] = self.components
+        if items:
+            self.variables["networks_attachments"] = items
+        if not self.pages and not self.problems:
+            step = "name files that hold a NicClusterPolicy, its networks, or the ConfigMap of the shared device plugin"
+            self._refuse("the files", "an object to import", "none", step)
+        return {"variables": self.variables, "lines": lines, "problems": self.problems}
+
+    def _needed(self, component: str, items: list[dict]) -> dict:
+        users = [item["name"] for item in items if component in networks.components([item])]
+        return {
+            "source": "all files",
+            "object": "networks together",
+            "field": component,
+            "verdict": WRONG,
+            "was": "no sub-state of a policy brings it",
+            "became": f"networks_components: [{component}]",
+            "why": f"{core_text.listing(users)} cannot work without it",
+        }
+
+    def _refuse(self, obj: str, wanted: str, seen: str, next_step: str) -> None:
+        self.problems.append({"object": obj, "wanted": wanted, "seen": seen, "next_step": next_step})
+
+    # --- objects ------------------------------------------------------------------------------------------------------
+
+    def read(self, content, source: str) -> None:
+        if content is None:
+            return
+        if isinstance(content, dict) and content.get("kind") == "List" and isinstance(content.get("items"), list):
+            for number, item in enumerate(content["items"], 1):
+                self.read(item, f"{source}, item {number}")
+            return
+        meta = content.get("metadata") if isinstance(content, dict) else None
+        name = meta.get("name") if isinstance(meta, dict) else None
+        if not (name and isinstance(name, str) and isinstance(content.get("kind"), str)):
+            wanted = "a Kubernetes object: apiVersion, kind, metadata with a name"
+            self._refuse(source, wanted, short(content), "see its indentation")
+            return
+        page = Page(content, source)
+        kind = content["kind"]
+        known = self.seen.setdefault((kind, page.name), source)
+        if known != source:
+            step = "leave one of them out"
+            self._refuse(page.object, "one object of this kind and name", f"another in {known}", step)
+            return
+        self.pages.append(page)
+        if kind == "ConfigMap" and page.has("data", "config.json"):
+            self._config_map(page)
+        elif kind not in GROUPS:
+            page.say((), LEFT_OUT, why=f"{kind} is no kind that is imported; the object stays as it is", was=kind)
+        elif content.get("apiVersion") != GROUPS[kind]:
+            step = "see which version of the operator it was written for"
+            self._refuse(page.object, f"apiVersion {GROUPS[kind]}", short(content.get("apiVersion")), step)
+        elif not isinstance(content.get("spec"), dict):
+            self._refuse(page.object, "a spec", short(content.get("spec")), "see its indentation")
+        elif kind == POLICY:
+            self._policy(page)
+        elif kind == POOL:
+            self.pools[page.name] = (page, networks.pool(page, self.problems))
+        else:
+            netdevs = {node["host"]: resources.netdevs(node["facts"]) for node in self.nodes}
+            self.items.append((page, networks.attachment(page, netdevs, self.problems)))
+
+    def _config_map(self, page: Page) -> None:
+        self._resources.read(page, ("data", "config.json"))
+        if page.has("metadata", "namespace"):
+            page.say(("metadata", "namespace"), LEFT_OUT, why="the plugin's objects are in kube-system")
+        page.finish(OBJECT_LEFT_OUT)
+
+    def _policy(self, page: Page) -> None:
+        if page.name != POLICY_NAME:
+            why = f"the operator reconciles {POLICY_NAME} only and leaves this one ignored"
+            page.say(("metadata", "name"), WRONG, NOTHING, why)
+        policies = [name for kind, name in self.seen if kind == POLICY]
+        if len(policies) > 1:
+            step = f"give the one that counts, {POLICY_NAME}"
+            self._refuse(page.object, "one policy", f"{len(policies)} of them", step)
+        if page.has("spec", "ofedDriver"):
+            self._driver(page)
+        if page.has("spec", "rdmaSharedDevicePlugin"):
+            self._device_plugin(page)
+        if page.has("spec", "sriovDevicePlugin"):
+            why = "name the rails' functions in networks_sriov_resources: its selectors say models, not rails"
+            page.say(("spec", "sriovDevicePlugin"), LEFT_OUT, why=why)
+        if page.has("spec", "nodeAffinity"):
+            self._affinity(page)
+        self._secondary(page)
+        if page.has("spec", "nvIpam"):
+            self._component(page, ("spec", "nvIpam"), "nv-ipam")
+        page.finish({**{("spec", name): why for name, why in _NOT_OURS.items()}, **OBJECT_LEFT_OUT})
+
+    # --- sub-states ---------------------------------------------------------------------------------------------------
+
+    def _driver(self, page: Page) -> None:
+        path = ("spec", "ofedDriver")
+        if not isinstance(page.get(*path), dict):
+            page.say(path, WRONG, why="see the problem")
+            wanted = "image, repository and version"
+            self.problems.append(problem(page, path, wanted, short(page.get(*path)), "see its indentation"))
+            return
+        version = str(page.get(*path, "version") or "")
+        flavor, number = driver_version(version)
+        own = [node["host"] for node in self.nodes if _own_driver(node["facts"])]
+        if own:
+            self.variables["driver_flavor"] = "verify"
+            why = f"{core_text.names(own)} has a driver stack of its own: with the container's the modules are loaded "
+            why += "twice and the node goes NotReady"
+            page.say((*path, "image"), WRONG, "driver_flavor: verify", why)
+        elif not self.nodes or not number:
+            self.variables["driver_flavor"] = "verify"
+            why = "no node was read, so whether one has a driver of its own is not known; verify changes nothing and "
+            why += "says what is there"
+            why += f". Without one: driver_flavor: {flavor}, driver_version: {number}" if number else ""
+            page.say((*path, "image"), WRONG if self.nodes else TAKEN, "driver_flavor: verify", why)
+        else:
+            self.variables.update(driver_flavor=flavor, driver_version=number)
+            why = "the nodes have the inbox driver only; the package takes the container's place, on consent"
+            page.say((*path, "image"), TAKEN, f"driver_flavor: {flavor}", why)
+        if page.has(*path, "version"):
+            given = self.variables.get("driver_version")
+            verdict, became = (TAKEN, f"driver_version: {given}") if given else (LEFT_OUT, NOTHING)
+            page.say((*path, "version"), verdict, became, "" if given else "see spec.ofedDriver.image")
+        if page.has(*path, "repository"):
+            why = "a registry of containers; packages come from lock/artifacts.yml or driver_repository_url"
+            page.say((*path, "repository"), LEFT_OUT, why=why)
+        self._leave(page, path, _DRIVER_FIELDS)
+
+    def _device_plugin(self, page: Page) -> None:
+        path = ("spec", "rdmaSharedDevicePlugin")
+        became = "role device_plugin, as a service of the node"
+        why = "device_plugin_mode: daemonset runs it in pods, as the operator does"
+        self._image(page, path, None, became, why, ours="the collection's own plugin")
+        if not isinstance(page.get(*path), dict):
+            return
+        if page.has(*path, "useCdi"):
+            self.variables["device_plugin_use_cdi"] = bool(page.get(*path, "useCdi"))
+            page.say((*path, "useCdi"), TAKEN, f"device_plugin_use_cdi: {short(page.get(*path, 'useCdi'))}")
+        if page.has(*path, "config"):
+            self._resources.read(page, (*path, "config"))
+        else:
+            step = "give the configList that the plugin serves"
+            self.problems.append(problem(page, (*path, "config"), "a configuration", "none", step))
+        self._leave(page, path, _IMAGE_FIELDS)
+
+    def _affinity(self, page: Page) -> None:
+        path = ("spec", "nodeAffinity")
+        labels = plain_labels(page.get(*path))
+        if labels is None:
+            why = "more than labels with one value each; groups of the inventory choose the nodes"
+            page.say(path, LEFT_OUT, why=why)
+            return
+        self.variables["device_plugin_node_selector"] = labels
+        why = "with device_plugin_mode: daemonset; otherwise groups of the inventory choose the nodes"
+        page.say(path, TAKEN, f"device_plugin_node_selector: {short(labels)}", why)
+
+    def _secondary(self, page: Page) -> None:
+        path = ("spec", "secondaryNetwork")
+        for name, role in (("multus", "multus"), ("cniPlugins", "cni_plugins")):
+            if page.has(*path, name):
+                self._image(page, (*path, name), None, f"role {role}, which is always there")
+                self._leave(page, (*path, name), {**_IMAGE_FIELDS, "config": "role multus writes its own"})
+        for name in ("ipoib", "ipamPlugin"):
+            if page.has(*path, name):
+                self._component(page, (*path, name), _COMPONENTS[name])
+        if page.has(*path, "nvIpam"):
+            why = "nvIpam is a field of spec itself; below secondaryNetwork the API server drops it, or refuses the "
+            why += "policy, and no pool ever hands out an address"
+            self._component(page, (*path, "nvIpam"), "nv-ipam", why)
+
+    def _component(self, page: Page, path: tuple, component: str, wrong: str = "") -> None:
+        if component not in self.components:
+            self.components.append(component)
+        became = f"networks_components: [{component}]"
+        why = wrong or ("Network Operator deprecated whereabouts in 25.4" if component == "whereabouts" else "")
+        self._image(page, path, component, became, why, WRONG if wrong else TAKEN)
+        if page.has(*path, "enableWebhook"):
+            why = "role networks checks attachments before they are applied; it runs no webhook"
+            page.say((*path, "enableWebhook"), LEFT_OUT, why=why)
+        self._leave(page, path, _IMAGE_FIELDS)
+
+    def _image(self, page, path, component, became, why="", verdict=TAKEN, ours="the image of lock/artifacts.yml"):
+        """image, repository, version; a component's pinned image is taken, unless it is the operator's own build."""
+        given = page.get(*path)
+        if not isinstance(given, dict):
+            page.say(path, WRONG, why="see the problem")
+            wanted = "image, repository and version"
+            self.problems.append(problem(page, path, wanted, short(given), "see its indentation"))
+            return
+        page.say((*path, "image"), verdict, became, why)
+        page.cover((*path, "repository"))
+        where = (*path, "version")
+        reference, version = image_reference(given), str(given.get("version") or "")
+        if version in ("", "latest"):
+            words = "no version is named, so what runs changes without anybody's doing"
+            page.say(where, WRONG, ours, words, was=reference)
+        elif component and given.get("repository") != OPERATOR_REPOSITORY and reference != self.pinned.get(component):
+            self.variables.setdefault("networks_images", {})[component] = reference
+            page.say(where, TAKEN, f"networks_images: {component}: {reference}", was=reference)
+        else:
+            page.say(where, LEFT_OUT, ours, "what the roles are tested with, pinned", was=reference)
+
+    def _leave(self, page: Page, path: tuple, known: dict) -> None:
+        for field, why in known.items():
+            if page.has(*path, field):
+                page.say((*path, field), LEFT_OUT, why=why)
+
+
+# --- small decisions --------------------------------------------------------------------------------------------------
+
+
+def driver_version(text: str) -> tuple[str, str | None]:
+    """(driver_flavor, driver_version) of an image's version: doca3.1.0-25.07-0.9.7.0-0, or 24.10-0.7.0.0-0."""
+    doca = re.match(r"doca(\d+\.\d+\.\d+)-", text)
+    if doca:
+        return "doca", doca.group(1)
+    ofed = re.match(r"(\d+\.\d+-\d+(?:\.\d+)+)", text)
+    return "mlnx_ofed", ofed.group(1) if ofed else None
+
+
+def image_reference(given: dict) -> str:
+    version = str(given.get("version") or "")
+    mark = "@" if version.startswith("sha256:") else ":"
+    return f"{given.get('repository')}/{given.get('image')}{mark}{version}"
+
+
+def plain_labels(affinity) -> dict | None:
+    """{label: value} of an affinity that says no more than a nodeSelector could."""
+    if not isinstance(affinity, dict) or set(affinity) != {"requiredDuringSchedulingIgnoredDuringExecution"}:
+        return None
+    terms = affinity["requiredDuringSchedulingIgnoredDuringExecution"]
+    terms = terms.get("nodeSelectorTerms") if isinstance(terms, dict) else None
+    term = terms[0] if isinstance(terms, list) and len(terms) == 1 else None
+    expressions = term.get("matchExpressions") if isinstance(term, dict) and len(term) == 1 else None
+    found = {}
+    for one in expressions if isinstance(expressions, list) else []:
+        if not isinstance(one, dict) or one.get("operator") != "In" or not isinstance(one.get("key"), str):
+            return None
+        values = one.get("values")
+        if not isinstance(values, list) or len(values) != 1 or one["key"] in found:
+            return None
+        found[one["key"]] = str(values[0])
+    return found or None
+
+
+def _own_driver(facts: dict) -> bool:
+    flavor = ((facts.get("driver") or {}).get("on_disk") or {}).get("flavor")
+    return flavor in ("doca", "mlnx_ofed", "ubuntu_archive")

@@ -1,0 +1,379 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Network Operator's networks (MacvlanNetwork, IPoIBNetwork, HostDeviceNetwork) and nv-ipam's IPPools, as attachments.
+
+PRIVATE to the collection. Pure; runs on the controller.
+"""
+
+from __future__ import annotations
+
+import json
+
+from ...module_utils._core import text
+from .._preflight import networks
+from .page import LEFT_OUT, NOTHING, TAKEN, WRONG, Page, dotted, short
+
+try:
+    import netaddr
+except ImportError:  # reported by the action plugin; a node never imports this file
+    netaddr = None
+
+TYPES = {"MacvlanNetwork": "macvlan", "IPoIBNetwork": "ipoib", "HostDeviceNetwork": "host-device"}
+# The operator puts this in front of a HostDeviceNetwork's resource (pkg/state/state_hostdevice_network.go).
+DEVICE_PREFIX = "nvidia.com/"
+OBJECT_LEFT_OUT = {
+    ("metadata", "labels"): "labels are the cluster's business, not a variable of ours",
+    ("metadata", "annotations"): "annotations are the cluster's business, not a variable of ours",
+    ("metadata", "creationTimestamp"): "the API server writes it",
+    ("metadata", "generation"): "the API server writes it",
+    ("metadata", "resourceVersion"): "the API server writes it",
+    ("metadata", "uid"): "the API server writes it",
+    ("metadata", "managedFields"): "the API server writes it",
+    ("metadata", "finalizers"): "controllers write it",
+    ("status",): "the operator writes it",
+}
+_WHEREABOUTS_OWN = ("datastore", "kubernetes", "log_file", "log_level", "etcd_host", "enable_overlapping_ranges")
+
+
+def problem(page: Page, path: tuple, wanted: str, seen: str, next_step: str) -> dict:
+    field = f" {dotted(path)}" if path else ""
+    return {"object": f"{page.object}{field}", "wanted": wanted, "seen": seen, "next_step": next_step}
+
+
+def as_mapping(page: Page, path: tuple, what: str, problems: list[dict]):
+    """The mapping that a JSON text holds, put in its place; a mapping that stands there already is named as wrong."""
+    value = page.get(*path)
+    if isinstance(value, dict):
+        page.lines.append(
+            {
+                "source": page.source,
+                "object": page.object,
+                "field": dotted(path),
+                "verdict": WRONG,
+                "was": "a YAML map",
+                "became": "the same entries, below",
+                "why": f"the field is a text that holds JSON; the API server refuses a map: {what} never came to be",
+            }
+        )
+        return value
+    try:
+        found = json.loads(value)
+    except (TypeError, ValueError) as error:
+        found, seen = None, f"{short(value, 60)}: {error}"
+    else:
+        seen = short(value, 60)
+    if not isinstance(found, dict):
+        page.say(path, WRONG, why="it cannot be read, see the problem")
+        problems.append(problem(page, path, "a text that holds a JSON object", seen, "correct the JSON there"))
+        return None
+    page.put(path, found)
+    return found
+
+
+def network(value):
+    """An IPNetwork, or None."""
+    try:
+        return netaddr.IPNetwork(value)
+    except (netaddr.AddrFormatError, ValueError, TypeError):
+        return None
+
+
+# --- pools ------------------------------------------------------------------------------------------------------------
+
+
+def pool(page: Page, problems: list[dict]) -> dict:
+    """{subnet, per_node_block_size, gateway, exclude} of an IPPool, as options of an attachment."""
+    made: dict = {}
+    subnet, size = page.get("spec", "subnet"), page.get("spec", "perNodeBlockSize")
+    if network(subnet) is None:
+        step = "write it as 192.0.2.0/24"
+        problems.append(problem(page, ("spec", "subnet"), "a network", short(subnet), step))
+    else:
+        made["subnet"] = subnet
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        step = "say how many addresses each node gets"
+        problems.append(problem(page, ("spec", "perNodeBlockSize"), "a number from 1", short(size), step))
+    else:
+        made["per_node_block_size"] = size
+    if page.has("spec", "gateway"):
+        made["gateway"] = page.get("spec", "gateway")
+    if page.has("spec", "exclusions"):
+        made["exclude"] = _exclusions(page, problems)
+    return made
+
+
+def _exclusions(page: Page, problems: list[dict]) -> list[str]:
+    found: list[str] = []
+    given = page.get("spec", "exclusions")
+    for number, item in enumerate(given if isinstance(given, list) else [given] if given else []):
+        try:
+            ranges = netaddr.iprange_to_cidrs(item["startIP"], item["endIP"])
+        except (netaddr.AddrFormatError, IndexError, KeyError, TypeError, ValueError):
+            path = ("spec", "exclusions", number)
+            step = "give both addresses, the lower one first"
+            problems.append(problem(page, path, "startIP and endIP", short(item), step))
+            continue
+        found += [short_network(one) for one in ranges]
+    return found
+
+
+def short_network(value) -> str:
+    """A network as users write it: a single address without its prefix length."""
+    one = netaddr.IPNetwork(value)
+    return str(one.ip) if one.size == 1 else str(one.cidr)
+
+
+def explain_pool(page: Page, made: dict, user: str | None, nodes: int) -> None:
+    """Lines of a pool, once it is known which attachment draws from it."""
+    if user is None:
+        why = "no network of these files draws from it, and a pool alone is no variable of ours"
+        page.say(("spec",), LEFT_OUT, why=why)
+    else:
+        where = f"networks_attachments, {user}"
+        for field, option in (("subnet", "subnet"), ("gateway", "gateway"), ("exclusions", "exclude")):
+            if page.has("spec", field):
+                became = f"{where}: {option}: {short(made.get(option))}"
+                page.say(("spec", field), TAKEN, became)
+        _say_blocks(page, made, where, nodes)
+    if page.has("metadata", "namespace"):
+        why = "nv-ipam reads pools of the namespace it runs in, and role networks runs it there"
+        page.say(("metadata", "namespace"), LEFT_OUT, "kube-system", why)
+    page.finish(
+        {
+            ("spec", "defaultGateway"): "the default route of a pod stays on eth0",
+            ("spec", "nodeSelector"): "every node gets a block; groups of the inventory choose the nodes",
+            ("spec", "routes"): "role networks sets no routes through a second network",
+            **OBJECT_LEFT_OUT,
+        }
+    )
+
+
+def _say_blocks(page: Page, made: dict, where: str, nodes: int) -> None:
+    path, size, subnet = ("spec", "perNodeBlockSize"), made.get("per_node_block_size"), made.get("subnet")
+    if not (size and subnet):
+        page.say(path, WRONG, why="see the problem")
+        return
+    serves = max(0, netaddr.IPNetwork(subnet).size - 2) // size
+    why = f"{subnet} holds {text.count(serves, 'block')} of {size}: that many nodes, no more"
+    page.say(path, WRONG if nodes > serves else TAKEN, f"{where}: per_node_block_size: {size}", why)
+
+
+# --- networks ---------------------------------------------------------------------------------------------------------
+
+
+def attachment(page: Page, netdevs: dict, problems: list[dict]) -> dict:
+    """An item of networks_attachments. netdevs: {host: {interface: link layer, or None}} of nodes that were read."""
+    kind = TYPES[page.content["kind"]]
+    item: dict = {"name": page.name, "type": kind}
+    namespace = page.get("spec", "networkNamespace") or "default"
+    item["namespaces"] = [namespace]
+    if page.has("spec", "networkNamespace"):
+        page.say(("spec", "networkNamespace"), TAKEN, f"namespaces: [{namespace}]")
+    if kind == "host-device":
+        _resource(page, item, problems)
+    else:
+        _master(page, item, netdevs, problems)
+    if page.has("spec", "mode"):
+        item["mode"] = page.get("spec", "mode")
+        page.say(("spec", "mode"), TAKEN, f"mode: {item['mode']}")
+    if page.has("spec", "mtu"):
+        _mtu(page, item)
+    _ipam(page, item, problems)
+    return item
+
+
+def _resource(page: Page, item: dict, problems: list[dict]) -> None:
+    path, name = ("spec", "resourceName"), page.get("spec", "resourceName")
+    if not isinstance(name, str) or not name:
+        step = "name the resource of the SR-IOV device plugin that hands out the functions"
+        page.cover(path)
+        problems.append(problem(page, path, "a resource", short(name), step))
+        return
+    full = name if name.startswith(DEVICE_PREFIX) else DEVICE_PREFIX + name
+    item["resource_name"] = full
+    why = "the operator puts nvidia.com/ in front; a plugin has to serve it with PCI addresses, the shared one cannot"
+    page.say(path, TAKEN, f"resource_name: {full}", why)
+
+
+def _master(page: Page, item: dict, netdevs: dict, problems: list[dict]) -> None:
+    path, name = ("spec", "master"), page.get("spec", "master")
+    if not isinstance(name, str) or not name:
+        step = "name the rail's interface; pods on the default route's one never reach their own node"
+        wanted = "an interface of the fabric"
+        seen = short(name) if name else "none, which means the one of the default route"
+        page.cover(path)
+        problems.append(problem(page, path, wanted, seen, step))
+        return
+    item["master"] = name
+    without = [host for host, known in netdevs.items() if name not in known]
+    layers = {known[name] for known in netdevs.values() if name in known}
+    wrong = {"macvlan": "InfiniBand", "ipoib": "Ethernet"}[item["type"]]
+    if without:
+        there = sorted({one for host in without for one in netdevs[host]})
+        why = f"not on {text.names(without)}, which has {text.listing(there) or 'no such interface'}"
+        page.say(path, WRONG, f"master: {name}, to be corrected", why)
+    elif wrong in layers:
+        why = f"it is {wrong} on the nodes that were read; role networks refuses {item['type']} there"
+        page.say(path, WRONG, f"master: {name}, to be corrected", why)
+    else:
+        page.say(path, TAKEN, f"master: {name}")
+
+
+def _mtu(page: Page, item: dict) -> None:
+    mtu = page.get("spec", "mtu")
+    if mtu:
+        item["mtu"] = mtu
+        page.say(("spec", "mtu"), TAKEN, f"mtu: {mtu}")
+    else:
+        page.say(("spec", "mtu"), TAKEN, NOTHING, "0 is the master's own MTU, which is what not setting it means")
+
+
+# --- addresses --------------------------------------------------------------------------------------------------------
+
+
+def _ipam(page: Page, item: dict, problems: list[dict]) -> None:
+    path = ("spec", "ipam")
+    if not page.get(*path):
+        item["ipam"] = "none"
+        page.say(path, TAKEN, "ipam: none", "the interface of the pod gets no address")
+        return
+    given = as_mapping(page, path, "the network", problems)
+    if given is None:
+        return
+    kind = str(given.get("type"))
+    readers = {
+        "nv-ipam": _nv_ipam,
+        "whereabouts": _whereabouts,
+        "host-local": _host_local,
+        "static": _static,
+    }
+    if kind not in readers:
+        page.say(path, WRONG, why="see the problem")
+        wanted = f"one of {', '.join(readers)}"
+        step = "take nv-ipam where several nodes share the network"
+        problems.append(problem(page, (*path, "type"), wanted, short(kind), step))
+        return
+    item["ipam"] = kind
+    readers[kind](page, item, problems)
+    if "routes" in given:
+        page.say((*path, "routes"), LEFT_OUT, why="role networks sets no routes through a second network")
+
+
+def _option(page: Page, item: dict, field: str, option: str, path: tuple = ("spec", "ipam")) -> None:
+    if page.has(*path, field):
+        item[option] = page.get(*path, field)
+        page.say((*path, field), TAKEN, f"{option}: {short(item[option])}")
+
+
+def _nv_ipam(page: Page, item: dict, problems: list[dict]) -> None:
+    path = ("spec", "ipam")
+    page.say((*path, "type"), TAKEN, "ipam: nv-ipam")
+    kind = page.get(*path, "poolType")
+    if kind is not None:
+        page.say((*path, "poolType"), TAKEN, why="ippool is what role networks makes")
+    if kind not in (None, "ippool"):
+        step = "make an IPPool of it; role networks makes no other"
+        problems.append(problem(page, (*path, "poolType"), "ippool", short(kind), step))
+    name = page.get(*path, "poolName")
+    if not isinstance(name, str) or not name:
+        page.cover((*path, "poolName"))
+        problems.append(problem(page, (*path, "poolName"), "the name of a pool", short(name), "name the IPPool"))
+        return
+    item["pool"] = name
+
+
+def _whereabouts(page: Page, item: dict, problems: list[dict]) -> None:
+    path = ("spec", "ipam")
+    why = "Network Operator deprecated whereabouts in 25.4; nv-ipam takes its place"
+    page.say((*path, "type"), TAKEN, "ipam: whereabouts", why)
+    for field, option in (("range", "subnet"), ("range_start", "range_start"), ("range_end", "range_end")):
+        _option(page, item, field, option)
+    _option(page, item, "exclude", "exclude")
+    _option(page, item, "gateway", "gateway")
+    if isinstance(item.get("exclude"), list):
+        item["exclude"] = [short_network(one) if network(one) else one for one in item["exclude"]]
+    for field in _WHEREABOUTS_OWN:
+        if page.has(*path, field):
+            page.say((*path, field), LEFT_OUT, why="role networks writes whereabouts' own file on the nodes")
+    _refuse_odd_subnet(page, item, (*path, "range"), problems)
+
+
+def _host_local(page: Page, item: dict, problems: list[dict]) -> None:
+    path = ("spec", "ipam")
+    why = "each node keeps its own leases and would hand out the same addresses; role networks gives each node a block"
+    page.say((*path, "type"), WRONG, "ipam: host-local, with a block for each node", why)
+    where = path
+    ranges = page.get(*path, "ranges")
+    if ranges is not None:
+        outer = ranges if isinstance(ranges, list) else [ranges]
+        flat = [one for inner in outer for one in (inner if isinstance(inner, list) else [inner])]
+        if len(flat) != 1 or not isinstance(flat[0], dict):
+            step = "make a network of each range"
+            problems.append(problem(page, (*path, "ranges"), "one range with its subnet", short(ranges), step))
+            return
+        page.put((*path, "ranges"), flat[0])
+        where = (*path, "ranges")
+    for field, option in (
+        ("subnet", "subnet"),
+        ("rangeStart", "range_start"),
+        ("rangeEnd", "range_end"),
+        ("gateway", "gateway"),
+    ):
+        _option(page, item, field, option, where)
+    _refuse_odd_subnet(page, item, (*where, "subnet"), problems)
+
+
+def _static(page: Page, item: dict, problems: list[dict]) -> None:
+    path = ("spec", "ipam")
+    page.say((*path, "type"), TAKEN, "ipam: static", "every pod that attaches gets the same: one pod at a time")
+    given = page.get(*path, "addresses")
+    found = [one.get("address") if isinstance(one, dict) else None for one in given] if isinstance(given, list) else []
+    if not found or not all(isinstance(one, str) for one in found):
+        step = "give addresses with their prefix length"
+        problems.append(problem(page, (*path, "addresses"), "addresses", short(given), step))
+        return
+    item["addresses"] = found
+    gateways = {str(one["gateway"]) for one in given if one.get("gateway")}
+    if len(gateways) == 1:
+        item["gateway"] = gateways.pop()
+    page.say((*path, "addresses"), TAKEN, f"addresses: {short(found)}")
+
+
+def _refuse_odd_subnet(page: Page, item: dict, path: tuple, problems: list[dict]) -> None:
+    if network(item.get("subnet")) is None:
+        step = "write it as 192.0.2.0/24"
+        problems.append(problem(page, path, "a network", short(item.get("subnet")), step))
+
+
+def join(items: list[tuple], pools: dict) -> dict:
+    """Gives each attachment (page, item) what its pool says; returns {pool: attachment that owns it}."""
+    owners: dict = {}
+    for page, item in items:
+        name = item.get("pool")
+        if not name:
+            continue
+        path = ("spec", "ipam", "poolName")
+        if name not in pools:
+            why = "no IPPool of this name is in the files: it has to exist in the cluster"
+            page.say(path, TAKEN, f"pool: {name}", why)
+        elif name in owners:
+            page.say(path, TAKEN, f"pool: {name}", f"{owners[name]} makes it")
+        else:
+            owners[name] = item["name"]
+            item.update(pools[name])
+            if name == item["name"]:
+                del item["pool"]
+            page.say(path, TAKEN, f"pool: {name}", "with the options of the IPPool, below")
+    return owners
+
+
+# What the types and IPAMs need besides the reference plugins.
+def components(items: list[dict]) -> list[str]:
+    found = []
+    for item in items:
+        for name in (item["type"], item.get("ipam")):
+            component = networks.COMPONENT_OF.get(name)
+            if component and component not in found:
+                found.append(component)
+    return found

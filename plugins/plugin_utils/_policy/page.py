@@ -1,0 +1,111 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""One foreign object while it is read: what is said of each of its fields, so that none is dropped in silence.
+
+PRIVATE to the collection. Pure; runs on the controller.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+
+from ...module_utils._core import text as core_text
+
+TAKEN, WRONG, LEFT_OUT, UNKNOWN = "taken", "wrong", "left out", "unknown"
+NOTHING = "nothing"
+
+
+class Page:
+    """lines: mappings with source, object, field, verdict (above), was, became, why (may be empty)."""
+
+    def __init__(self, content: dict, source: str):
+        self.content = copy.deepcopy(content)
+        self.source = source
+        self.name = content["metadata"]["name"]
+        self.object = f"{content.get('kind')} {self.name}"
+        self.lines: list[dict] = []
+        self._said: set[tuple] = {("apiVersion",), ("kind",), ("metadata", "name")}
+
+    def get(self, *path):
+        value = self.content
+        for key in path:
+            there = isinstance(value, dict) and key in value
+            there = there or (isinstance(value, list) and isinstance(key, int) and key < len(value))
+            if not there:
+                return None
+            value = value[key]
+        return value
+
+    def has(self, *path) -> bool:
+        parent = self.get(*path[:-1]) if path[:-1] else self.content
+        return isinstance(parent, dict) and path[-1] in parent
+
+    def put(self, path: tuple, value) -> None:
+        """Takes a text's meaning in place of the text, so that its own fields are accounted for too."""
+        self.get(*path[:-1])[path[-1]] = value
+
+    def say(self, path: tuple, verdict: str, became: str = NOTHING, why: str = "", was=None) -> None:
+        """Speaks of a field and all below it."""
+        self._said.add(path)
+        self.lines.append(
+            {
+                "source": self.source,
+                "object": self.object,
+                "field": dotted(path),
+                "verdict": verdict,
+                "was": was if was is not None else short(self.get(*path)),
+                "became": became,
+                "why": why,
+            }
+        )
+
+    def cover(self, *paths: tuple) -> None:
+        """Fields whose values another line shows."""
+        self._said.update(paths)
+
+    def finish(self, known: dict) -> None:
+        """Names every field nobody spoke of. known: {path: why it is left out} of fields that exist."""
+        for path, why in known.items():
+            if path not in self._said and self.has(*path):
+                self.say(path, LEFT_OUT, why=why)
+        for path in _leaves(self.content):
+            if not any(path[: len(said)] == said for said in self._said):
+                self.say(path, UNKNOWN, why="no field of this name is known here; see whether its place is another one")
+
+
+def _leaves(value, path: tuple = ()):
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    found = False
+    for key, inner in items:
+        found = True
+        yield from _leaves(inner, (*path, key))
+    if not found and path:
+        yield path
+
+
+def dotted(path: tuple) -> str:
+    text = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path)
+    return text.lstrip(".") or "the whole object"
+
+
+def short(value, most: int = 90) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    text = " ".join(text.split())
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def explanation(lines: list[dict]) -> str:
+    """The lines for people, object by object."""
+    blocks, last = [], None
+    for line in lines:
+        head = f"{line['object']}  ({line['source']})"
+        if head != last:
+            blocks.append(("\n" if blocks else "") + head)
+            last = head
+        lead = f"  {line['verdict']:<10}"
+        blocks.append(core_text.wrapped(lead, f"{line['field']}: {line['was']} -> {line['became']}"))
+        if line["why"]:
+            blocks.append(core_text.wrapped(" " * len(lead), line["why"]))
+    return "\n".join(blocks)

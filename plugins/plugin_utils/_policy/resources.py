@@ -1,0 +1,155 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""config.json of the shared device plugin, as device_plugin_resources, and what its selectors match on nodes.
+
+PRIVATE to the collection. Pure; runs on the controller.
+"""
+
+from __future__ import annotations
+
+from ...module_utils._core import text
+from ...module_utils._device_plugin import config
+from .networks import as_mapping, problem
+from .page import LEFT_OUT, TAKEN, UNKNOWN, WRONG, Page, short
+
+_ENTRY_KEYS = {key.lower(): key for key in ("resourceName", "resourcePrefix", "rdmaHcaMax", "devices", "selectors")}
+_SELECTORS = ("vendors", "deviceIDs", "drivers", "ifNames", "linkTypes")
+
+
+class Resources:
+    """Reads one config into variables; names on the page and in problems what is wrong with it."""
+
+    def __init__(self, variables: dict, nodes: list[dict], problems: list[dict]):
+        self.variables, self.nodes, self.problems = variables, nodes, problems
+
+    def read(self, page: Page, path: tuple) -> None:
+        if "device_plugin_resources" in self.variables:
+            step = "leave one of them out"
+            self.problems.append(problem(page, path, "one configuration of the plugin", "a second one", step))
+        found = as_mapping(page, path, "a resource", self.problems)
+        if found is None:
+            return
+        keys = {str(key).lower(): key for key in found}
+        interval = keys.get("periodicupdateinterval")
+        if interval is not None:
+            self.variables["device_plugin_interval_seconds"] = found[interval]
+            page.say((*path, interval), TAKEN, f"device_plugin_interval_seconds: {short(found[interval])}")
+        listed = found.get(keys.get("configlist"))
+        if not isinstance(listed, list) or not listed:
+            step = "list the resources in configList"
+            self.problems.append(problem(page, path, "a configList with entries", short(listed), step))
+            return
+        entries = [self._entry(page, (*path, keys["configlist"], number), entry) for number, entry in enumerate(listed)]
+        self.variables["device_plugin_resources"] = [entry for entry in entries if entry]
+        names = [entry["resourceName"] for entry in entries if entry]
+        for name in sorted({name for name in names if names.count(name) > 1}):
+            self.problems.append(problem(page, path, "one entry for each resource", f"{name} twice", "rename one"))
+
+    def _entry(self, page: Page, path: tuple, entry) -> dict | None:
+        name = None
+        if isinstance(entry, dict):
+            lower = {str(key).lower(): value for key, value in entry.items()}
+            name = lower.get("resourcename")
+        if not name or not isinstance(name, str):
+            page.say(path, WRONG, why="see the problem")
+            step = "give each entry a resourceName"
+            self.problems.append(problem(page, path, "an entry with resourceName", short(entry), step))
+            return None
+        kept = {_ENTRY_KEYS[str(key).lower()]: value for key, value in entry.items() if str(key).lower() in _ENTRY_KEYS}
+        resource = f"{kept.get('resourcePrefix') or 'rdma'}/{name}"
+        for key in entry:
+            if str(key).lower() in ("resourcename", "resourceprefix"):
+                page.say((*path, key), TAKEN, f"device_plugin_resources: {resource}")
+            elif str(key).lower() not in _ENTRY_KEYS:
+                page.say((*path, key), UNKNOWN, why="the shared device plugin knows no such key")
+        self._count(page, path, entry, kept)
+        self._selectors(page, path, entry, kept, resource)
+        return kept
+
+    def _count(self, page: Page, path: tuple, entry: dict, kept: dict) -> None:
+        count = kept.get("rdmaHcaMax")
+        key = next((key for key in entry if str(key).lower() == "rdmahcamax"), "rdmaHcaMax")
+        if count is None:
+            kept["rdmaHcaMax"] = config.COUNT
+            why = "without it the Go plugin serves 0, silently"
+            page.say((*path, key), WRONG, f"rdmaHcaMax: {config.COUNT}", why, was="not set")
+        elif isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            step = "give the number of units that pods may ask for"
+            self.problems.append(problem(page, (*path, key), "a number from 1", short(count), step))
+        else:
+            why = "how many units are advertised; it limits nothing on the HCA"
+            page.say((*path, key), TAKEN, f"rdmaHcaMax: {count}", why)
+
+    def _selectors(self, page: Page, path: tuple, entry: dict, kept: dict, resource: str) -> None:
+        devices = kept.pop("devices", None)
+        if devices and not kept.get("selectors"):
+            kept["selectors"] = {"ifNames": devices}
+            page.say((*path, "devices"), WRONG, f"selectors: ifNames: {short(devices)}", "devices is deprecated")
+        elif devices:
+            page.say((*path, "devices"), LEFT_OUT, why="selectors count where both are given")
+        given = kept.get("selectors")
+        if not isinstance(given, dict) or not given:
+            if "selectors" in entry:
+                page.say((*path, "selectors"), WRONG, why="see the problem")
+            step = f"name {text.listing(_SELECTORS)}"
+            self.problems.append(problem(page, (*path, "selectors"), "selectors", short(given), step))
+            return
+        if "selectors" not in entry:
+            return
+        known = {name.lower(): name for name in _SELECTORS}
+        kept["selectors"] = {known[key.lower()]: value for key, value in given.items() if str(key).lower() in known}
+        for key, value in given.items():
+            if str(key).lower() not in known:
+                page.say((*path, "selectors", key), UNKNOWN, why="the shared device plugin knows no such selector")
+            elif not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+                step = "write it as a list of texts"
+                self.problems.append(problem(page, (*path, "selectors", key), "a list", short(value), step))
+                kept["selectors"].pop(known[str(key).lower()])
+        self._say_matches(page, (*path, "selectors"), kept["selectors"], resource)
+
+    def _say_matches(self, page: Page, path: tuple, selectors: dict, resource: str) -> None:
+        became = f"device_plugin_resources: {resource}: {short(selectors)}"
+        without = {node["host"]: node["facts"] for node in self.nodes if not matching(selectors, node["facts"])}
+        if without:
+            there = sorted({name for facts in without.values() for name in netdevs(facts)})
+            why = f"matches nothing on {text.names(without)}: 0 would be allocatable and pods stay Pending. "
+            why += f"Interfaces there: {text.listing(there) or 'none'}"
+            page.say(path, WRONG, f"{became}, to be corrected", why)
+            return
+        most = max((len(matching(selectors, node["facts"])) for node in self.nodes), default=0)
+        if most > 1 or len(selectors.get("ifNames") or []) > 1:
+            many = f"{most} HCAs" if most else "all that match"
+            why = f"one pool of {many}: a pod gets the files of each, but a network stands on one; "
+            page.say(path, TAKEN, became, f"{why}device_plugin_resources: rails makes a resource for each")
+        elif not selectors.get("ifNames"):
+            why = "no interface is named, so HCAs that carry management are in the pool too"
+            page.say(path, TAKEN, became, why)
+        else:
+            page.say(path, TAKEN, became)
+
+
+def matching(selectors: dict, facts: dict) -> list[str]:
+    """Names of a node's HCAs that selectors match: OR inside a list, AND between lists."""
+    found = []
+    for hca in facts.get("hcas") or []:
+        pci = hca.get("pci") or {}
+        have = {
+            "vendors": {pci.get("vendor")},
+            "deviceIDs": {pci.get("device")},
+            "drivers": {pci.get("driver")},
+            "ifNames": {netdev["name"] for netdev in hca.get("netdevs") or []},
+            "linkTypes": {netdev.get("type") for netdev in hca.get("netdevs") or []},
+        }
+        if pci and all(not wanted or have[name] & set(wanted) for name, wanted in selectors.items()):
+            found.append(hca["name"])
+    return found
+
+
+def netdevs(facts: dict) -> dict:
+    layers = {"ether": "Ethernet", "infiniband": "InfiniBand"}
+    return {
+        netdev["name"]: layers.get(netdev.get("type"))
+        for hca in facts.get("hcas") or []
+        for netdev in hca.get("netdevs") or []
+    }

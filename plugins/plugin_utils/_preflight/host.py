@@ -1,0 +1,506 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Everything that is wrong with a host's variables and facts, found before anything changes.
+
+PRIVATE to the collection. Pure; runs on the controller. A problem is a mapping with object, wanted, seen and next_step.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+
+from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
+
+from ...module_utils._core import text as core_text
+from ...module_utils._device_plugin import config
+from ...module_utils._driver import plan as driver_plan
+from ...module_utils._host import kernel_modules, memlock, netns, rail_links
+from ...module_utils.hca import facts as hca_facts
+from .._findings import catalogue
+
+# Variables of the plays themselves, which no role documents.
+PLAY_VARIABLES = frozenset({"discovery_hosts"})
+
+# The families whose modprobe, systemd and initramfs layout the roles know.
+_FAMILIES = frozenset({"debian", "ubuntu", "rhel", "centos", "fedora"})
+_NEAR = 0.9
+_ROOT_ONLY = "set become: true, or connect as root"
+
+
+def problem(obj: str, wanted: str, seen: str, next_step: str) -> dict:
+    return {"object": obj, "wanted": wanted, "seen": seen, "next_step": next_step}
+
+
+def unreachable(message: str) -> dict:
+    return problem(
+        "connection",
+        "a reachable node",
+        f"unreachable: {message}",
+        "check address, user and key with: ansible HOST -m ansible.builtin.ping\nor leave the host out with --limit",
+    )
+
+
+def unread(message: str) -> dict:
+    return problem(
+        "facts",
+        "a node that can be read",
+        message,
+        "settle the cause named here (Python 3.9 or newer on the node, become rights) and run again",
+    )
+
+
+# --- variables -------------------------------------------------------------------------------------------------------
+
+
+def validate(options: dict, values: dict) -> tuple[dict, list[dict]]:
+    """Check each variable against its option; returns the effective values and the problems.
+
+    A value that is not valid is replaced by the default, so that the checks which follow can still be made.
+    """
+    effective, problems = {}, []
+    for name, option in sorted(options.items()):
+        value = values.get(name, option.get("default"))
+        # ansible-core reads a null as "not given"; here it would silently switch a default off.
+        if value is None and option.get("default") is not None:
+            problems.append(_invalid(name, option, "null (no value after the colon?)"))
+            effective[name] = option["default"]
+            continue
+        checked = ArgumentSpecValidator({name: option}).validate({name: value})
+        if checked.error_messages:
+            # The messages quote the value.
+            seen = "another type" if option.get("no_log") else f"{_short(value)}; {'; '.join(checked.error_messages)}"
+            problems.append(_invalid(name, option, seen))
+            effective[name] = option.get("default")
+        else:
+            effective[name] = _given(checked.validated_parameters[name])
+    return effective, problems
+
+
+def _given(value):
+    """Without the nulls that the validator adds for suboptions nobody set: a module would take those for set."""
+    if isinstance(value, list):
+        return [_given(item) for item in value]
+    if isinstance(value, dict):
+        return {key: item for key, item in value.items() if item is not None}
+    return value
+
+
+def _invalid(name: str, option: dict, seen: str) -> dict:
+    return problem(
+        f"variable {name}", describe(option), seen, "correct it where it is set (inventory, group_vars or -e)"
+    )
+
+
+# What a type cannot say: names that end in a file or a command, and numbers that have to mean something.
+_MODULE_NAME = re.compile(r"[A-Za-z0-9_-]+")
+_SERVICE_NAME = re.compile(r"[A-Za-z0-9:_@-]+")
+
+
+def values(variables: dict, options: dict) -> list[dict]:
+    """Problems of single values; a value that no planner can work with is put back to its default."""
+    found = []
+    for name, pattern, wanted in (
+        ("kernel_modules_required", _MODULE_NAME, "names of kernel modules"),
+        ("limits_services", _SERVICE_NAME, "names of services without .service"),
+    ):
+        odd = [item for item in variables[name] if not pattern.fullmatch(item)]
+        if odd:
+            found.append(_odd(name, wanted, ", ".join(map(repr, odd))))
+    for name, least in _LEAST.items():
+        if variables[name] < least:
+            found.append(_odd(name, f"{least} or more", str(variables[name])))
+    if not 1024 <= variables["verification_port"] <= 65000:
+        found.append(_odd("verification_port", "a TCP port from 1024 to 65000", str(variables["verification_port"])))
+    try:
+        limit(variables["limits_memlock"])
+    except ValueError as error:
+        found.append(_odd("limits_memlock", "infinity, or a number of bytes with K, M, G, T, P or E", str(error)))
+        variables["limits_memlock"] = options["limits_memlock"]["default"]
+    resources = variables["device_plugin_resources"]
+    if not config.is_known(resources):
+        found.append(_odd("device_plugin_resources", config.WANTED, _short(resources)))
+    odd = [item for item in variables["rail_links_settings"] if not _is_setting(item)]
+    if odd:
+        wanted = "items with exactly one of pci and mac, and an mtu from 68 to 65535 or up: true"
+        found.append(_odd("rail_links_settings", wanted, _short(odd)))
+        variables["rail_links_settings"] = [item for item in variables["rail_links_settings"] if item not in odd]
+    return found
+
+
+_LEAST = {
+    "device_plugin_interval_seconds": 0,
+    "rdma_netns_retry_seconds": 0,
+    "reboot_serial": 1,
+    "reboot_timeout_seconds": 1,
+    "verification_bandwidth_seconds": 1,
+    "verification_bandwidth_minimum_percent": 0,
+    "verification_timeout_seconds": 1,
+}
+
+
+def _is_setting(item: dict) -> bool:
+    mtu = item.get("mtu")
+    keyed = (item.get("pci") is None) != (item.get("mac") is None)
+    return keyed and (68 <= mtu <= 65535 if mtu is not None else bool(item.get("up")))
+
+
+def _odd(name: str, wanted: str, seen: str) -> dict:
+    return problem(f"variable {name}", wanted, seen, "correct it where it is set (inventory, group_vars or -e)")
+
+
+def limit(value):
+    """A memlock limit in bytes, None for infinity: one syntax for planner, preflight and checks."""
+    return memlock.parse(value)
+
+
+def describe(option: dict) -> str:
+    """What an option accepts, in words."""
+    kind = {"str": "text", "int": "a whole number", "bool": "true or false", "path": "a path", "dict": "a mapping"}
+    if option.get("choices"):
+        return "one of: " + ", ".join(str(choice) for choice in option["choices"])
+    text = kind.get(option["type"], option["type"])
+    if option["type"] == "list":
+        elements = option.get("elements", "str")
+        text = f"a list of {'mappings' if elements == 'dict' else kind.get(elements, elements)}"
+        if option.get("options"):
+            text += f" with {', '.join(sorted(option['options']))}"
+    return f"{text}, or null" if "default" not in option or option["default"] is None else text
+
+
+def unresolved(name: str, message: str) -> dict:
+    return problem(
+        f"variable {name}",
+        "a value that can be worked out for this host",
+        message,
+        "define what it refers to, or give the value itself",
+    )
+
+
+def unknown(names, options, roles, accepted=()) -> list[dict]:
+    """Variables that look like ours and that no role knows: ours by prefix, or a hair's breadth from one of ours."""
+    prefixes = tuple(f"{role}_" for role in roles)
+    known = set(options) | PLAY_VARIABLES
+    problems = []
+    for name in sorted(set(names) - known - set(accepted)):
+        if name.startswith("ansible_"):  # Ansible's own, dozens for each host, and near to none of ours
+            continue
+        near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.6 if name.startswith(prefixes) else _NEAR)
+        if not near and not name.startswith(prefixes):
+            continue
+        hint = f"did you mean {near[0]}?" if near else "no variable has a name like it"
+        problems.append(
+            problem(
+                f"variable {name}",
+                "a variable that a role of gpufabric.rdma knows",
+                "no role knows it, so it would have no effect",
+                f"{hint} If it belongs to something else, list it in discovery_known_variables",
+            )
+        )
+    return problems
+
+
+def _short(value) -> str:
+    text = repr(value)
+    return text if len(text) <= 120 else f"{text[:117]}..."
+
+
+# --- what the node has against what the variables ask for -------------------------------------------------------------
+
+
+def combinations(facts: dict, variables: dict) -> tuple[list[dict], list[str]]:
+    """Problems, and notes: what a person should know and that stops nothing."""
+    problems: list[dict] = []
+    notes = [
+        f"{_card(card)}: {card['reason']} {card.get('next_step') or ''}".strip()
+        for card in facts["cards_without_rdma"]
+        if not _will_get_rdma(card, facts)
+    ]
+    problems += _system(facts)
+    problems += _driver(facts, variables)
+    problems += _hcas(facts, variables)
+    problems += _rails(facts, variables)
+    problems += _expected_ports(facts, variables)
+    return problems, notes
+
+
+def _system(facts: dict) -> list[dict]:
+    found = []
+    node = facts["node"]
+    system = node["os"]
+    if isinstance(system, dict) and not _FAMILIES & {system.get("id"), *(system.get("like") or [])}:
+        found.append(
+            problem(
+                "operating system",
+                "Debian, Ubuntu, RHEL or one of their kin",
+                f"{system.get('pretty_name') or system.get('id') or 'no os-release'}",
+                "the roles know other systems neither by their modprobe nor by their initramfs layout; take the node "
+                "out of the group",
+            )
+        )
+    if node.get("euid") not in (None, 0):
+        found.append(problem("privilege", "root on the node", f"user id {node['euid']}", _ROOT_ONLY))
+    return found
+
+
+def _changes_driver(variables: dict) -> bool:
+    return variables.get("driver_flavor", "verify") != "verify"
+
+
+def _driver(facts: dict, variables: dict) -> list[dict]:
+    """What the role driver cannot do on this node at all; what stands in its way it looks up itself, node by node."""
+    node = facts["node"]
+    foreign = driver_plan.unsupported(node) if _changes_driver(variables) and isinstance(node["os"], dict) else None
+    return [problem(*foreign)] if foreign else []
+
+
+def _hcas(facts: dict, variables: dict) -> list[dict]:
+    admitted = [hca for hca in facts["hcas"] if hca["kind"] == "pci" or variables["discovery_software_hcas"]]
+    names = [hca["name"] for hca in admitted]
+    software = [hca["name"] for hca in facts["hcas"] if hca not in admitted]
+    coming = [card for card in facts["cards_without_rdma"] if _will_get_rdma(card, facts)]
+    dead = [card for card in facts["cards_without_rdma"] if card not in coming]
+    found = []
+    if variables["discovery_hca_required"] and not names and not coming:
+        if dead:
+            seen = "; ".join(f"{_card(card)}: {card['reason']}" for card in dead)
+            step = " ".join(sorted({card.get("next_step") or "" for card in dead})).strip()
+        else:
+            seen = f"only software HCAs: {core_text.listing(software)}" if software else "no infiniband device"
+            seen += " and no card of vendor 15b3 on PCI"
+            step = "check the slot, the BIOS and lspci -d 15b3: on the node; a node that needs none: "
+            step += "discovery_hca_required: false"
+            if not variables["discovery_software_hcas"]:
+                step += "; to admit soft-RoCE devices: discovery_software_hcas: true"
+        found.append(problem("HCA", "at least one HCA", seen, step))
+    wanted = variables["discovery_expected_hcas"]
+    if wanted is not None and wanted != len(names) and not coming:
+        found.append(
+            problem(
+                "HCA",
+                f"{core_text.count(wanted, 'HCA')} (discovery_expected_hcas)",
+                f"{len(names)}: {core_text.listing(names) or 'none'}"
+                + "".join(f"; {_card(card)} has no RDMA: {card['reason']}" for card in dead),
+                "find the missing card (lspci, kernel log), or correct discovery_expected_hcas",
+            )
+        )
+    return found
+
+
+def _will_get_rdma(card: dict, facts: dict) -> bool:
+    """Whether loading the required modules is all that the card lacks."""
+    return card.get("driver") == "mlx5_core" and not (facts["modules"].get("mlx5_ib") or {}).get("loaded", False)
+
+
+def _card(card: dict) -> str:
+    return f"card {card['address']} ({card.get('model') or card.get('device') or 'unknown model'})"
+
+
+def _ports(facts: dict) -> list[str]:
+    return [f"{hca['name']}/{port['number']}" for hca in facts["hcas"] for port in hca["ports"]]
+
+
+def _expected_ports(facts: dict, variables: dict) -> list[dict]:
+    there = _ports(facts)
+    if not there and facts["cards_without_rdma"]:
+        return []
+    return [
+        problem(
+            f"discovery_expected_ports: {wanted}",
+            "a port of this node, as HCA/port",
+            f"ports here: {core_text.listing(there) or 'none'}",
+            "correct the name (the driver or udev may have renamed the HCA), or set it for the hosts that have it",
+        )
+        for wanted in variables["discovery_expected_ports"]
+        if wanted not in there
+    ]
+
+
+def _rails(facts: dict, variables: dict) -> list[dict]:
+    found, taken = [], {}
+    waiting = any(_will_get_rdma(card, facts) for card in facts["cards_without_rdma"])
+    for position, item in enumerate(variables["discovery_rails"]):
+        given = {key: value for key, value in item.items() if value is not None and key != "port"}
+        obj = f"discovery_rails[{position}]: " + (", ".join(f"{k} {v}" for k, v in sorted(given.items())) or "empty")
+        if len(given) != 1:
+            found.append(
+                problem(
+                    obj, "exactly one of hca, pci, netdev, mac", f"{len(given)} of them", "name the rail by one of them"
+                )
+            )
+            continue
+        ((key, value),) = given.items()
+        matches = matching(facts["hcas"], key, value)
+        if not matches:
+            cards = [card["address"] for card in facts["cards_without_rdma"]]
+            if waiting and (key == "hca" or str(value).lower() in cards or key in ("netdev", "mac")):
+                continue
+            found.append(
+                problem(
+                    obj,
+                    f"an HCA with this {key}",
+                    f"HCAs here: {core_text.listing(map(_identity, facts['hcas'])) or 'none'}"
+                    + (f"; cards without RDMA: {core_text.listing(cards)}" if cards else ""),
+                    "name one of these, or set discovery_rails for the hosts that have it",
+                )
+            )
+        for place in [(name, item.get("port")) for name in matches]:
+            if place in taken:
+                found.append(
+                    problem(
+                        obj,
+                        "each HCA port in one rail",
+                        f"{place[0]} is already the rail of discovery_rails[{taken[place]}]",
+                        "remove one of the two",
+                    )
+                )
+            taken.setdefault(place, position)
+        ports = [port for name in matches for port in _port_numbers(facts, name)]
+        if item.get("port") and matches and item["port"] not in ports:
+            seen = f"{', '.join(matches)} has port {', '.join(map(str, ports))}"
+            found.append(problem(obj, f"port {item['port']}", seen, "correct the number, or leave it out"))
+        elif len(ports) > 1 and not item.get("port") and key in ("hca", "pci"):
+            step = "add port: with its number, or name the rail by netdev or mac"
+            found.append(problem(obj, "one port", f"{len(ports)} ports: {', '.join(map(str, ports))}", step))
+    return found
+
+
+def _port_numbers(facts: dict, name: str) -> list[int]:
+    return [port["number"] for hca in facts["hcas"] if hca["name"] == name for port in hca["ports"]]
+
+
+def matching(hcas, key: str, value) -> list[str]:
+    """Names of the HCAs that a rail item means."""
+    value = str(value).lower()
+    test = {
+        "hca": lambda hca: hca["name"].lower() == value,
+        "pci": lambda hca: (hca["pci"] or {}).get("address") == value and hca.get("function") != "sf",
+        "netdev": lambda hca: any(netdev["name"].lower() == value for netdev in hca["netdevs"]),
+        "mac": lambda hca: any((netdev["mac"] or "").lower() == value for netdev in hca["netdevs"]),
+    }[key]
+    return [hca["name"] for hca in hcas if test(hca)]
+
+
+def _identity(hca: dict) -> str:
+    parts = [(hca["pci"] or {}).get("address") or hca["kind"]]
+    parts += [f"{netdev['name']} {netdev['mac']}" for netdev in hca["netdevs"]]
+    return f"{hca['name']} ({', '.join(parts)})"
+
+
+# Why a run changes what each planner lists.
+_WHY = {
+    "kernel_modules": "verbs need these modules, now and at boot",
+    "rdma_netns": "the RDMA netns mode is to be {rdma_netns_mode}, now and at boot",
+    "limits": "containers inherit locked memory and start order from it",
+    "rail_links": "rail_links_settings",
+}
+
+
+def plans(facts: dict, variables: dict) -> dict:
+    """The Plan of each role in the order they run, made by the planner of its own module."""
+    root = variables["discovery_root"]
+    return {
+        "rdma_netns": netns.plan(
+            facts,
+            {"mode": variables["rdma_netns_mode"], "override_allowed": variables["rdma_netns_override_allowed"]},
+            root,
+        ),
+        "kernel_modules": kernel_modules.plan(
+            facts,
+            {
+                "required": variables["kernel_modules_required"],
+                "ipoib": variables["kernel_modules_ipoib"],
+                "gpudirect": variables["kernel_modules_gpudirect"],
+                "driver_changes": _changes_driver(variables),
+            },
+            root,
+        ),
+        "limits": memlock.plan(
+            facts, {"services": variables["limits_services"], "memlock": variables["limits_memlock"]}, root
+        ),
+        "rail_links": rail_links.plan(facts, {"settings": variables["rail_links_settings"]}, root),
+    }
+
+
+def plan(facts: dict, variables: dict) -> dict:
+    """What a run would change on this node: changes, problems, reboot_reasons, notes."""
+    outcome: dict = {
+        "changes": [],
+        "problems": [],
+        "reboot_reasons": [],
+        # What no role of a run brings about: the netns mode, which one does, is the planner's to tell.
+        "notes": hca_facts.reboot_reasons({"driver": facts["driver"]}),
+    }
+    stale: list[str] = []
+    for role, made in plans(facts, variables).items():
+        why = _WHY[role].format(**variables)
+        outcome["changes"] += [{**change._asdict(), "why": why} for change in made.changes]
+        outcome["problems"] += [item._asdict() for item in made.problems]
+        outcome["reboot_reasons"] += [
+            reason for reason in made.reboot_reasons if reason not in outcome["reboot_reasons"]
+        ]
+        told = made.not_applied + made.not_verified + made.notes
+        outcome["notes"] += [note for note in told if note not in outcome["notes"]]
+        stale += [image for image in made.stale_images if image not in stale]
+    if variables["kernel_modules_initramfs"] != "never":
+        why = "the initramfs carries an older copy of our modprobe.d file"
+        outcome["changes"] += [
+            {"object": image, "action": "rebuild", "before": "older", "after": "rebuilt", "why": why} for image in stale
+        ]
+    return outcome
+
+
+# --- text for people --------------------------------------------------------------------------------------------------
+
+
+def failure_text(results) -> tuple[str, str]:
+    """The head line and the list of a play that must not start."""
+    findings = [
+        {"host": result["host"], **item, "failure": catalogue.spared(item)}
+        for result in results
+        for item in result["problems"]
+    ]
+    nodes = [result for result in results if not result.get("elsewhere")]
+    concerned = sum(bool(result["problems"]) for result in nodes)
+    where = f" on {concerned} of {core_text.count(len(nodes), 'node')}" if concerned else ""
+    head = f"{core_text.count(len(findings), 'problem')}{where}; nothing has been changed."
+    return head, core_text.four_facts(findings)
+
+
+# How a task of a role says it in one line.
+_SENTENCE = re.compile(r"(?P<object>.+?): wanted (?P<wanted>.+?), seen (?P<seen>.+?)\. Next step: (?P<next_step>.+)")
+
+
+def with_further(results, further) -> list[dict]:
+    """The results and what else was found, each finding once: at its host, or at whatever it names instead of one."""
+    by_host = {result["host"]: dict(result) for result in results}
+    for finding in further:
+        kept = by_host.setdefault(finding["host"], {"host": finding["host"], "problems": [], "elsewhere": True})
+        item = {key: finding[key] for key in ("object", "wanted", "seen", "next_step")}
+        sentence = None if item["wanted"] else _SENTENCE.fullmatch(" ".join(item["object"].split()))
+        item.update(sentence.groupdict() if sentence else {})
+        if item not in kept["problems"]:
+            kept["problems"] = [*kept["problems"], item]
+    return list(by_host.values())
+
+
+def plan_text(results, check_mode: bool = False) -> str:
+    """What the run will do, for all hosts; hosts with the same plan share it."""
+    lines = ["Plan" + (" (check mode: nothing of it is carried out)" if check_mode else "")]
+    for hosts, (changes, reasons, notes) in core_text.alike(
+        (result["host"], (_plan_rows(result), result["reboot_reasons"], result["notes"])) for result in results
+    ):
+        lines.append(
+            f"  {core_text.names(hosts)}: "
+            + (core_text.count(len(changes), "change") if changes else "nothing to change")
+        )
+        if changes:
+            lines += [f"    {line}" for line in core_text.table(("object", "action", "why"), changes).splitlines()]
+        lines += [f"    reboot needed: {reason}" for reason in reasons]
+        lines += [f"    note: {note}" for note in notes]
+    return "\n".join(lines)
+
+
+def _plan_rows(result) -> list[tuple]:
+    return [(item["object"], item["action"], item["why"]) for item in result["plan"]]

@@ -1,0 +1,443 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""k3s over all hosts at once: what cannot work, and what each node is to be.
+
+PRIVATE to the collection. Pure; runs on the controller, where netaddr is. A node comes as {host, state (what k3s_facts
+read, or None), failure, variables (typed, without the prefix k3s_), facts (of hca_facts, or empty), servers (names of
+all hosts of k3s_servers in order, also those that this run leaves out)}.
+"""
+
+from __future__ import annotations
+
+import re
+
+from ...module_utils._core.change import Problem
+from ...module_utils._k3s import config as k3s
+from .._bundle import folder as bundle_folder
+
+try:
+    import netaddr
+except ImportError:
+    netaddr = None
+
+# k3s does not start with flannel-backend none in it (k3s#9570).
+BROKEN_VERSIONS = {"v1.28.6+k3s1": "v1.28.7+k3s1 or newer", "v1.29.1+k3s1": "v1.29.2+k3s1 or newer"}
+# Duplicate rules pile up with these (k3s#3117), so k3s brings its own.
+_ODD_IPTABLES = ([1, 8, 0], [1, 8, 4])
+_PORTS = {"server": (6443, 10250), "agent": (10250,)}
+_ETCD_PORTS = (2379, 2380)
+_VARIABLE = "correct it where it is set (inventory, group_vars or -e)"
+_LABEL = re.compile(r"([a-z0-9.-]+/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
+
+
+def decide(nodes: list[dict], bundle: dict | None, folder: str, changing_version: bool = False) -> dict:
+    """{problems: [{host, object, wanted, seen, next_step}], notes: [...], nodes: {host: decision}}."""
+    found: list[dict] = []
+    notes: list[str] = []
+
+    def tell(host: str, *problems: Problem) -> None:
+        found.extend({"host": host, **problem._asdict()} for problem in problems)
+
+    _cluster(nodes, tell)
+    readable = [node for node in nodes if node["state"]]
+    for node in nodes:
+        if not node["state"]:
+            tell(node["host"], Problem("node", "a node that can be read", node["failure"] or "no answer", "settle it"))
+    decisions = {node["host"]: _decision(node, nodes) for node in readable}
+    for node in readable:
+        _variables(node, decisions[node["host"]]["role"], tell)
+        _addresses(node, decisions[node["host"]], tell, notes)
+        _ownership(node, decisions[node["host"]], tell, notes)
+        _bundled(node, decisions[node["host"]], bundle, folder, changing_version, tell)
+    _node_ips(decisions, tell)
+    _agree(decisions, tell)
+    return {"problems": found, "notes": notes, "nodes": decisions}
+
+
+# --- the cluster as a whole -------------------------------------------------------------------------------------------
+
+
+def _cluster(nodes, tell) -> None:
+    for group in {tuple(node["servers"]): node for node in nodes}.values():
+        names = group["servers"]
+        if not names:
+            seen, step = (
+                "the group is empty",
+                "put a host into k3s_servers, or take the group away: then the first node is it",
+            )
+            tell(group["host"], Problem("group k3s_servers", "a server for the agents to join", seen, step))
+        elif len(names) % 2 == 0:
+            tell(
+                names[0],
+                Problem(
+                    "group k3s_servers",
+                    "an odd number of servers: 1, 3, 5",
+                    f"{len(names)}: {', '.join(names)}",
+                    "add one or take one out; etcd with an even number survives no more failures than with one less",
+                ),
+            )
+
+
+def _decision(node: dict, nodes: list[dict]) -> dict:
+    typed, seen = node["variables"], node["state"]
+    role = "server" if node["host"] in node["servers"] else "agent"
+    service = seen["services"][k3s.SERVICES[role]]
+    decided = {
+        "host": node["host"],
+        "role": role,
+        "first": node["host"] == (node["servers"] or [None])[0],
+        "servers": len(node["servers"]),
+        "node_ip": typed["node_ip"] or _default_address(seen),
+        "node_name": typed["node_name"],
+        "name": typed["node_name"] or seen["hostname"],
+        "server_url": _url(node, nodes),
+        "labels": labels(node.get("facts") or {}, typed),
+        "taints": [*([k3s.STARTUP_TAINT] if typed["startup_taint"] else []), *typed["node_taints"]],
+        "kubelet_args": k3s.kubelet_args(typed),
+        "selinux": seen["selinux"] == "enforcing" if typed["selinux"] is None else typed["selinux"],
+        "bundled_bin": _odd_iptables(seen["iptables"]),
+        "service": k3s.SERVICES[role],
+        # One that starts has its ports already.
+        "running": service["active"] or service["starting"],
+        "token_present": seen["token"]["present"],
+        "version": seen["version"],
+        "variables": typed,
+    }
+    decided["options"] = k3s.files(decided)
+    meta = {"name": decided["name"], "labels": decided["labels"]}
+    decided["object"] = {"apiVersion": "v1", "kind": "Node", "metadata": meta}
+    return decided
+
+
+def _default_address(seen: dict) -> str | None:
+    """The address of the interface with the default route, where there is exactly one."""
+    interfaces = {route["interface"] for route in seen["routes"] if route["destination"] == "0.0.0.0/0"}
+    found = [entry["address"].partition("/")[0] for entry in seen["addresses"] if entry["interface"] in interfaces]
+    return found[0] if len(found) == 1 else None
+
+
+def _url(node: dict, nodes: list[dict]) -> str | None:
+    """Where to join: as told, else the first server's address, else where the node has joined already."""
+    if node["variables"]["server_url"]:
+        return node["variables"]["server_url"]
+    first = next((other for other in nodes if other["host"] in node["servers"][:1] and other["state"]), None)
+    if first:
+        address = first["variables"]["node_ip"] or _default_address(first["state"])
+        return f"https://{address}:6443" if address else None
+    return node["state"]["server_url"]
+
+
+def labels(facts: dict, typed: dict) -> dict[str, str]:
+    """The labels that pods with an HCA are scheduled by, and those that the user gave.
+
+    With NFD in the cluster the first two are NFD's to set, by a NodeFeatureRule, never both.
+    """
+    found: dict[str, str] = {}
+    hcas = facts.get("hcas") or []
+    if typed["node_labels_automatic"] and hcas:
+        if not typed["node_features_by_nfd"]:
+            found["feature.node.kubernetes.io/rdma.capable"] = "true"
+            if any((hca.get("pci") or {}).get("vendor") in ("15b3", "0x15b3") for hca in hcas):
+                found["feature.node.kubernetes.io/pci-15b3.present"] = "true"
+        layers = {str(port["link_layer"]) for hca in hcas for port in hca["ports"]}
+        # A value that is no label, such as why it is unknown, would keep the kubelet from starting.
+        layers = sorted(layer for layer in layers if _LABEL.fullmatch(layer))
+        if layers:
+            found["rdma.gpufabric.io/link-layer"] = "-".join(layers)
+        found["rdma.gpufabric.io/rails"] = str(len(facts.get("rails") or []))
+        driver = (facts.get("driver") or {}).get("loaded") or {}
+        if driver.get("flavor") and _LABEL.fullmatch(str(driver["flavor"])):
+            found["rdma.gpufabric.io/driver"] = str(driver["flavor"])
+    return {**found, **{str(name): str(value) for name, value in typed["node_labels"].items()}}
+
+
+def _odd_iptables(version: list[int] | None) -> bool:
+    return version is not None and _ODD_IPTABLES[0] <= version <= _ODD_IPTABLES[1]
+
+
+def _node_ips(decisions: dict, tell) -> None:
+    owners: dict[str, list[str]] = {}
+    for host, decided in decisions.items():
+        if decided["node_ip"]:
+            owners.setdefault(decided["node_ip"], []).append(host)
+    for address, hosts in owners.items():
+        for host in hosts if len(hosts) > 1 else ():
+            tell(
+                host,
+                Problem(
+                    f"node-ip {address}",
+                    "an address of its own for each node",
+                    f"the same on {', '.join(hosts)}",
+                    "set k3s_node_ip of each node to its address in the management network",
+                ),
+            )
+
+
+def _agree(decisions: dict, tell) -> None:
+    servers = [decided for decided in decisions.values() if decided["role"] == "server"]
+    for decided in servers[1:]:
+        mine, first = k3s.critical(decided["options"]), k3s.critical(servers[0]["options"])
+        for name in sorted(set(mine) | set(first)):
+            if mine.get(name) != first.get(name):
+                tell(
+                    decided["host"],
+                    Problem(
+                        f"k3s option {name}",
+                        f"{first.get(name)} as on {servers[0]['host']}: k3s refuses a server that differs in it",
+                        f"{mine.get(name)}",
+                        "set the variable for the group k3s_servers, not for one host",
+                    ),
+                )
+
+
+# --- one node ---------------------------------------------------------------------------------------------------------
+
+
+def _variables(node: dict, role: str, tell) -> None:
+    typed, host = node["variables"], node["host"]
+    extra = typed["config_extra"]
+    unknown = k3s.unknown_keys(role, extra)
+    for name in unknown:
+        where = "of a server" if name in k3s.SERVER_KEYS else "of k3s"
+        seen = f"an option {where}" if name in k3s.SERVER_KEYS else "no option of k3s has this name"
+        tell(host, Problem(f"k3s_config_extra: {name}", f"an option of a k3s {role}", seen, _VARIABLE))
+    for name in sorted(set(extra) & set(k3s.OWNED)):
+        step = f"use {k3s.OWNED[name]}"
+        tell(host, Problem(f"k3s_config_extra: {name}", "options that it may set", "one that has its own place", step))
+    for name in sorted(set(typed["kubelet_args"]) & {"topology-manager-policy", "topology-manager-scope"}):
+        step = f"use k3s_{name.replace('-', '_')}"
+        tell(
+            host, Problem(f"k3s_kubelet_args: {name}", "arguments that no typed variable writes", "one that does", step)
+        )
+    for name, value in typed["node_labels"].items():
+        if not _LABEL.fullmatch(str(name)) or (str(value) and not _LABEL.fullmatch(str(value))):
+            tell(host, Problem("k3s_node_labels", "names and values as labels allow", f"{name}={value}", _VARIABLE))
+    for taint in typed["node_taints"]:
+        if not re.fullmatch(r"[^\s:=]+(=[^\s:=]*)?:(NoSchedule|PreferNoSchedule|NoExecute)", taint):
+            tell(
+                host, Problem("k3s_node_taints", "KEY[=VALUE]:NoSchedule|PreferNoSchedule|NoExecute", taint, _VARIABLE)
+            )
+    _networks(node, tell)
+
+
+def _networks(node: dict, tell) -> None:
+    """Pod and service networks against each other and against what the node already routes (K10)."""
+    typed, host, seen = node["variables"], node["host"], node["state"]
+    nets = {}
+    for name in ("cluster_cidr", "service_cidr"):
+        try:
+            nets[f"k3s_{name}"] = netaddr.IPNetwork(typed[name])
+        except (netaddr.AddrFormatError, ValueError, TypeError):
+            tell(host, Problem(f"k3s_{name}", "a network such as 10.42.0.0/16", str(typed[name]), _VARIABLE))
+    if len(nets) == 2:
+        pods, services = nets["k3s_cluster_cidr"], nets["k3s_service_cidr"]
+        if pods in services or services in pods:
+            tell(host, _overlap("k3s_cluster_cidr", pods, f"k3s_service_cidr {services}"))
+        if typed["cluster_dns"] and not _inside(typed["cluster_dns"], services):
+            tell(host, Problem("k3s_cluster_dns", f"an address in {services}", typed["cluster_dns"], _VARIABLE))
+    for name, net in nets.items():
+        # A node of a running cluster routes the cluster's own networks.
+        for text in [] if seen["joined"] or seen["cluster"] else _taken(seen):
+            other = netaddr.IPNetwork(text["destination"])
+            if other.prefixlen and (other in net or net in other):
+                tell(host, _overlap(name, net, f"{other} on {text['interface']}"))
+
+
+# Interfaces that a pod network itself brings, whose routes are no foreign ones.
+_OWN_INTERFACES = ("cni", "flannel", "kube-", "veth")
+
+
+def _taken(seen: dict) -> list[dict]:
+    """Networks of the node's addresses and routes, each once, but those of a pod network that runs already."""
+    rows = [{"interface": entry["interface"], "destination": entry["address"]} for entry in seen["addresses"]]
+    rows += seen["routes"]
+    found = {}
+    for row in rows:
+        if row["interface"].startswith(_OWN_INTERFACES) or row["interface"] == "lo":
+            continue
+        net = str(netaddr.IPNetwork(row["destination"]).cidr)
+        found.setdefault((net, row["interface"]), {"destination": net, "interface": row["interface"]})
+    return list(found.values())
+
+
+def _overlap(name: str, net, other: str) -> Problem:
+    return Problem(
+        f"{name} {net}",
+        "networks that do not overlap",
+        f"overlaps with {other}",
+        f"set {name} to a network that is routed nowhere in this site",
+    )
+
+
+def _inside(address: str, net) -> bool:
+    try:
+        return netaddr.IPAddress(address) in net
+    except (netaddr.AddrFormatError, ValueError):
+        return False
+
+
+def _addresses(node: dict, decided: dict, tell, notes: list[str]) -> None:
+    seen, host = node["state"], node["host"]
+    own = [f"{entry['address'].partition('/')[0]} ({entry['interface']})" for entry in seen["addresses"]]
+    if not decided["node_ip"]:
+        tell(
+            host,
+            Problem(
+                "node-ip",
+                "one address that the node is known by",
+                f"no single default route to tell it from; addresses: {', '.join(own) or 'none'}",
+                "set k3s_node_ip of this host to its address in the management network",
+            ),
+        )
+    elif decided["node_ip"] not in {entry["address"].partition("/")[0] for entry in seen["addresses"]}:
+        tell(
+            host,
+            Problem(
+                f"node-ip {decided['node_ip']}", "an address of this node", f"addresses: {', '.join(own)}", _VARIABLE
+            ),
+        )
+    if not any(route["destination"] == "0.0.0.0/0" for route in seen["routes"]):
+        notes.append(
+            f"{host}: there is no default route; the k3s release wants one even with node-ip set, as service addresses "
+            "go by it: add one, through a dummy interface if need be"
+        )
+    if not (decided["first"] or decided["server_url"]):
+        step = "run with the first host of k3s_servers in --limit, or set k3s_server_url"
+        tell(host, Problem("k3s_server_url", "the server to join", "no server of this run says its address", step))
+    if not decided["running"]:
+        ports = _PORTS[decided["role"]] + (
+            _ETCD_PORTS if decided["servers"] > 1 and decided["role"] == "server" else ()
+        )
+        taken = sorted(set(ports) & set(seen["listening"]))
+        if taken:
+            tell(
+                host,
+                Problem(
+                    f"TCP port {', '.join(map(str, taken))}",
+                    "free for k3s",
+                    "something listens on it",
+                    "see which program it is (ss -ltnp) and stop or move it",
+                ),
+            )
+
+
+def _ownership(node: dict, decided: dict, tell, notes: list[str]) -> None:
+    seen, host = node["state"], node["host"]
+    foreign = [f"{name} is on the node" for name in seen["others"]]
+    foreign += [f"{path} is not ours" for path in seen["foreign_files"]]
+    if foreign and node["variables"]["takeover_allowed"] is True:
+        notes.append(f"{host}: takes over, as k3s_takeover_allowed says: {'; '.join(foreign)}")
+    elif foreign:
+        tell(
+            host,
+            Problem(
+                "cluster",
+                "no cluster, or one that this collection set up",
+                "; ".join(foreign),
+                "leave the host out, remove that cluster with its own tools first, or set k3s_takeover_allowed: true",
+            ),
+        )
+    joined = seen["server_url"] if seen["joined"] and decided["role"] == "agent" else None
+    if joined and decided["server_url"] not in (None, joined):
+        notes.append(f"{host}: joined {joined}, will use {decided['server_url']}: the token must be of that cluster")
+
+
+def _bundled(node: dict, decided: dict, bundle: dict | None, folder: str, changing_version: bool, tell) -> None:
+    """What the node needs of the bundle, and whether it may have it in this run."""
+    seen, host, typed = node["state"], node["host"], node["variables"]
+    decided["files"], decided["packages"] = [], []
+    if bundle is None:
+        return
+    row = bundle_folder.file_for(bundle, "k3s", seen["architecture"])
+    if row is None:
+        tell(host, bundle_folder.missing_file(bundle, "k3s", seen["architecture"], folder))
+        return
+    decided["bundle_version"] = row["version"]
+    if typed["version"] and typed["version"] != row["version"]:
+        step = "fill a bundle with it (playbooks/bundle.yml), or leave k3s_version empty to take what the bundle has"
+        tell(host, Problem("k3s_version", typed["version"], f"the bundle {folder} holds {row['version']}", step))
+    if row["version"] in BROKEN_VERSIONS:
+        seen_text = f"{row['version']}, which does not start with flannel-backend none"
+        tell(host, Problem("k3s", BROKEN_VERSIONS[row["version"]], seen_text, "fill the bundle with another version"))
+    installed = seen["version"]
+    if installed and not same_version(installed, row["version"]) and not changing_version:
+        tell(
+            host,
+            Problem(
+                "k3s",
+                f"{row['version']} as in the bundle",
+                f"{installed} installed",
+                "change versions with playbooks/upgrade_k3s.yml, one node at a time",
+            ),
+        )
+    wanted = [{"src": row["path"], "dest": k3s.BINARY, "mode": "0755", "sha256": row["sha256"]}]
+    for archive in bundle_folder.archives_for(bundle, seen["architecture"]):
+        name = archive["path"].rpartition("/")[2]
+        wanted.append(
+            {"src": archive["path"], "dest": f"{k3s.IMAGES}/{name}", "mode": "0644", "sha256": archive["sha256"]}
+        )
+    decided["files"] = [item for item in wanted if seen["sums"].get(item["dest"]) != item["sha256"]]
+    if decided["selinux"] and seen["family"] == "rhel" and not seen["selinux_policy"]:
+        policy = bundle_folder.file_for(bundle, "k3s-selinux", seen["architecture"], seen["distribution"])
+        if policy is None:
+            tell(host, bundle_folder.missing_file(bundle, "k3s-selinux", seen["architecture"], folder))
+        else:
+            decided["packages"] = [{"src": policy["path"], "sha256": policy["sha256"]}]
+
+
+def same_version(installed: str, wanted: str) -> bool:
+    """The program may add a build to what the bundle calls it (v1.35.4 and v1.35.4+double1)."""
+    return wanted in (installed, installed.partition("+")[0])
+
+
+def needed(decisions: dict, bundle: dict) -> list[dict]:
+    """Rows of the bundle that some node is about to get: only those are read and summed."""
+    paths = {item["src"] for decided in decisions.values() for item in [*decided["files"], *decided["packages"]]}
+    rows = [*(bundle.get("files") or []), *(bundle.get("images") or [])]
+    return [row for row in rows if row["path"] in paths]
+
+
+# --- changing the version ---------------------------------------------------------------------------------------------
+
+_VERSION = re.compile(r"v(\d+)\.(\d+)\.(\d+)(?:\+\w*?(\d+))?")
+
+
+def parse(version: str) -> tuple[int, int, int, int]:
+    """(major, minor, patch, build) of v1.35.8+k3s1; ValueError when it is not one."""
+    matched = _VERSION.fullmatch(version or "")
+    if not matched:
+        raise ValueError(f"{version!r} is not a version of k3s such as v1.35.8+k3s1")
+    return tuple(int(part or 0) for part in matched.groups())
+
+
+def upgrade(decisions: dict) -> list[dict]:
+    """Problems of going to the bundle's version: never down, never past a minor, agents never ahead of servers."""
+    found = []
+    servers = [decided for decided in decisions.values() if decided["role"] == "server"]
+    for decided in decisions.values():
+        old, new = decided["version"], decided.get("bundle_version")
+        if not old or not new or same_version(old, new):
+            continue
+        try:
+            before, after = parse(old), parse(new)
+        except ValueError as error:
+            found.append(
+                (decided["host"], Problem("k3s", "versions that can be compared", str(error), "see the bundle"))
+            )
+            continue
+        if after < before:
+            step = "take a bundle with the installed version or a newer one; a datastore does not go back"
+            found.append((decided["host"], Problem("k3s", f"{old} or newer", f"{new} in the bundle", step)))
+        elif after[:2] > (before[0], before[1] + 1):
+            step = f"go by v{before[0]}.{before[1] + 1} first, with a bundle of that version"
+            found.append(
+                (decided["host"], Problem("k3s", f"one minor at a time from {old}", f"{new} in the bundle", step))
+            )
+        if decided["role"] == "agent":
+            behind = [server["host"] for server in servers if server["version"] and parse(server["version"]) < before]
+            if behind:
+                step = "bring the servers to its version first"
+                problem = Problem("k3s agent", f"not newer than its servers ({', '.join(behind)})", old, step)
+                found.append((decided["host"], problem))
+    return [{"host": host, **problem._asdict()} for host, problem in found]

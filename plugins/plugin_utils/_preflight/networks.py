@@ -1,0 +1,578 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Attachments a user asks for, or one a rail, as NetworkAttachmentDefinitions, address pools and files of nodes.
+
+PRIVATE to the collection. Pure; runs on the controller. No two nodes ever hand out the same address: host-local keeps
+its leases on the node, so each node gets a block of its own. One NetworkAttachmentDefinition cannot carry a block a
+node; then its spec is empty and Multus reads the configuration of the same name from a file of the node
+(confDir, Kubernetes Network Custom Resource Definition De-facto Standard, 4.1.1).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+from ...module_utils._core import text as core_text
+from ...module_utils._kube import pods
+
+try:
+    import netaddr
+except ImportError:  # reported by the action plugin; a node never imports this file
+    netaddr = None
+
+CNI_VERSION = "0.3.1"
+RESOURCE_ANNOTATION = "k8s.v1.cni.cncf.io/resourceName"
+TYPES = ("macvlan", "host-device", "ipoib", "sriov")
+IPAMS = ("host-local", "static", "whereabouts", "nv-ipam", "none")
+# What brings a type or an IPAM onto the nodes, where that is not the archive of reference plugins.
+COMPONENT_OF = {"ipoib": "ipoib-cni", "sriov": "sriov-cni", "whereabouts": "whereabouts", "nv-ipam": "nv-ipam"}
+# Options by the types that know them; the others are refused rather than dropped.
+_ALLOWED = {
+    "master": ("macvlan", "host-device", "ipoib"),
+    "rail": ("macvlan", "host-device", "ipoib"),
+    "pci": ("host-device",),
+    "mode": ("macvlan",),
+    "mtu": ("macvlan",),
+    "vlan": ("sriov",),
+}
+_ALLOWED_IPAM = {
+    "subnet": ("host-local", "whereabouts", "nv-ipam"),
+    "range_start": ("host-local", "whereabouts"),
+    "range_end": ("host-local", "whereabouts"),
+    "exclude": ("host-local", "whereabouts", "nv-ipam"),
+    "gateway": ("host-local", "whereabouts", "nv-ipam", "static"),
+    "addresses": ("static",),
+    "pool": ("nv-ipam",),
+    "per_node_block_size": ("host-local", "nv-ipam"),
+}
+_INSTEAD = {
+    "mtu": "the MTU of such an interface is that of its device: set it there (rail_links_settings)",
+    "vlan": "make the VLAN interface on the nodes and name it as master",
+}
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+
+
+def problem(identity: str, obj: str, wanted: str, seen: str, next_step: str) -> dict:
+    return {"id": identity, "object": obj, "wanted": wanted, "seen": seen, "next_step": next_step}
+
+
+# --- what is wanted ---------------------------------------------------------------------------------------------------
+
+
+def rail_attachments(variables: dict, nodes: list[dict], resources=None) -> tuple[list[dict], list[dict], list[str]]:
+    """One attachment a rail: (attachments, problems, notes). resources: device_plugin_resources of the play."""
+    problems, notes, made = [], [], []
+    indices = sorted({rail["index"] for node in nodes for rail in node["rails"]})
+    if not indices:
+        seen = f"none on {core_text.names([node['host'] for node in nodes]) or 'any node'}"
+        step = "see what discovery says of their HCAs (playbooks/discover.yml), or name them in discovery_rails"
+        return [], [problem("networks:rails", "networks_rails", "nodes with rails", seen, step)], []
+    supernet, prefix = variables["networks_rails_supernet"], variables["networks_rails_prefix"]
+    subnets, refused = rail_subnets(supernet, prefix, indices)
+    problems += refused
+    for index in indices:
+        layers = {rail["link_layer"] for node in nodes for rail in node["rails"] if rail["index"] == index}
+        if "InfiniBand" in layers and "ipoib-cni" not in variables["networks_components"]:
+            notes.append(
+                f"rail {index} is InfiniBand: verbs need no interface, so it gets no attachment; for IP over it add "
+                "ipoib-cni to networks_components"
+            )
+            continue
+        made.append(
+            {
+                "name": f"rail{index}",
+                "type": "ipoib" if "InfiniBand" in layers else "macvlan",
+                "rail": index,
+                "namespaces": variables["networks_namespaces"],
+                "ipam": variables["networks_ipam"],
+                "subnet": subnets.get(index),
+                "resource_name": (
+                    rail_resource(index, resources, nodes)
+                    if variables["networks_rails_resource"] == "auto"
+                    else variables["networks_rails_resource"].replace("%d", str(index)) or None
+                ),
+            }
+        )
+        if made[-1]["type"] == "macvlan" and variables["networks_mtu"]:
+            made[-1]["mtu"] = variables["networks_mtu"]
+    return made, problems, notes
+
+
+def rail_subnets(supernet: str, prefix: int, indices) -> tuple[dict, list[dict]]:
+    """{rail index: subnet}, one after the other in supernet, so that a rail's subnet does not depend on the others."""
+    try:
+        network = netaddr.IPNetwork(supernet).cidr
+    except (netaddr.AddrFormatError, ValueError):
+        step = "give a network such as 10.56.0.0/16"
+        return {}, [problem("networks:supernet", "networks_rails_supernet", "a network", repr(supernet), step)]
+    found, problems = {}, []
+    for index in indices:
+        if prefix < network.prefixlen or index >= 2 ** (prefix - network.prefixlen):
+            there = 0 if prefix < network.prefixlen else 2 ** (prefix - network.prefixlen)
+            step = "take a larger networks_rails_supernet or a longer networks_rails_prefix"
+            seen = f"{supernet} holds {core_text.count(there, 'network')} of /{prefix}"
+            problems.append(problem("networks:supernet", f"rail {index}", "a subnet of its own", seen, step))
+            break
+        first = network.first + index * 2 ** (network_bits(network) - prefix)
+        found[index] = f"{netaddr.IPAddress(first, network.version)}/{prefix}"
+    return found, problems
+
+
+def network_bits(network) -> int:
+    return 32 if network.version == 4 else 128
+
+
+def _normal(item: dict, variables: dict) -> dict:
+    given = {key: value for key, value in item.items() if value is not None}
+    given.setdefault("namespaces", variables["networks_namespaces"])
+    given["ipam"] = given.get("ipam") or variables["networks_ipam"]
+    return given
+
+
+def check(attachments: list[dict], variables: dict) -> list[dict]:
+    """What is wrong with the attachments by themselves, whatever the nodes are."""
+    found, seen_names = [], {}
+    for item in attachments:
+        obj = f"attachment {item['name']}"
+        if not _NAME.fullmatch(item["name"]) or len(item["name"]) > 63:
+            step = "lower-case letters, digits and - only"
+            found.append(problem("networks:name", obj, "a name that Kubernetes takes", repr(item["name"]), step))
+        if item["name"] in seen_names:
+            step = "name one of them otherwise: the plugins keep addresses by this name, also across namespaces"
+            found.append(problem("networks:name", obj, "one attachment of this name", "two of them", step))
+        seen_names[item["name"]] = item
+        found += _options(obj, item, item["type"], _ALLOWED, "type")
+        found += _options(obj, item, item["ipam"], _ALLOWED_IPAM, "IPAM")
+        found += _required(obj, item)
+        component = [COMPONENT_OF.get(item["type"]), COMPONENT_OF.get(item["ipam"])]
+        for name in filter(None, component):
+            if name not in variables["networks_components"] and not variables["networks_components_external"]:
+                wanted = f"{name}, which this attachment needs on every node"
+                step = f"add {name} to networks_components; where something else installs it, set "
+                step += "networks_components_external: true"
+                seen = f"networks_components: {core_text.listing(variables['networks_components']) or 'empty'}"
+                found.append(problem(f"networks:component:{name}", obj, wanted, seen, step))
+    return found
+
+
+def _options(obj: str, item: dict, kind: str, table: dict, what: str) -> list[dict]:
+    return [
+        problem(
+            f"networks:option:{option}",
+            obj,
+            f"no {option} with {what} {kind}: it is for {', '.join(kinds)}",
+            f"{option}: {item[option]!r}",
+            _INSTEAD.get(option, f"leave it out, or take another {what}"),
+        )
+        for option, kinds in table.items()
+        if item.get(option) not in (None, []) and kind not in kinds
+    ]
+
+
+def _required(obj: str, item: dict) -> list[dict]:
+    found = []
+    places = [key for key in ("master", "rail", "pci") if item.get(key) is not None]
+    kind, ipam = item["type"], item["ipam"]
+    if kind in ("macvlan", "ipoib") and len(places) != 1:
+        step = "name the interface (master) or the rail whose interface it is (rail)"
+        found.append(problem("networks:master", obj, "one of master and rail", ", ".join(places) or "neither", step))
+    if kind == "host-device" and len(places) != 1 and not item.get("resource_name"):
+        step = "give one of them; without any, resource_name has to hand out PCI addresses"
+        found.append(
+            problem("networks:master", obj, "one of master, rail and pci", ", ".join(places) or "none of them", step)
+        )
+    if kind == "sriov" and not item.get("resource_name"):
+        step = "set resource_name to PREFIX/NAME of networks_sriov_resources"
+        found.append(problem("networks:resource", obj, "the resource that hands out VFs", "no resource_name", step))
+    if ipam in ("host-local", "whereabouts") and not item.get("subnet"):
+        found.append(problem("networks:subnet", obj, f"a subnet for {ipam}", "none", "set subnet"))
+    if ipam == "nv-ipam" and not (item.get("subnet") or item.get("pool")):
+        step = "set subnet, or pool for one that exists"
+        found.append(problem("networks:subnet", obj, "a subnet or a pool for nv-ipam", "neither", step))
+    for option, value in _addresses(item):
+        if _network(value) is None:
+            step = "write it as 192.0.2.0/24 or 192.0.2.1"
+            found.append(problem("networks:address", obj, f"an address or network in {option}", repr(value), step))
+    return found
+
+
+def _addresses(item: dict):
+    for option in ("subnet", "range_start", "range_end", "gateway"):
+        if item.get(option):
+            yield option, item[option]
+    for option in ("exclude", "addresses"):
+        for value in item.get(option) or []:
+            yield option, value
+
+
+def _network(value):
+    try:
+        return netaddr.IPNetwork(value)
+    except (netaddr.AddrFormatError, ValueError):
+        return None
+
+
+# --- addresses --------------------------------------------------------------------------------------------------------
+
+
+def excluded(item: dict, taken=()) -> list:
+    """Address ranges (first, last) as numbers that no pod may get: excluded ones, the gateway, those hosts hold."""
+    network = netaddr.IPNetwork(item["subnet"])
+    chosen = [netaddr.IPNetwork(value) for value in [*(item.get("exclude") or []), *taken]]
+    chosen += [netaddr.IPNetwork(item["gateway"])] if item.get("gateway") else []
+    inside = [one for one in chosen if one.version == network.version]
+    return sorted((one.first, one.last) for one in inside if one.last >= network.first and one.first <= network.last)
+
+
+def usable(item: dict) -> tuple[int, int]:
+    """First and last address that may be handed out: without those of network and broadcast.
+
+    host-local takes the first one for the gateway when it is told none, and keeps it back.
+    """
+    network = netaddr.IPNetwork(item["subnet"]).cidr
+    first, last = network.first, network.last
+    if network.version == 4 and network.prefixlen < 31:
+        first, last = first + 1, last - 1
+        if item.get("ipam") == "host-local" and not item.get("gateway"):
+            first += 1
+    if item.get("range_start"):
+        first = max(first, int(netaddr.IPAddress(item["range_start"])))
+    if item.get("range_end"):
+        last = min(last, int(netaddr.IPAddress(item["range_end"])))
+    return first, last
+
+
+def node_ranges(item: dict, size: int, index: int, taken=()) -> list[tuple[str, str]]:
+    """The (start, end) ranges of one node: `size` addresses behind those of the nodes before it, gaps left out.
+
+    An address that must not be handed out still belongs to its block, so that blocks stay where they are when the
+    exclusions change.
+    """
+    version = netaddr.IPNetwork(item["subnet"]).version
+    first, last = usable(item)
+    start = first + index * size
+    end = min(start + size - 1, last)
+    ranges, cursor = [], start
+    for low, high in excluded(item, taken):
+        if high < cursor or low > end:
+            continue
+        if low > cursor:
+            ranges.append((cursor, low - 1))
+        cursor = max(cursor, high + 1)
+    if cursor <= end:
+        ranges.append((cursor, end))
+    return [
+        (str(netaddr.IPAddress(low, version)), str(netaddr.IPAddress(high, version)))
+        for low, high in ranges
+        if low <= high
+    ]
+
+
+def _ipam(item: dict, ranges=None, taken=()) -> dict:
+    kind = item["ipam"]
+    if kind == "none":
+        return {}
+    if kind == "host-local":
+        gateway = {"gateway": item["gateway"]} if item.get("gateway") else {}
+        made = [{"subnet": item["subnet"], "rangeStart": low, "rangeEnd": high, **gateway} for low, high in ranges]
+        return {"type": "host-local", "ranges": [made]}
+    if kind == "static":
+        gateway = {"gateway": item["gateway"]} if item.get("gateway") else {}
+        addresses = [{"address": address, **gateway} for address in item.get("addresses") or []]
+        return {"type": "static", **({"addresses": addresses} if addresses else {})}
+    if kind == "nv-ipam":
+        return {"type": "nv-ipam", "poolName": item.get("pool") or item["name"], "poolType": "ippool"}
+    made = {"type": "whereabouts", "range": item["subnet"]}
+    for ours, theirs in (("range_start", "range_start"), ("range_end", "range_end"), ("gateway", "gateway")):
+        if item.get(ours):
+            made[theirs] = item[ours]
+    outside = [str(netaddr.IPNetwork(value)) for value in [*(item.get("exclude") or []), *taken]]
+    if outside:
+        # whereabouts takes networks, so a single address is one of full length.
+        made["exclude"] = outside
+    return made
+
+
+def config(item: dict, master, ranges=None, taken=()) -> dict:
+    """The CNI configuration of an attachment on a node. taken: addresses that hosts hold on the same wire."""
+    made: dict = {"cniVersion": CNI_VERSION, "name": item["name"], "type": item["type"]}
+    if item["type"] == "macvlan":
+        made.update(master=master, mode=item.get("mode") or "bridge")
+        if item.get("mtu"):
+            made["mtu"] = item["mtu"]
+    elif item["type"] == "ipoib":
+        made["master"] = master
+    elif item["type"] == "host-device":
+        if item.get("pci"):
+            made["pciBusID"] = item["pci"]
+        elif master:
+            made["device"] = master
+    elif item.get("vlan"):
+        made["vlan"] = item["vlan"]
+    if item["ipam"] == "static" and not item.get("addresses"):
+        # Then each pod brings its own, as "ips" in its networks annotation.
+        made["capabilities"] = {"ips": True}
+    made["ipam"] = _ipam(item, ranges, taken)
+    return made
+
+
+# --- objects and files ------------------------------------------------------------------------------------------------
+
+
+def plan(
+    variables: dict, nodes: list[dict], total: int = 0, resources=None, nv_ipam_namespace: str = "kube-system"
+) -> dict:
+    """Everything the role renders.
+
+    variables: the networks_* of the play. nodes, in the order that numbers their address blocks: host, number, rails
+    (index, netdev, link_layer), netdevs {name: {addresses}}. total: how many nodes there are, when not all of them take
+    part in this run: then `complete` is false, and objects made from the nodes that are here would be wrong for the
+    others. Returns attachments, networks (what the linter looks at),
+    objects, files {host: {network name: text}}, problems and notes.
+    """
+    attachments = [_normal(item, variables) for item in variables["networks_attachments"]]
+    problems: list[dict] = []
+    notes: list[str] = []
+    if variables["networks_rails"]:
+        rails, problems, notes = rail_attachments(variables, nodes, resources)
+        attachments += [_normal(item, variables) for item in rails]
+    for item in attachments:
+        if item["ipam"] == "auto":
+            item["ipam"] = _default_ipam(variables, item)
+    problems += check(attachments, variables)
+    made = {
+        "attachments": attachments,
+        "networks": [],
+        "objects": [],
+        "files": {node["host"]: {} for node in nodes},
+        "problems": problems,
+        "notes": notes,
+        "complete": len(nodes) >= total,
+    }
+    if not made["complete"]:
+        made["notes"].append(
+            f"this run sees {len(nodes)} of {total} nodes: objects of the cluster are left as they are, files of the "
+            "nodes are not; run without --limit for the objects"
+        )
+    if problems:
+        return made
+    for item in attachments:
+        _render(item, variables, nodes, max(total, len(nodes)), made, nv_ipam_namespace)
+    made["objects"] = _namespaces(attachments) + made["objects"]
+    return made
+
+
+def _namespaces(attachments: list[dict]) -> list[dict]:
+    """Those that a cluster does not begin with; they are never deleted with the attachment."""
+    names = dict.fromkeys(name for item in attachments for name in item["namespaces"])
+    return [
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
+        for name in names
+        if name not in ("default", "kube-system", "kube-public")
+    ]
+
+
+def _listed(given) -> list[dict]:
+    """Items of the plugin's configList with their keys in lower case, as the plugin takes them in any."""
+    items = given if isinstance(given, list) else []
+    return [{str(key).lower(): value for key, value in item.items()} for item in items if isinstance(item, dict)]
+
+
+def _full_name(item: dict) -> str:
+    return f"{item.get('resourceprefix') or 'rdma'}/{item.get('resourcename')}"
+
+
+def shared_resources(given, nodes: list[dict]) -> list[str]:
+    """Resources of the shared device plugin: those of the user's configList, else one a rail."""
+    if _listed(given):
+        return [_full_name(item) for item in _listed(given)]
+    return sorted({pods.own_resource(rail["index"]) for node in nodes for rail in node["rails"]})
+
+
+def rail_resource(index: int, given, nodes: list[dict]):
+    """The resource that serves a rail; None where a user's list does not say it by an interface and is not one item."""
+    items = _listed(given)
+    if not items:
+        return pods.own_resource(index)
+    netdevs = {rail["netdev"] for node in nodes for rail in node["rails"] if rail["index"] == index}
+    for item in items:
+        selectors = {str(key).lower(): value for key, value in (item.get("selectors") or {}).items()}
+        if netdevs & set(selectors.get("ifnames") or []):
+            return _full_name(item)
+    return _full_name(items[0]) if len(items) == 1 else None
+
+
+def sriov_config(resources: list[dict], nodes: list[dict]) -> tuple[dict, list[dict]]:
+    """(config.json of the SR-IOV network device plugin, problems).
+
+    One resource is the VFs of the physical functions of its rails, or those functions whole. isRdma has the plugin hand
+    out the RDMA character devices besides. The plugin passes over a function that has VFs, so both never mix.
+    """
+    entries, problems, names = [], [], set()
+    for item in resources:
+        name = f"{item['prefix']}/{item['name']}"
+        obj = f"networks_sriov_resources {name}"
+        if name in names:
+            problems.append(problem("networks:sriov", obj, "one resource of this name", "two", "rename one of them"))
+        names.add(name)
+        wanted = item.get("rails") or sorted({rail["index"] for node in nodes for rail in node["rails"]})
+        addresses = sorted(
+            {rail["pci"] for node in nodes for rail in node["rails"] if rail["index"] in wanted and rail.get("pci")}
+        )
+        if not addresses:
+            seen = f"rails {core_text.listing(map(str, wanted)) or 'none'} without a PCI function"
+            step = "name rails of cards (software HCAs have no VFs)"
+            problems.append(problem("networks:sriov", obj, "physical functions", seen, step))
+            continue
+        key = "rootDevices" if item.get("functions", "vfs") == "vfs" else "pciAddresses"
+        entries.append(
+            {
+                "resourcePrefix": item["prefix"],
+                "resourceName": item["name"],
+                "selectors": {key: addresses, "isRdma": True},
+            }
+        )
+    return {"resourceList": entries}, problems
+
+
+def _default_ipam(variables: dict, item: dict) -> str:
+    """nv-ipam where it is installed (blocks a node), else whereabouts, else host-local with a block a node."""
+    if not item.get("subnet"):
+        return "nv-ipam" if item.get("pool") else "static" if item.get("addresses") else "none"
+    for kind in ("nv-ipam", "whereabouts"):
+        if kind in variables["networks_components"]:
+            return kind
+    return "host-local"
+
+
+def masters(item: dict, nodes: list[dict]) -> dict:
+    """{host: name of the interface, or None where the node has no such rail}."""
+    if item.get("rail") is None:
+        return {node["host"]: item.get("master") for node in nodes}
+    return {
+        node["host"]: next((rail["netdev"] for rail in node["rails"] if rail["index"] == item["rail"]), None)
+        for node in nodes
+    }
+
+
+def _render(item: dict, variables: dict, nodes: list[dict], total: int, made: dict, nv_ipam_namespace: str) -> None:
+    obj = f"attachment {item['name']}"
+    by_host = masters(item, nodes)
+    missing = [host for host, name in by_host.items() if item.get("rail") is not None and name is None]
+    if missing:
+        made["notes"].append(
+            f"{obj}: {core_text.names(missing)} without an interface on rail {item['rail']}; pods there cannot attach"
+        )
+    serving = [node for node in nodes if node["host"] not in missing]
+    names = {by_host[node["host"]] for node in serving}
+    size = item.get("per_node_block_size") or variables["networks_pods_per_node"]
+    split = item["ipam"] == "host-local"
+    taken = _taken(item, serving, by_host)
+    ranges = {}
+    if split:
+        ranges = _blocks(item, size, serving, taken, made)
+        if ranges is None:
+            return
+    per_node = len(names) > 1 or (split and total > 1)
+    if split and not serving:
+        return
+    configs = {
+        node["host"]: json.dumps(config(item, by_host[node["host"]], ranges.get(node["host"]), taken), indent=2)
+        for node in serving
+    }
+    if not per_node:
+        # The same on every node, so it stands for all of them.
+        text = next(iter(configs.values()), None)
+        configs = {"": text or json.dumps(config(item, item.get("master"), taken=taken), indent=2)}
+    for namespace in item["namespaces"]:
+        made["objects"].append(_nad(item, namespace, None if per_node else configs[""]))
+        made["networks"].append(
+            {
+                "namespace": namespace,
+                "name": item["name"],
+                "resource": item.get("resource_name"),
+                "configs": configs,
+                "per_node": per_node,
+                "block_size": size if item["ipam"] in ("host-local", "nv-ipam") and not item.get("pool") else None,
+                "subnet": item.get("subnet"),
+            }
+        )
+    if per_node:
+        for host, text in configs.items():
+            made["files"][host][item["name"]] = text + "\n"
+    if item["ipam"] == "nv-ipam" and item.get("subnet"):
+        made["objects"].append(_pool(item, size, taken, nv_ipam_namespace))
+    if item["ipam"] == "whereabouts":
+        made["notes"].append(
+            f"{obj}: NVIDIA's Network Operator deprecated whereabouts in 25.4; nv-ipam takes its place"
+        )
+    if item["ipam"] == "static" and item.get("addresses"):
+        made["notes"].append(f"{obj}: every pod that attaches gets {', '.join(item['addresses'])}: one pod at a time")
+
+
+def _taken(item: dict, serving: list[dict], by_host: dict) -> list[str]:
+    """Addresses of the subnet that hosts hold on the interfaces below the attachment."""
+    if not item.get("subnet"):
+        return []
+    network = netaddr.IPNetwork(item["subnet"])
+    held = [
+        netaddr.IPNetwork(address).ip
+        for node in serving
+        for address in (node["netdevs"].get(by_host[node["host"]] or "") or {}).get("addresses") or []
+    ]
+    return [str(ip) for ip in held if ip in network]
+
+
+def _blocks(item: dict, size: int, serving: list[dict], taken: list[str], made: dict):
+    """{host: its ranges}; None when the subnet is too small. What hosts hold is left out."""
+    found = {node["host"]: node_ranges(item, size, node["number"], taken) for node in serving}
+    first, last = usable(item)
+    highest = max((node["number"] for node in serving), default=-1)
+    if first + (highest + 1) * size - 1 > last:
+        wanted = f"{highest + 1} blocks of {size} addresses, one a node"
+        seen = f"{item['subnet']} has {max(0, last - first + 1)} to hand out"
+        step = "take a larger subnet (networks_rails_prefix for rails), or a smaller per_node_block_size"
+        made["problems"].append(problem("networks:blocks", f"attachment {item['name']}", wanted, seen, step))
+        return None
+    empty = [host for host, ranges in found.items() if not ranges]
+    if empty:
+        step = "exclude less, or take another subnet"
+        seen = f"all of the block of {core_text.names(empty)} is excluded or held by hosts"
+        made["problems"].append(
+            problem("networks:blocks", f"attachment {item['name']}", "addresses to hand out", seen, step)
+        )
+        return None
+    return found
+
+
+def _nad(item: dict, namespace: str, text) -> dict:
+    metadata: dict = {"name": item["name"], "namespace": namespace}
+    if item.get("resource_name"):
+        metadata["annotations"] = {RESOURCE_ANNOTATION: item["resource_name"]}
+    return {
+        "apiVersion": "k8s.cni.cncf.io/v1",
+        "kind": "NetworkAttachmentDefinition",
+        "metadata": metadata,
+        "spec": {} if text is None else {"config": text},
+    }
+
+
+def _pool(item: dict, size: int, taken: list[str], namespace: str) -> dict:
+    spec: dict = {"subnet": item["subnet"], "perNodeBlockSize": size}
+    if item.get("gateway"):
+        spec["gateway"] = item["gateway"]
+    version = netaddr.IPNetwork(item["subnet"]).version
+    outside = list(excluded({**item, "gateway": None}, taken))
+    if outside:
+        spec["exclusions"] = [
+            {"startIP": str(netaddr.IPAddress(low, version)), "endIP": str(netaddr.IPAddress(high, version))}
+            for low, high in outside
+        ]
+    return {
+        "apiVersion": "nv-ipam.nvidia.com/v1alpha1",
+        "kind": "IPPool",
+        "metadata": {"name": item.get("pool") or item["name"], "namespace": namespace},
+        "spec": spec,
+    }

@@ -1,0 +1,134 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The pod network against the facts of a node.
+
+PRIVATE to the collection. Pure; runs on the controller.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+
+from ...module_utils._core.change import Problem
+
+# Bytes that a back end puts around each packet.
+OVERHEAD = {"vxlan": 50, "wireguard": 80, "host-gw": 0}
+_VARIABLE = "correct it where it is set (inventory, group_vars or -e)"
+_ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9.-]+):\d{1,5}")
+
+
+def problems(facts: dict, wanted: dict) -> list[Problem]:
+    """wanted: cidr, backend, mtu, interface, fabric_allowed, api_server, node_address, cluster_cidr, service_cidr;
+    empty text where there is nothing to compare with.
+    """
+    found = []
+    network = _network("flannel_cidr", wanted["cidr"], found)
+    if network:
+        found += _clashes(network, facts, wanted)
+    if wanted["backend"] == "host-gw" and wanted["mtu"]:
+        found.append(
+            Problem(
+                "variable flannel_mtu",
+                "0 with flannel_backend host-gw, which puts nothing around a packet",
+                str(wanted["mtu"]),
+                "set flannel_mtu to 0, or take another back end",
+            )
+        )
+    if wanted["api_server"] and not _ADDRESS.fullmatch(wanted["api_server"]):
+        found.append(
+            Problem("variable flannel_api_server", "an address and a port", repr(wanted["api_server"]), _VARIABLE)
+        )
+    netdev = carrier(facts, wanted["interface"], wanted["node_address"])
+    if netdev:
+        found += _on(netdev, facts, wanted)
+    return found
+
+
+def _network(name: str, text: str, found: list[Problem]):
+    try:
+        network = ipaddress.ip_network(text)
+    except ValueError as error:
+        found.append(Problem(f"variable {name}", "a network such as 10.42.0.0/16", f"{text!r}: {error}", _VARIABLE))
+        return None
+    if network.version != 4:
+        found.append(Problem(f"variable {name}", "an IPv4 network", text, _VARIABLE))
+        return None
+    return network
+
+
+def _clashes(network, facts: dict, wanted: dict) -> list[Problem]:
+    """K10: one pod network everywhere, and nobody else in it."""
+    found: list[Problem] = []
+    if network.prefixlen > 24:
+        step = "give a larger network: k3s takes a /24 for each node"
+        found.append(Problem("variable flannel_cidr", "room for a /24 a node", str(network), step))
+    if wanted["cluster_cidr"] and wanted["cluster_cidr"] != wanted["cidr"]:
+        step = "set both to the same network; the cluster-cidr of a running cluster cannot be changed"
+        found.append(
+            Problem("variable flannel_cidr", f"k3s_cluster_cidr {wanted['cluster_cidr']}", wanted["cidr"], step)
+        )
+    service = _network("k3s_service_cidr", wanted["service_cidr"], found) if wanted["service_cidr"] else None
+    if service and network.overlaps(service):
+        step = "choose networks that share no address"
+        seen = f"{network} overlaps k3s_service_cidr {service}"
+        found.append(Problem("variable flannel_cidr", "a network of its own", seen, step))
+    for netdev in _netdevs(facts):
+        for address in netdev["addresses"] if isinstance(netdev["addresses"], list) else ():
+            own = ipaddress.ip_interface(address).network
+            if own.version == 4 and network.overlaps(own):
+                step = "choose a network that no NIC of a node is in"
+                seen = f"{network} overlaps {address} of {netdev['name']}"
+                found.append(Problem("variable flannel_cidr", "a network of its own", seen, step))
+    return found
+
+
+def _netdevs(facts: dict) -> list[dict]:
+    found = {netdev["name"]: netdev for hca in facts["hcas"] for netdev in hca["netdevs"]}
+    return [found[name] for name in sorted(found)]
+
+
+def carrier(facts: dict, interface: str, node_address: str) -> dict | None:
+    """The HCA's NIC that pod traffic would go over; None when it is no HCA's, or not to be known from the facts."""
+    for netdev in _netdevs(facts):
+        addresses = netdev["addresses"] if isinstance(netdev["addresses"], list) else []
+        if interface:
+            if netdev["name"] == interface:
+                return netdev
+        elif node_address:
+            if node_address in {address.partition("/")[0] for address in addresses}:
+                return netdev
+        elif netdev["default_route"]:
+            return netdev
+    return None
+
+
+def fabric(facts: dict, netdev: dict) -> str | None:
+    """Why a NIC of an HCA belongs to the fabric; None for the one that the node is managed through."""
+    rails = [rail["index"] for rail in facts["rails"] if rail["netdev"] == netdev["name"]]
+    if rails:
+        return f"it is rail {rails[0]}"
+    return None if netdev["default_route"] else "it belongs to an HCA and does not carry the default route"
+
+
+def _on(netdev: dict, facts: dict, wanted: dict) -> list[Problem]:
+    """K8: the NIC and its MTU."""
+    found = []
+    why = fabric(facts, netdev)
+    if why and wanted["fabric_allowed"] is not True:
+        found.append(
+            Problem(
+                f"NIC {netdev['name']}",
+                "pod traffic on the node's own network",
+                f"{why}: pod traffic would share it with RDMA",
+                "set k3s_node_ip (or flannel_interface) to the node's own network, "
+                "or flannel_fabric_allowed: true if it is to go over the fabric",
+            )
+        )
+    room = (netdev["mtu"] or 0) - OVERHEAD[wanted["backend"]]
+    if wanted["mtu"] and netdev["mtu"] and wanted["mtu"] > room:
+        seen = f"{wanted['mtu']}, with MTU {netdev['mtu']} on {netdev['name']}"
+        step = "lower flannel_mtu, set it to 0, or raise the NIC's MTU first"
+        found.append(Problem("variable flannel_mtu", f"{room} or less ({wanted['backend']})", seen, step))
+    return found

@@ -1,0 +1,284 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What is wrong with a cluster's device plugins, policies, labels and pod network, seen against the nodes.
+
+PRIVATE to the collection. Pure; runs on the controller. Checks have the form of _findings.checks. Only what is wrong
+becomes a check; objects that are not there are no fault.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+
+from ...module_utils._core import text as core_text
+from ...module_utils._kube import pods as kube_pods
+from .._findings.checks import FAILED, check
+from .._preflight import pod_network
+
+# What a namespace has to allow for pods that reach the node's devices.
+_LEVEL = "privileged"
+_READY = ("ready", "ignore")
+# Flavors of a driver that a container must not load once more.
+_HOST_DRIVERS = ("doca", "mlnx_ofed")
+# The link that Flannel makes for VXLAN.
+_VXLAN_LINK = "flannel.1"
+_FEATURE = "feature.node.kubernetes.io/"
+
+
+def lint(cluster: dict, hosts: list[dict], drivers: dict, fabric_allowed: bool = False) -> list[tuple[str, dict]]:
+    """(host, failed check) for each fault. Faults of an object of the cluster stand with the first host.
+
+    cluster: nodes, policies (NicClusterPolicy with status), plugins (DaemonSets of device plugins, their ConfigMaps),
+    cni (those of Flannel), security ({namespace: level that Pod Security enforces}); any may be absent.
+    hosts: host, rails, netdevs. drivers: {host: driver facts}. fabric_allowed: whether pod traffic may share a rail.
+    """
+    first = hosts[0]["host"]
+    found = [(first, item) for item in _policies(cluster)]
+    found += [(first, item) for item in _security(cluster)]
+    configs, broken = _configs(cluster)
+    found += [(first, item) for item in broken]
+    for host in hosts:
+        node = kube_pods.find_node(host, cluster["nodes"])
+        if node is None:
+            continue
+        made = _driver(cluster, host, drivers.get(host["host"])) + _labels(cluster, host, node)
+        made += _selected(configs, host, node) + _pod_cidr(cluster, node) + _pod_nic(host, node, fabric_allowed)
+        found += [(host["host"], item) for item in made]
+    return found
+
+
+def _title(item: dict) -> str:
+    space = item["metadata"].get("namespace")
+    return f"{item['kind']} {space + '/' if space else ''}{item['metadata']['name']}"
+
+
+# --- the NicClusterPolicy ---------------------------------------------------------------------------------------------
+
+
+def _policies(cluster: dict) -> list[dict]:
+    made = []
+    for policy in cluster.get("policies") or []:
+        config = ((policy["spec"] or {}).get("rdmaSharedDevicePlugin") or {}).get("config")
+        if config is not None and not isinstance(config, str):
+            seen = f"a {'list' if isinstance(config, list) else 'mapping'} in YAML"
+            step = "write it as a block behind config: | with valid JSON"
+            wanted = "rdmaSharedDevicePlugin.config as a text with JSON"
+            made.append(check("policy:config", _title(policy), FAILED, wanted, seen, step))
+        status = policy.get("status") or {}
+        late = [
+            f"{one['name']} {one['state']}" for one in status.get("appliedStates") or [] if one["state"] not in _READY
+        ]
+        if status.get("state") not in (None, "ready") or late:
+            seen = f"{status.get('state') or 'no state'}" + (f"; {core_text.listing(late)}" if late else "")
+            step = "see the log of the operator and of the part's pods in its namespace"
+            made.append(check("policy:state", _title(policy), FAILED, "ready, with all its parts", seen, step))
+    return made
+
+
+def _driver(cluster: dict, host: dict, driver) -> list[dict]:
+    installed = ((driver or {}).get("installed") or {}).get("flavor")
+    if installed not in _HOST_DRIVERS:
+        return []
+    step = f"take the block ofedDriver out of the policy, or {installed} off the node"
+    return [
+        check(
+            "policy:driver",
+            f"driver of {host['host']}",
+            FAILED,
+            "one that brings the driver: the host or a container",
+            f"{installed} is installed on the node, and {_title(policy)} has ofedDriver",
+            step,
+        )
+        for policy in cluster.get("policies") or []
+        if (policy["spec"] or {}).get("ofedDriver")
+    ]
+
+
+# --- device plugins ---------------------------------------------------------------------------------------------------
+
+
+def _configs(cluster: dict) -> tuple[list[tuple[str, list]], list[dict]]:
+    """([(title, configList)], checks of those that cannot be read)."""
+    texts = [
+        (_title(item), item["data"]["config.json"], "plugin:config")
+        for item in cluster.get("plugins") or []
+        if item["kind"] == "ConfigMap" and "config.json" in item["data"]
+    ]
+    texts += [
+        (_title(policy), config, "policy:config")
+        for policy in cluster.get("policies") or []
+        for config in [((policy["spec"] or {}).get("rdmaSharedDevicePlugin") or {}).get("config")]
+        if isinstance(config, str)
+    ]
+    lists, made = [], []
+    for title, text, identity in texts:
+        try:
+            document = json.loads(text)
+        except ValueError as error:
+            document, seen = None, f"no JSON: {error}"
+        else:
+            seen = "JSON without configList"
+        entries = document.get("configList") if isinstance(document, dict) else None
+        if isinstance(entries, list) and entries and all(isinstance(one, dict) for one in entries):
+            lists.append((title, entries))
+        else:
+            step = "correct it; the plugin ends with it (CrashLoopBackOff)"
+            made.append(check(identity, title, FAILED, "JSON with a configList", seen, step))
+    return lists, made
+
+
+def _selected(configs: list, host: dict, node: dict) -> list[dict]:
+    """Rails that no entry selects. Only ifNames is judged: other selectors may match anything."""
+    rails = {rail["netdev"]: rail for rail in host["rails"] if rail["netdev"]}
+    lists = [_names(entry) for _title_of, entries in configs for entry in entries]
+    if not rails or not lists or None in lists:
+        return []
+    names = {name for one in lists for name in one}
+    missed = sorted(set(rails) - names)
+    obj = f"{core_text.listing(title for title, _entries in configs)} for {node['name']}"
+    step = "correct ifNames to what ip -br link shows, or let device_plugin_resources: rails take it from the facts"
+    seen = f"ifNames {core_text.listing(sorted(names))}"
+    if len(missed) == len(rails):
+        seen += f"; interfaces of the rails: {core_text.listing(sorted(rails))}"
+        return [check("plugin:selector", obj, FAILED, "ifNames of this node", seen, step)]
+    if missed:
+        numbers = ", ".join(f"rail {rails[name]['index']} ({name})" for name in missed)
+        return [check("plugin:coverage", obj, FAILED, "each rail in an entry", f"{seen}; without {numbers}", step)]
+    return []
+
+
+def _names(entry: dict):
+    """ifNames of an entry, None where it selects by something else; keys are taken in any case."""
+    lower = {str(key).lower(): value for key, value in entry.items()}
+    selectors = {str(key).lower(): value for key, value in (lower.get("selectors") or {}).items()}
+    return selectors.get("ifnames") or None if not lower.get("extraselectors") else None
+
+
+def _daemons(cluster: dict) -> list[dict]:
+    return [item for item in cluster.get("plugins") or [] if item["kind"] == "DaemonSet"]
+
+
+def _labels(cluster: dict, host: dict, node: dict) -> list[dict]:
+    made = []
+    for item in _daemons(cluster) if host["rails"] else []:
+        selector = item["spec"]["template"]["spec"].get("nodeSelector") or {}
+        labels = node.get("labels") or {}
+        lacking = [f"{key}={value}" for key, value in sorted(selector.items()) if labels.get(key) != value]
+        if any(one.startswith(_FEATURE) for one in lacking):
+            seen = f"{_title(item)} selects {core_text.listing(lacking)}, which the node lacks"
+            step = "have the label set (k3s_node_features_by_nfd: false, or Node Feature Discovery with its rule)"
+            obj, wanted = f"labels of {node['name']}", "the labels that the device plugin's pods select"
+            made.append(check("plugin:node-label", obj, FAILED, wanted, seen, step))
+    return made
+
+
+def _security(cluster: dict) -> list[dict]:
+    levels, made = cluster.get("security") or {}, []
+    for space in sorted({item["metadata"].get("namespace") or "default" for item in _daemons(cluster)}):
+        if levels.get(space) not in (None, _LEVEL):
+            step = f"kubectl label --overwrite ns {space} pod-security.kubernetes.io/enforce={_LEVEL}"
+            seen = f"enforce {levels[space]}: pods that reach devices are refused"
+            wanted = f"Pod Security level {_LEVEL} where device plugins run"
+            made.append(check("namespace:pod-security", f"namespace {space}", FAILED, wanted, seen, step))
+    return made
+
+
+# --- the pod network --------------------------------------------------------------------------------------------------
+
+
+def _pod_cidr(cluster: dict, node: dict) -> list[dict]:
+    for item in cluster.get("cni") or []:
+        text = (item.get("data") or {}).get("net-conf.json")
+        try:
+            network = ipaddress.ip_network(json.loads(text)["Network"]) if text else None
+        except (ValueError, KeyError, TypeError):
+            network = None  # Flannel says so itself and ends
+        outside = [cidr for cidr in node["pod_cidrs"] if network and not _within(cidr, network)]
+        if outside:
+            seen = f"{core_text.listing(outside)}; {_title(item)} has Network {network}"
+            step = "set flannel_cidr to the cluster-cidr of k3s and run playbooks/site.yml"
+            obj = f"podCIDR of {node['name']}"
+            return [check("cluster:pod-cidr", obj, FAILED, "a part of Flannel's network", seen, step)]
+    return []
+
+
+def _pod_nic(host: dict, node: dict, fabric_allowed: bool) -> list[dict]:
+    """K8: the NIC that Flannel took when it started, and the MTU that it read there then."""
+    address, made = node.get("pod_network_address"), []
+    carriers = [
+        (name, netdev["mtu"])
+        for name, netdev in host["netdevs"].items()
+        if address in {one.partition("/")[0] for one in netdev["addresses"]}
+    ]
+    for name, mtu in carriers:
+        rail = next((rail["index"] for rail in host["rails"] if rail["netdev"] == name), None)
+        if rail is not None and not fabric_allowed:
+            seen = f"Flannel uses {name} ({address}), which is rail {rail}: pod traffic shares it with RDMA"
+            step = (
+                "set k3s_node_ip (or flannel_interface) to the node's own network and run playbooks/site.yml; "
+                "flannel_fabric_allowed: true if it is meant"
+            )
+            wanted = "pod traffic on the node's own network"
+            made.append(check("cluster:pod-nic", f"pod network of {node['name']}", FAILED, wanted, seen, step))
+        link, room = host["netdevs"].get(_VXLAN_LINK), (mtu or 0) - pod_network.OVERHEAD["vxlan"]
+        if link and link["mtu"] and mtu and link["mtu"] > room:
+            seen = f"{link['mtu']}, with MTU {mtu} on {name}: large packets between nodes are lost"
+            step = "give the NIC its MTU, then k3s kubectl -n kube-flannel rollout restart daemonset/kube-flannel-ds"
+            obj = f"MTU of {_VXLAN_LINK} on {node['name']}"
+            made.append(check("cluster:pod-mtu", obj, FAILED, f"{room} or less", seen, step))
+    return made
+
+
+def _within(cidr: str, network) -> bool:
+    other = ipaddress.ip_network(cidr, strict=False)
+    return other.version != network.version or other.subnet_of(network)
+
+
+# --- pods -------------------------------------------------------------------------------------------------------------
+
+
+def user_pod(item: dict, answer: dict, networks: list[dict], selections: list) -> list[dict]:
+    """Faults of a user's pod that its manifest and its interfaces show. item: what pod_test says of it.
+
+    answer: what it said, parsed. selections: (namespace, network, interface) of its annotation.
+    """
+    obj, made = f"pod {item['namespace']}/{item['name']}", []
+    mounted = [path for path in item.get("host_paths") or [] if path in ("/dev", "/dev/") or "/dev/infiniband" in path]
+    limits = [name for container in item["containers"] for name in container["limits"]]
+    if mounted and not any(name.startswith("rdma/") for name in limits):
+        seen = f"hostPath {core_text.listing(mounted)} and no RDMA resource: its device files cannot be opened"
+        step = "remove the volume and ask for the resource: resources.limits rdma/NAME: 1"
+        made.append(check("pod:host-path", obj, FAILED, "device files from the device plugin", seen, step))
+    with_ipam = {(one["namespace"], one["name"]) for one in networks if _has_ipam(one)}
+    for space, name, interface in selections:
+        if (space, name) in with_ipam and interface in answer["links"] and not answer["addresses"].get(interface):
+            step = "see whether the pool or the node's block is used up (per_node_block_size), or does not exist"
+            wanted = f"{interface} with an address of {name}"
+            made.append(check(f"pod:address:{interface}", obj, FAILED, wanted, f"{interface} without an address", step))
+    return made
+
+
+def _has_ipam(network: dict) -> bool:
+    return any('"ipam"' in text and '"type"' in text.partition('"ipam"')[2] for text in network["configs"].values())
+
+
+def clashes(pods: list[dict], answers: dict) -> list[tuple[str, dict]]:
+    """(host, check) for each address that pods of different nodes hold in one network; on a node one book is kept."""
+    holders: dict[tuple, list[dict]] = {}
+    for pod in pods:
+        answer = answers.get(pod["name"])
+        for item in pod["attachments"] if answer else []:
+            for address in answer["addresses"].get(item["interface"]) or []:
+                holders.setdefault((item["network"], address.partition("/")[0]), []).append(pod)
+    made = []
+    for (network, address), held in sorted(holders.items(), key=lambda one: one[0]):
+        if len({pod["node"] for pod in held}) > 1:
+            seen = " and ".join(f"pod {pod['kind']} on {pod['node']}" for pod in held)
+            step = "give each node a block of its own: nv-ipam, or networks_attachments"
+            item = check(
+                "pod:address-clash", f"address {address} of network {network}", FAILED, "one holder", seen, step
+            )
+            made += [(host, item) for host in dict.fromkeys(pod["host"] for pod in held)]
+    return made

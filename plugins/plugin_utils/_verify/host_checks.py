@@ -1,0 +1,393 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What must be true of a node and of the fabric, each as a named check.
+
+PRIVATE to the collection. Pure; runs on the controller. A check is a mapping with id, object, status (passed, failed,
+not_verified or unused), wanted, seen and next_step; a fabric check that moved data carries figures besides.
+"""
+
+from __future__ import annotations
+
+from ...module_utils._core import text as core_text
+from ...module_utils._core.change import kernel_out_of_reach
+from .._findings.checks import FAILED, NOT_VERIFIED, PASSED, STATUSES, UNUSED, check
+from .._preflight import host as preflight_host
+
+_SITE = "run playbooks/host.yml (make site), which settles it"
+_PACKAGES = {
+    "rping": "rdmacm-utils (Debian, Ubuntu) or librdmacm-utils (RHEL)",
+    "ib_write_bw": "perftest",
+}
+# Character devices by the module that brings them.
+_NEEDS_UMAD, _NEEDS_CM = "ib_umad", "rdma_ucm"
+
+
+def _verdict(good: bool) -> str:
+    return PASSED if good else FAILED
+
+
+# --- one node --------------------------------------------------------------------------------------------------------
+
+
+def host_checks(facts: dict, variables: dict, probe: dict, check_mode: bool = False) -> list[dict]:
+    """All checks that one node's facts and probe can answer."""
+    plans = preflight_host.plans(facts, variables)
+    offline = kernel_out_of_reach(facts, variables["discovery_root"])
+    checks = {
+        "kernel_modules": _modules(facts, plans["kernel_modules"], variables, offline)
+        + _devices(facts, variables, probe, offline),
+        "rail_links": _ports(facts, variables),
+        "rdma_netns": _netns(facts, variables, offline),
+        "limits": _memlock(facts, variables, probe),
+    }
+    covered = {item["object"] for group in checks.values() for item in group}
+    for role, plan in plans.items():
+        checks[role] += _left_over(plan, covered)
+        covered |= {item["object"] for item in checks[role]}
+    if check_mode:
+        _await(checks, plans)
+    return [item for group in checks.values() for item in group]
+
+
+def _await(checks: dict, plans: dict) -> None:
+    """In check mode nothing was changed, so what a planned change explains is no failure."""
+    pending = {role: plan.changes or plan.reboot_reasons for role, plan in plans.items()}
+    # Ports and devices exist only once the modules are loaded.
+    pending["rail_links"] = pending["rail_links"] or pending["kernel_modules"]
+    for role, group in checks.items():
+        for item in group:
+            if item["status"] == FAILED and pending[role]:
+                item.update(
+                    status=NOT_VERIFIED, next_step="check mode: this run would change it; verified in a real run"
+                )
+
+
+def _modules(facts: dict, plan, variables: dict, offline) -> list[dict]:
+    blocked = {problem.object: problem for problem in plan.problems}
+    found = []
+    for name in variables["kernel_modules_required"]:
+        state = facts["modules"].get(name) or {}
+        obj, wanted = f"module {name}", "loaded"
+        if offline:
+            found.append(check(f"module:{name}", obj, NOT_VERIFIED, wanted, offline, "run on the node itself"))
+            continue
+        good = bool(state.get("loaded") or state.get("builtin"))
+        seen = ("built into the kernel" if state.get("builtin") else "loaded") if good else "not loaded"
+        step = _SITE
+        if obj in blocked:
+            seen, step = f"{seen}: {blocked[obj].seen}", blocked[obj].next_step
+        found.append(check(f"module:{name}", obj, _verdict(good), wanted, seen, step))
+    return found
+
+
+def _devices(facts: dict, variables: dict, probe: dict, offline) -> list[dict]:
+    """Each HCA needs its uverbs device, and what programs open must be there as a character device."""
+    required = variables["kernel_modules_required"]
+    present = probe["char_devices"]
+    expected = []
+    if _NEEDS_CM in required:
+        expected.append(("rdma_cm", "char device rdma_cm"))
+    for hca in facts["hcas"]:
+        devices = hca["char_devices"]
+        expected.append((devices["uverbs"], f"uverbs device of {hca['name']}"))
+        expected += [
+            (name, f"umad device {name} of {hca['name']}") for name in devices["umad"] if _NEEDS_UMAD in required
+        ]
+    found = []
+    for name, obj in expected:
+        wanted = f"/dev/infiniband/{name or 'uverbsN'}, a character device"
+        identity = f"device:{name or obj}"
+        if present is None:
+            found.append(check(identity, obj, NOT_VERIFIED, wanted, offline or "not probed", "run on the node itself"))
+        elif name in present:
+            found.append(check(identity, obj, PASSED, wanted, f"/dev/infiniband/{name}"))
+        elif offline:
+            found.append(check(identity, obj, NOT_VERIFIED, wanted, f"absent; {offline}", "run on the node itself"))
+        else:
+            seen = f"/dev/infiniband holds {core_text.listing(present) or 'nothing'}"
+            step = "see that ib_uverbs, ib_umad and rdma_ucm are loaded and that udev runs (udevadm trigger)"
+            found.append(check(identity, obj, FAILED, wanted, seen, step))
+    return found
+
+
+def _ports(facts: dict, variables: dict) -> list[dict]:
+    rails = {(rail["hca"], rail["port"]): rail for rail in facts["rails"]}
+    expected = set(variables["discovery_expected_ports"])
+    found = []
+    for hca in facts["hcas"]:
+        for port in hca["ports"]:
+            name = f"{hca['name']}/{port['number']}"
+            rail = rails.get((hca["name"], port["number"]))
+            roles = [f"rail {rail['index']}"] if rail else []
+            roles += ["expected"] if name in expected else []
+            roles += [f"netdev {port['netdev']}"] if port["netdev"] else []
+            obj = f"port {name}" + (f" ({', '.join(roles)})" if roles else "")
+            seen = f"state {port['state']}, phys_state {port['phys_state']}"
+            needed = rail is not None or name in expected
+            status = PASSED if port["state"] == "ACTIVE" else FAILED if needed else UNUSED
+            wanted = "state ACTIVE" if needed else "no rail and no expectation needs it"
+            found.append(check(f"port:{name}", obj, status, wanted, seen, _port_step(hca, port)))
+    missing = expected - {f"{hca['name']}/{port['number']}" for hca in facts["hcas"] for port in hca["ports"]}
+    for name in sorted(missing):
+        seen = f"no such port; HCAs here: {core_text.listing(hca['name'] for hca in facts['hcas']) or 'none'}"
+        found.append(
+            check(
+                f"port:{name}",
+                f"port {name} (expected)",
+                FAILED,
+                "state ACTIVE",
+                seen,
+                "see discovery for why the HCA is gone",
+            )
+        )
+    return found
+
+
+def _port_step(hca: dict, port: dict) -> str:
+    netdev = port["netdev"]
+    if port["link_layer"] == "InfiniBand":
+        if port["phys_state"] == "LinkUp":
+            return "the cable is fine and no subnet manager answers: start opensm on one node or the switch's own"
+        return (
+            f"check the cable and the switch port; see what the link does with: ibstat {hca['name']} {port['number']}"
+        )
+    up = f"; bring the link up with: ip link set {netdev} up" if netdev else ""
+    return f"check the cable and the switch port{up}"
+
+
+def _netns(facts: dict, variables: dict, offline) -> list[dict]:
+    mode, subsystem = variables["rdma_netns_mode"], facts["subsystem"]
+    running = subsystem["netns_mode"]
+    identity, obj, wanted = "netns", "RDMA netns mode", f"{mode}, now and at boot"
+    seen = f"running {running}, at boot {subsystem['persisted_netns_mode'] or 'the default of the kernel'}"
+    if offline:
+        return [check(identity, obj, NOT_VERIFIED, wanted, f"{seen}; {offline}", "run on the node itself")]
+    if str(running).startswith("unknown"):
+        return [check(identity, obj, NOT_VERIFIED, wanted, seen, "load ib_core; " + _SITE)]
+    good = running == mode and subsystem["persisted_netns_mode"] in (mode, None)
+    step = _SITE if subsystem["persisted_netns_mode"] != mode else "reboot the node: the mode for boot is right"
+    return [check(identity, obj, _verdict(good), wanted, seen, step)]
+
+
+def _memlock(facts: dict, variables: dict, probe: dict) -> list[dict]:
+    limit, user = variables["limits_memlock"], variables["verification_user"]
+    found = []
+    for service in variables["limits_services"]:
+        verdict = _memlock_of(service, facts["limits"]["services"].get(service), probe["memlock"].get(service), limit)
+        obj, wanted = f"memlock of user {user} under {service}", f"LimitMEMLOCK {limit}, and locking memory works"
+        found.append(check(f"memlock:{service}", obj, verdict[0], wanted, *verdict[1:]))
+    return found
+
+
+def _memlock_of(service: str, state, tried, limit: str) -> tuple:
+    """(status, seen, next step) for one service: its files, its running process, and what a child could lock."""
+    if state is None:
+        look = f"look at: systemctl show -p LimitMEMLOCK {service}"
+        return NOT_VERIFIED, "the facts do not cover this service", look
+    if not state["exists"]:
+        return UNUSED, f"{service} is not installed"
+    seen = f"a new start gets {state['memlock']}"
+    running = state["memlock_running"] if state["active"] else None
+    if running is not None:
+        seen += f", the running one has {running}"
+        if not _same_limit(running, limit):
+            restart = f"restart it when its workloads permit: systemctl restart {service}"
+            return FAILED, seen, f"{restart}; containers keep the limit they began with"
+    if tried is None or tried["reason"]:
+        reason = tried["reason"] if tried else "not tried here"
+        seen = seen if reason in seen else f"{seen}; {reason}"
+        return NOT_VERIFIED, seen, "run as root on the node itself"
+    if tried["error"]:
+        return FAILED, f"{seen}; {tried['error']}", _SITE
+    seen += f"; locked {tried['locked'] // 2**20} MiB"
+    return _verdict(_same_limit(state["memlock"], limit)), seen, _SITE
+
+
+def _same_limit(seen, wanted) -> bool:
+    return str(seen).startswith("unknown") or preflight_host.limit(seen) == preflight_host.limit(wanted)
+
+
+def _left_over(plan, covered: set) -> list[dict]:
+    """What a run would still change or complain about, and no check above has named."""
+    found = [
+        check(f"state:{change.object}", change.object, FAILED, _brief(change.after), _brief(change.before), _SITE)
+        for change in plan.changes
+        if change.object not in covered
+    ]
+    found += [
+        check(f"state:{problem.object}", problem.object, FAILED, problem.wanted, problem.seen, problem.next_step)
+        for problem in plan.problems
+        if problem.object not in covered
+    ]
+    return found
+
+
+def _brief(text: str) -> str:
+    lines = [line for line in text.strip().splitlines() if line and not line.startswith("#")]
+    return "; ".join(lines) or "absent"
+
+
+def absent(reason: str) -> list[dict]:
+    """A node about which nothing can be said."""
+    return [
+        check("node", "node", FAILED, "a node that can be verified", reason, "settle that and run playbooks/verify.yml")
+    ]
+
+
+# --- the fabric ------------------------------------------------------------------------------------------------------
+
+
+def fabric_checks(
+    plan: dict, results: dict, servers: dict, percents: dict, check_mode: bool = False
+) -> list[tuple[str, dict]]:
+    """(host, check) for each test, each end without one, and each clash. The host is the one that sends.
+
+    results: {test id: client result}; servers: {test id: error of the server, or None}; percents: the
+    threshold of each host.
+    """
+    found = [(test["client"]["host"], _test(test, results, servers, percents, check_mode)) for test in plan["tests"]]
+    for end in plan["unpaired"]:
+        obj = f"fabric rail {end['rail']} ({end['hca']}/{end['port']})"
+        step = "give the rail of two nodes addresses in one subnet, or see its port check"
+        identity = f"fabric:rail{end['rail']}:{end['hca']}"
+        found.append(
+            (end["host"], check(identity, obj, NOT_VERIFIED, "verbs traffic with a peer", end["reason"], step))
+        )
+    for clash in plan["clashes"]:
+        seen = " and ".join(f"{end['host']} ({end['netdev']})" for end in clash["ends"])
+        step = "give each node its own address on this rail"
+        obj = f"address {clash['address']}"
+        found.append((clash["ends"][0]["host"], check(f"address:{obj}", obj, FAILED, "one holder", seen, step)))
+    return found
+
+
+def _test(test: dict, results: dict, servers: dict, percents: dict, check_mode: bool) -> dict:
+    client, server, tool = test["client"], test["server"], test["tool"]
+    obj = f"{tool} rail {test['rail']}: {client['host']} {client['hca']} -> {server['host']} {server['hca']}"
+    wanted = f"{'answered pings' if tool == 'rping' else 'RDMA writes'} over {test['network']}"
+    made = check(f"fabric:{test['id']}", obj, NOT_VERIFIED, wanted, "", "")
+    result, server_error = results.get(test["id"]), servers.get(test["id"])
+    if test["missing"]:
+        seen = f"{tool} is not installed on {core_text.names(test['missing'])}"
+        return {**made, "seen": seen, "next_step": f"install {_PACKAGES[tool]}"}
+    if check_mode:
+        return {**made, "seen": "check mode sends no traffic", "next_step": "verified in a real run"}
+    if result is None or not result["ok"]:
+        errors = [result["error"]] if result else []
+        errors += [f"{server['host']}: {server_error}"] if server_error else []
+        seen = "; ".join(errors) or "no result: one of the two nodes failed or went away"
+        return {**made, "status": FAILED, "seen": seen, "next_step": _fabric_step(test)}
+    made.update(status=PASSED, seen=f"{result['seconds']} s")
+    made["figures"] = {key: result[key] for key in ("seconds", "mb_per_s", "gbps") if key in result}
+    if tool == "ib_write_bw":
+        made["seen"] += f", {result['mb_per_s']} MB/s" + (f" ({result['note']})" if result.get("note") else "")
+        _judge_bandwidth(made, test, result["gbps"], percents[client["host"]])
+    return made
+
+
+def _judge_bandwidth(made: dict, test: dict, gbps: float, percent: int) -> None:
+    """Real HCAs have to reach a share of what they can carry; software ones only have to work."""
+    if test["software"]:
+        made["seen"] += " (software HCA: function only, no threshold)"
+    elif test["gbps"] and percent:
+        floor = round(test["gbps"] * percent / 100, 1)
+        made["wanted"] += f" at {floor} Gb/s or more ({percent} % of what link and PCIe carry)"
+        made["seen"] += f" ({gbps} Gb/s)"
+        if gbps < floor:
+            step = "look for a slow PCIe link, errors on the cable, a small MTU or missing flow control on this rail"
+            made.update(status=FAILED, next_step=step)
+
+
+def _fabric_step(test: dict) -> str:
+    server = test["server"]
+    roce = "UDP 4791 (RoCE v2) and " if test["server"]["gid"] is not None else ""
+    ping = f"ping {server['ip'] or server['host']} from {test['client']['host']}"
+    return f"{ping}; then let {roce}TCP {test['tcp_port']} through firewalls on that network"
+
+
+# --- text for people --------------------------------------------------------------------------------------------------
+
+
+def tally(checks) -> dict:
+    return {status: sum(item["status"] == status for item in checks) for status in STATUSES}
+
+
+def report_text(nodes: list[dict], check_mode: bool = False) -> str:
+    """Failures first with their four facts, then what was not verified, the fabric's figures, one line a node.
+
+    node: host, checks, facts (or None), planned, pending, reboot_reasons, rebooted.
+    """
+    every = [{"host": node["host"], **item} for node in nodes for item in node["checks"]]
+    total = tally(every)
+    parts = []
+    for status, title in ((FAILED, "Failed"), (NOT_VERIFIED, "Not verified")):
+        # What a root explains is listed beneath it.
+        chosen = [item for item in every if item["status"] == status and not item.get("consequence_of")]
+        if chosen:
+            parts.append(f"{title}\n{core_text.four_facts(chosen) if status == FAILED else _short_rows(chosen)}")
+    unused = [item for item in every if item["status"] == UNUSED]
+    if unused:
+        parts.append(f"Unused\n{_short_rows(unused)}")
+    measured = [item for item in every if item.get("figures")]
+    if measured:
+        rows = [
+            (
+                item["object"],
+                f"{item['figures']['seconds']:.1f}",
+                item["figures"].get("mb_per_s", ""),
+                item["figures"].get("gbps", ""),
+                item["status"],
+            )
+            for item in measured
+        ]
+        parts.append("Fabric\n" + _indent(core_text.table(("test", "seconds", "MB/s", "Gb/s", "result"), rows)))
+    parts.append("Nodes\n" + _indent(core_text.table(_HEADER, [_node_row(node, check_mode) for node in nodes])))
+    parts.append(
+        f"Verification on {core_text.count(len(nodes), 'node')}: {total[PASSED]} passed, {total[FAILED]} failed, "
+        f"{total[NOT_VERIFIED]} not verified, {total[UNUSED]} unused"
+    )
+    return "\n\n".join(parts)
+
+
+_HEADER = ("node", "HCAs", "rails", "changes", "reboot", "passed", "failed", "not verified", "unused")
+
+
+def _node_row(node: dict, check_mode: bool) -> tuple:
+    counts = tally(node["checks"])
+    facts = node.get("facts")
+    if facts is None:
+        shape = ("?", "?", "?", "?")
+    else:
+        rails = facts["rails"]
+        active = sum(
+            port["state"] == "ACTIVE"
+            for rail in rails
+            for hca in facts["hcas"]
+            for port in hca["ports"]
+            if (hca["name"], port["number"]) == (rail["hca"], rail["port"])
+        )
+        changes = f"{len(node['pending'])} to make" if check_mode else str(len(node["planned"]) - len(node["pending"]))
+        reboot = "needed" if node["reboot_reasons"] else "done" if node["rebooted"] else "no"
+        shape = (len(facts["hcas"]), f"{active} of {len(rails)} active" if rails else "0", changes, reboot)
+    return (node["host"], *shape, *(counts[status] for status in STATUSES))
+
+
+def _short_rows(items) -> str:
+    """One line a reason: the objects of a host that share it, and the hosts that share those."""
+    found: dict[tuple, list[str]] = {}
+    for item in items:
+        found.setdefault((item["host"], _reason(item)), []).append(item["object"])
+    groups = core_text.alike((host, (tuple(objects), reason)) for (host, reason), objects in found.items())
+    return "\n".join(
+        core_text.wrapped(f"  {core_text.names(hosts)}  ", f"{core_text.listing(objects)}: {reason}", "    ")
+        for hosts, (objects, reason) in groups
+    )
+
+
+def _reason(item: dict) -> str:
+    return f"{item['seen']}; {item['next_step']}" if item["next_step"].startswith("check mode") else item["seen"]
+
+
+def _indent(text: str) -> str:
+    return "\n".join(f"  {line}" for line in text.splitlines())

@@ -1,0 +1,731 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What must be true of a pod that does RDMA, each as a named check; and what keeps a user's own pod from it.
+
+PRIVATE to the collection. Pure; runs on the controller. Checks have the form of _findings.checks. A figure, or that
+something could not be tried, is never turned into a pass.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+
+from ...module_utils._cni import nad_lint, node_lint
+from ...module_utils._core import text as core_text
+from ...module_utils._kube import pod_probe, pods
+from .._findings.checks import FAILED, NOT_VERIFIED, PASSED, check
+from . import cluster_checks as verify_cluster_checks
+
+_IMAGE = "use an image that has it (verification_image)"
+_PLUGIN = "see the device plugin's log and port states on the node: journalctl -u rdma-device-plugin"
+# What `ethtool -i` says of an interface that the plugin of this type made. None: the driver of the card itself.
+_DRIVERS = {"macvlan": ("macvlan",), "ipvlan": ("ipvlan",), "ipoib": ("ib_ipoib", "ipoib")}
+_CHAR_PREFIXES = ("uverbs", "umad", "issm", "rdma_cm")
+
+
+def cluster_checks(seen: dict, check_mode: bool) -> list[tuple[str, dict]]:
+    """(host, check) for everything that was seen of the cluster.
+
+    seen: hosts, read (pod_test, stage read), plan, run and pod (stages of pod_test; empty where they did not run),
+    failure (why the pods broke off), left (what could not be removed), pod_name, service_cidrs, pods_per_node, masters,
+    fabric_allowed (whether pod traffic may share a rail).
+    """
+    hosts, read = seen["hosts"], seen["read"]
+    if not hosts:
+        return []
+    first = hosts[0]["host"]
+    if not read.get("cluster"):
+        why = read.get("api_error") or read.get("msg") or "no answer"
+        step = (
+            "see that k3s runs on the first server: systemctl status k3s; without a cluster: verification_pods: false"
+        )
+        return [(first, check("cluster:api", "cluster", NOT_VERIFIED, "an API server that answers", why, step))]
+    cluster = {**read["cluster"], "networks": networks_of(read["cluster"], hosts)}
+    found = [(first, item) for item in lint_checks(cluster, hosts, seen)]
+    found += [(host["host"], item) for host in hosts for item in cni_checks(host)]
+    found += [(first, _finding(one, "cni:")) for one in node_lint.lint_objects(cluster.get("cni") or [])]
+    found += verify_cluster_checks.lint(cluster, hosts, seen.get("drivers") or {}, seen.get("fabric_allowed", False))
+    if seen["pod_name"]:
+        if seen["pod"].get("api_error") is None and "pods" in seen["pod"]:
+            found += [(first, item) for item in diagnose(seen["pod"], hosts, cluster["networks"], seen["pod_name"])]
+        else:
+            why = seen["failure"] or "check mode looks into no pod"
+            wanted, step = "a pod that can be looked into", "verified in a real run"
+            found.append((first, check("pod:look", f"pod {seen['pod_name']}", NOT_VERIFIED, wanted, why, step)))
+        return found
+    if seen["failure"]:
+        step = "settle that and run playbooks/verify.yml again"
+        found.append((first, check("pod:tests", "test pods", FAILED, "test pods on each node", seen["failure"], step)))
+        return found
+    found += judge(hosts, cluster, seen["plan"], seen["run"], {"check_mode": check_mode})
+    if seen["left"]:
+        step = f"remove it: k3s kubectl delete namespace {seen['plan']['namespace']}"
+        obj = f"namespace {seen['plan']['namespace']}"
+        found.append((first, check("pod:removed", obj, FAILED, "removed", seen["left"], step)))
+    return found
+
+
+def networks_of(cluster: dict, hosts: list[dict]) -> list[dict]:
+    """The networks of the cluster, with the files of the nodes where an object has no configuration."""
+    return nad_lint.from_objects(cluster["nads"], nad_lint.files_by_name(hosts))
+
+
+def lint_checks(cluster: dict, hosts: list[dict], seen: dict) -> list[dict]:
+    resources = {name for node in cluster["nodes"] for name in node["capacity"]}
+    shared = resources & {pods.own_resource(rail["index"]) for host in hosts for rail in host["rails"]}
+    findings = nad_lint.lint(
+        cluster["networks"],
+        hosts,
+        {
+            "pod_cidrs": sorted({cidr for node in cluster["nodes"] for cidr in node["pod_cidrs"]}),
+            "service_cidrs": seen["service_cidrs"],
+            "shared_resources": sorted(shared),
+            "device_resources": sorted(resources - shared),
+            "pods_per_node": seen["pods_per_node"],
+            "forbidden_masters_allowed": seen["masters"],
+        },
+    )
+    made = [_finding(one) for one in findings]
+    if cluster["networks"] and not made:
+        count = core_text.count(len(cluster["networks"]), "network")
+        made.append(check("nad:lint", "NetworkAttachmentDefinitions", PASSED, "no findings", f"{count} looked at"))
+    return made
+
+
+def _finding(one: dict, family: str = "") -> dict:
+    """A linter's finding as a failed check; family comes before its id."""
+    return check(f"{family}{one['id']}", one["object"], FAILED, one["wanted"], one["seen"], one["next_step"])
+
+
+def cni_checks(host: dict) -> list[dict]:
+    """What cni_lint found on a node: what the next pod there would meet."""
+    read, obj = host.get("cni") or {}, "CNI configuration and plugins"
+    if "findings" not in read:
+        why = read.get("msg") or "the node was not read"
+        step = "settle that and run playbooks/verify.yml again"
+        return [check("cni:lint", obj, NOT_VERIFIED, "no findings", why, step)]
+    made = [_finding(one, "cni:") for one in read["findings"]]
+    made += [
+        check("cni:lint", obj, NOT_VERIFIED, "no findings", why, "run it on the node") for why in read["not_verified"]
+    ]
+    if not made:
+        seen = f"the runtime reads {core_text.listing(read['configurations'])}"
+        made.append(check("cni:lint", obj, PASSED, "no findings", seen))
+    return made
+
+
+def judge(hosts: list[dict], cluster: dict, plan: dict, run: dict, options: dict) -> list[tuple[str, dict]]:
+    """(host, check) for everything that the pods showed.
+
+    hosts: host, rails, netdevs. cluster: nodes, networks, dns. plan: pods, left_out. run: what pod_test returned.
+    options: check_mode.
+    """
+    found: list[tuple[str, dict]] = []
+    for host in hosts:
+        node = pods.find_node(host, cluster["nodes"])
+        if node is None:
+            seen = plan["left_out"].get(host["host"], "no node of the cluster")
+            step = "join it to the cluster (role k3s), or take it out of the group"
+            found.append((host["host"], check("cluster:node", "cluster node", FAILED, "a Ready node", seen, step)))
+            continue
+        found += [(host["host"], item) for item in node_checks(host, node)]
+    if options["check_mode"]:
+        for pod in plan["pods"]:
+            identity, seen = f"pod:{pod['kind']}", "check mode starts no pod"
+            made = check(identity, _obj(pod), NOT_VERIFIED, "a pod that does RDMA", seen, "verified in a real run")
+            found.append((pod["host"], made))
+        return found
+    by_host = {host["host"]: host for host in hosts}
+    answers = {name: pod_probe.parse(text) for name, text in run.get("answers", {}).items()}
+    for pod in plan["pods"]:
+        state = run.get("pods", {}).get(pod["name"])
+        for item in pod_checks(pod, state, answers.get(pod["name"]), by_host[pod["host"]], cluster):
+            found.append((pod["host"], item))
+    found += verify_cluster_checks.clashes(plan["pods"], answers)
+    found += traffic_checks(run.get("traffic") or {"tests": [], "left_out": []})
+    return found
+
+
+def _obj(pod: dict) -> str:
+    return f"pod {pod['kind']} on {pod['node']}"
+
+
+# --- the node ---------------------------------------------------------------------------------------------------------
+
+
+def node_checks(host: dict, node: dict) -> list[dict]:
+    obj = f"cluster node {node['name']}"
+    seen = "Ready" if node["ready"] else f"not Ready: {node['why']}"
+    if node["taints"]:
+        seen += f"; taints {core_text.listing(node['taints'])}"
+    startup = [taint for taint in node["taints"] if taint.startswith("rdma.gpufabric.io/not-ready")]
+    good = node["ready"] and not startup
+    step = "see: k3s kubectl describe node; the startup taint goes when CNI, resources and memlock are verified there"
+    found = [check("cluster:node", obj, PASSED if good else FAILED, "Ready, without startup taint", seen, step)]
+    expected = [pods.own_resource(rail["index"]) for rail in host["rails"]]
+    served = [name for name in node["capacity"] if name.startswith("rdma/")]
+    # A user's own names of resources say nothing about rails.
+    names = served if served and not set(served) & set(expected) else sorted({*served, *expected})
+    for name in names:
+        capacity, allocatable = node["capacity"].get(name), node["allocatable"].get(name, 0)
+        wanted = "allocatable like capacity, and more than none"
+        if capacity is None:
+            seen = f"not advertised; there are {core_text.listing(sorted(node['capacity'])) or 'no extended resources'}"
+        else:
+            seen = f"capacity {capacity}, allocatable {allocatable}"
+        good = bool(capacity) and allocatable == capacity
+        found.append(
+            check(f"resource:{name}", f"{name} on {node['name']}", PASSED if good else FAILED, wanted, seen, _PLUGIN)
+        )
+    return found
+
+
+# --- one pod ----------------------------------------------------------------------------------------------------------
+
+
+def pod_checks(pod: dict, state, answer, host: dict, cluster: dict) -> list[dict]:
+    name = pod["kind"]
+    running = _running(pod, state)
+    if running["status"] != PASSED:
+        return [running]
+    if answer is None or "exec" in answer["missing"] or answer["user"] is None:
+        seen = (answer or {"missing": {}})["missing"].get("exec", "no answer")
+        step = "the image needs a shell (verification_image), and the kubelet its port 10250 open for the API server"
+        return [running, check(f"pod:{name}:answer", _obj(pod), FAILED, "a pod that can be asked", seen, step)]
+    found = [running]
+    networks = {network["name"]: network for network in cluster["networks"]}
+    found += _status(pod, state, host, networks, cluster)
+    found += _user(pod, answer)
+    if name != "host":
+        found.append(_default_route(pod, answer))
+        found += [_interface(pod, item, answer, host, networks) for item in pod["attachments"]]
+        found += [_driver(pod, item, answer, networks) for item in pod["attachments"]]
+    if name == "workload":
+        found.append(_resolve(pod, answer, cluster))
+    found.append(_devices(pod, answer))
+    found += _registration(pod, answer)
+    found += _verbs(pod, answer, host)
+    found += _gids(pod, answer)
+    return found
+
+
+def _running(pod: dict, state) -> dict:
+    made = check(f"pod:{pod['kind']}:running", _obj(pod), FAILED, "Running and ready", "")
+    if state is None:
+        return {**made, "seen": "the pod is gone", "next_step": "see who deletes pods in the namespace of the tests"}
+    if state["ready"]:
+        return {**made, "status": PASSED, "seen": f"Running, {state['ip']}"}
+    return {**made, "seen": _why(state), "next_step": next_step(state["reasons"])}
+
+
+def _why(state: dict) -> str:
+    return (
+        f"{state['phase']}: {'; '.join(state['reasons'])}" if state["reasons"] else f"{state['phase']}, no reason given"
+    )
+
+
+# Words in a reason of Kubernetes or the container runtime, and what to do then.
+_HINTS = (
+    ("Insufficient", "wait for slots to become free, or see why the device plugin offers so few (allocatable)"),
+    ("untolerated taint", "see the taint on the node: the startup taint goes when the node is verified"),
+    ("ErrImage", "bring the image to the node (bundle), or set verification_image to one that is there"),
+    ("ImagePull", "bring the image to the node (bundle), or set verification_image to one that is there"),
+    ("cannot find a network-attachment-definition", "make the network in the pod's namespace (networks_namespaces)"),
+    ("No networks found in", "Multus finds no files of the node: its confDir has to be networks_multus_conf_dir"),
+    ("multus.sock", "the Multus daemon of the node is not up: see its pod in kube-multus"),
+    ("failed to find plugin", "a CNI plugin is missing in /opt/cni/bin: run the role cni_plugins"),
+    ("no such file or directory", "host-device got a slot number as PCI address: see nad_lint (resourceName)"),
+    ("no IP addresses available", "the address block of the node is used up: enlarge per_node_block_size"),
+    ("invalid argument", "macvlan on an InfiniBand interface: take type ipoib"),
+    ("violates PodSecurity", "label the namespace: pod-security.kubernetes.io/enforce=privileged"),
+    (
+        "UnexpectedAdmissionError",
+        "the kubelet's device plugin manager refused: see the device plugin's log on the node",
+    ),
+)
+
+
+def next_step(reasons: list[str]) -> str:
+    text = " ".join(reasons)
+    return next((step for word, step in _HINTS if word in text), "see: k3s kubectl describe pod")
+
+
+def _status(pod: dict, state: dict, host: dict, networks: dict, cluster: dict) -> list[dict]:
+    """What Multus noted: eth0 as the default one in the pod network, and each netN in the subnet of its network."""
+    if pod["kind"] == "host" or not pod["attachments"]:
+        return []
+    made = check(f"pod:{pod['kind']}:network-status", _obj(pod), FAILED, "", "", "see the log of Multus on the node")
+    try:
+        noted = json.loads(state["status"] or "null")
+    except ValueError:
+        noted = None
+    if not isinstance(noted, list):
+        step = "the pod was started without Multus: see that 00-multus.conf is valid on the node, and make the pod anew"
+        return [{**made, "wanted": "a note of Multus", "seen": "no network-status annotation", "next_step": step}]
+    by_interface = {item.get("interface") or "": item for item in noted}
+    node = pods.find_node(host, cluster["nodes"])
+    first = by_interface.get("eth0") or {}
+    wrong, wanted = [], [f"eth0 default in {core_text.listing(node['pod_cidrs']) or 'the pod network'}"]
+    if not first.get("default"):
+        wrong.append("eth0 is not the default")
+    if node["pod_cidrs"] and not _inside(first.get("ips"), node["pod_cidrs"]):
+        wrong.append(f"eth0 has {first.get('ips')}")
+    for item in pod["attachments"]:
+        subnets = _subnets(networks.get(item["network"]), host["host"])
+        wanted.append(f"{item['interface']} in {core_text.listing(subnets) or 'its network'}")
+        entry = by_interface.get(item["interface"])
+        if entry is None:
+            wrong.append(f"no {item['interface']}")
+        elif not str(entry.get("name", "")).endswith(f"/{item['network']}"):
+            wrong.append(f"{item['interface']} is {entry.get('name')}")
+        elif subnets and not _inside(entry.get("ips"), subnets):
+            wrong.append(f"{item['interface']} has {entry.get('ips')}")
+    seen = "; ".join(wrong) or ", ".join(
+        f"{name} {' '.join(one.get('ips') or [])}" for name, one in by_interface.items()
+    )
+    good = {} if wrong else {"status": PASSED, "next_step": ""}
+    return [{**made, "wanted": "; ".join(wanted), "seen": seen, **good}]
+
+
+def _subnets(network, host: str) -> list[str]:
+    """Subnets that a network gives addresses from, on a host; empty where its configuration does not say."""
+    if network is None:
+        return []
+    text = network["configs"].get(host) or network["configs"].get("")
+    try:
+        config = json.loads(text) if text else {}
+    except ValueError:
+        return []
+    found = [str(item[0]) for item in nad_lint.ranges_of(config)]
+    return list(dict.fromkeys(found)) or ([network["subnet"]] if network.get("subnet") else [])
+
+
+def _inside(addresses, networks) -> bool:
+    known = [ipaddress.ip_network(network, strict=False) for network in networks]
+    found = [ipaddress.ip_address(str(address).partition("/")[0]) for address in addresses or []]
+    return any(address in network for address in found for network in known if address.version == network.version)
+
+
+def _user(pod: dict, answer: dict) -> list[dict]:
+    wanted = 0 if pod["kind"] in ("seed", "host") else 1000
+    good = answer["user"] == wanted
+    step = "the image or an admission policy changes the user"
+    seen = f"user {answer['user']}"
+    return [
+        check(f"pod:{pod['kind']}:user", _obj(pod), PASSED if good else FAILED, f"runs as user {wanted}", seen, step)
+    ]
+
+
+def _default_route(pod: dict, answer: dict) -> dict:
+    identity, wanted = f"pod:{pod['kind']}:default-route", "the default route on eth0 alone"
+    if "routes" in answer["missing"]:
+        return _without(identity, pod, wanted, answer, "routes", "ip")
+    through = [route["netdev"] for route in answer["routes"] if route["destination"] in ("default", "0.0.0.0/0")]
+    good = through == ["eth0"]
+    step = "take default routes out of the attachment (routes, gateway of the pool) and of the pod's annotation"
+    seen = f"through {core_text.listing(through) or 'none'}"
+    return check(identity, _obj(pod), PASSED if good else FAILED, wanted, seen, step)
+
+
+def _without(identity: str, pod: dict, wanted: str, answer: dict, section: str, tool: str) -> dict:
+    return check(identity, _obj(pod), NOT_VERIFIED, wanted, f"{tool}: {answer['missing'][section]}", _IMAGE)
+
+
+def _interface(pod: dict, item: dict, answer: dict, host: dict, networks: dict) -> dict:
+    """Address in the subnet, and that it stands on the interface of the rail it is for."""
+    name = item["interface"]
+    identity = f"pod:{pod['kind']}:{name}"
+    subnets = _subnets(networks.get(item["network"]), host["host"])
+    wanted = f"{name} with an address of {core_text.listing(subnets) or item['network']}"
+    if "addresses" in answer["missing"]:
+        return _without(identity, pod, wanted, answer, "addresses", "ip")
+    addresses, wrong = answer["addresses"].get(name) or [], []
+    if subnets and not _inside(addresses, subnets):
+        wrong.append(f"addresses {core_text.listing(addresses) or 'none'}")
+    elif name not in answer["links"]:
+        wrong.append("no such interface")
+    kind, master = nad_lint.type_and_master(networks.get(item["network"]), host["host"])
+    parent = (answer["links"].get(name) or {}).get("parent")
+    rail = item["rail"]
+    if kind == "macvlan" and rail and not wrong:
+        wanted += f", on {rail['netdev']} of rail {rail['index']}"
+        indices = {netdev.get("index"): known for known, netdev in host["netdevs"].items()}
+        below = indices.get(parent, master)
+        if below != rail["netdev"]:
+            wrong.append(f"it stands on {below}")
+    seen = "; ".join(wrong) or f"{core_text.listing(addresses) or 'no address'}" + (f", on {master}" if master else "")
+    step = "see the log of Multus, and the address block of the node"
+    return check(identity, _obj(pod), FAILED if wrong else PASSED, wanted, seen, step)
+
+
+def _driver(pod: dict, item: dict, answer: dict, networks: dict) -> dict:
+    name = item["interface"]
+    identity = f"pod:{pod['kind']}:{name}:driver"
+    kind, _master = nad_lint.type_and_master(networks.get(item["network"]), pod["host"])
+    expected = _DRIVERS.get(kind)
+    wanted = f"{name} made by {kind or 'its plugin'}"
+    made = (answer["links"].get(name) or {}).get("kind")
+    driver = answer["drivers"].get(name)
+    if driver is None and made is None:
+        return _without(identity, pod, wanted, {"missing": {"drivers": "not in the image"}}, "drivers", "ethtool")
+    seen = f"driver {driver}" if driver else f"kind {made}"
+    if expected is None:
+        good = driver is not None and driver not in ("veth", "macvlan", "ipvlan")
+    else:
+        good = any(one in (driver or made or "") for one in expected)
+    step = "see that the network of this name is the one you mean (kubectl get net-attach-def)"
+    return check(identity, _obj(pod), PASSED if good else FAILED, wanted, seen, step)
+
+
+def _resolve(pod: dict, answer: dict, cluster: dict) -> dict:
+    identity, wanted = f"pod:{pod['kind']}:dns", "a Service name that resolves over eth0"
+    if not cluster["dns"]:
+        step = "deploy CoreDNS to have it verified"
+        return check(identity, _obj(pod), NOT_VERIFIED, wanted, "the cluster has no DNS service", step)
+    if answer["resolved"] is None:
+        return _without(identity, pod, wanted, {"missing": {"resolve": "not in the image"}}, "resolve", "getent")
+    step = "see that CoreDNS runs and that no attachment takes the route to the service network"
+    status = PASSED if answer["resolved"] else FAILED
+    return check(identity, _obj(pod), status, wanted, answer["resolve_said"] or "no answer", step)
+
+
+# --- RDMA -------------------------------------------------------------------------------------------------------------
+
+
+def _expected_devices(pod: dict):
+    """Names that the plugin has to give for the resources of a pod; None where a resource is not one of a rail."""
+    known = {pods.own_resource(rail["index"]): rail for rail in pod["rails"]}
+    if set(pod["resources"]) - set(known):
+        return None
+    names = {name for resource in pod["resources"] for name in known[resource]["char_devices"] if name}
+    return {*names, "rdma_cm"}
+
+
+def _devices(pod: dict, answer: dict) -> dict:
+    identity, there = f"pod:{pod['kind']}:devices", set(answer["devices"])
+    expected = _expected_devices(pod)
+    if expected is None:
+        wanted = "uverbsN and rdma_cm, and nothing that is no RDMA device"
+        missing = [] if any(name.startswith("uverbs") for name in there) else ["uverbsN"]
+        missing += [] if "rdma_cm" in there else ["rdma_cm"]
+        extra = [name for name in there if not name.startswith(_CHAR_PREFIXES)]
+    else:
+        wanted = f"/dev/infiniband with {core_text.listing(sorted(expected))} and no others"
+        missing = sorted(expected - there)
+        # Subnet management has its own device beside umad, where the HCA allows it.
+        extra = sorted(name for name in there - expected if not name.startswith("issm"))
+    wrong = [f"without {core_text.listing(missing)}"] if missing else []
+    wrong += [f"with {core_text.listing(sorted(extra))} besides"] if extra else []
+    seen = "; ".join(wrong) or core_text.listing(sorted(there))
+    step = (
+        "devices of another HCA come from one resource over several: one resource a rail"
+        if extra and not missing
+        else "load ib_umad, ib_uverbs and rdma_ucm on the node, and see the device plugin's log"
+    )
+    return check(identity, _obj(pod), FAILED if wrong else PASSED, wanted, seen, step)
+
+
+def _registration(pod: dict, answer: dict) -> list[dict]:
+    size = pod_probe.REGISTERED // 2**20
+    found = []
+    wanted = f"{size} MiB registered with the HCA"
+    step = (
+        "raise LimitMEMLOCK of the service that starts containers (role limits), restart it and make the pod anew: a "
+        "pod has the limit it began with. IPC_LOCK helps root only"
+    )
+    if not answer["registered"]:
+        seen = "no HCA to try it on" if not answer["granted"] else "not tried"
+        identity = f"pod:{pod['kind']}:registration"
+        return [check(identity, _obj(pod), FAILED if not answer["granted"] else NOT_VERIFIED, wanted, seen, step)]
+    for hca, tried in sorted(answer["registered"].items()):
+        identity = f"pod:{pod['kind']}:registration:{hca}"
+        obj = f"{_obj(pod)}, {hca}"
+        if tried["code"] == pod_probe.MISSING:
+            seen = "ibv_rc_pingpong: the tool is not in the image"
+            found.append(check(identity, obj, NOT_VERIFIED, wanted, seen, _IMAGE))
+            continue
+        limit = f"ulimit -l {answer['memlock']}, IPC_LOCK {'effective' if answer['ipc_lock'] else 'not effective'}"
+        seen = f"{tried['bytes'] // 2**20} MiB; {limit}" + (f"; {tried['said']}" if tried["said"] else "")
+        good = tried["bytes"] >= pod_probe.REGISTERED
+        found.append(check(identity, obj, PASSED if good else FAILED, wanted, seen, step))
+    return found
+
+
+def _verbs(pod: dict, answer: dict, host: dict) -> list[dict]:
+    found = []
+    for rail in pod["rails"]:
+        obj = f"{_obj(pod)}, {rail['hca']}/{rail['port']}"
+        identity = f"pod:{pod['kind']}:verbs:{rail['hca']}"
+        wanted = f"PORT_ACTIVE, {rail['link_layer']}, active_mtu {rail['active_mtu']}"
+        port = (answer["verbs"].get(rail["hca"]) or {}).get(rail["port"])
+        if "verbs" in answer["missing"]:
+            found.append(
+                check(identity, obj, NOT_VERIFIED, wanted, f"ibv_devinfo: {answer['missing']['verbs']}", _IMAGE)
+            )
+        elif port is None:
+            seen = f"ibv_devinfo lists {core_text.listing(sorted(answer['verbs'])) or 'no HCA'}"
+            found.append(check(identity, obj, FAILED, wanted, seen, _PLUGIN))
+        else:
+            good = port.get("state") == "PORT_ACTIVE" and port.get("link_layer") == rail["link_layer"]
+            good = good and (not isinstance(rail["active_mtu"], int) or port.get("active_mtu") == rail["active_mtu"])
+            seen = f"{port.get('state')}, {port.get('link_layer')}, active_mtu {port.get('active_mtu')}"
+            step = "see the port's check on the node; active_mtu follows the MTU of its interface (1500 gives 1024)"
+            found.append(check(identity, obj, PASSED if good else FAILED, wanted, seen, step))
+        found.append(_ibstat(pod, answer, rail, obj))
+    return found
+
+
+def _ibstat(pod: dict, answer: dict, rail: dict, obj: str) -> dict:
+    identity, wanted = f"pod:{pod['kind']}:ibstat:{rail['hca']}", "Active, LinkUp"
+    if "ibstat" in answer["missing"]:
+        seen = f"ibstat: {answer['missing']['ibstat']}"
+        return check(identity, obj, NOT_VERIFIED, wanted, seen, _IMAGE)
+    port = (answer["ibstat"].get(rail["hca"]) or {}).get(rail["port"])
+    if port is None:
+        seen = f"ibstat lists {core_text.listing(sorted(answer['ibstat'])) or 'no HCA'}"
+        return check(identity, obj, FAILED, wanted, seen, "load ib_umad on the node; ibstat reads what umad offers")
+    seen = ", ".join(port)
+    status = PASSED if port == ("Active", "LinkUp") else FAILED
+    return check(identity, obj, status, wanted, seen, "see the port's check on the node")
+
+
+def _gids(pod: dict, answer: dict) -> list[dict]:
+    """For RoCE a GID of the pod's own address, whose index differs from pod to pod; for InfiniBand the port's own."""
+    found = []
+    interfaces = {item["rail"]["index"]: item["interface"] for item in pod["attachments"] if item["rail"]}
+    for rail in pod["rails"]:
+        obj = f"{_obj(pod)}, {rail['hca']}/{rail['port']}"
+        identity = f"pod:{pod['kind']}:gid:{rail['hca']}"
+        table = [gid for gid in answer["gids"] if gid["hca"] == rail["hca"] and gid["port"] == rail["port"]]
+        if rail["link_layer"] == "InfiniBand":
+            seen = f"{len(table)} GIDs" + (f", index {table[0]['index']}" if table else "")
+            step = "start a subnet manager; see the port's check on the node"
+            found.append(check(identity, obj, PASSED if table else FAILED, "a GID of the port", seen, step))
+            continue
+        interface = rail["netdev"] if pod["kind"] == "host" else interfaces.get(rail["index"])
+        if interface is None:
+            continue
+        addresses = [address.partition("/")[0] for address in answer["addresses"].get(interface) or []]
+        index = next((pods.gid_index(answer["gids"], rail["hca"], ip) for ip in addresses), None)
+        wanted = f"a RoCE v2 GID of {core_text.listing(addresses) or interface}"
+        if index is not None:
+            seen = f"index {index} in this pod; NCCL has to find it by itself (no NCCL_IB_GID_INDEX)"
+            found.append(check(identity, obj, PASSED, wanted, seen))
+            continue
+        seen = f"{len(table)} GIDs, none of them of {interface}"
+        if rail["kind"] == "software" and pod["kind"] != "host":
+            seen = f"{seen}; {pods.SOFTWARE_REASON}"
+            found.append(check(identity, obj, NOT_VERIFIED, wanted, seen, "test on real HCAs"))
+            continue
+        step = "attach the pod to an interface of the same HCA: its GIDs are those of interfaces in the pod's namespace"
+        found.append(check(identity, obj, FAILED, wanted, seen, step))
+    return found
+
+
+# --- between pods -----------------------------------------------------------------------------------------------------
+
+
+# What was not sent, and what to do about it.
+_LEFT_OUT = {
+    "net": ("verbs over net1", "nothing to do here; on real HCAs verbs over net1 are tested"),
+    "peer": ("traffic with another node", "add a node"),
+    "wire": (
+        "traffic with another node",
+        "where the rail is to be one network for pods, give its NICs addresses in one network on all nodes, or none",
+    ),
+}
+
+
+def traffic_checks(traffic: dict) -> list[tuple[str, dict]]:
+    found = []
+    for test in traffic["tests"]:
+        client, server, result = test["client"], test["server"], test["result"]
+        obj = f"{test['tool']} rail {test['rail']} over {test['place']}: pod on {client['host']} -> {server['host']}"
+        wanted = {"ping": "3 answers", "rping": "answered pings"}.get(test["tool"], "RDMA writes")
+        made = check(f"pod:{test['id']}", obj, FAILED, f"{wanted} from {test['address']}", result.get("error") or "")
+        if result["ok"]:
+            made.update(status=PASSED, seen="answered")
+            if test["tool"] != "ping":
+                made["figures"] = {key: result[key] for key in ("seconds", "mb_per_s", "gbps") if key in result}
+                made["seen"] = f"{result['seconds']} s"
+        else:
+            made["next_step"] = (
+                "see that the switch forwards between the ports, that VLAN and MTU match, and the ARP entries of both"
+                if test["tool"] == "ping"
+                else "see the ping of the same rail first; then GID types, and the MTU at both ends"
+            )
+        found.append((client["host"], made))
+    for item in traffic["left_out"]:
+        what, step = _LEFT_OUT[item["what"]]
+        obj = f"{what}, rail {item['rail']}"
+        made = check(f"pod:{item['what']}:rail{item['rail']}", obj, NOT_VERIFIED, what, item["reason"], step)
+        found.append((item["host"], made))
+    return found
+
+
+# --- a pod of the user ------------------------------------------------------------------------------------------------
+
+
+def diagnose(found: dict, hosts: list[dict], networks: list[dict], name: str) -> list[dict]:
+    """What keeps a user's pod from RDMA. found: what pod_test returned for stage pod."""
+    obj = f"pod {name}"
+    if found.get("missing"):
+        step = "name it as NAMESPACE/NAME in verification_pod"
+        return [check("pod:exists", obj, FAILED, "a pod of this name", found["missing"], step)]
+    item = found["item"]
+    state = found["pods"][item["name"]]
+    wanted, refused = _selections(item)
+    made = [refused] if refused else []
+    resources = sorted(
+        {one for container in item["containers"] for one in container["limits"] if _is_rdma(one, networks)}
+    )
+    made += _attachments(obj, item, wanted, networks, resources)
+    if refused is None:
+        made += _held_resources(obj, wanted, resources, item)
+    made.append(_privileges(obj, item))
+    answer = pod_probe.parse(found["answers"].get(item["name"], ""))
+    made += verify_cluster_checks.user_pod(item, answer, networks, wanted)
+    if not state["ready"]:
+        made.append(check("pod:running", obj, FAILED, "Running and ready", _why(state), next_step(state["reasons"])))
+        return made
+    made.append(check("pod:running", obj, PASSED, "Running and ready", f"on {state['node']}"))
+    return made + _inside_user_pod(obj, item, answer, wanted, hosts, found["cluster"])
+
+
+def _is_rdma(resource: str, networks: list[dict]) -> bool:
+    return resource.startswith("rdma/") or resource in {network["resource"] for network in networks}
+
+
+def _selections(item: dict):
+    """[(namespace, name, interface)] of the networks annotation, and the check that refuses one nobody can read."""
+    text = (item["annotations"].get(pods.NETWORKS) or "").strip()
+    if not text:
+        return [], None
+    found = []
+    if text.startswith("["):
+        try:
+            given = json.loads(text)
+        except ValueError as error:
+            step = 'write it as [{"name": "rail0"}], or as rail0,rail1'
+            made = check(
+                "pod:annotation", f"pod {item['namespace']}/{item['name']}", FAILED, "readable", f"{error}", step
+            )
+            return [], made
+        found = [(one.get("namespace") or item["namespace"], one.get("name"), one.get("interface")) for one in given]
+    else:
+        for part in text.split(","):
+            place, _at, interface = part.strip().partition("@")
+            namespace, _slash, name = place.rpartition("/")
+            found.append((namespace or item["namespace"], name, interface or None))
+    return [
+        (space, name, interface or f"net{number}") for number, (space, name, interface) in enumerate(found, 1)
+    ], None
+
+
+def _attachments(obj: str, item: dict, wanted: list, networks: list[dict], resources: list[str]) -> list[dict]:
+    made = []
+    for namespace, name, interface in wanted:
+        network = next((one for one in networks if (one["namespace"], one["name"]) == (namespace, name)), None)
+        expected = f"network {namespace}/{name}"
+        if network is None:
+            others = sorted(one["namespace"] for one in networks if one["name"] == name)
+            seen = f"there is one in {core_text.listing(others)}" if others else "no network of this name anywhere"
+            step = (
+                f"add {namespace} to its namespaces (networks_attachments, networks_namespaces)"
+                if others
+                else f"networks of {namespace}: "
+                + (
+                    core_text.listing(sorted(one["name"] for one in networks if one["namespace"] == namespace))
+                    or "none"
+                )
+            )
+            made.append(check(f"pod:network:{name}", obj, FAILED, expected, seen, step))
+            continue
+        made.append(check(f"pod:network:{name}", obj, PASSED, expected, f"as {interface}"))
+        needed = network["resource"]
+        if needed and needed not in resources:
+            seen = f"the annotation names {name}, no container asks for {needed}"
+            step = f"add to a container: resources.limits {needed}: 1. The interface alone gives no /dev/infiniband"
+            made.append(check(f"pod:resource:{needed}", obj, FAILED, f"{needed} in the limits", seen, step))
+    return made
+
+
+def _held_resources(obj: str, wanted: list, resources: list[str], item: dict) -> list[dict]:
+    if item["host_network"]:
+        return []
+    made = []
+    for resource in resources:
+        names = {name for _namespace, name, _interface in wanted}
+        made.append(check(f"pod:resource:{resource}", obj, PASSED, f"{resource} in the limits", "asked for"))
+        if not names:
+            seen = f"{resource} without a networks annotation: RoCE needs an interface of the same HCA in the pod"
+            step = f"add the annotation {pods.NETWORKS}; verbs over InfiniBand need none"
+            made.append(check("pod:annotation", obj, NOT_VERIFIED, "a network for the resource", seen, step))
+    if not resources:
+        step = "add to a container: resources.limits rdma/NAME: 1"
+        made.append(check("pod:resource", obj, FAILED, "an RDMA resource in the limits", "none", step))
+    return made
+
+
+def _privileges(obj: str, item: dict) -> dict:
+    """Root without IPC_LOCK is under the limit like anybody; with the limit raised nobody needs the capability."""
+    added = {
+        one
+        for container in item["containers"]
+        for one in (container["security"].get("capabilities") or {}).get("add") or []
+    }
+    if any(container["security"].get("privileged") for container in item["containers"]):
+        seen = "a privileged container: it may open every device of the node"
+        step = "take privileged away: device files come with the resource, locked memory with the limit or IPC_LOCK"
+        return check("pod:privileges", obj, NOT_VERIFIED, "no more rights than needed", seen, step)
+    seen = "IPC_LOCK is added" if "IPC_LOCK" in added else "no IPC_LOCK"
+    return check("pod:privileges", obj, PASSED, "no more rights than needed", seen)
+
+
+def _inside_user_pod(obj: str, item: dict, answer: dict, wanted: list, hosts: list[dict], cluster: dict) -> list[dict]:
+    made = []
+    if "exec" in answer["missing"] or (not answer["links"] and not answer["devices"]):
+        seen = "the image has no shell, or not the tools to look with"
+        return [check("pod:answer", obj, NOT_VERIFIED, "a pod that can be asked", seen, "look with: kubectl debug")]
+    for _namespace, name, interface in wanted:
+        there = answer["addresses"].get(interface) or []
+        status = PASSED if interface in answer["links"] else FAILED
+        step = "the pod was started before the network or without Multus: make it anew"
+        made.append(
+            check(f"pod:{interface}", obj, status, f"{interface} of {name}", core_text.listing(there) or "none", step)
+        )
+    devices = answer["devices"]
+    good = any(one.startswith("uverbs") for one in devices) and "rdma_cm" in devices
+    step = "the container asks for no RDMA resource, or the device plugin had nothing to give"
+    made.append(
+        check(
+            "pod:devices",
+            obj,
+            PASSED if good else FAILED,
+            "uverbsN and rdma_cm in /dev/infiniband",
+            core_text.listing(devices) or "nothing",
+            step,
+        )
+    )
+    limit = answer["memlock"]
+    locked = limit == "unlimited" or answer["ipc_lock"] or int(limit if (limit or "").isdigit() else 0) > 2**20
+    step = (
+        "raise the limit of the service that starts containers (role limits) and make the pod anew; for root, "
+        "securityContext.capabilities.add: [IPC_LOCK] does it too"
+    )
+    seen = (
+        f"ulimit -l {limit}, IPC_LOCK {'effective' if answer['ipc_lock'] else 'not effective'}, user {answer['user']}"
+    )
+    made.append(check("pod:ipc-lock", obj, PASSED if locked else FAILED, "memory that can be locked", seen, step))
+    fixed = answer["environment"].get("NCCL_IB_GID_INDEX")
+    if fixed is not None:
+        step = "take it away: NCCL 2.21 and later find the index; with NCCL_IB_ADDR_RANGE they find that of net1"
+        seen = f"NCCL_IB_GID_INDEX={fixed}"
+        made.append(check("pod:gid-index", obj, FAILED, "no fixed GID index: it differs from pod to pod", seen, step))
+    if answer["granted"] and not answer["gids"]:
+        step = "attach the pod to an interface of the same HCA: its GIDs are those of interfaces in the pod's namespace"
+        seen = f"all GIDs of {core_text.listing(sorted(answer['granted'].values()))} are zero"
+        made.append(check("pod:gids", obj, FAILED, "a GID to send from", seen, step))
+    return made

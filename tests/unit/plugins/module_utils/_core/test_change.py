@@ -1,0 +1,151 @@
+"""Decide, act, read back: one loop for all modules."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import (
+    Change,
+    Plan,
+    Refused,
+    diff,
+    failure,
+    kernel_out_of_reach,
+    result,
+    settle,
+)
+
+
+class Node:
+    """A node that is a dictionary; `stubborn` keys keep their value."""
+
+    def __init__(self, stubborn=(), **values):
+        self.values, self.stubborn, self.writes = values, stubborn, 0
+
+    def read(self) -> dict:
+        return dict(self.values)
+
+    def apply(self, changes):
+        for change in changes:
+            self.writes += 1
+            if change.object not in self.stubborn:
+                self.values[change.object] = change.after
+            yield change
+
+
+def planner(**wanted):
+    def plan(facts: dict) -> Plan:
+        made = Plan()
+        for name, value in wanted.items():
+            if facts.get(name) != value:
+                made.change(name, "set", str(facts.get(name)), value)
+        return made
+
+    return plan
+
+
+def test_check_mode_finds_what_a_real_run_does_and_touches_nothing():
+    plan = planner(a="1", b="2")
+    checked, real = Node(a="0"), Node(a="0")
+    _plan, predicted = settle(checked.read, plan, checked.apply, True)
+    _plan, done = settle(real.read, plan, real.apply, False)
+    assert predicted == done
+    assert (checked.writes, real.writes) == (0, 2)
+
+
+def test_a_second_run_changes_nothing():
+    node = Node(a="0")
+    settle(node.read, planner(a="1"), node.apply, False)
+    _plan, done = settle(node.read, planner(a="1"), node.apply, False)
+    assert done == []
+    assert node.writes == 1
+
+
+def test_a_value_that_is_not_kept_is_an_error_with_four_facts():
+    node = Node(("mtu",), mtu="1500", a="0")
+    with pytest.raises(Refused) as caught:
+        settle(node.read, planner(a="1", mtu="9000"), node.apply, False)
+    (problem,) = caught.value.problems
+    assert problem.object == "mtu"
+    assert problem.wanted == "9000"
+    assert problem.seen.startswith("1500 again")
+    assert problem.next_step
+    assert [change.object for change in caught.value.done] == ["a", "mtu"]
+
+
+def test_what_comes_to_light_by_acting_is_done_too():
+    node = Node(driver="absent")
+
+    def plan(facts):
+        return planner(driver="loaded", **({"ipoib": "loaded"} if facts["driver"] == "loaded" else {}))(facts)
+
+    _plan, done = settle(node.read, plan, node.apply, False)
+    assert [change.object for change in done] == ["driver", "ipoib"]
+
+
+def test_problems_stop_before_anything_is_changed():
+    node = Node(a="0")
+
+    def plan(facts):
+        made = planner(a="1")(facts)
+        made.problem("module x", "loaded", "blacklisted", "remove the line")
+        return made
+
+    with pytest.raises(Refused, match=r"module x: wanted loaded, seen blacklisted\. Next step: remove the line"):
+        settle(node.read, plan, node.apply, False)
+    assert node.writes == 0
+
+
+def test_the_object_of_a_failed_write_is_named():
+    def apply(changes):
+        yield changes[0]
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    with pytest.raises(Refused) as caught:
+        settle(Node().read, planner(a="1", b="2"), apply, False)
+    assert caught.value.problems[0].object == "b"
+    assert caught.value.problems[0].seen == "Read-only file system"
+    assert failure(caught.value)["changed"] is True
+
+
+def test_an_effect_that_is_given_up_ends_the_loop():
+    rounds = []
+
+    def apply(changes):
+        rounds.append(len(changes))
+        yield from ()
+
+    _plan, done = settle(Node().read, planner(a="1"), apply, False)
+    assert (done, rounds) == ([], [1])
+
+
+def test_images_that_a_write_made_stale_are_remembered_after_it():
+    node = Node(a="0")
+
+    def plan(facts):
+        made = planner(a="1")(facts)
+        made.stale_images = ["/boot/initrd"] if made.changes else []
+        return made
+
+    made, _done = settle(node.read, plan, node.apply, False)
+    assert made.stale_images == ["/boot/initrd"]
+
+
+def test_changed_changes_and_diff_come_from_one_list():
+    changes = [Change("/etc/x", "write", "", "a\n"), Change("RDMA netns mode", "set", "exclusive", "shared")]
+    returned = result(Plan(), changes)
+    assert returned["changed"] is True
+    assert [change["object"] for change in returned["changes"]] == ["/etc/x", "RDMA netns mode"]
+    assert returned["diff"] == diff(changes)
+    assert returned["diff"][1]["before"] == "exclusive\n"
+    assert result(Plan(), [])["changed"] is False
+
+
+@pytest.mark.parametrize(
+    ("container", "root", "words"),
+    [(None, "/", None), ("docker", "/", "docker"), (None, "/mnt/node", "/mnt/node"), (None, "//", None)],
+)
+def test_when_the_kernel_is_out_of_reach(container, root, words):
+    reason = kernel_out_of_reach({"node": {"container": container}}, root)
+    assert (reason is None) if words is None else (words in reason)

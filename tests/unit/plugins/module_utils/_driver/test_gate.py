@@ -1,0 +1,448 @@
+"""The change gate as a table: a captured or composed node, what is laid over it, and the answer a person has to get.
+
+Every row goes the whole way: files -> facts and risks -> decision.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+from ansible_collections.gpufabric.rdma.plugins.module_utils._driver.gate import decide
+from ansible_collections.gpufabric.rdma.plugins.module_utils._driver.risk import read
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather
+from ansible_collections.gpufabric.rdma.tests.tools import tree as fixtures
+from ansible_collections.gpufabric.rdma.tests.tools.overlays import (
+    DEVICE,
+    ENROLLED,
+    INSTALL,
+    KEY,
+    LOOSE,
+    NAMED_FABRIC,
+    NET,
+    NETPLAN,
+    NEWER,
+    NIC,
+    POD,
+    SECURE,
+    STALE,
+    STRIPS,
+    VFS,
+    Over,
+    bonded,
+    default_route,
+    file,
+    lay_over,
+    module,
+    mounted,
+    newer_kernel,
+    old_style_netdev,
+    pod,
+    process,
+    ssh,
+    udev,
+)
+
+
+@dataclass
+class Row:
+    name: str
+    verdict: str
+    codes: set = field(default_factory=set)
+    over: Over = field(default_factory=Over)
+    wanted: dict = field(default_factory=dict)
+    says: str = ""  # must be read in the reasons, steps or notes
+    fixture: str = STALE
+    consents: list = field(default_factory=list)
+
+
+RELOAD = {"reload_allowed": True}
+ROWS = [
+    # Nothing to do.
+    Row("inbox, and memory agrees", "nothing", fixture="gh200-cx7-roce", says="same driver: inbox"),
+    Row("DOCA, and memory agrees", "nothing", fixture="h100-8x-cx7-ib", says="same driver: doca"),
+    Row(
+        "agrees, with pods and jobs running",
+        "nothing",
+        fixture="two-cards-cx6dx",
+        over=pod() + process(9, "a", "umad0"),
+    ),
+    Row("an HCA of another maker", "nothing", fixture="irdma"),
+    Row("memory agrees although Secure Boot is on", "nothing", fixture="two-cards-cx6dx", over=SECURE),
+    # Reload.
+    Row(
+        "only the driver in memory is old", "reload", wanted=RELOAD, says="save MTU, state and addresses of enp59s0np0"
+    ),
+    Row("the same, and nobody said yes to a reload", "reload", consents=["driver_reload_allowed"]),
+    Row("to be installed on an idle inbox node", "reload", fixture="two-cards-cx6dx", wanted=INSTALL | RELOAD),
+    Row("default route elsewhere", "reload", over=default_route("eno1"), wanted=RELOAD),
+    Row("SSH comes in elsewhere", "reload", over=ssh("eno1"), wanted=RELOAD),
+    Row(
+        "peermem loaded and idle",
+        "reload",
+        over=module("nvidia_peermem", 0, "ib_core"),
+        wanted=RELOAD,
+        says="unload nvidia_",
+    ),
+    Row("virtual functions that sysfs shows", "reload", over=VFS, wanted=RELOAD, says="2 virtual functions of mlx5_0"),
+    Row("local NVMe without mlx_compat", "reload", over=mounted("/data", "/dev/nvme1n1"), wanted=RELOAD),
+    Row(
+        "NFS over the management port",
+        "reload",
+        over=mounted("/home", "n:/h", "nfs4", "rw,addr=192.0.2.7"),
+        wanted=RELOAD,
+    ),
+    Row(
+        "pods, and draining is allowed",
+        "reload",
+        over=pod(),
+        wanted=RELOAD | {"drain_allowed": True},
+        says="cordon and drain",
+    ),
+    Row(
+        "a pod's process, and draining is allowed",
+        "reload",
+        over=pod() + process(70, "python3", "uverbs0", f"/kubepods/burstable/pod{POD}/abc"),
+        wanted=RELOAD | {"drain_allowed": True},
+        says="uncordon",
+    ),
+    Row("Secure Boot off in the firmware", "reload", over=LOOSE, wanted=RELOAD),
+    Row("Secure Boot with an enrolled DKMS key", "reload", over=SECURE + KEY + ENROLLED, wanted=RELOAD),
+    Row("Secure Boot with signed modules", "reload", over=SECURE, wanted=RELOAD | {"signed": True}),
+    Row(
+        "a renamed interface that nobody refers to",
+        "reload",
+        over=udev() + NAMED_FABRIC,
+        wanted=RELOAD,
+        says="as fabric0",
+    ),
+    Row("the name stays, and netplan refers to it", "reload", over=udev() + NETPLAN, wanted=RELOAD),
+    Row(
+        "netplan finds the interface by MAC",
+        "reload",
+        over=udev()
+        + NAMED_FABRIC
+        + file(
+            "/etc/netplan/50-f.yaml",
+            f"network:\n  ethernets:\n    {NIC}:\n      match:\n        macaddress: a0:88:c2:b0:00:00\n      mtu: 9000",
+        ),
+        wanted=RELOAD,
+    ),
+    Row(
+        "a rename that is allowed",
+        "reload",
+        over=udev() + NAMED_FABRIC + NETPLAN,
+        wanted=RELOAD | {"rename_allowed": True},
+    ),
+    Row("the next kernel has the driver too", "reload", over=newer_kernel("updates/dkms/mlx5_core.ko"), wanted=RELOAD),
+    # Reboot: a reload is ruled out.
+    Row("default route over the HCA", "reboot", {"management-path"}, default_route(NIC), says="the default route"),
+    Row("SSH session over the HCA", "reboot", {"management-path"}, ssh(NIC), says="SSH session from 198.18.0.9"),
+    Row(
+        "default route over a bond of HCAs",
+        "reboot",
+        {"management-path", "upper-device"},
+        default_route("bond0"),
+        INSTALL,
+        "bond0",
+        "bond",
+    ),
+    Row("interface in a bond", "reboot", {"upper-device"}, bonded(), says="bond0 stands on it"),
+    Row(
+        "a pod's macvlan on the interface",
+        "reboot",
+        {"upper-device"},
+        Over(links={f"{NET}/upper_mac0": "../mac0"}),
+        says="macvlans",
+    ),
+    Row(
+        "root on NVMe behind mlx_compat",
+        "reboot",
+        {"storage", "third-party"},
+        module("nvme_core", 3, "mlx_compat") + module("nvme", 1, "mlx_compat"),
+        says="/ on /dev/nvme0n1p2",
+    ),
+    Row(
+        "data on an LVM volume on such NVMe",
+        "reboot",
+        {"storage", "third-party"},
+        module("nvme", 1, "mlx_compat")
+        + mounted("/data", "/dev/mapper/vg-data", number="253:0")
+        + Over(
+            links={"/dev/mapper/vg-data": "../dm-0", "/sys/class/block/dm-0/slaves/nvme1n1": "../../nvme1n1"},
+        ),
+        says="/data on /dev/mapper/vg-data",
+    ),
+    Row(
+        "swap on such NVMe",
+        "reboot",
+        {"storage", "third-party"},
+        module("nvme", 1, "mlx_compat")
+        + file("/proc/swaps", "Filename Type Size Used Priority\n/dev/nvme0n1p3 partition 1 0 -2"),
+        says="swap on /dev/nvme0n1p3",
+    ),
+    Row(
+        "a disk over NVMe/RDMA",
+        "reboot",
+        {"storage", "consumer"},
+        module("nvme_rdma", 1, "ib_core", "rdma_cm")
+        + mounted("/data", "/dev/nvme3n1")
+        + file("/sys/class/nvme/nvme3/transport", "rdma"),
+        says="NVMe over RDMA",
+    ),
+    Row(
+        "NFS over RDMA",
+        "reboot",
+        {"storage"},
+        mounted("/scratch", "10.0.0.1:/s", "nfs4", "rw,proto=rdma,addr=10.0.0.1"),
+    ),
+    Row(
+        "NFS over TCP, but through the HCA",
+        "reboot",
+        {"management-path", "storage"},
+        ssh(NIC) + mounted("/home", "198.18.0.7:/home", "nfs4", "rw,proto=tcp,addr=198.18.0.7"),
+        says="nfs4 from 198.18.0.7 over enp59s0np0",
+    ),
+    Row(
+        "Lustre over o2ib",
+        "reboot",
+        {"storage", "consumer"},
+        module("ko2iblnd", 2, "rdma_cm") + mounted("/l", "1@o2ib:/l", "lustre"),
+    ),
+    Row(
+        "iSER initiator loaded",
+        "reboot",
+        {"consumer"},
+        module("ib_iser", 0, "ib_core", "rdma_cm"),
+        says="modprobe -r ib_iser",
+    ),
+    Row(
+        "a third party's module on ib_core",
+        "reboot",
+        {"third-party"},
+        module("gds_magic", 0, "ib_core"),
+        says="gds_magic",
+    ),
+    Row(
+        "peermem in use", "reboot", {"peermem-in-use"}, module("nvidia_peermem", 4, "ib_core"), says="stop the GPU jobs"
+    ),
+    Row(
+        "a user that is no module and no process",
+        "reboot",
+        {"unknown-user"},
+        file("/sys/module/rdma_cm/refcnt", "5"),
+        says="in use 5",
+    ),
+    Row(
+        "a job holds a verbs device", "reboot", {"process"}, process(4242, "python3", "uverbs0"), says="slurmd.service"
+    ),
+    Row(
+        "the subnet manager runs here",
+        "reboot",
+        {"process"},
+        process(99, "opensm", "umad0", "/system.slice/opensm.service"),
+        says="opensm",
+    ),
+    Row(
+        "VFs whose MACs only netlink knows",
+        "reboot",
+        {"vf-settings", "vf-passed-through"},
+        wanted=INSTALL,
+        fixture="vfs",
+        says="virtual machine",
+    ),
+    Row(
+        "switchdev mode with representors",
+        "reboot",
+        {"switchdev"},
+        VFS
+        + Over(
+            {f"{DEVICE}/net/eth9/phys_port_name": "pf0vf1"},
+            {"/sys/class/net/eth9": f"../..{DEVICE[4:]}/net/eth9"},
+        ),
+        says="switchdev, with eth9",
+    ),
+    Row("a reload is denied", "reboot", {"reload-denied"}, wanted={"reload_allowed": False}),
+    Row("a reboot is asked for", "reboot", wanted={"activation": "reboot"}, says="a reboot was asked for"),
+    # Refuse.
+    Row(
+        "a reload is demanded, and SSH goes over the HCA",
+        "refuse",
+        {"management-path"},
+        ssh(NIC),
+        {"activation": "reload"},
+    ),
+    Row(
+        "in a container",
+        "refuse",
+        {"container"},
+        file("/run/systemd/container", "systemd-nspawn"),
+        INSTALL,
+        "run this on the host",
+    ),
+    Row(
+        "pods, and nobody said yes to a drain",
+        "refuse",
+        {"pods"},
+        pod(),
+        says="jobs/train-0",
+        consents=["driver_drain_allowed"],
+    ),
+    Row("pods, and draining is denied", "refuse", {"pods"}, pod(), {"drain_allowed": False}, "drain the node yourself"),
+    Row("Secure Boot, no key", "refuse", {"secure-boot"}, SECURE, INSTALL, "mokutil --import"),
+    Row(
+        "Secure Boot, a key that is not enrolled",
+        "refuse",
+        {"secure-boot"},
+        SECURE + KEY,
+        INSTALL,
+        "/var/lib/dkms/mok.pub is not enrolled",
+    ),
+    Row(
+        "locked-down kernel",
+        "refuse",
+        {"secure-boot"},
+        file("/sys/kernel/security/lockdown", "none [integrity] confidentiality"),
+        says="integrity",
+    ),
+    Row(
+        "a kernel that enforces signatures",
+        "refuse",
+        {"secure-boot"},
+        file("/sys/module/module/parameters/sig_enforce", "Y"),
+    ),
+    Row(
+        "a .link renames, netplan refers to the old name",
+        "refuse",
+        {"name-change"},
+        udev() + NAMED_FABRIC + NETPLAN,
+        says="50-fabric.yaml:3",
+    ),
+    Row(
+        "the old ifcfg name, NetworkManager",
+        "refuse",
+        {"name-change"},
+        udev()
+        + NAMED_FABRIC
+        + file(
+            "/etc/NetworkManager/system-connections/f.nmconnection", f"[connection]\nid={NIC}\ninterface-name={NIC}"
+        ),
+        says="f.nmconnection:3",
+        consents=["driver_rename_allowed"],
+    ),
+    Row(
+        "ifcfg refers",
+        "refuse",
+        {"name-change"},
+        udev() + NAMED_FABRIC + file(f"/etc/sysconfig/network-scripts/ifcfg-{NIC}", f"DEVICE={NIC}"),
+    ),
+    Row(
+        "networkd refers",
+        "refuse",
+        {"name-change"},
+        udev() + NAMED_FABRIC + file("/etc/systemd/network/f.network", f"[Match]\nName={NIC}"),
+    ),
+    Row(
+        "networkd's pattern fits both",
+        "reload",
+        set(),
+        udev() + NAMED_FABRIC + file("/etc/systemd/network/f.network", "[Match]\nName=en* fab*"),
+        RELOAD,
+    ),
+    Row(
+        "a NAD refers",
+        "refuse",
+        {"name-change"},
+        udev() + NAMED_FABRIC,
+        {"attachments": [{"name": "jobs/rail0", "master": NIC}]},
+        "jobs/rail0",
+    ),
+    Row(
+        "np0 goes away by NVIDIA's rule",
+        "refuse",
+        {"name-change"},
+        udev() + STRIPS + NETPLAN,
+        says="comes back as enp59s0 ",
+    ),
+    Row(
+        "np0 comes with the new driver",
+        "refuse",
+        {"name-change"},
+        old_style_netdev()
+        + udev("enp59s0", index=9)
+        + file("/etc/network/interfaces.d/up", "# enp59s0 of old\niface enp59s0 inet manual"),
+        INSTALL | {"port_names": True},
+        "comes back as enp59s0np0 (/usr/lib/systemd/network/99-default.link names by path), and "
+        "/etc/network/interfaces.d/up:2 refers",
+    ),
+    Row(
+        "NVIDIA's Network Operator runs the driver",
+        "refuse",
+        {"cluster-operator", "pods"},
+        pod("mofed-ubuntu22.04-x", "nvidia-network-operator", "mofed-container"),
+        INSTALL,
+        "NicClusterPolicy",
+    ),
+    Row(
+        "its driver directory is still mounted",
+        "refuse",
+        {"cluster-operator"},
+        file("/run/mellanox/drivers/usr/x"),
+        INSTALL,
+        "/run/mellanox/drivers",
+    ),
+    Row(
+        "it left its blacklist",
+        "refuse",
+        {"operator-blacklist"},
+        file("/etc/modprobe.d/blacklist-ofed-modules.conf", "blacklist mlx5_core"),
+        INSTALL,
+        "remove /etc/modprobe.d/blacklist-ofed",
+    ),
+    Row(
+        "NVIDIA's GPU Operator runs driver and peermem",
+        "refuse",
+        {"cluster-operator", "pods"},
+        pod("nvidia-driver-daemonset-a", "gpu-operator", "nvidia-peermem-ctr"),
+        INSTALL,
+        "ClusterPolicy",
+    ),
+    Row(
+        "mlx5_core is blacklisted by hand",
+        "refuse",
+        {"blocked"},
+        file("/etc/modprobe.d/no.conf", "blacklist mlx5_core"),
+        says="no.conf:1",
+    ),
+    Row(
+        "the next kernel lacks the driver, reboot needed",
+        "refuse",
+        {"next-kernel", "process"},
+        newer_kernel("kernel/mlx5_core.ko") + process(5, "job", "uverbs0"),
+        says=f"autoinstall -k {NEWER}",
+    ),
+]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_the_gate_answers(row, tmp_path):
+    fixtures.lay_out(fixtures.load(row.fixture), tmp_path)
+    lay_over(row.over, tmp_path)
+    tree = Tree(str(tmp_path))
+    facts = gather(tree, Seams.of(tree))
+    wanted = dict(row.wanted)
+    attachments, port_names = wanted.pop("attachments", []), wanted.pop("port_names", None)
+    risk = read(tree, facts, attachments, port_names=port_names)
+    decision = decide(facts, risk, wanted)
+    text = " ".join([decision.summary, *map(str, decision.reasons), *decision.steps, *decision.notes])
+    assert decision.verdict == row.verdict, text
+    assert {reason.code for reason in decision.reasons} == row.codes, text
+    assert row.says in text
+    assert decision.consents == row.consents or not row.consents
+    for reason in decision.reasons:
+        assert all((reason.object, reason.wanted, reason.seen, reason.next_step)), reason
+
+
+def test_the_table_is_as_wide_as_promised():
+    assert len(ROWS) >= 40
+    assert {row.verdict for row in ROWS} == {"nothing", "reload", "reboot", "refuse"}

@@ -1,0 +1,188 @@
+"""What apt and dnf are given: files, names and command lines, compared to the letter."""
+
+from __future__ import annotations
+
+import pytest
+from ansible_collections.gpufabric.rdma.plugins.filter.driver import driver_repository
+from ansible_collections.gpufabric.rdma.plugins.module_utils._driver import packages
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.paths import HEADER
+
+URL = "https://mirror.example.net/doca/3.2.1/"
+
+
+def node(name, version, architecture="x86_64", like=()):
+    return {"os": {"id": name, "version_id": version, "like": list(like)}, "architecture": architecture}
+
+
+RHEL9 = node("rhel", "9.6", like=["fedora"])
+ROCKY10 = node("rocky", "10.0", like=["rhel", "centos", "fedora"])
+NOBLE = node("ubuntu", "24.04", like=["debian"])
+BOOKWORM = node("debian", "12")
+
+
+@pytest.mark.parametrize(
+    ("machine", "manager", "distribution"),
+    [
+        (RHEL9, "dnf", "rhel9"),
+        (ROCKY10, "dnf", "rhel10"),
+        (NOBLE, "apt", "ubuntu24.04"),
+        (BOOKWORM, "apt", "debian12"),
+        (node("opensuse-leap", "15.6", like=["suse"]), None, "opensuse-leap15.6"),
+    ],
+)
+def test_each_node_has_one_manager_and_one_key_in_the_lock(machine, manager, distribution):
+    assert packages.manager(machine) == manager
+    assert packages.distribution(machine) == distribution
+
+
+def test_the_apt_files():
+    assert packages.repository_file("apt", {"url": URL}, "doca 3.2.1") == (
+        f"{HEADER}\nTypes: deb\nURIs: {URL}\nSuites: ./\nSigned-By: /etc/apt/keyrings/gpufabric-rdma-driver.asc\n"
+    )
+    assert packages.pins_file("DOCA-HOST*").splitlines()[2:] == [
+        "Package: dkms",
+        "Pin: release l=DOCA-HOST*",
+        "Pin-Priority: -1",
+    ]
+
+
+def test_the_drop_in_of_openibd():
+    assert packages.service_file() == (
+        f"{HEADER}\n[Unit]\nAfter=systemd-udev-settle.service\nWants=systemd-udev-settle.service\n\n[Service]\n"
+        "Restart=on-failure\nExecStartPost=-/bin/sh -c 'grep -qxs nvidia_peermem "
+        "/etc/modules-load.d/gpufabric-rdma.conf && exec modprobe nvidia_peermem'\n"
+    )
+
+
+def test_the_repo_file_of_rhel():
+    assert packages.repository_file("dnf", {"url": URL}, "doca 3.2.1") == (
+        f"{HEADER}\n[gpufabric-rdma-driver]\nname=HCA driver doca 3.2.1\nbaseurl={URL}\nenabled=1\ngpgcheck=1\n"
+        "gpgkey=file:///etc/pki/rpm-gpg/RPM-GPG-KEY-gpufabric-rdma-driver\npriority=10\nexcludepkgs=dkms\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("kernel", "package"),
+    [
+        ("5.14.0-570.12.1.el9_6.x86_64", "kernel-devel-5.14.0-570.12.1.el9_6.x86_64"),
+        ("6.12.0-55.9.1.el10_0.x86_64", "kernel-devel-6.12.0-55.9.1.el10_0.x86_64"),
+        ("5.14.0-570.12.1.el9_6.aarch64+64k", "kernel-64k-devel-5.14.0-570.12.1.el9_6.aarch64"),
+    ],
+)
+def test_headers_of_rhel_kernels(kernel, package):
+    assert packages.headers_package("dnf", kernel) == package
+
+
+def test_headers_of_debian_kernels_are_named_by_the_whole_release():
+    assert packages.headers_package("apt", "6.8.0-1010-nvidia-64k") == "linux-headers-6.8.0-1010-nvidia-64k"
+
+
+def test_the_command_lines_of_dnf():
+    assert packages.install_command("dnf", ["doca-ofed-3.2.1*"]) == [
+        "dnf",
+        "install",
+        "--assumeyes",
+        "--setopt=install_weak_deps=False",
+        "doca-ofed-3.2.1*",
+    ]
+    assert packages.install_command("dnf", ["x"], downgrade=True)[1] == "downgrade"
+    assert packages.remove_command("dnf", ["mlnx-ofa_kernel"]) == [
+        "dnf",
+        "remove",
+        "--assumeyes",
+        "--setopt=clean_requirements_on_remove=False",
+        "mlnx-ofa_kernel",
+    ]
+    assert packages.restore_command("dnf", ["rdma-core"]) == [
+        "dnf",
+        "distro-sync",
+        "--assumeyes",
+        "rdma-core",
+    ]
+
+
+def test_the_command_lines_of_apt():
+    assert packages.install_command("apt", ["doca-ofed=3.2.1-044000"]) == [
+        "apt-get",
+        "install",
+        "--yes",
+        "--no-install-recommends",
+        "-o",
+        "Dpkg::Options::=--force-confold",
+        "doca-ofed=3.2.1-044000",
+    ]
+    assert "--allow-downgrades" in packages.install_command("apt", ["x"], downgrade=True)
+    assert packages.remove_command("apt", ["a", "b"]) == ["apt-get", "purge", "--yes", "a", "b"]
+
+
+def test_a_users_own_packages_are_no_stack():
+    installed = dict.fromkeys(
+        [
+            "doca-ofed",
+            "doca-ofed-userspace",
+            "mlnx-ofed-kernel-dkms",
+            "mlnx-ofa_kernel",
+            "kmod-mlnx-ofa_kernel",
+            "mlnx-tools",
+            "iser-dkms",
+            "kmod-srp",
+            "ofed-scripts",
+            "linux-modules-doca-ofed-3.4-generic",
+            "doca-ofed-generic-hwe-26.04",
+            "doca-telemetry-of-ours",
+            "my-doca-app",
+            "rdma-core",
+            "isert-notes",
+        ],
+        "1",
+    )
+    kept = installed.keys() - packages.stack_packages(installed).keys()
+    assert kept == {"doca-telemetry-of-ours", "my-doca-app", "rdma-core", "isert-notes"}
+
+
+def test_user_space_that_the_stack_has_replaced():
+    installed = {"rdma-core": "2507mlnx58-1.2507097", "libibverbs1": "50.0-2", "mlnx-tools": "24.10-1mlnx1"}
+    assert packages.replaced_packages(installed) == ["rdma-core"]
+
+
+def test_the_kernel_packages_that_a_hold_keeps():
+    installed = dict.fromkeys(
+        [
+            "linux-image-6.8.0-60-generic",
+            "linux-headers-6.8.0-60-generic",
+            "linux-image-generic",
+            "linux-generic-hwe-24.04",
+            "linux-image-6.5.0-1-generic",
+            "linux-libc-dev",
+            "linux-base",
+            "linux-image-amd64",
+        ],
+        "1",
+    )
+    assert packages.kernel_packages(installed, "6.8.0-60-generic") == [
+        "linux-generic-hwe-24.04",
+        "linux-headers-6.8.0-60-generic",
+        "linux-image-6.8.0-60-generic",
+        "linux-image-amd64",
+        "linux-image-generic",
+    ]
+
+
+LOCK = {
+    "repositories": [
+        {
+            "name": "doca",
+            "version": "3.2.1",
+            "kind": "dnf",
+            "key": {"url": "https://x", "fingerprint": None},
+            "places": [{"distribution": "rhel9", "architecture": "amd64", "url": URL}],
+        }
+    ]
+}
+
+
+def test_the_row_of_a_node_or_what_there_is_instead():
+    assert driver_repository(LOCK, {"node": RHEL9}, "doca", "3.2.1")["url"] == URL
+    for machine, version in ((RHEL9, "3.2.9"), (NOBLE, "3.2.1"), (node("rhel", "9.6", "aarch64"), "3.2.1")):
+        row = driver_repository(LOCK, machine, "doca", version)
+        assert (row["url"], row["known"]) == ("", "3.2.1 for rhel9 amd64")

@@ -1,0 +1,326 @@
+"""What is installed, removed, built and held, and in which order, for apt and for dnf."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+
+import pytest
+from ansible_collections.gpufabric.rdma.plugins.module_utils._driver import dkms, packages, versions
+from ansible_collections.gpufabric.rdma.plugins.module_utils._driver.openpgp import fingerprints
+from ansible_collections.gpufabric.rdma.plugins.module_utils._driver.plan import anchors, plan, sentence
+from ansible_collections.gpufabric.rdma.plugins.modules.driver import Installer
+from ansible_collections.gpufabric.rdma.tests.driver import stack
+
+KERNEL, NEWER = "6.8.0-60-generic", "6.8.0-71-generic"
+BASE = "mlnx-ofed-kernel"
+
+
+@pytest.fixture(scope="session")
+def keys(tmp_path_factory):
+    if not shutil.which("gpg"):
+        pytest.skip("not verified: no gpg to make keys with")
+    folder = tmp_path_factory.mktemp("keys")
+    made = [stack.Key(folder / name, f"{name} <{name}@test.invalid>") for name in ("one", "other")]
+    yield made
+    for key in made:
+        key.close()
+
+
+@pytest.fixture
+def wanted(keys):
+    return {
+        "flavor": "doca",
+        "version": "3.2.1",
+        "packages": [],
+        "sha256": {},
+        "repository": {
+            "url": "https://mirror.example.net/doca/",
+            "key": keys[0].public,
+            "fingerprint": keys[0].fingerprint,
+            "label": "DOCA-HOST*",
+            "known": "",
+        },
+    }
+
+
+def state(manager="apt", os=None, flavor="inbox", installed=None, **more):
+    distribution = os or {"id": "ubuntu", "version_id": "24.04", "like": ["debian"], "pretty_name": "Ubuntu 24.04"}
+    own = (packages.KEYS, packages.REPOSITORIES)
+    files = [*(table[manager or "apt"] for table in own), packages.PINS, packages.SERVICE]
+    return {
+        "facts": {
+            "node": {"kernel": KERNEL, "architecture": "x86_64", "os": distribution, "container": None},
+            "driver": {"installed": {"flavor": flavor, "version": None}},
+        },
+        "manager": manager,
+        "packages": installed or {"dkms": "3.0.11"},
+        "held": set(),
+        "unfinished": {},
+        "files": dict.fromkeys(files),
+        "foreign_repositories": [],
+        "kernels": [KERNEL],
+        "headers": {KERNEL: True},
+        "builds": [],
+        **more,
+    }
+
+
+def told(made):
+    return [(change.object, change.action) for change in made.changes]
+
+
+def one_problem(made):
+    assert len(made.problems) == 1, made.problems
+    assert made.changes == []
+    return made.problems[0]
+
+
+def carried_out(node, wanted):
+    """The command lines and files of a run in their order, with a package manager that always agrees."""
+    done = []
+
+    def run(argv, environment=None, cwd=None):
+        done.append(" ".join(argv))
+        return 0, "", ""
+
+    made = plan(node, wanted)
+    installer = Installer(node, wanted, run, trial_build=False)
+    installer._files = lambda changes: (done.append(c.object) or c for c in changes if c.object.startswith("/"))
+    applied = list(installer.apply(made.changes))
+    assert {change.object for change in applied} == {change.object for change in made.changes}
+    return done
+
+
+def test_a_fresh_apt_node(wanted):
+    node = state(installed={"make": "4"}, kernels=[KERNEL, NEWER], headers={KERNEL: True, NEWER: False})
+    made = plan(node, wanted)
+    assert told(made) == [
+        (f"package linux-headers-{NEWER}", "need"),
+        ("package dkms", "need"),
+        (packages.KEYS["apt"], "write"),
+        (packages.PINS, "write"),
+        (packages.REPOSITORIES["apt"], "write"),
+        ("package doca-ofed", "install"),
+        (packages.SERVICE, "write"),
+    ]
+    assert sentence(made, wanted) == "doca 3.2.1 is installed"
+
+
+@pytest.mark.parametrize(
+    ("version", "kernel"), [("9.6", "5.14.0-570.12.1.el9_6.x86_64"), ("10.0", "6.12.0-55.9.1.el10_0.x86_64")]
+)
+def test_the_whole_order_on_rhel(wanted, version, kernel):
+    rhel = {"id": "rhel", "version_id": version, "like": ["fedora"], "pretty_name": f"RHEL {version}"}
+    old = {"mlnx-ofa_kernel": "24.10-OFED.24.10.2.1.8.1", "kmod-mlnx-ofa_kernel": "24.10", "gcc": "11", "make": "4"}
+    node = state("dnf", rhel, "mlnx_ofed", old, kernels=[kernel], headers={kernel: False})
+    assert carried_out(node, {**wanted, "remove_allowed": True}) == [
+        f"dnf install --assumeyes --setopt=install_weak_deps=False kernel-devel-{kernel} dkms elfutils-libelf-devel",
+        "dnf remove --assumeyes --setopt=clean_requirements_on_remove=False kmod-mlnx-ofa_kernel mlnx-ofa_kernel",
+        "/etc/pki/rpm-gpg/RPM-GPG-KEY-gpufabric-rdma-driver",
+        "/etc/yum.repos.d/gpufabric-rdma-driver.repo",
+        "/etc/systemd/system/openibd.service.d/20-gpufabric-rdma-driver.conf",
+        "dnf install --assumeyes --setopt=install_weak_deps=False doca-ofed-3.2.1*",
+    ]
+
+
+def test_rhel_8_is_refused(wanted):
+    rhel = {"id": "rhel", "version_id": "8.10", "like": ["fedora"], "pretty_name": "RHEL 8.10"}
+    assert "RHEL 9 or 10" in one_problem(plan(state("dnf", rhel), wanted)).wanted
+
+
+def test_a_distribution_of_another_family_is_refused(wanted):
+    suse = {"id": "sles", "version_id": "15.6", "like": ["suse"], "pretty_name": "SLES 15 SP6"}
+    assert one_problem(plan(state(None, suse), wanted)).seen == "SLES 15 SP6"
+
+
+def converged(wanted):
+    node = state(flavor="doca", installed={"dkms": "3", "doca-ofed": "3.2.1-044000", f"{BASE}-dkms": "25.10-1"})
+    for change in plan(node, wanted).changes:
+        if change.object.startswith("/"):
+            node["files"][change.object] = change.after
+    node["builds"] = [dkms.Build(BASE, "25.10", KERNEL, "installed", "")]
+    return node
+
+
+def test_a_second_look_finds_nothing(wanted):
+    made = plan(converged(wanted), wanted)
+    assert (told(made), sentence(made, wanted)) == ([], None)
+
+
+def test_upgrade_and_downgrade(wanted):
+    node = converged(wanted)
+    assert ("package doca-ofed", "upgrade") in told(plan(node, {**wanted, "version": "3.3.0"}))
+    problem = one_problem_of(plan(node, {**wanted, "version": "2.9.3"}))
+    assert (problem.seen, problem.wanted) == ("3.2.1-044000, which is newer", "2.9.3")
+    assert "driver_downgrade_allowed: true" in problem.next_step
+    denied = one_problem_of(plan(node, {**wanted, "version": "2.9.3", "downgrade_allowed": False}))
+    assert "driver_downgrade_allowed" not in denied.next_step
+    allowed = plan(node, {**wanted, "version": "2.9.3", "downgrade_allowed": True})
+    assert ("package doca-ofed", "downgrade") in told(allowed)
+
+
+def one_problem_of(made):
+    (problem,) = made.problems
+    return problem
+
+
+def test_another_stack_goes_first_and_only_on_consent(wanted):
+    node = state(flavor="mlnx_ofed", installed={"dkms": "3", f"{BASE}-dkms": "24.10", "ofed-scripts": "24.10"})
+    asked = one_problem_of(plan(node, wanted))
+    assert "driver_remove_allowed: true" in asked.next_step
+    assert "driver_remove_allowed" not in one_problem_of(plan(node, {**wanted, "remove_allowed": False})).next_step
+    assert told(plan(node, {**wanted, "remove_allowed": True}))[0] == ("driver stack", "take out")
+
+
+def test_back_to_inbox(wanted):
+    node = converged(wanted)
+    node["packages"]["rdma-core"] = "2507mlnx58-1.2507097"
+    made = plan(node, {"flavor": "inbox", "remove_allowed": True})
+    assert told(made) == [
+        ("driver stack", "take out"),
+        (packages.REPOSITORIES["apt"], "remove"),
+        (packages.PINS, "remove"),
+        (packages.KEYS["apt"], "remove"),
+        (packages.SERVICE, "remove"),
+        ("user space of the stack", "return"),
+    ]
+    assert sentence(made, {"flavor": "inbox"}) == "the driver stack is removed and the inbox driver used again"
+    assert told(plan(state(), {"flavor": "inbox"})) == []
+
+
+def test_the_key_is_the_pinned_one_and_alone(wanted, keys):
+    def with_key(text, fingerprint=None):
+        changed = copy.deepcopy(wanted)
+        changed["repository"]["key"] = text
+        changed["repository"]["fingerprint"] = keys[0].fingerprint if fingerprint is None else fingerprint
+        return plan(state(), changed)
+
+    assert one_problem(with_key(keys[1].public)).seen == keys[1].fingerprint
+    both = one_problem(with_key(keys[0].public + keys[1].public))
+    assert both.seen == f"{keys[0].fingerprint}, {keys[1].fingerprint}"
+    assert one_problem(with_key("<html>")).seen == "no OpenPGP key in the file"
+    assert one_problem(with_key(keys[0].public, "")).object == "driver_repository_fingerprint"
+    spaced = " ".join(keys[0].fingerprint[at : at + 4] for at in range(0, 40, 4)).lower()
+    assert with_key(keys[0].public, spaced).problems == []
+
+
+def test_fingerprints_are_those_that_gpg_prints(keys):
+    assert fingerprints(keys[0].public) == [keys[0].fingerprint]
+    assert fingerprints(keys[0].public.replace("\n", "\r\n")) == [keys[0].fingerprint]
+    cut = keys[0].public.splitlines()
+    assert fingerprints("\n".join([*cut[:3], cut[-1]])) == []
+
+
+def test_a_release_that_the_lock_does_not_have(wanted):
+    wanted["repository"] |= {"url": "", "known": "3.2.1 for rhel9 amd64"}
+    problem = one_problem(plan(state(), wanted))
+    assert problem.object == "doca 3.2.1 for ubuntu24.04 amd64"
+    assert problem.seen == "3.2.1 for rhel9 amd64"
+
+
+def test_a_repository_of_the_vendors_that_is_not_ours(wanted):
+    node = state(foreign_repositories=["/etc/apt/sources.list.d/doca.list"])
+    assert one_problem(plan(node, wanted)).object == "/etc/apt/sources.list.d/doca.list"
+
+
+def test_the_archive_of_ubuntu_2604():
+    resolute = {"id": "ubuntu", "version_id": "26.04", "like": ["debian"], "pretty_name": "Ubuntu 26.04"}
+    made = plan(state(os=resolute), {"flavor": "ubuntu_archive"})
+    assert told(made) == [("package doca-ofed-generic", "install"), (packages.SERVICE, "write")]
+    assert anchors("ubuntu_archive", "7.0.0-1003-nvidia-64k") == ["doca-ofed-nvidia-64k"]
+    assert "Ubuntu 26.04 or newer" in one_problem(plan(state(), {"flavor": "ubuntu_archive"})).wanted
+    mixed = state(os=resolute, foreign_repositories=["/etc/apt/sources.list.d/doca.list"])
+    assert "no repository of NVIDIA's" in one_problem(plan(mixed, {"flavor": "ubuntu_archive"})).wanted
+
+
+def test_a_build_that_a_kernel_upgrade_left_undone(wanted):
+    node = converged(wanted)
+    node |= {"kernels": [KERNEL, NEWER], "headers": {KERNEL: True, NEWER: True}}
+    made = plan(node, wanted)
+    assert told(made) == [(f"DKMS module {BASE} 25.10 for {NEWER}", "build")]
+    assert carried_out(node, wanted) == [f"dkms install -m {BASE} -v 25.10 -k {NEWER} --force"]
+
+
+def test_what_dpkg_left_half_done_comes_first(wanted):
+    node = state(unfinished={f"{BASE}-dkms": "half-configured"})
+    assert told(plan(node, wanted))[0] == (f"package {BASE}-dkms", "finish")
+
+
+def test_kernels_are_held_and_released(wanted):
+    node = converged(wanted)
+    node["packages"] |= {f"linux-image-{KERNEL}": "1", "linux-image-generic": "1"}
+    held = plan(node, {**wanted, "hold_kernel": True})
+    assert told(held) == [(f"package linux-image-{KERNEL}", "hold"), ("package linux-image-generic", "hold")]
+    node["held"] = {f"linux-image-{KERNEL}", "linux-image-generic"}
+    assert told(plan(node, {**wanted, "hold_kernel": True})) == []
+    assert len(told(plan(node, {**wanted, "hold_kernel": False}))) == 2
+    assert told(plan(node, wanted)) == []
+
+
+def test_in_a_container_nothing_is_installed(wanted):
+    node = state()
+    node["facts"]["node"]["container"] = "docker"
+    made = plan(node, wanted)
+    assert (told(made), len(made.not_verified)) == ([], 1)
+
+
+STATUS = {
+    "3.0.10": "mlnx-ofed-kernel/25.10.OFED.25.10.1.6.6.1, 6.1.0-56-amd64, x86_64: installed\n"
+    "iser/25.10, 6.1.0-56-amd64, x86_64: built (WARNING! Diff between built and installed module!)\n"
+    "srp/25.10: added\nDeprecated feature: REMAKE_INITRD (/var/lib/dkms/x/dkms.conf)\n",
+    "2.8.7": "mlnx-ofed-kernel, 25.10.OFED.25.10.1.6.6.1, 6.1.0-56-amd64, x86_64: installed (original_module exists)\n"
+    "srp, 25.10: added\n",
+}
+
+
+@pytest.mark.parametrize("version", STATUS)
+def test_the_status_of_both_generations_of_dkms(version):
+    builds = dkms.parse(STATUS[version])
+    assert builds[0][:4] == (BASE, "25.10.OFED.25.10.1.6.6.1", "6.1.0-56-amd64", "installed")
+    assert builds[-1][:4] == ("srp", "25.10", None, "added")
+    left = dkms.not_installed(builds, [BASE, "srp"], ["6.1.0-56-amd64"])
+    assert left == [("srp", "25.10", "6.1.0-56-amd64", "added")]
+
+
+def test_a_copy_that_is_not_the_one_that_was_built():
+    build = dkms.Build(BASE, "1", KERNEL, "installed", "WARNING! Diff between built and installed module!")
+    assert dkms.not_installed([build], [BASE], [KERNEL])[0][3] == "another copy is installed"
+
+
+def test_the_end_of_a_log_starts_at_its_error():
+    log = "\n".join([*(f"CC {number}.o" for number in range(90)), "a.c:1:2: error: no", *["note"] * 50])
+    assert dkms.tail(log).splitlines()[2] == "a.c:1:2: error: no"
+    assert dkms.tail("one\n\ntwo\n") == "one\ntwo"
+
+
+@pytest.mark.parametrize(
+    ("older", "newer"),
+    [
+        ("3.2.1-044000", "3.3.0-1"),
+        ("3.9", "3.10"),
+        ("1.0~rc1", "1.0"),
+        ("1.0", "1.0a"),
+        ("2.0", "1:1.0"),
+        ("24.10-3.2.5.0", "25.07-0.9.7.0"),
+        ("1.0-1", "1.0-1+b1"),
+    ],
+)
+def test_versions_are_ordered_as_dpkg_orders_them(older, newer):
+    assert versions.compare(older, newer) < 0 < versions.compare(newer, older)
+    assert versions.compare(older, older) == 0
+
+
+@pytest.mark.parametrize(
+    ("version", "wanted", "answer"),
+    [
+        ("3.2.1-044000", "3.2.1", True),
+        ("3.2.1", "3.2.1", True),
+        ("1:3.2.1-1", "3.2.1", True),
+        ("3.2.10-1", "3.2.1", False),
+        ("3.2.1~rc1-1", "3.2.1", True),
+        ("13.2.1-1", "3.2.1", False),
+    ],
+)
+def test_a_release_fits_by_its_beginning(version, wanted, answer):
+    assert versions.satisfies(version, wanted) is answer

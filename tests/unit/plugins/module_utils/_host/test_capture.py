@@ -1,0 +1,264 @@
+"""A capture gives the facts back, and nothing that tells which machine it was."""
+
+from __future__ import annotations
+
+import base64
+import ipaddress
+import re
+
+import pytest
+import yaml
+from ansible_collections.gpufabric.rdma.plugins.filter.fixture_text import fixture_text
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host import capture as host_capture
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host.capture import capture, fold, holes, trimmed
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather
+from ansible_collections.gpufabric.rdma.tests.tools import tree
+
+COMPOSED = [name for name in tree.names() if tree.load(name)["provenance"]["kind"] == "composed"]
+NEVER_SECRET = ("127.0.0.1", "0.0.0.0")
+
+
+@pytest.fixture(params=tree.names())
+def node(request, tmp_path):
+    """(name, fixture, root) of a node that is laid out."""
+    fixture = tree.load(request.param)
+    return request.param, fixture, tree.lay_out(fixture, tmp_path / "node")
+
+
+def again(fixture, target):
+    """The facts of a fixture that went through its file."""
+    path = target / "captured.yml"
+    path.write_text(fixture_text(fixture))
+    return gather(Tree(str(tree.lay_out(tree.load(path), target / "again"))), software_hcas=True)
+
+
+def test_the_same_facts_come_back_scrubbed(node, tmp_path):
+    name, _fixture, root = node
+    captured, facts, scrubber = capture(str(root), name)
+    assert again(captured, tmp_path) == scrubber.apply(facts)
+
+
+def originals(fixture):
+    """Every notation of every MAC, GUID, address and id of a node, found without the code under test."""
+    contents = {**fixture["files"], "addresses": str(fixture["seams"].get("addresses"))}
+    found = set()
+    for path, text in contents.items():
+        found.update(re.findall(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", text))
+        if path.endswith("/address"):
+            octets = text.split(":")[-8:]
+            found.update((text, "".join(octets)))
+            if len(octets) == 6:
+                flipped = f"{int(octets[0], 16) ^ 2:02x}"
+                eui64 = ":".join((flipped + octets[1], octets[2] + "ff", "fe" + octets[3], octets[4] + octets[5]))
+                found.update((eui64, eui64.replace(":", "")))
+        if path.endswith(("/node_guid", "/sys_image_guid")):
+            found.update((text, text.replace(":", "")))
+        if path == "/proc/net/if_inet6":
+            for digits in (line.split()[0] for line in text.splitlines()):
+                found.update((digits, str(ipaddress.IPv6Address(int(digits, 16)))))
+        if path == "/proc/net/route":
+            found.update(word for line in text.splitlines()[1:] for word in line.split()[1:3])
+    for addresses in (fixture["seams"].get("addresses") or {}).values():
+        for address in addresses:
+            host = ipaddress.ip_interface(address).ip
+            found.update((str(host), host.packed.hex(), f"{host.packed.hex()[:4]}:{host.packed.hex()[4:]}"))
+    trivial = re.compile(r"[0:]*|ff[:f]*|.*00000000$")
+    return {text for text in found if not trivial.fullmatch(text) and text not in NEVER_SECRET} - {
+        "7f000001",
+        "7f00:0001",
+    }
+
+
+# Captured nodes hold replacements already, and a second capture may choose the same ones.
+@pytest.mark.parametrize("node", COMPOSED, indirect=True)
+def test_no_original_survives(node):
+    name, fixture, root = node
+    text = fixture_text(capture(str(root), name)[0]).lower()
+    binary = yaml.safe_load(text).get("binary") or {}
+    text += "".join(base64.b64decode(data).decode("latin-1") for data in binary.values())
+    wanted = originals(fixture)
+    assert len(wanted) > 5
+    assert (
+        sorted(word for word in wanted if re.search(rf"(?<![0-9a-f]){re.escape(word.lower())}(?![0-9a-f])", text)) == []
+    )
+
+
+@pytest.fixture
+def real_node(tmp_path):
+    """GH200 with the addresses, names and habits of a machine in production."""
+    fixture = tree.load("gh200-cx7-roce")
+    files = fixture["files"]
+    net = next(path for path in files if path.endswith("/enp1s0f0np0/address")).rpartition("/")[0]
+    old, new = "c633:64fd", "cb00:7142"  # 203.0.113.66
+    for path in [path for path in files if old in files[path]]:
+        files[path] = files[path].replace(old, new)
+    fixture["seams"]["addresses"] = {
+        "lo": ["127.0.0.1/8"],
+        "enp1s0f0np0": ["203.0.113.66/26", "10.20.30.40/8"],
+        "enxa088c2a75cd5": [],
+    }
+    files["/proc/net/route"] = (
+        files["/proc/net/route"].splitlines()[0]
+        + "\nenp1s0f0np0\t00000000\t417100CB\t0003\t0\t0\t100\t00000000\t0\t0\t0"
+        + "\nenp1s0f0np0\t0000000A\t00000000\t0001\t0\t0\t100\t000000FF\t0\t0\t0"
+    )
+    files["/proc/net/if_inet6"] = "\n".join(
+        (
+            "20010db8beef0001a288c2fffea75cd4 02 40 00 00 enp1s0f0np0",
+            "20010db8beef00010000000000000053 02 40 00 00 enp1s0f0np0",
+            "20010db8beef0001d1f20a9b3c4d5e6f 02 40 00 00 enp1s0f0np0",
+            "fe80000000000000a288c2fffea75cd4 02 40 20 80 enp1s0f0np0",
+        )
+    )
+    files["/proc/sys/kernel/hostname"] = "gpu-17.prod.example"
+    files["/proc/cmdline"] = (
+        "root=UUID=7d4f9a52-1c1e-4f0a-9f3b-0123456789ab ip=203.0.113.66::203.0.113.65 systemd.hostname=gpu-17 ro"
+    )
+    files["/etc/modprobe.d/zz-gpufabric-rdma.conf"] = (
+        "# Managed by Ansible collection gpufabric.rdma; changes here are overwritten."
+    )
+    files["/usr/local/libexec/gpufabric-rdma-links"] = "#!/bin/sh\nset_link a0:88:c2:a7:5c:d4 9000"
+    files["/etc/systemd/system/k3s.service.d/token.conf"] = (
+        "[Service]\nEnvironment=K3S_TOKEN=K10swordfish\nLimitMEMLOCK=infinity"
+    )
+    files["/etc/systemd/system/k3s.service"] = (
+        "[Service]\nExecStart=/usr/local/bin/k3s server \\\n  --token swordfish\nLimitNOFILE=1048576"
+    )
+    files["/var/lib/dpkg/status"] += "\n\nPackage: acme-agent\nStatus: install ok installed\nVersion: 1.0"
+    fixture["modes"]["/usr/local/libexec/gpufabric-rdma-links"] = "0755"
+    # An interface of a container keeps no secret; a pod's cgroup does.
+    files["/proc/4021/cgroup"] = (
+        "0::/kubepods.slice/kubepods-pod3f9c1b7e_5d1a_4c7e_8a55_aabbccddeeff.slice/cri-containerd-"
+        + "ab12" * 16
+        + ".scope"
+    )
+    files[f"{net}/ifalias"] = "rack 12"
+    files["/proc/1/mountinfo"] += "\n99 25 0:50 / /home rw shared:9 - nfs filer.corp:/home rw,addr=203.0.113.9"
+    router = "20010db8beef00010000000000000001"
+    files["/proc/net/ipv6_route"] = "\n".join(
+        f"{place} 00000000000000000000000000000000 00 {router} 00000400 00000001 00000000 00000003 enp1s0f0np0"
+        for place in ("0" * 32 + " 00", "20010db8beef00420000000000000000 40")
+    )
+    files["/etc/modprobe.d/site.conf"] = "# asked for by jane\noptions ib_core netns_mode=1"
+    return tree.lay_out(fixture, tmp_path / "node")
+
+
+def test_relations_survive_scrubbing(real_node, tmp_path):
+    captured, facts, scrubber = capture(str(real_node), "gh200")
+    found = again(captured, tmp_path)
+    wanted = scrubber.apply(facts)
+    for side in (found, wanted):  # sorted by what they were, and by what they are
+        for netdev in side["hcas"][0]["netdevs"]:
+            netdev["addresses"].sort()
+    assert found == wanted
+    assert [(source["path"], source["line"]) for source in found["subsystem"]["netns_sources"]] == [
+        ("/etc/modprobe.d/site.conf", 2)
+    ]
+    first, second = found["hcas"]
+    netdev = first["netdevs"][0]
+    tail = netdev["mac"][9:]
+    assert netdev["mac"].startswith("a0:88:c2:")
+    assert tail != "a7:5c:d4"
+    assert first["node_guid"].replace(":", "")[10:] == tail.replace(":", "")
+    assert first["sys_image_guid"] == second["sys_image_guid"] == first["node_guid"]
+    # Neighbouring ports of one card stay neighbours.
+    assert second["netdevs"][0]["mac"] == netdev["mac"][:-2] + "d5"
+    addresses = [ipaddress.ip_interface(address) for address in netdev["addresses"]]
+    mapped = [gid["gid"] for gid in first["ports"][0]["gids"]][2]
+    assert ipaddress.IPv6Address(mapped).ipv4_mapped in [address.ip for address in addresses]
+    assert sorted(address.network.prefixlen for address in addresses) == [8, 26, 64, 64, 64, 64]
+    globals_ = [address for address in addresses if address.ip in ipaddress.ip_network("2001:db8::/32")]
+    assert len({address.network for address in globals_}) == 1
+    assert len(globals_) == 3
+    gateway = captured["files"]["/proc/net"]["route"].splitlines()[1].split()[2]
+    network = next(address.network for address in addresses if address.network.prefixlen == 26)
+    assert ipaddress.ip_address(bytes.fromhex(gateway)[::-1]) in network
+    assert found["owned_files"]["/usr/local/libexec/gpufabric-rdma-links"] == {
+        "mode": "0755",
+        "content": f"#!/bin/sh\nset_link {netdev['mac']} 9000\n",
+    }
+
+
+@pytest.mark.parametrize(
+    "secret",
+    [
+        *("swordfish", "acme-agent", "gpu-17", "prod.example", "7d4f9a52", "rack 12", "filer", "jane"),
+        *("203.0.113.66", "203.0.113.65", "cb00:7142", "417100CB", "10.20.30.40", "a7:5c:d4", "a7:5cd4", "a75cd4"),
+        *("2001:db8:beef", "20010db8beef", "d1f20a9b3c4d5e6f", "3f9c1b7e", "ab12ab12", "GPU-d4431139"),
+    ],
+)
+def test_a_production_machine_keeps_its_secrets(real_node, secret):
+    assert secret.lower() not in fixture_text(capture(str(real_node), "gh200")[0]).lower()
+
+
+def test_the_same_capture_twice_is_the_same_file(real_node):
+    assert fixture_text(capture(str(real_node), "a")[0]) == fixture_text(capture(str(real_node), "a")[0])
+
+
+def test_answers_of_seams_are_recorded():
+    live = Seams(
+        addresses=lambda: {"eth0": ["192.0.2.1/24"]}, machine=lambda: "aarch64", modinfo=lambda path: {"version": path}
+    )
+    seams, answers = host_capture.recording_seams(live)
+    assert (seams.machine(), seams.modinfo("/a.ko.zst"), seams.rpm_query()) == (
+        "aarch64",
+        {"version": "/a.ko.zst"},
+        None,
+    )
+    assert answers == {
+        "addresses": None,
+        "machine": "aarch64",
+        "modinfo": {"/a.ko.zst": {"version": "/a.ko.zst"}},
+        "rpm": None,
+    }
+
+
+def test_a_refusing_file_is_kept_as_an_error(tmp_path):
+    """On a live node the kernel answers EINVAL; here a path whose reading fails in the same place."""
+    root = tree.lay_out(tree.load("two-cards-cx6dx"), tmp_path / "node")
+    found = tree.expand(capture(str(root), "refusing")[0])
+    refused = {path for path in found["directories"] if path.endswith("/carrier")} | set(found["errors"])
+    assert refused == set()
+    fixture = tree.load("gh200-cx7-roce")
+    root = tree.lay_out(fixture, tmp_path / "down")
+    found = tree.expand(capture(str(root), "down")[0])
+    assert any(path.endswith("/enp1s0f1np1/carrier") for path in (*found["errors"], *found["directories"]))
+
+
+def test_what_proc_links_to_its_reader_is_scrubbed_and_has_no_process_number(tmp_path):
+    """As on a live machine: /proc/net is self/net, and self is whoever reads."""
+    root = tree.lay_out(tree.load("gh200-cx7-roce"), tmp_path / "node")
+    (root / "proc/4711").mkdir()
+    (root / "proc/net").rename(root / "proc/4711/net")
+    (root / "proc/self").symlink_to("4711")
+    (root / "proc/net").symlink_to("self/net")
+    found = tree.expand(capture(str(root), "live")[0])
+    assert "C63364FD" not in str(found).upper().replace(":", "")
+    assert found["files"]["/proc/net/route"].splitlines()[1].split()[2] != "FE6533C6"
+    assert not any("4711" in path for section in ("files", "links") for path in found[section])
+    assert "/proc/self" not in found["links"]
+
+
+def test_the_environment_of_init_keeps_the_container_only():
+    assert trimmed("/proc/1/environ", b"TOKEN=x\0container=lxc\0HOME=/\0") == b"container=lxc\0"
+
+
+def test_depmods_files_keep_modules_that_facts_ask_for():
+    kept = trimmed(
+        "/usr/lib/modules/6/modules.dep", b"kernel/a/acme.ko: x\nkernel/b/mlx5_core.ko.zst: kernel/c/mlxfw.ko.zst\n"
+    )
+    assert kept == b"kernel/b/mlx5_core.ko.zst: kernel/c/mlxfw.ko.zst\n"
+
+
+@pytest.mark.parametrize(
+    ("used", "count", "wanted"),
+    [([], 3, [(0, 2)]), ([0, 1], 2, []), ([1], 4, [(0, 0), (2, 3)]), ([], 0, [])],
+)
+def test_holes(used, count, wanted):
+    assert list(holes(used, count)) == wanted
+
+
+def test_folding_is_undone_by_loading():
+    flat = {"/a/b": "1", "/a/c": "2", "/a/d/e": "3"}
+    assert dict(tree.unfold(fold(flat))) == flat
+    assert fold(flat) == {"/a": {"b": "1", "c": "2"}, "/a/d/e": "3"}

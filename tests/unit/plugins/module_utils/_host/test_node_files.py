@@ -1,0 +1,260 @@
+"""Files, units, modules and sysctls of a role: what is decided from a state, and what a run does to a tree."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Change, Refused
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host import node_files as planner
+from ansible_collections.gpufabric.rdma.plugins.modules import node_files
+
+UNIT = "/etc/systemd/system/a.service"
+LINK = "/etc/systemd/system/multi-user.target.wants/a.service"
+WANTED = {
+    "files": [
+        {"path": "/etc/a.conf", "content": "a\n", "mode": "0644"},
+        {"path": UNIT, "content": "[Unit]\n", "mode": "0644"},
+    ],
+    "secrets": [{"path": "/etc/token", "content": "hush\n"}],
+    "absent": ["/etc/old.conf"],
+    "units": [
+        {
+            "name": "a.service",
+            "present": True,
+            "wanted_by": ["multi-user.target"],
+            "running": True,
+            "restarted_by": ["/etc/a.conf"],
+        }
+    ],
+    "kernel_modules": ["br_netfilter"],
+    "sysctls": {"net.ipv4.ip_forward": 1},
+    "exclusive": [
+        {
+            "directory": "/etc/cni/net.d",
+            "suffixes": [".conf"],
+            "keep": ["00-multus.conf"],
+            "allowed": None,
+            "reason": "pods would take it",
+            "consent": "multus_foreign_allowed",
+        }
+    ],
+}
+
+
+@pytest.fixture
+def wanted() -> dict:
+    return copy.deepcopy(WANTED)
+
+
+@pytest.fixture
+def settled() -> dict:
+    return {
+        "files": {
+            "/etc/a.conf": {"content": "a\n", "mode": "0644", "mtime": 100},
+            UNIT: {"content": "[Unit]\n", "mode": "0644", "mtime": 100},
+            "/etc/old.conf": None,
+        },
+        "secrets": {"/etc/token": {"content": "hush\n", "mode": "0600"}},
+        "links": {LINK: "../a.service"},
+        "units": {"a.service": {"active": True, "started": 100}},
+        "modules": {"br_netfilter": planner.LOADED},
+        "sysctls": {"net.ipv4.ip_forward": "1"},
+        "offline": None,
+        "others": {"/etc/cni/net.d": [("00-multus.conf", "{}")]},
+    }
+
+
+def shown(made) -> list:
+    return [(change.object, change.action) for change in made.changes]
+
+
+def test_a_settled_node_is_left_alone(settled, wanted):
+    made = planner.plan(settled, wanted)
+    assert (made.changes, made.problems, made.not_applied, made.not_verified) == ([], [], [], [])
+
+
+@pytest.mark.parametrize(
+    ("drift", "expected"),
+    [
+        (lambda s: s["files"].update({"/etc/a.conf": None}), [("/etc/a.conf", "write"), ("a.service", "restart")]),
+        (
+            lambda s: s["files"]["/etc/a.conf"].update(content="b\n"),
+            [("/etc/a.conf", "write"), ("a.service", "restart")],
+        ),
+        (lambda s: s["files"]["/etc/a.conf"].update(mode="0666"), [("/etc/a.conf", "mode")]),
+        (lambda s: s["files"][UNIT].update(content="x"), [(UNIT, "write"), ("a.service", "restart")]),
+        (lambda s: s["files"][UNIT].update(mtime=101), [("a.service", "restart")]),
+        (
+            lambda s: s["files"].update({"/etc/old.conf": {"content": "", "mode": "0644"}}),
+            [("/etc/old.conf", "remove")],
+        ),
+        (lambda s: s["links"].update({LINK: None}), [(LINK, "link")]),
+        (lambda s: s["secrets"].update({"/etc/token": None}), [("/etc/token", "write secret")]),
+        (lambda s: s["secrets"]["/etc/token"].update(content="other"), [("/etc/token", "write secret")]),
+        (lambda s: s["secrets"]["/etc/token"].update(mode="0644"), [("/etc/token", "mode")]),
+        (lambda s: s["units"].update({"a.service": {"active": False, "started": None}}), [("a.service", "start")]),
+        (lambda s: s["modules"].update(br_netfilter="loadable"), [("module br_netfilter", "load")]),
+        (lambda s: s["modules"].update(br_netfilter="builtin"), []),
+        (lambda s: s["sysctls"].update({"net.ipv4.ip_forward": "0"}), [("sysctl net.ipv4.ip_forward", "set")]),
+    ],
+)
+def test_each_drift_is_one_decision(settled, wanted, drift, expected):
+    drift(settled)
+    assert shown(planner.plan(settled, wanted)) == expected
+
+
+def test_the_text_of_a_secret_is_in_no_plan(settled, wanted):
+    settled["secrets"]["/etc/token"]["content"] = "former"
+    made = planner.plan(settled, wanted)
+    assert "hush" not in str(made)
+    assert "former" not in str(made)
+
+
+def test_a_secret_without_content_is_reported_and_never_touched(settled, wanted):
+    wanted["secrets"][0]["content"] = None
+    assert shown(planner.plan(settled, wanted)) == []
+    assert planner.missing_secrets(settled, wanted) == []
+    settled["secrets"]["/etc/token"] = None
+    assert shown(planner.plan(settled, wanted)) == []
+    assert planner.missing_secrets(settled, wanted) == ["/etc/token"]
+
+
+def test_a_unit_that_is_not_wanted_any_more_is_stopped_before_its_file_goes(settled, wanted):
+    wanted["units"][0]["present"] = False
+    wanted["files"] = []
+    wanted["absent"] = [UNIT, "/etc/a.conf"]
+    assert shown(planner.plan(settled, wanted)) == [
+        ("a.service", "stop"),
+        (LINK, "unlink"),
+        (UNIT, "remove"),
+        ("/etc/a.conf", "remove"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("allowed", "actions", "problems", "left"), [(None, 0, 1, 0), (True, 1, 0, 0), (False, 0, 0, 1)]
+)
+def test_a_file_of_somebody_else_waits_for_consent(settled, wanted, allowed, actions, problems, left):
+    settled["others"]["/etc/cni/net.d"].append(("10-flannel.conf", "{}"))
+    wanted["exclusive"][0]["allowed"] = allowed
+    made = planner.plan(settled, wanted)
+    assert (len(made.changes), len(made.problems), len(made.not_applied)) == (actions, problems, left)
+    told = str(made)
+    assert "/etc/cni/net.d/10-flannel.conf" in told
+    assert allowed is True or "multus_foreign_allowed" in told
+
+
+def test_where_no_kernel_and_no_systemd_may_be_touched_that_is_said(settled, wanted):
+    settled.update(offline="it is a tree of files", units=None, modules={"br_netfilter": "absent"}, sysctls={})
+    made = planner.plan(settled, wanted)
+    assert made.changes == []
+    assert len(made.not_verified) == 3
+
+
+# --- the module -------------------------------------------------------------------------------------------------------
+
+
+def call(root, check=False, **options):
+    arguments = {"root": str(root), "_ansible_check_mode": check, "_ansible_diff": True, **options}
+    done = subprocess.run(
+        [sys.executable, node_files.__file__],
+        input=json.dumps({"ANSIBLE_MODULE_ARGS": arguments}),
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PYTHONPATH": ":".join(sys.path), "LC_ALL": "C.UTF-8"},
+    )
+    assert done.stdout, done.stderr
+    assert "hush" not in done.stdout
+    return json.loads(done.stdout)
+
+
+def test_a_run_writes_what_check_mode_announced_and_a_second_run_nothing(tmp_path, wanted):
+    (tmp_path / "etc/cni/net.d").mkdir(parents=True)
+    (tmp_path / "etc/cni/net.d/10-flannel.conf").write_text("{}")
+    (tmp_path / "etc/old.conf").write_text("old")
+    wanted["exclusive"][0]["allowed"] = True
+    wanted["files"][0]["mode"] = "0755"
+    options = {**wanted, "contents": ["/etc/a.conf", "/etc/none"], "programs": ["nfd-worker"]}
+    announced = call(tmp_path, check=True, **options)
+    assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == ["10-flannel.conf", "old.conf"]
+    done = call(tmp_path, **options)
+    assert done["changes"] == announced["changes"]
+    assert (tmp_path / "etc/a.conf").stat().st_mode & 0o777 == 0o755
+    assert (tmp_path / "etc/token").stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "etc/token").read_text() == "hush\n"
+    assert os.readlink(tmp_path / LINK[1:]) == "../a.service"
+    assert (tmp_path / f"etc/cni/net.d/10-flannel.conf{planner.ASIDE}").exists()
+    assert not (tmp_path / "etc/old.conf").exists()
+    again = call(tmp_path, **options)
+    assert (again["changed"], again["changes"]) == (False, [])
+    assert again["contents"] == {"/etc/a.conf": "a\n", "/etc/none": None}
+    assert again["programs"] == {"nfd-worker": False}
+
+
+def test_nothing_is_written_while_somebody_has_to_be_asked(tmp_path, wanted):
+    (tmp_path / "etc/cni/net.d").mkdir(parents=True)
+    (tmp_path / "etc/cni/net.d/87-podman.conf").write_text("{}")
+    del wanted["exclusive"][0]["allowed"]
+    result = call(tmp_path, **wanted)
+    assert (result["failed"], result["changed"]) == (True, False)
+    assert "87-podman.conf" in result["msg"]
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["87-podman.conf"]
+
+
+class Recorder:
+    def __init__(self, failing=()):
+        self.calls, self._failing = [], failing
+
+    def __call__(self, argv):
+        self.calls.append(argv)
+        return (1, "", "no") if argv[1] in self._failing else (0, "", "")
+
+
+def test_systemd_reads_its_units_before_one_is_started(tmp_path):
+    run = Recorder()
+    changes = [
+        Change("a.service", "restart", "", ""),
+        Change(UNIT, "write", "", "[Unit]\n"),
+        Change("module br_netfilter", "load", "", ""),
+    ]
+    wanted = {"files": [{"path": UNIT, "mode": "0644"}], "secrets": []}
+    assert len(list(node_files.apply(changes, wanted, str(tmp_path), run, live=True))) == 3
+    assert run.calls == [
+        ["modprobe", "--", "br_netfilter"],
+        ["systemctl", "daemon-reload"],
+        ["systemctl", "restart", "a.service"],
+    ]
+
+
+@pytest.mark.parametrize("failing", ["daemon-reload", "start"])
+def test_a_systemd_that_refuses_is_told(tmp_path, failing):
+    with pytest.raises(Refused, match=failing):
+        list(
+            node_files.apply(
+                [Change("a.service", "start", "", "")],
+                {"files": [], "secrets": []},
+                str(tmp_path),
+                Recorder([failing]),
+                live=True,
+            )
+        )
+
+
+def test_units_are_asked_about_in_one_call():
+    def run(argv):
+        assert argv[:3] == ["systemctl", "show", "--timestamp=unix"]
+        return 0, (
+            "Id=a.service\nActiveState=active\nExecMainStartTimestamp=@1700000000\n\n"
+            "Id=b.service\nActiveState=inactive\nExecMainStartTimestamp=\n"
+        ), ""  # fmt: skip
+
+    assert node_files._units(["a.service", "b.service"], run) == {
+        "a.service": {"active": True, "started": 1700000000},
+        "b.service": {"active": False, "started": None},
+    }

@@ -1,0 +1,707 @@
+"""The pods of verification: what is planned, what their answers mean, and what each planted fault is called."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pathlib
+import subprocess
+
+import pytest
+from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import config as device_plugin_config
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import pod_probe
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import pods as kube_pods
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import pod_checks
+
+FIXTURES = pathlib.Path(__file__).resolve().parents[4] / "fixtures/pods"
+ROCE = (FIXTURES / "roce.txt").read_text()
+
+
+@pytest.fixture(autouse=True)
+def resource_names(monkeypatch):
+    """Short names, whatever the device plugin calls its resources."""
+    monkeypatch.setattr(device_plugin_config, "NAME", "rail{index}")
+
+
+def rail(index=0, kind="pci", layer="Ethernet"):
+    return {
+        "index": index,
+        "hca": f"mlx5_{index}",
+        "port": 1,
+        "netdev": f"eth{index + 2}" if layer == "Ethernet" else None,
+        "pci": f"0000:{index + 1}8:00.0",
+        "kind": kind,
+        "link_layer": layer,
+        "active_mtu": 4096,
+        "char_devices": [f"uverbs{index}", f"umad{index}"],
+    }
+
+
+def host(number=1, rails=None):
+    return {
+        "host": f"node{number}",
+        "rails": [rail()] if rails is None else rails,
+        "netdevs": {
+            "eth0": {
+                "index": 2,
+                "mtu": 1500,
+                "type": "ether",
+                "addresses": [f"10.0.0.{number}/24"],
+                "default_route": True,
+            },
+            "eth2": {"index": 5, "mtu": 9000, "type": "ether", "addresses": [], "default_route": False},
+            "eth3": {"index": 6, "mtu": 9000, "type": "ether", "addresses": [], "default_route": False},
+        },
+        "routes": [],
+        "files": {},
+        "cni": {"findings": [], "not_verified": [], "configurations": ["/etc/cni/net.d/00-multus.conf"]},
+    }
+
+
+def node(number=1, rails=1, **changes):
+    resources = {f"rdma/rail{index}": 100 for index in range(rails)}
+    return {
+        "name": f"node{number}",
+        "ready": True,
+        "why": "",
+        "addresses": [f"10.0.0.{number}"],
+        "pod_cidrs": [f"10.42.{number - 1}.0/24"],
+        "taints": [],
+        "capacity": resources,
+        "allocatable": dict(resources),
+        **changes,
+    }
+
+
+def nad(index=0, **changes):
+    config = {
+        "cniVersion": "0.3.1",
+        "name": f"rail{index}",
+        "type": "macvlan",
+        "master": f"eth{index + 2}",
+        "ipam": {"type": "whereabouts", "range": f"10.56.{index}.0/24"},
+        **changes,
+    }
+    return {
+        "apiVersion": "k8s.cni.cncf.io/v1",
+        "kind": "NetworkAttachmentDefinition",
+        "metadata": {
+            "name": f"rail{index}",
+            "namespace": "default",
+            "annotations": {kube_pods.RESOURCE: f"rdma/rail{index}"},
+        },
+        "spec": {"config": json.dumps(config)},
+    }
+
+
+def cluster(nodes=None, nads=None, hosts=(), **changes):
+    made = {"nodes": nodes or [node()], "nads": [nad()] if nads is None else nads, "dns": True, **changes}
+    made["networks"] = pod_checks.networks_of(made, hosts)
+    return made
+
+
+OPTIONS = {"namespace": "gpufabric-verification", "image": "example.test/rdma:1"}
+
+
+def status(kind="workload", interface="net1", network="rail0"):
+    return json.dumps(
+        [
+            {"name": "cbr0", "interface": "eth0", "ips": ["10.42.0.9"], "default": True},
+            {"name": f"gpufabric-verification/{network}", "interface": interface, "ips": ["10.56.0.2"]},
+        ]
+    )
+
+
+def running(**changes):
+    return {
+        "phase": "Running",
+        "ready": True,
+        "reasons": [],
+        "status": status(),
+        "ip": "10.42.0.9",
+        "node": "node1",
+        **changes,
+    }
+
+
+# --- the script -------------------------------------------------------------------------------------------------------
+
+
+def test_the_answer_of_a_pod_is_read_as_data():
+    answer = pod_probe.parse(ROCE)
+    assert answer["missing"] == {}
+    assert answer["user"] == 1000
+    assert answer["ipc_lock"] is False
+    assert answer["addresses"]["net1"] == ["10.56.0.2/24"]
+    assert answer["routes"][0] == {"destination": "default", "gateway": "10.42.0.1", "netdev": "eth0"}
+    assert answer["links"]["net1"] == {"parent": 5, "kind": "macvlan", "mtu": 9000}
+    assert answer["drivers"] == {"eth0": "veth", "net1": "macvlan"}
+    assert answer["devices"] == ["rdma_cm", "umad0", "uverbs0"]
+    assert answer["verbs"] == {"mlx5_0": {1: {"state": "PORT_ACTIVE", "active_mtu": 4096, "link_layer": "Ethernet"}}}
+    assert answer["ibstat"] == {"mlx5_0": {1: ("Active", "LinkUp")}}
+    assert kube_pods.gid_index(answer["gids"], "mlx5_0", "10.56.0.2") == 7
+    assert answer["registered"] == {"mlx5_0": {"code": 0, "bytes": 16388 * 1024, "said": ""}}
+    assert answer["resolved"] is True
+
+
+def test_what_is_missing_or_broken_off_is_none_and_says_so():
+    answer = pod_probe.parse("@@ user\n0\n@@= 0\n@@ verbs\nsh: ibv_devinfo: not found\n@@= 127\n@@ routes\ndefault via")
+    assert answer["missing"]["verbs"] == "the tool is not in the image"
+    assert "broke off" in answer["missing"]["routes"]
+    assert answer["verbs"] == {}
+    assert answer["ibstat"] == {}
+
+
+@pytest.mark.parametrize("shell", ["sh", "bash", "busybox sh"])
+def test_the_script_runs_in_plain_shells_and_tells_no_environment(shell, monkeypatch):
+    monkeypatch.setenv("NCCL_IB_GID_INDEX", "3")
+    monkeypatch.setenv("SECRET_OF_THE_USER", "hunter2")
+    done = subprocess.run(
+        [*shell.split(), "-c", pod_probe.SCRIPT, "sh", "localhost"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "hunter2" not in done.stdout
+    answer = pod_probe.parse(done.stdout)
+    assert isinstance(answer["user"], int)
+    assert answer["environment"] == {"NCCL_IB_GID_INDEX": "3"}
+    assert answer["resolved"] is True
+    assert answer["links"]["lo"] == {"parent": None, "kind": None, "mtu": 65536}, "BusyBox' ip knows no -d"
+    assert {"verbs", "ibstat"} <= set(answer["missing"]) or answer["verbs"]
+
+
+def test_registration_is_what_the_kernel_counts_not_what_the_tool_says(tmp_path):
+    """With a double of the tool that registers nothing: it ends at once, and nothing counts as registered."""
+    tool = tmp_path / "ibv_rc_pingpong"
+    tool.write_text('#!/bin/sh\necho "Couldn\'t register MR" >&2\nexit 1\n')
+    tool.chmod(0o755)
+    functions = pod_probe.SCRIPT.partition("probe user")[0]
+    done = subprocess.run(
+        ["sh", "-c", f"PATH={tmp_path}:$PATH\n{functions}\nprobe 'register mlx5_0' register mlx5_0 1"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    registered = pod_probe.parse(done.stdout)["registered"]["mlx5_0"]
+    assert registered["bytes"] == 0
+    assert registered["code"] == 1
+    assert "Couldn't register MR" in registered["said"]
+
+
+# --- the plan ---------------------------------------------------------------------------------------------------------
+
+
+def planned(hosts=None, offered=None):
+    hosts = hosts or [host()]
+    return kube_pods.plan(hosts, offered or cluster(), OPTIONS)
+
+
+def objects(plan, kind):
+    return [item for item in plan["objects"] if item["kind"] == kind]
+
+
+def test_a_node_with_one_rail_gets_a_workload_and_a_seed_pod():
+    plan = planned()
+    assert [pod["name"] for pod in plan["pods"]] == ["workload-node1", "seed-node1"]
+    namespace = objects(plan, "Namespace")[0]
+    assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "privileged"
+    copied = objects(plan, "NetworkAttachmentDefinition")[0]
+    assert copied["metadata"]["namespace"] == OPTIONS["namespace"]
+    assert copied["spec"] == nad()["spec"]
+    workload, seed = (item["spec"] for item in objects(plan, "Pod"))
+    assert workload["securityContext"]["runAsUser"] == 1000
+    assert workload["containers"][0]["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert seed["containers"][0]["securityContext"] == {"capabilities": {"add": ["IPC_LOCK"]}}
+    for spec in (workload, seed):
+        assert spec["containers"][0]["resources"]["limits"] == {"rdma/rail0": "1"}
+        assert spec["nodeSelector"] == {"kubernetes.io/hostname": "node1"}
+        assert spec["activeDeadlineSeconds"]
+        assert "hostNetwork" not in spec
+        assert "privileged" not in json.dumps(spec)
+
+
+@pytest.mark.parametrize("count", [2, 8])
+def test_one_pod_takes_every_rail_in_order(count):
+    hosts = [host(1, [rail(index) for index in range(count)])]
+    plan = planned(hosts, cluster([node(1, count)], [nad(index) for index in range(count)]))
+    pod = next(pod for pod in plan["pods"] if pod["kind"] == "rails")
+    assert [(item["interface"], item["network"], item["rail"]["hca"]) for item in pod["attachments"]] == [
+        (f"net{index + 1}", f"rail{index}", f"mlx5_{index}") for index in range(count)
+    ]
+    made = next(item for item in objects(plan, "Pod") if item["metadata"]["name"] == pod["name"])
+    assert json.loads(made["metadata"]["annotations"][kube_pods.NETWORKS]) == [
+        {"name": f"rail{index}", "interface": f"net{index + 1}"} for index in range(count)
+    ]
+    assert len(made["spec"]["containers"][0]["resources"]["limits"]) == count
+
+
+def test_one_resource_may_serve_every_rail():
+    hosts = [host(1, [rail(0), rail(1)])]
+    nads = [nad(0), nad(1)]
+    for item in nads:
+        item["metadata"]["annotations"][kube_pods.RESOURCE] = "rdma/shared"
+    offered = cluster([node(1, capacity={"rdma/shared": 63}, allocatable={"rdma/shared": 63})], nads)
+    pod = next(pod for pod in planned(hosts, offered)["pods"] if pod["kind"] == "rails")
+    assert pod["resources"] == ["rdma/shared"]
+    assert [item["rail"]["index"] for item in pod["attachments"]] == [0, 1]
+
+
+def test_software_hcas_get_a_pod_in_the_nodes_network():
+    plan = planned([host(1, [rail(kind="software")])])
+    made = next(item for item in objects(plan, "Pod") if item["metadata"]["name"] == "host-node1")
+    assert made["spec"]["hostNetwork"] is True
+    assert "annotations" not in made["metadata"]
+
+
+def test_an_infiniband_rail_needs_no_attachment():
+    plan = planned([host(1, [rail(layer="InfiniBand")])], cluster(nads=[]))
+    assert [pod["attachments"] for pod in plan["pods"]] == [[], []]
+    assert all("annotations" not in item["metadata"] for item in objects(plan, "Pod"))
+
+
+def test_a_host_is_found_by_name_or_address_and_otherwise_left_out_with_the_reason():
+    elsewhere = {**host(), "host": "gpu-a"}
+    assert kube_pods.find_node(elsewhere, [node()])["name"] == "node1"
+    plan = planned([{**elsewhere, "netdevs": {}}])
+    assert plan["objects"] == []
+    assert "node1" in plan["left_out"]["gpu-a"]
+    without = planned(offered=cluster([node(capacity={}, allocatable={})]))
+    assert "no RDMA resource" in without["left_out"]["node1"]
+
+
+def answers_for(pods, software=False):
+    """Answers as both nodes would give them: addresses 10.56.0.2 and 10.56.0.18."""
+    found = {}
+    for pod in pods:
+        last = 2 if pod["node"] == "node1" else 18
+        text = ROCE.replace("10.56.0.2", f"10.56.0.{last}").replace("0a38:0002", f"0a38:{last:04x}")
+        if pod["kind"] == "host":
+            text = text.replace("net1", "eth2")
+        found[pod["name"]] = pod_probe.parse(text)
+    return found
+
+
+def two(kind="pci"):
+    hosts = [host(number, [rail(kind=kind)]) for number in (1, 2)]
+    return kube_pods.plan(hosts, cluster([node(1), node(2)]), OPTIONS)["pods"]
+
+
+def test_traffic_goes_over_net1_with_the_gid_of_the_pods_own_table():
+    pods = two()
+    made = kube_pods.traffic(pods, answers_for(pods), 18700)
+    assert [test["tool"] for test in made["tests"]] == ["ping", "rping", "ib_write_bw"]
+    assert {test["address"] for test in made["tests"]} == {"10.56.0.18"}
+    assert made["tests"][2]["client"]["gid"] == 7
+    assert kube_pods.ping_command(made["tests"][0])[-3:] == ["-I", "net1", "10.56.0.18"]
+    assert len({test["tcp_port"] for test in made["tests"][1:]}) == 2
+    assert made["left_out"] == []
+
+
+def test_soft_roce_carries_verbs_in_the_nodes_network_and_says_why_not_over_net1():
+    pods = two("software")
+    made = kube_pods.traffic(pods, answers_for(pods), 18700)
+    assert [(test["tool"], test["place"]) for test in made["tests"]] == [
+        ("ping", "net1"),
+        ("rping", "the node's network"),
+        ("ib_write_bw", "the node's network"),
+    ]
+    assert [item["reason"] for item in made["left_out"]] == [kube_pods.SOFTWARE_REASON]
+
+
+def test_infiniband_without_an_address_shakes_hands_over_the_pod_network():
+    hosts = [host(number, [rail(layer="InfiniBand")]) for number in (1, 2)]
+    pods = kube_pods.plan(hosts, cluster([node(1), node(2)], nads=[]), OPTIONS)["pods"]
+    made = kube_pods.traffic(pods, answers_for(pods), 18700)
+    assert [(test["tool"], test["address"], test["client"]["gid"]) for test in made["tests"]] == [
+        ("ib_write_bw", "10.42.0.9", None)
+    ]
+
+
+def test_a_single_node_says_that_there_is_no_peer():
+    pods = two()[:2]
+    made = kube_pods.traffic(pods, answers_for(pods), 18700)
+    assert made["tests"] == []
+    assert "no peer" in made["left_out"][0]["reason"]
+
+
+def three_on(*networks, kind="pci"):
+    """Traffic between three nodes, whose own address on rail 0 is in these networks; None: they have none there."""
+    hosts = [host(number, [rail(kind=kind)]) for number in range(1, len(networks) + 1)]
+    for one, network in zip(hosts, networks):
+        one["netdevs"]["eth2"]["addresses"] = [*([network] if network else []), "fe80::1/64"]
+    nodes = [node(number) for number in range(1, len(networks) + 1)]
+    pods = kube_pods.plan(hosts, cluster(nodes), OPTIONS)["pods"]
+    made = kube_pods.traffic(pods, answers_for(pods), 18700)
+    return [(test["client"]["host"], test["server"]["host"]) for test in made["tests"]], made["left_out"]
+
+
+def test_nodes_whose_rail_is_in_networks_of_its_own_send_nothing_and_say_so():
+    sent, left_out = three_on("10.77.1.1/24", "10.77.2.2/24", "10.77.1.3/24")
+    assert set(sent) == {("node1", "node3")}
+    assert [(item["host"], item["what"]) for item in left_out] == [("node2", "wire")]
+    assert left_out[0]["reason"] == "no peer in 10.77.2.0/24: rail 0 of node1 10.77.1.0/24, node3 10.77.1.0/24"
+    (row,) = pod_checks.traffic_checks({"tests": [], "left_out": left_out})
+    assert row[0] == "node2"
+    assert (row[1]["status"], row[1]["object"]) == ("not_verified", "traffic with another node, rail 0")
+    assert "one network on all nodes" in row[1]["next_step"]
+
+
+@pytest.mark.parametrize(
+    "networks", [(None, "10.77.2.2/24", None), ("10.77.1.1/16", "10.77.2.2/16", None), (None, None, None)]
+)
+def test_a_rail_without_addresses_of_the_nodes_is_one_wire_until_its_pods_say_otherwise(networks):
+    sent, left_out = three_on(*networks)
+    assert set(sent) == {("node1", "node2"), ("node2", "node3")}
+    assert left_out == []
+
+
+def test_soft_roce_sends_only_between_nodes_that_can_reach_each_other():
+    sent, left_out = three_on("10.77.1.1/24", "10.77.2.2/24", kind="software")
+    assert sent == []
+    assert [(item["host"], item["what"]) for item in left_out] == [("node1", "wire"), ("node2", "wire")]
+
+
+# --- the verdict ------------------------------------------------------------------------------------------------------
+
+
+def verdicts(answer=ROCE, state=None, hosts=None, offered=None, kind="workload"):
+    hosts = hosts or [host()]
+    offered = offered or cluster()
+    pod = next(pod for pod in kube_pods.plan(hosts, offered, OPTIONS)["pods"] if pod["kind"] == kind)
+    parsed = pod_probe.parse(answer) if answer is not None else None
+    made = pod_checks.pod_checks(pod, state or running(), parsed, hosts[0], offered)
+    for item in made:
+        assert item["wanted"], item
+        assert bool(item["next_step"]) is (item["status"] in ("failed", "not_verified")), item
+    return {item["id"]: item for item in made}
+
+
+def failed(found):
+    return [name for name, item in found.items() if item["status"] == "failed"]
+
+
+def test_a_sound_pod_passes_every_check():
+    found = verdicts()
+    assert {item["status"] for item in found.values()} == {"passed"}
+    assert set(found) == {
+        "pod:workload:running",
+        "pod:workload:network-status",
+        "pod:workload:user",
+        "pod:workload:default-route",
+        "pod:workload:net1",
+        "pod:workload:net1:driver",
+        "pod:workload:dns",
+        "pod:workload:devices",
+        "pod:workload:registration:mlx5_0",
+        "pod:workload:verbs:mlx5_0",
+        "pod:workload:ibstat:mlx5_0",
+        "pod:workload:gid:mlx5_0",
+    }
+    assert "index 7" in found["pod:workload:gid:mlx5_0"]["seen"]
+
+
+def replaced(before, after):
+    assert before in ROCE
+    return ROCE.replace(before, after)
+
+
+FAULTS = {
+    "two default routes": (
+        replaced("10.56.0.0/24 dev net1 proto", "default via 10.56.0.1 dev net1\n10.56.0.0/24 dev net1 proto"),
+        "pod:workload:default-route",
+    ),
+    "an address of another network": (
+        replaced("inet 10.56.0.2/24", "inet 10.99.0.2/24"),
+        ["pod:workload:net1", "pod:workload:gid:mlx5_0"],
+    ),
+    "net1 on another rail's interface": (replaced("net1@if5", "net1@if6"), "pod:workload:net1"),
+    "net1 made by another plugin": (replaced("driver: macvlan", "driver: veth"), "pod:workload:net1:driver"),
+    "no umad": (
+        replaced("crw-rw-rw- 1 root root 231,   0 Nov 21 19:00 umad0\n", ""),
+        "pod:workload:devices",
+    ),
+    "a file in the place of a device": (
+        replaced("crw-rw-rw- 1 root root 231, 192", "-rw-rw-rw- 1 root root 0"),
+        "pod:workload:devices",
+    ),
+    "the HCA of another rail besides": (
+        replaced("19:00 uverbs0\n", "19:00 uverbs0\ncrw-rw-rw- 1 root root 231, 193 Nov 21 19:00 uverbs1\n"),
+        "pod:workload:devices",
+    ),
+    "too little locked memory": (
+        replaced("pinned 16388 kB\n@@= 0", "Couldn't register MR\npinned 0 kB\n@@= 1"),
+        "pod:workload:registration:mlx5_0",
+    ),
+    "the port is down": (replaced("PORT_ACTIVE (4)", "PORT_DOWN (1)"), "pod:workload:verbs:mlx5_0"),
+    "an MTU of 1500 below": (
+        replaced("active_mtu:		4096 (5)", "active_mtu:		1024 (3)"),
+        "pod:workload:verbs:mlx5_0",
+    ),
+    "ibstat says Down": (replaced("State: Active", "State: Down"), "pod:workload:ibstat:mlx5_0"),
+    "no GID of net1": (replaced("ffff:0a38:0002", "ffff:0a00:0001"), "pod:workload:gid:mlx5_0"),
+    "a name does not resolve": (replaced("kubernetes.default.svc.cluster.local\n@@= 0", "\n@@= 2"), "pod:workload:dns"),
+    "runs as root": (replaced("@@ user\n1000", "@@ user\n0"), "pod:workload:user"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_fails_the_check_of_its_name(fault):
+    answer, expected = FAULTS[fault]
+    assert failed(verdicts(answer)) == ([expected] if isinstance(expected, str) else expected)
+
+
+@pytest.mark.parametrize(
+    ("tool", "section", "identity"),
+    [
+        ("ibstat", "ibstat", "pod:workload:ibstat:mlx5_0"),
+        ("ibv_devinfo", "verbs", "pod:workload:verbs:mlx5_0"),
+        ("ibv_rc_pingpong", "register mlx5_0", "pod:workload:registration:mlx5_0"),
+        ("getent", "resolve", "pod:workload:dns"),
+    ],
+)
+def test_a_tool_that_the_image_lacks_is_not_verified_and_no_pass(tool, section, identity):
+    head, _mark, tail = ROCE.partition(f"@@ {section}\n")
+    answer = f"{head}@@ {section}\nsh: {tool}: not found\n@@= 127\n{tail.partition('@@= 0')[2]}"
+    item = verdicts(answer)[identity]
+    assert item["status"] == "not_verified"
+    assert "verification_image" in item["next_step"]
+
+
+def test_without_a_dns_service_the_name_is_not_verified():
+    item = verdicts(offered=cluster(dns=False))["pod:workload:dns"]
+    assert (item["status"], item["seen"]) == ("not_verified", "the cluster has no DNS service")
+
+
+@pytest.mark.parametrize(
+    ("noted", "words"),
+    [
+        (None, "no network-status"),
+        (json.dumps([{"name": "cbr0", "interface": "eth0", "ips": ["10.42.0.9"], "default": True}]), "no net1"),
+        (status().replace("10.56.0.2", "10.99.0.2"), "net1 has"),
+        (status().replace("10.42.0.9", "10.88.0.9"), "eth0 has"),
+        (status().replace('"default": true', '"default": false'), "not the default"),
+        (status(network="other"), "net1 is"),
+    ],
+)
+def test_what_multus_noted_is_compared_with_what_was_asked_for(noted, words):
+    found = verdicts(state=running(status=noted))
+    assert failed(found) == ["pod:workload:network-status"]
+    assert words in found["pod:workload:network-status"]["seen"]
+
+
+@pytest.mark.parametrize(
+    ("reason", "step"),
+    [
+        ("Unschedulable: 0/2 nodes are available: 2 Insufficient rdma/rail0.", "allocatable"),
+        ("Unschedulable: 1 node(s) had untolerated taint {rdma.gpufabric.io/not-ready: }", "startup taint"),
+        ("ErrImagePull: failed to pull", "verification_image"),
+        ('FailedCreatePodSandBox: failed to find plugin "loopback" in path [/opt/cni/bin]', "cni_plugins"),
+        (
+            "FailedCreatePodSandBox: error with host device: lstat /sys/bus/pci/devices/1: no such file or directory",
+            "nad_lint",
+        ),
+        ("FailedCreatePodSandBox: dial unix /run/multus/multus.sock: connect: connection refused", "Multus"),
+        ("FailedCreatePodSandBox: no IP addresses available in range set", "per_node_block_size"),
+        ("something new", "describe pod"),
+    ],
+)
+def test_a_pod_that_does_not_run_says_why_and_what_to_do(reason, step):
+    found = verdicts(answer=None, state=running(phase="Pending", ready=False, reasons=[reason]))
+    assert list(found) == ["pod:workload:running"]
+    assert reason in found["pod:workload:running"]["seen"]
+    assert step in found["pod:workload:running"]["next_step"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "identity"),
+    [
+        ({"allocatable": {"rdma/rail0": 0}}, "resource:rdma/rail0"),
+        ({"allocatable": {"rdma/rail0": 99}}, "resource:rdma/rail0"),
+        ({"capacity": {}, "allocatable": {}}, "resource:rdma/rail0"),
+        ({"ready": False, "why": "cni plugin not initialized"}, "cluster:node"),
+        ({"taints": ["rdma.gpufabric.io/not-ready:NoSchedule"]}, "cluster:node"),
+    ],
+)
+def test_a_node_has_to_be_ready_and_to_offer_all_it_has(changes, identity):
+    made = pod_checks.node_checks(host(), node(**changes))
+    assert [item["id"] for item in made if item["status"] == "failed"] == [identity]
+    assert [item for item in pod_checks.node_checks(host(), node()) if item["status"] != "passed"] == []
+
+
+def test_soft_roce_gids_of_net1_are_not_verified_with_the_reason():
+    hosts = [host(1, [rail(kind="software")])]
+    found = verdicts(replaced("ffff:0a38:0002", "ffff:0a00:0001"), hosts=hosts)
+    item = found["pod:workload:gid:mlx5_0"]
+    assert item["status"] == "not_verified"
+    assert kube_pods.SOFTWARE_REASON in item["seen"]
+
+
+def test_traffic_is_judged_by_its_results():
+    pods = two()
+    tests = kube_pods.traffic(pods, answers_for(pods), 18700)["tests"]
+    good = {"ok": True, "error": None, "seconds": 2.0, "mb_per_s": 9000.0, "gbps": 75.5}
+    bad = {"ok": False, "error": "100% packet loss"}
+    results = [{**test, "result": bad if test["tool"] == "ping" else good} for test in tests]
+    made = pod_checks.traffic_checks({"tests": results, "left_out": []})
+    assert [(host_name, item["status"]) for host_name, item in made] == [
+        ("node1", "failed"),
+        ("node1", "passed"),
+        ("node1", "passed"),
+    ]
+    assert made[2][1]["figures"] == {"seconds": 2.0, "mb_per_s": 9000.0, "gbps": 75.5}
+
+
+# --- all together -----------------------------------------------------------------------------------------------------
+
+
+def seen(**changes):
+    hosts = [host()]
+    offered = cluster()
+    plan = kube_pods.plan(hosts, offered, OPTIONS)
+    return {
+        "hosts": hosts,
+        "read": {"api_error": None, "cluster": {key: offered[key] for key in ("nodes", "nads", "dns")}},
+        "plan": plan,
+        "run": {
+            "pods": {pod["name"]: running() for pod in plan["pods"]},
+            "answers": {
+                pod["name"]: replaced("@@ user\n1000", "@@ user\n0") if pod["kind"] == "seed" else ROCE
+                for pod in plan["pods"]
+            },
+            "traffic": {"tests": [], "left_out": []},
+        },
+        "pod": {},
+        "pod_name": None,
+        "failure": "",
+        "left": "",
+        "service_cidrs": ["10.43.0.0/16"],
+        "pods_per_node": None,
+        "masters": [],
+        **changes,
+    }
+
+
+def ids(found, wanted="failed"):
+    return [item["id"] for _host, item in found if item["status"] == wanted]
+
+
+def test_a_sound_cluster_passes_with_the_linter_among_the_checks():
+    found = pod_checks.cluster_checks(seen(), False)
+    assert ids(found) == ids(found, "not_verified") == []
+    assert "nad:lint" in ids(found, "passed")
+    assert any(identity.startswith("pod:seed:registration") for identity in ids(found, "passed"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "failing", "not_verified"),
+    [
+        ({"read": {"api_error": "connection refused", "cluster": None}}, [], ["cluster:api"]),
+        ({"failure": "no end after 60 s"}, ["pod:tests"], []),
+        ({"left": "timed out"}, ["pod:removed"], []),
+        ({"pod_name": "default/mine"}, [], ["pod:look"]),
+    ],
+)
+def test_what_could_not_be_done_is_told_by_name(changes, failing, not_verified):
+    found = pod_checks.cluster_checks(seen(**changes), False)
+    assert (ids(found), ids(found, "not_verified")) == (failing, not_verified)
+
+
+def test_what_the_node_and_the_objects_of_cni_show_is_told_as_failed_checks_of_their_place():
+    given = seen()
+    finding = {"id": "conf-empty", "object": "00-multus.conf", "wanted": "JSON", "seen": "0 bytes", "next_step": "wait"}
+    given["hosts"][0]["cni"]["findings"] = [finding]
+    daemon = {"image": "multus:latest", "name": "kube-multus"}
+    given["read"]["cluster"]["cni"] = [
+        {
+            "kind": "DaemonSet",
+            "metadata": {"name": "kube-multus-ds", "namespace": "kube-multus"},
+            "spec": {"template": {"spec": {"containers": [daemon]}}},
+        }
+    ]
+    found = pod_checks.cluster_checks(given, True)
+    told = {(name, item["id"], item["status"]) for name, item in found}
+    assert {("node1", "cni:conf-empty", "failed"), ("node1", "cni:image-not-pinned", "failed")} <= told
+    assert ("node1", "cni:lint", "passed") not in told
+
+
+def test_check_mode_starts_no_pod_and_lints_all_the_same():
+    bad = seen()
+    bad["read"]["cluster"]["nads"] = [nad(master="eth9")]
+    found = pod_checks.cluster_checks({**bad, "run": {}}, True)
+    assert ids(found) == ["nad:master-absent"]
+    assert ids(found, "not_verified") == ["pod:workload", "pod:seed"]
+
+
+# --- a pod of the user ------------------------------------------------------------------------------------------------
+
+
+def own(annotation="rail0", limits=("rdma/rail0",), security=None, answer=ROCE, **changes):
+    found = {
+        "api_error": None,
+        "cluster": cluster(),
+        "pods": {"mine": running()},
+        "answers": {"mine": answer},
+        "item": {
+            "namespace": "default",
+            "name": "mine",
+            "annotations": {kube_pods.NETWORKS: annotation} if annotation else {},
+            "host_network": False,
+            "security": {},
+            "containers": [{"name": "app", "limits": dict.fromkeys(limits, "1"), "security": security or {}}],
+        },
+    }
+    item = {key: changes.pop(key) for key in ("namespace",) if key in changes}
+    found["item"].update(item)
+    found.update(changes)
+    return found
+
+
+def diagnosis(**changes):
+    found = own(**changes)
+    networks = pod_checks.networks_of(found["cluster"], [])
+    made = pod_checks.diagnose(found, [host()], networks, "default/mine")
+    return {item["id"]: item for item in made if item["status"] != "passed"}
+
+
+@pytest.mark.parametrize("annotation", ["rail0", "default/rail0@net1", '[{"name": "rail0"}]'])
+def test_nothing_is_wrong_with_a_sound_pod(annotation):
+    assert diagnosis(annotation=annotation) == {}
+
+
+@pytest.mark.parametrize(
+    ("changes", "identity", "words"),
+    [
+        ({"limits": ()}, "pod:resource:rdma/rail0", "no container asks for rdma/rail0"),
+        ({"annotation": None}, "pod:annotation", "without a networks annotation"),
+        ({"namespace": "train"}, "pod:network:rail0", "there is one in default"),
+        ({"annotation": "rail7"}, "pod:network:rail7", "no network of this name"),
+        ({"annotation": "[{"}, "pod:annotation", "Expecting"),
+        ({"security": {"privileged": True}}, "pod:privileges", "privileged"),
+        (
+            {
+                "pods": {
+                    "mine": running(ready=False, phase="Pending", reasons=["Unschedulable: Insufficient rdma/rail0"])
+                }
+            },
+            "pod:running",
+            "Insufficient",
+        ),
+        ({"missing": 'pods "mine" not found'}, "pod:exists", "not found"),
+        ({"answer": replaced("@@ memlock\nunlimited", "@@ memlock\n8192")}, "pod:ipc-lock", "IPC_LOCK not effective"),
+        (
+            {"answer": replaced("@@ environment\n", "@@ environment\nNCCL_IB_GID_INDEX=3\n")},
+            "pod:gid-index",
+            "NCCL_IB_GID_INDEX=3",
+        ),
+        ({"answer": "@@ exec\nno such command sh\n@@= 126\n"}, "pod:answer", "no shell"),
+    ],
+)
+def test_what_keeps_a_pod_from_rdma_is_named(changes, identity, words):
+    found = diagnosis(**copy.deepcopy(changes))
+    assert identity in found
+    assert words in found[identity]["seen"]
+    assert found[identity]["next_step"]

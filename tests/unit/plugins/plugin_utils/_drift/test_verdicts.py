@@ -1,0 +1,338 @@
+"""From task results to verdicts, and from the drift document to its four forms."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import re
+from xml.etree import ElementTree as ET
+
+import jsonschema
+import pytest
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._drift import formats, verdicts
+
+ROOT = pathlib.Path(__file__).resolve().parents[5]
+SCHEMA = json.loads((ROOT / "docs/drift.schema.json").read_text())
+AT = "2026-11-22T07:10:00Z"
+NETNS = verdicts.Task("Set the mode", "gpufabric.rdma.rdma_netns", "rdma_netns")
+OBJECTS = verdicts.Task("Apply objects", "gpufabric.rdma.cluster_objects", "multus", "a")
+GATE = verdicts.Task("Ask", "gpufabric.rdma.driver_gate", "driver")
+PROBLEM = {"object": "HCA", "wanted": "8", "seen": "7", "next_step": "look for the card"}
+SENTENCE = "HCA: wanted 8, seen 7. Next step: look for the card"
+
+
+def change(**values):
+    return {"object": "/etc/x", "action": "write", "before": "old", "after": "new", **values}
+
+
+def found(*events, hosts=("a", "b")):
+    """{host: entry of the document} after (method, host, task, result) events; all hosts come to an end."""
+    record = verdicts.Record(list(hosts))
+    for method, *arguments in events:
+        getattr(record, method)(*arguments)
+    for host in hosts:
+        record.end(host)
+    document = record.document(AT)
+    jsonschema.validate(document, SCHEMA, cls=jsonschema.Draft202012Validator)
+    return {entry["host"]: entry for entry in document["hosts"]}
+
+
+CASES = {
+    "nothing differs": ([("ok", "a", NETNS, {"changed": False, "changes": []})], "converged", 0, []),
+    "a difference": ([("ok", "a", NETNS, {"changed": True, "changes": [change()]})], "drift", 1, []),
+    "a look ahead that reports no change": (
+        [("ok", "a", NETNS, {"changed": False, "changes": [change()]})],
+        "drift",
+        1,
+        [],
+    ),
+    "the same difference twice": ([("ok", "a", NETNS, {"changes": [change()]})] * 2, "drift", 1, []),
+    "a reason to reboot": (
+        [("ok", "a", NETNS, {"changes": [], "reboot_reasons": ["the mode is exclusive"]})],
+        "reboot_pending",
+        0,
+        ["reboot pending: the mode is exclusive"],
+    ),
+    "a reboot is worse than a difference": (
+        [("ok", "a", NETNS, {"changes": [change()], "reboot_reasons": ["x"]})],
+        "reboot_pending",
+        1,
+        ["reboot pending: x"],
+    ),
+    "a problem of the preflight, with the plan": (
+        [("ok", "a", verdicts.Task("Check", "gpufabric.rdma.preflight"), {"problems": [PROBLEM], "plan": [change()]})],
+        "unsafe",
+        1,
+        [SENTENCE],
+    ),
+    "a plan without a problem is no second account of differences": (
+        [("ok", "a", verdicts.Task("Check", "gpufabric.rdma.preflight"), {"problems": [], "plan": [change()]})],
+        "converged",
+        0,
+        [],
+    ),
+    "a role refuses": (
+        [("failed", "a", NETNS, {"msg": "variable x: wanted 1,\nseen 2", "changes": []})],
+        "unsafe",
+        0,
+        ["role rdma_netns: Set the mode: variable x: wanted 1, seen 2"],
+    ),
+    "a role refuses with problems": (
+        [("failed", "a", NETNS, {"msg": "1 problem", "problems": [PROBLEM]})],
+        "unsafe",
+        0,
+        [f"role rdma_netns: {SENTENCE}"],
+    ),
+    "a host that does not answer": (
+        [("unreachable", "a", NETNS, {"msg": "no route\nto host"})],
+        "unreachable",
+        0,
+        ["unreachable: no route to host"],
+    ),
+    "unreachable is said once": (
+        [
+            ("unreachable", "a", NETNS, {"msg": "x"}),
+            ("ok", "a", NETNS, {"problems": [{**PROBLEM, "object": "connection", "seen": "unreachable: x"}]}),
+        ],
+        "unreachable",
+        0,
+        ["unreachable: x"],
+    ),
+    "left as it is and not verified are told and are no verdict": (
+        [("ok", "a", NETNS, {"changes": [], "not_applied": ["p"], "not_verified": ["q"]})],
+        "converged",
+        0,
+        ["not verified: q", "left as it is: p"],
+    ),
+    "a file module in a loop": (
+        [
+            (
+                "ok",
+                "a",
+                verdicts.Task("Put it there", "ansible.builtin.copy", "k3s"),
+                {"changed": True, "results": [{"changed": True, "dest": "/bin/k3s"}, {"changed": False, "dest": "/x"}]},
+            )
+        ],
+        "drift",
+        1,
+        [],
+    ),
+    "a hidden change": (
+        [("ok", "a", verdicts.Task("Bring the token", "x", "node_ready"), {"changed": True, "censored": "hidden"})],
+        "drift",
+        1,
+        [],
+    ),
+    "the gate refuses": (
+        [("ok", "a", GATE, {"verdict": "refuse", "summary": "No way is open.", "reasons": [PROBLEM]})],
+        "unsafe",
+        0,
+        ["role driver: No way is open.", f"role driver: {SENTENCE}"],
+    ),
+    "the gate wants a reboot": (
+        [("ok", "a", GATE, {"verdict": "reboot", "summary": "A reboot."})],
+        "reboot_pending",
+        0,
+        ["reboot pending: A reboot."],
+    ),
+    "the gate wants a reload": (
+        [("ok", "a", GATE, {"verdict": "reload", "summary": "Older in memory."})],
+        "drift",
+        1,
+        [],
+    ),
+    "a silent API server": (
+        [("ok", "b", OBJECTS, {"changed": True, "changes": [change()] * 3, "down": "refused"})],
+        "unsafe",
+        0,
+        ["not read: role multus: the cluster's objects, no API server answers (refused)"],
+    ),
+    "a silent API server where k3s differs is what that comes to": (
+        [
+            ("ok", "a", verdicts.Task("Run", "x", "k3s"), {"changes": [change()]}),
+            ("ok", "b", OBJECTS, {"changes": [change()], "down": "refused"}),
+        ],
+        "drift",
+        1,
+        ["not verified: role multus: the cluster's objects, no API server answers (refused)"],
+    ),
+    "an object of the cluster stands at the server": (
+        [("ok", "b", OBJECTS, {"changes": [change(object="DaemonSet x")], "down": None})],
+        "drift",
+        1,
+        [],
+    ),
+}
+
+
+@pytest.mark.parametrize(("events", "verdict", "differences", "reasons"), CASES.values(), ids=CASES)
+def test_a_host_ends_as(events, verdict, differences, reasons):
+    entries = found(*events)
+    assert (entries["a"]["verdict"], len(entries["a"]["differences"]), entries["a"]["reasons"]) == (
+        verdict,
+        differences,
+        reasons,
+    )
+    assert entries["b"] == {"host": "b", "verdict": "converged", "differences": [], "reasons": []}
+
+
+def test_a_difference_has_role_object_wanted_and_seen_and_says_absent():
+    entries = found(("ok", "a", NETNS, {"changes": [change(before="", after="text\n")]}))
+    assert entries["a"]["differences"] == [
+        {"role": "rdma_netns", "object": "/etc/x", "wanted": "text\n", "seen": "absent"}
+    ]
+
+
+def test_a_problem_of_a_play_belongs_to_whom_it_names_and_one_of_the_controller_to_all():
+    named = {"msg": "2 problems", "problems": [{"host": "b", **PROBLEM}, {"host": "the controller", **PROBLEM}]}
+    task = verdicts.Task("Decide", "gpufabric.rdma.k3s_preflight", "k3s")
+    entries = found(("failed", "a", task, named), hosts=("a", "b", "c"))
+    assert {host: entry["verdict"] for host, entry in entries.items()} == dict.fromkeys("abc", "unsafe")
+    only_b = found(("failed", "a", task, {"problems": named["problems"][:1]}))
+    assert {host: entry["verdict"] for host, entry in only_b.items()} == {"a": "converged", "b": "unsafe"}
+    told = found(("failed", "a", task._replace(once=True), {"problems": named["problems"][:1]}))["a"]["reasons"]
+    assert told == ["not verified: role k3s, because 'Decide' failed for the whole run"]
+
+
+def test_a_driver_in_memory_that_is_not_the_one_on_disk_is_a_pending_reboot():
+    drivers = {
+        "agree": False,
+        "on_disk": {"modules": {"mlx5_core": {"version": "2", "srcversion": "B", "path": "/lib/x.ko"}}},
+        "loaded": {"modules": {"mlx5_core": {"version": "1", "srcversion": "A"}}},
+    }
+    (entry, _other) = found(("ok", "a", NETNS, {"ansible_facts": {"rdma": {"driver": drivers}}})).values()
+    assert entry["verdict"] == "reboot_pending"
+
+
+def test_a_server_that_goes_away_under_a_read_for_another_host_is_the_one_that_is_unreachable():
+    entries = found(("unreachable", "b", OBJECTS, {"msg": "gone"}))
+    assert entries["a"]["verdict"] == "unreachable"
+    assert entries["b"]["verdict"] == "unsafe"
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda record: None,
+        lambda record: record.end("a"),
+        lambda record: [record.end("a"), record.end("b"), record.failed("a", NETNS, {"msg": "'x' is undefined"})],
+        lambda record: [record.end("b"), record.failed("a", verdicts.Task("Read", "x", ""), {"msg": "no"})],
+    ],
+    ids=["nobody ended", "one did not end", "a template that cannot be filled in", "a failure outside of roles"],
+)
+def test_no_document_without_an_end_of_every_host(spoil):
+    record = verdicts.Record(["a", "b"])
+    spoil(record)
+    assert record.document(AT) is None
+    assert verdicts.Record([]).document(AT) is None
+
+
+@pytest.mark.parametrize("verdict", verdicts.VERDICTS)
+def test_the_worst_host_gives_verdict_and_exit_code(verdict):
+    spoil = {
+        "converged": [],
+        "drift": [("ok", "a", NETNS, {"changes": [change()]})],
+        "reboot_pending": [("ok", "a", NETNS, {"reboot_reasons": ["r"]})],
+        "unsafe": [("failed", "a", NETNS, {"msg": "no"})],
+        "unreachable": [("unreachable", "a", NETNS, {"msg": "no"})],
+    }
+    record = verdicts.Record(["a", "b"])
+    for method, *arguments in [
+        event for name in verdicts.VERDICTS[: verdicts.VERDICTS.index(verdict) + 1] for event in spoil[name]
+    ]:
+        getattr(record, method)(*arguments)
+    record.end("a")
+    record.end("b")
+    document = record.document(AT)
+    assert (document["verdict"], document["exit_code"]) == (verdict, verdicts.EXIT_CODES[verdict])
+    short = verdicts.verdict_of(document, "r1")
+    assert short["hosts"] == {"a": verdict, "b": "converged"}
+    assert (short["run"], short["exit_code"]) == ("r1", document["exit_code"])
+
+
+# --- forms ---
+
+
+def document():
+    """One host of each verdict, with texts that every format has to escape."""
+    record = verdicts.Record(["fine", "drifted", "pending", "refusing", 'odd"\\name'])
+    nasty = change(object="/etc/<a>&|`x`", before="a\n```\nold <b>\x1b[0m\n", after="a\n```\nnew & more\n")
+    record.ok("drifted", NETNS, {"changes": [change(), nasty]})
+    record.ok("pending", NETNS, {"reboot_reasons": ["older <driver>"]})
+    record.failed("refusing", NETNS, {"msg": "no & never"})
+    record.unreachable('odd"\\name', NETNS, {"msg": "away"})
+    for name in record.hosts:
+        record.end(name)
+    return record.document(AT)
+
+
+def test_the_schema_refuses_what_is_not_a_drift_document():
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    good = document()
+    jsonschema.validate(good, SCHEMA)
+    spoiled = [
+        {**good, "exit_code": 0},
+        {**good, "schema": "gpufabric.rdma/drift/2"},
+        {**good, "more": 1},
+        {**good, "hosts": []},
+        {**good, "hosts": [{**good["hosts"][1], "verdict": "converged"}]},
+        {**good, "hosts": [{**good["hosts"][0], "verdict": "drift"}]},
+        {**good, "hosts": [{**good["hosts"][0], "verdict": "fine"}]},
+        {**good, "at": "yesterday"},
+    ]
+    for bad in spoiled:
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(bad, SCHEMA)
+
+
+def test_junit_has_a_suite_a_host_whose_counts_are_its_cases():
+    root = ET.fromstring(formats.junit(document()))
+    suites = {suite.get("name"): suite for suite in root}
+    assert list(suites) == ["fine", "drifted", "pending", "refusing", 'odd"\\name']
+    for node in [root, *root]:
+        assert int(node.get("tests")) == len(node.findall(".//testcase"))
+        assert int(node.get("failures")) == len(node.findall(".//failure"))
+        assert int(node.get("errors")) == len(node.findall(".//error"))
+    counts = {name: (suite.get("failures"), suite.get("errors")) for name, suite in suites.items()}
+    assert counts == {
+        "fine": ("0", "0"),
+        "drifted": ("2", "0"),
+        "pending": ("1", "0"),
+        "refusing": ("0", "1"),
+        'odd"\\name': ("0", "1"),
+    }
+    plain, nasty = suites["drifted"].findall(".//failure")
+    assert plain.get("message") == "/etc/x: wanted new, seen old"
+    assert "-old <b>\ufffd[0m" in nasty.text
+    assert "+new & more" in nasty.text
+
+
+def test_markdown_shows_every_host_and_every_difference_and_nothing_escapes_its_fence():
+    text = formats.markdown(document())
+    assert text.startswith("# Drift: unreachable\n")
+    assert "| drifted | drift | 2 |" in text
+    assert "wanted: new\nseen:   old" in text
+    assert "````diff\n" in text
+    assert "older \\<driver\\>" in text
+    assert "### rdma\\_netns: /etc/\\<a\\>&\\|\\`x\\`" in text
+
+
+def test_prometheus_is_a_textfile_that_node_exporter_reads():
+    text = formats.prometheus(document())
+    assert text.endswith("\n")
+    sample = re.compile(r'[a-z_]+(\{([a-z]+="(?:[^"\\\n]|\\["\\n])*",?)+\})? [0-9]+')
+    announced = []
+    for line in text.splitlines():
+        if line.startswith("# TYPE "):
+            announced.append(line.split()[2])
+            assert line.split()[3] == "gauge"
+        elif not line.startswith("# HELP "):
+            assert sample.fullmatch(line), line
+            assert re.match("[a-z_]+", line)[0] == announced[-1]
+    assert len(announced) == len(set(announced))
+    states = [line for line in text.splitlines() if line.startswith("gpufabric_rdma_drift_verdict{")]
+    assert len(states) == 5 * len(verdicts.VERDICTS)
+    assert sum(line.endswith(" 1") for line in states) == 5
+    assert 'gpufabric_rdma_drift_verdict{host="odd\\"\\\\name",verdict="unreachable"} 1' in states
+    assert "gpufabric_rdma_drift_exit_code 4" in text
+    assert "gpufabric_rdma_drift_timestamp_seconds 1795331400" in text

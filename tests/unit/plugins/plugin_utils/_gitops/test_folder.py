@@ -1,0 +1,183 @@
+"""The folder that render.yml writes: names, texts, and which files come and go."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+from ansible_collections.gpufabric.rdma.plugins.action import git_folder
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, settle
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._gitops import folder as planner
+
+
+def config_map(name, namespace="default", **data):
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "namespace": namespace}, "data": data}
+
+
+ROLE = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": "system:ours"}}
+RENDERED = {"networks": [config_map("b"), config_map("a", "train")], "multus": [ROLE]}
+
+
+def wanted(rendered=None):
+    return planner.files(RENDERED if rendered is None else rendered, git_folder.text)
+
+
+def bring(folder, files, check_mode=False):
+    return settle(
+        read=lambda: git_folder.read(folder, files),
+        plan=lambda found: planner.plan(found, files),
+        apply=lambda changes: git_folder.apply(folder, changes),
+        check_mode=check_mode,
+    )
+
+
+def test_the_lists_keep_the_order_they_were_given():
+    files = wanted()
+    assert set(files) == {
+        "kustomization.yaml",
+        "networks/kustomization.yaml",
+        "networks/configmap_default_b.yaml",
+        "networks/configmap_train_a.yaml",
+        "multus/kustomization.yaml",
+        "multus/clusterrole_system_ours.yaml",
+    }
+    assert all(text.startswith(planner.MARK) for text in files.values())
+    assert yaml.safe_load(files["kustomization.yaml"])["resources"] == ["networks", "multus"]
+    assert yaml.safe_load(files["networks/kustomization.yaml"])["resources"] == [
+        "configmap_default_b.yaml",
+        "configmap_train_a.yaml",
+    ]
+
+
+@pytest.mark.parametrize(
+    "value",
+    # What one version of YAML or another takes for a number, a boolean, a date, nothing, or for syntax.
+    [
+        *("", "y", "No", "on", "null", "~", "1e3", "0x1f", "0o17", "017", "1_000", "12:30", "2026-11-22", ".inf", "="),
+        *(
+            "a: b",
+            "a #b",
+            "- a",
+            "{a}",
+            "*a",
+            "&a",
+            "!a",
+            "%a",
+            "@a",
+            "`a",
+            "'a'",
+            '"a"',
+            " a",
+            "a ",
+            "a\\b",
+            "ä",
+            "\t",
+        ),
+        *(
+            "one\ntwo\n",
+            "one\ntwo",
+            "one\n\n",
+            "\none",
+            " one\ntwo",
+            "one \ntwo",
+            "a\tb\nc",
+            '{\n  "a": 1\n}\n',
+            "x y " * 90,
+        ),
+    ],
+)
+def test_a_text_is_quoted_wherever_a_parser_could_take_it_for_something_else(value):
+    item = {"data": {value: value}, "list": [value, True, None, 7]}
+    text = git_folder.text(item)
+    assert yaml.safe_load(text) == item
+    assert git_folder.text(yaml.safe_load(text)) == text
+    plain = next(line for line in git_folder.text([value]).splitlines())[2:]
+    assert plain.startswith(('"', "|")), plain
+
+
+def test_names_stay_readable_and_a_json_document_is_a_block():
+    assert (
+        git_folder.text({"image": "/opt/bin", "name": "kube-flannel-ds"}) == "image: /opt/bin\nname: kube-flannel-ds\n"
+    )
+    assert git_folder.text({"c": '{\n  "a": 1\n}\n'}) == 'c: |\n  {\n    "a": 1\n  }\n'
+
+
+def test_files_come_and_go_and_a_second_run_changes_nothing(tmp_path):
+    made, changes = bring(tmp_path / "new/git", wanted(), check_mode=True)
+    assert {change.action for change in changes} == {"write"}
+    assert not (tmp_path / "new").exists()
+    folder = tmp_path / "new/git"
+    bring(folder, wanted())
+    assert bring(folder, wanted())[1] == []
+    (folder / ".git").mkdir()
+    (folder / ".git/config").write_text("theirs")
+    (folder / "multus/binary").write_bytes(b"\xff\xfe")
+    (folder / "theirs").mkdir()
+    (folder / "theirs/kustomization.yaml").write_text("resources: []\n")
+    made, changes = bring(folder, wanted({"networks": [config_map("b", x="1")]}))
+    assert {(change.object, change.action) for change in changes} == {
+        ("kustomization.yaml", "write"),
+        ("networks/kustomization.yaml", "write"),
+        ("networks/configmap_default_b.yaml", "write"),
+        ("networks/configmap_train_a.yaml", "remove"),
+        ("multus/kustomization.yaml", "remove"),
+        ("multus/clusterrole_system_ours.yaml", "remove"),
+    }
+    assert sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()) == [
+        ".git/config",
+        "kustomization.yaml",
+        "multus/binary",
+        "networks/configmap_default_b.yaml",
+        "networks/kustomization.yaml",
+        "theirs/kustomization.yaml",
+    ]
+    # Of a directory that holds nothing of ours any more nothing is known, so nothing is said.
+    assert made.notes == []
+
+
+def test_an_edited_file_is_written_again_and_an_empty_directory_goes(tmp_path):
+    bring(tmp_path, wanted())
+    edited = tmp_path / "multus/clusterrole_system_ours.yaml"
+    edited.write_text(edited.read_text() + "aggregationRule: {}\n")
+    _made, changes = bring(tmp_path, wanted())
+    assert [change.object for change in changes] == ["multus/clusterrole_system_ours.yaml"]
+    assert "aggregationRule" in changes[0].before
+    bring(tmp_path, wanted({"networks": []}))
+    assert not (tmp_path / "multus").exists()
+
+
+@pytest.mark.parametrize(
+    ("plant", "obj"),
+    [
+        (lambda folder: (folder / "kustomization.yaml").write_text("resources: []\n"), "kustomization.yaml"),
+        (lambda folder: (folder / "kustomization.yml").write_text("resources: []\n"), "kustomization.yml"),
+        (lambda folder: (folder / "multus").write_text("a file"), "multus"),
+        (lambda folder: (folder / "multus").symlink_to("/etc"), "multus"),
+        (
+            lambda folder: (folder / "networks/configmap_train_a.yaml").symlink_to("/etc/hostname"),
+            "networks/configmap_tra",
+        ),
+        (
+            lambda folder: (folder / "networks/Kustomization").write_text("kind: Kustomization\n"),
+            "networks/Kustomization",
+        ),
+    ],
+)
+def test_what_is_in_the_way_stops_before_anything_is_written(tmp_path, plant, obj):
+    (tmp_path / "networks").mkdir()
+    plant(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(Refused) as refused:
+        bring(tmp_path, wanted())
+    assert len(refused.value.problems) == 1, refused.value
+    assert refused.value.problems[0].object.startswith(obj)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_foreign_file_among_ours_is_named(tmp_path):
+    bring(tmp_path, wanted())
+    (tmp_path / "multus/mine.yaml").write_text("kind: Mine\n")
+    made, changes = bring(tmp_path, wanted())
+    assert changes == []
+    assert made.notes == [
+        "multus/mine.yaml is not from this playbook: it stays, and kustomization.yaml does not list it"
+    ]

@@ -1,0 +1,397 @@
+"""NicClusterPolicies, their networks and pools, read as variables: every field is spoken of, nothing is dropped."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pathlib
+
+import pytest
+import yaml
+from ansible_collections.gpufabric.rdma.plugins.action import policy_import
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._policy import importer
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._policy.page import Page, explanation
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host, networks
+from ansible_collections.gpufabric.rdma.tests.tools import tree
+from hypothesis import given, settings
+from hypothesis import strategies as some
+
+ROOT = pathlib.Path(__file__).resolve().parents[5]
+FIXTURES = ROOT / "tests/fixtures"
+FILES = {
+    "seed-000": "seeds/000-nicclusterpolicy.yaml.txt",
+    "seed-000-config-map": "seeds/000-shared-device-plugin.yaml.txt",
+    "seed-001": "seeds/001-nicclusterpolicy.yaml.txt",
+    "macvlan": "policies/macvlan.yaml.txt",
+    "host-device": "policies/host-device.yaml.txt",
+}
+# file: what its variables become
+BECOME = {
+    "seed-000": {
+        "device_plugin_resources": [
+            {"resourceName": "hca_shared_devices_a", "rdmaHcaMax": 63, "selectors": {"vendors": ["15b3"]}}
+        ]
+    },
+    "seed-000-config-map": {
+        "device_plugin_interval_seconds": 300,
+        "device_plugin_resources": [
+            {"resourceName": f"hca_shared_devices_{name}", "rdmaHcaMax": 63, "selectors": {"ifNames": [netdev]}}
+            for name, netdev in (("a", "ens8f0np0"), ("b", "ens8f1np1"))
+        ],
+    },
+    "seed-001": {
+        "driver_flavor": "verify",
+        "device_plugin_resources": [
+            {
+                "resourceName": "shared_ib",
+                "rdmaHcaMax": 63,
+                "selectors": {"vendors": ["15b3"], "ifNames": ["ibs1f0", "ibs1f1"]},
+            }
+        ],
+        "networks_components": ["ipoib-cni", "nv-ipam"],
+        "networks_attachments": [
+            {
+                "name": "ipoib-network-a",
+                "type": "ipoib",
+                "namespaces": ["default"],
+                "master": "ibs1f0",
+                "ipam": "nv-ipam",
+                "pool": "ipoib-pool-a",
+                "subnet": "192.168.5.0/24",
+                "per_node_block_size": 50,
+                "gateway": "192.168.5.1",
+            }
+        ],
+    },
+    "macvlan": {
+        "networks_components": ["nv-ipam"],
+        "networks_attachments": [
+            {
+                "name": "rail0",
+                "type": "macvlan",
+                "namespaces": ["training"],
+                "master": "enp1s0f1np1",
+                "mode": "bridge",
+                "mtu": 1500,
+                "ipam": "nv-ipam",
+                "subnet": "10.56.0.0/24",
+                "per_node_block_size": 16,
+                "exclude": ["10.56.0.1", "10.56.0.248/29"],
+            }
+        ],
+    },
+    "host-device": {
+        "driver_flavor": "verify",
+        "device_plugin_use_cdi": True,
+        "device_plugin_resources": [
+            {"resourceName": "shared", "rdmaHcaMax": 8, "selectors": {"ifNames": ["enp1s0f0np0"]}}
+        ],
+        "device_plugin_node_selector": {"feature.node.kubernetes.io/pci-15b3.present": "true"},
+        "networks_images": {"nv-ipam": "mirror.example.com/mellanox/nvidia-k8s-ipam:v0.3.7"},
+        "networks_components": ["nv-ipam", "whereabouts"],
+        "networks_attachments": [
+            {
+                "name": "hostdev-net",
+                "type": "host-device",
+                "namespaces": ["default"],
+                "resource_name": "nvidia.com/hostdev",
+                "ipam": "whereabouts",
+                "subnet": "192.168.3.225/28",
+                "exclude": ["192.168.3.228/30"],
+            }
+        ],
+    },
+}
+# file: the fields that are wrong, with a word of why, and those that are unknown
+WRONG = {
+    "seed-000": {"spec.rdmaSharedDevicePlugin.version": "no version is named"},
+    "seed-000-config-map": {},
+    "seed-001": {"spec.secondaryNetwork.nvIpam.image": "a field of spec itself"},
+    "macvlan": {"nv-ipam": "cannot work without it"},
+    "host-device": {
+        "spec.rdmaSharedDevicePlugin.config": "a text that holds JSON",
+        "spec.rdmaSharedDevicePlugin.config.configList[0].devices": "deprecated",
+        "whereabouts": "cannot work without it",
+    },
+}
+UNKNOWN = {
+    "host-device": {"spec.rdmaSharedDevicePlugin.config.configList[0].colour", "spec.secondaryNetworks.multus.image"}
+}
+
+
+def documents(name):
+    found = yaml.safe_load_all((FIXTURES / FILES[name]).read_text())
+    return [{"source": f"{name} {number}", "content": content} for number, content in enumerate(found, 1)]
+
+
+def facts(tmp_path, fixture, rename=()):
+    read = tree.load(fixture)
+    tree.lay_out(read, tmp_path)
+    node = Tree(str(tmp_path))
+    text = json.dumps(gather(node, Seams.of(node)))
+    for old, new in rename:
+        text = text.replace(f'"{old}"', f'"{new}"')
+    return json.loads(text)
+
+
+def options():
+    found = {}
+    for role in ("device_plugin", "driver", "networks"):
+        specs = yaml.safe_load((ROOT / f"roles/{role}/meta/argument_specs.yml").read_text())
+        found.update(specs["argument_specs"]["main"]["options"])
+    return found
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_becomes_these_variables(name):
+    made = importer.run(documents(name))
+    assert made["problems"] == []
+    assert made["variables"] == BECOME[name]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_what_is_wrong_or_unknown_is_named_with_its_reason(name):
+    lines = importer.run(documents(name))["lines"]
+    wrong = {line["field"]: line["why"] for line in lines if line["verdict"] == "wrong"}
+    assert set(wrong) == set(WRONG[name])
+    for field, words in WRONG[name].items():
+        assert words in wrong[field]
+    assert {line["field"] for line in lines if line["verdict"] == "unknown"} == UNKNOWN.get(name, set())
+    for line in lines:
+        assert line["verdict"] in ("taken", "wrong", "left out", "unknown")
+        assert line["why"] or line["became"] != "nothing", line
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_roles_take_what_an_import_writes(name):
+    effective, problems = host.validate(options(), BECOME[name])
+    assert problems == []
+    assert networks.plan(effective, [])["problems"] == []
+    assert yaml.safe_load(policy_import.text(BECOME[name], [name])) == BECOME[name]
+
+
+def leaves(value, path=""):
+    if isinstance(value, dict) and value:
+        for key, inner in value.items():
+            yield from leaves(inner, f"{path}.{key}".lstrip("."))
+    elif isinstance(value, list) and value:
+        for number, inner in enumerate(value):
+            yield from leaves(inner, f"{path}[{number}]")
+    else:
+        yield path
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_field_of_every_object_is_spoken_of(name):
+    """The fields of an image are one line, that of its version, which shows them all."""
+    found = documents(name)
+    by_source = {}
+    for line in importer.run(found)["lines"]:
+        by_source.setdefault(line["source"], []).append((line["field"], line["was"]))
+    for document in found:
+        said = by_source[document["source"]]
+        for leaf in leaves(document["content"]):
+            if leaf in ("apiVersion", "kind", "metadata.name"):
+                continue
+            prefix = leaf.rpartition(".")[0]
+            image = leaf.endswith(".repository") and f"{prefix}.version" in dict(said)
+            below = [field for field, _was in said if field == "the whole object" or field.startswith(leaf)]
+            above = [field for field, _was in said if leaf.startswith(field)]
+            assert image or below or above, leaf
+
+
+def test_a_field_nobody_reads_is_unknown():
+    page = Page({"kind": "X", "metadata": {"name": "x"}, "spec": {"a": 1, "b": {"c": [2]}}}, "file")
+    page.say(("spec", "a"), "taken", "something")
+    page.finish({})
+    assert [(line["field"], line["verdict"]) for line in page.lines] == [
+        ("spec.a", "taken"),
+        ("spec.b.c[0]", "unknown"),
+    ]
+
+
+def test_an_import_leaves_its_input_alone():
+    found = documents("seed-001")
+    before = copy.deepcopy(found)
+    importer.run(found)
+    assert found == before
+
+
+# --- compared with nodes ----------------------------------------------------------------------------------------------
+
+
+def verdicts(made):
+    return {line["field"]: (line["verdict"], line["became"], line["why"]) for line in made["lines"]}
+
+
+def test_names_that_no_node_has_are_wrong(tmp_path):
+    made = importer.run(documents("seed-001"), [{"host": "h1", "facts": facts(tmp_path, "h100-8x-cx7-ib")}])
+    said = verdicts(made)
+    selectors = said["spec.rdmaSharedDevicePlugin.config.configList[0].selectors"]
+    assert selectors[0] == "wrong"
+    assert "matches nothing on h1" in selectors[2]
+    assert "ibp24s0" in selectors[2]
+    assert said["spec.master"][0] == "wrong"
+    assert "not on h1" in said["spec.master"][2]
+    assert made["problems"] == []
+
+
+def test_names_that_nodes_have_are_taken_and_one_pool_of_two_is_said(tmp_path):
+    node = facts(tmp_path, "h100-8x-cx7-ib", (("ibp24s0", "ibs1f0"), ("ibp58s0", "ibs1f1")))
+    said = verdicts(importer.run(documents("seed-001"), [{"host": "h1", "facts": node}]))
+    selectors = said["spec.rdmaSharedDevicePlugin.config.configList[0].selectors"]
+    assert selectors[0] == "taken"
+    assert "one pool of 2 HCAs" in selectors[2]
+    assert said["spec.master"][0] == "taken"
+
+
+@pytest.mark.parametrize(
+    ("flavor", "verdict", "variables"),
+    [
+        ("inbox", "taken", {"driver_flavor": "doca", "driver_version": "3.1.0"}),
+        ("doca", "wrong", {"driver_flavor": "verify"}),
+        ("mlnx_ofed", "wrong", {"driver_flavor": "verify"}),
+    ],
+)
+def test_a_driver_of_the_host_and_one_of_the_policy_are_one_too_many(tmp_path, flavor, verdict, variables):
+    node = facts(tmp_path, "h100-8x-cx7-ib")
+    node["driver"]["on_disk"]["flavor"] = flavor
+    made = importer.run(documents("seed-001"), [{"host": "h1", "facts": node}])
+    assert {key: value for key, value in made["variables"].items() if key.startswith("driver_")} == variables
+    said = verdicts(made)["spec.ofedDriver.image"]
+    assert said[0] == verdict
+    assert ("loaded twice" in said[2]) == (verdict == "wrong")
+
+
+def test_a_type_that_does_not_fit_the_link_is_wrong(tmp_path):
+    found = documents("seed-001")
+    found[2]["content"]["spec"]["master"] = "enp1s0f0np0"
+    made = importer.run(found, [{"host": "g", "facts": facts(tmp_path, "gh200-cx7-roce")}])
+    assert verdicts(made)["spec.master"][0] == "wrong"
+    assert "Ethernet" in verdicts(made)["spec.master"][2]
+
+
+def test_a_pool_that_is_too_small_for_the_nodes_is_wrong(tmp_path):
+    node = facts(tmp_path, "h100-8x-cx7-ib")
+    nodes = [{"host": f"h{number}", "facts": node} for number in range(6)]
+    assert verdicts(importer.run(documents("seed-001"), nodes[:5]))["spec.perNodeBlockSize"][0] == "taken"
+    assert verdicts(importer.run(documents("seed-001"), nodes))["spec.perNodeBlockSize"][0] == "wrong"
+
+
+# --- bad input --------------------------------------------------------------------------------------------------------
+
+
+def changed(name, number, *path, value):
+    found = documents(name)
+    place = found[number]["content"]
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    return found
+
+
+PLUGIN = ("spec", "rdmaSharedDevicePlugin")
+REFUSED = {
+    "not an object": ([{"source": "f", "content": ["x"]}], "f"),
+    "no metadata": ([{"source": "f", "content": {"kind": "IPPool"}}], "f"),
+    "nothing": ([], "the files"),
+    "another version": (changed("macvlan", 0, "apiVersion", value="mellanox.com/v2"), "MacvlanNetwork rail0"),
+    "no spec": (changed("macvlan", 0, "spec", value=None), "MacvlanNetwork rail0"),
+    "config no JSON": (changed("seed-000", 0, *PLUGIN, "config", value="{"), "spec.rdmaSharedDevicePlugin.config"),
+    "no config": (changed("seed-000", 0, *PLUGIN, value={"image": "x"}), "spec.rdmaSharedDevicePlugin.config"),
+    "empty list": (changed("seed-000", 0, *PLUGIN, "config", value='{"configList": []}'), "config"),
+    "no name": (changed("seed-000", 0, *PLUGIN, "config", value='{"configList": [{}]}'), "configList[0]"),
+    "no selectors": (
+        changed("seed-000", 0, *PLUGIN, "config", value='{"configList": [{"resourceName": "a", "rdmaHcaMax": 1}]}'),
+        "configList[0].selectors",
+    ),
+    "ipam no JSON": (changed("macvlan", 0, "spec", "ipam", value="nv-ipam"), "spec.ipam"),
+    "ipam of no known type": (changed("macvlan", 0, "spec", "ipam", value='{"type": "dhcp"}'), "spec.ipam.type"),
+    "no master": (changed("macvlan", 0, "spec", "master", value=""), "spec.master"),
+    "no subnet": (changed("macvlan", 1, "spec", "subnet", value="10.56"), "spec.subnet"),
+    "no block size": (changed("macvlan", 1, "spec", "perNodeBlockSize", value="16"), "spec.perNodeBlockSize"),
+    "odd exclusion": (changed("macvlan", 1, "spec", "exclusions", value=[{"startIP": "x"}]), "spec.exclusions[0]"),
+    "no resource": (changed("host-device", 0, "spec", "resourceName", value=None), "spec.resourceName"),
+    "two policies": (
+        [*documents("seed-000"), *changed("seed-001", 0, "metadata", "name", value="second")[:1]],
+        "NicClusterPolicy second",
+    ),
+    "the same twice": ([*documents("seed-000"), {**documents("seed-000")[0], "source": "g"}], "NicClusterPolicy"),
+    "driver no mapping": (changed("seed-001", 0, "spec", "ofedDriver", value=None), "spec.ofedDriver"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_bad_input_is_refused_with_its_place(name):
+    given_documents, place = REFUSED[name]
+    problems = importer.run(given_documents)["problems"]
+    assert [problem for problem in problems if place in problem["object"]], problems
+    for problem in problems:
+        assert all(problem[fact] for fact in ("object", "wanted", "seen", "next_step")), problem
+
+
+def test_all_problems_come_at_once():
+    found = [*changed("macvlan", 0, "spec", "master", value=""), *documents("seed-000")]
+    found[1]["content"]["spec"]["subnet"] = "x"
+    found[2]["content"]["spec"]["rdmaSharedDevicePlugin"]["config"] = "{"
+    assert len(importer.run(found)["problems"]) == 3
+
+
+def test_host_local_gets_a_block_for_each_node():
+    ipam = '{"type": "host-local", "subnet": "192.168.50.0/24", "rangeStart": "192.168.50.10", "routes": []}'
+    made = importer.run(changed("macvlan", 0, "spec", "ipam", value=ipam)[:1])
+    assert made["problems"] == []
+    assert verdicts(made)["spec.ipam.type"][:2] == ("wrong", "ipam: host-local, with a block for each node")
+    assert made["variables"]["networks_attachments"][0]["range_start"] == "192.168.50.10"
+
+
+def test_a_count_that_is_missing_becomes_63():
+    config = '{"configList": [{"resourceName": "a", "selectors": {"vendors": ["15b3"]}}]}'
+    made = importer.run(changed("seed-000", 0, *PLUGIN, "config", value=config))
+    assert made["variables"]["device_plugin_resources"][0]["rdmaHcaMax"] == 63
+    assert verdicts(made)["spec.rdmaSharedDevicePlugin.config.configList[0].rdmaHcaMax"][0] == "wrong"
+
+
+def test_another_name_than_the_operators_is_wrong():
+    made = importer.run(changed("seed-000", 0, "metadata", "name", value="mine"))
+    assert verdicts(made)["metadata.name"][0] == "wrong"
+
+
+JUNK = some.sampled_from([None, 0, -1, True, "", "x", [], ["x"], [None], {}, {"x": None}, [{"x": []}], 1.5])
+
+
+def places(value, path=()):
+    yield path
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield from places(inner, (*path, key))
+
+
+@settings(max_examples=300, deadline=None)
+@given(name=some.sampled_from(sorted(FILES)), data=some.data())
+def test_no_file_however_broken_breaks_the_import(name, data):
+    """What is not read is refused or named; texts that hold JSON are broken too."""
+    found = documents(name)
+    for document in found:
+        spec = document["content"].get("spec") or {}
+        if isinstance(spec.get("ipam"), str):
+            spec["ipam"] = json.loads(spec["ipam"])
+    place = data.draw(some.sampled_from([(n, *path) for n, d in enumerate(found) for path in places(d["content"])]))
+    inner = found[place[0]]
+    for key in ("content", *place[1:])[:-1]:
+        inner = inner[key]
+    inner[("content", *place[1:])[-1]] = data.draw(JUNK)
+    made = importer.run(found)
+    explanation(made["lines"])
+    for problem in made["problems"]:
+        assert all(problem[fact] for fact in ("object", "wanted", "next_step"))
+
+
+def test_the_page_shows_what_is_really_said():
+    found = documents("seed-001")
+    for number, document in enumerate(found, 1):
+        document["source"] = f"policy.yaml, document {number}"
+    made = importer.run(found)
+    page = (ROOT / "docs/nicclusterpolicy.md").read_text()
+    assert f"```text\n{explanation(made['lines'])}\n```" in page
+    assert f"```yaml\n{policy_import.text(made['variables'], ['policy.yaml'])}```" in page

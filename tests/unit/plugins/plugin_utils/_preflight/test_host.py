@@ -1,0 +1,296 @@
+"""What preflight refuses, as tables: variables by themselves, and variables against the facts of fixture nodes."""
+
+from __future__ import annotations
+
+import pytest
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core import text as core_text
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host as preflight_host
+
+ROLES = ("discovery", "kernel_modules", "limits", "rail_links", "rdma_netns", "reboot", "verification")
+FACTS = {"object", "wanted", "seen", "next_step"}
+
+
+def objects(problems):
+    for problem in problems:
+        assert set(problem) == FACTS
+        assert all(problem.values()), problem
+    return [problem["object"] for problem in problems]
+
+
+# --- single variables ------------------------------------------------------------------------------------------------
+
+
+def test_a_host_that_sets_nothing_has_no_problem(options, variables):
+    assert preflight_host.values(variables, options) == []
+    assert preflight_host.unknown(options, options, ROLES) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "wanted", "seen"),
+    [
+        ("kernel_modules_gpudirect", "pearmem", "one of: auto, peermem, dmabuf, off", "'pearmem'"),
+        ("rdma_netns_mode", "private", "one of: shared, exclusive", "'private'"),
+        ("discovery_expected_hcas", "eight", "a whole number, or null", "'eight'"),
+        ("discovery_software_hcas", "perhaps", "true or false", "'perhaps'"),
+        ("discovery_rails", "mlx5_0", "a list of mappings with hca, mac, netdev, pci, port", "'mlx5_0'"),
+        ("discovery_rails", [{"device": "mlx5_0"}], "a list of mappings with hca, mac, netdev, pci, port", "device"),
+        ("limits_services", {"k3s": True}, "a list of text", "'k3s': True"),
+        ("limits_services", None, "a list of text", "null"),
+        ("reboot_allowed", "later", "true or false, or null", "'later'"),
+    ],
+)
+def test_a_wrong_type_or_choice_names_the_variable_and_what_it_takes(options, name, value, wanted, seen):
+    effective, problems = preflight_host.validate(options, {name: value})
+    (problem,) = problems
+    assert problem["object"] == f"variable {name}"
+    assert problem["wanted"] == wanted
+    assert seen in problem["seen"]
+    assert effective[name] == options[name].get("default"), "the other checks go on with the default"
+
+
+@pytest.mark.parametrize("value", [["not", "a", "s3cret", "text"], "s3cret"])
+def test_a_secret_of_the_wrong_type_is_refused_without_being_shown(options, value):
+    names = [name for name, option in options.items() if option.get("no_log")]
+    assert {"k3s_token", "k3s_registries"} <= set(names)
+    _effective, problems = preflight_host.validate(options, dict.fromkeys(names, value))
+    assert problems
+    assert "s3cret" not in str(problems)
+
+
+def test_the_word_off_survives_yaml(options):
+    effective, problems = preflight_host.validate(options, {"kernel_modules_gpudirect": False})
+    assert (effective["kernel_modules_gpudirect"], problems) == ("off", [])
+
+
+@pytest.mark.parametrize("answer", [None, True, False, "yes"])
+def test_a_consent_has_three_states(options, answer):
+    effective, problems = preflight_host.validate(options, {"reboot_allowed": answer})
+    assert problems == []
+    assert effective["reboot_allowed"] is (answer if answer is None else bool(answer))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("kernel_modules_required", ["mlx5_core", "../evil"]),
+        ("limits_services", ["k3s.service/../x"]),
+        ("limits_memlock", "lots"),
+        ("rdma_netns_retry_seconds", -1),
+        ("reboot_serial", 0),
+        ("verification_port", 80),
+        ("verification_bandwidth_seconds", 0),
+        ("rail_links_settings", [{"pci": "0000:01:00.0", "mac": "02:00:00:00:00:01", "mtu": 9000}]),
+        ("rail_links_settings", [{"mtu": 9000}]),
+        ("rail_links_settings", [{"pci": "0000:01:00.0"}]),
+        ("rail_links_settings", [{"pci": "0000:01:00.0", "mtu": 99999}]),
+    ],
+)
+def test_a_value_of_the_right_type_can_still_be_wrong(options, name, value):
+    effective, invalid = preflight_host.validate(options, {name: value})
+    assert invalid == []
+    assert objects(preflight_host.values(effective, options)) == [f"variable {name}"]
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("kernel_modules_gpudirct", "did you mean kernel_modules_gpudirect?"),
+        ("discovery_rail", "did you mean discovery_rails?"),
+        ("limits_zebra_quux_frobnicate", "no variable has a name like it"),
+        ("kernel_module_required", "did you mean kernel_modules_required?"),
+        ("verfication_fabric", "did you mean verification_fabric?"),
+    ],
+)
+def test_a_mistyped_variable_is_found_with_the_nearest_known_name(options, name, hint):
+    (problem,) = preflight_host.unknown([*options, name], options, ROLES)
+    assert problem["object"] == f"variable {name}"
+    assert hint in problem["next_step"]
+    assert preflight_host.unknown([name], options, ROLES, accepted=[name]) == []
+
+
+@pytest.mark.parametrize("name", ["ansible_host", "limit", "k3s_version", "discovery_hosts", "inventory_hostname"])
+def test_a_variable_of_somebody_else_is_left_alone(options, name):
+    assert preflight_host.unknown([name], options, ROLES) == []
+
+
+# --- variables against the node ---------------------------------------------------------------------------------------
+
+
+def combined(facts, variables, **changed):
+    variables.update(changed)
+    return objects(preflight_host.combinations(facts, variables)[0])
+
+
+def test_a_good_node_has_no_problem(facts_of, variables):
+    assert combined(facts_of("h100-8x-cx7-ib"), variables, discovery_expected_hcas=8) == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({"discovery_expected_hcas": 4}, ["HCA"]),
+        ({"discovery_expected_ports": ["mlx5_1/1", "mlx5_9/1", "mlx5_0/2"]}, 2),
+        ({"discovery_rails": [{"hca": "mlx5_9"}]}, 1),
+        ({"discovery_rails": [{"hca": "mlx5_0", "pci": "0000:01:00.0"}]}, 1),
+        ({"discovery_rails": [{}]}, 1),
+        ({"discovery_rails": [{"hca": "mlx5_0"}, {"pci": "0000:01:00.0"}]}, 1),
+        ({"discovery_rails": [{"hca": "mlx5_0", "port": 2}]}, 1),
+        ({"discovery_rails": [{"mac": "02:00:00:00:00:99"}, {"netdev": "eth99"}]}, 2),
+        ({"discovery_rails": [{"hca": "mlx5_0"}, {"hca": "mlx5_1"}]}, 0),
+    ],
+)
+def test_what_the_variables_name_has_to_be_on_the_node(facts_of, variables, changed, expected):
+    found = combined(facts_of("gh200-cx7-roce"), variables, **changed)
+    assert found == expected if isinstance(expected, list) else len(found) == expected
+
+
+def test_a_missing_rail_lists_what_is_there(facts_of, variables):
+    variables["discovery_rails"] = [{"netdev": "ibs1f0"}]
+    ((problem,), _notes) = preflight_host.combinations(facts_of("gh200-cx7-roce"), variables)
+    assert problem["object"] == "discovery_rails[0]: netdev ibs1f0"
+    assert "mlx5_0 (0000:01:00.0, enp1s0f0np0" in problem["seen"]
+
+
+def test_a_node_without_any_hca_is_refused_unless_that_is_wanted(facts_of, variables):
+    facts = facts_of("gh200-cx7-roce")
+    facts.update(hcas=[], cards_without_rdma=[], rails=[])
+    assert combined(facts, variables) == ["HCA"]
+    assert combined(facts, variables, discovery_hca_required=False) == []
+
+
+def test_software_hcas_make_a_node_only_where_they_are_admitted(facts_of, variables):
+    facts = facts_of("lab-rxe-debian12")
+    ((problem,), _notes) = preflight_host.combinations(facts, variables)
+    assert problem["object"] == "HCA"
+    assert "only software HCAs: rxe0" in problem["seen"]
+    assert "discovery_software_hcas: true" in problem["next_step"]
+    assert combined(facts, variables, discovery_software_hcas=True, discovery_expected_hcas=8) == []
+
+
+def test_a_card_that_only_lacks_its_module_is_no_problem_because_the_run_loads_it(facts_of, variables):
+    facts = facts_of("card-without-mlx5-ib")
+    assert [card["driver"] for card in facts["cards_without_rdma"]] == ["mlx5_core"] * len(facts["cards_without_rdma"])
+    assert combined(facts, variables, discovery_rails=[{"hca": "mlx5_0"}]) == []
+
+
+def test_a_card_that_no_module_helps_is_told_with_its_reason(facts_of, variables):
+    facts = facts_of("card-on-vfio")
+    facts["hcas"] = []
+    problems, notes = preflight_host.combinations(facts, variables)
+    assert objects(problems) == ["HCA"]
+    assert "vfio" in problems[0]["seen"]
+    assert any("vfio" in note for note in notes)
+
+
+def test_a_strange_system_and_a_lack_of_rights_are_refused(facts_of, variables):
+    facts = facts_of("gh200-cx7-roce")
+    facts["node"]["os"] = {"id": "alpine", "like": [], "pretty_name": "Alpine Linux v3.20"}
+    facts["node"]["euid"] = 1000
+    assert combined(facts, variables) == ["operating system", "privilege"]
+
+
+# --- the plan and the messages ----------------------------------------------------------------------------------------
+
+
+def test_the_plan_names_each_change_and_its_reason(facts_of, variables):
+    outcome = preflight_host.plan(facts_of("gh200-cx7-roce"), variables)
+    changes = {(change["object"], change["action"]) for change in outcome["changes"]}
+    assert ("/etc/modules-load.d/gpufabric-rdma.conf", "write") in changes
+    assert ("/etc/systemd/system/k3s.service.d/10-gpufabric-rdma.conf", "write") in changes
+    assert all(change["why"] for change in outcome["changes"])
+
+
+def test_a_foreign_netns_file_is_a_problem_of_the_plan(facts_of, variables):
+    outcome = preflight_host.plan(facts_of("exclusive-netns-foreign-file"), variables)
+    assert "RDMA netns mode" in objects(outcome["problems"])
+
+
+def result(host, problems=(), plan=(), reboot=(), notes=()):
+    return {
+        "host": host,
+        "problems": list(problems),
+        "plan": list(plan),
+        "reboot_reasons": list(reboot),
+        "notes": list(notes),
+    }
+
+
+def test_one_message_lists_all_problems_of_all_hosts_with_four_facts():
+    gone = preflight_host.unreachable("ssh: connect to host 192.0.2.1 port 22: No route to host")
+    same = preflight_host.problem("variable limits_memlock", "infinity", "'lots'", "correct it")
+    head, text = preflight_host.failure_text(
+        [result("node1", [gone]), result("node2", [same]), result("node3", [same]), result("node4")]
+    )
+    assert head == "3 problems on 3 of 4 nodes; nothing has been changed."
+    assert text.splitlines() == [
+        "node1  connection",
+        "  wanted     a reachable node",
+        "  seen       unreachable: ssh: connect to host 192.0.2.1 port 22: No route to host",
+        "  next step  check address, user and key with: ansible HOST -m ansible.builtin.ping",
+        "             or leave the host out with --limit",
+        "node2, node3  variable limits_memlock",
+        "  wanted     infinity",
+        "  seen       'lots'",
+        "  next step  correct it",
+    ]
+
+
+def test_hosts_with_the_same_plan_share_it():
+    change = {
+        "object": "module ib_umad",
+        "action": "load",
+        "before": "absent",
+        "after": "loaded",
+        "why": "verbs need it",
+    }
+    text = preflight_host.plan_text(
+        [result("node1", plan=[change], reboot=["the mode is set at boot"]), result("node2"), result("node3")]
+    )
+    assert text.splitlines() == [
+        "Plan",
+        "  node1: 1 change",
+        "    object          action  why",
+        "    module ib_umad  load    verbs need it",
+        "    reboot needed: the mode is set at boot",
+        "  node2, node3: nothing to change",
+    ]
+
+
+def test_a_long_list_of_hosts_is_cut():
+    assert core_text.names(f"n{number}" for number in range(9)) == "n0, n1, n2, n3, n4 and 4 more"
+
+
+@pytest.mark.parametrize("flavor", ["doca", "inbox"])
+def test_rhel_8_is_refused_before_its_driver_is_touched_and_verify_is_not(variables, facts_of, flavor):
+    facts = facts_of("h100-8x-cx7-ib")
+    facts["node"]["os"] = {"id": "rocky", "version_id": "8.10", "like": ["rhel", "fedora"], "pretty_name": "Rocky 8.10"}
+    assert preflight_host.combinations(facts, variables)[0] == []
+    ((problem,), _notes) = preflight_host.combinations(facts, {**variables, "driver_flavor": flavor})
+    assert (problem["object"], problem["seen"]) == ("distribution", "Rocky 8.10")
+    assert "no dnf module" in problem["next_step"]
+    facts["node"]["os"]["version_id"] = "9.6"
+    assert preflight_host.combinations(facts, {**variables, "driver_flavor": flavor})[0] == []
+
+
+def test_what_other_roles_found_is_told_once_at_its_host_or_at_what_it_names():
+    sentence = {
+        "host": "a",
+        "object": "variable x: wanted 1, seen 2. Next step: correct it",
+        "wanted": "",
+        "seen": "",
+        "next_step": "",
+    }
+    elsewhere = {
+        "host": "the controller",
+        "object": "bundle",
+        "wanted": "a file",
+        "seen": "none",
+        "next_step": "fill it",
+    }
+    results = [{"host": "a", "problems": []}, {"host": "b", "problems": []}]
+    merged = preflight_host.with_further(results, [sentence, sentence, elsewhere])
+    assert merged[0]["problems"] == [{"object": "variable x", "wanted": "1", "seen": "2", "next_step": "correct it"}]
+    head, text = preflight_host.failure_text(merged)
+    assert head == "2 problems on 1 of 2 nodes; nothing has been changed."
+    assert "the controller  bundle\n  wanted     a file" in text
+    assert results[0]["problems"] == [], "what came in stays as it was"
