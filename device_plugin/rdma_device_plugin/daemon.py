@@ -253,7 +253,7 @@ class Plugin:
             # The spec is there before the first device of it can be asked for.
             await self._write_cdi(served.service, offer)
             # A directory that cannot be used ends a plugin that begins, never one that serves others already.
-            served.task = asyncio.ensure_future(served.resource.run(hopeful=self.ready.is_set()))
+            served.task = asyncio.ensure_future(served.resource.run(retry_always=self.ready.is_set()))
             self.served[pool.name] = served
         self.served = {name: self.served[name] for name in wanted}
 

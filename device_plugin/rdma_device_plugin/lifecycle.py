@@ -48,8 +48,8 @@ _CHANNEL = (
     ("grpc.default_authority", "localhost"),
     ("grpc.enable_http_proxy", 0),
 )
-# Reasons that no waiting cures: the directory is no directory, or we may not write.
-_HOPELESS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG)
+# Waiting does not help: the directory is not one, or we may not write to it.
+_UNRECOVERABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG)
 
 
 class Timing(NamedTuple):
@@ -157,10 +157,10 @@ class Resource(Observer):
 
     # The state machine.
 
-    async def run(self, hopeful: bool = False) -> None:
+    async def run(self, retry_always: bool = False) -> None:
         """Register, stay registered. Ends by cancellation, or by CannotServe before the first socket was served.
 
-        hopeful: try again even where no waiting is expected to help.
+        retry_always: try again even where waiting is not expected to help.
         """
         first = True
         while True:
@@ -175,7 +175,7 @@ class Resource(Observer):
                 await self._step(replaced)
             except OSError as error:
                 self.tried.set()
-                if first and not hopeful and error.errno in _HOPELESS:
+                if first and not retry_always and error.errno in _UNRECOVERABLE:
                     raise CannotServe(f"{self.name}: {error.strerror}: {error.filename or self._socket}") from error
                 self._say("cannot serve", str(error), logging.WARNING)
                 await self._pause(self._timing.retry_first)

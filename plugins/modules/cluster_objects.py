@@ -310,11 +310,11 @@ class Cluster:
             raise Down(planner.last_words(error))
         return code, out, error
 
-    def read(self, wanted: list, owner: str, prune_types: list, force: bool, mend: bool) -> dict:
-        """mend: whether fields that somebody changed by hand are predicted, and then applied, as they are wanted."""
+    def read(self, wanted: list, owner: str, prune_types: list, force: bool, revert_edits: bool) -> dict:
+        """revert_edits: whether to predict, and later apply, fields that were changed by hand as they are wanted."""
         live, missing = self._live(wanted)
         known = planner.by_key(wanted, live)
-        predicted, errors, edited = self._predict(planner.predictable(wanted, known, missing), force, mend)
+        predicted, errors, edited = self._predict(planner.predictable(wanted, known, missing), force, revert_edits)
         return {
             "down": None,
             "live": known,
@@ -339,7 +339,7 @@ class Cluster:
                 raise _failed("reading the objects", error)
             missing |= absent
 
-    def _predict(self, asked: list, force: bool, mend: bool) -> tuple[dict, dict, dict]:
+    def _predict(self, asked: list, force: bool, revert_edits: bool) -> tuple[dict, dict, dict]:
         """What the server would make of each object. One call; one each only where that call is refused."""
         if not asked:
             return {}, {}, {}
@@ -351,7 +351,7 @@ class Cluster:
             key = planner.Key.of(item)
             code, out, error = self.call(*APPLY, "--dry-run=server", *_forced(force), objects=[item])
             clash = planner.conflict(error) if code else None
-            if clash and mend and planner.by_hand(clash):
+            if clash and revert_edits and planner.by_hand(clash):
                 edited[key] = clash
                 code, out, error = self.call(*APPLY, "--dry-run=server", *_forced(True), objects=[item])
             if code:
@@ -503,13 +503,13 @@ def main() -> None:
     elsewhere = given["applied_by"] == "gitops"
     # Of objects from Git nothing is applied, and in a dry run it does not matter who holds a field.
     force = elsewhere or given["takeover_allowed"] is True
-    mend = given["takeover_allowed"] is not False
+    revert_edits = given["takeover_allowed"] is not False
     state: dict = {}
 
     def read() -> dict:
         state.clear()
         try:
-            found = cluster.read(wanted, given["owner"], given["prune_types"], force, mend)
+            found = cluster.read(wanted, given["owner"], given["prune_types"], force, revert_edits)
         except Down as down:
             if not module.check_mode:
                 raise

@@ -186,7 +186,7 @@ import json
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure, result, settle
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin.config import names
-from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin.node import Carrier, read
+from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin.node import Installer, read
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin.plan import CODE, VENV, plan, rivals
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin.wheels import (
     fitting,
@@ -249,7 +249,7 @@ def main() -> None:
         if more["needs"]:
             module.exit_json(**more, main_pid=0, status="", **result(first, []))
 
-    carrier = Carrier(
+    installer = Installer(
         root,
         module.run_command,
         wanted,
@@ -266,7 +266,7 @@ def main() -> None:
         made, changes = settle(
             read=read_again,
             plan=lambda state: plan(state, wanted),
-            apply=carrier.apply,
+            apply=installer.apply,
             check_mode=module.check_mode,
         )
     except Refused as refused:

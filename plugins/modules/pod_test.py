@@ -153,8 +153,8 @@ OPTIONAL = (
 # Where device plugins register, and the label by which Pod Security refuses them.
 SOCKETS = ("/var/lib/kubelet/device-plugins", "/var/lib/kubelet")
 ENFORCE = "pod-security.kubernetes.io/enforce"
-# Reasons of a waiting container that no patience settles.
-HOPELESS = (
+# Reasons for which a container will wait forever.
+UNRECOVERABLE = (
     "ErrImageNeverPull",
     "ImagePullBackOff",
     "InvalidImageName",
@@ -304,8 +304,8 @@ def state(item, events):
     }
 
 
-def hopeless(one):
-    return any(reason.startswith(HOPELESS) for reason in one["reasons"]) or one["phase"] == "Failed"
+def unrecoverable(one):
+    return any(reason.startswith(UNRECOVERABLE) for reason in one["reasons"]) or one["phase"] == "Failed"
 
 
 def await_pods(kubectl, namespace, names, seconds, clock=time):
@@ -320,7 +320,7 @@ def await_pods(kubectl, namespace, names, seconds, clock=time):
             if item["kind"] == "Pod" and item["metadata"]["name"] in names
         }
         waiting = [one for one in states.values() if not one["ready"]]
-        if len(states) == len(names) and all(hopeless(one) for one in waiting):
+        if len(states) == len(names) and all(unrecoverable(one) for one in waiting):
             return states
         if clock.monotonic() > deadline:
             return states

@@ -289,7 +289,7 @@ FAULTS = (
         "rank 8",
         "a directory that is not there yet is the end",
         "test_registration.py::test_it_waits_for_directories_that_the_kubelet_will_make",
-        ("lifecycle.py", "_HOPELESS = (errno.EACCES,", "_HOPELESS = (errno.ENOENT, errno.EACCES,"),
+        ("lifecycle.py", "_UNRECOVERABLE = (errno.EACCES,", "_UNRECOVERABLE = (errno.ENOENT, errno.EACCES,"),
     ),
     fault(
         "rank 8",

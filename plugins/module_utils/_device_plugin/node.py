@@ -217,7 +217,7 @@ def _resources(path: str) -> list[str] | None:
 # --- carrying out ----------------------------------------------------------------------------------------------------
 
 
-class Carrier:
+class Installer:
     """Carries out the changes of a plan. run: AnsibleModule.run_command.
 
     staged: folder with what the controller sent; wheels: {file: {name, version, sha256}} to install from it, empty when

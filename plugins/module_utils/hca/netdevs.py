@@ -52,7 +52,7 @@ class Network:
         self._tree = tree
         self._ipv4 = ipv4
         self._ipv6: Optional[dict[str, list[str]]] = None
-        self._carriers: Optional[set[str]] = None
+        self._default_route_netdevs: Optional[set[str]] = None
 
     def names(self) -> list[str]:
         return [name for name in self._tree.listdir(paths.NET) if self._tree.readlink(f"{paths.NET}/{name}")]
@@ -85,7 +85,7 @@ class Network:
             "parent": (self._tree.read(f"{base}/parent") or None) if kind == 32 else None,
             "dev_port": max(integer(value["dev_port"]) or 0, integer(value["dev_id"]) or 0),
             "master": self.master(name),
-            "default_route": name in self.carriers(),
+            "default_route": name in self.default_route_netdevs(),
             "addresses": self.addresses(name),
         }
 
@@ -101,20 +101,20 @@ class Network:
             self._ipv6 = _ipv6_addresses(self._tree)
         return sorted(self._ipv4.get(name, [])) + self._ipv6.get(name, [])
 
-    def carriers(self) -> set[str]:
-        """Interfaces the default route stands on: its own and all below it (bond members, VLAN and bridge parents)."""
-        if self._carriers is None:
-            self._carriers = set()
+    def default_route_netdevs(self) -> set[str]:
+        """Interfaces that carry the default route: its own and all below it (bond members, VLAN and bridge parents)."""
+        if self._default_route_netdevs is None:
+            self._default_route_netdevs = set()
             pending = sorted(_default_routes(self._tree))
             while pending:
                 name = pending.pop()
-                if name in self._carriers:
+                if name in self._default_route_netdevs:
                     continue
-                self._carriers.add(name)
+                self._default_route_netdevs.add(name)
                 entries = self._tree.listdir(f"{paths.NET}/{name}")
                 pending += [entry[len("lower_") :] for entry in entries if entry.startswith("lower_")]
                 pending += (self._tree.read(f"{paths.NET}/{name}/bonding/slaves") or "").split()
-        return self._carriers
+        return self._default_route_netdevs
 
     def by_mac(self, mac: str) -> Optional[str]:
         """The one interface with a MAC; None when there is none or several (VLANs share their parent's)."""

@@ -40,7 +40,7 @@ def problems(facts: dict, wanted: dict) -> list[Problem]:
         found.append(
             Problem("variable flannel_api_server", "an address and a port", repr(wanted["api_server"]), _VARIABLE)
         )
-    netdev = carrier(facts, wanted["interface"], wanted["node_address"])
+    netdev = pod_nic(facts, wanted["interface"], wanted["node_address"])
     if netdev:
         found += _on(netdev, facts, wanted)
     return found
@@ -89,7 +89,7 @@ def _netdevs(facts: dict) -> list[dict]:
     return [found[name] for name in sorted(found)]
 
 
-def carrier(facts: dict, interface: str, node_address: str) -> dict | None:
+def pod_nic(facts: dict, interface: str, node_address: str) -> dict | None:
     """The HCA's NIC that pod traffic would go over; None when it is no HCA's, or not to be known from the facts."""
     for netdev in _netdevs(facts):
         addresses = netdev["addresses"] if isinstance(netdev["addresses"], list) else []

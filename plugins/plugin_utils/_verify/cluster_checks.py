@@ -207,12 +207,12 @@ def _pod_cidr(cluster: dict, node: dict) -> list[dict]:
 def _pod_nic(host: dict, node: dict, fabric_allowed: bool) -> list[dict]:
     """K8: the NIC that Flannel took when it started, and the MTU that it read there then."""
     address, made = node.get("pod_network_address"), []
-    carriers = [
+    nics = [
         (name, netdev["mtu"])
         for name, netdev in host["netdevs"].items()
         if address in {one.partition("/")[0] for one in netdev["addresses"]}
     ]
-    for name, mtu in carriers:
+    for name, mtu in nics:
         rail = next((rail["index"] for rail in host["rails"] if rail["netdev"] == name), None)
         if rail is not None and not fabric_allowed:
             seen = f"Flannel uses {name} ({address}), which is rail {rail}: pod traffic shares it with RDMA"

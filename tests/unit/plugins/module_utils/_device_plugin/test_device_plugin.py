@@ -415,11 +415,11 @@ def test_a_config_that_cannot_be_read_names_no_resources(tmp_path, text):
 # On a tree: what is carried out, apart from the environment, which tests/… of the fast nodes installs for real.
 
 
-def carrier(root, staged, wanted):
+def installer(root, staged, wanted):
     def refuse(command, **_options):
         raise AssertionError(f"nothing is to be run: {command}")
 
-    return node.Carrier(str(root), refuse, wanted, str(staged), {}, "")
+    return node.Installer(str(root), refuse, wanted, str(staged), {}, "")
 
 
 def settled(root, staged):
@@ -428,7 +428,7 @@ def settled(root, staged):
     wanted = {**WANTED, "code": hashlib.sha256(source).hexdigest()}
     state = node.read(str(root))
     made = planner.plan({**state, "stamp": wanted["stamp"]}, wanted)
-    return [change.object for change in carrier(root, staged, wanted).apply(made.changes)], wanted
+    return [change.object for change in installer(root, staged, wanted).apply(made.changes)], wanted
 
 
 def test_code_config_and_unit_are_put_in_place_and_read_back(tmp_path):
@@ -445,7 +445,7 @@ def test_code_config_and_unit_are_put_in_place_and_read_back(tmp_path):
         file.write(b"tampered")
     assert node.read(str(root))["code"] is None
     removal = planner.plan(node.read(str(root)), {**wanted, "present": False})
-    assert len(list(carrier(root, staged, wanted).apply(removal.changes))) == 4
+    assert len(list(installer(root, staged, wanted).apply(removal.changes))) == 4
     assert [path for path in root.rglob("*") if path.is_file()] == []
 
 
@@ -456,5 +456,5 @@ def test_code_that_was_cut_short_on_the_way_is_not_installed(tmp_path):
     (staged / "plugin.pyz").write_bytes(b"half")
     made = planner.plan(node.read(str(root)), {**WANTED, "stamp": ""})
     with pytest.raises(node.Refused, match="transfer was cut short"):
-        list(carrier(root, staged, WANTED).apply(made.changes))
+        list(installer(root, staged, WANTED).apply(made.changes))
     assert node.read(str(root))["code"] is None

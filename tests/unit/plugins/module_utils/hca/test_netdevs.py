@@ -33,7 +33,7 @@ def test_the_default_route_of_ipv4(node):
     node.netdev("eth0")
     node.netdev("eth1")
     node.default_route("eth0")
-    assert Network(node.tree()).carriers() == {"eth0"}
+    assert Network(node.tree()).default_route_netdevs() == {"eth0"}
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_the_default_route_of_ipv4(node):
 def test_the_default_route_of_ipv6(node, line, wanted):
     node.netdev("eth0")
     node.write("/proc/net/ipv6_route", line)
-    assert Network(node.tree()).carriers() == wanted
+    assert Network(node.tree()).default_route_netdevs() == wanted
 
 
 def test_the_default_route_stands_on_everything_below_it(node):
@@ -65,7 +65,7 @@ def test_the_default_route_stands_on_everything_below_it(node):
     node.enslave("p0", "bond0").enslave("p1", "bond0")
     node.link("/sys/devices/virtual/net/bond0.7/lower_bond0", "/sys/devices/virtual/net/bond0")
     node.default_route("bond0.7")
-    assert Network(node.tree()).carriers() == {"bond0.7", "bond0", "p0", "p1"}
+    assert Network(node.tree()).default_route_netdevs() == {"bond0.7", "bond0", "p0", "p1"}
 
 
 def test_addresses_of_both_families(node):
