@@ -43,7 +43,7 @@ drift: venv ## Compare nodes with the inventory: 0 converged, 2 drift, 3 reboot 
 	@python3 bin/drift.py -i $(INVENTORY) $(ARGS)
 
 ##@ The lab
-.PHONY: lab-up lab-down lab-ssh lab-test lab-faults lab-matrix lab-cluster lab-scenarios driver-root driver-lab kubelet-lab plugin-lab bench-peer rails
+.PHONY: lab-up lab-down lab-ssh lab-test lab-pitfalls lab-matrix lab-cluster lab-scenarios driver-root driver-lab kubelet-lab plugin-lab bench-peer rails
 lab-up: venv lab-packages ## Build the image once and boot the nodes (they are reused while they run)
 	@lab/labctl up
 
@@ -56,11 +56,11 @@ lab-ssh: ## Open a shell on a node: NODE=node1
 lab-test: venv lab-packages ## The VM scenario as molecule runs it
 	@lab/progress "molecule scenario default" molecule test --scenario-name default
 
-lab-faults: export LAB_DIR := .lab/faults
-lab-faults: export LAB_PORT_BASE := 22320
-lab-faults: lab-up ## What goes wrong on a real kernel: a busy namespace, a foreign file, a pulled cable; check mode against the run
+lab-pitfalls: export LAB_DIR := .lab/pitfalls
+lab-pitfalls: export LAB_PORT_BASE := 22320
+lab-pitfalls: lab-up ## What goes wrong on a real kernel: a busy namespace, a foreign file, a pulled cable; check mode against the run
 	@lab/progress "host layer on a lab of its own" ansible-playbook -i inventory/lab playbooks/host.yml
-	@lab/progress "faults on the lab" pytest -v -n0 -rP --durations=10 tests/lab $(ARGS)
+	@lab/progress "pitfalls on the lab" pytest -v -n0 -rP --durations=10 tests/lab $(ARGS)
 	@lab/labctl down --keep-image
 
 lab-matrix: lab-up ## The bandwidth matrix on the nodes that `make lab` has settled: untouched, then with one rail throttled

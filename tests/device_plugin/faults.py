@@ -1,7 +1,7 @@
 """python faults.py [WORD…]: plants the Go plugin's behaviour in a copy, fault by fault, and sees the named test fail.
 
-WORD: only faults whose rank or title has it. First all named tests have to pass in the copy as it is. Exit code 1 when
-a test lets its fault through. Two copies at a time.
+WORD: only faults whose pitfall or title has it. First all named tests have to pass in the copy as it is. Exit code 1
+when a test lets its fault through. Two copies at a time.
 """
 
 from __future__ import annotations
@@ -37,31 +37,31 @@ WORKERS = 2
 
 @dataclass(frozen=True)
 class Fault:
-    """rank: of the guide's section 3, or a section. edits: (file, text as it is, text as upstream would have it)."""
+    """pitfall: of section 3 of the guide, or a section. edits: (file, text as it is, text as upstream would have it)."""
 
-    rank: str
+    pitfall: str
     title: str
     test: str
     edits: tuple
 
     @property
     def label(self):
-        return f"{self.rank}: {self.title}"
+        return f"{self.pitfall}: {self.title}"
 
 
-def fault(rank, title, test, *edits):
-    return Fault(rank, title, test, edits)
+def fault(pitfall, title, test, *edits):
+    return Fault(pitfall, title, test, edits)
 
 
 FAULTS = (
     fault(
-        "rank 1",
+        "pitfall 1",
         "GetInfo names a path of its own mount namespace",
         "test_registration.py::test_get_info_names_no_endpoint",
         ("server.py", 'endpoint=""', 'endpoint=f"/var/lib/kubelet/plugins_registry/{self.offer.pool.socket}"'),
     ),
     fault(
-        "rank 1",
+        "pitfall 1",
         "a directory that nobody watches is waited at for ever",
         "test_registration.py::test_a_directory_that_nobody_watches_leads_to_a_legacy_registration",
         (
@@ -71,19 +71,19 @@ FAULTS = (
         ),
     ),
     fault(
-        "rank 1",
+        "pitfall 1",
         "the kubelet's root is fixed",
-        "test_cases.py::test_another_kubelet_root",
+        "test_contract.py::test_another_kubelet_root",
         ("cli.py", """{str(values['kubelet-root']).rstrip('/')}/plugins_registry""", "/none/plugins_registry"),
     ),
     fault(
-        "rank 2",
+        "pitfall 2",
         "a refused registration leaves a zombie",
         "test_registration.py::test_a_refused_registration_is_told_and_tried_again[watch]",
         ("lifecycle.py", "            await self._back_off()\n", "            await asyncio.Event().wait()\n"),
     ),
     fault(
-        "rank 2",
+        "pitfall 2",
         "one slot feeds one of several streams",
         "test_changes.py::test_every_stream_gets_every_update",
         (
@@ -95,13 +95,13 @@ FAULTS = (
         ),
     ),
     fault(
-        "rank 2",
+        "pitfall 2",
         "a stream that ends goes unnoticed",
         "test_registration.py::test_a_lost_stream_leads_to_a_new_registration[watch]",
         ("lifecycle.py", "return self.service.streams > 0", "return self.service.streams > 0 or self._was_registered"),
     ),
     fault(
-        "rank 2",
+        "pitfall 2",
         "a kubelet restart is seen by a slow look only",
         "test_registration.py::test_a_kubelet_restart_is_noticed[legacy]",
         (
@@ -116,7 +116,7 @@ FAULTS = (
         ),
     ),
     fault(
-        "rank 2",
+        "pitfall 2",
         "a call waits for a kubelet that is gone",
         "test_registration.py::test_a_kubelet_that_does_not_answer_is_left_for_its_successor",
         (
@@ -126,32 +126,32 @@ FAULTS = (
         ),
     ),
     fault(
-        "rank 2",
+        "pitfall 2",
         "a socket that is not listened on yet is a failure",
         "test_registration.py::test_a_socket_that_is_not_listened_on_yet",
         ("lifecycle.py", "_NEW = 5 * 10**9", "_NEW = 0"),
     ),
     fault(
-        "rank 2",
+        "pitfall 2",
         "a stream that nobody reads keeps the end waiting",
         "test_registration.py::test_a_kubelet_that_does_not_read_blocks_nothing",
         ("server.py", "        self._closed = True\n        self._wake()\n", "        self._wake()\n"),
         ("lifecycle.py", "    stop: float = 0.3", "    stop: float = 30.0"),
     ),
     fault(
-        "rank 2",
+        "pitfall 2",
         "a stopping plugin deletes the socket of its successor",
         "test_registration.py::test_a_socket_that_is_not_ours_is_left_alone",
         ("sockets.py", "if ours is None or identity(path) != ours:", "if ours is None:"),
     ),
     fault(
-        "rank 2",
+        "pitfall 2",
         "each try without a kubelet is a line in the log",
         "test_registration.py::test_a_plugin_without_a_kubelet_says_so_once",
         ("lifecycle.py", "if told in self._told or len(self._told) >= _REASONS_TOLD:", "if False:"),
     ),
     fault(
-        "rank 2",
+        "pitfall 2",
         "SIGHUP pushes nothing and reads nothing",
         "test_cli.py::test_sighup_reads_the_config_again",
         (
@@ -161,7 +161,7 @@ FAULTS = (
         ),
     ),
     fault(
-        "rank 3",
+        "pitfall 3",
         "two instances serve one name",
         "test_registration.py::test_two_instances_take_turns",
         (
@@ -173,7 +173,7 @@ FAULTS = (
         ("sockets.py", "if there and there != before and (", "if False and ("),
     ),
     fault(
-        "rank 2",
+        "pitfall 2",
         "a socket is published over one that came meanwhile",
         "test_events.py::test_nobody_elses_socket_is_published_over",
         (
@@ -183,13 +183,13 @@ FAULTS = (
         ),
     ),
     fault(
-        "rank 3",
+        "pitfall 3",
         "the kubelet's race ends with nothing allocatable",
         "test_registration.py::test_the_kubelet_race_at_an_upgrade_ends_registered",
         ("lifecycle.py", "return self.service.streams > 0", "return self.service.streams > 0 or self._was_registered"),
     ),
     fault(
-        "rank 4",
+        "pitfall 4",
         "specs of others are deleted",
         "test_cdi.py::test_foreign_specs_are_left_alone_and_ours_outlive_the_plugin",
         (
@@ -200,19 +200,19 @@ FAULTS = (
         ),
     ),
     fault(
-        "rank 4",
+        "pitfall 4",
         "the spec is written once",
         "test_cdi.py::test_hot_plug_reaches_the_spec",
         ("cdi.py", "    if not offer.members:\n", "    if not offer.members or os.path.exists(path):\n"),
     ),
     fault(
-        "rank 4",
+        "pitfall 4",
         "two pools use one device name",
         "test_cdi.py::test_pools_that_share_an_hca_do_not_collide",
         ("cdi.py", 'return f"{offer.pool.name}:{hca.address', 'return f"{hca.address'),
     ),
     fault(
-        "rank 4",
+        "pitfall 4",
         "the spec comes after the first device",
         "test_cdi.py::test_the_spec_stands_before_the_first_device",
         (
@@ -222,39 +222,39 @@ FAULTS = (
         ),
     ),
     fault(
-        "rank 5",
+        "pitfall 5",
         "umad is required of every card",
-        "test_cases.py::test_what_is_not_required_is_no_line_in_the_log",
+        "test_contract.py::test_what_is_not_required_is_no_line_in_the_log",
         ("pools.py", '"umad": "required" if infiniband else "optional"', '"umad": "required"'),
     ),
     fault(
-        "rank 5",
+        "pitfall 5",
         "each scan says everything again",
-        "test_cases.py::test_what_is_not_required_is_no_line_in_the_log",
+        "test_contract.py::test_what_is_not_required_is_no_line_in_the_log",
         ("log.py", "if _said.get(key) != state:", "if True:"),
     ),
     fault(
-        "rank 5",
+        "pitfall 5",
         "nothing says why a card is out",
         "test_cli.py::test_explain",
         ("explain.py", 'verdict = f"out: {out.text}" if out', 'verdict = "out" if out'),
     ),
     fault(
-        "rank 6",
+        "pitfall 6",
         "an empty pool waits for the next period",
         "test_changes.py::test_a_module_that_loads_late",
         ("daemon.py", "if interval and empty:", "if False:"),
     ),
     fault(
-        "rank 6",
+        "pitfall 6",
         "no ear for uevents",
         "test_changes.py::test_hot_plug_is_told_by_the_kernel",
         ("events.py", 'return uevent.get("SUBSYSTEM") in SUBSYSTEMS and', "return False and"),
     ),
     fault(
-        "rank 7",
+        "pitfall 7",
         "one bad function hides all",
-        "test_cases.py::test_one_function_that_vanishes_hides_no_other",
+        "test_contract.py::test_one_function_that_vanishes_hides_no_other",
         (
             "pools.py",
             "    tree = tree.snapshot()\n",
@@ -264,9 +264,9 @@ FAULTS = (
         ),
     ),
     fault(
-        "rank 7",
+        "pitfall 7",
         "pci.ids is needed",
-        "test_cases.py::test_one_function_that_vanishes_hides_no_other",
+        "test_contract.py::test_one_function_that_vanishes_hides_no_other",
         (
             "pools.py",
             "    tree = tree.snapshot()\n",
@@ -276,7 +276,7 @@ FAULTS = (
         ),
     ),
     fault(
-        "rank 8",
+        "pitfall 8",
         "no kubelet, no plugin",
         "test_registration.py::test_it_waits_for_a_kubelet_that_starts_later",
         (
@@ -286,19 +286,19 @@ FAULTS = (
         ),
     ),
     fault(
-        "rank 8",
+        "pitfall 8",
         "a directory that is not there yet is the end",
         "test_registration.py::test_it_waits_for_directories_that_the_kubelet_will_make",
         ("lifecycle.py", "_UNRECOVERABLE = (errno.EACCES,", "_UNRECOVERABLE = (errno.ENOENT, errno.EACCES,"),
     ),
     fault(
-        "rank 8",
+        "pitfall 8",
         "units come and go with the HCAs",
         "test_changes.py::test_the_last_hca_gone_leaves_unhealthy_units",
         ("allocation.py", "count = pool.count if chosen or known else 0", "count = pool.count if chosen else 0"),
     ),
     fault(
-        "rank 8",
+        "pitfall 8",
         "ready only once the kubelet is there, which waits for us",
         "test_cli.py::test_a_service_manager_is_told_when_it_serves_and_when_it_ends",
         (
@@ -309,31 +309,31 @@ FAULTS = (
         ),
     ),
     fault(
-        "rank 9",
+        "pitfall 9",
         "no NUMA hints",
-        "test_cases.py::test_topology_is_opt_in",
+        "test_contract.py::test_topology_is_opt_in",
         ("server.py", "for node in nodes:", "for node in ():"),
     ),
     fault(
-        "rank 10",
+        "pitfall 10",
         "each container gets all HCAs",
-        "test_cases.py::test_a_container_is_told_which_hcas_are_its_own",
+        "test_contract.py::test_a_container_is_told_which_hcas_are_its_own",
         ("allocation.py", "return tuple(hca for hca in self.members if hca.name in wanted)", "return self.members"),
     ),
     fault(
-        "rank 10",
+        "pitfall 10",
         "no word which HCAs are the container's",
-        "test_cases.py::test_a_container_is_told_which_hcas_are_its_own",
+        "test_contract.py::test_a_container_is_told_which_hcas_are_its_own",
         ("allocation.py", "if not self.pool.env or not chosen:", "if True:"),
     ),
     fault(
-        "rank 11",
+        "pitfall 11",
         "port states are never read",
         "test_changes.py::test_a_port_that_goes_down_and_comes_back",
         ("health.py", "up = self.states.get(key) == pools.ACTIVE", "up = True"),
     ),
     fault(
-        "rank 11",
+        "pitfall 11",
         "unhealthy for ever",
         "test_changes.py::test_a_port_that_goes_down_and_comes_back",
         (
@@ -345,13 +345,13 @@ FAULTS = (
         ),
     ),
     fault(
-        "rank 11",
+        "pitfall 11",
         "a blip is told",
         "test_changes.py::test_a_blip_is_not_told",
         ("pools.py", "return Debounced(up) if due is not None and now >= due else waiting", "return Debounced(up)"),
     ),
     fault(
-        "rank 11",
+        "pitfall 11",
         "sysfs is read where RPCs are answered",
         "test_changes.py::test_a_file_of_sysfs_that_hangs_delays_nothing[fuse]",
         (
@@ -361,25 +361,25 @@ FAULTS = (
         ),
     ),
     fault(
-        "rank 11",
+        "pitfall 11",
         "monitoring that hangs looks like health",
         "test_changes.py::test_a_hanging_read_delays_no_rpc_and_no_end",
         ("daemon.py", "return self.hangs > self.settings.hung", "return False"),
     ),
     fault(
-        "rank 12",
+        "pitfall 12",
         "the config is read once",
         "test_changes.py::test_a_changed_config_is_taken_over",
         ("configfile.py", "return self._seen is None or await", "return False and await"),
     ),
     fault(
-        "rank 12",
+        "pitfall 12",
         "a config that cannot be used is the end",
         "test_changes.py::test_a_config_that_cannot_be_used_leaves_the_old_one",
         ("daemon.py", '                self.reloads["failed"] += 1\n', "                raise Fatal(str(error))\n"),
     ),
     fault(
-        "rank 12",
+        "pitfall 12",
         "the swap of a ConfigMap is seen by a slow look only",
         "test_changes.py::test_a_config_map_is_swapped",
         (
@@ -389,7 +389,7 @@ FAULTS = (
         ),
     ),
     fault(
-        "rank 13",
+        "pitfall 13",
         "exclusive netns mode is a crash loop",
         "test_changes.py::test_exclusive_netns_is_a_state_and_no_exit",
         (
@@ -401,25 +401,25 @@ FAULTS = (
         ),
     ),
     fault(
-        "rank 14",
+        "pitfall 14",
         "no metrics",
         "test_endpoints.py::test_metrics",
         ("endpoints.py", 'if path == "/metrics":', 'if path == "/none":'),
     ),
     fault(
-        "rank 14",
+        "pitfall 14",
         "no counters of the ports",
         "test_endpoints.py::test_counters_of_the_ports",
         ("metrics.py", '_KINDS = ("counters", "hw_counters")', "_KINDS = ()"),
     ),
     fault(
-        "rank 14",
+        "pitfall 14",
         "ready whatever happens",
         "test_endpoints.py::test_readiness_says_why_not",
         ("endpoints.py", "problems = self._plugin.unready()", "problems = []"),
     ),
     fault(
-        "rank 17",
+        "pitfall 17",
         "privileges are needed",
         "test_cli.py::test_no_capability_is_needed",
         (

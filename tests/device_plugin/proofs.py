@@ -1,7 +1,7 @@
-"""Which test proves what: the cases of the guide's section 2A, the ranks of its section 3.
+"""Which test proves what: the rows of the guide's section 2A, the pitfalls of its section 3.
 
-Ranks 15 and 16 ask for no proof here: the one is a feature that stands (test_pools.py), the other is documentation.
-`test_proofs.py` sees that each test exists; `faults.py` plants the old behaviour of each rank and sees its test fail.
+Pitfalls 15 and 16 ask for no proof here: the one is a feature that stands (test_pools.py), the other is documentation.
+`test_proofs.py` sees that each test exists; `faults.py` plants each old behaviour and sees its test fail.
 """
 
 from __future__ import annotations
@@ -9,24 +9,27 @@ from __future__ import annotations
 ROWS = {
     "A1": ["test_registration.py::test_a_pool_is_advertised_in_the_mode_that_the_directories_ask_for[watch]"],
     "A2": ["test_registration.py::test_a_pool_is_advertised_in_the_mode_that_the_directories_ask_for[legacy]"],
-    "A3": ["test_cases.py::test_two_entries_and_their_interval"],
-    "A4": ["test_cases.py::test_two_entries_and_their_interval"],
-    "A5": ["test_cases.py::test_a_config_file_that_is_missing"],
-    "A6": ["test_cases.py::test_a_config_that_upstream_refuses[A6]"],
-    "A7": ["test_cases.py::test_two_entries_and_their_interval"],
-    "A8": ["test_cases.py::test_two_entries_and_their_interval"],
-    "A9": ["test_cases.py::test_a_count_of_zero", "test_registration.py::test_a_pool_without_units_registers[watch]"],
-    "A10": ["test_cases.py::test_a_config_that_upstream_refuses[A10]"],
-    "A11": ["test_cases.py::test_a_config_that_upstream_refuses[A11]"],
-    "A12": ["test_cases.py::test_a_config_that_upstream_refuses[A12]"],
-    "A13": ["test_cases.py::test_a_config_that_upstream_refuses[A13]"],
-    "A14": ["test_cases.py::test_a_config_that_upstream_refuses[A14]"],
-    "A15": ["test_cases.py::test_a_config_that_upstream_refuses[A15]"],
-    "A16": ["test_cases.py::test_a_config_that_upstream_refuses[A16]"],
-    "A17": ["test_cases.py::test_network_functions_are_candidates"],
-    "A18": ["test_cases.py::test_all_five_selectors"],
-    "A19": ["test_cases.py::test_network_functions_are_candidates"],
-    "A20": ["test_cases.py::test_a_node_without_pci"],
+    "A3": ["test_contract.py::test_two_entries_and_their_interval"],
+    "A4": ["test_contract.py::test_two_entries_and_their_interval"],
+    "A5": ["test_contract.py::test_a_config_file_that_is_missing"],
+    "A6": ["test_contract.py::test_a_config_that_upstream_refuses[A6]"],
+    "A7": ["test_contract.py::test_two_entries_and_their_interval"],
+    "A8": ["test_contract.py::test_two_entries_and_their_interval"],
+    "A9": [
+        "test_contract.py::test_a_count_of_zero",
+        "test_registration.py::test_a_pool_without_units_registers[watch]",
+    ],
+    "A10": ["test_contract.py::test_a_config_that_upstream_refuses[A10]"],
+    "A11": ["test_contract.py::test_a_config_that_upstream_refuses[A11]"],
+    "A12": ["test_contract.py::test_a_config_that_upstream_refuses[A12]"],
+    "A13": ["test_contract.py::test_a_config_that_upstream_refuses[A13]"],
+    "A14": ["test_contract.py::test_a_config_that_upstream_refuses[A14]"],
+    "A15": ["test_contract.py::test_a_config_that_upstream_refuses[A15]"],
+    "A16": ["test_contract.py::test_a_config_that_upstream_refuses[A16]"],
+    "A17": ["test_contract.py::test_network_functions_are_candidates"],
+    "A18": ["test_contract.py::test_all_five_selectors"],
+    "A19": ["test_contract.py::test_network_functions_are_candidates"],
+    "A20": ["test_contract.py::test_a_node_without_pci"],
     "A21": ["test_registration.py::test_an_empty_pool_registers[watch]"],
     "A22": ["test_cdi.py::test_an_empty_pool_starts"],
     "A23": ["test_changes.py::test_periodic_scans[1-True]", "test_changes.py::test_periodic_scans[0-False]"],
@@ -65,11 +68,11 @@ ROWS = {
     "A42": ["test_cdi.py::test_annotations_for_old_runtimes"],
 }
 
-RANKS = {
+PITFALLS = {
     1: [
         "test_registration.py::test_get_info_names_no_endpoint",
         "test_registration.py::test_a_directory_that_nobody_watches_leads_to_a_legacy_registration",
-        "test_cases.py::test_another_kubelet_root",
+        "test_contract.py::test_another_kubelet_root",
     ],
     2: [
         "test_registration.py::test_a_refused_registration_is_told_and_tried_again[watch]",
@@ -94,7 +97,7 @@ RANKS = {
         "test_cdi.py::test_pools_that_share_an_hca_do_not_collide",
     ],
     5: [
-        "test_cases.py::test_what_is_not_required_is_no_line_in_the_log",
+        "test_contract.py::test_what_is_not_required_is_no_line_in_the_log",
         "test_cli.py::test_explain",
         "test_pools.py::test_efa_and_irdma_are_in",
     ],
@@ -103,15 +106,15 @@ RANKS = {
         "test_changes.py::test_hot_plug_is_told_by_the_kernel",
         "test_pools.py::test_what_is_missing_is_said_with_the_module_that_makes_it",
     ],
-    7: ["test_cases.py::test_one_function_that_vanishes_hides_no_other"],
+    7: ["test_contract.py::test_one_function_that_vanishes_hides_no_other"],
     8: [
         "test_registration.py::test_it_waits_for_a_kubelet_that_starts_later",
         "test_registration.py::test_it_waits_for_directories_that_the_kubelet_will_make",
         "test_changes.py::test_the_last_hca_gone_leaves_unhealthy_units",
         "test_cli.py::test_a_service_manager_is_told_when_it_serves_and_when_it_ends",
     ],
-    9: ["test_cases.py::test_topology_is_opt_in"],
-    10: ["test_cases.py::test_a_container_is_told_which_hcas_are_its_own"],
+    9: ["test_contract.py::test_topology_is_opt_in"],
+    10: ["test_contract.py::test_a_container_is_told_which_hcas_are_its_own"],
     11: [
         "test_changes.py::test_a_port_that_goes_down_and_comes_back",
         "test_changes.py::test_a_blip_is_not_told",

@@ -45,7 +45,7 @@ def test_every_unit_is_all_hcas():
 
 
 def test_spread_gives_each_unit_hcas_of_its_own():
-    """Rank 10"""
+    """Pitfall 10"""
     found = offer(EIGHT, count=16, allocation="spread")
     assert [names(found.hcas_of([str(unit)])) for unit in range(16)] == [[f"mlx5_{unit % 8}"] for unit in range(16)]
     assert names(found.hcas_of(["0", "9"])) == ["mlx5_0", "mlx5_1"]
@@ -75,7 +75,7 @@ def test_units_use_all_hcas_alike(count, size, how, nodes):
 
 
 def test_topology_is_opt_in_and_all_or_nothing():
-    """Rank 9, 4.3: units without a node count as unaligned once another has one"""
+    """Pitfall 9, 4.3: units without a node count as unaligned once another has one"""
     assert {nodes for _unit, _healthy, nodes in offer(EIGHT, count=8, allocation="spread").devices()} == {()}
     hinted = offer(EIGHT, count=8, allocation="spread", topology="auto")
     assert [nodes for _unit, _healthy, nodes in hinted.devices()] == [(0,)] * 4 + [(1,)] * 4
@@ -85,7 +85,7 @@ def test_topology_is_opt_in_and_all_or_nothing():
 
 
 def test_health_is_that_of_the_units_hcas():
-    """Rank 11"""
+    """Pitfall 11"""
     states = {**{one.name: True for one in EIGHT}, "mlx5_3": False}
     assert offer(EIGHT, states, count=16).healthy == 16
     spread = offer(EIGHT, states, count=16, allocation="spread")
@@ -127,7 +127,7 @@ def test_a_unit_from_before_the_pool_shrank_still_works():
 
 
 def test_environment():
-    """Rank 10: which HCAs a container may use; never a GID index"""
+    """Pitfall 10: which HCAs a container may use; never a GID index"""
     two = [hca(1, ports=2), hca(10)]
     assert offer(two).env(tuple(two)) == {}
     assert offer(two, env="generic").env(tuple(two)) == {"RDMA_A_B_C_DEVICES": "mlx5_1,mlx5_10"}

@@ -57,7 +57,7 @@ def test_an_empty_pool_starts(base, node, kubelet):
 
 
 def test_foreign_specs_are_left_alone_and_ours_outlive_the_plugin(base, node, kubelet):
-    """Rank 4: upstream deletes every nvidia.com*; a container that restarts needs ours while the plugin is replaced"""
+    """Pitfall 4: upstream deletes every nvidia.com*; a container that restarts needs ours during an upgrade"""
     (base / "cdi").mkdir()
     foreign = base / "cdi/nvidia.com-gpu.yaml"
     foreign.write_text("cdiVersion: 0.5.0\n")

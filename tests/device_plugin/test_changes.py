@@ -37,7 +37,7 @@ def files(kubelet, resource=NAME, units=("0",)):
 
 
 def test_a_port_that_goes_down_and_comes_back(base, node, kubelet):
-    """A34, rank 11: upstream never reads the port's state"""
+    """A34, pitfall 11: upstream never reads the port's state"""
     with Running(base, document(entry(count=10, health=HEALTH)), node.root) as plugin:
         kubelet.wait_allocatable(NAME, 10)
         node.port("mlx5_0", "1: DOWN")
@@ -64,7 +64,7 @@ def test_a_blip_is_not_told(base, node, kubelet):
 
 
 def test_every_stream_gets_every_update(base, node, kubelet):
-    """1.7, rank 2: upstream's one-slot channel feeds one stream at random"""
+    """1.7, pitfall 2: upstream's one-slot channel feeds one stream at random"""
     with Running(base, document(entry(count=10, health=HEALTH)), node.root):
         kubelet.wait_allocatable(NAME, 10)
         streams = [kubelet.clients[NAME].stub.ListAndWatch(api.Empty(), timeout=PATIENCE) for _number in range(3)]
@@ -90,7 +90,7 @@ def test_spread_tells_health_by_unit(base, kubelet):
 
 
 def test_exclusive_netns_is_a_state_and_no_exit(base, node, kubelet):
-    """Rank 13: upstream ends in a crash loop"""
+    """Pitfall 13: upstream ends in a crash loop"""
     node.netns("N")
     with Running(base, document(entry(count=10)), node.root) as plugin:
         assert kubelet.wait(lambda: kubelet.capacity(NAME) == 10)
@@ -106,7 +106,7 @@ def test_exclusive_netns_is_a_state_and_no_exit(base, node, kubelet):
 
 
 def test_hot_plug(base, node, kubelet):
-    """A40, rank 4 for the lists: content changes, IDs stay"""
+    """A40, pitfall 4 for the lists: content changes, IDs stay"""
     with Running(base, document(entry(count=10)), node.root) as plugin:
         kubelet.wait_allocatable(NAME, 10)
         node.unplug("mlx5_1")
@@ -123,7 +123,7 @@ def test_hot_plug(base, node, kubelet):
 
 
 def test_hot_plug_is_told_by_the_kernel(base, node, kubelet):
-    """Rank 6: a uevent, not the next period; upstream needs up to 60 s"""
+    """Pitfall 6: a uevent, not the next period; upstream needs up to 60 s"""
     plugin = Running(base, document(entry(count=10), interval=0), node.root, own_netns=True, port_poll=60)
     if plugin.error or not os.access("/dev/net/tun", os.W_OK):
         pytest.skip(f"not verified: {plugin.error or 'no /dev/net/tun'}")
@@ -155,7 +155,7 @@ def test_the_last_hca_gone_leaves_unhealthy_units(base, node, kubelet):
 
 
 def test_a_module_that_loads_late(base, node, kubelet):
-    """Rank 6: rdma_ucm after the plugin; an empty pool is looked at more often than the interval says"""
+    """Pitfall 6: rdma_ucm after the plugin; an empty pool is looked at more often than the interval says"""
     node.unload("rdma_ucm")
     with Running(base, document(entry(count=10), interval=300), node.root, empty_scan=0.1):
         assert kubelet.wait(lambda: NAME in kubelet.clients and kubelet.clients[NAME].lists)
@@ -219,7 +219,7 @@ def test_interfaces_are_set_up_once_unless_the_pool_says_no(base, node):
 
 
 def test_a_changed_config_is_taken_over(base, node, kubelet):
-    """Rank 12: upstream reads its config once"""
+    """Pitfall 12: upstream reads its config once"""
     (kept, gone) = entry("kept", 3), entry("gone", 3)
     with Running(base, document(kept, gone), node.root) as plugin:
         kubelet.wait_allocatable("rdma/gone", 3)

@@ -189,7 +189,7 @@ def test_check_config(base):
 
 
 def test_explain(base):
-    """Rank 5: for each NIC and each pool one line"""
+    """Pitfall 5: for each NIC and each pool one line"""
     (base / "config.json").write_bytes(document(entry("a"), entry("b", selectors={"ifNames": ["enp1s0f1np1"]})))
     captured = HERE.parent / "fixtures/hosts/gh200-cx7-roce.yml"
     answer = run("explain", "-config-file", str(base / "config.json"), "--root", str(captured))
@@ -319,7 +319,7 @@ def test_a_directory_that_cannot_be_used_ends_it_with_code_1(base, node):
 
 
 def test_no_capability_is_needed(base, node):
-    """Rank 17: upstream's manifest says privileged; only setting links up takes CAP_NET_ADMIN"""
+    """Pitfall 17: upstream's manifest says privileged; only setting links up takes CAP_NET_ADMIN"""
     if not shutil.which("setpriv") or os.geteuid() != 0:
         pytest.skip("not verified: needs setpriv and root")
     without = ["setpriv", "--no-new-privs", "--bounding-set=-all", "--inh-caps=-all"]

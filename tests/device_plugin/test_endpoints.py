@@ -42,7 +42,7 @@ def listens(port):
 
 
 def test_metrics(base, node, port):
-    """Rank 14"""
+    """Pitfall 14"""
     config = document(entry(count=10, health={"downSeconds": 0, "upSeconds": 0}))
     with (
         Kubelet(base, watches=False) as kubelet,

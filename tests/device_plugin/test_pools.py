@@ -136,7 +136,7 @@ def test_only_network_functions(base):
 
 
 def test_one_function_that_cannot_be_read_hides_no_other(base):
-    """Rank 7: ghw 0.24 returns nothing at all then; and no pci.ids is needed"""
+    """Pitfall 7: ghw 0.24 returns nothing at all then; and no pci.ids is needed"""
     node = Node(base / "node", "two-cards-cx6dx")
     for path in node.root.glob("sys/devices/pci*/**/0000:3b:00.0/*"):
         if path.name in ("vendor", "device", "modalias", "class"):
@@ -146,7 +146,7 @@ def test_one_function_that_cannot_be_read_hides_no_other(base):
 
 
 def test_sub_functions_are_in(laid_out):
-    """Rank 15: upstream cannot see the auxiliary bus"""
+    """Pitfall 15: upstream cannot see the auxiliary bus"""
     root = laid_out("sfs")
     assert chosen(root) == ["mlx5_0", "mlx5_2", "mlx5_3"]
     assert chosen(root, selectors={"ifNames": ["enp8s0f0s88"]}) == ["mlx5_2"]
@@ -214,19 +214,19 @@ def test_a_device_with_two_ports_gives_all_its_files(laid_out):
     ],
 )
 def test_what_is_required_follows_from_the_link_layer(layer, missing, code):
-    """Rank 5: upstream refuses iWARP and EFA for want of umad"""
+    """Pitfall 5: upstream refuses iWARP and EFA for want of umad"""
     out = pools.judge(pool(), card(ports=(Port(1, "ACTIVE", layer, None),), **missing))
     assert (out.code if out else None) == code
 
 
 def test_efa_and_irdma_are_in(laid_out):
-    """Rank 5"""
+    """Pitfall 5"""
     assert chosen(laid_out("efa"), selectors={"vendors": ["1d0f"]}) == ["rdmap0s6"]
     assert chosen(laid_out("irdma"), selectors={"vendors": ["8086"]}) == ["rocep101s0f0", "rocep101s0f1"]
 
 
 def test_what_is_missing_is_said_with_the_module_that_makes_it(base):
-    """Ranks 5 and 6"""
+    """Pitfalls 5 and 6"""
     node = Node(base / "node", "h100-8x-cx7-ib").unload("ib_umad").unload("rdma_ucm")
     found = pools.discover(Tree(str(node.root)))
     out = pools.judge(pool(), found.hcas[0], found.rdma_cm)
@@ -259,7 +259,7 @@ def test_nodes_are_looked_for_where_they_can_be_seen(base):
 
 
 def test_a_port_must_be_otherwise_for_a_while():
-    """Rank 11: hysteresis and recovery"""
+    """Pitfall 11: hysteresis and recovery"""
     health = Health("any", downSeconds=1, upSeconds=5)
     state = pools.debounce(None, True, 0, health)
     assert state == Debounced(True), "the first observation counts at once"

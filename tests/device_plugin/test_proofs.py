@@ -1,4 +1,4 @@
-"""Each case and each rank has tests that exist, and each rank a fault that is planted against one of them."""
+"""Each row and each pitfall has tests that exist, and each pitfall a fault that is planted against one of them."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ def collected():
     return {line.removeprefix("tests/device_plugin/") for line in done.stdout.splitlines()}
 
 
-def test_all_cases_and_ranks_are_there():
+def test_all_rows_and_pitfalls_are_there():
     assert list(proofs.ROWS) == [f"A{number}" for number in range(1, 43)]
-    assert sorted(proofs.RANKS) == [*range(1, 15), 17]
+    assert sorted(proofs.PITFALLS) == [*range(1, 15), 17]
 
 
 def test_every_proof_is_collected(collected):
-    named = {test for tests in [*proofs.ROWS.values(), *proofs.RANKS.values()] for test in tests}
+    named = {test for tests in [*proofs.ROWS.values(), *proofs.PITFALLS.values()] for test in tests}
     named |= {fault.test for fault in faults.FAULTS}
     assert named - collected == set()
 
 
-def test_every_rank_has_a_fault_against_its_tests():
-    for rank, tests in proofs.RANKS.items():
-        planted = {fault.test for fault in faults.FAULTS if fault.rank == f"rank {rank}"}
-        assert planted & set(tests), f"rank {rank}: no fault is planted"
+def test_every_pitfall_has_a_fault_against_its_tests():
+    for number, tests in proofs.PITFALLS.items():
+        planted = {fault.test for fault in faults.FAULTS if fault.pitfall == f"pitfall {number}"}
+        assert planted & set(tests), f"pitfall {number}: no fault is planted"
 
 
 @pytest.mark.parametrize("fault", faults.FAULTS, ids=lambda fault: fault.title)

@@ -42,7 +42,7 @@ def test_a_pool_is_advertised_in_the_mode_that_the_directories_ask_for(base, kub
 
 
 def test_get_info_names_no_endpoint(base, node):
-    """A30, rank 1: an in-container path would be wrong under another kubelet root"""
+    """A30, pitfall 1: an in-container path would be wrong under another kubelet root"""
     with Kubelet(base) as kubelet, Running(base, CONFIG, node.root):
         kubelet.wait_allocatable(NAME, 100)
         info = next(entry[2] for entry in kubelet.log if entry[0] == "info")
@@ -51,7 +51,7 @@ def test_get_info_names_no_endpoint(base, node):
 
 
 def test_a_directory_that_nobody_watches_leads_to_a_legacy_registration(base, node):
-    """Rank 1: a hostPath mount made plugins_registry, the kubelet has another root"""
+    """Pitfall 1: a hostPath mount made plugins_registry, the kubelet has another root"""
     (base / "plugins_registry").mkdir()
     with Kubelet(base, watches=False) as kubelet, Running(base, CONFIG, node.root) as plugin:
         kubelet.wait_allocatable(NAME, 100)
@@ -76,7 +76,7 @@ def test_it_waits_for_a_kubelet_that_starts_later(base, node):
 
 
 def test_it_waits_for_directories_that_the_kubelet_will_make(base, node):
-    """Rank 8: on the first boot the plugin's unit starts before the kubelet has ever run"""
+    """Pitfall 8: on the first boot the plugin's unit starts before the kubelet has ever run"""
     with Running(base, CONFIG, node.root) as plugin:
         assert plugin.until(lambda: plugin.resource().state == "cannot serve")
         with Kubelet(base, watches=False) as kubelet:
@@ -85,7 +85,7 @@ def test_it_waits_for_directories_that_the_kubelet_will_make(base, node):
 
 @pytest.mark.parametrize("watches", [True, False], ids=["watch", "legacy"])
 def test_a_refused_registration_is_told_and_tried_again(base, node, watches):
-    """A26, A29, rank 2: upstream stops its server inside the handler and stays as a zombie"""
+    """A26, A29, pitfall 2: upstream stops its server inside the handler and stays as a zombie"""
     with Kubelet(base, watches=watches, refuse="no room") as kubelet, Running(base, CONFIG, node.root) as plugin:
         assert plugin.until(lambda: plugin.resource().state == "refused")
         assert "no room" in plugin.resource().error
@@ -99,7 +99,7 @@ def test_a_refused_registration_is_told_and_tried_again(base, node, watches):
 
 
 def test_a_kubelet_restart_is_noticed(base, kubelet, plugin):
-    """A31, ranks 2 and 8: upstream needs up to 5 s in legacy mode; the same IDs return"""
+    """A31, pitfalls 2 and 8: upstream needs up to 5 s in legacy mode; the same IDs return"""
     kubelet.wait_allocatable(NAME, 100)
     before = kubelet.devices(NAME)
     for _round in range(3):
@@ -189,7 +189,7 @@ def test_the_own_socket_removed_is_made_again(base, kubelet, plugin):
 
 
 def test_a_lost_stream_leads_to_a_new_registration(base, kubelet, plugin):
-    """Rank 2: registered, no stream"""
+    """Pitfall 2: registered, no stream"""
     kubelet.wait_allocatable(NAME, 100)
     assert plugin.until(lambda: plugin.resource().state == "registered")
     before = kubelet.clients[NAME]
@@ -199,7 +199,7 @@ def test_a_lost_stream_leads_to_a_new_registration(base, kubelet, plugin):
 
 
 def test_the_kubelet_race_at_an_upgrade_ends_registered(base, node):
-    """Rank 3: the end of the old instance's stream disconnects the new client"""
+    """Pitfall 3: the end of the old instance's stream disconnects the new client"""
     with Kubelet(base, watches=False, racy=True) as kubelet:
         with Running(base, CONFIG, node.root):
             kubelet.wait_allocatable(NAME, 100)
@@ -212,7 +212,7 @@ def test_the_kubelet_race_at_an_upgrade_ends_registered(base, node):
 
 
 def test_two_instances_take_turns(base, node):
-    """Rank 3: the second waits for the first, and its socket outlives the first one's end"""
+    """Pitfall 3: the second waits for the first, and its socket outlives the first one's end"""
     with Kubelet(base) as kubelet, Running(base, CONFIG, node.root) as first:
         kubelet.wait_allocatable(NAME, 100)
         with Running(base, document(entry(count=7)), node.root, folder="second") as second:

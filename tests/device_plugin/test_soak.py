@@ -8,7 +8,7 @@ import soak
 
 @pytest.mark.parametrize("watches", [False, True], ids=["legacy", "watch"])
 def test_kubelet_restarts_and_refusals_leave_nothing_behind(base, watches):
-    """Rank 2: after each restart the resources are back, and neither descriptors nor threads are left from it"""
+    """Pitfall 2: after each restart the resources are back, and neither descriptors nor threads are left from it"""
     seen = soak.soak(base, 24, watches)
     memory, descriptors = soak.growth(seen)
     assert descriptors <= len(soak.RAILS), seen  # a connection that is just about to close

@@ -483,7 +483,7 @@ exec /bin/k8s-rdma-shared-dp "$@"
 
 
 def laid_over_tree(folder: pathlib.Path) -> None:
-    """The GH200 fixture as the guide of seed 000 has its machine: other names of its netdevs, a cable in both ports."""
+    """The GH200 fixture as guide 000 has its machine: other names of its netdevs, a cable in both ports."""
     spec = importlib.util.spec_from_file_location("fixture_tree", CHECKOUT / "tests/tools/tree.py")
     tree = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tree)

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from kubelet_bed import CHECKOUT, LAID_OVER, LATE, NODE, PAYLOAD, PLUGIN_IMAGE, RAIL0, laid_over_tree, timed
 
-SEED = CHECKOUT / "tests/fixtures/seeds/000-shared-device-plugin.yaml.txt"
+GUIDE = CHECKOUT / "tests/fixtures/guides/000-shared-device-plugin.yaml.txt"
 SHARED_A, SHARED_B = "rdma/hca_shared_devices_a", "rdma/hca_shared_devices_b"
 # The Go plugin sees the captured machine in a mount namespace; it asks the kernel for the netdevs by name.
 GO_UNIT = """\
@@ -72,10 +72,10 @@ def test_our_daemonset(bed, images, alone, times):
 
 
 def test_the_daemonset_of_a_published_guide_with_only_the_image_changed(bed, images, alone, times):
-    config, daemonset = yaml.safe_load_all(SEED.read_text())
+    config, daemonset = yaml.safe_load_all(GUIDE.read_text())
     (container,) = daemonset["spec"]["template"]["spec"]["containers"]
     container["image"] = LAID_OVER
-    with timed(times, "seed 000's ConfigMap and DaemonSet applied -> 63 and 63 allocatable"):
+    with timed(times, "guide 000's ConfigMap and DaemonSet applied -> 63 and 63 allocatable"):
         bed.apply(config, daemonset)
         bed.wait_resource(SHARED_A, 63, 63)
         bed.wait_resource(SHARED_B, 63, 63)
@@ -83,12 +83,12 @@ def test_the_daemonset_of_a_published_guide_with_only_the_image_changed(bed, ima
 
 @pytest.fixture(scope="module")
 def go_plugin(bed):
-    """The unit of the Go plugin with the configuration of seed 000, over HCAs laid over the node's; not started."""
+    """The unit of the Go plugin with the configuration of guide 000, over HCAs laid over the node's; not started."""
     with tempfile.TemporaryDirectory() as folder:
         laid_over_tree(pathlib.Path(folder))
         bring(bed, pathlib.Path(folder))
     bed.node("for name in ens8f0np0 ens8f1np1; do ip link add $name type dummy; done")
-    config = yaml.safe_load(next(iter(SEED.read_text().split("\n---\n"))))["data"]["config.json"]
+    config = yaml.safe_load(next(iter(GUIDE.read_text().split("\n---\n"))))["data"]["config.json"]
     bed.put(f"{PAYLOAD}/go.json", config)
     bed.put("/etc/systemd/system/go-plugin.service", GO_UNIT.format(payload=PAYLOAD))
     bed.node("systemctl daemon-reload")
@@ -138,7 +138,7 @@ def test_both_after_a_restart_of_the_kubelet(bed, plugin, go_plugin, alone, time
 
 
 def test_n13_hcas_whose_driver_comes_after_the_start_of_either_plugin(bed, plugin, go_plugin, alone, times):
-    """The Go plugin offers nothing until its next scan (300 s in the seed) or a restart; ours sees them come."""
+    """The Go plugin offers nothing until its next scan (300 s in the guide) or a restart; ours sees them come."""
     bed.node(f"{TAKE_OUT} && ip link add dm9 type dummy && ip link set dm9 up && systemctl start {go_plugin}")
     plugin.configure(LATE)
     plugin.start()

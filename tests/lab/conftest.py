@@ -1,4 +1,4 @@
-"""Tests that break a running lab on purpose. They need the lab of LAB_DIR to be up and converged; `make lab-faults`
+"""Tests that break a running lab on purpose. They need the lab of LAB_DIR to be up and converged; `make lab-pitfalls`
 runs them so. Each test starts from the same snapshot and leaves the nodes in that state."""
 
 import pytest

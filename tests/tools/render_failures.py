@@ -6,11 +6,11 @@ import pathlib
 import sys
 
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._findings.catalogue import CATALOGUE, Failure
-from ansible_collections.gpufabric.rdma.tests.tools.failure_rows import ON_THE_CLUSTER, ROWS
+from ansible_collections.gpufabric.rdma.tests.tools.pitfall_rows import ON_THE_CLUSTER, ROWS
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TARGET = ROOT / "docs/failures.md"
-TEST = "tests/unit/test_failures.py::test_the_fault_is_the_one_root"
+TEST = "tests/unit/pitfalls/test_guides.py::test_the_pitfall_is_the_one_root"
 HEAD = """# Failures by name
 
 Generated from `plugins/plugin_utils/_findings/catalogue.py` by `tests/tools/render_failures.py`.
@@ -25,8 +25,9 @@ Neither the host's network nor more privileges for a container cures any of thes
 ## The rows and their tests
 
 E1: planted in captured facts, composed objects of an API server and composed answers of pods, in
-`tests/unit/test_failures.py`; each test is seen to fail there with its rule taken out. E3: planted in the lab's cluster
-too, a real kubelet, API server and containerd, by the second test. Nothing of this page has been seen on hardware (E5).
+`tests/unit/pitfalls/test_guides.py`; each test is seen to fail there with its rule taken out. E3: planted in the lab's
+cluster too, a real kubelet, API server and containerd, by the second test. Nothing of this page has been seen on
+hardware (E5).
 
 | row | id | level | prevented | test |
 |---|---|---|---|---|

@@ -14,7 +14,7 @@ import tarfile
 import pytest
 import yaml
 from ansible_collections.gpufabric.rdma.tests.tools import tree
-from ansible_collections.gpufabric.rdma.tests.unit.test_pitfalls_cni import program
+from ansible_collections.gpufabric.rdma.tests.unit.pitfalls.test_cni import program
 
 DOUBLE = pathlib.Path(__file__).resolve().parents[2] / "tools/apply_double.py"
 ROLES = ["cni_plugins", "flannel", "node_ready", "multus"]

@@ -141,7 +141,7 @@ def node(tmp_path: Path) -> Node:
 
 @pytest.fixture
 def gh200(node: Node) -> Node:
-    """Seed 004: a dual-port ConnectX-7 in RoCE and one GPU under another host bridge of the same NUMA node."""
+    """Guide 004: a dual-port ConnectX-7 in RoCE and one GPU under another host bridge of the same NUMA node."""
     node.write("/sys/devices/system/node/online", "0")
     for index, state, phys in ((0, "4: ACTIVE", "5: LinkUp"), (1, "1: DOWN", "3: Disabled")):
         card = node.pci(f"pci0000:00/0000:00:00.0/0000:01:00.{index}", "15b3", "1021", "0x020000", "mlx5_core")

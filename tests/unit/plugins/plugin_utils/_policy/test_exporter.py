@@ -60,7 +60,7 @@ def refused(obj):
 
 
 def seed_001():
-    return next(yaml.safe_load_all((ROOT / "tests/fixtures/seeds/001-nicclusterpolicy.yaml.txt").read_text()))
+    return next(yaml.safe_load_all((ROOT / "tests/fixtures/guides/001-nicclusterpolicy.yaml.txt").read_text()))
 
 
 @pytest.mark.parametrize(
@@ -364,7 +364,7 @@ def test_variables_come_back_from_the_policy_they_make(given_variables):
         assert made["left_out"] == []
 
 
-@pytest.mark.parametrize("name", ["seeds/001-nicclusterpolicy", "policies/macvlan", "seeds/000-nicclusterpolicy"])
+@pytest.mark.parametrize("name", ["guides/001-nicclusterpolicy", "policies/macvlan", "guides/000-nicclusterpolicy"])
 def test_an_imported_policy_exported_again_is_one_that_the_crd_takes(name):
     found = yaml.safe_load_all((ROOT / f"tests/fixtures/{name}.yaml.txt").read_text())
     first = importer.run([{"source": str(n), "content": content} for n, content in enumerate(found)])

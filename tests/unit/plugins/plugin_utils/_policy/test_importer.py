@@ -20,27 +20,27 @@ from hypothesis import strategies as some
 ROOT = pathlib.Path(__file__).resolve().parents[5]
 FIXTURES = ROOT / "tests/fixtures"
 FILES = {
-    "seed-000": "seeds/000-nicclusterpolicy.yaml.txt",
-    "seed-000-config-map": "seeds/000-shared-device-plugin.yaml.txt",
-    "seed-001": "seeds/001-nicclusterpolicy.yaml.txt",
+    "guide-000": "guides/000-nicclusterpolicy.yaml.txt",
+    "guide-000-config-map": "guides/000-shared-device-plugin.yaml.txt",
+    "guide-001": "guides/001-nicclusterpolicy.yaml.txt",
     "macvlan": "policies/macvlan.yaml.txt",
     "host-device": "policies/host-device.yaml.txt",
 }
 # file: what its variables become
 BECOME = {
-    "seed-000": {
+    "guide-000": {
         "device_plugin_resources": [
             {"resourceName": "hca_shared_devices_a", "rdmaHcaMax": 63, "selectors": {"vendors": ["15b3"]}}
         ]
     },
-    "seed-000-config-map": {
+    "guide-000-config-map": {
         "device_plugin_interval_seconds": 300,
         "device_plugin_resources": [
             {"resourceName": f"hca_shared_devices_{name}", "rdmaHcaMax": 63, "selectors": {"ifNames": [netdev]}}
             for name, netdev in (("a", "ens8f0np0"), ("b", "ens8f1np1"))
         ],
     },
-    "seed-001": {
+    "guide-001": {
         "driver_flavor": "verify",
         "device_plugin_resources": [
             {
@@ -105,9 +105,9 @@ BECOME = {
 }
 # file: the fields that are wrong, with a word of why, and those that are unknown
 WRONG = {
-    "seed-000": {"spec.rdmaSharedDevicePlugin.version": "no version is named"},
-    "seed-000-config-map": {},
-    "seed-001": {"spec.secondaryNetwork.nvIpam.image": "a field of spec itself"},
+    "guide-000": {"spec.rdmaSharedDevicePlugin.version": "no version is named"},
+    "guide-000-config-map": {},
+    "guide-001": {"spec.secondaryNetwork.nvIpam.image": "a field of spec itself"},
     "macvlan": {"nv-ipam": "cannot work without it"},
     "host-device": {
         "spec.rdmaSharedDevicePlugin.config": "a text that holds JSON",
@@ -212,7 +212,7 @@ def test_a_field_nobody_reads_is_unknown():
 
 
 def test_an_import_leaves_its_input_alone():
-    found = documents("seed-001")
+    found = documents("guide-001")
     before = copy.deepcopy(found)
     importer.run(found)
     assert found == before
@@ -226,7 +226,7 @@ def verdicts(made):
 
 
 def test_names_that_no_node_has_are_wrong(tmp_path):
-    made = importer.run(documents("seed-001"), [{"host": "h1", "facts": facts(tmp_path, "h100-8x-cx7-ib")}])
+    made = importer.run(documents("guide-001"), [{"host": "h1", "facts": facts(tmp_path, "h100-8x-cx7-ib")}])
     said = verdicts(made)
     selectors = said["spec.rdmaSharedDevicePlugin.config.configList[0].selectors"]
     assert selectors[0] == "wrong"
@@ -239,7 +239,7 @@ def test_names_that_no_node_has_are_wrong(tmp_path):
 
 def test_names_that_nodes_have_are_taken_and_one_pool_of_two_is_said(tmp_path):
     node = facts(tmp_path, "h100-8x-cx7-ib", (("ibp24s0", "ibs1f0"), ("ibp58s0", "ibs1f1")))
-    said = verdicts(importer.run(documents("seed-001"), [{"host": "h1", "facts": node}]))
+    said = verdicts(importer.run(documents("guide-001"), [{"host": "h1", "facts": node}]))
     selectors = said["spec.rdmaSharedDevicePlugin.config.configList[0].selectors"]
     assert selectors[0] == "taken"
     assert "one pool of 2 HCAs" in selectors[2]
@@ -257,7 +257,7 @@ def test_names_that_nodes_have_are_taken_and_one_pool_of_two_is_said(tmp_path):
 def test_a_driver_of_the_host_and_one_of_the_policy_are_one_too_many(tmp_path, flavor, verdict, variables):
     node = facts(tmp_path, "h100-8x-cx7-ib")
     node["driver"]["on_disk"]["flavor"] = flavor
-    made = importer.run(documents("seed-001"), [{"host": "h1", "facts": node}])
+    made = importer.run(documents("guide-001"), [{"host": "h1", "facts": node}])
     assert {key: value for key, value in made["variables"].items() if key.startswith("driver_")} == variables
     said = verdicts(made)["spec.ofedDriver.image"]
     assert said[0] == verdict
@@ -265,7 +265,7 @@ def test_a_driver_of_the_host_and_one_of_the_policy_are_one_too_many(tmp_path, f
 
 
 def test_a_type_that_does_not_fit_the_link_is_wrong(tmp_path):
-    found = documents("seed-001")
+    found = documents("guide-001")
     found[2]["content"]["spec"]["master"] = "enp1s0f0np0"
     made = importer.run(found, [{"host": "g", "facts": facts(tmp_path, "gh200-cx7-roce")}])
     assert verdicts(made)["spec.master"][0] == "wrong"
@@ -275,8 +275,8 @@ def test_a_type_that_does_not_fit_the_link_is_wrong(tmp_path):
 def test_a_pool_that_is_too_small_for_the_nodes_is_wrong(tmp_path):
     node = facts(tmp_path, "h100-8x-cx7-ib")
     nodes = [{"host": f"h{number}", "facts": node} for number in range(6)]
-    assert verdicts(importer.run(documents("seed-001"), nodes[:5]))["spec.perNodeBlockSize"][0] == "taken"
-    assert verdicts(importer.run(documents("seed-001"), nodes))["spec.perNodeBlockSize"][0] == "wrong"
+    assert verdicts(importer.run(documents("guide-001"), nodes[:5]))["spec.perNodeBlockSize"][0] == "taken"
+    assert verdicts(importer.run(documents("guide-001"), nodes))["spec.perNodeBlockSize"][0] == "wrong"
 
 
 # --- bad input --------------------------------------------------------------------------------------------------------
@@ -298,12 +298,12 @@ REFUSED = {
     "nothing": ([], "the files"),
     "another version": (changed("macvlan", 0, "apiVersion", value="mellanox.com/v2"), "MacvlanNetwork rail0"),
     "no spec": (changed("macvlan", 0, "spec", value=None), "MacvlanNetwork rail0"),
-    "config no JSON": (changed("seed-000", 0, *PLUGIN, "config", value="{"), "spec.rdmaSharedDevicePlugin.config"),
-    "no config": (changed("seed-000", 0, *PLUGIN, value={"image": "x"}), "spec.rdmaSharedDevicePlugin.config"),
-    "empty list": (changed("seed-000", 0, *PLUGIN, "config", value='{"configList": []}'), "config"),
-    "no name": (changed("seed-000", 0, *PLUGIN, "config", value='{"configList": [{}]}'), "configList[0]"),
+    "config no JSON": (changed("guide-000", 0, *PLUGIN, "config", value="{"), "spec.rdmaSharedDevicePlugin.config"),
+    "no config": (changed("guide-000", 0, *PLUGIN, value={"image": "x"}), "spec.rdmaSharedDevicePlugin.config"),
+    "empty list": (changed("guide-000", 0, *PLUGIN, "config", value='{"configList": []}'), "config"),
+    "no name": (changed("guide-000", 0, *PLUGIN, "config", value='{"configList": [{}]}'), "configList[0]"),
     "no selectors": (
-        changed("seed-000", 0, *PLUGIN, "config", value='{"configList": [{"resourceName": "a", "rdmaHcaMax": 1}]}'),
+        changed("guide-000", 0, *PLUGIN, "config", value='{"configList": [{"resourceName": "a", "rdmaHcaMax": 1}]}'),
         "configList[0].selectors",
     ),
     "ipam no JSON": (changed("macvlan", 0, "spec", "ipam", value="nv-ipam"), "spec.ipam"),
@@ -314,11 +314,11 @@ REFUSED = {
     "odd exclusion": (changed("macvlan", 1, "spec", "exclusions", value=[{"startIP": "x"}]), "spec.exclusions[0]"),
     "no resource": (changed("host-device", 0, "spec", "resourceName", value=None), "spec.resourceName"),
     "two policies": (
-        [*documents("seed-000"), *changed("seed-001", 0, "metadata", "name", value="second")[:1]],
+        [*documents("guide-000"), *changed("guide-001", 0, "metadata", "name", value="second")[:1]],
         "NicClusterPolicy second",
     ),
-    "the same twice": ([*documents("seed-000"), {**documents("seed-000")[0], "source": "g"}], "NicClusterPolicy"),
-    "driver no mapping": (changed("seed-001", 0, "spec", "ofedDriver", value=None), "spec.ofedDriver"),
+    "the same twice": ([*documents("guide-000"), {**documents("guide-000")[0], "source": "g"}], "NicClusterPolicy"),
+    "driver no mapping": (changed("guide-001", 0, "spec", "ofedDriver", value=None), "spec.ofedDriver"),
 }
 
 
@@ -332,7 +332,7 @@ def test_bad_input_is_refused_with_its_place(name):
 
 
 def test_all_problems_come_at_once():
-    found = [*changed("macvlan", 0, "spec", "master", value=""), *documents("seed-000")]
+    found = [*changed("macvlan", 0, "spec", "master", value=""), *documents("guide-000")]
     found[1]["content"]["spec"]["subnet"] = "x"
     found[2]["content"]["spec"]["rdmaSharedDevicePlugin"]["config"] = "{"
     assert len(importer.run(found)["problems"]) == 3
@@ -348,13 +348,13 @@ def test_host_local_gets_a_block_for_each_node():
 
 def test_a_count_that_is_missing_becomes_63():
     config = '{"configList": [{"resourceName": "a", "selectors": {"vendors": ["15b3"]}}]}'
-    made = importer.run(changed("seed-000", 0, *PLUGIN, "config", value=config))
+    made = importer.run(changed("guide-000", 0, *PLUGIN, "config", value=config))
     assert made["variables"]["device_plugin_resources"][0]["rdmaHcaMax"] == 63
     assert verdicts(made)["spec.rdmaSharedDevicePlugin.config.configList[0].rdmaHcaMax"][0] == "wrong"
 
 
 def test_another_name_than_the_operators_is_wrong():
-    made = importer.run(changed("seed-000", 0, "metadata", "name", value="mine"))
+    made = importer.run(changed("guide-000", 0, "metadata", "name", value="mine"))
     assert verdicts(made)["metadata.name"][0] == "wrong"
 
 
@@ -388,7 +388,7 @@ def test_no_file_however_broken_breaks_the_import(name, data):
 
 
 def test_the_page_shows_what_is_really_said():
-    found = documents("seed-001")
+    found = documents("guide-001")
     for number, document in enumerate(found, 1):
         document["source"] = f"policy.yaml, document {number}"
     made = importer.run(found)

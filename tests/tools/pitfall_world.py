@@ -1,0 +1,338 @@
+"""Two sound nodes in a cluster, as verify sees them, for tests that plant one failure and look what it is called.
+
+Host facts are those of a captured node. Objects of the API server, states of pods and their answers are composed; they
+go through pod_test and the action plugin verify_checks as in a run.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import pathlib
+import types
+
+import yaml
+from ansible_collections.gpufabric.rdma.plugins.action import verify_checks
+from ansible_collections.gpufabric.rdma.plugins.filter.networks import network_rails
+from ansible_collections.gpufabric.rdma.plugins.module_utils._cni import node_lint
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import pods as kube_pods
+from ansible_collections.gpufabric.rdma.plugins.modules import pod_test
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host as preflight_host
+
+FIXTURES = pathlib.Path(__file__).resolve().parents[1] / "fixtures"
+ROCE = (FIXTURES / "pods/roce.txt").read_text()
+NETDEV, NEXT = "enp1s0f0np0", "enp1s0f1np1"
+RESOURCE = kube_pods.own_resource(0)
+HOSTS = ("node1", "node2")
+LOADED = {"loaded": True, "builtin": False, "available": True, "persisted": [], "blocked_by": []}
+CNI_WANTED = {
+    "conf_dir": "/etc/cni/net.d",
+    "bin_dir": "/opt/cni/bin",
+    "primary": f"{node_lint.PRIMARY_DIRECTORY}/{node_lint.PRIMARY_NAME}",
+    "multus": True,
+    "health_port": 8081,
+}
+
+
+def converged(facts: dict, variables: dict) -> dict:
+    """A GH200 on which every planner finds its work done, both ports cabled and with jumbo frames."""
+    facts["modules"] = {name: dict(LOADED) for name in [*variables["kernel_modules_required"], "nvidia_peermem"]}
+    facts["initramfs"]["images"] = []
+    facts["subsystem"].update(netns_mode="shared", persisted_netns_mode="shared")
+    k3s = {"exists": True, "active": False, "memlock": "infinity", "memlock_running": None, "drop_ins": []}
+    facts["limits"]["services"] = {"k3s": k3s, "k3s-agent": {**k3s, "exists": False}}
+    facts["limits"]["services"]["containerd"] = {**k3s, "exists": False}
+    for hca in facts["hcas"]:
+        hca["ports"][0].update(state="ACTIVE", phys_state="LinkUp", active_mtu=4096)
+        hca["netdevs"][0].update(mtu=9000, default_route=False)
+    for _again in range(2):
+        for plan in preflight_host.plans(facts, variables).values():
+            for change in plan.changes:
+                facts["owned_files"][change.object] = {"mode": "0644", "content": change.after}
+    return facts
+
+
+class World:
+    def __init__(self, facts: dict, variables: dict):
+        self.facts = {host: copy.deepcopy(facts) for host in HOSTS}
+        self.variables = {host: copy.deepcopy(variables) for host in HOSTS}
+        self.probes = {host: _probe() for host in HOSTS}
+        self.netdevs = {host: netdevs(number) for number, host in enumerate(HOSTS, 1)}
+        self.cni = {host: _cni() for host in HOSTS}
+        self.objects = [_node(number) for number in (1, 2)]
+        self.objects += [network(), flannel()]
+        self.states: dict = {}
+        self.answers: dict = {}
+        self.user: dict | None = None
+        self.extra: list = []
+
+    # --- planting -----------------------------------------------------------------------------------------------------
+
+    def offer_nothing(self) -> None:
+        """The plugin has no device on any node: the kubelet keeps the resource at 0, and test pods wait for it."""
+        for item in self.objects:
+            if item["kind"] == "Node":
+                item["status"].update(capacity={RESOURCE: "0"}, allocatable={RESOURCE: "0"})
+        self.pending(f"Unschedulable: 0/2 nodes are available: 2 Insufficient {RESOURCE}.")
+
+    def pending(self, reason: str, hosts=HOSTS) -> None:
+        for host in hosts:
+            self.states[host] = {"phase": "Pending", "ready": False, "reasons": [reason]}
+
+    def not_ready(self, message: str) -> None:
+        for item in self.objects:
+            if item["kind"] == "Node":
+                item["status"]["conditions"] = [{"type": "Ready", "status": "False", "message": message}]
+
+    def use(self, annotation="rail0", limits=(RESOURCE,), answer=ROCE, security=None, reason=None, paths=()) -> None:
+        """Look into a pod of the user instead of running test pods."""
+        metadata = {"name": "mine", "namespace": "default"}
+        metadata["annotations"] = {kube_pods.NETWORKS: annotation} if annotation else {}
+        ready = "False" if reason else "True"
+        container = {"name": "app", "resources": {"limits": dict.fromkeys(limits, "1")}}
+        container["securityContext"] = security or {}
+        volumes = [{"name": f"v{number}", "hostPath": {"path": path}} for number, path in enumerate(paths)]
+        status = {"phase": "Pending" if reason else "Running", "conditions": [{"type": "Ready", "status": ready}]}
+        if reason:
+            scheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": reason}
+            status["conditions"].append(scheduled)
+        spec = {"nodeName": "node1", "containers": [container], "volumes": volumes}
+        self.user = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec, "status": status}
+        self.answers["mine"] = answer
+
+    # --- judging ------------------------------------------------------------------------------------------------------
+
+    def judge(self) -> dict:
+        """What the stage judge of verify_checks returns."""
+        action = verify_checks.ActionModule.__new__(verify_checks.ActionModule)
+        action._task = types.SimpleNamespace(check_mode=False)
+        arguments = {
+            "hosts": list(HOSTS),
+            "nodes": [self._read(host) for host in HOSTS],
+            "plan": {"tests": [], "unpaired": [], "clashes": []},
+            "results": [],
+            "servers": [],
+            "failures": ["", ""],
+            "cluster": self._cluster(),
+        }
+        return action._judge(arguments)
+
+    def _read(self, host: str) -> dict:
+        return {
+            "host": host,
+            "address": host,
+            "variables": self.variables[host],
+            "read": {"probe": self.probes[host], "ansible_facts": {"rdma": self.facts[host]}},
+            "planned": [],
+            "boot_id": None,
+        }
+
+    def _cluster(self) -> dict:
+        api = _Api(self)
+        cluster, error = pod_test.read(api)
+        hosts = [
+            {
+                "host": host,
+                "rails": network_rails(self.facts[host]),
+                "netdevs": self.netdevs[host],
+                "routes": [],
+                "files": {},
+                "cni": {
+                    "findings": node_lint.lint(self.cni[host], CNI_WANTED),
+                    "not_verified": [],
+                    "configurations": [],
+                },
+            }
+            for host in HOSTS
+        ]
+        given = {
+            "hosts": hosts,
+            "read": {"cluster": cluster, "api_error": error},
+            "namespace": "tests",
+            "image": "example.test/rdma:1",
+            "pod_name": "default/mine" if self.user else None,
+            "service_cidrs": ["10.43.0.0/16"],
+            "pods_per_node": None,
+            "masters": [],
+            "failure": "",
+            "left": "",
+            "run": {},
+            "pod": {},
+        }
+        action = verify_checks.ActionModule.__new__(verify_checks.ActionModule)
+        given["plan"] = action._pods({"cluster": given})["plan"]
+        if self.user:
+            given["pod"] = pod_test.look_into(api, {"pod": "default/mine", "resolve": ""})
+        else:
+            given["run"] = self._run(given["plan"]["pods"])
+        return given
+
+    def _run(self, pods: list) -> dict:
+        states, answers = {}, {}
+        for pod in pods:
+            number = HOSTS.index(pod["host"])
+            address = f"10.56.0.{number * 16 + 2}"
+            planted = self.states.get(pod["host"]) or {}
+            noted = [{"interface": "eth0", "ips": [f"10.42.{number}.9"], "default": True}]
+            noted += [
+                {"name": f"tests/{item['network']}", "interface": item["interface"], "ips": [address]}
+                for item in pod["attachments"]
+            ]
+            state = {"phase": "Running", "ready": True, "reasons": [], "ip": f"10.42.{number}.9", "node": pod["node"]}
+            states[pod["name"]] = {**state, "status": json.dumps(noted), **planted}
+            text = self.answers.get(pod["host"]) or at(ROCE, pod["host"])
+            if pod["kind"] == "seed":
+                text = text.replace("@@ user\n1000", "@@ user\n0")
+            answers[pod["name"]] = text if states[pod["name"]]["ready"] else ""
+        return {"pods": states, "answers": answers, "traffic": {"tests": [], "left_out": []}}
+
+
+def at(text: str, host: str) -> str:
+    """An answer with the address that pods of this host are given."""
+    last = HOSTS.index(host) * 16 + 2
+    return text.replace("10.56.0.2/", f"10.56.0.{last}/").replace("0a38:0002", f"0a38:{last:04x}")
+
+
+class _Api:
+    """kubectl in the form that pod_test calls it."""
+
+    def __init__(self, world: World):
+        self.world = world
+
+    def items(self, *words):
+        return [] if words[0] == "events" else copy.deepcopy(self.world.objects)
+
+    def run(self, *words, limit=None):
+        del limit
+        return (0, self.world.answers["mine"], "") if words[0] == "exec" else (0, json.dumps(self.world.user), "")
+
+
+# --- objects ----------------------------------------------------------------------------------------------------------
+
+
+def network(**changes) -> dict:
+    config = {
+        "cniVersion": "0.3.1",
+        "name": "rail0",
+        "type": "macvlan",
+        "master": NETDEV,
+        "ipam": {"type": "whereabouts", "range": "10.56.0.0/24"},
+    }
+    resource = changes.pop("resource", RESOURCE)
+    return {
+        "apiVersion": "k8s.cni.cncf.io/v1",
+        "kind": "NetworkAttachmentDefinition",
+        "metadata": {"name": "rail0", "namespace": "default", "annotations": {kube_pods.RESOURCE: resource}},
+        "spec": {"config": json.dumps({**config, **changes})},
+    }
+
+
+def flannel(cidr: str = "10.42.0.0/16") -> dict:
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "kube-flannel-cfg", "namespace": "kube-flannel"},
+        "data": {"net-conf.json": json.dumps({"Network": cidr, "Backend": {"Type": "vxlan"}})},
+    }
+
+
+def flannel_daemon() -> dict:
+    """What makes pod_test look for Flannel's configuration."""
+    image = f"flannel@sha256:{'0' * 64}"
+    spec = {"template": {"spec": {"containers": [{"name": "kube-flannel", "image": image}]}}}
+    metadata = {"name": "kube-flannel-ds", "namespace": "kube-flannel"}
+    return {"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": metadata, "spec": spec}
+
+
+def guide_plugin(entries=None, namespace="kube-system", selector=None) -> list[dict]:
+    """ConfigMap and DaemonSet of guide 000, with another configList, namespace or nodeSelector."""
+    text = (FIXTURES / "guides/000-shared-device-plugin.yaml.txt").read_text()
+    config, daemon = list(yaml.safe_load_all(text))
+    for item in (config, daemon):
+        item["metadata"]["namespace"] = namespace
+    if entries is not None:
+        config["data"]["config.json"] = entries if isinstance(entries, str) else json.dumps({"configList": entries})
+    daemon["spec"]["template"]["spec"]["nodeSelector"] = selector or {}
+    return [config, daemon]
+
+
+def selecting(*names: str) -> list[dict]:
+    return [{"resourceName": "hca_shared_devices_0", "rdmaHcaMax": 63, "selectors": {"ifNames": list(names)}}]
+
+
+def policy(state: str = "ready", parts=(), **spec) -> dict:
+    applied = [{"name": name, "state": one} for name, one in parts]
+    return {
+        "apiVersion": "mellanox.com/v1alpha1",
+        "kind": "NicClusterPolicy",
+        "metadata": {"name": "nic-cluster-policy"},
+        "spec": spec,
+        "status": {"state": state, "appliedStates": applied},
+    }
+
+
+def _node(number: int) -> dict:
+    resources = {"cpu": "72", RESOURCE: "63"}
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": f"node{number}", "labels": {}},
+        "spec": {"podCIDRs": [f"10.42.{number - 1}.0/24"]},
+        "status": {
+            "addresses": [{"type": "InternalIP", "address": f"10.0.0.{number}"}],
+            "conditions": [{"type": "Ready", "status": "True"}],
+            "capacity": resources,
+            "allocatable": dict(resources),
+        },
+    }
+
+
+def _probe() -> dict:
+    locked = {"locked": 16 * 2**20, "error": None, "reason": None}
+    devices = ["rdma_cm", "umad0", "umad1", "uverbs0", "uverbs1"]
+    return {"char_devices": devices, "memlock": {"k3s": locked}, "tools": ["rping", "ib_write_bw"]}
+
+
+def netdevs(number: int) -> dict:
+    plain = {"mtu": 9000, "type": "ether", "addresses": [], "default_route": False}
+    management = {"index": 2, "mtu": 1500, "addresses": [f"10.0.0.{number}/24"], "default_route": True}
+    return {
+        "eth0": {**plain, **management},
+        NETDEV: {**plain, "index": 5},
+        NEXT: {**plain, "index": 6},
+        "ib0": {**plain, "index": 7, "mtu": 2044, "type": "infiniband"},
+    }
+
+
+def _cni() -> dict:
+    """State as cni_lint reads it, of a sound node."""
+    multus = {
+        "cniVersion": "0.3.1",
+        "name": "multus-cni-network",
+        "clusterNetwork": f"/host{CNI_WANTED['primary']}",
+        "type": "multus-shim",
+    }
+    plugins = [{"type": "flannel", "delegate": {"isDefaultGateway": True}}, {"type": "portmap"}]
+    primary = {"name": "cbr0", "cniVersion": "0.3.1", "plugins": plugins}
+    program = {"mode": "0755", "size": 4096, "script": False, "elf": {"machine": "aarch64", "size": 4096}}
+    names = ("bridge", "flannel", "host-local", "loopback", "macvlan", "multus-shim", "portmap")
+    return {
+        "machine": "aarch64",
+        "runtime": {
+            "source": None,
+            "conf_dir": "/etc/cni/net.d",
+            "bin_dirs": ["/opt/cni/bin"],
+            "max_conf_num": 1,
+            "use_internal_loopback": False,
+        },
+        "confs": [{"path": "/etc/cni/net.d/00-multus.conf", "content": json.dumps(multus)}],
+        "others": [],
+        "primary": [{"path": CNI_WANTED["primary"], "content": json.dumps(primary)}],
+        "programs": {name: {**program, "path": f"/opt/cni/bin/{name}"} for name in names},
+        "leftovers": [],
+        "socket": "answers",
+        "existing": {CNI_WANTED["primary"]: True},
+        "sysctls": dict.fromkeys(node_lint.SYSCTLS, "1"),
+        "ports": [],
+        "flannel": True,
+    }

@@ -1,0 +1,499 @@
+"""The pitfalls of CNI, Flannel and Multus (K and M rows): each planted on a sound node, and the finding that names it.
+
+The nodes are real files below a folder and cni_lint reads them as it does a machine; Multus' socket, which only the
+machine itself has, is told to the pure part.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import pathlib
+import struct
+import subprocess
+import sys
+
+import pytest
+import yaml
+from ansible.parsing.dataloader import DataLoader
+from ansible.template import Templar
+from ansible_collections.gpufabric.rdma.plugins.filter.pod_network_problems import pod_network_problems
+from ansible_collections.gpufabric.rdma.plugins.module_utils._cni import containerd, node_lint
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host import node_files
+from ansible_collections.gpufabric.rdma.plugins.modules import cni_lint
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import cluster_checks
+from ansible_collections.gpufabric.rdma.tests.tools import tree
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+CONF, PRIMARY = "etc/cni/net.d/00-multus.conf", "etc/cni/gpufabric-rdma.d/10-flannel.conflist"
+WANTED = {
+    "conf_dir": "/etc/cni/net.d",
+    "bin_dir": "/opt/cni/bin",
+    "primary": f"/{PRIMARY}",
+    "multus": True,
+    "health_port": 8081,
+}
+MULTUS = {
+    "cniVersion": "0.3.1",
+    "name": "multus-cni-network",
+    "clusterNetwork": f"/host/{PRIMARY}",
+    "type": "multus-shim",
+    "logToStderr": True,
+}
+FLANNEL = {
+    "name": "cbr0",
+    "cniVersion": "0.3.1",
+    "plugins": [{"type": "flannel", "delegate": {"isDefaultGateway": True}}, {"type": "portmap"}],
+}
+PODMAN = {"name": "podman", "cniVersion": "0.4.0", "plugins": [{"type": "bridge", "ipam": {"type": "host-local"}}]}
+CONFIG_TOML = "var/lib/rancher/k3s/agent/etc/containerd/config.toml"
+CNI_TABLE = "[plugins.'io.containerd.cri.v1.runtime'.cni]\n"
+PROGRAMS = ("bridge", "flannel", "host-local", "loopback", "macvlan", "multus-shim", "portmap")
+
+
+def program(machine: int = 62, size: int = 512) -> bytes:
+    """An ELF header with one segment that ends at `size`, and that much behind it."""
+    header = (
+        b"\x7fELF\x02\x01\x01"
+        + bytes(9)
+        + struct.pack("<HHIQQQIHHHHHH", 2, machine, 1, 0, 64, 0, 0, 64, 56, 1, 0, 0, 0)
+    )
+    segment = struct.pack("<IIQQQQQQ", 1, 5, 0, 0, 0, size, size, 4096)
+    return (header + segment).ljust(size, b"\0")
+
+
+class Node:
+    def __init__(self, root: pathlib.Path):
+        self.root = root
+        self.changes: dict = {}
+        self.wanted = dict(WANTED)
+        for name in PROGRAMS:
+            self.write(f"opt/cni/bin/{name}", program(), 0o755)
+        self.write(CONF, json.dumps(MULTUS), 0o600)
+        self.write(PRIMARY, json.dumps(FLANNEL))
+        self.write(CONFIG_TOML, "version = 3\n[plugins.'io.containerd.cri.v1.images']\n  snapshotter = 'overlayfs'\n")
+        self.write("proc/sys/kernel/arch", "x86_64")
+        for key in node_lint.SYSCTLS:
+            self.write(f"proc/sys/{key.replace('.', '/')}", "1")
+
+    def write(self, path: str, content, mode: int = 0o644) -> None:
+        target = self.root / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(content if isinstance(content, bytes) else content.encode())
+        target.chmod(mode)
+
+    def remove(self, path: str) -> None:
+        (self.root / path).unlink()
+
+    def findings(self) -> list[dict]:
+        state = {**cni_lint.read(str(self.root), self.wanted), "socket": "answers", **self.changes}
+        return node_lint.lint(state, self.wanted)
+
+
+@pytest.fixture
+def node(tmp_path):
+    return Node(tmp_path)
+
+
+# --- the node ---------------------------------------------------------------------------------------------------------
+
+
+def wrong_dirs(node):
+    node.write(
+        CONFIG_TOML,
+        f'version = 3\n{CNI_TABLE}  bin_dirs = ["/var/lib/rancher/k3s/data/cni"]\n'
+        "  conf_dir = '/var/lib/rancher/k3s/agent/etc/cni/net.d'\n",
+    )
+
+
+def wrong_dirs_by_import(node):
+    node.write(CONFIG_TOML, f'imports = ["/{os.path.dirname(CONFIG_TOML)}/config-v3.toml.d/*.toml"]\nversion = 3\n')
+    node.write(
+        f"{os.path.dirname(CONFIG_TOML)}/config-v3.toml.d/cni.toml",
+        f"{CNI_TABLE}conf_dir = '/etc/other' # a user's own\n",
+    )
+
+
+def release_dir(node):
+    wanted = "/var/lib/rancher/k3s/data/current/bin"
+    node.write(CONFIG_TOML, f'version = 2\n[plugins."io.containerd.grpc.v1.cri".cni]\n  bin_dir = "{wanted}"\n')
+    node.wanted["bin_dir"] = wanted
+    for name in PROGRAMS:
+        node.write(f"{wanted[1:]}/{name}", program(), 0o755)
+
+
+def several(node):
+    node.write(CONFIG_TOML, f"version = 3\n{CNI_TABLE}max_conf_num = 0\n")
+    node.write("etc/cni/net.d/87-podman.conflist", json.dumps(PODMAN))
+
+
+def set_conf(**changes):
+    return lambda node: node.write(CONF, json.dumps({**MULTUS, **changes}))
+
+
+# (row, plant, id of the finding, what its text has to name)
+NODE_ROWS = [
+    ("K1 directories", wrong_dirs, "conf-dir-differs", "/var/lib/rancher/k3s/agent/etc/cni/net.d"),
+    ("K1 plugins", wrong_dirs, "bin-dir-differs", "/var/lib/rancher/k3s/data/cni"),
+    ("K1 drop-in", wrong_dirs_by_import, "conf-dir-differs", "/etc/other"),
+    ("K2", release_dir, "bin-dir-of-one-release", "data/current/bin"),
+    ("K3 loopback", lambda n: n.remove("opt/cni/bin/loopback"), "plugin-missing", "plugin loopback"),
+    ("K3 bridge", lambda n: n.remove("opt/cni/bin/bridge"), "plugin-missing", "plugin bridge"),
+    ("K3 ipam", lambda n: n.remove("opt/cni/bin/host-local"), "plugin-missing", "plugin host-local"),
+    ("K3 machine", lambda n: n.write("opt/cni/bin/bridge", program(183), 0o755), "plugin-wrong-machine", "aarch64"),
+    ("K3 mode", lambda n: n.write("opt/cni/bin/portmap", program(), 0o644), "plugin-not-executable", "0644"),
+    ("K3 half", lambda n: n.write("opt/cni/bin/bridge", program()[:300], 0o755), "plugin-cut-short", "300 bytes"),
+    ("K3 no program", lambda n: n.write("opt/cni/bin/bridge", "<html>", 0o755), "plugin-no-program", "6 bytes"),
+    ("K7", lambda n: n.remove("proc/sys/net/bridge/bridge-nf-call-iptables"), "no-br-netfilter", "br_netfilter"),
+    ("K7 forwarding", lambda n: n.write("proc/sys/net/ipv4/ip_forward", "0"), "sysctl-off", "net.ipv4.ip_forward"),
+    (
+        "K9",
+        lambda n: n.write("proc/net/tcp", "sl\n 0: 00000000:1F91 00000000:0000 0A 0\n"),
+        "health-port-taken",
+        "8081",
+    ),
+    ("K15", lambda n: n.changes.update(socket="absent"), "multus-not-running", "00-multus.conf"),
+    ("M3", lambda n: n.changes.update(socket="refuses"), "multus-not-running", "every new pod fails"),
+    (
+        "M4",
+        lambda n: n.write("etc/cni/net.d/10-flannel.conflist", json.dumps(FLANNEL)),
+        "foreign-configuration",
+        "without net1",
+    ),
+    ("M5", lambda n: n.write(CONF, ""), "conf-empty", "looks no further"),
+    ("M5 half", lambda n: n.write(CONF, json.dumps(MULTUS)[:40]), "conf-invalid", "half-written"),
+    ("M5 list", lambda n: n.write(CONF, json.dumps(FLANNEL)), "conf-invalid", ".conflist"),
+    ("M5 no type", lambda n: n.write(CONF, '{"name": "x"}'), "conf-invalid", "no type"),
+    ("M6", lambda n: n.remove(PRIMARY), "cluster-network-missing", PRIMARY),
+    ("M7", set_conf(clusterNetwork="/host/etc/cni/net.d/87-podman.conflist"), "foreign-cluster-network", "87-podman"),
+    (
+        "M7 first",
+        lambda n: n.write("etc/cni/net.d/00-aaa.conflist", json.dumps(PODMAN)),
+        "foreign-first",
+        "podman (bridge, host-local)",
+    ),
+    ("M7 none", set_conf(clusterNetwork=None), "no-cluster-network", "neither clusterNetwork nor delegates"),
+    ("M8", lambda n: n.write("opt/cni/bin/multus-shim.temp", b"half"), "leftover", "multus-shim.temp"),
+    ("M8 conf", lambda n: n.write("etc/cni/net.d/.gpufabric-x1", b"{"), "leftover", ".gpufabric-x1"),
+    ("K3 flannel", lambda n: n.remove("opt/cni/bin/flannel"), "plugin-missing", "plugin flannel"),
+    ("M10", set_conf(cniVersion="1.0.0"), "cni-version-differs", "cniVersion 1.0.0"),
+    ("M11", lambda n: n.changes.update(socket="refuses"), "multus-not-running", "gpufabric-rdma-multus.service"),
+    ("M11 gone", lambda n: n.remove(CONF), "no-configuration", "NotReady"),
+    ("max_conf_num", several, "several-configurations", "87-podman.conflist"),
+]
+
+
+def test_a_sound_node_has_no_finding(node):
+    assert node.findings() == []
+
+
+@pytest.mark.parametrize(("row", "plant", "identity", "named"), NODE_ROWS, ids=[row[0] for row in NODE_ROWS])
+def test_each_planted_fault_is_named_with_its_four_facts(node, row, plant, identity, named):
+    plant(node)
+    found = [item for item in node.findings() if item["id"] == identity]
+    assert found, f"{row}: {node.findings()}"
+    assert any(named in " ".join(item.values()) for item in found), found
+    for item in node.findings():
+        assert all(item[fact] for fact in ("id", "object", "wanted", "seen", "next_step")), item
+
+
+def test_one_fault_is_one_finding(node):
+    node.remove("opt/cni/bin/portmap")
+    assert [item["object"] for item in node.findings()] == ["plugin portmap"]
+
+
+def test_what_is_only_wrong_beside_multus_does_not_claim_to_stop_the_node(node):
+    node.write("etc/cni/net.d/50-old.conf", "")
+    (found,) = node.findings()
+    assert (found["id"], "nobody asks for it" in found["seen"]) == ("conf-empty", True)
+
+
+def test_without_multus_flannel_alone_is_right_where_the_runtime_looks(node):
+    node.remove(CONF)
+    node.write("etc/cni/net.d/10-flannel.conflist", json.dumps(FLANNEL))
+    node.wanted["multus"] = False
+    assert node.findings() == []
+
+
+def test_a_script_is_a_program_and_containerd_may_bring_up_lo_itself(node):
+    node.write("opt/cni/bin/portmap", "#!/bin/sh\n", 0o755)
+    node.remove("opt/cni/bin/loopback")
+    node.write(CONFIG_TOML, f"version = 3\n{CNI_TABLE}use_internal_loopback = true\n")
+    assert node.findings() == []
+
+
+def test_flannel_itself_may_listen_on_its_health_port(node):
+    node.write("proc/net/tcp6", "sl\n 0: 00000000000000000000000000000000:1F91 0:0 0A 0\n")
+    assert [item["id"] for item in node.findings()] == ["health-port-taken"]
+    node.write("proc/77/comm", "flanneld\n")
+    assert node.findings() == []
+
+
+def test_the_module_says_the_same_and_that_a_tree_has_no_socket(node):
+    node.write(CONF, "")
+    done = subprocess.run(
+        [sys.executable, cni_lint.__file__],
+        input=json.dumps({"ANSIBLE_MODULE_ARGS": {"root": str(node.root)}}),
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PYTHONPATH": ":".join(sys.path), "LC_ALL": "C.UTF-8"},
+    )
+    result = json.loads(done.stdout)
+    assert (result["changed"], [item["id"] for item in result["findings"]]) == (False, ["conf-empty"])
+    assert result["runtime"]["source"] == f"/{CONFIG_TOML}"
+    assert result["not_verified"] == ["Multus' socket: the node is a tree of files"]
+
+
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        ([], {}),
+        (["version = 2\n"], {}),
+        ([f'{CNI_TABLE}bin_dirs = [\n  "/a", # first\n  "/b",\n]\n'], {"bin_dirs": ["/a", "/b"]}),
+        ([f"{CNI_TABLE}conf_dir = '/c#d'\nmax_conf_num = 3\n"], {"conf_dir": "/c#d", "max_conf_num": 3}),
+        (['[plugins."io.containerd.grpc.v1.cri".cni]\nbin_dir = "/a"\n'], {"bin_dirs": ["/a"]}),
+        ([f"{CNI_TABLE}conf_dir = '/one'\n", f"{CNI_TABLE}conf_dir = '/two'\n"], {"conf_dir": "/two"}),
+        (["[plugins.'io.containerd.cri.v1.runtime'.containerd]\nconf_dir = '/x'\n"], {}),
+    ],
+)
+def test_containerd_is_read_as_it_reads_itself(texts, expected):
+    assert containerd.cni(texts) == {**containerd.DEFAULTS, **expected}
+
+
+# --- the objects ------------------------------------------------------------------------------------------------------
+
+
+def objects(role: str, **variables) -> list[dict]:
+    """The objects of a role as a play renders them with its defaults."""
+    values = {"groups": {"all": ["node1"], "gpu_nodes": ["node1"]}}
+    for name in ("defaults", "vars"):
+        values.update(yaml.safe_load((ROOT / f"roles/{role}/{name}/main.yml").read_text()))
+    values.update(variables)
+    loader = DataLoader()
+    loader.set_basedir(str(ROOT / f"roles/{role}"))
+    templar = Templar(loader, variables=values)
+    text = trusted((ROOT / f"roles/{role}/templates/objects.yml.j2").read_text())
+    values = {key: deeply_trusted(value) for key, value in values.items()}
+    templar.available_variables = values
+    return [item for item in yaml.safe_load_all(templar.template(text)) if item]
+
+
+def trusted(text: str):
+    """Since core 2.19 only what is marked as trusted is templated."""
+    try:
+        from ansible.template import trust_as_template
+    except ImportError:
+        return text
+    return trust_as_template(text)
+
+
+def deeply_trusted(value):
+    if isinstance(value, str):
+        return trusted(value)
+    if isinstance(value, dict):
+        return {key: deeply_trusted(item) for key, item in value.items()}
+    return [deeply_trusted(item) for item in value] if isinstance(value, list) else value
+
+
+def daemon_set(items: list) -> dict:
+    return next(item for item in items if item["kind"] == "DaemonSet")["spec"]["template"]["spec"]
+
+
+def daemon_config(items: list) -> dict:
+    return next(item for item in items if item["metadata"]["name"] == "multus-daemon-config")["data"]
+
+
+def set_config(**changes):
+    def plant(items):
+        config = {**json.loads(daemon_config(items)["daemon-config.json"]), **changes}
+        daemon_config(items)["daemon-config.json"] = json.dumps(config)
+
+    return plant
+
+
+def limited(items):
+    daemon_set(items)["containers"][0]["resources"]["limits"] = {"memory": "50Mi"}
+
+
+def unpinned(items):
+    daemon_set(items)["containers"][0]["image"] = "ghcr.io/k8snetworkplumbingwg/multus-cni:snapshot-thick"
+
+
+def overwriting(items):
+    daemon_set(items)["initContainers"][0]["command"] = [
+        "sh", "-c", "cp -f /usr/src/multus-cni/bin/multus-shim /opt/cni/bin/multus-shim"
+    ]  # fmt: skip
+
+
+def mounted_elsewhere(items):
+    for mount in daemon_set(items)["containers"][0]["volumeMounts"]:
+        if mount["name"] == "cni-bin":
+            mount["mountPath"] = "/host/opt/cni/bin"
+
+
+OBJECT_ROWS = [
+    ("M1", limited, "multus-memory-limit", "50Mi"),
+    ("M2", unpinned, "image-not-pinned", "snapshot-thick"),
+    (
+        "M4",
+        set_config(multusAutoconfigDir="/host/etc/cni/net.d"),
+        "pod-network-usable-alone",
+        "pods start without net1",
+    ),
+    ("M6 M7", set_config(multusMasterCNI=None), "multus-picks-first", "120 s"),
+    ("M8", overwriting, "shim-overwritten", "Text file busy"),
+    ("M9", mounted_elsewhere, "bin-dir-mounted-elsewhere", "/host/opt/cni/bin"),
+    ("text", lambda items: daemon_config(items).update({"daemon-config.json": "{"}), "daemon-config-invalid", "JSON"),
+]
+
+
+@pytest.fixture(scope="module")
+def multus_objects():
+    return objects("multus")
+
+
+def test_our_own_manifests_have_no_finding(multus_objects):
+    assert node_lint.lint_objects(multus_objects + objects("flannel")) == []
+
+
+@pytest.mark.parametrize(("row", "plant", "identity", "named"), OBJECT_ROWS, ids=[row[0] for row in OBJECT_ROWS])
+def test_each_fault_of_a_manifest_is_named(multus_objects, row, plant, identity, named):
+    items = copy.deepcopy(multus_objects)
+    plant(items)
+    (found,) = node_lint.lint_objects(items)
+    assert (found["id"], named in " ".join(found.values())) == (identity, True), f"{row}: {found}"
+
+
+def test_multus_waits_for_flannels_subnet_and_the_startup_taint(multus_objects):
+    """M3, M4, M6: no configuration before both, so nothing usable is there after a boot."""
+    spec = daemon_set(multus_objects)
+    config = json.loads(daemon_config(multus_objects)["daemon-config.json"])
+    assert config["readinessindicatorfile"] == "/host/run/flannel/subnet.env"
+    assert config["multusAutoconfigDir"] == "/host/etc/cni/gpufabric-rdma.d"
+    assert config["multusMasterCNI"] == "10-flannel.conflist"
+    waits = spec["initContainers"][1]["command"][2]
+    assert "/host/run/flannel/subnet.env" in waits
+    assert "/host/run/gpufabric-rdma/startup-taint" in waits
+    mounts = {mount["mountPath"]: mount for mount in spec["containers"][0]["volumeMounts"]}
+    assert config["multusAutoconfigDir"] in mounts
+    assert config["cniConfigDir"] in mounts
+    assert spec["priorityClassName"] == "system-node-critical"
+    assert spec["terminationGracePeriodSeconds"] >= 30, "M11: time to take its configuration away"
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, {}),
+        (
+            {"multus_namespace_isolation": True, "multus_global_namespaces": ["a", "b"]},
+            {"namespaceIsolation": True, "globalNamespaces": "a,b"},
+        ),
+    ],
+)
+def test_namespaces_are_isolated_on_request(variables, expected):
+    config = json.loads(daemon_config(objects("multus", **variables))["daemon-config.json"])
+    found = {key: config[key] for key in ("namespaceIsolation", "globalNamespaces") if key in config}
+    assert found == expected
+
+
+# --- Flannel ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("variables", "net_conf", "argument"),
+    [
+        ({}, {"Network": "10.42.0.0/16", "EnableNFTables": False, "Backend": {"Type": "vxlan"}}, "--iface=$(NODE_IP)"),
+        (
+            {"flannel_backend": "wireguard", "flannel_mtu": 1400, "flannel_interface": "eth0"},
+            {"Network": "10.42.0.0/16", "EnableNFTables": False, "Backend": {"Type": "wireguard", "MTU": 1400}},
+            "--iface=eth0",
+        ),
+        (
+            {"flannel_cidr": "10.8.0.0/16", "flannel_health_port": 8081},
+            {"Network": "10.8.0.0/16", "EnableNFTables": False, "Backend": {"Type": "vxlan"}},
+            "--healthz-port=8081",
+        ),
+    ],
+    ids=["K8 the node's address", "MTU and back end", "K9 K10 port and network"],
+)
+def test_flannel_gets_what_is_asked_for(variables, net_conf, argument):
+    items = objects("flannel", **variables)
+    given = next(item for item in items if item["metadata"]["name"] == "kube-flannel-cfg")["data"]
+    assert json.loads(given["net-conf.json"]) == net_conf
+    container = daemon_set(items)["containers"][0]
+    assert argument in container["args"]
+    assert ("livenessProbe" in container) is ("flannel_health_port" in variables)
+    assert "initContainers" not in daemon_set(items), "K3: what it needs on the node comes before it, from elsewhere"
+
+
+def test_flannel_starts_again_when_its_configuration_changes():
+    def annotation(**variables):
+        item = next(item for item in objects("flannel", **variables) if item["kind"] == "DaemonSet")
+        return item["spec"]["template"]["metadata"]["annotations"]
+
+    assert annotation() == annotation()
+    assert annotation() != annotation(flannel_mtu=1400)
+
+
+def test_an_api_server_that_is_named_is_reached_without_kube_proxy():
+    for role in ("flannel", "multus"):
+        environment = daemon_set(objects(role, **{f"{role}_api_server": "198.18.0.1:6443"}))["containers"][0]["env"]
+        values = {item["name"]: item.get("value") for item in environment}
+        assert (values["KUBERNETES_SERVICE_HOST"], values["KUBERNETES_SERVICE_PORT"]) == ("198.18.0.1", "6443")
+
+
+def test_pod_traffic_over_the_fabric_and_a_foreign_network_are_refused(tmp_path):
+    """K8 and K10."""
+    from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather
+
+    tree.lay_out(tree.load("h100-8x-cx7-ib"), tmp_path)
+    facts = gather(Tree(str(tmp_path)), Seams.of(Tree(str(tmp_path))), ["hcas", "rails", "gpus", "!gids"])
+    found = pod_network_problems(facts, cidr="10.244.0.0/16", cluster_cidr="10.42.0.0/16", interface="ibp24s0")
+    assert [item["object"] for item in found] == ["variable flannel_cidr", "NIC ibp24s0"]
+
+
+def pod_nic(address="198.18.0.1", vxlan_mtu=1450, allowed=False):
+    host = {
+        "host": "node1",
+        "rails": [{"index": 0, "netdev": "eth2"}],
+        "netdevs": {
+            "eth1": {"addresses": ["198.18.0.1/24"], "mtu": 1500},
+            "eth2": {"addresses": ["198.18.10.1/24"], "mtu": 9000},
+            "flannel.1": {"addresses": ["10.42.0.0/32"], "mtu": vxlan_mtu},
+        },
+    }
+    node = {"name": "node1", "addresses": [], "labels": {}, "pod_cidrs": [], "pod_network_address": address}
+    return [(item["id"], item["seen"]) for _host, item in cluster_checks.lint({"nodes": [node]}, [host], {}, allowed)]
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ({}, []),
+        ({"address": None}, []),
+        ({"address": "198.18.10.1", "vxlan_mtu": 8950, "allowed": True}, []),
+        (
+            {"address": "198.18.10.1", "vxlan_mtu": 8950},
+            [("cluster:pod-nic", "Flannel uses eth2 (198.18.10.1), which is rail 0: pod traffic shares it with RDMA")],
+        ),
+        (
+            {"vxlan_mtu": 8950},
+            [("cluster:pod-mtu", "8950, with MTU 1500 on eth1: large packets between nodes are lost")],
+        ),
+    ],
+)
+def test_k8_verify_names_a_rail_that_carries_pod_traffic_and_an_mtu_that_does_not_fit(given, found):
+    assert pod_nic(**given) == found
+
+
+def test_a_kernel_without_br_netfilter_is_said_before_flannel_ends_with_it():
+    """K7 on RHEL 10, where the module is a package of its own."""
+    state = {"modules": {"br_netfilter": "absent"}, "offline": None, "sysctls": {}, "units": {}, "files": {}}
+    state.update(secrets={}, links={}, others={})
+    empty = dict.fromkeys(("files", "secrets", "absent", "units", "exclusive"), ())
+    made = node_files.plan(state, {**empty, "kernel_modules": ["br_netfilter"], "sysctls": {}})
+    assert [problem.object for problem in made.problems] == ["module br_netfilter"]
+    assert "kernel-modules-extra-$(uname -r)" in made.problems[0].next_step

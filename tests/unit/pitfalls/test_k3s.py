@@ -1,0 +1,504 @@
+"""The pitfalls of a k3s cluster (rows K1 to K18): each is prevented, refused before anything changes, or named."""
+
+from __future__ import annotations
+
+import copy
+import pathlib
+import re
+
+import pytest
+import yaml
+from ansible_collections.gpufabric.rdma.plugins.action.preflight import documented_roles
+from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import config, plan, reset
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import k3s
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+SHA = "0" * 64
+TYPED = {
+    name[len("k3s_") :]: option.get("default")
+    for name, option in documented_roles()["k3s"].items()
+    if name not in ("k3s_token", "k3s_registries", "k3s_bundle_dir")
+}
+
+
+def services(server="inactive", agent="inactive"):
+    """What is told of both units, by systemd's ActiveState."""
+    return {
+        name: {"active": told == "active", "starting": told == "activating", "enabled": told != "inactive"}
+        for name, told in (("k3s", server), ("k3s-agent", agent))
+    }
+
+
+def state(number=1, **change):
+    found = {
+        "architecture": "amd64",
+        "hostname": f"node{number}",
+        "family": "debian",
+        "distribution": "debian12",
+        "addresses": [
+            {"interface": "eth0", "address": f"192.0.2.{number}/24"},
+            {"interface": "rail0", "address": f"10.77.1.{number}/24"},
+        ],
+        "routes": [
+            {"interface": "eth0", "destination": "0.0.0.0/0"},
+            {"interface": "eth0", "destination": "192.0.2.0/24"},
+        ],
+        "selinux": "disabled",
+        "selinux_policy": False,
+        "iptables": [1, 8, 9],
+        "version": None,
+        "others": [],
+        "listening": [22],
+        "server_url": None,
+        "joined": False,
+        "cluster": False,
+        "sums": {},
+        "services": services(),
+        "token": {"present": False},
+        "foreign_files": [],
+    }
+    return {**found, **change}
+
+
+def node(number=1, servers=("node1",), seen=None, **variables):
+    return {
+        "host": f"node{number}",
+        "servers": list(servers),
+        "state": state(number, **(seen or {})),
+        "failure": None,
+        "facts": {},
+        "variables": {**copy.deepcopy(TYPED), **variables},
+    }
+
+
+def bundle(version="v1.35.8+k3s1", architecture="amd64", **more):
+    row = {"name": "k3s", "version": version, "architecture": architecture, "path": "k3s", "sha256": SHA}
+    return {"schema": 1, "origin": "release", "files": [row], "images": [], **more}
+
+
+def decide(*nodes, held=None, upgrade=False):
+    return k3s.decide(list(nodes), held or bundle(), "/srv/bundle", changing_version=upgrade)
+
+
+def options(*nodes, host="node1"):
+    decided = decide(*nodes)
+    assert decided["problems"] == []
+    return {name: value for file in decided["nodes"][host]["options"].values() for name, value in file.items()}
+
+
+def problems(*nodes, **more):
+    return [(item["host"], item["object"]) for item in decide(*nodes, **more)["problems"]]
+
+
+def test_two_plain_nodes_have_no_problem_and_the_first_is_the_server():
+    decided = decide(node(), node(2))
+    assert decided["problems"] == []
+    assert [found["role"] for found in decided["nodes"].values()] == ["server", "agent"]
+    assert decided["nodes"]["node2"]["options"][config.CONFIG]["server"] == "https://192.0.2.1:6443"
+
+
+def test_k1_k2_the_cni_directories_are_those_of_flannel_backend_none_and_no_release_directory_is_used():
+    assert options(node())["flannel-backend"] == "none"
+    files = [path for path in (ROOT / "roles").rglob("*") if path.is_file() and path.suffix != ".pyc"]
+    used = [path for path in files if "data/current" in path.read_text()]
+    assert used == []
+
+
+def test_k3_the_plugins_come_before_anything_that_needs_them():
+    play = yaml.safe_load((ROOT / "playbooks/cluster.yml").read_text())[-1]
+    order = [role["role"].rpartition(".")[2] for role in play["roles"]]
+    assert order == ["cni_plugins", "k3s", "flannel", "node_ready", "multus", "networks", "device_plugin"]
+
+
+@pytest.mark.parametrize("version", sorted(k3s.BROKEN_VERSIONS))
+def test_k4_a_version_that_does_not_start_without_its_flannel_is_refused(version):
+    assert ("node1", "k3s") in problems(node(), held=bundle(version))
+
+
+def test_k5_nodes_have_to_be_registered_not_ready_before_there_is_a_pod_network():
+    text = "".join(path.read_text() for path in (ROOT / "roles/k3s/tasks").glob("*.yml") if path.name != "upgrade.yml")
+    assert "until: create" in text
+    assert "condition=Ready" not in text
+
+
+def test_k6_network_policies_stay_enforced_unless_told_otherwise():
+    assert "disable-network-policy" not in options(node())
+    assert options(node(network_policy=False))["disable-network-policy"] is True
+
+
+def test_k7_the_modules_of_the_pod_network_are_loaded_before_k3s():
+    for role in ("server", "agent"):
+        assert re.findall(r"modprobe (\w+)", config.unit(role)) == ["br_netfilter", "overlay"]
+
+
+NODE_IPS = {
+    "not on the node": ((node(node_ip="198.51.100.9"),), ("node1", "node-ip 198.51.100.9")),
+    "the same on two": ((node(node_ip="192.0.2.1"), node(2, seen=state(1))), ("node2", "node-ip 192.0.2.1")),
+    "none to tell": ((node(seen={"routes": []}),), ("node1", "node-ip")),
+    "two to tell": (
+        (node(seen={"routes": [{"interface": name, "destination": "0.0.0.0/0"} for name in ("eth0", "rail0")]}),),
+        ("node1", "node-ip"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NODE_IPS)
+def test_k8_the_node_address_is_explicit_on_the_node_and_its_own(name):
+    nodes, expected = NODE_IPS[name]
+    assert expected in problems(*nodes)
+    assert options(node())["node-ip"] == "192.0.2.1"
+
+
+PORTS = {"API server": ([6443], "TCP port 6443"), "kubelet": ([10250], "TCP port 10250"), "other": ([8080], None)}
+
+
+@pytest.mark.parametrize("name", PORTS)
+def test_k9_a_port_that_something_else_listens_on_is_named_but_not_that_of_a_k3s_that_runs(name):
+    ports, expected = PORTS[name]
+    found = [obj for _host, obj in problems(node(seen={"listening": ports}))]
+    assert found == ([expected] if expected else [])
+    for state_of_it in ("active", "activating"):
+        assert problems(node(seen={"listening": ports, "services": services(state_of_it)})) == []
+
+
+NETWORKS = {
+    "pods in services": ({"cluster_cidr": "10.43.128.0/17"}, "k3s_cluster_cidr 10.43.128.0/17"),
+    "services in pods": ({"service_cidr": "10.42.0.0/24"}, "k3s_cluster_cidr 10.42.0.0/16"),
+    "pods over a rail": ({"cluster_cidr": "10.77.0.0/16"}, "k3s_cluster_cidr 10.77.0.0/16"),
+    "services over the LAN": ({"service_cidr": "192.0.2.0/25"}, "k3s_service_cidr 192.0.2.0/25"),
+    "no network": ({"cluster_cidr": "10.42.0.0/33"}, "k3s_cluster_cidr"),
+    "DNS outside": ({"cluster_dns": "10.99.0.10"}, "k3s_cluster_dns"),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_k10_networks_that_overlap_are_refused(name):
+    variables, expected = NETWORKS[name]
+    assert ("node1", expected) in problems(node(**variables))
+
+
+def test_k10_the_routes_of_a_running_pod_network_are_its_own():
+    routes = [*state()["routes"], {"interface": "flannel.1", "destination": "10.42.1.0/24"}]
+    assert problems(node(seen={"routes": routes})) == []
+    host_gateway = [*state()["routes"], {"interface": "eth0", "destination": "10.42.1.0/24"}]
+    assert problems(node(seen={"routes": host_gateway, "cluster": True})) == []
+
+
+def test_k11_nothing_goes_into_the_directory_that_k3s_deploys_from():
+    for path in [*(ROOT / "roles").rglob("*.yml"), *(ROOT / "plugins").rglob("*.py")]:
+        assert "server/manifests" not in path.read_text(), path
+
+
+def test_k12_values_that_servers_must_agree_on_are_compared():
+    three = ("node1", "node2", "node3")
+    nodes = [node(number, three) for number in (1, 2, 3)]
+    assert problems(*nodes) == []
+    assert options(*nodes)["cluster-init"] is True
+    assert "cluster-init" not in options(*nodes, host="node2")
+    nodes[1]["variables"].update(secrets_encryption=False, disable=["traefik"])
+    assert problems(*nodes) == [("node2", "k3s option disable"), ("node2", "k3s option secrets-encryption")]
+
+
+def test_k12_none_is_a_word_and_modes_are_text_in_what_is_rendered():
+    text = config.yaml(options(node()))
+    read = yaml.safe_load(text)
+    assert (read["flannel-backend"], read["write-kubeconfig-mode"]) == ("none", "0600")
+
+
+def test_k13_a_node_without_a_default_route_is_named():
+    decided = decide(node(node_ip="192.0.2.1", seen={"routes": []}))
+    assert decided["problems"] == []
+    assert "node1: there is no default route" in decided["notes"][0]
+
+
+IPTABLES = {(1, 6, 1): False, (1, 8, 0): True, (1, 8, 4): True, (1, 8, 5): False, (1, 8, 10): False}
+
+
+@pytest.mark.parametrize("version", IPTABLES)
+def test_k14_an_iptables_that_duplicates_rules_is_not_used(version):
+    assert options(node(seen={"iptables": list(version)})).get("prefer-bundled-bin", False) is IPTABLES[version]
+    assert "prefer-bundled-bin" not in options(node(seen={"iptables": None}))
+
+
+SAVED = """*filter
+:INPUT ACCEPT [0:0]
+:KUBE-FORWARD - [0:0]
+:CNI-HOSTPORT-DNAT - [0:0]
+-A INPUT -p tcp --dport 22 -j ACCEPT
+-A INPUT -m comment --comment "kubernetes health" -j KUBE-FIREWALL
+-A FORWARD -m comment --comment "flanneld forward" -j FLANNEL-FWD
+-A KUBE-FORWARD -m conntrack --ctstate INVALID -j DROP
+COMMIT
+"""
+
+
+def test_k15_a_reset_takes_our_rules_and_leaves_those_of_others():
+    kept = reset.foreign_rules(SAVED)
+    assert kept.splitlines() == [
+        "*filter", ":INPUT ACCEPT [0:0]", "-A INPUT -p tcp --dport 22 -j ACCEPT", "COMMIT",
+    ]  # fmt: skip
+    assert reset.cluster_rules(kept) == 0
+
+
+def reset_state(**change):
+    found = {
+        "agent": False, "services": ["k3s.service"], "units": ["/etc/systemd/system/k3s.service"], "processes": [7, 8],
+        "links": ["cni0", "flannel.1"], "mounts": ["/run/k3s/a", "/run/k3s/a/b"], "netns": [],
+        "rules": {"iptables": SAVED},
+        "files": ["/etc/cni/net.d/00-multus.conf"], "folders": ["/run/multus"], "foreign": ["/opt/cni/bin/mine"],
+        "others": [],
+    }  # fmt: skip
+    return {**found, **change}
+
+
+def test_k15_containers_end_before_links_and_mounts_and_what_stays_is_listed():
+    made = reset.plan(reset_state())
+    assert [change.object for change in made.changes] == [
+        "service k3s.service", "containers", "link cni0", "link flannel.1", "mount /run/k3s/a/b", "mount /run/k3s/a",
+        "rules of iptables", "/etc/systemd/system/k3s.service", "/etc/cni/net.d/00-multus.conf", "/run/multus",
+    ]  # fmt: skip
+    assert "/opt/cni/bin/mine stays: it is not ours" in made.notes
+    refused = reset.plan(reset_state(others=["/etc/systemd/system/k3s.service"]))
+    assert (refused.changes, len(refused.problems)) == ([], 1)
+
+
+def test_k16_containers_live_through_a_restart_and_a_drain_needs_an_answer():
+    assert "KillMode=process" in config.unit("server")
+    tasks = (ROOT / "roles/k3s/tasks/upgrade.yml").read_text()
+    assert tasks.index("k3s_drain_allowed is none") < tasks.index("- drain") < tasks.index("node.yml")
+
+
+def test_k17_nothing_waits_for_all_pods():
+    for path in [*(ROOT / "roles").rglob("*.yml"), *(ROOT / "roles").rglob("*.j2")]:
+        assert not re.search(r"resource: pods?$", path.read_text(), re.MULTILINE), path
+
+
+def test_k18_traefik_and_servicelb_are_off():
+    assert options(node())["disable"] == ["servicelb", "traefik"]
+
+
+# --- bad input, all of it at once -------------------------------------------------------------------------------------
+
+REFUSED = {
+    "unknown option": (node(config_extra={"flanel-iface": "eth0"}), "k3s_config_extra: flanel-iface"),
+    "option of a server": (node(2, config_extra={"etcd-arg": []}), "k3s_config_extra: etcd-arg"),
+    "owned option": (node(config_extra={"cluster-cidr": "10.0.0.0/8"}), "k3s_config_extra: cluster-cidr"),
+    "token": (node(config_extra={"token": "x"}), "k3s_config_extra: token"),
+    "secret": (node(config_extra={"datastore-endpoint": "postgres://u:p@db"}), "k3s_config_extra: datastore-endpoint"),
+    "kubelet argument": (
+        node(kubelet_args={"topology-manager-policy": "x"}),
+        "k3s_kubelet_args: topology-manager-policy",
+    ),
+    "taint": (node(node_taints=["gpu"]), "k3s_node_taints"),
+    "label": (node(node_labels={"a b": "c"}), "k3s_node_labels"),
+    "processor": (node(seen={"architecture": "arm64"}), "bundle /srv/bundle"),
+    "version": (node(version="v1.34.1+k3s1"), "k3s_version"),
+    "another version": (node(seen={"version": "v1.34.1+k3s1"}), "k3s"),
+    "kubeadm": (node(seen={"others": ["kubeadm"]}), "cluster"),
+    "other k3s": (node(seen={"foreign_files": ["/etc/systemd/system/k3s.service"]}), "cluster"),
+    "policy package": (
+        node(seen={"selinux": "enforcing", "family": "rhel", "distribution": "rhel9"}),
+        "bundle /srv/bundle",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_work_is_refused(name):
+    bad, expected = REFUSED[name]
+    assert (bad["host"], expected) in problems(*({1: node(), 2: node(2)} | {int(bad["host"][-1]): bad}).values())
+
+
+def test_all_problems_of_all_hosts_come_at_once():
+    nodes = [
+        node(1, ("node1", "node2"), cluster_cidr="x"),
+        node(2, ("node1", "node2"), config_extra={"nope": 1}),
+        node(3),
+    ]
+    nodes[2].update(state=None, failure="unreachable")
+    found = problems(*nodes)
+    assert {("node1", "group k3s_servers"), ("node1", "k3s_cluster_cidr")} < set(found)
+    assert {("node2", "k3s_config_extra: nope"), ("node3", "node")} < set(found)
+
+
+def test_an_agent_needs_a_server_and_a_group_a_host():
+    assert ("node2", "k3s_server_url") in problems(node(2))
+    assert problems(node(2, server_url="https://192.0.2.100:6443")) == []
+    assert problems(node(2, seen={"server_url": "https://192.0.2.1:6443"})) == []
+    assert ("node2", "group k3s_servers") in problems(node(2, ()))
+
+
+def test_a_run_that_leaves_the_first_server_out_does_not_make_another_cluster():
+    three = ("node1", "node2", "node3")
+    assert ("node2", "k3s_server_url") in problems(node(2, three))
+    joined = node(2, three, server_url="https://192.0.2.1:6443")
+    assert "cluster-init" not in options(joined, host="node2")
+
+
+def test_a_takeover_happens_with_consent_and_is_said():
+    decided = decide(node(seen={"others": ["kubeadm"]}, takeover_allowed=True))
+    assert decided["problems"] == []
+    assert "takes over" in decided["notes"][0]
+    assert ("node1", "cluster") in problems(node(seen={"others": ["kubeadm"]}, takeover_allowed=False))
+
+
+def test_only_what_a_node_lacks_is_brought_to_it():
+    images = [{"reference": name, "path": "images.tar", "sha256": SHA} for name in ("a:1", "b:1")]
+    held = bundle(images=images)
+    files = decide(node(), held=held)["nodes"]["node1"]["files"]
+    assert [item["dest"] for item in files] == [config.BINARY, f"{config.IMAGES}/images.tar"]
+    sums = {item["dest"]: SHA for item in files}
+    assert decide(node(seen={"sums": sums}), held=held)["nodes"]["node1"]["files"] == []
+    swapped = {**sums, config.BINARY: "1" * 64}
+    (heals,) = decide(node(seen={"sums": swapped, "version": "v1.35.8+k3s1"}), held=held)["nodes"]["node1"]["files"]
+    assert heals["dest"] == config.BINARY
+
+
+LABELS = {"feature.node.kubernetes.io/rdma.capable", "feature.node.kubernetes.io/pci-15b3.present"}
+
+
+def test_the_labels_of_the_seeds_come_from_facts_or_from_nfd_never_from_both():
+    ports = [{"link_layer": "InfiniBand"}, {"link_layer": "unknown: the driver is not loaded"}]
+    facts = {
+        "hcas": [{"pci": {"vendor": "15b3"}, "ports": ports}],
+        "rails": [{}, {}],
+        "driver": {"loaded": {"flavor": "inbox"}},
+    }
+    found = k3s.labels(facts, TYPED)
+    assert set(found) > LABELS
+    assert found["rdma.gpufabric.io/link-layer"] == "InfiniBand"
+    assert (found["rdma.gpufabric.io/rails"], found["rdma.gpufabric.io/driver"]) == ("2", "inbox")
+    assert not LABELS & set(k3s.labels(facts, {**TYPED, "node_features_by_nfd": True}))
+    assert k3s.labels({}, {**TYPED, "node_labels": {"a": 1}}) == {"a": "1"}
+
+
+def test_startup_taint_and_topology_policy_reach_the_kubelet():
+    found = options(node(topology_manager_policy="single-numa-node", topology_manager_scope="pod"))
+    assert found["node-taint"] == ["rdma.gpufabric.io/not-ready=true:NoSchedule"]
+    assert found["kubelet-arg"] == ["topology-manager-policy=single-numa-node", "topology-manager-scope=pod"]
+    assert "node-taint" not in options(node(startup_taint=False))
+
+
+UPGRADES = {
+    "patch": ("v1.35.6+k3s1", "v1.35.8+k3s1", None),
+    "minor": ("v1.34.9+k3s1", "v1.35.8+k3s1", None),
+    "two minors": ("v1.33.9+k3s1", "v1.35.8+k3s1", "one minor at a time"),
+    "down": ("v1.35.8+k3s1", "v1.35.6+k3s1", "or newer"),
+    "build down": ("v1.35.8+k3s2", "v1.35.8+k3s1", "or newer"),
+    "same": ("v1.35.8+k3s1", "v1.35.8+k3s1", None),
+    "no version": ("nightly", "v1.35.8+k3s1", "versions that can be compared"),
+}
+
+
+@pytest.mark.parametrize("name", UPGRADES)
+def test_an_upgrade_goes_up_one_minor_at_a_time(name):
+    old, new, words = UPGRADES[name]
+    decided = decide(node(seen={"version": old}), held=bundle(new), upgrade=True)
+    assert decided["problems"] == []
+    found = k3s.upgrade(decided["nodes"])
+    assert [words in problem["wanted"] for problem in found] == ([True] if words else [])
+
+
+def test_an_agent_ahead_of_its_server_is_refused():
+    nodes = [node(seen={"version": "v1.34.1+k3s1"}), node(2, seen={"version": "v1.35.1+k3s1"})]
+    found = k3s.upgrade(decide(*nodes, upgrade=True)["nodes"])
+    assert [(problem["host"], problem["object"]) for problem in found] == [("node2", "k3s agent")]
+
+
+# --- one node ---------------------------------------------------------------------------------------------------------
+
+
+def node_state(**change):
+    found = {
+        "files": {}, "foreign_files": [], "links": dict.fromkeys(config.LINKS, config.BINARY),
+        "binary": {"mode": "0755"},
+        "services": services("active"),
+        "token": {"present": True, "mode": "0600", "differs": False}, "started": {"a": "1"}, "inputs": {"a": "1"},
+        "younger": [],
+    }  # fmt: skip
+    return {**found, **change}
+
+
+WANTED = {
+    "role": "server",
+    "options": {config.CONFIG: {"node-ip": "192.0.2.1"}},
+    "registries": {"configs": {"r": {"auth": {"password": "hunter2"}}}},
+    "token_given": False,
+    "takeover_allowed": None,
+}
+
+
+def settled(**change):
+    files = {path: {"content": text, "mode": mode} for path, (text, mode) in plan.texts(WANTED).items()}
+    return node_state(files=files, **change)
+
+
+def acts(found, wanted=None):
+    return [(change.object, change.action) for change in plan.plan(found, wanted or WANTED).changes]
+
+
+DRIFTS = {
+    "nothing": ({}, []),
+    "something it reads": ({"inputs": {"a": "2"}}, [("service k3s", "restart")]),
+    "a file that was away when somebody else started it": ({"younger": ["a"]}, [("service k3s", "restart")]),
+    "an image came": ({"inputs": {"a": "1", "b": "1"}}, [("service k3s", "restart")]),
+    "stopped": (
+        {"services": services()},
+        [("service k3s", "enable"), ("service k3s", "start")],
+    ),
+    # A run that was killed began it, and wrote nothing down.
+    "starting": ({"services": services("activating"), "started": {}}, [("service k3s", "start")]),
+    "starting, without what was written since": (
+        {"services": services("activating"), "younger": ["a"]},
+        [("service k3s", "restart")],
+    ),
+    "token mode": (
+        {"token": {"present": True, "mode": "0644", "differs": False}},
+        [(config.TOKEN, "mode")],
+    ),
+    "program mode": ({"binary": {"mode": "0644"}}, [(config.BINARY, "mode")]),
+    "link gone, another a program of its own": (
+        {"links": dict(zip(config.LINKS, (None, config.BINARY, "a program of its own")))},
+        [(config.LINKS[0], "link")],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DRIFTS)
+def test_k3s_is_restarted_when_and_only_when_what_it_reads_has_changed(name):
+    change, expected = DRIFTS[name]
+    assert acts(settled(**change)) == expected
+
+
+def test_a_restart_says_for_what():
+    found = settled()
+    found["files"][config.CONFIG]["content"] = "node-ip: other"
+    found["files"][config.CONFIG]["content"] = plan.paths.HEADER + "\nnode-ip: other\n"
+    restart = plan.plan(found, WANTED).changes[-1]
+    assert (restart.object, restart.action) == ("service k3s", "restart")
+    assert restart.before == f"running without: {config.CONFIG}"
+
+
+def test_no_secret_stands_in_a_plan():
+    foreign = {config.CONFIG: {"content": "token: hunter2", "mode": "0644"}}
+    made = plan.plan(node_state(files=foreign), WANTED)
+    assert {config.CONFIG, config.REGISTRIES} < {change.object for change in made.changes}
+    assert "hunter2" not in repr(made)
+    assert all(mode == "0600" for path, (_text, mode) in plan.texts(WANTED).items() if "rancher" in path)
+
+
+def test_a_file_of_ours_that_is_no_longer_wanted_goes_and_a_foreign_one_stops_the_run():
+    extra = {config.EXTRA: {"content": plan.paths.HEADER + "\nv: 1", "mode": "0600"}}
+    found = settled()
+    found["files"].update(extra)
+    assert acts(found) == [(config.EXTRA, "remove"), ("service k3s", "restart")]
+    foreign = settled(foreign_files=[config.CONFIG])
+    assert plan.plan(foreign, WANTED).problems[0].object == config.CONFIG
+    assert plan.plan(foreign, {**WANTED, "takeover_allowed": True}).problems == []
+
+
+def test_another_token_and_another_role_are_refused():
+    assert plan.plan(settled(token={"present": True, "mode": "0600", "differs": True}), WANTED).problems
+    for found in ("active", "activating"):
+        agent = services(agent=found)
+        assert plan.plan(settled(services=agent), WANTED).problems[0].object == "service k3s-agent"

@@ -1,0 +1,178 @@
+"""playbooks/matrix.yml on laid-out nodes whose ib_write_bw is a double: rounds, outliers, consent, check mode."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+import yaml
+from ansible_collections.gpufabric.rdma.tests.tools import tree
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+DOUBLE = ROOT / "tests/tools/bandwidth_double.py"
+LAB = tree.load("lab-rxe-debian12")
+
+
+def lay_out(folder, number):
+    """A lab node of its own number, with the double as its perftest."""
+    fixture = copy.deepcopy(LAB)
+    addresses = fixture["seams"]["addresses"]
+    for netdev in ("eth2", "eth3"):
+        addresses[netdev] = [f"198.18.{netdev[-1]}.{number}/24"]
+    for index in range(2, 8):
+        addresses[f"dm{index}"] = [f"198.19.{number * 10 + index}.1/24"]
+    tree.lay_out(fixture, folder)
+    program = folder / "usr/bin/ib_write_bw"
+    program.parent.mkdir(parents=True, exist_ok=True)
+    program.write_text(f"#!{sys.executable} -ES\n" + DOUBLE.read_text())
+    program.chmod(0o755)
+    return folder
+
+
+@pytest.fixture
+def matrix(tmp_path):
+    """matrix(planted, *arguments, nodes=2, **variables): (exit code, output, the JSON document or None)."""
+
+    def run(planted, *arguments, nodes=2, prepare=lambda folder, number: None, **variables):
+        hosts = {}
+        for number in range(1, nodes + 1):
+            root = lay_out(tmp_path / f"node{number}", number)
+            prepare(root, number)
+            # One machine plays all nodes, so each needs ports of its own.
+            hosts[f"node{number}"] = {"discovery_root": str(root), "matrix_port": 18800 + 50 * number}
+        common = {
+            "ansible_connection": "local",
+            "ansible_python_interpreter": sys.executable,
+            "ansible_become": False,
+            "discovery_software_hcas": True,
+            "limits_services": ["containerd"],
+            "matrix_seconds": 1,
+            "matrix_round_seconds": 8,
+            "matrix_json": str(tmp_path / "matrix.json"),
+            "matrix_text": str(tmp_path / "matrix.txt"),
+            **variables,
+        }
+        inventory = tmp_path / "hosts.yml"
+        inventory.write_text(yaml.safe_dump({"gpu_nodes": {"hosts": hosts, "vars": common}}))
+        (tmp_path / "planted.json").write_text(json.dumps({"log": str(tmp_path / "log"), **planted}))
+        environment = {
+            **os.environ,
+            "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+            "ANSIBLE_HOME": str(tmp_path / "home"),
+            "ANSIBLE_NOCOLOR": "1",
+            "BANDWIDTH_DOUBLE": str(tmp_path / "planted.json"),
+        }
+        done = subprocess.run(
+            [sys.executable, "-m", "ansible", "playbook", "-i", inventory, "gpufabric.rdma.matrix", *arguments],
+            capture_output=True,
+            text=True,
+            env=environment,
+            cwd=tmp_path,
+            check=False,
+        )
+        path = tmp_path / "matrix.json"
+        return done.returncode, done.stdout + done.stderr, json.loads(path.read_text()) if path.exists() else None
+
+    return run
+
+
+def outliers(document):
+    return {(row["rail"], row["from"], row["to"]) for row in document["tests"] if row["verdict"] == "outlier"}
+
+
+def sent(document):
+    return [row for row in document["tests"] if row["gbit_per_s"] is not None]
+
+
+def test_an_untouched_matrix_names_none_and_says_beforehand_what_it_does(matrix, tmp_path):
+    code, output, document = matrix({"gbit": 10})
+    assert code == 0, output
+    _before, _mark, rest = output.partition("Bandwidth matrix of 2 nodes: 4 tests in 4 rounds, up to 1 at once")
+    assert rest, output
+    assert "Load: in its rounds an HCA sends or receives at full rate for 1 s" in rest
+    assert [f"host round {number} of 4" in rest for number in (1, 2, 3, 4)] == [True] * 4
+    assert {(row["rail"], row["from"], row["to"]) for row in sent(document)} == {
+        (rail, *pair) for rail in (0, 1) for pair in (("node1", "node2"), ("node2", "node1"))
+    }
+    assert all(9.9 < row["gbit_per_s"] < 10.1 and row["verdict"] == "ok" for row in sent(document))
+    assert outliers(document) == set()
+    alone = [row for row in document["tests"] if row["to"] == ""]
+    assert len(alone) == 12
+    assert all("no peer in 198.19." in row["reason"] for row in alone)
+    assert (tmp_path / "matrix.txt").read_text().strip() in output
+    assert not (tmp_path / "node1/run/gpufabric-rdma-matrix").exists()
+
+
+def test_exactly_the_throttled_rail_is_named(matrix):
+    code, output, document = matrix({"gbit": 10, "rails": {"node1/rxe1": 0.2}})
+    assert code != 0
+    assert outliers(document) == {(1, "node1", "node2")}
+    assert "1 of the tests are outliers" in output
+    slow = next(row for row in document["tests"] if row["verdict"] == "outlier")
+    assert slow["expected_from"] == "the median of its peers"
+    assert slow["reason"].startswith("0.2 of 10 Gb/s, 50 % wanted")
+
+
+def test_three_nodes_meet_pairwise_and_no_node_sends_twice_at_once(matrix, tmp_path):
+    code, output, document = matrix({"gbit": 10, "seconds": 0.3}, nodes=3)
+    assert code == 0, output
+    assert len(sent(document)) == 2 * 6
+    running: set = set()
+    for line in sorted((tmp_path / "log").read_text().splitlines(), key=lambda line: float(line.split()[0])):
+        _at, event, node, _hca, _port = line.split()
+        assert (node in running) == (event == "end"), line
+        running ^= {node}
+
+
+def test_a_node_without_the_tool_is_told_and_the_others_are_measured(matrix):
+    def prepare(root, number):
+        if number == 3:
+            (root / "usr/bin/ib_write_bw").unlink()
+
+    code, output, document = matrix({"gbit": 10}, nodes=3, prepare=prepare)
+    assert code == 0, output
+    assert {row["from"] for row in sent(document)} == {"node1", "node2"}
+    reasons = {row["reason"] for row in document["tests"] if row["from"] == "node3" and row["rail"] < 2}
+    assert reasons == {"ib_write_bw is not installed (package perftest)"}
+
+
+def in_use(root, number):
+    """A process of a pod that has the verbs device of rxe1 open, on node2."""
+    if number == 2:
+        folder = root / "proc/4711/fd"
+        folder.mkdir(parents=True)
+        (folder / "7").symlink_to("/dev/infiniband/uverbs1")
+        (root / "proc/4711/comm").write_text("python3\n")
+
+
+@pytest.mark.parametrize("allowed", [None, True, False])
+def test_load_on_an_hca_in_use_needs_an_answer(matrix, tmp_path, allowed):
+    code, output, document = matrix({"gbit": 10}, prepare=in_use, matrix_load_allowed=allowed)
+    if allowed is None:
+        assert code != 0
+        assert "node2  HCA rxe1" in output
+        assert "in use by python3 (process 4711)" in output
+        assert "matrix_load_allowed: true" in output
+        assert document is None
+        assert not (tmp_path / "log").exists(), "nothing was sent"
+        return
+    assert code == 0, output
+    measured = {row["rail"] for row in sent(document)}
+    assert measured == ({0, 1} if allowed else {0})
+    if not allowed:
+        reason = next(row["reason"] for row in document["tests"] if (row["from"], row["rail"]) == ("node2", 1))
+        assert reason == "rxe1 is in use by python3 (process 4711), and matrix_load_allowed is false"
+
+
+def test_check_mode_plans_and_sends_nothing(matrix, tmp_path):
+    code, output, document = matrix({"gbit": 10}, "--check", prepare=in_use)
+    assert code == 0, output
+    assert "4 tests in 4 rounds" in output
+    assert "check mode sends no traffic" in " ".join(output.split())
+    assert not (tmp_path / "log").exists()
+    assert document is None

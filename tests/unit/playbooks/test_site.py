@@ -1,0 +1,147 @@
+"""The playbooks, run for real with a local connection against laid-out trees: bad input, plan, check mode, converge."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+import yaml
+from ansible_collections.gpufabric.rdma.tests.tools import tree
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture
+def play(tmp_path):
+    """play(playbook, hosts, *arguments): exit code and output; hosts are {name: variables}."""
+    environment = {
+        **os.environ,
+        "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+        "ANSIBLE_HOME": str(tmp_path / "home"),
+        "ANSIBLE_NOCOLOR": "1",
+        "ANSIBLE_SSH_TIMEOUT": "3",
+    }
+
+    def run(playbook, hosts, *arguments):
+        common = {"ansible_python_interpreter": sys.executable, "ansible_become": False}
+        local = {"ansible_connection": "local"}
+        described = {name: {**local, **(variables or {})} for name, variables in hosts.items()}
+        inventory = tmp_path / "hosts.yml"
+        inventory.write_text(yaml.safe_dump({"gpu_nodes": {"vars": common, "hosts": described}}))
+        done = subprocess.run(
+            [sys.executable, "-m", "ansible", "playbook", "-i", inventory, f"gpufabric.rdma.{playbook}", *arguments],
+            capture_output=True,
+            text=True,
+            env=environment,
+            cwd=tmp_path,
+            check=False,
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    return run
+
+
+@pytest.fixture
+def node(tmp_path):
+    """node(fixture): variables of a host whose tree it is; its services are left alone."""
+
+    def lay_out(name, number=0):
+        root = tmp_path / f"{name}-{number}"
+        tree.lay_out(tree.load(name), root)
+        return {"discovery_root": str(root), "limits_services": ["containerd"]}
+
+    return lay_out
+
+
+def files(root):
+    return {path: path.read_bytes() for path in pathlib.Path(root, "etc").rglob("*") if path.is_file()}
+
+
+def test_all_problems_of_all_hosts_come_in_one_list_before_anything_changes(play, node):
+    good = node("h100-8x-cx7-ib")
+    before = files(good["discovery_root"])
+    code, output = play(
+        "site",
+        {
+            "good": good,
+            "typo": {**node("h100-8x-cx7-ib", 1), "kernel_modules_gpudirct": "auto", "rdma_netns_mode": "private"},
+            "wrong": {**node("gh200-cx7-roce"), "discovery_expected_hcas": 8, "discovery_expected_ports": ["mlx5_7/1"]},
+            "undefined": {**node("gh200-cx7-roce", 1), "limits_memlock": "{{ nobody_defines_this }}"},
+            "away": {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 9},
+        },
+    )
+    assert code != 0
+    assert "6 problems on 4 of 5 nodes; nothing has been changed." in output
+    for line in (
+        "typo  variable kernel_modules_gpudirct",
+        "typo  variable rdma_netns_mode",
+        "wrong  HCA",
+        "wrong  discovery_expected_ports: mlx5_7/1",
+        "undefined  variable limits_memlock",
+        "away  connection",
+    ):
+        assert f"\n{line}\n" in output
+    assert "did you mean kernel_modules_gpudirect?" in output
+    assert "seen       unreachable: " in output
+    assert "Traceback" not in output
+    assert "Bring the nodes to the wanted state" not in output
+    assert files(good["discovery_root"]) == before
+
+
+def test_what_the_cluster_layer_refuses_stands_in_the_same_list_before_the_host_layer_changes_anything(
+    play, node, tmp_path
+):
+    common = {
+        "k3s_bundle_dir": str(tmp_path / "nothing"),
+        "k3s_cluster_cidr": "10.42.0.0/16",
+        "k3s_service_cidr": "10.42.128.0/17",
+        "cni_plugins_names": ["loopback", "bridge", "host-local", "portmap"],
+        "multus_global_namespaces": ["kube-system"],
+        "networks_attachments": [{"name": "rail1", "type": "macvlan", "master": "nothing0"}],
+    }
+    hosts = {f"node{number}": {**node("h100-8x-cx7-ib", number), **common} for number in (1, 2)}
+    hosts["node2"]["rdma_netns_mode"] = "private"
+    before = [files(variables["discovery_root"]) for variables in hosts.values()]
+    code, output = play("site", hosts)
+    assert code != 0
+    listed = output.partition(" nothing has been changed.")[2]
+    assert listed, output
+    for line in (
+        "node2  variable rdma_netns_mode",
+        f"the controller  {tmp_path}/nothing/bundle.yml",
+        "k3s_service_cidr",
+        "node1, node2  variable cni_plugins_names\n  wanted     the plugins that every pod needs",
+        "node1, node2  variable multus_global_namespaces\n  wanted     no namespaces",
+        "nothing0",
+    ):
+        assert line in listed, (line, output)
+    assert output.count("k3s_service_cidr") == listed.count("k3s_service_cidr"), "one list, not two"
+    assert [files(variables["discovery_root"]) for variables in hosts.values()] == before
+
+
+def test_a_run_writes_what_check_mode_announced_and_a_second_run_nothing(play, node):
+    host = {**node("h100-8x-cx7-ib"), "limits_services": ["k3s"]}
+    before = files(host["discovery_root"])
+    code, announced = play("site", {"node1": host}, "--check")
+    assert (code, files(host["discovery_root"])) == (0, before), announced
+    code, first = play("site", {"node1": host})
+    assert code == 0, first
+    written = {str(path) for path in files(host["discovery_root"]) if path not in before}
+    assert written
+    for path in written:
+        assert path[len(host["discovery_root"]) :] in announced.partition("PLAY [Bring")[0], "the plan names each file"
+    code, second = play("site", {"node1": host})
+    assert code == 0, second
+    assert "node1: nothing to change" in second
+    assert "changed=0" in second
+
+
+def test_verify_fails_on_a_node_that_was_never_set_up_and_says_what_to_do(play, node):
+    code, output = play("verify", {"node1": node("gh200-cx7-roce")})
+    assert code != 0
+    assert "node1  /etc/modules-load.d/gpufabric-rdma.conf" in output
+    assert "next step  run playbooks/host.yml" in output
+    assert "not verified" in output.splitlines()[-1] or "Verification on 1 node: " in output

@@ -1,0 +1,177 @@
+"""Who may import whom, by the tree: hca < _core < the domains < _kube < modules; what runs on nodes never imports what
+only the controller runs; no circle.
+"""
+
+from __future__ import annotations
+
+import ast
+import pathlib
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+PLUGINS = ROOT / "plugins"
+PREFIX = "ansible_collections.gpufabric.rdma.plugins."
+
+# What a node runs. Domains stand side by side: none imports another.
+DOMAINS = ("_bundle", "_cni", "_device_plugin", "_driver", "_host", "_k3s", "_traffic")
+NODE = [("hca",), ("_core",), DOMAINS, ("_kube",)]
+# What only the controller runs, lowest first; packages of one rank do not import each other.
+CONTROLLER = [
+    ("_findings", "_bundle", "_gitops"),
+    ("_preflight",),
+    ("_verify", "_policy"),
+    ("_matrix", "_nccl", "_drift", "_report"),
+]
+CALLERS = ("action", "callback", "filter")
+
+
+def imports(path):
+    """Absolute names of what a file imports; relative imports are resolved against its package."""
+    package = path.relative_to(PLUGINS).parent.parts
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            if node.level:
+                base = package[: len(package) - node.level + 1]
+                module = PREFIX + ".".join([*base, *([node.module] if node.module else [])])
+            else:
+                module = node.module
+            yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+def rooms():
+    """{room: rooms it may import}; a room is a package of module_utils or plugin_utils, or a kind of plugin."""
+    allowed, below = {}, set()
+    for tree, ranks in (("module_utils", NODE), ("plugin_utils", CONTROLLER)):
+        for rank in ranks:
+            names = {f"{tree}.{name}" for name in rank}
+            allowed.update({name: below | {name} for name in names})
+            below = below | names
+        if tree == "module_utils":
+            allowed["modules"] = set(below)
+            allowed["doc_fragments"] = set()
+    allowed.update({name: set(below) for name in CALLERS})
+    return allowed
+
+
+ALLOWED = rooms()
+
+
+def room(parts):
+    return ".".join(parts[:2]) if parts[0] in ("module_utils", "plugin_utils") else parts[0]
+
+
+def faults(path):
+    """What a file imports that its room may not, in words."""
+    own = room(path.relative_to(PLUGINS).parts)
+    if own not in ALLOWED:
+        return [f"{path.relative_to(PLUGINS)} stands in {own}, which is no room of the house"]
+    found = []
+    for module in imports(path):
+        if module.startswith(PREFIX):
+            target = room(module[len(PREFIX) :].split("."))
+            if target not in ALLOWED[own]:
+                found.append(f"{own} imports {target} ({path.relative_to(PLUGINS)})")
+        elif own == "module_utils.hca" and module.split(".")[0] not in sys.stdlib_module_names:
+            found.append(f"hca imports {module} ({path.relative_to(PLUGINS)})")
+    return found
+
+
+FILES = sorted(PLUGINS.rglob("*.py"))
+
+
+def test_there_are_files_to_look_at():
+    assert {room(path.relative_to(PLUGINS).parts) for path in FILES} == set(ALLOWED)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(PLUGINS).as_posix())
+def test_a_file_imports_only_from_its_own_layer_and_below(path):
+    assert faults(path) == []
+
+
+def test_no_private_file_lies_flat():
+    flat = [path.name for tree in ("module_utils", "plugin_utils") for path in (PLUGINS / tree).glob("*.py")]
+    assert flat == []
+    assert [path.name for path in FILES if path.name.startswith("_") and path.name != "__init__.py"] == []
+
+
+def circles(files, name_of, imports_of):
+    """Names of the files that import each other in a circle."""
+    names = {name_of(path): path for path in files}
+    edges = {}
+    for name, path in names.items():
+        targets = {
+            max((known for known in names if f"{module}.".startswith(f"{known}.")), key=len, default=None)
+            for module in imports_of(path)
+        }
+        edges[name] = targets - {None, name}
+    while True:
+        ends = {name for name, targets in edges.items() if not targets & edges.keys()}
+        if not ends:
+            return sorted(edges)
+        edges = {name: targets for name, targets in edges.items() if name not in ends}
+
+
+def dotted(path):
+    return PREFIX + ".".join(path.relative_to(PLUGINS).with_suffix("").parts).removesuffix(".__init__")
+
+
+def test_no_circle_among_the_plugins():
+    files = [path for path in FILES if path.name != "__init__.py"]
+    assert circles(files, dotted, imports) == []
+
+
+PLANTED = [
+    ("module_utils/hca/paths.py", "from ansible.module_utils import basic", "hca imports ansible"),
+    ("module_utils/hca/paths.py", "from .._core import text", "module_utils.hca imports module_utils._core"),
+    ("module_utils/_core/text.py", "from .._host import netns", "module_utils._core imports module_utils._host"),
+    ("module_utils/_host/netns.py", "from .._driver import plan", "module_utils._host imports module_utils._driver"),
+    ("module_utils/_k3s/plan.py", "from .._kube import kubectl", "module_utils._k3s imports module_utils._kube"),
+    ("module_utils/_kube/pods.py", f"from {PREFIX}plugin_utils._verify import pairs", "imports plugin_utils._verify"),
+    ("modules/hca_facts.py", f"from {PREFIX}plugin_utils._findings import tables", "modules imports plugin_utils"),
+    (
+        "plugin_utils/_findings/tables.py",
+        "from .._preflight import host",
+        "plugin_utils._findings imports plugin_utils._pre",
+    ),
+    (
+        "plugin_utils/_preflight/host.py",
+        "from .._verify import pairs",
+        "plugin_utils._preflight imports plugin_utils._ver",
+    ),
+    (
+        "plugin_utils/_verify/pairs.py",
+        "from .._matrix import plan",
+        "plugin_utils._verify imports plugin_utils._matrix",
+    ),
+    ("plugin_utils/_matrix/plan.py", "from .._report import page", "plugin_utils._matrix imports plugin_utils._report"),
+]
+
+
+@pytest.mark.parametrize(("file", "line", "fault"), PLANTED, ids=[fault for _file, _line, fault in PLANTED])
+def test_a_planted_import_is_seen(file, line, fault, tmp_path, monkeypatch):
+    planted = tmp_path / file
+    planted.parent.mkdir(parents=True)
+    planted.write_text(f"{(PLUGINS / file).read_text()}\n{line}\n")
+    monkeypatch.setattr(sys.modules[__name__], "PLUGINS", tmp_path)
+    assert [told for told in faults(planted) if fault in told]
+
+
+def test_a_planted_circle_is_seen(tmp_path):
+    (tmp_path / "one.py").write_text("from two import x\n")
+    (tmp_path / "two.py").write_text("from three import y\n")
+    (tmp_path / "three.py").write_text("from one import z\n")
+    (tmp_path / "four.py").write_text("from one import z\n")
+    files = sorted(tmp_path.glob("*.py"))
+
+    def names(path):
+        return [
+            f"{node.module}.x" for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)
+        ]
+
+    assert circles(files, lambda path: path.stem, names) == ["four", "one", "three", "two"]
+    (tmp_path / "three.py").write_text("")
+    assert circles(files, lambda path: path.stem, names) == []

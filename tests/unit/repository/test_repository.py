@@ -1,0 +1,52 @@
+"""Promises about the whole repository that a text search can keep."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+import subprocess
+
+import yaml
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+
+
+def tracked(*patterns):
+    listing = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", *patterns],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    return [ROOT / name for name in listing.split("\0") if name and (ROOT / name).is_file()]
+
+
+def lines(*patterns):
+    for path in tracked(*patterns):
+        for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
+            yield f"{path.relative_to(ROOT)}:{number}", line
+
+
+def test_no_package_registry_is_named_by_its_host():
+    """Mirrors come from the machine's own configuration, so that the lab works behind any of them."""
+    hosts = re.compile(r"://[^/\s]*(" + "|".join(["debian", "ubuntu", "pypi", "npmjs", "golang"]) + r")\.(org|com|io)")
+    assert [place for place, line in lines() if hosts.search(line)] == []
+
+
+def test_nothing_hides_a_failure():
+    hidden = re.compile(
+        r"ignore_errors:\s*(true|yes)|failed_when:\s*false|gpgcheck=0|validate_certs:\s*false|trusted=yes"
+    )
+    found = [place for place, line in lines("*.yml", "*.yaml", "*.j2") if hidden.search(line)]
+    assert [place for place in found if not place.startswith("tests/unit/repository/test_repository.py")] == []
+
+
+def test_no_unfinished_marks_are_left():
+    marks = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|X" + r"XX)\b")
+    assert [place for place, line in lines("*.py", "*.yml", "*.sh", "lab/*", "Makefile") if marks.search(line)] == []
+
+
+def test_the_collections_that_galaxy_is_told_are_the_ones_installed_here():
+    declared = yaml.safe_load((ROOT / "galaxy.yml").read_text())["dependencies"]
+    assert set(declared) == {"ansible.posix", "ansible.utils", "community.general"}
