@@ -257,58 +257,33 @@ import json
 import time
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.common.process import get_bin_path
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Plan, Refused, failure, result, settle
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import objects as planner
-from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.kubectl import patiently, unreachable
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.kubectl import (
+    Kubectl,
+    KubectlError,
+    Unreachable,
+    as_list,
+    last_words,
+    parse_items,
+)
 
 PRUNE_TYPES = (
     "configmaps", "secrets", "serviceaccounts", "services", "daemonsets.apps", "deployments.apps",
     "roles.rbac.authorization.k8s.io", "rolebindings.rbac.authorization.k8s.io",
     "clusterroles.rbac.authorization.k8s.io", "clusterrolebindings.rbac.authorization.k8s.io",
 )  # fmt: skip
-# The server knows its types better than kubectl does, which would fetch all of them to look at one object first.
-APPLY = (
-    "apply",
-    "--server-side",
-    "--validate=false",
-    f"--field-manager={planner.MANAGER}",
-    "--filename=-",
-    "--output=json",
-)
+# How long one call may take: many objects, on a server whose processors are busy.
+_CALL_SECONDS = 300
 # Who manages an object is what kubectl leaves out unless it is asked.
 GET = ("get", "--filename=-", "--ignore-not-found", "--show-managed-fields", "--output=json")
 
 
-class Down(Refused):
-    """No API server answers. reason: what kubectl said."""
-
-    def __init__(self, reason: str):
-        step = "see systemctl status k3s on the first server (journalctl -u k3s) and run again"
-        super().__init__([planner.Problem("API server", "an answer", reason, step)])
-        self.reason = reason
-
-
 class Cluster:
-    """kubectl as four verbs. `run(argv, stdin)` returns exit status, output and error text."""
+    """The objects behind kubectl as three verbs: read, apply, wait."""
 
-    def __init__(self, kubectl, run, patience: float = 0, clock=time.monotonic, sleep=time.sleep):
-        self.calls = 0
-        self._kubectl, self._run, self._clock, self._sleep = list(kubectl), run, clock, sleep
-        self._patience = patience
-
-    def call(self, *arguments: str, objects=None) -> tuple[int, str, str]:
-        """One kubectl call, tried again while the server does not answer; Down when that lasts too long."""
-        text = None if objects is None else json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
-
-        def once():
-            self.calls += 1
-            return self._run([*self._kubectl, *arguments], text)
-
-        code, out, error = patiently(once, self._patience, clock=self._clock, sleep=self._sleep)
-        if code and unreachable(error):
-            raise Down(planner.last_words(error))
-        return code, out, error
+    def __init__(self, kubectl: Kubectl):
+        self._kubectl = kubectl
 
     def read(self, wanted: list, owner: str, prune_types: list, force: bool, revert_edits: bool) -> dict:
         """revert_edits: whether to predict, and later apply, fields that were changed by hand as they are wanted."""
@@ -331,10 +306,10 @@ class Cluster:
             asked = [item for item in wanted if (item["kind"], item["apiVersion"]) not in missing]
             if not asked:
                 return [], missing
-            code, out, error = self.call(*GET, objects=asked)
+            code, out, error = self._kubectl.run_retrying(*GET, text=as_list(asked))
             absent = planner.missing_kinds(error) - missing
             if code == 0:
-                return planner.items(out), missing
+                return parse_items(out), missing
             if not absent:
                 raise _failed("reading the objects", error)
             missing |= absent
@@ -343,33 +318,35 @@ class Cluster:
         """What the server would make of each object. One call; one each only where that call is refused."""
         if not asked:
             return {}, {}, {}
-        code, out, error = self.call(*APPLY, "--dry-run=server", *_forced(force), objects=asked)
+        code, out, error = self._dry_run(asked, force)
         if code == 0:
-            return planner.by_key(asked, planner.items(out)), {}, {}
+            return planner.by_key(asked, parse_items(out)), {}, {}
         predicted, errors, edited = {}, {}, {}
         for item in asked:
             key = planner.Key.of(item)
-            code, out, error = self.call(*APPLY, "--dry-run=server", *_forced(force), objects=[item])
+            code, out, error = self._dry_run([item], force)
             clash = planner.conflict(error) if code else None
             if clash and revert_edits and planner.by_hand(clash):
                 edited[key] = clash
-                code, out, error = self.call(*APPLY, "--dry-run=server", *_forced(True), objects=[item])
+                code, out, error = self._dry_run([item], True)
             if code:
                 errors[key] = error
             else:
-                predicted.update(planner.by_key([item], planner.items(out)))
+                predicted.update(planner.by_key([item], parse_items(out)))
         return predicted, errors, edited
+
+    def _dry_run(self, objects: list, force: bool) -> tuple[int, str, str]:
+        return self._kubectl.apply(objects, "--output=json", "--dry-run=server", *_forced(force))
 
     def _owned(self, owner: str, prune_types: list) -> list:
         types = list(dict.fromkeys([*PRUNE_TYPES, *prune_types]))
         while types:
-            code, out, error = self.call(
-                "get", ",".join(types), "--all-namespaces", f"--selector={planner.OWNER_LABEL}={owner}", "--output=json"
-            )
-            unknown = planner.unknown_types(error)
+            asked = (",".join(types), "--all-namespaces", f"--selector={planner.OWNER_LABEL}={owner}", "--output=json")
+            code, out, error = self._kubectl.run_retrying("get", *asked)
             if code == 0:
-                return planner.items(out)
-            left = [name for name in types if name.partition(".")[0] not in {odd.partition(".")[0] for odd in unknown}]
+                return parse_items(out)
+            unknown = {name.partition(".")[0] for name in planner.unknown_types(error)}
+            left = [name for name in types if name.partition(".")[0] not in unknown]
             if len(left) == len(types):
                 raise _failed(f"reading the objects of owner {owner}", error)
             types = left
@@ -383,20 +360,23 @@ class Cluster:
                 part = [item for item in stage if (planner.Key.of(item) in edited) is by_hand]
                 if not part:
                     continue
-                code, _out, error = self.call(*APPLY, *_forced(force or by_hand), objects=part)
+                code, _out, error = self._kubectl.apply(part, "--output=json", *_forced(force or by_hand))
                 if code:
                     raise _failed(f"applying {', '.join(sorted(names))}", error)
             yield from (change for change in changes if change.object in names and change.action != "prune")
             kinds = [item for item in stage if item["kind"] == "CustomResourceDefinition"]
             if kinds:
                 names = [f"crd/{item['metadata']['name']}" for item in kinds]
-                code, _out, error = self.call("wait", "--for=condition=Established", *names, "--timeout=60s")
+                words = ("wait", "--for=condition=Established", *names, "--timeout=60s")
+                code, _out, error = self._kubectl.run_retrying(*words)
                 if code:
                     raise _failed(f"awaiting {', '.join(names)}", error)
         pruned = [change for change in changes if change.action == "prune"]
         if pruned:
             leftovers = [_identity(change.before) for change in pruned]
-            code, _out, error = self.call("delete", "--filename=-", "--ignore-not-found", objects=leftovers)
+            # Its own time-out names the object that a finalizer holds.
+            words = ("delete", "--filename=-", "--ignore-not-found", f"--timeout={_CALL_SECONDS - 30}s")
+            code, _out, error = self._kubectl.run_retrying(*words, text=as_list(leftovers))
             if code:
                 raise _failed("deleting what is no longer wanted", error)
             yield from pruned
@@ -404,13 +384,14 @@ class Cluster:
     def wait(self, items: list, live: list) -> list[dict]:
         done = []
         for item in items:
-            start = self._clock()
+            start = time.monotonic()
             if not planner.satisfied(item, live):
-                code, out, error = self.call(*planner.wait_arguments(item))
+                limit = item["timeout_seconds"] + _CALL_SECONDS
+                code, out, error = self._kubectl.run_retrying(*planner.wait_arguments(item), limit=limit)
                 if code:
                     raise Refused([_not_reached(item, error or out)])
             done.append(
-                {"resource": item["resource"], "until": item["until"], "seconds": round(self._clock() - start, 1)}
+                {"resource": item["resource"], "until": item["until"], "seconds": round(time.monotonic() - start, 1)}
             )
         return done
 
@@ -426,13 +407,9 @@ def _identity(text: str) -> dict:
     return {"apiVersion": item["apiVersion"], "kind": item["kind"], "metadata": meta}
 
 
-def _failed(what: str, error: str) -> Refused:
-    return Refused.because(
-        "API server",
-        what,
-        " ".join(error.split())[:600] or "no reason given",
-        "settle what the message names and run again; what had been applied by then stays and is not applied twice",
-    )
+def _failed(what: str, error: str) -> KubectlError:
+    step = "settle what the message names and run again; what had been applied by then stays and is not applied twice"
+    return KubectlError(what, error, step)
 
 
 def _not_reached(item: dict, text: str):
@@ -492,14 +469,9 @@ def main() -> None:
     if given["render"]:
         module.exit_json(waited=[], kubectl_calls=0, **_rendered(wanted), **result(Plan(), []))
 
-    def run(argv, text):
-        try:
-            program = get_bin_path(argv[0], ["/usr/local/bin", "/usr/bin", "/bin"])
-        except ValueError:
-            return 127, "", f"connection to the server not tried: {argv[0]} is not on this node"
-        return module.run_command([program, *argv[1:]], data=text, binary_data=True)
-
-    cluster = Cluster(given["kubectl"], run, 0 if module.check_mode else given["api_timeout_seconds"])
+    patience = 0 if module.check_mode else given["api_timeout_seconds"]
+    kubectl = Kubectl(given["kubectl"], limit=_CALL_SECONDS, patience=patience)
+    cluster = Cluster(kubectl)
     elsewhere = given["applied_by"] == "gitops"
     # Of objects from Git nothing is applied, and in a dry run it does not matter who holds a field.
     force = elsewhere or given["takeover_allowed"] is True
@@ -510,10 +482,10 @@ def main() -> None:
         state.clear()
         try:
             found = cluster.read(wanted, given["owner"], given["prune_types"], force, revert_edits)
-        except Down as down:
+        except Unreachable as silence:
             if not module.check_mode:
                 raise
-            found = {"down": down.reason}
+            found = {"down": last_words(silence.reason)}
         state.update(found)
         return state
 
@@ -538,7 +510,7 @@ def main() -> None:
             waited += cluster.wait([item for item in given["wait"] if not item["first"]], list(state["live"].values()))
     except Refused as refused:
         module.fail_json(**failure(Refused(refused.problems, refused.done or changes)))
-    module.exit_json(waited=waited, kubectl_calls=cluster.calls, down=state.get("down"), **result(made, changes))
+    module.exit_json(waited=waited, kubectl_calls=kubectl.calls, down=state.get("down"), **result(made, changes))
 
 
 def _rendered(wanted: list) -> dict:

@@ -139,11 +139,10 @@ from concurrent.futures import ThreadPoolExecutor
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import pod_probe
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import pods as kube_pods
-from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.kubectl import Failed, Kubectl
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.kubectl import Kubectl, KubectlError
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.objects import unknown_types
 from ansible_collections.gpufabric.rdma.plugins.module_utils._traffic import fabric
 
-MANAGER = "gpufabric.rdma"
 TYPES = ("nodes", "services", "namespaces", "daemonsets.apps", "configmaps")
 OPTIONAL = (
     "network-attachment-definitions.k8s.cni.cncf.io",
@@ -179,12 +178,12 @@ def read(kubectl):
         try:
             items = kubectl.items(",".join(kinds), "-A")
             break
-        except Failed as refused:
+        except KubectlError as refused:
             # kubectl names one type that the server does not have; without that one it may answer.
-            absent = {name.partition(".")[0] for name in unknown_types(str(refused))}
+            absent = {name.partition(".")[0] for name in unknown_types(refused.reason)}
             known = [kind for kind in kinds if kind not in OPTIONAL or kind.partition(".")[0] not in absent]
             if known == kinds:
-                return None, str(refused)
+                return None, refused.reason
             kinds = known
     return {
         "nodes": [node(item) for item in items if item["kind"] == "Node"],
@@ -339,18 +338,9 @@ def run(kubectl, params):
     seconds = {}
     start = time.monotonic()
     remove_pods(kubectl, namespace)
-    code, said, error = kubectl.insist(
-        "apply",
-        "--server-side",
-        "--validate=false",
-        "--force-conflicts",
-        f"--field-manager={MANAGER}",
-        "-f",
-        "-",
-        text=json.dumps({"apiVersion": "v1", "kind": "List", "items": params["objects"]}),
-    )
+    code, said, error = kubectl.apply(params["objects"], "--force-conflicts")
     if code:
-        raise Failed(f"the test pods could not be made: {(error or said).strip()}")
+        raise KubectlError("the test pods applied", error or said)
     names = [pod["name"] for pod in pods]
     states = await_pods(kubectl, namespace, names, params["wait_seconds"])
     seconds["pods"] = round(time.monotonic() - start, 1)
@@ -528,7 +518,7 @@ def main():
             result = stop(kubectl, params["namespace"], params["wait_seconds"])
         else:
             result = look_into(kubectl, params)
-    except Failed as failed:
+    except KubectlError as failed:
         module.fail_json(msg=f"stage {stage} of the verification did not run through: {failed}")
     module.exit_json(changed=False, **result)
 

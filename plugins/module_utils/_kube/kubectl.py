@@ -1,16 +1,26 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""kubectl as the modules call it: each call has an end, and a program that is missing is an answer."""
+"""The one kubectl client: every call ends, and a missing program is an answer."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import subprocess
 import time
 
+from .._core.change import Problem, Refused
+
+MANAGER = "gpufabric.rdma"
 POLL_SECONDS = 3
+TIMED_OUT, NOT_FOUND = 124, 127
+# sudo and non-interactive SSH leave /usr/local/bin, where k3s is, out of PATH.
+_FOLDERS = ("/usr/local/bin", "/usr/bin", "/bin")
+# The server knows its types better than kubectl does, which would fetch all of them to look at one object first.
+_APPLY = ("apply", "--server-side", "--validate=false", f"--field-manager={MANAGER}", "--filename=-")
 _UNREACHABLE = re.compile(
     r"connection to the server|connection refused|Unable to connect to the server|TLS handshake timeout|i/o timeout"
     r"|unable to read .*k3s\.yaml|no configuration has been provided|k3s\.yaml: no such file"
@@ -20,48 +30,89 @@ _UNREACHABLE = re.compile(
 )
 
 
+class KubectlError(Refused):
+    """kubectl could not do what its caller cannot go on without. reason: what kubectl said."""
+
+    def __init__(self, wanted: str, reason: str, next_step: str = "settle what the message names and run again"):
+        seen = " ".join(reason.split())[:600] or "no reason given"
+        super().__init__([Problem("API server", wanted, seen, next_step)])
+        self.reason = reason.strip()
+
+
+class Unreachable(KubectlError):
+    """No API server answers, or there is no kubectl to ask it."""
+
+    def __init__(self, reason: str):
+        step = "see systemctl status k3s on the first server (journalctl -u k3s) and run again"
+        super().__init__("an answer", last_words(reason), step)
+
+
+# --- what kubectl says ------------------------------------------------------------------------------------------------
+
+
 def unreachable(text: str) -> bool:
     """Whether kubectl's message says that no API server answers (and not that it refuses something)."""
     return bool(_UNREACHABLE.search(text))
 
 
-def patiently(call, patience, since=None, clock=time.monotonic, sleep=time.sleep):
+def last_words(text: str) -> str:
+    """The sentence that kubectl ends with, without the log lines before it."""
+    lines = [line for line in text.splitlines() if line.strip() and not re.match(r"[EWI]\d{4} ", line)]
+    return (lines or text.splitlines() or ["no reason given"])[-1].strip()[:300]
+
+
+def parse_items(text: str) -> list[dict]:
+    """The objects of `kubectl -o json`, which prints nothing, one object, or a list."""
+    if not text.strip():
+        return []
+    document = json.loads(text)
+    return document.get("items") or [] if document.get("kind", "").endswith("List") else [document]
+
+
+def as_list(objects: list[dict]) -> str:
+    """The objects as the one document that kubectl reads from its standard input."""
+    return json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
+
+
+# --- the client -------------------------------------------------------------------------------------------------------
+
+
+def retry_until(call, patience: float, clock=time.monotonic, sleep=time.sleep) -> tuple[int, str, str]:
     """(exit status, output, error) of call(), which is made again while no API server answers.
 
-    That lasts `patience` seconds, counted from `since`, or else from the first silence on.
+    patience: how many seconds that may last, counted from the first call that got no answer.
     """
+    since = None
     while True:
-        code, said, error = call()
-        if code == 0 or not (code == 124 or unreachable(error)):
-            return code, said, error
+        code, out, error = call()
+        if code == 0 or not (code == TIMED_OUT or unreachable(error)):
+            return code, out, error
         now = clock()
         since = now if since is None else since
         if now >= since + patience:
-            return code, said, error
+            return code, out, error
         sleep(POLL_SECONDS)
 
 
-class Failed(Exception):
-    """kubectl could not do what the stage cannot go on without."""
-
-
 class Kubectl:
-    """Calls kubectl; every call has an end.
+    """Runs kubectl. Texts go in by standard input, so secrets appear on no command line.
 
-    limit: seconds for one call. patience: seconds for which a call that may be said twice is, while no server answers.
+    argv: the command, word by word. limit: seconds for one call. patience: seconds for which a call that may be made
+    twice is repeated while no API server answers. calls: how many times kubectl was run.
     """
 
-    def __init__(self, argv, limit=60, patience=0):
-        self._argv = list(argv)
-        self._limit = limit
-        self._patience = patience
+    def __init__(self, argv, limit: float = 60, patience: float = 0, clock=time.monotonic, sleep=time.sleep):
+        self.calls = 0
+        self._argv, self._limit, self._patience = list(argv), limit, patience
+        self._clock, self._sleep = clock, sleep
 
-    def run(self, *words, text=None, limit=None):
-        """(exit status, output, error); a program that is missing or does not end has an exit status too."""
+    def run(self, *words: str, text: str | None = None, limit: float | None = None) -> tuple[int, str, str]:
+        """(exit status, output, error) of one call; 127 where kubectl is missing, 124 where it did not end."""
+        self.calls += 1
         limit = limit or self._limit
         try:
             done = subprocess.run(
-                [*self._argv, *words],
+                [*self._command(), *words],
                 input=text or "",
                 capture_output=True,
                 timeout=limit,
@@ -70,29 +121,43 @@ class Kubectl:
                 errors="replace",
             )
         except subprocess.TimeoutExpired as late:
-            said = late.stdout or ""
-            return 124, said if isinstance(said, str) else said.decode(errors="replace"), f"no end after {limit} s"
+            out = late.stdout or ""
+            return TIMED_OUT, out if isinstance(out, str) else out.decode(errors="replace"), f"no end after {limit} s"
         except OSError as error:
-            return 127, "", f"{self._argv[0]} cannot be started: {error.strerror}"
+            return NOT_FOUND, "", f"{self._argv[0]} cannot be started: {error.strerror}"
         return done.returncode, done.stdout, done.stderr
 
-    def insist(self, *words, text=None):
-        """run() of a call that may be said twice: an API server that is busy or starts anew is waited for."""
-        return patiently(lambda: self.run(*words, text=text), self._patience, since=time.monotonic())
+    def run_retrying(self, *words: str, text: str | None = None, limit: float | None = None) -> tuple[int, str, str]:
+        """run() of a call that may be made twice; raises Unreachable where no API server answers in time."""
+        answer = retry_until(lambda: self.run(*words, text=text, limit=limit), self._patience, self._clock, self._sleep)
+        code, _out, error = answer
+        if code in (TIMED_OUT, NOT_FOUND) or (code and unreachable(error)):
+            raise Unreachable(error)
+        return answer
 
-    def items(self, *words):
-        """The objects of a get; raises Failed."""
-        code, said, error = self.insist("get", *words, "-o", "json")
+    def items(self, *words: str) -> list[dict]:
+        """The objects of a get; raises KubectlError."""
+        code, out, error = self.run_retrying("get", *words, "--output=json")
         if code:
-            raise Failed(error.strip() or said.strip() or f"exit status {code}")
-        found = json.loads(said)
-        return found.get("items", [found])
+            raise KubectlError(f"an answer to get {' '.join(words)}", error or out or f"exit status {code}")
+        try:
+            return parse_items(out)
+        except ValueError as wrong:
+            raise KubectlError(f"JSON from get {' '.join(words)}", f"{wrong} in {out[:100]!r}") from wrong
 
-    def serve(self, pod, argv, namespace):
+    def apply(self, objects: list[dict], *words: str) -> tuple[int, str, str]:
+        """Apply objects server-side as the collection's field manager; the answer is that of run_retrying()."""
+        return self.run_retrying(*_APPLY, *words, text=as_list(objects))
+
+    def serve(self, pod: str, argv: list[str], namespace: str) -> subprocess.Popen:
         """Start a command in a pod without waiting for its end."""
         return subprocess.Popen(
-            [*self._argv, "exec", "-n", namespace, pod, "--", *argv],
+            [*self._command(), "exec", "-n", namespace, pod, "--", *argv],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )
+
+    def _command(self) -> list[str]:
+        folders = os.pathsep.join([os.environ.get("PATH", os.defpath), *_FOLDERS])
+        return [shutil.which(self._argv[0], path=folders) or self._argv[0], *self._argv[1:]]

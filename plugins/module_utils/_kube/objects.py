@@ -16,8 +16,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from .._core.change import Change, Plan, Problem
+from .kubectl import MANAGER
 
-MANAGER = "gpufabric.rdma"
 OWNER_LABEL = "rdma.gpufabric.io/owner"
 
 # Whose deletion takes along what is not ours: the node, what lives in the namespace, everybody's objects of the kind.
@@ -112,12 +112,6 @@ def _secret(item: dict) -> dict:
 # --- what was read ----------------------------------------------------------------------------------------------------
 
 
-def last_words(text: str) -> str:
-    """The sentence that kubectl ends with, without the log lines before it."""
-    lines = [line for line in text.splitlines() if line.strip() and not re.match(r"[EWI]\d{4} ", line)]
-    return (lines or text.splitlines() or ["no reason given"])[-1].strip()[:300]
-
-
 def missing_kinds(text: str) -> set[tuple[str, str]]:
     """(kind, apiVersion) that kubectl found no resource for: their definition is not installed yet."""
     return set(re.findall(r'no matches for kind "([^"]+)" in version "([^"]+)"', text))
@@ -126,14 +120,6 @@ def missing_kinds(text: str) -> set[tuple[str, str]]:
 def unknown_types(text: str) -> set[str]:
     """Resource types of a command line that the server does not have."""
     return set(re.findall(r"doesn't have a resource type \"([^\"]+)\"", text))
-
-
-def items(text: str) -> list[dict]:
-    """The objects of `kubectl -o json`, which prints nothing, one object, or a list."""
-    if not text.strip():
-        return []
-    document = json.loads(text)
-    return document.get("items") or [] if document.get("kind", "").endswith("List") else [document]
 
 
 def by_key(wanted: list[dict], found: Iterable[dict]) -> dict[Key, dict]:

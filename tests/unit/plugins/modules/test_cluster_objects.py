@@ -375,8 +375,8 @@ UNREACHABLE = {
 
 def test_log_lines_of_kubectl_are_left_out():
     text = 'E1121 20:40:59 1 memcache.go:265] "Unhandled Error" err="refused"\nThe connection was refused\n'
-    assert planner.last_words(text) == "The connection was refused"
-    assert planner.last_words("") == "no reason given"
+    assert kubectl.last_words(text) == "The connection was refused"
+    assert kubectl.last_words("") == "no reason given"
 
 
 @pytest.mark.parametrize("text", UNREACHABLE)
@@ -389,104 +389,14 @@ def test_patience_begins_anew_each_time_the_server_stops_answering():
     slow, lost = (0, "{}", ""), (1, "", "Unable to connect to the server: net/http: TLS handshake timeout")
     answers = [slow, lost, slow, *[lost] * 9]
 
-    def run(_argv, _text):
-        now[0] += 100
-        return answers.pop(0)
+    class Slow(kubectl.Kubectl):
+        def run(self, *_words, text=None, limit=None):
+            del text, limit
+            now[0] += 100
+            return answers.pop(0)
 
-    cluster = cluster_objects.Cluster(["kubectl"], run, 120, clock=lambda: now[0], sleep=lambda _seconds: None)
-    assert cluster.call("get")[0] == 0
-    assert cluster.call("get")[0] == 0, "300 s after the start, 100 s after it stopped to answer"
-    with pytest.raises(cluster_objects.Down, match="TLS handshake timeout"):
-        cluster.call("get")
-    assert cluster.calls == 6
-
-
-# --- objects that come from Git ---------------------------------------------------------------------------------------
-
-
-def dry(server):
-    return [call for call in server.calls() if call[0] == "apply" and "--dry-run=server" not in call]
-
-
-def test_rendering_asks_no_cluster_and_returns_what_would_be_sent_without_secrets(server):
-    server.state(down=True)
-    wanted = [config_map(a="1"), {"kind": "List", "items": [definition()]}, namespace()]
-    secrets = [{"name": "pull", "namespace": "kube-flannel", "string_data": {"password": "hush hush"}}]
-    result = server.run(wanted, render=True, secrets=secrets, wait=[{"resource": "daemonset/ds", "first": True}])
-    assert server.calls() == []
-    assert [item["kind"] for item in result["rendered"]] == ["CustomResourceDefinition", "Namespace", "ConfigMap"]
-    assert result["rendered"][2]["metadata"]["labels"] == OWNER
-    assert (result["not_rendered"], result["changed"]) == (["Secret kube-flannel/pull"], False)
-    assert "hush" not in json.dumps(result)
-
-
-def test_objects_of_another_manager_pass_where_git_brings_them_and_nothing_is_applied(server):
-    wanted = [namespace(), config_map(a="1"), daemon_set()]
-    server.run(wanted)
-    state = server.state()
-    for item in state["objects"].values():
-        item["metadata"]["managedFields"][0]["manager"] = "argocd-controller"
-        item["metadata"].setdefault("annotations", {})["argocd.argoproj.io/tracking-id"] = "x"
-    server.state(objects=state["objects"], calls=[])
-    result = server.run(wanted, applied_by="gitops", wait=[{"resource": "daemonset/ds", "namespace": "kube-flannel"}])
-    assert (result.get("failed"), result["changed"], result["changes"]) == (None, False, [])
-    assert dry(server) == []
-    assert [call[:2] for call in server.calls("rollout")] == [["rollout", "status"]]
-    assert server.objects == state["objects"]
-
-
-@pytest.mark.parametrize("check", [False, True])
-def test_where_git_brings_them_each_difference_is_a_problem_with_its_fields(server, check):
-    server.run([namespace(), config_map(a="1"), config_map("old"), daemon_set("flannel:1", hostNetwork=True)])
-    server.edit("ConfigMap/kube-flannel/conf", "kubectl-edit", a="2")
-    server.state(calls=[])
-    before = server.objects
-    secrets = [{"name": "pull", "namespace": "kube-flannel", "string_data": {"password": "hush hush"}}]
-    wanted = [namespace(), config_map(a="1"), daemon_set("flannel:2", hostNetwork=True), config_map("new")]
-    result = server.run(wanted, check, applied_by="gitops", secrets=secrets)
-    assert [(problem["object"], problem["wanted"], problem["seen"]) for problem in result["problems"]] == [
-        ("ConfigMap kube-flannel/conf", 'data.a "1"', 'data.a "2"'),
-        ("DaemonSet kube-flannel/ds", 'spec.template.image "flannel:2"', 'spec.template.image "flannel:1"'),
-        ("ConfigMap kube-flannel/new", "present", "absent"),
-        ("Secret kube-flannel/pull", "present", "absent"),
-        ("ConfigMap kube-flannel/old", "absent, as no role makes it any more", "present"),
-    ]
-    assert all("playbooks/render.yml" in problem["next_step"] for problem in result["problems"])
-    assert (result["failed"], result["changed"], dry(server)) == (True, False, [])
-    assert server.objects == before
-    assert "hush" not in json.dumps(result)
-
-
-def test_a_secret_that_differs_is_named_without_its_values():
-    before = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "a"}, "data": {"x": "b2xk", "y": "c2FtZQ=="}}
-    after = {**before, "data": {"x": "bmV3", "y": "c2FtZQ=="}}
-    (wanted,) = planner.prepare([], [{"name": "a", "namespace": "", "string_data": {}}], "o")[0]
-    key = planner.Key.of(wanted)
-    state = {"down": None, "live": {key: before}, "predicted": {key: after}, "errors": {}, "edited": {}, "owned": []}
-    (problem,) = planner.verify(state, [wanted], "o").problems
-    assert (problem.wanted, problem.seen) == ('data.x "hidden, another value"', 'data.x "hidden"')
-
-
-def test_many_differing_fields_are_counted_and_long_values_cut():
-    wanted = config_map(**{f"k{number}": "x" * 400 for number in range(9)})
-    key = planner.Key.of(wanted)
-    state = {
-        "down": None,
-        "live": {key: config_map()},
-        "predicted": {key: wanted},
-        "errors": {},
-        "edited": {},
-        "owned": [],
-    }
-    (problem,) = planner.verify(state, [wanted], "o").problems
-    assert problem.wanted.endswith("; 3 more fields")
-    assert problem.seen.startswith("data.k0 absent; data.k1 absent")
-    assert len(problem.wanted) < 1200
-
-
-def test_without_an_api_server_nothing_is_claimed_about_objects_from_git(server):
-    server.state(down=True)
-    checked = server.run([namespace()], check=True, applied_by="gitops")
-    assert (checked["changed"], checked["problems"]) == (False, [])
-    assert "1 cluster objects were compared with nothing" in checked["not_verified"][0]
-    assert server.run([namespace()], applied_by="gitops")["failed"]
+    client = Slow(["kubectl"], patience=120, clock=lambda: now[0], sleep=lambda _seconds: None)
+    assert client.run_retrying("get")[0] == 0
+    assert client.run_retrying("get")[0] == 0, "300 s after the start, 100 s after it stopped to answer"
+    with pytest.raises(kubectl.Unreachable, match="TLS handshake timeout"):
+        client.run_retrying("get")
