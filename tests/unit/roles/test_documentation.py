@@ -54,12 +54,16 @@ def test_public_variables_live_in_defaults_only(role):
         assert name.startswith(f"__{role.name}_"), f"{name} is public but stands in vars"
 
 
-def test_the_main_file_is_a_table_of_contents(role):
+# What an operator takes in at a glance; beyond it, main.yml names steps and the steps stand in files of their own.
+HANDFUL = 4
+
+
+def test_the_main_file_is_a_table_of_contents_or_a_handful_of_tasks(role):
     tasks = load(role / "tasks/main.yml")
     assert tasks
-    for task in tasks:
-        modules = {key for key in task if key.startswith("ansible.builtin.")}
-        assert modules <= {"ansible.builtin.import_tasks", "ansible.builtin.include_tasks"}, task.get("name")
+    steps = {"ansible.builtin.import_tasks", "ansible.builtin.include_tasks"}
+    own = [task["name"] for task in tasks if not steps & set(task)]
+    assert len(own) <= HANDFUL, own
 
 
 def test_the_role_has_a_readme_and_galaxy_metadata(role):
