@@ -37,7 +37,7 @@ WORKERS = 2
 
 @dataclass(frozen=True)
 class Fault:
-    """pitfall: of section 3 of the guide, or a section. edits: (file, text as it is, text as upstream would have it)."""
+    """pitfall: of section 3 of the guide, or a section. edits: (file, text, text as upstream would have it)."""
 
     pitfall: str
     title: str
