@@ -38,7 +38,7 @@ options:
     elements: dict
     default: []
   nodes:
-    description: For V(collect), each node's C(host) and what M(gpufabric.rdma.fabric_test) returned as C(read).
+    description: For V(collect), each node's C(host) and what M(gpufabric.rdma.host_probe) returned as C(read).
     type: list
     elements: dict
     default: []

@@ -52,12 +52,12 @@ options:
     description: The RV(plan) of V(pair).
     type: dict
   results:
-    description: What M(gpufabric.rdma.fabric_test) returned for V(connect) on each host.
+    description: What M(gpufabric.rdma.fabric_client) returned on each host.
     type: list
     elements: dict
     default: []
   servers:
-    description: What M(gpufabric.rdma.fabric_test) returned for V(serve) on each host.
+    description: What M(gpufabric.rdma.fabric_server) returned on each host.
     type: list
     elements: dict
     default: []

@@ -1,23 +1,18 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The node side of verification: locking memory as a container would, and running the ends of fabric tests.
+"""The two ends of a fabric test on a node: their commands, what the tools print, the server processes.
 
 PRIVATE to the collection. Commands and parsers are pure; what has an effect says so.
 """
 
 from __future__ import annotations
 
-import ctypes
 import json
-import mmap
 import os
-import pwd
 import re
-import resource
 import shutil
 import signal
-import stat
 import subprocess
 import time
 
@@ -28,85 +23,6 @@ _MESSAGE = 65536
 # A node that runs the first test waits for the peer's server to listen.
 _PATIENCE = 10
 _KEPT = 2000
-
-
-# --- locked memory ---------------------------------------------------------------------------------------------------
-
-# More than systemd's default limit of 8 MiB, which is what containers get when nobody raised it.
-LOCKED = 16 * 2**20
-
-
-def lock_memory(limit, user: str, size: int = LOCKED) -> dict:
-    """Lock memory in a child that has this limit and runs as user.
-
-    Effect: a child process for a moment. limit is a number of bytes or "infinity". Returns locked (bytes), error (why
-    it did not work) and reason (why it could not be tried), each None where it does not apply.
-    """
-    outcome = {"locked": 0, "error": None, "reason": None}
-    try:
-        account = pwd.getpwnam(user)
-    except KeyError:
-        return {**outcome, "reason": f"no user {user} on the node"}
-    if os.geteuid() != 0:
-        return {**outcome, "reason": "only root can take another user's place"}
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(reading)
-        try:
-            outcome.update(_lock(limit, account.pw_uid, account.pw_gid, size))
-        except (OSError, ValueError) as failure:
-            outcome["reason"] = str(failure)
-        os.write(writing, json.dumps(outcome).encode())
-        os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading) as stream:
-        said = stream.read()
-    os.waitpid(child, 0)
-    return json.loads(said) if said else {**outcome, "reason": "the child ended without an answer"}
-
-
-def _lock(limit, uid: int, gid: int, size: int) -> dict:
-    value = resource.RLIM_INFINITY if limit == "infinity" else int(limit)
-    try:
-        resource.setrlimit(resource.RLIMIT_MEMLOCK, (value, value))
-    except ValueError as refused:
-        return {"reason": f"RLIMIT_MEMLOCK cannot be set to {limit} here: {refused}"}
-    os.setgroups([])
-    os.setgid(gid)
-    os.setuid(uid)
-    libc = ctypes.CDLL(None, use_errno=True)
-    area = mmap.mmap(-1, size)
-    address = ctypes.addressof(ctypes.c_char.from_buffer(area))
-    if libc.mlock(ctypes.c_void_p(address), ctypes.c_size_t(size)) != 0:
-        return {"error": f"mlock of {size // 2**20} MiB: {os.strerror(ctypes.get_errno())}"}
-    return {"locked": size}
-
-
-# --- devices and tools -----------------------------------------------------------------------------------------------
-
-
-def char_devices(directory: str = "/dev/infiniband") -> list[str]:
-    """Names of the character devices that user space opens."""
-    try:
-        names = sorted(os.listdir(directory))
-    except OSError:
-        return []
-    return [name for name in names if _is_char_device(os.path.join(directory, name))]
-
-
-def _is_char_device(path: str) -> bool:
-    try:
-        return stat.S_ISCHR(os.stat(path).st_mode)
-    except OSError:
-        return False
-
-
-def tools(names) -> list[str]:
-    return [name for name in names if shutil.which(name)]
-
-
-# --- the two ends of a test ------------------------------------------------------------------------------------------
 
 
 def server_command(test: dict, seconds: int) -> list[str]:

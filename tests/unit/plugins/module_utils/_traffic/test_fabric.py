@@ -1,4 +1,4 @@
-"""The node side of verification: commands, captured outputs, and servers that are always ended."""
+"""The two ends of a fabric test: commands, captured outputs, and servers that are always ended."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def said(name):
     return (OUTPUT / f"{name}.txt").read_text()
 
 
-def fabric_test(tool="ib_write_bw", number=0, **changed):
+def a_test(tool="ib_write_bw", number=0, **changed):
     return {
         "id": f"rail{number}-a-b-{tool}",
         "tool": tool,
@@ -35,19 +35,19 @@ def fabric_test(tool="ib_write_bw", number=0, **changed):
 
 
 def test_each_side_uses_its_own_hca_port_and_gid():
-    test = fabric_test()
+    test = a_test()
     server, client = fabric.server_command(test, 2), fabric.client_command(test, 2)
     assert " ".join(server) == "ib_write_bw -d mlx5_0 -i 2 -x 3 -p 18600 -F -s 65536 -D 2"
     assert " ".join(client) == "ib_write_bw -d rxe0 -i 1 -x 1 -p 18600 -F -s 65536 -D 2 10.77.1.2"
 
 
 def test_an_infiniband_port_needs_no_gid():
-    test = fabric_test(server={"hca": "mlx5_0", "port": 1, "ip": None, "gid": None})
+    test = a_test(server={"hca": "mlx5_0", "port": 1, "ip": None, "gid": None})
     assert "-x" not in fabric.server_command(test, 2)
 
 
 def test_rping_goes_by_address():
-    test = fabric_test("rping")
+    test = a_test("rping")
     assert " ".join(fabric.server_command(test, 2)) == "rping -s -a 10.77.1.2 -p 18600 -C 10"
     assert " ".join(fabric.client_command(test, 2)) == "rping -c -v -V -a 10.77.1.2 -p 18600 -C 10"
 
@@ -147,7 +147,7 @@ def gone(port):
 
 
 def test_servers_listen_until_they_are_stopped_and_leave_nothing(tools, state):
-    test = fabric_test(tcp_port=free_port())
+    test = a_test(tcp_port=free_port())
     assert fabric.serve([test], 2, 30, state) == {test["id"]: None}
     assert listens(test["tcp_port"])
     assert fabric.stop(state) == {test["id"]: "waiting\n"}
@@ -157,7 +157,7 @@ def test_servers_listen_until_they_are_stopped_and_leave_nothing(tools, state):
 
 
 def test_a_new_call_ends_what_an_earlier_one_left(tools, state):
-    first, second = fabric_test(tcp_port=free_port()), fabric_test(number=1, tcp_port=free_port())
+    first, second = a_test(tcp_port=free_port()), a_test(number=1, tcp_port=free_port())
     fabric.serve([first], 2, 30, state)
     fabric.serve([second], 2, 30, state)
     assert gone(first["tcp_port"])
@@ -165,14 +165,14 @@ def test_a_new_call_ends_what_an_earlier_one_left(tools, state):
 
 
 def test_a_server_ends_by_itself_when_nobody_comes_back(tools, state):
-    test = fabric_test(tcp_port=free_port())
+    test = a_test(tcp_port=free_port())
     fabric.serve([test], 2, 1, state)
     assert gone(test["tcp_port"])
 
 
 def test_a_server_that_cannot_start_says_why(tools, state):
     tools("ib_write_bw", "#!/bin/sh\necho ' Unable to find the Infiniband/RoCE device'\nexit 1\n")
-    test = fabric_test(tcp_port=free_port())
+    test = a_test(tcp_port=free_port())
     errors = fabric.serve([test], 2, 30, state)
     assert list(errors.values()) == [
         "the server ended at once (exit code 1): Unable to find the Infiniband/RoCE device"
@@ -192,7 +192,7 @@ def test_a_process_that_took_over_the_number_is_not_killed(tmp_path, state):
 def test_clients_run_in_turn_and_report_their_time(tools):
     tools("rping", f"#!/bin/sh\ncat {OUTPUT}/rping-44.0-ok.txt\n")
     tools("ib_write_bw", f"#!/bin/sh\ncat {OUTPUT}/ib_write_bw-4.5-iterations.txt\n")
-    results = fabric.connect([fabric_test("rping"), fabric_test()], 2, 30)
+    results = fabric.connect([a_test("rping"), a_test()], 2, 30)
     assert [result["ok"] for result in results] == [True, True]
     assert results[1]["mb_per_s"] == 5.5
     assert results[1]["command"].startswith("ib_write_bw -d rxe0")
@@ -201,42 +201,12 @@ def test_clients_run_in_turn_and_report_their_time(tools):
 
 def test_a_client_that_never_ends_is_given_up(tools):
     tools("rping", "#!/bin/sh\nexec sleep 60\n")
-    (result,) = fabric.connect([fabric_test("rping")], 2, 4)
+    (result,) = fabric.connect([a_test("rping")], 2, 4)
     assert (result["ok"], result["error"]) == (False, "error: no end after 4 s")
 
 
 def test_a_client_tries_again_while_the_server_is_still_binding(tools, tmp_path):
     answer = f"cat {OUTPUT}/rping-44.0-ok.txt"
     tools("rping", f"#!/bin/sh\nif [ -e {tmp_path}/up ]; then {answer}; else touch {tmp_path}/up; exit 255; fi\n")
-    (result,) = fabric.connect([fabric_test("rping")], 2, 30)
+    (result,) = fabric.connect([a_test("rping")], 2, 30)
     assert result["ok"]
-
-
-# --- locked memory and devices ----------------------------------------------------------------------------------------
-
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="not verified: only root can take another user's place")
-
-
-@needs_root
-def test_a_low_limit_keeps_another_user_from_locking_and_says_so():
-    outcome = fabric.lock_memory(64 * 1024, "nobody")
-    assert (outcome["locked"], outcome["reason"]) == (0, None)
-    assert outcome["error"].startswith("mlock of 16 MiB: ")
-
-
-@needs_root
-def test_what_the_limit_allows_is_really_locked():
-    outcome = fabric.lock_memory(65536, "nobody", size=16384)
-    assert outcome == {"locked": 16384, "error": None, "reason": None}
-
-
-def test_an_unknown_user_is_a_reason_and_no_failure():
-    outcome = fabric.lock_memory("infinity", "no-such-user")
-    assert outcome == {"locked": 0, "error": None, "reason": "no user no-such-user on the node"}
-
-
-def test_only_character_devices_count(tmp_path):
-    (tmp_path / "uverbs0").write_text("")
-    os.symlink("/dev/null", tmp_path / "uverbs1")
-    assert fabric.char_devices(str(tmp_path)) == ["uverbs1"]
-    assert fabric.char_devices(str(tmp_path / "none")) == []

@@ -154,7 +154,7 @@ def test_check_mode_still_fails_on_what_no_change_explains(facts, variables, pro
 # --- the fabric ------------------------------------------------------------------------------------------------------
 
 
-def fabric_test(tool="ib_write_bw", **changed):
+def planned_test(tool="ib_write_bw", **changed):
     return {
         "id": f"rail0-a-b-{tool}",
         "tool": tool,
@@ -189,7 +189,7 @@ def fabric(test, result=None, error=None, **options):
     ],
 )
 def test_real_hcas_have_a_threshold_and_software_ones_have_none(gbps, changed, status, seen):
-    item = fabric(fabric_test(**changed), {"gbps": gbps, "mb_per_s": 1.2})
+    item = fabric(planned_test(**changed), {"gbps": gbps, "mb_per_s": 1.2})
     assert item["status"] == status
     assert seen in item["seen"]
     assert item["figures"]["gbps"] == gbps
@@ -197,7 +197,9 @@ def test_real_hcas_have_a_threshold_and_software_ones_have_none(gbps, changed, s
 
 
 def test_a_test_that_failed_names_both_ends_and_the_way_to_look_further():
-    item = fabric(fabric_test(), {"ok": False, "error": "Couldn't connect to 10.0.0.2:18601"}, "exit code 1: no device")
+    item = fabric(
+        planned_test(), {"ok": False, "error": "Couldn't connect to 10.0.0.2:18601"}, "exit code 1: no device"
+    )
     assert item["status"] == FAILED
     assert item["object"] == "ib_write_bw rail 0: a mlx5_0 -> b mlx5_0"
     assert item["seen"] == "Couldn't connect to 10.0.0.2:18601; b: exit code 1: no device"
@@ -214,7 +216,7 @@ def test_a_test_that_failed_names_both_ends_and_the_way_to_look_further():
     ],
 )
 def test_a_test_without_a_result_has_a_reason(changed, options, status, seen):
-    item = fabric(fabric_test(**changed), **options)
+    item = fabric(planned_test(**changed), **options)
     assert item["status"] == status
     assert seen in item["seen"]
 
@@ -235,7 +237,7 @@ def test_the_report_puts_failures_first_and_counts_what_was_not_verified(facts, 
     probe["char_devices"].remove("uverbs0")
     probe["memlock"].clear()
     checks = host_checks.host_checks(facts, variables, probe)
-    checks.append(fabric(fabric_test(software=True), {"gbps": 0.1, "mb_per_s": 9.4}))
+    checks.append(fabric(planned_test(software=True), {"gbps": 0.1, "mb_per_s": 9.4}))
     node = {"facts": facts, "planned": [1, 2], "pending": [], "reboot_reasons": [], "rebooted": False}
     gone = {"host": "node2", "facts": None, "checks": host_checks.absent("unreachable: no route")}
     text = host_checks.report_text([{"host": "node1", "checks": checks, **node}, gone])

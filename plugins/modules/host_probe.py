@@ -1,0 +1,118 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: host_probe
+short_description: Read a node's facts and try what a container would do
+version_added: 0.1.0
+description:
+  - Gathers the facts of M(gpufabric.rdma.hca_facts) and looks for the character devices and test tools that a container
+    would use.
+  - Locks memory as O(user) under the limit of each of O(services), in a child process that ends at once.
+extends_documentation_fragment:
+  - gpufabric.rdma.reading
+author:
+  - The gpufabric founders (@gpufabric)
+options:
+  root:
+    description: Directory that holds the node. Below anything but V(/) only facts are read.
+    type: path
+    default: /
+  software_hcas:
+    description: Whether soft-RoCE and siw devices count as HCAs.
+    type: bool
+    default: false
+  rails:
+    description: As for M(gpufabric.rdma.hca_facts).
+    type: list
+    elements: dict
+    default: []
+    suboptions:
+      hca:
+        description: Name of the HCA.
+        type: str
+      pci:
+        description: PCI address.
+        type: str
+      netdev:
+        description: Name of its network device.
+        type: str
+      mac:
+        description: MAC address of its network device.
+        type: str
+      port:
+        description: Number of the port, where the HCA has several.
+        type: int
+  services:
+    description: Services under whose limit to lock memory.
+    type: list
+    elements: str
+    default: []
+  user:
+    description: User that locks memory.
+    type: str
+    default: nobody
+"""
+
+EXAMPLES = r"""
+- name: Read the node and try what a container would do
+  gpufabric.rdma.host_probe:
+    services: [k3s]
+"""
+
+RETURN = r"""
+ansible_facts:
+  description: The facts as M(gpufabric.rdma.hca_facts) returns them.
+  returned: success
+  type: dict
+probe:
+  description: C(char_devices), C(memlock) by service (null and empty below another root than V(/)), and C(tools).
+  returned: success
+  type: dict
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host.probe import probe
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "root": {"type": "path", "default": "/"},
+            "software_hcas": {"type": "bool", "default": False},
+            "rails": {
+                "type": "list",
+                "elements": "dict",
+                "default": [],
+                "options": {
+                    "hca": {"type": "str"},
+                    "pci": {"type": "str"},
+                    "netdev": {"type": "str"},
+                    "mac": {"type": "str"},
+                    "port": {"type": "int"},
+                },
+            },
+            "services": {"type": "list", "elements": "str", "default": []},
+            "user": {"type": "str", "default": "nobody"},
+        },
+        supports_check_mode=True,
+    )
+    params = module.params
+    tree = Tree(params["root"])
+    try:
+        facts = gather(tree, Seams.of(tree), software_hcas=params["software_hcas"], rails=params["rails"])
+        probed = probe(facts, params["services"], params["user"], params["root"])
+    except (OSError, ValueError) as error:
+        module.fail_json(
+            msg=f"root {params['root']}: wanted a node whose facts and limits can be read, seen {error}. "
+            "Next step: fix what it names and run again"
+        )
+    module.exit_json(changed=False, ansible_facts={"rdma": facts}, probe=probed)
+
+
+if __name__ == "__main__":
+    main()
