@@ -10,13 +10,15 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from lab.settings import CHECKOUT, LabError
 
 from .programs import run
+
+sys.path.append(str(CHECKOUT / "plugins/module_utils"))
+from hca import routes
 
 FIXTURES = CHECKOUT / "tests/fixtures/hosts"
 TREE_TOOL = CHECKOUT / "tests/tools/tree.py"
@@ -93,7 +95,11 @@ class Machine:
         ]
 
     def default_routes(self) -> list[dict[str, str]]:
-        return list(_default_routes(_read(self.tree / "proc/net/route")))
+        return [
+            {"netdev": route.netdev, "via": str(route.gateway), "metric": str(route.metric)}
+            for route in routes.ipv4(_read(self.tree / "proc/net/route"))
+            if route.default and route.gateway
+        ]
 
 
 def _follow_links(tree: Path, image_root: Path) -> None:
@@ -113,14 +119,6 @@ def _stand_in(tree: Path, image_root: Path) -> None:
                 (tree / program).parent.mkdir(parents=True, exist_ok=True)
                 (tree / program).write_text(STAND_IN)
                 (tree / program).chmod(0o755)
-
-
-def _default_routes(table: str) -> Iterator[dict[str, str]]:
-    for row in (line.split() for line in table.splitlines()[1:]):
-        if row[1] == row[7] == "00000000":
-            # The kernel prints the address as a number of the machine's byte order; supported ones are little-endian.
-            via = ipaddress.IPv4Address(bytes.fromhex(row[2])[::-1])
-            yield {"netdev": row[0], "via": str(via), "metric": row[6]}
 
 
 def _inet6(table: str) -> dict[str, list[str]]:

@@ -57,18 +57,11 @@ files:
   type: dict
 """
 
-import ipaddress
-import socket
-import struct
-
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.sriov import UNIT
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.netdevs import Network
-
-# RTF_UP and RTF_REJECT of include/uapi/linux/route.h
-UP = 0x1
-REJECT = 0x200
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.routes import destinations
 
 
 def netdevs(tree: Tree) -> dict:
@@ -86,26 +79,8 @@ def netdevs(tree: Tree) -> dict:
 
 
 def routes(tree: Tree) -> list[dict]:
-    """IPv4 and IPv6 routes but the default ones; the kernel's own multicast and link-local ones are left out."""
-    found = []
-    for line in (tree.read("/proc/net/route") or "").splitlines()[1:]:
-        part = line.split()
-        if len(part) > 7 and part[7] != "00000000" and int(part[3], 16) & UP:
-            network = f"{_ipv4(part[1])}/{bin(int(part[7], 16)).count('1')}"
-            found.append({"destination": network, "netdev": part[0]})
-    for line in (tree.read("/proc/net/ipv6_route") or "").splitlines():
-        part = line.split()
-        if len(part) < 10 or part[9] == "lo" or int(part[8], 16) & (UP | REJECT) != UP:
-            continue
-        address, length = ipaddress.IPv6Address(bytes.fromhex(part[0])), int(part[1], 16)
-        if length and not (address.is_link_local or address.is_multicast):
-            found.append({"destination": f"{address}/{length}", "netdev": part[9]})
-    return found
-
-
-def _ipv4(text: str) -> str:
-    """The kernel prints the address as one number of the machine's byte order, which is little-endian here."""
-    return socket.inet_ntoa(struct.pack("<L", int(text, 16)))
+    """IPv4 and IPv6 routes but the default ones."""
+    return [route for route in destinations(tree) if not route["destination"].endswith("/0")]
 
 
 def files(tree: Tree, directory: str) -> dict:

@@ -47,7 +47,7 @@ k3s:
       description: SHA-256 of the program and of each image archive, by path.
       type: dict
     addresses:
-      description: IPv4 addresses, each with C(interface) and C(address).
+      description: IPv4 addresses, each with C(netdev) and C(address).
       type: list
     services:
       description: For C(k3s) and C(k3s-agent) whether the service exists, is active and enabled.

@@ -126,6 +126,7 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import reload_or_undo
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.rail_links import ENABLED, LINK_TARGET, plan
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.routes import default_netdevs
 
 SUBSET = ["hcas", "owned_files", "!gids"]
 NET = "/sys/class/net"
@@ -143,7 +144,7 @@ def protected(root: str) -> dict:
     """NICs below the device that carries the default route or our own SSH session, with the reason."""
     tree = Tree(root)
     seams = Seams.of(tree)
-    reasons = {name: f"the default route goes through {name}" for name in _default_routes(tree)}
+    reasons = {name: f"the default route goes through {name}" for name in sorted(default_netdevs(tree))}
     address = session_address(tree) if tree.live else None
     for name, own in (seams.addresses() or {}).items():
         if address and address in {entry.partition("/")[0] for entry in own}:
@@ -159,17 +160,6 @@ def protected(root: str) -> dict:
                 reasons[lower] = reasons[upper]
                 queue.append(lower)
     return reasons
-
-
-def _default_routes(tree: Tree) -> list[str]:
-    rows = [line.split() for line in (tree.read("/proc/net/route") or "").splitlines()[1:]]
-    found = [row[0] for row in rows if len(row) > 7 and row[1] == "00000000" and row[7] == "00000000"]
-    for line in (tree.read("/proc/net/ipv6_route") or "").splitlines():
-        row = line.split()
-        # Destination ::/0; the kernel's own unreachable entry is on lo.
-        if len(row) == 10 and row[0] == "0" * 32 and row[1] == "00" and row[9] != "lo":
-            found.append(row[9])
-    return sorted(set(found))
 
 
 def _holders_of_ipv6(tree: Tree, address) -> list[str]:

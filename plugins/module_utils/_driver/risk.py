@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, Optional
 
-from ..hca import driver, paths
+from ..hca import driver, paths, routes
 from ..hca.modules import Catalogue
 from ..hca.netns import unit_of
 from ..hca.text import integer, is_unknown, natural
@@ -73,6 +73,7 @@ _REMOTE = ("nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "beegfs", "gpfs", "9
 _TCP_ESTABLISHED = "01"
 _POD = re.compile(r"kubepods.*/?pod([0-9a-f]{8}[0-9a-f_-]+)")
 _ADDRESS_OPTION = re.compile(r"^(?:mount)?(?:addr|ip)=(.+)$")
+_Table = list[routes.Route]
 
 
 def read(
@@ -185,7 +186,7 @@ def processes(tree: Tree) -> tuple[list[dict[str, Any]], set[str]]:
 
 def management(tree: Tree, ours: list[str], sockets: set[str]) -> list[dict[str, str]]:
     """The ways into the node that go over an HCA: [{netdev, via, why}]."""
-    routes = _routes(tree)
+    table = routes.usable(tree)
     found = []
 
     def add(via: str, why: str) -> None:
@@ -194,11 +195,10 @@ def management(tree: Tree, ours: list[str], sockets: set[str]) -> list[dict[str,
             if entry not in found:
                 found.append(entry)
 
-    for network, via in routes:
-        if not network.prefixlen:
-            add(via, "the default route")
+    for netdev in sorted(routes.default_netdevs(tree)):
+        add(netdev, "the default route")
     for peer in sorted(_ssh_peers(tree, sockets)):
-        via = _route_to(routes, ipaddress.ip_address(peer))
+        via = _route_to(table, ipaddress.ip_address(peer))
         if via:
             add(via, f"the SSH session from {peer}")
     return found
@@ -241,37 +241,21 @@ def _address(digits: str, size: int) -> Any:
     return getattr(address, "ipv4_mapped", None) or address
 
 
-def _routes(tree: Tree) -> list[tuple[Any, str]]:
-    """[(network, interface)] of the main tables, without what the kernel rejects."""
-    found: list[tuple[Any, str]] = []
-    for line in (tree.read("/proc/net/route") or "").splitlines()[1:]:
-        part = line.split()
-        if len(part) > 7 and int(part[3], 16) & 0x1:
-            address, mask = (int.from_bytes(bytes.fromhex(part[field]), "little") for field in (1, 7))
-            found.append((ipaddress.ip_network((address, bin(mask).count("1"))), part[0]))
-    for line in (tree.read("/proc/net/ipv6_route") or "").splitlines():
-        part = line.split()
-        if len(part) == 10 and part[9] != "lo" and int(part[8], 16) & 0x201 == 0x1:
-            network = ipaddress.ip_network((bytes.fromhex(part[0]), int(part[1], 16)), strict=False)
-            found.append((network, part[9]))
-    return found
-
-
-def _route_to(routes: list[tuple[Any, str]], address: Any) -> Optional[str]:
-    """The interface of the most specific route; policy routing is not followed."""
-    matching = [route for route in routes if route[0].version == address.version and address in route[0]]
-    return max(matching, key=lambda route: route[0].prefixlen)[1] if matching else None
+def _route_to(table: _Table, address: Any) -> Optional[str]:
+    """The interface of the most specific route."""
+    matching = [route for route in table if address in route.network]
+    return max(matching, key=lambda route: route.network.prefixlen).netdev if matching else None
 
 
 def storage(tree: Tree, ours: list[str]) -> list[dict[str, str]]:
     """What is mounted, or swapped to, through modules of the stack or over an HCA: [{mount, device, why}]."""
     nvme_behind_stack = any(holder.startswith("nvme") for holder in tree.listdir(f"{paths.MODULE}/mlx_compat/holders"))
-    routes = _routes(tree)
+    table = routes.usable(tree)
     found = []
     for mount, kind, source, options in _mounts(tree):
         why = None
         if kind in _REMOTE:
-            why = _remote(tree, kind, source, options, routes, ours)
+            why = _remote(tree, kind, source, options, table, ours)
         elif source.startswith("/dev/"):
             for disk in sorted(_disks(tree, source)):
                 transports = _nvme_transports(tree, disk)
@@ -310,7 +294,7 @@ def _mounts(tree: Tree) -> Iterator[tuple[str, str, str, str]]:
             yield "swap", "swap", part[0], ""
 
 
-def _remote(tree: Tree, kind: str, source: str, options: str, routes, ours: list[str]) -> Optional[str]:
+def _remote(tree: Tree, kind: str, source: str, options: str, table: _Table, ours: list[str]) -> Optional[str]:
     words = options.split(",")
     if "proto=rdma" in words or "rdma" in words or "@o2ib" in source:
         return f"{kind} over RDMA"
@@ -319,7 +303,7 @@ def _remote(tree: Tree, kind: str, source: str, options: str, routes, ours: list
         if not match:
             continue
         try:
-            via = _route_to(routes, ipaddress.ip_address(match.group(1)))
+            via = _route_to(table, ipaddress.ip_address(match.group(1)))
         except ValueError:
             continue
         over = sorted(below(tree, via) & set(ours)) if via else []

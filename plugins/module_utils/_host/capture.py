@@ -16,7 +16,7 @@ import errno
 import os
 import re
 
-from ..hca import Seams, Tree, gather
+from ..hca import Seams, Tree, gather, routes
 from ..hca.elf import parse
 from ..hca.paths import HEADER
 from .scrub import Scrubber
@@ -277,10 +277,10 @@ def trimmed(path, data):
     if path.endswith("/mountinfo"):
         # Only mounts of namespaces; the others name disks and file servers.
         return b"".join(line + b"\n" for line in data.splitlines() if b" net:[" in line)
-    if path == "/proc/net/ipv6_route":
+    if path == routes.IPV6:
         # Default routes, with a gateway that is nobody's.
-        routes = [line.split() for line in data.decode("ascii", "replace").splitlines()]
-        kept = [[*words[:4], f"fe80{'0' * 27}1", *words[5:]] for words in routes if len(words) > 9 and words[1] == "00"]
+        rows = [line.split() for line in data.decode("ascii", "replace").splitlines()]
+        kept = [[*words[:4], f"fe80{'0' * 27}1", *words[5:]] for words in rows if len(words) > 9 and words[1] == "00"]
         return "".join(" ".join(words) + "\n" for words in kept if not words[0].strip("0")).encode()
     if path == "/proc/1/environ":
         return b"".join(entry + b"\0" for entry in data.split(b"\0") if entry.startswith(b"container="))

@@ -19,6 +19,8 @@ from __future__ import annotations
 import ipaddress
 import re
 
+from ..hca import routes
+
 _HEX2 = "[0-9a-fA-F]{2}"
 _HEX4 = "[0-9a-fA-F]{4}"
 _MAC = rf"{_HEX2}(?::{_HEX2}){{5}}"
@@ -40,7 +42,6 @@ _TOKEN = re.compile(
 )
 _POOL = ipaddress.ip_network("198.18.0.0/15")
 _WIDE = ipaddress.ip_network("10.0.0.0/8")
-_ROUTES = "/proc/net/route"
 
 
 class Scrubber:
@@ -83,8 +84,8 @@ class Scrubber:
                 interface = ipaddress.ip_interface(address)
                 self.hosts.add(interface.ip)
                 networks.add(interface.network)
-        for line in _decoded(fixture["files"].get(_ROUTES)).splitlines()[1:]:
-            self.hosts.update(_from_kernel(word) for word in line.split()[1:3])
+        for line in _decoded(fixture["files"].get(routes.IPV4)).splitlines()[1:]:
+            self.hosts.update(routes.from_kernel(word) for word in line.split()[1:3])
         command_line = _decoded(fixture["files"].get("/proc/cmdline"))
         words = re.findall(r"(?<![\w.])\d+(?:\.\d+){3}(?![\w.])", command_line)
         self.hosts.update(ipaddress.ip_address(word) for word in words if _is_ipv4(word))
@@ -136,7 +137,7 @@ class Scrubber:
             return self.apply(value.decode("utf-8", "surrogateescape"), path).encode("utf-8", "surrogateescape")
         if not isinstance(value, str):
             return value
-        if path == _ROUTES:
+        if path == routes.IPV4:
             return self._routes(value)
         if path in ("/proc/cmdline", "cmdline"):
             for name in self.names:
@@ -221,13 +222,13 @@ class Scrubber:
         return token
 
     def _routes(self, text):
-        """Gateways and networks in the notation of /proc/net/route."""
+        """Gateways and networks in the notation of the kernel's table."""
         kept = [line.rstrip() for line in text.splitlines()[:1]]
         for line in text.splitlines()[1:]:
             words = line.split()
             if len(words) > 7:
                 words[0] = self.text(words[0])
-                words[1:3] = [_to_kernel(self._host(_from_kernel(word))) for word in words[1:3]]
+                words[1:3] = [_to_kernel(self._host(routes.from_kernel(word))) for word in words[1:3]]
                 kept.append("\t".join(words))
         return "\n".join(kept) + "\n"
 
@@ -285,11 +286,6 @@ def _fixed(address):
     """Addresses and networks that every machine has."""
     network = ipaddress.ip_network(address)
     return network.is_loopback or network.is_link_local or network.is_multicast or int(network.network_address) == 0
-
-
-def _from_kernel(word):
-    """An address as /proc/net/route prints it: the network's bytes as one host integer."""
-    return ipaddress.ip_address(bytes.fromhex(word)[::-1])
 
 
 def _to_kernel(address):

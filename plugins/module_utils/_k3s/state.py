@@ -18,6 +18,7 @@ from .._core.files import under, write
 from .._core.units import begun
 from ..hca import Seams, Tree
 from ..hca.node import os_release
+from ..hca.routes import destinations
 from ..hca.units import drop_ins, fragment
 from . import config as k3s
 from .plan import ours
@@ -51,7 +52,7 @@ def node(root: str, run: Callable) -> dict:
         "family": "rhel" if family & {"rhel", "fedora", "centos"} else "debian",
         "distribution": f"{release.get('ID', '')}{(release.get('VERSION_ID') or '').partition('.')[0]}",
         "addresses": _addresses(tree),
-        "routes": _routes(tree),
+        "routes": destinations(tree),
         "selinux": _selinux(tree),
         "selinux_policy": tree.exists("/usr/share/selinux/packages/k3s.pp"),
         "iptables": _iptables(run) if tree.live else None,
@@ -225,20 +226,7 @@ def _architecture(machine: str | None) -> str:
 
 def _addresses(tree: Tree) -> list[dict]:
     found = Seams.of(tree).addresses() or {}
-    return [{"interface": name, "address": entry} for name in sorted(found) for entry in found[name]]
-
-
-def _routes(tree: Tree) -> list[dict]:
-    """IPv4 routes as {interface, destination}; the kernel prints addresses as numbers of the machine's byte order."""
-    found = []
-    for line in (tree.read("/proc/net/route") or "").splitlines()[1:]:
-        columns = line.split()
-        if len(columns) < 8:
-            continue
-        address = ".".join(str(part) for part in bytes.fromhex(columns[1])[::-1])
-        length = bin(int(columns[7], 16)).count("1")
-        found.append({"interface": columns[0], "destination": f"{address}/{length}"})
-    return found
+    return [{"netdev": name, "address": entry} for name in sorted(found) for entry in found[name]]
 
 
 def _selinux(tree: Tree) -> str:

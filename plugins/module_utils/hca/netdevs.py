@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Network interfaces as far as an HCA is concerned: addresses, default route, bonds, and the RDMA MTU they allow.
 
-Sources: /sys/class/net (Documentation/ABI/testing/sysfs-class-net), /proc/net/{route,ipv6_route,if_inet6}.
+Sources: /sys/class/net (Documentation/ABI/testing/sysfs-class-net), /proc/net/if_inet6.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import ipaddress
 import re
 from typing import Any, Optional
 
-from . import paths
+from . import paths, routes
 from .text import integer, unknown
 from .tree import Tree
 
@@ -35,7 +35,6 @@ _ATTRIBUTES = (
     "dev_port",
     "dev_id",
 )
-_UP, _REJECT = 0x1, 0x200  # RTF_UP, RTF_REJECT of include/uapi/linux/route.h
 
 
 def ib_mtu(mtu: Optional[int], overhead: int = ROCE_OVERHEAD) -> Optional[int]:
@@ -105,7 +104,7 @@ class Network:
         """Interfaces that carry the default route: its own and all below it (bond members, VLAN and bridge parents)."""
         if self._default_route_netdevs is None:
             self._default_route_netdevs = set()
-            pending = sorted(_default_routes(self._tree))
+            pending = sorted(routes.default_netdevs(self._tree))
             while pending:
                 name = pending.pop()
                 if name in self._default_route_netdevs:
@@ -122,21 +121,6 @@ class Network:
             return None  # tunnels have an empty one
         found = [name for name in self.names() if self._tree.read(f"{paths.NET}/{name}/address") == mac]
         return found[0] if len(found) == 1 else None
-
-
-def _default_routes(tree: Tree) -> set[str]:
-    found = set()
-    for line in (tree.read("/proc/net/route") or "").splitlines()[1:]:
-        part = line.split()
-        if len(part) > 7 and part[1] == "00000000" == part[7] and (int(part[3], 16) if _hex(part[3]) else 0) & _UP:
-            found.add(part[0])
-    for line in (tree.read("/proc/net/ipv6_route") or "").splitlines():
-        part = line.split()
-        if len(part) < 10 or part[0].strip("0") or part[1] != "00" or part[9] == "lo" or not _hex(part[8]):
-            continue
-        if int(part[8], 16) & (_UP | _REJECT) == _UP:
-            found.add(part[9])
-    return found
 
 
 def _hex(text: str) -> bool:

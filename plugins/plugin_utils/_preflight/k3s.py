@@ -112,8 +112,8 @@ def _decision(node: dict, nodes: list[dict]) -> dict:
 
 def _default_address(seen: dict) -> str | None:
     """The address of the interface with the default route, where there is exactly one."""
-    interfaces = {route["interface"] for route in seen["routes"] if route["destination"] == "0.0.0.0/0"}
-    found = [entry["address"].partition("/")[0] for entry in seen["addresses"] if entry["interface"] in interfaces]
+    netdevs = {route["netdev"] for route in seen["routes"] if route["destination"] == "0.0.0.0/0"}
+    found = [entry["address"].partition("/")[0] for entry in seen["addresses"] if entry["netdev"] in netdevs]
     return found[0] if len(found) == 1 else None
 
 
@@ -241,7 +241,7 @@ def _networks(node: dict, tell) -> None:
         for text in [] if seen["joined"] or seen["cluster"] else _taken(seen):
             other = netaddr.IPNetwork(text["destination"])
             if other.prefixlen and (other in net or net in other):
-                tell(host, _overlap(name, net, f"{other} on {text['interface']}"))
+                tell(host, _overlap(name, net, f"{other} on {text['netdev']}"))
 
 
 # Interfaces that a pod network itself brings, whose routes are no foreign ones.
@@ -250,14 +250,14 @@ _OWN_INTERFACES = ("cni", "flannel", "kube-", "veth")
 
 def _taken(seen: dict) -> list[dict]:
     """Networks of the node's addresses and routes, each once, but those of a pod network that runs already."""
-    rows = [{"interface": entry["interface"], "destination": entry["address"]} for entry in seen["addresses"]]
+    rows = [{"netdev": entry["netdev"], "destination": entry["address"]} for entry in seen["addresses"]]
     rows += seen["routes"]
     found = {}
     for row in rows:
-        if row["interface"].startswith(_OWN_INTERFACES) or row["interface"] == "lo":
+        if row["netdev"].startswith(_OWN_INTERFACES) or row["netdev"] == "lo":
             continue
         net = str(netaddr.IPNetwork(row["destination"]).cidr)
-        found.setdefault((net, row["interface"]), {"destination": net, "interface": row["interface"]})
+        found.setdefault((net, row["netdev"]), {"destination": net, "netdev": row["netdev"]})
     return list(found.values())
 
 
@@ -279,7 +279,7 @@ def _inside(address: str, net) -> bool:
 
 def _addresses(node: dict, decided: dict, tell, notes: list[str]) -> None:
     seen, host = node["state"], node["host"]
-    own = [f"{entry['address'].partition('/')[0]} ({entry['interface']})" for entry in seen["addresses"]]
+    own = [f"{entry['address'].partition('/')[0]} ({entry['netdev']})" for entry in seen["addresses"]]
     if not decided["node_ip"]:
         tell(
             host,

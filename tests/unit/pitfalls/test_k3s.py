@@ -36,12 +36,12 @@ def state(number=1, **change):
         "family": "debian",
         "distribution": "debian12",
         "addresses": [
-            {"interface": "eth0", "address": f"192.0.2.{number}/24"},
-            {"interface": "rail0", "address": f"10.77.1.{number}/24"},
+            {"netdev": "eth0", "address": f"192.0.2.{number}/24"},
+            {"netdev": "rail0", "address": f"10.77.1.{number}/24"},
         ],
         "routes": [
-            {"interface": "eth0", "destination": "0.0.0.0/0"},
-            {"interface": "eth0", "destination": "192.0.2.0/24"},
+            {"netdev": "eth0", "destination": "0.0.0.0/0"},
+            {"netdev": "eth0", "destination": "192.0.2.0/24"},
         ],
         "selinux": "disabled",
         "selinux_policy": False,
@@ -136,7 +136,7 @@ NODE_IPS = {
     "the same on two": ((node(node_ip="192.0.2.1"), node(2, seen=state(1))), ("node2", "node-ip 192.0.2.1")),
     "none to tell": ((node(seen={"routes": []}),), ("node1", "node-ip")),
     "two to tell": (
-        (node(seen={"routes": [{"interface": name, "destination": "0.0.0.0/0"} for name in ("eth0", "rail0")]}),),
+        (node(seen={"routes": [{"netdev": name, "destination": "0.0.0.0/0"} for name in ("eth0", "rail0")]}),),
         ("node1", "node-ip"),
     ),
 }
@@ -178,9 +178,9 @@ def test_k10_networks_that_overlap_are_refused(name):
 
 
 def test_k10_the_routes_of_a_running_pod_network_are_its_own():
-    routes = [*state()["routes"], {"interface": "flannel.1", "destination": "10.42.1.0/24"}]
+    routes = [*state()["routes"], {"netdev": "flannel.1", "destination": "10.42.1.0/24"}]
     assert problems(node(seen={"routes": routes})) == []
-    host_gateway = [*state()["routes"], {"interface": "eth0", "destination": "10.42.1.0/24"}]
+    host_gateway = [*state()["routes"], {"netdev": "eth0", "destination": "10.42.1.0/24"}]
     assert problems(node(seen={"routes": host_gateway, "cluster": True})) == []
 
 

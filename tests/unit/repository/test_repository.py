@@ -6,6 +6,7 @@ import pathlib
 import re
 import subprocess
 
+import pytest
 import yaml
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
@@ -50,3 +51,21 @@ def test_no_unfinished_marks_are_left():
 def test_the_collections_that_galaxy_is_told_are_the_ones_installed_here():
     declared = yaml.safe_load((ROOT / "galaxy.yml").read_text())["dependencies"]
     assert set(declared) == {"ansible.posix", "ansible.utils", "community.general"}
+
+
+# Jobs that are done in one place: what gives a second one away, and who may hold it.
+ONE_PLACE = {
+    "the routing table": (
+        r"net/(ipv6_)?route\b",
+        "plugins device_plugin lab",
+        # The lab reads the table of a captured machine, laid out below its own folder.
+        ("plugins/module_utils/hca/routes.py", "lab/nspawn/machine.py"),
+    ),
+}
+
+
+@pytest.mark.parametrize("job", ONE_PLACE)
+def test_a_job_is_done_in_one_place(job):
+    pattern, where, homes = ONE_PLACE[job]
+    found = {place.partition(":")[0] for place, line in lines(*where.split()) if re.search(pattern, line)}
+    assert sorted(found) == sorted(homes)
