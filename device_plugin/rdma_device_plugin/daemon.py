@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
 from collections.abc import Awaitable, Iterable
 from typing import Any, Callable, Optional
 
@@ -16,31 +15,19 @@ from . import allocation, cdi, endpoints, events, links, log, notify, pools, sta
 from .config import Config, ConfigError, Pool
 from .configfile import ConfigFile
 from .hca import Tree
-from .health import Memory, Ports, next_look, waits
+from .health import Memory, next_look, waits
 from .lifecycle import CannotServe, Resource
-from .pools import Inventory
 from .server import Service
 from .settings import Settings
-from .worker import Worker, take
+from .state import Served, State
+from .worker import take
 
 
 class Fatal(Exception):
     """Why the plugin cannot run; one line."""
 
 
-class Served:
-    """A pool that is served. task: its registration, from the moment it begins."""
-
-    task: asyncio.Task
-
-    def __init__(self, pool: Pool, service: Service, resource: Resource, memory: Memory) -> None:
-        self.pool = pool
-        self.service = service
-        self.resource = resource
-        self.memory = memory
-
-
-class Plugin:
+class Plugin(State):
     """All pools of one node.
 
     tree, link_up: effects that can be replaced; interfaces are set up only where the node is this machine, unless
@@ -54,16 +41,7 @@ class Plugin:
         link_up: Optional[Callable[[str], Optional[str]]] = None,
         listen: bool = True,
     ):
-        self.settings = settings
-        self.served: dict[str, Served] = {}
-        self.inventory = Inventory()
-        self.ports = Ports()
-        self.scans = 0
-        self.scan_failures = 0
-        self.scan_seconds = 0.0
-        self.scan_seconds_total = 0.0
-        self.reloads: Counter[str] = Counter()
-        self.config_error = ""
+        super().__init__(settings)
         self.config: Config
         self.ready = asyncio.Event()
         self._tree = tree or Tree(settings.root)
@@ -75,9 +53,6 @@ class Plugin:
         self._reload_wanted = asyncio.Event()
         self._directories: events.Directories
         self._updating = asyncio.Lock()
-        # Port states and scans may hang with the hardware, files of the plugin's own must not wait for them.
-        self._sysfs = Worker("sysfs")
-        self.files = Worker("files")
         self._config_file = ConfigFile(settings.config_file, settings.strict, self.files)
 
     # What may be asked of it from outside, and from signal handlers.
@@ -93,20 +68,6 @@ class Plugin:
 
     def poll_ports(self) -> None:
         self._poll_wanted.set()
-
-    @property
-    def hangs(self) -> float:
-        """Seconds that the present read of sysfs has taken so far."""
-        return self._sysfs.hangs()
-
-    @property
-    def hung(self) -> bool:
-        """Whether a read of sysfs does not come back, so that health is not known any more."""
-        return self.hangs > self.settings.hung
-
-    def unready(self) -> list[str]:
-        """Why the plugin does not do what it is there for, one line each; empty when all is well."""
-        return status.problems(self)
 
     # Its life.
 
@@ -124,7 +85,7 @@ class Plugin:
             await _end([work, halt])
             await self._stop_all()
             self._directories.close()
-            self._sysfs.close()
+            self.sysfs.close()
             self.files.close()
 
     async def _work(self) -> None:
@@ -283,7 +244,7 @@ class Plugin:
         pkeys = any(pool.extra.pKeys for pool in self.config.pools)
         begun = time.monotonic()
         try:
-            inventory = await self._sysfs.run(pools.discover, self._tree, pkeys)
+            inventory = await self.sysfs.run(pools.discover, self._tree, pkeys)
         except Exception as error:  # noqa: BLE001 - a node we cannot read must not end what is served already
             self.scan_failures += 1
             log.on_change("scan", f"the scan of sysfs failed, the last one counts: {error!r}", logging.ERROR)
@@ -302,7 +263,7 @@ class Plugin:
         while True:
             memories = [(served.pool.health, served.memory) for served in self.served.values()]
             await take(self._poll_wanted, next_look(memories, time.monotonic(), self.settings.port_poll))
-            states = await self._sysfs.run(pools.port_states, self._tree, tuple(self.ports.states))
+            states = await self.sysfs.run(pools.port_states, self._tree, tuple(self.ports.states))
             waiting = waits(served.memory for served in self.served.values())
             if self.ports.polled(states) or waiting:
                 await self._update()
@@ -315,7 +276,7 @@ class Plugin:
                 told = status.line(self)
                 notify.tell(f"STATUS={told}")
             if self.hung:
-                log.on_change("sysfs", "a read of sysfs hangs: health is not known any more", logging.ERROR)
+                log.on_change("sysfs", "a read of sysfs hangs: health is no longer known", logging.ERROR)
             else:
                 log.on_change("sysfs", "reads of sysfs come back", logging.DEBUG)
 
@@ -374,7 +335,7 @@ class Plugin:
                 for netdev in sorted({port.netdev for port in hca.ports if port.netdev}):
                     if netdev not in self._linked:
                         self._linked.add(netdev)
-                        problem = await self._sysfs.run(self._link_up, netdev)
+                        problem = await self.sysfs.run(self._link_up, netdev)
                         if problem:
                             log.warning(f"cannot set {netdev} up", reason=problem, resource=served.pool.resource)
 

@@ -8,14 +8,12 @@ from __future__ import annotations
 import asyncio
 import importlib
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from . import log
+from . import log, status
 from .hca import Tree
+from .state import State
 from .worker import Worker
-
-if TYPE_CHECKING:
-    from .daemon import Plugin
 
 _REASONS = {200: "OK", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
 _TEXT = "text/plain; charset=utf-8"
@@ -30,10 +28,10 @@ def parse_address(text: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-async def serve(plugin: Plugin, address: str) -> None:
+async def serve(state: State, address: str) -> None:
     """Serve for ever. A port that is taken does not end the plugin: pods matter more than their metrics."""
     host, port = parse_address(address)
-    pages = Pages(plugin)
+    pages = Pages(state)
     while True:
         try:
             server = await asyncio.start_server(pages.answer, host or None, port, limit=8192)
@@ -50,9 +48,9 @@ async def serve(plugin: Plugin, address: str) -> None:
 class Pages:
     """Answers one request a connection."""
 
-    def __init__(self, plugin: Plugin):
-        self._plugin = plugin
-        self._tree = Tree(plugin.settings.root)
+    def __init__(self, state: State):
+        self._state = state
+        self._tree = Tree(state.settings.root)
         # Counters are read from firmware and may hang; the ports' health must not wait for them.
         self._worker = Worker("counters")
         self._counters: Any = []
@@ -82,21 +80,21 @@ class Pages:
             return 405, _TEXT, b"only GET\n"
         if path == "/metrics":
             # Costs 5 MB and 0.1 s, which only a scraped plugin has to pay, and not on the event loop.
-            metrics = await self._plugin.files.run(importlib.import_module, f"{__package__}.metrics")
+            metrics = await self._state.files.run(importlib.import_module, f"{__package__}.metrics")
             return 200, metrics.CONTENT_TYPE, await self._metrics(metrics)
         if path == "/healthz":
             return 200, _TEXT, b"ok\n"
         if path == "/readyz":
-            problems = self._plugin.unready()
+            problems = status.problems(self._state)
             return (503 if problems else 200), _TEXT, ("\n".join(problems or ["ok"]) + "\n").encode()
         return 404, _TEXT, b"there are /metrics, /healthz and /readyz\n"
 
     async def _metrics(self, metrics: Any) -> bytes:
-        ports = tuple(self._plugin.ports.states)
+        ports = tuple(self._state.ports.states)
         try:
             if not self._worker.hangs():
                 read = self._worker.run(metrics.port_counters, self._tree, ports)
                 self._counters = await asyncio.wait_for(read, _PATIENCE)
         except asyncio.TimeoutError:
             self._counters = []  # old values would look like a port without traffic
-        return await self._plugin.files.run(metrics.render, metrics.families(self._plugin, self._counters))
+        return await self._state.files.run(metrics.render, metrics.families(self._state, self._counters))

@@ -4,7 +4,7 @@
 """JSON as Go's encoding/json reads it into typed fields.
 
 Config files were written for a Go program: keys in any case, unknown keys ignored, null for "not set", integers that
-must be integer tokens. What Python's json takes beyond that (NaN, lone surrogates, 10.0 for 10) is not taken here.
+must be integer tokens. What Python's json accepts beyond that (NaN, lone surrogates, 10.0 for 10) is refused.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from typing import Any, Callable, Optional
 
 _INTEGER = re.compile(r"-?(0|[1-9][0-9]*)\Z")
 _INT64 = 1 << 63
-# Beside A-Z these two are all that Unicode folds onto an ASCII letter.
-_FOLD = {0x017F: "s", 0x212A: "k", **{upper: chr(upper + 32) for upper in range(ord("A"), ord("Z") + 1)}}
 
 Decode = Callable[["Decoder", Any, Any, str], Any]
 
@@ -30,7 +28,7 @@ class Members(list):
 
 
 class Decoder:
-    """Decodes parsed values into fields. Goes on after a problem, so that all of them are told at once."""
+    """Decodes parsed values into fields. Continues after a problem, so that all of them are reported at once."""
 
     def __init__(self) -> None:
         self.problems: list[str] = []
@@ -58,7 +56,7 @@ def parse(data: bytes) -> Any:
 
 
 def _no_constant(token: str) -> Any:
-    raise ValueError(f"{token} is no JSON value")
+    raise ValueError(f"{token} is not a JSON value")
 
 
 def clean(text: str) -> str:
@@ -66,10 +64,6 @@ def clean(text: str) -> str:
     if text.isascii():
         return text
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-
-
-def fold(key: str) -> str:
-    return key.translate(_FOLD)
 
 
 def describe(value: Any) -> str:
@@ -132,7 +126,7 @@ def nullable(inner: Decode) -> Decode:
 
 
 def listing(inner: Decode, zero: Callable[[], Any]) -> Decode:
-    """A Go slice. A duplicate of the key decodes into the elements that are there, as Go does."""
+    """A Go slice."""
 
     def decode(decoder: Decoder, value: Any, before: Any, path: str) -> Any:
         if value is None:
@@ -140,17 +134,14 @@ def listing(inner: Decode, zero: Callable[[], Any]) -> Decode:
         if not isinstance(value, list) or isinstance(value, Members):
             decoder.refuse(path, "a list", value)
             return before
-        return [
-            inner(decoder, item, before[index] if index < len(before) else zero(), f"{path}[{index}]")
-            for index, item in enumerate(value)
-        ]
+        return [inner(decoder, item, zero(), f"{path}[{index}]") for index, item in enumerate(value)]
 
     return decode
 
 
 def struct(fields: dict[str, tuple[Decode, Callable[[], Any]]]) -> Decode:
     """A Go struct as a dict with every field. fields: {name: (type, zero value)}."""
-    folded = {fold(name): name for name in fields}
+    lower = {name.lower(): name for name in fields}
 
     def decode(decoder: Decoder, value: Any, before: Any, path: str) -> Any:
         made = {name: zero() for name, (_type, zero) in fields.items()} if before is None else dict(before)
@@ -161,7 +152,7 @@ def struct(fields: dict[str, tuple[Decode, Callable[[], Any]]]) -> Decode:
             return made
         for key, item in value:
             here = f"{path}.{clean(key)}" if path else clean(key)
-            name = key if key in fields else folded.get(fold(key))
+            name = key if key in fields else lower.get(key.lower())
             if name is None:
                 decoder.unknown.append(here)
             else:
@@ -172,7 +163,7 @@ def struct(fields: dict[str, tuple[Decode, Callable[[], Any]]]) -> Decode:
 
 
 def decode(schema: Decode, data: bytes) -> tuple[Any, list[str], list[str]]:
-    """(value, problems, paths of unknown keys). ValueError for what is no JSON at all."""
+    """(value, problems, paths of unknown keys). ValueError for what is not JSON."""
     decoder = Decoder()
     value = schema(decoder, parse(data), None, "")
     return value, decoder.problems, decoder.unknown

@@ -6,16 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 
 from . import __version__, pools
 from .hca import Tree, paths
-
-if TYPE_CHECKING:
-    from .daemon import Plugin
+from .state import State
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _PREFIX = "rdma_device_plugin_"
@@ -54,8 +52,8 @@ class _Fixed:
         return self._families
 
 
-def families(plugin: Plugin, counters: Counters) -> list[Any]:
-    return [*_resources(plugin), *_node(plugin), *_ports(plugin), *_counters(counters)]
+def families(state: State, counters: Counters) -> list[Any]:
+    return [*_resources(state), *_node(state), *_ports(state), *_counters(counters)]
 
 
 def _family(kind: Any, name: str, text: str, labels: list[str], samples: Iterator[tuple[list[str], float]]) -> Any:
@@ -65,8 +63,8 @@ def _family(kind: Any, name: str, text: str, labels: list[str], samples: Iterato
     return family
 
 
-def _resources(plugin: Plugin) -> list[Any]:
-    served = [(one.pool.resource, one) for one in plugin.served.values()]
+def _resources(state: State) -> list[Any]:
+    served = [(one.pool.resource, one) for one in state.served.values()]
     offers = [(name, one.service.offer) for name, one in served]
 
     def gauge(name: str, text: str, labels: list[str], samples: Iterator[tuple[list[str], float]]) -> Any:
@@ -128,46 +126,46 @@ def _resources(plugin: Plugin) -> list[Any]:
     ]
 
 
-def _node(plugin: Plugin) -> list[Any]:
+def _node(state: State) -> list[Any]:
     info = InfoMetricFamily(_PREFIX + "build", "Version.", value={"version": __version__})
     scans = CounterMetricFamily(_PREFIX + "scans", "Scans of the node.", labels=["result"])
-    scans.add_metric(["done"], plugin.scans)
-    scans.add_metric(["failed"], plugin.scan_failures)
+    scans.add_metric(["done"], state.scans)
+    scans.add_metric(["failed"], state.scan_failures)
     reloads = CounterMetricFamily(_PREFIX + "config_reloads", "Changes of the config file.", labels=["result"])
     for result in ("applied", "failed"):
-        reloads.add_metric([result], plugin.reloads[result])
+        reloads.add_metric([result], state.reloads[result])
     return [
         info,
         scans,
-        CounterMetricFamily(_PREFIX + "scan_seconds", "Time spent in scans.", value=plugin.scan_seconds_total),
-        GaugeMetricFamily(_PREFIX + "last_scan_seconds", "Duration of the last scan.", value=plugin.scan_seconds),
-        GaugeMetricFamily(_PREFIX + "monitoring_hangs", "1 while a read of sysfs does not return.", value=plugin.hung),
+        CounterMetricFamily(_PREFIX + "scan_seconds", "Time spent in scans.", value=state.scan_seconds_total),
+        GaugeMetricFamily(_PREFIX + "last_scan_seconds", "Duration of the last scan.", value=state.scan_seconds),
+        GaugeMetricFamily(_PREFIX + "monitoring_hangs", "1 while a read of sysfs does not return.", value=state.hung),
         GaugeMetricFamily(
-            _PREFIX + "netns_exclusive", "1 in RDMA netns mode exclusive.", value=plugin.inventory.exclusive
+            _PREFIX + "netns_exclusive", "1 in RDMA netns mode exclusive.", value=state.inventory.exclusive
         ),
         GaugeMetricFamily(
-            _PREFIX + "config_valid", "0 while the config file cannot be used.", value=not plugin.config_error
+            _PREFIX + "config_valid", "0 while the config file cannot be used.", value=not state.config_error
         ),
         reloads,
     ]
 
 
-def _ports(plugin: Plugin) -> list[Any]:
-    keys = sorted(plugin.ports.states)
+def _ports(state: State) -> list[Any]:
+    keys = sorted(state.ports.states)
     return [
         _family(
             GaugeMetricFamily,
             "rdma_port_active",
             "1 while the port's state is ACTIVE.",
             ["hca", "port"],
-            (([hca, str(port)], plugin.ports.states[hca, port] == pools.ACTIVE) for hca, port in keys),
+            (([hca, str(port)], state.ports.states[hca, port] == pools.ACTIVE) for hca, port in keys),
         ),
         _family(
             CounterMetricFamily,
             "rdma_port_link_flaps",
             "Times the port was seen to leave ACTIVE.",
             ["hca", "port"],
-            (([hca, str(port)], plugin.ports.flaps[hca, port]) for hca, port in keys),
+            (([hca, str(port)], state.ports.flaps[hca, port]) for hca, port in keys),
         ),
     ]
 

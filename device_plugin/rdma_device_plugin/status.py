@@ -6,14 +6,11 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
 
 from . import log, pools
 from .config import Config
 from .pools import Inventory
-
-if TYPE_CHECKING:
-    from .daemon import Plugin
+from .state import State
 
 EXCLUSIVE = (
     "incorrect RDMA subsystem network namespace mode: exclusive, wanted shared; all devices are Unhealthy. Set it "
@@ -21,29 +18,29 @@ EXCLUSIVE = (
 )
 
 
-def problems(plugin: Plugin) -> list[str]:
+def problems(state: State) -> list[str]:
     """Why the plugin does not do what it is there for, one line each; empty when all is well."""
     found = [
         f"{served.pool.resource}: {served.resource.state}"
         + (f" ({served.resource.error})" if served.resource.error else "")
         + (f", tried {served.resource.attempts} times" if served.resource.attempts > 1 else "")
-        for served in plugin.served.values()
+        for served in state.served.values()
         if not served.resource.registered
     ]
-    if plugin.inventory.exclusive:
+    if state.inventory.exclusive:
         found.append(EXCLUSIVE)
-    if plugin.hung:
-        found.append(f"a read of sysfs hangs since {plugin.hangs:.0f} s: health is not known")
-    if plugin.config_error:
-        found.append(f"the config file was changed and cannot be used: {plugin.config_error}")
+    if state.hung:
+        found.append(f"a read of sysfs has been hanging for {state.hangs:.0f} s: health is unknown")
+    if state.config_error:
+        found.append(f"the config file was changed and cannot be used: {state.config_error}")
     return found
 
 
-def line(plugin: Plugin) -> str:
+def line(state: State) -> str:
     """One line for a service manager."""
-    registered = sum(served.resource.registered for served in plugin.served.values())
-    why = log.printable("; ".join(problems(plugin)))
-    return f"{registered} of {len(plugin.served)} resources registered" + (f": {why}" if why else "")
+    registered = sum(served.resource.registered for served in state.served.values())
+    why = log.printable("; ".join(problems(state)))
+    return f"{registered} of {len(state.served)} resources registered" + (f": {why}" if why else "")
 
 
 def report(config: Config, inventory: Inventory) -> None:

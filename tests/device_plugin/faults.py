@@ -364,7 +364,7 @@ FAULTS = (
         "pitfall 11",
         "monitoring that hangs looks like health",
         "test_changes.py::test_a_hanging_read_delays_no_rpc_and_no_end",
-        ("daemon.py", "return self.hangs > self.settings.hung", "return False"),
+        ("state.py", "return self.hangs > self.settings.hung", "return False"),
     ),
     fault(
         "pitfall 12",
@@ -416,7 +416,7 @@ FAULTS = (
         "pitfall 14",
         "ready whatever happens",
         "test_endpoints.py::test_readiness_says_why_not",
-        ("endpoints.py", "problems = self._plugin.unready()", "problems = []"),
+        ("endpoints.py", "problems = status.problems(self._state)", "problems = []"),
     ),
     fault(
         "pitfall 17",

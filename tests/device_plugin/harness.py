@@ -17,7 +17,7 @@ import time
 from conftest import PACKAGE
 from kubelet_double import PATIENCE
 from node import HERE, Node
-from rdma_device_plugin import daemon
+from rdma_device_plugin import daemon, status
 from rdma_device_plugin.lifecycle import Places, Timing
 from rdma_device_plugin.settings import Settings
 
@@ -134,6 +134,10 @@ class Running:
             os.close(device)
 
         self.call(tap)
+
+    def problems(self):
+        """Why it is not ready, as /readyz says."""
+        return status.problems(self.plugin)
 
     def rescan(self):
         self.call(self.plugin.rescan)

@@ -95,11 +95,11 @@ def test_exclusive_netns_is_a_state_and_no_exit(base, node, kubelet):
     with Running(base, document(entry(count=10)), node.root) as plugin:
         assert kubelet.wait(lambda: kubelet.capacity(NAME) == 10)
         assert kubelet.allocatable(NAME) == 0
-        assert any("exclusive" in problem for problem in plugin.plugin.unready())
+        assert any("exclusive" in problem for problem in plugin.problems())
         node.netns("Y")
         plugin.rescan()
         kubelet.wait_allocatable(NAME, 10)
-        assert plugin.until(lambda: plugin.plugin.unready() == [])
+        assert plugin.until(lambda: plugin.problems() == [])
 
 
 # Hot-plug.
@@ -243,7 +243,7 @@ def test_a_config_that_cannot_be_used_leaves_the_old_one(base, node, kubelet):
         kubelet.wait_allocatable(NAME, 3)
         plugin.configure(b'{"configList": []}')
         assert plugin.until(lambda: plugin.plugin.config_error)
-        assert any("no resources configuration found" in problem for problem in plugin.plugin.unready())
+        assert any("no resources configuration found" in problem for problem in plugin.problems())
         assert kubelet.allocatable(NAME) == 3
         os.unlink(plugin.config_file)
         assert plugin.until(lambda: "No such file" in plugin.plugin.config_error)
@@ -252,7 +252,7 @@ def test_a_config_that_cannot_be_used_leaves_the_old_one(base, node, kubelet):
         assert plugin.plugin.reloads["failed"] == failed, "told once, not with every look"
         plugin.config_file.write_bytes(document(entry(count=4)))
         kubelet.wait_allocatable(NAME, 4)
-        assert plugin.until(lambda: plugin.plugin.unready() == [])
+        assert plugin.until(lambda: plugin.problems() == [])
 
 
 def test_a_config_map_is_swapped(base, node, kubelet):
@@ -331,7 +331,7 @@ def test_a_hanging_read_delays_no_rpc_and_no_end(base, node):
         assert time.monotonic() - begun < SOON
         kubelet.restart()
         kubelet.wait_allocatable(NAME, 10, seconds=3)
-        assert plugin.until(lambda: any("hangs" in problem for problem in plugin.plugin.unready()))
+        assert plugin.until(lambda: any("has been hanging for" in problem for problem in plugin.problems()))
         plugin.stop()
         assert plugin.stopped_in < 1
         _release(tree, base / "pipe")

@@ -89,13 +89,13 @@ def test_a_refused_registration_is_told_and_tried_again(base, node, watches):
     with Kubelet(base, watches=watches, refuse="no room") as kubelet, Running(base, CONFIG, node.root) as plugin:
         assert plugin.until(lambda: plugin.resource().state == "refused")
         assert "no room" in plugin.resource().error
-        assert "no room" in plugin.plugin.unready()[0]
+        assert "no room" in plugin.problems()[0]
         assert sum(plugin.resource().registrations.values()) >= 1
         # Watch: the fallback to Register is refused as well, and told.
         assert kubelet.wait(lambda: kubelet.count("register") >= 2)
         kubelet.refuse = ""
         kubelet.wait_allocatable(NAME, 100)
-        assert plugin.until(lambda: plugin.plugin.unready() == [])
+        assert plugin.until(lambda: plugin.problems() == [])
 
 
 def test_a_kubelet_restart_is_noticed(base, kubelet, plugin):
@@ -159,7 +159,7 @@ def test_a_plugin_without_a_kubelet_says_so_once(base, node, caplog):
         assert plugin.until(lambda: plugin.resource().attempts > 10)
         waiting = [line for line in lines() if "waiting for the kubelet" in line]
         assert len(waiting) == 2, "one for each way"
-        assert "tried " in plugin.plugin.unready()[0]
+        assert "tried " in plugin.problems()[0]
         with Kubelet(base) as kubelet:
             kubelet.wait_allocatable(NAME, 100)
             assert plugin.until(lambda: plugin.resource().state == "registered")

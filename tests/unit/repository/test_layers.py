@@ -1,11 +1,12 @@
 """Who may import whom, by the tree: hca < _core < the domains < _kube < modules; what runs on nodes never imports what
-only the controller runs; no circle.
+only the controller runs; the device plugin stands on hca alone; no circle.
 """
 
 from __future__ import annotations
 
 import ast
 import pathlib
+import shutil
 import sys
 
 import pytest
@@ -27,16 +28,16 @@ CONTROLLER = [
 CALLERS = ("action", "callback", "filter")
 
 
-def imports(path):
-    """Absolute names of what a file imports; relative imports are resolved against its package."""
-    package = path.relative_to(PLUGINS).parent.parts
+def imports(path, root=None, prefix=PREFIX):
+    """Absolute names of what a file imports; relative imports are resolved against its package below root."""
+    package = path.relative_to(root or PLUGINS).parent.parts
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             if node.level:
                 base = package[: len(package) - node.level + 1]
-                module = PREFIX + ".".join([*base, *([node.module] if node.module else [])])
+                module = ".".join([prefix.rstrip("."), *base, *([node.module] if node.module else [])])
             else:
                 module = node.module
             yield from (f"{module}.{alias.name}" for alias in node.names)
@@ -122,6 +123,82 @@ def dotted(path):
 def test_no_circle_among_the_plugins():
     files = [path for path in FILES if path.name != "__init__.py"]
     assert circles(files, dotted, imports) == []
+
+
+DEVICE_PLUGIN = ROOT / "device_plugin/rdma_device_plugin"
+NAME = "rdma_device_plugin"
+
+
+def device_plugin_files(package):
+    """Its own files, without what the compiler of the kubelet's contract wrote."""
+    return [path for path in sorted(package.rglob("*.py")) if "_pb2" not in path.name]
+
+
+def device_plugin_imports(path):
+    return imports(path, DEVICE_PLUGIN, f"{NAME}.")
+
+
+def device_plugin_name(path):
+    parts = path.relative_to(DEVICE_PLUGIN).with_suffix("").parts
+    return ".".join([NAME, *parts]).removesuffix(".__init__")
+
+
+def device_plugin_faults():
+    """What it imports of the collection besides hca. Its package path holds all of module_utils in a checkout, so that
+    a relative import would find `_core` there, too.
+    """
+    own = {path.stem for path in DEVICE_PLUGIN.glob("*.py")} | {"kubelet", "_build"}  # the build writes _build
+    found = []
+    for path in device_plugin_files(DEVICE_PLUGIN):
+        for module in device_plugin_imports(path):
+            head, _dot, rest = module.partition(".")
+            name = rest.partition(".")[0]
+            if head == "ansible_collections" or (head == NAME and name not in own | {"hca", "__version__"}):
+                found.append(f"{path.name} imports {module}")
+    return found
+
+
+def test_the_device_plugin_stands_on_hca_alone():
+    assert device_plugin_faults() == []
+
+
+def test_no_circle_in_the_device_plugin():
+    files = [path for path in device_plugin_files(DEVICE_PLUGIN) if path.name != "__init__.py"]
+    assert len(files) > 20
+    assert circles(files, device_plugin_name, device_plugin_imports) == []
+
+
+@pytest.fixture
+def planted_device_plugin(tmp_path, monkeypatch):
+    """A copy in which faults can be planted: function(file, line)."""
+    copy = shutil.copytree(DEVICE_PLUGIN, tmp_path / NAME)
+    monkeypatch.setattr(sys.modules[__name__], "DEVICE_PLUGIN", copy)
+
+    def plant(file, line):
+        (copy / file).write_text(f"{(copy / file).read_text()}\n{line}\n")
+
+    return plant
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from ._core import text",
+        "from . import _core",
+        f"from {NAME}._host import netns",
+        f"from {PREFIX}module_utils._core import text",
+    ],
+)
+def test_a_planted_import_of_the_device_plugin_is_seen(line, planted_device_plugin):
+    planted_device_plugin("pools.py", line)
+    assert [fault.partition(" imports ")[0] for fault in device_plugin_faults()] == ["pools.py"]
+
+
+def test_a_planted_circle_of_the_device_plugin_is_seen(planted_device_plugin):
+    planted_device_plugin("status.py", "from . import daemon")
+    files = [path for path in device_plugin_files(DEVICE_PLUGIN) if path.name != "__init__.py"]
+    found = circles(files, device_plugin_name, device_plugin_imports)
+    assert {f"{NAME}.daemon", f"{NAME}.endpoints", f"{NAME}.status"} <= set(found)
 
 
 PLANTED = [
