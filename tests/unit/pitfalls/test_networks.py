@@ -1,4 +1,4 @@
-"""Rows N1 to N14 of the field guide, networks of pods: each fault planted, and the finding that names it."""
+"""Pitfalls N1 to N14 (docs/pitfalls.md), networks of pods: each one planted, and the finding that names it."""
 
 from __future__ import annotations
 
