@@ -33,11 +33,6 @@ class ActionModule(ActionBase):
                 "collect": {"type": "bool", "default": False},
             },
         )
-        if k3s.netaddr is None:
-            msg = (
-                "comparing networks needs the Python library netaddr: install it beside ansible-core on the controller"
-            )
-            return {"changed": False, "failed": True, "msg": msg}
         folder = args["bundle_dir"] or ""
         bundle, problems = read(args["bundle_dir"], args["nodes"])
         decided = k3s.decide(args["nodes"], bundle, folder, changing_version=args["upgrade"])

@@ -12,7 +12,6 @@ from ansible.utils.display import Display
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core import text as core_text
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._matrix import judge, pods
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._matrix import plan as matrix_plan
-from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import pairs
 
 
 class ActionModule(ActionBase):
@@ -43,12 +42,6 @@ class ActionModule(ActionBase):
 
     def _plan(self, args):
         """Plan the rounds on the hosts; stop where load needs consent; say what is going to happen."""
-        if pairs.netaddr is None:
-            return {
-                "failed": True,
-                "msg": "the bandwidth matrix needs the Python library netaddr on the controller, and it is not there; "
-                "install it beside ansible-core (pip install netaddr)",
-            }
         nodes, options = [_node(node) for node in args["nodes"]], _options(args["nodes"])
         plan = matrix_plan.plan(nodes, options)
         problems = matrix_plan.consent_problems([plan], nodes)

@@ -35,12 +35,6 @@ class ActionModule(ActionBase):
                 "collect": {"type": "bool", "default": False},
             }
         )
-        if networks.netaddr is None:
-            return {
-                "failed": True,
-                "msg": "networks are planned with the Python library netaddr on the controller, and it is not there; "
-                "install it beside ansible-core (pip install netaddr)",
-            }
         options = yaml_load(SPECS.read_text(encoding="utf-8"))["argument_specs"]["main"]["options"]
         variables, problems = host.validate(options, args["variables"])
         made = self._plan(variables, args) if not problems else None

@@ -13,7 +13,7 @@ from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core import text as core_text
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._policy import exporter
-from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host, networks
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host
 
 ROLES = pathlib.Path(__file__).resolve().parents[2] / "roles"
 EXPORTED = ("device_plugin", "driver", "networks")
@@ -33,12 +33,6 @@ class ActionModule(ActionBase):
                 "namespace": {"type": "str", "default": exporter.NAMESPACE},
             }
         )
-        if networks.netaddr is None:
-            return {
-                "failed": True,
-                "msg": "networks are planned with the Python library netaddr on the controller, and it is not there; "
-                "install it beside ansible-core (pip install netaddr)",
-            }
         options = _options()
         given, problems = self._given(options, task_vars or {})
         effective, invalid = host.validate(options, given)

@@ -32,12 +32,6 @@ class ActionModule(ActionBase):
                 "nodes": {"type": "list", "elements": "dict", "default": []},
             }
         )
-        if networks.netaddr is None:
-            return {
-                "failed": True,
-                "msg": "pools and networks are read with the Python library netaddr on the controller, and it is not "
-                "there; install it beside ansible-core (pip install netaddr)",
-            }
         documents, problems = _read(args["files"])
         nodes = [node for node in args["nodes"] if node.get("facts")]
         pinned = yaml.safe_load((ROLES / "networks/vars/main.yml").read_text(encoding="utf-8"))

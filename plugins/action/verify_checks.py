@@ -42,12 +42,6 @@ class ActionModule(ActionBase):
         wanted = [node for node in usable if node["variables"]["verification_fabric"]]
         if not wanted:
             return {"plan": {"tests": [], "unpaired": [], "clashes": []}, "hosts": hosts}
-        if pairs.netaddr is None:
-            return {
-                "failed": True,
-                "msg": "the fabric tests need the Python library netaddr on the controller, and it is not there; "
-                "install it beside ansible-core (pip install netaddr), or set verification_fabric: false",
-            }
         ends = [
             {
                 "host": node["host"],

@@ -11,6 +11,8 @@ short_description: What speaks against a pod network on a node
 version_added: 0.1.0
 description:
   - Compares the pod network that is asked for with the NICs of a node, with the cluster's networks and with itself.
+requirements:
+  - netaddr (the Python library, on the controller)
 author:
   - The gpufabric founders (@gpufabric)
 options:

@@ -15,6 +15,8 @@ description:
     bundle that lacks a file or holds another one than it says, a processor it has nothing for, versions that may not
     follow each other, and clusters that are not ours.
   - Decides what each node is and which files of the bundle it lacks.
+requirements:
+  - netaddr (the Python library, on the controller)
 author:
   - The gpufabric founders (@gpufabric)
 attributes:

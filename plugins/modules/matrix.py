@@ -12,6 +12,8 @@ description:
   - Runs on the controller, makes no remote call and changes nothing.
   - Every two nodes that share a rail are measured in both directions, in rounds in which no HCA and no PCIe link serves
     two tests.
+requirements:
+  - netaddr (the Python library, on the controller)
 author:
   - The gpufabric founders (@gpufabric)
 attributes:

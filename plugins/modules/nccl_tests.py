@@ -12,6 +12,8 @@ description:
   - Runs on the controller, makes no remote call and changes nothing.
   - The job (all_reduce_perf) is evidence level E5, real hardware; no test of this project has run it. The log is judged
     wherever it comes from.
+requirements:
+  - netaddr (the Python library, on the controller)
 author:
   - The gpufabric founders (@gpufabric)
 attributes:

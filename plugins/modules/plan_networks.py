@@ -11,7 +11,9 @@ version_added: 0.1.0
 description:
   - Turns the variables of the role C(networks) and what was read from the nodes into NetworkAttachmentDefinitions,
     address pools and files of nodes, and refuses those that cannot work, all at once.
-  - Runs on the controller, makes no remote call and changes nothing. Needs the Python library netaddr there.
+  - Runs on the controller, makes no remote call and changes nothing.
+requirements:
+  - netaddr (the Python library, on the controller)
 author:
   - The gpufabric founders (@gpufabric)
 attributes:

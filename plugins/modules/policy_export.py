@@ -12,8 +12,9 @@ description:
   - Renders what the variables of the roles device_plugin and networks say as a NicClusterPolicy of NVIDIA's Network
     Operator with its networks and IPPools, and names everything that such objects cannot carry.
   - The driver is never exported. It stays on the nodes, and a policy that brings it too would have it loaded twice.
-  - Runs on the controller with the variables of the host it runs for, makes no remote call and changes nothing. Needs
-    the Python library netaddr there.
+  - Runs on the controller with the variables of the host it runs for, makes no remote call and changes nothing.
+requirements:
+  - netaddr (the Python library, on the controller)
 author:
   - The gpufabric founders (@gpufabric)
 attributes:

@@ -12,7 +12,9 @@ description:
   - Reads a NicClusterPolicy of NVIDIA's Network Operator with its MacvlanNetworks, IPoIBNetworks, HostDeviceNetworks
     and IPPools, and the ConfigMap of the RDMA shared device plugin. Says of every field whether it was taken, was wrong
     and what it became, is left out and why, or is unknown.
-  - Runs on the controller, makes no remote call and changes nothing. Needs the Python library netaddr there.
+  - Runs on the controller, makes no remote call and changes nothing.
+requirements:
+  - netaddr (the Python library, on the controller)
 author:
   - The gpufabric founders (@gpufabric)
 attributes:

@@ -13,6 +13,8 @@ description:
   - A check has C(id), C(object), C(status) (passed, failed, not_verified, unused), C(wanted), C(seen) and C(next_step).
     One that the catalogue of failures names has C(failure), its id there, and C(root) (true on what shows the root) or
     C(consequence_of) (the id of what explains it).
+requirements:
+  - netaddr (the Python library, on the controller)
 author:
   - The gpufabric founders (@gpufabric)
 attributes:

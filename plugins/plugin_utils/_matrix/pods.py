@@ -9,10 +9,9 @@ once, `workload` where there is one rail, `host` for soft-RoCE, which carries no
 
 from __future__ import annotations
 
-import ipaddress
-
 from ...module_utils._kube import pod_probe
 from ...module_utils._kube import pods as kube_pods
+from .._core.addresses import netaddr
 from .._verify import pod_checks
 from . import plan as matrix_plan
 
@@ -95,8 +94,8 @@ def _end(pod: dict, rail: dict, known: dict, answer, state) -> dict:
 
 def _text_of(network: str) -> str:
     try:
-        return str(ipaddress.ip_network(network, strict=False))
-    except ValueError:
+        return str(netaddr.IPNetwork(network).cidr)
+    except (netaddr.AddrFormatError, ValueError):
         return network
 
 

@@ -9,12 +9,12 @@ which this collection does not install. Evidence level E5: no test of this proje
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import re
 
 from ...module_utils._core import text
 from ...module_utils._device_plugin import config
+from .._core.addresses import netaddr
 
 NAME = "gpufabric-all-reduce"
 _PINNED = re.compile(r"@sha256:[0-9a-f]{64}$")
@@ -69,7 +69,7 @@ def environment(nodes: list[dict], options: dict) -> dict:
 def address_range(nodes: list[dict]):
     """The smallest IPv4 network that holds the networks of all rails; None for rails without IP addresses."""
     networks = [
-        ipaddress.ip_interface(address).network
+        netaddr.IPNetwork(address)
         for node in nodes
         for hca in node["facts"]["hcas"]
         if hca["name"] in {rail["hca"] for rail in node["facts"]["rails"]}
@@ -80,10 +80,10 @@ def address_range(nodes: list[dict]):
     ]
     if not networks:
         return None
-    span = networks[0]
-    while not all(network.subnet_of(span) for network in networks):
-        span = span.supernet()
-    return str(span)
+    span = netaddr.IPNetwork(networks[0])
+    while not all(network in span for network in networks):
+        span.prefixlen -= 1
+    return str(span.cidr)
 
 
 def objects(nodes: list[dict], options: dict) -> list[dict]:

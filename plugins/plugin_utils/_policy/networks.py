@@ -11,13 +11,9 @@ from __future__ import annotations
 import json
 
 from ...module_utils._core import text
+from .._core.addresses import netaddr
 from .._preflight import networks
 from .page import LEFT_OUT, NOTHING, TAKEN, WRONG, Page, dotted, short
-
-try:
-    import netaddr
-except ImportError:  # reported by the action plugin; a node never imports this file
-    netaddr = None
 
 TYPES = {"MacvlanNetwork": "macvlan", "IPoIBNetwork": "ipoib", "HostDeviceNetwork": "host-device"}
 # The operator puts this in front of a HostDeviceNetwork's resource (pkg/state/state_hostdevice_network.go).

@@ -15,11 +15,7 @@ import re
 from ...module_utils._core.change import Problem
 from ...module_utils._k3s import config as k3s
 from .._bundle import folder as bundle_folder
-
-try:
-    import netaddr
-except ImportError:
-    netaddr = None
+from .._core.addresses import netaddr
 
 # k3s does not start with flannel-backend none in it (k3s#9570).
 BROKEN_VERSIONS = {"v1.28.6+k3s1": "v1.28.7+k3s1 or newer", "v1.29.1+k3s1": "v1.29.2+k3s1 or newer"}

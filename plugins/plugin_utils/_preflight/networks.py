@@ -16,11 +16,7 @@ import re
 
 from ...module_utils._core import text as core_text
 from ...module_utils._kube import pods
-
-try:
-    import netaddr
-except ImportError:  # reported by the action plugin; a node never imports this file
-    netaddr = None
+from .._core.addresses import netaddr
 
 CNI_VERSION = "0.3.1"
 RESOURCE_ANNOTATION = "k8s.v1.cni.cncf.io/resourceName"

@@ -8,10 +8,10 @@ PRIVATE to the collection. Pure; runs on the controller.
 
 from __future__ import annotations
 
-import ipaddress
 import re
 
 from ...module_utils._core.change import Problem
+from .._core.addresses import netaddr
 
 # Bytes that a back end puts around each packet.
 OVERHEAD = {"vxlan": 50, "wireguard": 80, "host-gw": 0}
@@ -48,9 +48,12 @@ def problems(facts: dict, wanted: dict) -> list[Problem]:
 
 def _network(name: str, text: str, found: list[Problem]):
     try:
-        network = ipaddress.ip_network(text)
-    except ValueError as error:
+        network = netaddr.IPNetwork(text)
+    except (netaddr.AddrFormatError, TypeError, ValueError) as error:
         found.append(Problem(f"variable {name}", "a network such as 10.42.0.0/16", f"{text!r}: {error}", _VARIABLE))
+        return None
+    if network.ip != network.network:
+        found.append(Problem(f"variable {name}", f"a network such as {network.cidr}", f"{text!r}", _VARIABLE))
         return None
     if network.version != 4:
         found.append(Problem(f"variable {name}", "an IPv4 network", text, _VARIABLE))
@@ -70,14 +73,14 @@ def _clashes(network, facts: dict, wanted: dict) -> list[Problem]:
             Problem("variable flannel_cidr", f"k3s_cluster_cidr {wanted['cluster_cidr']}", wanted["cidr"], step)
         )
     service = _network("k3s_service_cidr", wanted["service_cidr"], found) if wanted["service_cidr"] else None
-    if service and network.overlaps(service):
+    if service and (network in service or service in network):
         step = "choose networks that share no address"
         seen = f"{network} overlaps k3s_service_cidr {service}"
         found.append(Problem("variable flannel_cidr", "a network of its own", seen, step))
     for netdev in _netdevs(facts):
         for address in netdev["addresses"] if isinstance(netdev["addresses"], list) else ():
-            own = ipaddress.ip_interface(address).network
-            if own.version == 4 and network.overlaps(own):
+            own = netaddr.IPNetwork(address)
+            if network in own or own in network:
                 step = "choose a network that no NIC of a node is in"
                 seen = f"{network} overlaps {address} of {netdev['name']}"
                 found.append(Problem("variable flannel_cidr", "a network of its own", seen, step))

@@ -9,11 +9,11 @@ becomes a check; objects that are not there are no fault.
 
 from __future__ import annotations
 
-import ipaddress
 import json
 
 from ...module_utils._core import text as core_text
 from ...module_utils._kube import pods as kube_pods
+from .._core.addresses import netaddr
 from .._findings.checks import FAILED, check
 from .._preflight import pod_network
 
@@ -192,8 +192,8 @@ def _pod_cidr(cluster: dict, node: dict) -> list[dict]:
     for item in cluster.get("cni") or []:
         text = (item.get("data") or {}).get("net-conf.json")
         try:
-            network = ipaddress.ip_network(json.loads(text)["Network"]) if text else None
-        except (ValueError, KeyError, TypeError):
+            network = netaddr.IPNetwork(json.loads(text)["Network"]) if text else None
+        except (netaddr.AddrFormatError, ValueError, KeyError, TypeError):
             network = None  # Flannel says so itself and ends
         outside = [cidr for cidr in node["pod_cidrs"] if network and not _within(cidr, network)]
         if outside:
@@ -232,8 +232,8 @@ def _pod_nic(host: dict, node: dict, fabric_allowed: bool) -> list[dict]:
 
 
 def _within(cidr: str, network) -> bool:
-    other = ipaddress.ip_network(cidr, strict=False)
-    return other.version != network.version or other.subnet_of(network)
+    other = netaddr.IPNetwork(cidr)
+    return other.version != network.version or other in network
 
 
 # --- pods -------------------------------------------------------------------------------------------------------------

@@ -10,10 +10,7 @@ of one test more than there are nodes, less two.
 
 from __future__ import annotations
 
-try:
-    import netaddr
-except ImportError:  # reported by the action plugin; a node never imports this file
-    netaddr = None
+from .._core.addresses import netaddr
 
 TOOLS = ("rping", "ib_write_bw")
 

@@ -9,12 +9,12 @@ something could not be tried, is never turned into a pass.
 
 from __future__ import annotations
 
-import ipaddress
 import json
 
 from ...module_utils._cni import nad_lint, node_lint
 from ...module_utils._core import text as core_text
 from ...module_utils._kube import pod_probe, pods
+from .._core.addresses import netaddr
 from .._findings.checks import FAILED, NOT_VERIFIED, PASSED, check
 from . import cluster_checks as verify_cluster_checks
 
@@ -303,9 +303,9 @@ def _subnets(network, host: str) -> list[str]:
 
 
 def _inside(addresses, networks) -> bool:
-    known = [ipaddress.ip_network(network, strict=False) for network in networks]
-    found = [ipaddress.ip_address(str(address).partition("/")[0]) for address in addresses or []]
-    return any(address in network for address in found for network in known if address.version == network.version)
+    known = [netaddr.IPNetwork(network) for network in networks]
+    found = [netaddr.IPNetwork(str(address)).ip for address in addresses or []]
+    return any(address in network for address in found for network in known)
 
 
 def _user(pod: dict, answer: dict) -> list[dict]:

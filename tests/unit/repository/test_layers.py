@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import ast
 import pathlib
+import re
 import shutil
 import sys
 
 import pytest
+import yaml
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 PLUGINS = ROOT / "plugins"
@@ -20,6 +22,7 @@ DOMAINS = ("_bundle", "_cni", "_device_plugin", "_driver", "_host", "_k3s", "_tr
 NODE = [("hca",), ("_core",), DOMAINS, ("_kube",)]
 # What only the controller runs, lowest first; packages of one rank do not import each other.
 CONTROLLER = [
+    ("_core",),
     ("_findings", "_bundle", "_gitops"),
     ("_preflight",),
     ("_verify", "_policy"),
@@ -81,6 +84,24 @@ def faults(path):
     return found
 
 
+# The library for addresses: what a node runs has only that of Python, the controller has one for all, imported in one
+# file, which says what to install.
+NODE_LIBRARY, CONTROLLER_LIBRARY = "ipaddress", "netaddr"
+CONTROLLER_IMPORT = "plugin_utils/_core/addresses.py"
+
+
+def address_faults(path):
+    """Imports of the library for addresses that belongs to the other machine, in words."""
+    place = path.relative_to(PLUGINS)
+    on_node = place.parts[0] in ("module_utils", "modules")
+    refused = CONTROLLER_LIBRARY if on_node else NODE_LIBRARY
+    libraries = {module.split(".")[0] for module in imports(path) if not module.startswith(PREFIX)}
+    found = [f"{place} imports {refused}"] if refused in libraries else []
+    if not on_node and CONTROLLER_LIBRARY in libraries and place.as_posix() != CONTROLLER_IMPORT:
+        found.append(f"{place} imports {CONTROLLER_LIBRARY} past {CONTROLLER_IMPORT}")
+    return found
+
+
 FILES = sorted(PLUGINS.rglob("*.py"))
 
 
@@ -93,14 +114,35 @@ def test_a_file_imports_only_from_its_own_layer_and_below(path):
     assert faults(path) == []
 
 
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(PLUGINS).as_posix())
+def test_addresses_are_read_by_one_library_a_machine(path):
+    assert address_faults(path) == []
+
+
+def test_plugins_that_need_netaddr_declare_it():
+    edges = imported(FILES, dotted, imports)
+    reached = {dotted(PLUGINS / CONTROLLER_IMPORT)}
+    while more := {name for name, targets in edges.items() if targets & reached} - reached:
+        reached |= more
+    needing = {path for path in FILES if path.parent.name in CALLERS and dotted(path) in reached}
+    declaring = set()
+    for path in FILES:
+        found = re.search(r'^DOCUMENTATION = r?"""(.+?)"""', path.read_text(), re.MULTILINE | re.DOTALL)
+        requirements = yaml.safe_load(found[1]).get("requirements", []) if found else []
+        if any(line.startswith("netaddr") for line in requirements):
+            declaring.add(path)
+    # An action plugin is documented in the module of its name.
+    assert {PLUGINS / "modules" / path.name if path.parent.name == "action" else path for path in needing} == declaring
+
+
 def test_no_private_file_lies_flat():
     flat = [path.name for tree in ("module_utils", "plugin_utils") for path in (PLUGINS / tree).glob("*.py")]
     assert flat == []
     assert [path.name for path in FILES if path.name.startswith("_") and path.name != "__init__.py"] == []
 
 
-def circles(files, name_of, imports_of):
-    """Names of the files that import each other in a circle."""
+def imported(files, name_of, imports_of):
+    """{name of a file: names of those it imports}."""
     names = {name_of(path): path for path in files}
     edges = {}
     for name, path in names.items():
@@ -109,6 +151,12 @@ def circles(files, name_of, imports_of):
             for module in imports_of(path)
         }
         edges[name] = targets - {None, name}
+    return edges
+
+
+def circles(files, name_of, imports_of):
+    """Names of the files that import each other in a circle."""
+    edges = imported(files, name_of, imports_of)
     while True:
         ends = {name for name, targets in edges.items() if not targets & edges.keys()}
         if not ends:
@@ -224,6 +272,11 @@ PLANTED = [
         "from .._matrix import plan",
         "plugin_utils._verify imports plugin_utils._matrix",
     ),
+    (
+        "plugin_utils/_core/addresses.py",
+        "from .._findings import tables",
+        "plugin_utils._core imports plugin_utils._fin",
+    ),
     ("plugin_utils/_matrix/plan.py", "from .._report import page", "plugin_utils._matrix imports plugin_utils._report"),
 ]
 
@@ -235,6 +288,25 @@ def test_a_planted_import_is_seen(file, line, fault, tmp_path, monkeypatch):
     planted.write_text(f"{(PLUGINS / file).read_text()}\n{line}\n")
     monkeypatch.setattr(sys.modules[__name__], "PLUGINS", tmp_path)
     assert [told for told in faults(planted) if fault in told]
+
+
+PLANTED_LIBRARIES = [
+    ("module_utils/_host/netns.py", "import netaddr", "imports netaddr"),
+    ("modules/hca_facts.py", "from netaddr import IPNetwork", "imports netaddr"),
+    ("plugin_utils/_verify/pairs.py", "import ipaddress", "imports ipaddress"),
+    ("action/matrix.py", "from ipaddress import ip_network", "imports ipaddress"),
+    ("filter/networks.py", "import ipaddress", "imports ipaddress"),
+    ("plugin_utils/_preflight/k3s.py", "import netaddr", f"imports netaddr past {CONTROLLER_IMPORT}"),
+]
+
+
+@pytest.mark.parametrize(("file", "line", "fault"), PLANTED_LIBRARIES, ids=[line[0] for line in PLANTED_LIBRARIES])
+def test_a_planted_library_is_seen(file, line, fault, tmp_path, monkeypatch):
+    planted = tmp_path / file
+    planted.parent.mkdir(parents=True)
+    planted.write_text(f"{(PLUGINS / file).read_text()}\n{line}\n")
+    monkeypatch.setattr(sys.modules[__name__], "PLUGINS", tmp_path)
+    assert address_faults(planted) == [f"{file} {fault}"]
 
 
 def test_a_planted_circle_is_seen(tmp_path):

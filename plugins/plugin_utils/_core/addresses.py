@@ -1,0 +1,26 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""netaddr, for everything that runs on the controller; what runs on nodes has only ipaddress.
+
+PRIVATE to the collection. Import it from here: where netaddr is missing, its first use says what to install.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from ansible.errors import AnsibleError
+
+try:
+    import netaddr
+except ImportError:
+
+    class _Missing:
+        def __getattr__(self, name: str):
+            raise AnsibleError(
+                f"controller: wanted the Python library netaddr, seen none in {sys.executable}. "
+                "Next step: install it beside ansible-core (pip install netaddr)"
+            )
+
+    netaddr = _Missing()
