@@ -33,7 +33,7 @@ attributes:
 options:
   nodes:
     description: For each host C(host), C(servers), C(variables), C(facts), C(failure) and C(state), which is what
-      M(gpufabric.rdma.k3s_facts) returned.
+      M(gpufabric.rdma.k3s_info) returned.
     type: list
     elements: dict
     required: true

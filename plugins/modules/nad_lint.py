@@ -36,7 +36,7 @@ options:
     required: true
   nodes:
     description:
-      - The nodes, each with C(host) and the C(netdevs), C(routes) and C(files) that M(gpufabric.rdma.host_networks)
+      - The nodes, each with C(host) and the C(netdevs), C(routes) and C(files) that M(gpufabric.rdma.network_info)
         returned.
     type: list
     elements: dict

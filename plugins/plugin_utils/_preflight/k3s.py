@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """k3s over all hosts at once: what cannot work, and what each node is to be.
 
-PRIVATE to the collection. Pure; runs on the controller, where netaddr is. A node comes as {host, state (what k3s_facts
+PRIVATE to the collection. Pure; runs on the controller, where netaddr is. A node comes as {host, state (what k3s_info
 read, or None), failure, variables (typed, without the prefix k3s_), facts (of hca_facts, or empty), servers (names of
 all hosts of k3s_servers in order, also those that this run leaves out)}.
 """

@@ -1,4 +1,4 @@
-"""sriov_vfs, network_files and host_networks as Ansible runs them: processes below a laid-out tree."""
+"""sriov_vfs, network_files and network_info as Ansible runs them: processes below a laid-out tree."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import sys
 
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Change
-from ansible_collections.gpufabric.rdma.plugins.module_utils._host import sriov
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host import networks, sriov
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
-from ansible_collections.gpufabric.rdma.plugins.modules import host_networks, network_files, sriov_vfs
+from ansible_collections.gpufabric.rdma.plugins.modules import network_files, network_info, sriov_vfs
 from ansible_collections.gpufabric.rdma.tests.tools import tree
 
 DIRECTORY = "etc/cni/multus/net.d"
@@ -174,7 +174,7 @@ def test_the_boot_script_makes_vfs_once_and_names_what_is_missing(tmp_path):
     assert (devices / "0000:d8:00.0/sriov_numvfs").read_text() == "2"
 
 
-# --- host_networks ---------------------------------------------------------------------------------------------------
+# --- network_info ----------------------------------------------------------------------------------------------------
 
 
 def test_interfaces_routes_and_files_are_read_from_a_tree(tmp_path):
@@ -182,7 +182,7 @@ def test_interfaces_routes_and_files_are_read_from_a_tree(tmp_path):
     (root / DIRECTORY).mkdir(parents=True)
     (root / DIRECTORY / "gpufabric-rdma-rail0.conf").write_text(config("rail0"))
     (root / DIRECTORY / "README").write_text("no configuration")
-    read = call(host_networks, root)
+    read = call(network_info, root)
     assert read["netdevs"]["eth2"]["addresses"][0] == "198.18.2.2/24"
     assert read["netdevs"]["eth2"]["default_route"] is False
     assert list(read["files"]) == ["gpufabric-rdma-rail0.conf"]
@@ -208,7 +208,7 @@ def test_routes_come_from_the_tables_of_the_kernel(tmp_path):
         + "0" * 32
         + " 00000100 00000001 00000000 00000001 eth2\n"
     )
-    assert host_networks.routes(Tree(str(tmp_path))) == [
+    assert networks.routes(Tree(str(tmp_path))) == [
         {"destination": "198.18.2.0/24", "netdev": "eth2"},
         {"destination": "fd00:5::/64", "netdev": "eth2"},
     ]

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 DOCUMENTATION = r"""
-module: k3s_facts
+module: k3s_info
 short_description: Read what a node has of k3s, and what a preflight has to know
 version_added: 0.1.0
 description:
@@ -14,20 +14,14 @@ description:
   - Changes nothing.
 author:
   - The gpufabric founders (@gpufabric)
-attributes:
-  check_mode:
-    support: full
-    description: Can run in C(check_mode) and return the same as without.
-options:
-  root:
-    description: Directory that holds the node.
-    type: path
-    default: /
+extends_documentation_fragment:
+  - gpufabric.rdma.reading
+  - gpufabric.rdma.reading.root
 """
 
 EXAMPLES = r"""
 - name: Read what the node has of k3s
-  gpufabric.rdma.k3s_facts:
+  gpufabric.rdma.k3s_info:
   register: read
 """
 
@@ -69,7 +63,9 @@ def main() -> None:
     try:
         found = node(module.params["root"], module.run_command)
     except OSError as error:
-        module.fail_json(msg=f"{error.filename}: wanted a readable file, seen {error.strerror}. Next step: settle it")
+        module.fail_json(
+            msg=f"{error.filename}: wanted a readable file, seen {error.strerror}. Next step: make it readable"
+        )
     module.exit_json(changed=False, k3s=found)
 
 

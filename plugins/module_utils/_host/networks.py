@@ -1,0 +1,49 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Interfaces, routes and network configurations of a node, as NetworkAttachmentDefinitions are compared with.
+
+PRIVATE to the collection. Reads files only.
+"""
+
+from __future__ import annotations
+
+from ..hca import Seams, Tree
+from ..hca.netdevs import Network
+from ..hca.routes import destinations
+from .sriov import UNIT
+
+
+def network_info(tree: Tree, directory: str) -> dict:
+    """netdevs, routes, files (what Multus reads in directory: text by name), vfs_unit (is the VFs' unit there)."""
+    return {
+        "netdevs": netdevs(tree),
+        "routes": routes(tree),
+        "files": files(tree, directory),
+        "vfs_unit": tree.read(UNIT) is not None,
+    }
+
+
+def netdevs(tree: Tree) -> dict:
+    network = Network(tree, Seams.of(tree).addresses())
+    found = {}
+    for name in network.names():
+        netdev = network.netdev(name)
+        if netdev:
+            found[name] = {key: netdev[key] for key in ("mtu", "type", "addresses", "default_route")}
+            index = tree.read(f"/sys/class/net/{name}/ifindex")
+            found[name]["index"] = int(index) if index else None
+            if isinstance(found[name]["addresses"], str):
+                found[name]["addresses"] = []
+    return found
+
+
+def routes(tree: Tree) -> list[dict]:
+    """IPv4 and IPv6 routes but the default ones."""
+    return [route for route in destinations(tree) if not route["destination"].endswith("/0")]
+
+
+def files(tree: Tree, directory: str) -> dict:
+    """Those that Multus reads as configurations."""
+    names = [name for name in sorted(tree.listdir(directory)) if name.endswith((".conf", ".conflist", ".json"))]
+    return {name: tree.read(f"{directory}/{name}") or "" for name in names}
