@@ -11,7 +11,7 @@ import tempfile
 import yaml
 from ansible.module_utils.common.yaml import yaml_load
 from ansible.plugins.action import ActionBase
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Problem, Refused, failure
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Finding, Refused, failure
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import cni
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import folder as bundle_folder
 
@@ -33,12 +33,12 @@ class ActionModule(ActionBase):
                 "root": {"type": "path", "default": "/"},
             },
         )
-        bundle, problems = _load(args["bundle"])
+        bundle, findings = _load(args["bundle"])
         programs = {}
-        if not problems:
-            programs, problems = cni.choose(bundle, args["bundle"], args["names"], args["machine"])
-        if problems:
-            return {"failed": True, **failure(Refused(problems))}
+        if not findings:
+            programs, findings = cni.choose(bundle, args["bundle"], args["names"], args["machine"])
+        if findings:
+            return {"failed": True, **failure(Refused(findings))}
         call = {
             "binaries": cni.wanted(programs),
             "directory": args["directory"],
@@ -70,4 +70,4 @@ def _load(directory: str):
             return yaml_load(stream), []
     except (OSError, yaml.YAMLError) as error:
         step = "set k3s_bundle_dir to a folder that playbooks/bundle.yml has filled"
-        return None, [Problem(path, "the list of a bundle's files", " ".join(str(error).split()), step)]
+        return None, [Finding(path, "the list of a bundle's files", " ".join(str(error).split()), step)]

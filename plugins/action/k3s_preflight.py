@@ -34,21 +34,21 @@ class ActionModule(ActionBase):
             },
         )
         folder = args["bundle_dir"] or ""
-        bundle, problems = read(args["bundle_dir"], args["nodes"])
+        bundle, findings = read(args["bundle_dir"], args["nodes"])
         decided = k3s.decide(args["nodes"], bundle, folder, changing_version=args["upgrade"])
-        problems += decided["problems"]
+        findings += decided["findings"]
         if bundle is not None:
             rows = k3s.needed(decided["nodes"], bundle)
-            problems += [{"host": CONTROLLER, **item._asdict()} for item in bundle_folder.damaged(folder, rows)]
+            findings += [{"host": CONTROLLER, **item._asdict()} for item in bundle_folder.damaged(folder, rows)]
         if args["upgrade"]:
-            problems += k3s.upgrade(decided["nodes"])
-        if problems:
-            nodes = [{"host": node["host"], "problems": []} for node in args["nodes"]]
-            head, text = preflight_host.failure_text(preflight_host.with_further(nodes, problems))
+            findings += k3s.upgrade(decided["nodes"])
+        if findings:
+            nodes = [{"host": node["host"], "findings": []} for node in args["nodes"]]
+            head, text = preflight_host.failure_text(preflight_host.with_further(nodes, findings))
             if not args["collect"]:
                 Display().display(f"{head}\n\n{text}\n")
             msg = f"{head} Each is listed {'at the end' if args['collect'] else 'above'}."
-            return {"changed": False, "failed": True, "msg": msg, "problems": problems}
+            return {"changed": False, "failed": True, "msg": msg, "findings": findings}
         for note in decided["notes"]:
             Display().display(f"note: {note}")
         return {"changed": False, "nodes": decided["nodes"], "notes": decided["notes"]}
@@ -58,7 +58,7 @@ def read(folder: str | None, nodes: list[dict]) -> tuple[dict | None, list[dict]
     """The bundle's description and what is wrong with it; None where there is none to use."""
     bare = [node["host"] for node in nodes if node["state"] and not node["state"]["version"]]
     if not folder:
-        lacking = preflight_host.problem(
+        lacking = preflight_host.finding(
             "k3s_bundle_dir",
             "the folder that holds k3s, for nodes that have none",
             "not set",
@@ -72,6 +72,6 @@ def read(folder: str | None, nodes: list[dict]) -> tuple[dict | None, list[dict]
     except (OSError, yaml.YAMLError) as error:
         seen = getattr(error, "strerror", None) or " ".join(str(error).split())
         step = "set k3s_bundle_dir to a folder that playbooks/bundle.yml has filled"
-        return None, [{"host": CONTROLLER, **preflight_host.problem(path, "the bundle's description", seen, step)}]
-    wrong = [{"host": CONTROLLER, **item._asdict()} for item in bundle_folder.problems(bundle, folder)]
+        return None, [{"host": CONTROLLER, **preflight_host.finding(path, "the bundle's description", seen, step)}]
+    wrong = [{"host": CONTROLLER, **item._asdict()} for item in bundle_folder.findings(bundle, folder)]
     return (None if wrong else bundle), wrong

@@ -44,12 +44,12 @@ class ActionModule(ActionBase):
         """Plan the rounds on the hosts; stop where load needs consent; say what is going to happen."""
         nodes, options = [_node(node) for node in args["nodes"]], _options(args["nodes"])
         plan = matrix_plan.plan(nodes, options)
-        problems = matrix_plan.consent_problems([plan], nodes)
-        if problems and not self._task.check_mode:
-            Display().display(f"{core_text.four_facts(problems)}\n")
+        findings = matrix_plan.consent_problems([plan], nodes)
+        if findings and not self._task.check_mode:
+            Display().display(f"{core_text.four_facts(findings)}\n")
             return {
                 "failed": True,
-                "msg": f"{core_text.count(len(problems), 'HCA')} in use and matrix_load_allowed is not set; nothing "
+                "msg": f"{core_text.count(len(findings), 'HCA')} in use and matrix_load_allowed is not set; nothing "
                 "has been sent. Each is listed above.",
             }
         if not options["host"]:

@@ -40,10 +40,10 @@ class ActionModule(ActionBase):
         return {"changed": False, **getattr(self, f"_{args['stage']}")(args)}
 
     def _job(self, args):
-        problems = job.problems(args["nodes"], args["options"])
-        if problems:
-            Display().display(f"{core_text.four_facts(problems)}\n")
-            count = core_text.count(len(problems), "problem")
+        findings = job.findings(args["nodes"], args["options"])
+        if findings:
+            Display().display(f"{core_text.four_facts(findings)}\n")
+            count = core_text.count(len(findings), "problem")
             return {
                 "failed": True,
                 "msg": f"{count} with the nccl-tests job; nothing was written. Each is listed above.",

@@ -36,20 +36,20 @@ class ActionModule(ActionBase):
             }
         )
         options = yaml_load(SPECS.read_text(encoding="utf-8"))["argument_specs"]["main"]["options"]
-        variables, problems = host.validate(options, args["variables"])
-        made = self._plan(variables, args) if not problems else None
-        problems += made["problems"] if made else []
-        if problems:
+        variables, findings = host.validate(options, args["variables"])
+        made = self._plan(variables, args) if not findings else None
+        findings += made["findings"] if made else []
+        if findings:
             hosts = core_text.names([node["host"] for node in args["nodes"]])
-            problems = [{"host": hosts, **item} for item in problems]
+            findings = [{"host": hosts, **item} for item in findings]
             if not args["collect"]:
-                text = core_text.four_facts(problems)
-                Display().display(f"{core_text.count(len(problems), 'problem')} with the networks:\n\n{text}\n")
-            listed = "; ".join(f"{item['object']}: {item['seen']}" for item in problems)
+                text = core_text.four_facts(findings)
+                Display().display(f"{core_text.count(len(findings), 'problem')} with the networks:\n\n{text}\n")
+            listed = "; ".join(f"{item['object']}: {item['seen']}" for item in findings)
             return {
                 "failed": True,
-                "problems": problems,
-                "msg": f"{core_text.count(len(problems), 'problem')} with the networks, "
+                "findings": findings,
+                "msg": f"{core_text.count(len(findings), 'problem')} with the networks, "
                 f"nothing has been changed: {listed}",
             }
         return {"changed": False, **made}
@@ -59,11 +59,11 @@ class ActionModule(ActionBase):
         nodes = args["nodes"]
         made = networks.plan(variables, nodes, args["total"], args["device_plugin_resources"])
         config, refused = networks.sriov_config(variables["networks_sriov_resources"], nodes)
-        made["problems"] += refused
+        made["findings"] += refused
         made["sriov_config"] = config
         device = [f"{item['prefix']}/{item['name']}" for item in variables["networks_sriov_resources"]]
         shared = networks.shared_resources(args["device_plugin_resources"], nodes)
-        made["problems"] += nad_lint.lint(
+        made["findings"] += nad_lint.lint(
             made["networks"],
             nodes,
             {

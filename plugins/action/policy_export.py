@@ -34,20 +34,20 @@ class ActionModule(ActionBase):
             }
         )
         options = _options()
-        given, problems = self._given(options, task_vars or {})
+        given, findings = self._given(options, task_vars or {})
         effective, invalid = host.validate(options, given)
-        problems += invalid
+        findings += invalid
         made = {"objects": [], "left_out": []}
-        if not problems:
+        if not findings:
             nodes = [node for node in args["nodes"] if node.get("facts")]
             made = exporter.run(effective, given, nodes, args)
-            problems = made["problems"]
-        if problems:
-            problems = [{"host": "export", **item} for item in problems]
-            count = core_text.count(len(problems), "problem")
-            Display().display(f"{count} with the variables:\n\n{core_text.four_facts(problems)}\n")
-            listed = "; ".join(f"{item['object']}: {item['seen']}" for item in problems)
-            return {"failed": True, "problems": problems, "msg": f"{count}, nothing is written: {listed}"}
+            findings = made["findings"]
+        if findings:
+            findings = [{"host": "export", **item} for item in findings]
+            count = core_text.count(len(findings), "problem")
+            Display().display(f"{count} with the variables:\n\n{core_text.four_facts(findings)}\n")
+            listed = "; ".join(f"{item['object']}: {item['seen']}" for item in findings)
+            return {"failed": True, "findings": findings, "msg": f"{count}, nothing is written: {listed}"}
         explanation = exporter.explanation(made["left_out"])
         unread = [node["host"] for node in args["nodes"] if not node.get("facts")]
         if unread:
@@ -62,14 +62,14 @@ class ActionModule(ActionBase):
         }
 
     def _given(self, options, task_vars):
-        found, problems = {}, []
+        found, findings = {}, []
         for name in options:
             if name in task_vars:
                 try:
                     found[name] = self._templar.template(task_vars[name])
                 except AnsibleError as error:
-                    problems.append(host.unresolved(name, " ".join(str(error).split())))
-        return found, problems
+                    findings.append(host.unresolved(name, " ".join(str(error).split())))
+        return found, findings
 
 
 def _options():

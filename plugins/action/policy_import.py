@@ -32,11 +32,11 @@ class ActionModule(ActionBase):
                 "nodes": {"type": "list", "elements": "dict", "default": []},
             }
         )
-        documents, problems = _read(args["files"])
+        documents, findings = _read(args["files"])
         nodes = [node for node in args["nodes"] if node.get("facts")]
         pinned = yaml.safe_load((ROLES / "networks/vars/main.yml").read_text(encoding="utf-8"))
         made = importer.run(documents, nodes, pinned["__networks_pinned_images"])
-        problems += made["problems"] or ([] if problems else _refused(made["variables"]))
+        findings += made["findings"] or ([] if findings else _refused(made["variables"]))
         explanation = page.explanation(made["lines"])
         unread = [node["host"] for node in args["nodes"] if not node.get("facts")]
         if unread or not nodes:
@@ -44,12 +44,12 @@ class ActionModule(ActionBase):
             explanation += f"\n\nnot verified: {who}, so interfaces and drivers there were not compared with the files"
         Display().display(f"{explanation}\n")
         result = {"changed": False, "variables": made["variables"], "lines": made["lines"], "explanation": explanation}
-        if problems:
-            problems = [{"host": "import", **item} for item in problems]
-            count = core_text.count(len(problems), "problem")
-            Display().display(f"{count} with the files:\n\n{core_text.four_facts(problems)}\n")
-            listed = "; ".join(f"{item['object']}: {item['seen']}" for item in problems)
-            return {**result, "failed": True, "problems": problems, "msg": f"{count}, nothing is written: {listed}"}
+        if findings:
+            findings = [{"host": "import", **item} for item in findings]
+            count = core_text.count(len(findings), "problem")
+            Display().display(f"{count} with the files:\n\n{core_text.four_facts(findings)}\n")
+            listed = "; ".join(f"{item['object']}: {item['seen']}" for item in findings)
+            return {**result, "failed": True, "findings": findings, "msg": f"{count}, nothing is written: {listed}"}
         names = [pathlib.Path(path).name for path in args["files"]]
         return {**result, "text": text(made["variables"], names)}
 
@@ -66,20 +66,20 @@ class _Loader(yaml.SafeLoader):
 
 
 def _read(paths):
-    documents, problems = [], []
+    documents, findings = [], []
     for path in paths:
         try:
             content = pathlib.Path(path).read_text(encoding="utf-8")
             found = list(yaml.load_all(content, Loader=_Loader))
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             step = "see the place that the message names"
-            problems.append(host.problem(path, "a file that holds YAML", " ".join(str(error).split()), step))
+            findings.append(host.finding(path, "a file that holds YAML", " ".join(str(error).split()), step))
             continue
         name = pathlib.Path(path).name
         for number, content in enumerate(found, 1):
             source = name if len(found) == 1 else f"{name}, document {number}"
             documents.append({"source": source, "content": content})
-    return documents, problems
+    return documents, findings
 
 
 def _refused(variables):
@@ -88,13 +88,13 @@ def _refused(variables):
     for role in WRITTEN:
         specs = yaml.safe_load((ROLES / role / "meta/argument_specs.yml").read_text(encoding="utf-8"))
         options.update(specs["argument_specs"]["main"]["options"])
-    effective, problems = host.validate(options, variables)
-    if not problems:
-        problems = [
+    effective, findings = host.validate(options, variables)
+    if not findings:
+        findings = [
             {key: item[key] for key in ("object", "wanted", "seen", "next_step")}
-            for item in networks.plan(effective, [])["problems"]
+            for item in networks.plan(effective, [])["findings"]
         ]
-    return problems
+    return findings
 
 
 def text(variables: dict, sources: list[str]) -> str:

@@ -40,10 +40,10 @@ class ActionModule(ActionBase):
 
     def _examine(self, args, task_vars):
         options = {name: option for role in documented_roles().values() for name, option in role.items()}
-        values, problems = self._values(options, task_vars)
+        values, findings = self._values(options, task_vars)
         variables, invalid = host.validate(options, values)
-        problems += invalid + host.values(variables, options)
-        problems += host.unknown(task_vars, options, documented_roles(), variables["discovery_known_variables"])
+        findings += invalid + host.values(variables, options)
+        findings += host.unknown(task_vars, options, documented_roles(), variables["discovery_known_variables"])
         result = {
             "host": task_vars["inventory_hostname"],
             # Ansible prints and keeps results: no secret belongs there.
@@ -53,34 +53,34 @@ class ActionModule(ActionBase):
             "notes": [],
         }
         if args["unreachable"]:
-            problems.insert(0, host.unreachable(args["unreachable"]))
+            findings.insert(0, host.unreachable(args["unreachable"]))
         elif args["failure"]:
-            problems.insert(0, host.unread(args["failure"]))
+            findings.insert(0, host.unread(args["failure"]))
         elif args["facts"]:
             found, notes = host.combinations(args["facts"], variables)
             outcome = host.plan(args["facts"], variables)
-            problems += found + outcome["problems"]
+            findings += found + outcome["findings"]
             result.update(
                 plan=outcome["changes"], reboot_reasons=outcome["reboot_reasons"], notes=notes + outcome["notes"]
             )
-        result["problems"] = problems
+        result["findings"] = findings
         return result
 
     def _values(self, options, task_vars):
         """The host's own values of our variables, with everything they refer to filled in."""
-        values, problems = {}, []
+        values, findings = {}, []
         for name in options:
             if name not in task_vars:
                 continue
             try:
                 values[name] = self._templar.template(task_vars[name])
             except AnsibleError as error:
-                problems.append(host.unresolved(name, " ".join(str(error).split())))
-        return values, problems
+                findings.append(host.unresolved(name, " ".join(str(error).split())))
+        return values, findings
 
     def _report(self, results):
         """One message for the whole play: all problems of all hosts, or the plan."""
-        if any(result["problems"] for result in results):
+        if any(result["findings"] for result in results):
             head, text = host.failure_text(results)
             Display().display(f"{head}\n\n{text}\n")
             return {"changed": False, "failed": True, "msg": f"{head} Each is listed above."}

@@ -48,17 +48,17 @@ class ActionModule(ActionBase):
     def _collect(self, args):
         now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
         made = document.collect(args["judged"], args["nodes"], now)
-        _refuse([{**problem, "file": "the results of this run"} for problem in document.problems(made)])
+        _refuse([{**finding, "file": "the results of this run"} for finding in document.findings(made)])
         return self._write({args["path"]: _json(made)})
 
     def _render(self, args):
         read = {kind: _load(kind, args[kind]) for kind in ("results", "drift", "matrix") if args[kind]}
-        problems = [
-            {**problem, "file": args[kind]}
+        findings = [
+            {**finding, "file": args[kind]}
             for kind, (found, wrong) in read.items()
-            for problem in wrong or _wrong(kind, found)
+            for finding in wrong or _wrong(kind, found)
         ]
-        _refuse(problems)
+        _refuse(findings)
         results = {"drift": None, "matrix": None, **read["results"][0]}
         results.update({kind: found for kind, (found, _wrong_with_it) in read.items() if kind != "results"})
         directory = pathlib.Path(args["directory"])
@@ -113,13 +113,13 @@ def _load(kind, path):
 
 
 def _wrong(kind, found):
-    return document.problems(found) if kind == "results" else document.of_kind(found, kind)
+    return document.findings(found) if kind == "results" else document.of_kind(found, kind)
 
 
-def _refuse(problems):
-    if not problems:
+def _refuse(findings):
+    if not findings:
         return
-    shown = [f"{one['file']}: {one['object']}: wanted {one['wanted']}, seen {one['seen']}" for one in problems[:20]]
-    more = [f"and {len(problems) - 20} more"] if len(problems) > 20 else []
+    shown = [f"{one['file']}: {one['object']}: wanted {one['wanted']}, seen {one['seen']}" for one in findings[:20]]
+    more = [f"and {len(findings) - 20} more"] if len(findings) > 20 else []
     step = "Write the file anew with the playbook it comes from, of this version of the collection."
-    raise AnsibleActionFail("\n".join([f"Nothing was written; problems: {len(problems)}", *shown, *more, step]))
+    raise AnsibleActionFail("\n".join([f"Nothing was written; problems: {len(findings)}", *shown, *more, step]))

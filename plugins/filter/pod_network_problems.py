@@ -72,7 +72,7 @@ _value:
   elements: dict
 """
 
-from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight.pod_network import problems
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight.pod_network import findings
 
 
 def pod_network_problems(
@@ -98,7 +98,7 @@ def pod_network_problems(
         "cluster_cidr": cluster_cidr,
         "service_cidr": service_cidr,
     }
-    return [{**problem._asdict(), "text": problem.sentence()} for problem in problems(facts, wanted)]
+    return [{**finding._asdict(), "text": finding.sentence()} for finding in findings(facts, wanted)]
 
 
 class FilterModule:

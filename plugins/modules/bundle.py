@@ -83,7 +83,7 @@ changes:
     after:
       description: SHA-256, digest or text of what is there now.
       type: str
-problems:
+findings:
   description: What could not be fetched or did not match.
   returned: always
   type: list
@@ -131,7 +131,7 @@ from urllib.error import URLError
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.urls import open_url
 from ansible_collections.gpufabric.rdma.plugins.module_utils._bundle import lock as bundle_lock
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Plan, Problem, Refused, failure, result
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Finding, Plan, Refused, failure, result
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import sha256_of, write
 
 CLUSTER_ROLES = ("cni_plugins", "k3s", "flannel", "multus", "networks", "device_plugin", "node_ready", "verification")
@@ -262,16 +262,16 @@ def main() -> None:
     folder, lock, digests = given["folder"], given["lock"], given["image_digests"]
     names = given["names"] or [name for name in every_name(lock) if not bundle_lock.unpinned(lock, [name], digests)]
     unknown = sorted(set(names) - set(every_name(lock)))
-    problems = [
-        Problem(f"bundle_names: {name}", "a name in the lock", "none like it", f"one of {', '.join(every_name(lock))}")
+    findings = [
+        Finding(f"bundle_names: {name}", "a name in the lock", "none like it", f"one of {', '.join(every_name(lock))}")
         for name in unknown
     ]
-    problems += bundle_lock.unpinned(lock, names, digests)
+    findings += bundle_lock.unpinned(lock, names, digests)
     wanted = bundle_lock.wanted(lock, names, given["architectures"], given["distributions"], digests)
     made, done = Plan(), []
     try:
-        if problems:
-            raise Refused(problems)
+        if findings:
+            raise Refused(findings)
         made = plan(folder, wanted)
         for name in sorted(set(every_name(lock)) - set(names)) if not given["names"] else ():
             made.not_applied.append(
@@ -288,7 +288,7 @@ def main() -> None:
         if not module.check_mode:
             _write_description(folder, wanted, made, done)
     except Refused as refused:
-        module.fail_json(**failure(Refused(refused.problems, done)))
+        module.fail_json(**failure(Refused(refused.findings, done)))
     module.exit_json(**result(made, done))
 
 

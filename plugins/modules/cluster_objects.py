@@ -180,7 +180,7 @@ changes:
     after:
       description: The object after.
       type: str
-problems:
+findings:
   description: What kept the cluster from the wanted state. Nothing is changed when a problem is seen beforehand.
   returned: always
   type: list
@@ -415,7 +415,7 @@ def _failed(what: str, error: str) -> KubectlError:
 def _not_reached(item: dict, text: str):
     place = f" -n {item['namespace']}" if item.get("namespace") else ""
     target = item["resource"] + (f" -l {item['selector']}" if item.get("selector") else "")
-    return planner.Problem(
+    return planner.Finding(
         f"{item['resource']}{place}",
         f"{item['until']} within {item['timeout_seconds']} s",
         " ".join(text.split())[-300:] or "no reason given",
@@ -463,9 +463,9 @@ def main() -> None:
         supports_check_mode=True,
     )
     given = module.params
-    wanted, problems = planner.prepare(given["objects"], given["secrets"], given["owner"])
-    if problems:
-        module.fail_json(**failure(Refused(problems)))
+    wanted, findings = planner.prepare(given["objects"], given["secrets"], given["owner"])
+    if findings:
+        module.fail_json(**failure(Refused(findings)))
     if given["render"]:
         module.exit_json(waited=[], kubectl_calls=0, **_rendered(wanted), **result(Plan(), []))
 
@@ -509,7 +509,7 @@ def main() -> None:
         else:
             waited += cluster.wait([item for item in given["wait"] if not item["first"]], list(state["live"].values()))
     except Refused as refused:
-        module.fail_json(**failure(Refused(refused.problems, refused.done or changes)))
+        module.fail_json(**failure(Refused(refused.findings, refused.done or changes)))
     module.exit_json(waited=waited, kubectl_calls=kubectl.calls, down=state.get("down"), **result(made, changes))
 
 

@@ -103,7 +103,7 @@ changes:
     after:
       description: Value or text after.
       type: str
-problems:
+findings:
   description: What kept the node from the wanted state. Nothing is changed when a problem is seen beforehand.
   returned: always
   type: list
@@ -244,7 +244,7 @@ def main() -> None:
     wheels = fitting(module.params["wheels"], state["python"], state["machine"])
     more = {"needs": [], "rivals": rivals(state, wanted["names"])}
     first = plan(state, wanted)
-    if not first.problems and not module.check_mode and not module.params["staged"]:
+    if not first.findings and not module.check_mode and not module.params["staged"]:
         more["needs"] = needs(first.changes, wheels, from_index)
         if more["needs"]:
             module.exit_json(**more, main_pid=0, status="", **result(first, []))

@@ -74,7 +74,7 @@ changes:
     after:
       description: Value after.
       type: str
-problems:
+findings:
   description: What kept the node from the wanted state.
   returned: always
   type: list

@@ -77,7 +77,7 @@ changes:
     after:
       description: Text after.
       type: str
-problems:
+findings:
   description: What is in the way. Nothing is written then.
   returned: always
   type: list

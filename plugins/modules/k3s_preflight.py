@@ -41,7 +41,7 @@ options:
     description: Folder on the controller that holds a bundle.
     type: path
   collect:
-    description: Leave the list of problems to whoever collects those of several roles; they are in RV(problems).
+    description: Leave the list of problems to whoever collects those of several roles; they are in RV(findings).
     type: bool
     default: false
   upgrade:
@@ -63,7 +63,7 @@ nodes:
   description: For each host C(role), C(options) by file, C(files) of the bundle that it lacks, C(labels), C(node_ip).
   returned: success
   type: dict
-problems:
+findings:
   description: What cannot work, each with C(host), C(object), C(wanted), C(seen) and C(next_step).
   returned: failure
   type: list

@@ -45,7 +45,7 @@ changes:
     after:
       description: Empty.
       type: str
-problems:
+findings:
   description: What could not be removed.
   returned: always
   type: list

@@ -179,7 +179,7 @@ changes:
     after:
       description: Value or text after; never that of a secret.
       type: str
-problems:
+findings:
   description: What kept the node from the wanted state. Nothing is changed when a problem is seen beforehand.
   returned: always
   type: list

@@ -56,7 +56,7 @@ options:
     description: Resources of the shared device plugin, as the role C(device_plugin) takes them.
     type: raw
   collect:
-    description: Leave the list of problems to whoever collects those of several roles; they are in RV(problems).
+    description: Leave the list of problems to whoever collects those of several roles; they are in RV(findings).
     type: bool
     default: false
 """
@@ -98,7 +98,7 @@ notes:
   returned: success
   type: list
   elements: str
-problems:
+findings:
   description: What cannot work, with C(id), C(object), C(wanted), C(seen) and C(next_step).
   returned: failure
   type: list

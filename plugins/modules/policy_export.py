@@ -74,7 +74,7 @@ text:
   description: The objects as one file for C(kubectl apply).
   returned: success
   type: str
-problems:
+findings:
   description: What is wrong with the variables, with C(object), C(wanted), C(seen) and C(next_step); all at once.
   returned: failure
   type: list

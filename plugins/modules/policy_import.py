@@ -76,7 +76,7 @@ text:
   description: The variables as a file of C(group_vars).
   returned: success
   type: str
-problems:
+findings:
   description: What cannot be imported, with C(object), C(wanted), C(seen) and C(next_step); all at once.
   returned: failure
   type: list

@@ -70,7 +70,7 @@ variables:
   description: The effective value of each public variable of the collection, secrets left out.
   returned: without O(results)
   type: dict
-problems:
+findings:
   description: What has to be settled first.
   returned: without O(results)
   type: list

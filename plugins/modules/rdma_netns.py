@@ -75,7 +75,7 @@ changes:
     after:
       description: Value or text after.
       type: str
-problems:
+findings:
   description: What kept the node from the wanted state. Nothing is changed when a problem is seen beforehand.
   returned: always
   type: list

@@ -54,7 +54,7 @@ changes:
   returned: always
   type: list
   elements: dict
-problems:
+findings:
   description: What kept the node from the wanted state, with C(object), C(wanted), C(seen) and C(next_step).
   returned: always
   type: list

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from .._core.change import Problem
+from .._core.change import Finding
 
 DESCRIPTION = "bundle.yml"
 SCHEMA = 1
 
 
-def unpinned(lock: dict, names: Iterable[str] | None, digests: dict | None = None) -> list[Problem]:
+def unpinned(lock: dict, names: Iterable[str] | None, digests: dict | None = None) -> list[Finding]:
     """Rows of the lock that nobody can check, so that nothing is fetched by them. names: None means all."""
     chosen = None if names is None else set(names)
     found = []
@@ -34,8 +34,8 @@ def unpinned(lock: dict, names: Iterable[str] | None, digests: dict | None = Non
     return found
 
 
-def _unpinned(obj: str, what: str) -> Problem:
-    return Problem(
+def _unpinned(obj: str, what: str) -> Finding:
+    return Finding(
         obj,
         f"a {what} to check it with",
         "null in lock/artifacts.yml (not verified when the lock was written)",

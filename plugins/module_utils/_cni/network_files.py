@@ -23,13 +23,13 @@ def plan(facts: dict, wanted: dict, directory: str) -> Plan:
     taken = {_name(text): path for path, text in facts["others"].items()}
     for name in sorted(wanted):
         if name in taken:
-            made.problem(
+            made.finding(
                 f"network {name}",
                 "one file with this name in its configuration",
                 f"{taken[name]}, which is not ours, has it too; Multus takes the first",
                 f"remove {taken[name]}, or name the attachment otherwise",
             )
-    if made.problems:
+    if made.findings:
         return made
     paths = {f"{directory}/{PREFIX}{name}.conf": text for name, text in wanted.items()}
     for path in sorted(paths):

@@ -23,7 +23,7 @@ class Change(NamedTuple):
     after: str
 
 
-class Problem(NamedTuple):
+class Finding(NamedTuple):
     """Something that keeps the node from the wanted state and that a person has to settle."""
 
     object: str
@@ -37,13 +37,13 @@ class Problem(NamedTuple):
 
 @dataclass
 class Plan:
-    """The outcome of a decision. Problems stop everything; the other lists are told and do not.
+    """The outcome of a decision. Findings stop everything; the other lists are told and do not.
 
     stale_images: initramfs images that do not hold what the changes write.
     """
 
     changes: list[Change] = field(default_factory=list)
-    problems: list[Problem] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
     reboot_reasons: list[str] = field(default_factory=list)
     not_applied: list[str] = field(default_factory=list)
     not_verified: list[str] = field(default_factory=list)
@@ -53,21 +53,21 @@ class Plan:
     def change(self, obj: str, action: str, before: str, after: str) -> None:
         self.changes.append(Change(obj, action, before, after))
 
-    def problem(self, obj: str, wanted: str, seen: str, next_step: str) -> None:
-        self.problems.append(Problem(obj, wanted, seen, next_step))
+    def finding(self, obj: str, wanted: str, seen: str, next_step: str) -> None:
+        self.findings.append(Finding(obj, wanted, seen, next_step))
 
 
 class Refused(Exception):
     """The wanted state was not reached; carries why and what had been changed by then."""
 
-    def __init__(self, problems: list[Problem], done: list[Change] | None = None):
-        super().__init__("\n".join(problem.sentence() for problem in problems))
-        self.problems = problems
+    def __init__(self, findings: list[Finding], done: list[Change] | None = None):
+        super().__init__("\n".join(finding.sentence() for finding in findings))
+        self.findings = findings
         self.done = done or []
 
     @classmethod
     def because(cls, obj: str, wanted: str, seen: str, next_step: str) -> Refused:
-        return cls([Problem(obj, wanted, seen, next_step)])
+        return cls([Finding(obj, wanted, seen, next_step)])
 
 
 def kernel_out_of_reach(facts: dict, root: str = "/") -> str | None:
@@ -90,8 +90,8 @@ def settle(
     is made again until it is empty; a change that comes up a second time was not kept and is an error.
     """
     decided = plan(read())
-    if decided.problems:
-        raise Refused(decided.problems)
+    if decided.findings:
+        raise Refused(decided.findings)
     if check_mode:
         return decided, list(decided.changes)
     done: list[Change] = []
@@ -101,7 +101,7 @@ def settle(
             for change in apply(decided.changes):
                 done.append(change)
         except Refused as refused:
-            raise Refused(refused.problems, done) from refused
+            raise Refused(refused.findings, done) from refused
         except OSError as error:
             failed = decided.changes[min(len(done) - before, len(decided.changes) - 1)]
             raise Refused([_failed(failed, error)], done) from error
@@ -109,19 +109,19 @@ def settle(
         try:
             decided = plan(read())
         except Refused as refused:
-            raise Refused(refused.problems, done) from refused
+            raise Refused(refused.findings, done) from refused
         decided.stale_images = sorted({*stale, *decided.stale_images})
         kept = {(change.object, change.action) for change in done}
         lost = [_not_kept(change) for change in decided.changes if (change.object, change.action) in kept]
-        if lost or decided.problems:
-            raise Refused(lost + decided.problems, done)
+        if lost or decided.findings:
+            raise Refused(lost + decided.findings, done)
         if len(done) == before:
             break
     return decided, done
 
 
-def _failed(change: Change, error: OSError) -> Problem:
-    return Problem(
+def _failed(change: Change, error: OSError) -> Finding:
+    return Finding(
         change.object,
         f"{change.action} {_short(change.after)}",
         error.strerror or str(error),
@@ -129,8 +129,8 @@ def _failed(change: Change, error: OSError) -> Problem:
     )
 
 
-def _not_kept(change: Change) -> Problem:
-    return Problem(
+def _not_kept(change: Change) -> Finding:
+    return Finding(
         change.object,
         _short(change.after),
         f"{_short(change.before)} again after it had been changed",
@@ -150,7 +150,7 @@ def result(plan: Plan, changes: list[Change]) -> dict:
         "changes": [change._asdict() for change in changes],
         "diff": diff(changes),
         "reboot_reasons": plan.reboot_reasons,
-        "problems": [problem._asdict() for problem in plan.problems],
+        "findings": [finding._asdict() for finding in plan.findings],
         "not_applied": plan.not_applied,
         "not_verified": plan.not_verified,
         "notes": plan.notes,
@@ -161,7 +161,7 @@ def failure(refused: Refused) -> dict:
     """The arguments of fail_json for a Refused."""
     return {
         "msg": str(refused),
-        "problems": [problem._asdict() for problem in refused.problems],
+        "findings": [finding._asdict() for finding in refused.findings],
         **{key: value for key, value in result(Plan(), refused.done).items() if key in ("changed", "changes", "diff")},
     }
 

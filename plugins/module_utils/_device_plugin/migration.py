@@ -22,7 +22,7 @@ def plan(found: list[dict], replaced: str, allowed: bool | None) -> Plan:
         name = f"{item['namespace']}/{item['name']}"
         obj = f"DaemonSet {name}"
         if item["owner"]:
-            made.problem(
+            made.finding(
                 obj,
                 "no other RDMA device plugin",
                 f"image {item['image']}, kept by {item['owner']}",
@@ -31,7 +31,7 @@ def plan(found: list[dict], replaced: str, allowed: bool | None) -> Plan:
         elif item["ours"] or allowed:
             made.change(obj, "delete", f"image {item['image']}", "")
         elif allowed is None:
-            made.problem(
+            made.finding(
                 obj,
                 "no other RDMA device plugin",
                 f"image {item['image']}",

@@ -42,7 +42,7 @@ def plan(state: dict, wanted: dict) -> Plan:
     if _kept_out(state, wanted, made):
         return made
     _requirements(state, wanted, made)
-    if made.problems:
+    if made.findings:
         return made
     if state["code"] != wanted["code"]:
         made.change(CODE, "install", _sum(state["code"]), _sum(wanted["code"]))
@@ -64,7 +64,7 @@ def _kept_out(state: dict, wanted: dict, made: Plan) -> bool:
     allowed = wanted["migrate_allowed"]
     if allowed is None:
         for rival in others:
-            made.problem(
+            made.finding(
                 f"process {rival['pid']} ({rival['kind']}, {rival['where']})",
                 "no other plugin that serves " + _names(rival, wanted["names"]),
                 f"it runs, with {rival['config']}",
@@ -93,7 +93,7 @@ def _kept_out(state: dict, wanted: dict, made: Plan) -> bool:
         if rival["unit"]:
             made.change(f"unit {rival['unit']}", "stop and disable", "active", "inactive")
         else:
-            made.problem(
+            made.finding(
                 f"process {rival['pid']} ({rival['kind']})",
                 "a unit or a DaemonSet that can be told to stop it",
                 "a process that neither systemd nor a kubelet started",
@@ -111,14 +111,14 @@ def _requirements(state: dict, wanted: dict, made: Plan) -> None:
     if state["stamp"] == wanted["stamp"]:
         return
     if wanted["wheels_missing"]:
-        made.problem(
+        made.finding(
             f"Python {state['python']} on {state['machine']}",
             "a locked wheel of " + ", ".join(wanted["wheels_missing"]),
             "none in lock/artifacts.yml for this Python and processor",
             "set ansible_python_interpreter to a Python from 3.9 to 3.14, or device_plugin_mode: daemonset",
         )
     elif wanted["from_index"] and not state["ensurepip"]:
-        made.problem(
+        made.finding(
             f"Python {state['python']} of the node",
             "the module ensurepip, to make the plugin's virtual environment with",
             "not installed",

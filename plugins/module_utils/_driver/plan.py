@@ -34,11 +34,11 @@ def plan(state: dict, wanted: dict, root: str = "/") -> Plan:
     kind = state["manager"]
     foreign = unsupported(node)
     if foreign:
-        made.problem(*foreign)
+        made.finding(*foreign)
     if kind is None:
         return made
     _refuse_what_cannot_work(made, state, wanted)
-    if made.problems:
+    if made.findings:
         return made
     offline = kernel_out_of_reach(state["facts"], root)
     if offline:
@@ -107,7 +107,7 @@ def _refuse_what_cannot_work(made: Plan, state: dict, wanted: dict) -> None:
     if flavor in _FROM_REPOSITORY:
         _refuse_repository(made, state, wanted, where)
     if wanted.get("hold_kernel") and kind == packages.DNF:
-        made.problem(
+        made.finding(
             "driver_hold_kernel",
             "a node with apt",
             where,
@@ -118,14 +118,14 @@ def _refuse_what_cannot_work(made: Plan, state: dict, wanted: dict) -> None:
 def _refuse_archive(made: Plan, state: dict, where: str) -> None:
     match = re.fullmatch(r"ubuntu(\d+)\.(\d+)", where)
     if not match or (int(match.group(1)), int(match.group(2))) < (26, 4):
-        made.problem(
+        made.finding(
             "driver_flavor ubuntu_archive",
             "Ubuntu 26.04 or newer, whose archive has DOCA-OFED with signed modules",
             where,
             "set driver_flavor: doca, or upgrade the node",
         )
     for path in state["foreign_repositories"]:
-        made.problem(
+        made.finding(
             path,
             "no repository of NVIDIA's beside Ubuntu's packages of the same stack",
             "it names one",
@@ -136,7 +136,7 @@ def _refuse_archive(made: Plan, state: dict, where: str) -> None:
 def _refuse_repository(made: Plan, state: dict, wanted: dict, where: str) -> None:
     repository = wanted["repository"]
     if not repository.get("url"):
-        made.problem(
+        made.finding(
             f"{wanted['flavor']} {wanted['version']} for {where} {packages.architecture(state['facts']['node'])}",
             "a repository in lock/artifacts.yml, or driver_repository_url",
             repository.get("known") or "none",
@@ -146,14 +146,14 @@ def _refuse_repository(made: Plan, state: dict, wanted: dict, where: str) -> Non
     found = fingerprints(repository.get("key") or "")
     pinned = (repository.get("fingerprint") or "").replace(" ", "").upper()
     if not pinned:
-        made.problem(
+        made.finding(
             "driver_repository_fingerprint",
             "the 40 digits of the key that signs the repository",
             "nothing",
             "get it from the vendor by a way that is not the repository itself, and set it",
         )
     elif found != [pinned]:
-        made.problem(
+        made.finding(
             "key of the driver repository",
             f"one key, with the fingerprint {pinned}",
             ", ".join(found) or "no OpenPGP key in the file",
@@ -161,7 +161,7 @@ def _refuse_repository(made: Plan, state: dict, wanted: dict, where: str) -> Non
             "announced a new key",
         )
     for path in state["foreign_repositories"]:
-        made.problem(
+        made.finding(
             path,
             f"one repository of the stack: {repository['url']}",
             "it names another one of NVIDIA's",
@@ -178,7 +178,7 @@ def _take_away(made: Plan, state: dict, wanted: dict) -> None:
         return
     if wanted.get("remove_allowed") is not True:
         denied = wanted.get("remove_allowed") is False
-        made.problem(
+        made.finding(
             f"driver stack {installed['flavor']} {installed['version'] or ''}".strip(),
             f"none besides {wanted['flavor']}",
             f"{len(stack)} packages: {', '.join(sorted(stack)[:4])}{' …' if len(stack) > 4 else ''}",
@@ -247,7 +247,7 @@ def _add_packages(made: Plan, state: dict, wanted: dict) -> None:
             made.change(f"package {name}", "downgrade", there, version)
         else:
             denied = wanted.get("downgrade_allowed") is False
-            made.problem(
+            made.finding(
                 f"package {name}",
                 version,
                 f"{there}, which is newer",

@@ -130,7 +130,7 @@ def _advise(made: Plan, sentence: str, action: str | None) -> None:
 
 
 def _refuse_peermem(found: Diagnosis, made: Plan) -> None:
-    made.problem(
+    made.finding(
         f"module {PEERMEM}",
         "a module that can load",
         f"{found.verdict}: {' '.join([found.sentence, *found.evidence])}",
@@ -145,7 +145,7 @@ def _blockers(name: str, state: dict, made: Plan) -> bool:
     setting = {"ib_ipoib": "set kernel_modules_ipoib: never", PEERMEM: "set kernel_modules_gpudirect: off"}.get(
         name, "take it out of kernel_modules_required"
     )
-    made.problem(
+    made.finding(
         f"module {name}",
         "loaded now and at boot",
         "; ".join(_where(entry) for entry in state["blocked_by"]),
@@ -161,7 +161,7 @@ def _where(entry: dict) -> str:
 def _unavailable(name: str, node: dict, made: Plan) -> None:
     kernel = node["kernel"]
     if name.startswith("nvidia"):
-        made.problem(
+        made.finding(
             f"module {name}",
             "loaded now and at boot",
             f"no such module for kernel {kernel}",
@@ -171,7 +171,7 @@ def _unavailable(name: str, node: dict, made: Plan) -> None:
         return
     family = [node["os"].get("id"), *(node["os"].get("like") or [])]
     package = next((_PROVIDERS[name] for name in family if name in _PROVIDERS), "the full kernel package")
-    made.problem(
+    made.finding(
         f"module {name}",
         "loaded now and at boot",
         f"no such module for kernel {kernel}",

@@ -63,7 +63,7 @@ def _same(seen: str | int | None, wanted: str) -> bool:
 
 def _overridden(service: str, path: str, state: dict, memlock: str, made: Plan) -> None:
     others = [other for other in state["drop_ins"] if other != path]
-    made.problem(
+    made.finding(
         f"service {service}",
         f"LimitMEMLOCK={memlock} at its next start",
         f"{state['memlock']} although {path} is in place"

@@ -46,7 +46,7 @@ def _may_persist(sources: list[dict], mode: str, override_allowed: bool | None, 
     later = [source for source in against if source not in cmdline and _sorts_after_ours(source["path"])]
     files = [source for source in against if source not in cmdline and source not in later]
     for source in cmdline:
-        made.problem(
+        made.finding(
             OBJECT,
             f"{mode} at boot",
             f"the kernel command line says '{source['text']}', which no file can override",
@@ -54,7 +54,7 @@ def _may_persist(sources: list[dict], mode: str, override_allowed: bool | None, 
             "or grub2-mkconfig; grubby --update-kernel=ALL --remove-args=...), reboot, and run again",
         )
     for source in later:
-        made.problem(
+        made.finding(
             OBJECT,
             f"{mode} at boot",
             f"{_where(source)}, and that file is read after {paths.OWN_MODPROBE}",
@@ -62,14 +62,14 @@ def _may_persist(sources: list[dict], mode: str, override_allowed: bool | None, 
         )
     if files and override_allowed is None:
         for source in files:
-            made.problem(
+            made.finding(
                 OBJECT,
                 f"{mode} at boot",
                 f"{_where(source)}; the file is not ours (the SR-IOV network operator writes such files)",
                 "find out what owns it; then set rdma_netns_override_allowed: true to let our file win, or false to "
                 "leave the node in the mode that it sets",
             )
-    if made.problems:
+    if made.findings:
         return False
     if files and override_allowed is False:
         made.not_applied.append(

@@ -77,7 +77,7 @@ def _exclusive(made: Plan, item: dict, others) -> None:
         if item["allowed"]:
             made.change(path, "put aside", content, "")
         elif item["allowed"] is None:
-            made.problem(
+            made.finding(
                 path,
                 f"no file beside {', '.join(item['keep'])}",
                 f"one of somebody else: {item['reason']}",
@@ -122,7 +122,7 @@ def _module(made: Plan, name: str, state: dict) -> None:
     if state["offline"]:
         made.not_verified.append(f"module {name} is loaded at boot only: {state['offline']}")
     elif found == ABSENT:
-        made.problem(
+        made.finding(
             f"module {name}",
             "a kernel that has it",
             "neither built in nor below /lib/modules of the running kernel",

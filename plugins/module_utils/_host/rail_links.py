@@ -85,7 +85,7 @@ def plan(facts: dict, wanted: dict, root: str = "/", protected: dict | None = No
             _guard(setting, netdev, protected, made)
             chosen.append((setting, netdev))
     _refuse_twice(chosen, made)
-    if made.problems:
+    if made.findings:
         return made
     if not settings:
         if _enabled(facts):
@@ -150,7 +150,7 @@ def _find(facts: dict, setting: dict, made: Plan) -> dict | None:
     if len(hits) == 1:
         return hits[0]
     if hits:
-        made.problem(
+        made.finding(
             f"rail_links_settings {_key(setting)}",
             "one network device",
             f"{len(hits)}: " + ", ".join(f"{netdev['name']} (MAC {netdev['mac']})" for netdev in hits),
@@ -160,7 +160,7 @@ def _find(facts: dict, setting: dict, made: Plan) -> dict | None:
         seen = ", ".join(
             f"{netdev['name']} (PCI {address or 'none'}, MAC {netdev['mac']})" for address, netdev in netdevs
         )
-        made.problem(
+        made.finding(
             f"rail_links_settings {_key(setting)}",
             "a network device of an HCA on this node",
             f"none with that key; HCAs have {seen or 'no network device at all'}",
@@ -179,7 +179,7 @@ def _guard(setting: dict, netdev: dict, protected: dict, made: Plan) -> None:
     for name in (netdev["name"], netdev["master"]):
         if name in protected:
             via = f" through {name}" if name != netdev["name"] else ""
-            made.problem(
+            made.finding(
                 f"NIC {netdev['name']} ({_key(setting)})",
                 "a NIC that the node's management does not depend on",
                 f"{protected[name]}{via}",
@@ -192,7 +192,7 @@ def _refuse_twice(chosen: list[tuple[dict, dict]], made: Plan) -> None:
     names = [netdev["name"] for _setting, netdev in chosen]
     for name in sorted({name for name in names if names.count(name) > 1}):
         keys = " and ".join(_key(setting) for setting, netdev in chosen if netdev["name"] == name)
-        made.problem(f"NIC {name}", "one setting in rail_links_settings", keys, "keep one of them")
+        made.finding(f"NIC {name}", "one setting in rail_links_settings", keys, "keep one of them")
 
 
 def _plan_running(setting: dict, netdev: dict, offline: str | None, made: Plan) -> None:

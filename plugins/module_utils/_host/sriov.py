@@ -64,7 +64,7 @@ def plan(facts: dict, settings: list[dict], recreate_allowed, root: str = "/") -
     made = Plan()
     wanted = {_normal(item["pci"]): item["vfs"] for item in settings}
     chosen = {address: vfs for address, vfs in wanted.items() if _usable(facts, address, vfs, made)}
-    if made.problems:
+    if made.findings:
         return made
     if not settings:
         if facts["enabled"]:
@@ -75,7 +75,7 @@ def plan(facts: dict, settings: list[dict], recreate_allowed, root: str = "/") -
     offline = kernel_out_of_reach(facts, root)
     for address, vfs in chosen.items():
         _running(facts["devices"][address], address, vfs, recreate_allowed, offline, made)
-    if made.problems:
+    if made.findings:
         return made
     plan_file(made, facts, SCRIPT, script(chosen))
     plan_file(made, facts, UNIT, _UNIT)
@@ -102,16 +102,16 @@ def _usable(facts: dict, address: str, vfs: int, made: Plan) -> bool:
     wanted = f"{vfs} VFs"
     if device is None:
         seen = f"no such function; HCAs here: {text.listing(sorted(facts['devices'])) or 'none'}"
-        made.problem(obj, wanted, seen, "correct the address, or set it for the hosts that have it")
+        made.finding(obj, wanted, seen, "correct the address, or set it for the hosts that have it")
     elif device["virtual"]:
-        made.problem(obj, wanted, "it is a VF itself", "name the physical function")
+        made.finding(obj, wanted, "it is a VF itself", "name the physical function")
     elif not device["total"]:
         step = "switch it on in the firmware: mlxconfig -d ADDRESS set SRIOV_EN=1 NUM_OF_VFS=N, then a cold reboot"
-        made.problem(obj, wanted, "the function offers no VFs", step)
+        made.finding(obj, wanted, "the function offers no VFs", step)
     elif vfs > device["total"]:
         step = "raise it in the firmware: mlxconfig -d ADDRESS set NUM_OF_VFS=N, then a cold reboot; or ask for fewer"
-        made.problem(obj, wanted, f"the firmware allows {device['total']}", step)
-    return not any(problem.object == obj for problem in made.problems)
+        made.finding(obj, wanted, f"the firmware allows {device['total']}", step)
+    return not any(finding.object == obj for finding in made.findings)
 
 
 def _running(device: dict, address: str, vfs: int, recreate_allowed, offline, made: Plan) -> None:
@@ -125,7 +125,7 @@ def _running(device: dict, address: str, vfs: int, recreate_allowed, offline, ma
         made.change(obj, "set", "0", str(vfs))
         return
     if recreate_allowed is None:
-        made.problem(
+        made.finding(
             obj,
             f"{vfs} VFs",
             f"{there}: another number means that all of them go first, also those that pods hold",

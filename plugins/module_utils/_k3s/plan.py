@@ -47,7 +47,7 @@ def plan(state: dict, wanted: dict, root: str = "/") -> Plan:
     made = Plan()
     role = wanted["role"]
     _refuse(made, state, wanted)
-    if made.problems:
+    if made.findings:
         return made
     touched = _plan_files(made, state, wanted)
     _plan_token(made, state["token"], wanted["token_given"])
@@ -87,14 +87,14 @@ def _refuse(made: Plan, state: dict, wanted: dict) -> None:
     other = SERVICES["agent" if wanted["role"] == "server" else "server"]
     there = state["services"][other]
     if there["active"] or there["starting"]:
-        made.problem(
+        made.finding(
             f"service {other}",
             f"a node that is {'a server' if wanted['role'] == 'server' else 'an agent'}",
             f"{other} {'running' if there['active'] else 'starting'}",
             "drain the node, run playbooks/reset.yml on it, then run again: k3s does not change a node's role in place",
         )
     if state["token"]["differs"]:
-        made.problem(
+        made.finding(
             TOKEN,
             "the token in k3s_token",
             "another one, with which this cluster was made",
@@ -103,7 +103,7 @@ def _refuse(made: Plan, state: dict, wanted: dict) -> None:
         )
     if wanted["takeover_allowed"] is not True:
         for path in state["foreign_files"]:
-            made.problem(
+            made.finding(
                 path,
                 "a k3s that this collection set up, or none",
                 "a file of somebody else's",

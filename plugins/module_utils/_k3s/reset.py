@@ -110,13 +110,13 @@ def plan(state: dict, root: str = "/") -> Plan:
     """
     made = Plan()
     for path in state["others"]:
-        made.problem(
+        made.finding(
             path,
             "a k3s that this collection set up, or none",
             "a unit of somebody else's, whose data a reset would take along",
             "remove that k3s with its own k3s-uninstall.sh, then run again",
         )
-    if made.problems:
+    if made.findings:
         return made
     for name in state["services"]:
         made.change(f"service {name}", "stop", "running or enabled", "")

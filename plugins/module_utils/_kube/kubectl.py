@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import time
 
-from .._core.change import Problem, Refused
+from .._core.change import Finding, Refused
 
 MANAGER = "gpufabric.rdma"
 POLL_SECONDS = 3
@@ -35,7 +35,7 @@ class KubectlError(Refused):
 
     def __init__(self, wanted: str, reason: str, next_step: str = "settle what the message names and run again"):
         seen = " ".join(reason.split())[:600] or "no reason given"
-        super().__init__([Problem("API server", wanted, seen, next_step)])
+        super().__init__([Finding("API server", wanted, seen, next_step)])
         self.reason = reason.strip()
 
 

@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from .._core.change import Change, Plan, Problem
+from .._core.change import Change, Finding, Plan
 from .kubectl import MANAGER
 
 OWNER_LABEL = "rdma.gpufabric.io/owner"
@@ -55,9 +55,9 @@ class Key(NamedTuple):
 # --- what is wanted ---------------------------------------------------------------------------------------------------
 
 
-def prepare(objects: list[dict], secrets: list[dict], owner: str) -> tuple[list[dict], list[Problem]]:
+def prepare(objects: list[dict], secrets: list[dict], owner: str) -> tuple[list[dict], list[Finding]]:
     """The objects as they are sent (lists flattened, secrets made, owner's label set), and what is wrong with them."""
-    problems, wanted, seen = [], [], set()
+    findings, wanted, seen = [], [], set()
     flat = [
         item for given in objects for item in (given.get("items") or [] if given.get("kind") == "List" else [given])
     ]
@@ -74,9 +74,9 @@ def prepare(objects: list[dict], secrets: list[dict], owner: str) -> tuple[list[
         ]
         if lacking:
             where = f"object {number} ({item.get('kind') or 'no kind'} {meta.get('name') or ''})".replace(" )", ")")
-            problems.append(_wrong(where, "apiVersion, kind and metadata.name", f"no {', no '.join(lacking)}"))
+            findings.append(_wrong(where, "apiVersion, kind and metadata.name", f"no {', no '.join(lacking)}"))
         elif item["kind"] == "Secret":
-            problems.append(
+            findings.append(
                 _wrong(str(Key.of(item)), "it in the option secrets, which is never logged", "it in objects")
             )
         else:
@@ -85,15 +85,15 @@ def prepare(objects: list[dict], secrets: list[dict], owner: str) -> tuple[list[
     for item in wanted:
         key = Key.of(item)
         if key in seen:
-            problems.append(_wrong(str(key), "each object once", "several of that name"))
+            findings.append(_wrong(str(key), "each object once", "several of that name"))
         seen.add(key)
         if key.kind not in _SHARED:
             item["metadata"]["labels"] = {**(item["metadata"].get("labels") or {}), OWNER_LABEL: owner}
-    return wanted, problems
+    return wanted, findings
 
 
-def _wrong(obj: str, wanted: str, seen: str) -> Problem:
-    return Problem(obj, wanted, seen, "correct the objects that were handed to gpufabric.rdma.cluster_objects")
+def _wrong(obj: str, wanted: str, seen: str) -> Finding:
+    return Finding(obj, wanted, seen, "correct the objects that were handed to gpufabric.rdma.cluster_objects")
 
 
 def _secret(item: dict) -> dict:
@@ -205,7 +205,7 @@ def _plan_object(made: Plan, state: dict, item: dict, takeover_allowed: bool | N
     if (others or clash) and takeover_allowed is not True:
         _refuse_takeover(made, key, clash or f"managed by {others}", takeover_allowed)
     elif error:
-        made.problem(
+        made.finding(
             str(key),
             "an object that the API server accepts",
             _one_line(error),
@@ -231,7 +231,7 @@ def _refuse_takeover(made: Plan, key: Key, seen: str, takeover_allowed: bool | N
     if takeover_allowed is False:
         made.not_applied.append(f"{key} is left as it is: {seen}")
         return
-    made.problem(
+    made.finding(
         str(key),
         f"an object that {MANAGER} may manage",
         seen,
@@ -271,20 +271,20 @@ def verify(state: dict, wanted: list[dict], owner: str) -> Plan:
     if state["down"]:
         lacking = f"{len(wanted)} cluster objects were compared with nothing: no API server answers ({state['down']})"
         return Plan(not_verified=[lacking] if wanted else [])
-    made.problems = [_difference(change) for change in made.changes] + made.problems
+    made.findings = [_difference(change) for change in made.changes] + made.findings
     made.changes = []
     return made
 
 
-def _difference(change: Change) -> Problem:
+def _difference(change: Change) -> Finding:
     if change.action == "prune":
-        return Problem(change.object, "absent, as no role makes it any more", "present", _SYNC)
+        return Finding(change.object, "absent, as no role makes it any more", "present", _SYNC)
     if not change.before:
-        return Problem(change.object, "present", "absent", _SYNC)
+        return Finding(change.object, "present", "absent", _SYNC)
     found = list(_fields(json.loads(change.before), json.loads(change.after)))
     more = f"; {len(found) - _FIELDS_NAMED} more fields" if len(found) > _FIELDS_NAMED else ""
     named = found[:_FIELDS_NAMED]
-    return Problem(
+    return Finding(
         change.object,
         "; ".join(f"{path} {wanted}" for path, wanted, _seen in named) + more,
         "; ".join(f"{path} {seen}" for path, _wanted, seen in named) + more,

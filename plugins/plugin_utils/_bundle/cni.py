@@ -14,7 +14,7 @@ import json
 import os
 import tarfile
 
-from ...module_utils._core.change import Problem
+from ...module_utils._core.change import Finding
 from ...module_utils.hca import elf
 from . import folder as bundle_folder
 
@@ -24,34 +24,34 @@ REFERENCE, FLANNEL = "cni-plugins", "flannel-cni-plugin"
 _REFILL = "fill the bundle folder again (playbooks/bundle.yml) and run again"
 
 
-def choose(bundle, directory: str, plugins: list, machine: str) -> tuple[dict[str, bytes], list[Problem]]:
+def choose(bundle, directory: str, plugins: list, machine: str) -> tuple[dict[str, bytes], list[Finding]]:
     """({plugin: program}, problems). bundle: content of bundle.yml; machine: the node's `uname -m`."""
     architecture = ARCHITECTURES.get(machine)
     if architecture is None:
         known = " or ".join(sorted(ARCHITECTURES))
-        return {}, [Problem("architecture", known, machine, "take the node out of the group")]
-    problems = bundle_folder.problems(bundle, directory)
-    if problems:
-        return {}, problems
+        return {}, [Finding("architecture", known, machine, "take the node out of the group")]
+    findings = bundle_folder.findings(bundle, directory)
+    if findings:
+        return {}, findings
     found: dict[str, bytes] = {}
     reference = [name for name in plugins if name != "flannel"]
     for name, wanted in ((REFERENCE, reference), (FLANNEL, ["flannel"] if "flannel" in plugins else [])):
         if not wanted:
             continue
         data, refused = _file(bundle, directory, name, architecture)
-        problems += refused
+        findings += refused
         programs = {} if refused else _programs(data)
         for plugin in [] if refused else wanted:
             content = programs.get(plugin) or (_only(programs) if name == FLANNEL else None)
             wrong = _unfit(name, plugin, content, machine, programs)
             if wrong:
-                problems.append(wrong)
+                findings.append(wrong)
             else:
                 found[plugin] = content
-    return found, problems
+    return found, findings
 
 
-def _file(bundle: dict, directory: str, name: str, architecture: str) -> tuple[bytes, list[Problem]]:
+def _file(bundle: dict, directory: str, name: str, architecture: str) -> tuple[bytes, list[Finding]]:
     row = bundle_folder.file_for(bundle, name, architecture)
     image = None if row else _image(bundle, name, architecture)
     if row is None and image is None:
@@ -75,7 +75,7 @@ def _image(bundle: dict, name: str, architecture: str) -> dict | None:
     return None
 
 
-def _from_image(path: str, reference: str, architecture: str) -> tuple[bytes, list[Problem]]:
+def _from_image(path: str, reference: str, architecture: str) -> tuple[bytes, list[Finding]]:
     """The file /flannel of an image archive, as docker save or the OCI image layout have it."""
     try:
         with tarfile.open(path) as archive:
@@ -87,7 +87,7 @@ def _from_image(path: str, reference: str, architecture: str) -> tuple[bytes, li
         seen = "no file /flannel in it"
     except (tarfile.TarError, OSError, EOFError, KeyError, ValueError, TypeError) as error:
         seen = f"it cannot be taken apart: {error}"
-    return b"", [Problem(path, "an image with Flannel's CNI plugin", seen, _REFILL)]
+    return b"", [Finding(path, "an image with Flannel's CNI plugin", seen, _REFILL)]
 
 
 def _layers(archive: tarfile.TarFile, reference: str, architecture: str) -> list[str]:
@@ -134,15 +134,15 @@ def _unfit(archive: str, plugin: str, content, machine: str, programs: dict):
     if content is None:
         seen = ", ".join(sorted(name for name in programs if name)) or "no archive"
         step = "correct the name in cni_plugins_names, or add a bundle that has it"
-        return Problem(f"plugin {plugin}", f"a program in {archive}", seen, step)
+        return Finding(f"plugin {plugin}", f"a program in {archive}", seen, step)
     facts = elf.program(content[:4096])
     if facts is None:
-        return Problem(f"plugin {plugin}", "a 64-bit ELF program", "something else", _REFILL)
+        return Finding(f"plugin {plugin}", "a 64-bit ELF program", "something else", _REFILL)
     if facts["machine"] != machine:
         step = "put the archive of the node's architecture into the bundle and run again"
-        return Problem(f"plugin {plugin}", f"a program for {machine}", f"one for {facts['machine']}", step)
+        return Finding(f"plugin {plugin}", f"a program for {machine}", f"one for {facts['machine']}", step)
     if len(content) < facts["size"]:
-        return Problem(f"plugin {plugin}", f"{facts['size']} bytes or more", f"{len(content)}: cut short", _REFILL)
+        return Finding(f"plugin {plugin}", f"{facts['size']} bytes or more", f"{len(content)}: cut short", _REFILL)
     return None
 
 

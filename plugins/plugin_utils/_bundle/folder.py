@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable
 
 from ...module_utils._bundle.lock import DESCRIPTION, SCHEMA
-from ...module_utils._core.change import Problem
+from ...module_utils._core.change import Finding
 from ...module_utils._core.files import sha256_of
 
 ORIGINS = ("release", "testbed")
@@ -24,15 +24,15 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 _FILL = "fill the folder with playbooks/bundle.yml on a connected machine and copy it here whole"
 
 
-def problems(bundle: dict, where: str = "bundle") -> list[Problem]:
+def findings(bundle: dict, where: str = "bundle") -> list[Finding]:
     """What is wrong with the description itself, whatever a node needs of it."""
     found = []
     if not isinstance(bundle, dict) or bundle.get("schema") != SCHEMA:
         seen = bundle.get("schema") if isinstance(bundle, dict) else type(bundle).__name__
-        return [Problem(f"{where}/{DESCRIPTION}", f"schema {SCHEMA}", f"{seen}", _FILL)]
+        return [Finding(f"{where}/{DESCRIPTION}", f"schema {SCHEMA}", f"{seen}", _FILL)]
     if bundle.get("origin") not in ORIGINS:
         found.append(
-            Problem(f"{where}/{DESCRIPTION}", f"origin {' or '.join(ORIGINS)}", f"{bundle.get('origin')}", _FILL)
+            Finding(f"{where}/{DESCRIPTION}", f"origin {' or '.join(ORIGINS)}", f"{bundle.get('origin')}", _FILL)
         )
     rows = [("file", row, ("name", "version", "architecture", "path")) for row in bundle.get("files") or []]
     rows += [("image archive", row, ("reference", "path")) for row in bundle.get("images") or []]
@@ -41,16 +41,16 @@ def problems(bundle: dict, where: str = "bundle") -> list[Problem]:
         lacking = [field for field in needed if not row.get(field)]
         if lacking:
             found.append(
-                Problem(name, f"{', '.join(needed)} in {where}/{DESCRIPTION}", f"no {', no '.join(lacking)}", _FILL)
+                Finding(name, f"{', '.join(needed)} in {where}/{DESCRIPTION}", f"no {', no '.join(lacking)}", _FILL)
             )
             continue
         if not _SHA256.fullmatch(str(row.get("sha256") or "")):
             seen = f"'{row['sha256']}'" if row.get("sha256") else "no sha256 (not verified)"
-            found.append(Problem(name, f"a sha256 in {where}/{DESCRIPTION}", seen, _FILL))
+            found.append(Finding(name, f"a sha256 in {where}/{DESCRIPTION}", seen, _FILL))
         if row.get("architecture", "any") not in ARCHITECTURES:
-            found.append(Problem(name, f"architecture {', '.join(ARCHITECTURES)}", str(row["architecture"]), _FILL))
+            found.append(Finding(name, f"architecture {', '.join(ARCHITECTURES)}", str(row["architecture"]), _FILL))
         if os.path.isabs(row["path"]) or ".." in row["path"].split("/"):
-            found.append(Problem(name, f"a path inside {where}", row["path"], _FILL))
+            found.append(Finding(name, f"a path inside {where}", row["path"], _FILL))
     return found
 
 
@@ -66,10 +66,10 @@ def file_for(bundle: dict, name: str, architecture: str, distribution: str | Non
     return min(rows, key=lambda row: row["architecture"] == "any", default=None)
 
 
-def missing_file(bundle: dict, name: str, architecture: str, where: str) -> Problem:
+def missing_file(bundle: dict, name: str, architecture: str, where: str) -> Finding:
     """Why `file_for` found nothing: no such file, or none for this processor."""
     others = sorted({row["architecture"] for row in bundle.get("files") or [] if row["name"] == name})
-    return Problem(
+    return Finding(
         f"bundle {where}",
         f"{name} for {architecture}",
         f"{name} for {', '.join(others)}" if others else f"no {name}",
@@ -94,7 +94,7 @@ def references(bundle: dict, architecture: str) -> set[str]:
     }
 
 
-def damaged(folder: str, rows: Iterable[dict]) -> list[Problem]:
+def damaged(folder: str, rows: Iterable[dict]) -> list[Finding]:
     """Files of the folder that are not there or are not what the description says."""
     found = []
     for row in {row["path"]: row for row in rows}.values():
@@ -102,8 +102,8 @@ def damaged(folder: str, rows: Iterable[dict]) -> list[Problem]:
         try:
             seen = sha256_of(path)
         except OSError as error:
-            found.append(Problem(path, f"sha256 {row['sha256']}", error.strerror or str(error), _FILL))
+            found.append(Finding(path, f"sha256 {row['sha256']}", error.strerror or str(error), _FILL))
             continue
         if seen != row["sha256"]:
-            found.append(Problem(path, f"sha256 {row['sha256']}", f"sha256 {seen}", f"do not use it; {_FILL}"))
+            found.append(Finding(path, f"sha256 {row['sha256']}", f"sha256 {seen}", f"do not use it; {_FILL}"))
     return found

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ...module_utils._core.change import Problem
+from ...module_utils._core.change import Finding
 from ...module_utils.hca.facts import reboot_reasons
 
 SCHEMA = "gpufabric.rdma/drift/1"
@@ -91,10 +91,10 @@ class Record:
                         found.remarks, f"not verified: role {task.role}, because '{task.name}' failed for the whole run"
                     )
         for item in _items(result):
-            problems = item.get("problems") or []
-            for problem in problems:
-                self._refuse(host, task, problem)
-            if not problems and (item.get("failed", True) or item is result):
+            findings = item.get("findings") or []
+            for finding in findings:
+                self._refuse(host, task, finding)
+            if not findings and (item.get("failed", True) or item is result):
                 seen = HIDDEN if "censored" in item else item.get("msg") or "no reason given"
                 _add(self._at(host, task).refused, f"role {task.role}: {task.name}: {_line(seen)}")
 
@@ -142,9 +142,9 @@ class Record:
         if host not in self.hosts:
             return
         place = self._at(host, task)
-        for problem in result.get("problems") or []:
-            self._refuse(host, task, problem)
-        if result.get("problems"):
+        for finding in result.get("findings") or []:
+            self._refuse(host, task, finding)
+        if result.get("findings"):
             differences = _changes(task, result.get("plan") or [])
         elif result.get("down"):
             _add(place.silent_api, f"role {task.role}: the cluster's objects, no API server answers ({result['down']})")
@@ -176,10 +176,10 @@ class Record:
         elif verdict == "reload":
             _add(place.differences, _difference(task, "driver in memory", result["summary"], "the one on disk"))
 
-    def _refuse(self, host: str, task: Task, problem: dict) -> None:
+    def _refuse(self, host: str, task: Task, finding: dict) -> None:
         """A problem is that of the host it names; one of the controller that of every host still compared."""
-        named = problem.get("host", host)
-        text = f"role {task.role}: {_sentence(problem)}" if task.role else _sentence(problem)
+        named = finding.get("host", host)
+        text = f"role {task.role}: {_sentence(finding)}" if task.role else _sentence(finding)
         places = [named] if named in self.hosts else [name for name, found in self.hosts.items() if not found.ended]
         for name in places:
             _add(self.hosts[name].refused, text)
@@ -231,9 +231,9 @@ def _difference(task: Task, name: str, seen, wanted) -> dict:
     }
 
 
-def _sentence(problem: dict) -> str:
-    known = {key: str(problem.get(key) or "") for key in Problem._fields}
-    return _line(Problem(**known).sentence() if known["wanted"] else known["object"])
+def _sentence(finding: dict) -> str:
+    known = {key: str(finding.get(key) or "") for key in Finding._fields}
+    return _line(Finding(**known).sentence() if known["wanted"] else known["object"])
 
 
 def _line(text) -> str:

@@ -508,7 +508,7 @@ CATALOGUE = (
 BY_ID = {failure.id: failure for failure in CATALOGUE}
 
 
-def spared(problem: dict) -> str | None:
+def spared(finding: dict) -> str | None:
     """The failure that a refused run has been spared; None where the catalogue has no name for the problem."""
-    text = f"{problem['object']}: wanted {problem['wanted']}, seen {problem['seen']}"
+    text = f"{finding['object']}: wanted {finding['wanted']}, seen {finding['seen']}"
     return next((one.id for one in CATALOGUE if any(re.search(word, text) for word in one.refused)), None)

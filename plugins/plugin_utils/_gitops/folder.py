@@ -65,7 +65,7 @@ def plan(found: dict[str, str | None], wanted: dict[str, str]) -> Plan:
 
 
 def _in_the_way(made: Plan, path: str, wanted: str, seen: str) -> None:
-    made.problem(
+    made.finding(
         path,
         wanted,
         seen,

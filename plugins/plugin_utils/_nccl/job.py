@@ -20,7 +20,7 @@ NAME = "gpufabric-all-reduce"
 _PINNED = re.compile(r"@sha256:[0-9a-f]{64}$")
 
 
-def problems(nodes: list[dict], options: dict) -> list[dict]:
+def findings(nodes: list[dict], options: dict) -> list[dict]:
     """What keeps the job from being made, with four facts each. nodes: host, facts. options: see `objects`."""
     found = []
 

@@ -65,7 +65,7 @@ def run(variables: dict, given, nodes: list[dict], options: dict | None = None) 
     made = _Export(variables, set(given), nodes, options or {})
     made.policy()
     made.networks()
-    return {"objects": made.objects, "left_out": made.left_out, "problems": made.problems}
+    return {"objects": made.objects, "left_out": made.left_out, "findings": made.findings}
 
 
 class _Export:
@@ -76,11 +76,11 @@ class _Export:
         self.namespace = options.get("namespace") or NAMESPACE
         self.objects: list[dict] = []
         self.left_out: list[dict] = []
-        self.problems: list[dict] = []
+        self.findings: list[dict] = []
         self.plan = preflight_networks.plan(
             variables, self.nodes, resources=variables["device_plugin_resources"], nv_ipam_namespace=self.namespace
         )
-        self.problems += self.plan["problems"]
+        self.findings += self.plan["findings"]
 
     def leave(self, variable: str, value, why: str) -> None:
         self.left_out.append({"variable": variable, "value": short(value), "why": why})
@@ -142,7 +142,7 @@ class _Export:
             entries = device_plugin_config.entries(wanted, rails)
         except ValueError as error:
             step = "list the resources in device_plugin_resources"
-            self.problems.append(
+            self.findings.append(
                 {"object": "device_plugin_resources", "wanted": "resources", "seen": str(error), "next_step": step}
             )
             return None
@@ -190,7 +190,7 @@ class _Export:
     def _network(self, item: dict, nads: list[dict]) -> dict | None:
         name = item["name"]
         if not nads or not nads[0]["spec"].get("config"):
-            if not self.problems:
+            if not self.findings:
                 why = "its configuration differs from node to node (a block of addresses, or another interface each), "
                 why += "and a network of the operator has one for all; take nv-ipam and a master with one name"
                 self.leave("networks_attachments", name, why)

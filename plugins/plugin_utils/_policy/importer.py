@@ -13,7 +13,7 @@ import re
 
 from ...module_utils._core import text as core_text
 from . import networks, resources
-from .networks import OBJECT_LEFT_OUT, problem
+from .networks import OBJECT_LEFT_OUT, finding
 from .page import LEFT_OUT, NOTHING, TAKEN, WRONG, Page, short
 
 POLICY, POOL = "NicClusterPolicy", "IPPool"
@@ -69,13 +69,13 @@ class _Import:
     def __init__(self, nodes: list[dict], pinned: dict):
         self.nodes, self.pinned = nodes, pinned
         self.variables: dict = {}
-        self.problems: list[dict] = []
+        self.findings: list[dict] = []
         self.pages: list[Page] = []
         self.components: list[str] = []
         self.items: list[tuple[Page, dict]] = []
         self.pools: dict = {}
         self.seen: dict = {}
-        self._resources = resources.Resources(self.variables, nodes, self.problems)
+        self._resources = resources.Resources(self.variables, nodes, self.findings)
 
     def result(self) -> dict:
         owners = networks.join(self.items, {name: made for name, (_page, made) in self.pools.items()})
@@ -93,10 +93,10 @@ class _Import:
             self.variables["networks_components"] = self.components
         if items:
             self.variables["networks_attachments"] = items
-        if not self.pages and not self.problems:
+        if not self.pages and not self.findings:
             step = "name files that hold a NicClusterPolicy, its networks, or the ConfigMap of the shared device plugin"
             self._refuse("the files", "an object to import", "none", step)
-        return {"variables": self.variables, "lines": lines, "problems": self.problems}
+        return {"variables": self.variables, "lines": lines, "findings": self.findings}
 
     def _needed(self, component: str, items: list[dict]) -> dict:
         users = [item["name"] for item in items if component in networks.components([item])]
@@ -111,7 +111,7 @@ class _Import:
         }
 
     def _refuse(self, obj: str, wanted: str, seen: str, next_step: str) -> None:
-        self.problems.append({"object": obj, "wanted": wanted, "seen": seen, "next_step": next_step})
+        self.findings.append({"object": obj, "wanted": wanted, "seen": seen, "next_step": next_step})
 
     # --- objects ------------------------------------------------------------------------------------------------------
 
@@ -148,10 +148,10 @@ class _Import:
         elif kind == POLICY:
             self._policy(page)
         elif kind == POOL:
-            self.pools[page.name] = (page, networks.pool(page, self.problems))
+            self.pools[page.name] = (page, networks.pool(page, self.findings))
         else:
             netdevs = {node["host"]: resources.netdevs(node["facts"]) for node in self.nodes}
-            self.items.append((page, networks.attachment(page, netdevs, self.problems)))
+            self.items.append((page, networks.attachment(page, netdevs, self.findings)))
 
     def _config_map(self, page: Page) -> None:
         self._resources.read(page, ("data", "config.json"))
@@ -188,7 +188,7 @@ class _Import:
         if not isinstance(page.get(*path), dict):
             page.say(path, WRONG, why="see the problem")
             wanted = "image, repository and version"
-            self.problems.append(problem(page, path, wanted, short(page.get(*path)), "see its indentation"))
+            self.findings.append(finding(page, path, wanted, short(page.get(*path)), "see its indentation"))
             return
         version = str(page.get(*path, "version") or "")
         flavor, number = driver_version(version)
@@ -231,7 +231,7 @@ class _Import:
             self._resources.read(page, (*path, "config"))
         else:
             step = "give the configList that the plugin serves"
-            self.problems.append(problem(page, (*path, "config"), "a configuration", "none", step))
+            self.findings.append(finding(page, (*path, "config"), "a configuration", "none", step))
         self._leave(page, path, _IMAGE_FIELDS)
 
     def _affinity(self, page: Page) -> None:
@@ -276,7 +276,7 @@ class _Import:
         if not isinstance(given, dict):
             page.say(path, WRONG, why="see the problem")
             wanted = "image, repository and version"
-            self.problems.append(problem(page, path, wanted, short(given), "see its indentation"))
+            self.findings.append(finding(page, path, wanted, short(given), "see its indentation"))
             return
         page.say((*path, "image"), verdict, became, why)
         page.cover((*path, "repository"))

@@ -32,12 +32,12 @@ OBJECT_LEFT_OUT = {
 _WHEREABOUTS_OWN = ("datastore", "kubernetes", "log_file", "log_level", "etcd_host", "enable_overlapping_ranges")
 
 
-def problem(page: Page, path: tuple, wanted: str, seen: str, next_step: str) -> dict:
+def finding(page: Page, path: tuple, wanted: str, seen: str, next_step: str) -> dict:
     field = f" {dotted(path)}" if path else ""
     return {"object": f"{page.object}{field}", "wanted": wanted, "seen": seen, "next_step": next_step}
 
 
-def as_mapping(page: Page, path: tuple, what: str, problems: list[dict]):
+def as_mapping(page: Page, path: tuple, what: str, findings: list[dict]):
     """The mapping that a JSON text holds, put in its place; a mapping that stands there already is named as wrong."""
     value = page.get(*path)
     if isinstance(value, dict):
@@ -61,7 +61,7 @@ def as_mapping(page: Page, path: tuple, what: str, problems: list[dict]):
         seen = short(value, 60)
     if not isinstance(found, dict):
         page.say(path, WRONG, why="it cannot be read, see the problem")
-        problems.append(problem(page, path, "a text that holds a JSON object", seen, "correct the JSON there"))
+        findings.append(finding(page, path, "a text that holds a JSON object", seen, "correct the JSON there"))
         return None
     page.put(path, found)
     return found
@@ -78,28 +78,28 @@ def network(value):
 # --- pools ------------------------------------------------------------------------------------------------------------
 
 
-def pool(page: Page, problems: list[dict]) -> dict:
+def pool(page: Page, findings: list[dict]) -> dict:
     """{subnet, per_node_block_size, gateway, exclude} of an IPPool, as options of an attachment."""
     made: dict = {}
     subnet, size = page.get("spec", "subnet"), page.get("spec", "perNodeBlockSize")
     if network(subnet) is None:
         step = "write it as 192.0.2.0/24"
-        problems.append(problem(page, ("spec", "subnet"), "a network", short(subnet), step))
+        findings.append(finding(page, ("spec", "subnet"), "a network", short(subnet), step))
     else:
         made["subnet"] = subnet
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         step = "say how many addresses each node gets"
-        problems.append(problem(page, ("spec", "perNodeBlockSize"), "a number from 1", short(size), step))
+        findings.append(finding(page, ("spec", "perNodeBlockSize"), "a number from 1", short(size), step))
     else:
         made["per_node_block_size"] = size
     if page.has("spec", "gateway"):
         made["gateway"] = page.get("spec", "gateway")
     if page.has("spec", "exclusions"):
-        made["exclude"] = _exclusions(page, problems)
+        made["exclude"] = _exclusions(page, findings)
     return made
 
 
-def _exclusions(page: Page, problems: list[dict]) -> list[str]:
+def _exclusions(page: Page, findings: list[dict]) -> list[str]:
     found: list[str] = []
     given = page.get("spec", "exclusions")
     for number, item in enumerate(given if isinstance(given, list) else [given] if given else []):
@@ -108,7 +108,7 @@ def _exclusions(page: Page, problems: list[dict]) -> list[str]:
         except (netaddr.AddrFormatError, IndexError, KeyError, TypeError, ValueError):
             path = ("spec", "exclusions", number)
             step = "give both addresses, the lower one first"
-            problems.append(problem(page, path, "startIP and endIP", short(item), step))
+            findings.append(finding(page, path, "startIP and endIP", short(item), step))
             continue
         found += [short_network(one) for one in ranges]
     return found
@@ -158,7 +158,7 @@ def _say_blocks(page: Page, made: dict, where: str, nodes: int) -> None:
 # --- networks ---------------------------------------------------------------------------------------------------------
 
 
-def attachment(page: Page, netdevs: dict, problems: list[dict]) -> dict:
+def attachment(page: Page, netdevs: dict, findings: list[dict]) -> dict:
     """An item of networks_attachments. netdevs: {host: {interface: link layer, or None}} of nodes that were read."""
     kind = TYPES[page.content["kind"]]
     item: dict = {"name": page.name, "type": kind}
@@ -167,24 +167,24 @@ def attachment(page: Page, netdevs: dict, problems: list[dict]) -> dict:
     if page.has("spec", "networkNamespace"):
         page.say(("spec", "networkNamespace"), TAKEN, f"namespaces: [{namespace}]")
     if kind == "host-device":
-        _resource(page, item, problems)
+        _resource(page, item, findings)
     else:
-        _master(page, item, netdevs, problems)
+        _master(page, item, netdevs, findings)
     if page.has("spec", "mode"):
         item["mode"] = page.get("spec", "mode")
         page.say(("spec", "mode"), TAKEN, f"mode: {item['mode']}")
     if page.has("spec", "mtu"):
         _mtu(page, item)
-    _ipam(page, item, problems)
+    _ipam(page, item, findings)
     return item
 
 
-def _resource(page: Page, item: dict, problems: list[dict]) -> None:
+def _resource(page: Page, item: dict, findings: list[dict]) -> None:
     path, name = ("spec", "resourceName"), page.get("spec", "resourceName")
     if not isinstance(name, str) or not name:
         step = "name the resource of the SR-IOV device plugin that hands out the functions"
         page.cover(path)
-        problems.append(problem(page, path, "a resource", short(name), step))
+        findings.append(finding(page, path, "a resource", short(name), step))
         return
     full = name if name.startswith(DEVICE_PREFIX) else DEVICE_PREFIX + name
     item["resource_name"] = full
@@ -192,14 +192,14 @@ def _resource(page: Page, item: dict, problems: list[dict]) -> None:
     page.say(path, TAKEN, f"resource_name: {full}", why)
 
 
-def _master(page: Page, item: dict, netdevs: dict, problems: list[dict]) -> None:
+def _master(page: Page, item: dict, netdevs: dict, findings: list[dict]) -> None:
     path, name = ("spec", "master"), page.get("spec", "master")
     if not isinstance(name, str) or not name:
         step = "name the rail's interface; pods on the default route's one never reach their own node"
         wanted = "an interface of the fabric"
         seen = short(name) if name else "none, which means the one of the default route"
         page.cover(path)
-        problems.append(problem(page, path, wanted, seen, step))
+        findings.append(finding(page, path, wanted, seen, step))
         return
     item["master"] = name
     without = [host for host, known in netdevs.items() if name not in known]
@@ -228,13 +228,13 @@ def _mtu(page: Page, item: dict) -> None:
 # --- addresses --------------------------------------------------------------------------------------------------------
 
 
-def _ipam(page: Page, item: dict, problems: list[dict]) -> None:
+def _ipam(page: Page, item: dict, findings: list[dict]) -> None:
     path = ("spec", "ipam")
     if not page.get(*path):
         item["ipam"] = "none"
         page.say(path, TAKEN, "ipam: none", "the interface of the pod gets no address")
         return
-    given = as_mapping(page, path, "the network", problems)
+    given = as_mapping(page, path, "the network", findings)
     if given is None:
         return
     kind = str(given.get("type"))
@@ -248,10 +248,10 @@ def _ipam(page: Page, item: dict, problems: list[dict]) -> None:
         page.say(path, WRONG, why="see the problem")
         wanted = f"one of {', '.join(readers)}"
         step = "take nv-ipam where several nodes share the network"
-        problems.append(problem(page, (*path, "type"), wanted, short(kind), step))
+        findings.append(finding(page, (*path, "type"), wanted, short(kind), step))
         return
     item["ipam"] = kind
-    readers[kind](page, item, problems)
+    readers[kind](page, item, findings)
     if "routes" in given:
         page.say((*path, "routes"), LEFT_OUT, why="role networks sets no routes through a second network")
 
@@ -262,7 +262,7 @@ def _option(page: Page, item: dict, field: str, option: str, path: tuple = ("spe
         page.say((*path, field), TAKEN, f"{option}: {short(item[option])}")
 
 
-def _nv_ipam(page: Page, item: dict, problems: list[dict]) -> None:
+def _nv_ipam(page: Page, item: dict, findings: list[dict]) -> None:
     path = ("spec", "ipam")
     page.say((*path, "type"), TAKEN, "ipam: nv-ipam")
     kind = page.get(*path, "poolType")
@@ -270,16 +270,16 @@ def _nv_ipam(page: Page, item: dict, problems: list[dict]) -> None:
         page.say((*path, "poolType"), TAKEN, why="ippool is what role networks makes")
     if kind not in (None, "ippool"):
         step = "make an IPPool of it; role networks makes no other"
-        problems.append(problem(page, (*path, "poolType"), "ippool", short(kind), step))
+        findings.append(finding(page, (*path, "poolType"), "ippool", short(kind), step))
     name = page.get(*path, "poolName")
     if not isinstance(name, str) or not name:
         page.cover((*path, "poolName"))
-        problems.append(problem(page, (*path, "poolName"), "the name of a pool", short(name), "name the IPPool"))
+        findings.append(finding(page, (*path, "poolName"), "the name of a pool", short(name), "name the IPPool"))
         return
     item["pool"] = name
 
 
-def _whereabouts(page: Page, item: dict, problems: list[dict]) -> None:
+def _whereabouts(page: Page, item: dict, findings: list[dict]) -> None:
     path = ("spec", "ipam")
     why = "Network Operator deprecated whereabouts in 25.4; nv-ipam takes its place"
     page.say((*path, "type"), TAKEN, "ipam: whereabouts", why)
@@ -292,10 +292,10 @@ def _whereabouts(page: Page, item: dict, problems: list[dict]) -> None:
     for field in _WHEREABOUTS_OWN:
         if page.has(*path, field):
             page.say((*path, field), LEFT_OUT, why="role networks writes whereabouts' own file on the nodes")
-    _refuse_odd_subnet(page, item, (*path, "range"), problems)
+    _refuse_odd_subnet(page, item, (*path, "range"), findings)
 
 
-def _host_local(page: Page, item: dict, problems: list[dict]) -> None:
+def _host_local(page: Page, item: dict, findings: list[dict]) -> None:
     path = ("spec", "ipam")
     why = "each node keeps its own leases and would hand out the same addresses; role networks gives each node a block"
     page.say((*path, "type"), WRONG, "ipam: host-local, with a block for each node", why)
@@ -306,7 +306,7 @@ def _host_local(page: Page, item: dict, problems: list[dict]) -> None:
         flat = [one for inner in outer for one in (inner if isinstance(inner, list) else [inner])]
         if len(flat) != 1 or not isinstance(flat[0], dict):
             step = "make a network of each range"
-            problems.append(problem(page, (*path, "ranges"), "one range with its subnet", short(ranges), step))
+            findings.append(finding(page, (*path, "ranges"), "one range with its subnet", short(ranges), step))
             return
         page.put((*path, "ranges"), flat[0])
         where = (*path, "ranges")
@@ -317,17 +317,17 @@ def _host_local(page: Page, item: dict, problems: list[dict]) -> None:
         ("gateway", "gateway"),
     ):
         _option(page, item, field, option, where)
-    _refuse_odd_subnet(page, item, (*where, "subnet"), problems)
+    _refuse_odd_subnet(page, item, (*where, "subnet"), findings)
 
 
-def _static(page: Page, item: dict, problems: list[dict]) -> None:
+def _static(page: Page, item: dict, findings: list[dict]) -> None:
     path = ("spec", "ipam")
     page.say((*path, "type"), TAKEN, "ipam: static", "every pod that attaches gets the same: one pod at a time")
     given = page.get(*path, "addresses")
     found = [one.get("address") if isinstance(one, dict) else None for one in given] if isinstance(given, list) else []
     if not found or not all(isinstance(one, str) for one in found):
         step = "give addresses with their prefix length"
-        problems.append(problem(page, (*path, "addresses"), "addresses", short(given), step))
+        findings.append(finding(page, (*path, "addresses"), "addresses", short(given), step))
         return
     item["addresses"] = found
     gateways = {str(one["gateway"]) for one in given if one.get("gateway")}
@@ -336,10 +336,10 @@ def _static(page: Page, item: dict, problems: list[dict]) -> None:
     page.say((*path, "addresses"), TAKEN, f"addresses: {short(found)}")
 
 
-def _refuse_odd_subnet(page: Page, item: dict, path: tuple, problems: list[dict]) -> None:
+def _refuse_odd_subnet(page: Page, item: dict, path: tuple, findings: list[dict]) -> None:
     if network(item.get("subnet")) is None:
         step = "write it as 192.0.2.0/24"
-        problems.append(problem(page, path, "a network", short(item.get("subnet")), step))
+        findings.append(finding(page, path, "a network", short(item.get("subnet")), step))
 
 
 def join(items: list[tuple], pools: dict) -> dict:

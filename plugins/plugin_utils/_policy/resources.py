@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from ...module_utils._core import text
 from ...module_utils._device_plugin import config
-from .networks import as_mapping, problem
+from .networks import as_mapping, finding
 from .page import LEFT_OUT, TAKEN, UNKNOWN, WRONG, Page, short
 
 _ENTRY_KEYS = {key.lower(): key for key in ("resourceName", "resourcePrefix", "rdmaHcaMax", "devices", "selectors")}
@@ -20,14 +20,14 @@ _SELECTORS = ("vendors", "deviceIDs", "drivers", "ifNames", "linkTypes")
 class Resources:
     """Reads one config into variables; names on the page and in problems what is wrong with it."""
 
-    def __init__(self, variables: dict, nodes: list[dict], problems: list[dict]):
-        self.variables, self.nodes, self.problems = variables, nodes, problems
+    def __init__(self, variables: dict, nodes: list[dict], findings: list[dict]):
+        self.variables, self.nodes, self.findings = variables, nodes, findings
 
     def read(self, page: Page, path: tuple) -> None:
         if "device_plugin_resources" in self.variables:
             step = "leave one of them out"
-            self.problems.append(problem(page, path, "one configuration of the plugin", "a second one", step))
-        found = as_mapping(page, path, "a resource", self.problems)
+            self.findings.append(finding(page, path, "one configuration of the plugin", "a second one", step))
+        found = as_mapping(page, path, "a resource", self.findings)
         if found is None:
             return
         keys = {str(key).lower(): key for key in found}
@@ -38,13 +38,13 @@ class Resources:
         listed = found.get(keys.get("configlist"))
         if not isinstance(listed, list) or not listed:
             step = "list the resources in configList"
-            self.problems.append(problem(page, path, "a configList with entries", short(listed), step))
+            self.findings.append(finding(page, path, "a configList with entries", short(listed), step))
             return
         entries = [self._entry(page, (*path, keys["configlist"], number), entry) for number, entry in enumerate(listed)]
         self.variables["device_plugin_resources"] = [entry for entry in entries if entry]
         names = [entry["resourceName"] for entry in entries if entry]
         for name in sorted({name for name in names if names.count(name) > 1}):
-            self.problems.append(problem(page, path, "one entry for each resource", f"{name} twice", "rename one"))
+            self.findings.append(finding(page, path, "one entry for each resource", f"{name} twice", "rename one"))
 
     def _entry(self, page: Page, path: tuple, entry) -> dict | None:
         name = None
@@ -54,7 +54,7 @@ class Resources:
         if not name or not isinstance(name, str):
             page.say(path, WRONG, why="see the problem")
             step = "give each entry a resourceName"
-            self.problems.append(problem(page, path, "an entry with resourceName", short(entry), step))
+            self.findings.append(finding(page, path, "an entry with resourceName", short(entry), step))
             return None
         kept = {_ENTRY_KEYS[str(key).lower()]: value for key, value in entry.items() if str(key).lower() in _ENTRY_KEYS}
         resource = f"{kept.get('resourcePrefix') or 'rdma'}/{name}"
@@ -76,7 +76,7 @@ class Resources:
             page.say((*path, key), WRONG, f"rdmaHcaMax: {config.COUNT}", why, was="not set")
         elif isinstance(count, bool) or not isinstance(count, int) or count < 1:
             step = "give the number of units that pods may ask for"
-            self.problems.append(problem(page, (*path, key), "a number from 1", short(count), step))
+            self.findings.append(finding(page, (*path, key), "a number from 1", short(count), step))
         else:
             why = "how many units are advertised; it limits nothing on the HCA"
             page.say((*path, key), TAKEN, f"rdmaHcaMax: {count}", why)
@@ -93,7 +93,7 @@ class Resources:
             if "selectors" in entry:
                 page.say((*path, "selectors"), WRONG, why="see the problem")
             step = f"name {text.listing(_SELECTORS)}"
-            self.problems.append(problem(page, (*path, "selectors"), "selectors", short(given), step))
+            self.findings.append(finding(page, (*path, "selectors"), "selectors", short(given), step))
             return
         if "selectors" not in entry:
             return
@@ -104,7 +104,7 @@ class Resources:
                 page.say((*path, "selectors", key), UNKNOWN, why="the shared device plugin knows no such selector")
             elif not isinstance(value, list) or not all(isinstance(one, str) for one in value):
                 step = "write it as a list of texts"
-                self.problems.append(problem(page, (*path, "selectors", key), "a list", short(value), step))
+                self.findings.append(finding(page, (*path, "selectors", key), "a list", short(value), step))
                 kept["selectors"].pop(known[str(key).lower()])
         self._say_matches(page, (*path, "selectors"), kept["selectors"], resource)
 

@@ -29,12 +29,12 @@ _NEAR = 0.9
 _ROOT_ONLY = "set become: true, or connect as root"
 
 
-def problem(obj: str, wanted: str, seen: str, next_step: str) -> dict:
+def finding(obj: str, wanted: str, seen: str, next_step: str) -> dict:
     return {"object": obj, "wanted": wanted, "seen": seen, "next_step": next_step}
 
 
 def unreachable(message: str) -> dict:
-    return problem(
+    return finding(
         "connection",
         "a reachable node",
         f"unreachable: {message}",
@@ -43,7 +43,7 @@ def unreachable(message: str) -> dict:
 
 
 def unread(message: str) -> dict:
-    return problem(
+    return finding(
         "facts",
         "a node that can be read",
         message,
@@ -59,23 +59,23 @@ def validate(options: dict, values: dict) -> tuple[dict, list[dict]]:
 
     A value that is not valid is replaced by the default, so that the checks which follow can still be made.
     """
-    effective, problems = {}, []
+    effective, findings = {}, []
     for name, option in sorted(options.items()):
         value = values.get(name, option.get("default"))
         # ansible-core reads a null as "not given"; here it would silently switch a default off.
         if value is None and option.get("default") is not None:
-            problems.append(_invalid(name, option, "null (no value after the colon?)"))
+            findings.append(_invalid(name, option, "null (no value after the colon?)"))
             effective[name] = option["default"]
             continue
         checked = ArgumentSpecValidator({name: option}).validate({name: value})
         if checked.error_messages:
             # The messages quote the value.
             seen = "another type" if option.get("no_log") else f"{_short(value)}; {'; '.join(checked.error_messages)}"
-            problems.append(_invalid(name, option, seen))
+            findings.append(_invalid(name, option, seen))
             effective[name] = option.get("default")
         else:
             effective[name] = _given(checked.validated_parameters[name])
-    return effective, problems
+    return effective, findings
 
 
 def _given(value):
@@ -88,7 +88,7 @@ def _given(value):
 
 
 def _invalid(name: str, option: dict, seen: str) -> dict:
-    return problem(
+    return finding(
         f"variable {name}", describe(option), seen, "correct it where it is set (inventory, group_vars or -e)"
     )
 
@@ -147,7 +147,7 @@ def _is_setting(item: dict) -> bool:
 
 
 def _odd(name: str, wanted: str, seen: str) -> dict:
-    return problem(f"variable {name}", wanted, seen, "correct it where it is set (inventory, group_vars or -e)")
+    return finding(f"variable {name}", wanted, seen, "correct it where it is set (inventory, group_vars or -e)")
 
 
 def limit(value):
@@ -170,7 +170,7 @@ def describe(option: dict) -> str:
 
 
 def unresolved(name: str, message: str) -> dict:
-    return problem(
+    return finding(
         f"variable {name}",
         "a value that can be worked out for this host",
         message,
@@ -182,7 +182,7 @@ def unknown(names, options, roles, accepted=()) -> list[dict]:
     """Variables that look like ours and that no role knows: ours by prefix, or a hair's breadth from one of ours."""
     prefixes = tuple(f"{role}_" for role in roles)
     known = set(options) | PLAY_VARIABLES
-    problems = []
+    findings = []
     for name in sorted(set(names) - known - set(accepted)):
         if name.startswith("ansible_"):  # Ansible's own, dozens for each host, and near to none of ours
             continue
@@ -190,15 +190,15 @@ def unknown(names, options, roles, accepted=()) -> list[dict]:
         if not near and not name.startswith(prefixes):
             continue
         hint = f"did you mean {near[0]}?" if near else "no variable has a name like it"
-        problems.append(
-            problem(
+        findings.append(
+            finding(
                 f"variable {name}",
                 "a variable that a role of gpufabric.rdma knows",
                 "no role knows it, so it would have no effect",
                 f"{hint} If it belongs to something else, list it in discovery_known_variables",
             )
         )
-    return problems
+    return findings
 
 
 def _short(value) -> str:
@@ -211,18 +211,18 @@ def _short(value) -> str:
 
 def combinations(facts: dict, variables: dict) -> tuple[list[dict], list[str]]:
     """Problems, and notes: what a person should know and that stops nothing."""
-    problems: list[dict] = []
+    findings: list[dict] = []
     notes = [
         f"{_card(card)}: {card['reason']} {card.get('next_step') or ''}".strip()
         for card in facts["cards_without_rdma"]
         if not _will_get_rdma(card, facts)
     ]
-    problems += _system(facts)
-    problems += _driver(facts, variables)
-    problems += _hcas(facts, variables)
-    problems += _rails(facts, variables)
-    problems += _expected_ports(facts, variables)
-    return problems, notes
+    findings += _system(facts)
+    findings += _driver(facts, variables)
+    findings += _hcas(facts, variables)
+    findings += _rails(facts, variables)
+    findings += _expected_ports(facts, variables)
+    return findings, notes
 
 
 def _system(facts: dict) -> list[dict]:
@@ -231,7 +231,7 @@ def _system(facts: dict) -> list[dict]:
     system = node["os"]
     if isinstance(system, dict) and not _FAMILIES & {system.get("id"), *(system.get("like") or [])}:
         found.append(
-            problem(
+            finding(
                 "operating system",
                 "Debian, Ubuntu, RHEL or one of their kin",
                 f"{system.get('pretty_name') or system.get('id') or 'no os-release'}",
@@ -240,7 +240,7 @@ def _system(facts: dict) -> list[dict]:
             )
         )
     if node.get("euid") not in (None, 0):
-        found.append(problem("privilege", "root on the node", f"user id {node['euid']}", _ROOT_ONLY))
+        found.append(finding("privilege", "root on the node", f"user id {node['euid']}", _ROOT_ONLY))
     return found
 
 
@@ -252,7 +252,7 @@ def _driver(facts: dict, variables: dict) -> list[dict]:
     """What the role driver cannot do on this node at all; what stands in its way it looks up itself, node by node."""
     node = facts["node"]
     foreign = driver_plan.unsupported(node) if _changes_driver(variables) and isinstance(node["os"], dict) else None
-    return [problem(*foreign)] if foreign else []
+    return [finding(*foreign)] if foreign else []
 
 
 def _hcas(facts: dict, variables: dict) -> list[dict]:
@@ -273,11 +273,11 @@ def _hcas(facts: dict, variables: dict) -> list[dict]:
             step += "discovery_hca_required: false"
             if not variables["discovery_software_hcas"]:
                 step += "; to admit soft-RoCE devices: discovery_software_hcas: true"
-        found.append(problem("HCA", "at least one HCA", seen, step))
+        found.append(finding("HCA", "at least one HCA", seen, step))
     wanted = variables["discovery_expected_hcas"]
     if wanted is not None and wanted != len(names) and not coming:
         found.append(
-            problem(
+            finding(
                 "HCA",
                 f"{core_text.count(wanted, 'HCA')} (discovery_expected_hcas)",
                 f"{len(names)}: {core_text.listing(names) or 'none'}"
@@ -306,7 +306,7 @@ def _expected_ports(facts: dict, variables: dict) -> list[dict]:
     if not there and facts["cards_without_rdma"]:
         return []
     return [
-        problem(
+        finding(
             f"discovery_expected_ports: {wanted}",
             "a port of this node, as HCA/port",
             f"ports here: {core_text.listing(there) or 'none'}",
@@ -325,7 +325,7 @@ def _rails(facts: dict, variables: dict) -> list[dict]:
         obj = f"discovery_rails[{position}]: " + (", ".join(f"{k} {v}" for k, v in sorted(given.items())) or "empty")
         if len(given) != 1:
             found.append(
-                problem(
+                finding(
                     obj, "exactly one of hca, pci, netdev, mac", f"{len(given)} of them", "name the rail by one of them"
                 )
             )
@@ -337,7 +337,7 @@ def _rails(facts: dict, variables: dict) -> list[dict]:
             if waiting and (key == "hca" or str(value).lower() in cards or key in ("netdev", "mac")):
                 continue
             found.append(
-                problem(
+                finding(
                     obj,
                     f"an HCA with this {key}",
                     f"HCAs here: {core_text.listing(map(_identity, facts['hcas'])) or 'none'}"
@@ -348,7 +348,7 @@ def _rails(facts: dict, variables: dict) -> list[dict]:
         for place in [(name, item.get("port")) for name in matches]:
             if place in taken:
                 found.append(
-                    problem(
+                    finding(
                         obj,
                         "each HCA port in one rail",
                         f"{place[0]} is already the rail of discovery_rails[{taken[place]}]",
@@ -359,10 +359,10 @@ def _rails(facts: dict, variables: dict) -> list[dict]:
         ports = [port for name in matches for port in _port_numbers(facts, name)]
         if item.get("port") and matches and item["port"] not in ports:
             seen = f"{', '.join(matches)} has port {', '.join(map(str, ports))}"
-            found.append(problem(obj, f"port {item['port']}", seen, "correct the number, or leave it out"))
+            found.append(finding(obj, f"port {item['port']}", seen, "correct the number, or leave it out"))
         elif len(ports) > 1 and not item.get("port") and key in ("hca", "pci"):
             step = "add port: with its number, or name the rail by netdev or mac"
-            found.append(problem(obj, "one port", f"{len(ports)} ports: {', '.join(map(str, ports))}", step))
+            found.append(finding(obj, "one port", f"{len(ports)} ports: {', '.join(map(str, ports))}", step))
     return found
 
 
@@ -427,7 +427,7 @@ def plan(facts: dict, variables: dict) -> dict:
     """What a run would change on this node: changes, problems, reboot_reasons, notes."""
     outcome: dict = {
         "changes": [],
-        "problems": [],
+        "findings": [],
         "reboot_reasons": [],
         # What no role of a run brings about: the netns mode, which one does, is the planner's to tell.
         "notes": hca_facts.reboot_reasons({"driver": facts["driver"]}),
@@ -436,7 +436,7 @@ def plan(facts: dict, variables: dict) -> dict:
     for role, made in plans(facts, variables).items():
         why = _WHY[role].format(**variables)
         outcome["changes"] += [{**change._asdict(), "why": why} for change in made.changes]
-        outcome["problems"] += [item._asdict() for item in made.problems]
+        outcome["findings"] += [item._asdict() for item in made.findings]
         outcome["reboot_reasons"] += [
             reason for reason in made.reboot_reasons if reason not in outcome["reboot_reasons"]
         ]
@@ -459,10 +459,10 @@ def failure_text(results) -> tuple[str, str]:
     findings = [
         {"host": result["host"], **item, "failure": catalogue.spared(item)}
         for result in results
-        for item in result["problems"]
+        for item in result["findings"]
     ]
     nodes = [result for result in results if not result.get("elsewhere")]
-    concerned = sum(bool(result["problems"]) for result in nodes)
+    concerned = sum(bool(result["findings"]) for result in nodes)
     where = f" on {concerned} of {core_text.count(len(nodes), 'node')}" if concerned else ""
     head = f"{core_text.count(len(findings), 'problem')}{where}; nothing has been changed."
     return head, core_text.four_facts(findings)
@@ -476,12 +476,12 @@ def with_further(results, further) -> list[dict]:
     """The results and what else was found, each finding once: at its host, or at whatever it names instead of one."""
     by_host = {result["host"]: dict(result) for result in results}
     for finding in further:
-        kept = by_host.setdefault(finding["host"], {"host": finding["host"], "problems": [], "elsewhere": True})
+        kept = by_host.setdefault(finding["host"], {"host": finding["host"], "findings": [], "elsewhere": True})
         item = {key: finding[key] for key in ("object", "wanted", "seen", "next_step")}
         sentence = None if item["wanted"] else _SENTENCE.fullmatch(" ".join(item["object"].split()))
         item.update(sentence.groupdict() if sentence else {})
-        if item not in kept["problems"]:
-            kept["problems"] = [*kept["problems"], item]
+        if item not in kept["findings"]:
+            kept["findings"] = [*kept["findings"], item]
     return list(by_host.values())
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 
-from ...module_utils._core.change import Problem
+from ...module_utils._core.change import Finding
 from ...module_utils._k3s import config as k3s
 from .._bundle import folder as bundle_folder
 from .._core.addresses import netaddr
@@ -32,14 +32,14 @@ def decide(nodes: list[dict], bundle: dict | None, folder: str, changing_version
     found: list[dict] = []
     notes: list[str] = []
 
-    def tell(host: str, *problems: Problem) -> None:
-        found.extend({"host": host, **problem._asdict()} for problem in problems)
+    def tell(host: str, *findings: Finding) -> None:
+        found.extend({"host": host, **finding._asdict()} for finding in findings)
 
     _cluster(nodes, tell)
     readable = [node for node in nodes if node["state"]]
     for node in nodes:
         if not node["state"]:
-            tell(node["host"], Problem("node", "a node that can be read", node["failure"] or "no answer", "settle it"))
+            tell(node["host"], Finding("node", "a node that can be read", node["failure"] or "no answer", "settle it"))
     decisions = {node["host"]: _decision(node, nodes) for node in readable}
     for node in readable:
         _variables(node, decisions[node["host"]]["role"], tell)
@@ -48,7 +48,7 @@ def decide(nodes: list[dict], bundle: dict | None, folder: str, changing_version
         _bundled(node, decisions[node["host"]], bundle, folder, changing_version, tell)
     _node_ips(decisions, tell)
     _agree(decisions, tell)
-    return {"problems": found, "notes": notes, "nodes": decisions}
+    return {"findings": found, "notes": notes, "nodes": decisions}
 
 
 # --- the cluster as a whole -------------------------------------------------------------------------------------------
@@ -62,11 +62,11 @@ def _cluster(nodes, tell) -> None:
                 "the group is empty",
                 "put a host into k3s_servers, or take the group away: then the first node is it",
             )
-            tell(group["host"], Problem("group k3s_servers", "a server for the agents to join", seen, step))
+            tell(group["host"], Finding("group k3s_servers", "a server for the agents to join", seen, step))
         elif len(names) % 2 == 0:
             tell(
                 names[0],
-                Problem(
+                Finding(
                     "group k3s_servers",
                     "an odd number of servers: 1, 3, 5",
                     f"{len(names)}: {', '.join(names)}",
@@ -161,7 +161,7 @@ def _node_ips(decisions: dict, tell) -> None:
         for host in hosts if len(hosts) > 1 else ():
             tell(
                 host,
-                Problem(
+                Finding(
                     f"node-ip {address}",
                     "an address of its own for each node",
                     f"the same on {', '.join(hosts)}",
@@ -178,7 +178,7 @@ def _agree(decisions: dict, tell) -> None:
             if mine.get(name) != first.get(name):
                 tell(
                     decided["host"],
-                    Problem(
+                    Finding(
                         f"k3s option {name}",
                         f"{first.get(name)} as on {servers[0]['host']}: k3s refuses a server that differs in it",
                         f"{mine.get(name)}",
@@ -197,22 +197,22 @@ def _variables(node: dict, role: str, tell) -> None:
     for name in unknown:
         where = "of a server" if name in k3s.SERVER_KEYS else "of k3s"
         seen = f"an option {where}" if name in k3s.SERVER_KEYS else "no option of k3s has this name"
-        tell(host, Problem(f"k3s_config_extra: {name}", f"an option of a k3s {role}", seen, _VARIABLE))
+        tell(host, Finding(f"k3s_config_extra: {name}", f"an option of a k3s {role}", seen, _VARIABLE))
     for name in sorted(set(extra) & set(k3s.OWNED)):
         step = f"use {k3s.OWNED[name]}"
-        tell(host, Problem(f"k3s_config_extra: {name}", "options that it may set", "one that has its own place", step))
+        tell(host, Finding(f"k3s_config_extra: {name}", "options that it may set", "one that has its own place", step))
     for name in sorted(set(typed["kubelet_args"]) & {"topology-manager-policy", "topology-manager-scope"}):
         step = f"use k3s_{name.replace('-', '_')}"
         tell(
-            host, Problem(f"k3s_kubelet_args: {name}", "arguments that no typed variable writes", "one that does", step)
+            host, Finding(f"k3s_kubelet_args: {name}", "arguments that no typed variable writes", "one that does", step)
         )
     for name, value in typed["node_labels"].items():
         if not _LABEL.fullmatch(str(name)) or (str(value) and not _LABEL.fullmatch(str(value))):
-            tell(host, Problem("k3s_node_labels", "names and values as labels allow", f"{name}={value}", _VARIABLE))
+            tell(host, Finding("k3s_node_labels", "names and values as labels allow", f"{name}={value}", _VARIABLE))
     for taint in typed["node_taints"]:
         if not re.fullmatch(r"[^\s:=]+(=[^\s:=]*)?:(NoSchedule|PreferNoSchedule|NoExecute)", taint):
             tell(
-                host, Problem("k3s_node_taints", "KEY[=VALUE]:NoSchedule|PreferNoSchedule|NoExecute", taint, _VARIABLE)
+                host, Finding("k3s_node_taints", "KEY[=VALUE]:NoSchedule|PreferNoSchedule|NoExecute", taint, _VARIABLE)
             )
     _networks(node, tell)
 
@@ -225,13 +225,13 @@ def _networks(node: dict, tell) -> None:
         try:
             nets[f"k3s_{name}"] = netaddr.IPNetwork(typed[name])
         except (netaddr.AddrFormatError, ValueError, TypeError):
-            tell(host, Problem(f"k3s_{name}", "a network such as 10.42.0.0/16", str(typed[name]), _VARIABLE))
+            tell(host, Finding(f"k3s_{name}", "a network such as 10.42.0.0/16", str(typed[name]), _VARIABLE))
     if len(nets) == 2:
         pods, services = nets["k3s_cluster_cidr"], nets["k3s_service_cidr"]
         if pods in services or services in pods:
             tell(host, _overlap("k3s_cluster_cidr", pods, f"k3s_service_cidr {services}"))
         if typed["cluster_dns"] and not _inside(typed["cluster_dns"], services):
-            tell(host, Problem("k3s_cluster_dns", f"an address in {services}", typed["cluster_dns"], _VARIABLE))
+            tell(host, Finding("k3s_cluster_dns", f"an address in {services}", typed["cluster_dns"], _VARIABLE))
     for name, net in nets.items():
         # A node of a running cluster routes the cluster's own networks.
         for text in [] if seen["joined"] or seen["cluster"] else _taken(seen):
@@ -257,8 +257,8 @@ def _taken(seen: dict) -> list[dict]:
     return list(found.values())
 
 
-def _overlap(name: str, net, other: str) -> Problem:
-    return Problem(
+def _overlap(name: str, net, other: str) -> Finding:
+    return Finding(
         f"{name} {net}",
         "networks that do not overlap",
         f"overlaps with {other}",
@@ -279,7 +279,7 @@ def _addresses(node: dict, decided: dict, tell, notes: list[str]) -> None:
     if not decided["node_ip"]:
         tell(
             host,
-            Problem(
+            Finding(
                 "node-ip",
                 "one address that the node is known by",
                 f"no single default route to tell it from; addresses: {', '.join(own) or 'none'}",
@@ -289,7 +289,7 @@ def _addresses(node: dict, decided: dict, tell, notes: list[str]) -> None:
     elif decided["node_ip"] not in {entry["address"].partition("/")[0] for entry in seen["addresses"]}:
         tell(
             host,
-            Problem(
+            Finding(
                 f"node-ip {decided['node_ip']}", "an address of this node", f"addresses: {', '.join(own)}", _VARIABLE
             ),
         )
@@ -300,7 +300,7 @@ def _addresses(node: dict, decided: dict, tell, notes: list[str]) -> None:
         )
     if not (decided["first"] or decided["server_url"]):
         step = "run with the first host of k3s_servers in --limit, or set k3s_server_url"
-        tell(host, Problem("k3s_server_url", "the server to join", "no server of this run says its address", step))
+        tell(host, Finding("k3s_server_url", "the server to join", "no server of this run says its address", step))
     if not decided["running"]:
         ports = _PORTS[decided["role"]] + (
             _ETCD_PORTS if decided["servers"] > 1 and decided["role"] == "server" else ()
@@ -309,7 +309,7 @@ def _addresses(node: dict, decided: dict, tell, notes: list[str]) -> None:
         if taken:
             tell(
                 host,
-                Problem(
+                Finding(
                     f"TCP port {', '.join(map(str, taken))}",
                     "free for k3s",
                     "something listens on it",
@@ -327,7 +327,7 @@ def _ownership(node: dict, decided: dict, tell, notes: list[str]) -> None:
     elif foreign:
         tell(
             host,
-            Problem(
+            Finding(
                 "cluster",
                 "no cluster, or one that this collection set up",
                 "; ".join(foreign),
@@ -352,15 +352,15 @@ def _bundled(node: dict, decided: dict, bundle: dict | None, folder: str, changi
     decided["bundle_version"] = row["version"]
     if typed["version"] and typed["version"] != row["version"]:
         step = "fill a bundle with it (playbooks/bundle.yml), or leave k3s_version empty to take what the bundle has"
-        tell(host, Problem("k3s_version", typed["version"], f"the bundle {folder} holds {row['version']}", step))
+        tell(host, Finding("k3s_version", typed["version"], f"the bundle {folder} holds {row['version']}", step))
     if row["version"] in BROKEN_VERSIONS:
         seen_text = f"{row['version']}, which does not start with flannel-backend none"
-        tell(host, Problem("k3s", BROKEN_VERSIONS[row["version"]], seen_text, "fill the bundle with another version"))
+        tell(host, Finding("k3s", BROKEN_VERSIONS[row["version"]], seen_text, "fill the bundle with another version"))
     installed = seen["version"]
     if installed and not same_version(installed, row["version"]) and not changing_version:
         tell(
             host,
-            Problem(
+            Finding(
                 "k3s",
                 f"{row['version']} as in the bundle",
                 f"{installed} installed",
@@ -419,21 +419,21 @@ def upgrade(decisions: dict) -> list[dict]:
             before, after = parse(old), parse(new)
         except ValueError as error:
             found.append(
-                (decided["host"], Problem("k3s", "versions that can be compared", str(error), "see the bundle"))
+                (decided["host"], Finding("k3s", "versions that can be compared", str(error), "see the bundle"))
             )
             continue
         if after < before:
             step = "take a bundle with the installed version or a newer one; a datastore does not go back"
-            found.append((decided["host"], Problem("k3s", f"{old} or newer", f"{new} in the bundle", step)))
+            found.append((decided["host"], Finding("k3s", f"{old} or newer", f"{new} in the bundle", step)))
         elif after[:2] > (before[0], before[1] + 1):
             step = f"go by v{before[0]}.{before[1] + 1} first, with a bundle of that version"
             found.append(
-                (decided["host"], Problem("k3s", f"one minor at a time from {old}", f"{new} in the bundle", step))
+                (decided["host"], Finding("k3s", f"one minor at a time from {old}", f"{new} in the bundle", step))
             )
         if decided["role"] == "agent":
             behind = [server["host"] for server in servers if server["version"] and parse(server["version"]) < before]
             if behind:
                 step = "bring the servers to its version first"
-                problem = Problem("k3s agent", f"not newer than its servers ({', '.join(behind)})", old, step)
-                found.append((decided["host"], problem))
-    return [{"host": host, **problem._asdict()} for host, problem in found]
+                finding = Finding("k3s agent", f"not newer than its servers ({', '.join(behind)})", old, step)
+                found.append((decided["host"], finding))
+    return [{"host": host, **finding._asdict()} for host, finding in found]

@@ -50,7 +50,7 @@ _INSTEAD = {
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 
 
-def problem(identity: str, obj: str, wanted: str, seen: str, next_step: str) -> dict:
+def finding(identity: str, obj: str, wanted: str, seen: str, next_step: str) -> dict:
     return {"id": identity, "object": obj, "wanted": wanted, "seen": seen, "next_step": next_step}
 
 
@@ -59,15 +59,15 @@ def problem(identity: str, obj: str, wanted: str, seen: str, next_step: str) -> 
 
 def rail_attachments(variables: dict, nodes: list[dict], resources=None) -> tuple[list[dict], list[dict], list[str]]:
     """One attachment a rail: (attachments, problems, notes). resources: device_plugin_resources of the play."""
-    problems, notes, made = [], [], []
+    findings, notes, made = [], [], []
     indices = sorted({rail["index"] for node in nodes for rail in node["rails"]})
     if not indices:
         seen = f"none on {core_text.names([node['host'] for node in nodes]) or 'any node'}"
         step = "see what discovery says of their HCAs (playbooks/discover.yml), or name them in discovery_rails"
-        return [], [problem("networks:rails", "networks_rails", "nodes with rails", seen, step)], []
+        return [], [finding("networks:rails", "networks_rails", "nodes with rails", seen, step)], []
     supernet, prefix = variables["networks_rails_supernet"], variables["networks_rails_prefix"]
     subnets, refused = rail_subnets(supernet, prefix, indices)
-    problems += refused
+    findings += refused
     for index in indices:
         layers = {rail["link_layer"] for node in nodes for rail in node["rails"] if rail["index"] == index}
         if "InfiniBand" in layers and "ipoib-cni" not in variables["networks_components"]:
@@ -93,7 +93,7 @@ def rail_attachments(variables: dict, nodes: list[dict], resources=None) -> tupl
         )
         if made[-1]["type"] == "macvlan" and variables["networks_mtu"]:
             made[-1]["mtu"] = variables["networks_mtu"]
-    return made, problems, notes
+    return made, findings, notes
 
 
 def rail_subnets(supernet: str, prefix: int, indices) -> tuple[dict, list[dict]]:
@@ -102,18 +102,18 @@ def rail_subnets(supernet: str, prefix: int, indices) -> tuple[dict, list[dict]]
         network = netaddr.IPNetwork(supernet).cidr
     except (netaddr.AddrFormatError, ValueError):
         step = "give a network such as 10.56.0.0/16"
-        return {}, [problem("networks:supernet", "networks_rails_supernet", "a network", repr(supernet), step)]
-    found, problems = {}, []
+        return {}, [finding("networks:supernet", "networks_rails_supernet", "a network", repr(supernet), step)]
+    found, findings = {}, []
     for index in indices:
         if prefix < network.prefixlen or index >= 2 ** (prefix - network.prefixlen):
             there = 0 if prefix < network.prefixlen else 2 ** (prefix - network.prefixlen)
             step = "take a larger networks_rails_supernet or a longer networks_rails_prefix"
             seen = f"{supernet} holds {core_text.count(there, 'network')} of /{prefix}"
-            problems.append(problem("networks:supernet", f"rail {index}", "a subnet of its own", seen, step))
+            findings.append(finding("networks:supernet", f"rail {index}", "a subnet of its own", seen, step))
             break
         first = network.first + index * 2 ** (network_bits(network) - prefix)
         found[index] = f"{netaddr.IPAddress(first, network.version)}/{prefix}"
-    return found, problems
+    return found, findings
 
 
 def network_bits(network) -> int:
@@ -134,10 +134,10 @@ def check(attachments: list[dict], variables: dict) -> list[dict]:
         obj = f"attachment {item['name']}"
         if not _NAME.fullmatch(item["name"]) or len(item["name"]) > 63:
             step = "lower-case letters, digits and - only"
-            found.append(problem("networks:name", obj, "a name that Kubernetes takes", repr(item["name"]), step))
+            found.append(finding("networks:name", obj, "a name that Kubernetes takes", repr(item["name"]), step))
         if item["name"] in seen_names:
             step = "name one of them otherwise: the plugins keep addresses by this name, also across namespaces"
-            found.append(problem("networks:name", obj, "one attachment of this name", "two of them", step))
+            found.append(finding("networks:name", obj, "one attachment of this name", "two of them", step))
         seen_names[item["name"]] = item
         found += _options(obj, item, item["type"], _ALLOWED, "type")
         found += _options(obj, item, item["ipam"], _ALLOWED_IPAM, "IPAM")
@@ -149,13 +149,13 @@ def check(attachments: list[dict], variables: dict) -> list[dict]:
                 step = f"add {name} to networks_components; where something else installs it, set "
                 step += "networks_components_external: true"
                 seen = f"networks_components: {core_text.listing(variables['networks_components']) or 'empty'}"
-                found.append(problem(f"networks:component:{name}", obj, wanted, seen, step))
+                found.append(finding(f"networks:component:{name}", obj, wanted, seen, step))
     return found
 
 
 def _options(obj: str, item: dict, kind: str, table: dict, what: str) -> list[dict]:
     return [
-        problem(
+        finding(
             f"networks:option:{option}",
             obj,
             f"no {option} with {what} {kind}: it is for {', '.join(kinds)}",
@@ -173,24 +173,24 @@ def _required(obj: str, item: dict) -> list[dict]:
     kind, ipam = item["type"], item["ipam"]
     if kind in ("macvlan", "ipoib") and len(places) != 1:
         step = "name the interface (master) or the rail whose interface it is (rail)"
-        found.append(problem("networks:master", obj, "one of master and rail", ", ".join(places) or "neither", step))
+        found.append(finding("networks:master", obj, "one of master and rail", ", ".join(places) or "neither", step))
     if kind == "host-device" and len(places) != 1 and not item.get("resource_name"):
         step = "give one of them; without any, resource_name has to hand out PCI addresses"
         found.append(
-            problem("networks:master", obj, "one of master, rail and pci", ", ".join(places) or "none of them", step)
+            finding("networks:master", obj, "one of master, rail and pci", ", ".join(places) or "none of them", step)
         )
     if kind == "sriov" and not item.get("resource_name"):
         step = "set resource_name to PREFIX/NAME of networks_sriov_resources"
-        found.append(problem("networks:resource", obj, "the resource that hands out VFs", "no resource_name", step))
+        found.append(finding("networks:resource", obj, "the resource that hands out VFs", "no resource_name", step))
     if ipam in ("host-local", "whereabouts") and not item.get("subnet"):
-        found.append(problem("networks:subnet", obj, f"a subnet for {ipam}", "none", "set subnet"))
+        found.append(finding("networks:subnet", obj, f"a subnet for {ipam}", "none", "set subnet"))
     if ipam == "nv-ipam" and not (item.get("subnet") or item.get("pool")):
         step = "set subnet, or pool for one that exists"
-        found.append(problem("networks:subnet", obj, "a subnet or a pool for nv-ipam", "neither", step))
+        found.append(finding("networks:subnet", obj, "a subnet or a pool for nv-ipam", "neither", step))
     for option, value in _addresses(item):
         if _network(value) is None:
             step = "write it as 192.0.2.0/24 or 192.0.2.1"
-            found.append(problem("networks:address", obj, f"an address or network in {option}", repr(value), step))
+            found.append(finding("networks:address", obj, f"an address or network in {option}", repr(value), step))
     return found
 
 
@@ -329,21 +329,21 @@ def plan(
     objects, files {host: {network name: text}}, problems and notes.
     """
     attachments = [_normal(item, variables) for item in variables["networks_attachments"]]
-    problems: list[dict] = []
+    findings: list[dict] = []
     notes: list[str] = []
     if variables["networks_rails"]:
-        rails, problems, notes = rail_attachments(variables, nodes, resources)
+        rails, findings, notes = rail_attachments(variables, nodes, resources)
         attachments += [_normal(item, variables) for item in rails]
     for item in attachments:
         if item["ipam"] == "auto":
             item["ipam"] = _default_ipam(variables, item)
-    problems += check(attachments, variables)
+    findings += check(attachments, variables)
     made = {
         "attachments": attachments,
         "networks": [],
         "objects": [],
         "files": {node["host"]: {} for node in nodes},
-        "problems": problems,
+        "findings": findings,
         "notes": notes,
         "complete": len(nodes) >= total,
     }
@@ -352,7 +352,7 @@ def plan(
             f"this run sees {len(nodes)} of {total} nodes: objects of the cluster are left as they are, files of the "
             "nodes are not; run without --limit for the objects"
         )
-    if problems:
+    if findings:
         return made
     for item in attachments:
         _render(item, variables, nodes, max(total, len(nodes)), made, nv_ipam_namespace)
@@ -406,12 +406,12 @@ def sriov_config(resources: list[dict], nodes: list[dict]) -> tuple[dict, list[d
     One resource is the VFs of the physical functions of its rails, or those functions whole. isRdma has the plugin hand
     out the RDMA character devices besides. The plugin passes over a function that has VFs, so both never mix.
     """
-    entries, problems, names = [], [], set()
+    entries, findings, names = [], [], set()
     for item in resources:
         name = f"{item['prefix']}/{item['name']}"
         obj = f"networks_sriov_resources {name}"
         if name in names:
-            problems.append(problem("networks:sriov", obj, "one resource of this name", "two", "rename one of them"))
+            findings.append(finding("networks:sriov", obj, "one resource of this name", "two", "rename one of them"))
         names.add(name)
         wanted = item.get("rails") or sorted({rail["index"] for node in nodes for rail in node["rails"]})
         addresses = sorted(
@@ -420,7 +420,7 @@ def sriov_config(resources: list[dict], nodes: list[dict]) -> tuple[dict, list[d
         if not addresses:
             seen = f"rails {core_text.listing(map(str, wanted)) or 'none'} without a PCI function"
             step = "name rails of cards (software HCAs have no VFs)"
-            problems.append(problem("networks:sriov", obj, "physical functions", seen, step))
+            findings.append(finding("networks:sriov", obj, "physical functions", seen, step))
             continue
         key = "rootDevices" if item.get("functions", "vfs") == "vfs" else "pciAddresses"
         entries.append(
@@ -430,7 +430,7 @@ def sriov_config(resources: list[dict], nodes: list[dict]) -> tuple[dict, list[d
                 "selectors": {key: addresses, "isRdma": True},
             }
         )
-    return {"resourceList": entries}, problems
+    return {"resourceList": entries}, findings
 
 
 def _default_ipam(variables: dict, item: dict) -> str:
@@ -530,14 +530,14 @@ def _blocks(item: dict, size: int, serving: list[dict], taken: list[str], made: 
         wanted = f"{highest + 1} blocks of {size} addresses, one a node"
         seen = f"{item['subnet']} has {max(0, last - first + 1)} to hand out"
         step = "take a larger subnet (networks_rails_prefix for rails), or a smaller per_node_block_size"
-        made["problems"].append(problem("networks:blocks", f"attachment {item['name']}", wanted, seen, step))
+        made["findings"].append(finding("networks:blocks", f"attachment {item['name']}", wanted, seen, step))
         return None
     empty = [host for host, ranges in found.items() if not ranges]
     if empty:
         step = "exclude less, or take another subnet"
         seen = f"all of the block of {core_text.names(empty)} is excluded or held by hosts"
-        made["problems"].append(
-            problem("networks:blocks", f"attachment {item['name']}", "addresses to hand out", seen, step)
+        made["findings"].append(
+            finding("networks:blocks", f"attachment {item['name']}", "addresses to hand out", seen, step)
         )
         return None
     return found

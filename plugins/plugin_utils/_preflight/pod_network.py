@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 
-from ...module_utils._core.change import Problem
+from ...module_utils._core.change import Finding
 from .._core.addresses import netaddr
 
 # Bytes that a back end puts around each packet.
@@ -19,7 +19,7 @@ _VARIABLE = "correct it where it is set (inventory, group_vars or -e)"
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9.-]+):\d{1,5}")
 
 
-def problems(facts: dict, wanted: dict) -> list[Problem]:
+def findings(facts: dict, wanted: dict) -> list[Finding]:
     """wanted: cidr, backend, mtu, interface, fabric_allowed, api_server, node_address, cluster_cidr, service_cidr;
     empty text where there is nothing to compare with.
     """
@@ -29,7 +29,7 @@ def problems(facts: dict, wanted: dict) -> list[Problem]:
         found += _clashes(network, facts, wanted)
     if wanted["backend"] == "host-gw" and wanted["mtu"]:
         found.append(
-            Problem(
+            Finding(
                 "variable flannel_mtu",
                 "0 with flannel_backend host-gw, which puts nothing around a packet",
                 str(wanted["mtu"]),
@@ -38,7 +38,7 @@ def problems(facts: dict, wanted: dict) -> list[Problem]:
         )
     if wanted["api_server"] and not _ADDRESS.fullmatch(wanted["api_server"]):
         found.append(
-            Problem("variable flannel_api_server", "an address and a port", repr(wanted["api_server"]), _VARIABLE)
+            Finding("variable flannel_api_server", "an address and a port", repr(wanted["api_server"]), _VARIABLE)
         )
     netdev = pod_nic(facts, wanted["interface"], wanted["node_address"])
     if netdev:
@@ -46,44 +46,44 @@ def problems(facts: dict, wanted: dict) -> list[Problem]:
     return found
 
 
-def _network(name: str, text: str, found: list[Problem]):
+def _network(name: str, text: str, found: list[Finding]):
     try:
         network = netaddr.IPNetwork(text)
     except (netaddr.AddrFormatError, TypeError, ValueError) as error:
-        found.append(Problem(f"variable {name}", "a network such as 10.42.0.0/16", f"{text!r}: {error}", _VARIABLE))
+        found.append(Finding(f"variable {name}", "a network such as 10.42.0.0/16", f"{text!r}: {error}", _VARIABLE))
         return None
     if network.ip != network.network:
-        found.append(Problem(f"variable {name}", f"a network such as {network.cidr}", f"{text!r}", _VARIABLE))
+        found.append(Finding(f"variable {name}", f"a network such as {network.cidr}", f"{text!r}", _VARIABLE))
         return None
     if network.version != 4:
-        found.append(Problem(f"variable {name}", "an IPv4 network", text, _VARIABLE))
+        found.append(Finding(f"variable {name}", "an IPv4 network", text, _VARIABLE))
         return None
     return network
 
 
-def _clashes(network, facts: dict, wanted: dict) -> list[Problem]:
+def _clashes(network, facts: dict, wanted: dict) -> list[Finding]:
     """K10: one pod network everywhere, and nobody else in it."""
-    found: list[Problem] = []
+    found: list[Finding] = []
     if network.prefixlen > 24:
         step = "give a larger network: k3s takes a /24 for each node"
-        found.append(Problem("variable flannel_cidr", "room for a /24 a node", str(network), step))
+        found.append(Finding("variable flannel_cidr", "room for a /24 a node", str(network), step))
     if wanted["cluster_cidr"] and wanted["cluster_cidr"] != wanted["cidr"]:
         step = "set both to the same network; the cluster-cidr of a running cluster cannot be changed"
         found.append(
-            Problem("variable flannel_cidr", f"k3s_cluster_cidr {wanted['cluster_cidr']}", wanted["cidr"], step)
+            Finding("variable flannel_cidr", f"k3s_cluster_cidr {wanted['cluster_cidr']}", wanted["cidr"], step)
         )
     service = _network("k3s_service_cidr", wanted["service_cidr"], found) if wanted["service_cidr"] else None
     if service and (network in service or service in network):
         step = "choose networks that share no address"
         seen = f"{network} overlaps k3s_service_cidr {service}"
-        found.append(Problem("variable flannel_cidr", "a network of its own", seen, step))
+        found.append(Finding("variable flannel_cidr", "a network of its own", seen, step))
     for netdev in _netdevs(facts):
         for address in netdev["addresses"] if isinstance(netdev["addresses"], list) else ():
             own = netaddr.IPNetwork(address)
             if network in own or own in network:
                 step = "choose a network that no NIC of a node is in"
                 seen = f"{network} overlaps {address} of {netdev['name']}"
-                found.append(Problem("variable flannel_cidr", "a network of its own", seen, step))
+                found.append(Finding("variable flannel_cidr", "a network of its own", seen, step))
     return found
 
 
@@ -115,13 +115,13 @@ def fabric(facts: dict, netdev: dict) -> str | None:
     return None if netdev["default_route"] else "it belongs to an HCA and does not carry the default route"
 
 
-def _on(netdev: dict, facts: dict, wanted: dict) -> list[Problem]:
+def _on(netdev: dict, facts: dict, wanted: dict) -> list[Finding]:
     """K8: the NIC and its MTU."""
     found = []
     why = fabric(facts, netdev)
     if why and wanted["fabric_allowed"] is not True:
         found.append(
-            Problem(
+            Finding(
                 f"NIC {netdev['name']}",
                 "pod traffic on the node's own network",
                 f"{why}: pod traffic would share it with RDMA",
@@ -133,5 +133,5 @@ def _on(netdev: dict, facts: dict, wanted: dict) -> list[Problem]:
     if wanted["mtu"] and netdev["mtu"] and wanted["mtu"] > room:
         seen = f"{wanted['mtu']}, with MTU {netdev['mtu']} on {netdev['name']}"
         step = "lower flannel_mtu, set it to 0, or raise the NIC's MTU first"
-        found.append(Problem("variable flannel_mtu", f"{room} or less ({wanted['backend']})", seen, step))
+        found.append(Finding("variable flannel_mtu", f"{room} or less ({wanted['backend']})", seen, step))
     return found

@@ -184,7 +184,7 @@ SCHEMA: dict[str, Any] = {
 # --- what is wrong with a document -----------------------------------------------------------------------------------
 
 
-def problems(document: Any) -> list[dict[str, str]]:
+def findings(document: Any) -> list[dict[str, str]]:
     """[{object, wanted, seen}] of everything in a results document that the schema does not allow; all at once."""
     found = list(_problems(document, SCHEMA, "$"))
     return found or [*_doubles(document["nodes"], "$.nodes"), *_doubles(_hosts(document.get("drift")), "$.drift.hosts")]

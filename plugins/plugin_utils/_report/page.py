@@ -23,7 +23,7 @@ _PORT_HEADER = ("HCA/port", "Rail", "State", "Rate", "Netdev", "GPU", "Model", "
 
 
 def page(document: dict, title: str = "RDMA report") -> str:
-    """HTML of a results document that `document.problems` has nothing against."""
+    """HTML of a results document that `document.findings` has nothing against."""
     judged = judge.nodes(document)
     anchors = {node["host"]: node["anchor"] for node in judged}
     sections = [

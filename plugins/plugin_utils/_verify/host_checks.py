@@ -64,7 +64,7 @@ def _await(checks: dict, plans: dict) -> None:
 
 
 def _modules(facts: dict, plan, variables: dict, offline) -> list[dict]:
-    blocked = {problem.object: problem for problem in plan.problems}
+    blocked = {finding.object: finding for finding in plan.findings}
     found = []
     for name in variables["kernel_modules_required"]:
         state = facts["modules"].get(name) or {}
@@ -216,9 +216,9 @@ def _left_over(plan, covered: set) -> list[dict]:
         if change.object not in covered
     ]
     found += [
-        check(f"state:{problem.object}", problem.object, FAILED, problem.wanted, problem.seen, problem.next_step)
-        for problem in plan.problems
-        if problem.object not in covered
+        check(f"state:{finding.object}", finding.object, FAILED, finding.wanted, finding.seen, finding.next_step)
+        for finding in plan.findings
+        if finding.object not in covered
     ]
     return found
 

@@ -44,10 +44,10 @@ def test_an_example_uses_only_variables_that_exist_with_values_that_hold(name):
     examined = list(hosts(name))
     assert examined
     for host, values, every in examined:
-        effective, problems = preflight_host.validate(OPTIONS, values)
-        problems += preflight_host.values(effective, OPTIONS)
-        problems += preflight_host.unknown(every, OPTIONS, ROLES)
-        assert problems == [], host
+        effective, findings = preflight_host.validate(OPTIONS, values)
+        findings += preflight_host.values(effective, OPTIONS)
+        findings += preflight_host.unknown(every, OPTIONS, ROLES)
+        assert findings == [], host
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -61,11 +61,11 @@ def test_an_example_sets_something_of_ours_and_explains_it(name):
 def test_an_example_fits_the_node_it_is_made_for(name, fixture, tmp_path):
     tree.lay_out(tree.load(fixture), tmp_path)
     _host, values, _every = next(hosts(name))
-    effective, problems = preflight_host.validate(OPTIONS, values)
+    effective, findings = preflight_host.validate(OPTIONS, values)
     node = Tree(str(tmp_path))
     facts = gather(node, Seams.of(node), rails=effective["discovery_rails"])
     assert (
-        problems + preflight_host.combinations(facts, effective)[0] + preflight_host.plan(facts, effective)["problems"]
+        findings + preflight_host.combinations(facts, effective)[0] + preflight_host.plan(facts, effective)["findings"]
         == []
     )
     assert len(facts["rails"]) == {"gh200-single": 1, "rails-8x-h100": 8}[name]

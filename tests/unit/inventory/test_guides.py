@@ -47,8 +47,8 @@ class Rendered:
     def __init__(self, example, folder):
         name, fixture, rails, rename = NODES[example]
         host = next(found for found in hosts(example) if found[0] == name)
-        variables, problems = preflight_host.validate(OPTIONS, host[1])
-        assert problems == []
+        variables, findings = preflight_host.validate(OPTIONS, host[1])
+        assert findings == []
         tree.lay_out(tree.load(fixture), folder)
         read = Tree(str(folder))
         text = json.dumps(gather(read, Seams.of(read), rails=rails))
@@ -60,7 +60,7 @@ class Rendered:
         self.variables = variables
         self.config_map = self._config_map(variables["device_plugin_resources"])
         plan = preflight_networks.plan(variables, [self.node], resources=variables["device_plugin_resources"])
-        assert plan["problems"] == []
+        assert plan["findings"] == []
         self.objects = plan["objects"]
         self.networks = nad_lint.from_objects(plan["objects"])
 

@@ -205,7 +205,7 @@ def test_the_bundle_of_the_test_bed_is_one_that_the_roles_take(bench, tmp_path, 
     cluster.from_testbed(settings.load(), folder)
     bundle = yaml.safe_load((folder / "bundle.yml").read_text())
     assert bundle["origin"] == "testbed"
-    assert bundle_folder.problems(bundle) == []
+    assert bundle_folder.findings(bundle) == []
     assert bundle_folder.damaged(folder, [*bundle["files"], *bundle["images"]]) == []
     assert bundle_folder.file_for(bundle, "k3s", "amd64")["version"] == "v1.35.4+double1"
     with tarfile.open(folder / bundle_folder.file_for(bundle, "cni-plugins", "amd64")["path"]) as archive:

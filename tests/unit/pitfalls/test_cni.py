@@ -495,5 +495,5 @@ def test_a_kernel_without_br_netfilter_is_said_before_flannel_ends_with_it():
     state.update(secrets={}, links={}, others={})
     empty = dict.fromkeys(("files", "secrets", "absent", "units", "exclusive"), ())
     made = node_files.plan(state, {**empty, "kernel_modules": ["br_netfilter"], "sysctls": {}})
-    assert [problem.object for problem in made.problems] == ["module br_netfilter"]
-    assert "kernel-modules-extra-$(uname -r)" in made.problems[0].next_step
+    assert [finding.object for finding in made.findings] == ["module br_netfilter"]
+    assert "kernel-modules-extra-$(uname -r)" in made.findings[0].next_step

@@ -67,7 +67,7 @@ class Bench:
             **state,
         }
         made = plan(state, {**self.wanted, **(wanted or {})})
-        told = [f"{problem.object}: {problem.seen} {problem.next_step}" for problem in made.problems]
+        told = [f"{finding.object}: {finding.seen} {finding.next_step}" for finding in made.findings]
         return "\n".join(told + [f"{change.action} {change.object}\n{change.after}" for change in made.changes])
 
     def gate(self, over=None, wanted=None, fixture=overlays.STALE) -> str:
@@ -91,7 +91,7 @@ class Bench:
         tree = Tree(str(self.folder))
         facts = json.loads(json.dumps(complete(gather(tree, Seams.none(), SUBSET), tree)))
         made = modules_plan(facts, {"required": [], "ipoib": "never", "gpudirect": gpudirect})
-        told = [f"{problem.object}: {problem.seen} {problem.next_step}" for problem in made.problems]
+        told = [f"{finding.object}: {finding.seen} {finding.next_step}" for finding in made.findings]
         done = [f"{change.action} {change.object}\n{change.after}" for change in made.changes]
         return "\n".join([*told, *done, *made.not_applied, *made.notes, facts["gpudirect"]["verdict"]])
 
@@ -110,7 +110,7 @@ def d2(bench):
     there[packages.PINS] = packages.pins_file("DOCA-HOST*")
     there[packages.REPOSITORIES["apt"]] = packages.repository_file("apt", repository, "doca 3.2.1")
     undone = bench.driver(**kernels, builds=builds, files=there)
-    (failed,) = build_failed("mlnx-ofed-kernel", "25.10", NEWER, "x86_64", "x.c:1: error: no such member").problems
+    (failed,) = build_failed("mlnx-ofed-kernel", "25.10", NEWER, "x86_64", "x.c:1: error: no such member").findings
     lost = bench.gate(overlays.newer_kernel("kernel/mlx5_core.ko") + overlays.process(5, "job", "uverbs0"))
     return "\n".join([undone, failed.seen, lost])
 

@@ -25,10 +25,10 @@ ROOT = pathlib.Path(__file__).resolve().parents[3]
 @pytest.fixture(scope="module")
 def captured(tmp_path_factory):
     """Facts of captured nodes, and the variables of a host that sets none."""
-    variables, problems = preflight_host.validate(
+    variables, findings = preflight_host.validate(
         {k: v for role in documented_roles().values() for k, v in role.items()}, {}
     )
-    assert problems == []
+    assert findings == []
     found = {}
     for name in ("gh200-cx7-roce", "card-without-mlx5-ib", "exclusive-netns-foreign-file"):
         root = tmp_path_factory.mktemp(name)
@@ -313,19 +313,19 @@ def test_the_report_has_the_root_with_its_fix_and_the_consequences_beneath_it(wo
 
 
 def refused_module(name):
-    def problems(captured):
+    def findings(captured):
         facts, variables = _copy(captured)
         blocked = [{"path": "/etc/modprobe.d/x.conf", "line": 1, "text": f"blacklist {name}"}]
         facts["modules"][name] = {**facts["modules"][name], "loaded": False, "blocked_by": blocked}
         variables["kernel_modules_gpudirect"] = "peermem"
-        return preflight_host.plan(facts, variables)["problems"]
+        return preflight_host.plan(facts, variables)["findings"]
 
-    return problems
+    return findings
 
 
 def foreign_netns(captured):
     _facts, variables = _copy(captured)
-    return preflight_host.plans(captured["exclusive-netns-foreign-file"], variables)["rdma_netns"].problems
+    return preflight_host.plans(captured["exclusive-netns-foreign-file"], variables)["rdma_netns"].findings
 
 
 def bad_resources(captured):
@@ -339,16 +339,16 @@ def flannel_cidr(captured):
     facts, _variables = _copy(captured)
     wanted = {"cidr": "10.244.0.0/16", "backend": "vxlan", "mtu": 0, "interface": "", "fabric_allowed": None}
     wanted.update(api_server="", node_address="", cluster_cidr="10.42.0.0/16", service_cidr="10.43.0.0/16")
-    return pod_network.problems(facts, wanted)
+    return pod_network.findings(facts, wanted)
 
 
 def attachment(**changes):
-    def problems(_captured):
+    def findings(_captured):
         netdevs = pitfall_world.netdevs
         nodes = [{"host": host, "netdevs": netdevs(number), "routes": []} for number, host in enumerate(BOTH, 1)]
         return nad_lint.lint(nad_lint.from_objects([pitfall_world.network(**changes)]), nodes, {})
 
-    return problems
+    return findings
 
 
 def _copy(captured):
@@ -373,11 +373,11 @@ REFUSED = {
 
 @pytest.mark.parametrize("identity", REFUSED)
 def test_a_run_that_is_refused_says_what_it_has_been_spared(identity, captured):
-    for problems in REFUSED[identity]:
-        found = [item if isinstance(item, dict) else item._asdict() for item in problems(captured)]
+    for findings in REFUSED[identity]:
+        found = [item if isinstance(item, dict) else item._asdict() for item in findings(captured)]
         assert [findings_catalogue.spared(item) for item in found] == [identity] * len(found)
         assert found
-        text = preflight_host.failure_text([{"host": "node1", "problems": found}])[1]
+        text = preflight_host.failure_text([{"host": "node1", "findings": found}])[1]
         assert re.search(rf"failure +{identity}\n?", text)
 
 

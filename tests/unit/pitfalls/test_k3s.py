@@ -82,17 +82,17 @@ def decide(*nodes, held=None, upgrade=False):
 
 def options(*nodes, host="node1"):
     decided = decide(*nodes)
-    assert decided["problems"] == []
+    assert decided["findings"] == []
     return {name: value for file in decided["nodes"][host]["options"].values() for name, value in file.items()}
 
 
-def problems(*nodes, **more):
-    return [(item["host"], item["object"]) for item in decide(*nodes, **more)["problems"]]
+def findings(*nodes, **more):
+    return [(item["host"], item["object"]) for item in decide(*nodes, **more)["findings"]]
 
 
 def test_two_plain_nodes_have_no_problem_and_the_first_is_the_server():
     decided = decide(node(), node(2))
-    assert decided["problems"] == []
+    assert decided["findings"] == []
     assert [found["role"] for found in decided["nodes"].values()] == ["server", "agent"]
     assert decided["nodes"]["node2"]["options"][config.CONFIG]["server"] == "https://192.0.2.1:6443"
 
@@ -112,7 +112,7 @@ def test_k3_the_plugins_come_before_anything_that_needs_them():
 
 @pytest.mark.parametrize("version", sorted(k3s.BROKEN_VERSIONS))
 def test_k4_a_version_that_does_not_start_without_its_flannel_is_refused(version):
-    assert ("node1", "k3s") in problems(node(), held=bundle(version))
+    assert ("node1", "k3s") in findings(node(), held=bundle(version))
 
 
 def test_k5_nodes_have_to_be_registered_not_ready_before_there_is_a_pod_network():
@@ -145,7 +145,7 @@ NODE_IPS = {
 @pytest.mark.parametrize("name", NODE_IPS)
 def test_k8_the_node_address_is_explicit_on_the_node_and_its_own(name):
     nodes, expected = NODE_IPS[name]
-    assert expected in problems(*nodes)
+    assert expected in findings(*nodes)
     assert options(node())["node-ip"] == "192.0.2.1"
 
 
@@ -155,10 +155,10 @@ PORTS = {"API server": ([6443], "TCP port 6443"), "kubelet": ([10250], "TCP port
 @pytest.mark.parametrize("name", PORTS)
 def test_k9_a_port_that_something_else_listens_on_is_named_but_not_that_of_a_k3s_that_runs(name):
     ports, expected = PORTS[name]
-    found = [obj for _host, obj in problems(node(seen={"listening": ports}))]
+    found = [obj for _host, obj in findings(node(seen={"listening": ports}))]
     assert found == ([expected] if expected else [])
     for state_of_it in ("active", "activating"):
-        assert problems(node(seen={"listening": ports, "services": services(state_of_it)})) == []
+        assert findings(node(seen={"listening": ports, "services": services(state_of_it)})) == []
 
 
 NETWORKS = {
@@ -174,14 +174,14 @@ NETWORKS = {
 @pytest.mark.parametrize("name", NETWORKS)
 def test_k10_networks_that_overlap_are_refused(name):
     variables, expected = NETWORKS[name]
-    assert ("node1", expected) in problems(node(**variables))
+    assert ("node1", expected) in findings(node(**variables))
 
 
 def test_k10_the_routes_of_a_running_pod_network_are_its_own():
     routes = [*state()["routes"], {"netdev": "flannel.1", "destination": "10.42.1.0/24"}]
-    assert problems(node(seen={"routes": routes})) == []
+    assert findings(node(seen={"routes": routes})) == []
     host_gateway = [*state()["routes"], {"netdev": "eth0", "destination": "10.42.1.0/24"}]
-    assert problems(node(seen={"routes": host_gateway, "cluster": True})) == []
+    assert findings(node(seen={"routes": host_gateway, "cluster": True})) == []
 
 
 def test_k11_nothing_goes_into_the_directory_that_k3s_deploys_from():
@@ -192,11 +192,11 @@ def test_k11_nothing_goes_into_the_directory_that_k3s_deploys_from():
 def test_k12_values_that_servers_must_agree_on_are_compared():
     three = ("node1", "node2", "node3")
     nodes = [node(number, three) for number in (1, 2, 3)]
-    assert problems(*nodes) == []
+    assert findings(*nodes) == []
     assert options(*nodes)["cluster-init"] is True
     assert "cluster-init" not in options(*nodes, host="node2")
     nodes[1]["variables"].update(secrets_encryption=False, disable=["traefik"])
-    assert problems(*nodes) == [("node2", "k3s option disable"), ("node2", "k3s option secrets-encryption")]
+    assert findings(*nodes) == [("node2", "k3s option disable"), ("node2", "k3s option secrets-encryption")]
 
 
 def test_k12_none_is_a_word_and_modes_are_text_in_what_is_rendered():
@@ -207,7 +207,7 @@ def test_k12_none_is_a_word_and_modes_are_text_in_what_is_rendered():
 
 def test_k13_a_node_without_a_default_route_is_named():
     decided = decide(node(node_ip="192.0.2.1", seen={"routes": []}))
-    assert decided["problems"] == []
+    assert decided["findings"] == []
     assert "node1: there is no default route" in decided["notes"][0]
 
 
@@ -259,7 +259,7 @@ def test_k15_containers_end_before_links_and_mounts_and_what_stays_is_listed():
     ]  # fmt: skip
     assert "/opt/cni/bin/mine stays: it is not ours" in made.notes
     refused = reset.plan(reset_state(others=["/etc/systemd/system/k3s.service"]))
-    assert (refused.changes, len(refused.problems)) == ([], 1)
+    assert (refused.changes, len(refused.findings)) == ([], 1)
 
 
 def test_k16_containers_live_through_a_restart_and_a_drain_needs_an_answer():
@@ -306,7 +306,7 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_work_is_refused(name):
     bad, expected = REFUSED[name]
-    assert (bad["host"], expected) in problems(*({1: node(), 2: node(2)} | {int(bad["host"][-1]): bad}).values())
+    assert (bad["host"], expected) in findings(*({1: node(), 2: node(2)} | {int(bad["host"][-1]): bad}).values())
 
 
 def test_all_problems_of_all_hosts_come_at_once():
@@ -316,30 +316,30 @@ def test_all_problems_of_all_hosts_come_at_once():
         node(3),
     ]
     nodes[2].update(state=None, failure="unreachable")
-    found = problems(*nodes)
+    found = findings(*nodes)
     assert {("node1", "group k3s_servers"), ("node1", "k3s_cluster_cidr")} < set(found)
     assert {("node2", "k3s_config_extra: nope"), ("node3", "node")} < set(found)
 
 
 def test_an_agent_needs_a_server_and_a_group_a_host():
-    assert ("node2", "k3s_server_url") in problems(node(2))
-    assert problems(node(2, server_url="https://192.0.2.100:6443")) == []
-    assert problems(node(2, seen={"server_url": "https://192.0.2.1:6443"})) == []
-    assert ("node2", "group k3s_servers") in problems(node(2, ()))
+    assert ("node2", "k3s_server_url") in findings(node(2))
+    assert findings(node(2, server_url="https://192.0.2.100:6443")) == []
+    assert findings(node(2, seen={"server_url": "https://192.0.2.1:6443"})) == []
+    assert ("node2", "group k3s_servers") in findings(node(2, ()))
 
 
 def test_a_run_that_leaves_the_first_server_out_does_not_make_another_cluster():
     three = ("node1", "node2", "node3")
-    assert ("node2", "k3s_server_url") in problems(node(2, three))
+    assert ("node2", "k3s_server_url") in findings(node(2, three))
     joined = node(2, three, server_url="https://192.0.2.1:6443")
     assert "cluster-init" not in options(joined, host="node2")
 
 
 def test_a_takeover_happens_with_consent_and_is_said():
     decided = decide(node(seen={"others": ["kubeadm"]}, takeover_allowed=True))
-    assert decided["problems"] == []
+    assert decided["findings"] == []
     assert "takes over" in decided["notes"][0]
-    assert ("node1", "cluster") in problems(node(seen={"others": ["kubeadm"]}, takeover_allowed=False))
+    assert ("node1", "cluster") in findings(node(seen={"others": ["kubeadm"]}, takeover_allowed=False))
 
 
 def test_only_what_a_node_lacks_is_brought_to_it():
@@ -394,15 +394,15 @@ UPGRADES = {
 def test_an_upgrade_goes_up_one_minor_at_a_time(name):
     old, new, words = UPGRADES[name]
     decided = decide(node(seen={"version": old}), held=bundle(new), upgrade=True)
-    assert decided["problems"] == []
+    assert decided["findings"] == []
     found = k3s.upgrade(decided["nodes"])
-    assert [words in problem["wanted"] for problem in found] == ([True] if words else [])
+    assert [words in finding["wanted"] for finding in found] == ([True] if words else [])
 
 
 def test_an_agent_ahead_of_its_server_is_refused():
     nodes = [node(seen={"version": "v1.34.1+k3s1"}), node(2, seen={"version": "v1.35.1+k3s1"})]
     found = k3s.upgrade(decide(*nodes, upgrade=True)["nodes"])
-    assert [(problem["host"], problem["object"]) for problem in found] == [("node2", "k3s agent")]
+    assert [(finding["host"], finding["object"]) for finding in found] == [("node2", "k3s agent")]
 
 
 # --- one node ---------------------------------------------------------------------------------------------------------
@@ -493,12 +493,12 @@ def test_a_file_of_ours_that_is_no_longer_wanted_goes_and_a_foreign_one_stops_th
     found["files"].update(extra)
     assert acts(found) == [(config.EXTRA, "remove"), ("service k3s", "restart")]
     foreign = settled(foreign_files=[config.CONFIG])
-    assert plan.plan(foreign, WANTED).problems[0].object == config.CONFIG
-    assert plan.plan(foreign, {**WANTED, "takeover_allowed": True}).problems == []
+    assert plan.plan(foreign, WANTED).findings[0].object == config.CONFIG
+    assert plan.plan(foreign, {**WANTED, "takeover_allowed": True}).findings == []
 
 
 def test_another_token_and_another_role_are_refused():
-    assert plan.plan(settled(token={"present": True, "mode": "0600", "differs": True}), WANTED).problems
+    assert plan.plan(settled(token={"present": True, "mode": "0600", "differs": True}), WANTED).findings
     for found in ("active", "activating"):
         agent = services(agent=found)
-        assert plan.plan(settled(services=agent), WANTED).problems[0].object == "service k3s-agent"
+        assert plan.plan(settled(services=agent), WANTED).findings[0].object == "service k3s-agent"

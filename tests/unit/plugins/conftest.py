@@ -40,6 +40,6 @@ def options():
 @pytest.fixture
 def variables(options):
     """The effective variables of a host that sets none."""
-    effective, problems = host.validate(options, {})
-    assert problems == []
+    effective, findings = host.validate(options, {})
+    assert findings == []
     return copy.deepcopy(effective)

@@ -107,14 +107,14 @@ def test_a_sum_that_could_not_be_had_may_stand_as_null_and_never_passes():
     lock["artifacts"][0]["files"][0]["sha256"] = None
     lock["images"][0]["digests"] = {"index": None}
     assert errors(lock) == []
-    known = {problem.object for problem in bundle_lock.unpinned(LOCK, names=None)}
-    refused = [problem for problem in bundle_lock.unpinned(lock, names=None) if problem.object not in known]
-    assert [problem.object for problem in refused] == [
+    known = {finding.object for finding in bundle_lock.unpinned(LOCK, names=None)}
+    refused = [finding for finding in bundle_lock.unpinned(lock, names=None) if finding.object not in known]
+    assert [finding.object for finding in refused] == [
         f"{lock['artifacts'][0]['name']} {lock['artifacts'][0]['version']} (amd64)",
         f"image {lock['images'][0]['reference']}",
     ]
     described = {"schema": 1, "origin": "release", "files": [{**BUNDLED, "sha256": None}], "images": []}
-    assert "no sha256" in bundle_folder.problems(described)[0].seen
+    assert "no sha256" in bundle_folder.findings(described)[0].seen
 
 
 BUNDLED = {"name": "k3s", "version": "v1.35.8+k3s1", "architecture": "amd64", "path": "k3s", "sha256": "0" * 64}

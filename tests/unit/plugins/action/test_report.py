@@ -48,7 +48,7 @@ def test_results_of_a_failed_verification_become_a_page(play, tmp_path):
     code, output = play("verify", "-i", "hosts.yml", "-e", "verification_results=results.json")
     assert code != 0, output
     results = json.loads((tmp_path / "results.json").read_text())
-    assert document.problems(results) == []
+    assert document.findings(results) == []
     assert [node["host"] for node in results["nodes"]] == ["node1"]
     assert results["nodes"][0]["facts"]["hcas"][0]["name"] == "mlx5_0"
     assert "failed" in {item["status"] for item in results["nodes"][0]["checks"]}

@@ -122,7 +122,7 @@ def test_a_folder_is_filled_described_and_left_alone_the_second_time(fill):
     done = fill()
     assert [change["object"] for change in checked["changes"]] == [change["object"] for change in done["changes"]][:-1]
     described = yaml.safe_load((fill.folder / "bundle.yml").read_text())
-    assert bundle_folder.problems(described) == []
+    assert bundle_folder.findings(described) == []
     assert bundle_folder.damaged(str(fill.folder), [*described["files"], *described["images"]]) == []
     assert bundle_folder.file_for(described, "k3s", "amd64")["version"] == "v1"
     assert bundle_folder.references(described, "amd64") == {"k3s-airgap-images:v1", "ghcr.io/f/flannel:v2"}
@@ -146,8 +146,8 @@ def test_a_damaged_file_and_an_image_with_another_digest_are_fetched_again(fill)
 def test_a_wrong_sum_stops_and_the_file_is_not_kept(fill):
     refused = fill(lock=lock(content=b"the real one"))
     assert refused["failed"]
-    assert refused["problems"][0]["object"] == "files/amd64/k3s"
-    assert sha256(b"k3s") in refused["problems"][0]["seen"]
+    assert refused["findings"][0]["object"] == "files/amd64/k3s"
+    assert sha256(b"k3s") in refused["findings"][0]["seen"]
     assert [path for path in pathlib.Path(fill.folder).rglob("*") if path.is_file()] == []
 
 
@@ -157,15 +157,15 @@ def test_what_cannot_be_checked_is_left_out_or_refused_and_a_given_digest_serves
         "flannel is left out: the lock has no digest for it; give one in bundle_image_digests"
     ]
     refused = fill(lock=lock(digest=None), names=["flannel"])
-    assert refused["problems"][0]["object"] == "image ghcr.io/f/flannel:v2"
+    assert refused["findings"][0]["object"] == "image ghcr.io/f/flannel:v2"
     assert fill(lock=lock(digest=None), names=["flannel"], image_digests={"ghcr.io/f/flannel:v2": DIGEST})["changed"]
 
 
 def test_an_unknown_name_and_a_missing_file_say_what_to_do(fill):
     assert "one of flannel, k3s, k3s-airgap-images" in fill(names=["k33s"])["msg"]
     missing = fill(names=["k3s-airgap-images"], architectures=["arm64"])
-    assert "404" in missing["problems"][0]["seen"]
-    assert "bundle_mirrors" in missing["problems"][0]["next_step"]
+    assert "404" in missing["findings"][0]["seen"]
+    assert "bundle_mirrors" in missing["findings"][0]["next_step"]
 
 
 GOOD = {"name": "k3s", "version": "v1", "architecture": "amd64", "path": "files/k3s", "sha256": "0" * 64}
@@ -185,15 +185,15 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_description_that_cannot_be_trusted_is_refused(name):
     description, words = REFUSED[name]
-    (problem,) = bundle_folder.problems(description)
-    assert words in problem.wanted
+    (finding,) = bundle_folder.findings(description)
+    assert words in finding.wanted
 
 
 def test_a_missing_and_a_wrong_file_are_both_told(tmp_path):
     (tmp_path / "files").mkdir()
     (tmp_path / "files/k3s").write_text("other")
     rows = [GOOD, {**GOOD, "path": "files/none"}]
-    assert [problem.object for problem in bundle_folder.damaged(str(tmp_path), rows)] == [
+    assert [finding.object for finding in bundle_folder.damaged(str(tmp_path), rows)] == [
         f"{tmp_path}/files/k3s",
         f"{tmp_path}/files/none",
     ]

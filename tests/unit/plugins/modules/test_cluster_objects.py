@@ -194,9 +194,9 @@ def test_a_conflict_with_another_manager_is_reported_and_taken_only_with_consent
     assert server.objects["ConfigMap/kube-flannel/conf"]["data"]["a"] == value
     assert found["changed"] is changed
     if allowed is None:
-        (problem,) = found["problems"]
-        assert problem["object"] == "ConfigMap kube-flannel/conf"
-        assert problem["seen"] == "argocd-controller: .data.a"
+        (finding,) = found["findings"]
+        assert finding["object"] == "ConfigMap kube-flannel/conf"
+        assert finding["seen"] == "argocd-controller: .data.a"
         assert "--force" not in json.dumps(server.calls())
     elif allowed is False:
         assert found["not_applied"] == ["ConfigMap kube-flannel/conf is left as it is: argocd-controller: .data.a"]
@@ -226,7 +226,7 @@ def test_who_applies_is_a_manager_and_no_hand(server, manager):
     server.run([namespace(), config_map(a="0")])
     server.edit("ConfigMap/kube-flannel/conf", "kubectl-edit", a="1")
     server.edit("ConfigMap/kube-flannel/conf", manager, a="2")
-    assert manager in server.run([namespace(), config_map(a="0")])["problems"][0]["seen"]
+    assert manager in server.run([namespace(), config_map(a="0")])["findings"][0]["seen"]
     assert server.objects["ConfigMap/kube-flannel/conf"]["data"]["a"] == "2"
 
 
@@ -237,7 +237,7 @@ def test_an_object_that_somebody_else_made_is_not_taken_over_without_consent(ser
     live["metadata"]["managedFields"] = [{"manager": "helm", "fieldsV1": [".data.a"]}]
     server.state(objects={**state["objects"], "ConfigMap/kube-flannel/conf": live})
     refused = server.run([namespace(), config_map(a="1")])
-    assert refused["problems"][0]["seen"] == "managed by helm"
+    assert refused["findings"][0]["seen"] == "managed by helm"
     assert server.run([namespace(), config_map(a="1")], takeover_allowed=True)["changed"] is True
     assert server.run([namespace(), config_map(a="1")])["changed"] is False
 
@@ -245,7 +245,7 @@ def test_an_object_that_somebody_else_made_is_not_taken_over_without_consent(ser
 def test_all_problems_come_at_once_and_nothing_is_applied(server):
     server.run([namespace()])
     found = server.run([namespace(), daemon_set(refused=True), config_map(namespace="nowhere"), config_map("fine")])
-    assert {problem["object"] for problem in found["problems"]} == {
+    assert {finding["object"] for finding in found["findings"]} == {
         "DaemonSet kube-flannel/ds",
         "ConfigMap nowhere/conf",
     }
@@ -340,13 +340,13 @@ def test_objects_that_are_none_are_refused_before_anything_is_asked(server, name
     found = server.run([config_map(), item])
     assert words in found["msg"]
     assert server.calls() == []
-    _wanted, problems = planner.prepare([item, item], [], "flannel")
-    assert problems
+    _wanted, findings = planner.prepare([item, item], [], "flannel")
+    assert findings
 
 
 def test_the_same_object_twice_is_refused():
-    _wanted, problems = planner.prepare([config_map(), {"kind": "List", "items": [config_map()]}], [], "x")
-    assert "several of that name" in problems[0].seen
+    _wanted, findings = planner.prepare([config_map(), {"kind": "List", "items": [config_map()]}], [], "x")
+    assert "several of that name" in findings[0].seen
 
 
 ADVICE = "\nPlease review the fields above--they currently have other managers."

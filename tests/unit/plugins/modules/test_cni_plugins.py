@@ -66,8 +66,8 @@ def bundle(tmp_path):
 
 def test_the_listed_plugins_come_out_of_the_archives_of_the_nodes_architecture(bundle):
     for machine, number in (("x86_64", 62), ("aarch64", 183)):
-        found, problems = bundle.choose(machine=machine)
-        assert (sorted(found), problems) == (NAMES, [])
+        found, findings = bundle.choose(machine=machine)
+        assert (sorted(found), findings) == (NAMES, [])
         assert {content[18] for content in found.values()} == {number}
     assert "vlan" not in found
 
@@ -88,10 +88,10 @@ def test_the_listed_plugins_come_out_of_the_archives_of_the_nodes_architecture(b
 )
 def test_what_is_not_as_it_should_be_is_refused_on_the_controller(bundle, plant, obj, seen):
     plant(bundle)
-    found, problems = bundle.choose()
-    named = [problem for problem in problems if obj in problem.object and seen in problem.seen]
-    assert named, problems
-    assert all(problem.next_step for problem in problems)
+    found, findings = bundle.choose()
+    named = [finding for finding in findings if obj in finding.object and seen in finding.seen]
+    assert named, findings
+    assert all(finding.next_step for finding in findings)
     assert len(found) < len(NAMES)
 
 
@@ -120,8 +120,8 @@ def test_flannels_plugin_comes_out_of_its_image_where_no_file_is_there(bundle, m
     reference = "ghcr.io/flannel-io/flannel-cni-plugin:v1.9.1-flannel3"
     bundle.files = [row for row in bundle.files if row["name"] == "cni-plugins"]
     bundle.add_image(reference, make(reference, "amd64", program(size=800)))
-    found, problems = bundle.choose()
-    assert (problems, found["flannel"]) == ([], program(size=800))
+    found, findings = bundle.choose()
+    assert (findings, found["flannel"]) == ([], program(size=800))
 
 
 @pytest.mark.parametrize(
@@ -137,13 +137,13 @@ def test_flannels_plugin_comes_out_of_its_image_where_no_file_is_there(bundle, m
 def test_an_image_without_the_plugin_is_refused(bundle, content, seen):
     bundle.files = [row for row in bundle.files if row["name"] == "cni-plugins"]
     bundle.add_image("flannel-cni-plugin:1", content)
-    _found, problems = bundle.choose()
-    assert [seen in problem.seen for problem in problems] == [True], problems
+    _found, findings = bundle.choose()
+    assert [seen in finding.seen for finding in findings] == [True], findings
 
 
 def test_an_architecture_that_nobody_builds_for_is_refused(bundle):
-    found, problems = bundle.choose(machine="riscv64")
-    assert (found, problems[0].seen) == ({}, "riscv64")
+    found, findings = bundle.choose(machine="riscv64")
+    assert (found, findings[0].seen) == ({}, "riscv64")
 
 
 # --- the node ---------------------------------------------------------------------------------------------------------

@@ -132,11 +132,11 @@ def test_every_blacklisted_module_is_named_and_nothing_is_changed(node):
     result = call(kernel_modules, root)
     assert result["failed"] is True
     assert result["changed"] is False
-    assert {problem["object"] for problem in result["problems"]} >= {"module mlx5_core", "module ib_umad"}
-    for problem in result["problems"]:
-        assert all(problem[fact] for fact in ("object", "wanted", "seen", "next_step"))
-        assert "/etc/modprobe.d/" in problem["seen"]
-        assert problem["seen"] in result["msg"]
+    assert {finding["object"] for finding in result["findings"]} >= {"module mlx5_core", "module ib_umad"}
+    for finding in result["findings"]:
+        assert all(finding[fact] for fact in ("object", "wanted", "seen", "next_step"))
+        assert "/etc/modprobe.d/" in finding["seen"]
+        assert finding["seen"] in result["msg"]
     assert files(root) == untouched
 
 
@@ -231,7 +231,7 @@ def test_what_modprobe_says_is_passed_on(tmp_path):
 
     with pytest.raises(Refused, match="Key was rejected by service") as caught:
         list(kernel_modules.apply([load("mlx5_ib")], str(tmp_path), run))
-    assert caught.value.problems[0].object == "module mlx5_ib"
+    assert caught.value.findings[0].object == "module mlx5_ib"
 
 
 def test_only_stale_images_are_rebuilt_and_a_failure_names_the_image():

@@ -170,9 +170,9 @@ def test_a_k3s_that_does_not_come_up_is_told_with_the_end_of_its_journal(remembe
     systemd = Systemd(*FAILING[name])
     with pytest.raises(Refused) as refused:
         systemd.node("agent")._start("start")
-    (problem,) = refused.value.problems
-    assert problem.object == "service k3s-agent"
-    assert "level=fatal msg=no-route" in problem.seen
+    (finding,) = refused.value.findings
+    assert finding.object == "service k3s-agent"
+    assert "level=fatal msg=no-route" in finding.seen
     assert remembered == [], "what was not started with success is started again by the next run"
     assert systemd.now < 60 or name == "never"
 

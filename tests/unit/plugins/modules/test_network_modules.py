@@ -63,7 +63,7 @@ def test_a_name_that_another_file_has_is_refused(tmp_path):
     (directory / "10-theirs.conf").write_text(config("rail0"))
     refused = call(network_files, tmp_path, configs={"rail0": config("rail0")})
     assert refused["failed"]
-    assert "10-theirs.conf" in refused["problems"][0]["seen"]
+    assert "10-theirs.conf" in refused["findings"][0]["seen"]
     assert [path.name for path in directory.iterdir()] == ["10-theirs.conf"]
 
 
@@ -111,13 +111,13 @@ def facts(**device):
 )
 def test_what_firmware_or_kernel_would_refuse_is_refused_before(device, vfs, words):
     made = sriov.plan(facts(**device), [{"pci": "0000:3b:00.0", "vfs": vfs}], None)
-    assert words in made.problems[0].seen
+    assert words in made.findings[0].seen
     assert made.changes == []
 
 
 def test_an_address_that_is_not_there_is_named_with_those_that_are():
     made = sriov.plan(facts(), [{"pci": "0000:99:00.0", "vfs": 1}], None)
-    assert "0000:3b:00.0" in made.problems[0].seen
+    assert "0000:3b:00.0" in made.findings[0].seen
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_an_address_that_is_not_there_is_named_with_those_that_are():
 )
 def test_consent_decides_about_vfs_that_are_there(enabled, consent, actions):
     made = sriov.plan(facts(enabled=enabled), [{"pci": "0000:3b:00.0", "vfs": 8}], consent)
-    assert made.problems == []
+    assert made.findings == []
     assert len(made.changes) == actions
     assert bool(made.not_applied) is (consent is False)
 

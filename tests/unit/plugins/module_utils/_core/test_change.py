@@ -66,11 +66,11 @@ def test_a_value_that_is_not_kept_is_an_error_with_four_facts():
     node = Node(("mtu",), mtu="1500", a="0")
     with pytest.raises(Refused) as caught:
         settle(node.read, planner(a="1", mtu="9000"), node.apply, False)
-    (problem,) = caught.value.problems
-    assert problem.object == "mtu"
-    assert problem.wanted == "9000"
-    assert problem.seen.startswith("1500 again")
-    assert problem.next_step
+    (finding,) = caught.value.findings
+    assert finding.object == "mtu"
+    assert finding.wanted == "9000"
+    assert finding.seen.startswith("1500 again")
+    assert finding.next_step
     assert [change.object for change in caught.value.done] == ["a", "mtu"]
 
 
@@ -89,7 +89,7 @@ def test_problems_stop_before_anything_is_changed():
 
     def plan(facts):
         made = planner(a="1")(facts)
-        made.problem("module x", "loaded", "blacklisted", "remove the line")
+        made.finding("module x", "loaded", "blacklisted", "remove the line")
         return made
 
     with pytest.raises(Refused, match=r"module x: wanted loaded, seen blacklisted\. Next step: remove the line"):
@@ -104,8 +104,8 @@ def test_the_object_of_a_failed_write_is_named():
 
     with pytest.raises(Refused) as caught:
         settle(Node().read, planner(a="1", b="2"), apply, False)
-    assert caught.value.problems[0].object == "b"
-    assert caught.value.problems[0].seen == "Read-only file system"
+    assert caught.value.findings[0].object == "b"
+    assert caught.value.findings[0].seen == "Read-only file system"
     assert failure(caught.value)["changed"] is True
 
 

@@ -136,7 +136,7 @@ def test_rails_that_are_not_there_are_no_empty_config(rails):
 def test_the_preflight_of_all_roles_tells_what_no_type_can(variables, options):
     assert host.values(variables, options) == []
     variables.update(device_plugin_resources="rail", device_plugin_interval_seconds=-1)
-    told = {problem["object"]: problem["wanted"] for problem in host.values(variables, options)}
+    told = {finding["object"]: finding["wanted"] for finding in host.values(variables, options)}
     assert told == {
         "variable device_plugin_resources": "rails, or a list of mappings as in configList",
         "variable device_plugin_interval_seconds": "0 or more",
@@ -218,7 +218,7 @@ GO = {
 
 def actions(state, **wanted):
     made = planner.plan(state, {**WANTED, **wanted})
-    assert not made.problems
+    assert not made.findings
     return [(change.object, change.action) for change in made.changes]
 
 
@@ -280,12 +280,12 @@ def test_absent_takes_all_of_it_away_and_then_there_is_nothing_to_do():
 
 def test_beside_the_go_plugin_with_the_same_resource_nothing_is_installed_without_consent():
     made = planner.plan({**NOTHING, "rivals": [GO]}, WANTED)
-    (problem,) = made.problems
+    (finding,) = made.findings
     assert not made.changes
-    assert problem.object == "process 9 (the Go plugin, in a pod)"
-    assert problem.wanted == "no other plugin that serves a"
-    assert "/k8s-rdma-shared-dev-plugin/config.json" in problem.seen
-    assert "device_plugin_migrate_allowed: true" in problem.next_step
+    assert finding.object == "process 9 (the Go plugin, in a pod)"
+    assert finding.wanted == "no other plugin that serves a"
+    assert "/k8s-rdma-shared-dev-plugin/config.json" in finding.seen
+    assert "device_plugin_migrate_allowed: true" in finding.next_step
 
 
 def test_with_other_resources_both_may_run():
@@ -293,12 +293,12 @@ def test_with_other_resources_both_may_run():
 
 
 def test_one_that_does_not_tell_its_resources_may_serve_ours():
-    assert planner.plan({**NOTHING, "rivals": [{**GO, "names": None}]}, WANTED).problems
+    assert planner.plan({**NOTHING, "rivals": [{**GO, "names": None}]}, WANTED).findings
 
 
 def test_the_answer_no_leaves_the_node_as_it_is_and_says_so():
     made = planner.plan({**NOTHING, "rivals": [GO]}, {**WANTED, "migrate_allowed": False})
-    assert (made.changes, made.problems) == ([], [])
+    assert (made.changes, made.findings) == ([], [])
     assert "keeps serving a" in made.not_applied[0]
 
 
@@ -316,8 +316,8 @@ def test_nothing_is_installed_before_the_pods_are_gone():
 
 def test_a_process_that_nobody_can_be_told_to_end_is_a_problem_even_with_consent():
     rival = {**GO, "pod": False, "where": "started by hand"}
-    (problem,) = planner.plan({**NOTHING, "rivals": [rival]}, {**WANTED, "migrate_allowed": True}).problems
-    assert "/bin/k8s-rdma-shared-dp" in problem.next_step
+    (finding,) = planner.plan({**NOTHING, "rivals": [rival]}, {**WANTED, "migrate_allowed": True}).findings
+    assert "/bin/k8s-rdma-shared-dp" in finding.next_step
 
 
 @pytest.mark.parametrize(
@@ -329,9 +329,9 @@ def test_a_process_that_nobody_can_be_told_to_end_is_a_problem_even_with_consent
 )
 def test_what_the_libraries_lack_is_told_before_anything_changes(state, wanted, text):
     made = planner.plan({**NOTHING, **state}, {**WANTED, **wanted})
-    assert text in made.problems[0].wanted
+    assert text in made.findings[0].wanted
     assert not made.changes
-    assert planner.plan({**SERVED, **state}, {**WANTED, **wanted}).problems == []
+    assert planner.plan({**SERVED, **state}, {**WANTED, **wanted}).findings == []
 
 
 # DaemonSets.
@@ -356,7 +356,7 @@ THERE = "kube-system/rdma-shared-dp-ds"
 )
 def test_daemonsets_go_on_consent_and_those_of_an_operator_never(found, replaced, allowed, outcome):
     made = migration.plan(found, replaced, allowed)
-    assert (len(made.changes), len(made.problems), len(made.not_applied)) == outcome
+    assert (len(made.changes), len(made.findings), len(made.not_applied)) == outcome
 
 
 # Other plugins on the node.

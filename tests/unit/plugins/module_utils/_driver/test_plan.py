@@ -71,9 +71,9 @@ def told(made):
 
 
 def one_problem(made):
-    assert len(made.problems) == 1, made.problems
+    assert len(made.findings) == 1, made.findings
     assert made.changes == []
-    return made.problems[0]
+    return made.findings[0]
 
 
 def carried_out(node, wanted):
@@ -151,9 +151,9 @@ def test_a_second_look_finds_nothing(wanted):
 def test_upgrade_and_downgrade(wanted):
     node = converged(wanted)
     assert ("package doca-ofed", "upgrade") in told(plan(node, {**wanted, "version": "3.3.0"}))
-    problem = one_problem_of(plan(node, {**wanted, "version": "2.9.3"}))
-    assert (problem.seen, problem.wanted) == ("3.2.1-044000, which is newer", "2.9.3")
-    assert "driver_downgrade_allowed: true" in problem.next_step
+    finding = one_problem_of(plan(node, {**wanted, "version": "2.9.3"}))
+    assert (finding.seen, finding.wanted) == ("3.2.1-044000, which is newer", "2.9.3")
+    assert "driver_downgrade_allowed: true" in finding.next_step
     denied = one_problem_of(plan(node, {**wanted, "version": "2.9.3", "downgrade_allowed": False}))
     assert "driver_downgrade_allowed" not in denied.next_step
     allowed = plan(node, {**wanted, "version": "2.9.3", "downgrade_allowed": True})
@@ -161,8 +161,8 @@ def test_upgrade_and_downgrade(wanted):
 
 
 def one_problem_of(made):
-    (problem,) = made.problems
-    return problem
+    (finding,) = made.findings
+    return finding
 
 
 def test_another_stack_goes_first_and_only_on_consent(wanted):
@@ -202,7 +202,7 @@ def test_the_key_is_the_pinned_one_and_alone(wanted, keys):
     assert one_problem(with_key("<html>")).seen == "no OpenPGP key in the file"
     assert one_problem(with_key(keys[0].public, "")).object == "driver_repository_fingerprint"
     spaced = " ".join(keys[0].fingerprint[at : at + 4] for at in range(0, 40, 4)).lower()
-    assert with_key(keys[0].public, spaced).problems == []
+    assert with_key(keys[0].public, spaced).findings == []
 
 
 def test_fingerprints_are_those_that_gpg_prints(keys):
@@ -214,9 +214,9 @@ def test_fingerprints_are_those_that_gpg_prints(keys):
 
 def test_a_release_that_the_lock_does_not_have(wanted):
     wanted["repository"] |= {"url": "", "known": "3.2.1 for rhel9 amd64"}
-    problem = one_problem(plan(state(), wanted))
-    assert problem.object == "doca 3.2.1 for ubuntu24.04 amd64"
-    assert problem.seen == "3.2.1 for rhel9 amd64"
+    finding = one_problem(plan(state(), wanted))
+    assert finding.object == "doca 3.2.1 for ubuntu24.04 amd64"
+    assert finding.seen == "3.2.1 for rhel9 amd64"
 
 
 def test_a_repository_of_the_vendors_that_is_not_ours(wanted):

@@ -80,7 +80,7 @@ def proof(repositories):
 def refused(action, *arguments):
     with pytest.raises(Refused) as caught:
         action(*arguments)
-    return caught.value.problems[0]
+    return caught.value.findings[0]
 
 
 def test_a_good_repository_passes_up_to_the_download(proof, repositories):
@@ -98,46 +98,46 @@ def test_a_good_repository_passes_up_to_the_download(proof, repositories):
 
 def test_a_repository_signed_by_somebody_else(proof):
     strange = proof("strange")
-    problem = refused(strange.update, strange.repository)
-    assert problem.wanted == f"signed by the key {strange.repository['fingerprint']}"
-    assert "NO_PUBKEY" in problem.seen or "not signed" in problem.seen
+    finding = refused(strange.update, strange.repository)
+    assert finding.wanted == f"signed by the key {strange.repository['fingerprint']}"
+    assert "NO_PUBKEY" in finding.seen or "not signed" in finding.seen
 
 
 def test_a_repository_that_is_not_there(proof):
     gone = proof("first")
     source = pathlib.Path(gone.directory) / "sources.list.d/gpufabric-rdma-driver.sources"
     source.write_text(source.read_text().replace("/first/", "/nowhere/"))
-    problem = refused(gone.update, gone.repository)
-    assert problem.wanted == "reachable from this node"
+    finding = refused(gone.update, gone.repository)
+    assert finding.wanted == "reachable from this node"
 
 
 def test_a_version_that_is_not_there(proof):
     first = proof("first")
     first.update(first.repository)
-    problem = refused(first.candidate, "doca-ofed", "3.3.0", None)
-    assert problem.seen == "the repository offers 3.2.1-044000"
+    finding = refused(first.candidate, "doca-ofed", "3.3.0", None)
+    assert finding.seen == "the repository offers 3.2.1-044000"
 
 
 def test_a_sha256_that_is_not_the_locks(proof):
     first = proof("first")
     first.update(first.repository)
-    problem = refused(first.candidate, BASE, None, "0" * 64)
-    assert problem.wanted == f"SHA-256 {'0' * 64}, as the lock has it"
-    assert "in the repository's signed index" in problem.seen
+    finding = refused(first.candidate, BASE, None, "0" * 64)
+    assert finding.wanted == f"SHA-256 {'0' * 64}, as the lock has it"
+    assert "in the repository's signed index" in finding.seen
 
 
 def test_a_package_that_is_not_what_the_index_promises(proof):
     altered = proof("altered")
     altered.update(altered.repository)
-    problem = refused(altered.fetch, SECOND)
-    assert problem.wanted == "the bytes that the repository's signed index promises"
-    assert "Hash Sum mismatch" in problem.seen
+    finding = refused(altered.fetch, SECOND)
+    assert finding.wanted == "the bytes that the repository's signed index promises"
+    assert "Hash Sum mismatch" in finding.seen
 
 
 def test_headers_that_no_archive_has(proof):
     first = proof("first")
-    problem = refused(first.tools, ["linux-headers-5.99.0-1-lost", "make"])
-    assert problem.object == "kernel headers for 5.99.0-1-lost"
+    finding = refused(first.tools, ["linux-headers-5.99.0-1-lost", "make"])
+    assert finding.object == "kernel headers for 5.99.0-1-lost"
 
 
 def test_a_package_that_would_drive_another_one_out(proof, repositories, tmp_path):
@@ -150,9 +150,9 @@ def test_a_package_that_would_drive_another_one_out(proof, repositories, tmp_pat
     source = pathlib.Path(proved.directory) / "sources.list.d/gpufabric-rdma-driver.sources"
     source.write_text(source.read_text().replace(proved.repository["url"], greedy.url))
     proved.update(proved.repository)
-    problem = refused(proved.simulate, ["doca-ofed=9.9"])
-    assert "apt would remove" in problem.seen
-    assert "make" in problem.seen
+    finding = refused(proved.simulate, ["doca-ofed=9.9"])
+    assert "apt would remove" in finding.seen
+    assert "make" in finding.seen
 
 
 def test_a_downgrade_fetches_the_version_that_would_be_installed(proof, repositories, tmp_path):
@@ -203,8 +203,8 @@ def test_sources_that_build_are_built_and_leave_nothing(proof, headers, kernel, 
 def test_a_build_that_fails_shows_the_error_of_the_compiler(proof, headers, kernel, dkms):
     broken = proof("broken", run=with_headers(dkms, headers))
     broken.update(broken.repository)
-    problem = refused(broken.build, broken.fetch(SECOND)[0], [kernel], "x86_64")
-    assert problem.object == "DKMS module mlnx-ofed-kernel 26.01.OFED.26.01.1.0.0.1"
-    assert problem.wanted == f"built for kernel {kernel}"
-    assert "the node's driver is as it was" in problem.seen
-    assert "this kernel has no struct devlink_port_ops" in problem.seen
+    finding = refused(broken.build, broken.fetch(SECOND)[0], [kernel], "x86_64")
+    assert finding.object == "DKMS module mlnx-ofed-kernel 26.01.OFED.26.01.1.0.0.1"
+    assert finding.wanted == f"built for kernel {kernel}"
+    assert "the node's driver is as it was" in finding.seen
+    assert "this kernel has no struct devlink_port_ops" in finding.seen

@@ -78,8 +78,8 @@ def test_a_module_that_is_held_ends_the_reload_with_everything_loaded_again(tmp_
     kernel = Kernel(tmp_path, *STACK, held=("ib_core",))
     with pytest.raises(Refused) as refused:
         reload(kernel.tree, kernel.run)
-    (problem,) = refused.value.problems
-    assert (problem.object, problem.seen) == ("module ib_core", "modprobe: FATAL: Module ib_core is in use.")
+    (finding,) = refused.value.findings
+    assert (finding.object, finding.seen) == ("module ib_core", "modprobe: FATAL: Module ib_core is in use.")
     assert kernel.calls[-2:] == ["modprobe ib_uverbs", "modprobe mlx5_ib"]
     assert all(kernel.tree.isdir(f"/sys/module/{name}") for name in STACK)
 

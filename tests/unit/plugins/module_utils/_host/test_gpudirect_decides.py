@@ -66,12 +66,12 @@ def listed(made):
 def test_a_module_that_cannot_load_is_refused_with_verdict_and_action(node, built, plant, choice):
     plant(node, built)
     gpudirect, made = decided(node, choice)
-    (problem,) = made.problems
+    (finding,) = made.findings
     verdict = plant.__name__.replace("_", "-")
     assert verdict in REFUSED
-    assert problem.object == PEERMEM
-    assert problem.seen.startswith(f"{verdict}: {gpudirect['verdict']}")
-    assert problem.next_step == f"{gpudirect['action']} To go on without it set kernel_modules_gpudirect: off"
+    assert finding.object == PEERMEM
+    assert finding.seen.startswith(f"{verdict}: {gpudirect['verdict']}")
+    assert finding.next_step == f"{gpudirect['action']} To go on without it set kernel_modules_gpudirect: off"
     assert loads(made) == []
     assert "nvidia_peermem" not in listed(made)
 
@@ -80,20 +80,20 @@ def test_a_module_that_cannot_load_is_refused_with_verdict_and_action(node, buil
 def test_who_does_not_ask_for_it_is_not_stopped(node, built, choice):
     stub(node, built)
     _gpudirect, made = decided(node, choice)
-    assert (made.problems, loads(made)) == ([], [])
+    assert (made.findings, loads(made)) == ([], [])
 
 
 def test_a_run_that_changes_the_driver_first_is_not_stopped_beforehand(node, built):
     stub(node, built)
     _gpudirect, made = decided(node, driver_changes=True)
-    assert (made.problems, loads(made)) == ([], [])
+    assert (made.findings, loads(made)) == ([], [])
     assert "is a stub" in made.not_verified[0]
 
 
 def test_one_that_fits_is_loaded_and_listed(node, built):
     fits(node, built)
     _gpudirect, made = decided(node)
-    assert (made.problems, loads(made)) == ([], [PEERMEM])
+    assert (made.findings, loads(made)) == ([], [PEERMEM])
     assert "\nnvidia_peermem\n" in listed(made)
 
 
@@ -102,7 +102,7 @@ def test_one_that_is_not_needed_is_left_out_in_silence(node, built):
     node.write("/proc/driver/nvidia/version", OPEN)
     gpudirect, made = decided(node)
     assert gpudirect["mode"] == "dmabuf"
-    assert (made.problems, made.notes, loads(made)) == ([], [], [])
+    assert (made.findings, made.notes, loads(made)) == ([], [], [])
     assert "nvidia_peermem" not in listed(made)
 
 
@@ -110,7 +110,7 @@ def test_one_that_fits_the_disk_only_waits_for_the_next_boot(node, built):
     fits(node, built)
     node.write("/sys/module/ib_core/srcversion", "0123456789ABCDEF0123456")
     _gpudirect, made = decided(node)
-    assert (made.problems, loads(made)) == ([], [])
+    assert (made.findings, loads(made)) == ([], [])
     assert "\nnvidia_peermem\n" in listed(made)
     assert made.not_applied[0].startswith("nvidia_peermem is loaded at the next boot and not now")
 
@@ -119,10 +119,10 @@ def test_a_driver_of_another_version_is_a_remark_or_where_it_is_asked_for_a_prob
     fits(node, built)
     node.write("/sys/module/nvidia/version", "580.65.06")
     _gpudirect, made = decided(node)
-    assert (made.problems, loads(made)) == ([], [])
+    assert (made.findings, loads(made)) == ([], [])
     assert "is of NVIDIA driver 570.172.08, and 580.65.06 is in use" in made.notes[0]
-    (problem,) = decided(node, "peermem")[1].problems
-    assert problem.seen.startswith("version-mismatch: ")
+    (finding,) = decided(node, "peermem")[1].findings
+    assert finding.seen.startswith("version-mismatch: ")
 
 
 def test_the_nvidia_driver_is_not_loaded_by_the_way(node, built):
@@ -138,4 +138,4 @@ def test_a_node_without_a_gpu_is_not_examined(node):
     node.write(f"{GPU}/vendor", "0x1002")
     gpudirect, made = decided(node)
     assert gpudirect["evidence"] is None
-    assert made.problems == []
+    assert made.findings == []

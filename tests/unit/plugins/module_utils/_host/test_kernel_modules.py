@@ -40,7 +40,7 @@ def facts() -> dict:
 
 def test_a_node_that_has_everything_is_left_alone(facts):
     made = plan(facts, WANTED)
-    assert (made.changes, made.problems, made.notes, made.not_verified) == ([], [], [], [])
+    assert (made.changes, made.findings, made.notes, made.not_verified) == ([], [], [], [])
 
 
 def test_what_is_missing_is_loaded_and_persisted_in_the_given_order(facts):
@@ -88,9 +88,9 @@ def test_a_blacklist_is_named_with_path_and_line_and_never_forced(facts, loaded)
     line = {"path": "/etc/modprobe.d/ofed-blacklist.conf", "line": 3, "text": "blacklist ib_umad"}
     facts["modules"]["ib_umad"] = {**ABSENT, "loaded": loaded, "blocked_by": [line]}
     made = plan(facts, WANTED)
-    assert [problem.object for problem in made.problems] == ["module ib_umad"]
-    assert "/etc/modprobe.d/ofed-blacklist.conf:3 says 'blacklist ib_umad'" in made.problems[0].seen
-    assert "kernel_modules_required" in made.problems[0].next_step
+    assert [finding.object for finding in made.findings] == ["module ib_umad"]
+    assert "/etc/modprobe.d/ofed-blacklist.conf:3 says 'blacklist ib_umad'" in made.findings[0].seen
+    assert "kernel_modules_required" in made.findings[0].next_step
     assert not any(change.action == "load" for change in made.changes)
 
 
@@ -106,14 +106,14 @@ def test_a_blacklist_is_named_with_path_and_line_and_never_forced(facts, loaded)
 def test_a_module_that_the_kernel_lacks_names_kernel_and_package(facts, system, package):
     facts["modules"]["ib_umad"] = NOT_THERE
     facts["node"]["os"] = system
-    (problem,) = plan(facts, WANTED).problems
-    assert "6.1.0-56-amd64" in problem.seen
-    assert package in problem.next_step
+    (finding,) = plan(facts, WANTED).findings
+    assert "6.1.0-56-amd64" in finding.seen
+    assert package in finding.next_step
 
 
 def test_all_problems_are_told_at_once(facts):
     facts["modules"] = {"mlx5_core": NOT_THERE, "ib_umad": NOT_THERE}
-    assert [problem.object for problem in plan(facts, WANTED).problems] == ["module mlx5_core", "module ib_umad"]
+    assert [finding.object for finding in plan(facts, WANTED).findings] == ["module mlx5_core", "module ib_umad"]
 
 
 def test_in_a_container_files_are_written_and_the_kernel_is_left_alone(facts):
@@ -122,7 +122,7 @@ def test_in_a_container_files_are_written_and_the_kernel_is_left_alone(facts):
     facts["owned_files"] = {}
     made = plan(facts, WANTED)
     assert [change.object for change in made.changes] == [LOAD_FILE]
-    assert made.problems == []
+    assert made.findings == []
     assert "ib_umad" in made.not_verified[0]
     assert "systemd-nspawn" in made.not_verified[0]
 
@@ -152,7 +152,7 @@ def test_peermem_only_where_it_is_of_use(facts, choice, gpus, mode, expected):
     facts["gpudirect"].update(mode="none" if mode == "loadable" else mode, peermem_loadable=mode == "loadable")
     facts["modules"][PEERMEM] = ABSENT
     made = plan(facts, {**WANTED, "gpudirect": choice})
-    assert made.problems == []
+    assert made.findings == []
     assert (f"module {PEERMEM}" in [change.object for change in made.changes]) is expected
     softdep = [change.after for change in made.changes if change.object == paths.OWN_MODPROBE]
     assert softdep == ([f"{paths.HEADER}\n{PEERMEM_SOFTDEP}\n"] if expected else [])
@@ -161,9 +161,9 @@ def test_peermem_only_where_it_is_of_use(facts, choice, gpus, mode, expected):
 def test_peermem_that_was_asked_for_and_is_not_there_is_a_problem(facts):
     facts["gpus"] = [GPU]
     facts["modules"][PEERMEM] = NOT_THERE
-    (problem,) = plan(facts, {**WANTED, "gpudirect": "peermem"}).problems
-    assert problem.object == f"module {PEERMEM}"
-    assert "NVIDIA driver" in problem.next_step
+    (finding,) = plan(facts, {**WANTED, "gpudirect": "peermem"}).findings
+    assert finding.object == f"module {PEERMEM}"
+    assert "NVIDIA driver" in finding.next_step
 
 
 def test_a_blacklisted_peermem_stays_out_when_nobody_asked_for_it(facts):
@@ -171,7 +171,7 @@ def test_a_blacklisted_peermem_stays_out_when_nobody_asked_for_it(facts):
     facts["gpudirect"]["mode"] = "peermem"
     facts["modules"][PEERMEM]["blocked_by"] = [{"path": "/etc/modprobe.d/x.conf", "line": 1, "text": "blacklist x"}]
     made = plan(facts, WANTED)
-    assert made.problems == []
+    assert made.findings == []
     assert any("/etc/modprobe.d/x.conf:1" in note for note in made.notes)
 
 

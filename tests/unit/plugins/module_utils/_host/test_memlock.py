@@ -40,7 +40,7 @@ def facts() -> dict:
 
 def test_a_settled_node_is_left_alone(facts):
     made = plan(facts, WANTED)
-    assert (made.changes, made.problems, made.notes, made.not_applied) == ([], [], [], [])
+    assert (made.changes, made.findings, made.notes, made.not_applied) == ([], [], [], [])
 
 
 def test_services_that_do_not_exist_yet_get_their_drop_in(facts):
@@ -50,7 +50,7 @@ def test_services_that_do_not_exist_yet_get_their_drop_in(facts):
     assert [(change.object, change.action) for change in made.changes] == [(K3S, "write"), (KUBELET, "write")]
     assert "LimitMEMLOCK=infinity" in made.changes[0].after
     assert "After=openibd.service rdma-hw.target" in made.changes[0].after
-    assert made.problems == []
+    assert made.findings == []
 
 
 def test_the_drop_in_of_a_service_that_left_the_list_goes(facts):
@@ -86,17 +86,17 @@ def test_a_limit_that_cannot_be_read_is_not_guessed(facts):
 def test_a_drop_in_that_overrides_ours_is_a_problem(facts):
     other = "/etc/systemd/system/k3s.service.d/50-site.conf"
     facts["limits"]["services"]["k3s"] = running("k3s", memlock=65536, drop_ins=[other])
-    (problem,) = plan(facts, WANTED).problems
-    assert problem.object == "service k3s"
-    assert other in problem.seen
-    assert "65536" in problem.seen
+    (finding,) = plan(facts, WANTED).findings
+    assert finding.object == "service k3s"
+    assert other in finding.seen
+    assert "65536" in finding.seen
 
 
 def test_before_our_drop_in_is_there_the_limit_says_nothing(facts):
     facts["owned_files"] = {}
     facts["limits"]["services"]["k3s"] = running("k3s", memlock=65536, memlock_running=65536)
     made = plan(facts, WANTED)
-    assert made.problems == []
+    assert made.findings == []
     assert len(made.not_applied) == 1
 
 
@@ -110,7 +110,7 @@ def test_limits_are_compared_as_systemd_reads_them(facts, seen, wanted):
     for service in ("k3s", "kubelet"):
         facts["limits"]["services"][service] = running(service, seen, seen)
     made = plan(facts, {**WANTED, "memlock": wanted})
-    assert (made.changes, made.problems, made.not_applied, made.notes) == ([], [], [], [])
+    assert (made.changes, made.findings, made.not_applied, made.notes) == ([], [], [], [])
 
 
 @pytest.mark.parametrize("text", ["unlimited", "8GB", "-1", "", "1.5G"])

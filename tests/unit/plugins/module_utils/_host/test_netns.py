@@ -58,7 +58,7 @@ def untouched(facts) -> dict:
 
 def test_a_node_in_the_wanted_mode_is_left_alone(facts):
     made = plan(facts, SHARED)
-    assert (made.changes, made.problems, made.reboot_reasons, made.notes) == ([], [], [], [])
+    assert (made.changes, made.findings, made.reboot_reasons, made.notes) == ([], [], [], [])
 
 
 def test_both_states_are_set(untouched):
@@ -119,9 +119,9 @@ def test_a_foreign_file_stops_with_an_explanation(untouched):
     untouched["subsystem"]["netns_sources"] = [source(), source("/etc/modprobe.d/b.conf")]
     made = plan(untouched, SHARED)
     assert made.changes == []
-    assert len(made.problems) == 2
-    assert "/etc/modprobe.d/sriov.conf:1 says 'options ib_core netns_mode=0'" in made.problems[0].seen
-    assert "rdma_netns_override_allowed" in made.problems[0].next_step
+    assert len(made.findings) == 2
+    assert "/etc/modprobe.d/sriov.conf:1 says 'options ib_core netns_mode=0'" in made.findings[0].seen
+    assert "rdma_netns_override_allowed" in made.findings[0].next_step
 
 
 def test_a_foreign_file_is_overridden_on_consent_and_still_named(untouched):
@@ -134,13 +134,13 @@ def test_a_foreign_file_is_overridden_on_consent_and_still_named(untouched):
 def test_a_foreign_file_is_respected_when_told_so(untouched):
     untouched["subsystem"]["netns_sources"] = [source()]
     made = plan(untouched, {"mode": "shared", "override_allowed": False})
-    assert (made.changes, made.problems) == ([], [])
+    assert (made.changes, made.findings) == ([], [])
     assert "/etc/modprobe.d/sriov.conf:1" in made.not_applied[0]
 
 
 def test_a_foreign_file_that_agrees_is_nobody_s_business(untouched):
     untouched["subsystem"]["netns_sources"] = [source(mode="shared")]
-    assert plan(untouched, SHARED).problems == []
+    assert plan(untouched, SHARED).findings == []
 
 
 @pytest.mark.parametrize("allowed", [None, True, False])
@@ -151,7 +151,7 @@ def test_what_a_file_cannot_override_always_stops(untouched, allowed, path, word
     untouched["subsystem"]["netns_sources"] = [source(path, wins=True)]
     made = plan(untouched, {"mode": "shared", "override_allowed": allowed})
     assert made.changes == []
-    assert words in made.problems[0].seen
+    assert words in made.findings[0].seen
 
 
 def test_without_ib_core_there_is_no_running_mode_to_set(untouched):

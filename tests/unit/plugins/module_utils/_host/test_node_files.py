@@ -75,7 +75,7 @@ def shown(made) -> list:
 
 def test_a_settled_node_is_left_alone(settled, wanted):
     made = planner.plan(settled, wanted)
-    assert (made.changes, made.problems, made.not_applied, made.not_verified) == ([], [], [], [])
+    assert (made.changes, made.findings, made.not_applied, made.not_verified) == ([], [], [], [])
 
 
 @pytest.mark.parametrize(
@@ -137,13 +137,13 @@ def test_a_unit_that_is_not_wanted_any_more_is_stopped_before_its_file_goes(sett
 
 
 @pytest.mark.parametrize(
-    ("allowed", "actions", "problems", "left"), [(None, 0, 1, 0), (True, 1, 0, 0), (False, 0, 0, 1)]
+    ("allowed", "actions", "findings", "left"), [(None, 0, 1, 0), (True, 1, 0, 0), (False, 0, 0, 1)]
 )
-def test_a_file_of_somebody_else_waits_for_consent(settled, wanted, allowed, actions, problems, left):
+def test_a_file_of_somebody_else_waits_for_consent(settled, wanted, allowed, actions, findings, left):
     settled["others"]["/etc/cni/net.d"].append(("10-flannel.conf", "{}"))
     wanted["exclusive"][0]["allowed"] = allowed
     made = planner.plan(settled, wanted)
-    assert (len(made.changes), len(made.problems), len(made.not_applied)) == (actions, problems, left)
+    assert (len(made.changes), len(made.findings), len(made.not_applied)) == (actions, findings, left)
     told = str(made)
     assert "/etc/cni/net.d/10-flannel.conf" in told
     assert allowed is True or "multus_foreign_allowed" in told

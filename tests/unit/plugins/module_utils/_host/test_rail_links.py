@@ -106,32 +106,32 @@ def test_a_nic_that_management_depends_on_is_refused(facts, change, reasons):
     facts["hcas"][0]["netdevs"][0].update(change)
     made = plan(facts, wanted(SETTING), protected=reasons)
     assert made.changes == []
-    assert made.problems[0].object == "NIC eth2 (PCI 0000:3b:00.0)"
-    assert "route" in made.problems[0].seen or "SSH" in made.problems[0].seen
+    assert made.findings[0].object == "NIC eth2 (PCI 0000:3b:00.0)"
+    assert "route" in made.findings[0].seen or "SSH" in made.findings[0].seen
 
 
 def test_a_key_that_no_hca_has_lists_those_there_are(facts):
-    (problem,) = plan(facts, wanted({"pci": "0000:99:00.0", "mtu": 9000})).problems
-    assert problem.object == "rail_links_settings PCI 0000:99:00.0"
-    assert f"eth2 (PCI 0000:3b:00.0, MAC {MAC})" in problem.seen
+    (finding,) = plan(facts, wanted({"pci": "0000:99:00.0", "mtu": 9000})).findings
+    assert finding.object == "rail_links_settings PCI 0000:99:00.0"
+    assert f"eth2 (PCI 0000:3b:00.0, MAC {MAC})" in finding.seen
 
 
 def test_one_function_with_two_netdevs_asks_for_the_mac(facts):
     facts["hcas"][0]["netdevs"].append({**NETDEV, "name": "eth3", "mac": "b8:3f:d2:00:00:02"})
-    (problem,) = plan(facts, wanted(SETTING)).problems
-    assert "eth3" in problem.seen
-    assert "MAC" in problem.next_step
+    (finding,) = plan(facts, wanted(SETTING)).findings
+    assert "eth3" in finding.seen
+    assert "MAC" in finding.next_step
 
 
 def test_two_settings_for_one_nic_are_refused(facts):
-    (problem,) = plan(facts, wanted(SETTING, {"mac": MAC, "mtu": 4200})).problems
-    assert problem.object == "NIC eth2"
-    assert "PCI 0000:3b:00.0 and MAC" in problem.seen
+    (finding,) = plan(facts, wanted(SETTING, {"mac": MAC, "mtu": 4200})).findings
+    assert finding.object == "NIC eth2"
+    assert "PCI 0000:3b:00.0 and MAC" in finding.seen
 
 
 def test_all_problems_are_told_at_once(facts):
     made = plan(facts, wanted({"pci": "0000:98:00.0"}, {"pci": "0000:99:00.0"}))
-    assert len(made.problems) == 2
+    assert len(made.findings) == 2
 
 
 def test_in_a_container_only_files_are_written(facts):

@@ -60,13 +60,13 @@ CASES = {
         ["reboot pending: x"],
     ),
     "a problem of the preflight, with the plan": (
-        [("ok", "a", verdicts.Task("Check", "gpufabric.rdma.preflight"), {"problems": [PROBLEM], "plan": [change()]})],
+        [("ok", "a", verdicts.Task("Check", "gpufabric.rdma.preflight"), {"findings": [PROBLEM], "plan": [change()]})],
         "unsafe",
         1,
         [SENTENCE],
     ),
     "a plan without a problem is no second account of differences": (
-        [("ok", "a", verdicts.Task("Check", "gpufabric.rdma.preflight"), {"problems": [], "plan": [change()]})],
+        [("ok", "a", verdicts.Task("Check", "gpufabric.rdma.preflight"), {"findings": [], "plan": [change()]})],
         "converged",
         0,
         [],
@@ -78,7 +78,7 @@ CASES = {
         ["role rdma_netns: Set the mode: variable x: wanted 1, seen 2"],
     ),
     "a role refuses with problems": (
-        [("failed", "a", NETNS, {"msg": "1 problem", "problems": [PROBLEM]})],
+        [("failed", "a", NETNS, {"msg": "1 problem", "findings": [PROBLEM]})],
         "unsafe",
         0,
         [f"role rdma_netns: {SENTENCE}"],
@@ -92,7 +92,7 @@ CASES = {
     "unreachable is said once": (
         [
             ("unreachable", "a", NETNS, {"msg": "x"}),
-            ("ok", "a", NETNS, {"problems": [{**PROBLEM, "object": "connection", "seen": "unreachable: x"}]}),
+            ("ok", "a", NETNS, {"findings": [{**PROBLEM, "object": "connection", "seen": "unreachable: x"}]}),
         ],
         "unreachable",
         0,
@@ -184,13 +184,13 @@ def test_a_difference_has_role_object_wanted_and_seen_and_says_absent():
 
 
 def test_a_problem_of_a_play_belongs_to_whom_it_names_and_one_of_the_controller_to_all():
-    named = {"msg": "2 problems", "problems": [{"host": "b", **PROBLEM}, {"host": "the controller", **PROBLEM}]}
+    named = {"msg": "2 problems", "findings": [{"host": "b", **PROBLEM}, {"host": "the controller", **PROBLEM}]}
     task = verdicts.Task("Decide", "gpufabric.rdma.k3s_preflight", "k3s")
     entries = found(("failed", "a", task, named), hosts=("a", "b", "c"))
     assert {host: entry["verdict"] for host, entry in entries.items()} == dict.fromkeys("abc", "unsafe")
-    only_b = found(("failed", "a", task, {"problems": named["problems"][:1]}))
+    only_b = found(("failed", "a", task, {"findings": named["findings"][:1]}))
     assert {host: entry["verdict"] for host, entry in only_b.items()} == {"a": "converged", "b": "unsafe"}
-    told = found(("failed", "a", task._replace(once=True), {"problems": named["problems"][:1]}))["a"]["reasons"]
+    told = found(("failed", "a", task._replace(once=True), {"findings": named["findings"][:1]}))["a"]["reasons"]
     assert told == ["not verified: role k3s, because 'Decide' failed for the whole run"]
 
 

@@ -168,8 +168,8 @@ def test_what_is_in_the_way_stops_before_anything_is_written(tmp_path, plant, ob
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(Refused) as refused:
         bring(tmp_path, wanted())
-    assert len(refused.value.problems) == 1, refused.value
-    assert refused.value.problems[0].object.startswith(obj)
+    assert len(refused.value.findings) == 1, refused.value
+    assert refused.value.findings[0].object.startswith(obj)
     assert sorted(tmp_path.rglob("*")) == before
 
 

@@ -82,15 +82,15 @@ def test_the_job_asks_for_every_gpu_and_rail_and_one_worker_a_node(facts):
     ],
 )
 def test_an_image_without_a_digest_is_refused(facts, change, wanted):
-    assert [p["object"] for p in nccl_job.problems(nodes(facts), {**OPTIONS, **change})] == [wanted]
+    assert [p["object"] for p in nccl_job.findings(nodes(facts), {**OPTIONS, **change})] == [wanted]
 
 
 def test_every_problem_comes_at_once(facts):
     two = nodes(facts)
-    assert nccl_job.problems(two, OPTIONS) == []
+    assert nccl_job.findings(two, OPTIONS) == []
     moved = two[1]["facts"]["rails"].pop()
     two[1]["facts"]["gpus"] = []
-    found = nccl_job.problems([two[0], two[1]], {**OPTIONS, "image": "x"})
+    found = nccl_job.findings([two[0], two[1]], {**OPTIONS, "image": "x"})
     assert [(p["host"], p["object"]) for p in found] == [
         ("all nodes", "variable nccl_tests_image"),
         ("node2", "GPUs"),

@@ -98,8 +98,8 @@ def test_every_validator_is_a_valid_schema():
 
 
 def export(variables, nodes=(), **options):
-    effective, problems = preflight_host.validate(OPTIONS, variables)
-    assert problems == []
+    effective, findings = preflight_host.validate(OPTIONS, variables)
+    assert findings == []
     return exporter.run(effective, variables, list(nodes), options)
 
 
@@ -187,7 +187,7 @@ def test_a_network_without_a_word_for_it_is_left_out(attachment, components, wor
 
 def test_what_cannot_work_is_a_problem_here_as_in_the_role():
     made = export({"networks_attachments": [{"name": "a", "type": "ipoib"}]})
-    assert {problem["object"] for problem in made["problems"]} == {"attachment a"}
+    assert {finding["object"] for finding in made["findings"]} == {"attachment a"}
 
 
 def test_every_variable_of_the_roles_is_carried_named_or_known_to_be_no_matter():
@@ -346,12 +346,12 @@ def _attachment(item):
 @given(variables())
 def test_variables_come_back_from_the_policy_they_make(given_variables):
     made = export(given_variables)
-    assert made["problems"] == []
+    assert made["findings"] == []
     for obj in made["objects"]:
         assert refused(obj) == []
     written = yaml.safe_load_all(policy_export.text(made["objects"]))
     read = importer.run([{"source": f"object {n}", "content": obj} for n, obj in enumerate(written)])
-    assert read["problems"] == []
+    assert read["findings"] == []
     assert [line for line in read["lines"] if line["verdict"] == "unknown"] == []
     assert carried(read["variables"]) == carried(given_variables)
     named = {item["variable"] for item in made["left_out"]}

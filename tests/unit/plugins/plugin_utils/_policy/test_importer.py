@@ -146,7 +146,7 @@ def options():
 @pytest.mark.parametrize("name", FILES)
 def test_a_file_becomes_these_variables(name):
     made = importer.run(documents(name))
-    assert made["problems"] == []
+    assert made["findings"] == []
     assert made["variables"] == BECOME[name]
 
 
@@ -165,9 +165,9 @@ def test_what_is_wrong_or_unknown_is_named_with_its_reason(name):
 
 @pytest.mark.parametrize("name", FILES)
 def test_the_roles_take_what_an_import_writes(name):
-    effective, problems = host.validate(options(), BECOME[name])
-    assert problems == []
-    assert networks.plan(effective, [])["problems"] == []
+    effective, findings = host.validate(options(), BECOME[name])
+    assert findings == []
+    assert networks.plan(effective, [])["findings"] == []
     assert yaml.safe_load(policy_import.text(BECOME[name], [name])) == BECOME[name]
 
 
@@ -234,7 +234,7 @@ def test_names_that_no_node_has_are_wrong(tmp_path):
     assert "ibp24s0" in selectors[2]
     assert said["spec.master"][0] == "wrong"
     assert "not on h1" in said["spec.master"][2]
-    assert made["problems"] == []
+    assert made["findings"] == []
 
 
 def test_names_that_nodes_have_are_taken_and_one_pool_of_two_is_said(tmp_path):
@@ -325,23 +325,23 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_bad_input_is_refused_with_its_place(name):
     given_documents, place = REFUSED[name]
-    problems = importer.run(given_documents)["problems"]
-    assert [problem for problem in problems if place in problem["object"]], problems
-    for problem in problems:
-        assert all(problem[fact] for fact in ("object", "wanted", "seen", "next_step")), problem
+    findings = importer.run(given_documents)["findings"]
+    assert [finding for finding in findings if place in finding["object"]], findings
+    for finding in findings:
+        assert all(finding[fact] for fact in ("object", "wanted", "seen", "next_step")), finding
 
 
 def test_all_problems_come_at_once():
     found = [*changed("macvlan", 0, "spec", "master", value=""), *documents("guide-000")]
     found[1]["content"]["spec"]["subnet"] = "x"
     found[2]["content"]["spec"]["rdmaSharedDevicePlugin"]["config"] = "{"
-    assert len(importer.run(found)["problems"]) == 3
+    assert len(importer.run(found)["findings"]) == 3
 
 
 def test_host_local_gets_a_block_for_each_node():
     ipam = '{"type": "host-local", "subnet": "192.168.50.0/24", "rangeStart": "192.168.50.10", "routes": []}'
     made = importer.run(changed("macvlan", 0, "spec", "ipam", value=ipam)[:1])
-    assert made["problems"] == []
+    assert made["findings"] == []
     assert verdicts(made)["spec.ipam.type"][:2] == ("wrong", "ipam: host-local, with a block for each node")
     assert made["variables"]["networks_attachments"][0]["range_start"] == "192.168.50.10"
 
@@ -383,8 +383,8 @@ def test_no_file_however_broken_breaks_the_import(name, data):
     inner[("content", *place[1:])[-1]] = data.draw(JUNK)
     made = importer.run(found)
     explanation(made["lines"])
-    for problem in made["problems"]:
-        assert all(problem[fact] for fact in ("object", "wanted", "next_step"))
+    for finding in made["findings"]:
+        assert all(finding[fact] for fact in ("object", "wanted", "next_step"))
 
 
 def test_the_page_shows_what_is_really_said():

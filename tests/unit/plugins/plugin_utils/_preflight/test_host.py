@@ -10,11 +10,11 @@ ROLES = ("discovery", "kernel_modules", "limits", "rail_links", "rdma_netns", "r
 FACTS = {"object", "wanted", "seen", "next_step"}
 
 
-def objects(problems):
-    for problem in problems:
-        assert set(problem) == FACTS
-        assert all(problem.values()), problem
-    return [problem["object"] for problem in problems]
+def objects(findings):
+    for finding in findings:
+        assert set(finding) == FACTS
+        assert all(finding.values()), finding
+    return [finding["object"] for finding in findings]
 
 
 # --- single variables ------------------------------------------------------------------------------------------------
@@ -40,11 +40,11 @@ def test_a_host_that_sets_nothing_has_no_problem(options, variables):
     ],
 )
 def test_a_wrong_type_or_choice_names_the_variable_and_what_it_takes(options, name, value, wanted, seen):
-    effective, problems = preflight_host.validate(options, {name: value})
-    (problem,) = problems
-    assert problem["object"] == f"variable {name}"
-    assert problem["wanted"] == wanted
-    assert seen in problem["seen"]
+    effective, findings = preflight_host.validate(options, {name: value})
+    (finding,) = findings
+    assert finding["object"] == f"variable {name}"
+    assert finding["wanted"] == wanted
+    assert seen in finding["seen"]
     assert effective[name] == options[name].get("default"), "the other checks go on with the default"
 
 
@@ -52,20 +52,20 @@ def test_a_wrong_type_or_choice_names_the_variable_and_what_it_takes(options, na
 def test_a_secret_of_the_wrong_type_is_refused_without_being_shown(options, value):
     names = [name for name, option in options.items() if option.get("no_log")]
     assert {"k3s_token", "k3s_registries"} <= set(names)
-    _effective, problems = preflight_host.validate(options, dict.fromkeys(names, value))
-    assert problems
-    assert "s3cret" not in str(problems)
+    _effective, findings = preflight_host.validate(options, dict.fromkeys(names, value))
+    assert findings
+    assert "s3cret" not in str(findings)
 
 
 def test_the_word_off_survives_yaml(options):
-    effective, problems = preflight_host.validate(options, {"kernel_modules_gpudirect": False})
-    assert (effective["kernel_modules_gpudirect"], problems) == ("off", [])
+    effective, findings = preflight_host.validate(options, {"kernel_modules_gpudirect": False})
+    assert (effective["kernel_modules_gpudirect"], findings) == ("off", [])
 
 
 @pytest.mark.parametrize("answer", [None, True, False, "yes"])
 def test_a_consent_has_three_states(options, answer):
-    effective, problems = preflight_host.validate(options, {"reboot_allowed": answer})
-    assert problems == []
+    effective, findings = preflight_host.validate(options, {"reboot_allowed": answer})
+    assert findings == []
     assert effective["reboot_allowed"] is (answer if answer is None else bool(answer))
 
 
@@ -102,9 +102,9 @@ def test_a_value_of_the_right_type_can_still_be_wrong(options, name, value):
     ],
 )
 def test_a_mistyped_variable_is_found_with_the_nearest_known_name(options, name, hint):
-    (problem,) = preflight_host.unknown([*options, name], options, ROLES)
-    assert problem["object"] == f"variable {name}"
-    assert hint in problem["next_step"]
+    (finding,) = preflight_host.unknown([*options, name], options, ROLES)
+    assert finding["object"] == f"variable {name}"
+    assert hint in finding["next_step"]
     assert preflight_host.unknown([name], options, ROLES, accepted=[name]) == []
 
 
@@ -146,9 +146,9 @@ def test_what_the_variables_name_has_to_be_on_the_node(facts_of, variables, chan
 
 def test_a_missing_rail_lists_what_is_there(facts_of, variables):
     variables["discovery_rails"] = [{"netdev": "ibs1f0"}]
-    ((problem,), _notes) = preflight_host.combinations(facts_of("gh200-cx7-roce"), variables)
-    assert problem["object"] == "discovery_rails[0]: netdev ibs1f0"
-    assert "mlx5_0 (0000:01:00.0, enp1s0f0np0" in problem["seen"]
+    ((finding,), _notes) = preflight_host.combinations(facts_of("gh200-cx7-roce"), variables)
+    assert finding["object"] == "discovery_rails[0]: netdev ibs1f0"
+    assert "mlx5_0 (0000:01:00.0, enp1s0f0np0" in finding["seen"]
 
 
 def test_a_node_without_any_hca_is_refused_unless_that_is_wanted(facts_of, variables):
@@ -160,10 +160,10 @@ def test_a_node_without_any_hca_is_refused_unless_that_is_wanted(facts_of, varia
 
 def test_software_hcas_make_a_node_only_where_they_are_admitted(facts_of, variables):
     facts = facts_of("lab-rxe-debian12")
-    ((problem,), _notes) = preflight_host.combinations(facts, variables)
-    assert problem["object"] == "HCA"
-    assert "only software HCAs: rxe0" in problem["seen"]
-    assert "discovery_software_hcas: true" in problem["next_step"]
+    ((finding,), _notes) = preflight_host.combinations(facts, variables)
+    assert finding["object"] == "HCA"
+    assert "only software HCAs: rxe0" in finding["seen"]
+    assert "discovery_software_hcas: true" in finding["next_step"]
     assert combined(facts, variables, discovery_software_hcas=True, discovery_expected_hcas=8) == []
 
 
@@ -176,9 +176,9 @@ def test_a_card_that_only_lacks_its_module_is_no_problem_because_the_run_loads_i
 def test_a_card_that_no_module_helps_is_told_with_its_reason(facts_of, variables):
     facts = facts_of("card-on-vfio")
     facts["hcas"] = []
-    problems, notes = preflight_host.combinations(facts, variables)
-    assert objects(problems) == ["HCA"]
-    assert "vfio" in problems[0]["seen"]
+    findings, notes = preflight_host.combinations(facts, variables)
+    assert objects(findings) == ["HCA"]
+    assert "vfio" in findings[0]["seen"]
     assert any("vfio" in note for note in notes)
 
 
@@ -202,13 +202,13 @@ def test_the_plan_names_each_change_and_its_reason(facts_of, variables):
 
 def test_a_foreign_netns_file_is_a_problem_of_the_plan(facts_of, variables):
     outcome = preflight_host.plan(facts_of("exclusive-netns-foreign-file"), variables)
-    assert "RDMA netns mode" in objects(outcome["problems"])
+    assert "RDMA netns mode" in objects(outcome["findings"])
 
 
-def result(host, problems=(), plan=(), reboot=(), notes=()):
+def result(host, findings=(), plan=(), reboot=(), notes=()):
     return {
         "host": host,
-        "problems": list(problems),
+        "findings": list(findings),
         "plan": list(plan),
         "reboot_reasons": list(reboot),
         "notes": list(notes),
@@ -217,7 +217,7 @@ def result(host, problems=(), plan=(), reboot=(), notes=()):
 
 def test_one_message_lists_all_problems_of_all_hosts_with_four_facts():
     gone = preflight_host.unreachable("ssh: connect to host 192.0.2.1 port 22: No route to host")
-    same = preflight_host.problem("variable limits_memlock", "infinity", "'lots'", "correct it")
+    same = preflight_host.finding("variable limits_memlock", "infinity", "'lots'", "correct it")
     head, text = preflight_host.failure_text(
         [result("node1", [gone]), result("node2", [same]), result("node3", [same]), result("node4")]
     )
@@ -265,9 +265,9 @@ def test_rhel_8_is_refused_before_its_driver_is_touched_and_verify_is_not(variab
     facts = facts_of("h100-8x-cx7-ib")
     facts["node"]["os"] = {"id": "rocky", "version_id": "8.10", "like": ["rhel", "fedora"], "pretty_name": "Rocky 8.10"}
     assert preflight_host.combinations(facts, variables)[0] == []
-    ((problem,), _notes) = preflight_host.combinations(facts, {**variables, "driver_flavor": flavor})
-    assert (problem["object"], problem["seen"]) == ("distribution", "Rocky 8.10")
-    assert "no dnf module" in problem["next_step"]
+    ((finding,), _notes) = preflight_host.combinations(facts, {**variables, "driver_flavor": flavor})
+    assert (finding["object"], finding["seen"]) == ("distribution", "Rocky 8.10")
+    assert "no dnf module" in finding["next_step"]
     facts["node"]["os"]["version_id"] = "9.6"
     assert preflight_host.combinations(facts, {**variables, "driver_flavor": flavor})[0] == []
 
@@ -287,10 +287,10 @@ def test_what_other_roles_found_is_told_once_at_its_host_or_at_what_it_names():
         "seen": "none",
         "next_step": "fill it",
     }
-    results = [{"host": "a", "problems": []}, {"host": "b", "problems": []}]
+    results = [{"host": "a", "findings": []}, {"host": "b", "findings": []}]
     merged = preflight_host.with_further(results, [sentence, sentence, elsewhere])
-    assert merged[0]["problems"] == [{"object": "variable x", "wanted": "1", "seen": "2", "next_step": "correct it"}]
+    assert merged[0]["findings"] == [{"object": "variable x", "wanted": "1", "seen": "2", "next_step": "correct it"}]
     head, text = preflight_host.failure_text(merged)
     assert head == "2 problems on 1 of 2 nodes; nothing has been changed."
     assert "the controller  bundle\n  wanted     a file" in text
-    assert results[0]["problems"] == [], "what came in stays as it was"
+    assert results[0]["findings"] == [], "what came in stays as it was"

@@ -69,7 +69,7 @@ def addresses(config):
 
 def test_one_attachment_a_rail_with_subnets_of_its_own(wanted):
     made = plan(wanted(networks_rails=True), [node()])
-    assert made["problems"] == []
+    assert made["findings"] == []
     nads = [item for item in made["objects"] if item["kind"] == "NetworkAttachmentDefinition"]
     assert [item["metadata"]["name"] for item in nads] == ["rail0", "rail1"]
     assert [item["metadata"]["annotations"] for item in nads] == [
@@ -91,7 +91,7 @@ def test_one_attachment_a_rail_with_subnets_of_its_own(wanted):
 def test_no_two_nodes_hand_out_the_same_address(wanted, count):
     nodes = [node(number) for number in range(count)]
     made = plan(wanted(networks_rails=True), nodes)
-    assert made["problems"] == []
+    assert made["findings"] == []
     assert {item["metadata"]["name"]: item["spec"] for item in made["objects"]} == {"rail0": {}, "rail1": {}}
     blocks = [addresses(config) for config in configs(made, "rail0").values()]
     assert len(blocks) == count
@@ -120,12 +120,12 @@ def test_a_limited_run_and_a_node_more_leave_the_blocks_where_they_are(wanted):
 
 def test_a_subnet_too_small_for_the_blocks_is_refused_with_the_numbers(wanted):
     made = plan(wanted(networks_rails=True, networks_pods_per_node=100), [node(number) for number in range(3)])
-    assert [(item["id"], item["object"]) for item in made["problems"]] == [
+    assert [(item["id"], item["object"]) for item in made["findings"]] == [
         ("networks:blocks", "attachment rail0"),
         ("networks:blocks", "attachment rail1"),
     ]
-    assert "3 blocks of 100" in made["problems"][0]["wanted"]
-    assert "253" in made["problems"][0]["seen"]
+    assert "3 blocks of 100" in made["findings"][0]["wanted"]
+    assert "253" in made["findings"][0]["seen"]
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_addresses_of_the_hosts_on_the_wire_are_left_out(wanted):
 def test_different_names_of_a_rail_become_files_of_the_nodes(wanted):
     nodes = [node(0), node(1, ("ens1f0", "ens1f1"))]
     made = plan(wanted(networks_rails=True, networks_components=["nv-ipam"]), nodes)
-    assert made["problems"] == []
+    assert made["findings"] == []
     assert {host: config["master"] for host, config in configs(made, "rail0").items()} == {
         "node1": "eth2",
         "node2": "ens1f0",
@@ -238,7 +238,7 @@ def test_different_names_of_a_rail_become_files_of_the_nodes(wanted):
 def test_each_type_and_ipam_renders_what_its_plugin_reads(wanted, item, components, config):
     variables = wanted(networks_attachments=[{"name": "data", **item}], networks_components=components)
     made = plan(variables, [node()])
-    assert made["problems"] == []
+    assert made["findings"] == []
     assert configs(made, "data") == {"": {"cniVersion": "0.3.1", "name": "data", **config}}
 
 
@@ -279,7 +279,7 @@ def test_one_object_in_each_namespace(wanted):
 def test_infiniband_rails_get_ipoib_or_nothing_with_the_reason(wanted):
     nodes = [node(0, ("ib0",), "infiniband")]
     without = plan(wanted(networks_rails=True), nodes)
-    assert (without["objects"], without["problems"]) == ([], [])
+    assert (without["objects"], without["findings"]) == ([], [])
     assert "verbs need no interface" in without["notes"][0]
     made = plan(wanted(networks_rails=True, networks_components=["ipoib-cni"]), nodes)
     assert configs(made, "rail0")[""]["type"] == "ipoib"
@@ -314,25 +314,25 @@ def test_infiniband_rails_get_ipoib_or_nothing_with_the_reason(wanted):
 )
 def test_what_cannot_work_is_refused_by_name(wanted, item, changes, identity):
     made = plan(wanted(networks_attachments=[{"name": "data", **item}], **changes), [node()])
-    assert identity in [one["id"] for one in made["problems"]]
+    assert identity in [one["id"] for one in made["findings"]]
     assert made["objects"] == []
-    for one in made["problems"]:
+    for one in made["findings"]:
         assert all(one[key] for key in ("object", "wanted", "seen", "next_step"))
 
 
 def test_two_attachments_of_one_name_are_refused(wanted):
     item = {"name": "data", "type": "macvlan", "master": "eth2", "ipam": "none"}
     made = plan(wanted(networks_attachments=[item, {**item, "namespaces": ["train"]}]), [node()])
-    assert [one["id"] for one in made["problems"]] == ["networks:name"]
+    assert [one["id"] for one in made["findings"]] == ["networks:name"]
 
 
 def test_components_of_others_are_not_asked_for(wanted):
     item = {"name": "data", "type": "ipoib", "master": "ib0", "ipam": "none"}
-    assert plan(wanted(networks_attachments=[item], networks_components_external=True), [node()])["problems"] == []
+    assert plan(wanted(networks_attachments=[item], networks_components_external=True), [node()])["findings"] == []
 
 
 @pytest.mark.parametrize(
-    ("supernet", "prefix", "indices", "found", "problems"),
+    ("supernet", "prefix", "indices", "found", "findings"),
     [
         ("10.56.0.0/16", 24, [0, 7], {0: "10.56.0.0/24", 7: "10.56.7.0/24"}, 0),
         ("10.56.0.0/16", 20, [2], {2: "10.56.32.0/20"}, 0),
@@ -342,10 +342,10 @@ def test_components_of_others_are_not_asked_for(wanted):
         ("ten", 24, [0], {}, 1),
     ],
 )
-def test_subnets_of_rails(supernet, prefix, indices, found, problems):
+def test_subnets_of_rails(supernet, prefix, indices, found, findings):
     planned, refused = rail_subnets(supernet, prefix, indices)
     assert planned == found
-    assert len(refused) == problems
+    assert len(refused) == findings
 
 
 def test_sriov_resources_name_functions_of_their_rails():
@@ -353,8 +353,8 @@ def test_sriov_resources_name_functions_of_their_rails():
         {"name": "vfs", "prefix": "nvidia.com", "functions": "vfs", "rails": [0]},
         {"name": "whole", "prefix": "nvidia.com", "functions": "pfs", "rails": [1]},
     ]
-    config, problems = networks.sriov_config(resources, [node(0), node(1)])
-    assert problems == []
+    config, findings = networks.sriov_config(resources, [node(0), node(1)])
+    assert findings == []
     assert config == {
         "resourceList": [
             {

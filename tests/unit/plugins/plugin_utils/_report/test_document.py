@@ -32,7 +32,7 @@ def test_the_published_schema_is_the_one_that_is_kept_to():
 def test_the_documents_of_the_tests_keep_to_the_schema(kind):
     results = json.loads(json.dumps(made.KINDS[kind]()))
     jsonschema.validate(results, document.SCHEMA)
-    assert document.problems(results) == []
+    assert document.findings(results) == []
 
 
 FAULTS = [
@@ -78,18 +78,18 @@ def test_our_reader_and_jsonschema_refuse_the_same(good, fault):
         list(error.absolute_path) for error in jsonschema.Draft202012Validator(document.SCHEMA).iter_errors(results)
     ]
     assert len(refused) == 1
-    (problem,) = document.problems(results)
-    assert problem["object"].count(".") + problem["object"].count("[") >= len(fault[0]), problem
+    (finding,) = document.findings(results)
+    assert finding["object"].count(".") + finding["object"].count("[") >= len(fault[0]), finding
 
 
 def test_all_problems_come_at_once(good):
     results = planted(good, [FAULTS[4], FAULTS[11], FAULTS[14]])
-    assert [problem["object"] for problem in document.problems(results)] == [
+    assert [finding["object"] for finding in document.findings(results)] == [
         "$.nodes[0].host",
         "$.nodes[0].checks[0].status",
         "$.drift.verdict",
     ]
-    assert document.problems(results)[1] == {
+    assert document.findings(results)[1] == {
         "object": "$.nodes[0].checks[0].status",
         "wanted": "one of passed, failed, not_verified, unused",
         "seen": "'fine'",
@@ -97,9 +97,9 @@ def test_all_problems_come_at_once(good):
 
 
 def test_a_figure_that_is_no_number_and_a_host_that_stands_twice_are_refused(good):
-    assert document.problems(planted(good, [(("matrix", "tests", 0, "gbit_per_s"), float("nan"))]))
+    assert document.findings(planted(good, [(("matrix", "tests", 0, "gbit_per_s"), float("nan"))]))
     twice = planted(good, [(("nodes", 1, "host"), "a")])
-    assert document.problems(twice) == [{"object": "$.nodes", "wanted": "each host once", "seen": "a 2 times"}]
+    assert document.findings(twice) == [{"object": "$.nodes", "wanted": "each host once", "seen": "a 2 times"}]
 
 
 def test_a_document_of_another_kind_is_refused():
@@ -107,7 +107,7 @@ def test_a_document_of_another_kind_is_refused():
         assert document.of_kind({"schema": document.NAME}, kind)
         assert document.of_kind(None, kind)
     for wrong in (None, [], "text", 3):
-        assert document.problems(wrong)
+        assert document.findings(wrong)
 
 
 def test_what_verify_judged_becomes_a_document_without_what_is_private():
@@ -120,7 +120,7 @@ def test_what_verify_judged_becomes_a_document_without_what_is_private():
     ]
     nodes = [{"host": "a", "read": {"ansible_facts": {"rdma": facts}}}, {"host": "b", "read": {"msg": "timed out"}}]
     collected = document.collect(judged, nodes, made.AT)
-    assert document.problems(collected) == []
+    assert document.findings(collected) == []
     first, second = collected["nodes"]
     assert first["facts"]["hcas"] == facts["hcas"]
     assert "cmdline" not in first["facts"]["node"]

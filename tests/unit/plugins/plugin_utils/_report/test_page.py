@@ -51,7 +51,7 @@ class Reader(html.parser.HTMLParser):
 
 
 def read(results):
-    assert document.problems(results) == []
+    assert document.findings(results) == []
     return Reader(page.page(results))
 
 
@@ -119,7 +119,7 @@ def hostile(value):
 @pytest.mark.parametrize("kind", ["lab", "rails"])
 def test_hostile_texts_stay_texts(kind):
     results = hostile(of_kind(kind)[0])
-    assert document.problems(results) == []
+    assert document.findings(results) == []
     text = page.page(results, HOSTILE)
     seen, plain = Reader(text), Reader(of_kind(kind)[1])
     assert [name for name, _attributes in seen.elements] == [name for name, _attributes in plain.elements]
@@ -176,7 +176,7 @@ def test_a_rail_that_one_host_alone_has_is_shown_as_the_matrix_writes_it():
     end = {"host": "a", "hca": "mlx5_5", "rail": 5, "memory": "host", "reason": "no other node has rail 5"}
     matrix["tests"].append(matrix_judge._alone(end, "host"))
     results = made.results([made.node("a", "two-cards-cx6dx"), made.node("b", None)], None, matrix)
-    assert document.problems(results) == []
+    assert document.findings(results) == []
     text = page.page(results)
     assert "a → no peer" in text
     assert "no other node has rail 5" in text
