@@ -25,11 +25,10 @@ def flux():
 
 def rendered_roles():
     """The directories that the playbook writes, from the role that hands the objects over."""
-    tasks = yaml.safe_load((ROOT / "roles/cluster_objects/tasks/write.yml").read_text())
-    roles = list(tasks[0]["vars"]["__cluster_objects_always"])
-    return (
-        [*roles, "device_plugin"] if "'device_plugin':" in tasks[0]["gpufabric.rdma.git_folder"]["objects"] else roles
-    )
+    tasks = yaml.safe_load((ROOT / "roles/cluster_objects/tasks/main.yml").read_text())
+    (write,) = [task for task in tasks if "gpufabric.rdma.git_folder" in task]
+    roles = list(write["vars"]["__cluster_objects_always"])
+    return [*roles, "device_plugin"] if "'device_plugin':" in write["gpufabric.rdma.git_folder"]["objects"] else roles
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)

@@ -38,7 +38,7 @@ class Cluster:
         return self.read()["nodes"]["node1"]["annotations"]
 
     def play(self, *halves, **variables):
-        """Runs drain.yml, settle.yml or both; (exit code, output, number of changes)."""
+        """Runs drain.yml, verify.yml or both; (exit code, output, number of changes)."""
         playbook = [
             {
                 "hosts": "all",
@@ -91,17 +91,17 @@ def test_the_node_is_cordoned_drained_and_let_in_again(cluster):
     assert cluster.cordoned
     assert cluster.annotations == {"a.example/b": "kept", MARK: "true"}
     assert cluster.read()["pods"] == [PROXY]
-    code, output, changed = cluster.play("settle")
+    code, output, changed = cluster.play("verify")
     assert (code, changed) == (0, 1), output
     assert not cluster.cordoned
     assert cluster.annotations == {"a.example/b": "kept"}
-    code, output, changed = cluster.play("settle")
+    code, output, changed = cluster.play("verify")
     assert (code, changed) == (0, 0), output
 
 
 def test_a_node_that_somebody_else_has_cordoned_stays_cordoned(cluster):
     cluster.write(nodes={"node1": {"unschedulable": True, "annotations": {}}})
-    code, output, changed = cluster.play("drain", "settle")
+    code, output, changed = cluster.play("drain", "verify")
     assert (code, changed) == (0, 1), output  # the drain alone
     assert cluster.cordoned
     assert cluster.annotations == {}
@@ -111,7 +111,7 @@ def test_a_node_that_somebody_else_has_cordoned_stays_cordoned(cluster):
 def test_a_run_that_ended_between_drain_and_uncordon_is_taken_up_by_the_next(cluster):
     assert cluster.play("drain")[0] == 0
     # The run ends here. The next one finds the node cordoned, and knows by the note that it was this role.
-    code, output, changed = cluster.play("drain", "settle")
+    code, output, changed = cluster.play("drain", "verify")
     assert (code, changed) == (0, 1), output
     assert not cluster.cordoned
     assert MARK not in cluster.annotations
@@ -119,7 +119,7 @@ def test_a_run_that_ended_between_drain_and_uncordon_is_taken_up_by_the_next(clu
 
 def test_a_next_run_that_has_nothing_to_drain_still_lets_pods_in(cluster):
     assert cluster.play("drain")[0] == 0
-    assert cluster.play("settle")[0] == 0
+    assert cluster.play("verify")[0] == 0
     assert not cluster.cordoned
 
 
@@ -132,7 +132,7 @@ def test_a_drain_that_a_disruption_budget_stops_is_told_and_leaves_a_state_to_go
     assert "The driver is as it was. Next step:" in output
     assert cluster.annotations[MARK] == "true"
     cluster.write(pods=[POD, PROXY])
-    code, output, _changed = cluster.play("drain", "settle")
+    code, output, _changed = cluster.play("drain", "verify")
     assert code == 0, output
     assert not cluster.cordoned
     assert cluster.read()["pods"] == [PROXY]
@@ -147,5 +147,5 @@ def test_a_name_that_the_cluster_does_not_know_is_told(cluster):
 
 
 def test_without_consent_the_cluster_is_not_asked(cluster):
-    assert cluster.play("settle", driver_drain_allowed=None)[0] == 0
+    assert cluster.play("verify", driver_drain_allowed=None)[0] == 0
     assert "calls" not in cluster.read()
