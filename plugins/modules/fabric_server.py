@@ -9,7 +9,7 @@ module: fabric_server
 short_description: Start and end the servers of fabric tests on a node
 version_added: 0.1.0
 description:
-  - Runs one server for each test that M(gpufabric.rdma.fabric_plan) gave this node to serve.
+  - Runs one server for each test that M(gpufabric.rdma.plan_fabric) gave this node to serve.
   - Changes nothing that stays. A server ends by itself once all clients had their time, or with O(state=absent).
 author:
   - The gpufabric founders (@gpufabric)

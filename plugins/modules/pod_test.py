@@ -9,8 +9,8 @@ module: pod_test
 short_description: The cluster side of verification
 version_added: 0.1.0
 description:
-  - Reads what a cluster offers pods (O(stage=read)), runs the pods that M(gpufabric.rdma.verify_checks) planned and the
-    traffic between them (O(stage=run)), removes them (O(stage=stop)), and looks into a pod of the user (O(stage=pod)).
+  - Reads what a cluster offers pods (O(stage=read)), runs the pods that M(gpufabric.rdma.plan_test_pods) planned and
+    the traffic between them (O(stage=run)), removes them (O(stage=stop)), looks into a pod of the user (O(stage=pod)).
   - Runs where O(kubectl) runs, the first server. All objects are in a namespace of their own, which goes with them.
 author:
   - The gpufabric founders (@gpufabric)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: verify_checks
-short_description: Plan fabric tests, judge nodes and fabric by named checks, report for people
+short_description: Judge nodes, fabric and cluster by named checks
 version_added: 0.1.0
 description:
   - Runs on the controller, makes no remote call and changes nothing.
@@ -31,28 +31,20 @@ attributes:
     description: Will return details on what has changed, when in diff mode.
     support: none
 options:
-  stage:
-    description:
-      - V(pair) plans who sends to whom over which rail.
-      - V(pods) plans the test pods of O(cluster).
-      - V(judge) turns facts, probes and results into checks.
-      - V(report) prints them and fails if any check failed.
-    type: str
-    required: true
-    choices: [pair, pods, judge, report]
   hosts:
     description: All hosts of the play; one without an entry in O(nodes) fails its check.
     type: list
     elements: str
-    default: []
+    required: true
   nodes:
-    description: For V(pair) and V(judge) what was read from each host; for V(report) the RV(judged) nodes.
+    description: What is known of each host, as M(gpufabric.rdma.plan_fabric) takes it.
     type: list
     elements: dict
-    default: []
+    required: true
   plan:
-    description: The RV(plan) of V(pair).
+    description: The RV(gpufabric.rdma.plan_fabric#module:plan).
     type: dict
+    required: true
   results:
     description: What M(gpufabric.rdma.fabric_client) returned on each host.
     type: list
@@ -69,47 +61,31 @@ options:
     elements: str
     default: []
   cluster:
-    description: What M(gpufabric.rdma.pod_test) returned, and the hosts with their rails and interfaces; empty where no
-      cluster takes part.
+    description: What M(gpufabric.rdma.cluster_info), M(gpufabric.rdma.test_pods) and M(gpufabric.rdma.pod_info)
+      returned, and the hosts with their rails and interfaces; empty where no cluster takes part.
     type: dict
     default: {}
 """
 
 EXAMPLES = r"""
-- name: Report, and fail if any check failed
+- name: Judge nodes and fabric
   gpufabric.rdma.verify_checks:
-    stage: report
-    nodes: "{{ judgement['judged'] }}"
+    hosts: "{{ ansible_play_hosts_all }}"
+    nodes: "{{ ansible_play_hosts | map('extract', hostvars, 'known') }}"
+    plan: "{{ fabric['plan'] }}"
+  register: judgement
   run_once: true
 """
 
 RETURN = r"""
-plan:
-  description: For V(pair) C(tests), C(unpaired) ends with their reason and C(clashes) of addresses; for V(pods)
-    C(namespace), C(objects), C(pods), and which hosts were C(left_out) for which reason.
-  returned: O(stage=pair), O(stage=pods)
-  type: dict
-hosts:
-  description: The tests each host serves and those it connects for.
-  returned: O(stage=pair)
-  type: dict
 judged:
   description: Each host with its checks and what the report says of it; C(diagnosis) has the root failure, its cause
     and fix, and the checks that follow from it.
-  returned: O(stage=judge)
+  returned: success
   type: list
   elements: dict
 checks:
   description: The checks of each host.
-  returned: O(stage=judge)
+  returned: success
   type: dict
-tally:
-  description: How many checks have each status.
-  returned: O(stage=report)
-  type: dict
-report:
-  description: The printed text.
-  returned: O(stage=report), when no check failed
-  type: list
-  elements: str
 """

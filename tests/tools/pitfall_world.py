@@ -1,7 +1,7 @@
 """Two sound nodes in a cluster, as verify sees them, for tests that plant one failure and look what it is called.
 
 Host facts are those of a captured node. Objects of the API server, states of pods and their answers are composed; they
-go through pod_test and the action plugin verify_checks as in a run.
+go through pod_test and verify_checks' judge as in a run.
 """
 
 from __future__ import annotations
@@ -9,15 +9,14 @@ from __future__ import annotations
 import copy
 import json
 import pathlib
-import types
 
 import yaml
-from ansible_collections.gpufabric.rdma.plugins.action import verify_checks
 from ansible_collections.gpufabric.rdma.plugins.filter.networks import network_rails
 from ansible_collections.gpufabric.rdma.plugins.module_utils._cni import node_lint
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import pods as kube_pods
 from ansible_collections.gpufabric.rdma.plugins.modules import pod_test
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host as preflight_host
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import judge, pods
 
 FIXTURES = pathlib.Path(__file__).resolve().parents[1] / "fixtures"
 ROCE = (FIXTURES / "pods/roce.txt").read_text()
@@ -103,10 +102,8 @@ class World:
     # --- judging ------------------------------------------------------------------------------------------------------
 
     def judge(self) -> dict:
-        """What the stage judge of verify_checks returns."""
-        action = verify_checks.ActionModule.__new__(verify_checks.ActionModule)
-        action._task = types.SimpleNamespace(check_mode=False)
-        arguments = {
+        """What verify_checks returns."""
+        seen = {
             "hosts": list(HOSTS),
             "nodes": [self._read(host) for host in HOSTS],
             "plan": {"tests": [], "unpaired": [], "clashes": []},
@@ -115,7 +112,7 @@ class World:
             "failures": ["", ""],
             "cluster": self._cluster(),
         }
-        return action._judge(arguments)
+        return judge.judge(seen, check_mode=False)
 
     def _read(self, host: str) -> dict:
         return {
@@ -159,8 +156,7 @@ class World:
             "run": {},
             "pod": {},
         }
-        action = verify_checks.ActionModule.__new__(verify_checks.ActionModule)
-        given["plan"] = action._pods({"cluster": given})["plan"]
+        given["plan"] = pods.plan(given)
         if self.user:
             given["pod"] = pod_test.look_into(api, {"pod": "default/mine", "resolve": ""})
         else:

@@ -12,23 +12,21 @@ from __future__ import annotations
 from ...module_utils._kube import pod_probe
 from ...module_utils._kube import pods as kube_pods
 from .._core.addresses import netaddr
-from .._verify import pod_checks
+from .._verify import pods as test_pods
 from . import plan as matrix_plan
 
 
 def pods(cluster: dict) -> dict:
     """namespace, objects, pods and left_out, as kube_pods.plan gives them, without those of no use here.
 
-    cluster: hosts, read (what pod_test read), namespace, image.
+    cluster: hosts, read (what cluster_info returned), namespace, image.
     """
     read = cluster["read"].get("cluster")
     if not read:
         why = cluster["read"].get("api_error") or cluster["read"].get("msg") or "the cluster gave no answer"
         left_out = {host["host"]: f"the cluster could not be asked: {why}" for host in cluster["hosts"]}
         return {"namespace": cluster["namespace"], "objects": [], "pods": [], "left_out": left_out}
-    offered = {**read, "networks": pod_checks.networks_of(read, cluster["hosts"])}
-    offered["nads"] = [nad for nad in offered["nads"] if nad["kind"] == "NetworkAttachmentDefinition"]
-    plan = kube_pods.plan(cluster["hosts"], offered, {"namespace": cluster["namespace"], "image": cluster["image"]})
+    plan = test_pods.plan(cluster)
     chosen = [pod for pod in plan["pods"] if _needed(pod, plan["pods"])]
     names = {pod["name"] for pod in chosen}
     kept = [item for item in plan["objects"] if item["kind"] != "Pod" or item["metadata"]["name"] in names]

@@ -86,6 +86,35 @@ def _gbps(hca: dict, port: dict):
     return round(rate, 1)
 
 
+def plan_nodes(nodes: list[dict]) -> dict:
+    """plan, and hosts: the tests that each one has to serve and to connect for.
+
+    nodes: host, address, variables and read (what host_probe returned) of each host of the play.
+    """
+    hosts = {node["host"]: {"serve": [], "connect": []} for node in nodes}
+    usable = [node for node in nodes if node["read"].get("probe")]
+    wanted = [node for node in usable if node["variables"]["verification_fabric"]]
+    if not wanted:
+        return {"plan": {"tests": [], "unpaired": [], "clashes": []}, "hosts": hosts}
+    made = [
+        {
+            "host": node["host"],
+            "facts": node["read"]["ansible_facts"]["rdma"],
+            "address": node["variables"]["verification_address"] or node["address"],
+            "tools": node["read"]["probe"]["tools"],
+            "base_port": node["variables"]["verification_port"],
+            "runs": node["read"]["probe"]["char_devices"] is not None,
+        }
+        for node in wanted
+    ]
+    planned = plan(made)
+    for test in planned["tests"]:
+        if not test["missing"]:
+            hosts[test["server"]["host"]]["serve"].append(test)
+            hosts[test["client"]["host"]]["connect"].append(test)
+    return {"plan": planned, "hosts": hosts}
+
+
 def plan(nodes: list[dict]) -> dict:
     """tests: what to run; unpaired: ends without one, each with its reason; clashes: addresses with two holders."""
     every = [end for node in nodes for end in ends(node)]

@@ -1,0 +1,27 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Controller side of gpufabric.rdma.plan_test_pods: _verify.pods and _matrix.pods decide."""
+
+from __future__ import annotations
+
+from ansible.plugins.action import ActionBase
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._matrix import pods as matrix_pods
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import pods
+
+
+class ActionModule(ActionBase):
+    TRANSFERS_FILES = False
+    _requires_connection = False
+    _supports_check_mode = True
+
+    def run(self, tmp=None, task_vars=None):
+        super().run(tmp, task_vars)
+        _validation, args = self.validate_argument_spec(
+            argument_spec={
+                "cluster": {"type": "dict", "required": True},
+                "bandwidth": {"type": "bool", "default": False},
+            }
+        )
+        plan = matrix_pods.pods if args["bandwidth"] else pods.plan
+        return {"changed": False, "plan": plan(args["cluster"])}

@@ -1,0 +1,75 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The checks of all hosts from what was seen of nodes, fabric and cluster.
+
+PRIVATE to the collection. Pure; runs on the controller.
+"""
+
+from __future__ import annotations
+
+from .._findings import diagnosis
+from .._preflight import host as preflight_host
+from . import host_checks, pod_checks
+
+
+def judge(seen: dict, check_mode: bool) -> dict:
+    """judged (each host with its checks and what the report says of it) and checks (by host).
+
+    seen: hosts (all of the play), nodes (host, variables, read, planned, boot_id of those that took part), plan (of the
+    fabric tests), results and servers (what fabric_client and fabric_server returned on each host), failures (why a
+    node broke off, or empty), cluster (as pod_checks.cluster_checks takes it, or empty).
+    """
+    results = {item["id"]: item for one in seen["results"] for item in one.get("results") or []}
+    servers = {name: error for one in seen["servers"] for name, error in (one.get("servers") or {}).items()}
+    # A node that gave up half-way explains its tests better than "no result" does.
+    failed = dict(zip((node["host"] for node in seen["nodes"]), seen["failures"]))
+    for test in seen["plan"]["tests"]:
+        reasons = [
+            f"{side}: {failed[side]}" for side in (test["server"]["host"], test["client"]["host"]) if failed.get(side)
+        ]
+        if reasons:
+            servers[test["id"]] = "; ".join(reasons)
+    known = {node["host"]: node for node in seen["nodes"]}
+    judged = []
+    for host in seen["hosts"]:
+        node = known.get(host)
+        if node is None:
+            judged.append(
+                {"host": host, "facts": None, "checks": host_checks.absent("an earlier step of this run failed")}
+            )
+        elif not node["read"].get("probe"):
+            judged.append({"host": host, "facts": None, "checks": host_checks.absent(_silence(node["read"]))})
+        else:
+            judged.append(_judge_node(node, check_mode))
+    by_host = {node["host"]: node["checks"] for node in judged}
+    percents = {node["host"]: node["variables"]["verification_bandwidth_minimum_percent"] for node in seen["nodes"]}
+    for host, item in host_checks.fabric_checks(seen["plan"], results, servers, percents, check_mode):
+        by_host[host].append(item)
+    if seen["cluster"]:
+        read = {node["host"]: node["read"].get("ansible_facts", {}).get("rdma", {}) for node in seen["nodes"]}
+        drivers = {host: facts.get("driver") for host, facts in read.items()}
+        for host, item in pod_checks.cluster_checks({**seen["cluster"], "drivers": drivers}, check_mode):
+            by_host[host].append(item)
+    named, verdicts = diagnosis.diagnose(by_host)
+    for node in judged:
+        node.update(checks=named[node["host"]], diagnosis=verdicts.get(node["host"]))
+    return {"judged": judged, "checks": named}
+
+
+def _judge_node(node: dict, check_mode: bool) -> dict:
+    facts = node["read"]["ansible_facts"]["rdma"]
+    outcome = preflight_host.plan(facts, node["variables"])
+    return {
+        "host": node["host"],
+        "facts": {key: facts[key] for key in ("hcas", "rails")},
+        "checks": host_checks.host_checks(facts, node["variables"], node["read"]["probe"], check_mode),
+        "planned": node["planned"],
+        "pending": outcome["changes"],
+        "reboot_reasons": outcome["reboot_reasons"] + facts["reboot_reasons"],
+        "rebooted": node["boot_id"] not in (None, facts["node"]["boot_id"]),
+    }
+
+
+def _silence(read: dict) -> str:
+    return read.get("failure") or f"unreachable: {read.get('msg', 'no reason given')}"
