@@ -5,16 +5,12 @@
 
 from __future__ import annotations
 
-import pathlib
-
-from ansible.module_utils.common.yaml import yaml_load
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 from ansible_collections.gpufabric.rdma.plugins.module_utils._cni import nad_lint
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core import text as core_text
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host, networks
-
-SPECS = pathlib.Path(__file__).resolve().parents[2] / "roles/networks/meta/argument_specs.yml"
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import variables as preflight_variables
 
 
 class ActionModule(ActionBase):
@@ -35,8 +31,7 @@ class ActionModule(ActionBase):
                 "collect": {"type": "bool", "default": False},
             }
         )
-        options = yaml_load(SPECS.read_text(encoding="utf-8"))["argument_specs"]["main"]["options"]
-        variables, findings = host.validate(options, args["variables"])
+        variables, findings = host.validate(preflight_variables.options(["networks"]), args["variables"])
         made = self._plan(variables, args) if not findings else None
         findings += made["findings"] if made else []
         if findings:

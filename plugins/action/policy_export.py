@@ -5,17 +5,14 @@
 
 from __future__ import annotations
 
-import pathlib
-
 import yaml
-from ansible.errors import AnsibleError
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core import text as core_text
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._policy import exporter
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import variables as preflight_variables
 
-ROLES = pathlib.Path(__file__).resolve().parents[2] / "roles"
 EXPORTED = ("device_plugin", "driver", "networks")
 
 
@@ -33,8 +30,8 @@ class ActionModule(ActionBase):
                 "namespace": {"type": "str", "default": exporter.NAMESPACE},
             }
         )
-        options = _options()
-        given, findings = self._given(options, task_vars or {})
+        options = preflight_variables.options(EXPORTED)
+        given, findings = preflight_variables.given(options, task_vars or {}, self._templar.template)
         effective, invalid = host.validate(options, given)
         findings += invalid
         made = {"objects": [], "left_out": []}
@@ -60,24 +57,6 @@ class ActionModule(ActionBase):
             "explanation": explanation,
             "text": text(made["objects"]),
         }
-
-    def _given(self, options, task_vars):
-        found, findings = {}, []
-        for name in options:
-            if name in task_vars:
-                try:
-                    found[name] = self._templar.template(task_vars[name])
-                except AnsibleError as error:
-                    findings.append(host.unresolved(name, " ".join(str(error).split())))
-        return found, findings
-
-
-def _options():
-    found = {}
-    for role in EXPORTED:
-        specs = yaml.safe_load((ROLES / role / "meta/argument_specs.yml").read_text(encoding="utf-8"))
-        found.update(specs["argument_specs"]["main"]["options"])
-    return found
 
 
 def text(objects: list[dict]) -> str:

@@ -13,6 +13,7 @@ from ansible.utils.display import Display
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core import text as core_text
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._policy import importer, page
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host, networks
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import variables as preflight_variables
 
 ROLES = pathlib.Path(__file__).resolve().parents[2] / "roles"
 # Whose variables an import writes.
@@ -84,11 +85,7 @@ def _read(paths):
 
 def _refused(variables):
     """What the roles themselves would refuse of the result."""
-    options = {}
-    for role in WRITTEN:
-        specs = yaml.safe_load((ROLES / role / "meta/argument_specs.yml").read_text(encoding="utf-8"))
-        options.update(specs["argument_specs"]["main"]["options"])
-    effective, findings = host.validate(options, variables)
+    effective, findings = host.validate(preflight_variables.options(WRITTEN), variables)
     if not findings:
         findings = [
             {key: item[key] for key in ("object", "wanted", "seen", "next_step")}

@@ -5,16 +5,10 @@
 
 from __future__ import annotations
 
-import functools
-import pathlib
-
-from ansible.errors import AnsibleError
-from ansible.module_utils.common.yaml import yaml_load
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host
-
-ROLES = pathlib.Path(__file__).resolve().parents[2] / "roles"
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import variables as preflight_variables
 
 
 class ActionModule(ActionBase):
@@ -39,11 +33,11 @@ class ActionModule(ActionBase):
         return {"changed": False, **self._examine(args, task_vars or {})}
 
     def _examine(self, args, task_vars):
-        options = {name: option for role in documented_roles().values() for name, option in role.items()}
-        values, findings = self._values(options, task_vars)
-        variables, invalid = host.validate(options, values)
-        findings += invalid + host.values(variables, options)
-        findings += host.unknown(task_vars, options, documented_roles(), variables["discovery_known_variables"])
+        options = preflight_variables.options()
+        variables, findings = preflight_variables.effective(options, task_vars, self._templar.template)
+        findings += host.values(variables, options)
+        roles = preflight_variables.documented_roles()
+        findings += host.unknown(task_vars, options, roles, variables["discovery_known_variables"])
         result = {
             "host": task_vars["inventory_hostname"],
             # Ansible prints and keeps results: no secret belongs there.
@@ -66,18 +60,6 @@ class ActionModule(ActionBase):
         result["findings"] = findings
         return result
 
-    def _values(self, options, task_vars):
-        """The host's own values of our variables, with everything they refer to filled in."""
-        values, findings = {}, []
-        for name in options:
-            if name not in task_vars:
-                continue
-            try:
-                values[name] = self._templar.template(task_vars[name])
-            except AnsibleError as error:
-                findings.append(host.unresolved(name, " ".join(str(error).split())))
-        return values, findings
-
     def _report(self, results):
         """One message for the whole play: all problems of all hosts, or the plan."""
         if any(result["findings"] for result in results):
@@ -89,17 +71,5 @@ class ActionModule(ActionBase):
         return {"changed": False, "plan": text.splitlines()}
 
 
-@functools.cache
-def documented_roles() -> dict:
-    """{role: {variable: option}} from the argument_specs of every role of this collection. Not to be changed."""
-    roles = {}
-    for path in sorted(ROLES.glob("*/meta/argument_specs.yml")):
-        specs = yaml_load(path.read_text(encoding="utf-8"))["argument_specs"]
-        roles[path.parents[1].name] = {
-            name: option for spec in specs.values() for name, option in (spec.get("options") or {}).items()
-        }
-    return roles
-
-
 # Here, where Ansible loads the plugin, and not in each of the processes that it forks for a task of a host.
-documented_roles()
+preflight_variables.documented_roles()

@@ -7,7 +7,6 @@ import pathlib
 
 import pytest
 import yaml
-from ansible_collections.gpufabric.rdma.plugins.action.preflight import documented_roles
 from ansible_collections.gpufabric.rdma.plugins.filter.networks import network_rails
 from ansible_collections.gpufabric.rdma.plugins.module_utils._cni import nad_lint
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import config, objects
@@ -15,6 +14,7 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import pods
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host as preflight_host
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import networks as preflight_networks
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight.variables import documented_roles
 from ansible_collections.gpufabric.rdma.tests.tools import tree
 from ansible_collections.gpufabric.rdma.tests.unit.inventory.test_examples import hosts
 

@@ -7,13 +7,13 @@ import re
 import time
 
 import pytest
-from ansible_collections.gpufabric.rdma.plugins.action.preflight import documented_roles
 from ansible_collections.gpufabric.rdma.plugins.module_utils._cni import nad_lint
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._findings import catalogue as findings_catalogue
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._findings import diagnosis
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host as preflight_host
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import pod_network
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight.variables import documented_roles
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import host_checks
 from ansible_collections.gpufabric.rdma.tests.tools import pitfall_world, render_failures, tree
 from ansible_collections.gpufabric.rdma.tests.tools.pitfall_rows import BOTH, ON_THE_CLUSTER, ROWS, Row

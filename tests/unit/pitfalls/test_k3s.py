@@ -8,9 +8,9 @@ import re
 
 import pytest
 import yaml
-from ansible_collections.gpufabric.rdma.plugins.action.preflight import documented_roles
 from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import config, plan, reset
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import k3s
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight.variables import documented_roles
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 SHA = "0" * 64

@@ -28,7 +28,7 @@ CONTROLLER = [
     ("_verify", "_policy"),
     ("_matrix", "_nccl", "_drift", "_report"),
 ]
-CALLERS = ("action", "callback", "filter")
+CALLERS = ("action", "callback", "filter", "lookup")
 
 
 def imports(path, root=None, prefix=PREFIX):

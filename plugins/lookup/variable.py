@@ -1,0 +1,66 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a documented variable of any role is for a host, typed."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+name: variable
+short_description: A variable of any role of this collection, typed and with its default
+version_added: 0.1.0
+description:
+  - Takes the value that the host has, or the default that the role documents, and converts it to the documented type.
+    Text such as C(false), which C(-e) and INI inventories give, becomes what the role means by it.
+  - Roles and playbooks read the variables of other roles with it, so that no default is written down twice.
+author:
+  - The gpufabric founders (@gpufabric)
+options:
+  _terms:
+    description:
+      - Names of variables.
+    type: list
+    elements: str
+    required: true
+  host:
+    description:
+      - A host of the inventory whose value is wanted.
+      - The host that the task runs for if not set.
+    type: str
+"""
+
+EXAMPLES = r"""
+- name: Show where k3s keeps its data
+  ansible.builtin.debug:
+    msg: "{{ lookup('gpufabric.rdma.variable', 'k3s_data_dir') }}"
+
+- name: Show the first server's
+  ansible.builtin.debug:
+    msg: "{{ lookup('gpufabric.rdma.variable', 'k3s_data_dir', host=groups['k3s_servers'] | first) }}"
+"""
+
+RETURN = r"""
+_raw:
+  description: The values, in the order of the names.
+  type: list
+  elements: raw
+"""
+
+from ansible.errors import AnsibleError
+from ansible.plugins.lookup import LookupBase
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Finding
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import variables as preflight_variables
+
+
+class LookupModule(LookupBase):
+    def run(self, terms, variables=None, host=None):
+        known = variables["hostvars"][host] if host else variables
+        documented = preflight_variables.options()
+        unknown = [term for term in terms if term not in documented]
+        if unknown:
+            raise AnsibleError(f"no role of gpufabric.rdma documents {', '.join(unknown)}")
+        wanted = {term: documented[term] for term in terms}
+        typed, findings = preflight_variables.effective(wanted, known, self._templar.template)
+        if findings:
+            raise AnsibleError("\n".join(Finding(**finding).sentence() for finding in findings))
+        return [typed[term] for term in terms]

@@ -1,0 +1,61 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The variables of all roles: what is documented of them, and what they are for a host, typed.
+
+PRIVATE to the collection. Runs on the controller. The argument specs of the roles say every type and default; nothing
+else repeats one.
+"""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+from collections.abc import Callable, Mapping
+
+from ansible.errors import AnsibleError
+from ansible.module_utils.common.yaml import yaml_load
+
+from . import host
+
+ROLES = pathlib.Path(__file__).resolve().parents[3] / "roles"
+
+
+@functools.cache
+def documented_roles() -> dict:
+    """{role: {variable: option}} from the argument_specs of every role of this collection. Not to be changed."""
+    roles = {}
+    for path in sorted(ROLES.glob("*/meta/argument_specs.yml")):
+        specs = yaml_load(path.read_text(encoding="utf-8"))["argument_specs"]
+        roles[path.parents[1].name] = {
+            name: option for spec in specs.values() for name, option in (spec.get("options") or {}).items()
+        }
+    return roles
+
+
+def options(roles=None) -> dict:
+    """{variable: option} of these roles, or of all."""
+    known = documented_roles()
+    return {name: option for role in roles or known for name, option in known[role].items()}
+
+
+def given(wanted: dict, known: Mapping, template: Callable) -> tuple[dict, list[dict]]:
+    """The host's own values of these options, with everything they refer to filled in, and findings.
+
+    known: the variables of the host. template: what fills in a value of them.
+    """
+    values, findings = {}, []
+    for name in wanted:
+        if name in known:
+            try:
+                values[name] = template(known[name])
+            except AnsibleError as error:
+                findings.append(host.unresolved(name, " ".join(str(error).split())))
+    return values, findings
+
+
+def effective(wanted: dict, known: Mapping, template: Callable) -> tuple[dict, list[dict]]:
+    """{variable: typed value, or default} of these options for a host, and findings; see `given`."""
+    values, findings = given(wanted, known, template)
+    typed, invalid = host.validate(wanted, values)
+    return typed, findings + invalid

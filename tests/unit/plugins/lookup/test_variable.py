@@ -1,0 +1,81 @@
+"""A variable of any role: the host's value or the documented default, typed."""
+
+from __future__ import annotations
+
+import pytest
+from ansible.errors import AnsibleError
+from ansible.parsing.dataloader import DataLoader
+from ansible.template import Templar, trust_as_template
+from ansible_collections.gpufabric.rdma.plugins.lookup import variable
+
+
+def look_up(names, variables=None, host=None):
+    """What a task with these variables gets."""
+    templar = Templar(DataLoader(), variables=variables or {})
+    return variable.LookupModule(templar=templar).run(names, variables or {}, host=host)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("discovery_root", "/"),
+        ("discovery_rails", []),
+        ("flannel_fabric_allowed", None),
+        ("k3s_node_ip", None),
+        ("k3s_startup_taint", True),
+        ("networks_pods_per_node", 16),
+        ("flannel_api_server", ""),
+    ],
+)
+def test_without_a_value_the_documented_default_is_taken(name, value):
+    [found] = look_up([name])
+    assert (found, type(found)) == (value, type(value))
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "value"),
+    [
+        ("k3s_startup_taint", "false", False),
+        ("k3s_selinux", "yes", True),
+        ("flannel_fabric_allowed", "False", False),
+        ("networks_pods_per_node", "24", 24),
+        ("kernel_modules_required", "mlx5_ib,ib_umad", ["mlx5_ib", "ib_umad"]),
+        ("discovery_root", trust_as_template("/{{ inventory_hostname }}"), "/node1"),
+    ],
+)
+def test_text_becomes_what_the_role_documents(name, given, value):
+    [found] = look_up([name], {name: given, "inventory_hostname": "node1"})
+    assert (found, type(found)) == (value, type(value))
+
+
+def test_several_names_give_a_list_and_a_host_gives_its_own():
+    variables = {
+        "networks_pods_per_node": 1,
+        "hostvars": {"node2": {"networks_pods_per_node": "2", "k3s_selinux": "no"}},
+    }
+    assert look_up(["networks_pods_per_node", "k3s_selinux"], variables, host="node2") == [2, False]
+    assert look_up(["networks_pods_per_node"], variables) == [1]
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "message"),
+    [
+        (
+            "networks_pods_per_node",
+            "many",
+            "variable networks_pods_per_node: wanted a whole number, seen 'many'.*Next step: correct it where",
+        ),
+        ("networks_pods_per_node", None, "wanted a whole number, seen null.*Next step"),
+        ("discovery_root", trust_as_template("{{ nowhere }}"), "'nowhere' is undefined. Next step: define what it"),
+        ("discovery_rot", "/", "no role of gpufabric.rdma documents discovery_rot"),
+    ],
+)
+def test_a_value_that_cannot_be_used_is_refused(name, given, message):
+    with pytest.raises(AnsibleError, match=f"(?s){message}"):
+        look_up([name], {name: given})
+
+
+def test_a_secret_is_not_quoted():
+    with pytest.raises(AnsibleError) as error:
+        look_up(["k3s_registries"], {"k3s_registries": ["s3cr3t"]})
+    assert "s3cr3t" not in str(error.value)
