@@ -23,7 +23,7 @@ PRODUCT_FOLDERS = (
     "plugins",
     "roles",
 )
-PRODUCT_FILES = ("CHANGELOG.md", "LICENSE", "README.md")
+PRODUCT_FILES = ("CHANGELOG.md", "LICENSE", "README.md", "SECURITY.md")
 GENERATED = {"FILES.json", "MANIFEST.json"}
 
 

@@ -53,6 +53,32 @@ def test_the_collections_that_galaxy_is_told_are_the_ones_installed_here():
     assert set(declared) == {"ansible.posix", "ansible.utils", "community.general"}
 
 
+def pipeline_stages(text):
+    """Make targets of .ci/run, without the set-up."""
+    lines = re.findall(r"^\s*(?:stage|timeout) .*", text, re.MULTILINE)
+    return [target for line in lines for target in re.findall(r"(?<!\()make ([\w-]+)(?: &&)?$", line)]
+
+
+def workflow_stages(text):
+    return yaml.safe_load(text)["jobs"]["stage"]["strategy"]["matrix"]["target"]
+
+
+def test_the_workflow_has_the_stages_of_the_pipeline():
+    workflow = (ROOT / ".github/workflows/ci.yml").read_text()
+    stages = pipeline_stages((ROOT / ".ci/run").read_text())
+    assert len(stages) > 8
+    assert sorted(stages) == sorted(workflow_stages(workflow))
+    assert sorted(stages) != sorted(workflow_stages(workflow.replace("          - sanity\n", "")))
+
+
+def test_the_workflow_takes_only_pinned_actions_and_keeps_no_credentials():
+    workflow = (ROOT / ".github/workflows/ci.yml").read_text()
+    used = re.findall(r"uses: (\S+)", workflow)
+    assert used
+    assert [action for action in used if not re.fullmatch(r"[\w/-]+@[0-9a-f]{40}", action)] == []
+    assert workflow.count("actions/checkout@") == workflow.count("persist-credentials: false")
+
+
 # Jobs that are done in one place: what gives a second one away, and who may hold it.
 ONE_PLACE = {
     "the routing table": (
