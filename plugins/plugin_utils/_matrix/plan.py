@@ -108,6 +108,31 @@ def carries(hca: dict, end: dict, rail: dict, gpus: dict, override) -> dict:
     }
 
 
+def known(node: dict) -> dict:
+    """What ends_of takes. node: host, address, variables, facts, read (what matrix_info returned)."""
+    variables, read = node["variables"], node["read"]
+    return {
+        "host": node["host"],
+        "facts": node["facts"],
+        "address": variables["verification_address"] or node["address"],
+        "tools": read["tools"],
+        "base_port": variables["matrix_port"],
+        # What a captured tree lacks is the tool; that reason stands by itself.
+        "runs": True,
+        "in_use": read["in_use"],
+        "cuda": bool(read["cuda"]),
+        "load_allowed": variables["matrix_load_allowed"],
+        "expected_gbit_per_s": variables["matrix_expected_gbit_per_s"],
+    }
+
+
+def settings(nodes: list[dict]) -> dict:
+    """The settings of the run; those of the first node count where nodes differ."""
+    variables = nodes[0]["variables"]
+    names = ("host", "seconds", "round_seconds", "rounds_per_call", "minimum_percent", "peer_percent", "cuda")
+    return {name: variables[f"matrix_{name}"] for name in names}
+
+
 def plan(nodes: list[dict], options: dict) -> dict:
     """rounds (lists of test ids), tests ({id: test}), ends, alone (ends without a test, each with its reason), clashes.
 

@@ -294,7 +294,7 @@ PLANTED_LIBRARIES = [
     ("module_utils/_host/netns.py", "import netaddr", "imports netaddr"),
     ("modules/hca_facts.py", "from netaddr import IPNetwork", "imports netaddr"),
     ("plugin_utils/_verify/pairs.py", "import ipaddress", "imports ipaddress"),
-    ("action/matrix.py", "from ipaddress import ip_network", "imports ipaddress"),
+    ("action/plan_matrix.py", "from ipaddress import ip_network", "imports ipaddress"),
     ("filter/networks.py", "import ipaddress", "imports ipaddress"),
     ("plugin_utils/_preflight/k3s.py", "import netaddr", f"imports netaddr past {CONTROLLER_IMPORT}"),
 ]

@@ -1,0 +1,46 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Controller side of gpufabric.rdma.matrix_report: _matrix.judge decides; this prints."""
+
+from __future__ import annotations
+
+import datetime
+
+from ansible.plugins.action import ActionBase
+from ansible.utils.display import Display
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._matrix import judge
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._matrix import plan as matrix_plan
+
+
+class ActionModule(ActionBase):
+    TRANSFERS_FILES = False
+    _requires_connection = False
+    _supports_check_mode = True
+
+    def run(self, tmp=None, task_vars=None):
+        super().run(tmp, task_vars)
+        _validation, args = self.validate_argument_spec(
+            argument_spec={
+                "nodes": {"type": "list", "elements": "dict", "required": True},
+                "plans": {"type": "list", "elements": "dict", "required": True},
+                "results": {"type": "dict", "default": {}},
+                "failures": {"type": "dict", "default": {}},
+            }
+        )
+        options = {
+            **matrix_plan.settings(args["nodes"]),
+            "hosts": [node["host"] for node in args["nodes"]],
+            "failures": args["failures"],
+            "check_mode": self._task.check_mode,
+        }
+        nodes = {node["host"]: node["read"] for node in args["nodes"]}
+        at = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+        document = judge.document(args["plans"], args["results"], nodes, options, at)
+        text = judge.table(document)
+        clashes = [clash for plan in args["plans"] for clash in plan["clashes"]]
+        for clash in clashes:
+            seen = " and ".join(f"{end['host']} ({end['netdev']})" for end in clash["ends"])
+            text = f"Address {clash['address']} is held by {seen}; give each node its own.\n\n{text}"
+        Display().display(f"{text}\n")
+        return {"changed": False, "document": document, "text": text, "tally": judge.tally(document)}

@@ -1,0 +1,52 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Controller side of gpufabric.rdma.plan_matrix: _matrix.plan and _matrix.pods decide; this prints."""
+
+from __future__ import annotations
+
+from ansible.plugins.action import ActionBase
+from ansible.utils.display import Display
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core import text as core_text
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._matrix import plan as matrix_plan
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._matrix import pods
+
+
+class ActionModule(ActionBase):
+    TRANSFERS_FILES = False
+    _requires_connection = False
+    _supports_check_mode = True
+
+    def run(self, tmp=None, task_vars=None):
+        super().run(tmp, task_vars)
+        _validation, args = self.validate_argument_spec(
+            argument_spec={
+                "nodes": {"type": "list", "elements": "dict", "required": True},
+                "cluster": {"type": "dict"},
+            }
+        )
+        nodes, options = [matrix_plan.known(node) for node in args["nodes"]], matrix_plan.settings(args["nodes"])
+        if args["cluster"]:
+            plan = pods.plan(args["cluster"], nodes, options)
+        else:
+            plan = matrix_plan.plan(nodes, options)
+            findings = matrix_plan.consent_problems([plan], nodes)
+            if findings and not self._task.check_mode:
+                Display().display(f"{core_text.four_facts(findings)}\n")
+                return {
+                    "changed": False,
+                    "failed": True,
+                    "msg": f"{core_text.count(len(findings), 'HCA')} in use and matrix_load_allowed is not set; "
+                    "nothing has been sent. Each is listed above.",
+                }
+            if not options["host"]:
+                plan = {**plan, "rounds": [], "tests": {}, "alone": []}
+        # A run on the hosts alone that is switched off needs no word.
+        if plan["tests"] or plan["alone"]:
+            Display().display(f"{matrix_plan.announcement([plan], nodes, options)}\n")
+        return {
+            "changed": False,
+            "plan": plan,
+            "tranches": matrix_plan.tranches(plan, options),
+            "grace_seconds": matrix_plan.grace_seconds(len(nodes)),
+        }

@@ -1,0 +1,74 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: matrix_report
+short_description: Judge the tests of the bandwidth matrix and print them
+version_added: 0.1.0
+description:
+  - Runs on the controller, makes no remote call and changes nothing.
+requirements:
+  - netaddr (the Python library, on the controller)
+author:
+  - The gpufabric founders (@gpufabric)
+attributes:
+  action:
+    description: Indicates this has a corresponding action plugin so some parts of the options can be executed on
+      the controller.
+    support: full
+  check_mode:
+    description: Can run in C(check_mode) and return changed status prediction without modifying the target.
+    support: full
+    details:
+      - In check mode every test is not verified.
+  diff_mode:
+    description: Will return details on what has changed, when in diff mode.
+    support: none
+options:
+  nodes:
+    description: What is known of each host, that is C(host), C(address), C(variables), C(facts) and what
+      M(gpufabric.rdma.matrix_info) returned as C(read).
+    type: list
+    elements: dict
+    required: true
+  plans:
+    description: The RV(gpufabric.rdma.plan_matrix#module:plan) between hosts, and that between pods where there is one.
+    type: list
+    elements: dict
+    required: true
+  results:
+    description: The RV(gpufabric.rdma.matrix_progress#module:results) of all rounds.
+    type: dict
+    default: {}
+  failures:
+    description: Why a host gave no results, by host.
+    type: dict
+    default: {}
+"""
+
+EXAMPLES = r"""
+- name: Judge and print
+  gpufabric.rdma.matrix_report:
+    nodes: "{{ ansible_play_hosts | map('extract', hostvars, 'known') }}"
+    plans: ["{{ planned['plan'] }}"]
+    results: "{{ progress['results'] }}"
+  run_once: true
+"""
+
+RETURN = r"""
+document:
+  description: The matrix, as docs/schemas/matrix-1.json describes it.
+  returned: success
+  type: dict
+text:
+  description: What was printed.
+  returned: success
+  type: str
+tally:
+  description: How many tests have each verdict.
+  returned: success
+  type: dict
+"""

@@ -1,0 +1,70 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: plan_matrix
+short_description: Plan the rounds of the bandwidth matrix
+version_added: 0.1.0
+description:
+  - Runs on the controller, makes no remote call and changes nothing.
+  - Every two nodes that share a rail are measured in both directions, in rounds in which no HCA and no PCIe link serves
+    two tests.
+  - Prints what load the rounds put and for how long. Fails where an HCA is in use and C(matrix_load_allowed) is not
+    set.
+requirements:
+  - netaddr (the Python library, on the controller)
+author:
+  - The gpufabric founders (@gpufabric)
+attributes:
+  action:
+    description: Indicates this has a corresponding action plugin so some parts of the options can be executed on
+      the controller.
+    support: full
+  check_mode:
+    description: Can run in C(check_mode) and return changed status prediction without modifying the target.
+    support: full
+    details:
+      - In check mode no consent is asked.
+  diff_mode:
+    description: Will return details on what has changed, when in diff mode.
+    support: none
+options:
+  nodes:
+    description: What is known of each host, that is C(host), C(address), C(variables), C(facts) and what
+      M(gpufabric.rdma.matrix_info) returned as C(read).
+    type: list
+    elements: dict
+    required: true
+  cluster:
+    description:
+      - Plan the rounds between test pods instead. C(plan) of M(gpufabric.rdma.plan_test_pods), what
+        M(gpufabric.rdma.test_pods) returned as C(run), and C(port), the first TCP port.
+    type: dict
+"""
+
+EXAMPLES = r"""
+- name: Plan the rounds
+  gpufabric.rdma.plan_matrix:
+    nodes: "{{ ansible_play_hosts | map('extract', hostvars, 'known') }}"
+  register: planned
+  run_once: true
+"""
+
+RETURN = r"""
+plan:
+  description: C(rounds) (names of tests), C(tests), what is left C(alone) and why, and C(clashes) of addresses.
+  returned: success
+  type: dict
+tranches:
+  description: Numbers of the rounds that one call runs.
+  returned: success
+  type: list
+  elements: list
+grace_seconds:
+  description: How long the first node waits for the last one to start.
+  returned: success
+  type: int
+"""
