@@ -62,7 +62,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Put the CNI plugins in place
+- name: Install the CNI plugins
   gpufabric.rdma.cni_plugins:
     bundle: "{{ k3s_bundle_dir }}"
     names: [loopback, bridge, host-local, portmap, macvlan, flannel]

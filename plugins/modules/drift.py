@@ -82,7 +82,7 @@ EXAMPLES = r"""
     verdict_file: verdict.json
   run_once: true
 
-- name: Close the record of the node
+- name: Close the node's drift record
   gpufabric.rdma.drift:
     stage: end
 """

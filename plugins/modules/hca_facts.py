@@ -116,7 +116,7 @@ notes:
 """
 
 EXAMPLES = r"""
-- name: Gather the RDMA facts of a node
+- name: Gather RDMA facts of a node
   gpufabric.rdma.hca_facts:
 
 - name: Show each HCA with its state

@@ -58,7 +58,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Read the node and try what a container would do
+- name: Gather facts and probe the HCAs as a container would
   gpufabric.rdma.host_probe:
     services: [k3s]
 """

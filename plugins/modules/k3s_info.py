@@ -20,7 +20,7 @@ extends_documentation_fragment:
 """
 
 EXAMPLES = r"""
-- name: Read what the node has of k3s
+- name: Gather k3s facts
   gpufabric.rdma.k3s_info:
   register: read
 """

@@ -59,7 +59,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Judge the log of a job
+- name: Check the log of a job
   gpufabric.rdma.nccl_tests:
     stage: log
     path: all_reduce.log

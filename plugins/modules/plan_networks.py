@@ -62,7 +62,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Plan the networks and refuse what cannot work
+- name: Validate variables and plan the networks
   gpufabric.rdma.plan_networks:
     variables:
       networks_rails: true

@@ -90,7 +90,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Read what the cluster offers pods
+- name: Read cluster resources
   gpufabric.rdma.pod_test:
     stage: read
   delegate_to: "{{ groups['k3s_servers'][0] }}"

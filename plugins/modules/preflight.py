@@ -50,7 +50,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Check the variables and what they ask of the node
+- name: Validate variables against the node
   gpufabric.rdma.preflight:
     facts: "{{ ansible_facts['rdma'] }}"
   register: examined

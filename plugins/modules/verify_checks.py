@@ -68,7 +68,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Judge nodes and fabric
+- name: Evaluate checks
   gpufabric.rdma.verify_checks:
     hosts: "{{ ansible_play_hosts_all }}"
     nodes: "{{ ansible_play_hosts | map('extract', hostvars, 'known') }}"

@@ -34,7 +34,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Report, and fail if any check failed
+- name: Report, and fail if a check failed
   gpufabric.rdma.verify_report:
     nodes: "{{ judgement['judged'] }}"
   run_once: true

@@ -87,7 +87,7 @@ def test_all_problems_of_all_hosts_come_in_one_list_before_anything_changes(play
     assert "did you mean kernel_modules_gpudirect?" in output
     assert "seen       unreachable: " in output
     assert "Traceback" not in output
-    assert "Bring the nodes to the wanted state" not in output
+    assert "Configure the nodes" not in output
     assert files(good["discovery_root"]) == before
 
 
@@ -132,7 +132,9 @@ def test_a_run_writes_what_check_mode_announced_and_a_second_run_nothing(play, n
     written = {str(path) for path in files(host["discovery_root"]) if path not in before}
     assert written
     for path in written:
-        assert path[len(host["discovery_root"]) :] in announced.partition("PLAY [Bring")[0], "the plan names each file"
+        assert path[len(host["discovery_root"]) :] in announced.partition("PLAY [Configure the nodes")[0], (
+            "the plan names each file"
+        )
     code, second = play("site", {"node1": host})
     assert code == 0, second
     assert "node1: nothing to change" in second

@@ -127,7 +127,7 @@ def test_a_drain_that_a_disruption_budget_stops_is_told_and_leaves_a_state_to_go
     cluster.write(pods=[{**POD, "budget": True}, PROXY])
     code, output, _changed = cluster.play("drain")
     assert code != 0
-    assert "node node1 of the cluster: wanted cordoned and drained, seen at 'Drain it'" in output
+    assert "node node1 of the cluster: wanted cordoned and drained, seen at 'Drain the node'" in output
     assert "global timeout reached: 600s" in output
     assert "The driver is as it was. Next step:" in output
     assert cluster.annotations[MARK] == "true"

@@ -50,15 +50,15 @@ def play(tmp_path):
 
 def test_inside_host_it_says_what_is_there_without_a_remote_call(play):
     output, calls = play("host")
-    driver = output.partition("PLAY [Say which HCA driver is there, or change it]")[2].partition("PLAY [")[0]
+    driver = output.partition("PLAY [Report or upgrade the HCA driver]")[2].partition("PLAY [")[0]
     assert "the modules in memory" in driver or "mlx5_core in memory is" in driver
     assert "Loaded: doca" in driver
     for tasks in calls.values():
         assert tasks, "the run did call the node"
-        assert not [task for task in tasks if task.startswith(("gpufabric.rdma.driver", "Gather what the node has"))]
+        assert not [task for task in tasks if task.startswith(("gpufabric.rdma.driver", "Gather RDMA facts"))]
 
 
 def test_by_itself_it_reads_the_node_once(play):
     _output, calls = play("upgrade_driver")
     for tasks in calls.values():
-        assert tasks == {"Gather what the node has, unless the run has begun with it"}
+        assert tasks == {"Gather RDMA facts"}

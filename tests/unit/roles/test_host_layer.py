@@ -86,7 +86,7 @@ def test_check_then_run_then_nothing_left_to_do(play, tmp_path):
     assert objects >= {paths.OWN_MODPROBE, paths.OWN_MODULES_LOAD, paths.own_drop_in("k3s-agent")}
     assert changes(again) == []
     assert json.loads(again.stdout)["stats"]["node"]["changed"] == 0
-    skipped = results(again)["node"]["Set MTU and link-up, now and at boot"]
+    skipped = results(again)["node"]["Configure MTU and link state"]
     assert skipped["skipped"] is True, "an empty list must cost no remote call"
 
 
@@ -100,20 +100,18 @@ def test_consent_to_a_reboot_has_three_states(play):
     }
     # A real run may not see the host that consented: it would reboot the machine that runs this test.
     real = {name: hosts[name] for name in ("unanswered", "later", "settled")}
-    asked = results(play(real, []))["unanswered"][
-        "Stop where a reboot is needed and nobody has said whether it may happen"
-    ]
+    asked = results(play(real, []))["unanswered"]["Fail without consent to reboot"]
     assert asked["failed"] is True
     for words in ("node unanswered", *reasons["rdma_reboot_reasons"], "reboot_allowed=true", "reboot_allowed=false"):
         assert words in asked["msg"]
 
     found = results(play(hosts, [], "--check"))
-    told = found["unanswered"]["Report the reboot as pending"]["msg"]
+    told = found["unanswered"]["Report the pending reboot"]["msg"]
     assert told[0].startswith("A real run stops here and asks")
     assert told[1:] == reasons["rdma_reboot_reasons"]
     assert "Reboot" not in found["later"]
-    assert found["later"]["Report the reboot as pending"]["msg"][1:] == reasons["rdma_reboot_reasons"]
-    assert found["consented"]["Say why"]["msg"][0] == "Would reboot because"
+    assert found["later"]["Report the pending reboot"]["msg"][1:] == reasons["rdma_reboot_reasons"]
+    assert found["consented"]["Report why"]["msg"][0] == "Would reboot because"
     # Over a local connection ansible.builtin.reboot refuses to go further; the VM scenario reboots for real.
     assert "Reboot" in found["consented"]
     assert "Reboot" not in found["settled"]

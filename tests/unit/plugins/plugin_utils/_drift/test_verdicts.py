@@ -118,7 +118,7 @@ CASES = {
         [],
     ),
     "a hidden change": (
-        [("ok", "a", verdicts.Task("Bring the token", "x", "node_ready"), {"changed": True, "censored": "hidden"})],
+        [("ok", "a", verdicts.Task("Copy the token", "x", "node_ready"), {"changed": True, "censored": "hidden"})],
         "drift",
         1,
         [],
