@@ -1,4 +1,4 @@
-"""A double of `k3s kubectl` for tests: it speaks the contract that pod_test relies on and keeps a cluster in a folder.
+"""A double of `k3s kubectl` for tests: it speaks the contract that the modules rely on and keeps a cluster in a folder.
 
     KUBECTL_DOUBLE=FOLDER kubectl_double.py kubectl get|apply|exec|delete …
 

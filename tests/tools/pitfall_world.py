@@ -1,7 +1,7 @@
 """Two sound nodes in a cluster, as verify sees them, for tests that plant one failure and look what it is called.
 
 Host facts are those of a captured node. Objects of the API server, states of pods and their answers are composed; they
-go through pod_test and verify_checks' judge as in a run.
+go through _kube and verify_checks' judge as in a run.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import pathlib
 import yaml
 from ansible_collections.gpufabric.rdma.plugins.filter.networks import network_rails
 from ansible_collections.gpufabric.rdma.plugins.module_utils._cni import node_lint
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import cluster as kube_cluster
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import pods as kube_pods
-from ansible_collections.gpufabric.rdma.plugins.modules import pod_test
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import running_pods
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host as preflight_host
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import judge, pods
 
@@ -126,7 +127,7 @@ class World:
 
     def _cluster(self) -> dict:
         api = _Api(self)
-        cluster, error = pod_test.read(api)
+        cluster, error = kube_cluster.read(api)
         hosts = [
             {
                 "host": host,
@@ -158,7 +159,7 @@ class World:
         }
         given["plan"] = pods.plan(given)
         if self.user:
-            given["pod"] = pod_test.look_into(api, {"pod": "default/mine", "resolve": ""})
+            given["pod"] = running_pods.look_into(api, "default/mine", "")
         else:
             given["run"] = self._run(given["plan"]["pods"])
         return given
@@ -190,7 +191,7 @@ def at(text: str, host: str) -> str:
 
 
 class _Api:
-    """kubectl in the form that pod_test calls it."""
+    """kubectl in the form that _kube calls it."""
 
     def __init__(self, world: World):
         self.world = world
@@ -233,7 +234,7 @@ def flannel(cidr: str = "10.42.0.0/16") -> dict:
 
 
 def flannel_daemon() -> dict:
-    """What makes pod_test look for Flannel's configuration."""
+    """What makes cluster_info look for Flannel's configuration."""
     image = f"flannel@sha256:{'0' * 64}"
     spec = {"template": {"spec": {"containers": [{"name": "kube-flannel", "image": image}]}}}
     metadata = {"name": "kube-flannel-ds", "namespace": "kube-flannel"}

@@ -43,7 +43,7 @@ def _needed(pod: dict, every: list[dict]) -> bool:
 def plan(cluster: dict, nodes: list[dict], options: dict) -> dict:
     """The rounds, as matrix_plan.plan gives them.
 
-    cluster: plan (what `pods` gave), run (what pod_test returned), port. nodes: as for matrix_plan.plan.
+    cluster: plan (what `pods` gave), run (what test_pods returned), port. nodes: as for matrix_plan.plan.
     """
     on_host = {end["id"]: end for node in nodes for end in matrix_plan.ends_of(node)}
     states, answers = cluster["run"].get("pods") or {}, cluster["run"].get("answers") or {}

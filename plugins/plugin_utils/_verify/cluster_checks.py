@@ -240,7 +240,7 @@ def _within(cidr: str, network) -> bool:
 
 
 def user_pod(item: dict, answer: dict, networks: list[dict], selections: list) -> list[dict]:
-    """Faults of a user's pod that its manifest and its interfaces show. item: what pod_test says of it.
+    """Faults of a user's pod that its manifest and its interfaces show. item: what pod_info says of it.
 
     answer: what it said, parsed. selections: (namespace, network, interface) of its annotation.
     """

@@ -28,9 +28,9 @@ _CHAR_PREFIXES = ("uverbs", "umad", "issm", "rdma_cm")
 def cluster_checks(seen: dict, check_mode: bool) -> list[tuple[str, dict]]:
     """(host, check) for everything that was seen of the cluster.
 
-    seen: hosts, read (pod_test, stage read), plan, run and pod (stages of pod_test; empty where they did not run),
-    failure (why the pods broke off), left (what could not be removed), pod_name, service_cidrs, pods_per_node, masters,
-    fabric_allowed (whether pod traffic may share a rail).
+    seen: hosts, plan, read, run and pod (what cluster_info, test_pods and pod_info returned; empty where they did not
+    run), failure (why the pods broke off), left (what could not be removed), pod_name, service_cidrs, pods_per_node,
+    masters, fabric_allowed (whether pod traffic may share a rail).
     """
     hosts, read = seen["hosts"], seen["read"]
     if not hosts:
@@ -119,7 +119,7 @@ def cni_checks(host: dict) -> list[dict]:
 def judge(hosts: list[dict], cluster: dict, plan: dict, run: dict, options: dict) -> list[tuple[str, dict]]:
     """(host, check) for everything that the pods showed.
 
-    hosts: host, rails, netdevs. cluster: nodes, networks, dns. plan: pods, left_out. run: what pod_test returned.
+    hosts: host, rails, netdevs. cluster: nodes, networks, dns. plan: pods, left_out. run: what test_pods returned.
     options: check_mode.
     """
     found: list[tuple[str, dict]] = []
@@ -569,7 +569,7 @@ def traffic_checks(traffic: dict) -> list[tuple[str, dict]]:
 
 
 def diagnose(found: dict, hosts: list[dict], networks: list[dict], name: str) -> list[dict]:
-    """What keeps a user's pod from RDMA. found: what pod_test returned for stage pod."""
+    """What keeps a user's pod from RDMA. found: what pod_info returned."""
     obj = f"pod {name}"
     if found.get("missing"):
         step = "name it as NAMESPACE/NAME in verification_pod"

@@ -1,4 +1,4 @@
-"""pod_test as Ansible runs it, with a double of kubectl in the place of a cluster."""
+"""cluster_info, test_pods, pod_traffic and pod_info as Ansible runs them, with a double of kubectl."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import sys
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import config
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import pod_probe, pods
-from ansible_collections.gpufabric.rdma.plugins.modules import pod_test
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import pod_traffic as kube_traffic
+from ansible_collections.gpufabric.rdma.plugins.modules import cluster_info, pod_info, pod_traffic, test_pods
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import pod_checks
 from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster
 
@@ -30,10 +31,10 @@ def cluster(tmp_path):
     return kubectl_cluster.make(tmp_path / "cluster")
 
 
-def call(cluster, stage, check=False, **options):
-    arguments = {"stage": stage, "kubectl": cluster.argv, "_ansible_check_mode": check, **options}
+def call(cluster, module, check=False, **options):
+    arguments = {"kubectl": cluster.argv, "_ansible_check_mode": check, **options}
     done = subprocess.run(
-        [sys.executable, pod_test.__file__],
+        [sys.executable, module.__file__],
         input=json.dumps({"ANSIBLE_MODULE_ARGS": arguments}),
         capture_output=True,
         text=True,
@@ -45,18 +46,18 @@ def call(cluster, stage, check=False, **options):
 
 
 def planned(cluster, hosts=None):
-    read = call(cluster, "read")["cluster"]
+    read = call(cluster, cluster_info)["cluster"]
     offered = {**read, "networks": pod_checks.networks_of(read, [])}
     return pods.plan(hosts or kubectl_cluster.hosts(), offered, OPTIONS)
 
 
 def run(cluster, plan, **options):
     options = {"wait_seconds": 5, "limit": 5, "seconds": 1, "resolve": "kubernetes.default.svc", **options}
-    return call(cluster, "run", objects=plan["objects"], pods=plan["pods"], **options)
+    return call(cluster, test_pods, objects=plan["objects"], pods=plan["pods"], **options)
 
 
 def test_read_tells_nodes_networks_and_whether_there_is_dns(cluster):
-    read = call(cluster, "read")
+    read = call(cluster, cluster_info)
     assert read["api_error"] is None
     found = read["cluster"]
     assert [node["name"] for node in found["nodes"]] == ["node1", "node2"]
@@ -68,15 +69,15 @@ def test_read_tells_nodes_networks_and_whether_there_is_dns(cluster):
 
 def test_types_that_the_server_does_not_have_are_passed_over(cluster):
     cluster.plant("absent_types.json", ["ippools.nv-ipam.nvidia.com"])
-    read = call(cluster, "read")
+    read = call(cluster, cluster_info)
     assert read["api_error"] is None
     assert [item["metadata"]["name"] for item in read["cluster"]["nads"]] == ["rail0"]
 
 
 def test_a_cluster_that_does_not_answer_is_told_not_guessed(cluster):
     cluster.plant("down", "")
-    assert "refused" in call(cluster, "read")["api_error"]
-    missing = call(cluster, "read", kubectl=["no-such-program", "kubectl"])
+    assert "refused" in call(cluster, cluster_info)["api_error"]
+    missing = call(cluster, cluster_info, kubectl=["no-such-program", "kubectl"])
     assert "cannot be started" in missing["api_error"]
 
 
@@ -97,7 +98,7 @@ def test_pods_run_answer_and_send_and_are_gone_afterwards(cluster):
     assert ran["traffic"]["tests"][2]["result"]["mb_per_s"] == 9301.1
     assert set(ran["seconds"]) == {"pods", "answers", "traffic"}
     assert OPTIONS["namespace"] in cluster.namespaces()
-    assert call(cluster, "stop")["left"] is None
+    assert call(cluster, test_pods, state="absent")["left"] is None
     assert OPTIONS["namespace"] not in cluster.namespaces()
     assert ran["changed"] is False
 
@@ -134,7 +135,7 @@ def test_the_whole_way_from_the_pods_to_the_checks(cluster):
     found = pod_checks.cluster_checks(
         {
             "hosts": kubectl_cluster.hosts(),
-            "read": call(cluster, "read"),
+            "read": call(cluster, cluster_info),
             "plan": plan,
             "run": run(cluster, plan),
             "pod": {},
@@ -154,20 +155,25 @@ def test_the_whole_way_from_the_pods_to_the_checks(cluster):
 def test_check_mode_only_reads(cluster):
     plan = planned(cluster)
     before = len(cluster.calls())
-    for stage, options in (("run", {"objects": plan["objects"]}), ("stop", {}), ("pod", {"pod": "default/mine"})):
-        assert call(cluster, stage, check=True, **options)["changed"] is False
+    for module, options in (
+        (test_pods, {"objects": plan["objects"]}),
+        (test_pods, {"state": "absent"}),
+        (pod_traffic, {"rounds": [[SENT]]}),
+        (pod_info, {"pod": "default/mine"}),
+    ):
+        assert call(cluster, module, check=True, **options)["changed"] is False
     assert len(cluster.calls()) == before
 
 
 def test_a_pod_of_the_user_is_looked_into(cluster):
     cluster.add_pod("default", "mine", "node1", annotation="rail0", limits={"rdma/rail0": "1"})
     cluster.answer("mine", ROCE)
-    seen = call(cluster, "pod", pod="default/mine")
+    seen = call(cluster, pod_info, pod="default/mine")
     assert seen["item"]["containers"][0]["limits"] == {"rdma/rail0": "1"}
     networks = pod_checks.networks_of(seen["cluster"], [])
     made = pod_checks.diagnose(seen, kubectl_cluster.hosts(), networks, "default/mine")
     assert [item["id"] for item in made if item["status"] != "passed"] == []
-    missing = call(cluster, "pod", pod="default/other")
+    missing = call(cluster, pod_info, pod="default/other")
     assert "not found" in missing["missing"]
 
 
@@ -176,8 +182,8 @@ class SlowKubectl:
 
     def __init__(self, monkeypatch, *names):
         self.names, self.now = list(names), 0.0
-        monkeypatch.setattr(pod_test.time, "monotonic", lambda: self.now)
-        monkeypatch.setattr(pod_test.time, "sleep", self.pass_by)
+        monkeypatch.setattr(kube_traffic.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(kube_traffic.time, "sleep", self.pass_by)
 
     def pass_by(self, seconds):
         self.now += seconds
@@ -211,6 +217,6 @@ SENT = {
 )
 def test_a_server_whose_exec_is_late_is_tried_again_and_a_path_that_fails_is_not(monkeypatch, tool, names, ok, left):
     kubectl = SlowKubectl(monkeypatch, *names)
-    result = pod_test.connect(kubectl, "tests", {**SENT, "tool": tool}, {"limit": 30, "seconds": 2})
+    result = kube_traffic.connect(kubectl, "tests", {**SENT, "tool": tool}, {"limit": 30, "seconds": 2})
     assert result["ok"] is ok
     assert len(kubectl.names) == left

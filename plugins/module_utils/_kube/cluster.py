@@ -1,0 +1,123 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a cluster offers pods: nodes, networks, and what serves both.
+
+PRIVATE to the collection. Reads the API server.
+"""
+
+from __future__ import annotations
+
+from .kubectl import Kubectl, KubectlError
+from .objects import unknown_types
+
+TYPES = ("nodes", "services", "namespaces", "daemonsets.apps", "configmaps")
+OPTIONAL = (
+    "network-attachment-definitions.k8s.cni.cncf.io",
+    "ippools.nv-ipam.nvidia.com",
+    "nicclusterpolicies.mellanox.com",
+)
+# Where device plugins register, and the label by which Pod Security refuses them.
+SOCKETS = ("/var/lib/kubelet/device-plugins", "/var/lib/kubelet")
+ENFORCE = "pod-security.kubernetes.io/enforce"
+
+
+def read(kubectl: Kubectl) -> tuple[dict | None, str | None]:
+    """(cluster, None), or (None, why it could not be asked).
+
+    cluster: nodes, nads (with pools of nv-ipam), dns (bool), namespaces, cni, policies, plugins, security.
+    """
+    kinds = [*TYPES, *OPTIONAL]
+    while True:
+        try:
+            items = kubectl.items(",".join(kinds), "-A")
+            break
+        except KubectlError as refused:
+            # kubectl names one type that the server does not have; without that one it may answer.
+            absent = {name.partition(".")[0] for name in unknown_types(refused.reason)}
+            known = [kind for kind in kinds if kind not in OPTIONAL or kind.partition(".")[0] not in absent]
+            if known == kinds:
+                return None, refused.reason
+            kinds = known
+    return {
+        "nodes": [node(item) for item in items if item["kind"] == "Node"],
+        "nads": [bare(item) for item in items if item["kind"] in ("NetworkAttachmentDefinition", "IPPool")],
+        "dns": any(
+            item["kind"] == "Service" and (item["metadata"].get("labels") or {}).get("k8s-app") == "kube-dns"
+            for item in items
+        ),
+        "namespaces": [item["metadata"]["name"] for item in items if item["kind"] == "Namespace"],
+        "cni": cni_objects(items),
+        "policies": [
+            {**bare(item), "status": item.get("status") or {}} for item in items if item["kind"] == "NicClusterPolicy"
+        ],
+        "plugins": plugin_objects(items),
+        "security": {
+            item["metadata"]["name"]: (item["metadata"].get("labels") or {})[ENFORCE]
+            for item in items
+            if item["kind"] == "Namespace" and ENFORCE in (item["metadata"].get("labels") or {})
+        },
+    }, None
+
+
+def cni_objects(items: list[dict]) -> list[dict]:
+    """What runs Flannel and Multus, whoever brought it: their DaemonSets, and the ConfigMaps beside these."""
+    daemons = [
+        item
+        for item in items
+        if item["kind"] == "DaemonSet" and any(word in item["metadata"]["name"] for word in ("flannel", "multus"))
+    ]
+    beside = {item["metadata"]["namespace"] for item in daemons}
+    maps = [item for item in items if item["kind"] == "ConfigMap" and item["metadata"]["namespace"] in beside]
+    return [bare(item) for item in daemons] + [{**bare(item), "data": item.get("data") or {}} for item in maps]
+
+
+def plugin_objects(items: list[dict]) -> list[dict]:
+    """Device plugins for RDMA, ours or somebody else's: their DaemonSets, and the ConfigMaps that these mount."""
+    daemons, mounted = [], set()
+    for item in items:
+        if item["kind"] != "DaemonSet" or "rdma" not in item["metadata"]["name"]:
+            continue
+        volumes = item["spec"]["template"]["spec"].get("volumes") or []
+        if any((volume.get("hostPath") or {}).get("path", "").rstrip("/") in SOCKETS for volume in volumes):
+            daemons.append(item)
+            mounted |= {
+                (item["metadata"]["namespace"], volume["configMap"]["name"])
+                for volume in volumes
+                if "configMap" in volume
+            }
+    maps = [
+        item
+        for item in items
+        if item["kind"] == "ConfigMap" and (item["metadata"]["namespace"], item["metadata"]["name"]) in mounted
+    ]
+    return [bare(item) for item in daemons] + [{**bare(item), "data": item.get("data") or {}} for item in maps]
+
+
+def node(item: dict) -> dict:
+    status = item["status"]
+    ready = next((one for one in status.get("conditions") or [] if one["type"] == "Ready"), {})
+
+    def resources(values):
+        # Extended resources are the ones with a domain; hugepages have none.
+        return {name: int(value) for name, value in (values or {}).items() if "/" in name and str(value).isdigit()}
+
+    return {
+        "name": item["metadata"]["name"],
+        "ready": ready.get("status") == "True",
+        "why": ready.get("message") or "",
+        "addresses": [one["address"] for one in status.get("addresses") or []],
+        "pod_cidrs": item["spec"].get("podCIDRs") or [],
+        # Written by Flannel: the address of the NIC that carries pod traffic.
+        "pod_network_address": (item["metadata"].get("annotations") or {}).get("flannel.alpha.coreos.com/public-ip"),
+        "labels": item["metadata"].get("labels") or {},
+        "taints": [f"{one['key']}:{one['effect']}" for one in item["spec"].get("taints") or []],
+        "capacity": resources(status.get("capacity")),
+        "allocatable": resources(status.get("allocatable")),
+    }
+
+
+def bare(item: dict) -> dict:
+    """Without what a report never needs."""
+    meta = {key: item["metadata"][key] for key in ("name", "namespace", "annotations") if item["metadata"].get(key)}
+    return {"apiVersion": item["apiVersion"], "kind": item["kind"], "metadata": meta, "spec": item.get("spec") or {}}

@@ -1,0 +1,155 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: test_pods
+short_description: Run the test pods of a verification, and remove them
+version_added: 0.1.0
+description:
+  - Runs the pods that M(gpufabric.rdma.plan_test_pods) planned, asks each what it sees, and sends between them.
+  - All objects are in a namespace of their own, which goes with them, so no change is reported.
+  - Runs where O(kubectl) runs, the first server.
+author:
+  - The gpufabric founders (@gpufabric)
+attributes:
+  check_mode:
+    description: Can run in C(check_mode) and return changed status prediction without modifying the target.
+    support: full
+    details:
+      - In check mode no pod is run and none is removed.
+  diff_mode:
+    description: Will return details on what has changed, when in diff mode.
+    support: none
+options:
+  state:
+    description:
+      - V(present) applies O(objects), awaits the pods, asks each what it sees and, with O(traffic), sends between them.
+      - V(absent) deletes O(namespace) with all that is in it.
+    type: str
+    default: present
+    choices: [present, absent]
+  kubectl:
+    description: The command, word by word.
+    type: list
+    elements: str
+    default: [k3s, kubectl]
+  namespace:
+    description: Namespace of the tests.
+    type: str
+    default: gpufabric-verification
+  objects:
+    description: For V(present), what to apply.
+    type: list
+    elements: dict
+    default: []
+  pods:
+    description: For V(present), what each of the pods is for.
+    type: list
+    elements: dict
+    default: []
+  traffic:
+    description: Whether to send traffic from each node's pods to those of the next one.
+    type: bool
+    default: true
+  resolve:
+    description: Name of a Service that pods have to resolve. Empty asks for none.
+    type: str
+    default: ""
+  port:
+    description: First TCP port of the tests between pods.
+    type: int
+    default: 18700
+  seconds:
+    description: How long a bandwidth test sends.
+    type: int
+    default: 2
+  limit:
+    description: Seconds after which one test is given up.
+    type: int
+    default: 30
+  wait_seconds:
+    description:
+      - How long the pods may take to run, and to be removed. To run them, an API server that does not answer is waited
+        for as long, too.
+    type: int
+    default: 180
+"""
+
+EXAMPLES = r"""
+- name: Run the test pods and traffic between them
+  gpufabric.rdma.test_pods:
+    objects: "{{ planned['plan']['objects'] }}"
+    pods: "{{ planned['plan']['pods'] }}"
+  register: ran
+
+- name: Delete the test pods
+  gpufabric.rdma.test_pods:
+    state: absent
+"""
+
+RETURN = r"""
+pods:
+  description: State of each pod, with C(phase), C(reasons), C(status) (what Multus noted) and C(ip).
+  returned: O(state=present)
+  type: dict
+answers:
+  description: What each running pod said, as text.
+  returned: O(state=present)
+  type: dict
+traffic:
+  description: C(tests) with their results, and what was C(left_out).
+  returned: O(state=present)
+  type: dict
+seconds:
+  description: How long the parts took.
+  returned: O(state=present)
+  type: dict
+left:
+  description: What could not be removed, in kubectl's words, or null.
+  returned: O(state=absent)
+  type: str
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import running_pods
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.kubectl import Kubectl
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "state": {"type": "str", "default": "present", "choices": ["present", "absent"]},
+            "kubectl": {"type": "list", "elements": "str", "default": ["k3s", "kubectl"]},
+            "namespace": {"type": "str", "default": "gpufabric-verification"},
+            "objects": {"type": "list", "elements": "dict", "default": []},
+            "pods": {"type": "list", "elements": "dict", "default": []},
+            "traffic": {"type": "bool", "default": True},
+            "resolve": {"type": "str", "default": ""},
+            "port": {"type": "int", "default": 18700},
+            "seconds": {"type": "int", "default": 2},
+            "limit": {"type": "int", "default": 30},
+            "wait_seconds": {"type": "int", "default": 180},
+        },
+        supports_check_mode=True,
+    )
+    params = module.params
+    result = {}
+    try:
+        if module.check_mode:
+            pass
+        elif params["state"] == "present":
+            result = running_pods.run(Kubectl(params["kubectl"], patience=params["wait_seconds"]), params)
+        else:
+            left = running_pods.remove(Kubectl(params["kubectl"]), params["namespace"], params["wait_seconds"])
+            result = {"left": left}
+    except Refused as refused:
+        module.fail_json(**failure(refused))
+    module.exit_json(changed=False, **result)
+
+
+if __name__ == "__main__":
+    main()
