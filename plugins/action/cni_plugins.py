@@ -11,6 +11,7 @@ import tempfile
 import yaml
 from ansible.module_utils.common.yaml import yaml_load
 from ansible.plugins.action import ActionBase
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core import files
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Finding, Refused, failure
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import cni
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import folder as bundle_folder
@@ -55,10 +56,10 @@ class ActionModule(ActionBase):
         if self._connection._shell.tmpdir is None:
             self._make_tmp_path()
         remote = self._connection._shell.join_path(self._connection._shell.tmpdir, "cni-plugins.tar.gz")
-        with tempfile.NamedTemporaryFile(prefix="gpufabric-") as local:
-            local.write(cni.packed(programs))
-            local.flush()
-            self._transfer_file(local.name, remote)
+        with tempfile.TemporaryDirectory(prefix="gpufabric-") as scratch:
+            local = os.path.join(scratch, "cni-plugins.tar.gz")
+            files.write(local, cni.packed(programs))
+            self._transfer_file(local, remote)
         self._fixup_perms2((self._connection._shell.tmpdir, remote))
         return remote
 

@@ -15,6 +15,7 @@ import tempfile
 
 from ansible.module_utils.common.yaml import yaml_load
 from ansible.plugins.action import ActionBase
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core import files
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import device_plugin
 
 COLLECTION = pathlib.Path(__file__).resolve().parents[2]
@@ -35,7 +36,7 @@ class ActionModule(ActionBase):
         with tempfile.TemporaryDirectory(prefix="rdma-device-plugin-") as scratch:
             folder = pathlib.Path(scratch)
             code = device_plugin.archive(COLLECTION)
-            (folder / "plugin.pyz").write_bytes(code)
+            files.write(str(folder / "plugin.pyz"), code)
             problem = check_config(folder, args.get("config") or "")
             if problem:
                 return {"failed": True, "changed": False, "msg": problem}
@@ -79,7 +80,7 @@ def locked_wheels() -> list:
 def check_config(folder: pathlib.Path, text: str) -> str:
     """What the plugin that is about to be installed says against a config; empty when it takes it."""
     path = folder / "config.json"
-    path.write_text(text)
+    files.write(str(path), text)
     command = [sys.executable, "-I", "-B", str(folder / "plugin.pyz"), "check-config", "-strict", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env={"PATH": os.defpath})
     if not done.returncode:

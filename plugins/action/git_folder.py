@@ -109,7 +109,7 @@ def apply(folder: pathlib.Path, changes: list):
     for change in changes:
         path = folder / change.object
         if change.action == "remove":
-            path.unlink()
+            files.remove(os.fspath(path))
             if path.parent != folder and not any(path.parent.iterdir()):
                 path.parent.rmdir()
         else:

@@ -9,10 +9,10 @@ import datetime
 import json
 import os
 import pathlib
-import tempfile
 
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core import files
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._report import document, judge, junit, page
 
 _MADE_BY = {
@@ -90,11 +90,7 @@ def _json(value):
 
 def _replace(path, data):
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-            file.write(data)
-        os.chmod(file.name, 0o644)
-        os.replace(file.name, path)
+        files.write(os.fspath(path), data)
     except OSError as error:
         raise AnsibleActionFail(
             f"{path}: wanted to write it on the controller, seen: {error.strerror}; name a folder that you may write to"

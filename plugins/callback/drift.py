@@ -22,10 +22,9 @@ author:
 import datetime
 import json
 import os
-import pathlib
-import tempfile
 
 from ansible.plugins.callback import CallbackBase
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core import files
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core import text as core_text
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._drift import formats, verdicts
 
@@ -139,7 +138,7 @@ def summary(document: dict) -> str:
 
 
 def write_reports(document: dict, settings: dict) -> None:
-    """The verdict last: whoever finds it finds the reports."""
+    """The verdict last: whoever finds it finds the reports. Each whole: node_exporter never sees half a file."""
     texts = {
         "json_file": json.dumps(document, indent=2) + "\n",
         "junit_file": formats.junit(document),
@@ -149,21 +148,4 @@ def write_reports(document: dict, settings: dict) -> None:
     }
     for name, text in texts.items():
         if settings[name]:
-            replace(settings[name], text)
-
-
-def replace(path: str, text: str) -> None:
-    """Whole or not at all: a reader such as node_exporter never sees half a file."""
-    target = pathlib.Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
-            os.fchmod(stream.fileno(), 0o644)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(name, target)
-    except BaseException:
-        os.unlink(name)
-        raise
+            files.write(settings[name], text)

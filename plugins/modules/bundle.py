@@ -123,16 +123,16 @@ notes:
   elements: str
 """
 
+import hashlib
 import json
 import os
-import tempfile
 from urllib.error import URLError
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.urls import open_url
 from ansible_collections.gpufabric.rdma.plugins.module_utils._bundle import lock as bundle_lock
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Finding, Plan, Refused, failure, result
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import sha256_of, write
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import rename, replacing, sha256_of, write
 
 CLUSTER_ROLES = ("cni_plugins", "k3s", "flannel", "multus", "networks", "device_plugin", "node_ready", "verification")
 SECONDS = 60
@@ -182,34 +182,27 @@ def mirrored(address: str, mirrors: dict) -> str:
 def fetch(folder: str, row: dict, mirrors: dict, opener=open_url) -> None:
     """Download beside the place and rename, only when the sum is the lock's."""
     place, address = os.path.join(folder, row["path"]), mirrored(row["url"], mirrors)
-    os.makedirs(os.path.dirname(place), exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=".fetching-", dir=os.path.dirname(place))
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            try:
-                response = opener(address, timeout=SECONDS, http_agent="gpufabric.rdma")
-                for block in iter(lambda: response.read(1 << 20), b""):
-                    stream.write(block)
-            except (URLError, OSError) as error:
-                raise Refused.because(
-                    row["path"],
-                    f"the file at {address}",
-                    str(error),
-                    "run this where the address can be reached, or name a mirror in bundle_mirrors",
-                ) from error
-        seen = sha256_of(temporary)
-        if seen != row["sha256"]:
+    digest = hashlib.sha256()
+    with replacing(place) as stream:
+        try:
+            response = opener(address, timeout=SECONDS, http_agent="gpufabric.rdma")
+            for block in iter(lambda: response.read(1 << 20), b""):
+                digest.update(block)
+                stream.write(block)
+        except (URLError, OSError) as error:
+            raise Refused.because(
+                row["path"],
+                f"the file at {address}",
+                str(error),
+                "run this where the address can be reached, or name a mirror in bundle_mirrors",
+            ) from error
+        if digest.hexdigest() != row["sha256"]:
             raise Refused.because(
                 row["path"],
                 f"sha256 {row['sha256']}",
-                f"sha256 {seen} from {address}",
+                f"sha256 {digest.hexdigest()} from {address}",
                 "do not use it; see whether the mirror or the network changes it, then whether the lock is right",
             )
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, place)
-    finally:
-        if os.path.exists(temporary):
-            os.unlink(temporary)
 
 
 def copy(folder: str, row: dict, mirrors: dict, run) -> None:
@@ -232,7 +225,7 @@ def copy(folder: str, row: dict, mirrors: dict, run) -> None:
             (error or out).strip()[-400:],
             "install skopeo; run this where the registry can be reached, or name a mirror in bundle_mirrors",
         )
-    os.replace(temporary, place)
+    rename(temporary, place)
 
 
 def describe(folder: str, wanted: dict) -> str:

@@ -137,15 +137,12 @@ import hashlib
 import json
 import os
 import tarfile
-import tempfile
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._cni import plugins as planner
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure, result, settle
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import under, write
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import BESIDE, apply_file, under, write
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
-
-TEMPORARY = ".gpufabric-"
 
 
 def read(root: str, names: list, directory: str) -> dict:
@@ -158,7 +155,7 @@ def read(root: str, names: list, directory: str) -> dict:
     return {
         "record": record,
         "files": {name: _file(tree, f"{directory}/{name}") for name in {*names, *record} if name in there},
-        "leftovers": [name for name in there if name.startswith(TEMPORARY)],
+        "leftovers": [name for name in there if name.startswith(BESIDE)],
     }
 
 
@@ -177,34 +174,20 @@ def apply(changes, root: str, archive, binaries: list):
         path = under(root, change.object)
         if change.action == "place":
             place(path, archive, digests)
-        elif change.action == "mode":
-            os.chmod(path, int(change.after, 8))
-        elif change.action == "remove":
-            os.unlink(path)
+        elif change.action in ("mode", "remove"):
+            apply_file(root, change)
         else:
             write(path, json.dumps(digests, indent=2, sort_keys=True) + "\n")
         yield change
 
 
 def place(path: str, archive: str, digests: dict) -> None:
-    """Beside, checked, renamed: the kernel refuses to write a program that runs, and half of one must never run."""
-    directory, name = os.path.split(path)
-    os.makedirs(directory, mode=0o755, exist_ok=True)
+    name = os.path.basename(path)
     with tarfile.open(archive) as source:
         content = source.extractfile(name).read()
     if hashlib.sha256(content).hexdigest() != digests[name]:
         raise Refused.because(path, f"sha256 {digests[name]}", "another in the archive", "run again")
-    handle, temporary = tempfile.mkstemp(prefix=TEMPORARY, dir=directory)
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fchmod(stream.fileno(), int(planner.MODE, 8))
-            os.fsync(stream.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    write(path, content, int(planner.MODE, 8))
 
 
 def main() -> None:

@@ -176,7 +176,8 @@ import tempfile
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure, result, settle
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import apply_file
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import write
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import apply_units
 from ansible_collections.gpufabric.rdma.plugins.module_utils._driver import dkms, packages
 from ansible_collections.gpufabric.rdma.plugins.module_utils._driver import state as driver_state
 from ansible_collections.gpufabric.rdma.plugins.module_utils._driver.plan import DKMS_MODULES, INBOX, plan, sentence
@@ -273,12 +274,7 @@ class Installer:
                 yield change
 
     def _files(self, changes):
-        for change in changes:
-            if change.object.startswith("/"):
-                apply_file("/", change)
-                if change.object == packages.SERVICE:
-                    self._do(["systemctl", "daemon-reload"], "settings of openibd.service")
-                yield change
+        yield from apply_units("/", [change for change in changes if change.object.startswith("/")], self._run)
 
     def _return(self, changes):
         for change in changes:
@@ -332,13 +328,10 @@ class Installer:
         if self._kind != packages.APT:
             self._do(argv, what)
             return
-        handle, path = tempfile.mkstemp(prefix="gpufabric-driver-pins-")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as stream:
-                stream.write(pins)
+        with tempfile.TemporaryDirectory(prefix="gpufabric-driver-") as scratch:
+            path = os.path.join(scratch, "pins")
+            write(path, pins)
             self._do([*argv, *packages.with_preferences(path)], what)
-        finally:
-            os.unlink(path)
 
     def _do(self, argv: list[str], what: str) -> None:
         code, out, error = self._run(argv)

@@ -96,6 +96,7 @@ findings:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure, result, settle
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import set_attribute
 from ansible_collections.gpufabric.rdma.plugins.module_utils._driver.reload import plan, reload, restoration, wait_for
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather
 
@@ -108,8 +109,7 @@ def apply(changes, restore: dict, timeout: int, run):
         found = wait_for(tree, macs, timeout)
         for command in restoration(tree, restore, found):
             if command.path:
-                with open(command.path, "w", encoding="ascii") as attribute:
-                    attribute.write(command.text)
+                set_attribute(command.path, command.text)
                 continue
             code, _out, error = run(command.argv)
             if code:

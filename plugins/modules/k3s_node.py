@@ -128,15 +128,17 @@ seconds:
 
 import os
 import secrets
-import shutil
+import stat
 import time
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure, result, settle
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import under, write
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import apply_file, under, write
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import apply_units, systemctl
 from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import config as k3s
 from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import plan as planner
 from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import state
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import paths
 
 POLL_SECONDS = 2
 # A k3s that systemd had to start again so many times does not come up by itself.
@@ -157,14 +159,9 @@ class Node:
 
     def apply(self, changes):
         """Files first, then systemd: after a run that was cut short it is known what k3s was started with."""
-        files = [change for change in changes if not change.object.startswith("service ")]
-        for change in files:
-            self._apply_file(change)
-            yield change
-        units = any(change.object == k3s.unit_path(self._wanted["role"]) for change in files)
         acts = [change for change in changes if change.object.startswith("service ")]
-        if (units or acts) and not self._root.rstrip("/"):
-            self._systemctl("daemon-reload")
+        files = [change for change in changes if change not in acts]
+        yield from apply_units(self._root, files, self._run, self._apply_file, starting=bool(acts))
         for change in acts:
             if change.action == "enable":
                 self._systemctl("enable", self._service)
@@ -174,13 +171,8 @@ class Node:
 
     def _apply_file(self, change) -> None:
         path = under(self._root, change.object)
-        if change.action == "mode":
-            os.chmod(path, int(change.after, 8))
-        elif change.action == "remove":
-            os.unlink(path)
-        elif change.action == "link":
-            os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
-            os.symlink(change.after, path)
+        if change.action not in ("write", "generate"):
+            apply_file(self._root, change)
         elif change.object == k3s.TOKEN:
             write(path, (self._given or self._known_token() or secrets.token_hex(32)).strip() + "\n", 0o600)
         else:
@@ -196,14 +188,15 @@ class Node:
         except OSError:
             return None
 
-    def _keep_foreign(self, path: str) -> None:
+    @staticmethod
+    def _keep_foreign(path: str) -> None:
         try:
-            with open(path, encoding="utf-8") as stream:
-                ours = planner.ours({"content": stream.read(len(planner.paths.HEADER))})
+            with open(path, "rb") as stream:
+                content, mode = stream.read(), os.fstat(stream.fileno()).st_mode
         except FileNotFoundError:
             return
-        if not ours:
-            shutil.copy2(path, f"{path}.before-gpufabric-rdma")
+        if not content.startswith(paths.HEADER.encode()):
+            write(f"{path}.before-gpufabric-rdma", content, stat.S_IMODE(mode))
 
     def _start(self, action: str) -> None:
         began, restarts = self._clock(), None
@@ -242,14 +235,7 @@ class Node:
         return " | ".join(line.strip()[:300] for line in out.splitlines() if line.strip()) or "nothing"
 
     def _systemctl(self, *words: str) -> None:
-        code, out, error = self._run(["systemctl", *words])
-        if code:
-            raise Refused.because(
-                f"systemctl {' '.join(words)}",
-                "exit status 0",
-                f"{code}: {(error or out).strip()}",
-                "see that the service manager answers (systemctl is-system-running) and run again",
-            )
+        systemctl(self._run, f"service {self._service}", *words)
 
 
 def main() -> None:

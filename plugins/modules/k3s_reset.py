@@ -94,12 +94,12 @@ import time
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure, result, settle
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import sha256_of, under
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import remove, sha256_of, under
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import SYSTEM, apply_units, must, systemctl
 from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import config as k3s
 from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import reset as planner
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 
-UNITS = "/etc/systemd/system"
 KILL_SECONDS = 10
 FIREWALLS = ("iptables", "ip6tables")
 
@@ -139,8 +139,8 @@ class Node:
 
     def _units(self, tree: Tree) -> tuple[list[str], list[str]]:
         found, foreign = [], []
-        for name in sorted(tree.listdir(UNITS)):
-            path = f"{UNITS}/{name}"
+        for name in sorted(tree.listdir(SYSTEM)):
+            path = f"{SYSTEM}/{name}"
             if not name.endswith(".service") or tree.readlink(path) is not None:
                 continue
             if planner.ours(path, tree.read(path)):
@@ -210,23 +210,7 @@ class Node:
         return found
 
     def apply(self, changes):
-        for change in changes:
-            kind, name = change.object.partition(" ")[::2]
-            if change.object.startswith("/"):
-                self._remove(change.object)
-            elif kind == "service":
-                self._call("systemctl", "disable", "--now", name)
-            elif kind == "containers":
-                self._kill()
-            elif kind == "link":
-                self._call("ip", "link", "delete", name)
-            elif kind == "mount":
-                self._call("umount", "--lazy", name)
-            elif kind == "network":
-                self._call("ip", "netns", "delete", name.rpartition(" ")[2])
-            else:
-                self._drop_rules(name.rpartition(" ")[2])
-            yield change
+        yield from apply_units(self.root, changes, self._run, self._carry_out)
         tree = Tree(self.root)
         unshared = [paths for other, paths in planner.EMPTY_UNLESS.items() if not tree.exists(other)]
         for path in itertools.chain(planner.EMPTY, *unshared):
@@ -234,8 +218,23 @@ class Node:
                 os.rmdir(under(self.root, path))
             except OSError:
                 pass  # not there, or something of others in it
-        if self.live and any(change.object.startswith(UNITS) for change in changes):
-            self._call("systemctl", "daemon-reload")
+
+    def _carry_out(self, change) -> None:
+        kind, name = change.object.partition(" ")[::2]
+        if change.object.startswith("/"):
+            self._remove(change.object)
+        elif kind == "service":
+            systemctl(self._run, change.object, "disable", "--now", name)
+        elif kind == "containers":
+            self._kill()
+        elif kind == "link":
+            must(self._run, change.object, ["ip", "link", "delete", name])
+        elif kind == "mount":
+            must(self._run, change.object, ["umount", "--lazy", name])
+        elif kind == "network":
+            must(self._run, change.object, ["ip", "netns", "delete", name.rpartition(" ")[2]])
+        else:
+            self._drop_rules(name.rpartition(" ")[2])
 
     def _remove(self, path: str) -> None:
         real = under(self.root, path)
@@ -250,7 +249,7 @@ class Node:
                 )
             shutil.rmtree(real)
         elif os.path.lexists(real):
-            os.unlink(real)
+            remove(real)
 
     def _kill(self) -> None:
         for sign, tries in ((signal.SIGTERM, KILL_SECONDS), (signal.SIGKILL, KILL_SECONDS)):
@@ -274,13 +273,6 @@ class Node:
                 "the rules of others kept and ours gone",
                 f"{program}-save or {program}-restore failed; nothing of them was changed",
                 f"see {program}-save, settle what keeps it from working and run again",
-            )
-
-    def _call(self, *argv: str) -> None:
-        code, out, error = self._run(list(argv))
-        if code:
-            raise Refused.because(
-                " ".join(argv), "exit status 0", f"{code}: {(error or out).strip()}", "settle it and run again"
             )
 
 

@@ -232,8 +232,6 @@ programs:
   type: dict
 """
 
-import os
-
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import (
     Change,
@@ -243,10 +241,16 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import
     result,
     settle,
 )
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import under, write
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import running
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import (
+    apply_file,
+    rename,
+    set_attribute,
+    under,
+    write,
+)
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import apply_units, must, running, systemctl
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host import node_files as planner
-from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree, modules, node
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree, modules, node, paths
 
 PROPERTIES = ("Id", "ActiveState", "ExecMainStartTimestamp")
 
@@ -327,66 +331,35 @@ def programs(root: str, names: list) -> dict:
 
 
 def apply(changes, wanted: dict, root: str, run, live: bool | None = None):
-    """Files first, then one reload of systemd, then the kernel, then the units.
-
-    No file tells whether systemd has read its units since they changed, so each start is preceded by a reload.
-    """
-    live = running(root) if live is None else live
+    """Files and the kernel first, then the units."""
     modes = {item["path"]: int(item["mode"], 8) for item in wanted["files"]}
-    secrets = {item["path"]: item["content"] for item in wanted["secrets"]}
-    reload = False
-    for change in changes:
-        if change.action in ("start", "restart"):
-            continue
-        if change.object.startswith(planner.SYSTEM):
-            reload = True
-        _carry_out(change, modes, secrets, root, run)
-        yield change
+    contents = {item["path"]: item["content"] for item in wanted["secrets"]}
+
+    def act(change: Change) -> None:
+        _carry_out(change, modes, contents, root, run)
+
     starts = [change for change in changes if change.action in ("start", "restart")]
-    if live and (reload or starts):
-        _must(run, "systemd", ["systemctl", "daemon-reload"])
+    rest = [change for change in changes if change not in starts]
+    yield from apply_units(root, rest, run, act, starting=bool(starts), live=live)
     for change in starts:
-        _must(run, change.object, ["systemctl", change.action, change.object])
+        systemctl(run, change.object, change.action, change.object)
         yield change
 
 
-def _carry_out(change: Change, modes: dict, secrets: dict, root: str, run) -> None:
+def _carry_out(change: Change, modes: dict, contents: dict, root: str, run) -> None:
     path = under(root, change.object)
-    if change.action == "write":
-        write(path, change.after, modes[change.object])
-    elif change.action == "write secret":
-        write(path, secrets[change.object], 0o600)
-    elif change.action == "mode":
-        os.chmod(path, int(change.after, 8))
-    elif change.action in ("remove", "unlink"):
-        os.unlink(path)
+    if change.action == "write secret":
+        write(path, contents[change.object], 0o600)
     elif change.action == "stop":
-        _must(run, change.object, ["systemctl", "stop", change.object])
+        systemctl(run, change.object, "stop", change.object)
     elif change.action == "put aside":
-        os.replace(path, path + planner.ASIDE)
-    elif change.action == "link":
-        os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
-        if os.path.lexists(path):
-            os.unlink(path)
-        os.symlink(change.after, path)
+        rename(path, path + planner.ASIDE)
     elif change.action == "load":
-        _must(run, change.object, ["modprobe", "--", change.object.partition(" ")[2]])
+        must(run, change.object, ["modprobe", "--", change.object.partition(" ")[2]])
     elif change.action == "set":
-        with open(
-            under(root, "/proc/sys/" + change.object.partition(" ")[2].replace(".", "/")), "w", encoding="ascii"
-        ) as stream:
-            stream.write(change.after)
-
-
-def _must(run, obj: str, argv: list) -> None:
-    code, out, error = run(argv)
-    if code:
-        raise Refused.because(
-            obj,
-            f"{' '.join(argv)} to succeed",
-            f"exit status {code}: {' '.join((error or out).split())[:300]}",
-            "settle what it names (journalctl -b, systemctl status) and run again",
-        )
+        set_attribute(under(root, "/proc/sys/" + change.object.partition(" ")[2].replace(".", "/")), change.after)
+    else:
+        apply_file(root, change, modes.get(change.object, paths.MODE))
 
 
 def main() -> None:

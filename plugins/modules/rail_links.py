@@ -123,7 +123,8 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import
     result,
     settle,
 )
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import reload_or_undo
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import set_attribute
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import apply_units
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.rail_links import ENABLED, LINK_TARGET, plan
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.routes import default_netdevs
@@ -190,21 +191,16 @@ def set_running(change: Change, root: str) -> None:
     _nic, name, what = change.object.split()
     directory = os.path.join(root, NET.lstrip("/"), name)
     if what == "MTU":
-        _write(os.path.join(directory, "mtu"), change.after)
+        set_attribute(os.path.join(directory, "mtu"), change.after)
         return
     with open(os.path.join(directory, "flags"), encoding="ascii") as stream:
         flags = int(stream.read(), 16)
-    _write(os.path.join(directory, "flags"), hex(flags | IFF_UP))
-
-
-def _write(path: str, value: str) -> None:
-    with open(path, "w", encoding="ascii") as stream:
-        stream.write(value)
+    set_attribute(os.path.join(directory, "flags"), hex(flags | IFF_UP))
 
 
 def apply(changes, root: str, run):
     running = [change for change in changes if change.object.startswith("NIC ")]
-    yield from reload_or_undo(root, [change for change in changes if change not in running], run)
+    yield from apply_units(root, [change for change in changes if change not in running], run)
     for change in running:
         set_running(change, root)
         yield change

@@ -102,7 +102,7 @@ notes:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure, result, settle
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import reload_or_undo
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import apply_units
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.memlock import parse, plan
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather, limits
 
@@ -138,7 +138,7 @@ def main() -> None:
         made, changes = settle(
             read=lambda: read(root, wanted["services"]),
             plan=lambda facts: plan(facts, wanted, root),
-            apply=lambda changes: reload_or_undo(root, changes, module.run_command),
+            apply=lambda changes: apply_units(root, changes, module.run_command),
             check_mode=module.check_mode,
         )
     except Refused as refused:

@@ -80,7 +80,8 @@ import os
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure, result, settle
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import reload_or_undo
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import set_attribute
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import apply_units
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.sriov import ENABLED, LINK_TARGET, SCRIPT, UNIT, plan
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather
 
@@ -119,13 +120,12 @@ def set_vfs(change, root: str) -> None:
     """`PCI ADDRESS sriov_numvfs`: to 0 first where there are some, as the kernel wants it."""
     path = os.path.join(root, PCI, change.object.split()[1], "sriov_numvfs")
     for value in ["0", change.after] if change.before != "0" else [change.after]:
-        with open(path, "w", encoding="ascii") as stream:
-            stream.write(value)
+        set_attribute(path, value)
 
 
 def apply(changes, root: str, run):
     running = [change for change in changes if change.action == "set"]
-    yield from reload_or_undo(root, [change for change in changes if change not in running], run)
+    yield from apply_units(root, [change for change in changes if change not in running], run)
     for change in running:
         set_vfs(change, root)
         yield change

@@ -101,10 +101,10 @@ def settle(
             for change in apply(decided.changes):
                 done.append(change)
         except Refused as refused:
-            raise Refused(refused.findings, done) from refused
+            raise Refused(refused.findings, done + refused.done) from refused
         except OSError as error:
-            failed = decided.changes[min(len(done) - before, len(decided.changes) - 1)]
-            raise Refused([_failed(failed, error)], done) from error
+            change = decided.changes[min(len(done) - before, len(decided.changes) - 1)]
+            raise Refused([failed(change, error)], done) from error
         stale = decided.stale_images
         try:
             decided = plan(read())
@@ -120,7 +120,8 @@ def settle(
     return decided, done
 
 
-def _failed(change: Change, error: OSError) -> Finding:
+def failed(change: Change, error: OSError) -> Finding:
+    """A change that the system did not let be made."""
     return Finding(
         change.object,
         f"{change.action} {_short(change.after)}",

@@ -1,22 +1,32 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The small text files this collection owns on a node: planned from facts, written whole, never half.
+"""The files this collection owns: planned from facts, written whole, never half and never through a link.
 
 PRIVATE to the collection.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import os
-import tempfile
+import secrets
+import stat
+from collections.abc import Iterator
+from typing import IO, Callable
 
 from ..hca import Tree, paths
 from .change import Change, Plan
 
 MODE = f"{paths.MODE:04o}"
 HEADER = paths.HEADER + "\n"
+# How the names of files begin that are to take another one's place; a run that was killed leaves one.
+BESIDE = ".gpufabric-"
+_LINKS_MAX = 40  # the kernel's own limit (ELOOP)
+# A folder that may be passed through but not listed is enough.
+_FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 def with_times(facts: dict, tree: Tree) -> dict:
@@ -59,32 +69,182 @@ def with_directive(content: str, directive: str, line: str | None) -> str:
     return HEADER + "".join(f"{kept}\n" for kept in sorted(lines))
 
 
-def apply_file(root: str, change: Change) -> None:
-    """Carry out one change that plan_file or plan_removal made."""
+def apply_file(root: str, change: Change, mode: int = paths.MODE) -> None:
+    """Carry out one change of a file, written with this mode, or of a link."""
     path = under(root, change.object)
-    if change.action == "remove":
-        os.unlink(path)
+    if change.action in ("remove", "unlink"):
+        remove(path)
     elif change.action == "mode":
-        os.chmod(path, int(change.after, 8))
+        set_mode(path, int(change.after, 8))
+    elif change.action == "link":
+        link(path, change.after)
     else:
-        write(path, change.after)
+        write(path, change.after, mode)
 
 
-def write(path: str, text: str, mode: int = paths.MODE) -> None:
-    """Replace the file in one step, so that a run cut short leaves the old text or the new one."""
-    directory = os.path.dirname(path)
-    os.makedirs(directory, mode=0o755, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=".gpufabric-", dir=directory)
+def write(path: str, content: str | bytes, mode: int = paths.MODE) -> None:
+    """Replace the file, or a link of that name, in one step."""
+    with replacing(path, mode) as stream:
+        stream.write(content if isinstance(content, bytes) else content.encode())
+
+
+@contextlib.contextmanager
+def replacing(path: str, mode: int = paths.MODE) -> Iterator[IO[bytes]]:
+    """A new file beside the path, which takes its place when the block ends well and is gone when it does not.
+
+    Whenever the run or the machine stops, the path has the old content or the new one. The file is born readable for
+    its owner alone and has its mode, whatever the umask, before it has content. Missing folders are made.
+    """
+    with _folder_of(path, make=True) as (folder, name):
+        beside = f"{BESIDE}{secrets.token_hex(8)}"
+        handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder)
+        try:
+            with os.fdopen(handle, "wb") as stream:
+                os.fchmod(handle, mode)
+                yield stream
+                stream.flush()
+                os.fsync(handle)
+            os.replace(beside, name, src_dir_fd=folder, dst_dir_fd=folder)
+        except BaseException:
+            os.unlink(beside, dir_fd=folder)
+            raise
+        _sync(folder)
+
+
+def set_attribute(path: str, value: str) -> None:
+    """Write what the kernel shows as a file (sysfs, /proc/sys): in place, and its refusal is an OSError."""
+    with open(path, "w", encoding="ascii") as stream:
+        stream.write(value)
+
+
+def rename(source: str, target: str) -> None:
+    """Move a file, with what it has in it, or a folder within one file system; a file at the target is replaced."""
+    with _folder_of(source) as (folder, name), _folder_of(target, make=True) as (other, new_name):
+        if stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+            _sync(folder, name)
+        os.replace(name, new_name, src_dir_fd=folder, dst_dir_fd=other)
+        _sync(other)
+        _sync(folder)
+
+
+def link(path: str, target: str) -> None:
+    """A symbolic link, in the place of what file or link has the name."""
+    with _folder_of(path, make=True) as (folder, name):
+        beside = f"{BESIDE}{secrets.token_hex(8)}"
+        os.symlink(target, beside, dir_fd=folder)
+        try:
+            os.replace(beside, name, src_dir_fd=folder, dst_dir_fd=folder)
+        except BaseException:
+            os.unlink(beside, dir_fd=folder)
+            raise
+        _sync(folder)
+
+
+def remove(path: str) -> None:
+    """Remove a file, or a link itself."""
+    with _folder_of(path) as (folder, name):
+        os.unlink(name, dir_fd=folder)
+        _sync(folder)
+
+
+def set_mode(path: str, mode: int) -> None:
+    """Set the mode and leave the time of the content as it is; a link gives way to a file with the same content."""
+    if os.path.islink(path):
+        with open(path, "rb") as stream:
+            write(path, stream.read(), mode)
+        return
+    with _folder_of(path) as (folder, name):
+        handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+        try:
+            os.fchmod(handle, mode)
+        finally:
+            os.close(handle)
+
+
+def restorer(path: str) -> Callable[[], None]:
+    """What brings the file or link back to what it is now."""
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fchmod(stream.fileno(), mode)
-            os.fsync(stream.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
+        found = os.lstat(path)
+    except FileNotFoundError:
+        return lambda: remove(path) if os.path.lexists(path) else None
+    if stat.S_ISLNK(found.st_mode):
+        target = os.readlink(path)
+        return lambda: link(path, target)
+    with open(path, "rb") as stream:
+        content = stream.read()
+    return lambda: write(path, content, stat.S_IMODE(found.st_mode))
+
+
+@contextlib.contextmanager
+def _folder_of(path: str, make: bool = False) -> Iterator[tuple[int, str]]:
+    """(descriptor of the folder that the path is in, name in it), entered part by part.
+
+    A last part that is a link is never followed: nothing is opened by the whole path. Folders above it may be links, as
+    /var/run is one and sites move /var/lib/rancher to another disk; but only those of root and of the user who runs
+    this, or whoever may write to one folder could lead root to write to another.
+    """
+    parent, name = os.path.split(os.path.abspath(path))
+    folder, pending, links = os.open("/", _FOLDER), parent.split("/")[::-1], 0
+    try:
+        while pending:
+            part = pending.pop()
+            if not part:
+                continue
+            try:
+                entered = os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=folder)
+            except FileNotFoundError:
+                if not make:
+                    raise
+                os.mkdir(part, 0o755, dir_fd=folder)
+                _sync(folder)
+                pending.append(part)
+                continue
+            except OSError as error:
+                target = _trusted_target(folder, part, error)
+                links += 1
+                if links > _LINKS_MAX:
+                    raise
+                pending += target.split("/")[::-1]
+                if not target.startswith("/"):
+                    continue
+                entered = os.open("/", _FOLDER)
+            os.close(folder)
+            folder = entered
+        yield folder, name
+    except OSError as error:
+        if error.filename is not None:
+            error.filename = path  # what was opened is only a part of it
         raise
+    finally:
+        os.close(folder)
+
+
+def _trusted_target(folder: int, name: str, error: OSError) -> str:
+    """Where the link that could not be entered leads; the error again where it is no link."""
+    if error.errno not in (errno.ELOOP, errno.ENOTDIR):
+        raise error
+    found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    if not stat.S_ISLNK(found.st_mode):
+        raise error
+    if found.st_uid not in (0, os.geteuid()):
+        raise OSError(errno.ELOOP, f"folder {name} is a link that user {found.st_uid} has made", name)
+    return os.readlink(name, dir_fd=folder)
+
+
+def _sync(folder: int, name: str = ".") -> None:
+    """Have the disk hold the names of a folder, or the content of a file in it."""
+    try:
+        handle = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder)
+    except PermissionError:
+        return  # a folder that may be written but not read
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        # File systems that have no such thing for folders: network and FUSE ones on controllers.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP) or name != ".":
+            raise
+    finally:
+        os.close(handle)
 
 
 def sha256_of(path: str) -> str:

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Unit files and their reload, together or not at all.
+"""Unit files and their reload, together or not at all; starts only after a reload.
 
 PRIVATE to the collection.
 """
@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
 from typing import Callable
 
-from .change import Change, Refused
-from .files import apply_file, under, write
+from .change import Change, Refused, failed
+from .files import apply_file, restorer, under
+
+SYSTEM = "/etc/systemd/system"
 
 
 def running(root: str) -> bool:
@@ -30,54 +31,61 @@ def begun(shown: dict[str, str]) -> float:
     return time.time() - time.monotonic() + int(shown.get("ExecMainStartTimestampMonotonic") or 0) / 1e6
 
 
-def reload_or_undo(root: str, changes: list[Change], run: Callable, live: bool | None = None) -> Iterable[Change]:
-    """Write the files and have systemd read them.
+def apply_units(
+    root: str,
+    changes: list[Change],
+    run: Callable,
+    act: Callable[[Change], None] | None = None,
+    starting: bool = False,
+    live: bool | None = None,
+) -> list[Change]:
+    """Carry out the changes in their order, then have systemd read its files; returns the changes.
 
-    No file tells whether systemd has read its units since they changed. So when the reload fails the files go back to
-    what they were: the next run then sees them as missing and does both again.
+    No file tells whether systemd has read its units since they changed. So when the reload, or a change before it,
+    fails, systemd's files go back to what they were: the next run then sees them as wrong and does both again. All else
+    stays, and is told as done, for it is compared with the node itself. A run that is killed in between puts nothing
+    back; therefore `starting` has systemd read its files before a unit is started even where none was changed.
+
+    act: how a change is carried out; files and links only, where it is not given.
     """
-    done: list[Change] = []
+    act = act or (lambda change: apply_file(root, change))
+    done, undo = [], []
     try:
         for change in changes:
-            _apply(root, change)
+            try:
+                if _read_by_systemd(change):
+                    undo.append(restorer(under(root, change.object)))
+                act(change)
+            except OSError as error:
+                raise Refused([failed(change, error)]) from error
             done.append(change)
-        if done and (running(root) if live is None else live):
-            code, out, error = run(["systemctl", "daemon-reload"])
-            if code:
-                raise Refused.because(
-                    "systemd",
-                    f"{', '.join(change.object for change in done)} read by systemctl daemon-reload",
-                    f"exit status {code}: {(error or out).strip()}",
-                    "see that the service manager answers (systemctl is-system-running) and run again; the files were "
-                    "put back as they were",
-                )
-    except BaseException:
-        for change in reversed(done):
-            _undo(root, change)
+        if (undo or starting) and (running(root) if live is None else live):
+            systemctl(run, "systemd", "daemon-reload")
+    except BaseException as error:
+        for restore in reversed(undo):
+            restore()
+        if isinstance(error, Refused):
+            error.done = [change for change in done if not _read_by_systemd(change)]
         raise
-    yield from done
+    return done
 
 
-def _apply(root: str, change: Change) -> None:
-    path = under(root, change.object)
-    if change.action == "link":
-        os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
-        if os.path.lexists(path):
-            os.unlink(path)
-        os.symlink(change.after, path)
-    elif change.action == "unlink":
-        os.unlink(path)
-    else:
-        apply_file(root, change)
+def _read_by_systemd(change: Change) -> bool:
+    return change.object.startswith(f"{SYSTEM}/")
 
 
-def _undo(root: str, change: Change) -> None:
-    path = under(root, change.object)
-    if change.action == "unlink":
-        os.symlink(change.before, path)
-    elif change.action == "link" or not change.before:
-        os.unlink(path)
-    elif change.action == "mode":
-        os.chmod(path, int(change.before, 8))
-    else:
-        write(path, change.before)
+def systemctl(run: Callable, obj: str, *words: str) -> None:
+    must(run, obj, ["systemctl", *words])
+
+
+def must(run: Callable, obj: str, argv: list[str]) -> None:
+    """Run a command; Refused, about obj, when it fails."""
+    code, out, error = run(argv)
+    if code:
+        raise Refused.because(
+            obj,
+            f"{' '.join(argv)} to succeed",
+            f"exit status {code}: {' '.join((error or out).split())[:300]}",
+            "settle what it names (journalctl -b, systemctl status; systemctl is-system-running tells whether the "
+            "service manager answers) and run again",
+        )

@@ -20,11 +20,11 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Iterable
-from typing import Callable
+from typing import IO, Callable
 
 from .._core.change import Change, Refused
-from .._core.files import under, write
-from .._core.units import begun, reload_or_undo, running
+from .._core.files import apply_file, rename, replacing, under, write
+from .._core.units import apply_units, begun, running
 from .plan import CODE, CODE_SUM, CONFIG, ENABLED, GO, HOME, NAME, OBJECT, OURS, SERVICE, STAMP, UNIT, VENV
 from .wheels import PIP
 
@@ -245,7 +245,9 @@ class Installer:
             self._config(change)
             yield change
         # The unit is the last file: systemd never sees one whose program or config is not there.
-        yield from reload_or_undo(self.root, [change for change in files if change not in config], self.run)
+        starting = any(change.object == OBJECT and change.action in ("start", "restart") for change in changes)
+        rest = [change for change in files if change not in config]
+        yield from apply_units(self.root, rest, self.run, starting=starting)
         for change in changes:
             if change.object == OBJECT and change.action in ("start", "restart"):
                 self._start(change)
@@ -269,14 +271,9 @@ class Installer:
         return change
 
     def _config(self, change: Change) -> None:
-        path = under(self.root, CONFIG)
+        apply_file(self.root, change)
         if change.action == "remove":
-            os.unlink(path)
-            os.rmdir(os.path.dirname(path))
-        elif change.action == "mode":
-            os.chmod(path, int(change.after, 8))
-        else:
-            write(path, change.after)
+            os.rmdir(os.path.dirname(under(self.root, CONFIG)))
 
     def _install_code(self) -> None:
         source = os.path.join(self.staged, os.path.basename(CODE))
@@ -286,10 +283,8 @@ class Installer:
                 source, f"sha256 {self.wanted['code']}", str(seen), "run again; the transfer was cut short"
             )
         target = under(self.root, CODE)
-        os.makedirs(os.path.dirname(target), mode=0o755, exist_ok=True)
-        _compiled(source, target + ".new")
-        os.chmod(target + ".new", 0o644)
-        os.replace(target + ".new", target)
+        with replacing(target) as stream:
+            _compiled(source, stream)
         write(under(self.root, CODE_SUM), f"{seen} {_sha256(target)}\n")
 
     def _install_venv(self) -> None:
@@ -318,8 +313,8 @@ class Installer:
         )
         write(f"{fresh}/{os.path.basename(STAMP)}", self.wanted["stamp"])
         if os.path.isdir(target):
-            os.rename(target, old)
-        os.rename(fresh, target)
+            rename(target, old)
+        rename(fresh, target)
         shutil.rmtree(old, ignore_errors=True)
 
     def _verify_wheels(self) -> None:
@@ -351,7 +346,7 @@ class Installer:
             )
 
 
-def _compiled(source: str, target: str) -> None:
+def _compiled(source: str, target: IO[bytes]) -> None:
     """The archive with this Python's byte code beside each source: Python keeps none for an archive, and compiling
     takes longer than all else at a start. Another Python passes over the byte code and reads the source.
     """

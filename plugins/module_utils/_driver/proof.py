@@ -19,6 +19,7 @@ import tempfile
 from typing import Any, Callable, Optional
 
 from .._core.change import Change, Refused
+from .._core.files import write
 from . import dkms, packages
 from .plan import BASE_DKMS
 from .versions import compare, satisfies
@@ -239,8 +240,7 @@ class Proof:
         return os.path.join(self.directory, name)
 
     def _write(self, name: str, text: str) -> None:
-        with open(self._path(name), "w", encoding="utf-8") as stream:
-            stream.write(text)
+        write(self._path(name), text)
 
 
 def base_package(kind: str) -> str:

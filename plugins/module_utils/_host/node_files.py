@@ -19,8 +19,8 @@ State, as the module reads it:
 from __future__ import annotations
 
 from .._core.change import Plan
+from .._core.units import SYSTEM
 
-SYSTEM = "/etc/systemd/system"
 # What stands for the text of a secret wherever a plan is shown.
 HIDDEN = "(not shown)\n"
 # What a file that is put aside gets behind its name.

@@ -16,6 +16,8 @@ import signal
 import subprocess
 import time
 
+from .._core.files import write
+
 # Servers are bounded processes of their own; what is known about them stands here, so that any later call can end them.
 STATE = "/run/gpufabric-rdma-verification"
 PINGS = 10
@@ -114,8 +116,8 @@ def serve(tests: list[dict], seconds: int, limit: int, state: str = STATE) -> di
             outcome[test["id"]] = f"{argv[0]} cannot be started: {error.strerror}"
             continue
         started[test["id"]] = (test, process, said)
-        with open(os.path.join(state, f"{number}.json"), "w", encoding="utf-8") as stream:
-            json.dump({"id": test["id"], "pid": process.pid, "born": started_at(process.pid)}, stream)
+        record = {"id": test["id"], "pid": process.pid, "born": started_at(process.pid)}
+        write(os.path.join(state, f"{number}.json"), json.dumps(record))
     _await_listening(started)
     for name, (_test, process, said) in started.items():
         code = process.poll()

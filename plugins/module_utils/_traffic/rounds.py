@@ -20,6 +20,7 @@ import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+from .._core.files import write
 from ..hca import Tree, counters
 from . import fabric
 
@@ -154,8 +155,7 @@ def start(rounds: list[dict], options: dict, root: str = "/") -> None:
             _work(rounds, options, Tree(root), state)
         finally:
             os._exit(0)
-    with open(os.path.join(state, "process.json"), "w", encoding="utf-8") as stream:
-        json.dump({"pid": child, "born": fabric.started_at(child)}, stream)
+    write(os.path.join(state, "process.json"), json.dumps({"pid": child, "born": fabric.started_at(child)}))
 
 
 def _detach(state: str) -> None:
@@ -176,10 +176,7 @@ def _work(rounds: list[dict], options: dict, tree: Tree, state: str) -> None:
         outcome["results"] = run(rounds, options, tree)
     except (OSError, ValueError, KeyError, subprocess.SubprocessError) as error:
         outcome["error"] = f"{type(error).__name__}: {error}"
-    path = os.path.join(state, "done.json")
-    with open(f"{path}.new", "w", encoding="utf-8") as stream:
-        json.dump(outcome, stream)
-    os.replace(f"{path}.new", path)
+    write(os.path.join(state, "done.json"), json.dumps(outcome))
 
 
 def collect(wait_seconds: float, root: str = "/", clock=time) -> dict:

@@ -87,6 +87,20 @@ ONE_PLACE = {
         # The lab reads the table of a captured machine, laid out below its own folder.
         ("plugins/module_utils/hca/routes.py", "lab/nspawn/machine.py"),
     ),
+    "writing files": (
+        r"mkstemp|NamedTemporaryFile|os\.(replace|rename|symlink|link|chmod|fchmod)\(|symlink_to|\.touch\("
+        r"|write_(text|bytes)\(|shutil\.(copy|move)|O_CREAT|open\(.*\"[wxa]b?\"",
+        "plugins/*.py",
+        (
+            "plugins/module_utils/_core/files.py",
+            # Package lists and archives that are copied or linked into a folder of its own, for one simulation.
+            "plugins/module_utils/_driver/proof.py",
+            # What a process that was started says, for as long as it runs.
+            "plugins/module_utils/_traffic/fabric.py",
+            "plugins/module_utils/_traffic/rounds.py",
+        ),
+    ),
+    "systemd's reload": (r"daemon.reload", "plugins roles playbooks", ("plugins/module_utils/_core/units.py",)),
 }
 
 

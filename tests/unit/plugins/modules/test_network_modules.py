@@ -131,25 +131,11 @@ def test_consent_decides_about_vfs_that_are_there(enabled, consent, actions):
     assert bool(made.not_applied) is (consent is False)
 
 
-def test_the_kernel_is_asked_for_none_before_another_number(tmp_path):
+def test_the_kernel_is_asked_for_none_before_another_number(tmp_path, monkeypatch):
     written = []
-
-    class File:
-        def write(self, value):
-            written.append(value)
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_exception):
-            return False
-
-    sriov_vfs.open = lambda *_arguments, **_options: File()
-    try:
-        sriov_vfs.set_vfs(Change("PCI 0000:3b:00.0 sriov_numvfs", "set", "2", "8"), str(tmp_path))
-        sriov_vfs.set_vfs(Change("PCI 0000:3b:00.0 sriov_numvfs", "set", "0", "8"), str(tmp_path))
-    finally:
-        del sriov_vfs.open
+    monkeypatch.setattr(sriov_vfs, "set_attribute", lambda _path, value: written.append(value))
+    sriov_vfs.set_vfs(Change("PCI 0000:3b:00.0 sriov_numvfs", "set", "2", "8"), str(tmp_path))
+    sriov_vfs.set_vfs(Change("PCI 0000:3b:00.0 sriov_numvfs", "set", "0", "8"), str(tmp_path))
     assert written == ["0", "8", "8"]
 
 

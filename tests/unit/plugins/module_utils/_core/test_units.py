@@ -38,7 +38,7 @@ def no_run(_argv):
 
 def test_files_and_links_are_made_below_the_root(tmp_path, units):
     changes = [UNIT, OLD, GONE, LINK, UNLINK]
-    assert list(core_units.reload_or_undo(str(tmp_path), changes, no_run)) == changes
+    assert list(core_units.apply_units(str(tmp_path), changes, no_run)) == changes
     assert state(units) == {
         "a.service": "[Unit]\n",
         "b.service": "after\n",
@@ -49,8 +49,8 @@ def test_files_and_links_are_made_below_the_root(tmp_path, units):
 def test_a_failure_half_way_puts_everything_back(tmp_path, units):
     before = state(units)
     impossible = Change("/etc/systemd/system/none/x.service", "remove", "x", "")
-    with pytest.raises(FileNotFoundError):
-        list(core_units.reload_or_undo(str(tmp_path), [UNIT, OLD, GONE, LINK, UNLINK, impossible], no_run))
+    with pytest.raises(Refused, match=r"none/x\.service: wanted remove .* seen No such file or directory"):
+        list(core_units.apply_units(str(tmp_path), [UNIT, OLD, GONE, LINK, UNLINK, impossible], no_run))
     assert state(units) == before
 
 
@@ -63,10 +63,64 @@ def test_a_reload_that_fails_puts_everything_back_so_that_the_next_run_does_both
         return 1, "", "Failed to connect to bus"
 
     with pytest.raises(Refused, match="Failed to connect to bus"):
-        list(core_units.reload_or_undo(str(tmp_path), [UNIT, OLD], run, live=True))
+        list(core_units.apply_units(str(tmp_path), [UNIT, OLD], run, live=True))
     assert ran == [["systemctl", "daemon-reload"]]
     assert state(units) == before
 
 
 def test_nothing_changed_means_no_reload(tmp_path):
-    assert list(core_units.reload_or_undo(str(tmp_path), [], no_run, live=True)) == []
+    assert list(core_units.apply_units(str(tmp_path), [], no_run, live=True)) == []
+
+
+CONFIG = Change("/etc/a/config.json", "write", "", "{}\n")
+
+
+def answers(ran, code=0):
+    def run(argv):
+        ran.append(argv)
+        return code, "", "Failed to connect to bus" if code else ""
+
+    return run
+
+
+def test_what_systemd_does_not_read_stays_when_the_reload_fails_and_is_told_as_done(tmp_path, units):
+    before = state(units)
+    (units / "b.service").chmod(0o600)
+    with pytest.raises(Refused) as raised:
+        core_units.apply_units(str(tmp_path), [CONFIG, OLD, GONE], answers([], 1), live=True)
+    assert raised.value.done == [CONFIG]
+    assert (tmp_path / "etc/a/config.json").read_text() == "{}\n"
+    assert state(units) == before
+    assert (units / "b.service").stat().st_mode & 0o777 == 0o600
+
+
+def test_the_changes_come_back_in_the_order_of_the_plan(tmp_path, units):
+    changes = [CONFIG, UNIT, Change("module a", "load", "not loaded", "loaded"), GONE]
+    seen = []
+    assert core_units.apply_units(str(tmp_path), changes, answers([]), seen.append, live=True) == seen == changes
+
+
+@pytest.mark.parametrize(
+    ("changes", "starting", "reloads"), [([], False, 0), ([CONFIG], False, 0), ([UNIT], False, 1), ([], True, 1)]
+)
+def test_systemd_reads_its_files_when_one_changed_and_before_every_start(tmp_path, changes, starting, reloads):
+    """A run that was killed between a file and its reload has left nothing else to tell it by."""
+    ran = []
+    core_units.apply_units(str(tmp_path), changes, answers(ran), starting=starting, live=True)
+    assert ran == [["systemctl", "daemon-reload"]] * reloads
+
+
+def test_a_change_that_fails_puts_the_units_back_and_says_which_it_was(tmp_path, units):
+    before = state(units)
+
+    def act(change):
+        if change == CONFIG:
+            raise OSError(28, "No space left on device")
+        core_units.apply_file(str(tmp_path), change)
+
+    with pytest.raises(Refused) as raised:
+        core_units.apply_units(str(tmp_path), [OLD, UNLINK, CONFIG], answers([]), act, live=True)
+    assert [(found.object, found.seen) for found in raised.value.findings] == [
+        (CONFIG.object, "No space left on device")
+    ]
+    assert (raised.value.done, state(units)) == ([], before)
