@@ -22,26 +22,27 @@ options:
     type: list
     elements: str
     required: true
-  host:
+  hosts:
     description:
-      - A host of the inventory whose value is wanted.
+      - Hosts of the inventory whose values are wanted, one after the other.
       - The host that the task runs for if not set.
-    type: str
+    type: list
+    elements: str
 """
 
 EXAMPLES = r"""
-- name: Show where k3s keeps its data
+- name: Show which k3s is wanted
   ansible.builtin.debug:
-    msg: "{{ lookup('gpufabric.rdma.variable', 'k3s_data_dir') }}"
+    msg: "{{ lookup('gpufabric.rdma.variable', 'k3s_version') }}"
 
-- name: Show the first server's
+- name: Show which one the first server wants
   ansible.builtin.debug:
-    msg: "{{ lookup('gpufabric.rdma.variable', 'k3s_data_dir', host=groups['k3s_servers'] | first) }}"
+    msg: "{{ lookup('gpufabric.rdma.variable', 'k3s_version', hosts=[groups['k3s_servers'] | first]) }}"
 """
 
 RETURN = r"""
 _raw:
-  description: The values, in the order of the names.
+  description: The values, host by host in the order of the names.
   type: list
   elements: raw
 """
@@ -53,14 +54,17 @@ from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import v
 
 
 class LookupModule(LookupBase):
-    def run(self, terms, variables=None, host=None):
-        known = variables["hostvars"][host] if host else variables
+    def run(self, terms, variables=None, hosts=None):
         documented = preflight_variables.options()
         unknown = [term for term in terms if term not in documented]
         if unknown:
             raise AnsibleError(f"no role of gpufabric.rdma documents {', '.join(unknown)}")
         wanted = {term: documented[term] for term in terms}
+        places = [variables] if hosts is None else [variables["hostvars"][host] for host in hosts]
+        return [value for known in places for value in self._typed(wanted, known)]
+
+    def _typed(self, wanted, known):
         typed, findings = preflight_variables.effective(wanted, known, self._templar.template)
         if findings:
             raise AnsibleError("\n".join(Finding(**finding).sentence() for finding in findings))
-        return [typed[term] for term in terms]
+        return [typed[name] for name in wanted]

@@ -245,7 +245,7 @@ def _system(facts: dict) -> list[dict]:
 
 
 def _changes_driver(variables: dict) -> bool:
-    return variables.get("driver_flavor", "verify") != "verify"
+    return variables["driver_flavor"] != "verify"
 
 
 def _driver(facts: dict, variables: dict) -> list[dict]:

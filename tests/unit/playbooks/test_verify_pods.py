@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 import subprocess
@@ -14,7 +15,7 @@ from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster, tree
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 ROCE = (ROOT / "tests/fixtures/pods/roce.txt").read_text()
-NETDEV = "enp1s0f0np0"
+NETDEV, ADDRESS = "enp1s0f0np0", "198.51.100.253"
 PODS = [{"kind": kind, "node": f"node{number}"} for kind in ("workload", "seed") for number in (1, 2)]
 
 
@@ -65,6 +66,7 @@ def verify(tmp_path):
         )
         return done.stdout + done.stderr, cluster
 
+    run.cluster = cluster
     return run
 
 
@@ -93,3 +95,19 @@ def test_check_mode_reads_the_cluster_once_and_starts_nothing(verify):
 def test_without_pods_the_cluster_is_not_asked(verify):
     _output, cluster = verify("-e", "verification_pods=false", "--check")
     assert cluster.calls() == []
+
+
+def test_the_variables_of_other_roles_are_typed_and_have_their_defaults(verify):
+    """Text is no consent to pod traffic over a rail, and blocks are held to what networks_pods_per_node is."""
+    cluster = verify.cluster
+    objects = cluster.objects()
+    node = next(item for item in objects if item["kind"] == "Node")
+    node["metadata"]["annotations"] = {"flannel.alpha.coreos.com/public-ip": ADDRESS}
+    nad = next(item for item in objects if item["kind"] == "NetworkAttachmentDefinition")
+    config = json.loads(nad["spec"]["config"])
+    config["ipam"] = {"type": "host-local", "subnet": "10.56.0.0/28"}
+    nad["spec"]["config"] = json.dumps(config)
+    cluster.plant("objects.json", objects)
+    output = " ".join(verify("--check", "-e", "flannel_fabric_allowed=false")[0].split())
+    assert f"Flannel uses {NETDEV} ({ADDRESS}), which is rail 0" in output
+    assert "addresses for 16 pods a node" in output

@@ -9,10 +9,10 @@ from ansible.template import Templar, trust_as_template
 from ansible_collections.gpufabric.rdma.plugins.lookup import variable
 
 
-def look_up(names, variables=None, host=None):
+def look_up(names, variables=None, hosts=None):
     """What a task with these variables gets."""
     templar = Templar(DataLoader(), variables=variables or {})
-    return variable.LookupModule(templar=templar).run(names, variables or {}, host=host)
+    return variable.LookupModule(templar=templar).run(names, variables or {}, hosts=hosts)
 
 
 @pytest.mark.parametrize(
@@ -48,12 +48,14 @@ def test_text_becomes_what_the_role_documents(name, given, value):
     assert (found, type(found)) == (value, type(value))
 
 
-def test_several_names_give_a_list_and_a_host_gives_its_own():
+def test_several_names_give_a_list_and_hosts_give_their_own():
     variables = {
         "networks_pods_per_node": 1,
-        "hostvars": {"node2": {"networks_pods_per_node": "2", "k3s_selinux": "no"}},
+        "hostvars": {"node2": {"networks_pods_per_node": "2", "k3s_selinux": "no"}, "node3": {}},
     }
-    assert look_up(["networks_pods_per_node", "k3s_selinux"], variables, host="node2") == [2, False]
+    assert look_up(["networks_pods_per_node", "k3s_selinux"], variables, hosts=["node2"]) == [2, False]
+    assert look_up(["networks_pods_per_node"], variables, hosts=["node2", "node3"]) == [2, 16]
+    assert look_up(["networks_pods_per_node"], variables, hosts=[]) == []
     assert look_up(["networks_pods_per_node"], variables) == [1]
 
 
