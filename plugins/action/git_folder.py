@@ -49,7 +49,7 @@ class ActionModule(ActionBase):
             return {"failed": True, "folder": str(folder), **failure(refused)}
         except OSError as error:
             return {"failed": True, "folder": str(folder), **failure(_unreadable(folder, error))}
-        return {"folder": str(folder), **result(made, changes)}
+        return {"folder": str(folder), "warnings": made.notes, **result(made, changes)}
 
 
 class _Dumper(yaml.SafeDumper):

@@ -47,7 +47,7 @@ class ActionModule(ActionBase):
                 "msg": f"{core_text.count(len(findings), 'problem')} with the networks, "
                 f"nothing has been changed: {listed}",
             }
-        return {"changed": False, **made}
+        return {"changed": False, "warnings": made["notes"], **made}
 
     @staticmethod
     def _plan(variables, args):

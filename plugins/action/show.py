@@ -13,6 +13,10 @@ class ActionModule(ActionBase):
     TRANSFERS_FILES = False
 
     def run(self, tmp=None, task_vars=None):
-        _checked, arguments = self.validate_argument_spec({"text": {"type": "str", "required": True}})
+        _checked, arguments = self.validate_argument_spec(
+            {"text": {"type": "str", "required": True}, "warning": {"type": "bool", "default": False}}
+        )
+        if arguments["warning"]:
+            return {"changed": False, "warnings": [arguments["text"]]}
         Display().display(arguments["text"])
         return {"changed": False}

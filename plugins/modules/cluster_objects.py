@@ -257,7 +257,14 @@ import json
 import time
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Plan, Refused, failure, result, settle
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import (
+    Plan,
+    Refused,
+    failure,
+    finish,
+    result,
+    settle,
+)
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import objects as planner
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.kubectl import (
     Kubectl,
@@ -510,7 +517,7 @@ def main() -> None:
             waited += cluster.wait([item for item in given["wait"] if not item["first"]], list(state["live"].values()))
     except Refused as refused:
         module.fail_json(**failure(Refused(refused.findings, refused.done or changes)))
-    module.exit_json(waited=waited, kubectl_calls=kubectl.calls, down=state.get("down"), **result(made, changes))
+    finish(module, made, changes, waited=waited, kubectl_calls=kubectl.calls, down=state.get("down"))
 
 
 def _rendered(wanted: list) -> dict:

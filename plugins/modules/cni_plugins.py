@@ -140,7 +140,7 @@ import tarfile
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._cni import plugins as planner
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure, result, settle
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure, finish, settle
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import BESIDE, apply_file, under, write
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 
@@ -230,9 +230,8 @@ def main() -> None:
         )
     except Refused as refused:
         module.fail_json(**failure(refused))
-    told = result(made, changes)
-    told["notes"] = first.notes
-    module.exit_json(needed=missing, **told)
+    made.notes = first.notes
+    finish(module, made, changes, needed=missing)
 
 
 if __name__ == "__main__":

@@ -184,7 +184,13 @@ status:
 import json
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure, result, settle
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import (
+    Refused,
+    failure,
+    finish,
+    result,
+    settle,
+)
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin.config import names
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin.node import Installer, read
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin.plan import CODE, VENV, plan, rivals
@@ -272,7 +278,7 @@ def main() -> None:
     except Refused as refused:
         module.fail_json(rivals=more["rivals"], **failure(refused))
     service = state["service"] or {"main_pid": 0, "status": ""}
-    module.exit_json(**more, main_pid=service["main_pid"], status=service["status"], **result(made, changes))
+    finish(module, made, changes, **more, main_pid=service["main_pid"], status=service["status"])
 
 
 if __name__ == "__main__":

@@ -175,7 +175,7 @@ import os
 import tempfile
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure, result, settle
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure, finish, settle
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import write
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import apply_units
 from ansible_collections.gpufabric.rdma.plugins.module_utils._driver import dkms, packages
@@ -418,8 +418,8 @@ def main() -> None:
         made.not_verified.append(
             "check mode asks no repository and builds nothing: signature, version and build are open"
         )
-    module.exit_json(
-        change=sentence(first, wanted), stale_images=stale_images(states[0]["facts"], changes), **result(made, changes)
+    finish(
+        module, made, changes, change=sentence(first, wanted), stale_images=stale_images(states[0]["facts"], changes)
     )
 
 

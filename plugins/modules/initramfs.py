@@ -107,7 +107,7 @@ notes:
 import os
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure, result, settle
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure, finish, settle
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.initramfs import command, plan
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather
 
@@ -181,7 +181,7 @@ def main() -> None:
         )
     except Refused as refused:
         module.fail_json(**failure(refused))
-    module.exit_json(**result(made, changes))
+    finish(module, made, changes)
 
 
 if __name__ == "__main__":

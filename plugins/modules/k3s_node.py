@@ -132,7 +132,7 @@ import stat
 import time
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure, result, settle
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure, finish, settle
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import apply_file, under, write
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import apply_units, systemctl
 from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import config as k3s
@@ -268,7 +268,7 @@ def main() -> None:
         )
     except Refused as refused:
         module.fail_json(**failure(refused))
-    module.exit_json(seconds=node.seconds, **result(made, changes))
+    finish(module, made, changes, seconds=node.seconds)
 
 
 def _refuse_what_is_missing(seen: dict, given: dict) -> None:

@@ -93,7 +93,7 @@ import signal
 import time
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure, result, settle
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure, finish, settle
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import remove, sha256_of, under
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import SYSTEM, apply_units, must, systemctl
 from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import config as k3s
@@ -321,7 +321,7 @@ def main() -> None:
         )
     except Refused as refused:
         module.fail_json(**failure(refused))
-    module.exit_json(**result(made, changes))
+    finish(module, made, changes)
 
 
 if __name__ == "__main__":

@@ -127,7 +127,7 @@ stale_images:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure, result, settle
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure, finish, settle
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import apply_file, with_times
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.gpudirect import Runner, complete
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.kernel_modules import plan
@@ -201,7 +201,7 @@ def main() -> None:
         )
     except Refused as refused:
         module.fail_json(**failure(refused))
-    module.exit_json(stale_images=made.stale_images, **result(made, changes))
+    finish(module, made, changes, stale_images=made.stale_images)
 
 
 if __name__ == "__main__":

@@ -237,8 +237,8 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import
     Change,
     Refused,
     failure,
+    finish,
     kernel_out_of_reach,
-    result,
     settle,
 )
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import (
@@ -437,13 +437,15 @@ def main() -> None:
         )
     except Refused as refused:
         module.fail_json(**failure(refused))
-    module.exit_json(
+    finish(
+        module,
+        made,
+        changes,
         missing_secrets=planner.missing_secrets(state, wanted),
         contents={
             path: (_file(Tree(root), path) or {"content": None})["content"] for path in module.params["contents"]
         },
         programs=programs(root, module.params["programs"]),
-        **result(made, changes),
     )
 
 

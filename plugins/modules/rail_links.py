@@ -120,7 +120,7 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import
     Change,
     Refused,
     failure,
-    result,
+    finish,
     settle,
 )
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import set_attribute
@@ -237,7 +237,7 @@ def main() -> None:
         )
     except Refused as refused:
         module.fail_json(**failure(refused))
-    module.exit_json(**result(made, changes))
+    finish(module, made, changes)
 
 
 if __name__ == "__main__":

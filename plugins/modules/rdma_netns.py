@@ -129,7 +129,7 @@ import errno
 import time
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure, result, settle
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure, finish, settle
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import apply_file, with_times
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.netlink import set_netns_mode
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.netns import OBJECT, plan
@@ -205,7 +205,7 @@ def main() -> None:
         )
     except Refused as refused:
         module.fail_json(**failure(refused))
-    module.exit_json(mode=facts["subsystem"]["netns_mode"], stale_images=made.stale_images, **result(made, changes))
+    finish(module, made, changes, mode=facts["subsystem"]["netns_mode"], stale_images=made.stale_images)
 
 
 if __name__ == "__main__":

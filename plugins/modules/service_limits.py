@@ -101,7 +101,7 @@ notes:
 
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure, result, settle
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure, finish, settle
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import apply_units
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.memlock import parse, plan
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather, limits
@@ -143,7 +143,7 @@ def main() -> None:
         )
     except Refused as refused:
         module.fail_json(**failure(refused))
-    module.exit_json(**result(made, changes))
+    finish(module, made, changes)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,11 @@ options:
       - What to print.
     type: str
     required: true
+  warning:
+    description:
+      - Whether to print it as a warning.
+    type: bool
+    default: false
 """
 
 EXAMPLES = r"""

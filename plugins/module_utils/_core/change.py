@@ -9,6 +9,7 @@ all come from that one Plan, so check mode and a real run cannot disagree.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Callable, NamedTuple
@@ -156,6 +157,15 @@ def result(plan: Plan, changes: list[Change]) -> dict:
         "not_verified": plan.not_verified,
         "notes": plan.notes,
     }
+
+
+def finish(module, plan: Plan, changes: list[Change], **more) -> None:
+    """End an AnsibleModule with result() and `more`; what was not done, not seen or is worth knowing is a warning."""
+    # Ansible prints a text once, whichever nodes it comes from: the node's name keeps them apart.
+    node = os.uname().nodename
+    for text in [*plan.not_applied, *plan.not_verified, *plan.notes]:
+        module.warn(f"{node}: {text}")
+    module.exit_json(**more, **result(plan, changes))
 
 
 def failure(refused: Refused) -> dict:

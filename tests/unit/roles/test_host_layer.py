@@ -106,12 +106,14 @@ def test_consent_to_a_reboot_has_three_states(play):
         assert words in asked["msg"]
 
     found = results(play(hosts, [], "--check"))
-    told = found["unanswered"]["Report the pending reboot"]["msg"]
-    assert told[0].startswith("A real run stops here and asks")
-    assert told[1:] == reasons["rdma_reboot_reasons"]
+    every = " ".join(reasons["rdma_reboot_reasons"])
+    (told,) = found["unanswered"]["Report the pending reboot"]["warnings"]
+    assert told.startswith("unanswered: A real run stops here and asks")
+    assert told.endswith(every)
     assert "Reboot" not in found["later"]
-    assert found["later"]["Report the pending reboot"]["msg"][1:] == reasons["rdma_reboot_reasons"]
-    assert found["consented"]["Report why"]["msg"][0] == "Would reboot because"
+    (told,) = found["later"]["Report the pending reboot"]["warnings"]
+    assert told == f"later: Reboot pending (reboot_allowed is false): {every}"
+    assert found["consented"]["Report why"]["warnings"] == [f"consented: Would reboot because {every}"]
     # Over a local connection ansible.builtin.reboot refuses to go further; the VM scenario reboots for real.
     assert "Reboot" in found["consented"]
     assert "Reboot" not in found["settled"]

@@ -32,7 +32,7 @@ sys.exit(done.returncode)
 """
 SECRET = "dGhlIHRva2VuIHRoYXQgbm9ib2R5IG1heSBzZWU="  # base64 of the next
 CLEAR = "the token that nobody may see"
-LOCAL = {"ansible.builtin.assert", "ansible.builtin.debug", "ansible.builtin.set_fact", "set_fact"}
+LOCAL = {"ansible.builtin.assert", "ansible.builtin.set_fact", "set_fact"}
 ON_NODE = (
     "etc/cni/gpufabric-rdma.d/10-flannel.conflist",
     "etc/gpufabric-rdma/node-ready.json",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import (
@@ -11,6 +12,7 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import
     Refused,
     diff,
     failure,
+    finish,
     kernel_out_of_reach,
     result,
     settle,
@@ -140,6 +142,29 @@ def test_changed_changes_and_diff_come_from_one_list():
     assert returned["diff"] == diff(changes)
     assert returned["diff"][1]["before"] == "exclusive\n"
     assert result(Plan(), [])["changed"] is False
+
+
+class Module:
+    """What finish uses of an AnsibleModule."""
+
+    def __init__(self):
+        self.warnings, self.returned = [], None
+
+    def warn(self, text):
+        self.warnings.append(text)
+
+    def exit_json(self, **returned):
+        self.returned = returned
+
+
+def test_what_was_not_done_not_seen_or_is_worth_knowing_is_a_warning_with_the_nodes_name():
+    plan = Plan(not_applied=["one"], not_verified=["two"], notes=["three"], reboot_reasons=["a reboot"])
+    module, quiet = Module(), Module()
+    finish(module, plan, [], mode="shared")
+    finish(quiet, Plan(), [])
+    assert module.warnings == [f"{os.uname().nodename}: {text}" for text in ("one", "two", "three")]
+    assert module.returned == {"mode": "shared", **result(plan, [])}
+    assert (quiet.warnings, quiet.returned) == ([], result(Plan(), []))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,90 @@
+"""Roles read like an operator's list: task files that earn their place, names to search for, news as warnings."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+
+import pytest
+import yaml
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+TASK_FILES = sorted((ROOT / "roles").glob("*/tasks/*.yml"))
+PLAYS = sorted(
+    path
+    for folder, pattern in (("roles", "*/handlers/*.yml"), ("playbooks", "*.yml"), ("molecule", "**/*.yml"))
+    for path in (ROOT / folder).glob(pattern)
+)
+# What a person says; Ansible's logs are searched for what is done: Install, Configure, Verify, Drain, Wait, Report.
+_SPOKEN = """
+    Ask Await Begin Bring Decide End Forget Give Go Hand Have Judge Keep Leave Let Look Make Name Put Refuse Say See
+    Settle Take Tell Work
+"""
+SPOKEN = frozenset(_SPOKEN.split())
+STEPS = ("ansible.builtin.import_tasks", "ansible.builtin.include_tasks")
+ROLES = ("ansible.builtin.import_role", "ansible.builtin.include_role")
+# main is where a role starts, preflight what others run of it before anything changes.
+BY_CONVENTION = {"main", "preflight"}
+
+
+def name_of(path):
+    return str(path.relative_to(ROOT))
+
+
+def walk(tasks):
+    """All tasks of a list, those in blocks too; of plays, the plays and their tasks."""
+    for task in tasks:
+        yield task
+        for section in ("block", "rescue", "always", "pre_tasks", "tasks", "post_tasks", "handlers"):
+            yield from walk(task.get(section) or [])
+
+
+def load(path):
+    found = yaml.safe_load(path.read_text())
+    return list(walk(found)) if isinstance(found, list) and all(isinstance(item, dict) for item in found) else []
+
+
+def users():
+    """{(role or "*", task file): how many tasks run it}; "*" where the role's name is a template."""
+    found: dict = {}
+    for path in [*TASK_FILES, *PLAYS]:
+        for task in load(path):
+            for word in STEPS:
+                if word in task:
+                    key = (path.parents[1].name, task[word].removesuffix(".yml"))
+                    found.setdefault(key, []).append(path.parents[1].name)
+            for word in ROLES:
+                if "tasks_from" in task.get(word, {}):
+                    role = task[word]["name"].rpartition(".")[2]
+                    key = ("*" if "{" in task[word]["name"] else role, task[word]["tasks_from"].removesuffix(".yml"))
+                    found.setdefault(key, []).append(path.parents[1].name)
+    return found
+
+
+@pytest.mark.parametrize("path", TASK_FILES, ids=name_of)
+def test_a_file_of_one_task_is_run_from_more_than_one_place(path):
+    tasks = [task for task in load(path) if "block" not in task]
+    role, stem = path.parents[1].name, path.stem
+    if len(tasks) > 1 or stem in BY_CONVENTION:
+        return
+    run = users()
+    assert len([*run.get((role, stem), []), *run.get(("*", stem), [])]) > 1, "merge it into the file that runs it"
+
+
+@pytest.mark.parametrize("path", [*TASK_FILES, *PLAYS], ids=name_of)
+def test_names_start_with_what_an_operator_searches_for(path):
+    for task in load(path):
+        name = task.get("name", "")
+        if name or "hosts" in task:
+            assert re.match(r"[A-Z]", name), name
+            assert name.split()[0].rstrip(",") not in SPOKEN, name
+
+
+@pytest.mark.parametrize("path", TASK_FILES, ids=name_of)
+def test_every_task_has_a_name(path):
+    assert all(task.get("name") for task in load(path))
+
+
+@pytest.mark.parametrize("path", TASK_FILES, ids=name_of)
+def test_news_is_a_warning_or_a_report_and_no_debug_task(path):
+    assert not [task["name"] for task in load(path) if "ansible.builtin.debug" in task]
