@@ -23,7 +23,7 @@ class ActionModule(ActionBase):
         super().run(tmp, task_vars)
         _validation, args = self.validate_argument_spec(
             argument_spec={
-                "stage": {"type": "str", "required": True, "choices": ["begin", "note", "end"]},
+                "mark": {"type": "str", "required": True, "choices": ["begin", "note", "end"]},
                 "hosts": {"type": "list", "elements": "str", "default": []},
                 "text": {"type": "str", "default": ""},
                 "run": {"type": "str", "default": ""},
@@ -31,10 +31,10 @@ class ActionModule(ActionBase):
                 **{name: {"type": "str", "default": ""} for name in FILES},
             },
         )
-        result = {"changed": False, "drift_stage": args["stage"]}
-        if args["stage"] == "note":
+        result = {"changed": False, "drift_mark": args["mark"]}
+        if args["mark"] == "note":
             return {**result, "text": args["text"]}
-        if args["stage"] == "end":
+        if args["mark"] == "end":
             return {**result, "hosts": args["hosts"]}
         problem = self._problem(task_vars)
         if problem:

@@ -70,14 +70,14 @@ class CallbackModule(CallbackBase):
 
     def v2_runner_on_ok(self, result):
         seen = result._result
-        stage = seen.get("drift_stage")
-        if stage == "begin":
+        mark = seen.get("drift_mark")
+        if mark == "begin":
             self._settings = seen["settings"]
             self._record = verdicts.Record(seen["hosts"])
         elif self._record is not None:
-            if stage == "note":
+            if mark == "note":
                 self._record.note(result._host.get_name(), seen["text"])
-            elif stage == "end":
+            elif mark == "end":
                 for host in seen["hosts"]:
                     self._record.end(host)
             else:

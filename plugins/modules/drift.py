@@ -26,7 +26,7 @@ attributes:
     support: none
     description: There is no change to show.
 options:
-  stage:
+  mark:
     description:
       - V(begin) names the hosts and the files, and removes those of an earlier run.
       - V(note) adds a remark to the reasons of a host.
@@ -76,7 +76,7 @@ options:
 EXAMPLES = r"""
 - name: Begin
   gpufabric.rdma.drift:
-    stage: begin
+    mark: begin
     hosts: "{{ ansible_play_hosts_all }}"
     json_file: drift.json
     verdict_file: verdict.json
@@ -84,12 +84,12 @@ EXAMPLES = r"""
 
 - name: Close the node's drift record
   gpufabric.rdma.drift:
-    stage: end
+    mark: end
 """
 
 RETURN = r"""
-drift_stage:
-  description: The O(stage), which the recorder knows the result by.
+drift_mark:
+  description: The O(mark), by which the recorder knows the result.
   returned: always
   type: str
 settings:

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: report
-short_description: Write what a verification saw as JSON, JUnit and one self-contained page
+short_description: Write a verification's results as JSON, JUnit and one self-contained page
 version_added: 0.1.0
 description:
-  - Runs on the controller, makes no remote call, and writes files there. They are the same bytes for the same input.
+  - Runs on the controller, makes no remote call, and writes files there, the same bytes for the same input.
   - The schema of the results document is C(docs/schemas/results-1.json) of this collection.
 author:
   - The gpufabric founders (@gpufabric)
@@ -25,40 +25,22 @@ attributes:
     description: Will return details on what has changed, when in diff mode.
     support: none
 options:
-  stage:
-    description:
-      - V(collect) writes the results document of a verification to O(path).
-      - V(render) writes C(report.html), C(report.json) and C(report.xml) (JUnit) of O(results) into O(directory).
-    type: str
-    required: true
-    choices: [collect, render]
-  judged:
-    description: For V(collect), RV(gpufabric.rdma.verify_checks#module:judged).
-    type: list
-    elements: dict
-    default: []
-  nodes:
-    description: For V(collect), each node's C(host) and what M(gpufabric.rdma.host_probe) returned as C(read).
-    type: list
-    elements: dict
-    default: []
-  path:
-    description: For V(collect), the file to write.
-    type: path
   results:
-    description: For V(render), the file with the results document.
+    description: The file that M(gpufabric.rdma.verify_results) wrote.
     type: path
+    required: true
   drift:
-    description: For V(render), a file with a drift document, which takes the place of the one in O(results).
+    description: A file with a drift document, which takes the place of the one in O(results).
     type: path
   matrix:
-    description: For V(render), a file with a matrix document, which takes the place of the one in O(results).
+    description: A file with a matrix document, which takes the place of the one in O(results).
     type: path
   directory:
-    description: For V(render), the folder to write into; it is made if need be.
+    description: The folder to write C(report.html), C(report.json) and C(report.xml) (JUnit) into. It need not exist.
     type: path
+    required: true
   title:
-    description: For V(render), the title of the page.
+    description: The title of the page.
     type: str
     default: RDMA report
 """
@@ -66,7 +48,6 @@ options:
 EXAMPLES = r"""
 - name: Write the page
   gpufabric.rdma.report:
-    stage: render
     results: results.json
     directory: report
 """
@@ -80,9 +61,9 @@ files:
 level:
   description: The worst that the page says of a node, C(ok), C(open) (something is not proven or waits) or C(bad).
   type: str
-  returned: for stage render
+  returned: success
 headline:
   description: The first sentence of the page.
   type: str
-  returned: for stage render
+  returned: success
 """

@@ -1,22 +1,16 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Controller side of gpufabric.rdma.nccl_tests: _nccl.job and _nccl.log decide; this reads, prints and fails."""
+"""Controller side of gpufabric.rdma.nccl_tests_log: _nccl.log decides; this reads, prints and fails."""
 
 from __future__ import annotations
 
 import pathlib
 
-import yaml
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core import text as core_text
-from ansible_collections.gpufabric.rdma.plugins.plugin_utils._nccl import job, log
-
-HEADER = (
-    "# all_reduce_perf over the rails of these nodes; needs the Kubeflow MPI operator. Evidence level E5 (hardware):\n"
-    "# not verified by the tests of gpufabric.rdma.\n"
-)
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._nccl import log
 
 
 class ActionModule(ActionBase):
@@ -28,40 +22,21 @@ class ActionModule(ActionBase):
         super().run(tmp, task_vars)
         _validation, args = self.validate_argument_spec(
             argument_spec={
-                "stage": {"type": "str", "required": True, "choices": ["job", "log"]},
-                "nodes": {"type": "list", "elements": "dict", "default": []},
-                "options": {"type": "dict", "default": {}},
-                "path": {"type": "path"},
+                "path": {"type": "path", "required": True},
                 "hcas": {"type": "list", "elements": "str", "default": []},
                 "minimum_gbyte_per_s": {"type": "float"},
-            },
-            required_if=[("stage", "log", ["path"])],
-        )
-        return {"changed": False, **getattr(self, f"_{args['stage']}")(args)}
-
-    def _job(self, args):
-        findings = job.findings(args["nodes"], args["options"])
-        if findings:
-            Display().display(f"{core_text.four_facts(findings)}\n")
-            count = core_text.count(len(findings), "problem")
-            return {
-                "failed": True,
-                "msg": f"{count} with the nccl-tests job; nothing was written. Each is listed above.",
             }
-        made = job.objects(args["nodes"], args["options"])
-        return {"objects": made, "text": HEADER + yaml.safe_dump_all(made, sort_keys=False, width=1000)}
-
-    def _log(self, args):
+        )
         try:
             text = pathlib.Path(args["path"]).read_text(encoding="utf-8", errors="replace")
         except OSError as error:
             msg = f"the NCCL log {args['path']} cannot be read: {error.strerror}; give the file with nccl_tests_log"
-            return {"failed": True, "msg": msg}
+            return {"changed": False, "failed": True, "msg": msg}
         parsed = log.parse(text)
         checks = log.checks(parsed, args["hcas"], args["minimum_gbyte_per_s"])
         Display().display(f"{log.report(args['path'], parsed, checks)}\n")
         failed = [item for item in checks if item["status"] == "failed"]
-        outcome = {"checks": checks, "hcas": log.used_hcas(parsed)}
+        outcome = {"changed": False, "checks": checks, "hcas": log.used_hcas(parsed)}
         if failed:
             what = core_text.listing(item["object"] for item in failed)
             return {**outcome, "failed": True, "msg": f"{args['path']}: {what} failed; each is listed above"}

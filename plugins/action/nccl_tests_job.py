@@ -1,0 +1,47 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Controller side of gpufabric.rdma.nccl_tests_job: _nccl.job decides; this prints and fails."""
+
+from __future__ import annotations
+
+import yaml
+from ansible.plugins.action import ActionBase
+from ansible.utils.display import Display
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core import text as core_text
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._nccl import job
+
+HEADER = (
+    "# all_reduce_perf over the rails of these nodes; needs the Kubeflow MPI operator. Evidence level E5 (hardware):\n"
+    "# not verified by the tests of gpufabric.rdma.\n"
+)
+
+
+class ActionModule(ActionBase):
+    TRANSFERS_FILES = False
+    _requires_connection = False
+    _supports_check_mode = True
+
+    def run(self, tmp=None, task_vars=None):
+        super().run(tmp, task_vars)
+        _validation, args = self.validate_argument_spec(
+            argument_spec={
+                "nodes": {"type": "list", "elements": "dict", "required": True},
+                "options": {"type": "dict", "required": True},
+            }
+        )
+        findings = job.findings(args["nodes"], args["options"])
+        if findings:
+            Display().display(f"{core_text.four_facts(findings)}\n")
+            count = core_text.count(len(findings), "problem")
+            return {
+                "changed": False,
+                "failed": True,
+                "msg": f"{count} with the nccl-tests job; nothing was written. Each is listed above.",
+            }
+        made = job.objects(args["nodes"], args["options"])
+        return {
+            "changed": False,
+            "objects": made,
+            "text": HEADER + yaml.safe_dump_all(made, sort_keys=False, width=1000),
+        }

@@ -1,0 +1,61 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: nccl_tests_job
+short_description: Render the nccl-tests job
+version_added: 0.1.0
+description:
+  - Runs on the controller, makes no remote call and changes nothing.
+  - The job (all_reduce_perf) is evidence level E5, real hardware; no test of this project has run it. All that is wrong
+    with it is reported at once.
+requirements:
+  - netaddr (the Python library, on the controller)
+author:
+  - The gpufabric founders (@gpufabric)
+attributes:
+  action:
+    description: Indicates this has a corresponding action plugin so some parts of the options can be executed on
+      the controller.
+    support: full
+  check_mode:
+    description: Can run in C(check_mode) and return changed status prediction without modifying the target.
+    support: full
+  diff_mode:
+    description: Will return details on what has changed, when in diff mode.
+    support: none
+options:
+  nodes:
+    description: Host and facts of each node.
+    type: list
+    elements: dict
+    required: true
+  options:
+    description: C(image), C(namespace), C(networks), C(gpus_per_node), C(address_range).
+    type: dict
+    required: true
+"""
+
+EXAMPLES = r"""
+- name: Render the job
+  gpufabric.rdma.nccl_tests_job:
+    nodes: "{{ ansible_play_hosts | map('extract', hostvars, 'known') }}"
+    options: {image: "example.test/nccl-tests@sha256:...", namespace: default, networks: [], gpus_per_node: 8}
+  register: job
+  run_once: true
+"""
+
+RETURN = r"""
+objects:
+  description: The namespace and the job.
+  returned: success
+  type: list
+  elements: dict
+text:
+  description: The same as YAML.
+  returned: success
+  type: str
+"""

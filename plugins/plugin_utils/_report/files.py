@@ -1,0 +1,69 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Files of a report on the controller: reading the documents it is made from, writing what it is made of.
+
+PRIVATE to the collection.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+
+from ansible.errors import AnsibleActionFail
+
+from ...module_utils._core import files as core_files
+
+_MADE_BY = {
+    "results": "playbooks/verify.yml with verification_results",
+    "drift": "playbooks/drift.yml",
+    "matrix": "the bandwidth matrix",
+}
+
+
+def write(texts: dict, check_mode: bool) -> dict:
+    """Effect: write each file that differs, whole or not at all; in check mode only say which. changed and files."""
+    files = []
+    for name, text in texts.items():
+        path, data = pathlib.Path(os.path.abspath(name)), text.encode()
+        changed = not (path.is_file() and path.read_bytes() == data)
+        if changed and not check_mode:
+            _replace(path, data)
+        files.append({"path": str(path), "bytes": len(data), "changed": changed})
+    return {"changed": any(file["changed"] for file in files), "files": files}
+
+
+def as_json(value) -> str:
+    return json.dumps(value, indent=1, ensure_ascii=True) + "\n"
+
+
+def _replace(path: pathlib.Path, data: bytes) -> None:
+    try:
+        core_files.write(os.fspath(path), data)
+    except OSError as error:
+        raise AnsibleActionFail(
+            f"{path}: wanted to write it on the controller, seen: {error.strerror}; name a folder that you may write to"
+        ) from error
+
+
+def load(kind: str, path: str) -> tuple:
+    """(document, problems) of a file."""
+    try:
+        return json.loads(pathlib.Path(path).read_bytes()), []
+    except OSError as error:
+        seen = error.strerror
+    except ValueError as error:
+        seen = f"no JSON: {error}"
+    return None, [{"object": "the file", "wanted": f"the {kind} document that {_MADE_BY[kind]} writes", "seen": seen}]
+
+
+def refuse(findings: list[dict]) -> None:
+    """Raise if there are any; the first twenty are named."""
+    if not findings:
+        return
+    shown = [f"{one['file']}: {one['object']}: wanted {one['wanted']}, seen {one['seen']}" for one in findings[:20]]
+    more = [f"and {len(findings) - 20} more"] if len(findings) > 20 else []
+    step = "Write the file anew with the playbook it comes from, of this version of the collection."
+    raise AnsibleActionFail("\n".join([f"Nothing was written; problems: {len(findings)}", *shown, *more, step]))
