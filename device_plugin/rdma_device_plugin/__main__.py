@@ -5,9 +5,21 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 
-from .cli import main
+
+def main() -> int:
+    """The program. Signals are taken before the rest is imported, which lasts longer than a supervisor may wait."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT):
+        # As PID 1 the kernel drops a signal without a handler; elsewhere SIGINT would end in a traceback.
+        signal.signal(number, lambda _number, _frame: os._exit(0))
+    signal.signal(signal.SIGHUP, lambda _number, _frame: None)
+    from .cli import main as command_line
+
+    return command_line()
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -17,6 +17,7 @@ from .config import Pool
 from .pools import Hca
 
 _NOT_IN_ENV = re.compile("[^A-Z0-9]")
+_SHOWN = 40  # characters of an ID that nobody advertised
 
 
 class Refused(Exception):
@@ -62,11 +63,11 @@ class Offer(NamedTuple):
     def hcas_of(self, ids: Iterable[str]) -> tuple[Hca, ...]:
         """The HCAs behind units, in the pool's order. Refused names each unit that was never advertised."""
         ids = list(ids)
-        strange = [unit for unit in ids if not (unit.isdecimal() and unit.isascii() and int(unit) < self.known)]
+        strange = [unit for unit in ids if _number(unit, self.known) is None]
         if strange:
+            shown = ", ".join(unit if len(unit) <= _SHOWN else f"{unit[:_SHOWN]}..." for unit in strange[:10])
             raise Refused(
-                f"{self.pool.resource}: never advertised device {', '.join(strange[:10])}; "
-                f"this pool has advertised {_range(self.known)}"
+                f"{self.pool.resource}: never advertised device {shown}; this pool has advertised {_range(self.known)}"
             )
         limit = self.pool.max_per_container
         if limit and len(ids) > limit:
@@ -107,14 +108,15 @@ class Offer(NamedTuple):
         What is free tells the load: an HCA of which most units are available serves fewest containers.
         """
         chosen = list(dict.fromkeys(required))
-        units = [unit for unit in dict.fromkeys(available) if unit.isdecimal() and unit not in chosen]
+        known = [unit for unit in dict.fromkeys(available) if _number(unit, self.known) is not None]
+        units = [unit for unit in known if unit not in chosen]
         if not self.groups or len(self.groups) == 1:
             return (chosen + sorted(units, key=int))[: max(size, len(chosen))]
         free = Counter(int(unit) % len(self.groups) for unit in units)
         waiting: dict[int, list[str]] = {}
         for unit in sorted(units, key=int, reverse=True):
             waiting.setdefault(int(unit) % len(self.groups), []).append(unit)
-        taken = Counter(int(unit) % len(self.groups) for unit in chosen if unit.isdecimal())
+        taken = Counter(int(unit) % len(self.groups) for unit in chosen if _number(unit, self.known) is not None)
         while len(chosen) < size and waiting:
             nodes = {node for index in taken for node in self._nodes(index)}
             best = min(
@@ -135,6 +137,13 @@ class Offer(NamedTuple):
 
     def _nodes(self, index: int) -> tuple[int, ...]:
         return tuple({hca.numa_node for hca in self.groups[index].hcas if hca.numa_node >= 0})
+
+
+def _number(unit: str, known: int) -> Optional[int]:
+    """The index behind an ID that was advertised; None for any other text, of any length."""
+    if not (unit.isascii() and unit.isdecimal()) or len(unit) > len(str(known)):
+        return None
+    return int(unit) if int(unit) < known else None
 
 
 def _range(known: int) -> str:

@@ -35,6 +35,11 @@ def file(pool: str) -> str:
     return f"{VENDOR}_{CLASS}_{pool}.json"
 
 
+def is_ours(name: str) -> bool:
+    """Whether a file of this name would be one of our specs."""
+    return name.startswith(f"{VENDOR}_{CLASS}_") and name.endswith(".json")
+
+
 def spec(offer: Offer) -> dict[str, Any]:
     devices = []
     for hca in offer.members:
@@ -60,20 +65,28 @@ def write(directory: str, offer: Offer) -> bool:
         pass  # absent or damaged: it is written now
     os.makedirs(directory, exist_ok=True)
     # Runtimes read *.json and *.yaml only; this suffix keeps them off the unfinished file.
-    unfinished = f"{path}.{os.getpid()}"
-    with open(unfinished, "w", encoding="utf-8") as made:
-        made.write(text)
-        made.flush()
-        os.fsync(made.fileno())
-    os.chmod(unfinished, 0o644)
-    os.rename(unfinished, path)
+    unfinished = f"{path}.new"
+    try:
+        with open(unfinished, "w", encoding="utf-8") as made:
+            made.write(text)
+            made.flush()
+            os.fsync(made.fileno())
+        os.chmod(unfinished, 0o644)
+        os.rename(unfinished, path)
+    except OSError:
+        _unlink(unfinished)
+        raise
+    return True
+
+
+def _unlink(path: str) -> bool:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        return False
     return True
 
 
 def remove(directory: str, pool: str) -> bool:
     """Take a pool's file away."""
-    try:
-        os.unlink(f"{directory}/{file(pool)}")
-    except FileNotFoundError:
-        return False
-    return True
+    return _unlink(f"{directory}/{file(pool)}")

@@ -13,7 +13,7 @@ import importlib
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING, Any, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Optional
 
 from . import __version__, log
 from .config import Config, ConfigError, load
@@ -55,7 +55,11 @@ SERVE = (
     Flag("registration", "auto", "how to meet the kubelet: auto, watch or legacy", ("auto", "watch", "legacy")),
     Flag("cdi-mode", "devices", "how CDI devices are passed: devices or annotations", ("devices", "annotations")),
     Flag("cdi-dir", "/var/run/cdi", "directory for the CDI specs of this plugin"),
-    Flag("metrics-address", "", "host:port or :port for /metrics, /healthz and /readyz; empty for none"),
+    Flag(
+        "metrics-address",
+        "",
+        "host:port, or :port for every address of the node, for /metrics, /healthz and /readyz; empty for none",
+    ),
     Flag("log-format", "text", "text or json", ("text", "json")),
 )
 COMMANDS = {
@@ -122,6 +126,16 @@ def version() -> str:
     return f"k8s-rdma-shared-dev-plugin version:{__version__}, commit:{_build.COMMIT}, date:{_build.DATE}"
 
 
+def _out(text: str) -> None:
+    """Write to stdout; whoever has closed it wants no more of it."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except OSError:
+        # Python flushes once more at its end, and would complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def main(arguments: Optional[list[str]] = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     command = arguments[0] if arguments and arguments[0] in COMMANDS else ""
@@ -137,7 +151,7 @@ def main(arguments: Optional[list[str]] = None) -> int:
     if command == "explain":
         return explain(str(values["config-file"]), bool(values["strict"]), str(values["root"]))
     if values["v"] or values["version"]:
-        sys.stdout.write(version() + "\n")
+        _out(version() + "\n")
         return 0
     return serve(values, rest)
 
@@ -153,7 +167,7 @@ def check_config(path: str, strict: bool) -> int:
     for warning in config.warnings:
         sys.stderr.write(log.printable(f"{path}: warning: {warning}") + "\n")
     names = ", ".join(f"{pool.resource} ({pool.count})" for pool in config.pools)
-    sys.stdout.write(log.printable(f"{path}: ok, every {config.interval} s: {names}") + "\n")
+    _out(log.printable(f"{path}: ok, every {config.interval} s: {names}") + "\n")
     return 0
 
 
@@ -178,7 +192,7 @@ def explain(path: str, strict: bool, root: str) -> int:
         return _complain([f"{path}: {problem}" for problem in error.problems])
     except captured.NoCapture as error:
         return _complain([str(error)])
-    sys.stdout.write("".join(log.printable(line) + "\n" for line in answer))
+    _out("".join(log.printable(line) + "\n" for line in answer))
     return 0
 
 
@@ -210,15 +224,25 @@ def serve(values: dict[str, object], rest: list[str]) -> int:
         log.warning(f"ignored from the first word on that is no flag: {' '.join(rest)}")
     # GIL slices short enough that a scan or a scrape in another thread does not make an RPC wait for 5 ms.
     sys.setswitchinterval(0.0005)
-    code = 0
+    _all_descriptors()
     try:
         asyncio.run(_serve(settings(values)))
     except daemon.Fatal as error:
         log.error(str(error))
-        code = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
+    return _exit(1)
+
+
+def _exit(code: int) -> NoReturn:
+    log.flush(0.5)
     os._exit(code)
+
+
+def _all_descriptors() -> None:
+    """Take as many descriptors as the hard limit allows: a pool needs five, and the usual 1024 are for select(2)."""
+    import resource
+
+    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _small_pages() -> None:
@@ -281,8 +305,7 @@ async def _serve(chosen: Settings) -> None:
     loop.add_signal_handler(signal.SIGHUP, plugin.reload)
     # Upstream's two lines, on its stream: scripts look for them.
     watched = chosen.places.watched()
-    sys.stdout.write(
-        "Using Kubelet Plugin Registry Mode\n" if watched else "Using Deprecated Devie Plugin Registry Path\n"
-    )
-    sys.stdout.flush()
+    _out("Using Kubelet Plugin Registry Mode\n" if watched else "Using Deprecated Devie Plugin Registry Path\n")
     await plugin.run(stop)
+    # Here and not after asyncio.run, which would wait for all tasks of all servers.
+    _exit(0)

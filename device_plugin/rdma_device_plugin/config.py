@@ -15,7 +15,9 @@ DEFAULT_INTERVAL = 60
 DEFAULT_PREFIX = "rdma"
 # Go keeps the interval as nanoseconds in 64 bits.
 MAX_INTERVAL = (1 << 63) // 10**9
-# The kubelet takes gRPC messages of 4 MiB; a device with its topology needs at most 27 bytes.
+# The kubelet takes gRPC messages of 4 MiB. In it a unit has an ID of at most 6 digits, its health, and with a topology
+# a list of NUMA nodes of 4 bytes each; eight nodes with HCAs are more than any machine is known to have.
+_MESSAGE, _UNIT, _TOPOLOGY, _NODE, _NODES = 4 << 20, 21, 2, 4, 8
 MAX_DEVICES = 150_000
 PROBLEMS_SHOWN = 20
 
@@ -25,6 +27,8 @@ PORTS = ("any", "all", "ignore")
 ENVS = ("none", "generic", "nccl", "ucx")
 NEEDS = ("required", "optional", "never")
 CHAR_DEVICES = ("uverbs", "umad", "issm", "rdma_cm")
+
+KUBELET_SOCKET = "kubelet.sock"
 
 _NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?\Z")
 _LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
@@ -109,9 +113,12 @@ class Pool(NamedTuple):
 
 
 class Config(NamedTuple):
+    """refused: what is wrong with the entries that a lenient `load` has left out."""
+
     pools: tuple[Pool, ...]
     interval: int = DEFAULT_INTERVAL
     warnings: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
 
 
 _STRINGS = (listing(text, str), list)
@@ -159,8 +166,12 @@ _DOCUMENT = struct(
 )
 
 
-def load(data: bytes, strict: bool = False) -> Config:
-    """The config in a file's bytes. ConfigError lists every problem; unknown keys are problems only when strict."""
+def load(data: bytes, strict: bool = False, lenient: bool = False) -> Config:
+    """The config in a file's bytes. ConfigError lists every problem; unknown keys are problems only when strict.
+
+    lenient: leave out the entries that only the kubelet would refuse, as long as others are left, as the Go plugin
+    serves the others.
+    """
     try:
         document, problems, unknown = gojson.decode(_DOCUMENT, data)
     except ValueError as error:
@@ -181,23 +192,26 @@ def load(data: bytes, strict: bool = False) -> Config:
         )
     if not document["configList"]:
         problems.append("no resources configuration found: configList is empty or absent")
-    pools: list[Pool] = []
     seen: set[str] = set()
-    for entry in document["configList"]:
-        found = _Entry(entry or _ENTRY(gojson.Decoder(), None, None, ""), seen)
-        problems += found.problems
-        warnings += found.warnings
-        pools.append(found.pool)
+    entries = [_Entry(entry or _ENTRY(gojson.Decoder(), None, None, ""), seen) for entry in document["configList"]]
+    pools = [entry.pool for entry in entries if not entry.refusals]
+    refused = [text for entry in entries for text in entry.refusals] if lenient and pools else []
+    problems += [text for entry in entries for text in entry.problems if text not in refused]
     if problems:
         raise ConfigError(problems)
-    return Config(pools=tuple(pools), interval=interval, warnings=tuple(warnings))
+    warnings += [text for entry in entries for text in entry.warnings]
+    return Config(pools=tuple(pools), interval=interval, warnings=tuple(warnings), refused=tuple(refused))
 
 
 class _Entry:
-    """One entry of configList, checked: names, count, selectors, then what is ours."""
+    """One entry of configList, checked: names, count, selectors, then what is ours.
+
+    refusals: those of its problems that the Go plugin does not see, and the kubelet refuses.
+    """
 
     def __init__(self, entry: dict[str, Any], seen: set[str]):
         self.problems: list[str] = []
+        self.refusals: list[str] = []
         self.warnings: list[str] = []
         self.name = entry["resourceName"]
         self.prefix = entry["resourcePrefix"] or DEFAULT_PREFIX
@@ -209,6 +223,8 @@ class _Entry:
                 f"error: Invalid value for rdmaHcaMax: {entry['rdmaHcaMax']}{self._of()}; the list of devices has to "
                 f"fit into one message to the kubelet, which holds {MAX_DEVICES}"
             )
+        else:
+            self._message(entry)
         selectors, extra = self._selectors(entry)
         self.pool = Pool(
             name=self.name,
@@ -232,6 +248,20 @@ class _Entry:
     def _of(self) -> str:
         return f' (resource "{self.name}")' if self.name else ""
 
+    def _refuse(self, text: str) -> None:
+        self.problems.append(text)
+        self.refusals.append(text)
+
+    def _message(self, entry: dict[str, Any]) -> None:
+        """A list of units with their NUMA nodes is longer than one without."""
+        nodes = {"numa": 1, "spread": min(entry["hcasPerUnit"] or 1, _NODES)}.get(entry["allocation"], _NODES)
+        most = _MESSAGE // (_UNIT + _TOPOLOGY + _NODE * nodes)
+        if entry["topology"] == "auto" and entry["rdmaHcaMax"] > most:
+            self.problems.append(
+                f"error: Invalid value for rdmaHcaMax: {entry['rdmaHcaMax']}{self._of()}; with topology auto the list "
+                f"of devices has to fit into one message to the kubelet, which holds {most}"
+            )
+
     def _problem(self, key: str, text: str) -> None:
         self.problems.append(f'resource "{self.name}": {key} {text}')
 
@@ -245,15 +275,15 @@ class _Entry:
             )
             self.problems.append(f'error: resource name "{name}" contains invalid characters: {reason}')
         elif len(name) > 63:
-            self.problems.append(
-                f'error: resource name "{name}" is too long: {len(name)} characters, the kubelet takes 63'
-            )
+            self._refuse(f'error: resource name "{name}" is too long: {len(name)} characters, the kubelet takes 63')
+        elif f"{name}.sock" == KUBELET_SOCKET:
+            self._refuse(f'error: resource name "{name}" takes {KUBELET_SOCKET}, which is the kubelet\'s own socket')
         if name in seen:
             self.problems.append(f'error: resource name "{name}" already exists')
         seen.add(name)
         reason = prefix_problem(prefix)
         if reason:
-            self.problems.append(f'error: resource prefix "{prefix}" of "{name}" {reason}')
+            self._refuse(f'error: resource prefix "{prefix}" of "{name}" {reason}')
 
     def _selectors(self, entry: dict[str, Any]) -> tuple[Selectors, ExtraSelectors]:
         given = {key: tuple(values) for key, values in (entry["selectors"] or {}).items()}

@@ -5,9 +5,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import logging
 import os
-from typing import Any
+import stat
+from typing import Any, Callable
 
 from . import log
 from .config import Config, load
@@ -15,30 +18,44 @@ from .worker import Worker
 
 
 class ConfigFile:
-    """One file, read in a thread of `files`: it may lie on a network file system."""
+    """One file, read in a thread of its own: it may lie on a network file system, and only it may wait for that.
 
-    def __init__(self, path: str, strict: bool, files: Worker):
+    patience: seconds after which a file that does not answer is an error (OSError, ETIMEDOUT).
+    """
+
+    def __init__(self, path: str, strict: bool, patience: float):
         self.path = path
         self.directory = os.path.dirname(path) or "."
         self._strict = strict
-        self._files = files
+        self._patience = patience
+        self._worker = Worker("config")
         self._seen: Any = None
 
-    async def read(self) -> Config:
-        """The config now. OSError, ConfigError."""
+    async def read(self, lenient: bool = False) -> Config:
+        """The config now. OSError, ConfigError. lenient: see config.load."""
         try:
-            self._seen, data = await self._files.run(_read, self.path)
-        except OSError:
-            self._seen = await self._files.run(_stamp, self.path)
+            self._seen, data = await self._ask(_read)
+        except OSError as error:
+            self._seen = error.errno if error.errno == errno.ETIMEDOUT else await self._ask(_stamp)
             raise
-        config = load(data, self._strict)
+        config = load(data, self._strict, lenient)
         for warning in config.warnings:
             log.on_change(f"config {warning}", warning, logging.WARNING)
         return config
 
     async def changed(self) -> bool:
-        """Whether it is another one than was read last."""
-        return self._seen is None or await self._files.run(_stamp, self.path) != self._seen
+        """Whether it is another one than was read last. OSError when it does not answer."""
+        return self._seen is None or await self._ask(_stamp) != self._seen
+
+    async def _ask(self, job: Callable[[str], Any]) -> Any:
+        try:
+            return await self._worker.within(self._patience, job, self.path)
+        except asyncio.TimeoutError:
+            text = f"has not answered for {self._patience:g} s (a hung mount?)"
+            raise OSError(errno.ETIMEDOUT, text, self.path) from None
+
+    def close(self) -> None:
+        self._worker.close()
 
     def forget(self) -> None:
         """Take the next one for changed, whatever it is."""
@@ -50,8 +67,12 @@ class ConfigFile:
 
 
 def _read(path: str) -> tuple[Any, bytes]:
-    with open(path, "rb") as file:
-        return _stamp_of(os.fstat(file.fileno())), file.read()
+    # O_NONBLOCK: opening a FIFO would wait for a writer.
+    with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", path)
+        return _stamp_of(status), file.read()
 
 
 def _stamp(path: str) -> Any:

@@ -53,7 +53,8 @@ class Plugin(State):
         self._reload_wanted = asyncio.Event()
         self._directories: events.Directories
         self._updating = asyncio.Lock()
-        self._config_file = ConfigFile(settings.config_file, settings.strict, self.files)
+        self._cdi_wanted = asyncio.Event()
+        self._config_file = ConfigFile(settings.config_file, settings.strict, settings.hung)
 
     # What may be asked of it from outside, and from signal handlers.
 
@@ -87,6 +88,7 @@ class Plugin(State):
             self._directories.close()
             self.sysfs.close()
             self.files.close()
+            self._config_file.close()
 
     async def _work(self) -> None:
         """Begin, then run the eternal parts; one that ends is an error."""
@@ -104,6 +106,8 @@ class Plugin(State):
             self.ready.set()
             notify.tell("READY=1", f"STATUS={status.line(self)}")
             parts = [self._scanner(first), self._port_poller(), self._reloader(), self._watchdog(), self._supervisor()]
+            if self.settings.use_cdi:
+                parts.append(self._cdi_keeper())
             if self.settings.metrics:
                 parts.append(endpoints.serve(self, self.settings.metrics))
             eternal = [asyncio.ensure_future(part) for part in parts]
@@ -138,18 +142,25 @@ class Plugin(State):
         for served in self.served.values():
             served.task.cancel()
         await asyncio.gather(*(served.task for served in self.served.values()), return_exceptions=True)
-        await asyncio.gather(*(served.resource.stop() for served in self.served.values()), return_exceptions=True)
+        # Each takes its sockets away before it waits for anything; the servers end with the process at the latest.
+        ending = [asyncio.ensure_future(served.resource.stop()) for served in self.served.values()]
+        if ending:
+            await asyncio.wait(ending, timeout=self.settings.stop)
         self.served.clear()
 
     # Config.
 
     async def _first_config(self) -> Config:
         try:
-            return await self._config_file.read()
+            config = await self._config_file.read(lenient=True)
         except OSError as error:
             raise Fatal(f"Exiting.. fail to read config file {self.settings.config_file}: {error.strerror}") from None
         except ConfigError as error:
             raise Fatal(f"Exiting.. one or more invalid configuration(s) given: {error}") from None
+        if config.refused:
+            self.config_error = "; ".join(config.refused)
+            log.error("left out of the pools, because the kubelet would refuse it", entries=self.config_error)
+        return config
 
     def _config_changed(self, _name: str) -> None:
         self._reload_wanted.set()
@@ -160,13 +171,13 @@ class Plugin(State):
             await take(self._reload_wanted, self.settings.timing.backstop)
             self._directories.watch(self._config_file.directory, self._config_changed)
             forced = self._config_file.forgotten
-            if not await self._config_file.changed():
-                continue
-            await asyncio.sleep(self.settings.settle)
             try:
+                if not await self._config_file.changed():
+                    continue
+                await asyncio.sleep(self.settings.settle)
                 config = await self._config_file.read()
             except (OSError, ConfigError) as error:
-                self.reloads["failed"] += 1
+                self.reloads["failed"] += self.config_error != str(error)
                 self.config_error = str(error)
                 log.on_change("reload", f"the changed config cannot be used, the old one stays: {error}", logging.ERROR)
                 continue
@@ -263,7 +274,14 @@ class Plugin(State):
         while True:
             memories = [(served.pool.health, served.memory) for served in self.served.values()]
             await take(self._poll_wanted, next_look(memories, time.monotonic(), self.settings.port_poll))
-            states = await self.sysfs.run(pools.port_states, self._tree, tuple(self.ports.states))
+            try:
+                states = await self.sysfs.run(pools.port_states, self._tree, tuple(self.ports.states))
+            except OSError as error:
+                log.on_change(
+                    "poll", f"port states cannot be read, the last ones count: {error.strerror}", logging.ERROR
+                )
+                continue
+            log.on_change("poll", "port states can be read", logging.DEBUG)
             waiting = waits(served.memory for served in self.served.values())
             if self.ports.polled(states) or waiting:
                 await self._update()
@@ -272,6 +290,7 @@ class Plugin(State):
         told = ""
         while True:
             await asyncio.sleep(self.settings.timing.backstop)
+            notify.tell("WATCHDOG=1")
             if told != status.line(self):
                 told = status.line(self)
                 notify.tell(f"STATUS={told}")
@@ -316,12 +335,28 @@ class Plugin(State):
         if self.settings.use_cdi:
             service.cdi_ready = await self._files_of_cdi(cdi.write, offer)
 
+    async def _cdi_keeper(self) -> None:
+        """Keep the specs true: one that is removed or damaged is written again, one that failed is tried again."""
+        while True:
+            self._directories.watch(self.settings.cdi_directory, self._cdi_changed)
+            await take(self._cdi_wanted, self.settings.timing.backstop)
+            async with self._updating:
+                for served in self.served.values():
+                    await self._write_cdi(served.service, served.service.offer)
+
+    def _cdi_changed(self, name: str) -> None:
+        if not name or cdi.is_ours(name):
+            self._cdi_wanted.set()
+
     async def _files_of_cdi(self, action: Callable[..., bool], what: Any) -> bool:
         directory = self.settings.cdi_directory
         if not self.settings.use_cdi:
             return False
         try:
-            await self.files.run(action, directory, what)
+            await self.files.within(self.settings.cdi_patience, action, directory, what)
+        except asyncio.TimeoutError:
+            log.on_change("cdi", f"writing CDI specs in {directory} does not come back", logging.ERROR)
+            return False
         except OSError as error:
             log.on_change("cdi", f"cannot write CDI specs in {directory}: {error.strerror}", logging.ERROR)
             return False

@@ -18,6 +18,8 @@ from .worker import Worker
 _REASONS = {200: "OK", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
 _TEXT = "text/plain; charset=utf-8"
 _PATIENCE = 5.0
+# Connections at a time. Scrapers need two or three; what comes on top must not use up the descriptors of the sockets.
+_MOST = 32
 
 
 def parse_address(text: str) -> tuple[str, int]:
@@ -53,9 +55,16 @@ class Pages:
         self._tree = Tree(state.settings.root)
         # Counters are read from firmware and may hang; the ports' health must not wait for them.
         self._worker = Worker("counters")
+        # What is imported and rendered waits for neither them nor the plugin's files.
+        self._renderer = Worker("metrics")
+        self._open = 0
         self._counters: Any = []
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._open >= _MOST:
+            writer.transport.abort()
+            return
+        self._open += 1
         try:
             request = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), _PATIENCE)
             method, _space, rest = request.decode("latin-1").partition(" ")
@@ -73,6 +82,7 @@ class Pages:
         ):
             pass  # a client that speaks no HTTP, or left
         finally:
+            self._open -= 1
             writer.close()
 
     async def _page(self, method: str, path: str) -> tuple[int, str, bytes]:
@@ -80,7 +90,7 @@ class Pages:
             return 405, _TEXT, b"only GET\n"
         if path == "/metrics":
             # Costs 5 MB and 0.1 s, which only a scraped plugin has to pay, and not on the event loop.
-            metrics = await self._state.files.run(importlib.import_module, f"{__package__}.metrics")
+            metrics = await self._renderer.run(importlib.import_module, f"{__package__}.metrics")
             return 200, metrics.CONTENT_TYPE, await self._metrics(metrics)
         if path == "/healthz":
             return 200, _TEXT, b"ok\n"
@@ -97,4 +107,4 @@ class Pages:
                 self._counters = await asyncio.wait_for(read, _PATIENCE)
         except asyncio.TimeoutError:
             self._counters = []  # old values would look like a port without traffic
-        return await self._state.files.run(metrics.render, metrics.families(self._state, self._counters))
+        return await self._renderer.run(metrics.render, metrics.families(self._state, self._counters))

@@ -18,7 +18,6 @@ import errno
 import logging
 import os
 import random
-import time
 from collections import Counter
 from typing import Any, NamedTuple, Optional
 from urllib.parse import quote
@@ -37,8 +36,6 @@ WATCH, LEGACY = "watch", "legacy"
 REGISTERED = "registered"
 # A kubelet may give ever new reasons; so many are told until one registration works.
 _REASONS_TOLD = 20
-# Nanoseconds for which a socket file is new.
-_NEW = 5 * 10**9
 _CHANNEL = (
     # A socket file exists a moment before it is listened on; the default would try again after a second.
     ("grpc.initial_reconnect_backoff_ms", 50),
@@ -282,13 +279,11 @@ class Resource(Observer):
         return await self._streaming(self._timing.connect)
 
     async def _kubelet_listens(self) -> bool:
-        """Whether there is somebody to call. A socket has a name a moment before it is listened on; a new one gets that
-        moment, one that a killed kubelet has left behind does not.
-        """
+        """Whether the kubelet can be called. A socket has a name before it is listened on, and gets that moment."""
         deadline = _now() + self._timing.grace
         while not sockets.answers(self._places.kubelet):
             found = sockets.identity(self._places.kubelet)
-            if found is None or time.time_ns() - found[2] > _NEW or _now() >= deadline:
+            if found is None or _now() >= deadline:
                 return False
             await asyncio.sleep(0.02)
         return True

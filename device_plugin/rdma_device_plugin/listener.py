@@ -25,6 +25,7 @@ class Listener:
         self._name = name
         self._server: Optional[grpc.aio.Server] = None
         self._identity: Optional[sockets.Identity] = None
+        self._silence = sockets.Silence()
 
     @property
     def published(self) -> bool:
@@ -53,7 +54,7 @@ class Listener:
             except RuntimeError as error:
                 raise OSError(errno.EIO, f"cannot bind: {error}", bound) from None
             await server.start()
-            identity = sockets.publish(bound, self.path, self._identity)
+            identity = sockets.publish(bound, self.path, self._identity, self._silence)
         except BaseException:
             await server.stop(0)
             raise

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import queue
 import sys
+import threading
 import time
 from typing import Any, Optional, TextIO
 
@@ -45,9 +48,56 @@ def _trace(record: logging.LogRecord) -> str:
     return "\n" + logging.Formatter().formatException(record.exc_info) if record.exc_info else ""
 
 
+# Lines that wait to be written; what comes on top is dropped, and counted.
+_MOST_WAITING = 1000
+
+
+class _Background(logging.Handler):
+    """Writes to a descriptor in a thread: a pipe that nobody reads must hold up neither an RPC nor a signal."""
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__()
+        self._descriptor = descriptor
+        self._lines: queue.Queue[str] = queue.Queue(_MOST_WAITING)
+        self._lost = 0
+        threading.Thread(target=self._write, name="log", daemon=True).start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._lines.put_nowait(self.format(record) + "\n")
+        except queue.Full:
+            self._lost += 1
+
+    def _write(self) -> None:
+        while True:
+            data = self._lines.get().encode("utf-8", "backslashreplace")
+            if self._lost:
+                lost, self._lost = self._lost, 0
+                data = f"{lost} lines were dropped here: nobody was reading them\n".encode() + data
+            try:
+                while data:
+                    data = data[os.write(self._descriptor, data) :]
+            except OSError:
+                pass  # closed: there is nobody to tell
+            self._lines.task_done()
+
+    def drain(self, seconds: float) -> None:
+        """Wait until all is written, at most so long."""
+        deadline = time.monotonic() + seconds
+        while self._lines.unfinished_tasks and time.monotonic() < deadline:
+            time.sleep(0.005)
+
+
+def flush(seconds: float) -> None:
+    """Have written what was logged, unless nobody reads it."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, _Background):
+            handler.drain(seconds)
+
+
 def set_up(as_json: bool = False, stream: Optional[TextIO] = None) -> None:
     """Send everything to stderr, asyncio's and grpc's complaints included."""
-    handler = logging.StreamHandler(stream or sys.stderr)
+    handler = logging.StreamHandler(stream) if stream else _Background(sys.stderr.fileno())
     handler.setFormatter(_Json() if as_json else _Text())
     root = logging.getLogger()
     root.handlers[:] = [handler]

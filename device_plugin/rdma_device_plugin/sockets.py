@@ -13,8 +13,8 @@ import time
 from typing import Optional
 
 MAX_PATH = 107  # sockaddr_un.sun_path without its zero
-# Nanoseconds: a socket has a name a moment before it is listened on, and does not answer then.
-_YOUNG = 1_000_000_000
+# Seconds: a socket has a name a moment before it is listened on, and does not answer then.
+_YOUNG = 1.0
 
 Identity = tuple[int, int, int]
 
@@ -48,11 +48,25 @@ def hidden(directory: str, name: str, generation: int) -> str:
     return path if len(os.fsencode(path)) <= MAX_PATH else f"{directory}/.{os.getpid():x}.{generation:x}"
 
 
-def publish(bound: str, path: str, before: Optional[Identity] = None) -> Identity:
+class Silence:
+    """How long the socket at a path has been known not to answer, by a clock that nobody sets."""
+
+    def __init__(self) -> None:
+        self._who: Optional[Identity] = None
+        self._since = 0.0
+
+    def seconds(self, found: Identity) -> float:
+        """Since it was first seen here; its time of change counts too, unless it lies ahead of the clock."""
+        if found != self._who:
+            self._who, self._since = found, time.monotonic()
+        return max(time.monotonic() - self._since, (time.time_ns() - found[2]) / 1e9)
+
+
+def publish(bound: str, path: str, before: Optional[Identity] = None, silence: Optional[Silence] = None) -> Identity:
     """Give a bound, listening socket its name. Whoever looks sees the old one or the new one, never none.
 
-    before: the one of ours that it replaces. OSError (EADDRINUSE) when somebody else serves the path, also somebody who
-    came while ours was made: then the path stays his.
+    before: the one of ours that it replaces. silence: what is known of one that does not answer. OSError (EADDRINUSE)
+    when somebody else serves the path, also somebody who came while ours was made: then the path stays his.
     """
     os.chmod(bound, 0o600)
     found = identity(bound)
@@ -62,7 +76,7 @@ def publish(bound: str, path: str, before: Optional[Identity] = None) -> Identit
         os.link(bound, path)  # never over another one, as a rename would
     except FileExistsError:
         there = identity(path)
-        if there and there != before and (answers(path) or time.time_ns() - there[2] < _YOUNG):
+        if there and there != before and (answers(path) or (silence or Silence()).seconds(there) < _YOUNG):
             os.unlink(bound)
             raise in_use(path) from None
         os.rename(bound, path)
@@ -110,8 +124,7 @@ class Claim:
             if not self._at_path(fd):
                 os.close(fd)  # its holder removed it while we opened it: what we locked is no file any more
                 return self.take()
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+            self._sign(fd)
         except BlockingIOError:
             os.close(fd)
             return False
@@ -120,6 +133,15 @@ class Claim:
             raise
         self._fd = fd
         return True
+
+    @staticmethod
+    def _sign(fd: int) -> None:
+        """Write who holds it, for messages only: a full disk is no reason not to serve."""
+        try:
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+        except OSError:
+            pass
 
     def holder(self) -> str:
         """Process id that the holder wrote, for a message."""

@@ -37,6 +37,12 @@ class Worker:
         self._jobs.put((loop, future, job, arguments))
         return await future
 
+    async def within(self, seconds: float, job: Callable[..., Any], *arguments: Any) -> Any:
+        """The job's result. asyncio.TimeoutError after `seconds`, or at once while an earlier job hangs that long."""
+        if self.hangs() > seconds:
+            raise asyncio.TimeoutError
+        return await asyncio.wait_for(self.run(job, *arguments), seconds)
+
     def close(self) -> None:
         self._jobs.put(None)
 

@@ -129,7 +129,7 @@ FAULTS = (
         "pitfall 2",
         "a socket that is not listened on yet is a failure",
         "test_registration.py::test_a_socket_that_is_not_listened_on_yet",
-        ("lifecycle.py", "_NEW = 5 * 10**9", "_NEW = 0"),
+        ("lifecycle.py", "if found is None or _now() >= deadline:", "if True:"),
     ),
     fault(
         "pitfall 2",
@@ -376,7 +376,11 @@ FAULTS = (
         "pitfall 12",
         "a config that cannot be used is the end",
         "test_changes.py::test_a_config_that_cannot_be_used_leaves_the_old_one",
-        ("daemon.py", '                self.reloads["failed"] += 1\n', "                raise Fatal(str(error))\n"),
+        (
+            "daemon.py",
+            '                self.reloads["failed"] += self.config_error != str(error)\n',
+            "                raise Fatal(str(error))\n",
+        ),
     ),
     fault(
         "pitfall 12",
@@ -424,12 +428,102 @@ FAULTS = (
         "test_cli.py::test_no_capability_is_needed",
         (
             "cli.py",
-            "    code = 0\n    try:\n",
+            "    _all_descriptors()\n    try:\n",
             "    import ctypes\n\n"
             "    if ctypes.CDLL(None).unshare(0x20000):\n"
             "        return 1\n"
-            "    code = 0\n    try:\n",
+            "    _all_descriptors()\n    try:\n",
         ),
+    ),
+    fault(
+        "CDI",
+        "a spec is written once and never looked at again",
+        "test_cdi.py::test_a_spec_that_is_lost_is_written_again[removed]",
+        ("daemon.py", "                parts.append(self._cdi_keeper())", "                pass"),
+    ),
+    fault(
+        "CDI",
+        "a failed write leaves its unfinished file behind",
+        "test_cdi.py::test_a_full_folder_gets_its_spec_once_there_is_room",
+        (
+            "cdi.py",
+            "    except OSError:\n        _unlink(unfinished)\n        raise\n",
+            "    except OSError:\n        raise\n",
+        ),
+    ),
+    fault(
+        "sockets",
+        "the age of a dead socket is told by the clock alone",
+        "test_registration.py::test_its_own_dead_socket_is_replaced_whatever_the_clock_says",
+        (
+            "sockets.py",
+            "return max(time.monotonic() - self._since, (time.time_ns() - found[2]) / 1e9)",
+            "return (time.time_ns() - found[2]) / 1e9",
+        ),
+    ),
+    fault(
+        "sockets",
+        "a lock that cannot be signed is not taken",
+        "test_registration.py::test_a_full_disk_keeps_nobody_from_serving",
+        (
+            "sockets.py",
+            "os.getpid(), 0)\n        except OSError:\n            pass\n",
+            "os.getpid(), 0)\n        except OSError:\n            raise\n",
+        ),
+    ),
+    fault(
+        "config file",
+        "a file that does not answer is waited for without an end",
+        "test_changes.py::test_a_config_that_hangs_is_told_and_holds_up_nothing_else",
+        ("configfile.py", "self._worker.within(self._patience, job, self.path)", "self._worker.run(job, self.path)"),
+    ),
+    fault(
+        "config file",
+        "a pipe is opened as a file",
+        "test_changes.py::test_a_config_that_is_a_pipe_is_refused_at_once",
+        ("configfile.py", " | os.O_NONBLOCK), ", "), "),
+    ),
+    fault(
+        "config",
+        "one entry that the kubelet would refuse ends all",
+        "test_config.py::test_an_entry_that_the_kubelet_would_refuse_is_left_out_of_a_lenient_start[prefix]",
+        ("config.py", "if lenient and pools else []", "if False else []"),
+    ),
+    fault(
+        "config",
+        "the length of a list with NUMA nodes is not looked at",
+        "test_config.py::test_a_list_fits_into_one_message_to_the_kubelet[auto-all-100000-False]",
+        ("config.py", "            self._message(entry)\n", "            pass\n"),
+    ),
+    fault(
+        "endpoints",
+        "idle connections are all kept",
+        "test_endpoints.py::test_idle_connections_use_up_no_descriptors",
+        ("endpoints.py", "_MOST = 32", "_MOST = 10**6"),
+    ),
+    fault(
+        "signals",
+        "signals are taken with the event loop only",
+        "test_cli.py::test_sighup_in_the_first_moment_does_not_end_it",
+        ("__main__.py", "    signal.signal(signal.SIGHUP, lambda _number, _frame: None)\n", ""),
+    ),
+    fault(
+        "log",
+        "the log is written by who logs",
+        "test_cli.py::test_a_log_that_nobody_reads_blocks_nothing",
+        ("log.py", "else _Background(sys.stderr.fileno())", "else logging.StreamHandler(sys.stderr)"),
+    ),
+    fault(
+        "descriptors",
+        "the soft limit is left as it is",
+        "test_cli.py::test_many_pools_within_the_limit_of_descriptors",
+        ("cli.py", "    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))\n", ""),
+    ),
+    fault(
+        "allocation",
+        "any run of digits is made a number",
+        "test_cli.py::test_a_device_id_of_thousands_of_digits_is_refused",
+        ("allocation.py", " or len(unit) > len(str(known)):", ":"),
     ),
     fault(
         "1.3",

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import subprocess
 
 import pytest
 from harness import Node, Running, document, entry
@@ -103,3 +106,52 @@ def test_without_a_place_for_specs_character_devices_are_given(base, node, kubel
         answer = kubelet.allocate(NAME, ["0"]).container_responses[0]
         assert len(answer.devices) == 5
         assert not answer.cdi_devices
+
+
+def unmount(path):
+    subprocess.run(["umount", "--lazy", path], check=False)
+
+
+@contextlib.contextmanager
+def full_folder(path):
+    """A file system of one page at `path`, filled to its end; yields the file that fills it."""
+    path.mkdir()
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k,nr_inodes=8", "full", path], capture_output=True)
+    if made.returncode:
+        pytest.skip(f"not verified: cannot mount a tmpfs here ({made.stderr.decode().strip()})")
+    try:
+        (path / "filler").write_bytes(b"x" * 4096)
+        yield path / "filler"
+    finally:
+        unmount(path)
+
+
+@pytest.mark.parametrize("damage", ["removed", "cut short", "folder removed"])
+def test_a_spec_that_is_lost_is_written_again(base, node, kubelet, damage):
+    """A spec is state to be kept true, like a socket: without it no new RDMA pod starts"""
+    with Running(base, document(entry(), interval=0), node.root, use_cdi=True) as plugin:
+        kubelet.wait_allocatable(NAME, 100)
+        whole = spec(base)
+        path = base / "cdi" / cdi.file("test_server")
+        if damage == "cut short":
+            path.write_text(path.read_text()[:40])
+        else:
+            path.unlink()
+        if damage == "folder removed":
+            path.parent.rmdir()
+        assert plugin.until(lambda: path.exists() and path.read_text().endswith("}\n"))
+        assert spec(base) == whole
+
+
+def test_a_full_folder_gets_its_spec_once_there_is_room(base, node, kubelet):
+    """Until then character devices do the same, and a write that failed leaves nothing behind"""
+    with (
+        full_folder(base / "cdi") as filler,
+        Running(base, document(entry(), interval=0), node.root, use_cdi=True) as plugin,
+    ):
+        kubelet.wait_allocatable(NAME, 100)
+        assert not kubelet.allocate(NAME, ["0"]).container_responses[0].cdi_devices
+        assert os.listdir(base / "cdi") == ["filler"]
+        filler.unlink()
+        assert plugin.until((base / "cdi" / cdi.file("test_server")).exists)
+        assert plugin.until(lambda: kubelet.allocate(NAME, ["0"]).container_responses[0].cdi_devices)

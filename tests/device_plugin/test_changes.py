@@ -399,3 +399,54 @@ def _release(tree, pipe):
     tree.stuck = ""
     with contextlib.suppress(OSError):  # ENXIO: nobody waits
         os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
+
+
+# A config file that does not answer.
+
+
+def test_a_config_that_hangs_is_told_and_holds_up_nothing_else(base, node, kubelet):
+    """A hung mount under config.json: ports, CDI and metrics go on, and /readyz says what is not known"""
+    with Running(base, document(entry(count=3)), node.root, use_cdi=True, hung=0.5) as plugin:
+        kubelet.wait_allocatable(NAME, 3)
+        try:
+            fuse = hanging.Fuse(str(plugin.config_file))
+        except OSError as reason:
+            pytest.skip(f"not verified: {reason}")
+        try:
+            plugin.call(plugin.plugin.reload)
+            assert fuse.asked.wait(PATIENCE)
+            assert plugin.until(lambda: "has not answered" in " ".join(plugin.problems()))
+            node.port("mlx5_0", "DOWN")
+            kubelet.wait_allocatable(NAME, 0, seconds=SOON)
+            specs = base / "cdi"
+            for path in specs.iterdir():
+                path.unlink()
+            assert plugin.until(lambda: list(specs.iterdir()))
+        finally:
+            fuse.close()
+        node.port("mlx5_0", "ACTIVE")
+        kubelet.wait_allocatable(NAME, 3)
+        assert plugin.until(lambda: plugin.problems() == [])
+
+
+def test_a_config_that_hangs_from_the_start_is_told(base, node):
+    with Running(base, document(entry()), node.root, hung=0.5, start=False) as plugin:
+        try:
+            fuse = hanging.Fuse(str(plugin.config_file))
+        except OSError as reason:
+            pytest.skip(f"not verified: {reason}")
+        try:
+            plugin.start()
+            assert plugin.until(lambda: plugin.error)
+            assert "has not answered for 0.5 s" in plugin.error
+        finally:
+            fuse.close()
+
+
+def test_a_config_that_is_a_pipe_is_refused_at_once(base, node):
+    with Running(base, document(entry()), node.root, start=False) as plugin:
+        fifo = hanging.Fifo(str(plugin.config_file))
+        plugin.start()
+        assert plugin.until(lambda: plugin.error)
+        assert "not a regular file" in plugin.error
+        fifo.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import io
 import json
 import os
@@ -13,6 +14,7 @@ import socket
 import subprocess
 import time
 
+import grpc
 import pytest
 from harness import COMMAND, ENVIRONMENT, HERE, Node, Process, document, entry
 from hypothesis import HealthCheck, given, settings
@@ -342,3 +344,97 @@ def test_huge_pages_do_not_make_thread_stacks_large(base, node):
         if "THP_enabled" not in status:
             pytest.skip("not verified: this kernel does not say (before 5.0)")
         assert "THP_enabled:\t0" in status
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT])
+def test_a_signal_in_the_first_moment_ends_it_with_code_0(base, node, number):
+    """Before the event loop is there: as PID 1 the kernel would drop it, else it would end in a traceback"""
+    for delay in (0.03, 0.06, 0.1, 0.15, 0.2, 0.3):
+        with Process(base, document(entry()), node.root) as plugin:
+            wait_for_handler(plugin.process.pid)
+            time.sleep(delay)
+            code, _took = plugin.end(number)
+            assert (code, plugin.log.read_text().count("Traceback")) == (0, 0), delay
+
+
+def wait_for_handler(pid):
+    """Until the process has a handler of its own for SIGTERM; Python needs some 20 ms to reach our first line."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        status = pathlib.Path(f"/proc/{pid}/status").read_text()
+        caught = int(next(line for line in status.splitlines() if line.startswith("SigCgt")).split()[1], 16)
+        if caught & (1 << (signal.SIGTERM - 1)):
+            return
+        time.sleep(0.001)
+    raise AssertionError("no handler")
+
+
+def test_sighup_in_the_first_moment_does_not_end_it(base, node):
+    with Kubelet(base, watches=False) as kubelet, Process(base, document(entry()), node.root) as plugin:
+        wait_for_handler(plugin.process.pid)
+        plugin.process.send_signal(signal.SIGHUP)
+        kubelet.wait_allocatable("rdma/test_server", 100)
+        assert plugin.end(signal.SIGTERM)[0] == 0
+
+
+def test_a_closed_stdout_is_no_traceback(base, node):
+    (base / "config.json").write_bytes(document(entry()))
+    reading, writing = os.pipe()
+    os.close(reading)
+    for arguments in (["-version"], ["-h"], ["check-config", str(base / "config.json")]):
+        answer = subprocess.run(
+            [*COMMAND, *arguments], env=ENVIRONMENT, stdout=writing, stderr=subprocess.PIPE, timeout=20
+        )
+        assert b"Traceback" not in answer.stderr, arguments
+        assert b"Exception ignored" not in answer.stderr, arguments
+    os.close(writing)
+
+
+def test_a_log_that_nobody_reads_blocks_nothing(base, node):
+    """A full pipe on stderr: Allocate answers, and SIGTERM ends it"""
+    (base / "config.json").write_bytes(document(entry(maxPerContainer=1)))
+    reading, writing = os.pipe()
+    fcntl.fcntl(writing, 1031, 4096)  # F_SETPIPE_SZ
+    with Kubelet(base, watches=False) as kubelet:
+        places = ["-kubelet-root", str(base), "-device-plugin-dir", f"{base}/device-plugins", "-root", str(node.root)]
+        process = subprocess.Popen(
+            [*COMMAND, "-config-file", str(base / "config.json"), *places],
+            env=ENVIRONMENT,
+            stderr=writing,
+            stdout=subprocess.DEVNULL,
+        )
+        try:
+            kubelet.wait_allocatable("rdma/test_server", 100)
+            for _number in range(100):
+                with pytest.raises(grpc.RpcError):
+                    kubelet.allocate("rdma/test_server", ["0", "1"])  # each refusal is a line of the log
+            kubelet.allocate("rdma/test_server", ["0"])
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(5) == 0
+        finally:
+            process.kill()
+            process.wait()
+            os.close(reading)
+            os.close(writing)
+
+
+def test_many_pools_within_the_limit_of_descriptors(base, node):
+    """600 pools under a soft limit of 1,024: all are served, and SIGTERM takes less than systemd gives it"""
+    pools = [entry(f"pool{number}", count=1) for number in range(600)]
+    under = ["prlimit", "--nofile=1024:4096"]
+    with Kubelet(base, watches=False) as kubelet, Process(base, document(*pools), node.root, under=under) as plugin:
+        assert kubelet.wait(lambda: len(kubelet.clients) == 600, seconds=120), len(kubelet.clients)
+        kubelet.wait(lambda: all(kubelet.allocatable(f"rdma/{pool['resourceName']}") for pool in pools), seconds=60)
+        assert all(kubelet.allocatable(f"rdma/{pool['resourceName']}") == 1 for pool in pools)
+        code, took = plugin.end(signal.SIGTERM)
+        assert (code, took < 8) == (0, True), took
+
+
+def test_a_device_id_of_thousands_of_digits_is_refused(base, node):
+    with Kubelet(base, watches=False) as kubelet, Process(base, document(entry()), node.root) as plugin:
+        kubelet.wait_allocatable("rdma/test_server", 100)
+        with pytest.raises(grpc.RpcError) as refusal:
+            kubelet.allocate("rdma/test_server", ["9" * 5000])
+        assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert len(refusal.value.details()) < 500
+        assert "Traceback" not in plugin.log.read_text()

@@ -9,7 +9,9 @@ import pytest
 from harness import document, entry
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from rdma_device_plugin.allocation import Group, Offer
 from rdma_device_plugin.config import MAX_DEVICES, Config, ConfigError, Health, load
+from rdma_device_plugin.server import device_list
 
 
 def problems(data, strict=False):
@@ -339,3 +341,51 @@ def test_what_is_accepted_is_what_the_kubelet_accepts(name, prefix):
 
     wanted = kubelet_double.extended_resource_name(f"{prefix or 'rdma'}/{name}")
     assert (_loads(document(entry(name, resourcePrefix=prefix))) is not None) == wanted
+
+
+# What only the kubelet would refuse.
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ({"name": "b", "resourcePrefix": "UPPER"}, "resource prefix"),
+        ({"name": "b" * 64}, "too long"),
+        ({"name": "kubelet"}, "kubelet.sock"),
+    ],
+    ids=["prefix", "length", "kubelet.sock"],
+)
+def test_an_entry_that_the_kubelet_would_refuse_is_left_out_of_a_lenient_start(wrong, text):
+    """The Go plugin serves the others; check-config and a reload stay strict"""
+    data = document(entry("a"), entry(**wrong), entry("c"))
+    with pytest.raises(ConfigError, match=text):
+        load(data)
+    config = load(data, lenient=True)
+    assert [pool.name for pool in config.pools] == ["a", "c"]
+    assert len(config.refused) == 1
+    assert text in config.refused[0]
+    with pytest.raises(ConfigError, match=text):
+        load(document(entry(**wrong)), lenient=True)
+
+
+@pytest.mark.parametrize(
+    ("topology", "allocation", "count", "good"),
+    [
+        ("none", "all", 150_000, True),
+        ("auto", "all", 100_000, False),
+        ("auto", "numa", 100_000, True),
+        ("auto", "spread", 100_000, True),
+    ],
+)
+def test_a_list_fits_into_one_message_to_the_kubelet(topology, allocation, count, good):
+    """gRPC's 4 MiB, seen: 100,000 units with the nodes of eight HCAs made 5 MB"""
+    data = document(entry(count=count, topology=topology, allocation=allocation))
+    if good:
+        pool = load(data).pools[0]
+        nodes = (127,) if topology == "auto" else ()
+        group = Group(hcas=(), healthy=False, nodes=nodes)
+        offer = Offer(pool=pool, groups=(group,), count=count, known=count)
+        assert device_list(offer).ByteSize() <= 4 << 20
+    else:
+        with pytest.raises(ConfigError, match="one message to the kubelet"):
+            load(data)

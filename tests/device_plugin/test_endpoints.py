@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import time
 import urllib.error
 import urllib.request
 
@@ -141,3 +143,24 @@ def test_addresses(text, wanted):
 def test_what_is_no_address(text):
     with pytest.raises(ValueError, match="wanted host:port"):
         parse_address(text)
+
+
+def test_idle_connections_use_up_no_descriptors(base, node, port):
+    """A thousand connections that say nothing: HCAs stay healthy, and the next scrape is answered"""
+    with (
+        Kubelet(base, watches=False) as kubelet,
+        Running(base, document(entry()), node.root, metrics=f"127.0.0.1:{port}") as plugin,
+    ):
+        kubelet.wait_allocatable(NAME, 100)
+        assert plugin.until(lambda: listens(port))
+        before = len(os.listdir("/proc/self/fd"))
+        idle = [socket.create_connection(("127.0.0.1", port), timeout=5) for _one in range(300)]
+        try:
+            time.sleep(0.5)
+            served = len(os.listdir("/proc/self/fd")) - before - len(idle)
+            assert served <= 64, "the plugin's own ends of these connections"
+            kubelet.wait_allocatable(NAME, 100)
+        finally:
+            for one in idle:
+                one.close()
+        assert plugin.until(lambda: get(port, "/healthz")[0] == 200)

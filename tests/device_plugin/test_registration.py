@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 import time
 
 import grpc
@@ -244,6 +245,49 @@ def test_a_socket_that_is_not_ours_is_left_alone(base, node):
             os.rename(path + ".new", path)
             plugin.stop()
         assert os.path.exists(path), "a stopping plugin removed the socket of its successor"
+
+
+def test_its_own_dead_socket_is_replaced_whatever_the_clock_says(base, node):
+    """The clock was set back by a day between a SIGKILL and the next start"""
+    with Kubelet(base, watches=False) as kubelet:
+        path = str(base / "device-plugins/test_server.sock")
+        with socket.socket(socket.AF_UNIX) as dead:
+            dead.bind(path)
+            dead.listen()
+        ahead = time.time() + 86400
+        os.utime(path, (ahead, ahead))
+        with Running(base, CONFIG, node.root):
+            kubelet.wait_allocatable(NAME, 100)
+
+
+def test_a_socket_that_is_not_listened_on_yet_stays_its_makers(base, node):
+    """bind(2) makes the name, listen(2) comes a moment later: that moment belongs to whoever made it"""
+    (base / "device-plugins").mkdir()
+    path = str(base / "device-plugins/test_server.sock")
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(path)
+        inode = os.stat(path).st_ino
+        with Running(base, CONFIG, node.root) as plugin:
+            assert plugin.until(lambda: "another process serves" in plugin.resource().error)
+            other.listen()
+            time.sleep(1.5)
+            assert os.stat(path).st_ino == inode
+
+
+def test_a_full_disk_keeps_nobody_from_serving(base, node):
+    """A socket needs no block; the process id in the lock is for messages only"""
+    (base / "device-plugins").mkdir()
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4k", "full", base / "device-plugins"], capture_output=True
+    )
+    if made.returncode:
+        pytest.skip(f"not verified: cannot mount a tmpfs here ({made.stderr.decode().strip()})")
+    try:
+        (base / "device-plugins/filler").write_bytes(b"x" * 4096)
+        with Kubelet(base, watches=False) as kubelet, Running(base, CONFIG, node.root):
+            kubelet.wait_allocatable(NAME, 100)
+    finally:
+        subprocess.run(["umount", "--lazy", base / "device-plugins"], check=False)
 
 
 def test_a_clean_stop_leaves_nothing_behind(base, kubelet, plugin):

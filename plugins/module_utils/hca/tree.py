@@ -16,12 +16,25 @@ _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _LINKS_MAX = 40  # the kernel's own limit (ELOOP)
 # Attributes of sysfs arrive in one read. Elsewhere (procfs, cgroups) a short read does not mean the end of the file.
 _ATTRIBUTES = ("/sys/class/", "/sys/bus/", "/sys/devices/", "/sys/module/")
+# No descriptor left, in this process or on this machine: that says nothing about the file.
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE)
 _MISSING = object()
 _REMEMBERED = 1 << 16  # what is larger, a module file or a package database, nobody asks for twice
 
 
+class Exhausted(OSError):
+    """There is no descriptor left to read with, so that nothing can be said of the node."""
+
+
+def _unreadable(error: Exception) -> None:
+    """Let an error pass for an absent file, unless it is about the reader."""
+    if isinstance(error, OSError) and error.errno in _EXHAUSTED:
+        raise Exhausted(error.errno, error.strerror, error.filename) from error
+
+
 class Tree:
-    """The only thing in this library that touches files. It never writes and never raises for what it finds.
+    """The only thing in this library that touches files. It never writes and never raises for what it finds; Exhausted
+    is about the reader.
 
     Paths are absolute paths of the node. Below another root than `/` symbolic links are resolved inside that root, so
     that an absolute link of a captured machine does not lead into the machine that reads it.
@@ -55,7 +68,8 @@ class Tree:
             self._record("read", path)
         try:
             fd = self._open(path)
-        except (OSError, ValueError):
+        except (OSError, ValueError) as error:
+            _unreadable(error)
             return None
         try:
             data = os.read(fd, 4096)
@@ -80,7 +94,8 @@ class Tree:
         found: dict[str, Optional[str]] = dict.fromkeys(names)
         try:
             directory_fd = self._enter(directory)
-        except (OSError, ValueError):
+        except (OSError, ValueError) as error:
+            _unreadable(error)
             return found
         flags = self._flags
         try:
@@ -88,6 +103,7 @@ class Tree:
                 try:
                     fd = os.open(name, flags, dir_fd=directory_fd)
                 except OSError as error:
+                    _unreadable(error)
                     if error.errno == errno.ELOOP:
                         found[name] = self.read(f"{directory}/{name}")
                     continue
@@ -113,7 +129,8 @@ class Tree:
             self._record("slots", directory)
         try:
             directory_fd = self._enter(directory)
-        except (OSError, ValueError):
+        except (OSError, ValueError) as error:
+            _unreadable(error)
             return []
         found = []
         size = len(empty)
@@ -121,7 +138,8 @@ class Tree:
             for name in os.listdir(directory_fd):
                 try:
                     fd = os.open(name, self._flags, dir_fd=directory_fd)
-                except OSError:
+                except OSError as error:
+                    _unreadable(error)
                     continue
                 try:
                     data = os.read(fd, 256)
@@ -143,7 +161,8 @@ class Tree:
             self._record("list", path)
         try:
             return sorted(os.listdir(self._prefix + self._folder(path)))
-        except (OSError, ValueError):
+        except (OSError, ValueError) as error:
+            _unreadable(error)
             return []
 
     def readlink(self, path: str) -> Optional[str]:
@@ -152,7 +171,8 @@ class Tree:
             self._record("link", path)
         try:
             return os.readlink(self._beside(path))
-        except (OSError, ValueError):
+        except (OSError, ValueError) as error:
+            _unreadable(error)
             return None
 
     def stat(self, path: str) -> Optional[os.stat_result]:
@@ -164,7 +184,8 @@ class Tree:
             if (status.st_mode & 0o170000) != 0o120000:
                 return status
             return os.stat(path) if self.live else os.lstat(self._prefix + self._resolve(path, [_LINKS_MAX]))
-        except (OSError, ValueError):
+        except (OSError, ValueError) as error:
+            _unreadable(error)
             return None
 
     # What follows is built from the above.
@@ -195,7 +216,8 @@ class Tree:
         """The path with every symbolic link resolved, inside the root. A missing rest is kept as it is."""
         try:
             return self._folder(path)
-        except (OSError, ValueError):  # links in a circle
+        except (OSError, ValueError) as error:  # links in a circle
+            _unreadable(error)
             return path
 
     def target(self, path: str) -> Optional[str]:
@@ -224,8 +246,8 @@ class Tree:
             if self._inside(fd):
                 return fd
             os.close(fd)
-        except OSError:
-            pass  # an absolute link may lead nowhere from the real root and somewhere from ours
+        except OSError as error:
+            _unreadable(error)  # else an absolute link may lead nowhere from the real root and somewhere from ours
         return os.open(self._prefix + self._resolve(directory, [_LINKS_MAX]), self._flags | os.O_DIRECTORY)
 
     def _inside(self, fd: int) -> str:
@@ -251,7 +273,8 @@ class Tree:
         """
         try:
             fd = os.open(self._prefix + path, _DIRECTORY)
-        except (OSError, ValueError):
+        except (OSError, ValueError) as error:
+            _unreadable(error)
             return self._resolve(path, [_LINKS_MAX])
         try:
             return self._inside(fd) or self._resolve(path, [_LINKS_MAX])

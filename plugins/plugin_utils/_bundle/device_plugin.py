@@ -16,7 +16,7 @@ import zipfile
 MAIN = """\
 import sys
 
-from rdma_device_plugin.cli import main
+from rdma_device_plugin.__main__ import main
 
 sys.exit(main())
 """
