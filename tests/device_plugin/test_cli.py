@@ -406,8 +406,9 @@ def test_a_log_that_nobody_reads_blocks_nothing(base, node):
         try:
             kubelet.wait_allocatable("rdma/test_server", 100)
             for _number in range(100):
-                with pytest.raises(grpc.RpcError):
-                    kubelet.allocate("rdma/test_server", ["0", "1"])  # each refusal is a line of the log
+                with pytest.raises(grpc.RpcError) as refusal:  # each is a line of the log
+                    kubelet.allocate("rdma/test_server", ["0", "1"])
+                assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT
             kubelet.allocate("rdma/test_server", ["0"])
             process.send_signal(signal.SIGTERM)
             assert process.wait(5) == 0

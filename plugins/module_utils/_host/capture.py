@@ -19,6 +19,7 @@ import re
 from ..hca import Seams, Tree, gather, routes
 from ..hca.elf import parse
 from ..hca.paths import HEADER
+from . import kept_words
 from .scrub import Scrubber
 
 ZERO_GID = ":".join(["0000"] * 8)
@@ -29,8 +30,6 @@ _MODULE_FIELDS = ("version", "srcversion", "build_id", "license", "depends", "ve
 _PACKAGES = re.compile(
     r"doca|mlnx|mellanox|ofed|ofa_kernel|rdma|verbs|perftest|infiniband|nvidia|^efa$|psm2", re.IGNORECASE
 )
-_MODULES = re.compile(r"mlx|^ib_|^iw_|rdma|rxe|^siw|nvidia|nv_peer|nv-p2p|hfi1|irdma|^efa|^bnxt_re|^erdma|^mana")
-_REDACTED = "removed by capture"
 # Links to whichever process reads them: kept as the folders they look like.
 _OF_THE_READER = ("/proc/self", "/proc/net")
 
@@ -260,6 +259,17 @@ def holes(used, count):
             start = None
 
 
+# Files of this collection are facts word by word; of others these rules keep what facts read.
+_RULES = (
+    (re.compile(r"^/proc/cmdline$"), kept_words.command_line),
+    (re.compile(r"/modprobe\.d/[^/]+$"), kept_words.modprobe),
+    (re.compile(r"/modules-load\.d/[^/]+$|^/etc/modules$|^/etc/rdma/modules/"), kept_words.modules),
+    (re.compile(r"/systemd/.*\.(service|socket|timer|scope|slice|conf)$"), kept_words.unit),
+    (re.compile(r"/os-release$"), kept_words.os_release),
+    (re.compile(r"^/(etc|usr|run)/.*\.conf$"), kept_words.settings),
+)
+
+
 def trimmed(path, data):
     """A file's content without what no fact comes from: other packages, other modules, settings that may be secrets."""
     if path == "/var/lib/dpkg/status":
@@ -271,9 +281,7 @@ def trimmed(path, data):
         )
     if path.endswith(("/modules.dep", "/modules.builtin")):
         lines = data.decode("utf-8", "replace").splitlines()
-        return "".join(f"{line}\n" for line in lines if _MODULES.search(_stem(line))).encode()
-    if path.endswith("/os-release"):
-        return re.sub(rb"(?m)^\w*_URL=.*\n", b"", data)
+        return "".join(f"{line}\n" for line in lines if kept_words.MODULE.search(_stem(line))).encode()
     if path.endswith("/mountinfo"):
         # Only mounts of namespaces; the others name disks and file servers.
         return b"".join(line + b"\n" for line in data.splitlines() if b" net:[" in line)
@@ -287,19 +295,12 @@ def trimmed(path, data):
     if path.endswith("/ofed_info"):
         found = re.search(rb"(MLNX_OFED_LINUX|OFED-internal)-\d[0-9.-]*\d", data)
         return found.group(0) + b"\n" if found else b"\n"
-    if path.endswith((".service", ".socket", ".timer", ".conf")) and "/systemd/" in path:
-        text = _without_comments(data).decode("utf-8", "replace")
-        # The first word tells which program it is; what follows, and every variable, may hold a token.
-        text = re.sub(r"(?m)^(Exec\w+=\S+)[ \t](?:.*\\\n)*.*$", rf"\1 {_REDACTED}", text)
-        return re.sub(r"(?m)^((?:Environment|SetCredential)\w*=)(?:.*\\\n)*.*$", rf"\1{_REDACTED}", text).encode()
     if re.match(r"^/proc/\d+/cmdline$", path):
         return data.split(b"\0")[0] + b"\0"
-    return _without_comments(data) if path.endswith(".conf") and path.startswith(("/etc/", "/usr/", "/run/")) else data
-
-
-def _without_comments(data):
-    """Comments become empty ones, so that line numbers stay; files of this collection are facts word by word."""
-    return data if data.startswith(HEADER.encode()) else re.sub(rb"(?m)^([ \t]*[#;]).*$", rb"\1", data)
+    rule = next((rule for pattern, rule in _RULES if pattern.search(path)), None)
+    if rule and not data.startswith(HEADER.encode()):
+        return rule(data.decode("utf-8", "replace")).encode()
+    return data
 
 
 def _only(stanza, keys):

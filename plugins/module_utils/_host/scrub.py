@@ -11,7 +11,9 @@ The same original gives the same replacement wherever it stands and however it i
   it, the GUID that firmware made of it and an interface named after it change alike; neighbours stay neighbours.
 - An IPv4 network becomes one of the same length in 198.18.0.0/15 (RFC 2544), hosts keep their place in it. An IPv6
   network becomes 2001:db8:0:N::/64 (RFC 3849). Loopback and link-local prefixes stay.
-- UUIDs (boot id, disks, GPUs, pods), container ids and the machine's name are numbered or replaced.
+- UUIDs (boot id, disks, GPUs, pods), container ids and machine ids are numbered.
+- The machine's name is replaced wherever it stands; network namespaces, and units that no distribution ships, are
+  numbered.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from __future__ import annotations
 import ipaddress
 import re
 
-from ..hca import routes
+from ..hca import netns, routes
+from . import kept_words
 
 _HEX2 = "[0-9a-fA-F]{2}"
 _HEX4 = "[0-9a-fA-F]{4}"
@@ -40,6 +43,13 @@ _TOKEN = re.compile(
         )
     )
 )
+# What runs in network namespaces on many machines, and says nothing of this one.
+_KNOWN = re.compile(
+    r"^(system|machine|kubepods|runtime|k3s|rke2|kubelet|containerd|docker|crio|cri-containerd|cri-o|podman|libpod|systemd|init|user|session|dbus|ssh|"
+    r"sshd|cron|chrony|ntp|haveged|irqbalance|rpc|nfs|lldp|polkit|udisks|upower|accounts|colord|rtkit|bluetooth|cups|"
+    r"avahi|ModemManager|NetworkManager|openibd|opensm|rdma|nvidia|pause|sleep|e2scrub|kube|coredns|flannel|multus)"
+    r"([-@.:\d].*)?$"
+)
 _POOL = ipaddress.ip_network("198.18.0.0/15")
 _WIDE = ipaddress.ip_network("10.0.0.0/8")
 
@@ -57,7 +67,12 @@ class Scrubber:
             self._note(text)
         self._number(texts)
         self._learn_addresses(fixture)
-        self.names = [part for part in dict.fromkeys((hostname or "", (hostname or "").partition(".")[0])) if part]
+        names = {part: "node" for part in (hostname or "", (hostname or "").partition(".")[0]) if _telling(part)}
+        names.update(_private_names(fixture))
+        self.names = names
+        # The longest first: a host's full name before its first part.
+        words = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
+        self._words = re.compile(rf"(?<![A-Za-z0-9])(?:{words})(?![A-Za-z0-9])") if names else None
 
     # Learning.
 
@@ -86,9 +101,6 @@ class Scrubber:
                 networks.add(interface.network)
         for line in _decoded(fixture["files"].get(routes.IPV4)).splitlines()[1:]:
             self.hosts.update(routes.from_kernel(word) for word in line.split()[1:3])
-        command_line = _decoded(fixture["files"].get("/proc/cmdline"))
-        words = re.findall(r"(?<![\w.])\d+(?:\.\d+){3}(?![\w.])", command_line)
-        self.hosts.update(ipaddress.ip_address(word) for word in words if _is_ipv4(word))
         for text in _texts(fixture):
             for found in _TOKEN.finditer(text):
                 if found.lastgroup == "gid" and _mapped(found.group()):
@@ -139,13 +151,17 @@ class Scrubber:
             return value
         if path == routes.IPV4:
             return self._routes(value)
-        if path in ("/proc/cmdline", "cmdline"):
-            for name in self.names:
-                value = re.sub(rf"(?<![\w.-]){re.escape(name)}(?![\w-])", "node", value)
+        if path == "cmdline":
+            value = kept_words.command_line(value)
+        elif path == "text":  # of a fact: a statement, or a word of the command line
+            value = kept_words.statement(value) or kept_words.command_line(value)
+        elif path == "/etc/machine-id":
+            return "0" * 32
         return self.text(value)
 
     def text(self, value):
-        return _TOKEN.sub(self._token, value)
+        value = _TOKEN.sub(self._token, value)
+        return self._words.sub(lambda found: self.names[found.group()], value) if self._words else value
 
     def _token(self, found):
         kind, token = found.lastgroup, found.group()
@@ -231,6 +247,27 @@ class Scrubber:
                 words[1:3] = [_to_kernel(self._host(routes.from_kernel(word))) for word in words[1:3]]
                 kept.append("\t".join(words))
         return "\n".join(kept) + "\n"
+
+
+def _telling(name):
+    """Whether a host name tells one machine from another; `node` and `gpu` are words of the trees as well."""
+    return len(name) > 4 or bool(re.search(r"\d", name))
+
+
+def _private_names(fixture):
+    """{name: replacement} of network namespaces (netns/NAME) and of units (NAME.service) that no distribution ships."""
+    found = {}
+    files = {path: _decoded(data) for path, data in fixture["files"].items()}
+    for line in "\n".join(files.get(path, "") for path in ("/proc/1/mountinfo", "/proc/self/mountinfo")).splitlines():
+        name = re.search(r" net:\[\d+\] \S*/(netns/(?!cni-[0-9a-f])\S+)", line)
+        if name:
+            found.setdefault(name.group(1), f"netns/ns-{len(found) + 1}")
+    for path in sorted(path for path in files if re.match(r"^/proc/\d+/cgroup$", path)):
+        for unit in re.split(r"[/\n]", files[path]):
+            name, _dot, kind = unit.rpartition(".")
+            if kind in ("service", "scope", "slice") and unit not in netns.SHORT_LIVED and not _KNOWN.match(name):
+                found.setdefault(unit, f"unit-{len(found) + 1}.{kind}")
+    return found
 
 
 def _texts(value):

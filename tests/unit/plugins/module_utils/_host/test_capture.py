@@ -262,3 +262,103 @@ def test_folding_is_undone_by_loading():
     flat = {"/a/b": "1", "/a/c": "2", "/a/d/e": "3"}
     assert dict(tree.unfold(fold(flat))) == flat
     assert fold(flat) == {"/a": {"b": "1", "c": "2"}, "/a/d/e": "3"}
+
+
+# Secrets of twenty kinds, planted in every file that people write and a capture reads. {t} and {n} tell them apart.
+KINDS = {
+    "password option": "password=pw{t}",
+    "URL with credentials": "inst.ks=http://user:pw{t}@boot.corp{t}.example/ks.cfg",
+    "iSCSI target": "netroot=iscsi:chap{t}:pw{t}pw{t}@10.200.{n}.9::3260::iqn.2026-01.corp{t}:disk",
+    "BOOTIF": "BOOTIF=01-a0-88-c2-ee-{n:02x}-77",
+    "static IPv6": "ip=[2001:db8:77:{n:x}::7]::[2001:db8:77:{n:x}::1]:64:host{t}:eth0:none",
+    "static IPv4": "ip=10.201.{n}.7::10.201.{n}.1:255.255.255.0:host{t}:eth0:none",
+    "partition": "root=PARTUUID=0123abcd-0000-4000-8000-{n:012x}",
+    "volume group": "root=/dev/mapper/vg_host{t}-root",
+    "machine id": "systemd.machine_id=5e{n:030x}",
+    "host name": "systemd.hostname=host{t}.corp.example",
+    "join token": "K10{n:032x}::server:pw{t}",
+    "cloud key": "AKIAKEY{t}KEY",
+    "private key": "-----BEGIN PRIVATE KEY----- key{t} -----END",
+    "environment": "API_TOKEN=tok{t}",
+    "asset number": "asset=rack{t}",
+    "file server": "nfsroot=filer{t}.corp.example:/export",
+    "proxy": "https_proxy=http://pw{t}@proxy{t}.corp:3128",
+    "mail address": "jane.{t}@corp.example",
+    "encrypted disk": "rd.luks.uuid=luks-0123abce-0000-4000-8000-{n:012x}",
+    "module option": "acme.secret=pw{t}",
+}
+# Where somebody may have written them: the file, and the lines around a secret.
+PLACES = {
+    "/proc/cmdline": "{s}",
+    "/etc/modprobe.d/site.conf": "# {s}\noptions acme {s}\noptions ib_core {s} netns_mode={s}\nsoftdep {s}\n"
+    "install mlx5_ib /bin/x {s}\ninstall mlx5_ib /sbin/modprobe --ignore-install mlx5_ib {s}\n"
+    "blacklist mlx5_ib {s}\noptions mlx5_core \\\n  {s}",
+    "/etc/modules-load.d/site.conf": "# {s}\nmlx5_ib {s}\n{s}",
+    "/etc/modules": "{s}",
+    "/etc/rdma/modules/site.conf": "# {s}\n{s}",
+    "/etc/systemd/system/k3s.service": "[Unit]\nDescription={s}\n[Service]\nEnvironment={s}\nEnvironment=A=\\\n  {s}\n"
+    "ExecStart=/usr/local/bin/k3s server {s}\nExecStartPre=/bin/x {s}\nLimitMEMLOCK=64 {s}\n# {s}",
+    "/etc/systemd/system/k3s.service.d/site.conf": "[Service]\n{s}\nEnvironment={s}\nSetCredential=a:{s}",
+    "/etc/systemd/system.conf": "[Manager]\nDefaultEnvironment={s}\n# {s}",
+    "/etc/infiniband/openib.conf": "ONBOOT=yes\nNOTE={s}\n# {s}",
+    "/etc/os-release": "ID=debian\nSITE={s}\nBUILD_URL={s}\n# {s}",
+    "/var/lib/dpkg/status": "\nPackage: acme\nStatus: install ok installed\nVersion: 1\nDescription: {s}\n"
+    "\nPackage: rdma-core\nStatus: install ok installed\nArchitecture: amd64\nVersion: 50.0\nMaintainer: {s}\n",
+    "/proc/1/environ": "TOKEN={s}\0container=lxc\0",
+}
+PLANTS = [
+    (path, kind, KINDS[kind].format(t=f"{place}x{number}z", n=place * 20 + number))
+    for place, path in enumerate(PLACES, 1)
+    for number, kind in enumerate(KINDS)
+]
+
+
+def telling(secret):
+    """The parts of a planted text that would tell something."""
+    return re.findall(
+        r"[a-zA-Z]+\d+x\d+z\w*|jane\.\w+|10\.20[01]\.\d+\.\d|ee-[0-9a-f]{2}-77|2001:db8:77:[0-9a-f]+::\d|[0-9a-f]{32}|"
+        r"0123abc[de][-0-9a-f]+",
+        secret,
+    )
+
+
+@pytest.mark.parametrize("name", ["gh200-cx7-roce", "exclusive-netns-foreign-file", "a100-8x-cx6"])
+def test_no_secret_that_somebody_wrote_into_a_file_survives(name, tmp_path):
+    fixture = tree.load(name)
+    for path, around in PLACES.items():
+        secrets = [secret for place, _kind, secret in PLANTS if place == path]
+        joint = " " if path == "/proc/cmdline" else "\n"
+        planted = joint.join(around.replace("{s}", secret) for secret in secrets)
+        fixture["files"][path] = joint.join(text for text in (fixture["files"].get(path), planted) if text)
+    fixture["links"].pop("/etc/os-release", None)
+    root = tree.lay_out(fixture, tmp_path / "node")
+    captured, facts, scrubber = capture(str(root), name)
+    text = str(tree.expand(captured)) + "".join(
+        base64.b64decode(data).decode("latin-1") for data in (captured.get("binary") or {}).values()
+    )
+    survived = [
+        (path, kind, part) for path, kind, secret in PLANTS for part in telling(secret) if part.lower() in text.lower()
+    ]
+    assert all(telling(secret) for _path, _kind, secret in PLANTS)
+    assert survived == []
+    assert again(captured, tmp_path) == scrubber.apply(facts)
+
+
+def test_names_of_namespaces_units_and_the_machine_are_replaced_everywhere(tmp_path):
+    fixture = tree.load("exclusive-netns-foreign-file")
+    files = fixture["files"]
+    files["/proc/sys/kernel/hostname"] = "acme-gpu-17.corp.example"
+    files["/proc/1/mountinfo"] += "\n98 25 0:4 net:[4026533333] /run/netns/acme-customer rw - nsfs nsfs rw"
+    foreign = "/proc/2301/cgroup"
+    assert foreign in files
+    files[foreign] = "0::/acme.slice/acme-billing.service"
+    node_desc = next(path for path in files if path.endswith("/node_guid")).replace("node_guid", "node_desc")
+    files[node_desc] = "acme-gpu-17 HCA-1"
+    root = tree.lay_out(fixture, tmp_path / "node")
+    captured, facts, scrubber = capture(str(root), "a")
+    assert "acme" not in str(captured)
+    found = again(captured, tmp_path)
+    assert found == scrubber.apply(facts)
+    units = [owner["unit"] for one in found["subsystem"]["namespaces"] for owner in one["owners"]]
+    assert any(re.fullmatch(r"unit-\d+\.service", unit or "") for unit in units)
+    assert any((one["name"] or "").startswith("/run/netns/ns-") for one in found["subsystem"]["namespaces"])

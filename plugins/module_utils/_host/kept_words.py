@@ -1,0 +1,122 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a capture keeps of files that people write: the words that facts are made of, and no others.
+
+PRIVATE to the collection. Pure. A list of what is kept and not of what is dropped: nobody knows all the places where a
+site puts a password, a host name or an address. Each function gives the same text when it is applied again.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+REDACTED = "removed by capture"
+# Modules that facts may ask for.
+MODULE = re.compile(r"mlx|^ib_|^iw_|rdma|rxe|^siw|nvidia|nv_peer|nv-p2p|hfi1|irdma|^efa|^bnxt_re|^erdma|^mana")
+# Module options that facts read.
+_OPTIONS = {("ib_core", "netns_mode")}
+_BLACKLISTS = ("modprobe.blacklist", "module_blacklist")
+_LOADS = ("modules-load", "modules_load")
+_ASSIGNMENTS = ("LimitMEMLOCK", "DefaultLimitMEMLOCK", "PrivateNetwork", "Type", "PIDFile", "Slice", "ExecStart")
+_RELEASE = ("ID", "ID_LIKE", "VERSION_ID", "PRETTY_NAME")
+_QUOTES = "\"'"
+# Programs that an `install` line names to keep a module out.
+_NOTHING = ("/bin/true", "/bin/false", "/usr/bin/true", "/usr/bin/false")
+
+
+def command_line(text: str) -> str:
+    """The words of /proc/cmdline that are about modules: no root, no address, no console, nothing of a site."""
+    try:
+        words = shlex.split(text)
+    except ValueError:  # an odd number of quotes
+        words = text.split()
+    words = words[: words.index("--")] if "--" in words else words
+    return " ".join(kept for kept in map(_boot_word, words) if kept)
+
+
+def _boot_word(word: str) -> str:
+    key, _equals, value = word.partition("=")
+    if key in (*_BLACKLISTS, *_LOADS):
+        names = [name for name in value.split(",") if MODULE.search(name)]
+        return f"{key}={','.join(names)}" if names else ""
+    module, dot, option = key.partition(".")
+    return _cut(word) if dot and _is_read(module, option) else ""
+
+
+def modprobe(text: str) -> str:
+    """A modprobe.d file with a statement on each line that had one which facts read; the other lines are empty."""
+    kept: list[str] = []
+    pending: list[str] = []
+    lines = text.split("\n")
+    for line in lines:
+        pending.append(line)
+        if not line.endswith("\\"):
+            kept += _statement(pending)
+            pending = []
+    return "\n".join(kept + _statement(pending)) if pending else "\n".join(kept)
+
+
+def _statement(lines: list[str]) -> list[str]:
+    """One logical line over as many lines as it had."""
+    text = "".join(line[:-1] if line.endswith("\\") else line for line in lines)
+    return [statement(text), *("" for _line in lines[1:])]
+
+
+def statement(text: str) -> str:
+    """One statement of modprobe.d, cut down to what facts read; empty when that is nothing."""
+    words = text.split()
+    if len(words) < 2 or not MODULE.search(words[1]):
+        return ""
+    if words[0] == "blacklist":
+        return f"blacklist {words[1]}"
+    if words[0] == "options":
+        read = [_cut(word) for word in words[2:] if _is_read(words[1], word.partition("=")[0])]
+        return " ".join(["options", words[1], *read]) if read else ""
+    if words[0] == "install":
+        if "--ignore-install" in text:
+            return f"install {words[1]} --ignore-install"
+        return f"install {words[1]} {words[2] if words[2:3] and words[2] in _NOTHING else REDACTED}"
+    return ""
+
+
+def modules(text: str) -> str:
+    """A list of modules to load, with those that facts ask for on the lines where they stood."""
+    lines = (line.split() for line in text.split("\n"))
+    return "\n".join(words[0] if words and MODULE.search(words[0]) else "" for words in lines)
+
+
+def unit(text: str) -> str:
+    """A unit file or a manager's settings: sections, and the assignments that facts read."""
+    found = []
+    for line in text.replace("\\\n", " ").split("\n"):
+        key, equals, value = line.strip().partition("=")
+        words = value.split()
+        if re.fullmatch(r"\[\w+\]", line.strip()):
+            found.append(line.strip())
+        elif equals and key.strip() in _ASSIGNMENTS:
+            # The first word tells which program it is; what follows may hold a token.
+            found.append(f"{key.strip()}={' '.join([*words[:1], *([REDACTED] if words[1:] else [])])}")
+    return "\n".join([*found, ""])
+
+
+def os_release(text: str) -> str:
+    """What kind of system it is, without what a site has added."""
+    return "".join(f"{line}\n" for line in text.splitlines() if line.partition("=")[0] in _RELEASE)
+
+
+def settings(text: str) -> str:
+    """A file of KEY=value lines with those whose value is a plain word; the other lines are empty."""
+    lines = (line.strip() for line in text.split("\n"))
+    return "\n".join(line if re.fullmatch(r"\w+=\w{0,8}", line) else "" for line in lines)
+
+
+def _is_read(module: str, option: str) -> bool:
+    return (module.replace("-", "_"), option.replace("-", "_")) in _OPTIONS
+
+
+def _cut(word: str) -> str:
+    """option=value with at most as much of the value as tells yes from no."""
+    option, equals, value = word.partition("=")
+    return f"{option}{equals}{value.strip(_QUOTES)[:2]}"
