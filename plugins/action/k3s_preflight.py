@@ -49,9 +49,8 @@ class ActionModule(ActionBase):
                 Display().display(f"{head}\n\n{text}\n")
             msg = f"{head} Each is listed {'at the end' if args['collect'] else 'above'}."
             return {"changed": False, "failed": True, "msg": msg, "findings": findings}
-        for note in decided["notes"]:
-            Display().display(f"note: {note}")
-        return {"changed": False, "nodes": decided["nodes"], "notes": decided["notes"]}
+        notes = decided["notes"]
+        return {"changed": False, "nodes": decided["nodes"], "notes": notes, "warnings": notes}
 
 
 def read(folder: str | None, nodes: list[dict]) -> tuple[dict | None, list[dict]]:
