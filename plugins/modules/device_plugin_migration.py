@@ -110,8 +110,6 @@ notes:
   elements: str
 """
 
-import json
-
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import (
     Change,
@@ -122,36 +120,28 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import
 )
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin.migration import plan
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin.objects import plugins
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.kubectl import Kubectl, KubectlError
 
 
 class Cluster:
-    """The DaemonSets behind a kubectl command. run: AnsibleModule.run_command."""
+    """The DaemonSets of a cluster."""
 
-    def __init__(self, run, kubectl: list[str], timeout: int):
-        self._run, self._kubectl, self._timeout = run, kubectl, timeout
-
-    def _call(self, *words: str) -> str:
-        code, out, error = self._run([*self._kubectl, *words])
-        if code:
-            raise Refused.because(
-                " ".join(self._kubectl),
-                f"exit status 0 of {' '.join(words)}",
-                (error or out).strip(),
-                "see that the API server answers there, or name another host in device_plugin_server",
-            )
-        return out
+    def __init__(self, kubectl: Kubectl, timeout: int):
+        self._kubectl, self._timeout = kubectl, timeout
 
     def read(self) -> list[dict]:
-        return plugins(json.loads(self._call("get", "daemonsets", "--all-namespaces", "--output=json")))
+        return plugins(self._kubectl.items("daemonsets", "--all-namespaces"))
 
     def apply(self, changes: list[Change]):
         for change in changes:
             namespace, _slash, name = change.object.split()[1].partition("/")
             # The pods go first, and the call returns when they are gone: stop first, then start ours.
-            self._call(
-                *("delete", "daemonset", name, f"--namespace={namespace}", "--cascade=foreground", "--wait"),
-                *("--ignore-not-found", f"--timeout={self._timeout}s"),
+            words = ("--cascade=foreground", "--wait", "--ignore-not-found", f"--timeout={self._timeout}s")
+            code, out, error = self._kubectl.run_retrying(
+                "delete", "daemonset", name, f"--namespace={namespace}", *words, limit=self._timeout + 60
             )
+            if code:
+                raise KubectlError(f"{change.object} deleted within {self._timeout} s", error or out)
             yield change
 
 
@@ -165,7 +155,8 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    cluster = Cluster(module.run_command, module.params["kubectl"], module.params["timeout_seconds"])
+    step = "see that the API server answers there, or name another host in device_plugin_server, and run again"
+    cluster = Cluster(Kubectl(module.params["kubectl"], next_step=step), module.params["timeout_seconds"])
     try:
         made, changes = settle(
             read=cluster.read,

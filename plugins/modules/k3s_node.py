@@ -138,9 +138,11 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import 
 from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import config as k3s
 from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import plan as planner
 from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import state
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.kubectl import Kubectl
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import paths
 
 POLL_SECONDS = 2
+_ANSWER_SECONDS = 30
 # A k3s that systemd had to start again so many times does not come up by itself.
 GIVE_UP_AFTER = 5
 
@@ -148,10 +150,11 @@ GIVE_UP_AFTER = 5
 class Node:
     """The node as it is acted on: files below a root; systemd and k3s on the live one only."""
 
-    def __init__(self, root, wanted, token, run, limit, clock=time.monotonic, sleep=time.sleep):
+    def __init__(self, root, wanted, token, run, limit, kubectl=None, clock=time.monotonic, sleep=time.sleep):
         self.seconds = 0.0
         self._root, self._wanted, self._given, self._run = root, wanted, token, run
         self._limit, self._clock, self._sleep = limit, clock, sleep
+        self._kubectl = kubectl or Kubectl([k3s.BINARY, "kubectl"], limit=_ANSWER_SECONDS)
         self._service = k3s.SERVICES[wanted["role"]]
 
     def read(self) -> dict:
@@ -228,7 +231,7 @@ class Node:
         """A server is there when its API server says so. That nodes are Ready comes with the pod network."""
         if self._wanted["role"] == "agent":
             return True
-        return self._run([k3s.BINARY, "kubectl", "get", "--raw=/readyz"])[0] == 0
+        return self._kubectl.run("get", "--raw=/readyz")[0] == 0
 
     def _journal(self) -> str:
         _code, out, _error = self._run(["journalctl", "-u", self._service, "-n", "4", "-o", "cat", "--no-pager"])

@@ -58,13 +58,15 @@ tokens:
 """
 
 import base64
-import json
 import time
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.common.process import get_bin_path
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure
-from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.objects import MANAGER
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.kubectl import (
+    Kubectl,
+    as_list,
+    parse_items,
+)
 
 POLL_SECONDS = 1
 
@@ -83,20 +85,19 @@ def secret(namespace: str, account: str) -> dict:
     }
 
 
-def make(namespace: str, names: list, call, timeout: float, clock=time.monotonic, sleep=time.sleep) -> tuple:
-    """({account: token}, whether a secret was made). `call(arguments, stdin)` gives status, output and error text."""
-    wanted = json.dumps(
-        {"apiVersion": "v1", "kind": "List", "items": [secret(namespace, name) for name in sorted(names)]}
-    )
-    _code, before, _error = call(["get", "--filename=-", "--ignore-not-found", "--output=json"], wanted)
-    code, _out, error = call(
-        ["apply", "--server-side", "--validate=false", f"--field-manager={MANAGER}", "--filename=-"], wanted
-    )
+def make(
+    namespace: str, names: list, kubectl: Kubectl, timeout: float, clock=time.monotonic, sleep=time.sleep
+) -> tuple:
+    """({account: token}, whether a secret was made)."""
+    wanted = [secret(namespace, name) for name in sorted(names)]
+    get = ("get", "--filename=-", "--ignore-not-found", "--output=json")
+    _code, before, _error = kubectl.run(*get, text=as_list(wanted))
+    code, _out, error = kubectl.apply(wanted)
     if code:
         raise _failed(namespace, error)
     deadline = clock() + timeout
     while True:
-        code, out, error = call(["get", "--filename=-", "--output=json"], wanted)
+        code, out, error = kubectl.run(*get, text=as_list(wanted))
         found = _tokens(out) if code == 0 else {}
         lacking = sorted(set(names) - set(found))
         if not lacking:
@@ -108,11 +109,11 @@ def make(namespace: str, names: list, call, timeout: float, clock=time.monotonic
 
 def _tokens(text: str) -> dict:
     try:
-        document = json.loads(text)
+        items = parse_items(text)
     except ValueError:
         return {}
     found = {}
-    for item in document.get("items", [document]):
+    for item in items:
         name = item["metadata"].get("annotations", {}).get("kubernetes.io/service-account.name")
         token = (item.get("data") or {}).get("token")
         if name and token:
@@ -143,15 +144,9 @@ def main() -> None:
     if module.check_mode:
         module.exit_json(changed=bool(given["names"]), tokens={})
 
-    def call(arguments, text):
-        try:
-            program = get_bin_path(given["kubectl"][0], ["/usr/local/bin", "/usr/bin", "/bin"])
-        except ValueError as error:
-            return 127, "", str(error)
-        return module.run_command([program, *given["kubectl"][1:], *arguments], data=text, binary_data=True)
-
+    kubectl = Kubectl(given["kubectl"], patience=given["timeout_seconds"])
     try:
-        tokens, changed = make(given["namespace"], given["names"], call, given["timeout_seconds"])
+        tokens, changed = make(given["namespace"], given["names"], kubectl, given["timeout_seconds"])
     except Refused as refused:
         module.fail_json(**failure(refused))
     module.exit_json(changed=changed, tokens=tokens)

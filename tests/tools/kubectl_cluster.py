@@ -1,41 +1,57 @@
-"""The folder of a kubectl double, and the two nodes that it stands for."""
+"""The state of the kubectl double, and the two nodes that it stands for."""
 
 from __future__ import annotations
 
 import json
 import pathlib
+import shlex
 import sys
 
-DOUBLE = pathlib.Path(__file__).with_name("kubectl_double.py")
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.kubectl import Kubectl
+from ansible_collections.gpufabric.rdma.tests.tools import kubectl_double
+
+DOUBLE = pathlib.Path(kubectl_double.__file__)
 
 
 class Cluster:
-    """What tests plant into the double and read from it."""
+    """What tests plant into the double and read from it; see kubectl_double for the keys of its state."""
 
-    def __init__(self, folder):
-        self.folder = pathlib.Path(folder)
-        self.argv = [sys.executable, "-E", "-S", str(DOUBLE), "kubectl"]  # starts in a third of the time
-        self.environment = {"KUBECTL_DOUBLE": str(folder)}
+    def __init__(self, path):
+        self.path = pathlib.Path(path)
+        # Without its site packages Python starts in a third of the time.
+        self.argv = [sys.executable, "-E", "-S", str(DOUBLE), f"--kubeconfig={self.path}"]
 
-    def objects(self):
-        return json.loads((self.folder / "objects.json").read_text())
+    def state(self, **change) -> dict:
+        found = json.loads(self.path.read_text()) if self.path.exists() else {"objects": {}, "calls": []}
+        if change:
+            found.update(change)
+            self.path.write_text(json.dumps(found))
+        return found
 
-    def namespaces(self):
-        return [item["metadata"]["name"] for item in self.objects() if item["kind"] == "Namespace"]
+    @property
+    def objects(self) -> dict:
+        return self.state()["objects"]
 
-    def calls(self):
-        log = self.folder / "calls.log"
-        return log.read_text().splitlines() if log.exists() else []
+    def calls(self, verb=None) -> list[list[str]]:
+        return [call for call in self.state()["calls"] if verb in (None, call[0])]
 
-    def plant(self, name, content):
-        (self.folder / name).write_text(content if isinstance(content, str) else json.dumps(content))
+    def namespaces(self) -> list[str]:
+        return [item["metadata"]["name"] for item in self.objects.values() if item["kind"] == "Namespace"]
 
-    def answer(self, pod, text):
-        (self.folder / "answers").mkdir(exist_ok=True)
-        (self.folder / "answers" / f"{pod}.txt").write_text(text)
+    def client(self, **options) -> Kubectl:
+        return Kubectl(self.argv, **options)
 
-    def add(self, *items):
-        (self.folder / "objects.json").write_text(json.dumps([*self.objects(), *items]))
+    def install(self, path) -> None:
+        """Make path a program `k3s`, whose first argument is kubectl."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f'#!/bin/sh\nshift\nexec {shlex.join(self.argv)} "$@"\n')
+        path.chmod(0o755)
+
+    def answer(self, pod, text) -> None:
+        self.state(answers={**self.state().get("answers", {}), pod: text})
+
+    def add(self, *items) -> None:
+        self.state(objects={**self.objects, **{kubectl_double.key(item): item for item in items}})
 
     def add_pod(self, namespace, name, node, annotation=None, limits=None):
         annotations = {"k8s.v1.cni.cncf.io/networks": annotation} if annotation else {}
@@ -54,10 +70,9 @@ class Cluster:
         )
 
 
-def make(folder, master="eth2", resource="rdma/rail0") -> Cluster:
+def make(path, master="eth2", resource="rdma/rail0") -> Cluster:
     """Two Ready nodes with one rail each, its network, CoreDNS."""
-    pathlib.Path(folder).mkdir(parents=True)
-    cluster = Cluster(folder)
+    cluster = Cluster(path)
     config = {
         "cniVersion": "0.3.1",
         "name": "rail0",
@@ -81,8 +96,39 @@ def make(folder, master="eth2", resource="rdma/rail0") -> Cluster:
     items += [
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}} for name in ("default", "kube-system")
     ]
-    cluster.plant("objects.json", items)
+    items += [
+        definition("k8s.cni.cncf.io", "NetworkAttachmentDefinition", "network-attachment-definitions"),
+        definition("nv-ipam.nvidia.com", "IPPool", "ippools"),
+        definition("mellanox.com", "NicClusterPolicy", "nicclusterpolicies"),
+    ]
+    cluster.add(*items)
     return cluster
+
+
+def definition(group, kind, plural) -> dict:
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{plural}.{group}"},
+        "spec": {"group": group, "names": {"kind": kind, "plural": plural}},
+    }
+
+
+def node(name, **metadata) -> dict:
+    return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, **metadata}, "spec": {}}
+
+
+def pod(namespace, name, on, owner=None, **metadata) -> dict:
+    """A pod that runs on a node. owner: kind of its controller."""
+    if owner:
+        metadata["ownerReferences"] = [{"kind": owner, "name": "its-owner", "controller": True}]
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": namespace, **metadata},
+        "spec": {"nodeName": on, "containers": []},
+        "status": {"phase": "Running"},
+    }
 
 
 def _node(number, resource):

@@ -1,80 +1,316 @@
-"""A double of `k3s kubectl` for tests: it speaks the contract that the modules rely on and keeps a cluster in a folder.
+"""The double of kubectl and its API server: the command line and the wording of the real one, a JSON file as cluster.
 
-    KUBECTL_DOUBLE=FOLDER kubectl_double.py kubectl get|apply|exec|delete …
+    kubectl_double.py --kubeconfig=STATE get|apply|delete|patch|drain|wait|rollout|exec …
 
-FOLDER holds objects.json (what the API server has), calls.log (one line a call), and what a test plants:
-answers/POD.txt (what the pod says to an exec), pending.json ({pod: [reasons]}: pods that never run), down (the API
-server does not answer). A pod that is applied runs at once. Nothing of it talks to a cluster.
+It speaks server-side apply (field ownership by manager, conflicts, removal of fields that a manager no longer applies,
+dry runs, defaults that a server fills in), starts pods, and evicts them. What it does not know it refuses. STATE holds
+
+    objects   {KIND/NAMESPACE/NAME: object}
+    calls     [argv]
+    applied   {manager: [object]}, without dry runs
+    down      no API server answers; busy {verb: n}: the next n calls of a verb get no answer
+    never     [word]: a wait with such a word times out
+    answers   {pod: what it says to an exec of sh}
+    pending   {pod: [reason]}: pods that never run; all others run as soon as they are applied
+    budgets   [pod]: pods that may not be evicted
+    tokens    {account: token}, or {"*": token}: what the token controller fills in, once the call has ended
+    processes {KIND/NAMESPACE/NAME: folder}: what is gone from the node's /proc once the object is
 """
 
 from __future__ import annotations
 
+import base64
+import copy
+import fcntl
 import json
-import os
 import pathlib
+import shutil
 import sys
 
-FOLDER = pathlib.Path(os.environ["KUBECTL_DOUBLE"])
+BUILT_IN = {
+    "Namespace": "namespaces", "Node": "nodes", "Pod": "pods", "Event": "events", "ConfigMap": "configmaps",
+    "Secret": "secrets", "Service": "services", "ServiceAccount": "serviceaccounts", "DaemonSet": "daemonsets.apps",
+    "Deployment": "deployments.apps",
+    "Role": "roles.rbac.authorization.k8s.io", "RoleBinding": "rolebindings.rbac.authorization.k8s.io",
+    "ClusterRole": "clusterroles.rbac.authorization.k8s.io",
+    "ClusterRoleBinding": "clusterrolebindings.rbac.authorization.k8s.io",
+    "CustomResourceDefinition": "customresourcedefinitions.apiextensions.k8s.io",
+}  # fmt: skip
+CLUSTER_WIDE = {
+    "Namespace",
+    "Node",
+    "ClusterRole",
+    "ClusterRoleBinding",
+    "CustomResourceDefinition",
+    "NicClusterPolicy",
+}
 NETWORKS = "k8s.v1.cni.cncf.io/networks"
+MIRROR = "kubernetes.io/config.mirror"
+ACCOUNT = "kubernetes.io/service-account.name"
+REFUSED = "The connection to the server 127.0.0.1:6443 was refused - did you specify the right host or port?"
+BUSY = "Unable to connect to the server: net/http: TLS handshake timeout"
 
 
-def load(name, empty):
-    path = FOLDER / name
-    return json.loads(path.read_text()) if path.exists() else empty
+class Failed(Exception):
+    """What kubectl writes to standard error before it ends with a status."""
+
+    def __init__(self, text, status=1):
+        super().__init__(text)
+        self.status = status
 
 
-def save(objects):
-    (FOLDER / "objects.json").write_text(json.dumps(objects))
+def main(arguments: list[str]) -> int:
+    option, _equals, place = arguments[0].partition("=")
+    if option != "--kubeconfig":
+        raise SystemExit("the double needs --kubeconfig=STATE before anything else")
+    path, words = pathlib.Path(place), arguments[1:]
+    with open(f"{place}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        state = json.loads(path.read_text()) if path.exists() else {}
+        state.setdefault("objects", {})
+        state.setdefault("calls", []).append(words)
+        before = copy.deepcopy(state["objects"])
+        code = 0
+        try:
+            answer(state, words)
+        except Failed as failed:
+            print(failed, file=sys.stderr)
+            code = failed.status
+        if "--dry-run=server" in words:
+            state["objects"] = before
+        else:
+            fill_in_tokens(state)
+        # In one step, because callers end servers in pods at any moment.
+        fresh = path.with_name(f"{path.name}.new")
+        fresh.write_text(json.dumps(state))
+        fresh.replace(path)
+    return code
 
 
-def refuse(message, code=1):
-    print(message, file=sys.stderr)
-    sys.exit(code)
+def answer(state, words) -> None:
+    if state.get("down"):
+        raise Failed(REFUSED)
+    if state.get("busy", {}).get(words[0]):
+        state["busy"][words[0]] -= 1
+        raise Failed(BUSY)
+    verbs = {
+        "get": get, "apply": apply, "delete": delete, "patch": patch, "drain": drain,
+        "wait": wait, "rollout": wait, "exec": execute,
+    }  # fmt: skip
+    if words[0] not in verbs:
+        raise Failed(f'error: unknown command "{words[0]}" for "kubectl"')
+    verbs[words[0]](state, words)
 
 
-def option(words, name, empty=None):
-    return words[words.index(name) + 1] if name in words else empty
+# --- the command line -------------------------------------------------------------------------------------------------
 
 
-def plural(kind):
-    names = {"networkattachmentdefinition": "network-attachment-definitions.k8s.cni.cncf.io"}
-    names["ippool"] = "ippools.nv-ipam.nvidia.com"
-    return names.get(kind.lower(), f"{kind.lower()}s")
+def option(words, *names, empty=""):
+    """The value of --name=value, --name value or -n value."""
+    for number, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name.lstrip("-") in names and word.startswith("-"):
+            return value if equals else words[number + 1]
+    return empty
 
 
-def get(words, objects):
-    kinds = words[0].split(",")
-    absent = [kind for kind in kinds if kind in load("absent_types.json", [])]
-    if absent:
-        refuse(f'error: the server doesn\'t have a resource type "{absent[0].partition(".")[0]}"')
-    namespace = None if "-A" in words else option(words, "-n", "default")
-    name = words[1] if len(words) > 1 and not words[1].startswith("-") else None
-    chosen = [
-        item
-        for item in objects
-        if plural(item["kind"]) in kinds + [f"{kind}s" for kind in kinds]
-        and (namespace is None or item["metadata"].get("namespace", namespace) == namespace)
-        and (name is None or item["metadata"]["name"] == name)
+def given() -> list[dict]:
+    document = json.load(sys.stdin)
+    return document["items"] if document["kind"] == "List" else [document]
+
+
+def show(items) -> None:
+    if items:
+        print(json.dumps(items[0] if len(items) == 1 else {"apiVersion": "v1", "kind": "List", "items": items}))
+
+
+def key(item) -> str:
+    meta = item["metadata"]
+    namespace = "" if item["kind"] in CLUSTER_WIDE else meta.get("namespace") or "default"
+    return "/".join([item["kind"], namespace, meta["name"]])
+
+
+def kinds(state) -> dict:
+    """{kind: plural.group} with those of the installed definitions."""
+    found = dict(BUILT_IN)
+    for item in state["objects"].values():
+        if item["kind"] == "CustomResourceDefinition":
+            spec = item["spec"]
+            found[spec["names"]["kind"]] = f"{spec['names']['plural']}.{spec['group']}"
+    return found
+
+
+def kind_of(state, word) -> str:
+    """The kind of node, nodes, daemonsets or daemonsets.apps."""
+    for kind, plural in kinds(state).items():
+        if word in (plural, plural.partition(".")[0], kind.lower()):
+            return kind
+    raise Failed(f'error: the server doesn\'t have a resource type "{word.partition(".")[0]}"')
+
+
+def named(state, words) -> dict:
+    """The object of TYPE NAME."""
+    kind = kind_of(state, words[1])
+    namespace = "" if kind in CLUSTER_WIDE else option(words, "n", "namespace", empty="default")
+    found = state["objects"].get(f"{kind}/{namespace}/{words[2]}")
+    if found is None and "--ignore-not-found" not in words:
+        raise Failed(f'Error from server (NotFound): {kinds(state)[kind]} "{words[2]}" not found')
+    return found
+
+
+def unmapped(state, items) -> list[str]:
+    return [
+        f'resource mapping not found for name: "{item["metadata"]["name"]}" namespace: "" from "STDIN": '
+        f'no matches for kind "{item["kind"]}" in version "{item["apiVersion"]}"\nensure CRDs are installed first'
+        for item in items
+        if item["kind"] not in kinds(state)
     ]
-    if name and not chosen:
-        refuse(f'Error from server (NotFound): {kinds[0]}s "{name}" not found')
-    print(json.dumps(chosen[0] if name else {"kind": "List", "items": chosen}))
 
 
-def apply(objects):
-    pending = load("pending.json", {})
-    for item in json.load(sys.stdin)["items"]:
-        key = (item["kind"], item["metadata"].get("namespace"), item["metadata"]["name"])
-        objects = [
-            one for one in objects if (one["kind"], one["metadata"].get("namespace"), one["metadata"]["name"]) != key
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def get(state, words) -> None:
+    if words[1] == "--raw=/readyz":
+        print("ok")
+    elif "--filename=-" in words:
+        items = given()
+        show([state["objects"][key(item)] for item in items if key(item) in state["objects"]])
+        if unmapped(state, items):
+            raise Failed("\n".join(unmapped(state, items)))
+    elif len(words) > 2 and not words[2].startswith("-"):
+        print(json.dumps(named(state, words)))
+    else:
+        wanted = {kind_of(state, word) for word in words[1].split(",")}
+        everywhere = "-A" in words or "--all-namespaces" in words
+        namespace = option(words, "n", "namespace", empty="default")
+        label, value = option(words, "selector").partition("=")[::2]
+        node = option(words, "field-selector").partition("spec.nodeName=")[2]
+        items = [
+            item
+            for name, item in state["objects"].items()
+            if item["kind"] in wanted
+            and (everywhere or item["kind"] in CLUSTER_WIDE or name.split("/")[1] == namespace)
+            and (not label or (item["metadata"].get("labels") or {}).get(label) == value)
+            and (not node or item["spec"].get("nodeName") == node)
         ]
-        if item["kind"] == "Pod":
-            started(item, pending.get(item["metadata"]["name"]))
-        objects.append(item)
-    save(objects)
+        print(json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
 
 
-def started(pod, reasons):
+def wait(state, words) -> None:
+    if any(word in state.get("never", []) for word in words):
+        raise Failed("error: timed out waiting for the condition")
+
+
+# --- server-side apply ------------------------------------------------------------------------------------------------
+
+
+def apply(state, words) -> None:
+    manager, force = option(words, "field-manager"), "--force-conflicts" in words
+    items = given()
+    if "--dry-run=server" not in words:
+        state.setdefault("applied", {}).setdefault(manager, []).extend(items)
+    errors, done = unmapped(state, items), []
+    for item in items:
+        namespace, name = item["metadata"].get("namespace"), item["metadata"]["name"]
+        if item["kind"] not in kinds(state):
+            continue
+        if namespace not in (None, "default", "kube-system") and f"Namespace//{namespace}" not in state["objects"]:
+            errors.append(f'Error from server (NotFound): namespaces "{namespace}" not found')
+        elif (item.get("spec") or {}).get("refused"):
+            errors.append(f'The {item["kind"]} "{name}" is invalid: spec.refused: Forbidden')
+        else:
+            try:
+                done.append(apply_one(state, item, manager, force))
+            except Failed as failed:
+                errors.append(str(failed))
+    if errors:
+        raise Failed("\n".join(errors))
+    show(done)
+
+
+def apply_one(state, item, manager, force) -> dict:
+    live = copy.deepcopy(state["objects"].get(key(item)))
+    if live is None:
+        number = len(state["calls"])
+        live = {"metadata": {"uid": f"u{number}", "creationTimestamp": "2026-01-01T00:00:00Z", "generation": 1}}
+        if item["kind"] == "DaemonSet":
+            live["spec"] = {"revisionHistoryLimit": 10}
+    owners = {entry["manager"]: set(entry["fieldsV1"]) for entry in live["metadata"].get("managedFields") or []}
+    aim = leaves({name: value for name, value in item.items() if name not in ("apiVersion", "kind")})
+    has = leaves(live)
+    clashes = sorted(
+        (other, path)
+        for other, held in owners.items()
+        for path in held
+        if other != manager and path in aim and has.get(path) != aim[path]
+    )
+    if clashes and not force:
+        names = " ".join(f'conflict with "{other}" using {item["apiVersion"]}: {path}' for other, path in clashes[:1])
+        if len(clashes) > 1:
+            names = "conflicts with " + "\n".join(f'"{other}" using v1:\n- {path}' for other, path in clashes)
+        raise Failed(
+            f"error: Apply failed with {len(clashes)} conflict{'s' if len(clashes) > 1 else ''}: {names}\n"
+            "Please review the fields above--they currently have other managers."
+        )
+    for path in owners.get(manager, set()) - set(aim):
+        if not any(path in held for other, held in owners.items() if other != manager):
+            drop(live, path)
+    merge(live, copy.deepcopy(item))
+    for other in owners:
+        owners[other] -= {path for who, path in clashes if who == other}
+    owners[manager] = set(aim)
+    meta = live["metadata"]
+    if item["kind"] not in CLUSTER_WIDE:
+        meta.setdefault("namespace", "default")
+    held = sorted((name, sorted(paths)) for name, paths in owners.items() if paths)
+    meta["managedFields"] = [{"manager": name, "fieldsV1": paths} for name, paths in held]
+    meta["resourceVersion"] = str(len(state["calls"]))
+    if item["kind"] == "Pod":
+        start(live, state.get("pending", {}).get(meta["name"]))
+    state["objects"][key(item)] = live
+    return live
+
+
+def leaves(value, path="") -> dict:
+    if isinstance(value, dict) and value:
+        return {name: leaf for child in value for name, leaf in leaves(value[child], f"{path}.{child}").items()}
+    return {path: value}
+
+
+def merge(into, new) -> None:
+    """RFC 7386: null takes a field away."""
+    for name, value in new.items():
+        if value is None:
+            into.pop(name, None)
+        elif isinstance(value, dict):
+            if not isinstance(into.get(name), dict):
+                into[name] = {}
+            merge(into[name], value)
+        else:
+            into[name] = value
+
+
+def drop(item, path) -> None:
+    *parents, last = path.strip(".").split(".")
+    for name in parents:
+        item = item.get(name) or {}
+    item.pop(last, None)
+
+
+def fill_in_tokens(state) -> None:
+    known = state.get("tokens", {})
+    for item in state["objects"].values():
+        if item.get("type") == "kubernetes.io/service-account-token":
+            token = known.get(item["metadata"]["annotations"][ACCOUNT], known.get("*"))
+            if token:
+                item["data"] = {"token": base64.b64encode(token.encode()).decode()}
+
+
+# --- pods -------------------------------------------------------------------------------------------------------------
+
+
+def start(pod, reasons) -> None:
     if reasons:
         conditions = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": reasons[0]}]
         waiting = {"waiting": {"reason": reasons[-1], "message": "planted"}}
@@ -106,13 +342,12 @@ def started(pod, reasons):
         pod["metadata"]["annotations"]["k8s.v1.cni.cncf.io/network-status"] = json.dumps(noted)
 
 
-def execute(words):
-    pod, command = words[2], words[words.index("--") + 1 :]
+def execute(state, words) -> None:
+    pod, command = words[3], words[words.index("--") + 1 :]
     if command[0] == "sh":
-        answer = FOLDER / "answers" / f"{pod}.txt"
-        if not answer.exists():
-            refuse('OCI runtime exec failed: exec: "sh": executable file not found in $PATH', 126)
-        print(answer.read_text(), end="")
+        if pod not in state.get("answers", {}):
+            raise Failed('OCI runtime exec failed: exec: "sh": executable file not found in $PATH', 126)
+        print(state["answers"][pod], end="")
     elif command[0] == "ping":
         print("3 packets transmitted, 3 received, 0% packet loss, time 2003ms")
     elif "rping" in command and "-c" in command:
@@ -121,43 +356,91 @@ def execute(words):
         print(" 65536      5000             0.00               9301.10                0.148818")
 
 
-def delete(words, objects):
-    if words[0] == "namespace":
-        namespace = words[1]
-        objects = [
-            item
-            for item in objects
-            if item["metadata"].get("namespace") != namespace
-            and (item["kind"], item["metadata"]["name"]) != ("Namespace", namespace)
+# --- deleting, draining -----------------------------------------------------------------------------------------------
+
+
+def delete(state, words) -> None:
+    if "--filename=-" in words:
+        gone = [key(item) for item in given()]
+    elif "--all" in words:
+        before = f"{kind_of(state, words[1])}/{option(words, 'n', 'namespace')}/"
+        gone = [name for name in state["objects"] if name.startswith(before)]
+    else:
+        found = named(state, words)
+        gone = [key(found)] if found else []
+    spaces = [name.split("/")[2] for name in gone if name.startswith("Namespace/")]
+    gone += [name for name in state["objects"] if name.split("/")[1] in spaces]
+    for name in gone:
+        state["objects"].pop(name, None)
+        if name in state.get("processes", {}):
+            shutil.rmtree(state["processes"].pop(name))
+
+
+def patch(state, words) -> None:
+    item = named(state, words)
+    before = copy.deepcopy(item)
+    if option(words, "type") != "merge":
+        raise Failed("error: the double knows merge patches only")
+    merge(item, json.loads(option(words, "patch")))
+    print(f"{words[1]}/{words[2]} patched" + ("" if item != before else " (no change)"))
+
+
+def drain(state, words) -> None:
+    name = words[1]
+    node = named(state, ["drain", "node", name])
+    print(f"node/{name} " + ("already cordoned" if node["spec"].get("unschedulable") else "cordoned"))
+    node["spec"]["unschedulable"] = True
+    here = [
+        item
+        for item in state["objects"].values()
+        if item["kind"] == "Pod"
+        and item["spec"].get("nodeName") == name
+        and MIRROR not in (item["metadata"].get("annotations") or {})
+    ]
+    by_owner: dict = {}
+    for pod in here:
+        owner = next((owner["kind"] for owner in pod["metadata"].get("ownerReferences") or []), None)
+        by_owner.setdefault(owner, []).append(f"{pod['metadata']['namespace']}/{pod['metadata']['name']}")
+    errors = []
+    if None in by_owner:
+        listed = ", ".join(by_owner[None])
+        errors.append(f"cannot delete Pods that declare no controller (use --force to override): {listed}")
+    if "DaemonSet" in by_owner and "--ignore-daemonsets" not in words:
+        listed = ", ".join(by_owner["DaemonSet"])
+        errors.append(f"cannot delete DaemonSet-managed Pods (use --ignore-daemonsets to ignore): {listed}")
+    if errors:
+        raise Failed(undrained(name, errors))
+    if "DaemonSet" in by_owner:
+        print(f"Warning: ignoring DaemonSet-managed Pods: {', '.join(by_owner['DaemonSet'])}", file=sys.stderr)
+    for pod in here:
+        if f"{pod['metadata']['namespace']}/{pod['metadata']['name']}" not in by_owner.get("DaemonSet", []):
+            evict(state, name, pod, option(words, "timeout", empty="0s"))
+    print(f"node/{name} drained")
+
+
+def evict(state, node, pod, timeout) -> None:
+    namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
+    print(f"evicting pod {namespace}/{name}")
+    if name in state.get("budgets", []):
+        what = f'error when evicting pods/"{name}" -n "{namespace}"'
+        refusal = "Cannot evict pod as it would violate the pod's disruption budget."
+        print(f"{what} (will retry after 5s): {refusal}", file=sys.stderr)
+        raise Failed(undrained(node, [f"{what}: global timeout reached: {timeout}"]))
+    del state["objects"][key(pod)]
+    print(f"pod/{name} evicted")
+
+
+def undrained(name, errors) -> str:
+    listed = errors[0] if len(errors) == 1 else f"[{', '.join(errors)}]"
+    return "\n".join(
+        [
+            f'error: unable to drain node "{name}" due to error: {listed}, continuing command...',
+            "There are pending nodes to be drained:",
+            f" {name}",
+            *errors,
         ]
-    else:
-        namespace = option(words, "-n")
-        objects = [item for item in objects if item["kind"] != "Pod" or item["metadata"].get("namespace") != namespace]
-    save(objects)
-
-
-def main():
-    words = sys.argv[2:]
-    with open(FOLDER / "calls.log", "a") as log:
-        log.write(" ".join(words[:5]).replace("\n", " ") + "\n")
-    if (FOLDER / "down").exists():
-        refuse("The connection to the server 127.0.0.1:6443 was refused - did you specify the right host or port?")
-    busy = load("busy.json", {}).get(words[0], 0)
-    if busy:
-        (FOLDER / "busy.json").write_text(json.dumps({words[0]: busy - 1}))
-        refuse("Unable to connect to the server: net/http: TLS handshake timeout")
-    objects = load("objects.json", [])
-    if words[0] == "get":
-        get(words[1:], objects)
-    elif words[0] == "apply":
-        apply(objects)
-    elif words[0] == "exec":
-        execute(words[1:])
-    elif words[0] == "delete":
-        delete(words[1:], objects)
-    else:
-        refuse(f"the double knows no {words[0]}", 2)
+    )
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

@@ -59,13 +59,13 @@ def objects(daemonset: dict, config: str, links_up: bool, settings: dict) -> lis
     return [config_map, made]
 
 
-def plugins(listing: dict) -> list[dict]:
-    """The device plugins in `kubectl get daemonsets --all-namespaces --output json`.
+def plugins(daemon_sets: list[dict]) -> list[dict]:
+    """The device plugins among the DaemonSets of a cluster.
 
     Each with namespace, name, image, ours (made by this role), owner (the object that would bring it back, or "").
     """
     found = []
-    for item in listing["items"]:
+    for item in daemon_sets:
         for container in item["spec"]["template"]["spec"]["containers"]:
             words = [*container.get("command", []), *container.get("args", [])]
             # The Go plugin's image has the path as its entry point; its manifests need not name it.

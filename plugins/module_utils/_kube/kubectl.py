@@ -15,6 +15,7 @@ import time
 from .._core.change import Finding, Refused
 
 MANAGER = "gpufabric.rdma"
+SEE_K3S = "see systemctl status k3s on the first server (journalctl -u k3s) and run again"
 POLL_SECONDS = 3
 TIMED_OUT, NOT_FOUND = 124, 127
 # sudo and non-interactive SSH leave /usr/local/bin, where k3s is, out of PATH.
@@ -42,9 +43,8 @@ class KubectlError(Refused):
 class Unreachable(KubectlError):
     """No API server answers, or there is no kubectl to ask it."""
 
-    def __init__(self, reason: str):
-        step = "see systemctl status k3s on the first server (journalctl -u k3s) and run again"
-        super().__init__("an answer", last_words(reason), step)
+    def __init__(self, reason: str, next_step: str):
+        super().__init__("an answer", last_words(reason), next_step)
 
 
 # --- what kubectl says ------------------------------------------------------------------------------------------------
@@ -98,12 +98,21 @@ class Kubectl:
     """Runs kubectl. Texts go in by standard input, so secrets appear on no command line.
 
     argv: the command, word by word. limit: seconds for one call. patience: seconds for which a call that may be made
-    twice is repeated while no API server answers. calls: how many times kubectl was run.
+    twice is repeated while no API server answers. next_step: what to do where none does. calls: how many times kubectl
+    was run.
     """
 
-    def __init__(self, argv, limit: float = 60, patience: float = 0, clock=time.monotonic, sleep=time.sleep):
+    def __init__(
+        self,
+        argv,
+        limit: float = 60,
+        patience: float = 0,
+        next_step: str = SEE_K3S,
+        clock=time.monotonic,
+        sleep=time.sleep,
+    ):
         self.calls = 0
-        self._argv, self._limit, self._patience = list(argv), limit, patience
+        self._argv, self._limit, self._patience, self._next_step = list(argv), limit, patience, next_step
         self._clock, self._sleep = clock, sleep
 
     def run(self, *words: str, text: str | None = None, limit: float | None = None) -> tuple[int, str, str]:
@@ -132,7 +141,7 @@ class Kubectl:
         answer = retry_until(lambda: self.run(*words, text=text, limit=limit), self._patience, self._clock, self._sleep)
         code, _out, error = answer
         if code in (TIMED_OUT, NOT_FOUND) or (code and unreachable(error)):
-            raise Unreachable(error)
+            raise Unreachable(error, self._next_step)
         return answer
 
     def items(self, *words: str) -> list[dict]:

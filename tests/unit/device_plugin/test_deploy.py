@@ -201,20 +201,18 @@ def listed(name, container, labels=None, owner=None):
 
 def test_daemonsets_that_run_the_plugin_are_known_by_image_or_command():
     found = objects.plugins(
-        {
-            "items": [
-                listed("a", {"image": "ghcr.io/mellanox/k8s-rdma-shared-dev-plugin:latest"}),
-                listed("b", {"image": "nvcr.io/x/plugin:1", "command": ["/bin/k8s-rdma-shared-dp"]}),
-                listed("ours", {"image": "x", "command": ["/bin/k8s-rdma-shared-dp"]}, objects.LABELS),
-                listed(
-                    "applied",
-                    {"image": "x", "command": ["/bin/k8s-rdma-shared-dp"]},
-                    {objects.OWNER_LABEL: objects.OWNER},
-                ),
-                listed("operator", {"image": "k8s-rdma-shared-dev-plugin"}, owner=("NicClusterPolicy", "nic")),
-                listed("other", {"image": "kube-flannel"}),
-            ]
-        }
+        [
+            listed("a", {"image": "ghcr.io/mellanox/k8s-rdma-shared-dev-plugin:latest"}),
+            listed("b", {"image": "nvcr.io/x/plugin:1", "command": ["/bin/k8s-rdma-shared-dp"]}),
+            listed("ours", {"image": "x", "command": ["/bin/k8s-rdma-shared-dp"]}, objects.LABELS),
+            listed(
+                "applied",
+                {"image": "x", "command": ["/bin/k8s-rdma-shared-dp"]},
+                {objects.OWNER_LABEL: objects.OWNER},
+            ),
+            listed("operator", {"image": "k8s-rdma-shared-dev-plugin"}, owner=("NicClusterPolicy", "nic")),
+            listed("other", {"image": "kube-flannel"}),
+        ]
     )
     assert [(item["name"], item["ours"], item["owner"]) for item in found] == [
         ("a", False, ""),

@@ -265,7 +265,7 @@ def test_k15_containers_end_before_links_and_mounts_and_what_stays_is_listed():
 def test_k16_containers_live_through_a_restart_and_a_drain_needs_an_answer():
     assert "KillMode=process" in config.unit("server")
     tasks = (ROOT / "roles/k3s/tasks/upgrade.yml").read_text()
-    assert tasks.index("k3s_drain_allowed is none") < tasks.index("- drain") < tasks.index("node.yml")
+    assert tasks.index("k3s_drain_allowed is none") < tasks.index("state: drained") < tasks.index("node.yml")
 
 
 def test_k17_nothing_waits_for_all_pods():

@@ -43,7 +43,6 @@ class Cluster(pod_network.Site):
             "ANSIBLE_COLLECTIONS_PATH": ":".join(sys.path),
             "ANSIBLE_HOME": str(folder / "home"),
             "ANSIBLE_SSH_TIMEOUT": "3",
-            "APPLY_DOUBLE": str(self.state),
             "LC_ALL": "C.UTF-8",
             "PATH": f"{folder / 'bin'}:{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}",
             "PWD": str(folder),
@@ -91,7 +90,7 @@ class Cluster(pod_network.Site):
             for path in (root / directory).rglob("*")
             if not path.is_symlink()
         }
-        return files, json.loads(self.state.read_text())["objects"]
+        return files, self.cluster.objects
 
 
 @pytest.fixture(scope="module")
@@ -116,18 +115,18 @@ def test_a_converged_cluster_gives_0(cluster):
 
 def test_drift_on_a_node_in_an_object_and_in_a_secret_is_found_where_it_is(cluster):
     conflist, token = cluster.nodes["node2"] / CONFLIST, cluster.nodes["node2"] / "etc/rancher/k3s/token"
-    kept = conflist.read_bytes(), cluster.state.read_bytes()
+    kept = conflist.read_bytes(), cluster.cluster.path.read_bytes()
     conflist.write_text("{}\n")
     token.chmod(0o644)
-    state = json.loads(kept[1])
-    del state["objects"][MAP]
-    cluster.state.write_text(json.dumps(state))
+    objects = cluster.cluster.objects
+    del objects[MAP]
+    cluster.cluster.state(objects=objects)
     try:
         code, hosts, output = cluster.drift()
     finally:
         conflist.write_bytes(kept[0])
         token.chmod(0o600)
-        cluster.state.write_bytes(kept[1])
+        cluster.cluster.path.write_bytes(kept[1])
     assert code == 2, output
     assert differences(hosts["node1"]) == {("flannel", "ConfigMap kube-flannel/kube-flannel-cfg")}
     assert differences(hosts["node2"]) == {("flannel", f"/{CONFLIST}"), ("k3s", "/etc/rancher/k3s/token")}

@@ -17,16 +17,11 @@ ROCE = (ROOT / "tests/fixtures/pods/roce.txt").read_text()
 
 
 def test_pods_are_measured_in_both_directions_and_are_gone_afterwards(tmp_path):
-    cluster = kubectl_cluster.make(tmp_path / "cluster", "enp1s0f0np0", pods.own_resource(0))
+    cluster = kubectl_cluster.make(tmp_path / "cluster.json", "enp1s0f0np0", pods.own_resource(0))
     for number in (1, 2):
         pod = {"kind": "workload", "node": f"node{number}"}
         cluster.answer(f"workload-node{number}", kubectl_cluster.answer_of(ROCE, pod))
-    program = tmp_path / "bin/k3s"
-    program.parent.mkdir()
-    program.write_text(
-        f'#!/bin/sh\nKUBECTL_DOUBLE={cluster.folder} exec {sys.executable} -E -S {kubectl_cluster.DOUBLE} "$@"\n'
-    )
-    program.chmod(0o755)
+    cluster.install(tmp_path / "bin/k3s")
     hosts = {}
     for number in (1, 2):
         root = tmp_path / f"node{number}"
@@ -47,7 +42,7 @@ def test_pods_are_measured_in_both_directions_and_are_gone_afterwards(tmp_path):
     inventory.write_text(yaml.safe_dump({"all": {"children": groups}}))
     environment = {
         **os.environ,
-        "PATH": f"{program.parent}:{os.environ['PATH']}",
+        "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
         "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
         "ANSIBLE_HOME": str(tmp_path / "home"),
         "ANSIBLE_NOCOLOR": "1",
@@ -73,9 +68,8 @@ def test_pods_are_measured_in_both_directions_and_are_gone_afterwards(tmp_path):
     assert {row["verdict"] for row in tests} == {"outlier"}
     assert done.returncode != 0
     assert "pod round 2 of 2: 1 test, slowest 78.023 Gb/s" in output
-    sent = [call for call in cluster.calls() if call.startswith("exec")]
+    sent = cluster.calls("exec")
     # The double notes a call when its process has begun, and a server whose client is done may be ended before.
     assert 2 + 2 <= len(sent) <= 2 + 4, "each pod is asked once; a server and a client for each direction"
-    applied = [call for call in cluster.calls() if call.startswith("apply")]
-    assert len(applied) == 1
+    assert len(cluster.calls("apply")) == 1
     assert "gpufabric-verification" not in cluster.namespaces()

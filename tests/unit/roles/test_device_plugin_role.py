@@ -18,7 +18,7 @@ import pytest
 import yaml
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import plan as planner
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import wheels
-from ansible_collections.gpufabric.rdma.tests.tools import tree
+from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster, tree
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 LOCKED = yaml.safe_load((ROOT / "lock/artifacts.yml").read_text())["wheels"]
@@ -31,24 +31,6 @@ PLAY = [
         "roles": [{"role": "gpufabric.rdma.device_plugin"}],
     }
 ]
-# What the double of cluster_objects does not know: DaemonSets of all namespaces, and one being deleted with its pods.
-KUBECTL = """
-import json, os, pathlib, runpy, shutil, sys
-state = pathlib.Path(os.environ["APPLY_DOUBLE"])
-words = sys.argv[1:]
-known = json.loads(state.read_text()) if state.exists() else {{"objects": {{}}}}
-if words[:2] == ["get", "daemonsets"] and "--all-namespaces" in words:
-    items = [item for item in known["objects"].values() if item["kind"] == "DaemonSet"]
-    print(json.dumps({{"items": items}}))
-elif words[:2] == ["delete", "daemonset"]:
-    namespace = next(word.partition("=")[2] for word in words if word.startswith("--namespace="))
-    del known["objects"]["/".join(["DaemonSet", namespace, words[2]])]
-    state.write_text(json.dumps(known))
-    shutil.rmtree({process!r})
-else:
-    sys.argv = [{double!r}, *words]
-    runpy.run_path({double!r}, run_name="__main__")
-"""
 
 
 class Place:
@@ -57,20 +39,18 @@ class Place:
     def __init__(self, folder):
         self.folder = folder
         self.root = tree.lay_out(tree.load("h100-8x-cx7-ib"), folder / "node")
-        self.state = folder / "cluster.json"
+        self.cluster = kubectl_cluster.Cluster(folder / "cluster.json")
         stamp = self.root / planner.STAMP.lstrip("/")
         stamp.parent.mkdir(parents=True)
         stamp.write_text(wheels.stamp(LOCKED, f"{sys.version_info[0]}.{sys.version_info[1]}"))
         self.process = self.root / "proc/4242"
-        double = str(ROOT / "tests/tools/apply_double.py")
-        (folder / "kubectl.py").write_text(KUBECTL.format(process=str(self.process), double=double))
 
     def go_plugin(self, name="rdma-shared-dp-ds", **meta):
         """The Go plugin, in the cluster and on the node."""
         config_map, daemon_set = json.loads(json.dumps(RECIPE))
         daemon_set["metadata"] = {**daemon_set["metadata"], "name": name, **meta}
-        objects = {f"{item['kind']}/kube-system/{item['metadata']['name']}": item for item in (config_map, daemon_set)}
-        self.state.write_text(json.dumps({"objects": objects, "calls": []}))
+        self.cluster.state(objects={}, calls=[], processes={f"DaemonSet/kube-system/{name}": str(self.process)})
+        self.cluster.add(config_map, daemon_set)
         config = {"configList": [{"resourceName": "hca_shared_devices_0"}]}
         (self.process / "root/k8s-rdma-shared-dev-plugin").mkdir(parents=True)
         (self.process / "root/k8s-rdma-shared-dev-plugin/config.json").write_text(json.dumps(config))
@@ -80,7 +60,7 @@ class Place:
 
     @property
     def objects(self):
-        return json.loads(self.state.read_text())["objects"] if self.state.exists() else {}
+        return self.cluster.objects
 
     def text(self, path):
         place = self.root / path.lstrip("/")
@@ -91,7 +71,7 @@ class Place:
             "ansible_connection": "local",
             "ansible_python_interpreter": sys.executable,
             "discovery_root": str(self.root),
-            "device_plugin_kubectl": [sys.executable, str(self.folder / "kubectl.py")],
+            "device_plugin_kubectl": self.cluster.argv,
             **variables,
         }
         inventory = self.folder / "hosts.yml"
@@ -102,7 +82,6 @@ class Place:
             "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
             "ANSIBLE_HOME": str(self.folder / "home"),
             "ANSIBLE_NOCOLOR": "1",
-            "APPLY_DOUBLE": str(self.state),
         }
         command = [sys.executable, "-m", "ansible", "playbook", "-i", inventory, self.folder / "play.yml", *arguments]
         done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=self.folder, check=False)

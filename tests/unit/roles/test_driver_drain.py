@@ -8,37 +8,37 @@ import subprocess
 import sys
 
 import pytest
-from ansible_collections.gpufabric.rdma.tests.tools import drain_double, tree
+from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster, tree
 
 MARK = "rdma.gpufabric.io/cordoned-for-driver"
-POD = {"namespace": "jobs", "name": "train-0", "node": "node1", "owner": "ReplicaSet"}
-PROXY = {"namespace": "kube-system", "name": "kube-proxy-x", "node": "node1", "owner": "DaemonSet"}
+POD = kubectl_cluster.pod("jobs", "train-0", "node1", owner="ReplicaSet")
+PROXY = kubectl_cluster.pod("kube-system", "kube-proxy-x", "node1", owner="DaemonSet")
+# What the gate says of a node on which pods run; the driver itself is left alone here.
+GATE = {"verdict": "nothing", "steps": ["cordon and drain the Kubernetes node"]}
 
 
-class Cluster:
-    """The state file of the double, and the two halves of the role that speak to it."""
+class Cluster(kubectl_cluster.Cluster):
+    """The cluster, and the two halves of the role that speak to it."""
 
     def __init__(self, folder, node):
+        super().__init__(folder / "cluster.json")
         self.folder, self.node = folder, node
-        self.path = folder / "cluster.json"
-        self.write(nodes={"node1": {"unschedulable": False, "annotations": {"a.example/b": "kept"}}}, pods=[POD, PROXY])
-
-    def write(self, **state):
-        self.path.write_text(json.dumps({**(self.read() if self.path.exists() else {}), **state}))
-
-    def read(self):
-        return json.loads(self.path.read_text())
+        self.add(kubectl_cluster.node("node1", annotations={"a.example/b": "kept"}), POD, PROXY)
 
     @property
     def cordoned(self):
-        return self.read()["nodes"]["node1"]["unschedulable"]
+        return self.objects["Node//node1"]["spec"].get("unschedulable", False)
 
     @property
     def annotations(self):
-        return self.read()["nodes"]["node1"]["annotations"]
+        return self.objects["Node//node1"]["metadata"]["annotations"]
+
+    @property
+    def pods(self):
+        return [item for item in self.objects.values() if item["kind"] == "Pod"]
 
     def play(self, *halves, **variables):
-        """Runs drain.yml, verify.yml or both; (exit code, output, number of changes)."""
+        """Runs activate.yml, verify.yml or both; (exit code, output, number of changes)."""
         playbook = [
             {
                 "hosts": "all",
@@ -54,7 +54,9 @@ class Cluster:
             "ansible_python_interpreter": sys.executable,
             "discovery_root": str(self.node),
             "driver_drain_allowed": True,
-            "driver_drain_command": [sys.executable, drain_double.__file__, f"--kubeconfig={self.path}"],
+            "driver_drain_command": self.argv,
+            "__driver_plan": {"changes": []},
+            "__driver_gate": GATE,
             **variables,
         }
         (self.folder / "play.yml").write_text(json.dumps(playbook))
@@ -86,11 +88,11 @@ def cluster(tmp_path):
 
 
 def test_the_node_is_cordoned_drained_and_let_in_again(cluster):
-    code, output, changed = cluster.play("drain")
-    assert (code, changed) == (0, 2), output
+    code, output, changed = cluster.play("activate")
+    assert (code, changed) == (0, 1), output
     assert cluster.cordoned
     assert cluster.annotations == {"a.example/b": "kept", MARK: "true"}
-    assert cluster.read()["pods"] == [PROXY]
+    assert cluster.pods == [PROXY]
     code, output, changed = cluster.play("verify")
     assert (code, changed) == (0, 1), output
     assert not cluster.cordoned
@@ -100,46 +102,48 @@ def test_the_node_is_cordoned_drained_and_let_in_again(cluster):
 
 
 def test_a_node_that_somebody_else_has_cordoned_stays_cordoned(cluster):
-    cluster.write(nodes={"node1": {"unschedulable": True, "annotations": {}}})
-    code, output, changed = cluster.play("drain", "verify")
+    cordoned = kubectl_cluster.node("node1", annotations={})
+    cordoned["spec"]["unschedulable"] = True
+    cluster.add(cordoned)
+    code, output, changed = cluster.play("activate", "verify")
     assert (code, changed) == (0, 1), output  # the drain alone
     assert cluster.cordoned
     assert cluster.annotations == {}
-    assert cluster.read()["pods"] == [PROXY]
+    assert cluster.pods == [PROXY]
 
 
 def test_a_run_that_ended_between_drain_and_uncordon_is_taken_up_by_the_next(cluster):
-    assert cluster.play("drain")[0] == 0
+    assert cluster.play("activate")[0] == 0
     # The run ends here. The next one finds the node cordoned, and knows by the note that it was this role.
-    code, output, changed = cluster.play("drain", "verify")
+    code, output, changed = cluster.play("activate", "verify")
     assert (code, changed) == (0, 1), output
     assert not cluster.cordoned
     assert MARK not in cluster.annotations
 
 
 def test_a_next_run_that_has_nothing_to_drain_still_lets_pods_in(cluster):
-    assert cluster.play("drain")[0] == 0
+    assert cluster.play("activate")[0] == 0
     assert cluster.play("verify")[0] == 0
     assert not cluster.cordoned
 
 
 def test_a_drain_that_a_disruption_budget_stops_is_told_and_leaves_a_state_to_go_on_from(cluster):
-    cluster.write(pods=[{**POD, "budget": True}, PROXY])
-    code, output, _changed = cluster.play("drain")
+    cluster.state(budgets=["train-0"])
+    code, output, _changed = cluster.play("activate")
     assert code != 0
-    assert "node node1 of the cluster: wanted cordoned and drained, seen at 'Drain the node'" in output
+    assert "node node1: wanted drained within 600 s, seen a disruption budget protects jobs/train-0" in output
     assert "global timeout reached: 600s" in output
-    assert "The driver is as it was. Next step:" in output
+    assert "Next step: settle what it names" in output
     assert cluster.annotations[MARK] == "true"
-    cluster.write(pods=[POD, PROXY])
-    code, output, _changed = cluster.play("drain", "verify")
+    cluster.state(budgets=[])
+    code, output, _changed = cluster.play("activate", "verify")
     assert code == 0, output
     assert not cluster.cordoned
-    assert cluster.read()["pods"] == [PROXY]
+    assert cluster.pods == [PROXY]
 
 
 def test_a_name_that_the_cluster_does_not_know_is_told(cluster):
-    code, output, changed = cluster.play("drain", driver_drain_node="gpu-17")
+    code, output, changed = cluster.play("activate", driver_drain_node="gpu-17")
     assert (code, changed) == (2, 0), output
     assert 'nodes \\"gpu-17\\" not found' in output
     assert "driver_drain_node" in output
@@ -148,4 +152,4 @@ def test_a_name_that_the_cluster_does_not_know_is_told(cluster):
 
 def test_without_consent_the_cluster_is_not_asked(cluster):
     assert cluster.play("verify", driver_drain_allowed=None)[0] == 0
-    assert "calls" not in cluster.read()
+    assert cluster.calls() == []

@@ -16,29 +16,12 @@ import pytest
 import yaml
 from ansible_collections.gpufabric.rdma.plugins.action import git_folder
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._gitops.folder import MARK, name_of
-from ansible_collections.gpufabric.rdma.tests.tools import tree
+from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster, tree
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
-DOUBLE = ROOT / "tests/tools/apply_double.py"
 ROLES = ("flannel", "node_ready", "multus", "networks", "device_plugin")
 OWNERS = dict(zip(("flannel", "node-ready", "multus", "networks", "rdma-device-plugin"), ROLES))
-# `k3s kubectl …` that keeps the objects of each apply that is no dry run, and fills in tokens as the cluster does.
-K3S = """#!{python}
-import json, pathlib, subprocess, sys
-state, words, text = pathlib.Path({state!r}), sys.argv[2:], ""
-if "--filename=-" in words:
-    text = sys.stdin.read()
-    if words[0] == "apply" and "--dry-run=server" not in words:
-        with open({sent!r}, "a") as kept:
-            kept.write(json.dumps(json.loads(text)["items"]) + "\\n")
-done = subprocess.run([sys.executable, "-E", "-S", {double!r}, *words], input=text, text=True)
-found = json.loads(state.read_text())
-for item in found["objects"].values():
-    if item.get("type") == "kubernetes.io/service-account-token" and "--dry-run=server" not in words:
-        item["data"] = {{"token": "c2VjcmV0LXRva2Vu"}}
-state.write_text(json.dumps(found))
-sys.exit(done.returncode)
-"""
+FLUX = "kustomize-controller"
 VARIABLES = {
     "cluster_objects_folder": "git/rack1",
     "device_plugin_mode": "daemonset",
@@ -51,22 +34,15 @@ VARIABLES = {
 class Site:
     def __init__(self, folder: pathlib.Path):
         self.folder, self.git = folder, folder / "git/rack1"
-        self.state, self.sent = folder / "cluster.json", folder / "sent.jsonl"
+        self.cluster = kubectl_cluster.Cluster(folder / "cluster.json")
         hosts = {}
         for name in ("node1", "node2"):
             tree.lay_out(tree.load("lab-rxe-debian12"), folder / name)
             (folder / name / "proc/sys/kernel/hostname").write_text(f"{name}\n")
             hosts[name] = {"discovery_root": str(folder / name)}
-        program = folder / "bin/k3s"
-        program.parent.mkdir()
-        program.write_text(
-            K3S.format(python=sys.executable, state=str(self.state), sent=str(self.sent), double=str(DOUBLE))
-        )
-        program.chmod(0o755)
-        nfd = {"group": "nfd.k8s-sigs.io", "names": {"kind": "NodeFeatureRule", "plural": "nodefeaturerules"}}
-        meta = {"name": "nodefeaturerules.nfd.k8s-sigs.io"}
-        definition = {"kind": "CustomResourceDefinition", "metadata": meta, "spec": nfd}
-        self.server({"objects": {f"CustomResourceDefinition//{meta['name']}": definition}})
+        self.cluster.install(folder / "bin/k3s")
+        self.cluster.add(kubectl_cluster.definition("nfd.k8s-sigs.io", "NodeFeatureRule", "nodefeaturerules"))
+        self.cluster.state(tokens={"*": "secret-token"})
         common = {
             "ansible_connection": "local",
             "ansible_python_interpreter": sys.executable,
@@ -79,13 +55,6 @@ class Site:
         (folder / "hosts.json").write_text(json.dumps(inventory))
         facts = {"root": "{{ discovery_root }}", "software_hcas": True, "rails": "{{ discovery_rails }}"}
         self.facts = {"gpufabric.rdma.hca_facts": facts}
-
-    def server(self, change: dict | None = None) -> dict:
-        known = json.loads(self.state.read_text()) if self.state.exists() else {}
-        if change is not None:
-            known.update(change)
-            self.state.write_text(json.dumps(known))
-        return known
 
     def play(self, name: str, *arguments: str, **variables) -> tuple[int, str]:
         done = subprocess.run(
@@ -101,7 +70,6 @@ class Site:
                 "ANSIBLE_HOME": str(self.folder / "home"),
                 "ANSIBLE_NOCOLOR": "1",
                 "ANSIBLE_PIPELINING": "1",
-                "APPLY_DOUBLE": str(self.state),
                 "LC_ALL": "C.UTF-8",
                 "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}",
             },
@@ -128,9 +96,14 @@ class Site:
                 labels = item["metadata"].setdefault("labels", {})
                 labels["kustomize.toolkit.fluxcd.io/name"] = role
                 subprocess.run(
-                    [sys.executable, DOUBLE, "apply", "--server-side", "--field-manager=kustomize-controller"],
+                    [
+                        *self.cluster.argv,
+                        "apply",
+                        "--server-side",
+                        "--filename=-",
+                        f"--field-manager={FLUX}",
+                    ],
                     input=json.dumps(item),
-                    env={**os.environ, "APPLY_DOUBLE": str(self.state)},
                     text=True,
                     check=True,
                     stdout=subprocess.DEVNULL,
@@ -149,9 +122,9 @@ class Site:
 
     def applied(self) -> list[dict]:
         """What any real apply was handed, and nothing else can write: see the double's verbs."""
-        sent = self.sent.read_text().splitlines() if self.sent.exists() else []
-        assert [call for call in self.server().get("calls", []) if call[0] == "delete"] == []
-        return [item for line in sent for item in json.loads(line)]
+        assert self.cluster.calls("delete") == []
+        applied = self.cluster.state().get("applied", {})
+        return [item for manager, items in applied.items() if manager != FLUX for item in items]
 
 
 @pytest.fixture
@@ -164,7 +137,7 @@ def test_each_role_s_folder_has_byte_for_byte_what_the_role_applies(site):
     code, output = site.render()
     assert code == 0, output
     assert site.nodes() == before, "rendering has changed a node"
-    assert site.server().get("calls") is None, "rendering has asked the cluster"
+    assert site.cluster.calls() == [], "rendering has asked the cluster"
     rendered = site.files()
 
     code, output = site.apply()
@@ -241,19 +214,19 @@ def test_what_cannot_be_rendered_is_refused_before_anything_is_written(site):
 def test_with_gitops_the_roles_apply_nothing_accept_what_was_synced_and_name_each_difference(site):
     assert site.render()[0] == 0
     site.sync()
-    synced = site.server()["objects"]
+    synced = site.cluster.objects
     code, output = site.apply(cluster_objects_owner="gitops")
     assert code == 0, output
     assert {(item["kind"], item.get("type")) for item in site.applied()} == {
         ("Secret", "kubernetes.io/service-account-token")
     }, "the tokens that the nodes lacked, and nothing else"
-    left = {name: item for name, item in site.server()["objects"].items() if item["kind"] != "Secret"}
+    left = {name: item for name, item in site.cluster.objects.items() if item["kind"] != "Secret"}
     assert left == synced
-    waited = [call[2] for call in site.server()["calls"] if call[0] == "rollout"]
+    waited = [call[2] for call in site.cluster.calls("rollout")]
     assert "daemonset/kube-multus-ds" in waited, "objects are still awaited"
-    site.sent.unlink()
+    site.cluster.state(applied={})
 
-    objects = site.server()["objects"]
+    objects = site.cluster.objects
     objects["ConfigMap/kube-flannel/kube-flannel-cfg"]["data"]["net-conf.json"] = "{}"
     attachment = objects.pop("NetworkAttachmentDefinition/default/rail1")
     attachment["metadata"] = {**attachment["metadata"], "name": "rail9"}
@@ -269,7 +242,7 @@ def test_with_gitops_the_roles_apply_nothing_accept_what_was_synced_and_name_eac
     assert code != 0
     assert "NetworkAttachmentDefinition default/rail1: wanted present, seen absent" in said
     assert "default/rail9: wanted absent, as no role makes it any more, seen present" in said
-    assert site.server()["objects"] == objects
+    assert site.cluster.objects == objects
     assert site.applied() == []
 
 

@@ -10,19 +10,9 @@ import sys
 
 import pytest
 import yaml
-from ansible_collections.gpufabric.rdma.tests.tools import tree
+from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster, tree
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
-DOUBLE = ROOT / "tests/tools/apply_double.py"
-DEFINITION = {
-    "apiVersion": "apiextensions.k8s.io/v1",
-    "kind": "CustomResourceDefinition",
-    "metadata": {"name": "network-attachment-definitions.k8s.cni.cncf.io"},
-    "spec": {
-        "group": "k8s.cni.cncf.io",
-        "names": {"kind": "NetworkAttachmentDefinition", "plural": "network-attachment-definitions"},
-    },
-}
 PLAY = [
     {
         "hosts": "gpu_nodes",
@@ -40,12 +30,13 @@ class Site:
 
     def __init__(self, folder):
         self.folder = folder
-        self.server = folder / "server.json"
-        program = folder / "bin/k3s"
-        program.parent.mkdir()
-        program.write_text(f'#!/bin/sh\nshift\nAPPLY_DOUBLE={self.server} exec {sys.executable} -E -S {DOUBLE} "$@"\n')
-        program.chmod(0o755)
-        self.state(objects={"CustomResourceDefinition//network-attachment-definitions.k8s.cni.cncf.io": DEFINITION})
+        self.cluster = kubectl_cluster.Cluster(folder / "cluster.json")
+        self.cluster.install(folder / "bin/k3s")
+        self.cluster.add(
+            kubectl_cluster.definition(
+                "k8s.cni.cncf.io", "NetworkAttachmentDefinition", "network-attachment-definitions"
+            )
+        )
         hosts = {}
         for number in (1, 2):
             root = folder / f"node{number}"
@@ -61,13 +52,8 @@ class Site:
         (folder / "hosts.yml").write_text(yaml.safe_dump({"all": {"children": groups}}))
         (folder / "play.yml").write_text(yaml.safe_dump(PLAY))
 
-    def state(self, **change):
-        known = json.loads(self.server.read_text()) if self.server.exists() else {}
-        self.server.write_text(json.dumps({**known, **change}))
-
     def networks(self):
-        objects = json.loads(self.server.read_text())["objects"].values()
-        return [item for item in objects if item["kind"] == "NetworkAttachmentDefinition"]
+        return [item for item in self.cluster.objects.values() if item["kind"] == "NetworkAttachmentDefinition"]
 
     def run(self, *arguments, **variables):
         done = subprocess.run(
@@ -120,7 +106,7 @@ def test_a_limited_run_writes_its_nodes_and_leaves_the_cluster_alone(site):
 
 
 def test_check_mode_without_an_api_server_lists_what_would_come(site):
-    site.state(down=True)
+    site.cluster.state(down=True)
     code, output = site.run("--check", networks_rails=True)
     assert code == 0, output
     assert "NetworkAttachmentDefinition default/rail0" in output

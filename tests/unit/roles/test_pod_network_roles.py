@@ -13,23 +13,11 @@ import tarfile
 
 import pytest
 import yaml
-from ansible_collections.gpufabric.rdma.tests.tools import tree
+from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster, tree
 from ansible_collections.gpufabric.rdma.tests.unit.pitfalls.test_cni import program
 
-DOUBLE = pathlib.Path(__file__).resolve().parents[2] / "tools/apply_double.py"
+ROOT = pathlib.Path(__file__).resolve().parents[3]
 ROLES = ["cni_plugins", "flannel", "node_ready", "multus"]
-# `k3s kubectl …`, and the cluster's token controller, which fills in the tokens of service accounts.
-K3S = """#!{python}
-import json, pathlib, subprocess, sys
-state = pathlib.Path({state!r})
-done = subprocess.run([sys.executable, {double!r}, *sys.argv[2:]])
-found = json.loads(state.read_text())
-for item in found["objects"].values():
-    if item.get("type") == "kubernetes.io/service-account-token" and "--dry-run=server" not in sys.argv:
-        item["data"] = {{"token": "{token}"}}
-state.write_text(json.dumps(found))
-sys.exit(done.returncode)
-"""
 SECRET = "dGhlIHRva2VuIHRoYXQgbm9ib2R5IG1heSBzZWU="  # base64 of the next
 CLEAR = "the token that nobody may see"
 LOCAL = {"ansible.builtin.assert", "ansible.builtin.set_fact", "set_fact"}
@@ -50,7 +38,7 @@ ON_NODE = (
 
 def bundle(folder: pathlib.Path) -> pathlib.Path:
     """A bundle folder with the plugins that the role's defaults name."""
-    names = yaml.safe_load((DOUBLE.parents[2] / "roles/cni_plugins/defaults/main.yml").read_text())["cni_plugins_names"]
+    names = yaml.safe_load((ROOT / "roles/cni_plugins/defaults/main.yml").read_text())["cni_plugins_names"]
     folder.mkdir()
     with tarfile.open(folder / "cni.tgz", "w:gz") as archive:
         for name in names:
@@ -74,17 +62,15 @@ def bundle(folder: pathlib.Path) -> pathlib.Path:
 
 class Site:
     def __init__(self, folder: pathlib.Path):
-        self.folder, self.state = folder, folder / "cluster.json"
+        self.folder, self.cluster = folder, kubectl_cluster.Cluster(folder / "cluster.json")
         self.nodes = {name: folder / name for name in ("node1", "node2")}
         hosts = {}
         for name, root in self.nodes.items():
             tree.lay_out(tree.load("lab-rxe-debian12"), root)
             (root / "proc/sys/kernel/hostname").write_text(f"{name}\n")
             hosts[name] = {"discovery_root": str(root)}
-        (folder / "bin").mkdir()
-        k3s = K3S.format(python=sys.executable, state=str(self.state), double=str(DOUBLE), token=SECRET)
-        (folder / "bin/k3s").write_text(k3s)
-        (folder / "bin/k3s").chmod(0o755)
+        self.cluster.install(folder / "bin/k3s")
+        self.cluster.state(tokens={"*": CLEAR})
         variables = {
             "ansible_connection": "local",
             "ansible_python_interpreter": sys.executable,
@@ -118,7 +104,6 @@ class Site:
                 "ANSIBLE_COLLECTIONS_PATH": ":".join(sys.path),
                 "ANSIBLE_HOME": str(self.folder / "home"),
                 "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json",
-                "APPLY_DOUBLE": str(self.state),
                 "LC_ALL": "C.UTF-8",
                 "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}",
             },
@@ -132,7 +117,7 @@ class Site:
         return json.loads(done.stdout)
 
     def objects(self) -> set:
-        return set(json.loads(self.state.read_text())["objects"]) if self.state.exists() else set()
+        return set(self.cluster.objects)
 
     def files(self) -> dict:
         return {
@@ -178,7 +163,7 @@ def test_a_bare_node_is_predicted_set_up_left_alone_and_healed(site):
         assert (settings["node"], settings["resources"], settings["memlock"]) == ("", None, None)
         wants = root / "etc/systemd/system/k3s-agent.service.wants/gpufabric-rdma-node-ready.service"
         assert os.readlink(wants) == "../gpufabric-rdma-node-ready.service"
-        role = json.loads(site.state.read_text())["objects"][f"ClusterRole//gpufabric-node-ready-{name}"]
+        role = site.cluster.objects[f"ClusterRole//gpufabric-node-ready-{name}"]
         assert role["rules"] == [
             {"apiGroups": [""], "resources": ["nodes"], "resourceNames": [name], "verbs": ["get", "patch"]}
         ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import pathlib
 import subprocess
 import sys
 
@@ -12,8 +11,8 @@ import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import kubectl
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import objects as planner
 from ansible_collections.gpufabric.rdma.plugins.modules import cluster_objects
+from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster
 
-DOUBLE = pathlib.Path(__file__).resolve().parents[3] / "tools/apply_double.py"
 OWNER = {planner.OWNER_LABEL: "flannel"}
 
 
@@ -54,24 +53,7 @@ def attachment(name="rail0"):
     }
 
 
-class Server:
-    def __init__(self, path):
-        self.path = path
-
-    def state(self, **change):
-        found = json.loads(self.path.read_text()) if self.path.exists() else {"objects": {}, "calls": []}
-        if change:
-            found.update(change)
-            self.path.write_text(json.dumps(found))
-        return found
-
-    @property
-    def objects(self):
-        return self.state()["objects"]
-
-    def calls(self, verb=None):
-        return [call for call in self.state()["calls"] if verb in (None, call[0])]
-
+class Server(kubectl_cluster.Cluster):
     def edit(self, name, manager, **fields):
         """Somebody else applies fields of an object, by force."""
         state = self.state()
@@ -89,7 +71,7 @@ class Server:
         arguments = {
             "objects": objects,
             "owner": "flannel",
-            "kubectl": [sys.executable, str(DOUBLE)],
+            "kubectl": self.argv,
             "api_timeout_seconds": 0,
             **options,
             "_ansible_check_mode": check,
@@ -101,7 +83,7 @@ class Server:
             capture_output=True,
             text=True,
             check=False,
-            env={"PYTHONPATH": ":".join(sys.path), "APPLY_DOUBLE": str(self.path), "LC_ALL": "C.UTF-8"},
+            env={"PYTHONPATH": ":".join(sys.path), "LC_ALL": "C.UTF-8"},
         )
         assert done.stdout, done.stderr
         return json.loads(done.stdout)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import io
 import json
@@ -17,6 +16,7 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._cni import plugins
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused
 from ansible_collections.gpufabric.rdma.plugins.modules import cni_plugins, service_account_tokens
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import cni
+from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster
 from ansible_collections.gpufabric.rdma.tests.unit.pitfalls.test_cni import program
 
 NAMES = ["bridge", "flannel", "loopback"]
@@ -258,31 +258,30 @@ def test_a_damaged_record_is_written_again(node):
 # --- tokens -----------------------------------------------------------------------------------------------------------
 
 
-def tokens_of(*names):
-    items = [service_account_tokens.secret("ns", name) for name in names]
-    for item in items:
-        item["data"] = {"token": base64.b64encode(f"of {item['metadata']['name']}".encode()).decode()}
-    return json.dumps({"kind": "List", "items": items})
+@pytest.fixture
+def cluster(tmp_path):
+    found = kubectl_cluster.Cluster(tmp_path / "cluster.json")
+    found.add({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "ns"}})
+    return found
 
 
-def test_tokens_are_made_once_and_awaited():
-    answers = iter(["", "applied", tokens_of("a"), tokens_of("a", "b")])
-    calls = []
+def test_tokens_are_made_once_and_awaited(cluster):
+    cluster.state(tokens={"a": "of a"})
 
-    def call(arguments, text):
-        calls.append(arguments[0])
-        assert [item["metadata"]["name"] for item in json.loads(text)["items"]] == ["a-token", "b-token"]
-        return 0, next(answers), ""
+    def sleep(_seconds):
+        cluster.state(tokens={"a": "of a", "b": "of b"})
+        cluster.client().run("get", "secrets")  # lets the token controller act
 
-    found, changed = service_account_tokens.make("ns", ["b", "a"], call, 9, lambda: 0, lambda seconds: None)
-    assert (found, changed) == ({"a": "of a-token", "b": "of b-token"}, True)
-    assert calls == ["get", "apply", "get", "get"]
-    assert service_account_tokens.make("ns", ["a"], lambda *_: (0, tokens_of("a"), ""), 9)[1] is False
+    found, changed = service_account_tokens.make("ns", ["b", "a"], cluster.client(), 9, lambda: 0, sleep)
+    assert (found, changed) == ({"a": "of a", "b": "of b"}, True)
+    assert [call[0] for call in cluster.calls() if "secrets" not in call] == ["get", "apply", "get", "get"]
+    assert set(cluster.objects) == {"Namespace//ns", "Secret/ns/a-token", "Secret/ns/b-token"}
+    assert service_account_tokens.make("ns", ["a"], cluster.client(), 9) == ({"a": "of a"}, False)
 
 
-def test_tokens_that_never_come_are_told():
+def test_tokens_that_never_come_are_told(cluster):
     times = iter([0, 1, 99])
     with pytest.raises(Refused, match="no token for a after 9 s"):
-        service_account_tokens.make("ns", ["a"], lambda *_: (0, "", ""), 9, lambda: next(times), lambda seconds: None)
-    with pytest.raises(Refused, match="forbidden"):
-        service_account_tokens.make("ns", ["a"], lambda *_: (1, "", "forbidden"), 9)
+        service_account_tokens.make("ns", ["a"], cluster.client(), 9, lambda: next(times), lambda seconds: None)
+    with pytest.raises(Refused, match='namespaces "nowhere" not found'):
+        service_account_tokens.make("nowhere", ["a"], cluster.client(), 9)

@@ -11,6 +11,7 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import config 
 from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import state as k3s_state
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 from ansible_collections.gpufabric.rdma.plugins.modules import k3s_node, k3s_reset
+from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster
 
 WANTED = {"role": "server", "options": {}, "registries": {}, "token_given": False, "takeover_allowed": None}
 
@@ -119,17 +120,15 @@ def test_facts_of_a_tree_carry_no_content(root):
 
 
 class Systemd:
-    """systemctl, journalctl and k3s kubectl as a double: a script of states, one for each time it is asked."""
+    """systemctl and journalctl as a double: a script of states, one for each time it is asked."""
 
-    def __init__(self, *states, ready=True):
-        self.states, self.ready, self.calls, self.now = list(states), ready, [], 0.0
+    def __init__(self, cluster, *states):
+        self.cluster, self.states, self.calls, self.now = cluster, list(states), [], 0.0
 
     def __call__(self, argv):
         self.calls.append(argv)
         if argv[0] == "journalctl":
             return 0, "starting\nlevel=fatal msg=no-route\n", ""
-        if argv[0] == k3s.BINARY:
-            return (0 if self.ready else 1), "", ""
         if argv[1] == "show":
             state, restarts = self.states.pop(0) if len(self.states) > 1 else self.states[0]
             return 0, f"ActiveState={state}\nNRestarts={restarts}\n", ""
@@ -139,7 +138,13 @@ class Systemd:
         def sleep(seconds):
             self.now += seconds
 
-        return k3s_node.Node("/", {**WANTED, "role": role}, None, self, 60, clock=lambda: self.now, sleep=sleep)
+        wanted = {**WANTED, "role": role}
+        return k3s_node.Node("/", wanted, None, self, 60, self.cluster.client(), clock=lambda: self.now, sleep=sleep)
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    return kubectl_cluster.Cluster(tmp_path / "cluster.json")
 
 
 @pytest.fixture
@@ -149,13 +154,13 @@ def remembered(monkeypatch):
     return roots
 
 
-def test_a_start_is_not_waited_for_by_systemctl_and_ends_when_the_api_server_is_ready(remembered):
-    systemd = Systemd(("activating", 0), ("activating", 0), ("active", 0))
+def test_a_start_is_not_waited_for_by_systemctl_and_ends_when_the_api_server_is_ready(remembered, cluster):
+    systemd = Systemd(cluster, ("activating", 0), ("activating", 0), ("active", 0))
     node = systemd.node()
     node._start("restart")
     assert ["systemctl", "restart", "--no-block", "k3s"] in systemd.calls
     assert (node.seconds, remembered) == (4.0, ["/"])
-    assert systemd.calls[-1][:2] == [k3s.BINARY, "kubectl"]
+    assert cluster.calls() == [["get", "--raw=/readyz"]]
 
 
 FAILING = {
@@ -166,8 +171,8 @@ FAILING = {
 
 
 @pytest.mark.parametrize("name", FAILING)
-def test_a_k3s_that_does_not_come_up_is_told_with_the_end_of_its_journal(remembered, name):
-    systemd = Systemd(*FAILING[name])
+def test_a_k3s_that_does_not_come_up_is_told_with_the_end_of_its_journal(remembered, cluster, name):
+    systemd = Systemd(cluster, *FAILING[name])
     with pytest.raises(Refused) as refused:
         systemd.node("agent")._start("start")
     (finding,) = refused.value.findings
@@ -177,9 +182,10 @@ def test_a_k3s_that_does_not_come_up_is_told_with_the_end_of_its_journal(remembe
     assert systemd.now < 60 or name == "never"
 
 
-def test_a_server_that_runs_but_does_not_answer_is_not_ready(remembered):
+def test_a_server_that_runs_but_does_not_answer_is_not_ready(remembered, cluster):
+    cluster.state(down=True)
     with pytest.raises(Refused):
-        Systemd(("active", 0), ready=False).node()._start("start")
+        Systemd(cluster, ("active", 0)).node()._start("start")
 
 
 def test_a_token_of_a_cluster_that_is_there_is_kept(tmp_path):

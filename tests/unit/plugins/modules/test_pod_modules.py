@@ -28,7 +28,7 @@ def resource_names(monkeypatch):
 
 @pytest.fixture
 def cluster(tmp_path):
-    return kubectl_cluster.make(tmp_path / "cluster")
+    return kubectl_cluster.make(tmp_path / "cluster.json")
 
 
 def call(cluster, module, check=False, **options):
@@ -39,7 +39,7 @@ def call(cluster, module, check=False, **options):
         capture_output=True,
         text=True,
         check=False,
-        env={"PYTHONPATH": ":".join(sys.path), "LC_ALL": "C.UTF-8", "PATH": "/usr/bin:/bin", **cluster.environment},
+        env={"PYTHONPATH": ":".join(sys.path), "LC_ALL": "C.UTF-8", "PATH": "/usr/bin:/bin"},
     )
     assert done.stdout, done.stderr
     return json.loads(done.stdout)
@@ -68,14 +68,16 @@ def test_read_tells_nodes_networks_and_whether_there_is_dns(cluster):
 
 
 def test_types_that_the_server_does_not_have_are_passed_over(cluster):
-    cluster.plant("absent_types.json", ["ippools.nv-ipam.nvidia.com"])
+    objects = cluster.objects
+    del objects["CustomResourceDefinition//ippools.nv-ipam.nvidia.com"]
+    cluster.state(objects=objects)
     read = call(cluster, cluster_info)
     assert read["api_error"] is None
     assert [item["metadata"]["name"] for item in read["cluster"]["nads"]] == ["rail0"]
 
 
 def test_a_cluster_that_does_not_answer_is_told_not_guessed(cluster):
-    cluster.plant("down", "")
+    cluster.state(down=True)
     assert "refused" in call(cluster, cluster_info)["api_error"]
     missing = call(cluster, cluster_info, kubectl=["no-such-program", "kubectl"])
     assert "cannot be started" in missing["api_error"]
@@ -108,10 +110,10 @@ def test_a_server_that_is_busy_for_a_moment_is_waited_for_and_one_that_stays_so_
     plan = planned(cluster)
     for pod in plan["pods"]:
         cluster.answer(pod["name"], kubectl_cluster.answer_of(ROCE, pod))
-    cluster.plant("busy.json", {verb: 1})
+    cluster.state(busy={verb: 1})
     ran = run(cluster, plan, wait_seconds=30)
     assert {state["phase"] for state in ran["pods"].values()} == {"Running"}
-    cluster.plant("busy.json", {verb: 100})
+    cluster.state(busy={verb: 100})
     assert "TLS handshake timeout" in run(cluster, plan, wait_seconds=4)["msg"]
 
 
@@ -119,7 +121,7 @@ def test_a_pod_that_never_runs_keeps_nobody_waiting_and_brings_its_reason(cluste
     plan = planned(cluster)
     for pod in plan["pods"]:
         cluster.answer(pod["name"], kubectl_cluster.answer_of(ROCE, pod))
-    cluster.plant("pending.json", {"seed-node2": ["0/2 nodes: 2 Insufficient rdma/rail0", "ErrImageNeverPull"]})
+    cluster.state(pending={"seed-node2": ["0/2 nodes: 2 Insufficient rdma/rail0", "ErrImageNeverPull"]})
     ran = run(cluster, plan, wait_seconds=60)
     assert ran["seconds"]["pods"] < 30
     state = ran["pods"]["seed-node2"]

@@ -1,0 +1,126 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Cordon, drain and uncordon a node of the cluster.
+
+Mark and cordon are one patch, and the mark is kept with the node: whatever fails afterwards, a later run knows whether
+it was this collection that cordoned the node. One that somebody else has cordoned gets no mark and stays cordoned.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+from .._core.change import Change, Plan, Refused
+from .kubectl import Kubectl, KubectlError, last_words
+
+MARK = "rdma.gpufabric.io/cordoned-for-driver"
+_CORDON = {"metadata": {"annotations": {MARK: "true"}}, "spec": {"unschedulable": True}}
+_UNCORDON = {"metadata": {"annotations": {MARK: None}}, "spec": {"unschedulable": None}}
+_MIRROR = "kubernetes.io/config.mirror"
+_PROTECTED = re.compile(r'evicting pods/"([^"]+)" -n "([^"]+)".*disruption budget')
+
+
+class Node:
+    """A node as the API server knows it. timeout: seconds that its pods may take to end."""
+
+    def __init__(self, kubectl: Kubectl, name: str, timeout: int):
+        self._kubectl, self._name, self._timeout = kubectl, name, timeout
+        self._drained = False
+
+    def read(self, pods: bool = True) -> dict:
+        """name, cordoned, ours (whether the cordon has our mark), pods (namespace/name of those a drain evicts).
+
+        pods: whether to ask for them.
+        """
+        try:
+            (node,) = self._kubectl.items("node", self._name)
+        except KubectlError as refused:
+            if "NotFound" not in refused.reason:
+                raise
+            step = "give the name that kubectl get nodes shows (role driver: driver_drain_node) and run again"
+            raise Refused.because(
+                f"node {self._name}", "a node of the cluster", last_words(refused.reason), step
+            ) from refused
+        return {
+            "name": self._name,
+            "cordoned": bool(node["spec"].get("unschedulable")),
+            "ours": MARK in (node["metadata"].get("annotations") or {}),
+            "pods": self._pods() if pods and not self._drained else [],
+        }
+
+    def apply(self, changes: list[Change]):
+        for change in changes:
+            if change.action == "drain":
+                self._drain()
+            else:
+                self._patch(_CORDON if change.action == "cordon" else _UNCORDON, f"{change.action}ed")
+            yield change
+
+    def _pods(self) -> list[str]:
+        here = self._kubectl.items("pods", "--all-namespaces", f"--field-selector=spec.nodeName={self._name}")
+        return sorted(f"{pod['metadata']['namespace']}/{pod['metadata']['name']}" for pod in here if _leaves(pod))
+
+    def _patch(self, patch: dict, wanted: str) -> None:
+        code, out, error = self._kubectl.run_retrying(
+            "patch", "node", self._name, "--type=merge", f"--patch={json.dumps(patch)}"
+        )
+        if code:
+            raise KubectlError(f"node {self._name} {wanted}", error or out)
+
+    def _drain(self) -> None:
+        code, out, error = self._kubectl.run_retrying(
+            "drain",
+            self._name,
+            "--ignore-daemonsets",
+            "--delete-emptydir-data",
+            f"--timeout={self._timeout}s",
+            limit=self._timeout + 60,
+        )
+        if code:
+            raise Refused.because(
+                f"node {self._name}",
+                f"drained within {self._timeout} s",
+                _obstacle(error or out),
+                "settle what it names (see kubectl get poddisruptionbudgets --all-namespaces; delete pods without a "
+                "controller yourself) and run again; the node stays cordoned, and the run picks up where it left off",
+            )
+        # A pod that tolerates the cordon may be back already; a second drain would evict it again and again.
+        self._drained = True
+
+
+def _leaves(pod: dict) -> bool:
+    """Whether a drain evicts the pod: it leaves those of DaemonSets and the kubelet's own."""
+    meta = pod["metadata"]
+    controllers = [owner["kind"] for owner in meta.get("ownerReferences") or [] if owner.get("controller", True)]
+    return "DaemonSet" not in controllers and _MIRROR not in (meta.get("annotations") or {})
+
+
+def _obstacle(text: str) -> str:
+    """What kubectl's drain ends with, after the pods that a disruption budget protects."""
+    protected = list(dict.fromkeys(f"{namespace}/{name}" for name, namespace in _PROTECTED.findall(text)))
+    said = last_words(text)
+    return f"a disruption budget protects {', '.join(protected)}: {said}" if protected else said
+
+
+def plan_drain(seen: dict) -> Plan:
+    """seen: see Node.read()."""
+    made, obj = Plan(), f"node {seen['name']}"
+    if not seen["cordoned"]:
+        made.change(obj, "cordon", "schedulable", "cordoned")
+    elif not seen["ours"]:
+        made.notes.append(f"{obj} was cordoned by somebody else and stays cordoned afterwards")
+    if seen["pods"]:
+        made.change(obj, "drain", "\n".join(seen["pods"]), "")
+    return made
+
+
+def plan_uncordon(seen: dict) -> Plan:
+    """seen: see Node.read()."""
+    made, obj = Plan(), f"node {seen['name']}"
+    if seen["ours"]:
+        made.change(obj, "uncordon", "cordoned", "schedulable")
+    elif seen["cordoned"]:
+        made.notes.append(f"{obj} was cordoned by somebody else and stays cordoned")
+    return made

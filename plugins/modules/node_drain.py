@@ -1,0 +1,164 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: node_drain
+short_description: Drain a node of the cluster before maintenance, and uncordon it afterwards
+version_added: 0.1.0
+description:
+  - Cordons a node and evicts its pods, or uncordons it. Pods of DaemonSets stay; V(emptyDir) volumes are deleted.
+  - Marks the nodes that it cordons with the annotation C(rdma.gpufabric.io/cordoned-for-driver), in the same patch, and
+    uncordons marked nodes only. So a run that failed in between is picked up by the next one, and a node that
+    somebody else has cordoned stays cordoned.
+  - Where a disruption budget forbids an eviction it is retried until O(timeout_seconds) is over; then the module fails
+    and names the pods. The node stays cordoned.
+  - Runs where O(kubectl) runs.
+extends_documentation_fragment:
+  - gpufabric.rdma.changing
+author:
+  - The gpufabric founders (@gpufabric)
+options:
+  name:
+    description:
+      - Name of the node in the cluster.
+    type: str
+    required: true
+  state:
+    description:
+      - V(drained) cordons the node and evicts its pods.
+      - V(uncordoned) lets pods onto the node again where this module has cordoned it.
+    type: str
+    choices: [drained, uncordoned]
+    required: true
+  timeout_seconds:
+    description:
+      - How long the pods may take to end.
+    type: int
+    default: 600
+  kubectl:
+    description:
+      - The command, word by word.
+    type: list
+    elements: str
+    default: [k3s, kubectl]
+  api_timeout_seconds:
+    description:
+      - How long an API server that does not answer may take to do so. In check mode nothing is waited for.
+    type: int
+    default: 120
+seealso:
+  - module: gpufabric.rdma.driver_reload
+"""
+
+EXAMPLES = r"""
+- name: Drain the node
+  gpufabric.rdma.node_drain:
+    name: "{{ inventory_hostname }}"
+    state: drained
+  delegate_to: "{{ groups['k3s_servers'][0] }}"
+
+- name: Uncordon the node
+  gpufabric.rdma.node_drain:
+    name: "{{ inventory_hostname }}"
+    state: uncordoned
+  delegate_to: "{{ groups['k3s_servers'][0] }}"
+"""
+
+RETURN = r"""
+changes:
+  description: What was changed, or would be in check mode.
+  returned: always
+  type: list
+  elements: dict
+  contains:
+    object:
+      description: The node, such as C(node gpu-1).
+      type: str
+    action:
+      description: C(cordon), C(drain) or C(uncordon).
+      type: str
+    before:
+      description: State before; for C(drain) the pods, as namespace and name, one a line.
+      type: str
+    after:
+      description: State after.
+      type: str
+findings:
+  description: What kept the node from the wanted state, such as pods that a disruption budget protects.
+  returned: always
+  type: list
+  elements: dict
+  contains:
+    object:
+      description: What it is about.
+      type: str
+    wanted:
+      description: What was asked for.
+      type: str
+    seen:
+      description: What was found.
+      type: str
+    next_step:
+      description: What to do about it.
+      type: str
+reboot_reasons:
+  description: Always empty; every changing module of the collection returns it.
+  returned: success
+  type: list
+  elements: str
+not_applied:
+  description: What was left as it is on purpose, with the reason.
+  returned: success
+  type: list
+  elements: str
+not_verified:
+  description: What could not be done or seen from here, with the reason.
+  returned: success
+  type: list
+  elements: str
+notes:
+  description: What is worth knowing and needs no action of the module.
+  returned: success
+  type: list
+  elements: str
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure, result, settle
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.kubectl import Kubectl
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.node import Node, plan_drain, plan_uncordon
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "name": {"type": "str", "required": True},
+            "state": {"type": "str", "choices": ["drained", "uncordoned"], "required": True},
+            "timeout_seconds": {"type": "int", "default": 600},
+            "kubectl": {"type": "list", "elements": "str", "default": ["k3s", "kubectl"]},
+            "api_timeout_seconds": {"type": "int", "default": 120},
+        },
+        supports_check_mode=True,
+    )
+    given = module.params
+    draining = given["state"] == "drained"
+    patience = 0 if module.check_mode else given["api_timeout_seconds"]
+    step = "see that kubectl reaches the API server from this host (role driver: driver_drain_host) and run again"
+    node = Node(Kubectl(given["kubectl"], patience=patience, next_step=step), given["name"], given["timeout_seconds"])
+    try:
+        made, changes = settle(
+            read=lambda: node.read(pods=draining),
+            plan=plan_drain if draining else plan_uncordon,
+            apply=node.apply,
+            check_mode=module.check_mode,
+        )
+    except Refused as refused:
+        module.fail_json(**failure(refused))
+    module.exit_json(**result(made, changes))
+
+
+if __name__ == "__main__":
+    main()
