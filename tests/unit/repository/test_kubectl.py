@@ -27,7 +27,9 @@ def starts(text):
         if isinstance(call, ast.Call) and getattr(call.func, "id", getattr(call.func, "attr", "")) == "Kubectl"
         for inner in ast.walk(call)
     }
+    # Defaults of options, and names that a loop goes through.
     options = {id(inner) for node in ast.walk(tree) if isinstance(node, ast.Dict) for inner in ast.walk(node)}
+    options |= {id(node.iter) for node in ast.walk(tree) if isinstance(node, (ast.comprehension, ast.For))}
     found = []
     for node in ast.walk(tree):
         if not isinstance(node, (ast.List, ast.Tuple)) or id(node) in handed | options:
