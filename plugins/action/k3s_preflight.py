@@ -11,6 +11,7 @@ import yaml
 from ansible.module_utils.common.yaml import yaml_load
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Finding, at
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import folder as bundle_folder
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host as preflight_host
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import k3s
@@ -39,7 +40,7 @@ class ActionModule(ActionBase):
         findings += decided["findings"]
         if bundle is not None:
             rows = k3s.needed(decided["nodes"], bundle)
-            findings += [{"host": CONTROLLER, **item._asdict()} for item in bundle_folder.damaged(folder, rows)]
+            findings += at(CONTROLLER, bundle_folder.damaged(folder, rows))
         if args["upgrade"]:
             findings += k3s.upgrade(decided["nodes"])
         if findings:
@@ -57,13 +58,13 @@ def read(folder: str | None, nodes: list[dict]) -> tuple[dict | None, list[dict]
     """The bundle's description and what is wrong with it; None where there is none to use."""
     bare = [node["host"] for node in nodes if node["state"] and not node["state"]["version"]]
     if not folder:
-        lacking = preflight_host.finding(
+        lacking = Finding(
             "k3s_bundle_dir",
             "the folder that holds k3s, for nodes that have none",
             "not set",
             "fill a folder with playbooks/bundle.yml on a connected machine and set k3s_bundle_dir to it",
         )
-        return None, [{"host": host, **lacking} for host in bare]
+        return None, [row for host in bare for row in at(host, [lacking])]
     path = os.path.join(folder, bundle_folder.DESCRIPTION)
     try:
         with open(path, encoding="utf-8") as stream:
@@ -71,6 +72,6 @@ def read(folder: str | None, nodes: list[dict]) -> tuple[dict | None, list[dict]
     except (OSError, yaml.YAMLError) as error:
         seen = getattr(error, "strerror", None) or " ".join(str(error).split())
         step = "set k3s_bundle_dir to a folder that playbooks/bundle.yml has filled"
-        return None, [{"host": CONTROLLER, **preflight_host.finding(path, "the bundle's description", seen, step)}]
-    wrong = [{"host": CONTROLLER, **item._asdict()} for item in bundle_folder.findings(bundle, folder)]
+        return None, at(CONTROLLER, [Finding(path, "the bundle's description", seen, step)])
+    wrong = at(CONTROLLER, bundle_folder.findings(bundle, folder))
     return (None if wrong else bundle), wrong

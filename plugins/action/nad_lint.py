@@ -9,6 +9,7 @@ from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 from ansible_collections.gpufabric.rdma.plugins.module_utils._cni import nad_lint
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core import text
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import at
 
 
 class ActionModule(ActionBase):
@@ -30,10 +31,10 @@ class ActionModule(ActionBase):
         findings = nad_lint.lint(networks, args["nodes"], args["cluster"])
         if findings and args["refuse"]:
             hosts = text.names([node["host"] for node in args["nodes"]])
-            Display().display(text.four_facts([{"host": hosts, **item} for item in findings]) + "\n")
+            Display().display(text.four_facts(at(hosts, findings)) + "\n")
             return {
                 "failed": True,
-                "findings": findings,
+                "findings": [finding._asdict() for finding in findings],
                 "msg": f"{text.count(len(findings), 'finding')} about networks of pods; each is listed above",
             }
-        return {"changed": False, "findings": findings}
+        return {"changed": False, "findings": [finding._asdict() for finding in findings]}

@@ -30,7 +30,7 @@ class ActionModule(ActionBase):
             plan = pods.plan(args["cluster"], nodes, options)
         else:
             plan = matrix_plan.plan(nodes, options)
-            findings = matrix_plan.consent_problems([plan], nodes)
+            findings = matrix_plan.consent_findings([plan], nodes)
             if findings and not self._task.check_mode:
                 Display().display(f"{core_text.four_facts(findings)}\n")
                 return {

@@ -9,6 +9,7 @@ from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 from ansible_collections.gpufabric.rdma.plugins.module_utils._cni import nad_lint
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core import text as core_text
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import at
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host, networks
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import variables as preflight_variables
 
@@ -36,7 +37,7 @@ class ActionModule(ActionBase):
         findings += made["findings"] if made else []
         if findings:
             hosts = core_text.names([node["host"] for node in args["nodes"]])
-            findings = [{"host": hosts, **item} for item in findings]
+            findings = at(hosts, findings)
             if not args["collect"]:
                 text = core_text.four_facts(findings)
                 Display().display(f"{core_text.count(len(findings), 'problem')} with the networks:\n\n{text}\n")

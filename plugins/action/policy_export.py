@@ -9,6 +9,7 @@ import yaml
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core import text as core_text
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import at
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._policy import exporter
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import variables as preflight_variables
@@ -40,7 +41,7 @@ class ActionModule(ActionBase):
             made = exporter.run(effective, given, nodes, args)
             findings = made["findings"]
         if findings:
-            findings = [{"host": "export", **item} for item in findings]
+            findings = at("export", findings)
             count = core_text.count(len(findings), "problem")
             Display().display(f"{count} with the variables:\n\n{core_text.four_facts(findings)}\n")
             listed = "; ".join(f"{item['object']}: {item['seen']}" for item in findings)

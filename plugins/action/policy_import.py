@@ -11,6 +11,7 @@ import yaml
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core import text as core_text
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Finding, at
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._policy import importer, page
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host, networks
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import variables as preflight_variables
@@ -46,7 +47,7 @@ class ActionModule(ActionBase):
         Display().display(f"{explanation}\n")
         result = {"changed": False, "variables": made["variables"], "lines": made["lines"], "explanation": explanation}
         if findings:
-            findings = [{"host": "import", **item} for item in findings]
+            findings = at("import", findings)
             count = core_text.count(len(findings), "problem")
             Display().display(f"{count} with the files:\n\n{core_text.four_facts(findings)}\n")
             listed = "; ".join(f"{item['object']}: {item['seen']}" for item in findings)
@@ -74,7 +75,7 @@ def _read(paths):
             found = list(yaml.load_all(content, Loader=_Loader))
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             step = "see the place that the message names"
-            findings.append(host.finding(path, "a file that holds YAML", " ".join(str(error).split()), step))
+            findings.append(Finding(path, "a file that holds YAML", " ".join(str(error).split()), step))
             continue
         name = pathlib.Path(path).name
         for number, content in enumerate(found, 1):
@@ -86,12 +87,7 @@ def _read(paths):
 def _refused(variables):
     """What the roles themselves would refuse of the result."""
     effective, findings = host.validate(preflight_variables.options(WRITTEN), variables)
-    if not findings:
-        findings = [
-            {key: item[key] for key in ("object", "wanted", "seen", "next_step")}
-            for item in networks.plan(effective, [])["findings"]
-        ]
-    return findings
+    return findings or networks.plan(effective, [])["findings"]
 
 
 def text(variables: dict, sources: list[str]) -> str:

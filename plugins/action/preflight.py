@@ -57,7 +57,7 @@ class ActionModule(ActionBase):
             result.update(
                 plan=outcome["changes"], reboot_reasons=outcome["reboot_reasons"], notes=notes + outcome["notes"]
             )
-        result["findings"] = findings
+        result["findings"] = [finding._asdict() for finding in findings]
         return result
 
     def _report(self, results):

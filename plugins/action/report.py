@@ -29,9 +29,7 @@ class ActionModule(ActionBase):
         )
         read = {kind: files.load(kind, args[kind]) for kind in ("results", "drift", "matrix") if args[kind]}
         findings = [
-            {**finding, "file": args[kind]}
-            for kind, (found, wrong) in read.items()
-            for finding in wrong or _wrong(kind, found)
+            (args[kind], finding) for kind, (found, wrong) in read.items() for finding in wrong or _wrong(kind, found)
         ]
         files.refuse(findings)
         results = {"drift": None, "matrix": None, **read["results"][0]}

@@ -72,6 +72,7 @@ _value:
   elements: dict
 """
 
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.text import sentence
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight.pod_network import findings
 
 
@@ -98,7 +99,7 @@ def pod_network_problems(
         "cluster_cidr": cluster_cidr,
         "service_cidr": service_cidr,
     }
-    return [{**finding._asdict(), "text": finding.sentence()} for finding in findings(facts, wanted)]
+    return [{**finding._asdict(), "text": sentence(finding)} for finding in findings(facts, wanted)]
 
 
 class FilterModule:

@@ -49,7 +49,7 @@ _raw:
 
 from ansible.errors import AnsibleError
 from ansible.plugins.lookup import LookupBase
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Finding
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.text import sentence
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import variables as preflight_variables
 
 
@@ -66,5 +66,5 @@ class LookupModule(LookupBase):
     def _typed(self, wanted, known):
         typed, findings = preflight_variables.effective(wanted, known, self._templar.template)
         if findings:
-            raise AnsibleError("\n".join(Finding(**finding).sentence() for finding in findings))
+            raise AnsibleError("\n".join(map(sentence, findings)))
         return [typed[name] for name in wanted]

@@ -248,7 +248,7 @@ def main() -> None:
     findings = node_lint.lint(state, wanted) + node_lint.lint_objects(given["objects"], wanted["bin_dir"])
     module.exit_json(
         changed=False,
-        findings=findings,
+        findings=[finding._asdict() for finding in findings],
         runtime=state["runtime"],
         configurations=[conf["path"] for conf in state["confs"]],
         not_verified=["Multus' socket: the node is a tree of files"] if state["socket"] == "unknown" else [],

@@ -102,19 +102,12 @@ summary:
   description: The answer in a sentence.
   returned: success
   type: str
-reasons:
-  description: Why ways are closed. Reasons that did not decide are listed as well.
+findings:
+  description: Why ways are closed. Those that did not decide are listed as well.
   returned: success
   type: list
   elements: dict
   contains:
-    code:
-      description: Name of the reason, such as C(management-path) or C(secure-boot).
-      type: str
-    closes:
-      description: What it rules out.
-      type: list
-      elements: str
     object:
       description: What it is about.
       type: str
@@ -127,8 +120,8 @@ reasons:
     next_step:
       description: What to do about it.
       type: str
-    consent:
-      description: The unanswered variable that would settle it.
+    id:
+      description: Name of the reason, such as C(management-path) or C(secure-boot).
       type: str
 steps:
   description: What the change consists of, in order.

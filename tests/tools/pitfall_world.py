@@ -136,7 +136,7 @@ class World:
                 "routes": [],
                 "files": {},
                 "cni": {
-                    "findings": node_lint.lint(self.cni[host], CNI_WANTED),
+                    "findings": [finding._asdict() for finding in node_lint.lint(self.cni[host], CNI_WANTED)],
                     "not_verified": [],
                     "configurations": [],
                 },

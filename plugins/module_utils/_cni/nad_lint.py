@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """What is wrong with NetworkAttachmentDefinitions, seen against the nodes they are for.
 
-PRIVATE to the collection. Pure; standard library only. A finding is a mapping with id, object, wanted, seen and
-next_step. Most of these mistakes show up only when a pod hangs in ContainerCreating, or as lost packets.
+PRIVATE to the collection. Pure; standard library only. Most of these mistakes show up only when a pod hangs in
+ContainerCreating, or as lost packets.
 """
 
 from __future__ import annotations
@@ -14,16 +14,13 @@ import json
 from collections.abc import Iterable
 
 from .._core import text as core_text
+from .._core.change import Finding
 
 # cniVersion that Multus can put over Flannel's 0.3.1 delegate, and that result conversion exists for.
 CNI_VERSIONS = ("0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")
 # host-device, and what else Multus hands a PCI address to as deviceID (multus-cni pkg/types/conf.go).
 _BY_DEVICE = ("host-device", "sriov", "ib-sriov")
 _ON_MASTER = ("macvlan", "ipvlan", "ipoib")
-
-
-def finding(identity: str, obj: str, wanted: str, seen: str, next_step: str) -> dict:
-    return {"id": identity, "object": obj, "wanted": wanted, "seen": seen, "next_step": next_step}
 
 
 def from_objects(items: Iterable[dict], files: dict | None = None) -> list[dict]:
@@ -80,7 +77,7 @@ def _pool_of(text, pools: dict) -> dict:
     return {"block_size": (spec or {}).get("perNodeBlockSize"), "subnet": (spec or {}).get("subnet")}
 
 
-def lint(networks: list[dict], nodes: list[dict], cluster: dict) -> list[dict]:
+def lint(networks: list[dict], nodes: list[dict], cluster: dict) -> list[Finding]:
     """All findings, one for each thing that is wrong.
 
     networks: namespace, name, resource (annotation or None), configs {host, or "" for all hosts: JSON text}, per_node,
@@ -89,7 +86,7 @@ def lint(networks: list[dict], nodes: list[dict], cluster: dict) -> list[dict]:
     cluster: pod_cidrs, service_cidrs, shared_resources and device_resources (names, None when unknown), pods_per_node,
     forbidden_masters_allowed (names of interfaces that may carry the default route).
     """
-    found: list[dict] = []
+    found: list[Finding] = []
     parsed = []
     for network in networks:
         obj = f"NetworkAttachmentDefinition {network['namespace']}/{network['name']}"
@@ -109,30 +106,27 @@ def lint(networks: list[dict], nodes: list[dict], cluster: dict) -> list[dict]:
     return _merged(found)
 
 
-def _merged(found: list[dict]) -> list[dict]:
+def _merged(found: list[Finding]) -> list[Finding]:
     """Each finding once: a configuration that is the same on every node is wrong once, not once a node."""
-    unique: dict[tuple, dict] = {}
-    for item in found:
-        unique.setdefault(tuple(item[key] for key in ("id", "object", "wanted", "seen", "next_step")), item)
-    return list(unique.values())
+    return list(dict.fromkeys(found))
 
 
-def _configs(network: dict, obj: str, found: list[dict]):
+def _configs(network: dict, obj: str, found: list[Finding]):
     """(host, plugin configuration) of each text that can be read; the others become findings."""
     if not network["configs"] and network["per_node"]:
         step = "run the role networks, which writes /etc/cni/multus/net.d; or put a config into the spec"
-        found.append(finding("nad:file", obj, "a config, or a file on each node", "an empty spec and no file", step))
+        found.append(Finding(obj, "a config, or a file on each node", "an empty spec and no file", step, "nad:file"))
     for host, text in network["configs"].items():
         where = f"{obj} on {host}" if host else obj
         try:
             config = json.loads(text)
         except ValueError as error:
             step = "write the config as one JSON object; in YAML as a block behind |"
-            found.append(finding("nad:json", where, "a JSON object", f"{error}", step))
+            found.append(Finding(where, "a JSON object", f"{error}", step, "nad:json"))
             continue
         if not isinstance(config, dict):
             found.append(
-                finding("nad:json", where, "a JSON object", type(config).__name__, 'write it as {"cniVersion": …}')
+                Finding(where, "a JSON object", type(config).__name__, 'write it as {"cniVersion": …}', "nad:json")
             )
             continue
         plugins = config.get("plugins")
@@ -143,44 +137,44 @@ def _configs(network: dict, obj: str, found: list[dict]):
             yield host, config
 
 
-def _form(network: dict, obj: str, config: dict) -> list[dict]:
+def _form(network: dict, obj: str, config: dict) -> list[Finding]:
     found = []
     name, version, kind = config.get("name"), config.get("cniVersion"), config.get("type")
     if not name:
         step = f'add "name": "{network["name"]}": Multus fills it in, other CNI tools do not, and leases go by it'
-        found.append(finding("nad:name", obj, "a name in the config", "none", step))
+        found.append(Finding(obj, "a name in the config", "none", step, "nad:name"))
     elif network["per_node"] and name != network["name"]:
         step = "give both the same name: Multus finds the file by it"
-        found.append(finding("nad:name", obj, f'"name": "{network["name"]}"', f'"name": "{name}"', step))
+        found.append(Finding(obj, f'"name": "{network["name"]}"', f'"name": "{name}"', step, "nad:name"))
     if version not in CNI_VERSIONS:
         step = 'set "cniVersion": "0.3.1", which goes with the delegates of Flannel'
         found.append(
-            finding("nad:cniVersion", obj, f"one of {', '.join(CNI_VERSIONS)}", f"cniVersion {version!r}", step)
+            Finding(obj, f"one of {', '.join(CNI_VERSIONS)}", f"cniVersion {version!r}", step, "nad:cniVersion")
         )
     if not kind:
-        found.append(finding("nad:type", obj, "the type of a CNI plugin", "none", "add one, such as macvlan"))
+        found.append(Finding(obj, "the type of a CNI plugin", "none", "add one, such as macvlan", "nad:type"))
     return found
 
 
-def _resource(network: dict, obj: str, config: dict, cluster: dict) -> list[dict]:
+def _resource(network: dict, obj: str, config: dict, cluster: dict) -> list[Finding]:
     resource, kind = network["resource"], config.get("type")
     shared, device = cluster.get("shared_resources"), cluster.get("device_resources")
     if resource is None:
         if kind in ("sriov", "ib-sriov"):
             step = "add the annotation k8s.v1.cni.cncf.io/resourceName with the resource of the SR-IOV device plugin"
-            return [finding("nad:resource-missing", obj, f"a resource that hands out VFs to {kind}", "none", step)]
+            return [Finding(obj, f"a resource that hands out VFs to {kind}", "none", step, "nad:resource-missing")]
         return []
     if kind in _BY_DEVICE and shared is not None and resource in shared:
         step = (
             "leave resourceName away (pods ask for the resource by themselves), or name one of the SR-IOV device plugin"
         )
         seen = f"{resource} of a shared device plugin, whose IDs are 0, 1, 2 …: Multus passes them on as a PCI address"
-        return [finding("nad:resource-host-device", obj, f"PCI addresses as device IDs for {kind}", seen, step)]
+        return [Finding(obj, f"PCI addresses as device IDs for {kind}", seen, step, "nad:resource-host-device")]
     known = None if shared is None or device is None else {*shared, *device}
     if known is not None and resource not in known:
         seen = f"{resource}; served are {core_text.listing(sorted(known)) or 'none'}"
         step = "correct the name, or have a device plugin serve it; a pod that asks for it stays Pending"
-        return [finding("nad:resource-unknown", obj, "a resource that a device plugin serves", seen, step)]
+        return [Finding(obj, "a resource that a device plugin serves", seen, step, "nad:resource-unknown")]
     return []
 
 
@@ -202,7 +196,7 @@ def type_and_master(network, host: str) -> tuple:
     return first.get("type"), master_of(first)
 
 
-def _master(obj: str, config: dict, nodes: list[dict], cluster: dict) -> list[dict]:
+def _master(obj: str, config: dict, nodes: list[dict], cluster: dict) -> list[Finding]:
     kind, master = config.get("type"), master_of(config)
     if kind not in (*_ON_MASTER, "host-device") or not nodes:
         return []
@@ -210,15 +204,15 @@ def _master(obj: str, config: dict, nodes: list[dict], cluster: dict) -> list[di
     if not master:
         if kind in _ON_MASTER:
             step = "name the interface: without it the plugin takes the one of the default route"
-            found.append(finding("nad:master-missing", obj, "a master", "none", step))
+            found.append(Finding(obj, "a master", "none", step, "nad:master-missing"))
         return found
     absent = [node["host"] for node in nodes if master not in node["netdevs"]]
     if absent:
         others = sorted({name for node in nodes for name in node["netdevs"] if name != "lo"})
         step = f"name one that each node has (there are {core_text.listing(others)}), or attach by rail"
         found.append(
-            finding(
-                "nad:master-absent", obj, f"interface {master} on each node", f"none on {core_text.names(absent)}", step
+            Finding(
+                obj, f"interface {master} on each node", f"none on {core_text.names(absent)}", step, "nad:master-absent"
             )
         )
     for node in nodes:
@@ -228,27 +222,27 @@ def _master(obj: str, config: dict, nodes: list[dict], cluster: dict) -> list[di
     return found
 
 
-def _netdev(obj: str, config: dict, host: str, master: str, netdev: dict, cluster: dict) -> list[dict]:
+def _netdev(obj: str, config: dict, host: str, master: str, netdev: dict, cluster: dict) -> list[Finding]:
     found, kind = [], config["type"]
     if kind in ("macvlan", "ipvlan") and netdev["type"] == "infiniband":
         seen = f"{master} of {host} is InfiniBand"
         step = "take type ipoib, or no attachment at all: verbs over InfiniBand need none"
-        found.append(finding("nad:macvlan-infiniband", obj, f"an Ethernet interface for {kind}", seen, step))
+        found.append(Finding(obj, f"an Ethernet interface for {kind}", seen, step, "nad:macvlan-infiniband"))
     if kind == "ipoib" and netdev["type"] == "ether":
         step = "take type macvlan"
         found.append(
-            finding("nad:ipoib-ethernet", obj, "an InfiniBand interface", f"{master} of {host} is Ethernet", step)
+            Finding(obj, "an InfiniBand interface", f"{master} of {host} is Ethernet", step, "nad:ipoib-ethernet")
         )
     if netdev["default_route"] and master not in (cluster.get("forbidden_masters_allowed") or ()):
         consequence = "leaves the node unreachable" if kind == "host-device" else "keeps pods from their own node"
         seen = f"{master} of {host} carries the default route; {kind} on it {consequence}"
         step = f"take a NIC of the fabric; to use it all the same: networks_default_route_masters: [{master}]"
-        found.append(finding("nad:default-route", obj, "an interface without the default route", seen, step))
+        found.append(Finding(obj, "an interface without the default route", seen, step, "nad:default-route"))
     mtu = config.get("mtu")
     if isinstance(mtu, int) and netdev["mtu"] and mtu > netdev["mtu"]:
         step = f"set it to {netdev['mtu']} or less, or raise that of {master} on the nodes (rail_links_settings)"
         seen = f"mtu {mtu}; {master} of {host} has {netdev['mtu']}"
-        found.append(finding("nad:mtu", obj, "an MTU of at most that of the master", seen, step))
+        found.append(Finding(obj, "an MTU of at most that of the master", seen, step, "nad:mtu"))
     return found
 
 
@@ -316,7 +310,7 @@ def _overlap(one, other) -> bool:
     return one.version == other.version and one.overlaps(other)
 
 
-def _addresses(obj: str, config: dict, nodes: list[dict], cluster: dict) -> list[dict]:
+def _addresses(obj: str, config: dict, nodes: list[dict], cluster: dict) -> list[Finding]:
     found = []
     ranges = ranges_of(config)
     for network in dict.fromkeys(item[0] for item in ranges):
@@ -325,7 +319,7 @@ def _addresses(obj: str, config: dict, nodes: list[dict], cluster: dict) -> list
                 if _overlap(network, other):
                     step = "take another subnet: traffic to one of them would leave by the other's interface"
                     seen = f"{network} overlaps with the {what} network {other}"
-                    found.append(finding(f"nad:overlap-{what}", obj, "a subnet of its own", seen, step))
+                    found.append(Finding(obj, "a subnet of its own", seen, step, f"nad:overlap-{what}"))
         for node in nodes:
             found += _routes(obj, config, network, node)
     if (config.get("ipam") or {}).get("type") == "nv-ipam":
@@ -336,7 +330,7 @@ def _addresses(obj: str, config: dict, nodes: list[dict], cluster: dict) -> list
     return found
 
 
-def _routes(obj: str, config: dict, network, node: dict) -> list[dict]:
+def _routes(obj: str, config: dict, network, node: dict) -> list[Finding]:
     """Routes of the host into the subnet through another interface than the attachment's own."""
     found = []
     for route in node["routes"]:
@@ -347,11 +341,11 @@ def _routes(obj: str, config: dict, network, node: dict) -> list[dict]:
             continue
         seen = f"{network} overlaps with the route of {node['host']} to {destination[0]} through {route['netdev']}"
         step = f"take another subnet, or attach to {route['netdev']} if that is the fabric"
-        found.append(finding("nad:overlap-route", obj, "a subnet that hosts do not route elsewhere", seen, step))
+        found.append(Finding(obj, "a subnet that hosts do not route elsewhere", seen, step, "nad:overlap-route"))
     return found
 
 
-def _held(obj: str, config: dict, one: tuple, node: dict) -> list[dict]:
+def _held(obj: str, config: dict, one: tuple, node: dict) -> list[Finding]:
     """Addresses that hosts hold on the same wire and that the IPAM would hand out once more."""
     network, first, last = one
     netdev = node["netdevs"].get(master_of(config) or "")
@@ -363,20 +357,20 @@ def _held(obj: str, config: dict, one: tuple, node: dict) -> list[dict]:
             continue
         step = f"exclude {address}, or begin the range behind it"
         seen = f"{address} is held by {node['host']} on {master_of(config)} and would be handed out to a pod"
-        found.append(finding("nad:host-address", obj, "addresses that no host holds", seen, step))
+        found.append(Finding(obj, "addresses that no host holds", seen, step, "nad:host-address"))
     return found
 
 
-def _host_local(network: dict, obj: str, parsed: list, nodes: list[dict]) -> list[dict]:
+def _host_local(network: dict, obj: str, parsed: list, nodes: list[dict]) -> list[Finding]:
     mine = [config for known, _obj, _host, config in parsed if known is network]
     if len(nodes) < 2 or not any((config.get("ipam") or {}).get("type") == "host-local" for config in mine):
         return []
     seen = f"host-local for {core_text.count(len(nodes), 'node')}: each hands out the same first address"
     step = "take nv-ipam or whereabouts, or let networks_attachments render it: it gives each node a block of its own"
-    return [finding("nad:host-local-nodes", obj, "no address twice", seen, step)]
+    return [Finding(obj, "no address twice", seen, step, "nad:host-local-nodes")]
 
 
-def _blocks(network: dict, obj: str, parsed: list, cluster: dict) -> list[dict]:
+def _blocks(network: dict, obj: str, parsed: list, cluster: dict) -> list[Finding]:
     expected = cluster.get("pods_per_node")
     if not expected:
         return []
@@ -389,7 +383,7 @@ def _blocks(network: dict, obj: str, parsed: list, cluster: dict) -> list[dict]:
         return []
     seen = f"a {what} of {size} addresses a node"
     step = "enlarge per_node_block_size (and the subnet), or lower networks_pods_per_node if fewer pods attach"
-    return [finding("nad:block-size", obj, f"addresses for {expected} pods a node", seen, step)]
+    return [Finding(obj, f"addresses for {expected} pods a node", seen, step, "nad:block-size")]
 
 
 def _handed_out(config: dict) -> int:
@@ -410,7 +404,7 @@ def _handed_out(config: dict) -> int:
     return total
 
 
-def _among_each_other(parsed: list) -> list[dict]:
+def _among_each_other(parsed: list) -> list[Finding]:
     """Two networks of different names whose subnets overlap: two books are kept of the same addresses."""
     found, seen_pairs = [], set()
     for position, (one, obj, _host, config) in enumerate(parsed):
@@ -431,7 +425,7 @@ def _among_each_other(parsed: list) -> list[dict]:
                 seen_pairs.add(pair)
                 seen = f"{overlap[0]} overlaps with {overlap[1]} of {other_obj.partition(' ')[2]}"
                 step = "give each its own subnet: a pod with both could not tell the wires apart"
-                found.append(finding("nad:overlap-nad", obj, "a subnet of its own", seen, step))
+                found.append(Finding(obj, "a subnet of its own", seen, step, "nad:overlap-nad"))
     return found
 
 
@@ -441,7 +435,7 @@ def _same_book(config: dict, other: dict) -> bool:
     return mine.get("type") == theirs.get("type") == "whereabouts" and mine.get("range") == theirs.get("range")
 
 
-def _same_block(parsed: list) -> list[dict]:
+def _same_block(parsed: list) -> list[Finding]:
     """Two nodes whose files hand out the same addresses of one network."""
     found = []
     by_name: dict[str, dict] = {}
@@ -461,6 +455,6 @@ def _same_block(parsed: list) -> list[dict]:
             if clash is not None:
                 seen = f"{other_host} and {host} both hand out {ipaddress.ip_address(clash)}"
                 step = "run the role networks: it numbers the blocks; or set networks_node_number for these hosts"
-                found.append(finding("nad:block-clash", obj, "a block of its own for each node", seen, step))
+                found.append(Finding(obj, "a block of its own for each node", seen, step, "nad:block-clash"))
         by_name[obj][host] = ranges_of(config)
     return found

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """What is wrong with the CNI side of a node, and with the DaemonSets that serve it.
 
-PRIVATE to the collection. Pure: state in, findings out. A finding is {id, object, wanted, seen, next_step}.
+PRIVATE to the collection. Pure: state in, findings out.
 
 State, as the module reads it:
     machine      the node's `uname -m`
@@ -26,6 +26,8 @@ import json
 import posixpath
 import re
 
+from .._core.change import Finding
+
 MULTUS_CONF = "00-multus.conf"
 SHIM = "multus-shim"
 PRIMARY_DIRECTORY = "/etc/cni/gpufabric-rdma.d"
@@ -36,10 +38,6 @@ SYSCTLS = ("net.ipv4.ip_forward", "net.bridge.bridge-nf-call-iptables")
 CONF_SUFFIXES = (".conf", ".conflist", ".json")
 LEFTOVER = re.compile(r"^\.gpufabric-|\.(tmp|temp|new|part|swp|old|dpkg-\w+|rpmnew|rpmsave)$|~$")
 _RUN_ROLE = "run playbooks/site.yml"
-
-
-def finding(identity: str, obj: str, wanted: str, seen: str, next_step: str) -> dict:
-    return {"id": identity, "object": obj, "wanted": wanted, "seen": seen, "next_step": next_step}
 
 
 # --- reading one configuration ----------------------------------------------------------------------------------------
@@ -103,7 +101,7 @@ def types(configuration: dict) -> list[str]:
 # --- the node ---------------------------------------------------------------------------------------------------------
 
 
-def lint(state: dict, wanted: dict) -> list[dict]:
+def lint(state: dict, wanted: dict) -> list[Finding]:
     """wanted: conf_dir and bin_dir that the roles write to, primary (path of the pod network's own configuration),
     multus (whether Multus is to be first), health_port (0 for none).
     """
@@ -120,57 +118,57 @@ def lint(state: dict, wanted: dict) -> list[dict]:
     ]
 
 
-def _runtime(state: dict, wanted: dict) -> list[dict]:
+def _runtime(state: dict, wanted: dict) -> list[Finding]:
     """K1, K2: where everybody looks has to be the same place."""
     found = []
     runtime, source = state["runtime"], state["runtime"]["source"]
     said = f"containerd ({source})" if source else "containerd (its defaults, no config.toml)"
     if runtime["conf_dir"] != wanted["conf_dir"]:
         found.append(
-            finding(
-                "conf-dir-differs",
+            Finding(
                 said,
                 f"conf_dir {wanted['conf_dir']}, where Multus writes",
                 f"conf_dir {runtime['conf_dir']}",
                 "set flannel-backend: none (then k3s leaves the standard directories), or multus_conf_directory to it",
+                "conf-dir-differs",
             )
         )
     if wanted["bin_dir"] not in runtime["bin_dirs"]:
         found.append(
-            finding(
-                "bin-dir-differs",
+            Finding(
                 said,
                 f"bin_dir {wanted['bin_dir']}, where the plugins are",
                 f"bin_dir {', '.join(runtime['bin_dirs'])}",
                 "set flannel-backend: none (then k3s leaves the standard directories), or cni_plugins_directory to it",
+                "bin-dir-differs",
             )
         )
     for directory in sorted({wanted["bin_dir"], *runtime["bin_dirs"]}):
         if re.search(r"/data/(current|[0-9a-f]{64})/bin", directory):
             found.append(
-                finding(
-                    "bin-dir-of-one-release",
+                Finding(
                     f"plugin directory {directory}",
                     "a directory that outlives an upgrade of k3s",
                     "one that belongs to a single release: the plugins are gone after the next upgrade",
                     "use /opt/cni/bin with flannel-backend none, or /var/lib/rancher/k3s/data/cni",
+                    "bin-dir-of-one-release",
                 )
             )
     return found
 
 
-def _order(state: dict, wanted: dict, parsed: list) -> list[dict]:
+def _order(state: dict, wanted: dict, parsed: list) -> list[Finding]:
     """M4, M7: which file the runtime takes, and what it would take while Multus' own is not there."""
     found = []
     directory, limit = state["runtime"]["conf_dir"], state["runtime"]["max_conf_num"]
     if not parsed:
         found.append(
-            finding(
-                "no-configuration",
+            Finding(
                 directory,
                 f"{MULTUS_CONF} of a running Multus" if wanted["multus"] else "a CNI configuration",
                 "no configuration: the node is NotReady and starts no pod",
                 "see that the Flannel pod runs, then the Multus pod, on this node (k3s kubectl get pods -A -o wide)",
+                "no-configuration",
             )
         )
         return found
@@ -180,8 +178,7 @@ def _order(state: dict, wanted: dict, parsed: list) -> list[dict]:
             continue
         before = conf is first
         found.append(
-            finding(
-                "foreign-first" if before else "foreign-configuration",
+            Finding(
                 conf["path"],
                 f"no configuration beside {MULTUS_CONF}",
                 f"network {other['name']} ({', '.join(types(other))})"
@@ -192,6 +189,7 @@ def _order(state: dict, wanted: dict, parsed: list) -> list[dict]:
                 ),
                 "remove what installed it (podman, CRI-O, another CNI), or set multus_foreign_allowed "
                 "to have it put aside",
+                "foreign-first" if before else "foreign-configuration",
             )
         )
     if isinstance(limit, int) and limit != 1 and len(parsed) > 1:
@@ -199,18 +197,18 @@ def _order(state: dict, wanted: dict, parsed: list) -> list[dict]:
         if used > 1:
             names = ", ".join(posixpath.basename(conf["path"]) for conf, _one, _two in parsed[:used])
             found.append(
-                finding(
-                    "several-configurations",
+                Finding(
                     f"containerd max_conf_num {limit}",
                     "one configuration (max_conf_num 1)",
                     f"{used} are loaded, each gives every pod an interface: {names}",
                     "remove max_conf_num from the containerd configuration (config.toml.tmpl)",
+                    "several-configurations",
                 )
             )
     return found
 
 
-def _contents(state: dict, parsed: list) -> list[dict]:
+def _contents(state: dict, parsed: list) -> list[Finding]:
     """M5: a file that is there and says nothing."""
     found = []
     for position, (conf, configuration, why) in enumerate(parsed):
@@ -219,8 +217,7 @@ def _contents(state: dict, parsed: list) -> list[dict]:
         empty = not (conf["content"] or "").strip() and conf["content"] is not None
         multus = posixpath.basename(conf["path"]) == MULTUS_CONF
         found.append(
-            finding(
-                "conf-empty" if empty else "conf-invalid",
+            Finding(
                 conf["path"],
                 "a whole CNI configuration",
                 f"{why}; "
@@ -232,12 +229,13 @@ def _contents(state: dict, parsed: list) -> list[dict]:
                 "systemctl restart gpufabric-rdma-multus.service has Multus write it again"
                 if multus
                 else "have its owner write it again, or remove it",
+                "conf-empty" if empty else "conf-invalid",
             )
         )
     return found
 
 
-def _multus(state: dict, wanted: dict, parsed: list) -> list[dict]:
+def _multus(state: dict, wanted: dict, parsed: list) -> list[Finding]:
     """M3, M7, M10, M11."""
     found = []
     for conf, configuration, _why in parsed:
@@ -246,63 +244,63 @@ def _multus(state: dict, wanted: dict, parsed: list) -> list[dict]:
         plugin = configuration["plugins"][0]
         if plugin["type"] == SHIM and state["socket"] in ("refuses", "absent"):
             found.append(
-                finding(
-                    "multus-not-running",
+                Finding(
                     conf["path"],
                     "a Multus that answers on /run/multus/multus.sock",
                     f"{'nothing there' if state['socket'] == 'absent' else 'nobody answers'}: every new pod fails",
                     "see the Multus pod of this node; gpufabric-rdma-multus.service takes the file away meanwhile",
+                    "multus-not-running",
                 )
             )
         found += _cluster_network(state, wanted, conf, configuration)
     return found
 
 
-def _cluster_network(state: dict, wanted: dict, conf: dict, configuration: dict) -> list[dict]:
+def _cluster_network(state: dict, wanted: dict, conf: dict, configuration: dict) -> list[Finding]:
     path = cluster_network(configuration)
     plugin = configuration["plugins"][0]
     if path is None and not plugin.get("delegates"):
         return [
-            finding(
-                "no-cluster-network",
+            Finding(
                 conf["path"],
                 f"clusterNetwork {HOST_PREFIX}{wanted['primary']}",
                 "neither clusterNetwork nor delegates",
                 "delete the Multus pod of this node, it writes the file again",
+                "no-cluster-network",
             )
         ]
     if path is None:
         return []
     if path != wanted["primary"]:
         return [
-            finding(
-                "foreign-cluster-network",
+            Finding(
                 conf["path"],
                 f"clusterNetwork {wanted['primary']}",
                 f"clusterNetwork {path}: Multus took what came first in its directory",
                 "set multusMasterCNI and multusAutoconfigDir in the ConfigMap multus-daemon-config; "
                 f"{_RUN_ROLE} does, then restart the Multus pod",
+                "foreign-cluster-network",
             )
         ]
     if not state["existing"].get(path):
         return [
-            finding(
-                "cluster-network-missing",
+            Finding(
                 path,
                 "the pod network's configuration that Multus names",
                 "no such file: every new pod fails",
                 _RUN_ROLE,
+                "cluster-network-missing",
             )
         ]
     primary = next((parse(item)[0] for item in state["primary"] or () if item["path"] == path), None)
     if primary and _version(plugin.get("cniVersion")) >= (0, 4, 0) > _version(primary.get("cniVersion")):
         return [
-            finding(
-                "cni-version-differs",
+            Finding(
                 conf["path"],
                 f"cniVersion below 0.4.0, as {path} has {primary.get('cniVersion')}",
                 f"cniVersion {plugin.get('cniVersion')}: Multus refuses the pair",
                 "set cniVersion 0.3.1 in the ConfigMap multus-daemon-config",
+                "cni-version-differs",
             )
         ]
     return []
@@ -313,7 +311,7 @@ def _version(text) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", str(text or "0.1.0"))[:3])
 
 
-def _programs(state: dict, wanted: dict, parsed: list) -> list[dict]:
+def _programs(state: dict, wanted: dict, parsed: list) -> list[Finding]:
     """K3, M8: every program that a configuration starts is there, whole, for this machine, and may run."""
     used: dict[str, str] = {}
     primary = [(conf, *parse(conf)) for conf in state["primary"] or ()]
@@ -325,82 +323,82 @@ def _programs(state: dict, wanted: dict, parsed: list) -> list[dict]:
     return [item for name, by in sorted(used.items()) for item in _program(name, by, state)]
 
 
-def _program(name: str, by: str, state: dict) -> list[dict]:
+def _program(name: str, by: str, state: dict) -> list[Finding]:
     place = ", ".join(state["runtime"]["bin_dirs"])
     program = state["programs"].get(name)
     if program is None:
         step = "see the Multus pod's init container" if name == SHIM else "add it to cni_plugins_names and " + _RUN_ROLE
         return [
-            finding(
-                "plugin-missing",
+            Finding(
                 f"plugin {name}",
                 f"a program in {place}, used by {by}",
                 f'none: pods stay in ContainerCreating (failed to find plugin "{name}" in path [{place}])',
                 step,
+                "plugin-missing",
             )
         ]
     replace = "delete the Multus pod of this node" if name == SHIM else _RUN_ROLE
     if not int(program["mode"], 8) & 0o111:
         return [
-            finding(
-                "plugin-not-executable",
+            Finding(
                 program["path"],
                 "mode 0755",
                 f"mode {program['mode']}",
                 f"chmod 0755, or {replace}",
+                "plugin-not-executable",
             )
         ]
     if program["script"]:
         return []
     if program["elf"] is None:
         return [
-            finding(
-                "plugin-no-program",
+            Finding(
                 program["path"],
                 f"a program for {state['machine']}",
                 f"{program['size']} bytes that are no program",
                 replace,
+                "plugin-no-program",
             )
         ]
     if state["machine"] and program["elf"]["machine"] != state["machine"]:
         return [
-            finding(
-                "plugin-wrong-machine",
+            Finding(
                 program["path"],
                 f"a program for {state['machine']}",
                 f"one for {program['elf']['machine']}: pods fail with exec format error",
                 replace,
+                "plugin-wrong-machine",
             )
         ]
     if program["size"] < program["elf"]["size"]:
         return [
-            finding(
-                "plugin-cut-short",
+            Finding(
                 program["path"],
                 f"{program['elf']['size']} bytes or more",
                 f"{program['size']} bytes: half-written",
                 replace,
+                "plugin-cut-short",
             )
         ]
     return []
 
 
-def _leftovers(state: dict) -> list[dict]:
+def _leftovers(state: dict) -> list[Finding]:
     directory = state["runtime"]["conf_dir"]
     paths = [f"{directory}/{name}" for name in state["others"] if LEFTOVER.search(name)] + state["leftovers"]
     return [
-        finding(
-            "leftover",
+        Finding(
             path,
             "no half-written file",
             "one that a writer cut short has left; the runtime does not read it",
             "remove it",
+            "leftover",
         )
         for path in sorted(paths)
     ]
 
 
-def _kernel(state: dict) -> list[dict]:
+def _kernel(state: dict) -> list[Finding]:
     """K7: Flannel ends without br_netfilter; pods reach no Service without the two switches."""
     found = []
     for key in SYSCTLS:
@@ -409,31 +407,31 @@ def _kernel(state: dict) -> list[dict]:
             continue
         missing = value is None and "bridge" in key
         found.append(
-            finding(
-                "no-br-netfilter" if missing else "sysctl-off",
+            Finding(
                 f"sysctl {key}",
                 "1",
                 "not there: br_netfilter is not loaded, Flannel ends with Failed to check br_netfilter"
                 if missing
                 else str(value),
                 f"{_RUN_ROLE} (role flannel sets it now and at boot)",
+                "no-br-netfilter" if missing else "sysctl-off",
             )
         )
     return found
 
 
-def _ports(state: dict, wanted: dict) -> list[dict]:
+def _ports(state: dict, wanted: dict) -> list[Finding]:
     """K9: Flannel's health port lies on the node's own network."""
     port = wanted["health_port"]
     if not port or port not in state["ports"] or state["flannel"]:
         return []
     return [
-        finding(
-            "health-port-taken",
+        Finding(
             f"TCP port {port}",
             "a free port for Flannel's health endpoint (flannel_health_port)",
             "another program listens on it",
             "set flannel_health_port to a free one, or to 0",
+            "health-port-taken",
         )
     ]
 
@@ -441,7 +439,7 @@ def _ports(state: dict, wanted: dict) -> list[dict]:
 # --- the DaemonSets ---------------------------------------------------------------------------------------------------
 
 
-def lint_objects(objects: list[dict], bin_dir: str = "/opt/cni/bin") -> list[dict]:
+def lint_objects(objects: list[dict], bin_dir: str = "/opt/cni/bin") -> list[Finding]:
     """Findings in the objects that run Flannel and Multus, ours or somebody else's."""
     found = []
     for item in objects:
@@ -460,7 +458,7 @@ def _containers(item: dict):
             yield kind, container
 
 
-def _daemon(item: dict, kind: str, container: dict, bin_dir: str) -> list[dict]:
+def _daemon(item: dict, kind: str, container: dict, bin_dir: str) -> list[Finding]:
     image = str(container.get("image", ""))
     command = " ".join([*container.get("command", []), *container.get("args", [])])
     name = f"DaemonSet {item['metadata'].get('namespace', 'default')}/{item['metadata']['name']} {container['name']}"
@@ -470,12 +468,12 @@ def _daemon(item: dict, kind: str, container: dict, bin_dir: str) -> list[dict]:
     tag = image.rpartition("/")[2].partition("@")[0].partition(":")[2]
     if "@sha256:" not in image and (not tag or re.match(r"(latest|snapshot|master|main|stable)\b", tag)):
         found.append(
-            finding(
-                "image-not-pinned",
+            Finding(
                 name,
                 "an image of one release",
                 f"{image}: another program tomorrow, with other needs of RBAC",
                 "name a release (multus_image, flannel_image)",
+                "image-not-pinned",
             )
         )
     if "multus" not in image + command:
@@ -483,22 +481,22 @@ def _daemon(item: dict, kind: str, container: dict, bin_dir: str) -> list[dict]:
     memory = ((container.get("resources") or {}).get("limits") or {}).get("memory")
     if memory and _bytes(memory) < 512 << 20:
         found.append(
-            finding(
-                "multus-memory-limit",
+            Finding(
                 name,
                 "no memory limit, or 512Mi and more",
                 f"{memory}: it is killed when many pods start at once, after a reboot first of all",
                 "remove the limit; the plugins that it starts count too",
+                "multus-memory-limit",
             )
         )
     if kind == "initContainers" and _overwrites(command):
         found.append(
-            finding(
-                "shim-overwritten",
+            Finding(
                 name,
                 "the shim written beside its place and renamed",
                 f"{command}: Text file busy while a pod starts, and half a program meanwhile",
                 "copy to another name in the same directory and mv it, or use install_multus",
+                "shim-overwritten",
             )
         )
     volumes = {volume["name"]: volume for volume in item["spec"]["template"]["spec"].get("volumes") or ()}
@@ -506,12 +504,12 @@ def _daemon(item: dict, kind: str, container: dict, bin_dir: str) -> list[dict]:
         path = ((volumes.get(mount["name"]) or {}).get("hostPath") or {}).get("path", "").rstrip("/")
         if path == bin_dir and mount["mountPath"].rstrip("/") != path:
             found.append(
-                finding(
-                    "bin-dir-mounted-elsewhere",
+                Finding(
                     name,
                     f"{path} of the node at the same path in the pod",
                     f"at {mount['mountPath']}: the daemon finds none of the plugins that are there",
                     "mount it at the same path",
+                    "bin-dir-mounted-elsewhere",
                 )
             )
     return found
@@ -538,7 +536,7 @@ def _bytes(quantity) -> int:
     return int(matched[1]) * units[matched[2]] if matched else 0
 
 
-def _daemon_config(item: dict) -> list[dict]:
+def _daemon_config(item: dict) -> list[Finding]:
     """M4, M6, M7: how Multus finds the pod network's configuration."""
     text = (item.get("data") or {}).get("daemon-config.json")
     if text is None:
@@ -547,28 +545,28 @@ def _daemon_config(item: dict) -> list[dict]:
     try:
         config = json.loads(text)
     except ValueError as error:
-        return [finding("daemon-config-invalid", name, "a JSON object", f"{error}", _RUN_ROLE)]
+        return [Finding(name, "a JSON object", f"{error}", _RUN_ROLE, "daemon-config-invalid")]
     found = []
     if config.get("multusConfigFile") == "auto" and not config.get("multusMasterCNI"):
         found.append(
-            finding(
-                "multus-picks-first",
+            Finding(
                 name,
                 "multusMasterCNI, the one configuration that is the pod network's",
                 f"none: Multus takes what comes first in {config.get('multusAutoconfigDir')}, and ends when nothing "
                 "has come within 120 s",
                 f"set it to {PRIMARY_NAME}",
+                "multus-picks-first",
             )
         )
     if config.get("multusAutoconfigDir") == config.get("cniConfigDir"):
         found.append(
-            finding(
-                "pod-network-usable-alone",
+            Finding(
                 name,
                 "the pod network's configuration where only Multus reads it",
                 f"in {config.get('cniConfigDir')}, where the runtime reads it as well: while Multus is not up, pods "
                 "start without net1",
                 f"set multusAutoconfigDir to {HOST_PREFIX}{PRIMARY_DIRECTORY} and have Flannel's configuration there",
+                "pod-network-usable-alone",
             )
         )
     return found

@@ -14,6 +14,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Callable, NamedTuple
 
+from .text import sentence
+
 
 class Change(NamedTuple):
     """One thing that is, or would be, different afterwards."""
@@ -25,15 +27,21 @@ class Change(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """Something that keeps the node from the wanted state and that a person has to settle."""
+    """Something that is not as it has to be, and that a person has to settle. id: which of the known ones, if any.
+
+    Results of modules hold it as `_asdict()`; sentences are made of it by _core.text, where they are printed.
+    """
 
     object: str
     wanted: str
     seen: str
     next_step: str
+    id: str = ""
 
-    def sentence(self) -> str:
-        return f"{self.object}: wanted {self.wanted}, seen {self.seen}. Next step: {self.next_step}"
+
+def at(host: str, findings: Iterable[Finding]) -> list[dict]:
+    """The findings of one host as mappings, for a list of those of several."""
+    return [{"host": host, **finding._asdict()} for finding in findings]
 
 
 @dataclass
@@ -62,7 +70,7 @@ class Refused(Exception):
     """The wanted state was not reached; carries why and what had been changed by then."""
 
     def __init__(self, findings: list[Finding], done: list[Change] | None = None):
-        super().__init__("\n".join(finding.sentence() for finding in findings))
+        super().__init__("\n".join(map(sentence, findings)))
         self.findings = findings
         self.done = done or []
 

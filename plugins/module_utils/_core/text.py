@@ -16,6 +16,11 @@ WIDTH = 120
 _LABEL = 11
 
 
+def sentence(finding) -> str:
+    """A Finding on one line, for the message of a failed task."""
+    return f"{finding.object}: wanted {finding.wanted}, seen {finding.seen}. Next step: {finding.next_step}"
+
+
 def four_facts(findings) -> str:
     """Findings as blocks of object, wanted, seen, next step; hosts with the same finding share one block.
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, Optional
 
+from .._core.change import Finding
 from ..hca.text import is_unknown
 from .risk import CONSUMERS, PEERMEM, STACK
 
@@ -24,14 +25,10 @@ _SHOWN = 4
 
 
 class Reason(NamedTuple):
-    """Why a way is closed. consent: the unanswered variable that would open it."""
+    """Why ways are closed. consent: the unanswered variable that would open them."""
 
-    code: str
+    finding: Finding
     closes: tuple[str, ...]
-    object: str
-    wanted: str
-    seen: str
-    next_step: str
     consent: Optional[str] = None
 
 
@@ -44,7 +41,8 @@ class Decision(NamedTuple):
     notes: list[str]
 
     def as_dict(self) -> dict[str, Any]:
-        return {**self._asdict(), "reasons": [{**r._asdict(), "closes": list(r.closes)} for r in self.reasons]}
+        kept = {name: value for name, value in self._asdict().items() if name != "reasons"}
+        return {**kept, "findings": [reason.finding._asdict() for reason in self.reasons]}
 
 
 def decide(facts: dict, risk: dict, wanted: dict) -> Decision:
@@ -104,14 +102,14 @@ def _nothing(facts: dict) -> str:
 
 
 def _refusal(reasons: list[Reason]) -> str:
-    objects = list(dict.fromkeys(reason.object for reason in reasons))
+    objects = list(dict.fromkeys(reason.finding.object for reason in reasons))
     return f"The driver stays as it is because of {_listing(objects)}."
 
 
 def _summary(verdict: str, needed: str, reasons: list[Reason]) -> str:
     if verdict == RELOAD:
         return f"A reload of the driver does it: {needed}."
-    against = [reason.object for reason in reasons if RELOAD in reason.closes]
+    against = [reason.finding.object for reason in reasons if RELOAD in reason.closes]
     why = f"a reload is ruled out by {_listing(dict.fromkeys(against))}" if against else "a reboot was asked for"
     return f"A reboot is needed: {needed}; {why}."
 
@@ -162,12 +160,10 @@ def _reasons(facts: dict, risk: dict, wanted: dict) -> Iterator[Reason]:
     yield from _lost_by_reload(risk)
     if wanted.get("reload_allowed") is False:
         yield Reason(
-            "reload-denied",
+            Finding(
+                "driver_reload_allowed", "true for a reload", "false", "set it to true, or reboot", "reload-denied"
+            ),
             (RELOAD,),
-            "driver_reload_allowed",
-            "true for a reload",
-            "false",
-            "set it to true, or reboot",
         )
 
 
@@ -175,35 +171,41 @@ def _ownership(facts: dict, risk: dict) -> Iterator[Reason]:
     container = facts["node"]["container"]
     if container:
         yield Reason(
-            "container",
+            Finding(
+                "kernel",
+                "a machine with a kernel of its own",
+                f"a {container} container, which shares its host's kernel",
+                "run this on the host of the container",
+                "container",
+            ),
             EVERYTHING,
-            "kernel",
-            "a machine with a kernel of its own",
-            f"a {container} container, which shares its host's kernel",
-            "run this on the host of the container",
         )
     for operator in risk["operators"]:
         if operator["pods"] or operator["traces"]:
             evidence = operator["pods"] or operator["traces"]
             left = f"; it left {_listing(operator['blacklists'])}" if operator["blacklists"] else ""
             yield Reason(
-                "cluster-operator",
+                Finding(
+                    f"driver owned by the {operator['owner']}",
+                    "one owner of the driver: this role",
+                    f"{_listing(evidence)}{left}",
+                    f"let one of the two own it: take {operator['policy']} away and run again, or keep it and set "
+                    "driver_flavor: verify here",
+                    "cluster-operator",
+                ),
                 EVERYTHING,
-                f"driver owned by the {operator['owner']}",
-                "one owner of the driver: this role",
-                f"{_listing(evidence)}{left}",
-                f"let one of the two own it: take {operator['policy']} away and run again, or keep it and set "
-                "driver_flavor: verify here",
             )
         elif operator["blacklists"]:
             path = operator["blacklists"][0]
             yield Reason(
-                "operator-blacklist",
+                Finding(
+                    path,
+                    "no file that keeps the driver from loading",
+                    f"left behind by the {operator['owner']}, whose driver container is gone",
+                    f"remove {path}, or put the container back: as it stands the HCAs come up without a driver",
+                    "operator-blacklist",
+                ),
                 EVERYTHING,
-                path,
-                "no file that keeps the driver from loading",
-                f"left behind by the {operator['owner']}, whose driver container is gone",
-                f"remove {path}, or put the container back: as it stands the HCAs come up without a driver",
             )
 
 
@@ -214,35 +216,41 @@ def _bootable(facts: dict, risk: dict, wanted: dict) -> Iterator[Reason]:
         for block in (facts["modules"].get(name) or {}).get("blocked_by", []):
             if block["path"] not in left_behind:
                 yield Reason(
-                    "blocked",
+                    Finding(
+                        f"module {name}",
+                        "loadable",
+                        f"{block['path']}:{block['line']} says '{block['text']}'",
+                        "remove that line: after a reload or reboot the module would stay out",
+                        "blocked",
+                    ),
                     ACTIVATION,
-                    f"module {name}",
-                    "loadable",
-                    f"{block['path']}:{block['line']} says '{block['text']}'",
-                    "remove that line: after a reload or reboot the module would stay out",
                 )
     secure = risk["secure_boot"]
     if secure["signatures_required"] and wanted.get("signed") is not True and not secure["dkms_key_enrolled"]:
         key = secure["dkms_key"]
         yield Reason(
-            "secure-boot",
+            Finding(
+                "Secure Boot",
+                "modules signed with a key that the firmware trusts",
+                f"{_lock(secure)}; {f'the DKMS key {key} is not enrolled' if key else 'DKMS has no signing key here'}",
+                f"enrol the key (mokutil --import {key or '/var/lib/dkms/mok.pub'}, then confirm on the console at the "
+                "next boot), choose signed modules (driver_flavor: ubuntu_archive or inbox), or switch Secure Boot off",
+                "secure-boot",
+            ),
             EVERYTHING,
-            "Secure Boot",
-            "modules signed with a key that the firmware trusts",
-            f"{_lock(secure)}; {f'the DKMS key {key} is not enrolled' if key else 'DKMS has no signing key here'}",
-            f"enrol the key (mokutil --import {key or '/var/lib/dkms/mok.pub'}, then confirm on the console at the "
-            "next boot), choose signed modules (driver_flavor: ubuntu_archive or inbox), or switch Secure Boot off",
         )
     kernel = risk.get("next_kernel")
     if kernel and kernel["has_stack"] is False:
         yield Reason(
-            "next-kernel",
+            Finding(
+                f"kernel {kernel['release']}",
+                "the driver built for the kernel that the next boot takes",
+                f"none: {kernel['release']} would come up with the inbox driver",
+                f"install its headers and build (dkms autoinstall -k {kernel['release']}), or make "
+                f"{facts['node']['kernel']} the one that boots",
+                "next-kernel",
+            ),
             (REBOOT,),
-            f"kernel {kernel['release']}",
-            "the driver built for the kernel that the next boot takes",
-            f"none: {kernel['release']} would come up with the inbox driver",
-            f"install its headers and build (dkms autoinstall -k {kernel['release']}), or make "
-            f"{facts['node']['kernel']} the one that boots",
         )
 
 
@@ -260,14 +268,16 @@ def _names(risk: dict, wanted: dict) -> Iterator[Reason]:
             f"{entry['path']}:{entry['line']}" if entry["line"] else entry["path"] for entry in rename["references"]
         ]
         yield Reason(
-            "name-change",
+            Finding(
+                f"interface {rename['netdev']}",
+                "a name that stays",
+                f"it comes back as {rename['predicted']} ({rename['because']}), and {_listing(places)} "
+                f"{'refers' if len(places) == 1 else 'refer'} to {rename['netdev']}",
+                f"name it there by MAC ({rename['mac']}) or by {rename['predicted']}, or set "
+                "driver_rename_allowed: true when this is prepared",
+                "name-change",
+            ),
             EVERYTHING,
-            f"interface {rename['netdev']}",
-            "a name that stays",
-            f"it comes back as {rename['predicted']} ({rename['because']}), and {_listing(places)} "
-            f"{'refers' if len(places) == 1 else 'refer'} to {rename['netdev']}",
-            f"name it there by MAC ({rename['mac']}) or by {rename['predicted']}, or set driver_rename_allowed: true "
-            "when this is prepared",
             None if wanted.get("rename_allowed") is False else "driver_rename_allowed",
         )
 
@@ -278,14 +288,16 @@ def _workloads(risk: dict, wanted: dict) -> Iterator[Reason]:
     names = [f"{pod['namespace']}/{pod['name']}" for pod in risk["pods"]]
     denied = wanted.get("drain_allowed") is False
     yield Reason(
-        "pods",
+        Finding(
+            f"{len(names)} running {'pod' if len(names) == 1 else 'pods'}",
+            "a drained node",
+            _listing(names),
+            "drain the node yourself and run again"
+            if denied
+            else "set driver_drain_allowed: true (cordon and drain before, uncordon after), or drain the node yourself",
+            "pods",
+        ),
         ACTIVATION,
-        f"{len(names)} running {'pod' if len(names) == 1 else 'pods'}",
-        "a drained node",
-        _listing(names),
-        "drain the node yourself and run again"
-        if denied
-        else "set driver_drain_allowed: true (cordon and drain before, uncordon after), or drain the node yourself",
         None if denied else "driver_drain_allowed",
     )
 
@@ -294,21 +306,28 @@ def _reachability(risk: dict) -> Iterator[Reason]:
     for way in risk["management"]:
         over = way["netdev"] if way["via"] == way["netdev"] else f"{way['via']}, which stands on {way['netdev']}"
         yield Reason(
-            "management-path",
+            Finding(
+                f"interface {way['netdev']}",
+                "a way into the node that does not go over an HCA",
+                f"{way['why']} goes over {over}",
+                "take the reboot: a reload takes the interface away, "
+                "and with it the connection that would bring it back",
+                "management-path",
+            ),
             (RELOAD,),
-            f"interface {way['netdev']}",
-            "a way into the node that does not go over an HCA",
-            f"{way['why']} goes over {over}",
-            "take the reboot: a reload takes the interface away, and with it the connection that would bring it back",
         )
     for entry in risk["storage"]:
         yield Reason(
-            "storage",
+            Finding(
+                f"{entry['mount']} on {entry['device']}",
+                "storage that does not stand on the stack",
+                entry["why"],
+                "take the reboot"
+                if entry["mount"] in ("/", "swap")
+                else f"unmount {entry['mount']}, or take the reboot",
+                "storage",
+            ),
             (RELOAD,),
-            f"{entry['mount']} on {entry['device']}",
-            "storage that does not stand on the stack",
-            entry["why"],
-            "take the reboot" if entry["mount"] in ("/", "swap") else f"unmount {entry['mount']}, or take the reboot",
         )
 
 
@@ -319,42 +338,50 @@ def _users(risk: dict, wanted: dict) -> Iterator[Reason]:
     for process in processes:
         unit = f" of {process['unit']}" if process["unit"] else ""
         yield Reason(
-            "process",
+            Finding(
+                f"process {process['pid']} ({process['command']})",
+                "no user of the RDMA devices",
+                f"{process['command']}{unit} has {_listing(process['devices'])} open",
+                f"stop {process['unit'] or 'it'} and run again, or take the reboot",
+                "process",
+            ),
             (RELOAD,),
-            f"process {process['pid']} ({process['command']})",
-            "no user of the RDMA devices",
-            f"{process['command']}{unit} has {_listing(process['devices'])} open",
-            f"stop {process['unit'] or 'it'} and run again, or take the reboot",
         )
     modules = risk["modules"]
     expected = {*STACK, *PEERMEM}
     for name in sorted(modules):
         if name in CONSUMERS:
             yield Reason(
-                "consumer",
+                Finding(
+                    f"module {name}",
+                    "unloaded",
+                    f"{CONSUMERS[name]} is loaded and stands on the stack, {_uses(modules[name]['refcount'])}",
+                    f"stop what uses it and unload it (modprobe -r {name}), or take the reboot",
+                    "consumer",
+                ),
                 (RELOAD,),
-                f"module {name}",
-                "unloaded",
-                f"{CONSUMERS[name]} is loaded and stands on the stack, {_uses(modules[name]['refcount'])}",
-                f"stop what uses it and unload it (modprobe -r {name}), or take the reboot",
             )
         elif name in PEERMEM and modules[name]["refcount"] > len(modules[name]["holders"]):
             yield Reason(
-                "peermem-in-use",
+                Finding(
+                    f"module {name}",
+                    "no GPU job that uses RDMA",
+                    _uses(modules[name]["refcount"]),
+                    "stop the GPU jobs of this node and run again, or take the reboot",
+                    "peermem-in-use",
+                ),
                 (RELOAD,),
-                f"module {name}",
-                "no GPU job that uses RDMA",
-                _uses(modules[name]["refcount"]),
-                "stop the GPU jobs of this node and run again, or take the reboot",
             )
         elif name not in expected:
             yield Reason(
-                "third-party",
+                Finding(
+                    f"module {name}",
+                    "no module of another maker on the stack",
+                    f"it holds {_listing(sorted(other for other in modules if name in modules[other]['holders']))}",
+                    f"unload it (modprobe -r {name}), or take the reboot; see that it gets rebuilt for the new stack",
+                    "third-party",
+                ),
                 (RELOAD,),
-                f"module {name}",
-                "no module of another maker on the stack",
-                f"it holds {_listing(sorted(other for other in modules if name in modules[other]['holders']))}",
-                f"unload it (modprobe -r {name}), or take the reboot; see that it gets rebuilt for the new stack",
             )
     if processes:
         return
@@ -362,12 +389,15 @@ def _users(risk: dict, wanted: dict) -> Iterator[Reason]:
         module = modules.get(name)
         if module and module["refcount"] > len(module["holders"]):
             yield Reason(
-                "unknown-user",
+                Finding(
+                    f"module {name}",
+                    "held by modules only",
+                    f"{_uses(module['refcount'])}, of them {len(module['holders'])} by modules; "
+                    "the rest is in the kernel",
+                    "take the reboot",
+                    "unknown-user",
+                ),
                 (RELOAD,),
-                f"module {name}",
-                "held by modules only",
-                f"{_uses(module['refcount'])}, of them {len(module['holders'])} by modules; the rest is in the kernel",
-                "take the reboot",
             )
 
 
@@ -380,41 +410,49 @@ def _lost_by_reload(risk: dict) -> Iterator[Reason]:
     for entry in risk["virtual_functions"]:
         if entry["passed_through"]:
             yield Reason(
-                "vf-passed-through",
+                Finding(
+                    f"virtual functions of {entry['hca']}",
+                    "none in a virtual machine",
+                    f"{_listing(entry['passed_through'])} are given to a virtual machine",
+                    "stop the virtual machines and run again",
+                    "vf-passed-through",
+                ),
                 (RELOAD,),
-                f"virtual functions of {entry['hca']}",
-                "none in a virtual machine",
-                f"{_listing(entry['passed_through'])} are given to a virtual machine",
-                "stop the virtual machines and run again",
             )
         if entry["representors"]:
             yield Reason(
-                "switchdev",
+                Finding(
+                    f"switch mode of {entry['hca']}",
+                    "legacy",
+                    f"switchdev, with {_listing(entry['representors'])}",
+                    "take the reboot; what sets switchdev mode at boot sets it again",
+                    "switchdev",
+                ),
                 (RELOAD,),
-                f"switch mode of {entry['hca']}",
-                "legacy",
-                f"switchdev, with {_listing(entry['representors'])}",
-                "take the reboot; what sets switchdev mode at boot sets it again",
             )
         elif entry["settings"] is None:
             yield Reason(
-                "vf-settings",
+                Finding(
+                    f"virtual functions of {entry['hca']}",
+                    "settings that can be read and put back",
+                    f"{entry['enabled']} enabled; this driver does not show their MACs and GUIDs in sysfs",
+                    "take the reboot; what makes the virtual functions at boot makes them again",
+                    "vf-settings",
+                ),
                 (RELOAD,),
-                f"virtual functions of {entry['hca']}",
-                "settings that can be read and put back",
-                f"{entry['enabled']} enabled; this driver does not show their MACs and GUIDs in sysfs",
-                "take the reboot; what makes the virtual functions at boot makes them again",
             )
     for netdev in risk["netdevs"]:
         if netdev["master"] or netdev["upper"]:
             above = sorted({*([netdev["master"]] if netdev["master"] else []), *netdev["upper"]})
             yield Reason(
-                "upper-device",
+                Finding(
+                    f"interface {netdev['name']}",
+                    "nothing that stands on it",
+                    f"{_listing(above)} stands on it and would lose it for good",
+                    "take the reboot: bonds, bridges, VLANs and macvlans are put together again at boot",
+                    "upper-device",
+                ),
                 (RELOAD,),
-                f"interface {netdev['name']}",
-                "nothing that stands on it",
-                f"{_listing(above)} stands on it and would lose it for good",
-                "take the reboot: bonds, bridges, VLANs and macvlans are put together again at boot",
             )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ...module_utils._core.change import Finding
+from ...module_utils._core.text import sentence
 from ...module_utils.hca.facts import reboot_reasons
 
 SCHEMA = "gpufabric.rdma/drift/1"
@@ -142,9 +143,13 @@ class Record:
         if host not in self.hosts:
             return
         place = self._at(host, task)
-        for finding in result.get("findings") or []:
+        if task.action.endswith("driver_gate"):
+            self._gate(place, task, result)
+        # The gate also lists what rules out a way that it does not take.
+        findings = (result.get("findings") or []) if result.get("verdict") in (None, "refuse") else []
+        for finding in findings:
             self._refuse(host, task, finding)
-        if result.get("findings"):
+        if findings:
             differences = _changes(task, result.get("plan") or [])
         elif result.get("down"):
             _add(place.silent_api, f"role {task.role}: the cluster's objects, no API server answers ({result['down']})")
@@ -161,16 +166,12 @@ class Record:
             _add(place.remarks, f"not verified: {reason}")
         for reason in result.get("not_applied") or []:
             _add(place.remarks, f"left as it is: {reason}")
-        if task.action.endswith("driver_gate"):
-            self._gate(place, task, result)
 
     def _gate(self, place: Host, task: Task, result: dict) -> None:
         """What bringing the driver on disk into memory comes to."""
         verdict = result.get("verdict")
         if verdict == "refuse":
             _add(place.refused, f"role {task.role}: {result['summary']}")
-            for reason in result.get("reasons") or []:
-                _add(place.refused, f"role {task.role}: {_sentence(reason)}")
         elif verdict == "reboot":
             _add(place.reboot, result["summary"])
         elif verdict == "reload":
@@ -232,8 +233,7 @@ def _difference(task: Task, name: str, seen, wanted) -> dict:
 
 
 def _sentence(finding: dict) -> str:
-    known = {key: str(finding.get(key) or "") for key in Finding._fields}
-    return _line(Finding(**known).sentence() if known["wanted"] else known["object"])
+    return _line(sentence(Finding(*(finding[key] for key in Finding._fields))))
 
 
 def _line(text) -> str:

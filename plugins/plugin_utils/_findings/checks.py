@@ -3,15 +3,17 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """A named check: what must be true of one object, whether it is, and what to do where it is not.
 
-PRIVATE to the collection. Pure; runs on the controller. A check is a mapping with id, object, status (passed, failed,
-not_verified or unused), wanted, seen and next_step; a fabric check that moved data carries figures besides.
+PRIVATE to the collection. Pure; runs on the controller. A check is a Finding as a mapping, with status
+(passed, failed, not_verified or unused) besides; a fabric check that moved data carries figures besides.
 """
 
 from __future__ import annotations
+
+from ...module_utils._core.change import Finding
 
 PASSED, FAILED, NOT_VERIFIED, UNUSED = STATUSES = ("passed", "failed", "not_verified", "unused")
 
 
 def check(identity: str, obj: str, status: str, wanted: str, seen: str, next_step: str = "") -> dict:
     step = next_step if status in (FAILED, NOT_VERIFIED) else ""
-    return {"id": identity, "object": obj, "status": status, "wanted": wanted, "seen": seen, "next_step": step}
+    return {**Finding(obj, wanted, seen, step, identity)._asdict(), "status": status}

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 
 from ...module_utils._core import text
+from ...module_utils._core.change import Finding, at
 from .._verify import pairs as verify_pairs
 from . import schedule
 
@@ -293,8 +294,8 @@ def announcement(plans: list[dict], nodes: list[dict], options: dict) -> str:
     return "\n".join(lines)
 
 
-def consent_problems(plans: list[dict], nodes: list[dict]) -> list[dict]:
-    """HCAs that would be loaded while somebody uses them, where nobody was asked; as problems with four facts."""
+def consent_findings(plans: list[dict], nodes: list[dict]) -> list[dict]:
+    """HCAs that would be loaded while somebody uses them, where nobody was asked; of all hosts (see at)."""
     loaded = {
         (side["host"], side["hca"])
         for one in plans
@@ -302,17 +303,22 @@ def consent_problems(plans: list[dict], nodes: list[dict]) -> list[dict]:
         for side in (test["client"], test["server"])
     }
     return [
-        {
-            "host": node["host"],
-            "object": f"HCA {hca}",
-            "wanted": "an HCA that nobody uses, or consent to put load on it",
-            "seen": f"in use by {text.names(users)}",
-            "next_step": "stop the job, or set matrix_load_allowed: true to measure all the same (the job slows down), "
-            "or false to leave this HCA out",
-        }
+        row
         for node in nodes
         for hca, users in sorted(node["in_use"].items())
         if node["load_allowed"] is None and (node["host"], hca) in loaded
+        for row in at(
+            node["host"],
+            [
+                Finding(
+                    f"HCA {hca}",
+                    "an HCA that nobody uses, or consent to put load on it",
+                    f"in use by {text.names(users)}",
+                    "stop the job, or set matrix_load_allowed: true to measure all the same (the job slows down), "
+                    "or false to leave this HCA out",
+                )
+            ],
+        )
     ]
 
 

@@ -13,6 +13,7 @@ import json
 import re
 
 from ...module_utils._core import text
+from ...module_utils._core.change import Finding, at
 from ...module_utils._device_plugin import config
 from .._core.addresses import netaddr
 
@@ -21,11 +22,11 @@ _PINNED = re.compile(r"@sha256:[0-9a-f]{64}$")
 
 
 def findings(nodes: list[dict], options: dict) -> list[dict]:
-    """What keeps the job from being made, with four facts each. nodes: host, facts. options: see `objects`."""
+    """What keeps the job from being made, of all hosts (see at). nodes: host, facts. options: see `objects`."""
     found = []
 
     def add(obj, wanted, seen, step, host="all nodes"):
-        found.append({"host": host, "object": obj, "wanted": wanted, "seen": seen, "next_step": step})
+        found.extend(at(host, [Finding(obj, wanted, seen, step)]))
 
     if not options["image"] or not _PINNED.search(options["image"]):
         seen = options["image"] or "not set"

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 
 from ...module_utils._core import text
+from ...module_utils._core.change import Finding
 from ...module_utils._device_plugin import config as device_plugin_config
 from .._preflight import networks as preflight_networks
 from .importer import OPERATOR_REPOSITORY, POLICY_NAME
@@ -76,7 +77,7 @@ class _Export:
         self.namespace = options.get("namespace") or NAMESPACE
         self.objects: list[dict] = []
         self.left_out: list[dict] = []
-        self.findings: list[dict] = []
+        self.findings: list[Finding] = []
         self.plan = preflight_networks.plan(
             variables, self.nodes, resources=variables["device_plugin_resources"], nv_ipam_namespace=self.namespace
         )
@@ -142,9 +143,7 @@ class _Export:
             entries = device_plugin_config.entries(wanted, rails)
         except ValueError as error:
             step = "list the resources in device_plugin_resources"
-            self.findings.append(
-                {"object": "device_plugin_resources", "wanted": "resources", "seen": str(error), "next_step": step}
-            )
+            self.findings.append(Finding("device_plugin_resources", "resources", str(error), step))
             return None
         kept = [entry for entry in map(self._entry, entries) if entry]
         if not kept:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 
 from ...module_utils._core import text as core_text
+from ...module_utils._core.change import Finding
 from . import networks, resources
 from .networks import OBJECT_LEFT_OUT, finding
 from .page import LEFT_OUT, NOTHING, TAKEN, WRONG, Page, short
@@ -69,7 +70,7 @@ class _Import:
     def __init__(self, nodes: list[dict], pinned: dict):
         self.nodes, self.pinned = nodes, pinned
         self.variables: dict = {}
-        self.findings: list[dict] = []
+        self.findings: list[Finding] = []
         self.pages: list[Page] = []
         self.components: list[str] = []
         self.items: list[tuple[Page, dict]] = []
@@ -111,7 +112,7 @@ class _Import:
         }
 
     def _refuse(self, obj: str, wanted: str, seen: str, next_step: str) -> None:
-        self.findings.append({"object": obj, "wanted": wanted, "seen": seen, "next_step": next_step})
+        self.findings.append(Finding(obj, wanted, seen, next_step))
 
     # --- objects ------------------------------------------------------------------------------------------------------
 

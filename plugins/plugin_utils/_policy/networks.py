@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 
 from ...module_utils._core import text
+from ...module_utils._core.change import Finding
 from .._core.addresses import netaddr
 from .._preflight import networks
 from .page import LEFT_OUT, NOTHING, TAKEN, WRONG, Page, dotted, short
@@ -32,12 +33,12 @@ OBJECT_LEFT_OUT = {
 _WHEREABOUTS_OWN = ("datastore", "kubernetes", "log_file", "log_level", "etcd_host", "enable_overlapping_ranges")
 
 
-def finding(page: Page, path: tuple, wanted: str, seen: str, next_step: str) -> dict:
+def finding(page: Page, path: tuple, wanted: str, seen: str, next_step: str) -> Finding:
     field = f" {dotted(path)}" if path else ""
-    return {"object": f"{page.object}{field}", "wanted": wanted, "seen": seen, "next_step": next_step}
+    return Finding(f"{page.object}{field}", wanted, seen, next_step)
 
 
-def as_mapping(page: Page, path: tuple, what: str, findings: list[dict]):
+def as_mapping(page: Page, path: tuple, what: str, findings: list[Finding]):
     """The mapping that a JSON text holds, put in its place; a mapping that stands there already is named as wrong."""
     value = page.get(*path)
     if isinstance(value, dict):
@@ -78,7 +79,7 @@ def network(value):
 # --- pools ------------------------------------------------------------------------------------------------------------
 
 
-def pool(page: Page, findings: list[dict]) -> dict:
+def pool(page: Page, findings: list[Finding]) -> dict:
     """{subnet, per_node_block_size, gateway, exclude} of an IPPool, as options of an attachment."""
     made: dict = {}
     subnet, size = page.get("spec", "subnet"), page.get("spec", "perNodeBlockSize")
@@ -99,7 +100,7 @@ def pool(page: Page, findings: list[dict]) -> dict:
     return made
 
 
-def _exclusions(page: Page, findings: list[dict]) -> list[str]:
+def _exclusions(page: Page, findings: list[Finding]) -> list[str]:
     found: list[str] = []
     given = page.get("spec", "exclusions")
     for number, item in enumerate(given if isinstance(given, list) else [given] if given else []):
@@ -158,7 +159,7 @@ def _say_blocks(page: Page, made: dict, where: str, nodes: int) -> None:
 # --- networks ---------------------------------------------------------------------------------------------------------
 
 
-def attachment(page: Page, netdevs: dict, findings: list[dict]) -> dict:
+def attachment(page: Page, netdevs: dict, findings: list[Finding]) -> dict:
     """An item of networks_attachments. netdevs: {host: {interface: link layer, or None}} of nodes that were read."""
     kind = TYPES[page.content["kind"]]
     item: dict = {"name": page.name, "type": kind}
@@ -179,7 +180,7 @@ def attachment(page: Page, netdevs: dict, findings: list[dict]) -> dict:
     return item
 
 
-def _resource(page: Page, item: dict, findings: list[dict]) -> None:
+def _resource(page: Page, item: dict, findings: list[Finding]) -> None:
     path, name = ("spec", "resourceName"), page.get("spec", "resourceName")
     if not isinstance(name, str) or not name:
         step = "name the resource of the SR-IOV device plugin that hands out the functions"
@@ -192,7 +193,7 @@ def _resource(page: Page, item: dict, findings: list[dict]) -> None:
     page.say(path, TAKEN, f"resource_name: {full}", why)
 
 
-def _master(page: Page, item: dict, netdevs: dict, findings: list[dict]) -> None:
+def _master(page: Page, item: dict, netdevs: dict, findings: list[Finding]) -> None:
     path, name = ("spec", "master"), page.get("spec", "master")
     if not isinstance(name, str) or not name:
         step = "name the rail's interface; pods on the default route's one never reach their own node"
@@ -228,7 +229,7 @@ def _mtu(page: Page, item: dict) -> None:
 # --- addresses --------------------------------------------------------------------------------------------------------
 
 
-def _ipam(page: Page, item: dict, findings: list[dict]) -> None:
+def _ipam(page: Page, item: dict, findings: list[Finding]) -> None:
     path = ("spec", "ipam")
     if not page.get(*path):
         item["ipam"] = "none"
@@ -262,7 +263,7 @@ def _option(page: Page, item: dict, field: str, option: str, path: tuple = ("spe
         page.say((*path, field), TAKEN, f"{option}: {short(item[option])}")
 
 
-def _nv_ipam(page: Page, item: dict, findings: list[dict]) -> None:
+def _nv_ipam(page: Page, item: dict, findings: list[Finding]) -> None:
     path = ("spec", "ipam")
     page.say((*path, "type"), TAKEN, "ipam: nv-ipam")
     kind = page.get(*path, "poolType")
@@ -279,7 +280,7 @@ def _nv_ipam(page: Page, item: dict, findings: list[dict]) -> None:
     item["pool"] = name
 
 
-def _whereabouts(page: Page, item: dict, findings: list[dict]) -> None:
+def _whereabouts(page: Page, item: dict, findings: list[Finding]) -> None:
     path = ("spec", "ipam")
     why = "Network Operator deprecated whereabouts in 25.4; nv-ipam takes its place"
     page.say((*path, "type"), TAKEN, "ipam: whereabouts", why)
@@ -295,7 +296,7 @@ def _whereabouts(page: Page, item: dict, findings: list[dict]) -> None:
     _refuse_odd_subnet(page, item, (*path, "range"), findings)
 
 
-def _host_local(page: Page, item: dict, findings: list[dict]) -> None:
+def _host_local(page: Page, item: dict, findings: list[Finding]) -> None:
     path = ("spec", "ipam")
     why = "each node keeps its own leases and would hand out the same addresses; role networks gives each node a block"
     page.say((*path, "type"), WRONG, "ipam: host-local, with a block for each node", why)
@@ -320,7 +321,7 @@ def _host_local(page: Page, item: dict, findings: list[dict]) -> None:
     _refuse_odd_subnet(page, item, (*where, "subnet"), findings)
 
 
-def _static(page: Page, item: dict, findings: list[dict]) -> None:
+def _static(page: Page, item: dict, findings: list[Finding]) -> None:
     path = ("spec", "ipam")
     page.say((*path, "type"), TAKEN, "ipam: static", "every pod that attaches gets the same: one pod at a time")
     given = page.get(*path, "addresses")
@@ -336,7 +337,7 @@ def _static(page: Page, item: dict, findings: list[dict]) -> None:
     page.say((*path, "addresses"), TAKEN, f"addresses: {short(found)}")
 
 
-def _refuse_odd_subnet(page: Page, item: dict, path: tuple, findings: list[dict]) -> None:
+def _refuse_odd_subnet(page: Page, item: dict, path: tuple, findings: list[Finding]) -> None:
     if network(item.get("subnet")) is None:
         step = "write it as 192.0.2.0/24"
         findings.append(finding(page, path, "a network", short(item.get("subnet")), step))

@@ -9,6 +9,7 @@ PRIVATE to the collection. Pure; runs on the controller.
 from __future__ import annotations
 
 from ...module_utils._core import text
+from ...module_utils._core.change import Finding
 from ...module_utils._device_plugin import config
 from .networks import as_mapping, finding
 from .page import LEFT_OUT, TAKEN, UNKNOWN, WRONG, Page, short
@@ -20,7 +21,7 @@ _SELECTORS = ("vendors", "deviceIDs", "drivers", "ifNames", "linkTypes")
 class Resources:
     """Reads one config into variables; names on the page and in problems what is wrong with it."""
 
-    def __init__(self, variables: dict, nodes: list[dict], findings: list[dict]):
+    def __init__(self, variables: dict, nodes: list[dict], findings: list[Finding]):
         self.variables, self.nodes, self.findings = variables, nodes, findings
 
     def read(self, page: Page, path: tuple) -> None:

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Everything that is wrong with a host's variables and facts, found before anything changes.
 
-PRIVATE to the collection. Pure; runs on the controller. A problem is a mapping with object, wanted, seen and next_step.
+PRIVATE to the collection. Pure; runs on the controller.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import re
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 
 from ...module_utils._core import text as core_text
+from ...module_utils._core.change import Finding
 from ...module_utils._device_plugin import config
 from ...module_utils._driver import plan as driver_plan
 from ...module_utils._host import kernel_modules, memlock, netns, rail_links
@@ -29,12 +30,8 @@ _NEAR = 0.9
 _ROOT_ONLY = "set become: true, or connect as root"
 
 
-def finding(obj: str, wanted: str, seen: str, next_step: str) -> dict:
-    return {"object": obj, "wanted": wanted, "seen": seen, "next_step": next_step}
-
-
-def unreachable(message: str) -> dict:
-    return finding(
+def unreachable(message: str) -> Finding:
+    return Finding(
         "connection",
         "a reachable node",
         f"unreachable: {message}",
@@ -42,8 +39,8 @@ def unreachable(message: str) -> dict:
     )
 
 
-def unread(message: str) -> dict:
-    return finding(
+def unread(message: str) -> Finding:
+    return Finding(
         "facts",
         "a node that can be read",
         message,
@@ -54,7 +51,7 @@ def unread(message: str) -> dict:
 # --- variables -------------------------------------------------------------------------------------------------------
 
 
-def validate(options: dict, values: dict) -> tuple[dict, list[dict]]:
+def validate(options: dict, values: dict) -> tuple[dict, list[Finding]]:
     """Check each variable against its option; returns the effective values and the problems.
 
     A value that is not valid is replaced by the default, so that the checks which follow can still be made.
@@ -87,8 +84,8 @@ def _given(value):
     return value
 
 
-def _invalid(name: str, option: dict, seen: str) -> dict:
-    return finding(
+def _invalid(name: str, option: dict, seen: str) -> Finding:
+    return Finding(
         f"variable {name}", describe(option), seen, "correct it where it is set (inventory, group_vars or -e)"
     )
 
@@ -98,7 +95,7 @@ _MODULE_NAME = re.compile(r"[A-Za-z0-9_-]+")
 _SERVICE_NAME = re.compile(r"[A-Za-z0-9:_@-]+")
 
 
-def values(variables: dict, options: dict) -> list[dict]:
+def values(variables: dict, options: dict) -> list[Finding]:
     """Problems of single values; a value that no planner can work with is put back to its default."""
     found = []
     for name, pattern, wanted in (
@@ -146,8 +143,8 @@ def _is_setting(item: dict) -> bool:
     return keyed and (68 <= mtu <= 65535 if mtu is not None else bool(item.get("up")))
 
 
-def _odd(name: str, wanted: str, seen: str) -> dict:
-    return finding(f"variable {name}", wanted, seen, "correct it where it is set (inventory, group_vars or -e)")
+def _odd(name: str, wanted: str, seen: str) -> Finding:
+    return Finding(f"variable {name}", wanted, seen, "correct it where it is set (inventory, group_vars or -e)")
 
 
 def limit(value):
@@ -169,8 +166,8 @@ def describe(option: dict) -> str:
     return f"{text}, or null" if "default" not in option or option["default"] is None else text
 
 
-def unresolved(name: str, message: str) -> dict:
-    return finding(
+def unresolved(name: str, message: str) -> Finding:
+    return Finding(
         f"variable {name}",
         "a value that can be worked out for this host",
         message,
@@ -191,7 +188,7 @@ def unknown(names, options, roles, accepted=()) -> list[dict]:
             continue
         hint = f"did you mean {near[0]}?" if near else "no variable has a name like it"
         findings.append(
-            finding(
+            Finding(
                 f"variable {name}",
                 "a variable that a role of gpufabric.rdma knows",
                 "no role knows it, so it would have no effect",
@@ -209,9 +206,9 @@ def _short(value) -> str:
 # --- what the node has against what the variables ask for -------------------------------------------------------------
 
 
-def combinations(facts: dict, variables: dict) -> tuple[list[dict], list[str]]:
+def combinations(facts: dict, variables: dict) -> tuple[list[Finding], list[str]]:
     """Problems, and notes: what a person should know and that stops nothing."""
-    findings: list[dict] = []
+    findings: list[Finding] = []
     notes = [
         f"{_card(card)}: {card['reason']} {card.get('next_step') or ''}".strip()
         for card in facts["cards_without_rdma"]
@@ -225,13 +222,13 @@ def combinations(facts: dict, variables: dict) -> tuple[list[dict], list[str]]:
     return findings, notes
 
 
-def _system(facts: dict) -> list[dict]:
+def _system(facts: dict) -> list[Finding]:
     found = []
     node = facts["node"]
     system = node["os"]
     if isinstance(system, dict) and not _FAMILIES & {system.get("id"), *(system.get("like") or [])}:
         found.append(
-            finding(
+            Finding(
                 "operating system",
                 "Debian, Ubuntu, RHEL or one of their kin",
                 f"{system.get('pretty_name') or system.get('id') or 'no os-release'}",
@@ -240,7 +237,7 @@ def _system(facts: dict) -> list[dict]:
             )
         )
     if node.get("euid") not in (None, 0):
-        found.append(finding("privilege", "root on the node", f"user id {node['euid']}", _ROOT_ONLY))
+        found.append(Finding("privilege", "root on the node", f"user id {node['euid']}", _ROOT_ONLY))
     return found
 
 
@@ -248,14 +245,14 @@ def _changes_driver(variables: dict) -> bool:
     return variables["driver_flavor"] != "verify"
 
 
-def _driver(facts: dict, variables: dict) -> list[dict]:
+def _driver(facts: dict, variables: dict) -> list[Finding]:
     """What the role driver cannot do on this node at all; what stands in its way it looks up itself, node by node."""
     node = facts["node"]
     foreign = driver_plan.unsupported(node) if _changes_driver(variables) and isinstance(node["os"], dict) else None
-    return [finding(*foreign)] if foreign else []
+    return [Finding(*foreign)] if foreign else []
 
 
-def _hcas(facts: dict, variables: dict) -> list[dict]:
+def _hcas(facts: dict, variables: dict) -> list[Finding]:
     admitted = [hca for hca in facts["hcas"] if hca["kind"] == "pci" or variables["discovery_software_hcas"]]
     names = [hca["name"] for hca in admitted]
     software = [hca["name"] for hca in facts["hcas"] if hca not in admitted]
@@ -273,11 +270,11 @@ def _hcas(facts: dict, variables: dict) -> list[dict]:
             step += "discovery_hca_required: false"
             if not variables["discovery_software_hcas"]:
                 step += "; to admit soft-RoCE devices: discovery_software_hcas: true"
-        found.append(finding("HCA", "at least one HCA", seen, step))
+        found.append(Finding("HCA", "at least one HCA", seen, step))
     wanted = variables["discovery_expected_hcas"]
     if wanted is not None and wanted != len(names) and not coming:
         found.append(
-            finding(
+            Finding(
                 "HCA",
                 f"{core_text.count(wanted, 'HCA')} (discovery_expected_hcas)",
                 f"{len(names)}: {core_text.listing(names) or 'none'}"
@@ -301,12 +298,12 @@ def _ports(facts: dict) -> list[str]:
     return [f"{hca['name']}/{port['number']}" for hca in facts["hcas"] for port in hca["ports"]]
 
 
-def _expected_ports(facts: dict, variables: dict) -> list[dict]:
+def _expected_ports(facts: dict, variables: dict) -> list[Finding]:
     there = _ports(facts)
     if not there and facts["cards_without_rdma"]:
         return []
     return [
-        finding(
+        Finding(
             f"discovery_expected_ports: {wanted}",
             "a port of this node, as HCA/port",
             f"ports here: {core_text.listing(there) or 'none'}",
@@ -317,7 +314,7 @@ def _expected_ports(facts: dict, variables: dict) -> list[dict]:
     ]
 
 
-def _rails(facts: dict, variables: dict) -> list[dict]:
+def _rails(facts: dict, variables: dict) -> list[Finding]:
     found, taken = [], {}
     waiting = any(_will_get_rdma(card, facts) for card in facts["cards_without_rdma"])
     for position, item in enumerate(variables["discovery_rails"]):
@@ -325,7 +322,7 @@ def _rails(facts: dict, variables: dict) -> list[dict]:
         obj = f"discovery_rails[{position}]: " + (", ".join(f"{k} {v}" for k, v in sorted(given.items())) or "empty")
         if len(given) != 1:
             found.append(
-                finding(
+                Finding(
                     obj, "exactly one of hca, pci, netdev, mac", f"{len(given)} of them", "name the rail by one of them"
                 )
             )
@@ -337,7 +334,7 @@ def _rails(facts: dict, variables: dict) -> list[dict]:
             if waiting and (key == "hca" or str(value).lower() in cards or key in ("netdev", "mac")):
                 continue
             found.append(
-                finding(
+                Finding(
                     obj,
                     f"an HCA with this {key}",
                     f"HCAs here: {core_text.listing(map(_identity, facts['hcas'])) or 'none'}"
@@ -348,7 +345,7 @@ def _rails(facts: dict, variables: dict) -> list[dict]:
         for place in [(name, item.get("port")) for name in matches]:
             if place in taken:
                 found.append(
-                    finding(
+                    Finding(
                         obj,
                         "each HCA port in one rail",
                         f"{place[0]} is already the rail of discovery_rails[{taken[place]}]",
@@ -359,10 +356,10 @@ def _rails(facts: dict, variables: dict) -> list[dict]:
         ports = [port for name in matches for port in _port_numbers(facts, name)]
         if item.get("port") and matches and item["port"] not in ports:
             seen = f"{', '.join(matches)} has port {', '.join(map(str, ports))}"
-            found.append(finding(obj, f"port {item['port']}", seen, "correct the number, or leave it out"))
+            found.append(Finding(obj, f"port {item['port']}", seen, "correct the number, or leave it out"))
         elif len(ports) > 1 and not item.get("port") and key in ("hca", "pci"):
             step = "add port: with its number, or name the rail by netdev or mac"
-            found.append(finding(obj, "one port", f"{len(ports)} ports: {', '.join(map(str, ports))}", step))
+            found.append(Finding(obj, "one port", f"{len(ports)} ports: {', '.join(map(str, ports))}", step))
     return found
 
 
@@ -436,7 +433,7 @@ def plan(facts: dict, variables: dict) -> dict:
     for role, made in plans(facts, variables).items():
         why = _WHY[role].format(**variables)
         outcome["changes"] += [{**change._asdict(), "why": why} for change in made.changes]
-        outcome["findings"] += [item._asdict() for item in made.findings]
+        outcome["findings"] += made.findings
         outcome["reboot_reasons"] += [
             reason for reason in made.reboot_reasons if reason not in outcome["reboot_reasons"]
         ]
@@ -477,7 +474,7 @@ def with_further(results, further) -> list[dict]:
     by_host = {result["host"]: dict(result) for result in results}
     for finding in further:
         kept = by_host.setdefault(finding["host"], {"host": finding["host"], "findings": [], "elsewhere": True})
-        item = {key: finding[key] for key in ("object", "wanted", "seen", "next_step")}
+        item = {key: finding[key] for key in Finding._fields}
         sentence = None if item["wanted"] else _SENTENCE.fullmatch(" ".join(item["object"].split()))
         item.update(sentence.groupdict() if sentence else {})
         if item not in kept["findings"]:

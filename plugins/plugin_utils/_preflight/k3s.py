@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 
-from ...module_utils._core.change import Finding
+from ...module_utils._core.change import Finding, at
 from ...module_utils._k3s import config as k3s
 from .._bundle import folder as bundle_folder
 from .._core.addresses import netaddr
@@ -28,12 +28,12 @@ _LABEL = re.compile(r"([a-z0-9.-]+/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9]
 
 
 def decide(nodes: list[dict], bundle: dict | None, folder: str, changing_version: bool = False) -> dict:
-    """{problems: [{host, object, wanted, seen, next_step}], notes: [...], nodes: {host: decision}}."""
+    """{findings: of all hosts (see at), notes: [...], nodes: {host: decision}}."""
     found: list[dict] = []
     notes: list[str] = []
 
     def tell(host: str, *findings: Finding) -> None:
-        found.extend({"host": host, **finding._asdict()} for finding in findings)
+        found.extend(at(host, findings))
 
     _cluster(nodes, tell)
     readable = [node for node in nodes if node["state"]]
@@ -436,4 +436,4 @@ def upgrade(decisions: dict) -> list[dict]:
                 step = "bring the servers to its version first"
                 finding = Finding("k3s agent", f"not newer than its servers ({', '.join(behind)})", old, step)
                 found.append((decided["host"], finding))
-    return [{"host": host, **finding._asdict()} for host, finding in found]
+    return [row for host, finding in found for row in at(host, [finding])]

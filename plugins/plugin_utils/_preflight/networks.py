@@ -15,6 +15,7 @@ import json
 import re
 
 from ...module_utils._core import text as core_text
+from ...module_utils._core.change import Finding
 from ...module_utils._kube import pods
 from .._core.addresses import netaddr
 
@@ -50,21 +51,17 @@ _INSTEAD = {
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 
 
-def finding(identity: str, obj: str, wanted: str, seen: str, next_step: str) -> dict:
-    return {"id": identity, "object": obj, "wanted": wanted, "seen": seen, "next_step": next_step}
-
-
 # --- what is wanted ---------------------------------------------------------------------------------------------------
 
 
-def rail_attachments(variables: dict, nodes: list[dict], resources=None) -> tuple[list[dict], list[dict], list[str]]:
+def rail_attachments(variables: dict, nodes: list[dict], resources=None) -> tuple[list[dict], list[Finding], list[str]]:
     """One attachment a rail: (attachments, problems, notes). resources: device_plugin_resources of the play."""
     findings, notes, made = [], [], []
     indices = sorted({rail["index"] for node in nodes for rail in node["rails"]})
     if not indices:
         seen = f"none on {core_text.names([node['host'] for node in nodes]) or 'any node'}"
         step = "see what discovery says of their HCAs (playbooks/discover.yml), or name them in discovery_rails"
-        return [], [finding("networks:rails", "networks_rails", "nodes with rails", seen, step)], []
+        return [], [Finding("networks_rails", "nodes with rails", seen, step, "networks:rails")], []
     supernet, prefix = variables["networks_rails_supernet"], variables["networks_rails_prefix"]
     subnets, refused = rail_subnets(supernet, prefix, indices)
     findings += refused
@@ -96,20 +93,20 @@ def rail_attachments(variables: dict, nodes: list[dict], resources=None) -> tupl
     return made, findings, notes
 
 
-def rail_subnets(supernet: str, prefix: int, indices) -> tuple[dict, list[dict]]:
+def rail_subnets(supernet: str, prefix: int, indices) -> tuple[dict, list[Finding]]:
     """{rail index: subnet}, one after the other in supernet, so that a rail's subnet does not depend on the others."""
     try:
         network = netaddr.IPNetwork(supernet).cidr
     except (netaddr.AddrFormatError, ValueError):
         step = "give a network such as 10.56.0.0/16"
-        return {}, [finding("networks:supernet", "networks_rails_supernet", "a network", repr(supernet), step)]
+        return {}, [Finding("networks_rails_supernet", "a network", repr(supernet), step, "networks:supernet")]
     found, findings = {}, []
     for index in indices:
         if prefix < network.prefixlen or index >= 2 ** (prefix - network.prefixlen):
             there = 0 if prefix < network.prefixlen else 2 ** (prefix - network.prefixlen)
             step = "take a larger networks_rails_supernet or a longer networks_rails_prefix"
             seen = f"{supernet} holds {core_text.count(there, 'network')} of /{prefix}"
-            findings.append(finding("networks:supernet", f"rail {index}", "a subnet of its own", seen, step))
+            findings.append(Finding(f"rail {index}", "a subnet of its own", seen, step, "networks:supernet"))
             break
         first = network.first + index * 2 ** (network_bits(network) - prefix)
         found[index] = f"{netaddr.IPAddress(first, network.version)}/{prefix}"
@@ -127,17 +124,17 @@ def _normal(item: dict, variables: dict) -> dict:
     return given
 
 
-def check(attachments: list[dict], variables: dict) -> list[dict]:
+def check(attachments: list[dict], variables: dict) -> list[Finding]:
     """What is wrong with the attachments by themselves, whatever the nodes are."""
     found, seen_names = [], {}
     for item in attachments:
         obj = f"attachment {item['name']}"
         if not _NAME.fullmatch(item["name"]) or len(item["name"]) > 63:
             step = "lower-case letters, digits and - only"
-            found.append(finding("networks:name", obj, "a name that Kubernetes takes", repr(item["name"]), step))
+            found.append(Finding(obj, "a name that Kubernetes takes", repr(item["name"]), step, "networks:name"))
         if item["name"] in seen_names:
             step = "name one of them otherwise: the plugins keep addresses by this name, also across namespaces"
-            found.append(finding("networks:name", obj, "one attachment of this name", "two of them", step))
+            found.append(Finding(obj, "one attachment of this name", "two of them", step, "networks:name"))
         seen_names[item["name"]] = item
         found += _options(obj, item, item["type"], _ALLOWED, "type")
         found += _options(obj, item, item["ipam"], _ALLOWED_IPAM, "IPAM")
@@ -149,48 +146,48 @@ def check(attachments: list[dict], variables: dict) -> list[dict]:
                 step = f"add {name} to networks_components; where something else installs it, set "
                 step += "networks_components_external: true"
                 seen = f"networks_components: {core_text.listing(variables['networks_components']) or 'empty'}"
-                found.append(finding(f"networks:component:{name}", obj, wanted, seen, step))
+                found.append(Finding(obj, wanted, seen, step, f"networks:component:{name}"))
     return found
 
 
-def _options(obj: str, item: dict, kind: str, table: dict, what: str) -> list[dict]:
+def _options(obj: str, item: dict, kind: str, table: dict, what: str) -> list[Finding]:
     return [
-        finding(
-            f"networks:option:{option}",
+        Finding(
             obj,
             f"no {option} with {what} {kind}: it is for {', '.join(kinds)}",
             f"{option}: {item[option]!r}",
             _INSTEAD.get(option, f"leave it out, or take another {what}"),
+            f"networks:option:{option}",
         )
         for option, kinds in table.items()
         if item.get(option) not in (None, []) and kind not in kinds
     ]
 
 
-def _required(obj: str, item: dict) -> list[dict]:
+def _required(obj: str, item: dict) -> list[Finding]:
     found = []
     places = [key for key in ("master", "rail", "pci") if item.get(key) is not None]
     kind, ipam = item["type"], item["ipam"]
     if kind in ("macvlan", "ipoib") and len(places) != 1:
         step = "name the interface (master) or the rail whose interface it is (rail)"
-        found.append(finding("networks:master", obj, "one of master and rail", ", ".join(places) or "neither", step))
+        found.append(Finding(obj, "one of master and rail", ", ".join(places) or "neither", step, "networks:master"))
     if kind == "host-device" and len(places) != 1 and not item.get("resource_name"):
         step = "give one of them; without any, resource_name has to hand out PCI addresses"
         found.append(
-            finding("networks:master", obj, "one of master, rail and pci", ", ".join(places) or "none of them", step)
+            Finding(obj, "one of master, rail and pci", ", ".join(places) or "none of them", step, "networks:master")
         )
     if kind == "sriov" and not item.get("resource_name"):
         step = "set resource_name to PREFIX/NAME of networks_sriov_resources"
-        found.append(finding("networks:resource", obj, "the resource that hands out VFs", "no resource_name", step))
+        found.append(Finding(obj, "the resource that hands out VFs", "no resource_name", step, "networks:resource"))
     if ipam in ("host-local", "whereabouts") and not item.get("subnet"):
-        found.append(finding("networks:subnet", obj, f"a subnet for {ipam}", "none", "set subnet"))
+        found.append(Finding(obj, f"a subnet for {ipam}", "none", "set subnet", "networks:subnet"))
     if ipam == "nv-ipam" and not (item.get("subnet") or item.get("pool")):
         step = "set subnet, or pool for one that exists"
-        found.append(finding("networks:subnet", obj, "a subnet or a pool for nv-ipam", "neither", step))
+        found.append(Finding(obj, "a subnet or a pool for nv-ipam", "neither", step, "networks:subnet"))
     for option, value in _addresses(item):
         if _network(value) is None:
             step = "write it as 192.0.2.0/24 or 192.0.2.1"
-            found.append(finding("networks:address", obj, f"an address or network in {option}", repr(value), step))
+            found.append(Finding(obj, f"an address or network in {option}", repr(value), step, "networks:address"))
     return found
 
 
@@ -329,7 +326,7 @@ def plan(
     objects, files {host: {network name: text}}, problems and notes.
     """
     attachments = [_normal(item, variables) for item in variables["networks_attachments"]]
-    findings: list[dict] = []
+    findings: list[Finding] = []
     notes: list[str] = []
     if variables["networks_rails"]:
         rails, findings, notes = rail_attachments(variables, nodes, resources)
@@ -400,7 +397,7 @@ def rail_resource(index: int, given, nodes: list[dict]):
     return _full_name(items[0]) if len(items) == 1 else None
 
 
-def sriov_config(resources: list[dict], nodes: list[dict]) -> tuple[dict, list[dict]]:
+def sriov_config(resources: list[dict], nodes: list[dict]) -> tuple[dict, list[Finding]]:
     """(config.json of the SR-IOV network device plugin, problems).
 
     One resource is the VFs of the physical functions of its rails, or those functions whole. isRdma has the plugin hand
@@ -411,7 +408,7 @@ def sriov_config(resources: list[dict], nodes: list[dict]) -> tuple[dict, list[d
         name = f"{item['prefix']}/{item['name']}"
         obj = f"networks_sriov_resources {name}"
         if name in names:
-            findings.append(finding("networks:sriov", obj, "one resource of this name", "two", "rename one of them"))
+            findings.append(Finding(obj, "one resource of this name", "two", "rename one of them", "networks:sriov"))
         names.add(name)
         wanted = item.get("rails") or sorted({rail["index"] for node in nodes for rail in node["rails"]})
         addresses = sorted(
@@ -420,7 +417,7 @@ def sriov_config(resources: list[dict], nodes: list[dict]) -> tuple[dict, list[d
         if not addresses:
             seen = f"rails {core_text.listing(map(str, wanted)) or 'none'} without a PCI function"
             step = "name rails of cards (software HCAs have no VFs)"
-            findings.append(finding("networks:sriov", obj, "physical functions", seen, step))
+            findings.append(Finding(obj, "physical functions", seen, step, "networks:sriov"))
             continue
         key = "rootDevices" if item.get("functions", "vfs") == "vfs" else "pciAddresses"
         entries.append(
@@ -530,14 +527,14 @@ def _blocks(item: dict, size: int, serving: list[dict], taken: list[str], made: 
         wanted = f"{highest + 1} blocks of {size} addresses, one a node"
         seen = f"{item['subnet']} has {max(0, last - first + 1)} to hand out"
         step = "take a larger subnet (networks_rails_prefix for rails), or a smaller per_node_block_size"
-        made["findings"].append(finding("networks:blocks", f"attachment {item['name']}", wanted, seen, step))
+        made["findings"].append(Finding(f"attachment {item['name']}", wanted, seen, step, "networks:blocks"))
         return None
     empty = [host for host, ranges in found.items() if not ranges]
     if empty:
         step = "exclude less, or take another subnet"
         seen = f"all of the block of {core_text.names(empty)} is excluded or held by hosts"
         made["findings"].append(
-            finding("networks:blocks", f"attachment {item['name']}", "addresses to hand out", seen, step)
+            Finding(f"attachment {item['name']}", "addresses to hand out", seen, step, "networks:blocks")
         )
         return None
     return found

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from ansible.errors import AnsibleError
 from ansible.module_utils.common.yaml import yaml_load
 
+from ...module_utils._core.change import Finding
 from . import host
 
 ROLES = pathlib.Path(__file__).resolve().parents[3] / "roles"
@@ -39,7 +40,7 @@ def options(roles=None) -> dict:
     return {name: option for role in roles or known for name, option in known[role].items()}
 
 
-def given(wanted: dict, known: Mapping, template: Callable) -> tuple[dict, list[dict]]:
+def given(wanted: dict, known: Mapping, template: Callable) -> tuple[dict, list[Finding]]:
     """The host's own values of these options, with everything they refer to filled in, and findings.
 
     known: the variables of the host. template: what fills in a value of them.
@@ -54,7 +55,7 @@ def given(wanted: dict, known: Mapping, template: Callable) -> tuple[dict, list[
     return values, findings
 
 
-def effective(wanted: dict, known: Mapping, template: Callable) -> tuple[dict, list[dict]]:
+def effective(wanted: dict, known: Mapping, template: Callable) -> tuple[dict, list[Finding]]:
     """{variable: typed value, or default} of these options for a host, and findings; see `given`."""
     values, findings = given(wanted, known, template)
     typed, invalid = host.validate(wanted, values)

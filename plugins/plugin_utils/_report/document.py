@@ -11,6 +11,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from ...module_utils._core.change import Finding
+
 NAME = "gpufabric.rdma/results/1"
 DRIFT = "gpufabric.rdma/drift/1"
 MATRIX = "gpufabric.rdma/matrix/1"
@@ -104,14 +106,7 @@ _FACTS = {
     "description": "What hca_facts returns as rdma; null when the node could not be read. Each part may be absent.",
 }
 _CHECK = _object(
-    {
-        "id": _TEXT,
-        "object": _TEXT,
-        "status": {"enum": list(STATUSES)},
-        "wanted": _TEXT,
-        "seen": _TEXT,
-        "next_step": _TEXT,
-    },
+    {**dict.fromkeys(Finding._fields, _TEXT), "status": {"enum": list(STATUSES)}},
     {
         "failure": {**_TEXT_OR_NULL, "description": "An id of the catalogue of failures."},
         "root": {"type": ["boolean", "null"], "description": "True on the one failure that others follow from."},
@@ -184,16 +179,19 @@ SCHEMA: dict[str, Any] = {
 # --- what is wrong with a document -----------------------------------------------------------------------------------
 
 
-def findings(document: Any) -> list[dict[str, str]]:
-    """[{object, wanted, seen}] of everything in a results document that the schema does not allow; all at once."""
-    found = list(_problems(document, SCHEMA, "$"))
+ANEW = "write the file anew with the playbook it comes from, of this version of the collection"
+
+
+def findings(document: Any) -> list[Finding]:
+    """Everything in a results document that the schema does not allow; all at once."""
+    found = list(_deviations(document, SCHEMA, "$"))
     return found or [*_doubles(document["nodes"], "$.nodes"), *_doubles(_hosts(document.get("drift")), "$.drift.hosts")]
 
 
-def of_kind(document: Any, kind: str) -> list[dict[str, str]]:
+def of_kind(document: Any, kind: str) -> list[Finding]:
     """The same of a drift or matrix document on its own; kind: drift or matrix."""
     schema = {**SCHEMA["properties"][kind], "type": "object"}
-    found = list(_problems(document, schema, "$"))
+    found = list(_deviations(document, schema, "$"))
     return found or (list(_doubles(_hosts(document), "$.hosts")) if kind == "drift" else [])
 
 
@@ -204,7 +202,7 @@ def _hosts(drift: Any) -> list[dict]:
 def _doubles(nodes: list[dict], place: str):
     hosts = [node["host"] for node in nodes]
     for host in sorted({host for host in hosts if hosts.count(host) > 1}):
-        yield {"object": place, "wanted": "each host once", "seen": f"{host} {hosts.count(host)} times"}
+        yield Finding(place, "each host once", f"{host} {hosts.count(host)} times", ANEW)
 
 
 _TYPES = {"string": str, "array": list, "object": dict, "boolean": bool, "integer": int, "number": (int, float)}
@@ -220,30 +218,30 @@ def _is(value: Any, kind: str) -> bool:
     return isinstance(value, _TYPES[kind])
 
 
-def _problems(value: Any, schema: dict, place: str):
+def _deviations(value: Any, schema: dict, place: str):
     """Walks the few words of JSON Schema that SCHEMA uses; a controller need not have the library jsonschema."""
     if "const" in schema and value != schema["const"]:
-        yield {"object": place, "wanted": schema["const"], "seen": _shown(value)}
+        yield Finding(place, schema["const"], _shown(value), ANEW)
         return
     if "enum" in schema and value not in schema["enum"]:
-        yield {"object": place, "wanted": f"one of {', '.join(schema['enum'])}", "seen": _shown(value)}
+        yield Finding(place, f"one of {', '.join(schema['enum'])}", _shown(value), ANEW)
         return
     kinds = schema.get("type", [])
     kinds = [kinds] if isinstance(kinds, str) else kinds
     if kinds and not any(_is(value, kind) for kind in kinds):
-        yield {"object": place, "wanted": " or ".join(kinds), "seen": _shown(value)}
+        yield Finding(place, " or ".join(kinds), _shown(value), ANEW)
     elif isinstance(value, dict):
         for key in schema.get("required", ()):
             if key not in value:
-                yield {"object": f"{place}.{key}", "wanted": "to be there", "seen": "absent"}
+                yield Finding(f"{place}.{key}", "to be there", "absent", ANEW)
         properties, rest = schema.get("properties", {}), schema.get("additionalProperties")
         for key, inner in value.items():
             below = properties.get(key, rest)
             if below:
-                yield from _problems(inner, below, f"{place}.{key}")
+                yield from _deviations(inner, below, f"{place}.{key}")
     elif isinstance(value, list) and "items" in schema:
         for place_in, inner in enumerate(value):
-            yield from _problems(inner, schema["items"], f"{place}[{place_in}]")
+            yield from _deviations(inner, schema["items"], f"{place}[{place_in}]")
 
 
 def _shown(value: Any) -> str:

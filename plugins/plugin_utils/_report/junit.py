@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
+from .._findings.checks import NOT_VERIFIED, check
 from .judge import tally
 from .markup import clean
 
@@ -36,14 +37,7 @@ def text(document: dict) -> str:
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{ElementTree.tostring(root, encoding="unicode")}\n'
 
 
-_NOTHING = {
-    "id": "node",
-    "object": "node",
-    "status": "not_verified",
-    "wanted": "checks of this node",
-    "seen": "none",
-    "next_step": "run playbooks/verify.yml",
-}
+_NOTHING = check("node", "node", NOT_VERIFIED, "checks of this node", "none", "run playbooks/verify.yml")
 
 
 def _case(suite: ElementTree.Element, host: str, item: dict) -> None:

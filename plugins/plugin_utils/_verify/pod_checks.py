@@ -13,6 +13,7 @@ import json
 
 from ...module_utils._cni import nad_lint, node_lint
 from ...module_utils._core import text as core_text
+from ...module_utils._core.change import Finding
 from ...module_utils._kube import pod_probe, pods
 from .._core.addresses import netaddr
 from .._findings.checks import FAILED, NOT_VERIFIED, PASSED, check
@@ -94,9 +95,9 @@ def lint_checks(cluster: dict, hosts: list[dict], seen: dict) -> list[dict]:
     return made
 
 
-def _finding(one: dict, family: str = "") -> dict:
+def _finding(one: Finding, family: str = "") -> dict:
     """A linter's finding as a failed check; family comes before its id."""
-    return check(f"{family}{one['id']}", one["object"], FAILED, one["wanted"], one["seen"], one["next_step"])
+    return check(f"{family}{one.id}", one.object, FAILED, one.wanted, one.seen, one.next_step)
 
 
 def cni_checks(host: dict) -> list[dict]:
@@ -106,7 +107,7 @@ def cni_checks(host: dict) -> list[dict]:
         why = read.get("msg") or "the node was not read"
         step = "settle that and run playbooks/verify.yml again"
         return [check("cni:lint", obj, NOT_VERIFIED, "no findings", why, step)]
-    made = [_finding(one, "cni:") for one in read["findings"]]
+    made = [_finding(Finding(**one), "cni:") for one in read["findings"]]
     made += [
         check("cni:lint", obj, NOT_VERIFIED, "no findings", why, "run it on the node") for why in read["not_verified"]
     ]

@@ -86,7 +86,7 @@ class Node:
     def remove(self, path: str) -> None:
         (self.root / path).unlink()
 
-    def findings(self) -> list[dict]:
+    def findings(self) -> list:
         state = {**cni_lint.read(str(self.root), self.wanted), "socket": "answers", **self.changes}
         return node_lint.lint(state, self.wanted)
 
@@ -191,22 +191,22 @@ def test_a_sound_node_has_no_finding(node):
 @pytest.mark.parametrize(("row", "plant", "identity", "named"), NODE_ROWS, ids=[row[0] for row in NODE_ROWS])
 def test_each_planted_fault_is_named_with_its_four_facts(node, row, plant, identity, named):
     plant(node)
-    found = [item for item in node.findings() if item["id"] == identity]
+    found = [item for item in node.findings() if item.id == identity]
     assert found, f"{row}: {node.findings()}"
-    assert any(named in " ".join(item.values()) for item in found), found
+    assert any(named in " ".join(item) for item in found), found
     for item in node.findings():
-        assert all(item[fact] for fact in ("id", "object", "wanted", "seen", "next_step")), item
+        assert all(getattr(item, fact) for fact in ("id", "object", "wanted", "seen", "next_step")), item
 
 
 def test_one_fault_is_one_finding(node):
     node.remove("opt/cni/bin/portmap")
-    assert [item["object"] for item in node.findings()] == ["plugin portmap"]
+    assert [item.object for item in node.findings()] == ["plugin portmap"]
 
 
 def test_what_is_only_wrong_beside_multus_does_not_claim_to_stop_the_node(node):
     node.write("etc/cni/net.d/50-old.conf", "")
     (found,) = node.findings()
-    assert (found["id"], "nobody asks for it" in found["seen"]) == ("conf-empty", True)
+    assert (found.id, "nobody asks for it" in found.seen) == ("conf-empty", True)
 
 
 def test_without_multus_flannel_alone_is_right_where_the_runtime_looks(node):
@@ -225,7 +225,7 @@ def test_a_script_is_a_program_and_containerd_may_bring_up_lo_itself(node):
 
 def test_flannel_itself_may_listen_on_its_health_port(node):
     node.write("proc/net/tcp6", "sl\n 0: 00000000000000000000000000000000:1F91 0:0 0A 0\n")
-    assert [item["id"] for item in node.findings()] == ["health-port-taken"]
+    assert [item.id for item in node.findings()] == ["health-port-taken"]
     node.write("proc/77/comm", "flanneld\n")
     assert node.findings() == []
 
@@ -363,7 +363,7 @@ def test_each_fault_of_a_manifest_is_named(multus_objects, row, plant, identity,
     items = copy.deepcopy(multus_objects)
     plant(items)
     (found,) = node_lint.lint_objects(items)
-    assert (found["id"], named in " ".join(found.values())) == (identity, True), f"{row}: {found}"
+    assert (found.id, named in " ".join(found)) == (identity, True), f"{row}: {found}"
 
 
 def test_multus_waits_for_flannels_subnet_and_the_startup_taint(multus_objects):

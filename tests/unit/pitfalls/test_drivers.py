@@ -77,7 +77,8 @@ class Bench:
         tree = Tree(str(self.folder))
         self.facts = gather(tree, Seams.of(tree))
         decision = decide(self.facts, read(tree, self.facts), wanted or {})
-        told = [f"[{reason.code}] {reason.object}: {reason.seen}. {reason.next_step}" for reason in decision.reasons]
+        found = [reason.finding for reason in decision.reasons]
+        told = [f"[{finding.id}] {finding.object}: {finding.seen}. {finding.next_step}" for finding in found]
         return "\n".join([decision.verdict, decision.summary, *told, *decision.steps, *decision.notes])
 
     def peermem(self, plant: Callable, gpudirect: str = "auto") -> str:

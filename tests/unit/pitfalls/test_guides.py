@@ -374,7 +374,7 @@ REFUSED = {
 @pytest.mark.parametrize("identity", REFUSED)
 def test_a_run_that_is_refused_says_what_it_has_been_spared(identity, captured):
     for findings in REFUSED[identity]:
-        found = [item if isinstance(item, dict) else item._asdict() for item in findings(captured)]
+        found = [item._asdict() for item in findings(captured)]
         assert [findings_catalogue.spared(item) for item in found] == [identity] * len(found)
         assert found
         text = preflight_host.failure_text([{"host": "node1", "findings": found}])[1]

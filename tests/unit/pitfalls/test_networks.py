@@ -75,7 +75,7 @@ def nad(resource=RESOURCE, **changes):
 
 def linted(planted, hosts=1):
     found = nad_lint.lint(nad_lint.from_objects([planted]), [host(n + 1) for n in range(hosts)], CLUSTER)
-    return [(item["id"], item["next_step"]) for item in found]
+    return [(item.id, item.next_step) for item in found]
 
 
 def seen_in_pod(answer):

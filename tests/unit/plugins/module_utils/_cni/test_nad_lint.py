@@ -56,9 +56,9 @@ def nad(config, name="data", resource=None, namespace="default"):
 def ids(objects, count=1, files=None, **cluster):
     findings = lint(from_objects(objects, files), nodes(count), {**CLUSTER, **cluster})
     for item in findings:
-        assert set(item) == {"id", "object", "wanted", "seen", "next_step"}
-        assert all(item.values()), item
-    return [item["id"] for item in findings]
+        assert set(item._fields) == {"id", "object", "wanted", "seen", "next_step"}
+        assert all(item), item
+    return [item.id for item in findings]
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,7 @@ def test_rails_that_are_not_there_are_no_empty_config(rails):
 def test_the_preflight_of_all_roles_tells_what_no_type_can(variables, options):
     assert host.values(variables, options) == []
     variables.update(device_plugin_resources="rail", device_plugin_interval_seconds=-1)
-    told = {finding["object"]: finding["wanted"] for finding in host.values(variables, options)}
+    told = {finding.object: finding.wanted for finding in host.values(variables, options)}
     assert told == {
         "variable device_plugin_resources": "rails, or a list of mappings as in configList",
         "variable device_plugin_interval_seconds": "0 or more",

@@ -17,7 +17,7 @@ AT = "2026-11-22T07:10:00Z"
 NETNS = verdicts.Task("Set the mode", "gpufabric.rdma.rdma_netns", "rdma_netns")
 OBJECTS = verdicts.Task("Apply objects", "gpufabric.rdma.cluster_objects", "multus", "a")
 GATE = verdicts.Task("Ask", "gpufabric.rdma.driver_gate", "driver")
-PROBLEM = {"object": "HCA", "wanted": "8", "seen": "7", "next_step": "look for the card"}
+PROBLEM = {"object": "HCA", "wanted": "8", "seen": "7", "next_step": "look for the card", "id": ""}
 SENTENCE = "HCA: wanted 8, seen 7. Next step: look for the card"
 
 
@@ -124,7 +124,7 @@ CASES = {
         [],
     ),
     "the gate refuses": (
-        [("ok", "a", GATE, {"verdict": "refuse", "summary": "No way is open.", "reasons": [PROBLEM]})],
+        [("ok", "a", GATE, {"verdict": "refuse", "summary": "No way is open.", "findings": [PROBLEM]})],
         "unsafe",
         0,
         ["role driver: No way is open.", f"role driver: {SENTENCE}"],

@@ -161,9 +161,9 @@ def test_consent_is_asked_for_loaded_hcas_only(node):
     busy = {"mlx5_0": ["python3 (process 7)"], "mlx5_99": ["other (process 8)"]}
     nodes = [node("h100-8x-cx7-ib", 1, in_use=busy), node("h100-8x-cx7-ib", 2)]
     plan = matrix_plan.plan(nodes, OPTIONS)
-    findings = matrix_plan.consent_problems([plan], nodes)
+    findings = matrix_plan.consent_findings([plan], nodes)
     assert [(finding["host"], finding["object"]) for finding in findings] == [("node1", "HCA mlx5_0")]
-    assert matrix_plan.consent_problems([plan], [{**nodes[0], "load_allowed": True}, nodes[1]]) == []
+    assert matrix_plan.consent_findings([plan], [{**nodes[0], "load_allowed": True}, nodes[1]]) == []
     left = matrix_plan.plan([{**nodes[0], "load_allowed": False}, nodes[1]], OPTIONS)
     rail = next(rail["index"] for rail in nodes[0]["facts"]["rails"] if rail["hca"] == "mlx5_0")
     assert {test["rail"] for test in left["tests"].values()} == set(range(8)) - {rail}

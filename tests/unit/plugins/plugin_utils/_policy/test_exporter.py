@@ -187,7 +187,7 @@ def test_a_network_without_a_word_for_it_is_left_out(attachment, components, wor
 
 def test_what_cannot_work_is_a_problem_here_as_in_the_role():
     made = export({"networks_attachments": [{"name": "a", "type": "ipoib"}]})
-    assert {finding["object"] for finding in made["findings"]} == {"attachment a"}
+    assert {finding.object for finding in made["findings"]} == {"attachment a"}
 
 
 def test_every_variable_of_the_roles_is_carried_named_or_known_to_be_no_matter():

@@ -326,9 +326,9 @@ REFUSED = {
 def test_bad_input_is_refused_with_its_place(name):
     given_documents, place = REFUSED[name]
     findings = importer.run(given_documents)["findings"]
-    assert [finding for finding in findings if place in finding["object"]], findings
+    assert [finding for finding in findings if place in finding.object], findings
     for finding in findings:
-        assert all(finding[fact] for fact in ("object", "wanted", "seen", "next_step")), finding
+        assert all(getattr(finding, fact) for fact in ("object", "wanted", "seen", "next_step")), finding
 
 
 def test_all_problems_come_at_once():
@@ -384,7 +384,7 @@ def test_no_file_however_broken_breaks_the_import(name, data):
     made = importer.run(found)
     explanation(made["lines"])
     for finding in made["findings"]:
-        assert all(finding[fact] for fact in ("object", "wanted", "next_step"))
+        assert all(getattr(finding, fact) for fact in ("object", "wanted", "next_step"))
 
 
 def test_the_page_shows_what_is_really_said():

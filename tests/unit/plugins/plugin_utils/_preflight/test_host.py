@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core import text as core_text
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Finding
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host as preflight_host
 
 ROLES = ("discovery", "kernel_modules", "limits", "rail_links", "rdma_netns", "reboot", "verification")
@@ -12,9 +13,9 @@ FACTS = {"object", "wanted", "seen", "next_step"}
 
 def objects(findings):
     for finding in findings:
-        assert set(finding) == FACTS
-        assert all(finding.values()), finding
-    return [finding["object"] for finding in findings]
+        assert set(finding._fields) == {*FACTS, "id"}
+        assert all(getattr(finding, fact) for fact in FACTS), finding
+    return [finding.object for finding in findings]
 
 
 # --- single variables ------------------------------------------------------------------------------------------------
@@ -42,9 +43,9 @@ def test_a_host_that_sets_nothing_has_no_problem(options, variables):
 def test_a_wrong_type_or_choice_names_the_variable_and_what_it_takes(options, name, value, wanted, seen):
     effective, findings = preflight_host.validate(options, {name: value})
     (finding,) = findings
-    assert finding["object"] == f"variable {name}"
-    assert finding["wanted"] == wanted
-    assert seen in finding["seen"]
+    assert finding.object == f"variable {name}"
+    assert finding.wanted == wanted
+    assert seen in finding.seen
     assert effective[name] == options[name].get("default"), "the other checks go on with the default"
 
 
@@ -103,8 +104,8 @@ def test_a_value_of_the_right_type_can_still_be_wrong(options, name, value):
 )
 def test_a_mistyped_variable_is_found_with_the_nearest_known_name(options, name, hint):
     (finding,) = preflight_host.unknown([*options, name], options, ROLES)
-    assert finding["object"] == f"variable {name}"
-    assert hint in finding["next_step"]
+    assert finding.object == f"variable {name}"
+    assert hint in finding.next_step
     assert preflight_host.unknown([name], options, ROLES, accepted=[name]) == []
 
 
@@ -147,8 +148,8 @@ def test_what_the_variables_name_has_to_be_on_the_node(facts_of, variables, chan
 def test_a_missing_rail_lists_what_is_there(facts_of, variables):
     variables["discovery_rails"] = [{"netdev": "ibs1f0"}]
     ((finding,), _notes) = preflight_host.combinations(facts_of("gh200-cx7-roce"), variables)
-    assert finding["object"] == "discovery_rails[0]: netdev ibs1f0"
-    assert "mlx5_0 (0000:01:00.0, enp1s0f0np0" in finding["seen"]
+    assert finding.object == "discovery_rails[0]: netdev ibs1f0"
+    assert "mlx5_0 (0000:01:00.0, enp1s0f0np0" in finding.seen
 
 
 def test_a_node_without_any_hca_is_refused_unless_that_is_wanted(facts_of, variables):
@@ -161,9 +162,9 @@ def test_a_node_without_any_hca_is_refused_unless_that_is_wanted(facts_of, varia
 def test_software_hcas_make_a_node_only_where_they_are_admitted(facts_of, variables):
     facts = facts_of("lab-rxe-debian12")
     ((finding,), _notes) = preflight_host.combinations(facts, variables)
-    assert finding["object"] == "HCA"
-    assert "only software HCAs: rxe0" in finding["seen"]
-    assert "discovery_software_hcas: true" in finding["next_step"]
+    assert finding.object == "HCA"
+    assert "only software HCAs: rxe0" in finding.seen
+    assert "discovery_software_hcas: true" in finding.next_step
     assert combined(facts, variables, discovery_software_hcas=True, discovery_expected_hcas=8) == []
 
 
@@ -178,7 +179,7 @@ def test_a_card_that_no_module_helps_is_told_with_its_reason(facts_of, variables
     facts["hcas"] = []
     findings, notes = preflight_host.combinations(facts, variables)
     assert objects(findings) == ["HCA"]
-    assert "vfio" in findings[0]["seen"]
+    assert "vfio" in findings[0].seen
     assert any("vfio" in note for note in notes)
 
 
@@ -208,7 +209,7 @@ def test_a_foreign_netns_file_is_a_problem_of_the_plan(facts_of, variables):
 def result(host, findings=(), plan=(), reboot=(), notes=()):
     return {
         "host": host,
-        "findings": list(findings),
+        "findings": [finding._asdict() for finding in findings],
         "plan": list(plan),
         "reboot_reasons": list(reboot),
         "notes": list(notes),
@@ -217,7 +218,7 @@ def result(host, findings=(), plan=(), reboot=(), notes=()):
 
 def test_one_message_lists_all_problems_of_all_hosts_with_four_facts():
     gone = preflight_host.unreachable("ssh: connect to host 192.0.2.1 port 22: No route to host")
-    same = preflight_host.finding("variable limits_memlock", "infinity", "'lots'", "correct it")
+    same = Finding("variable limits_memlock", "infinity", "'lots'", "correct it")
     head, text = preflight_host.failure_text(
         [result("node1", [gone]), result("node2", [same]), result("node3", [same]), result("node4")]
     )
@@ -266,8 +267,8 @@ def test_rhel_8_is_refused_before_its_driver_is_touched_and_verify_is_not(variab
     facts["node"]["os"] = {"id": "rocky", "version_id": "8.10", "like": ["rhel", "fedora"], "pretty_name": "Rocky 8.10"}
     assert preflight_host.combinations(facts, variables)[0] == []
     ((finding,), _notes) = preflight_host.combinations(facts, {**variables, "driver_flavor": flavor})
-    assert (finding["object"], finding["seen"]) == ("distribution", "Rocky 8.10")
-    assert "no dnf module" in finding["next_step"]
+    assert (finding.object, finding.seen) == ("distribution", "Rocky 8.10")
+    assert "no dnf module" in finding.next_step
     facts["node"]["os"]["version_id"] = "9.6"
     assert preflight_host.combinations(facts, {**variables, "driver_flavor": flavor})[0] == []
 
@@ -279,6 +280,7 @@ def test_what_other_roles_found_is_told_once_at_its_host_or_at_what_it_names():
         "wanted": "",
         "seen": "",
         "next_step": "",
+        "id": "",
     }
     elsewhere = {
         "host": "the controller",
@@ -286,10 +288,13 @@ def test_what_other_roles_found_is_told_once_at_its_host_or_at_what_it_names():
         "wanted": "a file",
         "seen": "none",
         "next_step": "fill it",
+        "id": "",
     }
     results = [{"host": "a", "findings": []}, {"host": "b", "findings": []}]
     merged = preflight_host.with_further(results, [sentence, sentence, elsewhere])
-    assert merged[0]["findings"] == [{"object": "variable x", "wanted": "1", "seen": "2", "next_step": "correct it"}]
+    assert merged[0]["findings"] == [
+        {"object": "variable x", "wanted": "1", "seen": "2", "next_step": "correct it", "id": ""}
+    ]
     head, text = preflight_host.failure_text(merged)
     assert head == "2 problems on 1 of 2 nodes; nothing has been changed."
     assert "the controller  bundle\n  wanted     a file" in text

@@ -120,12 +120,12 @@ def test_a_limited_run_and_a_node_more_leave_the_blocks_where_they_are(wanted):
 
 def test_a_subnet_too_small_for_the_blocks_is_refused_with_the_numbers(wanted):
     made = plan(wanted(networks_rails=True, networks_pods_per_node=100), [node(number) for number in range(3)])
-    assert [(item["id"], item["object"]) for item in made["findings"]] == [
+    assert [(item.id, item.object) for item in made["findings"]] == [
         ("networks:blocks", "attachment rail0"),
         ("networks:blocks", "attachment rail1"),
     ]
-    assert "3 blocks of 100" in made["findings"][0]["wanted"]
-    assert "253" in made["findings"][0]["seen"]
+    assert "3 blocks of 100" in made["findings"][0].wanted
+    assert "253" in made["findings"][0].seen
 
 
 @pytest.mark.parametrize(
@@ -314,16 +314,16 @@ def test_infiniband_rails_get_ipoib_or_nothing_with_the_reason(wanted):
 )
 def test_what_cannot_work_is_refused_by_name(wanted, item, changes, identity):
     made = plan(wanted(networks_attachments=[{"name": "data", **item}], **changes), [node()])
-    assert identity in [one["id"] for one in made["findings"]]
+    assert identity in [one.id for one in made["findings"]]
     assert made["objects"] == []
     for one in made["findings"]:
-        assert all(one[key] for key in ("object", "wanted", "seen", "next_step"))
+        assert all(getattr(one, key) for key in ("object", "wanted", "seen", "next_step"))
 
 
 def test_two_attachments_of_one_name_are_refused(wanted):
     item = {"name": "data", "type": "macvlan", "master": "eth2", "ipam": "none"}
     made = plan(wanted(networks_attachments=[item, {**item, "namespaces": ["train"]}]), [node()])
-    assert [one["id"] for one in made["findings"]] == ["networks:name"]
+    assert [one.id for one in made["findings"]] == ["networks:name"]
 
 
 def test_components_of_others_are_not_asked_for(wanted):

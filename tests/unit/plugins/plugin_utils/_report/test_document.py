@@ -79,12 +79,12 @@ def test_our_reader_and_jsonschema_refuse_the_same(good, fault):
     ]
     assert len(refused) == 1
     (finding,) = document.findings(results)
-    assert finding["object"].count(".") + finding["object"].count("[") >= len(fault[0]), finding
+    assert finding.object.count(".") + finding.object.count("[") >= len(fault[0]), finding
 
 
 def test_all_problems_come_at_once(good):
     results = planted(good, [FAULTS[4], FAULTS[11], FAULTS[14]])
-    assert [finding["object"] for finding in document.findings(results)] == [
+    assert [finding.object for finding in document.findings(results)] == [
         "$.nodes[0].host",
         "$.nodes[0].checks[0].status",
         "$.drift.verdict",
