@@ -27,5 +27,5 @@ class ActionModule(ActionBase):
         )
         now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
         made = document.collect(args["judged"], args["nodes"], now)
-        files.refuse([{**finding, "file": "the results of this run"} for finding in document.findings(made)])
+        files.refuse([("the results of this run", finding) for finding in document.findings(made)])
         return files.write({args["path"]: files.as_json(made)}, self._task.check_mode)

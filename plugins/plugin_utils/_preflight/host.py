@@ -96,29 +96,33 @@ _SERVICE_NAME = re.compile(r"[A-Za-z0-9:_@-]+")
 
 
 def values(variables: dict, options: dict) -> list[Finding]:
-    """Problems of single values; a value that no planner can work with is put back to its default."""
+    """Findings of single values; a value that no planner can work with is put back to its default.
+
+    variables: those of all roles, or of some.
+    """
     found = []
     for name, pattern, wanted in (
         ("kernel_modules_required", _MODULE_NAME, "names of kernel modules"),
         ("limits_services", _SERVICE_NAME, "names of services without .service"),
     ):
-        odd = [item for item in variables[name] if not pattern.fullmatch(item)]
+        odd = [item for item in variables.get(name, ()) if not pattern.fullmatch(item)]
         if odd:
             found.append(_odd(name, wanted, ", ".join(map(repr, odd))))
     for name, least in _LEAST.items():
-        if variables[name] < least:
+        if variables.get(name, least) < least:
             found.append(_odd(name, f"{least} or more", str(variables[name])))
-    if not 1024 <= variables["verification_port"] <= 65000:
-        found.append(_odd("verification_port", "a TCP port from 1024 to 65000", str(variables["verification_port"])))
+    port = variables.get("verification_port", 1024)
+    if not 1024 <= port <= 65000:
+        found.append(_odd("verification_port", "a TCP port from 1024 to 65000", str(port)))
     try:
-        limit(variables["limits_memlock"])
+        limit(variables.get("limits_memlock", "infinity"))
     except ValueError as error:
         found.append(_odd("limits_memlock", "infinity, or a number of bytes with K, M, G, T, P or E", str(error)))
         variables["limits_memlock"] = options["limits_memlock"]["default"]
-    resources = variables["device_plugin_resources"]
+    resources = variables.get("device_plugin_resources", config.RAILS)
     if not config.is_known(resources):
         found.append(_odd("device_plugin_resources", config.WANTED, _short(resources)))
-    odd = [item for item in variables["rail_links_settings"] if not _is_setting(item)]
+    odd = [item for item in variables.get("rail_links_settings", ()) if not _is_setting(item)]
     if odd:
         wanted = "items with exactly one of pci and mac, and an mtu from 68 to 65535 or up: true"
         found.append(_odd("rail_links_settings", wanted, _short(odd)))
@@ -465,18 +469,12 @@ def failure_text(results) -> tuple[str, str]:
     return head, core_text.four_facts(findings)
 
 
-# How a task of a role says it in one line.
-_SENTENCE = re.compile(r"(?P<object>.+?): wanted (?P<wanted>.+?), seen (?P<seen>.+?)\. Next step: (?P<next_step>.+)")
-
-
 def with_further(results, further) -> list[dict]:
     """The results and what else was found, each finding once: at its host, or at whatever it names instead of one."""
     by_host = {result["host"]: dict(result) for result in results}
     for finding in further:
         kept = by_host.setdefault(finding["host"], {"host": finding["host"], "findings": [], "elsewhere": True})
         item = {key: finding[key] for key in Finding._fields}
-        sentence = None if item["wanted"] else _SENTENCE.fullmatch(" ".join(item["object"].split()))
-        item.update(sentence.groupdict() if sentence else {})
         if item not in kept["findings"]:
             kept["findings"] = [*kept["findings"], item]
     return list(by_host.values())

@@ -15,6 +15,9 @@ import pathlib
 from ansible.errors import AnsibleActionFail
 
 from ...module_utils._core import files as core_files
+from ...module_utils._core.change import Finding
+from ...module_utils._core.text import sentence
+from . import document
 
 _MADE_BY = {
     "results": "playbooks/verify.yml with verification_results",
@@ -49,21 +52,21 @@ def _replace(path: pathlib.Path, data: bytes) -> None:
 
 
 def load(kind: str, path: str) -> tuple:
-    """(document, problems) of a file."""
+    """(document, findings) of a file."""
     try:
         return json.loads(pathlib.Path(path).read_bytes()), []
     except OSError as error:
         seen = error.strerror
     except ValueError as error:
         seen = f"no JSON: {error}"
-    return None, [{"object": "the file", "wanted": f"the {kind} document that {_MADE_BY[kind]} writes", "seen": seen}]
+    wanted = f"the {kind} document that {_MADE_BY[kind]} writes"
+    return None, [Finding("the file", wanted, seen, document.ANEW)]
 
 
-def refuse(findings: list[dict]) -> None:
-    """Raise if there are any; the first twenty are named."""
+def refuse(findings: list[tuple[str, Finding]]) -> None:
+    """Raise if there are any, each with its file; the first twenty are named."""
     if not findings:
         return
-    shown = [f"{one['file']}: {one['object']}: wanted {one['wanted']}, seen {one['seen']}" for one in findings[:20]]
+    shown = [f"{file}: {sentence(finding)}" for file, finding in findings[:20]]
     more = [f"and {len(findings) - 20} more"] if len(findings) > 20 else []
-    step = "Write the file anew with the playbook it comes from, of this version of the collection."
-    raise AnsibleActionFail("\n".join([f"Nothing was written; problems: {len(findings)}", *shown, *more, step]))
+    raise AnsibleActionFail("\n".join([f"Nothing was written; problems: {len(findings)}", *shown, *more]))

@@ -18,10 +18,10 @@ import pytest
 import yaml
 from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar
-from ansible_collections.gpufabric.rdma.plugins.filter.pod_network_problems import pod_network_problems
 from ansible_collections.gpufabric.rdma.plugins.module_utils._cni import containerd, node_lint
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host import node_files
 from ansible_collections.gpufabric.rdma.plugins.modules import cni_lint
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import pod_network
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import cluster_checks
 from ansible_collections.gpufabric.rdma.tests.tools import tree
 
@@ -451,8 +451,10 @@ def test_pod_traffic_over_the_fabric_and_a_foreign_network_are_refused(tmp_path)
 
     tree.lay_out(tree.load("h100-8x-cx7-ib"), tmp_path)
     facts = gather(Tree(str(tmp_path)), Seams.of(Tree(str(tmp_path))), ["hcas", "rails", "gpus", "!gids"])
-    found = pod_network_problems(facts, cidr="10.244.0.0/16", cluster_cidr="10.42.0.0/16", interface="ibp24s0")
-    assert [item["object"] for item in found] == ["variable flannel_cidr", "NIC ibp24s0"]
+    wanted = {"cidr": "10.244.0.0/16", "cluster_cidr": "10.42.0.0/16", "interface": "ibp24s0"}
+    wanted = {**wanted, "backend": "vxlan", "mtu": 0, "fabric_allowed": None}
+    found = pod_network.findings(facts, {**wanted, "api_server": "", "node_address": "", "service_cidr": ""})
+    assert [item.object for item in found] == ["variable flannel_cidr", "NIC ibp24s0"]
 
 
 def pod_nic(address="198.18.0.1", vxlan_mtu=1450, allowed=False):

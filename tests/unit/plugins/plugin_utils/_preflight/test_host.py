@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core import text as core_text
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Finding
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Finding, at
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host as preflight_host
 
 ROLES = ("discovery", "kernel_modules", "limits", "rail_links", "rdma_netns", "reboot", "verification")
@@ -274,24 +274,10 @@ def test_rhel_8_is_refused_before_its_driver_is_touched_and_verify_is_not(variab
 
 
 def test_what_other_roles_found_is_told_once_at_its_host_or_at_what_it_names():
-    sentence = {
-        "host": "a",
-        "object": "variable x: wanted 1, seen 2. Next step: correct it",
-        "wanted": "",
-        "seen": "",
-        "next_step": "",
-        "id": "",
-    }
-    elsewhere = {
-        "host": "the controller",
-        "object": "bundle",
-        "wanted": "a file",
-        "seen": "none",
-        "next_step": "fill it",
-        "id": "",
-    }
+    (found,) = at("a", [Finding("variable x", "1", "2", "correct it")])
+    (elsewhere,) = at("the controller", [Finding("bundle", "a file", "none", "fill it")])
     results = [{"host": "a", "findings": []}, {"host": "b", "findings": []}]
-    merged = preflight_host.with_further(results, [sentence, sentence, elsewhere])
+    merged = preflight_host.with_further(results, [found, found, elsewhere])
     assert merged[0]["findings"] == [
         {"object": "variable x", "wanted": "1", "seen": "2", "next_step": "correct it", "id": ""}
     ]

@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import pytest
-from ansible_collections.gpufabric.rdma.plugins.filter.pod_network_problems import pod_network_problems
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.text import sentence
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import pod_network
 
 LAB, GH200, H100 = "lab-rxe-debian12", "gh200-cx7-roce", "h100-8x-cx7-ib"
-FINE = {"cidr": "10.42.0.0/16", "cluster_cidr": "10.42.0.0/16", "service_cidr": "10.43.0.0/16"}
+FINE = {
+    "cidr": "10.42.0.0/16",
+    "backend": "vxlan",
+    "mtu": 0,
+    "interface": "",
+    "fabric_allowed": None,
+    "api_server": "",
+    "node_address": "",
+    "cluster_cidr": "10.42.0.0/16",
+    "service_cidr": "10.43.0.0/16",
+}
 
 
 @pytest.mark.parametrize(
@@ -23,7 +34,7 @@ FINE = {"cidr": "10.42.0.0/16", "cluster_cidr": "10.42.0.0/16", "service_cidr": 
     ],
 )
 def test_a_sound_pod_network_passes(facts_of, name, changes):
-    assert pod_network_problems(facts_of(name, software_hcas=True), **{**FINE, **changes}) == []
+    assert pod_network.findings(facts_of(name, software_hcas=True), {**FINE, **changes}) == []
 
 
 @pytest.mark.parametrize(
@@ -48,15 +59,14 @@ def test_a_sound_pod_network_passes(facts_of, name, changes):
     ],
 )
 def test_a_pod_network_that_cannot_work_is_refused_with_the_four_facts(facts_of, name, changes, obj, seen):
-    found = pod_network_problems(facts_of(name, software_hcas=True), **{**FINE, **changes})
-    named = [item for item in found if item["object"] == obj and seen in item["seen"]]
+    found = pod_network.findings(facts_of(name, software_hcas=True), {**FINE, **changes})
+    named = [item for item in found if item.object == obj and seen in item.seen]
     assert named, found
-    assert all(item[fact] for item in found for fact in ("object", "wanted", "seen", "next_step"))
-    assert named[0]["text"].startswith(f"{obj}: wanted ")
+    assert all(all((item.object, item.wanted, item.seen, item.next_step)) for item in found)
+    assert sentence(named[0]).startswith(f"{obj}: wanted ")
 
 
 def test_all_problems_come_at_once(facts_of):
-    found = pod_network_problems(
-        facts_of(LAB, software_hcas=True), cidr="198.18.0.0/15", cluster_cidr="10.42.0.0/16", interface="eth2", mtu=9000
-    )
-    assert {item["object"] for item in found} == {"variable flannel_cidr", "NIC eth2", "variable flannel_mtu"}
+    changes = {"cidr": "198.18.0.0/15", "interface": "eth2", "mtu": 9000}
+    found = pod_network.findings(facts_of(LAB, software_hcas=True), {**FINE, **changes, "service_cidr": ""})
+    assert {item.object for item in found} == {"variable flannel_cidr", "NIC eth2", "variable flannel_mtu"}

@@ -1,0 +1,47 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Controller side of gpufabric.rdma.refuse: _preflight.roles judges a role's variables; sentences are made here."""
+
+from __future__ import annotations
+
+from ansible.plugins.action import ActionBase
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Finding, at
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.text import sentence
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import roles, variables
+
+
+class ActionModule(ActionBase):
+    TRANSFERS_FILES = False
+    _requires_connection = False
+    _supports_check_mode = True
+
+    def run(self, tmp=None, task_vars=None):
+        super().run(tmp, task_vars)
+        fact = {"type": "str", "required": True}
+        options = {**dict.fromkeys(Finding._fields, fact), "id": {"type": "str", "default": ""}}
+        _validation, args = self.validate_argument_spec(
+            argument_spec={
+                "findings": {"type": "list", "elements": "dict", "options": options},
+                "variables_of": {"type": "str"},
+                "summary": {"type": "str"},
+            },
+            required_one_of=[("findings", "variables_of")],
+            mutually_exclusive=[("findings", "variables_of")],
+        )
+        if args["variables_of"]:
+            # What has no valid value is the argument spec's to refuse; the rules see its default.
+            typed, _invalid = variables.effective(variables.options(), task_vars, self._templar.template)
+            facts = (task_vars.get("ansible_facts") or {}).get("rdma")
+            findings = roles.findings(args["variables_of"], typed, facts, task_vars["groups"])
+        else:
+            findings = [Finding(**finding) for finding in args["findings"]]
+        if not findings:
+            return {"changed": False, "findings": []}
+        lead = [args["summary"]] if args["summary"] else []
+        return {
+            "changed": False,
+            "failed": True,
+            "msg": "\n".join([*lead, *map(sentence, findings)]),
+            "findings": at(task_vars["inventory_hostname"], findings),
+        }

@@ -1,0 +1,102 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: refuse
+short_description: Fail with findings, each with its object, what is wanted, what is seen and the next step
+version_added: 0.1.0
+description:
+  - Runs on the controller and makes no remote call.
+  - Fails when there is a finding, and passes when there is none.
+author:
+  - The gpufabric founders (@gpufabric)
+attributes:
+  action:
+    description: Indicates this has a corresponding action plugin so some parts of the options can be executed on
+      the controller.
+    support: full
+  check_mode:
+    description: Can run in C(check_mode) and return changed status prediction without modifying the target.
+    support: full
+  diff_mode:
+    description: Will return details on what has changed, when in diff mode.
+    support: none
+options:
+  findings:
+    description: What to refuse. Exactly one of O(findings) and O(variables_of) is required.
+    type: list
+    elements: dict
+    suboptions:
+      object:
+        description: What it is about.
+        type: str
+        required: true
+      wanted:
+        description: What would have to be.
+        type: str
+        required: true
+      seen:
+        description: What is there.
+        type: str
+        required: true
+      next_step:
+        description: What to do.
+        type: str
+        required: true
+      id:
+        description: Which of the known findings it is, if any.
+        type: str
+        default: ""
+  variables_of:
+    description: Name of a role of this collection. What its variables say together, and of the host, is refused where
+      it cannot work.
+    type: str
+  summary:
+    description: Text that the message begins with.
+    type: str
+"""
+
+EXAMPLES = r"""
+- name: Validate variables
+  gpufabric.rdma.refuse:
+    variables_of: multus
+
+- name: Ask for consent
+  gpufabric.rdma.refuse:
+    findings:
+      - object: variable k3s_reset_allowed
+        wanted: true or false
+        seen: not set
+        next_step: run again with -e k3s_reset_allowed=true
+  when: k3s_reset_allowed is none
+"""
+
+RETURN = r"""
+findings:
+  description: What was refused.
+  returned: always
+  type: list
+  elements: dict
+  contains:
+    host:
+      description: The inventory name of the host.
+      type: str
+    object:
+      description: What it is about.
+      type: str
+    wanted:
+      description: What would have to be.
+      type: str
+    seen:
+      description: What is there.
+      type: str
+    next_step:
+      description: What to do.
+      type: str
+    id:
+      description: Which of the known findings it is; empty for the others.
+      type: str
+"""

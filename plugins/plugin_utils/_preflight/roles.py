@@ -1,0 +1,113 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the variables of a role say together, and of the host, that cannot work.
+
+PRIVATE to the collection. Pure; runs on the controller. Roles whose planner is a module of its own (driver, k3s,
+networks) are not here.
+"""
+
+from __future__ import annotations
+
+import re
+
+from ...module_utils._core.change import Finding
+from ...module_utils._device_plugin import config
+from . import host, pod_network, variables
+
+_NO_SERVER = "nothing, and no host in group k3s_servers"
+_CORRECT = "correct it where it is set (inventory, group_vars or -e)"
+# What every pod needs, whatever else the list holds.
+_PLUGINS = ("loopback", "bridge", "host-local", "portmap", "flannel")
+
+
+def findings(role: str, values: dict, facts: dict | None, groups: dict) -> list[Finding]:
+    """values: the typed variables of all roles. facts: of the host, None where they were not read. groups: of the
+    inventory.
+    """
+    own = variables.options([role])
+    found = host.values({name: value for name, value in values.items() if name in own}, own)
+    return found + _RULES.get(role, _nothing)(values, facts, groups)
+
+
+def _nothing(_values: dict, _facts: dict | None, _groups: dict) -> list[Finding]:
+    return []
+
+
+def _cni_plugins(values: dict, _facts: dict | None, _groups: dict) -> list[Finding]:
+    found = []
+    missing = [name for name in _PLUGINS if name not in values["cni_plugins_names"]]
+    if missing:
+        seen = f"a list without {', '.join(missing)}"
+        step = "add them where the list is set (inventory, group_vars or -e)"
+        found.append(Finding("variable cni_plugins_names", "the plugins that every pod needs", seen, step))
+    if not values["k3s_bundle_dir"]:
+        step = "fill one with playbooks/bundle.yml and set k3s_bundle_dir to it"
+        found.append(Finding("variable k3s_bundle_dir", "the bundle folder on the controller", "nothing", step))
+    return found
+
+
+def _device_plugin(values: dict, facts: dict | None, groups: dict) -> list[Finding]:
+    found = []
+    if values["device_plugin_resources"] == config.RAILS and not (facts or {}).get("rails"):
+        wanted, step = "one rail or more in the node's facts", "list the resources, or name the rails"
+        found.append(Finding("variable device_plugin_resources", wanted, "none", step))
+    server = values["device_plugin_server"] or next(iter(groups.get("k3s_servers") or []), "")
+    if values["device_plugin_mode"] == "daemonset" and server not in groups["all"]:
+        wanted = "a host of the inventory that reaches the API server"
+        step = "name one, or set device_plugin_mode: systemd"
+        found.append(Finding("variable device_plugin_server", wanted, server or _NO_SERVER, step))
+    return found
+
+
+def _flannel(values: dict, facts: dict | None, _groups: dict) -> list[Finding]:
+    if facts is None:
+        return [
+            Finding("facts", "the RDMA facts of the node", "not read", "run playbooks/cluster.yml, which reads them")
+        ]
+    wanted = {
+        name: values[f"flannel_{name}"]
+        for name in ("cidr", "backend", "mtu", "interface", "fabric_allowed", "api_server")
+    }
+    cluster = {
+        "node_address": values["k3s_node_ip"] or "",
+        "cluster_cidr": values["k3s_cluster_cidr"],
+        "service_cidr": values["k3s_service_cidr"],
+    }
+    return pod_network.findings(facts, {**wanted, **cluster})
+
+
+def _multus(values: dict, _facts: dict | None, _groups: dict) -> list[Finding]:
+    found = []
+    theirs, ours = values["cni_plugins_directory"], values["multus_plugin_directory"]
+    if theirs != ours:
+        wanted = f"{theirs}, where cni_plugins_directory puts the plugins"
+        step = "set both to where the container runtime looks"
+        found.append(Finding("variable multus_plugin_directory", wanted, ours, step))
+    exempt = values["multus_global_namespaces"]
+    if exempt and not values["multus_namespace_isolation"]:
+        wanted = "no namespaces without multus_namespace_isolation"
+        step = "set multus_namespace_isolation to true, or take them out"
+        found.append(Finding("variable multus_global_namespaces", wanted, ", ".join(exempt), step))
+    return found
+
+
+def _node_ready(values: dict, _facts: dict | None, _groups: dict) -> list[Finding]:
+    found = []
+    server = values["node_ready_api_server"]
+    if server and not re.match(r"https://[^/]+$", server):
+        wanted = "a URL such as https://192.0.2.10:6443, or nothing"
+        found.append(Finding("variable node_ready_api_server", wanted, server, _CORRECT))
+    if values["k3s_startup_taint"] and not values["node_ready_taint"]:
+        wanted = "true with k3s_startup_taint, or nobody would ever remove the taint"
+        found.append(Finding("variable node_ready_taint", wanted, "false", "set both to the same"))
+    return found
+
+
+_RULES = {
+    "cni_plugins": _cni_plugins,
+    "device_plugin": _device_plugin,
+    "flannel": _flannel,
+    "multus": _multus,
+    "node_ready": _node_ready,
+}
