@@ -106,6 +106,9 @@ findings:
     next_step:
       description: What to do about it.
       type: str
+    id:
+      description: Which of the known findings it is; empty for the others.
+      type: str
 needed:
   description: Plugins that have to be brought to the node.
   returned: success

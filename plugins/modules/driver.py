@@ -150,6 +150,9 @@ findings:
     next_step:
       description: What to do about it.
       type: str
+    id:
+      description: Which of the known findings it is; empty for the others.
+      type: str
 not_verified:
   description: What could not be done or seen from here, with the reason.
   returned: success

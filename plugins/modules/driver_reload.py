@@ -92,6 +92,9 @@ findings:
     next_step:
       description: What to do about it.
       type: str
+    id:
+      description: Which of the known findings it is; empty for the others.
+      type: str
 """
 
 from ansible.module_utils.basic import AnsibleModule

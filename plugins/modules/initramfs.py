@@ -82,6 +82,9 @@ findings:
     next_step:
       description: What to do about it.
       type: str
+    id:
+      description: Which of the known findings it is; empty for the others.
+      type: str
 reboot_reasons:
   description: Why a reboot is needed before the node is as wanted, one sentence each.
   returned: success

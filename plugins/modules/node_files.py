@@ -197,6 +197,9 @@ findings:
     next_step:
       description: What to do about it.
       type: str
+    id:
+      description: Which of the known findings it is; empty for the others.
+      type: str
 reboot_reasons:
   description: Always empty; every changing module of the collection returns it.
   returned: success

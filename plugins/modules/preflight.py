@@ -88,6 +88,9 @@ findings:
     next_step:
       description: What to do.
       type: str
+    id:
+      description: Which of the known findings it is; empty for the others.
+      type: str
 plan:
   description: What a run would change, each with C(object), C(action), C(before), C(after) and C(why). With O(results),
     the printed text.

@@ -370,7 +370,7 @@ def test_sriov_resources_name_functions_of_their_rails():
         ]
     }
     _config, refused = networks.sriov_config([{"name": "x", "prefix": "a.b", "rails": [9]}], [node(0)])
-    assert refused[0]["id"] == "networks:sriov"
+    assert refused[0].id == "networks:sriov"
 
 
 @pytest.mark.parametrize(
