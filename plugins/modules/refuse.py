@@ -11,6 +11,8 @@ version_added: 0.1.0
 description:
   - Runs on the controller and makes no remote call.
   - Fails when there is a finding, and passes when there is none.
+requirements:
+  - netaddr (the Python library, on the controller)
 author:
   - The gpufabric founders (@gpufabric)
 attributes:
