@@ -7,6 +7,7 @@ import pathlib
 
 import jsonschema
 import pytest
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Finding
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._report import document
 from ansible_collections.gpufabric.rdma.tests.tools import report_documents as made
 
@@ -89,17 +90,18 @@ def test_all_problems_come_at_once(good):
         "$.nodes[0].checks[0].status",
         "$.drift.verdict",
     ]
-    assert document.findings(results)[1] == {
-        "object": "$.nodes[0].checks[0].status",
-        "wanted": "one of passed, failed, not_verified, unused",
-        "seen": "'fine'",
-    }
+    assert document.findings(results)[1] == Finding(
+        "$.nodes[0].checks[0].status",
+        "one of passed, failed, not_verified, unused",
+        "'fine'",
+        document.ANEW,
+    )
 
 
 def test_a_figure_that_is_no_number_and_a_host_that_stands_twice_are_refused(good):
     assert document.findings(planted(good, [(("matrix", "tests", 0, "gbit_per_s"), float("nan"))]))
     twice = planted(good, [(("nodes", 1, "host"), "a")])
-    assert document.findings(twice) == [{"object": "$.nodes", "wanted": "each host once", "seen": "a 2 times"}]
+    assert document.findings(twice) == [Finding("$.nodes", "each host once", "a 2 times", document.ANEW)]
 
 
 def test_a_document_of_another_kind_is_refused():
