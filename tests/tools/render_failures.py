@@ -1,9 +1,8 @@
-"""render_failures.py [--check]: docs/failures.md from the catalogue and the table of its tests."""
+"""docs/failures.md from the catalogue and the table of its tests."""
 
 from __future__ import annotations
 
 import pathlib
-import sys
 
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._findings.catalogue import CATALOGUE, Failure
 from ansible_collections.gpufabric.rdma.tests.tools.pitfall_rows import ON_THE_CLUSTER, ROWS
@@ -13,7 +12,7 @@ TARGET = ROOT / "docs/failures.md"
 TEST = "tests/unit/pitfalls/test_guides.py::test_the_pitfall_is_the_one_root"
 HEAD = """# Failures by name
 
-Generated from `plugins/plugin_utils/_findings/catalogue.py` by `tests/tools/render_failures.py`.
+Generated from `plugins/plugin_utils/_findings/catalogue.py` by `tests/tools/render_docs.py`.
 
 `ansible-playbook gpufabric.rdma.verify -i INVENTORY` names for each host one root failure with its id, cause and fix,
 and lists beneath it what fails because of it. Settle the root first and run it again. What stands under *besides* has
@@ -54,17 +53,3 @@ def render() -> str:
     prevented = {failure.id for failure in CATALOGUE if failure.refused}
     table = "\n".join(row(name, one.root, levels, prevented) for name, one in ROWS.items())
     return f"{HEAD}{table}\n\n" + "\n".join(map(entry, CATALOGUE))
-
-
-def main() -> int:
-    if sys.argv[1:] == ["--check"]:
-        if TARGET.read_text() != render():
-            print("docs/failures.md differs from the catalogue; run tests/tools/render_failures.py", file=sys.stderr)
-            return 1
-        return 0
-    TARGET.write_text(render())
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,11 +1,10 @@
-"""render_options.py [--check]: docs/options.md from the argument_specs of all roles, so that it cannot drift."""
+"""docs/options.md from the argument_specs of all roles, so that it cannot drift."""
 
 from __future__ import annotations
 
 import json
 import pathlib
 import re
-import sys
 
 import yaml
 
@@ -13,7 +12,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 TARGET = ROOT / "docs/options.md"
 HEAD = """# Options
 
-Generated from `roles/*/meta/argument_specs.yml` by `tests/tools/render_options.py`; the values shown are the defaults.
+Generated from `roles/*/meta/argument_specs.yml` by `tests/tools/render_docs.py`; the values shown are the defaults.
 """
 
 
@@ -51,17 +50,3 @@ def render() -> str:
             parts.append("No options.")
         parts.append("")
     return "\n".join(parts).rstrip("\n") + "\n"
-
-
-def main() -> int:
-    if sys.argv[1:] == ["--check"]:
-        if TARGET.read_text() != render():
-            print("docs/options.md differs from the argument_specs; run tests/tools/render_options.py", file=sys.stderr)
-            return 1
-        return 0
-    TARGET.write_text(render())
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,4 @@
-"""render_pitfalls.py: docs/pitfalls.md from tests/tools/pitfalls.yml and the tests that it names."""
+"""docs/pitfalls.md from tests/tools/pitfalls.yml and the tests that it names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TARGET = ROOT / "docs/pitfalls.md"
 ID = re.compile(r"\b[KMNDPR][1-9][0-9]?\b")
 HEAD = """# Pitfalls by id
 
-Generated from `tests/tools/pitfalls.yml` by `tests/tools/render_pitfalls.py`.
+Generated from `tests/tools/pitfalls.yml` by `tests/tools/render_docs.py`.
 
 What operators of such clusters run into, why, and what the collection does about it. Code, tests and docs refer to
 these ids. A test that covers many pitfalls takes the id as a parameter: `pytest -k K3`. How far each claim has been
@@ -63,7 +63,3 @@ def render() -> str:
         parts.append(f"## {letter}: {chapter['title']}\n")
         parts += [entry(name, pitfalls[name], known) for name in chapter["pitfalls"]]
     return "\n".join(parts)
-
-
-if __name__ == "__main__":
-    TARGET.write_text(render())

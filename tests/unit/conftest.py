@@ -1,10 +1,31 @@
-"""What all unit tests have."""
+"""What all unit tests share: archives of modules that are built once, the collection's lookup, and no long sleep."""
 
 from __future__ import annotations
+
+import os
+import time
 
 import pytest
 from ansible.plugins.loader import lookup_loader
 from ansible_collections.gpufabric.rdma.plugins.lookup import variable
+from ansible_collections.gpufabric.rdma.tests.tools import recording
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _modules_are_built_once(tmp_path_factory):
+    os.environ["ANSIBLE_CALLBACK_PLUGINS"] = str(recording.PLUGINS)
+    os.environ["BUILT_MODULES"] = str(tmp_path_factory.mktemp("built-modules"))
+
+
+@pytest.fixture(autouse=True)
+def _no_long_sleep(monkeypatch):
+    """Waits of more than a second take a clock that the test hands in, or a shorter interval."""
+
+    def sleep(seconds, _sleep=time.sleep):
+        assert seconds <= 1, f"a real sleep of {seconds} s; wanted 1 s at most; hand in a clock or a shorter interval"
+        _sleep(seconds)
+
+    monkeypatch.setattr(time, "sleep", sleep)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -18,7 +18,7 @@ import ansiblelint
 import jsonschema
 import pytest
 import yaml
-from ansible_collections.gpufabric.rdma.tests.tools import tree
+from ansible_collections.gpufabric.rdma.tests.tools import node_python, tree
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 EXAMPLES = ROOT / "docs/examples/drift"
@@ -121,7 +121,7 @@ def checkout(tmp_path):
     (tmp_path / "drift.yml").write_text("- ansible.builtin.import_playbook: gpufabric.rdma.drift\n")
 
     def describe(host):
-        variables = {"ansible_python_interpreter": sys.executable, "ansible_become": False}
+        variables = {"ansible_python_interpreter": node_python.path(), "ansible_become": False}
         inventory = {"gpu_nodes": {"hosts": {"localhost": {**variables, **host}}}}
         (tmp_path / "inventory").write_text(yaml.safe_dump(inventory))
         return tmp_path

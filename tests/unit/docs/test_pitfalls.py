@@ -51,7 +51,7 @@ def without_id(pitfalls):
 
 
 def test_the_page_is_current():
-    assert render_pitfalls.TARGET.read_text() == render_pitfalls.render(), "run tests/tools/render_pitfalls.py"
+    assert render_pitfalls.TARGET.read_text() == render_pitfalls.render(), "run tests/tools/render_docs.py"
 
 
 def test_every_quoted_id_is_explained(tmp_path):

@@ -12,7 +12,7 @@ import sys
 import jsonschema
 import pytest
 import yaml
-from ansible_collections.gpufabric.rdma.tests.tools import tree
+from ansible_collections.gpufabric.rdma.tests.tools import node_python, tree
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 SCHEMA = json.loads((ROOT / "docs/drift.schema.json").read_text())
@@ -51,7 +51,7 @@ class Site:
         return root
 
     def command(self, *words) -> tuple[int, str]:
-        common = {"ansible_python_interpreter": sys.executable, "ansible_become": False}
+        common = {"ansible_python_interpreter": node_python.path(), "ansible_become": False}
         inventory = {"gpu_nodes": {"vars": common, "hosts": self.hosts}}
         (self.folder / "hosts.yml").write_text(yaml.safe_dump(inventory))
         done = subprocess.run(

@@ -11,6 +11,7 @@ import sys
 import pytest
 import yaml
 from ansible_collections.gpufabric.rdma.plugins.callback import drift as recorder
+from ansible_collections.gpufabric.rdma.tests.tools import node_python
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 PLAYBOOK = yaml.safe_load((ROOT / "playbooks/drift.yml").read_text())
@@ -43,7 +44,7 @@ def test_a_guarded_play_writes_nothing_whatever_its_tasks_ask_for(tmp_path, guar
         "hosts": "localhost",
         "connection": "local",
         "gather_facts": False,
-        "vars": {"folder": str(tmp_path), "__drift_guarded": guarded, "ansible_python_interpreter": sys.executable},
+        "vars": {"folder": str(tmp_path), "__drift_guarded": guarded, "ansible_python_interpreter": node_python.path()},
         "tasks": tasks,
     }
     (tmp_path / "play.yml").write_text(json.dumps([play]))

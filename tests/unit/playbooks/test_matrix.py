@@ -11,7 +11,7 @@ import sys
 
 import pytest
 import yaml
-from ansible_collections.gpufabric.rdma.tests.tools import tree
+from ansible_collections.gpufabric.rdma.tests.tools import node_python, tree
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 DOUBLE = ROOT / "tests/tools/bandwidth_double.py"
@@ -47,7 +47,7 @@ def matrix(tmp_path):
             hosts[f"node{number}"] = {"discovery_root": str(root), "matrix_port": 18800 + 50 * number}
         common = {
             "ansible_connection": "local",
-            "ansible_python_interpreter": sys.executable,
+            "ansible_python_interpreter": node_python.path(),
             "ansible_become": False,
             "discovery_software_hcas": True,
             "limits_services": ["containerd"],

@@ -10,7 +10,7 @@ import sys
 
 import yaml
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import pods
-from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster, tree
+from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster, node_python, tree
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 ROCE = (ROOT / "tests/fixtures/pods/roce.txt").read_text()
@@ -29,7 +29,7 @@ def test_pods_are_measured_in_both_directions_and_are_gone_afterwards(tmp_path):
         hosts[f"node{number}"] = {"discovery_root": str(root)}
     common = {
         "ansible_connection": "local",
-        "ansible_python_interpreter": sys.executable,
+        "ansible_python_interpreter": node_python.path(),
         "ansible_become": False,
         "limits_services": ["containerd"],
         "discovery_rails": [{"pci": "0000:01:00.0"}],

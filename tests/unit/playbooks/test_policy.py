@@ -9,7 +9,7 @@ import sys
 
 import pytest
 import yaml
-from ansible_collections.gpufabric.rdma.tests.tools import tree
+from ansible_collections.gpufabric.rdma.tests.tools import node_python, tree
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 GUIDE = ROOT / "tests/fixtures/guides/001-nicclusterpolicy.yaml.txt"
@@ -26,7 +26,11 @@ def play(tmp_path):
     }
 
     def run(playbook, *arguments, **variables):
-        common = {"ansible_python_interpreter": sys.executable, "ansible_become": False, "ansible_connection": "local"}
+        common = {
+            "ansible_python_interpreter": node_python.path(),
+            "ansible_become": False,
+            "ansible_connection": "local",
+        }
         inventory = tmp_path / "hosts.yml"
         hosts = {"h1": variables} if variables else {}
         inventory.write_text(yaml.safe_dump({"gpu_nodes": {"vars": common, "hosts": hosts}}))

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 import yaml
-from ansible_collections.gpufabric.rdma.tests.tools import tree
+from ansible_collections.gpufabric.rdma.tests.tools import node_python, tree
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 
@@ -26,7 +26,7 @@ def play(tmp_path):
     }
 
     def run(playbook, hosts, *arguments):
-        common = {"ansible_python_interpreter": sys.executable, "ansible_become": False}
+        common = {"ansible_python_interpreter": node_python.path(), "ansible_become": False}
         local = {"ansible_connection": "local"}
         described = {name: {**local, **(variables or {})} for name, variables in hosts.items()}
         inventory = tmp_path / "hosts.yml"

@@ -18,7 +18,7 @@ import pytest
 import yaml
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import plan as planner
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import wheels
-from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster, tree
+from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster, node_python, tree
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 LOCKED = yaml.safe_load((ROOT / "lock/artifacts.yml").read_text())["wheels"]
@@ -69,7 +69,7 @@ class Place:
     def run(self, *arguments, fails=False, **variables):
         common = {
             "ansible_connection": "local",
-            "ansible_python_interpreter": sys.executable,
+            "ansible_python_interpreter": node_python.path(),
             "discovery_root": str(self.root),
             "device_plugin_kubectl": self.cluster.argv,
             **variables,

@@ -74,6 +74,6 @@ def test_the_role_has_a_readme_and_galaxy_metadata(role):
 
 def test_the_option_list_in_the_docs_is_the_one_of_the_roles():
     checked = subprocess.run(
-        [sys.executable, ROOT / "tests/tools/render_options.py", "--check"], capture_output=True, text=True, check=False
+        [sys.executable, ROOT / "tests/tools/render_docs.py", "--check"], capture_output=True, text=True, check=False
     )
     assert checked.returncode == 0, checked.stderr

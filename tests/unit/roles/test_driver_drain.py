@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster, tree
+from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster, node_python, tree
 
 MARK = "rdma.gpufabric.io/cordoned-for-driver"
 POD = kubectl_cluster.pod("jobs", "train-0", "node1", owner="ReplicaSet")
@@ -51,7 +51,7 @@ class Cluster(kubectl_cluster.Cluster):
         ]
         known = {
             "ansible_connection": "local",
-            "ansible_python_interpreter": sys.executable,
+            "ansible_python_interpreter": node_python.path(),
             "discovery_root": str(self.node),
             "driver_drain_allowed": True,
             "driver_drain_command": self.argv,

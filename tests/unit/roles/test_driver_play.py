@@ -9,7 +9,7 @@ import sys
 
 import pytest
 import yaml
-from ansible_collections.gpufabric.rdma.tests.tools import recording, tree
+from ansible_collections.gpufabric.rdma.tests.tools import node_python, recording, tree
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 
@@ -21,7 +21,7 @@ def play(tmp_path):
     for name in ("h100-8x-cx7-ib", "doca-loaded-differs-from-disk"):
         tree.lay_out(tree.load(name), tmp_path / name)
         hosts[name] = {"discovery_root": str(tmp_path / name), "limits_services": ["containerd"]}
-    common = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable, "ansible_become": False}
+    common = {"ansible_connection": "local", "ansible_python_interpreter": node_python.path(), "ansible_become": False}
     (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"gpu_nodes": {"vars": common, "hosts": hosts}}))
 
     def run(playbook):

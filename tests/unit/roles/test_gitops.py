@@ -16,7 +16,7 @@ import pytest
 import yaml
 from ansible_collections.gpufabric.rdma.plugins.action import git_folder
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._gitops.folder import MARK, name_of
-from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster, tree
+from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster, node_python, tree
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 ROLES = ("flannel", "node_ready", "multus", "networks", "device_plugin")
@@ -45,7 +45,7 @@ class Site:
         self.cluster.state(tokens={"*": "secret-token"})
         common = {
             "ansible_connection": "local",
-            "ansible_python_interpreter": sys.executable,
+            "ansible_python_interpreter": node_python.path(),
             "ansible_become": False,
             "discovery_software_hcas": True,
             "discovery_rails": [{"hca": "rxe0"}, {"hca": "rxe1"}],

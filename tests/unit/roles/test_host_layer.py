@@ -9,7 +9,7 @@ import sys
 
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import paths
-from ansible_collections.gpufabric.rdma.tests.tools import tree
+from ansible_collections.gpufabric.rdma.tests.tools import node_python, tree
 
 ROLES = ["rdma_netns", "kernel_modules", "limits", "rail_links"]
 
@@ -34,7 +34,7 @@ def play(tmp_path):
         ]
         common = {
             "ansible_connection": "local",
-            "ansible_python_interpreter": sys.executable,
+            "ansible_python_interpreter": node_python.path(),
             # Never this machine: a host without a tree of its own gets an empty one.
             "discovery_root": str(tmp_path / "empty"),
         }

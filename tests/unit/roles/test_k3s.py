@@ -10,7 +10,7 @@ import sys
 
 import pytest
 import yaml
-from ansible_collections.gpufabric.rdma.tests.tools import tree
+from ansible_collections.gpufabric.rdma.tests.tools import node_python, tree
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 ADDRESSES = {"node1": "198.18.1.2", "node2": "198.18.0.15"}
@@ -45,7 +45,7 @@ def play(tmp_path, bundle):
     def run(playbook, *arguments, **variables):
         common = {
             "ansible_connection": "local",
-            "ansible_python_interpreter": sys.executable,
+            "ansible_python_interpreter": node_python.path(),
             "ansible_become": False,
             "k3s_bundle_dir": str(bundle),
             **variables,

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 import yaml
-from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster, tree
+from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster, node_python, tree
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 PLAY = [
@@ -44,7 +44,7 @@ class Site:
             hosts[f"node{number}"] = {"discovery_root": str(root)}
         common = {
             "ansible_connection": "local",
-            "ansible_python_interpreter": sys.executable,
+            "ansible_python_interpreter": node_python.path(),
             "discovery_software_hcas": True,
             "discovery_rails": [{"hca": "rxe0"}, {"hca": "rxe1"}],
         }

@@ -13,7 +13,7 @@ import tarfile
 
 import pytest
 import yaml
-from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster, tree
+from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster, node_python, tree
 from ansible_collections.gpufabric.rdma.tests.unit.pitfalls.test_cni import program
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
@@ -73,7 +73,7 @@ class Site:
         self.cluster.state(tokens={"*": CLEAR})
         variables = {
             "ansible_connection": "local",
-            "ansible_python_interpreter": sys.executable,
+            "ansible_python_interpreter": node_python.path(),
             "discovery_software_hcas": True,
             "k3s_bundle_dir": str(bundle(folder / "bundle")),
         }

@@ -11,8 +11,8 @@ import sys
 import pytest
 import yaml
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._report import document
+from ansible_collections.gpufabric.rdma.tests.tools import node_python, tree
 from ansible_collections.gpufabric.rdma.tests.tools import report_documents as made
-from ansible_collections.gpufabric.rdma.tests.tools import tree
 
 ROOT = pathlib.Path(__file__).resolve().parents[4]
 
@@ -39,7 +39,7 @@ def test_results_of_a_failed_verification_become_a_page(play, tmp_path):
     tree.lay_out(tree.load("gh200-cx7-roce"), tmp_path / "node")
     host = {
         "ansible_connection": "local",
-        "ansible_python_interpreter": sys.executable,
+        "ansible_python_interpreter": node_python.path(),
         "ansible_become": False,
         "discovery_root": str(tmp_path / "node"),
         "limits_services": ["containerd"],

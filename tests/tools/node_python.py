@@ -1,0 +1,126 @@
+"""The Python of laid-out nodes: one warm process, and a fork of it for each module.
+
+Of the 0.3 s that a module takes, 0.2 s are Python's start and AnsiballZ's import of `ansible.module_utils` from an
+archive. Here those are imported once, from where they are installed. The module, and all of ours that it imports, come
+from the archive as on a node, and there is nothing else to import but the standard library.
+
+    node_python.path()             the program to name as ansible_python_interpreter
+    node_python.py FOLDER          what it starts: answers on FOLDER/socket until it is killed
+"""
+
+from __future__ import annotations
+
+import array
+import atexit
+import functools
+import marshal
+import os
+import pathlib
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import types
+
+# Hands folder, environment, arguments and standard streams to the warm process, and ends as the module does.
+CLIENT = """#!{python} -ISE
+import _socket, marshal, os, sys
+if len(sys.argv) > 1 and not os.path.isfile(sys.argv[1]):
+    os.execv({python!r}, [{python!r}, *sys.argv[1:]])
+server = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+server.connect({place!r})
+streams = b"".join(number.to_bytes(4, sys.byteorder) for number in (0, 1, 2))
+server.sendmsg([b"."], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, streams)])
+server.sendall(marshal.dumps((os.getcwd(), dict(os.environ), sys.argv[1:])))
+server.shutdown(_socket.SHUT_WR)
+os._exit(int.from_bytes(server.recv(1) or b"\\1", "big"))
+"""
+
+
+@functools.cache
+def path() -> str:
+    import ansible
+
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="node-python-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    # What AnsiballZ's archive has of the package, so that a module does not take its machine for a controller.
+    package, installed = folder / "ansible", pathlib.Path(ansible.__file__).parent
+    package.mkdir()
+    (package / "__init__.py").write_text(f"__version__ = {ansible.__version__!r}\n__author__ = 'Ansible, Inc.'\n")
+    for name in ("module_utils", "modules"):
+        (package / name).symlink_to(installed / name)
+    server = subprocess.Popen([sys.executable, "-IS", __file__, folder], stdout=subprocess.PIPE)
+    atexit.register(server.kill)
+    assert server.stdout.readline() == b"ready\n"
+    program = folder / "python3"
+    program.write_text(CLIENT.format(python=sys.executable, place=str(folder / "socket")))
+    program.chmod(0o755)
+    return str(program)
+
+
+def serve(folder: pathlib.Path) -> None:
+    sys.path.insert(0, str(folder))
+    import ansible.module_utils._internal._ansiballz._loader
+    import ansible.module_utils._internal._json._profiles._module_legacy_c2m
+    import ansible.module_utils._internal._json._profiles._module_legacy_m2c
+    import ansible.module_utils._internal._json._profiles._module_modern_c2m
+    import ansible.module_utils._internal._json._profiles._module_modern_m2c  # noqa: F401
+
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(str(folder / "socket"))
+    listening.listen(64)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    print("ready", flush=True)
+    while True:
+        client, _address = listening.accept()
+        if os.fork() == 0:
+            listening.close()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            client.send(bytes([run(*received(client)) & 0xFF]))
+            os._exit(0)
+        client.close()
+
+
+def received(client: socket.socket) -> tuple[str, dict, list[str]]:
+    """Folder, environment and arguments of the client, whose standard streams become those of this process."""
+    _data, ancillary, _flags, _address = client.recvmsg(1, socket.CMSG_SPACE(12))
+    for number, stream in enumerate(array.array("i", ancillary[0][2])):
+        os.dup2(stream, number)
+        os.close(stream)
+    text = b""
+    while part := client.recv(1 << 16):
+        text += part
+    return marshal.loads(text)
+
+
+def run(folder: str, environment: dict, arguments: list[str]) -> int:
+    """What `python arguments` does; without any the program comes from standard input. Returns its exit code."""
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    for name, number, mode in (("stdin", 0, "r"), ("stdout", 1, "w"), ("stderr", 2, "w")):
+        stream = open(number, mode, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
+        setattr(sys, name, stream)
+    sys.argv = arguments or [""]
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    if arguments:
+        main.__file__ = arguments[0]
+    try:
+        source = pathlib.Path(arguments[0]).read_bytes() if arguments else sys.stdin.buffer.read()
+        exec(compile(source, getattr(main, "__file__", "<stdin>"), "exec"), main.__dict__)
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:  # noqa: BLE001 - as the interpreter itself does
+        sys.excepthook(*sys.exc_info())
+        code = 1
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return code
+
+
+if __name__ == "__main__":
+    serve(pathlib.Path(sys.argv[1]))
