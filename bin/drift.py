@@ -24,7 +24,7 @@ import uuid
 SCHEMA = "gpufabric.rdma/drift-verdict/1"
 NO_VERDICT = 1
 ANSWERS = {"converged": 0, "drift": 2, "reboot_pending": 3, "unsafe": 4, "unreachable": 4}
-# Of ansible-playbook: all went well, a host failed, a host was unreachable. Everything else is no answer of the hosts.
+# Of ansible-playbook: all went well, a host failed, a host was unreachable. Anything else says nothing about the hosts.
 RAN, HOST_FAILED, HOST_UNREACHABLE = 0, 2, 4
 
 

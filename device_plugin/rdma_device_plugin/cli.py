@@ -73,7 +73,7 @@ class Usage(Exception):
 
 
 def parse(arguments: list[str], flags: tuple[Flag, ...]) -> tuple[dict[str, object], list[str]]:
-    """Go's flag.Parse: (values, what follows). Stops at the first word that is no flag."""
+    """Go's flag.Parse: (values, what follows). Stops at the first word that is not a flag."""
     known = {flag.name: flag for flag in flags}
     values = {flag.name: flag.default for flag in flags}
     rest = list(arguments)
@@ -221,7 +221,7 @@ def serve(values: dict[str, object], rest: list[str]) -> int:
         sys.stderr.write(f"invalid value for flag -metrics-address: {error}\n" + usage(SERVE))
         return 2
     if rest:
-        log.warning(f"ignored from the first word on that is no flag: {' '.join(rest)}")
+        log.warning(f"ignored from the first word on that is not a flag: {' '.join(rest)}")
     # GIL slices short enough that a scan or a scrape in another thread does not make an RPC wait for 5 ms.
     sys.setswitchinterval(0.0005)
     _all_descriptors()

@@ -175,7 +175,7 @@ def load(data: bytes, strict: bool = False, lenient: bool = False) -> Config:
     try:
         document, problems, unknown = gojson.decode(_DOCUMENT, data)
     except ValueError as error:
-        raise ConfigError([f"no valid JSON: {error}"]) from None
+        raise ConfigError([f"not valid JSON: {error}"]) from None
     if problems:
         raise ConfigError(problems)
     unknown = [f"unknown key {path}" for path in unknown]
@@ -352,7 +352,7 @@ def prefix_problem(prefix: str) -> Optional[str]:
     """Why the kubelet refuses a prefix (v1helper.IsExtendedResourceName); None when it takes it."""
     if not _SUBDOMAIN.match(prefix):
         return (
-            "is no DNS-1123 subdomain: the kubelet wants lower case letters, digits, '-' and '.', "
+            "is not a DNS-1123 subdomain: the kubelet wants lower case letters, digits, '-' and '.', "
             "each part with a letter or digit first and last"
         )
     if prefix.endswith("kubernetes.io"):

@@ -8,7 +8,7 @@ Knows nothing of devices. Two ways lead to the kubelet:
   legacy  we call Register on kubelet.sock, and it connects to our socket beside it before it answers.
 Where plugins_registry exists, watch comes first. A directory that nobody watches (a hostPath mount made it, or the
 kubelet has another root) shows by silence; then legacy is tried. Done is what ends in an open ListAndWatch stream, and
-a stream that is lost begins it anew.
+a stream that is lost begins it again.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ class Resource(Observer):
         if watched and await self._confirmed():
             return
         if self._kubelet_is_new():
-            return  # it deserves to be waited for anew
+            return  # it deserves to be waited for again
         if self._places.mode == WATCH or not await self._register():
             self._failures += 1
             self.attempts += 1
@@ -262,7 +262,7 @@ class Resource(Observer):
     async def _register(self) -> bool:
         """Legacy: call Register, then see the stream stand."""
         if not await self._kubelet_listens():
-            self._say("waiting for the kubelet", f"nobody listens at {self._places.kubelet}")
+            self._say("waiting for the kubelet", f"nothing is listening on {self._places.kubelet}")
             return False
         await self._publish(self._places.plugins)
         self._kubelet = sockets.identity(self._places.kubelet)

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A gRPC server on a unix socket that appears at its path whole and is never taken away from somebody else."""
+"""A gRPC server on a unix socket that appears at its path whole and is never taken away from someone else."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import socket
 
 
 def tell(*lines: str) -> None:
-    """Send lines such as READY=1 or STATUS=text to the socket in NOTIFY_SOCKET; nothing where nobody listens."""
+    """Send lines such as READY=1 or STATUS=text to the socket in NOTIFY_SOCKET; nothing if nothing is listening."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address:
         return
@@ -19,4 +19,4 @@ def tell(*lines: str) -> None:
         try:
             channel.sendto("\n".join(lines).encode(), target)
         except OSError:
-            pass  # a manager that does not listen any more is no reason to stop serving pods
+            pass  # a manager that does not listen any more is not a reason to stop serving pods

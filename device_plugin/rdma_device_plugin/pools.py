@@ -220,7 +220,7 @@ def _unselected(pool: Pool, hca: Hca) -> Optional[Out]:
     if hca.software and not pool.software:
         return Out("software", "software HCA, and the pool does not say softwareDevices: true")
     if not hca.network_class:
-        return Out("class", "its PCI function is no network controller (class 0x02)")
+        return Out("class", "its PCI function is not a network controller (class 0x02)")
     chosen, extra = pool.selectors, pool.extra
     plain = (
         ("vendors", chosen.vendors, (hca.vendor,)),

@@ -29,7 +29,7 @@ def identity(path: str) -> Optional[Identity]:
 
 
 def answers(path: str) -> bool:
-    """Whether somebody listens at a socket."""
+    """Whether someone listens at a socket."""
     probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:
         probe.connect(path)
@@ -66,7 +66,7 @@ def publish(bound: str, path: str, before: Optional[Identity] = None, silence: O
     """Give a bound, listening socket its name. Whoever looks sees the old one or the new one, never none.
 
     before: the one of ours that it replaces. silence: what is known of one that does not answer. OSError (EADDRINUSE)
-    when somebody else serves the path, also somebody who came while ours was made: then the path stays his.
+    when someone else serves the path, also someone who came while ours was made: then the path stays his.
     """
     os.chmod(bound, 0o600)
     found = identity(bound)
@@ -122,7 +122,7 @@ class Claim:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not self._at_path(fd):
-                os.close(fd)  # its holder removed it while we opened it: what we locked is no file any more
+                os.close(fd)  # its holder removed it while we opened it: what we locked is no longer a file
                 return self.take()
             self._sign(fd)
         except BlockingIOError:
@@ -136,7 +136,7 @@ class Claim:
 
     @staticmethod
     def _sign(fd: int) -> None:
-        """Write who holds it, for messages only: a full disk is no reason not to serve."""
+        """Write who holds it, for messages only: a full disk is not a reason not to serve."""
         try:
             os.ftruncate(fd, 0)
             os.pwrite(fd, b"%d\n" % os.getpid(), 0)

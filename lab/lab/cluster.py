@@ -53,8 +53,8 @@ def choose() -> tuple[str, str]:
         try:
             _go, version = programs.find_go()
         except LabError as error:
-            return "none", f"the k3s release is out of reach ({unreachable}), and so is the test bed: {error}"
-        return "testbed", f"the k3s release is out of reach ({unreachable}); {version} builds the test bed"
+            return "none", f"the k3s release is unavailable ({unreachable}), and so is the test bed: {error}"
+        return "testbed", f"the k3s release is unavailable ({unreachable}); {version} builds the test bed"
     return "release", f"{url} answers"
 
 

@@ -277,7 +277,7 @@ class Node:
     def link(self, nic: str, up: bool) -> None:
         with self.qmp() as qmp:
             qmp.execute("set_link", name=nic, up=up)
-        # QEMU does not tell the state of a link, so the record keeps it until QEMU starts anew.
+        # QEMU does not tell the state of a link, so the record keeps it until QEMU starts again.
         out = set(self.record().get("cables_out") or ()) - {nic} | (set() if up else {nic})
         (self.folder / "node.json").write_text(json.dumps({**self.record(), "cables_out": sorted(out)}))
 

@@ -36,7 +36,7 @@ _NAMES = """
 """
 HARMLESS = frozenset(f"ansible.builtin.{name}" for name in _NAMES.split())
 GUARD_VARIABLE = "__drift_guarded"
-# Workers are forked from this process: the tasks of the run see there that somebody listens.
+# Workers are forked from this process: the tasks of the run see there that someone listens.
 LISTENING = "GPUFABRIC_RDMA_DRIFT_RECORDER"
 
 

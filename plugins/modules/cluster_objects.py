@@ -30,7 +30,7 @@ options:
       - The objects, as they would stand in a manifest. An item of kind C(List) is taken apart.
       - Namespaces and custom resource definitions are applied first, the definitions are awaited; otherwise the order
         is kept.
-      - An object of kind C(Secret) is refused here; it belongs into O(secrets).
+      - An object of kind C(Secret) is refused here; it belongs in O(secrets).
     type: list
     elements: dict
     required: true
@@ -78,7 +78,7 @@ options:
         holds.
       - Not set stops before anything changes and names manager and fields; V(true) takes them; V(false) leaves the
         object as it is and says so.
-      - Fields that somebody changed by hand (C(kubectl edit), C(patch), C(label) and their like) are taken back unless
+      - Fields that someone changed by hand (C(kubectl edit), C(patch), C(label) and their like) are taken back unless
         this is V(false), because nobody sets them again. C(kubectl apply) declares what it applies, so it counts as a
         manager.
     type: bool
@@ -104,7 +104,7 @@ options:
     elements: str
     default: [k3s, kubectl]
   api_timeout_seconds:
-    description: How long an API server that does not answer may take to do so, counted anew for each time that it stops
+    description: How long to wait for an API server that does not answer, counted again for each time that it stops
       answering. In check mode nothing is waited for.
     type: int
     default: 120

@@ -345,7 +345,7 @@ class Installer:
                 what,
                 f"{argv[0]} {argv[1]} to end well",
                 "\n".join(lines[-12:]) or f"exit status {code}",
-                "settle what it says and run again; the run goes on where it stood",
+                "settle what it says and run again; the next run picks up where this one left off",
             )
 
     def _look_for_failed_builds(self) -> None:

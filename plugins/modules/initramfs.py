@@ -12,7 +12,7 @@ description:
   - C(ib_core) and C(mlx5_core) are often loaded from the initramfs, with the options it holds. An image that is not
     newer than a source is built again, with C(update-initramfs) or C(dracut); a node without either has nothing to
     refresh.
-  - The age of the files decides, so a run that failed half-way is made good by the next one.
+  - The age of the files decides, so a run that failed midway is made good by the next one.
   - The C(dracut) path is tested against captured trees only.
 extends_documentation_fragment:
   - gpufabric.rdma.changing

@@ -11,7 +11,7 @@ version_added: 0.1.0
 description:
   - Writes configuration, token and unit of k3s, links C(kubectl), C(crictl) and C(ctr), enables and starts the service.
   - Restarts k3s only when something that it reads at its start has changed since, and says what. Containers live on
-    through a restart. Of a k3s that somebody else has started, a file that was written later counts as changed.
+    through a restart. Of a k3s that someone else has started, a file that was written later counts as changed.
   - On a server it returns when the API server is ready; that nodes are Ready is not waited for, as it needs a pod
     network.
   - The program itself has to be there already.

@@ -12,7 +12,7 @@ description:
   - Cordons a node and evicts its pods, or uncordons it. Pods of DaemonSets stay; V(emptyDir) volumes are deleted.
   - Marks the nodes that it cordons with the annotation C(rdma.gpufabric.io/cordoned-for-driver), in the same patch, and
     uncordons marked nodes only. So a run that failed in between is picked up by the next one, and a node that
-    somebody else has cordoned stays cordoned.
+    someone else has cordoned stays cordoned.
   - Where a disruption budget forbids an eviction it is retried until O(timeout_seconds) is over; then the module fails
     and names the pods. The node stays cordoned.
   - Runs where O(kubectl) runs.

@@ -1,4 +1,4 @@
-"""Twelve things that somebody changed by hand: each is named by check mode and by drift, and one run puts all right."""
+"""Twelve things that someone changed by hand: each is named by check mode and by drift, and one run puts all right."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Drift:
     plant: str
     probe: str
     object: str  # part of the name under which the change is announced
-    follows: str = ""  # what has to start anew for it, announced too
+    follows: str = ""  # what has to start again for it, announced too
 
 
 UNIT = "/etc/systemd/system/rdma-device-plugin.service"

@@ -27,7 +27,7 @@ import bare  # noqa: E402
 import measure  # noqa: E402
 from node import Node  # noqa: E402
 
-# As installed, with bytecode: a shell may forbid Python to write it, and each start would compile anew.
+# As installed, with bytecode: a shell may forbid Python to write it, and each start would compile again.
 ENVIRONMENT = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
 ENVIRONMENT["PYTHONPATH"] = str(PACKAGE)
 

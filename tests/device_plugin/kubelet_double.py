@@ -37,7 +37,7 @@ def extended_resource_name(name):
 
 
 def dial(path, stopping=None):
-    """Wait until somebody listens at a socket. grpc's own future for that leaves a thread behind that complains."""
+    """Wait until someone listens at a socket. grpc's own future for that leaves a thread behind that complains."""
     deadline = time.monotonic() + DIAL
     while True:
         with socket.socket(socket.AF_UNIX) as probe:
@@ -131,7 +131,7 @@ class Kubelet:
         return self
 
     def stop(self, unlink=True):
-        """unlink: False as after SIGKILL, when kubelet.sock stays behind and nobody listens."""
+        """unlink: False as after SIGKILL, when kubelet.sock stays behind and nothing is listening."""
         self._stopping.set()
         if self._watcher:
             self._watcher.join()

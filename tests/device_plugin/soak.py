@@ -1,6 +1,6 @@
 """python soak.py [ROUNDS]: kubelet.sock recreated again and again, with refusals; what memory and descriptors do.
 
-Each round ends the kubelet and starts it anew at the same path; every second one refuses first. The plugin is a process
+Each round stops the kubelet and restarts it at the same path; every second one refuses first. The plugin is a process
 with its real times, on a laid-out node. Growth is read after the first quarter, when caches and arenas are filled.
 """
 

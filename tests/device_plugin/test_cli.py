@@ -112,7 +112,7 @@ def test_help_version_and_errors():
     ("content", "text"),
     [
         (None, "No such file"),
-        (b"{", "no valid JSON"),
+        (b"{", "not valid JSON"),
         (b"{}", "no resources configuration found"),
         (document(entry("a\nb")), "contains invalid characters"),
     ],

@@ -167,7 +167,7 @@ def test_integers_are_integer_tokens(token):
 )
 def test_what_is_no_json(data):
     """A6"""
-    assert problems(data)[0].startswith("no valid JSON: ")
+    assert problems(data)[0].startswith("not valid JSON: ")
 
 
 @pytest.mark.parametrize("text", ["[]", '"x"', "1", "true"])

@@ -30,7 +30,7 @@ def refused(base, node, config):
 @pytest.mark.parametrize(
     ("config", "text"),
     [
-        pytest.param(b'{"configList": [', "no valid JSON", id="A6"),
+        pytest.param(b'{"configList": [', "not valid JSON", id="A6"),
         pytest.param(document(), "no resources configuration found", id="A10"),
         pytest.param(document(entry("test_config$$")), "contains invalid characters", id="A11"),
         pytest.param(document(entry("a"), entry("a")), 'resource name "a" already exists', id="A12"),

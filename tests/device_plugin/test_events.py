@@ -138,7 +138,7 @@ def test_who_answers_at_a_socket(base):
         assert sockets.answers(path)
         assert sockets.answers(path)
         assert sockets.answers(path), "its backlog is full"
-    assert not sockets.answers(path), "nobody listens any more"
+    assert not sockets.answers(path), "nothing is listening any more"
 
 
 def test_only_the_own_socket_is_withdrawn(base):
@@ -156,7 +156,7 @@ def test_only_the_own_socket_is_withdrawn(base):
 
 
 def test_nobody_elses_socket_is_published_over(base):
-    """Somebody else may come while ours is made, as the Go plugin does: it takes a socket away and binds its own."""
+    """Someone else may come while ours is made, as the Go plugin does: it takes a socket away and binds its own."""
     path = str(base / "a.sock")
     with contextlib.ExitStack() as opened:
 

@@ -268,7 +268,7 @@ def test_a_port_must_be_otherwise_for_a_while():
     assert state.due(health) == 11
     assert pools.debounce(state, True, 10.5, health) == Debounced(True), "a blip is none"
     state = pools.debounce(state, False, 10.5, health)
-    assert state == Debounced(True, 10), "waiting does not begin anew"
+    assert state == Debounced(True, 10), "waiting does not begin again"
     state = pools.debounce(state, False, 11, health)
     assert state == Debounced(False)
     state = pools.debounce(state, True, 12, health)

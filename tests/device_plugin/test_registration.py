@@ -69,7 +69,7 @@ def test_it_waits_for_a_kubelet_that_starts_later(base, node):
     (base / "device-plugins").mkdir()
     with Running(base, CONFIG, node.root) as plugin:
         assert plugin.until(lambda: plugin.resource().state == "waiting for the kubelet")
-        assert "nobody listens" in plugin.resource().error
+        assert "nothing is listening" in plugin.resource().error
         with Kubelet(base, watches=False) as kubelet:
             begun = time.monotonic()
             kubelet.wait_allocatable(NAME, 100)
@@ -124,7 +124,7 @@ def test_a_socket_that_is_not_listened_on_yet(base, node):
             early.listen()
             connection, _address = early.accept()  # the probe, or the call itself
             connection.close()
-            assert plugin.resource().attempts == attempts, "that was no failure yet"
+            assert plugin.resource().attempts == attempts, "that was not a failure yet"
 
 
 def test_a_kubelet_that_does_not_answer_is_left_for_its_successor(base, node):
@@ -134,7 +134,7 @@ def test_a_kubelet_that_does_not_answer_is_left_for_its_successor(base, node):
         silent.bind(str(base / "device-plugins/kubelet.sock"))
         silent.listen()
         with Running(base, CONFIG, node.root) as plugin:
-            # The look whether somebody listens, and the call.
+            # The look whether someone listens, and the call.
             connections = [silent.accept()[0] for _number in range(2)]
             with Kubelet(base, watches=False) as kubelet:
                 begun = time.monotonic()
@@ -167,14 +167,14 @@ def test_a_plugin_without_a_kubelet_says_so_once(base, node, caplog):
         (registered,) = [record for record in caplog.records if record.getMessage() == f"{NAME}: registered"]
         assert registered.fields["failed_attempts"] > 10
         assert plugin.until(lambda: plugin.resource().attempts > 3)
-        assert len([line for line in lines() if "waiting for the kubelet" in line]) == 4, "told anew after a change"
+        assert len([line for line in lines() if "waiting for the kubelet" in line]) == 4, "told again after a change"
 
 
 def test_a_killed_kubelet_leaves_a_socket_that_answers_nobody(base, node):
     with Kubelet(base, watches=False) as kubelet, Running(base, CONFIG, node.root) as plugin:
         kubelet.wait_allocatable(NAME, 100)
         kubelet.stop(unlink=False)
-        assert plugin.until(lambda: "nobody listens" in plugin.resource().error)
+        assert plugin.until(lambda: "nothing is listening" in plugin.resource().error)
         kubelet.start()
         kubelet.wait_allocatable(NAME, 100)
 

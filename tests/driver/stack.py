@@ -130,7 +130,7 @@ class Repository:
         return self
 
     def take_in(self, archive: pathlib.Path) -> Repository:
-        """A package of somebody else's, packed anew with zstd: an emulated processor takes minutes over xz."""
+        """A package of someone else's, packed again with zstd: an emulated processor takes minutes over xz."""
         tree = self.folder / ".taken"
         _run("dpkg-deb", "--raw-extract", str(archive), str(tree))
         target = self.folder / archive.name.replace("%3a", ".")
@@ -219,7 +219,7 @@ def _run(*argv: str) -> str:
 
 def build_all(target: pathlib.Path) -> dict:
     """Every repository of the tests; {name: folder} with the two keys."""
-    key, stranger = Key(target / "key"), Key(target / "stranger", "Somebody else <x@test.invalid>")
+    key, stranger = Key(target / "key"), Key(target / "stranger", "Someone else <x@test.invalid>")
     repositories = {
         "first": Repository(target / "first").stack("3.2.1").publish(key),
         "second": Repository(target / "second").stack("3.3.0").publish(key),

@@ -15,11 +15,11 @@ HEAD = """# Failures by name
 Generated from `plugins/plugin_utils/_findings/catalogue.py` by `tests/tools/render_docs.py`.
 
 `ansible-playbook gpufabric.rdma.verify -i INVENTORY` names for each host one root failure with its id, cause and fix,
-and lists beneath it what fails because of it. Settle the root first and run it again. What stands under *besides* has
-another cause. A run that is refused before it changes anything says the id as `failure`, where the catalogue has the
-problem.
+and lists beneath it what fails because of it. Fix the root cause first and run it again. What is listed under *besides*
+has another cause. A run that is refused before it changes anything reports the id as `failure`, if the catalogue has
+the problem.
 The words of published guides are quoted so that they can be searched for; cause and fix are ours and often differ.
-Neither the host's network nor more privileges for a container cures any of these.
+Neither the host's network nor more privileges for a container fixes any of these.
 
 ## The rows and their tests
 

@@ -236,7 +236,7 @@ def _netdev(obj: str, config: dict, host: str, master: str, netdev: dict, cluste
     if netdev["default_route"] and master not in (cluster.get("forbidden_masters_allowed") or ()):
         consequence = "leaves the node unreachable" if kind == "host-device" else "keeps pods from their own node"
         seen = f"{master} of {host} carries the default route; {kind} on it {consequence}"
-        step = f"take a NIC of the fabric; to use it all the same: networks_default_route_masters: [{master}]"
+        step = f"take a NIC of the fabric; to use it anyway: networks_default_route_masters: [{master}]"
         found.append(Finding(obj, "an interface without the default route", seen, step, "nad:default-route"))
     mtu = config.get("mtu")
     if isinstance(mtu, int) and netdev["mtu"] and mtu > netdev["mtu"]:
@@ -275,7 +275,7 @@ def ranges_of(config: dict) -> list[tuple]:
 
 
 def _range(subnet, start, end):
-    """None where it is no range: the plugin itself says so when a pod starts, and the check of addresses before."""
+    """None where it is not a range: the plugin itself says so when a pod starts, and the check of addresses before."""
     try:
         network = ipaddress.ip_network(subnet, strict=False)
         first = ipaddress.ip_address(start) if start else network.network_address

@@ -440,7 +440,7 @@ def _ports(state: dict, wanted: dict) -> list[Finding]:
 
 
 def lint_objects(objects: list[dict], bin_dir: str = "/opt/cni/bin") -> list[Finding]:
-    """Findings in the objects that run Flannel and Multus, ours or somebody else's."""
+    """Findings in the objects that run Flannel and Multus, ours or someone else's."""
     found = []
     for item in objects:
         if item.get("kind") == "DaemonSet":

@@ -220,7 +220,7 @@ def _folder_of(path: str, make: bool = False) -> Iterator[tuple[int, str]]:
 
 
 def _trusted_target(folder: int, name: str, error: OSError) -> str:
-    """Where the link that could not be entered leads; the error again where it is no link."""
+    """Where the link that could not be entered leads; the error again where it is not a link."""
     if error.errno not in (errno.ELOOP, errno.ENOTDIR):
         raise error
     found = os.stat(name, dir_fd=folder, follow_symlinks=False)

@@ -121,7 +121,7 @@ def pins_file(label: str) -> str:
 def service_file() -> str:
     """What openibd, the service of an OFED stack, lacks.
 
-    It races udev at boot, when the auxiliary drivers of mlx5 are loaded anew, and a restart of it takes nvidia_peermem
+    It races udev at boot, when the auxiliary drivers of mlx5 are reloaded, and a restart of it takes nvidia_peermem
     out for good. Whether that one comes back is what the role kernel_modules has decided.
     """
     decided = f"grep -qxs nvidia_peermem {paths.OWN_MODULES_LOAD}"

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Takes the HCA driver out of the kernel, puts the one on disk in, and puts back what went with it.
 
-PRIVATE to the collection. The gate has said that nothing stands on the driver; a module that is held all the same ends
+PRIVATE to the collection. The gate has said that nothing stands on the driver; a module that is held anyway ends
 the reload, and what had been taken out by then is loaded again.
 """
 

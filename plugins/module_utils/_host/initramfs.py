@@ -5,7 +5,7 @@
 
 PRIVATE to the collection. Pure: facts and options in, Plan out. An image cannot be looked into without its
 decompressor, so age decides: an image built after the file was written holds it. The rule needs no memory of earlier
-runs, which makes a run that failed half-way resumable.
+runs, which makes a run that failed midway resumable.
 """
 
 from __future__ import annotations

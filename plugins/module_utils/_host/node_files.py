@@ -80,7 +80,7 @@ def _exclusive(made: Plan, item: dict, others) -> None:
             made.finding(
                 path,
                 f"no file beside {', '.join(item['keep'])}",
-                f"one of somebody else: {item['reason']}",
+                f"one that someone else made: {item['reason']}",
                 f"remove what put it there, or say what is to happen with {item['consent']}: true puts it aside "
                 f"({name}{ASIDE}), false leaves it",
             )

@@ -76,7 +76,7 @@ def plan(state: dict, wanted: dict, root: str = "/") -> Plan:
 def stale(state: dict, touched: set[str] = frozenset()) -> list[str]:
     """What k3s reads at its start and has changed since: by the digests written down when we started it.
 
-    Somebody else's start is in no record: what was written after it counts too.
+    Someone else's start is in no record: what was written after it counts too.
     """
     started, present = state["started"], state["inputs"]
     changed = {path for path in {*started, *present} if started.get(path) != present.get(path)}
@@ -106,7 +106,7 @@ def _refuse(made: Plan, state: dict, wanted: dict) -> None:
             made.finding(
                 path,
                 "a k3s that this collection set up, or none",
-                "a file of somebody else's",
+                "a file of someone else's",
                 "set k3s_takeover_allowed: true to replace it (a copy stays beside it), or leave the node out",
             )
 
@@ -132,7 +132,7 @@ def _plan_files(made: Plan, state: dict, wanted: dict) -> set[str]:
 
 
 def _both(path: str, seen: dict | None, wanted: dict) -> tuple[str, str]:
-    """What a diff may show of a file: nothing of registries.yaml, and nothing of a file that somebody else wrote."""
+    """What a diff may show of a file: nothing of registries.yaml, and nothing of a file that someone else wrote."""
     if path == REGISTRIES:
         return (HIDDEN if seen else "", f"{HIDDEN}, another text" if seen else HIDDEN)
     before = "" if seen is None else (seen["content"] if ours(seen) else HIDDEN)
@@ -151,7 +151,7 @@ def _plan_token(made: Plan, token: dict, given: bool) -> None:
 
 
 def _plan_links(made: Plan, links: dict) -> None:
-    """kubectl, crictl and ctr beside k3s; a program of that name that is somebody's own stays."""
+    """kubectl, crictl and ctr beside k3s; a program of that name that is someone's own stays."""
     for path in LINKS:
         seen = links.get(path)
         if seen == BINARY:

@@ -37,7 +37,7 @@ FOLDERS = (
     "/etc/rdma-device-plugin",
     "/usr/local/lib/rdma-device-plugin",
 )
-# What a kubelet puts into its folder; anything else in there is somebody's own.
+# What a kubelet puts into its folder; anything else in there is someone's own.
 KUBELET = tuple(
     f"/var/lib/kubelet/{name}"
     for name in (
@@ -113,7 +113,7 @@ def plan(state: dict, root: str = "/") -> Plan:
         made.finding(
             path,
             "a k3s that this collection set up, or none",
-            "a unit of somebody else's, whose data a reset would take along",
+            "a unit of someone else's, whose data a reset would take along",
             "remove that k3s with its own k3s-uninstall.sh, then run again",
         )
     if made.findings:

@@ -98,7 +98,7 @@ def inputs(tree: Tree, root: str, record: dict) -> dict[str, str]:
 
 
 def younger(written: dict, running: dict[str, dict], known: str | None) -> list[str]:
-    """Inputs that were written after the start of a k3s that was started by somebody else than us.
+    """Inputs that were written after the start of a k3s that was started by someone other than us.
 
     What such a process has read is not in the record: a file that was away at its start is there again. written:
     {path: seconds since the epoch}. known: the start that the record is of, as systemd names it.

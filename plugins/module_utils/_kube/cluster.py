@@ -73,7 +73,7 @@ def cni_objects(items: list[dict]) -> list[dict]:
 
 
 def plugin_objects(items: list[dict]) -> list[dict]:
-    """Device plugins for RDMA, ours or somebody else's: their DaemonSets, and the ConfigMaps that these mount."""
+    """Device plugins for RDMA, ours or someone else's: their DaemonSets, and the ConfigMaps that these mount."""
     daemons, mounted = [], set()
     for item in items:
         if item["kind"] != "DaemonSet" or "rdma" not in item["metadata"]["name"]:

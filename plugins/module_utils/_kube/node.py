@@ -4,7 +4,7 @@
 """Cordon, drain and uncordon a node of the cluster.
 
 Mark and cordon are one patch, and the mark is kept with the node: whatever fails afterwards, a later run knows whether
-it was this collection that cordoned the node. One that somebody else has cordoned gets no mark and stays cordoned.
+it was this collection that cordoned the node. One that someone else has cordoned gets no mark and stays cordoned.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def plan_drain(seen: dict) -> Plan:
     if not seen["cordoned"]:
         made.change(obj, "cordon", "schedulable", "cordoned")
     elif not seen["ours"]:
-        made.notes.append(f"{obj} was cordoned by somebody else and stays cordoned afterwards")
+        made.notes.append(f"{obj} was cordoned by someone else and stays cordoned afterwards")
     if seen["pods"]:
         made.change(obj, "drain", "\n".join(seen["pods"]), "")
     return made
@@ -122,5 +122,5 @@ def plan_uncordon(seen: dict) -> Plan:
     if seen["ours"]:
         made.change(obj, "uncordon", "cordoned", "schedulable")
     elif seen["cordoned"]:
-        made.notes.append(f"{obj} was cordoned by somebody else and stays cordoned")
+        made.notes.append(f"{obj} was cordoned by someone else and stays cordoned")
     return made

@@ -259,7 +259,7 @@ def _address(key: Key) -> str:
     return f"{key.kind.lower()} {key.name}" + (f" -n {key.namespace}" if key.namespace else "")
 
 
-# --- objects that somebody else applies ------------------------------------------------------------------------------
+# --- objects that someone else applies ------------------------------------------------------------------------------
 
 
 def verify(state: dict, wanted: list[dict], owner: str) -> Plan:

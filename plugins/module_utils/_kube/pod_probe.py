@@ -72,7 +72,7 @@ register() {{
 }}
 # BusyBox' ip knows no details: what made an interface is then told by its driver alone.
 links() {{ ip -o -d link show 2>/dev/null || ip -o link show; }}
-# Of a user's environment only this, which is no secret.
+# Of a user's environment only this, which is not a secret.
 environment() {{ if [ -n "${{NCCL_IB_GID_INDEX+set}}" ]; then echo "NCCL_IB_GID_INDEX=$NCCL_IB_GID_INDEX"; fi; }}
 resolve() {{
     if command -v getent >/dev/null; then getent hosts "$1"; else nslookup "$1"; fi

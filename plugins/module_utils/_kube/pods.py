@@ -79,7 +79,7 @@ def rails_of(host: dict, node: dict, networks: list[dict]) -> list[dict]:
 
 
 def _own_networks(netdev) -> list[str]:
-    """Networks of a netdev's addresses; a link-local address is no sign of a common wire, for each port has one."""
+    """Networks of a netdev's addresses; a link-local address is not a sign of a common wire, for each port has one."""
     held = [ipaddress.ip_interface(address) for address in (netdev or {}).get("addresses") or []]
     return sorted({str(one.network) for one in held if not (one.ip.is_link_local or one.ip.is_loopback)})
 

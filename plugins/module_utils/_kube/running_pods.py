@@ -123,7 +123,7 @@ def run(kubectl: Kubectl, params: dict) -> dict:
 
 
 def remove_pods(kubectl: Kubectl, namespace: str) -> None:
-    """Those of an earlier run that was cut off: a pod cannot be changed, only made anew."""
+    """Those of an earlier run that was cut off: a pod cannot be changed, only recreated."""
     words = ["delete", "pods", "--all", "-n", namespace, "--grace-period=1", "--ignore-not-found"]
     kubectl.run(*words, limit=120)
 

@@ -24,7 +24,7 @@ MACHINES = {62: "x86_64", 183: "aarch64"}
 def modinfo(tree: Tree, path: str, seams: Optional[Seams] = None) -> Optional[dict[str, str]]:
     """{field: value} of a module file (version, srcversion, depends, license, …; the first value of a repeated field).
 
-    `build_id` is added where the file has one and was read here. None when the file is absent or is no module. A
+    `build_id` is added where the file has one and was read here. None when the file is absent or is not a module. A
     captured tree seldom holds the module files: there the recorded answers stand in for them.
     """
     data = tree.read_bytes(path)
@@ -35,7 +35,7 @@ def modinfo(tree: Tree, path: str, seams: Optional[Seams] = None) -> Optional[di
 
 
 def parse(data: bytes, name: str) -> Optional[dict[str, str]]:
-    """Fields of a module file's content; `name` tells the compression. None for zstd and for what is no module."""
+    """Fields of a module file's content; `name` tells the compression. None for zstd and for what is not a module."""
     plain = decompressed(data, name)
     section = None if plain is None else _section(plain, b".modinfo")
     if section is None:

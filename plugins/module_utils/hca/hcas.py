@@ -252,7 +252,7 @@ def _join_bond(tree: Tree, network: Network, hca: dict[str, Any], free: list[str
                 hca["bonded_functions"].append(address)
                 hca["netdevs"].append({**netdev, "port": port})
     if not tree.isdir(f"{paths.NET}/{bond}/bonding"):
-        return  # a bridge or Open vSwitch is no link aggregation
+        return  # a bridge or Open vSwitch is not a link aggregation
     whole = network.netdev(bond)
     if whole:
         hca["netdevs"].append({**whole, "port": port})

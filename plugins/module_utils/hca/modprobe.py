@@ -110,7 +110,7 @@ def blocks(lines: list[Line], module: str) -> list[Line]:
     """Statements that keep a module from loading or replace its loading by a command.
 
     `blacklist` stops loading by hardware id and modules-load.d, `install` every way; an install command that calls
-    modprobe for the module itself is no block.
+    modprobe for the module itself is not a block.
     """
     wanted = canonical(module)
     found = []

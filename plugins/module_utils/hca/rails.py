@@ -134,7 +134,7 @@ def _unfit(hca: dict[str, Any], software: bool) -> Optional[str]:
     """Why an HCA is no automatic rail, from what does not change with a cable."""
     carrying = [netdev["name"] for netdev in hca["netdevs"] if netdev["default_route"]]
     if carrying:
-        return f"{carrying[0]} carries the default route; name it to use it all the same."
+        return f"{carrying[0]} carries the default route; name it to use it anyway."
     if hca["kind"] == "software" and not software:
         return "It is a software HCA; software_hcas admits those."
     if hca["function"] == "vf":

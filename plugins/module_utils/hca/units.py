@@ -12,7 +12,7 @@ from .tree import Tree
 
 
 def template(unit: str) -> Optional[str]:
-    """`e2scrub@.service` of `e2scrub@root.service`; None for a unit that is no instance."""
+    """`e2scrub@.service` of `e2scrub@root.service`; None for a unit that is not an instance."""
     stem, _dot, kind = unit.rpartition(".")
     name, at, instance = stem.partition("@")
     return f"{name}@.{kind}" if at and instance else None

@@ -148,7 +148,7 @@ CATALOGUE = (
         "device "
         "plugin's Allocate gives the right to open them",
         "kubectl get pod -o yaml: a hostPath volume with /dev and no rdma/… in resources.limits",
-        "remove the volume and ask for the resource: resources.limits rdma/NAME: 1. More privileges are no cure",
+        "remove the volume and ask for the resource: resources.limits rdma/NAME: 1. More privileges do not help",
         [
             Sign("pod:host-path"),
             Sign("pod:*", r"(?i)(registered|MiB;|uverbs|infiniband).*(permission denied|not permitted)"),
@@ -167,7 +167,7 @@ CATALOGUE = (
         "the service that starts containers has no LimitMEMLOCK, containers inherit its 64 KiB or 8 MiB. IPC_LOCK only "
         "bypasses the limit for root (the number stays the same) and does nothing for another user",
         "systemctl show -p LimitMEMLOCK k3s; in the pod: ulimit -l, grep CapEff /proc/self/status, id -u",
-        "run playbooks/host.yml (role limits: LimitMEMLOCK=infinity), restart the service and make the pods anew; a "
+        "run playbooks/host.yml (role limits: LimitMEMLOCK=infinity), restart the service and recreate the pods; a "
         "pod that runs as root can add the capability IPC_LOCK instead",
         [
             Sign("memlock:*"),
@@ -223,8 +223,7 @@ CATALOGUE = (
         "the runtime takes the first file by name: one of podman, CRI-O or Flannel itself is read before Multus, or in "
         "its place while Multus is not up",
         "ls /etc/cni/net.d; the pod's annotation k8s.v1.cni.cncf.io/network-status",
-        "remove what wrote the file, or set multus_foreign_allowed: true and run playbooks/site.yml; make the pods "
-        "anew",
+        "remove what wrote the file, or set multus_foreign_allowed: true and run playbooks/site.yml; recreate the pods",
         [
             Sign("cni:foreign-*"),
             Sign("cni:several-configurations"),
@@ -320,7 +319,7 @@ CATALOGUE = (
         "part "
         "that waits for the driver",
         "status.appliedStates of the policy, then the log of the operator and of that part's pods",
-        "settle the part that is named; parts that this collection brings itself do not belong into the policy",
+        "fix the part that is named; parts that this collection installs itself do not belong in the policy",
         [Sign("policy:state")],
         _OFFERED,
     ),
@@ -382,7 +381,7 @@ CATALOGUE = (
         "host-local keeps its book on each node, so each hands out .2 first; whereabouts can do it with stale leases",
         "the network-status of the pods; ls /var/lib/cni/networks on each node; kubectl get ippools -A",
         "give each node a block of its own: nv-ipam, or networks_attachments, which renders the blocks; for "
-        "whereabouts release the stale allocation and make the pods anew",
+        "whereabouts release the stale allocation and recreate the pods",
         [Sign("nad:host-local-nodes"), Sign("nad:block-clash"), Sign("pod:address-clash")],
         ("pod:address-clash", *_TRAFFIC),
         [r"host-local for \d+ nodes|both hand out"],
@@ -456,7 +455,7 @@ CATALOGUE = (
         "net1 is there and has no address",
         ((SRIOV, "net1 exists but no IP assigned … IPAM exhausted or misconfigured"),),
         "ip addr show net1 has no inet line, or the pod hangs with no IP addresses available in range set",
-        "the pool or the node's block is used up or does not exist, or the IPAM's range is no network",
+        "the pool or the node's block is used up or does not exist, or the IPAM's range is not a network",
         "kubectl get ippools -A; the range in the NetworkAttachmentDefinition; /var/lib/cni/networks on the node",
         "enlarge per_node_block_size and the subnet, or make the pool that the network names",
         [

@@ -13,7 +13,7 @@ import posixpath
 
 from ...module_utils._core.change import Plan
 
-# The first line of each file that was rendered. A file without it is somebody else's.
+# The first line of each file that was rendered. A file without it is someone else's.
 MARK = "# Rendered by Ansible collection gpufabric.rdma (playbooks/render.yml); changes here are overwritten.\n"
 LIST = "kustomization.yaml"
 # kustomize reads only one of these in a directory.
@@ -42,7 +42,7 @@ def _kustomization(resources: list[str]) -> dict:
 
 
 def plan(found: dict[str, str | None], wanted: dict[str, str]) -> Plan:
-    """found: {path: text, or None for what is no regular file of UTF-8 text}."""
+    """found: {path: text, or None for what is not a regular file of UTF-8 text}."""
     made = Plan()
     ours = {path for path, text in found.items() if text is not None and text.startswith(MARK)}
     directories = {posixpath.dirname(path) for path in (*wanted, *ours)}

@@ -295,7 +295,7 @@ def announcement(plans: list[dict], nodes: list[dict], options: dict) -> str:
 
 
 def consent_findings(plans: list[dict], nodes: list[dict]) -> list[dict]:
-    """HCAs that would be loaded while somebody uses them, where nobody was asked; of all hosts (see at)."""
+    """HCAs that would be loaded while someone uses them, where nobody was asked; of all hosts (see at)."""
     loaded = {
         (side["host"], side["hca"])
         for one in plans
@@ -314,7 +314,7 @@ def consent_findings(plans: list[dict], nodes: list[dict]) -> list[dict]:
                     f"HCA {hca}",
                     "an HCA that nobody uses, or consent to put load on it",
                     f"in use by {text.names(users)}",
-                    "stop the job, or set matrix_load_allowed: true to measure all the same (the job slows down), "
+                    "stop the job, or set matrix_load_allowed: true to measure anyway (the job slows down), "
                     "or false to leave this HCA out",
                 )
             ],

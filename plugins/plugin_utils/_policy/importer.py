@@ -140,7 +140,7 @@ class _Import:
         if kind == "ConfigMap" and page.has("data", "config.json"):
             self._config_map(page)
         elif kind not in GROUPS:
-            page.say((), LEFT_OUT, why=f"{kind} is no kind that is imported; the object stays as it is", was=kind)
+            page.say((), LEFT_OUT, why=f"{kind} is not a kind that is imported; the object stays as it is", was=kind)
         elif content.get("apiVersion") != GROUPS[kind]:
             step = "see which version of the operator it was written for"
             self._refuse(page.object, f"apiVersion {GROUPS[kind]}", short(content.get("apiVersion")), step)

@@ -124,7 +124,7 @@ def short_network(value) -> str:
 def explain_pool(page: Page, made: dict, user: str | None, nodes: int) -> None:
     """Lines of a pool, once it is known which attachment draws from it."""
     if user is None:
-        why = "no network of these files draws from it, and a pool alone is no variable of ours"
+        why = "no network of these files draws from it, and a pool alone is not a variable of ours"
         page.say(("spec",), LEFT_OUT, why=why)
     else:
         where = f"networks_attachments, {user}"

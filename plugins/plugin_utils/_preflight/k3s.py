@@ -137,7 +137,7 @@ def labels(facts: dict, typed: dict) -> dict[str, str]:
             if any((hca.get("pci") or {}).get("vendor") in ("15b3", "0x15b3") for hca in hcas):
                 found["feature.node.kubernetes.io/pci-15b3.present"] = "true"
         layers = {str(port["link_layer"]) for hca in hcas for port in hca["ports"]}
-        # A value that is no label, such as why it is unknown, would keep the kubelet from starting.
+        # A value that is not a label, such as why it is unknown, would keep the kubelet from starting.
         layers = sorted(layer for layer in layers if _LABEL.fullmatch(layer))
         if layers:
             found["rdma.gpufabric.io/link-layer"] = "-".join(layers)

@@ -93,7 +93,7 @@ def _netdevs(facts: dict) -> list[dict]:
 
 
 def pod_nic(facts: dict, interface: str, node_address: str) -> dict | None:
-    """The HCA's NIC that pod traffic would go over; None when it is no HCA's, or not to be known from the facts."""
+    """The HCA's NIC that pod traffic would go over; None when it is not an HCA's, or not to be known from the facts."""
     for netdev in _netdevs(facts):
         addresses = netdev["addresses"] if isinstance(netdev["addresses"], list) else []
         if interface:

@@ -179,7 +179,7 @@ SCHEMA: dict[str, Any] = {
 # --- what is wrong with a document -----------------------------------------------------------------------------------
 
 
-ANEW = "write the file anew with the playbook it comes from, of this version of the collection"
+ANEW = "write the file again with the playbook it comes from, of this version of the collection"
 
 
 def findings(document: Any) -> list[Finding]:

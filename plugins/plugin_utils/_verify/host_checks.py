@@ -51,7 +51,7 @@ def host_checks(facts: dict, variables: dict, probe: dict, check_mode: bool = Fa
 
 
 def _await(checks: dict, plans: dict) -> None:
-    """In check mode nothing was changed, so what a planned change explains is no failure."""
+    """In check mode nothing was changed, so what a planned change explains is not a failure."""
     pending = {role: plan.changes or plan.reboot_reasons for role, plan in plans.items()}
     # Ports and devices exist only once the modules are loaded.
     pending["rail_links"] = pending["rail_links"] or pending["kernel_modules"]

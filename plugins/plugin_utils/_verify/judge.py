@@ -22,7 +22,7 @@ def judge(seen: dict, check_mode: bool) -> dict:
     """
     results = {item["id"]: item for one in seen["results"] for item in one.get("results") or []}
     servers = {name: error for one in seen["servers"] for name, error in (one.get("servers") or {}).items()}
-    # A node that gave up half-way explains its tests better than "no result" does.
+    # A node that gave up midway explains its tests better than "no result" does.
     failed = dict(zip((node["host"] for node in seen["nodes"]), seen["failures"]))
     for test in seen["plan"]["tests"]:
         reasons = [

@@ -263,7 +263,7 @@ def _status(pod: dict, state: dict, host: dict, networks: dict, cluster: dict) -
     except ValueError:
         noted = None
     if not isinstance(noted, list):
-        step = "the pod was started without Multus: see that 00-multus.conf is valid on the node, and make the pod anew"
+        step = "the pod was started without Multus: see that 00-multus.conf is valid on the node, and recreate the pod"
         return [{**made, "wanted": "a note of Multus", "seen": "no network-status annotation", "next_step": step}]
     by_interface = {item.get("interface") or "": item for item in noted}
     node = pods.find_node(host, cluster["nodes"])
@@ -433,7 +433,7 @@ def _registration(pod: dict, answer: dict) -> list[dict]:
     found = []
     wanted = f"{size} MiB registered with the HCA"
     step = (
-        "raise LimitMEMLOCK of the service that starts containers (role limits), restart it and make the pod anew: a "
+        "raise LimitMEMLOCK of the service that starts containers (role limits), restart it and recreate the pod: a "
         "pod has the limit it began with. IPC_LOCK helps root only"
     )
     if not answer["registered"]:
@@ -693,7 +693,7 @@ def _inside_user_pod(obj: str, item: dict, answer: dict, wanted: list, hosts: li
     for _namespace, name, interface in wanted:
         there = answer["addresses"].get(interface) or []
         status = PASSED if interface in answer["links"] else FAILED
-        step = "the pod was started before the network or without Multus: make it anew"
+        step = "the pod was started before the network or without Multus: recreate it"
         made.append(
             check(f"pod:{interface}", obj, status, f"{interface} of {name}", core_text.listing(there) or "none", step)
         )
@@ -713,7 +713,7 @@ def _inside_user_pod(obj: str, item: dict, answer: dict, wanted: list, hosts: li
     limit = answer["memlock"]
     locked = limit == "unlimited" or answer["ipc_lock"] or int(limit if (limit or "").isdigit() else 0) > 2**20
     step = (
-        "raise the limit of the service that starts containers (role limits) and make the pod anew; for root, "
+        "raise the limit of the service that starts containers (role limits) and recreate the pod; for root, "
         "securityContext.capabilities.add: [IPC_LOCK] does it too"
     )
     seen = (

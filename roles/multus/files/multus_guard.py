@@ -45,7 +45,7 @@ def judge(path: str) -> str:
 
 
 def answers(path: str) -> bool:
-    """Whether somebody listens on a Unix socket."""
+    """Whether someone listens on a Unix socket."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as end:
         end.settimeout(2)
         try:

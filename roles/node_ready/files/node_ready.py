@@ -44,7 +44,7 @@ class Denied(Exception):
 
 
 class Outdated(Exception):
-    """Somebody else has changed the node in between; look again."""
+    """Someone else has changed the node in between; look again."""
 
 
 # --- the API server ---------------------------------------------------------------------------------------------------
@@ -99,7 +99,7 @@ class Api:
         return self._call("GET")
 
     def set_taints(self, node: dict, taints: list[dict]) -> dict | None:
-        """Replace the taints of the node that was read; Outdated when somebody was faster."""
+        """Replace the taints of the node that was read; Outdated when someone was faster."""
         version = node["metadata"]["resourceVersion"]
         return self._call("PATCH", {"metadata": {"resourceVersion": version}, "spec": {"taints": taints or None}})
 

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Plays of one test run share the archives that AnsiballZ builds: BUILT_MODULES names the folder that keeps them.
 
-Ansible builds each module's archive anew in each run, which takes longer than the module itself.
+Ansible builds each module's archive again in each run, which takes longer than the module itself.
 """
 
 from __future__ import annotations

@@ -440,7 +440,7 @@ def acts(found, wanted=None):
 DRIFTS = {
     "nothing": ({}, []),
     "something it reads": ({"inputs": {"a": "2"}}, [("service k3s", "restart")]),
-    "a file that was away when somebody else started it": ({"younger": ["a"]}, [("service k3s", "restart")]),
+    "a file that was away when someone else started it": ({"younger": ["a"]}, [("service k3s", "restart")]),
     "an image came": ({"inputs": {"a": "1", "b": "1"}}, [("service k3s", "restart")]),
     "stopped": (
         {"services": services()},

@@ -48,6 +48,32 @@ def test_no_unfinished_marks_are_left():
     assert [place for place, line in lines("*.py", "*.yml", "*.sh", "lab/*", "Makefile") if marks.search(line)] == []
 
 
+# Translated word by word; beside each what a native speaker would write.
+TRANSLATED = {
+    r"belongs? into\b": "belongs in",
+    r"hangs since\b": "has been hanging for",
+    r"goes on where it stoo" + r"d": "picks up where it left off",
+    r"\b(is|was) no (failure|difference|label|kind)\b": "is not a failure",
+    r"no valid (JSON|YAML)": "not valid JSON",
+    r"nobody liste" + r"ns": "nothing is listening",
+    r"out of reach": "unavailable",
+    r"\bsomebody\b": "someone",
+    r"\bmen" + r"d the cause": "fix the root cause",
+    r"In the making": "what stands, in the present tense",
+}
+
+
+def translated(text):
+    return [phrase for phrase in TRANSLATED if re.search(phrase, text)]
+
+
+def test_the_english_is_not_translated_word_by_word():
+    own = "tests/unit/repository/test_repository.py"
+    found = [place for place, line in lines(":!*go.sum", ":!*.png", ":!tests/fixtures/hosts") if translated(line)]
+    assert [place for place in found if not place.startswith(own)] == []
+    assert translated("it hangs since" + " 5 s") == [r"hangs since\b"]
+
+
 def test_the_collections_that_galaxy_is_told_are_the_ones_installed_here():
     declared = yaml.safe_load((ROOT / "galaxy.yml").read_text())["dependencies"]
     assert set(declared) == {"ansible.posix", "ansible.utils", "community.general"}

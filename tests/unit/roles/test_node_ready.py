@@ -131,7 +131,7 @@ def test_the_taint_goes_when_everything_holds_and_not_a_moment_before(bed):
     assert "k3s may lock 8388608 bytes of memory, wanted unlimited" in seen[1][0]
     assert "no resource rdma/* is allocatable" in seen[4][0]
     assert keeper.step() == node_ready.READY
-    assert bed.taints() == [OTHER], "the taint of somebody else stays"
+    assert bed.taints() == [OTHER], "the taint of someone else stays"
     assert bed.status() == {"state": "ready", "reasons": [], "boot_id": BOOT}
 
 

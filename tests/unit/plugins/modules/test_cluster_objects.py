@@ -55,7 +55,7 @@ def attachment(name="rail0"):
 
 class Server(kubectl_cluster.Cluster):
     def edit(self, name, manager, **fields):
-        """Somebody else applies fields of an object, by force."""
+        """Someone else applies fields of an object, by force."""
         state = self.state()
         live = state["objects"][name]
         for entry in live["metadata"]["managedFields"]:

@@ -194,7 +194,7 @@ def test_only_what_is_lacking_is_asked_for_and_nothing_changes_before_it_is_ther
 
 def test_drift_is_healed_and_foreign_plugins_stay(node):
     node.call()
-    (node.directory / "ipoib").write_bytes(b"somebody's")
+    (node.directory / "ipoib").write_bytes(b"someone's")
     (node.directory / "bridge").write_bytes(b"swapped")
     (node.directory / "loopback").chmod(0o644)
     (node.directory / ".gpufabric-x").write_bytes(b"half")
@@ -211,7 +211,7 @@ def test_drift_is_healed_and_foreign_plugins_stay(node):
 
 def test_a_plugin_that_leaves_the_list_goes_unless_somebody_has_replaced_it(node):
     node.call()
-    (node.directory / "loopback").write_bytes(b"somebody's own")
+    (node.directory / "loopback").write_bytes(b"someone's own")
     node.call(binaries=[item for item in node.binaries if item["name"] == "flannel"])
     assert sorted(node.files()) == ["flannel", "loopback"]
 

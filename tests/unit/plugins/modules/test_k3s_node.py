@@ -93,7 +93,7 @@ def test_services_are_told_by_systemd_and_nothing_of_a_file_leaves_the_node():
 
 STARTS = {
     "by us": ("abc", "abc", []),
-    "by somebody else, or by a boot": ("def", "abc", ["late"]),
+    "by someone else, or by a boot": ("def", "abc", ["late"]),
     "nothing is known": ("def", None, ["late"]),
 }
 
@@ -253,7 +253,7 @@ def test_a_reset_leaves_a_plugin_that_is_not_the_one_that_was_placed(tmp_path):
     record = tmp_path / "var/lib/gpufabric-rdma/cni-plugins.json"
     record.parent.mkdir(parents=True)
     record.write_text(k3s_reset.json.dumps(sums))
-    (folder / "loopback").write_text("replaced by somebody")
+    (folder / "loopback").write_text("replaced by someone")
     placed, kept = node._plugins(Tree(str(tmp_path)))
     assert sorted(os.path.basename(path) for path in placed) == ["bridge", "cni-plugins.json", "multus-shim"]
     assert sorted(os.path.basename(path) for path in kept) == ["loopback", "own"]

@@ -91,9 +91,9 @@ def test_a_node_that_somebody_else_has_cordoned_stays_cordoned(cluster):
     cluster.cordon()
     drained = cluster.run("drained")
     assert actions(drained) == ["drain"]
-    assert drained["notes"] == ["node node1 was cordoned by somebody else and stays cordoned afterwards"]
+    assert drained["notes"] == ["node node1 was cordoned by someone else and stays cordoned afterwards"]
     left = cluster.run("uncordoned")
-    assert (left["changed"], left["notes"]) == (False, ["node node1 was cordoned by somebody else and stays cordoned"])
+    assert (left["changed"], left["notes"]) == (False, ["node node1 was cordoned by someone else and stays cordoned"])
     assert cluster.cordoned
     assert cluster.annotations == {}
 

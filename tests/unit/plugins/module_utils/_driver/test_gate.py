@@ -227,7 +227,7 @@ ROWS = [
         "peermem in use", "reboot", {"peermem-in-use"}, module("nvidia_peermem", 4, "ib_core"), says="stop the GPU jobs"
     ),
     Row(
-        "a user that is no module and no process",
+        "a user that is neither a module nor a process",
         "reboot",
         {"unknown-user"},
         file("/sys/module/rdma_cm/refcnt", "5"),

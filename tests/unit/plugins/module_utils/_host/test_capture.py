@@ -287,7 +287,7 @@ KINDS = {
     "encrypted disk": "rd.luks.uuid=luks-0123abce-0000-4000-8000-{n:012x}",
     "module option": "acme.secret=pw{t}",
 }
-# Where somebody may have written them: the file, and the lines around a secret.
+# Where someone may have written them: the file, and the lines around a secret.
 PLACES = {
     "/proc/cmdline": "{s}",
     "/etc/modprobe.d/site.conf": "# {s}\noptions acme {s}\noptions ib_core {s} netns_mode={s}\nsoftdep {s}\n"

@@ -141,7 +141,7 @@ def test_the_default_route_is_left_out_and_its_spare_port_too(gh200):
     facts = gh200.facts()
     assert facts["rails"] == []
     first, second = facts["rails_excluded"]
-    assert first["reason"] == "enp1s0f0np0 carries the default route; name it to use it all the same."
+    assert first["reason"] == "enp1s0f0np0 carries the default route; name it to use it anyway."
     assert second["reason"].startswith("Port 1 is down and has no address, while mlx5_0/1 of the same card is in use")
 
 
