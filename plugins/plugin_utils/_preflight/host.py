@@ -111,18 +111,18 @@ def values(variables: dict, options: dict) -> list[Finding]:
     for name, least in _LEAST.items():
         if variables.get(name, least) < least:
             found.append(_odd(name, f"{least} or more", str(variables[name])))
-    port = variables.get("verification_port", 1024)
-    if not 1024 <= port <= 65000:
+    port = variables.get("verification_port")
+    if port is not None and not 1024 <= port <= 65000:
         found.append(_odd("verification_port", "a TCP port from 1024 to 65000", str(port)))
     try:
-        limit(variables.get("limits_memlock", "infinity"))
+        limit(variables.get("limits_memlock") or "infinity")
     except ValueError as error:
         found.append(_odd("limits_memlock", "infinity, or a number of bytes with K, M, G, T, P or E", str(error)))
         variables["limits_memlock"] = options["limits_memlock"]["default"]
-    resources = variables.get("device_plugin_resources", config.RAILS)
-    if not config.is_known(resources):
+    resources = variables.get("device_plugin_resources")
+    if resources is not None and not config.is_known(resources):
         found.append(_odd("device_plugin_resources", config.WANTED, _short(resources)))
-    odd = [item for item in variables.get("rail_links_settings", ()) if not _is_setting(item)]
+    odd = [item for item in variables.get("rail_links_settings") or () if not _is_setting(item)]
     if odd:
         wanted = "items with exactly one of pci and mac, and an mtu from 68 to 65535 or up: true"
         found.append(_odd("rail_links_settings", wanted, _short(odd)))

@@ -94,14 +94,14 @@ def test_without_pods_the_cluster_is_not_asked(verify):
 def test_the_variables_of_other_roles_are_typed_and_have_their_defaults(verify):
     """Text is no consent to pod traffic over a rail, and blocks are held to what networks_pods_per_node is."""
     cluster = verify.cluster
-    objects = cluster.objects()
-    node = next(item for item in objects if item["kind"] == "Node")
+    objects = cluster.objects
+    node = next(item for item in objects.values() if item["kind"] == "Node")
     node["metadata"]["annotations"] = {"flannel.alpha.coreos.com/public-ip": ADDRESS}
-    nad = next(item for item in objects if item["kind"] == "NetworkAttachmentDefinition")
+    nad = next(item for item in objects.values() if item["kind"] == "NetworkAttachmentDefinition")
     config = json.loads(nad["spec"]["config"])
     config["ipam"] = {"type": "host-local", "subnet": "10.56.0.0/28"}
     nad["spec"]["config"] = json.dumps(config)
-    cluster.plant("objects.json", objects)
+    cluster.state(objects=objects)
     output = " ".join(verify("--check", "-e", "flannel_fabric_allowed=false")[0].split())
     assert f"Flannel uses {NETDEV} ({ADDRESS}), which is rail 0" in output
     assert "addresses for 16 pods a node" in output

@@ -231,7 +231,7 @@ def test_with_gitops_the_roles_apply_nothing_accept_what_was_synced_and_name_eac
     attachment = objects.pop("NetworkAttachmentDefinition/default/rail1")
     attachment["metadata"] = {**attachment["metadata"], "name": "rail9"}
     objects["NetworkAttachmentDefinition/default/rail9"] = attachment
-    site.server({"objects": objects})
+    site.cluster.state(objects=objects)
     code, output = site.apply(roles=["flannel"], cluster_objects_owner="gitops")
     said = " ".join(output.split())
     assert code != 0
@@ -247,7 +247,7 @@ def test_with_gitops_the_roles_apply_nothing_accept_what_was_synced_and_name_eac
 
 
 def test_with_gitops_check_mode_without_an_api_server_says_what_was_not_compared(site):
-    site.server({"down": True})
+    site.cluster.state(down=True)
     code, output = site.apply("--check", roles=["flannel"], cluster_objects_owner="gitops")
     assert code == 0, output
     assert "6 cluster objects were compared with nothing: no API server answers" in " ".join(output.split())

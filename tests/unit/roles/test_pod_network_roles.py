@@ -20,7 +20,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[3]
 ROLES = ["cni_plugins", "flannel", "node_ready", "multus"]
 SECRET = "dGhlIHRva2VuIHRoYXQgbm9ib2R5IG1heSBzZWU="  # base64 of the next
 CLEAR = "the token that nobody may see"
-LOCAL = {"ansible.builtin.assert", "ansible.builtin.set_fact", "set_fact"}
+LOCAL = {"gpufabric.rdma.refuse", "ansible.builtin.set_fact", "set_fact"}
 ON_NODE = (
     "etc/cni/gpufabric-rdma.d/10-flannel.conflist",
     "etc/gpufabric-rdma/node-ready.json",
