@@ -40,9 +40,8 @@ class Node:
             if "NotFound" not in refused.reason:
                 raise
             step = "give the name that kubectl get nodes shows (role driver: driver_drain_node) and run again"
-            raise Refused.because(
-                f"node {self._name}", "a node of the cluster", last_words(refused.reason), step
-            ) from refused
+            found = last_words(refused.reason)
+            raise Refused.because(f"node {self._name}", "a node of the cluster", found, step) from None
         return {
             "name": self._name,
             "cordoned": bool(node["spec"].get("unschedulable")),

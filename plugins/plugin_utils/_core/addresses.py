@@ -12,6 +12,8 @@ import sys
 
 from ansible.errors import AnsibleError
 
+__all__ = ("netaddr",)
+
 try:
     import netaddr
 except ImportError:

@@ -36,7 +36,7 @@ def root(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize(("path", "text", "line", "default"), PLANTED, ids=[text for _path, text, *_ in PLANTED])
+@pytest.mark.parametrize(("path", "text", "line", "default"), PLANTED, ids=[text for _path, text, *_rest in PLANTED])
 def test_a_planted_reference_is_seen(root, path, text, line, default):
     (root / path).parent.mkdir(parents=True)
     (root / path).write_text(text)
