@@ -41,7 +41,15 @@ class Worker:
         """The job's result. asyncio.TimeoutError after `seconds`, or at once while an earlier job hangs that long."""
         if self.hangs() > seconds:
             raise asyncio.TimeoutError
-        return await asyncio.wait_for(self.run(job, *arguments), seconds)
+        # Not asyncio.wait_for, see `take`.
+        task = asyncio.ensure_future(self.run(job, *arguments))
+        try:
+            await asyncio.wait({task}, timeout=seconds)
+        finally:
+            task.cancel()
+        if not task.done():
+            raise asyncio.TimeoutError
+        return task.result()
 
     def close(self) -> None:
         self._jobs.put(None)

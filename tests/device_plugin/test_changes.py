@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import pathlib
@@ -16,6 +17,7 @@ from harness import FAST, SOON, Node, Process, Running, document, entry
 from kubelet_double import PATIENCE, Kubelet
 from rdma_device_plugin.hca import Tree
 from rdma_device_plugin.kubelet import deviceplugin_pb2 as api
+from rdma_device_plugin.worker import Worker
 
 NAME = "rdma/test_server"
 # Long enough to be measured, short enough to wait for.
@@ -450,3 +452,23 @@ def test_a_config_that_is_a_pipe_is_refused_at_once(base, node):
         assert plugin.until(lambda: plugin.error)
         assert "not a regular file" in plugin.error
         fifo.close()
+
+
+def test_a_wait_that_is_cancelled_as_its_answer_comes_ends():
+    """Before Python 3.12 asyncio.wait_for swallows that cancellation, and whoever asked never ends"""
+
+    async def asked_and_cancelled():
+        worker = Worker("test")
+        for _round in range(200):
+            task = asyncio.ensure_future(forever(worker))
+            await asyncio.sleep(0.0003)
+            task.cancel()
+            done, _pending = await asyncio.wait({task}, timeout=5)
+            assert done, "the cancellation was lost"
+        worker.close()
+
+    async def forever(worker):
+        while True:
+            await worker.within(5, int)
+
+    asyncio.run(asked_and_cancelled())
