@@ -100,7 +100,7 @@ def umask():
 @pytest.fixture
 def root_only():
     if os.geteuid():
-        pytest.skip("wants root: it gives files to another user, or mounts")
+        pytest.skip("not verified: wants root, it gives files to another user or mounts")
 
 
 def killed_at(number, work):
@@ -215,7 +215,7 @@ def test_a_step_that_fails_leaves_the_old_file_and_no_litter(tmp_path, monkeypat
 def test_a_file_system_that_is_full_leaves_the_old_file_and_no_litter(tmp_path, root_only):
     mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(tmp_path)]
     if subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("wants to mount a file system")
+        pytest.skip("not verified: wants to mount a file system")
     try:
         target = tmp_path / "file"
         files.write(str(target), "old")
