@@ -254,7 +254,7 @@ class _Entry:
 
     def _message(self, entry: dict[str, Any]) -> None:
         """A list of units with their NUMA nodes is longer than one without."""
-        nodes = {"numa": 1, "spread": min(entry["hcasPerUnit"] or 1, _NODES)}.get(entry["allocation"], _NODES)
+        nodes = {"numa": 1, "spread": min(max(entry["hcasPerUnit"], 1), _NODES)}.get(entry["allocation"], _NODES)
         most = _MESSAGE // (_UNIT + _TOPOLOGY + _NODE * nodes)
         if entry["topology"] == "auto" and entry["rdmaHcaMax"] > most:
             self.problems.append(

@@ -211,8 +211,9 @@ class Plugin(State):
             await asyncio.gather(served.task, return_exceptions=True)
             await served.resource.stop()
             if served.pool.name not in wanted:
-                await self._files_of_cdi(cdi.remove, served.pool.name)
+                await self._files_of_cdi(served.pool.name, cdi.remove, served.pool.name)
             log.forget(f"offer {served.pool.resource}")
+            log.forget(f"cdi {served.pool.name}")
             log.info(f"{served.pool.resource}: stopped, the config has it no longer in this form")
         for name, pool in wanted.items():
             if name in self.served:
@@ -333,7 +334,7 @@ class Plugin(State):
 
     async def _write_cdi(self, service: Service, offer: allocation.Offer) -> None:
         if self.settings.use_cdi:
-            service.cdi_ready = await self._files_of_cdi(cdi.write, offer)
+            service.cdi_ready = await self._files_of_cdi(offer.pool.name, cdi.write, offer)
 
     async def _cdi_keeper(self) -> None:
         """Keep the specs true: one that is removed or damaged is written again, one that failed is tried again."""
@@ -348,19 +349,23 @@ class Plugin(State):
         if not name or cdi.is_ours(name):
             self._cdi_wanted.set()
 
-    async def _files_of_cdi(self, action: Callable[..., bool], what: Any) -> bool:
+    async def _files_of_cdi(self, pool: str, action: Callable[..., bool], what: Any) -> bool:
         directory = self.settings.cdi_directory
         if not self.settings.use_cdi:
             return False
         try:
             await self.files.within(self.settings.cdi_patience, action, directory, what)
         except asyncio.TimeoutError:
-            log.on_change("cdi", f"writing CDI specs in {directory} does not come back", logging.ERROR)
+            log.on_change(
+                f"cdi {pool}", f"writing the CDI spec of {pool} in {directory} does not come back", logging.ERROR
+            )
             return False
         except OSError as error:
-            log.on_change("cdi", f"cannot write CDI specs in {directory}: {error.strerror}", logging.ERROR)
+            log.on_change(
+                f"cdi {pool}", f"cannot write the CDI spec of {pool} in {directory}: {error.strerror}", logging.ERROR
+            )
             return False
-        log.on_change("cdi", "CDI specs are in place", directory=directory)
+        log.on_change(f"cdi {pool}", f"the CDI spec of {pool} is in place", directory=directory)
         return True
 
     async def _set_up_links(self) -> None:

@@ -25,6 +25,7 @@ from urllib.parse import quote
 import grpc
 
 from . import log, sockets
+from .config import KUBELET_SOCKET
 from .events import Directories
 from .kubelet import deviceplugin_pb2 as api
 from .kubelet import deviceplugin_pb2_grpc
@@ -76,7 +77,7 @@ class Places(NamedTuple):
 
     @property
     def kubelet(self) -> str:
-        return f"{self.plugins}/kubelet.sock"
+        return f"{self.plugins}/{KUBELET_SOCKET}"
 
     def watched(self) -> bool:
         """Whether to begin with the watched directory."""
@@ -144,7 +145,7 @@ class Resource(Observer):
         self._wake.set()
 
     def _changed(self, name: str) -> None:
-        if name in ("", self._socket, "kubelet.sock"):
+        if name in ("", self._socket, KUBELET_SOCKET):
             self._wake.set()
 
     def announce(self) -> None:

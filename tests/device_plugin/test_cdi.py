@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import subprocess
+import time
 
 import pytest
 from harness import Node, Running, document, entry
@@ -155,3 +156,17 @@ def test_a_full_folder_gets_its_spec_once_there_is_room(base, node, kubelet):
         filler.unlink()
         assert plugin.until((base / "cdi" / cdi.file("test_server")).exists)
         assert plugin.until(lambda: kubelet.allocate(NAME, ["0"]).container_responses[0].cdi_devices)
+
+
+def test_one_pool_without_a_spec_is_told_once(base, node, kubelet, caplog):
+    """The specs are looked at every few seconds; that another pool has its own is no news each time"""
+    caplog.set_level("INFO")
+    (base / "cdi" / cdi.file("b")).mkdir(parents=True)
+    with Running(base, document(entry("a"), entry("b"), interval=0), node.root, use_cdi=True):
+        kubelet.wait_allocatable("rdma/a", 100)
+        kubelet.wait_allocatable("rdma/b", 100)
+        assert kubelet.allocate("rdma/a", ["0"]).container_responses[0].cdi_devices
+        assert not kubelet.allocate("rdma/b", ["0"]).container_responses[0].cdi_devices
+        time.sleep(1.5)  # five looks
+    told = [record.getMessage() for record in caplog.records if "CDI" in record.getMessage()]
+    assert len(told) == len(set(told)) == 2
