@@ -1,4 +1,4 @@
-"""playbooks/verify.yml with a cluster: laid-out nodes, and a double of `k3s kubectl` in the place of the cluster."""
+"""verify.yml and matrix.yml with a cluster: laid-out nodes, and a double of `k3s kubectl` in place of the cluster."""
 
 from __future__ import annotations
 
@@ -20,13 +20,19 @@ PODS = [{"kind": kind, "node": f"node{number}"} for kind in ("workload", "seed")
 
 
 @pytest.fixture
-def verify(tmp_path):
-    """verify(*arguments): output of the play, and the cluster it ran against; two nodes like the one of guide 004."""
-    cluster = kubectl_cluster.make(tmp_path / "cluster.json", NETDEV, pods.own_resource(0))
+def cluster(tmp_path):
+    """The cluster that the plays run against; its test pods answer as those of guide 004."""
+    made = kubectl_cluster.make(tmp_path / "cluster.json", NETDEV, pods.own_resource(0))
+    text = ROCE.replace("active_mtu:		4096 (5)", "active_mtu:		1024 (3)")
     for pod in PODS:
-        text = ROCE.replace("active_mtu:		4096 (5)", "active_mtu:		1024 (3)")
-        cluster.answer(f"{pod['kind']}-{pod['node']}", kubectl_cluster.answer_of(text, pod))
-    cluster.install(tmp_path / "bin/k3s")
+        made.answer(f"{pod['kind']}-{pod['node']}", kubectl_cluster.answer_of(text, pod))
+    made.install(tmp_path / "bin/k3s")
+    return made
+
+
+@pytest.fixture
+def play(tmp_path, cluster):
+    """play(playbook, *arguments): its exit code and its output, on two nodes like the one of guide 004."""
     hosts = {}
     for number in (1, 2):
         root = tmp_path / f"node{number}"
@@ -50,23 +56,22 @@ def verify(tmp_path):
         "ANSIBLE_NOCOLOR": "1",
     }
 
-    def run(*arguments):
+    def run(playbook, *arguments):
         done = subprocess.run(
-            [sys.executable, "-m", "ansible", "playbook", "-i", inventory, "gpufabric.rdma.verify", *arguments],
+            [sys.executable, "-m", "ansible", "playbook", "-i", inventory, f"gpufabric.rdma.{playbook}", *arguments],
             capture_output=True,
             text=True,
             env=environment,
             cwd=tmp_path,
             check=False,
         )
-        return done.stdout + done.stderr, cluster
+        return done.returncode, done.stdout + done.stderr
 
-    run.cluster = cluster
     return run
 
 
-def test_pods_are_run_judged_and_gone_and_the_linter_speaks(verify):
-    output, cluster = verify()
+def test_pods_are_run_judged_and_gone_and_the_linter_speaks(play, cluster):
+    _code, output = play("verify")
     assert "Traceback" not in output
     failed = output.partition("\nFailed\n")[2].partition("\nNot verified\n")[0]
     # The nodes were never set up, which is told; of the pods nothing is wrong; of the network what the linter finds.
@@ -79,21 +84,20 @@ def test_pods_are_run_judged_and_gone_and_the_linter_speaks(verify):
     assert "gpufabric-verification" not in cluster.namespaces()
 
 
-def test_check_mode_reads_the_cluster_once_and_starts_nothing(verify):
-    output, cluster = verify("--check")
+def test_check_mode_reads_the_cluster_once_and_starts_nothing(play, cluster):
+    _code, output = play("verify", "--check")
     assert "Traceback" not in output
     assert [call[0] for call in cluster.calls()] == ["get"]
     assert "check mode starts no pod" in output
 
 
-def test_without_pods_the_cluster_is_not_asked(verify):
-    _output, cluster = verify("-e", "verification_pods=false", "--check")
+def test_without_pods_the_cluster_is_not_asked(play, cluster):
+    play("verify", "-e", "verification_pods=false", "--check")
     assert cluster.calls() == []
 
 
-def test_the_variables_of_other_roles_are_typed_and_have_their_defaults(verify):
+def test_the_variables_of_other_roles_are_typed_and_have_their_defaults(play, cluster):
     """Text is no consent to pod traffic over a rail, and blocks are held to what networks_pods_per_node is."""
-    cluster = verify.cluster
     objects = cluster.objects
     node = next(item for item in objects.values() if item["kind"] == "Node")
     node["metadata"]["annotations"] = {"flannel.alpha.coreos.com/public-ip": ADDRESS}
@@ -102,6 +106,28 @@ def test_the_variables_of_other_roles_are_typed_and_have_their_defaults(verify):
     config["ipam"] = {"type": "host-local", "subnet": "10.56.0.0/28"}
     nad["spec"]["config"] = json.dumps(config)
     cluster.state(objects=objects)
-    output = " ".join(verify("--check", "-e", "flannel_fabric_allowed=false")[0].split())
+    output = " ".join(play("verify", "--check", "-e", "flannel_fabric_allowed=false")[1].split())
     assert f"Flannel uses {NETDEV} ({ADDRESS}), which is rail 0" in output
     assert "addresses for 16 pods a node" in output
+
+
+def test_pods_are_measured_in_both_directions_and_are_gone_afterwards(play, cluster, tmp_path):
+    settings = {"matrix_host": False, "matrix_seconds": 1, "matrix_json": str(tmp_path / "matrix.json")}
+    code, output = play("matrix", "-e", json.dumps(settings))
+    assert (tmp_path / "matrix.json").exists(), output
+    tests = json.loads((tmp_path / "matrix.json").read_text())["tests"]
+    assert [(row["path"], row["rail"], row["from"], row["to"]) for row in tests] == [
+        ("pod", 0, "node1", "node2"),
+        ("pod", 0, "node2", "node1"),
+    ], output
+    # The double's 9301.10 MB/s is 78 Gb/s, which is little for this card.
+    assert {row["gbit_per_s"] for row in tests} == {78.023}
+    assert {tuple(row["counters_not_read"]) for row in tests} == {("from", "to")}
+    assert {row["verdict"] for row in tests} == {"outlier"}
+    assert code != 0
+    assert "pod round 2 of 2: 1 test, slowest 78.023 Gb/s" in output
+    sent = cluster.calls("exec")
+    # The double notes a call when its process has begun, and a server whose client is done may be ended before.
+    assert 2 + 2 <= len(sent) <= 2 + 4, "each pod is asked once; a server and a client for each direction"
+    assert len(cluster.calls("apply")) == 1
+    assert "gpufabric-verification" not in cluster.namespaces()
