@@ -15,6 +15,7 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._core import files
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Finding, Refused, failure
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import cni
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import folder as bundle_folder
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded
 
 MODULE = "gpufabric.rdma.cni_plugins"
 
@@ -23,6 +24,7 @@ class ActionModule(ActionBase):
     TRANSFERS_FILES = False  # not before the node has said what it lacks
     _supports_check_mode = True
 
+    @guarded
     def run(self, tmp=None, task_vars=None):
         super().run(tmp, task_vars)
         _validation, args = self.validate_argument_spec(

@@ -17,6 +17,7 @@ from ansible.module_utils.common.yaml import yaml_load
 from ansible.plugins.action import ActionBase
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core import files
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import device_plugin
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded
 
 COLLECTION = pathlib.Path(__file__).resolve().parents[2]
 MODULE = "gpufabric.rdma.device_plugin"
@@ -26,6 +27,7 @@ class ActionModule(ActionBase):
     TRANSFERS_FILES = False  # not before the node has said what it lacks
     _supports_check_mode = True
 
+    @guarded
     def run(self, tmp=None, task_vars=None):
         super().run(tmp, task_vars)
         args = dict(self._task.args)

@@ -9,6 +9,7 @@ import os
 import pathlib
 
 from ansible.plugins.action import ActionBase
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded
 
 FILES = ("json_file", "junit_file", "markdown_file", "prometheus_file", "verdict_file")
 LISTENING = "GPUFABRIC_RDMA_DRIFT_RECORDER"
@@ -19,6 +20,7 @@ class ActionModule(ActionBase):
     _requires_connection = False
     _supports_check_mode = True
 
+    @guarded
     def run(self, tmp=None, task_vars=None):
         super().run(tmp, task_vars)
         _validation, args = self.validate_argument_spec(

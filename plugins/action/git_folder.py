@@ -14,6 +14,7 @@ import yaml
 from ansible.plugins.action import ActionBase
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core import files
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure, result, settle
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._gitops import folder as planner
 
 # What is the same text to every version of YAML; all else is quoted, or a parser might read 1e3, y or 0x1 as no string.
@@ -27,6 +28,7 @@ class ActionModule(ActionBase):
     _supports_check_mode = True
     _supports_diff = True
 
+    @guarded
     def run(self, tmp=None, task_vars=None):
         super().run(tmp, task_vars)
         _validation, args = self.validate_argument_spec(

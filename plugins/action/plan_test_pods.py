@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from ansible.plugins.action import ActionBase
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._matrix import pods as matrix_pods
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import pods
 
@@ -15,6 +16,7 @@ class ActionModule(ActionBase):
     _requires_connection = False
     _supports_check_mode = True
 
+    @guarded
     def run(self, tmp=None, task_vars=None):
         super().run(tmp, task_vars)
         _validation, args = self.validate_argument_spec(

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded
 
 
 class ActionModule(ActionBase):
     TRANSFERS_FILES = False
 
+    @guarded
     def run(self, tmp=None, task_vars=None):
         _checked, arguments = self.validate_argument_spec(
             {"text": {"type": "str", "required": True}, "warning": {"type": "bool", "default": False}}

@@ -136,6 +136,7 @@ from ansible.module_utils.urls import open_url
 from ansible_collections.gpufabric.rdma.plugins.module_utils._bundle import lock as bundle_lock
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Finding, Plan, Refused, failure, result
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import rename, replacing, sha256_of, write
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
 
 CLUSTER_ROLES = ("cni_plugins", "k3s", "flannel", "multus", "networks", "device_plugin", "node_ready", "verification")
 SECONDS = 60
@@ -241,6 +242,7 @@ def describe(folder: str, wanted: dict) -> str:
     return HEADER + json.dumps(text, indent=2) + "\n"
 
 
+@guarded
 def main() -> None:
     module = AnsibleModule(
         argument_spec={

@@ -45,10 +45,12 @@ cluster:
 """
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.cluster import read
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.kubectl import Kubectl
 
 
+@guarded
 def main() -> None:
     module = AnsibleModule(
         argument_spec={

@@ -268,6 +268,7 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import
     result,
     settle,
 )
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import objects as planner
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.kubectl import (
     Kubectl,
@@ -433,6 +434,7 @@ def _not_reached(item: dict, text: str):
     )
 
 
+@guarded
 def main() -> None:
     module = AnsibleModule(
         argument_spec={

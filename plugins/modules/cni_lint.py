@@ -117,6 +117,7 @@ import socket
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._cni import containerd, node_lint
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import under
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, elf, node
 
 SOCKET = "/run/multus/multus.sock"
@@ -223,6 +224,7 @@ def _listening(tree: Tree) -> list:
     return sorted(found)
 
 
+@guarded
 def main() -> None:
     module = AnsibleModule(
         argument_spec={

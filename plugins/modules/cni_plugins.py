@@ -145,6 +145,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._cni import plugins as planner
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure, finish, settle
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import BESIDE, apply_file, under, write
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 
 
@@ -193,6 +194,7 @@ def place(path: str, archive: str, digests: dict) -> None:
     write(path, content, int(planner.MODE, 8))
 
 
+@guarded
 def main() -> None:
     module = AnsibleModule(
         argument_spec={

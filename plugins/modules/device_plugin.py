@@ -194,6 +194,7 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import
     result,
     settle,
 )
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin.config import names
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin.node import Installer, read
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin.plan import CODE, VENV, plan, rivals
@@ -230,6 +231,7 @@ def needs(changes, wheels: dict, from_index: bool) -> list[str]:
     return files + (sorted(wheels) if VENV in objects and not from_index else [])
 
 
+@guarded
 def main() -> None:
     module = AnsibleModule(
         argument_spec={

@@ -121,6 +121,7 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import
     result,
     settle,
 )
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin.migration import plan
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin.objects import plugins
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.kubectl import Kubectl, KubectlError
@@ -148,6 +149,7 @@ class Cluster:
             yield change
 
 
+@guarded
 def main() -> None:
     module = AnsibleModule(
         argument_spec={

@@ -180,6 +180,7 @@ import tempfile
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure, finish, settle
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import write
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import apply_units
 from ansible_collections.gpufabric.rdma.plugins.module_utils._driver import dkms, packages
 from ansible_collections.gpufabric.rdma.plugins.module_utils._driver import state as driver_state
@@ -367,6 +368,7 @@ def stale_images(facts: dict, changes) -> list[str]:
     return [image["path"] for image in facts["initramfs"]["images"] if image["kernel"]]
 
 
+@guarded
 def main() -> None:
     module = AnsibleModule(
         argument_spec={

@@ -145,6 +145,7 @@ restore:
 """
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.module_utils._driver.gate import decide
 from ansible_collections.gpufabric.rdma.plugins.module_utils._driver.risk import read
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather
@@ -153,6 +154,7 @@ SUBSET = ["hcas", "driver", "modules", "!gids"]
 ANSWERS = ("change", "activation", "signed", "reload_allowed", "drain_allowed", "rename_allowed")
 
 
+@guarded
 def main() -> None:
     module = AnsibleModule(
         argument_spec={

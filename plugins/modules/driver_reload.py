@@ -100,6 +100,7 @@ findings:
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure, result, settle
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import set_attribute
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.module_utils._driver.reload import plan, reload, restoration, wait_for
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather
 
@@ -130,6 +131,7 @@ def apply(changes, restore: dict, timeout: int, run):
         yield change
 
 
+@guarded
 def main() -> None:
     module = AnsibleModule(
         argument_spec={

@@ -55,9 +55,11 @@ results:
 """
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.module_utils._traffic import fabric
 
 
+@guarded
 def main() -> None:
     module = AnsibleModule(
         argument_spec={

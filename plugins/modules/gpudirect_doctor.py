@@ -86,12 +86,14 @@ evidence:
 """
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.gpudirect import Runner, diagnose, examine
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather
 
 SUBSET = ["gpus", "driver", "modules"]
 
 
+@guarded
 def main() -> None:
     module = AnsibleModule(
         argument_spec={

@@ -75,9 +75,11 @@ fixture:
 import os
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.capture import capture
 
 
+@guarded
 def main():
     module = AnsibleModule(
         argument_spec={

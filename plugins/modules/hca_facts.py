@@ -573,12 +573,14 @@ forks:
 import os
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.gpudirect import Runner, complete
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import SUBSETS, Seams, Tree, gather
 
 CHOICES = ["all", "min", *SUBSETS, "!all", *(f"!{name}" for name in SUBSETS)]
 
 
+@guarded
 def main() -> None:
     module = AnsibleModule(
         argument_spec={

@@ -75,10 +75,12 @@ probe:
 """
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.probe import probe
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather
 
 
+@guarded
 def main() -> None:
     module = AnsibleModule(
         argument_spec={

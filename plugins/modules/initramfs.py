@@ -111,6 +111,7 @@ import os
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure, finish, settle
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.initramfs import command, plan
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather
 
@@ -150,6 +151,7 @@ def apply(changes, facts: dict, run):
         yield change
 
 
+@guarded
 def main() -> None:
     module = AnsibleModule(
         argument_spec={

@@ -137,6 +137,7 @@ import time
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure, finish, settle
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import apply_file, under, write
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import apply_units, systemctl
 from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import config as k3s
 from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import plan as planner
@@ -244,6 +245,7 @@ class Node:
         systemctl(self._run, f"service {self._service}", *words)
 
 
+@guarded
 def main() -> None:
     module = AnsibleModule(
         argument_spec={

@@ -98,6 +98,7 @@ import time
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure, finish, settle
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import remove, sha256_of, under
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import SYSTEM, apply_units, must, systemctl
 from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import config as k3s
 from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import reset as planner
@@ -307,6 +308,7 @@ def mounts(tree: Tree, any_kind: bool = False) -> list[str]:
     return points if any_kind else [point for point in dict.fromkeys(points) if planner.MOUNTS.match(point)]
 
 
+@guarded
 def main() -> None:
     module = AnsibleModule(argument_spec={"root": {"type": "path", "default": "/"}}, supports_check_mode=True)
     root = module.params["root"]

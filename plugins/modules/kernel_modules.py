@@ -132,6 +132,7 @@ stale_images:
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure, finish, settle
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import apply_file, with_times
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.gpudirect import Runner, complete
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.kernel_modules import plan
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather, modules
@@ -175,6 +176,7 @@ def apply(changes, root: str, run):
     yield from loads
 
 
+@guarded
 def main() -> None:
     module = AnsibleModule(
         argument_spec={

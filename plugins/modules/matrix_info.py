@@ -58,11 +58,13 @@ cuda:
 """
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.module_utils._driver import risk
 from ansible_collections.gpufabric.rdma.plugins.module_utils._traffic import rounds
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree, counters
 
 
+@guarded
 def main() -> None:
     module = AnsibleModule(
         argument_spec={

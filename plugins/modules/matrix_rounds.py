@@ -85,6 +85,7 @@ error:
 """
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.module_utils._traffic import rounds
 
 
@@ -100,6 +101,7 @@ def run(params: dict) -> dict:
     return {}
 
 
+@guarded
 def main() -> None:
     module = AnsibleModule(
         argument_spec={

@@ -60,6 +60,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._cni.network_files import PREFIX, plan
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure, result, settle
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import apply_file
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 
 
@@ -82,6 +83,7 @@ def apply(changes, root: str):
         yield change
 
 
+@guarded
 def main():
     module = AnsibleModule(
         argument_spec={

@@ -50,10 +50,12 @@ files:
 """
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.networks import network_info
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 
 
+@guarded
 def main() -> None:
     module = AnsibleModule(
         argument_spec={

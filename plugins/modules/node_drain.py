@@ -128,10 +128,12 @@ notes:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure, result, settle
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.kubectl import Kubectl
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.node import Node, plan_drain, plan_uncordon
 
 
+@guarded
 def main() -> None:
     module = AnsibleModule(
         argument_spec={

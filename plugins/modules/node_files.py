@@ -251,6 +251,7 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import 
     under,
     write,
 )
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import apply_units, must, running, systemctl
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host import node_files as planner
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree, modules, node, paths
@@ -365,6 +366,7 @@ def _carry_out(change: Change, modes: dict, contents: dict, root: str, run) -> N
         apply_file(root, change, modes.get(change.object, paths.MODE))
 
 
+@guarded
 def main() -> None:
     path = {"type": "str", "required": True}
     strings = {"type": "list", "elements": "str", "default": []}

@@ -63,10 +63,12 @@ results:
 """
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.kubectl import Kubectl
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.pod_traffic import run_rounds
 
 
+@guarded
 def main() -> None:
     module = AnsibleModule(
         argument_spec={

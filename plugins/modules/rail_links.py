@@ -127,6 +127,7 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import
     settle,
 )
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import set_attribute
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import apply_units
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.rail_links import ENABLED, LINK_TARGET, plan
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather
@@ -209,6 +210,7 @@ def apply(changes, root: str, run):
         yield change
 
 
+@guarded
 def main() -> None:
     module = AnsibleModule(
         argument_spec={

@@ -134,6 +134,7 @@ import time
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure, finish, settle
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import apply_file, with_times
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.netlink import set_netns_mode
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.netns import OBJECT, plan
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather
@@ -180,6 +181,7 @@ def apply(changes, root: str, set_running: Setter):
             yield change
 
 
+@guarded
 def main() -> None:
     module = AnsibleModule(
         argument_spec={

@@ -62,6 +62,7 @@ import time
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.kubectl import (
     Kubectl,
     as_list,
@@ -130,6 +131,7 @@ def _failed(namespace: str, error: str) -> Refused:
     )
 
 
+@guarded
 def main() -> None:
     module = AnsibleModule(
         argument_spec={

@@ -105,6 +105,7 @@ notes:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure, finish, settle
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import apply_units
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.memlock import parse, plan
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather, limits
@@ -121,6 +122,7 @@ def read(root: str, services: list[str]) -> dict:
     return facts
 
 
+@guarded
 def main() -> None:
     module = AnsibleModule(
         argument_spec={

@@ -81,6 +81,7 @@ import os
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure, result, settle
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import set_attribute
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import apply_units
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.sriov import ENABLED, LINK_TARGET, SCRIPT, UNIT, plan
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather
@@ -131,6 +132,7 @@ def apply(changes, root: str, run):
         yield change
 
 
+@guarded
 def main():
     module = AnsibleModule(
         argument_spec={

@@ -115,10 +115,12 @@ left:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import running_pods
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.kubectl import Kubectl
 
 
+@guarded
 def main() -> None:
     module = AnsibleModule(
         argument_spec={

@@ -1,0 +1,75 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The one end of what nobody foresaw: four facts, and a file with the traceback.
+
+PRIVATE to the collection. Every module and every action plugin is run through it.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import secrets
+import sys
+import tempfile
+import traceback
+from typing import Callable
+
+from .change import Refused, failure
+from .files import write
+
+_HIDDEN = "********"
+
+
+def guarded(main: Callable[[], None]) -> Callable[[], None]:
+    """Decorate the main() of a module."""
+
+    @functools.wraps(main)
+    def typed() -> None:
+        try:
+            main()
+        except Exception as error:  # noqa: BLE001 - that is what it is for
+            module = _module_of(error)
+            name = os.path.splitext(os.path.basename(main.__code__.co_filename))[0]
+            result = unexpected(f"module {name}", error, getattr(module, "no_log_values", ()))
+            if module:
+                module.fail_json(**result)
+            sys.stdout.write(json.dumps({"failed": True, **result}))
+            sys.exit(1)
+
+    return typed
+
+
+def unexpected(obj: str, error: Exception, hidden=()) -> dict:
+    """The arguments of fail_json for an exception that nobody foresaw. hidden: texts that are never shown."""
+    if isinstance(error, Refused):
+        return failure(error)
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    text = " ".join(str(error).split())[:300]
+    seen = f"{type(error).__name__}{': ' if text else ''}{text} ({os.path.basename(place.filename)}:{place.lineno})"
+    told = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    for secret in hidden:
+        seen, told = seen.replace(secret, _HIDDEN), told.replace(secret, _HIDDEN)
+    step = f"see {_kept(obj, told)}; report it, it is a fault of the collection; then run again"
+    return failure(Refused.because(obj, "a result, or a refusal with its reason", seen, step))
+
+
+def _kept(obj: str, told: str) -> str:
+    """Where the traceback is: in a file of its owner alone, under a name that nobody can foresee."""
+    node = os.uname().nodename
+    name = f"gpufabric-rdma-{obj.split()[-1]}-{secrets.token_hex(8)}.traceback"
+    try:
+        path = os.path.join(tempfile.gettempdir(), name)
+        write(path, told.encode(errors="backslashreplace"), 0o600)
+    except OSError as error:
+        return f"the output of -vvv ({node} has no room for a file: {error.strerror})"
+    return f"the traceback in {path} on {node}"
+
+
+def _module_of(error: Exception):
+    """The AnsibleModule that main() had made by then: it knows which values are secret."""
+    frames = [frame for frame, _line in traceback.walk_tb(error.__traceback__)]
+    known = (frame.f_locals.get("module") for frame in frames)
+    return next((module for module in known if hasattr(module, "no_log_values")), None)

@@ -1,0 +1,105 @@
+"""Modules and action plugins that meet what nobody foresaw: four facts, and a traceback in a file, no secret in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import re
+import stat
+import subprocess
+import sys
+
+import pytest
+from ansible_collections.gpufabric.rdma.plugins.modules import fabric_client
+
+ROOT = pathlib.Path(__file__).resolve().parents[5]
+WITH_SECRET = r"""
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
+
+
+@guarded
+def main():
+    module = AnsibleModule(argument_spec={"token": {"type": "str", "no_log": True}})
+    raise RuntimeError("cannot use \udcff " + module.params["token"])
+
+
+main()
+"""
+
+
+def call(program, tmp_path, arguments, **environment):
+    """What a module prints, run as on a node."""
+    return subprocess.run(
+        [sys.executable, program],
+        input=json.dumps({"ANSIBLE_MODULE_ARGS": arguments}),
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PYTHONPATH": ":".join(sys.path), "PATH": os.environ["PATH"], "TMPDIR": str(tmp_path), **environment},
+    )
+
+
+def test_a_module_ends_in_four_facts_and_the_traceback_in_a_file_of_its_owner(tmp_path):
+    done = call(fabric_client.__file__, tmp_path, {"tests": [{"id": "one"}]})
+    result = json.loads(done.stdout)
+    (finding,) = result["findings"]
+    assert finding["object"] == "module fabric_client"
+    assert re.match(r"KeyError: 'tool' \(fabric\.py:\d+\)$", finding["seen"])
+    assert finding["wanted"]
+    (kept,) = tmp_path.glob("*.traceback")
+    assert str(kept) in finding["next_step"]
+    assert str(kept) in result["msg"]
+    assert "Traceback (most recent call last)" in kept.read_text()
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_secret_options_are_neither_shown_nor_kept(tmp_path):
+    program = tmp_path / "with_secret.py"
+    program.write_text(WITH_SECRET)
+    done = call(program, tmp_path, {"token": "s3cr3t-t0k3n"})
+    (kept,) = tmp_path.glob("*.traceback")
+    assert "RuntimeError: cannot use \\udcff ********" in kept.read_text()
+    assert "RuntimeError" in json.loads(done.stdout)["msg"]
+    assert "s3cr3t-t0k3n" not in done.stdout + done.stderr + kept.read_text()
+
+
+def test_without_room_for_the_file_the_four_facts_are_told(tmp_path):
+    guard = "ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard"
+    program = tmp_path / "full.py"
+    program.write_text(
+        f"import os, {guard} as guard\n"
+        "def full(*_arguments): raise OSError(28, os.strerror(28))\n"
+        "guard.write = full\n"
+        "@guard.guarded\ndef main(): [][0]\n"
+        "main()\n"
+    )
+    done = call(program, tmp_path, {})
+    assert done.returncode == 1
+    assert "No space left on device" in json.loads(done.stdout)["findings"][0]["next_step"]
+
+
+@pytest.mark.parametrize("check", [False, True])
+def test_an_action_plugin_ends_so_too(tmp_path, check):
+    ansible = [sys.executable, "-m", "ansible", "adhoc", "localhost", "-m", "gpufabric.rdma.plan_fabric"]
+    done = subprocess.run(
+        [*ansible, "-a", json.dumps({"nodes": [{}]}), *(["--check"] if check else [])],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+            "ANSIBLE_HOME": str(tmp_path),
+            "ANSIBLE_NOCOLOR": "1",
+            "TMPDIR": str(tmp_path),
+        },
+    )
+    said = done.stdout + done.stderr
+    assert "action plan_fabric: wanted a result" in said
+    (kept,) = tmp_path.glob("*.traceback")
+    assert str(kept) in said
+    assert "KeyError: 'host'" in kept.read_text()

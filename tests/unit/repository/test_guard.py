@@ -1,0 +1,38 @@
+"""Every module and every action plugin is run through the guard: none ends in an exception that nobody foresaw."""
+
+from __future__ import annotations
+
+import ast
+import pathlib
+
+import pytest
+
+PLUGINS = pathlib.Path(__file__).resolve().parents[3] / "plugins"
+FILES = sorted([*(PLUGINS / "modules").glob("*.py"), *(PLUGINS / "action").glob("*.py")])
+
+
+def unguarded(tree) -> list[str]:
+    """Functions that Ansible enters by, main() and ActionModule.run(), without the decorator."""
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "ActionModule"]
+    entries = [(tree, "main"), *((one, "run") for one in classes)]
+    return [
+        node.name
+        for place, name in entries
+        for node in place.body
+        if isinstance(node, ast.FunctionDef)
+        and node.name == name
+        and "guarded" not in map(ast.unparse, node.decorator_list)
+    ]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_it_is_entered_through_the_guard(path):
+    text = path.read_text()
+    assert unguarded(ast.parse(text)) == []
+    # A module without code of its own is the documentation of an action plugin.
+    assert "@guarded" in text or (PLUGINS / "action" / path.name).exists()
+
+
+def test_the_gate_sees_an_entry_without_it():
+    assert unguarded(ast.parse("class ActionModule:\n    def run(self):\n        pass\n")) == ["run"]
+    assert unguarded(ast.parse("@other\ndef main():\n    pass\n")) == ["main"]
