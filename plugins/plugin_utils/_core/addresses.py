@@ -1,9 +1,9 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""netaddr, for everything that runs on the controller; what runs on nodes has only ipaddress.
+"""netaddr, for everything that runs on the controller; code that runs on nodes has only ipaddress.
 
-PRIVATE to the collection. Import it from here: where netaddr is missing, its first use says what to install.
+PRIVATE to the collection. Import it from here: if netaddr is missing, its first use says what to install.
 """
 
 from __future__ import annotations

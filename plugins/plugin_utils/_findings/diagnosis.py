@@ -1,12 +1,12 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Failed checks traced back to the one failure of the catalogue that explains them.
+"""Trace failed checks back to the one failure of the catalogue that explains them.
 
 PRIVATE to the collection. Pure; runs on the controller.
 
 For each host: the failures whose signs its checks show; of those, the ones that no other explains; of these, the first
-in the order of the catalogue is the root. What the root explains is listed beneath it. What nothing explains stays
+in the order of the catalogue is the root. What the root explains is listed beneath it. What nothing explains is listed
 beside it: an unrelated second fault is not called a consequence.
 """
 
@@ -21,7 +21,7 @@ from ...module_utils._core import text as core_text
 from . import catalogue as findings_catalogue
 from .checks import FAILED, NOT_VERIFIED
 
-# Rails and HCAs that a check is about: what is wrong with one rail explains nothing on another.
+# Rails and HCAs that a check is about: a fault on one rail explains nothing on another.
 _NAMES = {
     "rail": re.compile(r"\brail ?(\d+)|hca_shared_devices_(\d+)"),
     "hca": re.compile(
@@ -30,7 +30,7 @@ _NAMES = {
 }
 # Checks of one node that need another: "A mlx5_0 -> B mlx5_0", "pod on A -> B".
 _PEER = re.compile(r" -> (\S+)")
-# Findings in objects of the cluster stand with its first host and concern all of them.
+# Findings in objects of the cluster are listed with its first host and concern all of them.
 _EVERYWHERE = ("nad:*", "policy:*", "plugin:config", "namespace:*", "pod:tests")
 
 
@@ -47,8 +47,8 @@ class _Found(NamedTuple):
 def diagnose(by_host: dict, catalogue=findings_catalogue.CATALOGUE) -> tuple[dict, dict]:
     """(checks, verdicts). by_host: {host: [check]}.
 
-    checks: the same, where failed (or not verified) ones may have `failure` (id of the catalogue), `root` (true on what
-    shows the root) and `consequence_of` (id of what explains it).
+    checks: the same, where failed (or not verified) ones may have `failure` (id of the catalogue), `root` (true on the
+    check that shows the root) and `consequence_of` (id of what explains it).
     verdicts: {host: {root, on, title, cause, evidence, fix, level, shown, consequences, besides}} for each host with a
     failed check that the catalogue explains: root is an id, on the host that shows it; the last three are checks.
     """
@@ -61,7 +61,7 @@ def diagnose(by_host: dict, catalogue=findings_catalogue.CATALOGUE) -> tuple[dic
     return checks, {host: _verdict(found[0], host, checks[host]) for host, found in roots.items() if found}
 
 
-# --- which failures there are -----------------------------------------------------------------------------------------
+# --- which failures occurred ------------------------------------------------------------------------------------------
 
 
 @functools.cache
@@ -80,7 +80,7 @@ def _shows(item: dict, failure: findings_catalogue.Failure) -> bool:
 
 
 def _shown(failure: findings_catalogue.Failure, host: str, items: list[dict]):
-    """The failure on a host, if it is there; a hint alone, with nothing failed that it would explain, is none."""
+    """The failure on a host, if it occurred; a hint alone does not count unless it explains a failed check."""
     shown = [item for item in items if _shows(item, failure)]
     if shown:
         one = _Found(failure, host, shown, any(_is(item["id"], _EVERYWHERE) for item in shown), _about(shown))
@@ -92,7 +92,7 @@ def _shown(failure: findings_catalogue.Failure, host: str, items: list[dict]):
 
 
 def _about(items) -> dict[str, set]:
-    """{rail: numbers, hca: names} that checks speak of."""
+    """{rail: numbers, hca: names} that checks mention."""
     texts = [_names(f"{item['id']} {item['object']} {item['seen']}") for item in items]
     return {kind: set().union(*(one[kind] for one in texts)) for kind in _NAMES}
 
@@ -106,7 +106,7 @@ def _names(text_of: str) -> dict[str, set]:
 
 
 def _explains(one: _Found, item: dict) -> bool:
-    """Whether a check fails because of a failure, where both are about the same rail and HCA, or not about any."""
+    """Whether a check fails because of a failure: both are about the same rail and HCA, or about none."""
     if item["status"] != FAILED or not _is(item["id"], tuple(one.failure.leads_to)):
         return False
     about = _about([item])
@@ -125,7 +125,7 @@ def _by(host: str, item: dict, causes: dict, but: str = "") -> _Found | None:
 
 
 def _unexplained(found: list[_Found]) -> dict:
-    """{host, or None for all hosts: failures with the sights that no earlier one of the catalogue explains}.
+    """{host, or None for all hosts: failures with signs that no earlier one of the catalogue explains}.
 
     found is in the catalogue's order.
     """
@@ -140,12 +140,12 @@ def _unexplained(found: list[_Found]) -> dict:
 
 
 def _among(item: dict, items: list[dict]) -> bool:
-    """Whether it is this very check: two may be equal."""
+    """Whether it is this very object: two checks may be equal."""
     return any(item is one for one in items)
 
 
 def _name_all(host: str, items: list[dict], found: list[_Found], causes: dict) -> list[_Found]:
-    """Give the checks of a host their names; returns what explains some of them."""
+    """Set failure, root and consequence_of on a host's checks; returns what explains some of them."""
     beneath = []
     own = causes.get(host, [])
     for item in items:
@@ -182,7 +182,7 @@ def _verdict(root: _Found, host: str, items: list[dict]) -> dict:
 
 
 def text(verdicts: dict) -> str:
-    """One block a root, with its consequences beneath it; hosts of which the same is said share it."""
+    """One block a root, with its consequences beneath it; hosts with the same verdict share it."""
     keyed = ((host, _lines(host, verdict)) for host, verdict in verdicts.items())
     return "\n".join(f"{core_text.names(hosts)}  {lines}" for hosts, lines in core_text.alike(keyed))
 

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What hca_facts found on many nodes, as text for people: a table of nodes, one of HCA ports, and what is wrong.
+"""What hca_facts found on many nodes, as text for people: a table of nodes, one of HCA ports, and the problems.
 
 Note that this module util is private to the collection. It can have breaking changes at any time.
 """
@@ -122,7 +122,7 @@ def _known(value):
 
 
 def table(columns, rows, width=WIDTH):
-    """Columns side by side; when they do not fit, the widest ones are cut first. Numbers stand to the right."""
+    """Columns side by side; when they do not fit, the widest ones are cut first. Numbers are right-aligned."""
     cells = [[str(cell) for cell in row] for row in rows]
     widths = [max(len(text) for text in texts) for texts in zip(columns, *cells)]
     while sum(widths) + len(_GAP) * (len(widths) - 1) > width:
@@ -164,7 +164,7 @@ def _wrong(nodes):
 
 
 def problems(node):
-    """Sentences about one node, each with the object, what is seen and the next step."""
+    """Sentences about one node, each with the object, what was seen and the next step."""
     facts = node.get("facts")
     if not facts:
         return [f"It could not be read: {node.get('failure') or 'no reason was given'}"]
@@ -183,7 +183,7 @@ def problems(node):
     found += _netns(facts["subsystem"])
     if facts["gpudirect"]["action"]:
         found.append(f"GPUDirect: {facts['gpudirect']['verdict']} Next: {facts['gpudirect']['action']}")
-    if facts["driver"]["agree"] is not False:  # told above
+    if facts["driver"]["agree"] is not False:  # reported above
         found += [f"Reboot pending: {reason}" for reason in facts["reboot_reasons"]]
     return found
 
@@ -194,7 +194,7 @@ def _card_name(card):
 
 
 def _blocked(modules):
-    """One sentence a file, because whoever blocks RDMA blocks all of it."""
+    """One sentence a file, since a file that blocks RDMA usually blocks all of it."""
     files = {}
     for name, module in modules.items():
         for entry in module["blocked_by"]:
@@ -204,7 +204,7 @@ def _blocked(modules):
         named = ", ".join(
             f"{name} (line {line}{', loaded now' if now else ''})" for name, (line, now) in blocked.items()
         )
-        found.append(f"{path} keeps from loading: {named}. Next: remove these lines, or the package they came with.")
+        found.append(f"{path} blocks: {named}. Next: remove these lines, or the package they came with.")
     return found
 
 
@@ -230,9 +230,7 @@ def _ports_down(facts, expected_ports):
     for name, why in wanted.items():
         port = states.get(name)
         if port is None:
-            found.append(
-                f"Port {name} is {why}, and there is no such port. Next: see the table for the names there are."
-            )
+            found.append(f"Port {name} is {why}, but the node has no such port. Next: see the table for the names.")
         elif port["state"] != "ACTIVE":
             step = "start a subnet manager" if port["state"] in ("INIT", "ARMED") else "check cable and switch port"
             if port["phys_state"] == "Disabled" and port["netdev"]:

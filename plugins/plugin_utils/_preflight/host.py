@@ -44,7 +44,7 @@ def unread(message: str) -> Finding:
         "facts",
         "a node that can be read",
         message,
-        "settle the cause named here (Python 3.9 or newer on the node, become rights) and run again",
+        "fix the cause given here (Python 3.9 or newer on the node, become rights) and run again",
     )
 
 
@@ -54,7 +54,7 @@ def unread(message: str) -> Finding:
 def validate(options: dict, values: dict) -> tuple[dict, list[Finding]]:
     """Check each variable against its option; returns the effective values and the problems.
 
-    A value that is not valid is replaced by the default, so that the checks which follow can still be made.
+    An invalid value is replaced by the default, so that the later checks can still run.
     """
     effective, findings = {}, []
     for name, option in sorted(options.items()):
@@ -76,7 +76,7 @@ def validate(options: dict, values: dict) -> tuple[dict, list[Finding]]:
 
 
 def _given(value):
-    """Without the nulls that the validator adds for suboptions nobody set: a module would take those for set."""
+    """Without the nulls that the validator adds for suboptions that are not set: a module would take them as set."""
     if isinstance(value, list):
         return [_given(item) for item in value]
     if isinstance(value, dict):
@@ -90,13 +90,13 @@ def _invalid(name: str, option: dict, seen: str) -> Finding:
     )
 
 
-# What a type cannot say: names that end in a file or a command, and numbers that have to mean something.
+# What a type cannot express: names that end up in a file or a command, and numbers with a valid range.
 _MODULE_NAME = re.compile(r"[A-Za-z0-9_-]+")
 _SERVICE_NAME = re.compile(r"[A-Za-z0-9:_@-]+")
 
 
 def values(variables: dict, options: dict) -> list[Finding]:
-    """Findings of single values; a value that no planner can work with is put back to its default.
+    """Findings of single values; a value that no planner can work with is reset to its default.
 
     variables: those of all roles, or of some.
     """
@@ -173,24 +173,24 @@ def describe(option: dict) -> str:
 def unresolved(name: str, message: str) -> Finding:
     return Finding(
         f"variable {name}",
-        "a value that can be worked out for this host",
+        "a value that resolves for this host",
         message,
         "define what it refers to, or give the value itself",
     )
 
 
 def unknown(names, options, roles, accepted=()) -> list[dict]:
-    """Variables that look like ours and that no role knows: ours by prefix, or a hair's breadth from one of ours."""
+    """Variables that look like ours but that no role knows: ours by prefix, or one typo away from one of ours."""
     prefixes = tuple(f"{role}_" for role in roles)
     known = set(options) | PLAY_VARIABLES
     findings = []
     for name in sorted(set(names) - known - set(accepted)):
-        if name.startswith("ansible_"):  # Ansible's own, dozens for each host, and near to none of ours
+        if name.startswith("ansible_"):  # Ansible's own: dozens for each host, none similar to ours
             continue
         near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.6 if name.startswith(prefixes) else _NEAR)
         if not near and not name.startswith(prefixes):
             continue
-        hint = f"did you mean {near[0]}?" if near else "no variable has a name like it"
+        hint = f"did you mean {near[0]}?" if near else "no variable has a similar name"
         findings.append(
             Finding(
                 f"variable {name}",
@@ -207,11 +207,11 @@ def _short(value) -> str:
     return text if len(text) <= 120 else f"{text[:117]}..."
 
 
-# --- what the node has against what the variables ask for -------------------------------------------------------------
+# --- what the node has and what the variables ask for ----------------------------------------------------------------
 
 
 def combinations(facts: dict, variables: dict) -> tuple[list[Finding], list[str]]:
-    """Problems, and notes: what a person should know and that stops nothing."""
+    """Problems, and notes: worth knowing, but no reason to stop."""
     findings: list[Finding] = []
     notes = [
         f"{_card(card)}: {card['reason']} {card.get('next_step') or ''}".strip()
@@ -234,9 +234,9 @@ def _system(facts: dict) -> list[Finding]:
         found.append(
             Finding(
                 "operating system",
-                "Debian, Ubuntu, RHEL or one of their kin",
+                "Debian, Ubuntu, RHEL or a derivative",
                 f"{system.get('pretty_name') or system.get('id') or 'no os-release'}",
-                "the roles know other systems neither by their modprobe nor by their initramfs layout; take the node "
+                "the roles do not know the modprobe and initramfs layout of other systems; take the node "
                 "out of the group",
             )
         )
@@ -250,7 +250,7 @@ def _changes_driver(variables: dict) -> bool:
 
 
 def _driver(facts: dict, variables: dict) -> list[Finding]:
-    """What the role driver cannot do on this node at all; what stands in its way it looks up itself, node by node."""
+    """What the role driver cannot do on this node at all; it looks for blockers itself, node by node."""
     node = facts["node"]
     foreign = driver_plan.unsupported(node) if _changes_driver(variables) and isinstance(node["os"], dict) else None
     return [Finding(*foreign)] if foreign else []
@@ -372,7 +372,7 @@ def _port_numbers(facts: dict, name: str) -> list[int]:
 
 
 def matching(hcas, key: str, value) -> list[str]:
-    """Names of the HCAs that a rail item means."""
+    """Names of the HCAs that a rail item selects."""
     value = str(value).lower()
     test = {
         "hca": lambda hca: hca["name"].lower() == value,
@@ -392,7 +392,7 @@ def _identity(hca: dict) -> str:
 # Why a run changes what each planner lists.
 _WHY = {
     "kernel_modules": "verbs need these modules, now and at boot",
-    "rdma_netns": "the RDMA netns mode is to be {rdma_netns_mode}, now and at boot",
+    "rdma_netns": "the RDMA netns mode should be {rdma_netns_mode}, now and at boot",
     "limits": "containers inherit locked memory and start order from it",
     "rail_links": "rail_links_settings",
 }
@@ -430,7 +430,7 @@ def plan(facts: dict, variables: dict) -> dict:
         "changes": [],
         "findings": [],
         "reboot_reasons": [],
-        # What no role of a run brings about: the netns mode, which one does, is the planner's to tell.
+        # Reasons that no role of a run causes; the planner of rdma_netns reports its own.
         "notes": hca_facts.reboot_reasons({"driver": facts["driver"]}),
     }
     stale: list[str] = []
@@ -445,7 +445,7 @@ def plan(facts: dict, variables: dict) -> dict:
         outcome["notes"] += [note for note in told if note not in outcome["notes"]]
         stale += [image for image in made.stale_images if image not in stale]
     if variables["kernel_modules_initramfs"] != "never":
-        why = "the initramfs carries an older copy of our modprobe.d file"
+        why = "the initramfs contains an older copy of our modprobe.d file"
         outcome["changes"] += [
             {"object": image, "action": "rebuild", "before": "older", "after": "rebuilt", "why": why} for image in stale
         ]
@@ -456,7 +456,7 @@ def plan(facts: dict, variables: dict) -> dict:
 
 
 def failure_text(results) -> tuple[str, str]:
-    """The head line and the list of a play that must not start."""
+    """Headline and list of problems for a play that must not start."""
     findings = [
         {"host": result["host"], **item, "failure": catalogue.spared(item)}
         for result in results
@@ -470,7 +470,7 @@ def failure_text(results) -> tuple[str, str]:
 
 
 def with_further(results, further) -> list[dict]:
-    """The results and what else was found, each finding once: at its host, or at whatever it names instead of one."""
+    """The results plus further findings, each once: under its host, or under the object it names instead."""
     by_host = {result["host"]: dict(result) for result in results}
     for finding in further:
         kept = by_host.setdefault(finding["host"], {"host": finding["host"], "findings": [], "elsewhere": True})
@@ -481,8 +481,8 @@ def with_further(results, further) -> list[dict]:
 
 
 def plan_text(results, check_mode: bool = False) -> str:
-    """What the run will do, for all hosts; hosts with the same plan share it."""
-    lines = ["Plan" + (" (check mode: nothing of it is carried out)" if check_mode else "")]
+    """What the run will do, for all hosts; hosts with the same plan share a block."""
+    lines = ["Plan" + (" (check mode: none of it is applied)" if check_mode else "")]
     for hosts, (changes, reasons, notes) in core_text.alike(
         (result["host"], (_plan_rows(result), result["reboot_reasons"], result["notes"])) for result in results
     ):

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""k3s over all hosts at once: what cannot work, and what each node is to be.
+"""k3s across all hosts: what cannot work, and the decision for each node.
 
 PRIVATE to the collection. Pure; runs on the controller, where netaddr is. A node comes as {host, state (what k3s_info
 read, or None), failure, variables (typed, without the prefix k3s_), facts (of hca_facts, or empty), servers (names of
@@ -32,45 +32,48 @@ def decide(nodes: list[dict], bundle: dict | None, folder: str, changing_version
     found: list[dict] = []
     notes: list[str] = []
 
-    def tell(host: str, *findings: Finding) -> None:
+    def report(host: str, *findings: Finding) -> None:
         found.extend(at(host, findings))
 
-    _cluster(nodes, tell)
+    _cluster(nodes, report)
     readable = [node for node in nodes if node["state"]]
     for node in nodes:
         if not node["state"]:
-            tell(node["host"], Finding("node", "a node that can be read", node["failure"] or "no answer", "settle it"))
+            report(
+                node["host"],
+                Finding("node", "a node that can be read", node["failure"] or "no answer", "fix the cause"),
+            )
     decisions = {node["host"]: _decision(node, nodes) for node in readable}
     for node in readable:
-        _variables(node, decisions[node["host"]]["role"], tell)
-        _addresses(node, decisions[node["host"]], tell, notes)
-        _ownership(node, decisions[node["host"]], tell, notes)
-        _bundled(node, decisions[node["host"]], bundle, folder, changing_version, tell)
-    _node_ips(decisions, tell)
-    _agree(decisions, tell)
+        _variables(node, decisions[node["host"]]["role"], report)
+        _addresses(node, decisions[node["host"]], report, notes)
+        _ownership(node, decisions[node["host"]], report, notes)
+        _bundled(node, decisions[node["host"]], bundle, folder, changing_version, report)
+    _node_ips(decisions, report)
+    _agree(decisions, report)
     return {"findings": found, "notes": notes, "nodes": decisions}
 
 
 # --- the cluster as a whole -------------------------------------------------------------------------------------------
 
 
-def _cluster(nodes, tell) -> None:
+def _cluster(nodes, report) -> None:
     for group in {tuple(node["servers"]): node for node in nodes}.values():
         names = group["servers"]
         if not names:
             seen, step = (
                 "the group is empty",
-                "put a host into k3s_servers, or take the group away: then the first node is it",
+                "add a host to k3s_servers, or remove the group: the first node is then the server",
             )
-            tell(group["host"], Finding("group k3s_servers", "a server for the agents to join", seen, step))
+            report(group["host"], Finding("group k3s_servers", "a server for the agents to join", seen, step))
         elif len(names) % 2 == 0:
-            tell(
+            report(
                 names[0],
                 Finding(
                     "group k3s_servers",
                     "an odd number of servers: 1, 3, 5",
                     f"{len(names)}: {', '.join(names)}",
-                    "add one or take one out; etcd with an even number survives no more failures than with one less",
+                    "add or remove one; etcd with an even number survives no more failures than with one fewer",
                 ),
             )
 
@@ -94,7 +97,7 @@ def _decision(node: dict, nodes: list[dict]) -> dict:
         "selinux": seen["selinux"] == "enforcing" if typed["selinux"] is None else typed["selinux"],
         "bundled_bin": _odd_iptables(seen["iptables"]),
         "service": k3s.SERVICES[role],
-        # One that starts has its ports already.
+        # A k3s that is starting already holds its ports.
         "running": service["active"] or service["starting"],
         "token_present": seen["token"]["present"],
         "version": seen["version"],
@@ -114,7 +117,7 @@ def _default_address(seen: dict) -> str | None:
 
 
 def _url(node: dict, nodes: list[dict]) -> str | None:
-    """Where to join: as told, else the first server's address, else where the node has joined already."""
+    """Where to join: k3s_server_url, else the first server's address, else the server the node has joined already."""
     if node["variables"]["server_url"]:
         return node["variables"]["server_url"]
     first = next((other for other in nodes if other["host"] in node["servers"][:1] and other["state"]), None)
@@ -125,9 +128,9 @@ def _url(node: dict, nodes: list[dict]) -> str | None:
 
 
 def labels(facts: dict, typed: dict) -> dict[str, str]:
-    """The labels that pods with an HCA are scheduled by, and those that the user gave.
+    """The labels for scheduling pods with an HCA, and those that the user set.
 
-    With NFD in the cluster the first two are NFD's to set, by a NodeFeatureRule, never both.
+    With NFD in the cluster, only NFD sets the first two, by a NodeFeatureRule.
     """
     found: dict[str, str] = {}
     hcas = facts.get("hcas") or []
@@ -152,35 +155,35 @@ def _odd_iptables(version: list[int] | None) -> bool:
     return version is not None and _ODD_IPTABLES[0] <= version <= _ODD_IPTABLES[1]
 
 
-def _node_ips(decisions: dict, tell) -> None:
+def _node_ips(decisions: dict, report) -> None:
     owners: dict[str, list[str]] = {}
     for host, decided in decisions.items():
         if decided["node_ip"]:
             owners.setdefault(decided["node_ip"], []).append(host)
     for address, hosts in owners.items():
         for host in hosts if len(hosts) > 1 else ():
-            tell(
+            report(
                 host,
                 Finding(
                     f"node-ip {address}",
-                    "an address of its own for each node",
+                    "a different address for each node",
                     f"the same on {', '.join(hosts)}",
                     "set k3s_node_ip of each node to its address in the management network",
                 ),
             )
 
 
-def _agree(decisions: dict, tell) -> None:
+def _agree(decisions: dict, report) -> None:
     servers = [decided for decided in decisions.values() if decided["role"] == "server"]
     for decided in servers[1:]:
         mine, first = k3s.critical(decided["options"]), k3s.critical(servers[0]["options"])
         for name in sorted(set(mine) | set(first)):
             if mine.get(name) != first.get(name):
-                tell(
+                report(
                     decided["host"],
                     Finding(
                         f"k3s option {name}",
-                        f"{first.get(name)} as on {servers[0]['host']}: k3s refuses a server that differs in it",
+                        f"{first.get(name)} as on {servers[0]['host']}: k3s refuses a server with another value",
                         f"{mine.get(name)}",
                         "set the variable for the group k3s_servers, not for one host",
                     ),
@@ -190,34 +193,38 @@ def _agree(decisions: dict, tell) -> None:
 # --- one node ---------------------------------------------------------------------------------------------------------
 
 
-def _variables(node: dict, role: str, tell) -> None:
+def _variables(node: dict, role: str, report) -> None:
     typed, host = node["variables"], node["host"]
     extra = typed["config_extra"]
     unknown = k3s.unknown_keys(role, extra)
     for name in unknown:
         where = "of a server" if name in k3s.SERVER_KEYS else "of k3s"
         seen = f"an option {where}" if name in k3s.SERVER_KEYS else "no option of k3s has this name"
-        tell(host, Finding(f"k3s_config_extra: {name}", f"an option of a k3s {role}", seen, _VARIABLE))
+        report(host, Finding(f"k3s_config_extra: {name}", f"an option of a k3s {role}", seen, _VARIABLE))
     for name in sorted(set(extra) & set(k3s.OWNED)):
         step = f"use {k3s.OWNED[name]}"
-        tell(host, Finding(f"k3s_config_extra: {name}", "options that it may set", "one that has its own place", step))
+        report(
+            host,
+            Finding(f"k3s_config_extra: {name}", "options without a variable of their own", "one that has one", step),
+        )
     for name in sorted(set(typed["kubelet_args"]) & {"topology-manager-policy", "topology-manager-scope"}):
         step = f"use k3s_{name.replace('-', '_')}"
-        tell(
-            host, Finding(f"k3s_kubelet_args: {name}", "arguments that no typed variable writes", "one that does", step)
+        report(
+            host,
+            Finding(f"k3s_kubelet_args: {name}", "arguments without a variable of their own", "one that has one", step),
         )
     for name, value in typed["node_labels"].items():
         if not _LABEL.fullmatch(str(name)) or (str(value) and not _LABEL.fullmatch(str(value))):
-            tell(host, Finding("k3s_node_labels", "names and values as labels allow", f"{name}={value}", _VARIABLE))
+            report(host, Finding("k3s_node_labels", "valid label names and values", f"{name}={value}", _VARIABLE))
     for taint in typed["node_taints"]:
         if not re.fullmatch(r"[^\s:=]+(=[^\s:=]*)?:(NoSchedule|PreferNoSchedule|NoExecute)", taint):
-            tell(
+            report(
                 host, Finding("k3s_node_taints", "KEY[=VALUE]:NoSchedule|PreferNoSchedule|NoExecute", taint, _VARIABLE)
             )
-    _networks(node, tell)
+    _networks(node, report)
 
 
-def _networks(node: dict, tell) -> None:
+def _networks(node: dict, report) -> None:
     """Pod and service networks against each other and against what the node already routes (K10)."""
     typed, host, seen = node["variables"], node["host"], node["state"]
     nets = {}
@@ -225,27 +232,27 @@ def _networks(node: dict, tell) -> None:
         try:
             nets[f"k3s_{name}"] = netaddr.IPNetwork(typed[name])
         except (netaddr.AddrFormatError, ValueError, TypeError):
-            tell(host, Finding(f"k3s_{name}", "a network such as 10.42.0.0/16", str(typed[name]), _VARIABLE))
+            report(host, Finding(f"k3s_{name}", "a network such as 10.42.0.0/16", str(typed[name]), _VARIABLE))
     if len(nets) == 2:
         pods, services = nets["k3s_cluster_cidr"], nets["k3s_service_cidr"]
         if pods in services or services in pods:
-            tell(host, _overlap("k3s_cluster_cidr", pods, f"k3s_service_cidr {services}"))
+            report(host, _overlap("k3s_cluster_cidr", pods, f"k3s_service_cidr {services}"))
         if typed["cluster_dns"] and not _inside(typed["cluster_dns"], services):
-            tell(host, Finding("k3s_cluster_dns", f"an address in {services}", typed["cluster_dns"], _VARIABLE))
+            report(host, Finding("k3s_cluster_dns", f"an address in {services}", typed["cluster_dns"], _VARIABLE))
     for name, net in nets.items():
         # A node of a running cluster routes the cluster's own networks.
         for text in [] if seen["joined"] or seen["cluster"] else _taken(seen):
             other = netaddr.IPNetwork(text["destination"])
             if other.prefixlen and (other in net or net in other):
-                tell(host, _overlap(name, net, f"{other} on {text['netdev']}"))
+                report(host, _overlap(name, net, f"{other} on {text['netdev']}"))
 
 
-# Interfaces that a pod network itself brings, whose routes are no foreign ones.
+# Interfaces that a pod network creates; their routes are not foreign.
 _OWN_INTERFACES = ("cni", "flannel", "kube-", "veth")
 
 
 def _taken(seen: dict) -> list[dict]:
-    """Networks of the node's addresses and routes, each once, but those of a pod network that runs already."""
+    """Networks of the node's addresses and routes, each once, except those of a pod network that already runs."""
     rows = [{"netdev": entry["netdev"], "destination": entry["address"]} for entry in seen["addresses"]]
     rows += seen["routes"]
     found = {}
@@ -262,7 +269,7 @@ def _overlap(name: str, net, other: str) -> Finding:
         f"{name} {net}",
         "networks that do not overlap",
         f"overlaps with {other}",
-        f"set {name} to a network that is routed nowhere in this site",
+        f"set {name} to a network that is not routed anywhere on this site",
     )
 
 
@@ -273,21 +280,21 @@ def _inside(address: str, net) -> bool:
         return False
 
 
-def _addresses(node: dict, decided: dict, tell, notes: list[str]) -> None:
+def _addresses(node: dict, decided: dict, report, notes: list[str]) -> None:
     seen, host = node["state"], node["host"]
     own = [f"{entry['address'].partition('/')[0]} ({entry['netdev']})" for entry in seen["addresses"]]
     if not decided["node_ip"]:
-        tell(
+        report(
             host,
             Finding(
                 "node-ip",
-                "one address that the node is known by",
-                f"no single default route to tell it from; addresses: {', '.join(own) or 'none'}",
+                "one address that identifies the node",
+                f"no single default route to derive it from; addresses: {', '.join(own) or 'none'}",
                 "set k3s_node_ip of this host to its address in the management network",
             ),
         )
     elif decided["node_ip"] not in {entry["address"].partition("/")[0] for entry in seen["addresses"]}:
-        tell(
+        report(
             host,
             Finding(
                 f"node-ip {decided['node_ip']}", "an address of this node", f"addresses: {', '.join(own)}", _VARIABLE
@@ -295,19 +302,20 @@ def _addresses(node: dict, decided: dict, tell, notes: list[str]) -> None:
         )
     if not any(route["destination"] == "0.0.0.0/0" for route in seen["routes"]):
         notes.append(
-            f"{host}: there is no default route; the k3s release wants one even with node-ip set, as service addresses "
-            "go by it: add one, through a dummy interface if need be"
+            f"{host}: there is no default route; k3s releases need one even with node-ip set, because service "
+            f"addresses "
+            "are routed through it: add one, on a dummy interface if necessary"
         )
     if not (decided["first"] or decided["server_url"]):
         step = "run with the first host of k3s_servers in --limit, or set k3s_server_url"
-        tell(host, Finding("k3s_server_url", "the server to join", "no server of this run says its address", step))
+        report(host, Finding("k3s_server_url", "the server to join", "no server of this run reports its address", step))
     if not decided["running"]:
         ports = _PORTS[decided["role"]] + (
             _ETCD_PORTS if decided["servers"] > 1 and decided["role"] == "server" else ()
         )
         taken = sorted(set(ports) & set(seen["listening"]))
         if taken:
-            tell(
+            report(
                 host,
                 Finding(
                     f"TCP port {', '.join(map(str, taken))}",
@@ -318,14 +326,14 @@ def _addresses(node: dict, decided: dict, tell, notes: list[str]) -> None:
             )
 
 
-def _ownership(node: dict, decided: dict, tell, notes: list[str]) -> None:
+def _ownership(node: dict, decided: dict, report, notes: list[str]) -> None:
     seen, host = node["state"], node["host"]
     foreign = [f"{name} is on the node" for name in seen["others"]]
     foreign += [f"{path} is not ours" for path in seen["foreign_files"]]
     if foreign and node["variables"]["takeover_allowed"] is True:
-        notes.append(f"{host}: takes over, as k3s_takeover_allowed says: {'; '.join(foreign)}")
+        notes.append(f"{host}: taken over because k3s_takeover_allowed is true: {'; '.join(foreign)}")
     elif foreign:
-        tell(
+        report(
             host,
             Finding(
                 "cluster",
@@ -336,29 +344,31 @@ def _ownership(node: dict, decided: dict, tell, notes: list[str]) -> None:
         )
     joined = seen["server_url"] if seen["joined"] and decided["role"] == "agent" else None
     if joined and decided["server_url"] not in (None, joined):
-        notes.append(f"{host}: joined {joined}, will use {decided['server_url']}: the token must be of that cluster")
+        notes.append(
+            f"{host}: joined {joined}, will use {decided['server_url']}: the token must belong to that cluster"
+        )
 
 
-def _bundled(node: dict, decided: dict, bundle: dict | None, folder: str, changing_version: bool, tell) -> None:
-    """What the node needs of the bundle, and whether it may have it in this run."""
+def _bundled(node: dict, decided: dict, bundle: dict | None, folder: str, changing_version: bool, report) -> None:
+    """What the node needs from the bundle, and whether this run may install it."""
     seen, host, typed = node["state"], node["host"], node["variables"]
     decided["files"], decided["packages"] = [], []
     if bundle is None:
         return
     row = bundle_folder.file_for(bundle, "k3s", seen["architecture"])
     if row is None:
-        tell(host, bundle_folder.missing_file(bundle, "k3s", seen["architecture"], folder))
+        report(host, bundle_folder.missing_file(bundle, "k3s", seen["architecture"], folder))
         return
     decided["bundle_version"] = row["version"]
     if typed["version"] and typed["version"] != row["version"]:
         step = "fill a bundle with it (playbooks/bundle.yml), or leave k3s_version empty to take what the bundle has"
-        tell(host, Finding("k3s_version", typed["version"], f"the bundle {folder} holds {row['version']}", step))
+        report(host, Finding("k3s_version", typed["version"], f"the bundle {folder} holds {row['version']}", step))
     if row["version"] in BROKEN_VERSIONS:
         seen_text = f"{row['version']}, which does not start with flannel-backend none"
-        tell(host, Finding("k3s", BROKEN_VERSIONS[row["version"]], seen_text, "fill the bundle with another version"))
+        report(host, Finding("k3s", BROKEN_VERSIONS[row["version"]], seen_text, "fill the bundle with another version"))
     installed = seen["version"]
     if installed and not same_version(installed, row["version"]) and not changing_version:
-        tell(
+        report(
             host,
             Finding(
                 "k3s",
@@ -377,7 +387,7 @@ def _bundled(node: dict, decided: dict, bundle: dict | None, folder: str, changi
     if decided["selinux"] and seen["family"] == "rhel" and not seen["selinux_policy"]:
         policy = bundle_folder.file_for(bundle, "k3s-selinux", seen["architecture"], seen["distribution"])
         if policy is None:
-            tell(host, bundle_folder.missing_file(bundle, "k3s-selinux", seen["architecture"], folder))
+            report(host, bundle_folder.missing_file(bundle, "k3s-selinux", seen["architecture"], folder))
         else:
             decided["packages"] = [{"src": policy["path"], "sha256": policy["sha256"]}]
 
@@ -388,7 +398,7 @@ def same_version(installed: str, wanted: str) -> bool:
 
 
 def needed(decisions: dict, bundle: dict) -> list[dict]:
-    """Rows of the bundle that some node is about to get: only those are read and summed."""
+    """Rows of the bundle that a node is about to get: only those are read and checksummed."""
     paths = {item["src"] for decided in decisions.values() for item in [*decided["files"], *decided["packages"]]}
     rows = [*(bundle.get("files") or []), *(bundle.get("images") or [])]
     return [row for row in rows if row["path"] in paths]
@@ -408,7 +418,7 @@ def parse(version: str) -> tuple[int, int, int, int]:
 
 
 def upgrade(decisions: dict) -> list[dict]:
-    """Problems of going to the bundle's version: never down, never past a minor, agents never ahead of servers."""
+    """Problems of an upgrade to the bundle's version: a downgrade, a skipped minor, an agent newer than its servers."""
     found = []
     servers = [decided for decided in decisions.values() if decided["role"] == "server"]
     for decided in decisions.values():
@@ -423,17 +433,17 @@ def upgrade(decisions: dict) -> list[dict]:
             )
             continue
         if after < before:
-            step = "take a bundle with the installed version or a newer one; a datastore does not go back"
+            step = "use a bundle with the installed version or a newer one; a datastore cannot be downgraded"
             found.append((decided["host"], Finding("k3s", f"{old} or newer", f"{new} in the bundle", step)))
         elif after[:2] > (before[0], before[1] + 1):
-            step = f"go by v{before[0]}.{before[1] + 1} first, with a bundle of that version"
+            step = f"upgrade to v{before[0]}.{before[1] + 1} first, with a bundle of that version"
             found.append(
                 (decided["host"], Finding("k3s", f"one minor at a time from {old}", f"{new} in the bundle", step))
             )
         if decided["role"] == "agent":
             behind = [server["host"] for server in servers if server["version"] and parse(server["version"]) < before]
             if behind:
-                step = "bring the servers to its version first"
+                step = "upgrade the servers to its version first"
                 finding = Finding("k3s agent", f"not newer than its servers ({', '.join(behind)})", old, step)
                 found.append((decided["host"], finding))
     return [row for host, finding in found for row in at(host, [finding])]

@@ -1,10 +1,10 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Attachments a user asks for, or one a rail, as NetworkAttachmentDefinitions, address pools and files of nodes.
+"""Attachments a user asks for, or one a rail, as NetworkAttachmentDefinitions, address pools and node files.
 
 PRIVATE to the collection. Pure; runs on the controller. No two nodes ever hand out the same address: host-local keeps
-its leases on the node, so each node gets a block of its own. One NetworkAttachmentDefinition cannot carry a block a
+its leases on the node, so each node gets a block of its own. One NetworkAttachmentDefinition cannot hold a block a
 node; then its spec is empty and Multus reads the configuration of the same name from a file of the node
 (confDir, Kubernetes Network Custom Resource Definition De-facto Standard, 4.1.1).
 """
@@ -23,7 +23,7 @@ CNI_VERSION = "0.3.1"
 RESOURCE_ANNOTATION = "k8s.v1.cni.cncf.io/resourceName"
 TYPES = ("macvlan", "host-device", "ipoib", "sriov")
 IPAMS = ("host-local", "static", "whereabouts", "nv-ipam", "none")
-# What brings a type or an IPAM onto the nodes, where that is not the archive of reference plugins.
+# The component that installs a type or an IPAM, if it is not one of the reference plugins.
 COMPONENT_OF = {"ipoib": "ipoib-cni", "sriov": "sriov-cni", "whereabouts": "whereabouts", "nv-ipam": "nv-ipam"}
 # Options by the types that know them; the others are refused rather than dropped.
 _ALLOWED = {
@@ -45,8 +45,8 @@ _ALLOWED_IPAM = {
     "per_node_block_size": ("host-local", "nv-ipam"),
 }
 _INSTEAD = {
-    "mtu": "the MTU of such an interface is that of its device: set it there (rail_links_settings)",
-    "vlan": "make the VLAN interface on the nodes and name it as master",
+    "mtu": "such an interface has the MTU of its device: set it there (rail_links_settings)",
+    "vlan": "create the VLAN interface on the nodes and set it as master",
 }
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 
@@ -60,7 +60,7 @@ def rail_attachments(variables: dict, nodes: list[dict], resources=None) -> tupl
     indices = sorted({rail["index"] for node in nodes for rail in node["rails"]})
     if not indices:
         seen = f"none on {core_text.names([node['host'] for node in nodes]) or 'any node'}"
-        step = "see what discovery says of their HCAs (playbooks/discover.yml), or name them in discovery_rails"
+        step = "see what discovery says about their HCAs (playbooks/discover.yml), or name them in discovery_rails"
         return [], [Finding("networks_rails", "nodes with rails", seen, step, "networks:rails")], []
     supernet, prefix = variables["networks_rails_supernet"], variables["networks_rails_prefix"]
     subnets, refused = rail_subnets(supernet, prefix, indices)
@@ -125,16 +125,16 @@ def _normal(item: dict, variables: dict) -> dict:
 
 
 def check(attachments: list[dict], variables: dict) -> list[Finding]:
-    """What is wrong with the attachments by themselves, whatever the nodes are."""
+    """What is wrong with the attachments themselves, regardless of the nodes."""
     found, seen_names = [], {}
     for item in attachments:
         obj = f"attachment {item['name']}"
         if not _NAME.fullmatch(item["name"]) or len(item["name"]) > 63:
             step = "lower-case letters, digits and - only"
-            found.append(Finding(obj, "a name that Kubernetes takes", repr(item["name"]), step, "networks:name"))
+            found.append(Finding(obj, "a valid Kubernetes name", repr(item["name"]), step, "networks:name"))
         if item["name"] in seen_names:
-            step = "name one of them otherwise: the plugins keep addresses by this name, also across namespaces"
-            found.append(Finding(obj, "one attachment of this name", "two of them", step, "networks:name"))
+            step = "rename one of them: the plugins track addresses by this name, across namespaces"
+            found.append(Finding(obj, "one attachment with this name", "two of them", step, "networks:name"))
         seen_names[item["name"]] = item
         found += _options(obj, item, item["type"], _ALLOWED, "type")
         found += _options(obj, item, item["ipam"], _ALLOWED_IPAM, "IPAM")
@@ -211,7 +211,7 @@ def _network(value):
 
 
 def excluded(item: dict, taken=()) -> list:
-    """Address ranges (first, last) as numbers that no pod may get: excluded ones, the gateway, those hosts hold."""
+    """Address ranges (first, last) as numbers that no pod may get: excluded ones, the gateway, those held by hosts."""
     network = netaddr.IPNetwork(item["subnet"])
     chosen = [netaddr.IPNetwork(value) for value in [*(item.get("exclude") or []), *taken]]
     chosen += [netaddr.IPNetwork(item["gateway"])] if item.get("gateway") else []
@@ -222,7 +222,7 @@ def excluded(item: dict, taken=()) -> list:
 def usable(item: dict) -> tuple[int, int]:
     """First and last address that may be handed out: without those of network and broadcast.
 
-    host-local takes the first one for the gateway when it is told none, and keeps it back.
+    Without a gateway set, host-local reserves the first one for it.
     """
     network = netaddr.IPNetwork(item["subnet"]).cidr
     first, last = network.first, network.last
@@ -238,7 +238,7 @@ def usable(item: dict) -> tuple[int, int]:
 
 
 def node_ranges(item: dict, size: int, index: int, taken=()) -> list[tuple[str, str]]:
-    """The (start, end) ranges of one node: `size` addresses behind those of the nodes before it, gaps left out.
+    """The (start, end) ranges of one node: `size` addresses after those of the nodes before it, gaps skipped.
 
     An address that must not be handed out still belongs to its block, so that blocks stay where they are when the
     exclusions change.
@@ -305,7 +305,7 @@ def config(item: dict, master, ranges=None, taken=()) -> dict:
     elif item.get("vlan"):
         made["vlan"] = item["vlan"]
     if item["ipam"] == "static" and not item.get("addresses"):
-        # Then each pod brings its own, as "ips" in its networks annotation.
+        # Each pod then sets its own, as "ips" in its networks annotation.
         made["capabilities"] = {"ips": True}
     made["ipam"] = _ipam(item, ranges, taken)
     return made
@@ -322,7 +322,7 @@ def plan(
     variables: the networks_* of the play. nodes, in the order that numbers their address blocks: host, number, rails
     (index, netdev, link_layer), netdevs {name: {addresses}}. total: how many nodes there are, when not all of them take
     part in this run: then `complete` is false, and objects made from the nodes that are here would be wrong for the
-    others. Returns attachments, networks (what the linter looks at),
+    others. Returns attachments, networks (what the linter reads),
     objects, files {host: {network name: text}}, problems and notes.
     """
     attachments = [_normal(item, variables) for item in variables["networks_attachments"]]
@@ -346,8 +346,9 @@ def plan(
     }
     if not made["complete"]:
         made["notes"].append(
-            f"this run sees {len(nodes)} of {total} nodes: objects of the cluster are left as they are, files of the "
-            "nodes are not; run without --limit for the objects"
+            f"this run sees {len(nodes)} of {total} nodes: it updates files of the nodes and leaves objects of the "
+            f"cluster as "
+            "they are; run without --limit to update the objects"
         )
     if findings:
         return made
@@ -358,7 +359,7 @@ def plan(
 
 
 def _namespaces(attachments: list[dict]) -> list[dict]:
-    """Those that a cluster does not begin with; they are never deleted with the attachment."""
+    """Namespaces that a new cluster does not have; never deleted with the attachment."""
     names = dict.fromkeys(name for item in attachments for name in item["namespaces"])
     return [
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
@@ -368,7 +369,7 @@ def _namespaces(attachments: list[dict]) -> list[dict]:
 
 
 def _listed(given) -> list[dict]:
-    """Items of the plugin's configList with their keys in lower case, as the plugin takes them in any."""
+    """Items of the plugin's configList with their keys in lower case: the plugin accepts any case."""
     items = given if isinstance(given, list) else []
     return [{str(key).lower(): value for key, value in item.items()} for item in items if isinstance(item, dict)]
 
@@ -385,7 +386,7 @@ def shared_resources(given, nodes: list[dict]) -> list[str]:
 
 
 def rail_resource(index: int, given, nodes: list[dict]):
-    """The resource that serves a rail; None where a user's list does not say it by an interface and is not one item."""
+    """The resource for a rail; None if a user's list has several items, none with the rail's interface."""
     items = _listed(given)
     if not items:
         return pods.own_resource(index)
@@ -400,8 +401,8 @@ def rail_resource(index: int, given, nodes: list[dict]):
 def sriov_config(resources: list[dict], nodes: list[dict]) -> tuple[dict, list[Finding]]:
     """(config.json of the SR-IOV network device plugin, problems).
 
-    One resource is the VFs of the physical functions of its rails, or those functions whole. isRdma has the plugin hand
-    out the RDMA character devices besides. The plugin passes over a function that has VFs, so both never mix.
+    One resource covers the VFs of its rails' physical functions, or those functions themselves. With isRdma the plugin
+    hands out the RDMA character devices, too. The plugin skips a function that has VFs, so the two never mix.
     """
     entries, findings, names = [], [], set()
     for item in resources:
@@ -476,7 +477,7 @@ def _render(item: dict, variables: dict, nodes: list[dict], total: int, made: di
         for node in serving
     }
     if not per_node:
-        # The same on every node, so it stands for all of them.
+        # The same on every node, so one does for all.
         text = next(iter(configs.values()), None)
         configs = {"": text or json.dumps(config(item, item.get("master"), taken=taken), indent=2)}
     for namespace in item["namespaces"]:
@@ -519,7 +520,7 @@ def _taken(item: dict, serving: list[dict], by_host: dict) -> list[str]:
 
 
 def _blocks(item: dict, size: int, serving: list[dict], taken: list[str], made: dict):
-    """{host: its ranges}; None when the subnet is too small. What hosts hold is left out."""
+    """{host: its ranges}; None when the subnet is too small. Addresses held by hosts are left out."""
     found = {node["host"]: node_ranges(item, size, node["number"], taken) for node in serving}
     first, last = usable(item)
     highest = max((node["number"] for node in serving), default=-1)
@@ -531,7 +532,7 @@ def _blocks(item: dict, size: int, serving: list[dict], taken: list[str], made: 
         return None
     empty = [host for host, ranges in found.items() if not ranges]
     if empty:
-        step = "exclude less, or take another subnet"
+        step = "exclude fewer addresses, or take another subnet"
         seen = f"all of the block of {core_text.names(empty)} is excluded or held by hosts"
         made["findings"].append(
             Finding(f"attachment {item['name']}", "addresses to hand out", seen, step, "networks:blocks")

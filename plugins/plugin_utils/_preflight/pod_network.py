@@ -13,7 +13,7 @@ import re
 from ...module_utils._core.change import Finding
 from .._core.addresses import netaddr
 
-# Bytes that a back end puts around each packet.
+# Bytes of encapsulation that a backend adds to each packet.
 OVERHEAD = {"vxlan": 50, "wireguard": 80, "host-gw": 0}
 _VARIABLE = "correct it where it is set (inventory, group_vars or -e)"
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9.-]+):\d{1,5}")
@@ -21,7 +21,7 @@ _ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9.-]+):\d{1,5}")
 
 def findings(facts: dict, wanted: dict) -> list[Finding]:
     """wanted: cidr, backend, mtu, interface, fabric_allowed, api_server, node_address, cluster_cidr, service_cidr;
-    empty text where there is nothing to compare with.
+    empty if there is nothing to compare with.
     """
     found = []
     network = _network("flannel_cidr", wanted["cidr"], found)
@@ -31,9 +31,9 @@ def findings(facts: dict, wanted: dict) -> list[Finding]:
         found.append(
             Finding(
                 "variable flannel_mtu",
-                "0 with flannel_backend host-gw, which puts nothing around a packet",
+                "0 with flannel_backend host-gw, which does not encapsulate",
                 str(wanted["mtu"]),
-                "set flannel_mtu to 0, or take another back end",
+                "set flannel_mtu to 0, or use another backend",
             )
         )
     if wanted["api_server"] and not _ADDRESS.fullmatch(wanted["api_server"]):
@@ -62,10 +62,10 @@ def _network(name: str, text: str, found: list[Finding]):
 
 
 def _clashes(network, facts: dict, wanted: dict) -> list[Finding]:
-    """K10: one pod network everywhere, and nobody else in it."""
+    """K10: one pod network everywhere, overlapping nothing else."""
     found: list[Finding] = []
     if network.prefixlen > 24:
-        step = "give a larger network: k3s takes a /24 for each node"
+        step = "set a larger network: k3s allocates a /24 to each node"
         found.append(Finding("variable flannel_cidr", "room for a /24 a node", str(network), step))
     if wanted["cluster_cidr"] and wanted["cluster_cidr"] != wanted["cidr"]:
         step = "set both to the same network; the cluster-cidr of a running cluster cannot be changed"
@@ -76,14 +76,14 @@ def _clashes(network, facts: dict, wanted: dict) -> list[Finding]:
     if service and (network in service or service in network):
         step = "choose networks that share no address"
         seen = f"{network} overlaps k3s_service_cidr {service}"
-        found.append(Finding("variable flannel_cidr", "a network of its own", seen, step))
+        found.append(Finding("variable flannel_cidr", "a network that overlaps no other", seen, step))
     for netdev in _netdevs(facts):
         for address in netdev["addresses"] if isinstance(netdev["addresses"], list) else ():
             own = netaddr.IPNetwork(address)
             if network in own or own in network:
                 step = "choose a network that no NIC of a node is in"
                 seen = f"{network} overlaps {address} of {netdev['name']}"
-                found.append(Finding("variable flannel_cidr", "a network of its own", seen, step))
+                found.append(Finding("variable flannel_cidr", "a network that overlaps no other", seen, step))
     return found
 
 
@@ -93,7 +93,7 @@ def _netdevs(facts: dict) -> list[dict]:
 
 
 def pod_nic(facts: dict, interface: str, node_address: str) -> dict | None:
-    """The HCA's NIC that pod traffic would go over; None when it is not an HCA's, or not to be known from the facts."""
+    """The HCA's NIC that pod traffic would go over; None if it is not an HCA's, or the facts do not show it."""
     for netdev in _netdevs(facts):
         addresses = netdev["addresses"] if isinstance(netdev["addresses"], list) else []
         if interface:

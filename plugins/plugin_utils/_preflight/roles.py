@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the variables of a role say together, and of the host, that cannot work.
+"""Combinations of a role's variables, and of its variables and the host, that cannot work.
 
 PRIVATE to the collection. Pure; runs on the controller. Roles whose planner is a module of its own (driver, k3s,
 networks) are not here.
@@ -17,7 +17,7 @@ from . import host, pod_network, variables
 
 _NO_SERVER = "nothing, and no host in group k3s_servers"
 _CORRECT = "correct it where it is set (inventory, group_vars or -e)"
-# What every pod needs, whatever else the list holds.
+# Plugins that every pod needs, whatever else is listed.
 _PLUGINS = ("loopback", "bridge", "host-local", "portmap", "flannel")
 
 
@@ -99,8 +99,8 @@ def _node_ready(values: dict, _facts: dict | None, _groups: dict) -> list[Findin
         wanted = "a URL such as https://192.0.2.10:6443, or nothing"
         found.append(Finding("variable node_ready_api_server", wanted, server, _CORRECT))
     if values["k3s_startup_taint"] and not values["node_ready_taint"]:
-        wanted = "true with k3s_startup_taint, or nobody would ever remove the taint"
-        found.append(Finding("variable node_ready_taint", wanted, "false", "set both to the same"))
+        wanted = "true with k3s_startup_taint, otherwise nothing removes the taint"
+        found.append(Finding("variable node_ready_taint", wanted, "false", "set both to the same value"))
     return found
 
 

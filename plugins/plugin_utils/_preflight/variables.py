@@ -1,9 +1,9 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The variables of all roles: what is documented of them, and what they are for a host, typed.
+"""The variables of all roles: their documented options, and their typed values for a host.
 
-PRIVATE to the collection. Runs on the controller. The argument specs of the roles say every type and default; nothing
+PRIVATE to the collection. Runs on the controller. The argument specs of the roles hold every type and default; nothing
 else repeats one.
 """
 
@@ -24,7 +24,7 @@ ROLES = pathlib.Path(__file__).resolve().parents[3] / "roles"
 
 @functools.cache
 def documented_roles() -> dict:
-    """{role: {variable: option}} from the argument_specs of every role of this collection. Not to be changed."""
+    """{role: {variable: option}} from the argument_specs of every role of this collection. Do not modify it."""
     roles = {}
     for path in sorted(ROLES.glob("*/meta/argument_specs.yml")):
         specs = yaml_load(path.read_text(encoding="utf-8"))["argument_specs"]
@@ -41,9 +41,9 @@ def options(roles=None) -> dict:
 
 
 def given(wanted: dict, known: Mapping, template: Callable) -> tuple[dict, list[Finding]]:
-    """The host's own values of these options, with everything they refer to filled in, and findings.
+    """The values set for the host, templated, and findings.
 
-    known: the variables of the host. template: what fills in a value of them.
+    known: the variables of the host. template: renders a value with them.
     """
     values, findings = {}, []
     for name in wanted:

@@ -338,7 +338,7 @@ def test_a_run_that_leaves_the_first_server_out_does_not_make_another_cluster():
 def test_a_takeover_happens_with_consent_and_is_said():
     decided = decide(node(seen={"others": ["kubeadm"]}, takeover_allowed=True))
     assert decided["findings"] == []
-    assert "takes over" in decided["notes"][0]
+    assert "taken over" in decided["notes"][0]
     assert ("node1", "cluster") in findings(node(seen={"others": ["kubeadm"]}, takeover_allowed=False))
 
 

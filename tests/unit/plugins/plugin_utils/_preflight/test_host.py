@@ -97,7 +97,7 @@ def test_a_value_of_the_right_type_can_still_be_wrong(options, name, value):
     [
         ("kernel_modules_gpudirct", "did you mean kernel_modules_gpudirect?"),
         ("discovery_rail", "did you mean discovery_rails?"),
-        ("limits_zebra_quux_frobnicate", "no variable has a name like it"),
+        ("limits_zebra_quux_frobnicate", "no variable has a similar name"),
         ("kernel_module_required", "did you mean kernel_modules_required?"),
         ("verfication_fabric", "did you mean verification_fabric?"),
     ],
