@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a module decided, and how it is carried out.
+"""A module's plan and how it is applied.
 
 PRIVATE to the collection. A planner turns facts and options into a Plan; `changed`, `changes` and `diff` of the result
 all come from that one Plan, so check mode and a real run cannot disagree.
@@ -18,7 +18,7 @@ from .text import sentence
 
 
 class Change(NamedTuple):
-    """One thing that is, or would be, different afterwards."""
+    """One change, made or planned."""
 
     object: str
     action: str
@@ -27,9 +27,9 @@ class Change(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """Something that is not as it has to be, and that a person has to settle. id: which of the known ones, if any.
+    """A problem that an operator has to fix. id: its entry in the catalogue, if it has one.
 
-    Results of modules hold it as `_asdict()`; sentences are made of it by _core.text, where they are printed.
+    Module results hold it as `_asdict()`; _core.text turns it into a sentence where it is printed.
     """
 
     object: str
@@ -40,15 +40,15 @@ class Finding(NamedTuple):
 
 
 def at(host: str, findings: Iterable[Finding]) -> list[dict]:
-    """The findings of one host as mappings, for a list of those of several."""
+    """One host's findings as mappings, for a list that covers several hosts."""
     return [{"host": host, **finding._asdict()} for finding in findings]
 
 
 @dataclass
 class Plan:
-    """The outcome of a decision. Findings stop everything; the other lists are told and do not.
+    """What a module decided. Findings stop the run; the other lists are only reported.
 
-    stale_images: initramfs images that do not hold what the changes write.
+    stale_images: initramfs images without what the changes write.
     """
 
     changes: list[Change] = field(default_factory=list)
@@ -67,7 +67,7 @@ class Plan:
 
 
 class Refused(Exception):
-    """The wanted state was not reached; carries why and what had been changed by then."""
+    """The wanted state was not reached: why, and what had changed by then."""
 
     def __init__(self, findings: list[Finding], done: list[Change] | None = None):
         super().__init__("\n".join(map(sentence, findings)))
@@ -95,8 +95,8 @@ def settle(
 ) -> tuple[Plan, list[Change]]:
     """Decide, act, read back. Returns the last plan and the changes that were (or would be) made.
 
-    Acting can bring new things to light (a port is known to be InfiniBand only once its driver is loaded), so the plan
-    is made again until it is empty; a change that comes up a second time was not kept and is an error.
+    Acting can reveal more to do (a port is known to be InfiniBand only once its driver is loaded), so it plans again
+    until the plan is empty; a change that comes up twice did not stick and is an error.
     """
     decided = plan(read())
     if decided.findings:
@@ -130,12 +130,12 @@ def settle(
 
 
 def failed(change: Change, error: OSError) -> Finding:
-    """A change that the system did not let be made."""
+    """A change that the system rejected."""
     return Finding(
         change.object,
         f"{change.action} {_short(change.after)}",
         error.strerror or str(error),
-        "settle the cause (permissions, full or read-only file system, a value the kernel refuses) and run again",
+        "fix the cause (permissions, full or read-only file system, a value the kernel refuses) and run again",
     )
 
 
@@ -143,8 +143,8 @@ def _not_kept(change: Change) -> Finding:
     return Finding(
         change.object,
         _short(change.after),
-        f"{_short(change.before)} again after it had been changed",
-        "find out what sets it back (another configuration tool, a boot script, a limit of the kernel) and run again",
+        f"{_short(change.before)} again after the change",
+        "find out what reverts it (another configuration tool, a boot script, a kernel limit) and run again",
     )
 
 
@@ -168,8 +168,8 @@ def result(plan: Plan, changes: list[Change]) -> dict:
 
 
 def finish(module, plan: Plan, changes: list[Change], **more) -> None:
-    """End an AnsibleModule with result() and `more`; what was not done, not seen or is worth knowing is a warning."""
-    # Ansible prints a text once, whichever nodes it comes from: the node's name keeps them apart.
+    """Exit an AnsibleModule with result() and `more`; anything skipped, not verified or notable is a warning."""
+    # Ansible prints identical warnings once, whichever node they come from: the node's name keeps them apart.
     node = os.uname().nodename
     for text in [*plan.not_applied, *plan.not_verified, *plan.notes]:
         module.warn(f"{node}: {text}")
@@ -177,7 +177,7 @@ def finish(module, plan: Plan, changes: list[Change], **more) -> None:
 
 
 def failure(refused: Refused) -> dict:
-    """The arguments of fail_json for a Refused."""
+    """Arguments of fail_json for a Refused."""
     return {
         "msg": str(refused),
         "findings": [finding._asdict() for finding in refused.findings],
@@ -186,7 +186,7 @@ def failure(refused: Refused) -> dict:
 
 
 def diff(changes: list[Change]) -> list[dict]:
-    """One entry a change, in the form Ansible's --diff prints."""
+    """One entry for each change, in the format of Ansible's --diff."""
     return [
         {
             "before_header": f"{change.object} ({change.action})",

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The files this collection owns: planned from facts, written whole, never half and never through a link.
+"""The files this collection owns: planned from facts, written atomically, never through a symbolic link.
 
 PRIVATE to the collection.
 """
@@ -22,22 +22,22 @@ from .change import Change, Plan
 
 MODE = f"{paths.MODE:04o}"
 HEADER = paths.HEADER + "\n"
-# How the names of files begin that are to take another one's place; a run that was killed leaves one.
+# Prefix of temporary files; a killed run leaves one behind.
 BESIDE = ".gpufabric-"
 _LINKS_MAX = 40  # the kernel's own limit (ELOOP)
-# A folder that may be passed through but not listed is enough.
+# Search permission on a folder is enough; it need not be readable.
 _FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 def with_times(facts: dict, tree: Tree) -> dict:
-    """Add when each of our files was written: what an initramfs is compared with."""
+    """Add the modification time of each of our files, to compare an initramfs with."""
     for path, owned in facts["owned_files"].items():
         owned["mtime"] = tree.mtime(path)
     return facts
 
 
 def plan_file(plan: Plan, facts: dict, path: str, text: str) -> bool:
-    """Add what brings the file to this text and mode 0644; True when its text would change."""
+    """Plan the file with this text and mode 0644; True when its text would change."""
     owned = facts["owned_files"].get(path)
     if owned is None:
         plan.change(path, "write", "", text)
@@ -57,10 +57,10 @@ def plan_removal(plan: Plan, facts: dict, path: str) -> None:
 
 
 def with_directive(content: str, directive: str, line: str | None) -> str:
-    """A modprobe.d file with its one line of this directive set, or taken out, and all other lines kept.
+    """A modprobe.d file with its line for this directive set or removed and all other lines kept.
 
-    Two roles share the file, so each may only touch its own line. It stays, header only, when the last line goes: its
-    age is what tells that an initramfs still holds the old content.
+    Two roles share the file, so each touches only its own line. The file remains, header only, when the last line
+    goes: its age shows that an initramfs still holds the old content.
     """
     lines = [kept for kept in content.splitlines() if kept.strip() and not kept.startswith("#")]
     lines = [kept for kept in lines if kept.split()[:2] != directive.split()]
@@ -70,7 +70,7 @@ def with_directive(content: str, directive: str, line: str | None) -> str:
 
 
 def apply_file(root: str, change: Change, mode: int = paths.MODE) -> None:
-    """Carry out one change of a file, written with this mode, or of a link."""
+    """Apply one change to a file, written with this mode, or to a link."""
     path = under(root, change.object)
     if change.action in ("remove", "unlink"):
         remove(path)
@@ -83,17 +83,17 @@ def apply_file(root: str, change: Change, mode: int = paths.MODE) -> None:
 
 
 def write(path: str, content: str | bytes, mode: int = paths.MODE) -> None:
-    """Replace the file, or a link of that name, in one step."""
+    """Replace the file, or a link of that name, atomically."""
     with replacing(path, mode) as stream:
         stream.write(content if isinstance(content, bytes) else content.encode())
 
 
 @contextlib.contextmanager
 def replacing(path: str, mode: int = paths.MODE) -> Iterator[IO[bytes]]:
-    """A new file beside the path, which takes its place when the block ends well and is gone when it does not.
+    """A temporary file beside the path: renamed to it when the block succeeds, deleted when it fails.
 
-    Whenever the run or the machine stops, the path has the old content or the new one. The file is born readable for
-    its owner alone and has its mode, whatever the umask, before it has content. Missing folders are made.
+    Whenever the run or the machine stops, the path has the old content or the new one. The file is created readable
+    by its owner only and gets its mode, whatever the umask, before its content. Missing folders are created.
     """
     with _folder_of(path, make=True) as (folder, name):
         beside = f"{BESIDE}{secrets.token_hex(8)}"
@@ -112,13 +112,13 @@ def replacing(path: str, mode: int = paths.MODE) -> Iterator[IO[bytes]]:
 
 
 def set_attribute(path: str, value: str) -> None:
-    """Write what the kernel shows as a file (sysfs, /proc/sys): in place, and its refusal is an OSError."""
+    """Write a kernel attribute (sysfs, /proc/sys) in place; OSError when the kernel rejects the value."""
     with open(path, "w", encoding="ascii") as stream:
         stream.write(value)
 
 
 def rename(source: str, target: str) -> None:
-    """Move a file, with what it has in it, or a folder within one file system; a file at the target is replaced."""
+    """Move a file, its content synced, or a folder within one file system; a file at the target is replaced."""
     with _folder_of(source) as (folder, name), _folder_of(target, make=True) as (other, new_name):
         if stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
             _sync(folder, name)
@@ -128,7 +128,7 @@ def rename(source: str, target: str) -> None:
 
 
 def link(path: str, target: str) -> None:
-    """A symbolic link, in the place of what file or link has the name."""
+    """Create a symbolic link; it replaces a file or link of that name."""
     with _folder_of(path, make=True) as (folder, name):
         beside = f"{BESIDE}{secrets.token_hex(8)}"
         os.symlink(target, beside, dir_fd=folder)
@@ -141,14 +141,14 @@ def link(path: str, target: str) -> None:
 
 
 def remove(path: str) -> None:
-    """Remove a file, or a link itself."""
+    """Remove a file, or the link itself, not its target."""
     with _folder_of(path) as (folder, name):
         os.unlink(name, dir_fd=folder)
         _sync(folder)
 
 
 def set_mode(path: str, mode: int) -> None:
-    """Set the mode and leave the time of the content as it is; a link gives way to a file with the same content."""
+    """Set the mode and keep the modification time; a link is replaced by a file with the same content."""
     if os.path.islink(path):
         with open(path, "rb") as stream:
             write(path, stream.read(), mode)
@@ -162,7 +162,7 @@ def set_mode(path: str, mode: int) -> None:
 
 
 def restorer(path: str) -> Callable[[], None]:
-    """What brings the file or link back to what it is now."""
+    """A function that restores the file or link as it is now."""
     try:
         found = os.lstat(path)
     except FileNotFoundError:
@@ -177,11 +177,11 @@ def restorer(path: str) -> Callable[[], None]:
 
 @contextlib.contextmanager
 def _folder_of(path: str, make: bool = False) -> Iterator[tuple[int, str]]:
-    """(descriptor of the folder that the path is in, name in it), entered part by part.
+    """(descriptor of the path's folder, name in it), opened component by component.
 
-    A last part that is a link is never followed: nothing is opened by the whole path. Folders above it may be links, as
-    /var/run is one and sites move /var/lib/rancher to another disk; but only those of root and of the user who runs
-    this, or whoever may write to one folder could lead root to write to another.
+    A link as the last component is never followed: nothing is opened by its full path. Folders above it may be links
+    (/var/run is one, and sites move /var/lib/rancher to another disk), but only links of root and of the current user:
+    otherwise anyone who can write to one folder could make root write to another.
     """
     parent, name = os.path.split(os.path.abspath(path))
     folder, pending, links = os.open("/", _FOLDER), parent.split("/")[::-1], 0
@@ -213,34 +213,34 @@ def _folder_of(path: str, make: bool = False) -> Iterator[tuple[int, str]]:
         yield folder, name
     except OSError as error:
         if error.filename is not None:
-            error.filename = path  # what was opened is only a part of it
+            error.filename = path  # only one component of it was opened
         raise
     finally:
         os.close(folder)
 
 
 def _trusted_target(folder: int, name: str, error: OSError) -> str:
-    """Where the link that could not be entered leads; the error again where it is not a link."""
+    """Target of the link that could not be opened; re-raises the error when it is not a link."""
     if error.errno not in (errno.ELOOP, errno.ENOTDIR):
         raise error
     found = os.stat(name, dir_fd=folder, follow_symlinks=False)
     if not stat.S_ISLNK(found.st_mode):
         raise error
     if found.st_uid not in (0, os.geteuid()):
-        raise OSError(errno.ELOOP, f"folder {name} is a link that user {found.st_uid} has made", name)
+        raise OSError(errno.ELOOP, f"folder {name} is a link owned by user {found.st_uid}", name)
     return os.readlink(name, dir_fd=folder)
 
 
 def _sync(folder: int, name: str = ".") -> None:
-    """Have the disk hold the names of a folder, or the content of a file in it."""
+    """fsync a folder, or a file in it."""
     try:
         handle = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder)
     except PermissionError:
-        return  # a folder that may be written but not read
+        return  # a folder that is writable but not readable
     try:
         os.fsync(handle)
     except OSError as error:
-        # File systems that have no such thing for folders: network and FUSE ones on controllers.
+        # Some file systems cannot sync a folder: network and FUSE ones on controllers.
         if error.errno not in (errno.EINVAL, errno.ENOTSUP) or name != ".":
             raise
     finally:

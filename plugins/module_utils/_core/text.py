@@ -12,7 +12,7 @@ import itertools
 import textwrap
 
 WIDTH = 120
-# As wide as the longest label and two blanks.
+# Width of the longest label and two spaces.
 _LABEL = 11
 
 
@@ -24,7 +24,7 @@ def sentence(finding) -> str:
 def four_facts(findings) -> str:
     """Findings as blocks of object, wanted, seen, next step; hosts with the same finding share one block.
 
-    A finding is a mapping with host, object, wanted, seen and next_step, and perhaps failure, its id in the catalogue.
+    A finding is a mapping with host, object, wanted, seen and next_step, and optionally failure, its catalogue id.
     """
     groups: dict[tuple, list[str]] = {}
     for finding in findings:
@@ -45,7 +45,7 @@ def _block(hosts, obj, wanted, seen, next_step, failure) -> str:
 
 
 def wrapped(lead: str, text: str, indent: str | None = None) -> str:
-    """Text behind a lead, its further lines indented (as far as the lead is wide unless told otherwise)."""
+    """Text after a lead, further lines indented (by the width of the lead unless `indent` is given)."""
     indent = " " * len(lead) if indent is None else indent
     first, *rest = text.splitlines() or [""]
     fill = textwrap.TextWrapper(WIDTH, break_long_words=False, break_on_hyphens=False, subsequent_indent=indent)
@@ -56,7 +56,7 @@ def wrapped(lead: str, text: str, indent: str | None = None) -> str:
 
 
 def names(hosts, most: int = 6) -> str:
-    """Host names for one line; a long list is cut, with the number of the rest."""
+    """Host names on one line; a long list is cut and says how many more there are."""
     hosts = list(hosts)
     if len(hosts) <= most:
         return ", ".join(hosts)
@@ -64,7 +64,7 @@ def names(hosts, most: int = 6) -> str:
 
 
 def table(header, rows) -> str:
-    """Columns as wide as their widest cell; the last one runs free."""
+    """Columns as wide as their widest cell; the last one is not padded."""
     rows = [[str(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(header, *rows)]
     return "\n".join(
@@ -90,7 +90,7 @@ def alike(items):
 
 
 def listing(items, most: int = 12) -> str:
-    """Things that exist, for a `seen`: all of them, or the first ones and how many more."""
+    """What exists, for a `seen`: all of it, or the first items and how many more."""
     items = list(items)
     shown = ", ".join(itertools.islice(items, most))
     return f"{shown} and {len(items) - most} more" if len(items) > most else shown

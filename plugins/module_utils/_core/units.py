@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Unit files and their reload, together or not at all; starts only after a reload.
+"""Unit files and daemon-reload: both or neither; units start only after a reload.
 
 PRIVATE to the collection.
 """
@@ -19,14 +19,14 @@ SYSTEM = "/etc/systemd/system"
 
 
 def running(root: str) -> bool:
-    """Whether there is a systemd to tell: sd_booted(3) looks for the same directory."""
+    """Whether systemd is running: sd_booted(3) checks the same directory."""
     return not root.rstrip("/") and os.path.isdir("/run/systemd/system")
 
 
 def begun(shown: dict[str, str]) -> float:
-    """When the main process of a unit was started, in seconds since the epoch by the clock of now.
+    """Start time of a unit's main process, in seconds since the epoch by the current clock.
 
-    shown: what systemctl show says, with ExecMainStartTimestampMonotonic (microseconds since the boot).
+    shown: output of systemctl show, with ExecMainStartTimestampMonotonic (microseconds since the boot).
     """
     return time.time() - time.monotonic() + int(shown.get("ExecMainStartTimestampMonotonic") or 0) / 1e6
 
@@ -39,14 +39,14 @@ def apply_units(
     starting: bool = False,
     live: bool | None = None,
 ) -> list[Change]:
-    """Carry out the changes in their order, then have systemd read its files; returns the changes.
+    """Apply the changes in order, then run daemon-reload; returns the changes.
 
-    No file tells whether systemd has read its units since they changed. So when the reload, or a change before it,
-    fails, systemd's files go back to what they were: the next run then sees them as wrong and does both again. All else
-    stays, and is told as done, for it is compared with the node itself. A run that is killed in between puts nothing
-    back; therefore `starting` has systemd read its files before a unit is started even where none was changed.
+    No file shows whether systemd has read its units since they changed. So when the reload, or a change before it,
+    fails, the unit files are rolled back: the next run sees them as wrong and does both again. Everything else remains
+    and is reported as done, because it is compared with the node itself. A killed run rolls nothing back, so
+    `starting` reloads before a unit is started even when no file changed.
 
-    act: how a change is carried out; files and links only, where it is not given.
+    act: how a change is applied; by default files and links only.
     """
     act = act or (lambda change: apply_file(root, change))
     done, undo = [], []
@@ -79,13 +79,13 @@ def systemctl(run: Callable, obj: str, *words: str) -> None:
 
 
 def must(run: Callable, obj: str, argv: list[str]) -> None:
-    """Run a command; Refused, about obj, when it fails."""
+    """Run a command; raise Refused about obj when it fails."""
     code, out, error = run(argv)
     if code:
         raise Refused.because(
             obj,
             f"{' '.join(argv)} to succeed",
             f"exit status {code}: {' '.join((error or out).split())[:300]}",
-            "settle what it names (journalctl -b, systemctl status; systemctl is-system-running tells whether the "
-            "service manager answers) and run again",
+            "fix what it reports (journalctl -b, systemctl status; systemctl is-system-running shows whether systemd "
+            "responds) and run again",
         )

@@ -211,7 +211,7 @@ def diagnose(evidence: dict, policy: str = "auto") -> Diagnosis:
             "no-driver",
             "none",
             f"The NVIDIA driver is not there for kernel {evidence['kernel']}.",
-            "Install the NVIDIA driver; GPUDirect RDMA follows from it.",
+            "Install the NVIDIA driver; GPUDirect RDMA needs it.",
         )
     dmabuf = nvidia["open"] is True and _release(evidence["kernel"]) >= DMABUF_KERNEL
     if evidence["legacy"]:
@@ -229,7 +229,7 @@ def diagnose(evidence: dict, policy: str = "auto") -> Diagnosis:
         return _say(
             "not-needed",
             "dmabuf",
-            f"nvidia_peermem is not needed: the open NVIDIA module and kernel {evidence['kernel']} offer dma-buf.",
+            f"nvidia_peermem is not needed: the open NVIDIA module and kernel {evidence['kernel']} support dma-buf.",
             None,
             ["If dma-buf registration fails on bare-metal Grace, set NVreg_GrdmaPciTopoCheckOverride=1 for nvidia."]
             if grace

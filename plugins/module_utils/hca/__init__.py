@@ -1,9 +1,9 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Reads what a node has of RDMA: plain file reads below a root directory, no fork on Debian, no side effect.
+"""Read a node's RDMA state: plain file reads below a root directory, no fork on Debian, no side effects.
 
-Standard library only, Python 3.9 or later; the Ansible modules and the device plugin stand on it.
+Standard library only, Python 3.9 or later; the Ansible modules and the device plugin use it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["SCHEMA", "SUBSETS", "Seams", "Tree", "gather"]
 
 
 def __getattr__(name: str) -> Any:
-    """Load all readers only for who wants all facts: the device plugin, which must start fast, needs five of them."""
+    """Load all readers only on request: the device plugin, which must start fast, needs five of them."""
     if name == "Seams":
         from .seams import Seams
 

@@ -15,8 +15,8 @@ from typing import Optional
 from . import paths
 from .tree import Tree
 
-# What a rise means. LINK: the cable, the transceiver or the port lost bits; none is normal. TRANSPORT: packets were
-# lost, came late or out of order and were sent again. CONGESTION: a receiver or the fabric asked to slow down.
+# What a rise means. LINK: the cable, the transceiver or the port lost bits; never normal. TRANSPORT: packets were
+# lost, late or out of order and were sent again. CONGESTION: a receiver or the fabric asked to slow down.
 LINK, TRANSPORT, CONGESTION = "link", "transport", "congestion"
 COUNTERS = {
     "symbol_error": LINK,
@@ -70,9 +70,9 @@ NETDEV = {
     "tx_errors": LINK,
     "tx_dropped": TRANSPORT,
 }
-# Their names here, so that rx_errors of the Ethernet side is not taken for one of the RDMA port.
+# Renamed here, so that the netdev's rx_errors is not mistaken for a counter of the RDMA port.
 KINDS = {**COUNTERS, **HW_COUNTERS, **{f"netdev_{name}": kind for name, kind in NETDEV.items()}}
-# Counters of 4, 8 and 16 bits stop at their highest value, after which a rise cannot be seen.
+# Counters of 4, 8 and 16 bits saturate; further rises cannot be seen.
 STOPS = {
     "symbol_error": 0xFFFF,
     "link_error_recovery": 0xFF,
@@ -105,7 +105,7 @@ def read(tree: Tree, hca: str, port: int, netdev: Optional[str] = None) -> dict[
 
 
 def rises(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:
-    """{name: by how much} for the counters that rose; one that was reset meanwhile counts from zero."""
+    """{name: increase} of the counters that rose; one that was reset in between counts from zero."""
     found = {}
     for name, value in after.items():
         start = before.get(name)
@@ -115,12 +115,12 @@ def rises(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:
 
 
 def stopped(values: dict[str, int]) -> list[str]:
-    """Names of the counters that have reached their highest value."""
+    """Names of the saturated counters."""
     return sorted(name for name, value in values.items() if value == STOPS.get(name))
 
 
 def governors(tree: Tree) -> dict[str, int]:
-    """{CPU frequency governor: number of CPUs}; empty where the kernel scales nothing, as in most VMs."""
+    """{CPU frequency governor: number of CPUs}; empty without cpufreq, as in most VMs."""
     found: dict[str, int] = {}
     base = "/sys/devices/system/cpu"
     for name in tree.listdir(base):

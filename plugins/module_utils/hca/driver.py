@@ -1,10 +1,10 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The driver in three answers: what is installed, what lies on disk for this kernel, what is loaded.
+"""The driver as installed, as on disk for this kernel, and as loaded.
 
-Only the third one works for anybody; the other two tell what the next load or boot brings. `mlx_compat` is the mark of
-an OFED stack (MLNX_OFED or DOCA): its mlx5_core depends on it, the kernel's own does not.
+Only the third is in use; the other two show what the next load or boot brings. `mlx_compat` marks an OFED stack
+(MLNX_OFED or DOCA): its mlx5_core depends on it, the inbox one does not.
 """
 
 from __future__ import annotations
@@ -85,14 +85,14 @@ def installed(tree: Tree, seams: Optional[Seams] = None) -> dict[str, Any]:
     else:
         flavor = INBOX
     if version is None and packages and kernel:
-        # The release of the stack says more than that of its kernel package.
+        # The stack's release says more than the version of its kernel package.
         whole = sorted(name for name in packages if name == "doca-ofed" or _UBUNTU_PACKAGES.match(name))
         version = packages[(whole + kernel)[0]]
     return {"flavor": flavor, "version": version, "packages": dict(sorted((packages or {}).items()))}
 
 
 def _dpkg(tree: Tree) -> Optional[dict[str, str]]:
-    """Installed packages of interest; None without a dpkg database. One search over the file, not a parse of it."""
+    """Installed packages of interest; None without a dpkg database. Searches the file instead of parsing it."""
     data = tree.read_bytes(DPKG_STATUS)
     if data is None:
         return None
@@ -114,7 +114,7 @@ def on_disk(
     compat = False
     for name in MODULES:
         path = catalogue.path(name)
-        # The mlx4 twins interest only where they are in use: unpacking a module takes its time.
+        # The mlx4 modules matter only where they are in use: unpacking a module takes time.
         if path is None or (name.startswith("mlx4") and not tree.isdir(f"{paths.MODULE}/{name}")):
             continue
         fields = elf.modinfo(tree, path, seams) or {}
@@ -147,12 +147,12 @@ def loaded(tree: Tree, installed_flavor: Optional[str] = None) -> dict[str, Any]
 
 
 def _ofed(installed_flavor: Optional[str]) -> str:
-    """Modules do not tell MLNX_OFED from DOCA; the packages do."""
+    """Modules do not distinguish MLNX_OFED from DOCA; the packages do."""
     return installed_flavor if installed_flavor in (DOCA, MLNX_OFED, UBUNTU_ARCHIVE) else OFED
 
 
 def _versions(modules: dict[str, dict[str, Any]]) -> dict[str, Optional[str]]:
-    """Version and srcversion of the stack: those of its first module (mlx5_core where it is there)."""
+    """Version and srcversion of the stack: those of its first module (mlx5_core if present)."""
     first: dict[str, Any] = next(iter(modules.values()), {})
     return {"version": first.get("version"), "srcversion": first.get("srcversion")}
 
@@ -160,7 +160,7 @@ def _versions(modules: dict[str, dict[str, Any]]) -> dict[str, Optional[str]]:
 def compare(disk: dict[str, dict[str, Any]], memory: dict[str, dict[str, Any]]) -> tuple[Any, list[str]]:
     """(agree, [sentence about each module that differs]); agree is `unknown: …` when nothing can be compared.
 
-    By srcversion, which only changes with the source. Debian builds its modules without; there the build id tells.
+    By srcversion, which only changes with the source. Debian builds its modules without it; there, by build id.
     """
     if not memory:
         return unknown("no RDMA driver module is loaded"), []

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """What modinfo prints, read from the module file itself: no fork for .ko, .ko.xz and .ko.gz.
 
-The standard library of the Pythons that nodes have cannot unpack a .ko.zst; there the seam asks modinfo.
+The standard library of the Pythons on nodes cannot unpack a .ko.zst; for those the seam runs modinfo.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def modinfo(tree: Tree, path: str, seams: Optional[Seams] = None) -> Optional[di
     """{field: value} of a module file (version, srcversion, depends, license, …; the first value of a repeated field).
 
     `build_id` is added where the file has one and was read here. None when the file is absent or is not a module. A
-    captured tree seldom holds the module files: there the recorded answers stand in for them.
+    captured tree seldom holds the module files; recorded answers replace them.
     """
     data = tree.read_bytes(path)
     fields = parse(data, path) if data else None
@@ -35,7 +35,7 @@ def modinfo(tree: Tree, path: str, seams: Optional[Seams] = None) -> Optional[di
 
 
 def parse(data: bytes, name: str) -> Optional[dict[str, str]]:
-    """Fields of a module file's content; `name` tells the compression. None for zstd and for what is not a module."""
+    """Fields of a module file's content; `name` gives the compression. None for zstd and for anything but a module."""
     plain = decompressed(data, name)
     section = None if plain is None else _section(plain, b".modinfo")
     if section is None:
@@ -80,10 +80,10 @@ def decompressed(data: bytes, name: str) -> Optional[bytes]:
 
 
 def program(start: bytes) -> Optional[dict[str, Any]]:
-    """What the first 4 KiB of a program say of it; None when it is no 64-bit ELF file.
+    """What the first 4 KiB of a program reveal; None when it is not a 64-bit ELF file.
 
-    machine: as `uname -m` names it, else `ELF machine <number>`. size: bytes that the file has at least when it is
-    whole (the end of its last segment, and of both its tables).
+    machine: as `uname -m` names it, else `ELF machine <number>`. size: minimum size of the complete file in bytes (the
+    end of its last segment and of both its tables).
     """
     if start[:5] != b"\x7fELF\x02":
         return None

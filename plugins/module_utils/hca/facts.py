@@ -46,7 +46,7 @@ def chosen(subset: Optional[Iterable[str]] = None) -> set[str]:
         raise ValueError(f"no such subset: {', '.join(wrong)}; there are all, min, {', '.join(SUBSETS)}")
     wanted = set(SUBSETS) if not plain or "all" in plain else {name for name in plain if name != "min"}
     if "hcas" in wanted:
-        # The GID tables belong to the HCAs unless they are refused.
+        # The GID tables come with the HCAs unless excluded.
         wanted.add("gids")
     return set() if "all" in without else wanted - set(without)
 
@@ -58,12 +58,12 @@ def gather(
     software_hcas: bool = False,
     rails: Optional[list[dict[str, Any]]] = None,
 ) -> dict[str, Any]:
-    """The facts of a node; keys of subsets that were not asked for are absent.
+    """The facts of a node; keys of subsets that were not requested are absent.
 
     Reads files below `tree` only (see Seams for the exceptions), loads no module and changes nothing. Each file is read
     at most once. It raises for an unknown subset (ValueError), never for what it finds on the node.
 
-    seams: default is what fits the tree. subset: see `chosen`. software_hcas: admit rxe and siw devices to automatic
+    seams: default: those that fit the tree. subset: see `chosen`. software_hcas: allow rxe and siw devices as automatic
     rails; they are listed under `hcas` either way. rails: named rails, see `rails.rails`.
     """
     wanted = chosen(subset)
@@ -116,7 +116,7 @@ def gather(
 
 
 def owned_files(tree: Tree) -> dict[str, dict[str, str]]:
-    """{path: {mode: "0644", content: text}} of every file that the collection has on the node."""
+    """{path: {mode: "0644", content: text}} of every file that the collection owns on the node."""
     tree = tree.snapshot()
     candidates = [paths.OWN_MODULES_LOAD, paths.OWN_MODPROBE, paths.OWN_LINKS_UNIT, paths.OWN_LINKS_SCRIPT]
     system = "/etc/systemd/system"
@@ -128,13 +128,13 @@ def owned_files(tree: Tree) -> dict[str, dict[str, str]]:
         data = tree.read_bytes(path)
         mode = tree.mode(path)
         if data is not None and mode is not None:
-            # Unstripped: whoever compares it with what the file should be needs every byte.
+            # Unstripped: comparing it with the wanted content needs every byte.
             found[path] = {"mode": f"{mode:04o}", "content": data.decode("utf-8", "replace")}
     return found
 
 
 def reboot_reasons(facts: dict[str, Any]) -> list[str]:
-    """Sentences about what only a reboot (or a reload that nobody may order by the way) brings into effect."""
+    """What takes effect only with a reboot (or an explicit driver reload), a sentence each."""
     found = []
     drivers = facts.get("driver")
     if drivers and drivers["agree"] is False:

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Whether an HCA can reach GPU memory directly, and by which of the two ways: nvidia_peermem or dma-buf."""
+"""Whether an HCA can reach GPU memory directly, and how: by nvidia_peermem or dma-buf."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .modules import Catalogue
 from .seams import Seams
 from .tree import Tree
 
-# ib_umem_dmabuf_get() came with this kernel.
+# The first kernel with ib_umem_dmabuf_get().
 _DMABUF_KERNEL = (5, 12)
 
 
@@ -26,9 +26,9 @@ def state(
 ) -> dict[str, Any]:
     """{mode: peermem|dmabuf|none, verdict: sentence, action: sentence or None, peermem_loadable: bool}.
 
-    peermem_loadable: nvidia_peermem is what the driver needs, it is not loaded, and nothing on disk speaks against it.
+    peermem_loadable: the driver needs nvidia_peermem, it is not loaded, and nothing on disk keeps it from loading.
 
-    Files tell that a way is open, not that it carries data: only a transfer out of GPU memory shows that.
+    Files show that a path is open, not that data flows: only a transfer from GPU memory proves that.
     """
     tree = tree.snapshot()
     if not any(gpu["vendor"] == pci.NVIDIA for gpu in gpus):
@@ -40,12 +40,12 @@ def state(
         return _answer(
             "none",
             "The nvidia module is not loaded.",
-            "Install or load the NVIDIA driver; GPUDirect RDMA follows from it.",
+            "Install or load the NVIDIA driver; GPUDirect RDMA needs it.",
         )
     if open_module(tree, catalogue, seams):
         release = tuple(int(part) for part in re.findall(r"\d+", kernel or "")[:2])
         if release >= _DMABUF_KERNEL:
-            return _answer("dmabuf", f"The open NVIDIA kernel module and kernel {kernel} offer dma-buf.")
+            return _answer("dmabuf", f"The open NVIDIA kernel module and kernel {kernel} support dma-buf.")
         return _answer(
             "none",
             f"The open NVIDIA kernel module is loaded, but kernel {kernel} is too old for dma-buf (5.12).",
@@ -69,16 +69,16 @@ def open_module(tree: Tree, catalogue: Catalogue, seams: Optional[Seams] = None)
 
 
 def _proprietary(tree: Tree, catalogue: Catalogue, seams: Optional[Seams]) -> dict[str, Any]:
-    """The proprietary driver needs nvidia_peermem. Its file tells beforehand whether loading it can work."""
+    """The proprietary driver needs nvidia_peermem. Its file shows beforehand whether it can load."""
     closed = "The proprietary NVIDIA kernel module is loaded, which needs nvidia_peermem"
     path = catalogue.path("nvidia_peermem")
     if path is None:
         if catalogue.paths is None:
-            return _answer("none", f"{closed}; whether it is there is unknown without modules.dep.")
+            return _answer("none", f"{closed}; without modules.dep it is unknown whether it exists.")
         return _answer(
             "none",
             f"{closed}; this kernel has no such module.",
-            "Rebuild the NVIDIA driver for this kernel, or change to its open kernel modules (dma-buf).",
+            "Rebuild the NVIDIA driver for this kernel, or switch to its open kernel modules (dma-buf).",
         )
     fields = elf.modinfo(tree, path, seams)
     needs = (fields or {}).get("depends", "").split(",")
@@ -86,7 +86,7 @@ def _proprietary(tree: Tree, catalogue: Catalogue, seams: Optional[Seams]) -> di
         return _answer(
             "none",
             f"{closed}; {path} was built without peer-memory support and will refuse to load (Invalid argument).",
-            "Install the OFED driver first and rebuild the NVIDIA driver, or change to its open kernel modules.",
+            "Install the OFED driver first and rebuild the NVIDIA driver, or switch to its open kernel modules.",
         )
     if not tree.isdir(f"{paths.MODULE}/ib_core"):
         return _answer("none", f"{closed}; ib_core is not loaded yet.", "Load the RDMA modules, then nvidia_peermem.")

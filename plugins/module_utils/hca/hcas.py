@@ -34,9 +34,9 @@ def hcas(
     gids: bool = True,
     functions: Optional[dict[str, str]] = None,
 ) -> list[dict[str, Any]]:
-    """All HCAs as in the facts, PCI ones in address order, software ones behind by name.
+    """All HCAs as in the facts, PCI ones in address order, then software ones by name.
 
-    A device that goes away while it is read is left out; a single attribute that cannot be read is None. Distances to
+    A device that disappears while it is read is left out; an unreadable attribute is None. Distances to
     GPUs and other HCAs are added by `place`. gids: read the GID tables. functions: `pci.classes`, when already read.
     """
     tree = tree.snapshot()
@@ -143,7 +143,7 @@ def _hca(
 
 
 def _overhead(function: Optional[dict[str, Any]], node_type: Optional[str], rxe: bool) -> int:
-    """Bytes of headers that the driver takes off the netdev's MTU before it picks the next RDMA MTU below."""
+    """Header bytes that the driver subtracts from the netdev's MTU before it rounds down to an RDMA MTU."""
     driver = function["driver"] if function else None
     if node_type == "RNIC" or driver in ("ice", "i40e", "irdma"):
         return 0  # iWARP, and irdma in RoCE mode too: ib_mtu_int_to_enum(netdev->mtu)
@@ -183,7 +183,7 @@ def _netdevs(
     if parent:
         candidates = tree.listdir(f"{parent}/net")
     else:
-        # rxe names its parent. GIDs may also belong to what stands on the netdev (macvlan), so they come second.
+        # rxe names its parent. GIDs may also belong to a macvlan on top of the netdev, so they come second.
         stated = tree.read(f"{paths.INFINIBAND}/{name}/parent")
         known = [stated] if stated else sorted({owner for owner in owners.values() if owner})
         candidates = known or [found for found in [network.by_mac(_mac(node_guid))] if found]
@@ -200,7 +200,7 @@ def _netdevs(
 
 
 def _mac(guid: Optional[str]) -> str:
-    """The MAC inside an EUI-64 node GUID: all that a siw device tells about its netdev."""
+    """The MAC inside an EUI-64 node GUID: all that a siw device reveals about its netdev."""
     digits = (guid or "").replace(":", "")
     if len(digits) != 16 or digits[6:10] != "fffe":
         return ""
@@ -232,10 +232,10 @@ def _port(tree: Tree, port: str, number: int, gids: list[dict[str, Any]]) -> dic
 
 
 def _join_bond(tree: Tree, network: Network, hca: dict[str, Any], free: list[str]) -> None:
-    """Complete an HCA whose ports are bonded: mlx5 makes one RDMA device of two functions, and it hangs on the first.
+    """Complete an HCA whose ports are bonded: mlx5 makes one RDMA device of two functions, attached to the first.
 
     The other function has a netdev under the same bond and no RDMA device of its own. The bond itself joins the
-    netdevs, because it is what carries the addresses, the MTU and the GIDs.
+    netdevs because it has the addresses, the MTU and the GIDs.
     """
     masters = {netdev["master"] for netdev in hca["netdevs"]} - {None}
     if not hca["pci"] or len(masters) != 1:
@@ -259,7 +259,7 @@ def _join_bond(tree: Tree, network: Network, hca: dict[str, Any], free: list[str
 
 
 def _settle(port: dict[str, Any], netdevs: list[dict[str, Any]], owner: Optional[str], overhead: int) -> None:
-    """Fill in the netdev of a port, and the RDMA MTU that follows from it."""
+    """Set the netdev of a port, and the RDMA MTU that follows from it."""
     own = [netdev for netdev in netdevs if netdev["port"] == port["number"] and not netdev["parent"]]
     bonds = [netdev for netdev in own if any(netdev["name"] == other["master"] for other in own)]
     named = [netdev for netdev in netdevs if netdev["name"] == owner]
@@ -298,8 +298,8 @@ def cards_without_rdma(
 ) -> list[dict[str, Any]]:
     """Mellanox network functions that have no RDMA device, each with the reason and the next step.
 
-    VFs are left out: their PF tells the story, and a VF handed to a guest is meant to be like that. So is the second
-    function of a bonded card, whose RDMA device hangs on the first. modules: names -> `modules.state`.
+    VFs are left out: their PF has the reason, and a VF passed to a guest has no RDMA device here by design. So is the
+    second function of a bonded card, whose RDMA device is attached to the first. modules: names -> `modules.state`.
     """
     tree = tree.snapshot()
     places = topology.Topology(tree)
@@ -342,12 +342,12 @@ def _why_no_rdma(
     bound: Optional[str],
     modules: Callable[[list[str]], dict[str, dict[str, Any]]],
 ) -> tuple[str, str]:
-    """(reason, next step): the first thing on the way from the PCI function to an RDMA device that is missing."""
+    """(reason, next step): the first missing step from the PCI function to an RDMA device."""
     core, rdma = ("mlx4_core", "mlx4_ib") if device in _MLX4 else ("mlx5_core", "mlx5_ib")
     if bound in _PASSED_ON:
         return (
-            f"It is bound to {bound}, which hands it to a virtual machine or a user-space driver.",
-            f"If this node is to use it: echo {address} > /sys/bus/pci/drivers/{bound}/unbind, remove what binds it "
+            f"It is bound to {bound}, which passes it to a virtual machine or a user-space driver.",
+            f"To use it on this node: echo {address} > /sys/bus/pci/drivers/{bound}/unbind, remove what binds it "
             f"(driverctl, vfio-pci.ids on the kernel command line), then echo {address} > /sys/bus/pci/drivers_probe.",
         )
     if bound not in (None, core):
@@ -360,17 +360,17 @@ def _why_no_rdma(
     if state["available"] is False:
         return (
             f"{name} is not loaded and the running kernel has no such module.",
-            f"Install what carries {name} for this kernel: linux-modules-extra, kernel-modules, or the OFED driver.",
+            f"Install the package with {name} for this kernel: linux-modules-extra, kernel-modules or the OFED driver.",
         )
     if not state["loaded"]:
         return (f"{name} is not loaded.", f"modprobe {name}; the role kernel_modules does it, now and at boot.")
     if bound is None:
         return (
-            f"{core} is loaded and no driver is bound: it did not accept the card.",
-            f"See what it says: dmesg | grep {address}. Firmware and slot power are the usual reasons.",
+            f"{core} is loaded but did not bind to the card.",
+            f"Check dmesg | grep {address}. Firmware and slot power are the usual causes.",
         )
     return (
-        f"{rdma} is loaded and made no RDMA device of it.",
-        f"See dmesg | grep {address}; devlink dev param show pci/{address} name enable_rdma; in the netns mode "
+        f"{rdma} is loaded but created no RDMA device for it.",
+        f"Check dmesg | grep {address}; devlink dev param show pci/{address} name enable_rdma; in netns mode "
         "exclusive the device may also have been moved into another network namespace.",
     )

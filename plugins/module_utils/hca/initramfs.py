@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The initramfs images and what makes them: a copy of modules and modprobe.d that boots before the files we write."""
+"""The initramfs images and their generator: copies of modules and modprobe.d, used before the files we write."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _GENERATORS = (
     ("dracut", ("/usr/bin/dracut", "/usr/sbin/dracut", "/sbin/dracut")),
 )
 _IMAGE = re.compile(r"^(?:initrd\.img-(?P<debian>.+)|initramfs-(?P<dracut>.+)\.img|initrd-(?P<suse>.+))$")
-# Debian's and dracut's left-overs of an interrupted run, and the kdump and rescue images, which boot no RDMA node.
+# Leftovers of interrupted runs (Debian, dracut), and the kdump and rescue images, which no RDMA node boots from.
 _OTHER = re.compile(r"\.(?:bak|old|dpkg-bak|new|dpkg-new)$|kdump|rescue")
 
 

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How much memory each container-running service may lock: what a new start gets, and what the running one has.
+"""How much memory each container service may lock: what the next start gets and what the running process has.
 
 Sources: unit files and drop-ins (systemd.exec(5), LimitMEMLOCK=), /proc/<pid>/limits, the unit's cgroup.procs.
 """
@@ -48,7 +48,7 @@ def _service(tree: Tree, name: str, default: str | int) -> dict[str, Any]:
 
 
 def _effective(values: Iterable[str], default: str | int) -> str | int:
-    """What repeated LimitMEMLOCK= assignments come to: an empty one resets, and systemd skips what it cannot read."""
+    """The result of repeated LimitMEMLOCK= assignments: an empty one resets, and systemd skips invalid ones."""
     found: str | int = default
     for value in values:
         soft = value.partition(":")[0].strip()
@@ -65,8 +65,8 @@ def _effective(values: Iterable[str], default: str | int) -> str | int:
 def _manager_default(tree: Tree) -> str | int:
     """DefaultLimitMEMLOCK of system.conf and its drop-ins, else what a service gets when nothing is set.
 
-    That is 8 MiB since systemd 250, which sets it, and since Linux 5.16, which PID 1 inherits it from. Older ones of
-    both give 64 KiB, and a container passes on what its manager has.
+    That is 8 MiB since systemd 250, which sets it, and since Linux 5.16, from which PID 1 inherits it. Older releases
+    of both give 64 KiB, and a container passes on its manager's limit.
     """
     files: dict[str, str] = {}
     directories = ("/etc/systemd", "/run/systemd", "/usr/local/lib/systemd", "/usr/lib/systemd")
@@ -84,15 +84,15 @@ def _manager_default(tree: Tree) -> str | int:
     ]
     release = re.match(r"(\d+)\.(\d+)", node.kernel(tree) or "")
     recent = release and (int(release.group(1)), int(release.group(2))) >= (5, 16) and not node.container(tree)
-    why = "no unit file sets LimitMEMLOCK, so it is systemd's default: 8 MiB, before release 250 64 KiB"
+    why = "no unit file sets LimitMEMLOCK, so it is systemd's default: 8 MiB, or 64 KiB before release 250"
     return _effective(assigned, _MIB_8 if recent else unknown(why))
 
 
 def main_pid(tree: Tree, unit: str, settings: Optional[dict[str, list[str]]] = None) -> Optional[int]:
-    """Main process of a running service; None when its control group holds no process.
+    """Main process of a running service; None when its control group has no process.
 
     A container runtime's group also holds the shims of its containers, and those outlive a restart. The main process is
-    the one that PID 1 started under the name of ExecStart; of several the youngest, as an old one is a left-over.
+    the one that PID 1 started under the name of ExecStart; of several, the youngest: older ones are leftovers.
     """
     settings = units.settings(tree, unit, "Service") if settings is None else settings
     if not settings and units.fragment(tree, unit) is None:
@@ -102,7 +102,7 @@ def main_pid(tree: Tree, unit: str, settings: Optional[dict[str, list[str]]] = N
     if named and named.isdecimal() and int(named) in pids:
         return int(named)
     starts = [value for value in settings.get("ExecStart", []) if value]
-    # k3s runs itself again as `k3s-server`; /proc/<pid>/comm holds 15 characters.
+    # k3s re-executes itself as `k3s-server`; /proc/<pid>/comm holds 15 characters.
     program = starts[-1].lstrip("-+!@:|").split()[0].rpartition("/")[2][:15] if starts else ""
     best: Optional[tuple[bool, int, int]] = None
     for pid in pids:

@@ -4,7 +4,7 @@
 """What modprobe.d, modules-load.d and the kernel command line say, in the order in which kmod and systemd apply it.
 
 kmod (libkmod-config.c): the files of all directories are sorted by name; of files with the same name the first
-directory counts; the kernel command line is parsed behind the files; of a repeated option the kernel keeps the last.
+directory counts; the kernel command line is parsed after the files; of a repeated option the kernel keeps the last.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CMDLINE = "/proc/cmdline"
 
 
 class Line(NamedTuple):
-    """One statement: where it stands and its words. The kernel command line has line 1 only."""
+    """One statement: its location and its words. The kernel command line has only line 1."""
 
     path: str
     line: int
@@ -35,7 +35,7 @@ def canonical(name: str) -> str:
 
 
 def effective_files(tree: Tree, directories: tuple[str, ...]) -> list[str]:
-    """The *.conf files that count, sorted by file name. On merged-/usr systems the last two directories are one."""
+    """The *.conf files that apply, sorted by file name. On merged-/usr systems the last two directories are one."""
     chosen: dict[str, str] = {}
     for directory in directories:
         for name in tree.listdir(directory):
@@ -62,11 +62,11 @@ def statements(tree: Tree) -> list[Line]:
     """Every statement of modprobe.d in order of precedence, weakest first, the kernel command line last.
 
     `module.option=value` of the command line comes as `options module option=value`, `modprobe.blacklist=a,b`
-    and `module_blacklist=a,b` as `blacklist a` and `blacklist b`, so that a reader needs to know one form only.
+    and `module_blacklist=a,b` as `blacklist a` and `blacklist b`, so that callers handle one form only.
     """
     found = []
     for path in effective_files(tree, paths.MODPROBE_DIRECTORIES):
-        # Not `read`: it strips, and the numbers of the lines would be wrong below leading empty ones.
+        # Not `read`: it strips, and leading empty lines would shift the line numbers.
         content = (tree.read_bytes(path) or b"").decode("utf-8", "replace")
         for number, text in _logical_lines(content):
             words = text.split()
@@ -75,7 +75,7 @@ def statements(tree: Tree) -> list[Line]:
     for word in command_line(tree):
         key, equals, value = word.partition("=")
         module, dot, option = key.partition(".")
-        if key in ("modprobe.blacklist", "module_blacklist"):  # the second is the kernel's own and stops every way
+        if key in ("modprobe.blacklist", "module_blacklist"):  # the second is the kernel's own and blocks all loading
             found += [Line(CMDLINE, 1, word, ("blacklist", name)) for name in value.split(",") if name]
         elif dot and option and re.fullmatch(r"[\w-]+", module):
             found.append(Line(CMDLINE, 1, word, ("options", module, option + equals + value)))
@@ -83,7 +83,7 @@ def statements(tree: Tree) -> list[Line]:
 
 
 def command_line(tree: Tree) -> list[str]:
-    """Words of /proc/cmdline; what stands behind `--` is for init and is left out."""
+    """Words of /proc/cmdline; what follows `--` is for init and is left out."""
     text = tree.read(CMDLINE) or ""
     try:
         words = shlex.split(text, posix=True)
@@ -107,9 +107,9 @@ def options(lines: list[Line], module: str, option: str) -> list[tuple[Line, str
 
 
 def blocks(lines: list[Line], module: str) -> list[Line]:
-    """Statements that keep a module from loading or replace its loading by a command.
+    """Statements that keep a module from loading or run a command instead.
 
-    `blacklist` stops loading by hardware id and modules-load.d, `install` every way; an install command that calls
+    `blacklist` blocks loading by hardware id and modules-load.d, `install` all loading; an install command that calls
     modprobe for the module itself is not a block.
     """
     wanted = canonical(module)
@@ -124,10 +124,10 @@ def blocks(lines: list[Line], module: str) -> list[Line]:
 
 
 def loaded_at_boot(tree: Tree) -> list[tuple[str, str]]:
-    """[(path, module)] of everything that asks for a module by name at boot.
+    """[(path, module)] of everything that loads a module by name at boot.
 
     modules-load.d, /etc/modules, rdma-core's /etc/rdma/modules (which its udev rules load once hardware of the kind
-    that the file is named after shows up), and modules-load= on the kernel command line.
+    in the file's name appears), and modules-load= on the kernel command line.
     """
     found: dict[tuple[str, str], None] = {}
     files = effective_files(tree, paths.MODULES_LOAD_DIRECTORIES)

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Kernel modules: loaded, built in, there for this kernel, loaded at boot, blocked.
+"""Kernel modules: loaded, built in, available for this kernel, loaded at boot, blocked.
 
 Sources: /sys/module, /lib/modules/<kernel>/{modules.dep,modules.builtin}, modprobe.d(5), modules-load.d(5).
 """
@@ -32,7 +32,7 @@ NAMES = (
 
 
 class Catalogue:
-    """The modules of one kernel on disk, from depmod's text files; of two copies they hold the one that wins."""
+    """The modules of one kernel on disk, from depmod's text files; of two copies these list the one that wins."""
 
     def __init__(self, tree: Tree, kernel: Optional[str]):
         self.directory = f"/lib/modules/{kernel}" if kernel else None
@@ -60,7 +60,7 @@ class Catalogue:
         return found if found.startswith("/") else f"{self.directory}/{found}"
 
     def available(self, name: str) -> bool | str:
-        """Whether modprobe could load it; a string when depmod's files are not there to tell."""
+        """Whether modprobe could load it; a string when depmod's files are missing."""
         if canonical(name) in self.builtin:
             return True
         if self.paths is None:

@@ -22,7 +22,7 @@ ROCE_OVERHEAD = 96
 # drivers/infiniband/sw/rxe/rxe_param.h: RXE_MAX_HDR_LENGTH
 RXE_OVERHEAD = 80
 IB_MTUS = (4096, 2048, 1024, 512, 256)
-# Port functions that a switch-mode NIC shows next to its uplink: representors of VFs and SFs, no port of the card.
+# Names of VF and SF representors, which a NIC in switchdev mode shows beside its uplink; not ports of the card.
 _REPRESENTOR = re.compile(r"^(c\d+)?pf\d+(vf|sf)\d+$|^(c\d+)?pf\d+$")
 _ATTRIBUTES = (
     "address",
@@ -38,7 +38,7 @@ _ATTRIBUTES = (
 
 
 def ib_mtu(mtu: Optional[int], overhead: int = ROCE_OVERHEAD) -> Optional[int]:
-    """RDMA MTU in bytes that a netdev MTU leaves room for: 1500 -> 1024, 4200 -> 4096, 9000 -> 4096; None below 256."""
+    """RDMA MTU in bytes that fits into a netdev MTU: 1500 -> 1024, 4200 -> 4096, 9000 -> 4096; None below 256."""
     if mtu is None:
         return None
     return next((size for size in IB_MTUS if mtu - overhead >= size), None)
@@ -89,7 +89,7 @@ class Network:
         }
 
     def representor(self, name: str) -> bool:
-        """Whether an interface stands for a VF or SF in switchdev mode, not for a port of the card."""
+        """Whether an interface represents a VF or SF in switchdev mode instead of a port of the card."""
         return bool(_REPRESENTOR.match(self._tree.read(f"{paths.NET}/{name}/phys_port_name") or ""))
 
     def addresses(self, name: str) -> list[str] | str:
@@ -101,7 +101,7 @@ class Network:
         return sorted(self._ipv4.get(name, [])) + self._ipv6.get(name, [])
 
     def default_route_netdevs(self) -> set[str]:
-        """Interfaces that carry the default route: its own and all below it (bond members, VLAN and bridge parents)."""
+        """Interfaces of the default route: its own and all below it (bond members, VLAN and bridge parents)."""
         if self._default_route_netdevs is None:
             self._default_route_netdevs = set()
             pending = sorted(routes.default_netdevs(self._tree))

@@ -17,10 +17,10 @@ from .text import unknown
 from .tree import Tree
 
 SHARED, EXCLUSIVE = "shared", "exclusive"
-# kstrtobool(): what the kernel takes for a boolean module parameter.
+# kstrtobool(): what the kernel accepts as a boolean module parameter.
 _TRUE = ("y", "t", "1", "on")
 _FALSE = ("n", "f", "0", "of")
-# Units that D-Bus or a timer starts for moments in a network namespace of their own (PrivateNetwork=yes).
+# Short-lived units, started by D-Bus or a timer, with a private network namespace (PrivateNetwork=yes).
 SHORT_LIVED = (
     "systemd-hostnamed.service",
     "systemd-localed.service",
@@ -34,7 +34,7 @@ SHORT_LIVED = (
 
 
 def mode_of(text: str) -> Optional[str]:
-    """`netns_mode=` value as shared or exclusive; None for what the kernel would refuse."""
+    """`netns_mode=` value as shared or exclusive; None for a value that the kernel rejects."""
     value = text.strip().lower()
     if value[:1] in _TRUE or value[:2] == "on":
         return SHARED
@@ -47,7 +47,7 @@ def running(tree: Tree) -> str:
     """shared or exclusive as the kernel has it now, or why that is unknown."""
     value = tree.read(f"{paths.MODULE}/ib_core/parameters/netns_mode")
     if value is not None:
-        return mode_of(value) or unknown(f"the kernel says {value!r}")
+        return mode_of(value) or unknown(f"the kernel reports {value!r}")
     if not tree.isdir(f"{paths.MODULE}/ib_core"):
         return unknown("ib_core is not loaded")
     return unknown("ib_core has no parameter netns_mode (a kernel before 5.2)")
@@ -90,8 +90,8 @@ def namespaces(tree: Tree) -> list[dict[str, Any]] | str:
     """Network namespaces other than init's: [{inode, owners: [{pid, command, unit, transient}], name}].
 
     Of several processes of one unit (or, outside units, of one name) only the one with the lowest pid is shown. A
-    namespace without a process is kept by a mount (`ip netns add`, a container runtime); its name is the mount point.
-    A string when init's own namespace may not be read, which needs root.
+    namespace without a process is held by a mount (`ip netns add`, a container runtime); its name is the mount point.
+    A string when init's own namespace cannot be read, which needs root.
     """
     tree = tree.snapshot()
     pids = sorted(int(name) for name in tree.listdir("/proc") if name.isdecimal())
@@ -121,7 +121,7 @@ def _inode(link: Optional[str]) -> Optional[int]:
 
 
 def _mounted(tree: Tree) -> Iterator[tuple[int, str]]:
-    """(inode, mount point) of namespaces that a mount keeps; the root field of an nsfs mount is `net:[inode]`."""
+    """(inode, mount point) of namespaces held by a mount; the root field of an nsfs mount is `net:[inode]`."""
     for line in (tree.read("/proc/1/mountinfo") or tree.read("/proc/self/mountinfo") or "").splitlines():
         part = line.split()
         inode = _inode(part[3]) if len(part) > 4 else None
@@ -141,7 +141,7 @@ def unit_of(tree: Tree, pid: int) -> Optional[str]:
 
 
 def is_transient(tree: Tree, unit: Optional[str]) -> bool:
-    """Whether a unit holds its namespace for moments only: a known one, or a oneshot with PrivateNetwork."""
+    """Whether a unit holds its namespace only briefly: a known one, or a oneshot with PrivateNetwork."""
     if not unit or not unit.endswith(".service"):
         return False
     if unit in SHORT_LIVED or units.template(unit) in ("e2scrub@.service",):

@@ -48,7 +48,7 @@ UNIT_DIRECTORIES = (
 HEADER = "# Managed by Ansible collection gpufabric.rdma; changes here are overwritten."
 MODE = 0o644
 OWN_MODULES_LOAD = "/etc/modules-load.d/gpufabric-rdma.conf"
-# kmod sorts by file name over all directories and the last option wins: zz- puts ours behind everybody else's.
+# kmod sorts by file name over all directories and the last option wins: zz- sorts ours last.
 OWN_MODPROBE = "/etc/modprobe.d/zz-gpufabric-rdma.conf"
 OWN_DROP_IN = "10-gpufabric-rdma.conf"
 OWN_LINKS_UNIT = "/etc/systemd/system/gpufabric-rdma-links.service"

@@ -19,7 +19,7 @@ ADDRESS = re.compile(r"^[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$")
 MELLANOX = "15b3"
 NVIDIA = "10de"
 
-# Display controllers and accelerators that compute. Other vendors' VGA adapters (a BMC's) are no GPU here.
+# Display controllers and compute accelerators. Other vendors' VGA adapters (a BMC's) do not count as GPUs.
 GPU_CLASSES = {
     NVIDIA: ("0x0300", "0x0302"),
     "1002": ("0x0300", "0x0302", "0x0380", "0x1200"),
@@ -157,7 +157,7 @@ def function(tree: Tree, address: str) -> dict[str, Any]:
     """A PCI function as the facts show it; fields that vanish or do not exist are None.
 
     Speeds in GT/s, widths in lanes; vendor and device ids in hexadecimal without 0x. `sriov` is {0, 0} where the
-    function cannot make VFs.
+    function has no SR-IOV.
     """
     base = f"{paths.PCI}/{address}"
     names = tree.listdir(base)
@@ -207,7 +207,7 @@ def _speed(text: Optional[str]) -> Optional[float]:
 def gpus(tree: Tree, functions: Optional[dict[str, str]] = None) -> list[dict[str, Any]]:
     """GPUs in PCI order: [{index, address, vendor, device, model, driver, numa_node, local_cpus}].
 
-    nvidia-smi and CUDA_DEVICE_ORDER=PCI_BUS_ID number them alike. The model comes from the NVIDIA driver where it is
+    nvidia-smi and CUDA_DEVICE_ORDER=PCI_BUS_ID use the same order. The model comes from the NVIDIA driver where it is
     loaded (/proc/driver/nvidia/gpus/<address>/information), else from the PCI id.
     """
     found: list[dict[str, Any]] = []

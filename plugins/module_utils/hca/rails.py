@@ -1,11 +1,10 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Rails: the HCA ports that carry the fabric, in an order that is the same on every node built alike.
+"""Rails: the HCA ports on the fabric, in an order that is the same on identically built nodes.
 
-Named rails are taken as they are named. Automatic ones are all ports of physical functions that could be one. Their
-number comes from PCI order, or from GPU order where each GPU has a card of its own; cables have no say in it, so that
-rail 3 stays rail 3 while the cable of rail 2 is out.
+Named rails are used as given. Automatic rails are all suitable ports of physical functions, numbered in PCI order, or
+in GPU order where each GPU has its own card. Cabling does not matter: rail 3 stays rail 3 while rail 2 is unplugged.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ def rails(
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """(rails, rails_excluded).
 
-    wanted: [{hca|pci|netdev|mac: value, port: number}], port optional. software: admit rxe and siw to automatic rails.
+    wanted: [{hca|pci|netdev|mac: value, port: number}], port optional. software: allow rxe and siw as automatic rails.
     """
     tree = tree.snapshot()
     if wanted:
@@ -84,7 +83,7 @@ def _matches(hca: dict[str, Any], key: str, value: str) -> bool:
 
 
 def _ports(hca: dict[str, Any], key: str, value: str, number: Any) -> list[dict[str, Any]]:
-    """The ports meant by a name: all of the HCA's, or the one that the named interface sits on."""
+    """The ports that a name selects: all of the HCA's, or the one of the named interface."""
     ports = hca["ports"]
     if number:
         return [port for port in ports if port["number"] == int(number)]
@@ -98,7 +97,7 @@ def _ports(hca: dict[str, Any], key: str, value: str, number: Any) -> list[dict[
 def _automatic(
     tree: Tree, hcas: list[dict[str, Any]], gpus: list[dict[str, Any]], software: bool
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Number the ports card by card, in GPU order where each GPU has a card of its own, else in PCI order."""
+    """Number the ports card by card, in GPU order where each GPU has its own card, else in PCI order."""
     found, excluded = [], []
     cards: dict[str, list[dict[str, Any]]] = {}
     for hca in hcas:
@@ -120,36 +119,36 @@ def _automatic(
                     found.append(_rail(index, hca, port, pairs.get(card) or _only_nearest(hca), AUTOMATIC))
                 index += 1
     if by_gpu:
-        reason = "Each GPU has another card as its nearest one; name this one to use it."
+        reason = "Every GPU is nearer to another card; name this one to use it."
         excluded += [{"hca": hca["name"], "reason": reason} for left in cards.values() for hca in left]
     return found, excluded
 
 
 def _card(hca: dict[str, Any]) -> str:
-    """What is plugged in as one: the functions of a PCI slot. A software HCA stands alone."""
+    """The physical card: the functions of a PCI slot. A software HCA is its own card."""
     return pci.slot(hca["pci"]["address"]) if hca["pci"] else hca["name"]
 
 
 def _unfit(hca: dict[str, Any], software: bool) -> Optional[str]:
-    """Why an HCA is no automatic rail, from what does not change with a cable."""
+    """Why an HCA cannot be an automatic rail, whatever its cabling."""
     carrying = [netdev["name"] for netdev in hca["netdevs"] if netdev["default_route"]]
     if carrying:
         return f"{carrying[0]} carries the default route; name it to use it anyway."
     if hca["kind"] == "software" and not software:
-        return "It is a software HCA; software_hcas admits those."
+        return "It is a software HCA; software_hcas allows those."
     if hca["function"] == "vf":
         return f"It is a virtual function of {hca['pci']['physfn']}."
     if hca["function"] == "sf":
         return f"It is a sub-function of {hca['pci']['address']}."
     if not hca["ports"]:
-        return "It shows no port."
+        return "It has no port."
     return None
 
 
 def _spare(hca: dict[str, Any], port: dict[str, Any], hcas: list[dict[str, Any]]) -> Optional[str]:
-    """Why a port counts as its card's unused one: down and without address while another port of the card is in use.
+    """Why a port counts as unused: down and without an address while another port of the card is in use.
 
-    The number it would have stays empty: plugging it in or out moves no other rail.
+    Its number stays unassigned: plugging it in or out renumbers no other rail.
     """
     if _used(hca, port):
         return None
@@ -178,7 +177,7 @@ def _only_nearest(hca: dict[str, Any]) -> Optional[dict[str, Any]]:
 def _one_to_one(
     tree: Tree, cards: dict[str, list[dict[str, Any]]], gpus: list[dict[str, Any]]
 ) -> dict[str, dict[str, Any]]:
-    """{card: {address, distance}} when each GPU gets a nearest card of its own and none of the nearest is left over.
+    """{card: {address, distance}} when each GPU gets its own nearest card and no nearest card is left over.
 
     Two GPUs and two cards below one switch are all equally near: they pair up in PCI order. Empty when GPUs would have
     to share, or when more cards are equally near than there are GPUs, because then the choice would be a guess.

@@ -30,7 +30,7 @@ class Route(NamedTuple):
 
     @property
     def usable(self) -> bool:
-        """Whether packets leave the machine by it: it is up, does not refuse them, and is not on lo."""
+        """Whether packets leave the machine through it: it is up, no reject route, and not on lo."""
         return self.flags & (_UP | _REJECT) == _UP and self.netdev != "lo"
 
     @property
@@ -39,7 +39,7 @@ class Route(NamedTuple):
 
 
 def usable(tree: Tree) -> list[Route]:
-    """Routes of both families that packets leave the machine by, IPv4 first, each family in the kernel's order."""
+    """Usable routes of both families, IPv4 first, each family in the kernel's order."""
     found = [*ipv4(tree.read(IPV4) or ""), *ipv6(tree.read(IPV6) or "")]
     return [route for route in found if route.usable]
 
@@ -59,7 +59,7 @@ def destinations(tree: Tree) -> list[dict[str, str]]:
 
 
 def ipv4(text: str) -> Iterator[Route]:
-    """Every row of /proc/net/route; a row that makes no sense is passed over."""
+    """Every row of /proc/net/route; malformed rows are skipped."""
     for row in (line.split() for line in text.splitlines()[1:]):
         try:
             netdev, destination, gateway, flags, _references, _uses, metric, mask = row[:8]
@@ -70,7 +70,7 @@ def ipv4(text: str) -> Iterator[Route]:
 
 
 def ipv6(text: str) -> Iterator[Route]:
-    """Every row of /proc/net/ipv6_route; a row that makes no sense is passed over."""
+    """Every row of /proc/net/ipv6_route; malformed rows are skipped."""
     for row in (line.split() for line in text.splitlines()):
         try:
             destination, length, _source, _length, gateway, metric, _references, _uses, flags, netdev = row
@@ -82,7 +82,7 @@ def ipv6(text: str) -> Iterator[Route]:
 
 
 def from_kernel(word: str) -> ipaddress.IPv4Address:
-    """An address printed as one number in the byte order of the machine; all that we support are little-endian."""
+    """An address printed as one number in host byte order; all supported machines are little-endian."""
     return ipaddress.IPv4Address(bytes.fromhex(word)[::-1])
 
 

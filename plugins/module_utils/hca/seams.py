@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The few answers that no plain file gives, each behind one call that a test or a capture can replace."""
+"""The few facts that no plain file provides, each behind one call that a test or a capture can replace."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RECORDED = "/.seams.json"
 class Seams:
     """modinfo of a zstd-compressed module, the rpm database, IPv4 addresses and the machine name.
 
-    Each answers None when it cannot know. `forks` counts the processes started: none on a Debian node.
+    Each returns None when it cannot know. `forks` counts the processes started: none on a Debian node.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ def _ipv4_addresses() -> Optional[dict[str, list[str]]]:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
             size = 32 * _IFREQ
             while True:
-                buffer = array.array("B", bytes(size))  # struct ifconf wants a pointer
+                buffer = array.array("B", bytes(size))  # struct ifconf takes a pointer
                 request = struct.pack("iL", size, buffer.buffer_info()[0])
                 used = struct.unpack("iL", fcntl.ioctl(sock.fileno(), _SIOCGIFCONF, request))[0]
                 if used < size:

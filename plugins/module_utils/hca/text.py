@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The few shapes in which the kernel writes values into sysfs and procfs."""
+"""The few formats in which the kernel writes values into sysfs and procfs."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def meaning(text: Optional[str]) -> Optional[str]:
 
 
 def natural(name: str) -> list[Any]:
-    """Sort key that puts rxe10 behind rxe9."""
+    """Sort key that puts rxe10 after rxe9."""
     return [int(part) if part.isdecimal() else part for part in _DIGITS.split(name)]
 
 
 def unknown(why: str) -> str:
-    """A fact that cannot be known says why, it does not guess."""
+    """A fact that cannot be known: the reason instead of a guess."""
     return f"unknown: {why}"
 
 

@@ -9,8 +9,8 @@ PHB   through a PCIe host bridge, typically the CPU
 NODE  through the interconnect between host bridges of one NUMA node
 SYS   through the interconnect between NUMA nodes
 
-Worked out from the device tree below /sys/devices: a host bridge is a `pci<domain>:<bus>` directory, and each bridge is
-the parent directory of what hangs below it. The same rule stands behind NCCL's path types.
+Derived from the device tree below /sys/devices: a host bridge is a `pci<domain>:<bus>` directory, and each bridge is
+the parent directory of what hangs below it. NCCL's path types follow the same rule.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _HOST_BRIDGE = re.compile(r"^pci[0-9a-f]{4,}:[0-9a-f]{2}$")
 
 
 class Topology:
-    """Distances on one node; each function's place in the tree is worked out once."""
+    """Distances on one node; each function's place in the tree is looked up once."""
 
     def __init__(self, tree: Tree):
         self._tree = tree.snapshot()
@@ -35,7 +35,7 @@ class Topology:
         self._single: Optional[bool] = None
 
     def chain(self, address: str) -> tuple[str, ...]:
-        """Host bridge, bridges and the function itself, from the root down; empty when the function is not there."""
+        """Host bridge, bridges and the function itself, from the root down; empty when the function does not exist."""
         found = self._chains.get(address)
         if found is None:
             parts = self._tree.realpath(f"{paths.PCI}/{address}").split("/")
@@ -44,7 +44,7 @@ class Topology:
         return found
 
     def distance(self, one: str, other: str) -> Optional[str]:
-        """Distance class of two PCI addresses; None when it cannot be seen because one of them is not there."""
+        """Distance class of two PCI addresses; None when one of them does not exist."""
         left, right = self.chain(one), self.chain(other)
         if not left or not right:
             return None

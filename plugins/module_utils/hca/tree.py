@@ -19,21 +19,21 @@ _ATTRIBUTES = ("/sys/class/", "/sys/bus/", "/sys/devices/", "/sys/module/")
 # No descriptor left, in this process or on this machine: that says nothing about the file.
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE)
 _MISSING = object()
-_REMEMBERED = 1 << 16  # what is larger, a module file or a package database, nobody asks for twice
+_REMEMBERED = 1 << 16  # anything larger (a module file, a package database) is read only once
 
 
 class Exhausted(OSError):
-    """There is no descriptor left to read with, so that nothing can be said of the node."""
+    """No file descriptor is left to read with, so nothing can be said about the node."""
 
 
 def _unreadable(error: Exception) -> None:
-    """Let an error pass for an absent file, unless it is about the reader."""
+    """Treat an error as an absent file, unless the reader itself is the problem."""
     if isinstance(error, OSError) and error.errno in _EXHAUSTED:
         raise Exhausted(error.errno, error.strerror, error.filename) from error
 
 
 class Tree:
-    """The only thing in this library that touches files. It never writes and never raises for what it finds; Exhausted
+    """The only class in this library that touches files. It never writes and never raises for what it finds; Exhausted
     is about the reader.
 
     Paths are absolute paths of the node. Below another root than `/` symbolic links are resolved inside that root, so
@@ -47,7 +47,7 @@ class Tree:
         real = os.path.realpath(root)
         self.root = real
         self._prefix = "" if real == "/" else real
-        # Below another root the last component is followed by us, inside that root.
+        # Below another root we follow the last component ourselves, inside that root.
         self._flags = _FLAGS | os.O_NOFOLLOW if self._prefix else _FLAGS
         self._record = record
 
@@ -57,13 +57,13 @@ class Tree:
         return not self._prefix
 
     def snapshot(self) -> Snapshot:
-        """The same tree with a memory: each file is read once, and every reader sees the same value."""
+        """The same tree with a cache: each file is read once, and every reader sees the same value."""
         return Snapshot(self.root, self._record)
 
     # What follows touches the file system.
 
     def read_bytes(self, path: str) -> Optional[bytes]:
-        """Content of a file; None when it is absent or refuses to be read."""
+        """Content of a file; None when it is absent or unreadable."""
         if self._record:
             self._record("read", path)
         try:
@@ -81,7 +81,7 @@ class Tree:
                 if not data:
                     return b"".join(parts)
                 parts.append(data)
-        except OSError:  # EINVAL of an empty GID slot, ENODEV of a device that went, EISDIR
+        except OSError:  # EINVAL of an empty GID slot, ENODEV of a removed device, EISDIR
             return None
         finally:
             os.close(fd)
@@ -120,10 +120,10 @@ class Tree:
     def slots(self, directory: str, empty: bytes) -> list[tuple[int, str]]:
         """Numbered files of a directory whose content does not start with `empty`, as [(number, stripped text)].
 
-        For the GID tables: 256 to 1024 slots a port, nearly all empty. All of them are read, because a table has holes
-        once addresses have gone and neither the directory nor any counter tells which slots are in use. What makes it
-        cheap is one path walk for the directory instead of one for each slot, and no text made from empty slots. For
-        8 ports of 1024 slots: 29 ms, less than plain open and read by path (35 ms); 0.45 s on a lab node (QEMU, TCG).
+        For the GID tables: 256 to 1024 slots per port, nearly all empty. All are read, because a table has holes once
+        addresses were removed and neither the directory nor any counter shows which slots are in use. It is cheap: one
+        path walk for the directory instead of one for each slot, and empty slots are not decoded. For 8 ports of 1024
+        slots: 29 ms, less than plain open and read by path (35 ms); 0.45 s on a lab node (QEMU, TCG).
         """
         if self._record:
             self._record("slots", directory)
@@ -150,7 +150,7 @@ class Tree:
                 if data and data[:size] != empty and name.isdecimal():
                     found.append((int(name), data.decode("utf-8", "replace").strip()))
         except OSError:
-            pass  # the device went while its table was listed: what was read so far is all there is
+            pass  # the device disappeared while its table was read: keep what was read so far
         finally:
             os.close(directory_fd)
         return sorted(found)
@@ -216,7 +216,7 @@ class Tree:
         """The path with every symbolic link resolved, inside the root. A missing rest is kept as it is."""
         try:
             return self._folder(path)
-        except (OSError, ValueError) as error:  # links in a circle
+        except (OSError, ValueError) as error:  # a symlink loop
             _unreadable(error)
             return path
 
@@ -251,7 +251,7 @@ class Tree:
         return os.open(self._prefix + self._resolve(directory, [_LINKS_MAX]), self._flags | os.O_DIRECTORY)
 
     def _inside(self, fd: int) -> str:
-        """Where a descriptor has landed, as a path of the node; empty when that is outside the root."""
+        """The node's path of an open descriptor; empty when it is outside the root."""
         try:
             real = os.readlink(f"/proc/self/fd/{fd}")
         except OSError:
@@ -259,14 +259,14 @@ class Tree:
         return real[len(self._prefix) :] if real.startswith(f"{self._prefix}/") else ""
 
     def _beside(self, path: str) -> str:
-        """Where a path lies for the operating system, its last component not followed."""
+        """The path as the operating system sees it, its last component not followed."""
         if not self._prefix:
             return path
         directory, _slash, name = path.rpartition("/")
         return f"{self._prefix}{self._folder(directory)}/{name}"
 
     def _folder(self, path: str) -> str:
-        """A path with all links resolved; for directories, which is nearly always, the kernel does it in one go.
+        """A path with all links resolved; for directories, the usual case, the kernel does it in one call.
 
         It resolves from the real root. Where that leads out of ours, or nowhere, an absolute link is on the way (or the
         path does not exist) and the walk below has the right answer.
@@ -302,7 +302,7 @@ class Tree:
 
 
 class Snapshot(Tree):
-    """A tree that remembers. Its life is one gather: it would hide what changes later."""
+    """A tree with a cache, for one gather only: it would hide later changes."""
 
     def __init__(self, root: str = "/", record: Optional[Callable[[str, str], None]] = None):
         super().__init__(root, record)

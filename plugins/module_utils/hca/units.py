@@ -19,7 +19,7 @@ def template(unit: str) -> Optional[str]:
 
 
 def fragment(tree: Tree, unit: str) -> Optional[str]:
-    """Path of the unit file that counts; None when there is none or the unit is masked."""
+    """Path of the unit file that applies; None when there is none or the unit is masked."""
     for name in (unit, template(unit)):
         for directory in paths.UNIT_DIRECTORIES if name else ():
             if name in tree.listdir(directory):
@@ -40,7 +40,7 @@ def drop_ins(tree: Tree, unit: str) -> list[str]:
     chosen: dict[str, str] = {}
     for name in [unit, template(unit), *prefixes, kind]:
         for directory in paths.UNIT_DIRECTORIES if name else ():
-            # One listing of each directory serves every unit that is asked about.
+            # One listing of each directory serves all units.
             if f"{name}.d" in tree.listdir(directory):
                 for file in tree.listdir(f"{directory}/{name}.d"):
                     if file.endswith(".conf"):

@@ -339,7 +339,7 @@ PITFALLS = {
     ),
     "P7": Row(
         lambda bench: bench.peermem(opened),
-        ["offer dma-buf"],
+        ["support dma-buf"],
         "_host/test_gpudirect_decides:test_one_that_is_not_needed",
     ),
     "P8": Row(p8, ["NVreg_GrdmaPciTopoCheckOverride=1"], "_host/test_gpudirect:test_grace_is_told"),

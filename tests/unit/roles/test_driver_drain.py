@@ -133,7 +133,7 @@ def test_a_drain_that_a_disruption_budget_stops_is_told_and_leaves_a_state_to_go
     assert code != 0
     assert "node node1: wanted drained within 600 s, seen a disruption budget protects jobs/train-0" in output
     assert "global timeout reached: 600s" in output
-    assert "Next step: settle what it names" in output
+    assert "Next step: fix what it reports" in output
     assert cluster.annotations[MARK] == "true"
     cluster.state(budgets=[])
     code, output, _changed = cluster.play("activate", "verify")

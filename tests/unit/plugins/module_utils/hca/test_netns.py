@@ -27,7 +27,7 @@ def test_why_the_running_mode_is_unknown(node):
     node.module("ib_core")
     assert netns.running(node.tree()) == "unknown: ib_core has no parameter netns_mode (a kernel before 5.2)"
     node.write("/sys/module/ib_core/parameters/netns_mode", "?")
-    assert netns.running(node.tree()) == "unknown: the kernel says '?'"
+    assert netns.running(node.tree()) == "unknown: the kernel reports '?'"
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ def test_a_card_that_no_gpu_is_near_to_is_left_out(node):
     facts = node.facts(RAILS)
     assert [rail["hca"] for rail in facts["rails"]] == ["mlx5_1", "mlx5_2"]
     assert facts["rails_excluded"] == [
-        {"hca": "mlx5_9", "reason": "Each GPU has another card as its nearest one; name this one to use it."}
+        {"hca": "mlx5_9", "reason": "Every GPU is nearer to another card; name this one to use it."}
     ]
 
 
