@@ -5,6 +5,7 @@ SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 
 VENV := .venv
+PLUGIN_VENV := .cache/plugin-venv
 BIN := $(CURDIR)/$(VENV)/bin
 export PATH := $(BIN):$(PATH)
 export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
@@ -29,7 +30,8 @@ lab: lab-up ## Boot the lab's two nodes, run playbooks/site.yml on them, print a
 	@lab/progress "site.yml on inventory/lab" ansible-playbook -i inventory/lab playbooks/site.yml \
 		$$([ ! -e $(LAB_FOLDER)/cluster.yml ] || echo "-e @$(LAB_FOLDER)/cluster.yml") $(ARGS)
 
-test: unit plugin-test lint sanity build molecule-rails ## Unit tests, linters, ansible-test sanity, tarball, the fast molecule scenario
+test: venv lab-packages $(PLUGIN_VENV)/.ready plugin-wheels ## Unit tests, linters, ansible-test sanity, tarball, the fast molecule scenario
+	@tests/run-test
 
 ##@ Real nodes
 .PHONY: site check drift
@@ -130,8 +132,6 @@ $(REPORT_VENV)/.ready: tests/report/requirements.txt | dev-packages
 	@python3 -m venv $(REPORT_VENV)
 	@$(REPORT_VENV)/bin/pip --quiet install --requirement tests/report/requirements.txt
 	@touch $@
-
-PLUGIN_VENV := .cache/plugin-venv
 
 plugin-test: $(PLUGIN_VENV)/.ready ## The device plugin against a kubelet double, in a virtual environment of its own
 	@$(PLUGIN_VENV)/bin/python -m pytest -n 2 --basetemp=$(SCRATCH)-plugin tests/device_plugin $(ARGS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import re
+import shlex
 import subprocess
 
 import pytest
@@ -79,10 +80,13 @@ def test_the_collections_that_galaxy_is_told_are_the_ones_installed_here():
     assert set(declared) == {"ansible.posix", "ansible.utils", "community.general"}
 
 
-def pipeline_stages(text):
-    """Make targets of .ci/run, without the set-up."""
-    lines = re.findall(r"^\s*(?:stage|timeout) .*", text, re.MULTILINE)
-    return [target for line in lines for target in re.findall(r"(?<!\()make ([\w-]+)(?: &&)?$", line)]
+def pipeline_stages():
+    """Make targets of .ci/run without the set-up, and those that `make test` runs side by side."""
+    lines = re.findall(r"^\s*(?:stage|timeout) .*", (ROOT / ".ci/run").read_text(), re.MULTILINE)
+    targets = [target for line in lines for target in re.findall(r"(?<!\()make ([\w-]+)(?: &&)?$", line)]
+    text = (ROOT / "tests/run-test").read_text().replace("\\\n", "")
+    lanes = re.findall(r"^(?:first|second)=\((.+)\)$", text, re.MULTILINE)
+    return targets + [word for lane in lanes for word in shlex.split(lane)[::2]]
 
 
 def workflow_stages(text):
@@ -91,7 +95,7 @@ def workflow_stages(text):
 
 def test_the_workflow_has_the_stages_of_the_pipeline():
     workflow = (ROOT / ".github/workflows/ci.yml").read_text()
-    stages = pipeline_stages((ROOT / ".ci/run").read_text())
+    stages = pipeline_stages()
     assert len(stages) > 8
     assert sorted(stages) == sorted(workflow_stages(workflow))
     assert sorted(stages) != sorted(workflow_stages(workflow.replace("          - sanity\n", "")))
