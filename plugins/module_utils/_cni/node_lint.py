@@ -53,7 +53,7 @@ def parse(conf: dict) -> tuple[dict | None, str | None]:
     try:
         document = json.loads(content)
     except ValueError as error:
-        return None, f"it is no JSON ({error}), half-written perhaps"
+        return None, f"it is not valid JSON ({error}), perhaps half-written"
     if not isinstance(document, dict):
         return None, f"it is a JSON {type(document).__name__}, no object"
     if conf["path"].endswith(".conflist"):

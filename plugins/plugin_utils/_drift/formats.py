@@ -22,7 +22,7 @@ _TITLES = {
     UNSAFE: "unsafe",
     UNREACHABLE: "unreachable",
 }
-# XML 1.0 has no place for these, not even escaped.
+# XML 1.0 does not allow these, not even escaped.
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
@@ -31,7 +31,7 @@ def title(verdict: str) -> str:
 
 
 def junit(document: dict) -> str:
-    """One suite a host: a case for its state, one for each difference. What kept from reading is an error."""
+    """One suite a host: a case for its state, one for each difference. What could not be read is an error."""
     root = ET.Element("testsuites", name="gpufabric.rdma drift")
     totals = {"tests": 0, "failures": 0, "errors": 0}
     for host in document["hosts"]:
@@ -128,7 +128,7 @@ def _cell(text: str) -> str:
 
 
 def prometheus(document: dict) -> str:
-    """The textfile of node_exporter: a state set a host, counts, and when it was."""
+    """The textfile of node_exporter: a state set a host, counts, and the time."""
     at = datetime.datetime.strptime(document["at"], "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=datetime.timezone.utc)
     states, counts = [], []
     for host in document["hosts"]:
@@ -147,7 +147,7 @@ def prometheus(document: dict) -> str:
         ),
         *_metric(
             "timestamp_seconds",
-            "When the hosts were compared; alert where it grows old.",
+            "When the hosts were compared; alert when it is too old.",
             [f"gpufabric_rdma_drift_timestamp_seconds {int(at.timestamp())}"],
         ),
     ]

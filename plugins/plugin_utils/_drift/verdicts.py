@@ -25,7 +25,7 @@ ABSENT = "absent"
 
 
 class Task(NamedTuple):
-    """What of a task matters here. role: without namespace, "" outside of roles; once: for all hosts at once."""
+    """What matters of a task. role: without namespace, "" outside of roles; once: for all hosts at once."""
 
     name: str
     action: str = ""
@@ -35,7 +35,7 @@ class Task(NamedTuple):
 
 
 class Host:
-    """What was seen of one host; lists keep their order and hold nothing twice."""
+    """What was seen of one host; lists keep their order, without duplicates."""
 
     def __init__(self) -> None:
         self.differences: list[dict] = []
@@ -56,19 +56,19 @@ class Host:
         return DRIFT if self.differences else CONVERGED
 
     def reasons(self) -> list[str]:
-        # The connection that failed is said once.
+        # A failed connection is reported once.
         refused = [text for text in self.refused if not self.unreachable or "seen unreachable: " not in text]
         api = [f"{'not read' if self._api_lost() else 'not verified'}: {text}" for text in self.silent_api]
         reboot = [f"reboot pending: {text}" for text in self.reboot]
         return [*self.unreachable, *refused, *api, *reboot, *self.remarks]
 
     def _api_lost(self) -> bool:
-        """An API server that is silent although nothing about its k3s differs."""
+        """An API server that does not answer although nothing about its k3s differs."""
         return bool(self.silent_api) and not any(item["role"] == "k3s" for item in self.differences)
 
 
 class Record:
-    """Collects results in the order in which they come; `document` is None while a host has come to no end."""
+    """Collects results in their order; `document` is None while a host has not finished."""
 
     def __init__(self, hosts: list[str]):
         self.hosts = {name: Host() for name in hosts}
@@ -79,12 +79,12 @@ class Record:
             self._read(host, task, item)
 
     def failed(self, host: str, task: Task, result: dict) -> None:
-        """A role that refuses, or a read that failed. What fails outside of roles leaves the host without an end."""
+        """A role that refuses, or a read that failed. After a failure outside of roles the host has not finished."""
         if broken(result):
             self.broken.append(f"{host}: {task.name}: {_line(result.get('msg'))}")
             return
         if not task.role or task.role == "discovery":
-            return  # what could not be read comes again, as a problem of the preflight
+            return  # the preflight reports it again, as a finding
         if task.once:
             for found in self.hosts.values():
                 if not found.ended:
@@ -116,7 +116,7 @@ class Record:
         self.hosts[host].ended = True
 
     def unfinished(self) -> list[str]:
-        """Hosts of which nobody can say how they stand."""
+        """Hosts whose state is unknown."""
         return [name for name, host in self.hosts.items() if not host.ended and not host.unreachable]
 
     def document(self, at: str) -> dict | None:
@@ -145,7 +145,7 @@ class Record:
         place = self._at(host, task)
         if task.action.endswith("driver_gate"):
             self._gate(place, task, result)
-        # The gate also lists what rules out a way that it does not take.
+        # The gate also lists what rules out an option that it does not choose.
         findings = (result.get("findings") or []) if result.get("verdict") in (None, "refuse") else []
         for finding in findings:
             self._refuse(host, task, finding)
@@ -159,7 +159,7 @@ class Record:
         for difference in differences:
             _add(place.differences, difference)
         facts = (result.get("ansible_facts") or {}).get("rdma") or {}
-        # The netns mode is its planner's to tell: it may be set without a reboot.
+        # The planner of rdma_netns reports the netns mode: it may be set without a reboot.
         for reason in [*(result.get("reboot_reasons") or []), *reboot_reasons({"driver": facts.get("driver")})]:
             _add(place.reboot, reason)
         for reason in result.get("not_verified") or []:
@@ -168,7 +168,7 @@ class Record:
             _add(place.remarks, f"left as it is: {reason}")
 
     def _gate(self, place: Host, task: Task, result: dict) -> None:
-        """What bringing the driver on disk into memory comes to."""
+        """What it takes to load the driver that is on disk."""
         verdict = result.get("verdict")
         if verdict == "refuse":
             _add(place.refused, f"role {task.role}: {result['summary']}")
@@ -178,7 +178,7 @@ class Record:
             _add(place.differences, _difference(task, "driver in memory", result["summary"], "the one on disk"))
 
     def _refuse(self, host: str, task: Task, finding: dict) -> None:
-        """A problem is that of the host it names; one of the controller that of every host still compared."""
+        """A problem is that of the host it names; one of the controller is that of every host still compared."""
         named = finding.get("host", host)
         text = f"role {task.role}: {_sentence(finding)}" if task.role else _sentence(finding)
         places = [named] if named in self.hosts else [name for name, found in self.hosts.items() if not found.ended]
@@ -187,13 +187,13 @@ class Record:
 
 
 def broken(result: dict) -> bool:
-    """Whether a task failed before it could look at anything: an unfillable template is our fault."""
+    """Whether a task failed before it could check anything: a template that does not render is our bug."""
     text = str(result.get("msg") or "")
     return "is undefined" in text or "Finalization of task" in text or "undefined variable" in text
 
 
 def verdict_of(document: dict, run: str) -> dict:
-    """The short answer for a pipeline. run: what the caller gave this run, to tell it from an earlier one."""
+    """The short answer for a pipeline. run: the caller's name for this run, to distinguish it from an earlier one."""
     hosts = {host["host"]: host["verdict"] for host in document["hosts"]}
     kept = {key: document[key] for key in ("at", "verdict", "exit_code")}
     return {"schema": VERDICT_SCHEMA, "run": run, **kept, "hosts": hosts}

@@ -300,7 +300,7 @@ CATALOGUE = (
         "kubectl logs of the plugin's pod; kubectl get cm rdma-devices -o yaml",
         "fix the JSON (for our plugin: device_plugin_resources; a bad config is refused before it is installed); "
         "check it with: rdma-device-plugin check-config -strict FILE",
-        [Sign("plugin:config"), Sign("policy:config", "no JSON|configList")],
+        [Sign("plugin:config"), Sign("policy:config", "not valid JSON|configList")],
         ("policy:state", "plugin:*", *_OFFERED),
         [r"variable device_plugin_resources\b"],
     ),

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import statistics
 
-# Bytes that a memory write carries. Most root ports allow 256, and the facts do not tell.
+# Payload of a memory write. Most root ports allow 256; the facts do not include it.
 PAYLOAD = 256
 _WRITE_OVERHEAD = 24
 _DLLP = 0.92
@@ -26,7 +26,7 @@ _DLLP = 0.92
 _ROCE_OVERHEAD = 82
 # InfiniBand: LRH 8, BTH 12, ICRC 4, VCRC 2.
 _IB_OVERHEAD = 26
-# The smallest RDMA MTU that a port of today runs with, where the facts do not tell it.
+# The smallest RDMA MTU of today's ports, if the facts do not include it.
 _ASSUMED_MTU = {"InfiniBand": 2048, "Ethernet": 1024}
 GENERATIONS = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}
 
@@ -61,9 +61,9 @@ def usual_rates(carried: dict) -> dict:
 
 
 def end(carries: dict, usual: dict) -> dict:
-    """gbit_per_s (None where it means nothing), why (in words), and limits: what holds this end below what it could do.
+    """gbit_per_s (None if not meaningful), why (in words), and limits: what keeps this end below its capacity.
 
-    The figure is that of the card's best: a link or slot that trained lower is a fault to show, not a lower goal.
+    The figure assumes the card's best: a link or slot that trained lower is a fault to report, not a lower goal.
     """
     if carries["override"] is not None:
         return {"gbit_per_s": float(carries["override"]), "why": "matrix_expected_gbit_per_s", "limits": []}

@@ -16,7 +16,7 @@ from . import expect
 
 SCHEMA = "gpufabric.rdma/matrix/1"
 OK, OUTLIER, NOT_VERIFIED = "ok", "outlier", "not_verified"
-# Tests of software HCAs are compared with each other; fewer than this many others say nothing.
+# Tests of software HCAs are compared with each other; with fewer peers than this there is no verdict.
 PEERS = 2
 _FAR = ("NODE", "SYS")
 _ROUND_OFF = "the median of its peers"
@@ -68,7 +68,7 @@ def _from_peers(test: dict, tests: dict, measured: dict) -> dict:
     ]
     if len(others) < PEERS:
         came = core_text.count(len(others), "other test")
-        why = f"a software HCA is compared with its peers, and only {came} came about"
+        why = f"a software HCA is compared with its peers, and only {came} ran"
         return {"gbit_per_s": None, "why": why}
     return {"gbit_per_s": round(statistics.median(others), 3), "why": _ROUND_OFF}
 
@@ -109,7 +109,7 @@ def _row(test: dict, expected: dict, result: dict, carries: dict, nodes: dict, o
         if slow:
             reasons.append(
                 f"{figure:g} of {expected['gbit_per_s']:g} Gb/s, {percent} % wanted ({expected['why']}); "
-                + (_likely(test, expected, rose, carries, nodes) or "no fact of the two nodes explains it")
+                + (_likely(test, expected, rose, carries, nodes) or "no fact about the two nodes explains it")
             )
         verdict = OUTLIER if slow or broken else OK
     if broken and not any("error counters rose" in reason for reason in reasons):
@@ -138,20 +138,20 @@ def _unmeasured(test: dict, result: dict, options: dict) -> tuple:
         return NOT_VERIFIED, "check mode sends no traffic"
     client, server = result.get("client"), result.get("server")
     if client is None and server is None:
-        return NOT_VERIFIED, options["failures"].get(test["client"]["host"]) or "the run broke off before this test"
+        return NOT_VERIFIED, options["failures"].get(test["client"]["host"]) or "the run stopped before this test"
     errors = []
     for role, one in (("client", client), ("server", server)):
         if one is None:
             errors.append(f"{test[role]['host']}: {options['failures'].get(test[role]['host']) or 'gave no answer'}")
         elif one.get("error"):
             errors.append(f"{test[role]['host']}: {one['error']}")
-    return OUTLIER, "no bandwidth: " + ("; ".join(errors) or "it said nothing")
+    return OUTLIER, "no bandwidth: " + ("; ".join(errors) or "no output")
 
 
 def _likely(test: dict, expected: dict, rose: dict, carries: dict, nodes: dict) -> str:
-    """Why a test is slow, the surest reason first."""
+    """Why a test is slow, the most certain reason first."""
     reasons = list(expected["limits"])
-    for kind, title in ((LINK, "error counters rose"), (TRANSPORT, "packets were lost or sent again")):
+    for kind, title in ((LINK, "error counters rose"), (TRANSPORT, "packets were lost or retransmitted")):
         found = [f"{name} +{count}" for name, count in rose.items() if _kind(name) == kind]
         reasons += [f"{title}: {', '.join(found)}"] if found else []
     found = [f"{name} +{count}" for name, count in rose.items() if _kind(name) == CONGESTION]
@@ -172,7 +172,7 @@ def _host_reasons(side: dict, carried: dict, memory: str, node: dict) -> list[st
     if memory == "cuda" and carried["gpu_distance"] in _FAR:
         reasons.append(f"{side['host']} {side['hca']}: its GPU is at distance {carried['gpu_distance']}")
     if memory == "host" and carried["kind"] == "pci" and carried["numa_node"] == -1:
-        reasons.append(f"{side['host']} {side['hca']}: the firmware names no NUMA node, so it ran on any processor")
+        reasons.append(f"{side['host']} {side['hca']}: the firmware reports no NUMA node, so the test ran on any CPU")
     return reasons
 
 
@@ -201,7 +201,7 @@ def _alone(end: dict, path: str) -> dict:
 
 
 def round_line(number: int, total: int, plan: dict, results: dict) -> str:
-    """One line a round, as it becomes known: how many tests, the slowest and what failed."""
+    """One line a round, when it has ended: how many tests, the slowest and what failed."""
     names = plan["rounds"][number]
     figures = [(_figure(results.get(name)), plan["tests"][name]) for name in names]
     known = [(figure, test) for figure, test in figures if figure is not None]
@@ -230,7 +230,7 @@ def table(document: dict) -> str:
     shown = [row for row in document["tests"] if row["verdict"] == OK and row["counters"]]
     if shown:
         lines = [core_text.wrapped(f"  {_name(row)}  ", _rises(row), "    ") for row in shown]
-        parts.append("Counters that rose in tests that are well\n" + "\n".join(lines))
+        parts.append("Counters that rose in tests that are ok\n" + "\n".join(lines))
     parts.append(summary(document))
     return "\n\n".join(parts)
 

@@ -16,19 +16,19 @@ from .._verify import pairs as verify_pairs
 from . import schedule
 
 HOST, POD = "host", "pod"
-# What a run takes besides sending: starting both ends, the handshake, reading the counters.
+# Seconds that a test takes besides sending: starting both ends, the handshake, reading the counters.
 OVERHEAD_SECONDS = 3
-# Rounds are run by the nodes among themselves; a call carries as many as take about this long.
+# Nodes run rounds on their own; one call covers as many as take about this long.
 CALL_SECONDS = 60
-# Nodes are started one after the other in groups of `forks`; the first ones wait so long for the last ones.
+# Nodes start in groups of `forks`; the first ones wait this long for the last ones.
 GRACE_SECONDS = 20
 
 
 def ends_of(node: dict) -> list[dict]:
-    """The rails of one node as ends, with what each stands on (`resources`) and what the expectation needs (`carries`).
+    """The rails of one node as ends, with what each uses (`resources`) and what the expectation needs (`carries`).
 
     node: as for pairs.ends, and in_use ({HCA: [who]}), load_allowed (None, True or False), cuda (whether its tool
-    sends from GPU memory), expected_gbit_per_s (or None). `refused` says why the user keeps an end out.
+    sends from GPU memory), expected_gbit_per_s (or None). `refused` says why the user excludes an end.
     """
     facts = node["facts"]
     hcas = {hca["name"]: hca for hca in facts["hcas"]}
@@ -51,14 +51,14 @@ def ends_of(node: dict) -> list[dict]:
                 "refused": refused,
                 "cuda": node["cuda"],
                 "id": (end["host"], end["rail"], end["hca"], end["port"]),
-                "resources": frozenset(_stands_on(end, links)),
+                "resources": frozenset(_resources_of(end, links)),
                 "carries": carries(hca, end, rail, gpus, node["expected_gbit_per_s"]),
             }
         )
     return found
 
 
-def _stands_on(end: dict, links: dict) -> list[tuple]:
+def _resources_of(end: dict, links: dict) -> list[tuple]:
     nic = (end["host"], "nic", links.get(end["hca"], end["hca"]))
     # A software HCA is the processor: two tests on one node would measure each other.
     return [nic, (end["host"], "processor")] if end["kind"] == "software" else [nic]
@@ -88,7 +88,7 @@ def _slot(pci: dict) -> str:
 
 
 def carries(hca: dict, end: dict, rail: dict, gpus: dict, override) -> dict:
-    """What the expectation and the reasons of a slow test need to know of one end."""
+    """Facts about one end that the expectation and the reasons of a slow test need."""
     port = next(port for port in hca["ports"] if port["number"] == end["port"])
     pci = hca["pci"] or {}
     gpu = gpus.get(rail["gpu"]) if rail.get("gpu") else None
@@ -118,7 +118,7 @@ def known(node: dict) -> dict:
         "address": variables["verification_address"] or node["address"],
         "tools": read["tools"],
         "base_port": variables["matrix_port"],
-        # What a captured tree lacks is the tool; that reason stands by itself.
+        # A captured tree lacks the tool; that reason is enough.
         "runs": True,
         "in_use": read["in_use"],
         "cuda": bool(read["cuda"]),
@@ -267,7 +267,7 @@ def grace_seconds(hosts: int) -> int:
     return GRACE_SECONDS + hosts
 
 
-# --- what is said before it starts ------------------------------------------------------------------------------------
+# --- the announcement -------------------------------------------------------------------------------------------------
 
 
 def announcement(plans: list[dict], nodes: list[dict], options: dict) -> str:
@@ -295,7 +295,7 @@ def announcement(plans: list[dict], nodes: list[dict], options: dict) -> str:
 
 
 def consent_findings(plans: list[dict], nodes: list[dict]) -> list[dict]:
-    """HCAs that would be loaded while someone uses them, where nobody was asked; of all hosts (see at)."""
+    """HCAs in use that would be loaded without consent; of all hosts (see at)."""
     loaded = {
         (side["host"], side["hca"])
         for one in plans
@@ -312,7 +312,7 @@ def consent_findings(plans: list[dict], nodes: list[dict]) -> list[dict]:
             [
                 Finding(
                     f"HCA {hca}",
-                    "an HCA that nobody uses, or consent to put load on it",
+                    "an unused HCA, or consent to put load on it",
                     f"in use by {text.names(users)}",
                     "stop the job, or set matrix_load_allowed: true to measure anyway (the job slows down), "
                     "or false to leave this HCA out",

@@ -4,7 +4,7 @@
 """The bandwidth matrix between pods: which test pods it needs, and its rounds once their addresses are known.
 
 PRIVATE to the collection. Pure; runs on the controller. The pods are those of _pod_plan: `rails` with every rail at
-once, `workload` where there is one rail, `host` for soft-RoCE, which carries no verbs of a pod's own.
+once, `workload` where there is one rail, `host` for soft-RoCE, which does no verbs in a pod's own namespace.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from . import plan as matrix_plan
 
 
 def pods(cluster: dict) -> dict:
-    """namespace, objects, pods and left_out, as kube_pods.plan gives them, without those of no use here.
+    """namespace, objects, pods and left_out, as from kube_pods.plan, without those that the matrix does not need.
 
     cluster: hosts, read (what cluster_info returned), namespace, image.
     """
     read = cluster["read"].get("cluster")
     if not read:
         why = cluster["read"].get("api_error") or cluster["read"].get("msg") or "the cluster gave no answer"
-        left_out = {host["host"]: f"the cluster could not be asked: {why}" for host in cluster["hosts"]}
+        left_out = {host["host"]: f"the cluster could not be read: {why}" for host in cluster["hosts"]}
         return {"namespace": cluster["namespace"], "objects": [], "pods": [], "left_out": left_out}
     plan = test_pods.plan(cluster)
     chosen = [pod for pod in plan["pods"] if _needed(pod, plan["pods"])]
@@ -72,11 +72,11 @@ def _end(pod: dict, rail: dict, known: dict, answer, state) -> dict:
         "networks": {},
         "gids": {},
         "management": None,
-        # The tool is that of the image, so what keeps the node's own end out counts only if the user said so.
+        # The pod has the tool of its image, so of the reasons against the node's own end only the user's counts.
         "reason": known["refused"],
     }
     if found is None:
-        why = "; ".join((state or {}).get("reasons") or []) or "it does not run"
+        why = "; ".join((state or {}).get("reasons") or []) or "it is not running"
         return {**end, "reason": end["reason"] or f"pod {pod['name']}: {why}"}
     network = found["network"] or next(iter(known["networks"]), None)
     if network is None:

@@ -22,7 +22,7 @@ _PINNED = re.compile(r"@sha256:[0-9a-f]{64}$")
 
 
 def findings(nodes: list[dict], options: dict) -> list[dict]:
-    """What keeps the job from being made, of all hosts (see at). nodes: host, facts. options: see `objects`."""
+    """What prevents the job, of all hosts (see at). nodes: host, facts. options: see `objects`."""
     found = []
 
     def add(obj, wanted, seen, step, host="all nodes"):
@@ -58,7 +58,7 @@ def environment(nodes: list[dict], options: dict) -> dict:
     span = options["address_range"] or address_range(nodes)
     return {
         "NCCL_DEBUG": "INFO",
-        # `=` asks for these names, not for all that begin so.
+        # `=` matches these names exactly, not as prefixes.
         "NCCL_IB_HCA": f"={','.join(names)}",
         **({"NCCL_IB_ADDR_RANGE": span} if span else {}),
         "NCCL_SOCKET_IFNAME": "eth0",

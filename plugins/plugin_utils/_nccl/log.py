@@ -126,7 +126,7 @@ def _transport(parsed: dict) -> dict:
     used = [channel["network"] for channel in parsed["channels"]]
     slow = sum(network == _SLOW for network in used)
     step = (
-        "look at the device plugin, the resources and IPC_LOCK of the pod: without a verbs device, or where memory "
+        "check the device plugin, the resources and IPC_LOCK of the pod: without a verbs device, or if memory "
         "cannot be locked, NCCL sends over TCP"
     )
     if slow or _SLOW in parsed["networks"]:
@@ -140,7 +140,7 @@ def _transport(parsed: dict) -> dict:
         return check("nccl:transport", "NCCL transport", FAILED, wanted, seen, step)
     if not used:
         seen = "no connection between nodes in the log"
-        step = "run with NCCL_DEBUG=INFO on two nodes or more, and keep all of the log"
+        step = "run with NCCL_DEBUG=INFO on two nodes or more, and keep the whole log"
         return check("nccl:transport", "NCCL transport", NOT_VERIFIED, wanted, seen, step)
     networks = core_text.listing(sorted({f"NET/{network}" for network in used}))
     seen = f"{networks} on {core_text.count(len(used), 'connection')}"
@@ -153,7 +153,7 @@ def _gpudirect(parsed: dict) -> dict:
     without = [channel for channel in fast if not channel["gdr"]]
     off = sorted({hca for (_host, hca), enabled in parsed["gdr"].items() if not enabled})
     step = (
-        "run playbooks/discover.yml: gpudirect says whether nvidia_peermem or dma-buf is missing; then see that GPU "
+        "run playbooks/discover.yml: gpudirect says whether nvidia_peermem or dma-buf is missing; then check that GPU "
         "and HCA are near each other (NCCL_NET_GDR_LEVEL is PXB by default)"
     )
     if not fast:
@@ -190,7 +190,8 @@ def _rails(parsed: dict, hcas: list[str]) -> dict:
     if idle:
         seen += "; idle: " + "; ".join(f"{host}: {core_text.listing(names)}" for host, names in idle.items())
         step = (
-            "see that the ports are ACTIVE and NCCL_IB_HCA names them, and that the pod asked for each rail's resource"
+            "check that the ports are ACTIVE and NCCL_IB_HCA names them, and that the pod requested each rail's "
+            "resource"
         )
         return check("nccl:rails", "HCAs in use", FAILED, wanted, seen, step)
     return check("nccl:rails", "HCAs in use", PASSED, wanted, seen)
@@ -209,9 +210,7 @@ def _correct(parsed: dict) -> dict:
     if parsed["wrong"] is None:
         seen = "; ".join(parsed["warnings"][:2]) or "the log ends before the result"
         status = FAILED if parsed["warnings"] else NOT_VERIFIED
-        return check(
-            "nccl:result", obj, status, wanted, seen, "run it to its end, and look at the first NCCL WARN line"
-        )
+        return check("nccl:result", obj, status, wanted, seen, "let it finish, and see the first NCCL WARN line")
     if parsed["wrong"]:
         step = "treat the GPU memory, the cables and their counters as suspect: run playbooks/matrix.yml"
         return check("nccl:result", obj, FAILED, wanted, core_text.count(parsed["wrong"], "wrong value"), step)
@@ -224,7 +223,7 @@ def _bandwidth(parsed: dict, minimum) -> dict:
     wanted = f"{minimum:g} GByte/s or more at the largest size" if minimum else "a figure"
     if not parsed["rows"]:
         seen = "the log has no result line"
-        return check("nccl:bandwidth", obj, NOT_VERIFIED, wanted, seen, "run it to its end")
+        return check("nccl:bandwidth", obj, NOT_VERIFIED, wanted, seen, "let it finish")
     size, bus = max(parsed["rows"])
     seen = f"{bus:g} GByte/s at {size} bytes"
     if parsed["average_gbyte_per_s"] is not None:

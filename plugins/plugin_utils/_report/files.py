@@ -58,7 +58,7 @@ def load(kind: str, path: str) -> tuple:
     except OSError as error:
         seen = error.strerror
     except ValueError as error:
-        seen = f"no JSON: {error}"
+        seen = f"not valid JSON: {error}"
     wanted = f"the {kind} document that {_MADE_BY[kind]} writes"
     return None, [Finding("the file", wanted, seen, document.ANEW)]
 

@@ -1,10 +1,10 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What is wrong with a cluster's device plugins, policies, labels and pod network, seen against the nodes.
+"""Faults in a cluster's device plugins, policies, labels and pod network, compared with its nodes.
 
-PRIVATE to the collection. Pure; runs on the controller. Checks have the form of _findings.checks. Only what is wrong
-becomes a check; objects that are not there are no fault.
+PRIVATE to the collection. Pure; runs on the controller. Checks have the form of _findings.checks. Only faults become
+checks; a missing object is not a fault.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from .._core.addresses import netaddr
 from .._findings.checks import FAILED, check
 from .._preflight import pod_network
 
-# What a namespace has to allow for pods that reach the node's devices.
+# The Pod Security level that a namespace needs for pods that use the node's devices.
 _LEVEL = "privileged"
 _READY = ("ready", "ignore")
-# Flavors of a driver that a container must not load once more.
+# Flavors of a driver that a container must not load a second time.
 _HOST_DRIVERS = ("doca", "mlnx_ofed")
 # The link that Flannel makes for VXLAN.
 _VXLAN_LINK = "flannel.1"
@@ -28,7 +28,7 @@ _FEATURE = "feature.node.kubernetes.io/"
 
 
 def lint(cluster: dict, hosts: list[dict], drivers: dict, fabric_allowed: bool = False) -> list[tuple[str, dict]]:
-    """(host, failed check) for each fault. Faults of an object of the cluster stand with the first host.
+    """(host, failed check) for each fault. Faults of an object of the cluster are listed under the first host.
 
     cluster: nodes, policies (NicClusterPolicy with status), plugins (DaemonSets of device plugins, their ConfigMaps),
     cni (those of Flannel), security ({namespace: level that Pod Security enforces}); any may be absent.
@@ -63,8 +63,8 @@ def _policies(cluster: dict) -> list[dict]:
         config = ((policy["spec"] or {}).get("rdmaSharedDevicePlugin") or {}).get("config")
         if config is not None and not isinstance(config, str):
             seen = f"a {'list' if isinstance(config, list) else 'mapping'} in YAML"
-            step = "write it as a block behind config: | with valid JSON"
-            wanted = "rdmaSharedDevicePlugin.config as a text with JSON"
+            step = "write it as a block scalar (config: |) with valid JSON"
+            wanted = "rdmaSharedDevicePlugin.config as a JSON string"
             made.append(check("policy:config", _title(policy), FAILED, wanted, seen, step))
         status = policy.get("status") or {}
         late = [
@@ -72,8 +72,8 @@ def _policies(cluster: dict) -> list[dict]:
         ]
         if status.get("state") not in (None, "ready") or late:
             seen = f"{status.get('state') or 'no state'}" + (f"; {core_text.listing(late)}" if late else "")
-            step = "see the log of the operator and of the part's pods in its namespace"
-            made.append(check("policy:state", _title(policy), FAILED, "ready, with all its parts", seen, step))
+            step = "see the log of the operator and of the component's pods in its namespace"
+            made.append(check("policy:state", _title(policy), FAILED, "ready, with all its components", seen, step))
     return made
 
 
@@ -81,14 +81,14 @@ def _driver(cluster: dict, host: dict, driver) -> list[dict]:
     installed = ((driver or {}).get("installed") or {}).get("flavor")
     if installed not in _HOST_DRIVERS:
         return []
-    step = f"take the block ofedDriver out of the policy, or {installed} off the node"
+    step = f"remove the ofedDriver block from the policy, or {installed} from the node"
     return [
         check(
             "policy:driver",
             f"driver of {host['host']}",
             FAILED,
-            "one that brings the driver: the host or a container",
-            f"{installed} is installed on the node, and {_title(policy)} has ofedDriver",
+            "one source of the driver: the host or a container",
+            f"{installed} is installed on the node, and {_title(policy)} sets ofedDriver",
             step,
         )
         for policy in cluster.get("policies") or []
@@ -117,14 +117,14 @@ def _configs(cluster: dict) -> tuple[list[tuple[str, list]], list[dict]]:
         try:
             document = json.loads(text)
         except ValueError as error:
-            document, seen = None, f"no JSON: {error}"
+            document, seen = None, f"not valid JSON: {error}"
         else:
             seen = "JSON without configList"
         entries = document.get("configList") if isinstance(document, dict) else None
         if isinstance(entries, list) and entries and all(isinstance(one, dict) for one in entries):
             lists.append((title, entries))
         else:
-            step = "correct it; the plugin ends with it (CrashLoopBackOff)"
+            step = "correct it; the plugin exits on it (CrashLoopBackOff)"
             made.append(check(identity, title, FAILED, "JSON with a configList", seen, step))
     return lists, made
 
@@ -150,7 +150,7 @@ def _selected(configs: list, host: dict, node: dict) -> list[dict]:
 
 
 def _names(entry: dict):
-    """ifNames of an entry, None where it selects by something else; keys are taken in any case."""
+    """ifNames of an entry, None where it selects by something else; keys are case-insensitive."""
     lower = {str(key).lower(): value for key, value in entry.items()}
     selectors = {str(key).lower(): value for key, value in (lower.get("selectors") or {}).items()}
     return selectors.get("ifnames") or None if not lower.get("extraselectors") else None
@@ -168,7 +168,7 @@ def _labels(cluster: dict, host: dict, node: dict) -> list[dict]:
         lacking = [f"{key}={value}" for key, value in sorted(selector.items()) if labels.get(key) != value]
         if any(one.startswith(_FEATURE) for one in lacking):
             seen = f"{_title(item)} selects {core_text.listing(lacking)}, which the node lacks"
-            step = "have the label set (k3s_node_features_by_nfd: false, or Node Feature Discovery with its rule)"
+            step = "set the label (k3s_node_features_by_nfd: false, or Node Feature Discovery with its rule)"
             obj, wanted = f"labels of {node['name']}", "the labels that the device plugin's pods select"
             made.append(check("plugin:node-label", obj, FAILED, wanted, seen, step))
     return made
@@ -194,7 +194,7 @@ def _pod_cidr(cluster: dict, node: dict) -> list[dict]:
         try:
             network = netaddr.IPNetwork(json.loads(text)["Network"]) if text else None
         except (netaddr.AddrFormatError, ValueError, KeyError, TypeError):
-            network = None  # Flannel says so itself and ends
+            network = None  # Flannel reports this itself and exits
         outside = [cidr for cidr in node["pod_cidrs"] if network and not _within(cidr, network)]
         if outside:
             seen = f"{core_text.listing(outside)}; {_title(item)} has Network {network}"
@@ -205,7 +205,7 @@ def _pod_cidr(cluster: dict, node: dict) -> list[dict]:
 
 
 def _pod_nic(host: dict, node: dict, fabric_allowed: bool) -> list[dict]:
-    """K8: the NIC that Flannel took when it started, and the MTU that it read there then."""
+    """K8: the NIC that Flannel chose when it started, and the MTU that it read then."""
     address, made = node.get("pod_network_address"), []
     nics = [
         (name, netdev["mtu"])
@@ -218,7 +218,7 @@ def _pod_nic(host: dict, node: dict, fabric_allowed: bool) -> list[dict]:
             seen = f"Flannel uses {name} ({address}), which is rail {rail}: pod traffic shares it with RDMA"
             step = (
                 "set k3s_node_ip (or flannel_interface) to the node's own network and run playbooks/site.yml; "
-                "flannel_fabric_allowed: true if it is meant"
+                "flannel_fabric_allowed: true if that is intended"
             )
             wanted = "pod traffic on the node's own network"
             made.append(check("cluster:pod-nic", f"pod network of {node['name']}", FAILED, wanted, seen, step))
@@ -240,16 +240,16 @@ def _within(cidr: str, network) -> bool:
 
 
 def user_pod(item: dict, answer: dict, networks: list[dict], selections: list) -> list[dict]:
-    """Faults of a user's pod that its manifest and its interfaces show. item: what pod_info says of it.
+    """Faults of a user's pod that its manifest and its interfaces show. item: what pod_info returned.
 
-    answer: what it said, parsed. selections: (namespace, network, interface) of its annotation.
+    answer: the pod's parsed answer. selections: (namespace, network, interface) of its annotation.
     """
     obj, made = f"pod {item['namespace']}/{item['name']}", []
     mounted = [path for path in item.get("host_paths") or [] if path in ("/dev", "/dev/") or "/dev/infiniband" in path]
     limits = [name for container in item["containers"] for name in container["limits"]]
     if mounted and not any(name.startswith("rdma/") for name in limits):
         seen = f"hostPath {core_text.listing(mounted)} and no RDMA resource: its device files cannot be opened"
-        step = "remove the volume and ask for the resource: resources.limits rdma/NAME: 1"
+        step = "remove the volume and request the resource: resources.limits rdma/NAME: 1"
         made.append(check("pod:host-path", obj, FAILED, "device files from the device plugin", seen, step))
     with_ipam = {(one["namespace"], one["name"]) for one in networks if _has_ipam(one)}
     for space, name, interface in selections:
@@ -265,7 +265,7 @@ def _has_ipam(network: dict) -> bool:
 
 
 def clashes(pods: list[dict], answers: dict) -> list[tuple[str, dict]]:
-    """(host, check) for each address that pods of different nodes hold in one network; on a node one book is kept."""
+    """(host, check) for each address that pods of different nodes hold in one network; a node tracks its own."""
     holders: dict[tuple, list[dict]] = {}
     for pod in pods:
         answer = answers.get(pod["name"])

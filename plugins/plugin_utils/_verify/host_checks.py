@@ -14,12 +14,12 @@ from ...module_utils._core.change import kernel_out_of_reach
 from .._findings.checks import FAILED, NOT_VERIFIED, PASSED, STATUSES, UNUSED, check
 from .._preflight import host as preflight_host
 
-_SITE = "run playbooks/host.yml (make site), which settles it"
+_SITE = "run playbooks/host.yml (make site), which fixes it"
 _PACKAGES = {
     "rping": "rdmacm-utils (Debian, Ubuntu) or librdmacm-utils (RHEL)",
     "ib_write_bw": "perftest",
 }
-# Character devices by the module that brings them.
+# Character devices by the module that creates them.
 _NEEDS_UMAD, _NEEDS_CM = "ib_umad", "rdma_ucm"
 
 
@@ -46,12 +46,12 @@ def host_checks(facts: dict, variables: dict, probe: dict, check_mode: bool = Fa
         checks[role] += _left_over(plan, covered)
         covered |= {item["object"] for item in checks[role]}
     if check_mode:
-        _await(checks, plans)
+        _defer(checks, plans)
     return [item for group in checks.values() for item in group]
 
 
-def _await(checks: dict, plans: dict) -> None:
-    """In check mode nothing was changed, so what a planned change explains is not a failure."""
+def _defer(checks: dict, plans: dict) -> None:
+    """In check mode nothing was changed, so a failure that a planned change explains counts as not verified."""
     pending = {role: plan.changes or plan.reboot_reasons for role, plan in plans.items()}
     # Ports and devices exist only once the modules are loaded.
     pending["rail_links"] = pending["rail_links"] or pending["kernel_modules"]
@@ -82,7 +82,7 @@ def _modules(facts: dict, plan, variables: dict, offline) -> list[dict]:
 
 
 def _devices(facts: dict, variables: dict, probe: dict, offline) -> list[dict]:
-    """Each HCA needs its uverbs device, and what programs open must be there as a character device."""
+    """Each HCA needs its uverbs device, and every device that programs open must be a character device."""
     required = variables["kernel_modules_required"]
     present = probe["char_devices"]
     expected = []
@@ -106,7 +106,7 @@ def _devices(facts: dict, variables: dict, probe: dict, offline) -> list[dict]:
             found.append(check(identity, obj, NOT_VERIFIED, wanted, f"absent; {offline}", "run on the node itself"))
         else:
             seen = f"/dev/infiniband holds {core_text.listing(present) or 'nothing'}"
-            step = "see that ib_uverbs, ib_umad and rdma_ucm are loaded and that udev runs (udevadm trigger)"
+            step = "check that ib_uverbs, ib_umad and rdma_ucm are loaded and that udev runs (udevadm trigger)"
             found.append(check(identity, obj, FAILED, wanted, seen, step))
     return found
 
@@ -138,7 +138,7 @@ def _ports(facts: dict, variables: dict) -> list[dict]:
                 FAILED,
                 "state ACTIVE",
                 seen,
-                "see discovery for why the HCA is gone",
+                "run playbooks/discover.yml to see why the HCA is gone",
             )
         )
     return found
@@ -149,9 +149,7 @@ def _port_step(hca: dict, port: dict) -> str:
     if port["link_layer"] == "InfiniBand":
         if port["phys_state"] == "LinkUp":
             return "the cable is fine and no subnet manager answers: start opensm on one node or the switch's own"
-        return (
-            f"check the cable and the switch port; see what the link does with: ibstat {hca['name']} {port['number']}"
-        )
+        return f"check the cable and the switch port; check the link with: ibstat {hca['name']} {port['number']}"
     up = f"; bring the link up with: ip link set {netdev} up" if netdev else ""
     return f"check the cable and the switch port{up}"
 
@@ -166,7 +164,7 @@ def _netns(facts: dict, variables: dict, offline) -> list[dict]:
     if str(running).startswith("unknown"):
         return [check(identity, obj, NOT_VERIFIED, wanted, seen, "load ib_core; " + _SITE)]
     good = running == mode and subsystem["persisted_netns_mode"] in (mode, None)
-    step = _SITE if subsystem["persisted_netns_mode"] != mode else "reboot the node: the mode for boot is right"
+    step = _SITE if subsystem["persisted_netns_mode"] != mode else "reboot the node: the mode set for boot is right"
     return [check(identity, obj, _verdict(good), wanted, seen, step)]
 
 
@@ -193,7 +191,7 @@ def _memlock_of(service: str, state, tried, limit: str) -> tuple:
         seen += f", the running one has {running}"
         if not _same_limit(running, limit):
             restart = f"restart it when its workloads permit: systemctl restart {service}"
-            return FAILED, seen, f"{restart}; containers keep the limit they began with"
+            return FAILED, seen, f"{restart}; containers keep the limit they started with"
     if tried is None or tried["reason"]:
         reason = tried["reason"] if tried else "not tried here"
         seen = seen if reason in seen else f"{seen}; {reason}"
@@ -209,7 +207,7 @@ def _same_limit(seen, wanted) -> bool:
 
 
 def _left_over(plan, covered: set) -> list[dict]:
-    """What a run would still change or complain about, and no check above has named."""
+    """What a run would still change or refuse, and no check above covers."""
     found = [
         check(f"state:{change.object}", change.object, FAILED, _brief(change.after), _brief(change.before), _SITE)
         for change in plan.changes
@@ -229,9 +227,9 @@ def _brief(text: str) -> str:
 
 
 def absent(reason: str) -> list[dict]:
-    """A node about which nothing can be said."""
+    """A node that could not be verified."""
     return [
-        check("node", "node", FAILED, "a node that can be verified", reason, "settle that and run playbooks/verify.yml")
+        check("node", "node", FAILED, "a node that can be verified", reason, "fix that and run playbooks/verify.yml")
     ]
 
 
@@ -241,7 +239,7 @@ def absent(reason: str) -> list[dict]:
 def fabric_checks(
     plan: dict, results: dict, servers: dict, percents: dict, check_mode: bool = False
 ) -> list[tuple[str, dict]]:
-    """(host, check) for each test, each end without one, and each clash. The host is the one that sends.
+    """(host, check) for each test, each end without one, and each clash. The host is the sender.
 
     results: {test id: client result}; servers: {test id: error of the server, or None}; percents: the
     threshold of each host.
@@ -276,7 +274,7 @@ def _test(test: dict, results: dict, servers: dict, percents: dict, check_mode: 
     if result is None or not result["ok"]:
         errors = [result["error"]] if result else []
         errors += [f"{server['host']}: {server_error}"] if server_error else []
-        seen = "; ".join(errors) or "no result: one of the two nodes failed or went away"
+        seen = "; ".join(errors) or "no result: one of the two nodes failed or became unreachable"
         return {**made, "status": FAILED, "seen": seen, "next_step": _fabric_step(test)}
     made.update(status=PASSED, seen=f"{result['seconds']} s")
     made["figures"] = {key: result[key] for key in ("seconds", "mb_per_s", "gbps") if key in result}
@@ -287,7 +285,7 @@ def _test(test: dict, results: dict, servers: dict, percents: dict, check_mode: 
 
 
 def _judge_bandwidth(made: dict, test: dict, gbps: float, percent: int) -> None:
-    """Real HCAs have to reach a share of what they can carry; software ones only have to work."""
+    """Real HCAs have to reach a share of their capacity; software ones only have to work."""
     if test["software"]:
         made["seen"] += " (software HCA: function only, no threshold)"
     elif test["gbps"] and percent:

@@ -14,15 +14,15 @@ from . import host_checks, pod_checks
 
 
 def judge(seen: dict, check_mode: bool) -> dict:
-    """judged (each host with its checks and what the report says of it) and checks (by host).
+    """judged (each host with its checks and what the report says about it) and checks (by host).
 
     seen: hosts (all of the play), nodes (host, variables, read, planned, boot_id of those that took part), plan (of the
     fabric tests), results and servers (what fabric_client and fabric_server returned on each host), failures (why a
-    node broke off, or empty), cluster (as pod_checks.cluster_checks takes it, or empty).
+    node dropped out, or empty), cluster (as pod_checks.cluster_checks takes it, or empty).
     """
     results = {item["id"]: item for one in seen["results"] for item in one.get("results") or []}
     servers = {name: error for one in seen["servers"] for name, error in (one.get("servers") or {}).items()}
-    # A node that gave up midway explains its tests better than "no result" does.
+    # The reason why a node dropped out explains its tests better than "no result".
     failed = dict(zip((node["host"] for node in seen["nodes"]), seen["failures"]))
     for test in seen["plan"]["tests"]:
         reasons = [

@@ -5,7 +5,7 @@
 
 PRIVATE to the collection. Pure; runs on the controller. Peers are found by rail index and subnet, never by name: rail i
 of one node is cabled to rail i of the next. Each rail's nodes form a chain, so that every node takes part at the cost
-of one test more than there are nodes, less two.
+of one test fewer than there are nodes.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _end(node: dict, rail: dict, hca: dict) -> dict:
         end["reason"] = f"the port is {port['state']}"
     elif not end["networks"]:
         if port["link_layer"] == "InfiniBand" and port["gids"]:
-            # Without IPoIB two ports meet where their subnet prefix (upper half of the GID) is the same.
+            # Without IPoIB two ports can reach each other if their subnet prefix (upper half of the GID) is the same.
             prefix = int(netaddr.IPAddress(port["gids"][0]["gid"])) >> 64
             end["networks"] = {f"InfiniBand subnet {prefix:016x}": None}
         else:
@@ -68,13 +68,13 @@ def _usable(address: str) -> bool:
 
 
 def _gid_address(gid: str) -> str:
-    """The address a RoCE GID stands for."""
+    """The address that a RoCE GID encodes."""
     ip = netaddr.IPAddress(gid)
     return str(ip.ipv4() if ip.is_ipv4_mapped() else ip)
 
 
 def _gbps(hca: dict, port: dict):
-    """What the port can carry, in Gb/s: the link's rate or that of its PCIe slot; None where that means nothing."""
+    """Capacity of the port in Gb/s: the link's rate or that of its PCIe slot; None if that is not meaningful."""
     rate = port["rate_gbps"]
     if hca["kind"] != "pci" or not isinstance(rate, (int, float)):
         return None
@@ -87,7 +87,7 @@ def _gbps(hca: dict, port: dict):
 
 
 def plan_nodes(nodes: list[dict]) -> dict:
-    """plan, and hosts: the tests that each one has to serve and to connect for.
+    """plan, and hosts: the tests that each one serves or starts.
 
     nodes: host, address, variables and read (what host_probe returned) of each host of the play.
     """

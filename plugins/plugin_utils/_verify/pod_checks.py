@@ -1,10 +1,10 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What must be true of a pod that does RDMA, each as a named check; and what keeps a user's own pod from it.
+"""What must be true of a pod that does RDMA, each as a named check; and what prevents RDMA in a user's own pod.
 
-PRIVATE to the collection. Pure; runs on the controller. Checks have the form of _findings.checks. A figure, or that
-something could not be tried, is never turned into a pass.
+PRIVATE to the collection. Pure; runs on the controller. Checks have the form of _findings.checks. A figure, or
+something that could not be tried, never counts as a pass.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from . import cluster_checks as verify_cluster_checks
 
 _IMAGE = "use an image that has it (verification_image)"
 _PLUGIN = "see the device plugin's log and port states on the node: journalctl -u rdma-device-plugin"
-# What `ethtool -i` says of an interface that the plugin of this type made. None: the driver of the card itself.
+# What `ethtool -i` reports for an interface that the plugin of this type created. None: the card's own driver.
 _DRIVERS = {"macvlan": ("macvlan",), "ipvlan": ("ipvlan",), "ipoib": ("ib_ipoib", "ipoib")}
 _CHAR_PREFIXES = ("uverbs", "umad", "issm", "rdma_cm")
 
@@ -30,7 +30,7 @@ def cluster_checks(seen: dict, check_mode: bool) -> list[tuple[str, dict]]:
     """(host, check) for everything that was seen of the cluster.
 
     seen: hosts, plan, read, run and pod (what cluster_info, test_pods and pod_info returned; empty where they did not
-    run), failure (why the pods broke off), left (what could not be removed), pod_name, service_cidrs, pods_per_node,
+    run), failure (why the pod tests stopped), left (what could not be removed), pod_name, service_cidrs, pods_per_node,
     masters, fabric_allowed (whether pod traffic may share a rail).
     """
     hosts, read = seen["hosts"], seen["read"]
@@ -40,7 +40,7 @@ def cluster_checks(seen: dict, check_mode: bool) -> list[tuple[str, dict]]:
     if not read.get("cluster"):
         why = read.get("api_error") or read.get("msg") or "no answer"
         step = (
-            "see that k3s runs on the first server: systemctl status k3s; without a cluster: verification_pods: false"
+            "check that k3s runs on the first server: systemctl status k3s; without a cluster: verification_pods: false"
         )
         return [(first, check("cluster:api", "cluster", NOT_VERIFIED, "an API server that answers", why, step))]
     cluster = {**read["cluster"], "networks": networks_of(read["cluster"], hosts)}
@@ -52,12 +52,12 @@ def cluster_checks(seen: dict, check_mode: bool) -> list[tuple[str, dict]]:
         if seen["pod"].get("api_error") is None and "pods" in seen["pod"]:
             found += [(first, item) for item in diagnose(seen["pod"], hosts, cluster["networks"], seen["pod_name"])]
         else:
-            why = seen["failure"] or "check mode looks into no pod"
-            wanted, step = "a pod that can be looked into", "verified in a real run"
+            why = seen["failure"] or "check mode inspects no pod"
+            wanted, step = "a pod that can be inspected", "verified in a real run"
             found.append((first, check("pod:look", f"pod {seen['pod_name']}", NOT_VERIFIED, wanted, why, step)))
         return found
     if seen["failure"]:
-        step = "settle that and run playbooks/verify.yml again"
+        step = "fix that and run playbooks/verify.yml again"
         found.append((first, check("pod:tests", "test pods", FAILED, "test pods on each node", seen["failure"], step)))
         return found
     found += judge(hosts, cluster, seen["plan"], seen["run"], {"check_mode": check_mode})
@@ -91,7 +91,7 @@ def lint_checks(cluster: dict, hosts: list[dict], seen: dict) -> list[dict]:
     made = [_finding(one) for one in findings]
     if cluster["networks"] and not made:
         count = core_text.count(len(cluster["networks"]), "network")
-        made.append(check("nad:lint", "NetworkAttachmentDefinitions", PASSED, "no findings", f"{count} looked at"))
+        made.append(check("nad:lint", "NetworkAttachmentDefinitions", PASSED, "no findings", f"{count} checked"))
     return made
 
 
@@ -101,11 +101,11 @@ def _finding(one: Finding, family: str = "") -> dict:
 
 
 def cni_checks(host: dict) -> list[dict]:
-    """What cni_lint found on a node: what the next pod there would meet."""
+    """What cni_lint found on a node: what the next pod on it would run into."""
     read, obj = host.get("cni") or {}, "CNI configuration and plugins"
     if "findings" not in read:
         why = read.get("msg") or "the node was not read"
-        step = "settle that and run playbooks/verify.yml again"
+        step = "fix that and run playbooks/verify.yml again"
         return [check("cni:lint", obj, NOT_VERIFIED, "no findings", why, step)]
     made = [_finding(Finding(**one), "cni:") for one in read["findings"]]
     made += [
@@ -128,7 +128,7 @@ def judge(hosts: list[dict], cluster: dict, plan: dict, run: dict, options: dict
         node = pods.find_node(host, cluster["nodes"])
         if node is None:
             seen = plan["left_out"].get(host["host"], "no node of the cluster")
-            step = "join it to the cluster (role k3s), or take it out of the group"
+            step = "join it to the cluster (role k3s), or remove it from the group"
             found.append((host["host"], check("cluster:node", "cluster node", FAILED, "a Ready node", seen, step)))
             continue
         found += [(host["host"], item) for item in node_checks(host, node)]
@@ -163,15 +163,15 @@ def node_checks(host: dict, node: dict) -> list[dict]:
         seen += f"; taints {core_text.listing(node['taints'])}"
     startup = [taint for taint in node["taints"] if taint.startswith("rdma.gpufabric.io/not-ready")]
     good = node["ready"] and not startup
-    step = "see: k3s kubectl describe node; the startup taint goes when CNI, resources and memlock are verified there"
+    step = "see: k3s kubectl describe node; the startup taint is removed once CNI, resources and memlock are verified"
     found = [check("cluster:node", obj, PASSED if good else FAILED, "Ready, without startup taint", seen, step)]
     expected = [pods.own_resource(rail["index"]) for rail in host["rails"]]
     served = [name for name in node["capacity"] if name.startswith("rdma/")]
-    # A user's own names of resources say nothing about rails.
+    # A user's own resource names do not identify rails.
     names = served if served and not set(served) & set(expected) else sorted({*served, *expected})
     for name in names:
         capacity, allocatable = node["capacity"].get(name), node["allocatable"].get(name, 0)
-        wanted = "allocatable like capacity, and more than none"
+        wanted = "allocatable equal to capacity, and above 0"
         if capacity is None:
             seen = f"not advertised; there are {core_text.listing(sorted(node['capacity'])) or 'no extended resources'}"
         else:
@@ -193,8 +193,10 @@ def pod_checks(pod: dict, state, answer, host: dict, cluster: dict) -> list[dict
         return [running]
     if answer is None or "exec" in answer["missing"] or answer["user"] is None:
         seen = (answer or {"missing": {}})["missing"].get("exec", "no answer")
-        step = "the image needs a shell (verification_image), and the kubelet its port 10250 open for the API server"
-        return [running, check(f"pod:{name}:answer", _obj(pod), FAILED, "a pod that can be asked", seen, step)]
+        step = (
+            "the image needs a shell (verification_image), and the API server needs access to the kubelet's port 10250"
+        )
+        return [running, check(f"pod:{name}:answer", _obj(pod), FAILED, "a pod that answers", seen, step)]
     found = [running]
     networks = {network["name"]: network for network in cluster["networks"]}
     found += _status(pod, state, host, networks, cluster)
@@ -227,19 +229,19 @@ def _why(state: dict) -> str:
     )
 
 
-# Words in a reason of Kubernetes or the container runtime, and what to do then.
+# Words in a reason of Kubernetes or the container runtime, and the next step.
 _HINTS = (
-    ("Insufficient", "wait for slots to become free, or see why the device plugin offers so few (allocatable)"),
+    ("Insufficient", "wait for slots to become free, or see why the device plugin advertises so few (allocatable)"),
     ("untolerated taint", "see the taint on the node: the startup taint goes when the node is verified"),
-    ("ErrImage", "bring the image to the node (bundle), or set verification_image to one that is there"),
-    ("ImagePull", "bring the image to the node (bundle), or set verification_image to one that is there"),
-    ("cannot find a network-attachment-definition", "make the network in the pod's namespace (networks_namespaces)"),
-    ("No networks found in", "Multus finds no files of the node: its confDir has to be networks_multus_conf_dir"),
+    ("ErrImage", "load the image onto the node (bundle), or set verification_image to one that is on it"),
+    ("ImagePull", "load the image onto the node (bundle), or set verification_image to one that is on it"),
+    ("cannot find a network-attachment-definition", "create the network in the pod's namespace (networks_namespaces)"),
+    ("No networks found in", "Multus finds no files on the node: its confDir must be networks_multus_conf_dir"),
     ("multus.sock", "the Multus daemon of the node is not up: see its pod in kube-multus"),
     ("failed to find plugin", "a CNI plugin is missing in /opt/cni/bin: run the role cni_plugins"),
     ("no such file or directory", "host-device got a slot number as PCI address: see nad_lint (resourceName)"),
     ("no IP addresses available", "the address block of the node is used up: enlarge per_node_block_size"),
-    ("invalid argument", "macvlan on an InfiniBand interface: take type ipoib"),
+    ("invalid argument", "macvlan on an InfiniBand interface: use type ipoib"),
     ("violates PodSecurity", "label the namespace: pod-security.kubernetes.io/enforce=privileged"),
     (
         "UnexpectedAdmissionError",
@@ -254,7 +256,7 @@ def next_step(reasons: list[str]) -> str:
 
 
 def _status(pod: dict, state: dict, host: dict, networks: dict, cluster: dict) -> list[dict]:
-    """What Multus noted: eth0 as the default one in the pod network, and each netN in the subnet of its network."""
+    """What Multus recorded: eth0 as the default one in the pod network, and each netN in the subnet of its network."""
     if pod["kind"] == "host" or not pod["attachments"]:
         return []
     made = check(f"pod:{pod['kind']}:network-status", _obj(pod), FAILED, "", "", "see the log of Multus on the node")
@@ -263,8 +265,17 @@ def _status(pod: dict, state: dict, host: dict, networks: dict, cluster: dict) -
     except ValueError:
         noted = None
     if not isinstance(noted, list):
-        step = "the pod was started without Multus: see that 00-multus.conf is valid on the node, and recreate the pod"
-        return [{**made, "wanted": "a note of Multus", "seen": "no network-status annotation", "next_step": step}]
+        step = (
+            "the pod was started without Multus: check that 00-multus.conf is valid on the node, and recreate the pod"
+        )
+        return [
+            {
+                **made,
+                "wanted": "a network-status from Multus",
+                "seen": "no network-status annotation",
+                "next_step": step,
+            }
+        ]
     by_interface = {item.get("interface") or "": item for item in noted}
     node = pods.find_node(host, cluster["nodes"])
     first = by_interface.get("eth0") or {}
@@ -325,7 +336,7 @@ def _default_route(pod: dict, answer: dict) -> dict:
         return _without(identity, pod, wanted, answer, "routes", "ip")
     through = [route["netdev"] for route in answer["routes"] if route["destination"] in ("default", "0.0.0.0/0")]
     good = through == ["eth0"]
-    step = "take default routes out of the attachment (routes, gateway of the pool) and of the pod's annotation"
+    step = "remove default routes from the attachment (routes, gateway of the pool) and from the pod's annotation"
     seen = f"through {core_text.listing(through) or 'none'}"
     return check(identity, _obj(pod), PASSED if good else FAILED, wanted, seen, step)
 
@@ -335,7 +346,7 @@ def _without(identity: str, pod: dict, wanted: str, answer: dict, section: str, 
 
 
 def _interface(pod: dict, item: dict, answer: dict, host: dict, networks: dict) -> dict:
-    """Address in the subnet, and that it stands on the interface of the rail it is for."""
+    """Whether the address is in the subnet and the interface is on the NIC of its rail."""
     name = item["interface"]
     identity = f"pod:{pod['kind']}:{name}"
     subnets = _subnets(networks.get(item["network"]), host["host"])
@@ -355,7 +366,7 @@ def _interface(pod: dict, item: dict, answer: dict, host: dict, networks: dict) 
         indices = {netdev.get("index"): known for known, netdev in host["netdevs"].items()}
         below = indices.get(parent, master)
         if below != rail["netdev"]:
-            wrong.append(f"it stands on {below}")
+            wrong.append(f"it is on {below}")
     seen = "; ".join(wrong) or f"{core_text.listing(addresses) or 'no address'}" + (f", on {master}" if master else "")
     step = "see the log of Multus, and the address block of the node"
     return check(identity, _obj(pod), FAILED if wrong else PASSED, wanted, seen, step)
@@ -376,18 +387,18 @@ def _driver(pod: dict, item: dict, answer: dict, networks: dict) -> dict:
         good = driver is not None and driver not in ("veth", "macvlan", "ipvlan")
     else:
         good = any(one in (driver or made or "") for one in expected)
-    step = "see that the network of this name is the one you mean (kubectl get net-attach-def)"
+    step = "check that the network of this name is the one you mean (kubectl get net-attach-def)"
     return check(identity, _obj(pod), PASSED if good else FAILED, wanted, seen, step)
 
 
 def _resolve(pod: dict, answer: dict, cluster: dict) -> dict:
     identity, wanted = f"pod:{pod['kind']}:dns", "a Service name that resolves over eth0"
     if not cluster["dns"]:
-        step = "deploy CoreDNS to have it verified"
+        step = "deploy CoreDNS to verify this"
         return check(identity, _obj(pod), NOT_VERIFIED, wanted, "the cluster has no DNS service", step)
     if answer["resolved"] is None:
         return _without(identity, pod, wanted, {"missing": {"resolve": "not in the image"}}, "resolve", "getent")
-    step = "see that CoreDNS runs and that no attachment takes the route to the service network"
+    step = "check that CoreDNS runs and that no attachment takes the route to the service network"
     status = PASSED if answer["resolved"] else FAILED
     return check(identity, _obj(pod), status, wanted, answer["resolve_said"] or "no answer", step)
 
@@ -396,7 +407,7 @@ def _resolve(pod: dict, answer: dict, cluster: dict) -> dict:
 
 
 def _expected_devices(pod: dict):
-    """Names that the plugin has to give for the resources of a pod; None where a resource is not one of a rail."""
+    """Devices that the plugin must provide for the resources of a pod; None if a resource is not a rail's."""
     known = {pods.own_resource(rail["index"]): rail for rail in pod["rails"]}
     if set(pod["resources"]) - set(known):
         return None
@@ -408,7 +419,7 @@ def _devices(pod: dict, answer: dict) -> dict:
     identity, there = f"pod:{pod['kind']}:devices", set(answer["devices"])
     expected = _expected_devices(pod)
     if expected is None:
-        wanted = "uverbsN and rdma_cm, and nothing that is no RDMA device"
+        wanted = "uverbsN and rdma_cm, and only RDMA devices"
         missing = [] if any(name.startswith("uverbs") for name in there) else ["uverbsN"]
         missing += [] if "rdma_cm" in there else ["rdma_cm"]
         extra = [name for name in there if not name.startswith(_CHAR_PREFIXES)]
@@ -421,7 +432,7 @@ def _devices(pod: dict, answer: dict) -> dict:
     wrong += [f"with {core_text.listing(sorted(extra))} besides"] if extra else []
     seen = "; ".join(wrong) or core_text.listing(sorted(there))
     step = (
-        "devices of another HCA come from one resource over several: one resource a rail"
+        "devices of another HCA mean one resource for several HCAs: use one resource a rail"
         if extra and not missing
         else "load ib_umad, ib_uverbs and rdma_ucm on the node, and see the device plugin's log"
     )
@@ -434,7 +445,7 @@ def _registration(pod: dict, answer: dict) -> list[dict]:
     wanted = f"{size} MiB registered with the HCA"
     step = (
         "raise LimitMEMLOCK of the service that starts containers (role limits), restart it and recreate the pod: a "
-        "pod has the limit it began with. IPC_LOCK helps root only"
+        "pod keeps the limit it started with. IPC_LOCK only helps root"
     )
     if not answer["registered"]:
         seen = "no HCA to try it on" if not answer["granted"] else "not tried"
@@ -486,7 +497,7 @@ def _ibstat(pod: dict, answer: dict, rail: dict, obj: str) -> dict:
     port = (answer["ibstat"].get(rail["hca"]) or {}).get(rail["port"])
     if port is None:
         seen = f"ibstat lists {core_text.listing(sorted(answer['ibstat'])) or 'no HCA'}"
-        return check(identity, obj, FAILED, wanted, seen, "load ib_umad on the node; ibstat reads what umad offers")
+        return check(identity, obj, FAILED, wanted, seen, "load ib_umad on the node; ibstat needs umad")
     seen = ", ".join(port)
     status = PASSED if port == ("Active", "LinkUp") else FAILED
     return check(identity, obj, status, wanted, seen, "see the port's check on the node")
@@ -512,7 +523,7 @@ def _gids(pod: dict, answer: dict) -> list[dict]:
         index = next((pods.gid_index(answer["gids"], rail["hca"], ip) for ip in addresses), None)
         wanted = f"a RoCE v2 GID of {core_text.listing(addresses) or interface}"
         if index is not None:
-            seen = f"index {index} in this pod; NCCL has to find it by itself (no NCCL_IB_GID_INDEX)"
+            seen = f"index {index} in this pod; let NCCL find it (no NCCL_IB_GID_INDEX)"
             found.append(check(identity, obj, PASSED, wanted, seen))
             continue
         seen = f"{len(table)} GIDs, none of them of {interface}"
@@ -534,7 +545,7 @@ _LEFT_OUT = {
     "peer": ("traffic with another node", "add a node"),
     "wire": (
         "traffic with another node",
-        "where the rail is to be one network for pods, give its NICs addresses in one network on all nodes, or none",
+        "if the rail should be one network for pods, give its NICs addresses in one network on all nodes, or none",
     ),
 }
 
@@ -553,9 +564,9 @@ def traffic_checks(traffic: dict) -> list[tuple[str, dict]]:
                 made["seen"] = f"{result['seconds']} s"
         else:
             made["next_step"] = (
-                "see that the switch forwards between the ports, that VLAN and MTU match, and the ARP entries of both"
+                "check that the switch forwards between the ports, that VLAN and MTU match, and the ARP entries of both"
                 if test["tool"] == "ping"
-                else "see the ping of the same rail first; then GID types, and the MTU at both ends"
+                else "check the ping of the same rail first; then GID types, and the MTU at both ends"
             )
         found.append((client["host"], made))
     for item in traffic["left_out"]:
@@ -570,7 +581,7 @@ def traffic_checks(traffic: dict) -> list[tuple[str, dict]]:
 
 
 def diagnose(found: dict, hosts: list[dict], networks: list[dict], name: str) -> list[dict]:
-    """What keeps a user's pod from RDMA. found: what pod_info returned."""
+    """What prevents RDMA in a user's pod. found: what pod_info returned."""
     obj = f"pod {name}"
     if found.get("missing"):
         step = "name it as NAMESPACE/NAME in verification_pod"
@@ -600,7 +611,7 @@ def _is_rdma(resource: str, networks: list[dict]) -> bool:
 
 
 def _selections(item: dict):
-    """[(namespace, name, interface)] of the networks annotation, and the check that refuses one nobody can read."""
+    """[(namespace, name, interface)] of the networks annotation, and the failed check if it cannot be parsed."""
     text = (item["annotations"].get(pods.NETWORKS) or "").strip()
     if not text:
         return [], None
@@ -647,8 +658,8 @@ def _attachments(obj: str, item: dict, wanted: list, networks: list[dict], resou
         made.append(check(f"pod:network:{name}", obj, PASSED, expected, f"as {interface}"))
         needed = network["resource"]
         if needed and needed not in resources:
-            seen = f"the annotation names {name}, no container asks for {needed}"
-            step = f"add to a container: resources.limits {needed}: 1. The interface alone gives no /dev/infiniband"
+            seen = f"the annotation names {name}, but no container requests {needed}"
+            step = f"add to a container: resources.limits {needed}: 1. The interface does not provide /dev/infiniband"
             made.append(check(f"pod:resource:{needed}", obj, FAILED, f"{needed} in the limits", seen, step))
     return made
 
@@ -659,7 +670,7 @@ def _held_resources(obj: str, wanted: list, resources: list[str], item: dict) ->
     made = []
     for resource in resources:
         names = {name for _namespace, name, _interface in wanted}
-        made.append(check(f"pod:resource:{resource}", obj, PASSED, f"{resource} in the limits", "asked for"))
+        made.append(check(f"pod:resource:{resource}", obj, PASSED, f"{resource} in the limits", "requested"))
         if not names:
             seen = f"{resource} without a networks annotation: RoCE needs an interface of the same HCA in the pod"
             step = f"add the annotation {pods.NETWORKS}; verbs over InfiniBand need none"
@@ -671,7 +682,7 @@ def _held_resources(obj: str, wanted: list, resources: list[str], item: dict) ->
 
 
 def _privileges(obj: str, item: dict) -> dict:
-    """Root without IPC_LOCK is under the limit like anybody; with the limit raised nobody needs the capability."""
+    """Without IPC_LOCK the limit applies to root too; with the limit raised, no user needs the capability."""
     added = {
         one
         for container in item["containers"]
@@ -679,7 +690,7 @@ def _privileges(obj: str, item: dict) -> dict:
     }
     if any(container["security"].get("privileged") for container in item["containers"]):
         seen = "a privileged container: it may open every device of the node"
-        step = "take privileged away: device files come with the resource, locked memory with the limit or IPC_LOCK"
+        step = "remove privileged: device files come with the resource, locked memory with the limit or IPC_LOCK"
         return check("pod:privileges", obj, NOT_VERIFIED, "no more rights than needed", seen, step)
     seen = "IPC_LOCK is added" if "IPC_LOCK" in added else "no IPC_LOCK"
     return check("pod:privileges", obj, PASSED, "no more rights than needed", seen)
@@ -688,8 +699,8 @@ def _privileges(obj: str, item: dict) -> dict:
 def _inside_user_pod(obj: str, item: dict, answer: dict, wanted: list, hosts: list[dict], cluster: dict) -> list[dict]:
     made = []
     if "exec" in answer["missing"] or (not answer["links"] and not answer["devices"]):
-        seen = "the image has no shell, or not the tools to look with"
-        return [check("pod:answer", obj, NOT_VERIFIED, "a pod that can be asked", seen, "look with: kubectl debug")]
+        seen = "the image has no shell, or lacks the tools"
+        return [check("pod:answer", obj, NOT_VERIFIED, "a pod that answers", seen, "inspect it with: kubectl debug")]
     for _namespace, name, interface in wanted:
         there = answer["addresses"].get(interface) or []
         status = PASSED if interface in answer["links"] else FAILED
@@ -699,7 +710,7 @@ def _inside_user_pod(obj: str, item: dict, answer: dict, wanted: list, hosts: li
         )
     devices = answer["devices"]
     good = any(one.startswith("uverbs") for one in devices) and "rdma_cm" in devices
-    step = "the container asks for no RDMA resource, or the device plugin had nothing to give"
+    step = "the container requests no RDMA resource, or the device plugin had none left"
     made.append(
         check(
             "pod:devices",
@@ -714,7 +725,7 @@ def _inside_user_pod(obj: str, item: dict, answer: dict, wanted: list, hosts: li
     locked = limit == "unlimited" or answer["ipc_lock"] or int(limit if (limit or "").isdigit() else 0) > 2**20
     step = (
         "raise the limit of the service that starts containers (role limits) and recreate the pod; for root, "
-        "securityContext.capabilities.add: [IPC_LOCK] does it too"
+        "securityContext.capabilities.add: [IPC_LOCK] also works"
     )
     seen = (
         f"ulimit -l {limit}, IPC_LOCK {'effective' if answer['ipc_lock'] else 'not effective'}, user {answer['user']}"
@@ -722,7 +733,7 @@ def _inside_user_pod(obj: str, item: dict, answer: dict, wanted: list, hosts: li
     made.append(check("pod:ipc-lock", obj, PASSED if locked else FAILED, "memory that can be locked", seen, step))
     fixed = answer["environment"].get("NCCL_IB_GID_INDEX")
     if fixed is not None:
-        step = "take it away: NCCL 2.21 and later find the index; with NCCL_IB_ADDR_RANGE they find that of net1"
+        step = "unset it: NCCL 2.21 and later find the index; with NCCL_IB_ADDR_RANGE they find that of net1"
         seen = f"NCCL_IB_GID_INDEX={fixed}"
         made.append(check("pod:gid-index", obj, FAILED, "no fixed GID index: it differs from pod to pod", seen, step))
     if answer["granted"] and not answer["gids"]:

@@ -13,9 +13,9 @@ from . import pod_checks
 
 
 def plan(cluster: dict) -> dict:
-    """namespace, objects, pods and left_out, as kube_pods.plan gives them; none where the cluster could not be asked.
+    """namespace, objects, pods and left_out, as kube_pods.plan returns them; none if the cluster could not be read.
 
-    cluster: hosts, read (what cluster_info returned), namespace, image; pod_name where a user's pod is looked into.
+    cluster: hosts, read (what cluster_info returned), namespace, image; pod_name if a user's pod is checked.
     """
     hosts, read = cluster["hosts"], cluster["read"].get("cluster")
     if not read or cluster.get("pod_name"):

@@ -156,7 +156,7 @@ SIGHTS = {
         made("pod:tests", seen='the test pods could not be made: violates PodSecurity "restricted"'),
         "pod-security-refuses",
     ),
-    "bad JSON in the policy": (made("policy:config", seen="no JSON: Expecting value"), "plugin-config-invalid"),
+    "bad JSON in the policy": (made("policy:config", seen="not valid JSON: Expecting value"), "plugin-config-invalid"),
     "one rail not advertised": (
         made("resource:rdma/hca_shared_devices_1", seen="not advertised; there are rdma/hca_shared_devices_0"),
         "selector-too-narrow",

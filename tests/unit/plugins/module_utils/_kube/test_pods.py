@@ -675,7 +675,7 @@ def test_nothing_is_wrong_with_a_sound_pod(annotation):
 @pytest.mark.parametrize(
     ("changes", "identity", "words"),
     [
-        ({"limits": ()}, "pod:resource:rdma/rail0", "no container asks for rdma/rail0"),
+        ({"limits": ()}, "pod:resource:rdma/rail0", "no container requests rdma/rail0"),
         ({"annotation": None}, "pod:annotation", "without a networks annotation"),
         ({"namespace": "train"}, "pod:network:rail0", "there is one in default"),
         ({"annotation": "rail7"}, "pod:network:rail7", "no network of this name"),

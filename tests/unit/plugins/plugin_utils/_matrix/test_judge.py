@@ -90,7 +90,7 @@ def test_exactly_the_slow_rail_is_named(facts):
     document = judged(plan, good(plan, **{"host-rail3-node2-node4": {"gbps": 90.0}}))
     assert list(rows(document, "outlier")) == ["host-rail3-node2-node4"]
     assert rows(document, "outlier")["host-rail3-node2-node4"]["reason"] == (
-        "90 of 395 Gb/s, 80 % wanted (link of 400 Gb/s without packet headers); no fact of the two nodes explains it"
+        "90 of 395 Gb/s, 80 % wanted (link of 400 Gb/s without packet headers); no fact about the two nodes explains it"
     )
 
 
@@ -154,7 +154,7 @@ def test_counters_of_a_fast_test(facts, counters, verdict, said):
 @pytest.mark.parametrize(
     ("counters", "said"),
     [
-        ({"packet_seq_err": 4}, "packets were lost or sent again: from:packet_seq_err +4"),
+        ({"packet_seq_err": 4}, "packets were lost or retransmitted: from:packet_seq_err +4"),
         ({"np_cnp_sent": 900}, "the fabric is congested: from:np_cnp_sent +900"),
         ({"symbol_error": 3}, "error counters rose: from:symbol_error +3"),
     ],
@@ -178,7 +178,7 @@ def test_the_governor_and_a_missing_numa_node_are_reasons_of_last_resort(facts):
     )
     reason = rows(document, "outlier")["host-rail5-node1-node2"]["reason"]
     assert "node1: CPU governor powersave on 112 CPUs, not performance" in reason
-    assert "the firmware names no NUMA node" in reason
+    assert "the firmware reports no NUMA node" in reason
 
 
 def test_a_test_that_failed_is_an_outlier_with_what_both_ends_said(facts):
@@ -255,7 +255,7 @@ def test_two_software_ends_alone_say_nothing(facts):
     plan = planned(two)
     document = judged(plan, good(plan, gbps=0.05), hosts=HOSTS[:2])
     assert {row["verdict"] for row in document["tests"]} == {"not_verified"}
-    assert "only 1 other test came about" in document["tests"][0]["reason"]
+    assert "only 1 other test ran" in document["tests"][0]["reason"]
 
 
 def test_counters_that_were_not_read_are_told(facts):

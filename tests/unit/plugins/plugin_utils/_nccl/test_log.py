@@ -195,4 +195,4 @@ def test_the_report_tells_failures_first_with_what_to_do():
     parsed, checks = judged(TCP)
     text = log.report("run.log", parsed, list(checks.values()))
     assert text.startswith("Failed\nrun.log  NCCL transport\n  wanted")
-    assert "next step  look at the device plugin" in text
+    assert "next step  check the device plugin" in text
