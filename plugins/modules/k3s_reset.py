@@ -13,17 +13,40 @@ description:
     firewall rules and files that they made, in this order.
   - Removes files by name or by our first line, never a folder that others share; a CNI plugin goes only while it is the
     one that was placed. RV(notes) lists what is left, and why.
+  - Mounts, network namespaces, addresses and rules go where they belong to a container of this cluster's containerd. No
+    link is followed and no other file system entered; a folder that is a mount point is emptied and stays mounted.
+  - Refuses a node with another Kubernetes, a folder behind a link, and one that others have mounted something in.
   - Unloads no kernel module and never flushes a firewall table.
 extends_documentation_fragment:
   - gpufabric.rdma.changing
   - gpufabric.rdma.changing.root
+options:
+  allowed:
+    description:
+      - Whether the node's part of the cluster may go. Without a value it fails and names what would go, where there is
+        anything; C(false) only says so, as check mode does.
+    type: bool
+  volumes:
+    description:
+      - Whether the local volumes of pods, below C(/var/lib/rancher/k3s/storage), go too. Without a value it fails where
+        there are any.
+    type: bool
+  ask:
+    description: Whether an O(allowed) or O(volumes) without a value is refused. Not set, check mode does not ask.
+    type: bool
+  networks_directory:
+    description: Where the node's configurations of attached networks are.
+    type: path
+    default: /etc/cni/multus/net.d
 author:
   - The gpufabric founders (@gpufabric)
 """
 
 EXAMPLES = r"""
-- name: Take the cluster off the node
+- name: Take the cluster off the node, and keep the local volumes
   gpufabric.rdma.k3s_reset:
+    allowed: true
+    volumes: false
 """
 
 RETURN = r"""
@@ -88,58 +111,99 @@ notes:
   elements: str
 """
 
-import itertools
+import ipaddress
 import json
 import os
+import re
 import shutil
 import signal
 import time
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure, finish, settle
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import remove, sha256_of, under
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import remove, remove_tree, sha256_of, under
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.text import listing
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import SYSTEM, apply_units, must, systemctl
 from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import config as k3s
 from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import reset as planner
+from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import state as k3s_state
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 
 KILL_SECONDS = 10
 FIREWALLS = ("iptables", "ip6tables")
+# Made with a file system, and never removed: its check puts there what it finds.
+FILE_SYSTEM = "lost+found"
 
 
 class Node:
-    def __init__(self, root, run, sleep=time.sleep):
-        self.root, self._run, self._sleep = root, run, sleep
+    def __init__(self, root, run, sleep=time.sleep, volumes=True, networks=planner.NETWORKS):
+        self.root, self._run, self._sleep = os.path.realpath(root), run, sleep
+        self._volumes, self._networks = volumes, networks
+        # What proves that something is ours, kept for when the folders are gone in which it stood.
+        self._containers: set[str] = set()
+        self._netns: set[str] = set()
         self.live = not root.rstrip("/")
 
     def read(self) -> dict:
         tree = Tree(self.root)
         units, others = self._units(tree)
         files, foreign = self._files(tree)
+        self._containers |= containers_of(tree)
+        self._netns |= networks_of(tree)
+        placed, unproven = cni_state(tree, self._containers)
+        folders = [path for path in (*planner.FOLDERS, *planner.KUBELET) if self._filled(tree, path)]
+        points = mounts(tree) if self.live else []
+        netns = [name for name in tree.listdir("/run/netns") if planner.NETNS.fullmatch(name)] if self.live else []
+        links, other_links = self._links(tree) if self.live else ([], [])
+        rules, unread = self._rules() if self.live else ({}, [])
         return {
             "agent": tree.exists(k3s.unit_path("agent")),
             "services": self._services(tree, units) if self.live else [],
             "units": units,
             "processes": processes(tree) if self.live else [],
-            "links": self._links() if self.live else [],
-            "mounts": mounts(tree) if self.live else [],
-            "netns": [name for name in tree.listdir("/run/netns") if planner.NETNS.fullmatch(name)]
-            if self.live
-            else [],
-            "rules": self._rules() if self.live else {},
-            "files": files,
-            "folders": [path for path in self._folders(tree) if tree.exists(path)],
+            "links": links,
+            "mounts": [point for point in points if planner.MOUNTS.match(point)],
+            "netns": [name for name in netns if name in self._netns],
+            "rules": rules,
+            "unread": unread,
+            "files": [*files, *placed],
+            "folders": folders,
             "foreign": foreign,
+            "unproven": [
+                *other_links,
+                *(f"network namespace {name}" for name in netns if name not in self._netns),
+                *unproven,
+            ],
             "others": others,
+            "kubernetes": k3s_state.others(tree),
+            "linked": {path: tree.realpath(path) for path in folders if tree.realpath(path) != path},
+            "mounted": {path: found for path in folders for found in [self._mounted_in(path, points)] if found},
+            "volumes": tree.listdir(planner.VOLUMES) if tree.readlink(planner.VOLUMES) is None else [],
         }
 
-    @staticmethod
-    def _folders(tree: Tree) -> list[str]:
-        """Another Kubernetes on the node has its kubelet and its pods' addresses in the same folders."""
-        if tree.exists(planner.OTHER_KUBELET):
-            return [path for path in planner.FOLDERS if not path.startswith("/var/lib/cni")]
-        return [*planner.FOLDERS, *planner.KUBELET]
+    def _kept(self, path: str) -> set[str]:
+        """Names in a folder that stay when it goes."""
+        kept = {FILE_SYSTEM} if self.live and path in mounts(Tree(self.root)) else set()
+        return kept | ({os.path.basename(planner.VOLUMES)} if path == k3s.DATA and self._volumes is False else set())
+
+    def _filled(self, tree: Tree, path: str) -> bool:
+        """Whether there is anything to remove: a mount point stays, and so does what is kept."""
+        if tree.readlink(path) is not None:
+            return True
+        kept = self._kept(path)
+        return bool(set(tree.listdir(path)) - kept) if kept else tree.exists(path)
+
+    def _mounted_in(self, path: str, points: list[str]) -> list[str]:
+        """Mount points in a folder that no container of ours has made."""
+        kept = [f"{path}/{name}" for name in self._kept(path)]
+        return [
+            point
+            for point in points
+            if point.startswith(f"{path}/")
+            and not planner.MOUNTS.match(point)
+            and not any(f"{point}/".startswith(f"{place}/") for place in kept)
+        ]
 
     def _units(self, tree: Tree) -> tuple[list[str], list[str]]:
         found, foreign = [], []
@@ -180,6 +244,14 @@ class Node:
         shim = "/etc/cni/net.d/00-multus.conf"
         if planner.is_shim(tree.read(shim)):
             found.append(shim)
+        found += [
+            f"{self._networks}/{name}" for name in tree.listdir(self._networks) if name.startswith("gpufabric-rdma-")
+        ]
+        foreign += [
+            f"{self._networks}/{name}"
+            for name in tree.listdir(self._networks)
+            if not name.startswith("gpufabric-rdma-")
+        ]
         placed, kept = self._plugins(tree)
         others = tree.listdir("/etc/cni/net.d")
         foreign += [f"/etc/cni/net.d/{name}" for name in others if f"/etc/cni/net.d/{name}" not in found]
@@ -199,25 +271,64 @@ class Node:
             (placed if same else kept).append(path)
         return placed + ([planner.CNI_RECORD] if tree.exists(planner.CNI_RECORD) else []), kept
 
-    def _links(self) -> list[str]:
-        return [name for name in sorted(os.listdir("/sys/class/net")) if planner.LINKS.fullmatch(name)]
-
-    def _rules(self) -> dict[str, str]:
-        found = {}
-        for program in FIREWALLS:
-            try:
-                code, out, _error = self._run([f"{program}-save"])
-            except OSError:
+    def _links(self, tree: Tree) -> tuple[list[str], list[str]]:
+        """Links of ours, and what else has one of their names."""
+        ours, others = [], []
+        subnets = re.findall(r"^FLANNEL_(?:IPV6_)?SUBNET=(\S+)", tree.read(planner.SUBNET) or "", re.MULTILINE)
+        for name in sorted(os.listdir("/sys/class/net")):
+            if not planner.LINKS.fullmatch(name):
                 continue
+            proven = bool(subnets) or name == "kube-ipvs0"
+            if name == planner.BRIDGE:
+                proven = {ipaddress.ip_interface(subnet) for subnet in subnets} & self._addresses(name)
+            (ours if proven else others).append(name if proven else f"link {name}")
+        return ours, others
+
+    def _addresses(self, name: str) -> set:
+        _code, out, _error = self._run(["ip", "-oneline", "address", "show", "dev", name])
+        return {ipaddress.ip_interface(text) for text in re.findall(r" inet6? (\S+)", out)}
+
+    def _rules(self) -> tuple[dict[str, int], list[str]]:
+        """How many rules of ours each program shows, and why others could not be asked."""
+        found, unread = {}, []
+        for program in self._firewalls():
+            try:
+                found[program] = len(self._read_rules(program)[0])
+            except Refused as refused:
+                seen = refused.findings[0].seen
+                unread.append(f"rules of {program}, which stay until the next boot if they are the cluster's: {seen}")
+        if not found and not unread:
+            unread.append("rules of the firewall, which stay until the next boot: no iptables-save and no nft is there")
+        return found, unread
+
+    def _firewalls(self) -> list[str]:
+        """The programs to read rules with; nft where there are only tables of nftables."""
+        there = [program for program in FIREWALLS if _found(f"{program}-save") and _found(f"{program}-restore")]
+        return there or [program for program in ("nft",) if _found(program)]
+
+    def _read_rules(self, program: str) -> tuple[list, str]:
+        """(rules of ours, what has to be written so that they are gone)."""
+        argv = [_found("nft"), "--json", "list", "ruleset"] if program == "nft" else [_found(f"{program}-save")]
+        code, said, error = self._run(argv)
+        try:
+            if code == 0 and program == "nft":
+                commands = planner.nft_commands(said)
+                return commands, "".join(f"{command}\n" for command in commands)
             if code == 0:
-                found[program] = out
-        return found
+                return planner.cluster_rules(said, self._containers), planner.foreign_rules(said, self._containers)
+        except ValueError:
+            error = f"not JSON: {said[:100]}"
+        raise Refused.because(
+            f"rules of {program}",
+            "the rules of others kept and ours gone",
+            f"{argv[0]}: {' '.join(error.split())[:200] or f'exit status {code}'}; nothing of them was changed",
+            f"see {' '.join(argv)}, settle what keeps it from working and run again",
+        )
 
     def apply(self, changes):
         yield from apply_units(self.root, changes, self._run, self._carry_out)
-        tree = Tree(self.root)
-        unshared = [paths for other, paths in planner.EMPTY_UNLESS.items() if not tree.exists(other)]
-        for path in itertools.chain(planner.EMPTY, *unshared):
+        alone = () if Tree(self.root).exists(planner.OTHER_CONTAINERD) else planner.EMPTY_OF_CONTAINERD
+        for path in (self._networks, *planner.EMPTY, *alone):
             try:
                 os.rmdir(under(self.root, path))
             except OSError:
@@ -234,7 +345,8 @@ class Node:
         elif kind == "link":
             must(self._run, change.object, ["ip", "link", "delete", name])
         elif kind == "mount":
-            must(self._run, change.object, ["umount", "--lazy", name])
+            if name in mounts(Tree(self.root)):  # its container may have ended with it
+                must(self._run, change.object, ["umount", "--lazy", name])
         elif kind == "network":
             must(self._run, change.object, ["ip", "netns", "delete", name.rpartition(" ")[2]])
         else:
@@ -243,15 +355,14 @@ class Node:
     def _remove(self, path: str) -> None:
         real = under(self.root, path)
         if os.path.isdir(real) and not os.path.islink(real):
-            inside = [entry for entry in mounts(Tree(self.root), any_kind=True) if entry.startswith(f"{path}/")]
-            if self.live and inside:
+            inside = remove_tree(real, self._kept(path))
+            if inside:
                 raise Refused.because(
                     path,
                     "a folder that nothing is mounted in",
-                    f"mounted: {', '.join(inside[:5])}",
-                    "unmount it (umount PATH) and run again; removing the folder would empty what is mounted there",
+                    f"mounted: {listing(inside)}",
+                    "unmount it (umount PATH) and run again; what is mounted there was left as it is",
                 )
-            shutil.rmtree(real)
         elif os.path.lexists(real):
             remove(real)
 
@@ -269,15 +380,70 @@ class Node:
                 self._sleep(1)
 
     def _drop_rules(self, program: str) -> None:
-        code, saved, _error = self._run([f"{program}-save"])
-        kept = planner.foreign_rules(saved)
-        if code or self._run([f"{program}-restore"], kept)[0]:
+        _ours, text = self._read_rules(program)
+        argv = [_found("nft"), "-f", "-"] if program == "nft" else [_found(f"{program}-restore")]
+        code, _out, error = self._run(argv, text)
+        if code:
             raise Refused.because(
                 f"rules of {program}",
                 "the rules of others kept and ours gone",
-                f"{program}-save or {program}-restore failed; nothing of them was changed",
-                f"see {program}-save, settle what keeps it from working and run again",
+                f"{argv[0]}: {' '.join(error.split())[:200] or f'exit status {code}'}; nothing of them was changed",
+                f"see {argv[0]}, settle what keeps it from working and run again",
             )
+
+
+def _found(program: str) -> str | None:
+    """Where a program is: the node's own, else the one that k3s brings."""
+    folders = [os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin", planner.PROGRAMS]
+    return shutil.which(program, path=os.pathsep.join(folders))
+
+
+def containers_of(tree: Tree) -> set[str]:
+    """Pods and containers that this cluster's containerd knows, by their IDs."""
+    found = {name for space in tree.listdir(planner.BUNDLES) for name in tree.listdir(f"{planner.BUNDLES}/{space}")}
+    for folder in planner.CONTAINERD:
+        for plugin in tree.listdir(folder):
+            found.update(tree.listdir(f"{folder}/{plugin}/sandboxes"))
+    return found
+
+
+def networks_of(tree: Tree) -> set[str]:
+    """Names of the network namespaces in which containers of ours were started."""
+    found = set()
+    for space in tree.listdir(planner.BUNDLES):
+        for name in tree.listdir(f"{planner.BUNDLES}/{space}"):
+            try:
+                spec = json.loads(tree.read(f"{planner.BUNDLES}/{space}/{name}/config.json") or "{}")
+            except ValueError:
+                continue
+            spaces = (spec.get("linux") or {}).get("namespaces") or []
+            found |= {os.path.basename(one.get("path") or "") for one in spaces if one.get("type") == "network"}
+    return found - {""}
+
+
+def cni_state(tree: Tree, containers: set[str]) -> tuple[list[str], list[str]]:
+    """Paths of what CNI plugins and libcni remember of our containers, and of what they remember of others."""
+    ours, others = [], []
+    for network in tree.listdir(planner.ADDRESSES):
+        folder = f"{planner.ADDRESSES}/{network}"
+        names = tree.listdir(folder)
+        held = [name for name in names if name != "lock" and not name.startswith("last_reserved_ip")]
+        mine = [
+            name
+            for name in held
+            if network == planner.POD_NETWORK
+            or (tree.read(f"{folder}/{name}") or "").split("\n")[0].strip() in containers
+        ]
+        if len(mine) == len(held) and (mine or network == planner.POD_NETWORK):
+            ours.append(folder)
+        else:
+            ours += [f"{folder}/{name}" for name in mine]
+            others.append(folder)
+    for folder in planner.RESULTS:
+        for name in tree.listdir(folder):
+            mine = name.startswith(f"{planner.POD_NETWORK}-") or not containers.isdisjoint(name.split("-"))
+            (ours if mine else others).append(f"{folder}/{name}")
+    return ours, others
 
 
 def processes(tree: Tree) -> list[int]:
@@ -301,29 +467,41 @@ def processes(tree: Tree) -> list[int]:
         found |= more
 
 
-def mounts(tree: Tree, any_kind: bool = False) -> list[str]:
-    """Mount points of the cluster, or all of them."""
-    points = [line.split()[1] for line in (tree.read("/proc/self/mounts") or "").splitlines() if len(line.split()) > 1]
-    points = [point.encode().decode("unicode_escape") if "\\" in point else point for point in points]
-    return points if any_kind else [point for point in dict.fromkeys(points) if planner.MOUNTS.match(point)]
+def mounts(tree: Tree) -> list[str]:
+    """All mount points; the kernel writes blanks in them as octal numbers."""
+    lines = [line.split() for line in (tree.read("/proc/self/mounts") or "").splitlines()]
+    points = [re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), line[1]) for line in lines if len(line) > 1]
+    return list(dict.fromkeys(points))
 
 
 @guarded
 def main() -> None:
-    module = AnsibleModule(argument_spec={"root": {"type": "path", "default": "/"}}, supports_check_mode=True)
-    root = module.params["root"]
+    module = AnsibleModule(
+        argument_spec={
+            "allowed": {"type": "bool"},
+            "volumes": {"type": "bool"},
+            "ask": {"type": "bool"},
+            "networks_directory": {"type": "path", "default": planner.NETWORKS},
+            "root": {"type": "path", "default": "/"},
+        },
+        supports_check_mode=True,
+    )
+    root, allowed, volumes = (module.params[name] for name in ("root", "allowed", "volumes"))
+    check_mode = module.check_mode or allowed is False
+    ask = not check_mode if module.params["ask"] is None else module.params["ask"] and allowed is not False
 
     def run(argv, text=None):
         return module.run_command(argv, data=text, binary_data=True)
 
-    node = Node(root, run)
+    def plan(state):
+        made = planner.plan(state, root, volumes)
+        if made.changes and ask:
+            made.findings += planner.consent(state, allowed, volumes)
+        return made
+
+    node = Node(root, run, volumes=volumes, networks=module.params["networks_directory"])
     try:
-        made, changes = settle(
-            read=node.read,
-            plan=lambda state: planner.plan(state, root),
-            apply=node.apply,
-            check_mode=module.check_mode,
-        )
+        made, changes = settle(read=node.read, plan=plan, apply=node.apply, check_mode=check_mode)
     except Refused as refused:
         module.fail_json(**failure(refused))
     finish(module, made, changes)

@@ -14,7 +14,7 @@ import hashlib
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import IO, Callable
 
 from ..hca import Tree, paths
@@ -27,6 +27,7 @@ BESIDE = ".gpufabric-"
 _LINKS_MAX = 40  # the kernel's own limit (ELOOP)
 # Search permission on a folder is enough; it need not be readable.
 _FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
+_LISTED = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def with_times(facts: dict, tree: Tree) -> dict:
@@ -147,6 +148,64 @@ def remove(path: str) -> None:
         _sync(folder)
 
 
+def remove_tree(path: str, keep: Collection[str] = ()) -> list[str]:
+    """Remove a folder recursively; returns the paths left in place because something else is mounted there.
+
+    Never follows a link, in the folder or above it, and never enters another file system. A bind mount can have the
+    same st_dev, so mount IDs are compared as well. A mount point is emptied but not removed. keep: names in it to keep.
+    """
+    left: list[str] = []
+    with _folder_of(path, follow=False) as (parent, last):
+        top = os.open(last, _LISTED, dir_fd=parent)
+        entered = [(top, path, [name for name in os.listdir(top) if name not in keep])]
+        try:
+            place = _place(top)
+            while entered:
+                folder, where, names = entered[-1]
+                if not names:
+                    entered.pop()
+                    os.close(folder)
+                    outer = entered[-1][0] if entered else parent
+                    _drop(os.rmdir, outer, where, left, spared=where == path or bool(left))
+                    continue
+                there = f"{where}/{names.pop()}"
+                try:
+                    inner = os.open(os.path.basename(there), _LISTED, dir_fd=folder)
+                except OSError as error:
+                    if error.errno not in (errno.ENOTDIR, errno.ELOOP):
+                        raise
+                    _drop(os.unlink, folder, there, left)
+                    continue
+                entered.append((inner, there, []))
+                if _place(inner) == place:
+                    entered[-1][2].extend(os.listdir(inner))
+                else:
+                    left.append(there)
+                    os.close(entered.pop()[0])
+        finally:
+            for folder, _where, _names in entered:
+                os.close(folder)
+        _sync(parent)
+    return left
+
+
+def _place(folder: int) -> tuple[int, str]:
+    """File system and mount ID of an open folder."""
+    with open(f"/proc/self/fdinfo/{folder}", encoding="ascii") as stream:
+        return os.fstat(folder).st_dev, next(line for line in stream if line.startswith("mnt_id:"))
+
+
+def _drop(remove_one: Callable, folder: int, path: str, left: list[str], spared: bool = False) -> None:
+    """Remove an entry of an open folder. spared: whether a mount point or a folder that is not empty may stay."""
+    try:
+        remove_one(os.path.basename(path), dir_fd=folder)
+    except OSError as error:
+        if error.errno == errno.EBUSY and not spared:
+            left.append(path)
+        elif not (spared and error.errno in (errno.EBUSY, errno.ENOTEMPTY)):
+            raise
+
+
 def set_mode(path: str, mode: int) -> None:
     """Set the mode and keep the modification time; a link is replaced by a file with the same content."""
     if os.path.islink(path):
@@ -176,12 +235,12 @@ def restorer(path: str) -> Callable[[], None]:
 
 
 @contextlib.contextmanager
-def _folder_of(path: str, make: bool = False) -> Iterator[tuple[int, str]]:
+def _folder_of(path: str, make: bool = False, follow: bool = True) -> Iterator[tuple[int, str]]:
     """(descriptor of the path's folder, name in it), opened component by component.
 
     A link as the last component is never followed: nothing is opened by its full path. Folders above it may be links
-    (/var/run is one, and sites move /var/lib/rancher to another disk), but only links of root and of the current user:
-    otherwise anyone who can write to one folder could make root write to another.
+    (/var/run is one, and sites move /var/lib/rancher to another disk) unless `follow` is False, but only links of root
+    and of the current user: otherwise anyone who can write to one folder could make root write to another.
     """
     parent, name = os.path.split(os.path.abspath(path))
     folder, pending, links = os.open("/", _FOLDER), parent.split("/")[::-1], 0
@@ -200,6 +259,8 @@ def _folder_of(path: str, make: bool = False) -> Iterator[tuple[int, str]]:
                 pending.append(part)
                 continue
             except OSError as error:
+                if not follow:
+                    raise
                 target = _trusted_target(folder, part, error)
                 links += 1
                 if links > _LINKS_MAX:

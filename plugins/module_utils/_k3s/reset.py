@@ -8,15 +8,25 @@ PRIVATE to the collection. Pure: what was found in, Plan out. Containers end bef
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Collection
 
-from .._core.change import Plan
+from .._core.change import Finding, Plan
+from .._core.text import listing
 from ..hca import paths
 from . import config as k3s
 
 CNI_BINARIES = "/opt/cni/bin"
 CNI_RECORD = "/var/lib/gpufabric-rdma/cni-plugins.json"
 SOCKET = "/run/k3s/containerd/containerd.sock"
+BUNDLES = "/run/k3s/containerd/io.containerd.runtime.v2.task"
+CONTAINERD = ("/run/k3s/containerd", f"{k3s.DATA}/agent/containerd")
+SUBNET = "/run/flannel/subnet.env"
+POD_NETWORK = "cbr0"  # as the role flannel calls it
+VOLUMES = f"{k3s.DATA}/storage"
+PROGRAMS = f"{k3s.DATA}/data/current/bin/aux"  # where k3s unpacks iptables
+NETWORKS = "/etc/cni/multus/net.d"
 
 # Folders that only this cluster fills.
 FOLDERS = (
@@ -26,12 +36,9 @@ FOLDERS = (
     "/run/gpufabric-rdma",
     "/run/k8s.cni.cncf.io",
     "/var/lib/rancher/k3s",
-    "/var/lib/cni/cache",
     "/var/lib/cni/flannel",
     "/var/lib/cni/multus",
-    "/var/lib/cni/networks",
     "/var/lib/cni/nv-ipam",
-    "/var/lib/cni/results",
     "/etc/cni/gpufabric-rdma.d",
     "/etc/gpufabric-rdma",
     "/etc/rdma-device-plugin",
@@ -46,6 +53,14 @@ KUBELET = tuple(
         "pod-resources", "pods", "pod_status_manager_state",
     )
 )  # fmt: skip
+# Where CNI plugins and libcni keep what they know of a container, whoever runs it.
+ADDRESSES = "/var/lib/cni/networks"
+RESULTS = ("/var/lib/cni/cache", "/var/lib/cni/results")
+# What goes for good with the folders, in the words of the question whether it may.
+_DATA = {
+    k3s.DATA: "datastore, certificates, tokens, images",
+    "/var/lib/kubelet/pods": "emptyDir and other data of pods",
+}
 FILES = (
     k3s.KUBECONFIG,
     k3s.TOKEN,
@@ -56,6 +71,7 @@ FILES = (
     "/etc/tmpfiles.d/gpufabric-rdma-multus.conf",
     "/usr/local/libexec/gpufabric-rdma-multus",
     "/usr/local/libexec/gpufabric-rdma-node-ready",
+    "/usr/local/libexec/gpufabric-rdma-vfs",
 )
 # Written by roles of the host layer, which this leaves as it is.
 _HOST_LAYER = (paths.OWN_LINKS_UNIT,)
@@ -67,55 +83,106 @@ EMPTY = (
     "/etc/rancher",
     "/var/lib/rancher",
     "/var/lib/kubelet",
+    ADDRESSES,
+    *RESULTS,
     "/var/lib/cni",
     "/etc/cni/net.d",
+    NETWORKS,
+    "/etc/cni/multus",
     "/etc/cni",
     CNI_BINARIES,
     "/opt/cni",
     "/var/lib/gpufabric-rdma",
 )
-# The file by which another kubelet on the node is known.
-OTHER_KUBELET = "/etc/kubernetes/kubelet.conf"
-# What the kubelet and containerd inside k3s make and leave empty, by the file that tells of another one of them.
-EMPTY_UNLESS = {
-    OTHER_KUBELET: (
-        "/usr/libexec/kubernetes/kubelet-plugins/volume/exec",
-        "/usr/libexec/kubernetes/kubelet-plugins/volume",
-        "/usr/libexec/kubernetes/kubelet-plugins",
-        "/usr/libexec/kubernetes",
-    ),
-    "/usr/bin/containerd": ("/opt/containerd/bin", "/opt/containerd/lib", "/opt/containerd"),
-}
-LINKS = re.compile(r"cni0|flannel\.1|flannel-v6\.1|flannel-wg(-v6)?|kube-ipvs0")
-MOUNTS = re.compile(r"/(run/k3s|var/lib/rancher/k3s|var/lib/kubelet/(pods|plugins)|run/netns/cni-)(/|$|[0-9a-f-])")
+# What the kubelet inside k3s makes and leaves empty.
+_PLUGINS = "/usr/libexec/kubernetes/kubelet-plugins"
+EMPTY += (f"{_PLUGINS}/volume/exec", f"{_PLUGINS}/volume", _PLUGINS, "/usr/libexec/kubernetes")
+# What containerd makes and leaves empty, unless this program tells of another one.
+OTHER_CONTAINERD = "/usr/bin/containerd"
+EMPTY_OF_CONTAINERD = ("/opt/containerd/bin", "/opt/containerd/lib", "/opt/containerd")
+BRIDGE = "cni0"
+LINKS = re.compile(rf"{BRIDGE}|flannel\.1|flannel-v6\.1|flannel-wg(-v6)?|kube-ipvs0")
+# Mounts of containerd and the kubelet, always below their own folders: a folder with a file system of its own is the
+# administrator's.
+MOUNTS = re.compile(
+    r"(/run/k3s/containerd|/var/lib/rancher/k3s/agent/(containerd|stargz)"
+    r"|/var/lib/kubelet/(pods/[0-9a-f-]{32,36}|plugins/kubernetes\.io))/."
+)
 NETNS = re.compile(r"cni-[0-9a-f-]{36}")
-# Chains of kube-proxy, kube-router (k3s' network policies), the CNI portmap plugin and Flannel.
-_RULE = re.compile(r"(^:|-[AIjg] |\s)(KUBE-|CNI-|FLANNEL-)|--comment \"?(flanneld|cali:)|\"name: \\\"cbr0\\\"")
+# Chains of kube-proxy, kube-router (k3s' network policies) and Flannel. Those of CNI plugins are not only ours.
+_CHAIN = re.compile(r"(KUBE|FLANNEL)-")
+_TABLES = ("kube-proxy", "flannel-ipv4", "flannel-ipv6")
+_RULE = re.compile(r"(^:|\s)(KUBE|FLANNEL)-|--comment \"?flanneld")
+_NAMED = re.compile(r'name: \\"([^"\\]*)\\" id: \\"([^"\\]*)\\"')
+_CNI_CHAIN = re.compile(r"(?:^:|\s)(CNI-\S+)")
 
 
-def foreign_rules(saved: str) -> str:
+def cluster_rules(saved: str, ours: Collection[str] = ()) -> list[int]:
+    """The lines of iptables-save with chains and rules of the cluster.
+
+    ours: the containers of our containerd. CNI plugins write network and container into the rules by which their chains
+    are entered; chains that several containers share go with the last of them.
+    """
+    lines = saved.splitlines()
+    entered: dict[bool, set[int]] = {True: set(), False: set()}
+    for number, line in enumerate(lines):
+        named = _NAMED.search(line)
+        if named:
+            entered[named[1] == POD_NETWORK or named[2] in ours].add(number)
+    kept = {name for number in entered[False] for name in _CNI_CHAIN.findall(lines[number])}
+    if kept:
+        kept |= {name for line in lines for name in _CNI_CHAIN.findall(line) if name.startswith("CNI-HOSTPORT-")}
+    return [
+        number
+        for number, line in enumerate(lines)
+        if _RULE.search(line)
+        or number in entered[True]
+        or (number not in entered[False] and set(_CNI_CHAIN.findall(line)) - kept)
+    ]
+
+
+def foreign_rules(saved: str, ours: Collection[str] = ()) -> str:
     """The text of iptables-save without the chains and rules of the cluster, for iptables-restore."""
-    return "".join(f"{line}\n" for line in saved.splitlines() if not _RULE.search(line))
+    gone = set(cluster_rules(saved, ours))
+    return "".join(f"{line}\n" for number, line in enumerate(saved.splitlines()) if number not in gone)
 
 
-def cluster_rules(saved: str) -> int:
-    return sum(bool(_RULE.search(line)) for line in saved.splitlines())
+def nft_commands(listed: str) -> list[str]:
+    """What takes the cluster's tables, chains and rules out of `nft --json list ruleset`, as one transaction."""
+    items = json.loads(listed)["nftables"]
+    tables = [item["table"] for item in items if "table" in item]
+    gone = [f"{table['family']} {table['name']}" for table in tables if table["name"] in _TABLES]
+    chains = [item["chain"] for item in items if "chain" in item and _CHAIN.match(item["chain"]["name"])]
+    jumps = [item["rule"] for item in items if "rule" in item and not _CHAIN.match(item["rule"]["chain"])]
+    places = [f"{chain['family']} {chain['table']} {chain['name']}" for chain in chains]
+    places = [place for place in places if place.rpartition(" ")[0] not in gone]
+    return [
+        *(f"delete table {table}" for table in gone),
+        *(
+            f"delete rule {rule['family']} {rule['table']} {rule['chain']} handle {rule['handle']}"
+            for rule in jumps
+            if f"{rule['family']} {rule['table']}" not in gone and any(map(_enters_ours, rule["expr"]))
+        ),
+        *(f"flush chain {place}" for place in places),
+        *(f"delete chain {place}" for place in places),
+    ]
 
 
-def plan(state: dict, root: str = "/") -> Plan:
+def _enters_ours(expression: dict) -> bool:
+    return any(_CHAIN.match((expression.get(verb) or {}).get("target") or "") for verb in ("jump", "goto"))
+
+
+def plan(state: dict, root: str = "/", volumes: bool | None = True) -> Plan:
     """What goes, in its order.
 
-    state: services, units (paths of ours), processes, links, mounts, netns, rules {program: saved}, files, folders,
-    foreign (what stays), others (units of a k3s that is not ours), agent (whether the node was one).
+    state: services, units (paths of ours), processes, links, mounts, netns, rules {program: how many of the cluster},
+    files, folders, foreign (what stays), unproven (what others may have made, and stays), unread (why rules could not
+    be read), others (units of a k3s that is not ours), kubernetes ({path: whose}), linked ({folder: where it is}),
+    mounted ({folder: mounts in it that no container has made}), volumes (names), agent (whether the node was one).
+    volumes: whether local volumes go; None where nobody has said.
     """
     made = Plan()
-    for path in state["others"]:
-        made.finding(
-            path,
-            "a k3s that this collection set up, or none",
-            "a unit of someone else's, whose data a reset would take along",
-            "remove that k3s with its own k3s-uninstall.sh, then run again",
-        )
+    _refuse(made, state)
     if made.findings:
         return made
     for name in state["services"]:
@@ -128,18 +195,81 @@ def plan(state: dict, root: str = "/") -> Plan:
         made.change(f"mount {path}", "remove", "there", "")
     for name in state["netns"]:
         made.change(f"network namespace {name}", "remove", "there", "")
-    for program, saved in state["rules"].items():
-        if cluster_rules(saved):
-            made.change(f"rules of {program}", "remove", f"{cluster_rules(saved)} of the cluster", "")
+    for program, number in state["rules"].items():
+        if number:
+            made.change(f"rules of {program}", "remove", f"{number} of the cluster", "")
     for path in [*state["units"], *state["files"], *state["folders"]]:
         made.change(path, "remove", "there", "")
     made.notes += left(state, root)
+    if volumes is False:
+        made.notes += [f"{VOLUMES}/{name} stays: k3s_reset_volumes is false" for name in state["volumes"]]
+    made.not_verified += state["unread"]
     return made
+
+
+def _refuse(made: Plan, state: dict) -> None:
+    for path in state["others"]:
+        made.finding(
+            path,
+            "a k3s that this collection set up, or none",
+            "a unit of someone else's, whose data a reset would take along",
+            "remove that k3s with its own k3s-uninstall.sh, then run again",
+        )
+    for path, name in state["kubernetes"].items():
+        made.finding(
+            "the cluster layer of the node",
+            "no other Kubernetes, whose mounts, links and rules have the same names",
+            f"{name}, by {path}",
+            f"remove {name} with its own tool, or {path} where it is all that is left of it, then run again",
+        )
+    for path, target in state["linked"].items():
+        made.finding(
+            path,
+            "a folder, with no link on the way to it",
+            f"a link leads there: it is {target}",
+            "stop k3s, put a bind mount of the same folder in the place of the link, and run again: the folder is then "
+            "emptied and stays mounted",
+        )
+    for path, found in state["mounted"].items():
+        made.finding(
+            path,
+            "a folder in which nothing is mounted but what containers had",
+            f"mounted: {listing(found)}",
+            "unmount it (umount PATH) and run again; what is mounted there stays as it is",
+        )
+
+
+def consent(state: dict, allowed: bool | None, volumes: bool | None) -> list[Finding]:
+    """What a person has to say before the changes of plan() are made."""
+    local = [f"{VOLUMES}/{name}" for name in state["volumes"]] if volumes is not False else []
+    found = []
+    if allowed is None:
+        folders = [f"{path} ({what})" for path, what in _DATA.items() if path in state["folders"]]
+        found.append(
+            Finding(
+                "the cluster layer of the node",
+                "it gone",
+                "that k3s_reset_allowed is not set. All pods of the node would end, with its last server the cluster's "
+                f"datastore is lost, and this data goes: {', '.join([*folders, *local]) or 'none'}",
+                "look at it with --check --diff, then run again with -e k3s_reset_allowed=true",
+            )
+        )
+    if volumes is None and local:
+        found.append(
+            Finding(
+                "local volumes of pods",
+                "whether they go with the cluster",
+                f"that k3s_reset_volumes is not set, and {', '.join(local)}",
+                "run again with -e k3s_reset_volumes=false to keep them where they are, or with true to delete them",
+            )
+        )
+    return found
 
 
 def left(state: dict, root: str) -> list[str]:
     """What stays, and why: what others put there, and what only a boot undoes."""
     stays = [f"{path} stays: it is not ours" for path in state["foreign"]]
+    stays += [f"{name} stays: nothing shows that this cluster made it" for name in state["unproven"]]
     if root.rstrip("/"):
         return stays
     stays.append(

@@ -26,7 +26,6 @@ from .plan import ours
 _TEXT_FILES = (k3s.CONFIG, k3s.CLUSTER, k3s.EXTRA, k3s.REGISTRIES, k3s.unit_path("server"), k3s.unit_path("agent"))
 _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 _SHOWN = ("Id", "ActiveState", "MainPID", "InvocationID", "ExecMainStartTimestampMonotonic")
-# Files that only another Kubernetes leaves on a node.
 _OTHERS = {
     "/etc/kubernetes/kubelet.conf": "kubeadm",
     "/etc/kubernetes/admin.conf": "kubeadm",
@@ -57,13 +56,18 @@ def node(root: str, run: Callable) -> dict:
         "selinux_policy": tree.exists("/usr/share/selinux/packages/k3s.pp"),
         "iptables": _iptables(run) if tree.live else None,
         "version": _version(tree, run),
-        "others": sorted({name for path, name in _OTHERS.items() if tree.exists(path)}),
+        "others": sorted(set(others(tree).values())),
         "listening": _listening(tree),
         "server_url": _server_url(tree),
         "joined": tree.exists(f"{k3s.DATA}/agent/kubelet.kubeconfig"),
         "cluster": tree.isdir(f"{k3s.DATA}/server/db") or tree.exists(f"{k3s.DATA}/server/tls/server-ca.crt"),
         "sums": _sums(tree, root),
     }
+
+
+def others(tree: Tree) -> dict[str, str]:
+    """{path: whose it is} of what only another Kubernetes leaves on a node."""
+    return {path: name for path, name in _OTHERS.items() if tree.exists(path)}
 
 
 def converging(root: str, run: Callable, token: str | None = None) -> dict:

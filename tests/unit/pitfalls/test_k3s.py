@@ -237,14 +237,34 @@ def test_k15_a_reset_takes_our_rules_and_leaves_those_of_others():
     assert kept.splitlines() == [
         "*filter", ":INPUT ACCEPT [0:0]", "-A INPUT -p tcp --dport 22 -j ACCEPT", "COMMIT",
     ]  # fmt: skip
-    assert reset.cluster_rules(kept) == 0
+    assert reset.cluster_rules(kept) == []
+
+
+def test_k15_of_cni_plugins_rules_only_those_of_our_containers_go():
+    def entry(chain, name, container, target):
+        return f'-A {chain} -m comment --comment "name: \\"{name}\\" id: \\"{container}\\"" -j {target}\n'
+
+    podmans = entry("POSTROUTING", "podman", "b" * 64, "CNI-b") + entry(
+        "CNI-HOSTPORT-DNAT", "podman", "b" * 64, "CNI-DN-b"
+    )
+    shared = ":CNI-HOSTPORT-DNAT - [0:0]\n-A PREROUTING -m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT\n"
+    theirs = f":CNI-b - [0:0]\n:CNI-DN-b - [0:0]\n{podmans}-A CNI-b -d 10.88.0.0/16 -j ACCEPT\n"
+    calicos = '-A INPUT -m comment --comment "cali:abc" -j cali-INPUT\n'
+    ours = (
+        entry("POSTROUTING", "rail0", "a" * 64, "CNI-a")
+        + entry("CNI-HOSTPORT-DNAT", "cbr0", "c" * 64, "CNI-DN-c")
+        + ":CNI-a - [0:0]\n:CNI-DN-c - [0:0]\n-A CNI-DN-c -p tcp -j DNAT\n"
+    )
+    assert reset.foreign_rules(shared + theirs + ours + calicos, {"a" * 64}) == shared + theirs + calicos
+    assert reset.foreign_rules(shared + ours, {"a" * 64}) == ""
 
 
 def reset_state(**change):
     found = {
         "agent": False, "services": ["k3s.service"], "units": ["/etc/systemd/system/k3s.service"], "processes": [7, 8],
         "links": ["cni0", "flannel.1"], "mounts": ["/run/k3s/a", "/run/k3s/a/b"], "netns": [],
-        "rules": {"iptables": SAVED},
+        "rules": {"iptables": 5}, "unread": [], "unproven": [], "kubernetes": {}, "linked": {}, "mounted": {},
+        "volumes": [],
         "files": ["/etc/cni/net.d/00-multus.conf"], "folders": ["/run/multus"], "foreign": ["/opt/cni/bin/mine"],
         "others": [],
     }  # fmt: skip

@@ -115,7 +115,12 @@ def test_refused_then_announced_then_run_then_nothing_left_to_do_then_taken_off(
     assert second.count("changed=0") == 2
     assert [files(node1), files(node2)] == [now, agent]
 
-    code, output = play("gpufabric.rdma.reset", k3s_reset_allowed=True)
+    (node1 / "var/lib/kubelet/pods").mkdir(parents=True)
+    code, output = play("gpufabric.rdma.reset")
+    assert code != 0
+    assert "/var/lib/rancher/k3s (datastore, certificates, tokens, images), /var/lib/kubelet/pods (emptyDir" in output
+    assert [files(node1), files(node2)] == [now, agent]
+    code, output = play("gpufabric.rdma.reset", k3s_reset_allowed="true")
     assert code == 0, output
     assert "/opt/cni/bin/mine stays: it is not ours" in output
     assert [files(node1), files(node2)] == before
