@@ -14,6 +14,7 @@ import yaml
 from ansible.plugins.action import ActionBase
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core import files
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure, result, settle
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import terminal
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._gitops import folder as planner
 
@@ -51,7 +52,7 @@ class ActionModule(ActionBase):
             return {"failed": True, "folder": str(folder), **failure(refused)}
         except OSError as error:
             return {"failed": True, "folder": str(folder), **failure(_unreadable(folder, error))}
-        return {"folder": str(folder), "warnings": made.notes, **result(made, changes)}
+        return {"folder": str(folder), "warnings": terminal.warnings(made.notes), **result(made, changes)}
 
 
 class _Dumper(yaml.SafeDumper):

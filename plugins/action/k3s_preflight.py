@@ -10,9 +10,9 @@ import os
 import yaml
 from ansible.module_utils.common.yaml import yaml_load
 from ansible.plugins.action import ActionBase
-from ansible.utils.display import Display
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Finding, at
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import folder as bundle_folder
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import terminal
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host as preflight_host
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import k3s
@@ -49,11 +49,11 @@ class ActionModule(ActionBase):
             nodes = [{"host": node["host"], "findings": []} for node in args["nodes"]]
             head, text = preflight_host.failure_text(preflight_host.with_further(nodes, findings))
             if not args["collect"]:
-                Display().display(f"{head}\n\n{text}\n")
+                terminal.show(f"{head}\n\n{text}\n")
             msg = f"{head} Each is listed {'at the end' if args['collect'] else 'above'}."
             return {"changed": False, "failed": True, "msg": msg, "findings": findings}
         notes = decided["notes"]
-        return {"changed": False, "nodes": decided["nodes"], "notes": notes, "warnings": notes}
+        return {"changed": False, "nodes": decided["nodes"], "notes": notes, "warnings": terminal.warnings(notes)}
 
 
 def read(folder: str | None, nodes: list[dict]) -> tuple[dict | None, list[dict]]:

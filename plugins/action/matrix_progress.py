@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from ansible.plugins.action import ActionBase
-from ansible.utils.display import Display
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import terminal
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._matrix import judge
 
@@ -28,5 +28,5 @@ class ActionModule(ActionBase):
         )
         results, total = judge.joined(args["answers"]), len(args["plan"]["rounds"])
         for number in args["numbers"]:
-            Display().display(judge.round_line(number, total, args["plan"], results))
+            terminal.show(judge.round_line(number, total, args["plan"], results))
         return {"changed": False, "results": results}

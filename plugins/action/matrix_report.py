@@ -8,7 +8,8 @@ from __future__ import annotations
 import datetime
 
 from ansible.plugins.action import ActionBase
-from ansible.utils.display import Display
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.text import clean
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import terminal
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._matrix import judge
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._matrix import plan as matrix_plan
@@ -44,5 +45,5 @@ class ActionModule(ActionBase):
         for clash in clashes:
             seen = " and ".join(f"{end['host']} ({end['netdev']})" for end in clash["ends"])
             text = f"Address {clash['address']} is held by {seen}; give each node its own.\n\n{text}"
-        Display().display(f"{text}\n")
-        return {"changed": False, "document": document, "text": text, "tally": judge.tally(document)}
+        terminal.show(f"{text}\n")
+        return {"changed": False, "document": document, "text": clean(text), "tally": judge.tally(document)}

@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 from ansible.plugins.action import ActionBase
-from ansible.utils.display import Display
 from ansible_collections.gpufabric.rdma.plugins.module_utils._cni import nad_lint
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core import text
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import at
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import at, told
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import terminal
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded
 
 
@@ -33,10 +33,10 @@ class ActionModule(ActionBase):
         findings = nad_lint.lint(networks, args["nodes"], args["cluster"])
         if findings and args["refuse"]:
             hosts = text.names([node["host"] for node in args["nodes"]])
-            Display().display(text.four_facts(at(hosts, findings)) + "\n")
+            terminal.show(text.four_facts(at(hosts, findings)) + "\n")
             return {
                 "failed": True,
-                "findings": [finding._asdict() for finding in findings],
+                "findings": [told(finding) for finding in findings],
                 "msg": f"{text.count(len(findings), 'finding')} about networks of pods; each is listed above",
             }
-        return {"changed": False, "findings": [finding._asdict() for finding in findings]}
+        return {"changed": False, "findings": [told(finding) for finding in findings]}

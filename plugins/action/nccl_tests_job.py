@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import yaml
 from ansible.plugins.action import ActionBase
-from ansible.utils.display import Display
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core import text as core_text
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import terminal
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._nccl import job
 
@@ -34,7 +34,7 @@ class ActionModule(ActionBase):
         )
         findings = job.findings(args["nodes"], args["options"])
         if findings:
-            Display().display(f"{core_text.four_facts(findings)}\n")
+            terminal.show(f"{core_text.four_facts(findings)}\n")
             count = core_text.count(len(findings), "problem")
             return {
                 "changed": False,

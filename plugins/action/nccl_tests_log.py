@@ -8,8 +8,8 @@ from __future__ import annotations
 import pathlib
 
 from ansible.plugins.action import ActionBase
-from ansible.utils.display import Display
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core import text as core_text
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import terminal
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._nccl import log
 
@@ -36,7 +36,7 @@ class ActionModule(ActionBase):
             return {"changed": False, "failed": True, "msg": msg}
         parsed = log.parse(text)
         checks = log.checks(parsed, args["hcas"], args["minimum_gbyte_per_s"])
-        Display().display(f"{log.report(args['path'], parsed, checks)}\n")
+        terminal.show(f"{log.report(args['path'], parsed, checks)}\n")
         failed = [item for item in checks if item["status"] == "failed"]
         outcome = {"changed": False, "checks": checks, "hcas": log.used_hcas(parsed)}
         if failed:

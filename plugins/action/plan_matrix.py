@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 from ansible.plugins.action import ActionBase
-from ansible.utils.display import Display
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core import text as core_text
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import terminal
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._matrix import plan as matrix_plan
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._matrix import pods
@@ -34,7 +34,7 @@ class ActionModule(ActionBase):
             plan = matrix_plan.plan(nodes, options)
             findings = matrix_plan.consent_findings([plan], nodes)
             if findings and not self._task.check_mode:
-                Display().display(f"{core_text.four_facts(findings)}\n")
+                terminal.show(f"{core_text.four_facts(findings)}\n")
                 return {
                     "changed": False,
                     "failed": True,
@@ -45,7 +45,7 @@ class ActionModule(ActionBase):
                 plan = {**plan, "rounds": [], "tests": {}, "alone": []}
         # A run on the hosts alone that is switched off needs no word.
         if plan["tests"] or plan["alone"]:
-            Display().display(f"{matrix_plan.announcement([plan], nodes, options)}\n")
+            terminal.show(f"{matrix_plan.announcement([plan], nodes, options)}\n")
         return {
             "changed": False,
             "plan": plan,

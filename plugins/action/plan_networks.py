@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 from ansible.plugins.action import ActionBase
-from ansible.utils.display import Display
 from ansible_collections.gpufabric.rdma.plugins.module_utils._cni import nad_lint
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core import text as core_text
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import at
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import terminal
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host, networks
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import variables as preflight_variables
@@ -42,7 +42,7 @@ class ActionModule(ActionBase):
             findings = at(hosts, findings)
             if not args["collect"]:
                 text = core_text.four_facts(findings)
-                Display().display(f"{core_text.count(len(findings), 'problem')} with the networks:\n\n{text}\n")
+                terminal.show(f"{core_text.count(len(findings), 'problem')} with the networks:\n\n{text}\n")
             listed = "; ".join(f"{item['object']}: {item['seen']}" for item in findings)
             return {
                 "failed": True,
@@ -50,7 +50,7 @@ class ActionModule(ActionBase):
                 "msg": f"{core_text.count(len(findings), 'problem')} with the networks, "
                 f"nothing has been changed: {listed}",
             }
-        return {"changed": False, "warnings": made["notes"], **made}
+        return {"changed": False, "warnings": terminal.warnings(made["notes"]), **made}
 
     @staticmethod
     def _plan(variables, args):

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import yaml
 from ansible.plugins.action import ActionBase
-from ansible.utils.display import Display
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core import text as core_text
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import at
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import terminal
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._policy import exporter
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host
@@ -45,14 +45,14 @@ class ActionModule(ActionBase):
         if findings:
             findings = at("export", findings)
             count = core_text.count(len(findings), "problem")
-            Display().display(f"{count} with the variables:\n\n{core_text.four_facts(findings)}\n")
+            terminal.show(f"{count} with the variables:\n\n{core_text.four_facts(findings)}\n")
             listed = "; ".join(f"{item['object']}: {item['seen']}" for item in findings)
             return {"failed": True, "findings": findings, "msg": f"{count}, nothing is written: {listed}"}
         explanation = exporter.explanation(made["left_out"])
         unread = [node["host"] for node in args["nodes"] if not node.get("facts")]
         if unread:
             explanation += f"\nnot verified: {core_text.names(unread)} could not be read and may have other rails"
-        Display().display(f"{explanation or 'The policy carries everything that is set.'}\n")
+        terminal.show(f"{explanation or 'The policy carries everything that is set.'}\n")
         return {
             "changed": False,
             "objects": made["objects"],

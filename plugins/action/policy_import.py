@@ -9,9 +9,9 @@ import pathlib
 
 import yaml
 from ansible.plugins.action import ActionBase
-from ansible.utils.display import Display
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core import text as core_text
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Finding, at
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import terminal
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._policy import importer, page
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host, networks
@@ -46,12 +46,12 @@ class ActionModule(ActionBase):
         if unread or not nodes:
             who = f"{core_text.names(unread)} could not be read" if unread else "no node was read"
             explanation += f"\n\nnot verified: {who}, so interfaces and drivers there were not compared with the files"
-        Display().display(f"{explanation}\n")
+        terminal.show(f"{explanation}\n")
         result = {"changed": False, "variables": made["variables"], "lines": made["lines"], "explanation": explanation}
         if findings:
             findings = at("import", findings)
             count = core_text.count(len(findings), "problem")
-            Display().display(f"{count} with the files:\n\n{core_text.four_facts(findings)}\n")
+            terminal.show(f"{count} with the files:\n\n{core_text.four_facts(findings)}\n")
             listed = "; ".join(f"{item['object']}: {item['seen']}" for item in findings)
             return {**result, "failed": True, "findings": findings, "msg": f"{count}, nothing is written: {listed}"}
         names = [pathlib.Path(path).name for path in args["files"]]

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from ansible.plugins.action import ActionBase
-from ansible.utils.display import Display
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import terminal
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import variables as preflight_variables
@@ -66,10 +66,10 @@ class ActionModule(ActionBase):
         """One message for the whole play: all problems of all hosts, or the plan."""
         if any(result["findings"] for result in results):
             head, text = host.failure_text(results)
-            Display().display(f"{head}\n\n{text}\n")
+            terminal.show(f"{head}\n\n{text}\n")
             return {"changed": False, "failed": True, "msg": f"{head} Each is listed above."}
         text = host.plan_text(results, self._task.check_mode)
-        Display().display(f"{text}\n")
+        terminal.show(f"{text}\n")
         return {"changed": False, "plan": text.splitlines()}
 
 

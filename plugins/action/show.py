@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from ansible.plugins.action import ActionBase
-from ansible.utils.display import Display
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import terminal
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded
 
 
@@ -19,6 +19,6 @@ class ActionModule(ActionBase):
             {"text": {"type": "str", "required": True}, "warning": {"type": "bool", "default": False}}
         )
         if arguments["warning"]:
-            return {"changed": False, "warnings": [arguments["text"]]}
-        Display().display(arguments["text"])
+            return {"changed": False, "warnings": terminal.warnings([arguments["text"]])}
+        terminal.show(arguments["text"])
         return {"changed": False}

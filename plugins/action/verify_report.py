@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 from ansible.plugins.action import ActionBase
-from ansible.utils.display import Display
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.text import clean
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import terminal
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._findings import diagnosis
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import host_checks
@@ -29,7 +30,7 @@ class ActionModule(ActionBase):
         text = host_checks.report_text(args["nodes"], self._task.check_mode)
         if verdicts:
             text = f"Root causes\n{diagnosis.text(verdicts)}\n\n{text}"
-        Display().display(f"{text}\n")
+        terminal.show(f"{text}\n")
         total = host_checks.tally([item for node in args["nodes"] for item in node["checks"]])
         if total[host_checks.FAILED]:
             return {
@@ -37,4 +38,4 @@ class ActionModule(ActionBase):
                 "failed": True,
                 "msg": f"{total[host_checks.FAILED]} of the checks failed; each is listed above",
             }
-        return {"changed": False, "tally": total, "report": text.splitlines()}
+        return {"changed": False, "tally": total, "report": clean(text).splitlines()}

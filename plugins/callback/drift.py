@@ -26,6 +26,7 @@ import os
 from ansible.plugins.callback import CallbackBase
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core import files
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core import text as core_text
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import terminal
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._drift import formats, verdicts
 
 OURS = "gpufabric.rdma."
@@ -100,12 +101,12 @@ class CallbackModule(CallbackBase):
             self._explain()
             return
         write_reports(document, self._settings)
-        self._display.display(summary(document))
+        terminal.show(summary(document))
 
     def _explain(self):
         lines = [f"failed: {text}" for text in self._record.broken]
         lines += [f"{name}: came to no end, see what failed above" for name in self._record.unfinished()]
-        self._display.display("\n".join(["Drift: no verdict was reached.", *lines]), stderr=True)
+        terminal.show("\n".join(["Drift: no verdict was reached.", *lines]), problem=True)
 
 
 def guard(task) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Callable, NamedTuple
 
-from .text import sentence
+from .text import clean, sentence
 
 
 class Change(NamedTuple):
@@ -29,7 +29,7 @@ class Change(NamedTuple):
 class Finding(NamedTuple):
     """A problem that an operator has to fix. id: its entry in the catalogue, if it has one.
 
-    Module results hold it as `_asdict()`; _core.text turns it into a sentence where it is printed.
+    Module results hold it as `told()`; _core.text turns it into a sentence where it is printed.
     """
 
     object: str
@@ -41,7 +41,12 @@ class Finding(NamedTuple):
 
 def at(host: str, findings: Iterable[Finding]) -> list[dict]:
     """One host's findings as mappings, for a list that covers several hosts."""
-    return [{"host": host, **finding._asdict()} for finding in findings]
+    return [{"host": host, **told(finding)} for finding in findings]
+
+
+def told(finding: Finding) -> dict[str, str]:
+    """A finding as a mapping for a result; Ansible prints the result if it is a failure."""
+    return {fact: clean(text) for fact, text in finding._asdict().items()}
 
 
 @dataclass
@@ -160,7 +165,7 @@ def result(plan: Plan, changes: list[Change]) -> dict:
         "changes": [change._asdict() for change in changes],
         "diff": diff(changes),
         "reboot_reasons": plan.reboot_reasons,
-        "findings": [finding._asdict() for finding in plan.findings],
+        "findings": [told(finding) for finding in plan.findings],
         "not_applied": plan.not_applied,
         "not_verified": plan.not_verified,
         "notes": plan.notes,
@@ -172,7 +177,7 @@ def finish(module, plan: Plan, changes: list[Change], **more) -> None:
     # Ansible prints identical warnings once, whichever node they come from: the node's name keeps them apart.
     node = os.uname().nodename
     for text in [*plan.not_applied, *plan.not_verified, *plan.notes]:
-        module.warn(f"{node}: {text}")
+        module.warn(clean(f"{node}: {text}"))
     module.exit_json(**more, **result(plan, changes))
 
 
@@ -180,7 +185,7 @@ def failure(refused: Refused) -> dict:
     """Arguments of fail_json for a Refused."""
     return {
         "msg": str(refused),
-        "findings": [finding._asdict() for finding in refused.findings],
+        "findings": [told(finding) for finding in refused.findings],
         **{key: value for key, value in result(Plan(), refused.done).items() if key in ("changed", "changes", "diff")},
     }
 
@@ -199,4 +204,5 @@ def diff(changes: list[Change]) -> list[dict]:
 
 
 def _text(value: str) -> str:
+    value = clean(value)  # Ansible prints it as it is
     return value if not value or value.endswith("\n") else value + "\n"

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Text for people: findings with their four facts, tables, lists.
+"""Text for people: findings with their four facts, tables, lists; nothing in it that a terminal would obey.
 
 PRIVATE to the collection. Pure.
 """
@@ -9,16 +9,33 @@ PRIVATE to the collection. Pure.
 from __future__ import annotations
 
 import itertools
+import re
 import textwrap
 
 WIDTH = 120
 # Width of the longest label and two spaces.
 _LABEL = 11
+# Characters that a terminal, log or page acts on instead of showing: C0 and C1 controls (every escape sequence starts
+# with one), lone surrogates, bidi controls and zero-width characters (one name can look like another), line separators.
+_UNFIT = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff"
+    "\ufff9-\ufffb\ufffe\uffff\U000e0000-\U000e007f]"
+)
+
+
+def clean(text: object) -> str:
+    """The text with characters that cannot be shown, or that mislead, replaced by U+FFFD. Newlines and tabs stay."""
+    return _UNFIT.sub("\ufffd", str(text))
+
+
+def in_a_line(text: object) -> str:
+    """clean() for a single line: a newline in it would forge another line."""
+    return clean(text).replace("\n", "\ufffd")
 
 
 def sentence(finding) -> str:
     """A Finding on one line, for the message of a failed task."""
-    return f"{finding.object}: wanted {finding.wanted}, seen {finding.seen}. Next step: {finding.next_step}"
+    return clean(f"{finding.object}: wanted {finding.wanted}, seen {finding.seen}. Next step: {finding.next_step}")
 
 
 def four_facts(findings) -> str:
@@ -28,7 +45,7 @@ def four_facts(findings) -> str:
     """
     groups: dict[tuple, list[str]] = {}
     for finding in findings:
-        key = tuple(str(finding[fact]) for fact in ("object", "wanted", "seen", "next_step"))
+        key = tuple(clean(finding[fact]) for fact in ("object", "wanted", "seen", "next_step"))
         key += (finding.get("failure") or "",)
         hosts = groups.setdefault(key, [])
         if finding["host"] not in hosts:
@@ -47,7 +64,7 @@ def _block(hosts, obj, wanted, seen, next_step, failure) -> str:
 def wrapped(lead: str, text: str, indent: str | None = None) -> str:
     """Text after a lead, further lines indented (by the width of the lead unless `indent` is given)."""
     indent = " " * len(lead) if indent is None else indent
-    first, *rest = text.splitlines() or [""]
+    first, *rest = clean(text).splitlines() or [""]
     fill = textwrap.TextWrapper(WIDTH, break_long_words=False, break_on_hyphens=False, subsequent_indent=indent)
     fill.initial_indent = lead
     lines = [fill.fill(first) or lead]
@@ -65,7 +82,7 @@ def names(hosts, most: int = 6) -> str:
 
 def table(header, rows) -> str:
     """Columns as wide as their widest cell; the last one is not padded."""
-    rows = [[str(cell) for cell in row] for row in rows]
+    rows = [[in_a_line(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(header, *rows)]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in [list(header), *rows]

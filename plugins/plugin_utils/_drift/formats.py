@@ -13,6 +13,7 @@ import difflib
 import re
 from xml.etree import ElementTree as ET  # only written, never parsed
 
+from ...module_utils._core.text import clean
 from .verdicts import CONVERGED, DRIFT, REBOOT, UNREACHABLE, UNSAFE, VERDICTS
 
 _TITLES = {
@@ -22,8 +23,6 @@ _TITLES = {
     UNSAFE: "unsafe",
     UNREACHABLE: "unreachable",
 }
-# XML 1.0 does not allow these, not even escaped.
-_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def title(verdict: str) -> str:
@@ -42,7 +41,7 @@ def junit(document: dict) -> str:
             "errors": sum(case.find("error") is not None for case in cases),
         }
         suite = ET.SubElement(
-            root, "testsuite", name=_xml(host["host"]), timestamp=document["at"], skipped="0", time="0"
+            root, "testsuite", name=clean(host["host"]), timestamp=document["at"], skipped="0", time="0"
         )
         for name, count in counts.items():
             suite.set(name, str(count))
@@ -59,26 +58,22 @@ def _cases(host: dict) -> list:
     verdict = host["verdict"]
     if verdict in (UNSAFE, UNREACHABLE, REBOOT):
         kind = "failure" if verdict == REBOOT else "error"
-        told = ET.SubElement(state, kind, type=verdict, message=_xml((host["reasons"] or [title(verdict)])[0]))
-        told.text = _xml("\n".join(host["reasons"]))
+        told = ET.SubElement(state, kind, type=verdict, message=clean((host["reasons"] or [title(verdict)])[0]))
+        told.text = clean("\n".join(host["reasons"]))
     elif host["reasons"]:
-        ET.SubElement(state, "system-out").text = _xml("\n".join(host["reasons"]))
+        ET.SubElement(state, "system-out").text = clean("\n".join(host["reasons"]))
     cases = [state]
     for item in host["differences"]:
         case = _case(host, f"{item['role']}: {item['object']}")
         message = f"{item['object']}: wanted {_brief(item['wanted'])}, seen {_brief(item['seen'])}"
-        told = ET.SubElement(case, "failure", type="difference", message=_xml(message))
-        told.text = _xml("\n".join(comparison(item)))
+        told = ET.SubElement(case, "failure", type="difference", message=clean(message))
+        told.text = clean("\n".join(comparison(item)))
         cases.append(case)
     return cases
 
 
 def _case(host: dict, name: str):
-    return ET.Element("testcase", classname=_xml(f"gpufabric.rdma.drift.{host['host']}"), name=_xml(name), time="0")
-
-
-def _xml(text: str) -> str:
-    return _NOT_XML.sub("\ufffd", text)
+    return ET.Element("testcase", classname=clean(f"gpufabric.rdma.drift.{host['host']}"), name=clean(name), time="0")
 
 
 def comparison(item: dict) -> list[str]:
@@ -119,12 +114,12 @@ def _section(item: dict) -> list[str]:
     # A fence longer than any in the text.
     longest = max([2, *(len(run) for line in body for run in re.findall("`+", line))])
     fence = "`" * (longest + 1)
-    return ["", f"### {_cell(item['role'])}: {_cell(item['object'])}", "", f"{fence}diff", *body, fence]
+    return ["", f"### {_cell(item['role'])}: {_cell(item['object'])}", "", f"{fence}diff", *map(clean, body), fence]
 
 
 def _cell(text: str) -> str:
     """Text that Markdown shows as it is, in one line."""
-    return re.sub(r"([\\`*_{}\[\]<>|#])", r"\\\1", " ".join(text.split()))
+    return re.sub(r"([\\`*_{}\[\]<>|#])", r"\\\1", " ".join(clean(text).split()))
 
 
 def prometheus(document: dict) -> str:
@@ -160,4 +155,4 @@ def _metric(name: str, text: str, samples: list[str]) -> list[str]:
 
 
 def _label(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return clean(value).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import textwrap
 
+from ...module_utils._core.text import clean, in_a_line
+
 WIDTH = 140
 _GAP = "  "
 _NONE = "-"
@@ -24,7 +26,7 @@ def report(nodes):
         rows = [row for name, node in read.items() for row in _port_rows(name, node)]
         parts += ["HCAS", table(_PORT_COLUMNS, rows) if rows else "No node has an HCA.", ""]
     parts += ["WHAT IS WRONG", _wrong(nodes)]
-    return "\n".join(parts) + "\n"
+    return clean("\n".join(parts) + "\n")
 
 
 _NODE_COLUMNS = ("node", "system", "kernel", "arch", "HCAs", "GPUs", "rails", "driver loaded", "netns", "GPUDirect")
@@ -123,7 +125,7 @@ def _known(value):
 
 def table(columns, rows, width=WIDTH):
     """Columns side by side; when they do not fit, the widest ones are cut first. Numbers are right-aligned."""
-    cells = [[str(cell) for cell in row] for row in rows]
+    cells = [[in_a_line(cell) for cell in row] for row in rows]
     widths = [max(len(text) for text in texts) for texts in zip(columns, *cells)]
     while sum(widths) + len(_GAP) * (len(widths) - 1) > width:
         widest = max(range(len(widths)), key=lambda index: widths[index])

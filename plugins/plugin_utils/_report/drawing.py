@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from typing import Any, Optional
 
+from ...module_utils._core.text import clean
 from .judge import is_active, natural, rail_states
-from .markup import Markup, clean, tag
+from .markup import Markup, tag
 
 WIDTH = 560
 _INDENT, _LEFT, _BOX_END = 18, 10, 300

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
+from ...module_utils._core.text import clean
 from .._findings.checks import NOT_VERIFIED, check
 from .judge import tally
-from .markup import clean
 
 
 def text(document: dict) -> str:

@@ -9,12 +9,11 @@ PRIVATE to the collection. A child is escaped unless `tag` made it, so a text fr
 from __future__ import annotations
 
 import html
-import re
 from collections.abc import Iterable
 from typing import Union
 
-# Controls, lone surrogates, and what turns the reading direction around, which would let a name pose as another.
-_UNFIT = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
+from ...module_utils._core.text import clean
+
 _VOID = {"meta", "br", "hr"}
 
 
@@ -23,11 +22,6 @@ class Markup(str):
 
 
 Child = Union[str, int, float, None, Iterable["Child"]]
-
-
-def clean(text: object) -> str:
-    """The text with everything that cannot be shown, or would mislead, replaced by U+FFFD."""
-    return _UNFIT.sub("\ufffd", str(text))
 
 
 def escape(text: object) -> Markup:

@@ -1,0 +1,23 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Output to the operator's terminal; every plugin of the collection prints through this module.
+
+PRIVATE to the collection. Runs on the controller.
+"""
+
+from __future__ import annotations
+
+from ansible.utils.display import Display
+
+from ...module_utils._core.text import clean
+
+
+def show(text: str, problem: bool = False) -> None:
+    """Print a text, cleaned. problem: to stderr."""
+    Display().display(clean(text), stderr=problem)
+
+
+def warnings(texts) -> list[str]:
+    """Texts for the `warnings` of a result, cleaned; Ansible prints them."""
+    return [clean(text) for text in texts]
