@@ -37,7 +37,7 @@ options:
     type: bool
   port_names:
     description:
-      - Whether the driver to come shows port names, which become part of interface names (C(np0)). Left out, names are
+      - Whether the new driver shows port names, which become part of interface names (C(np0)). Left out, names are
         predicted for the driver that is there.
     type: bool
   reload_allowed:

@@ -126,7 +126,7 @@ def apply(changes, restore: dict, timeout: int, run):
                 f"interfaces {', '.join(missing)}",
                 f"back within {timeout} s of the reload",
                 "missing",
-                "look at the kernel's own reason (dmesg | tail); a reboot brings them back with the driver on disk",
+                "check the kernel's reason (dmesg | tail); a reboot brings them back with the driver on disk",
             )
         yield change
 

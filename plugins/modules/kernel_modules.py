@@ -170,7 +170,7 @@ def apply(changes, root: str, run):
             f"module {', '.join(names)}",
             "loaded",
             f"modprobe says: {error.strip() or f'exit status {code}'}",
-            "look at the kernel's own reason (dmesg | tail): 'Key was rejected' means Secure Boot; 'Unknown symbol' "
+            "check the kernel's reason (dmesg | tail): 'Key was rejected' means Secure Boot; 'Unknown symbol' "
             "and 'disagrees about version' mean modules of two driver stacks",
         )
     yield from loads

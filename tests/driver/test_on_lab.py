@@ -136,7 +136,7 @@ SECOND = {"driver_version": "3.3.0"}
 FAULTS = {
     "key": ({"key": "stranger"}, "key of the driver repository: wanted one key"),
     "signature": ({"repository": "strange", **SECOND}, "wanted signed by the key"),
-    "sha256": ({"driver_package_sha256": {KERNEL_PACKAGE: "0" * 64}}, f"SHA-256 {'0' * 64}, as the lock has it"),
+    "sha256": ({"driver_package_sha256": {KERNEL_PACKAGE: "0" * 64}}, f"SHA-256 {'0' * 64}, as in the lock"),
     "build": ({"repository": "broken", **SECOND}, "this kernel has no struct devlink_port_ops"),
 }
 
@@ -189,7 +189,7 @@ def test_a_reload_is_refused_where_the_way_in_goes_over_the_hca(node):
             "second", driver_flavor="doca", driver_activation="reload", driver_reload_allowed=True, **SECOND
         )
         assert code != 0, output
-        assert "the default route goes over eth0" in output, output
+        assert "the default route uses eth0" in output, output
         assert "SSH session from" in output, output
         assert node.imprint() == before
     finally:

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What DKMS has built for which kernel, from `dkms status`, and the end of the log of a build that failed.
+"""What DKMS has built for which kernel, from `dkms status`, and the end of a failed build's log.
 
 PRIVATE to the collection.
 """
@@ -20,7 +20,7 @@ _TAIL = 30
 
 
 class Build(NamedTuple):
-    """One line of dkms status; kernel is None for sources that are known and not built for any."""
+    """One line of dkms status; kernel is None for sources that are added but not built for any kernel."""
 
     module: str
     version: str
@@ -30,7 +30,7 @@ class Build(NamedTuple):
 
 
 def parse(text: str) -> list[Build]:
-    """Lines that report a module; warnings about kernels that are gone and the like are passed over."""
+    """Lines that report a module; warnings about removed kernels and the like are skipped."""
     found = []
     for line in text.splitlines():
         match = _LINE.match(line.strip())
@@ -51,8 +51,8 @@ def parse(text: str) -> list[Build]:
 def not_installed(builds: list[Build], modules: list[str], kernels: list[str]) -> list[tuple[str, str, str, str]]:
     """(module, version, kernel, state) of each module that is not installed for a kernel.
 
-    Of several versions of a module the newest that is known counts; a module that DKMS does not know is left out, its
-    package then misses anyway. `Diff between built and installed module` means that another copy is in its place.
+    Of several known versions of a module the newest counts; a module unknown to DKMS is left out, since its package is
+    missing anyway. `Diff between built and installed module` means that another copy replaced it.
     """
     found = []
     for module in modules:
@@ -69,7 +69,7 @@ def not_installed(builds: list[Build], modules: list[str], kernels: list[str]) -
 
 
 def log_path(module: str, version: str, kernel: str, architecture: str, tree: str = "/var/lib/dkms") -> list[str]:
-    """Where the log of a build may be: beside the build that failed, or filed under its kernel."""
+    """Where the log of a build may be: beside the failed build, or in its kernel's folder."""
     return [
         f"{tree}/{module}/{version}/build/make.log",
         f"{tree}/{module}/{version}/{kernel}/{architecture}/log/make.log",
@@ -77,7 +77,7 @@ def log_path(module: str, version: str, kernel: str, architecture: str, tree: st
 
 
 def tail(log: str, lines: int = _TAIL) -> str:
-    """The end of a log, starting at the first error where that is near."""
+    """The end of a log, starting at the first error if that is close."""
     text = [line.rstrip() for line in log.splitlines() if line.strip()]
     errors = [number for number, line in enumerate(text) if re.search(r"\b(error|Error)\b[: ]", line)]
     start = max(len(text) - lines, 0)

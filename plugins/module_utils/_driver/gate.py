@@ -1,11 +1,11 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The change gate: may the driver of this node be changed, and does the change come by reload or by reboot?
+"""The change gate: may this node's driver change, and by reload or by reboot?
 
 PRIVATE to the collection. Pure: facts, risks (_driver.risk.read) and answers in, one Decision out. Each reason names
-the ways it closes; a way that no reason closes is open. A reload is preferred to a reboot. With no way left, or with
-the installation itself closed, the answer is to refuse, before anything on the node is touched.
+the ways it blocks; a way that no reason blocks is open. A reload is preferred to a reboot. With no way left, or with
+the installation itself blocked, the gate refuses before anything on the node changes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SHOWN = 4
 
 
 class Reason(NamedTuple):
-    """Why ways are closed. consent: the unanswered variable that would open them."""
+    """Why ways are blocked. consent: the unset variable that would open them."""
 
     finding: Finding
     closes: tuple[str, ...]
@@ -47,8 +47,8 @@ class Decision(NamedTuple):
 
 def decide(facts: dict, risk: dict, wanted: dict) -> Decision:
     """wanted: change (sentence about what is to be installed or removed, or None), activation (auto|reload|reboot),
-    signed (whether the modules to come carry a signature this kernel trusts; None: not known),
-    reload_allowed, drain_allowed, rename_allowed (true, false, null: not answered).
+    signed (whether the new modules are signed with a key this kernel trusts; None: unknown),
+    reload_allowed, drain_allowed, rename_allowed (true, false, null: unset).
     """
     needed = _needed(facts, wanted)
     if not needed and not wanted.get("change"):
@@ -63,13 +63,13 @@ def decide(facts: dict, risk: dict, wanted: dict) -> Decision:
         refusing = [reason for reason in reasons if INSTALL in reason.closes]
         return Decision(REFUSE, _refusal(refusing), reasons, [], consents, notes)
     if not needed:
-        summary = f"{wanted['change']}; no module of the stack is in memory, so the next load takes the new ones."
+        summary = f"{wanted['change']}; no module of the stack is in memory, so the next load uses the new ones."
         return Decision(NOTHING, summary, reasons, [], [], notes)
     verdict = next((way for way in ways if way not in closed), REFUSE)
     deciding = [reason for reason in reasons if set(ways) & set(reason.closes)]
     if verdict == REFUSE:
         return Decision(REFUSE, _refusal(deciding), reasons, [], consents, notes)
-    # A consent that only concerns the way not taken need not be asked for.
+    # Consent for a way not taken is not needed.
     unasked = verdict == RELOAD and wanted.get("reload_allowed") is None
     consents = ["driver_reload_allowed"] if unasked else []
     summary = _summary(verdict, needed, reasons)
@@ -77,7 +77,7 @@ def decide(facts: dict, risk: dict, wanted: dict) -> Decision:
 
 
 def _needed(facts: dict, wanted: dict) -> Optional[str]:
-    """Why memory must change, None when it need not."""
+    """Why the loaded driver must change; None when it need not."""
     driver = facts["driver"]
     if not driver["loaded"]["modules"]:
         return None
@@ -95,7 +95,7 @@ def _stack(part: dict) -> str:
 def _nothing(facts: dict) -> str:
     driver = facts["driver"]
     if not driver["loaded"]["modules"]:
-        return "No module of the stack is in memory; the next load takes what is on disk."
+        return "No module of the stack is in memory; the next load uses what is on disk."
     if is_unknown(driver["agree"]):
         return f"Whether memory and disk hold the same driver is {driver['agree']}."
     return f"Memory and disk hold the same driver: {_stack(driver['loaded'])}."
@@ -108,7 +108,7 @@ def _refusal(reasons: list[Reason]) -> str:
 
 def _summary(verdict: str, needed: str, reasons: list[Reason]) -> str:
     if verdict == RELOAD:
-        return f"A reload of the driver does it: {needed}."
+        return f"A driver reload is enough: {needed}."
     against = [reason.finding.object for reason in reasons if RELOAD in reason.closes]
     why = f"a reload is ruled out by {_listing(dict.fromkeys(against))}" if against else "a reboot was asked for"
     return f"A reboot is needed: {needed}; {why}."
@@ -121,13 +121,13 @@ def _listing(items: Iterable[str]) -> str:
 
 
 def _steps(verdict: str, risk: dict, wanted: dict) -> list[str]:
-    """What the change consists of, for the plan that a person reads."""
+    """The steps of the change, for the plan shown to the operator."""
     steps = []
     drain = bool(risk["pods"]) and wanted.get("drain_allowed") is True
     if drain:
         steps.append("cordon and drain the Kubernetes node")
     if verdict == REBOOT:
-        steps.append("reboot through the role reboot")
+        steps.append("reboot with the role reboot")
     else:
         peermem = [name for name in PEERMEM if name in risk["modules"]]
         kept = _kept(risk)
@@ -137,7 +137,7 @@ def _steps(verdict: str, risk: dict, wanted: dict) -> list[str]:
         steps.append("reload the driver")
         steps += [f"load {name}" for name in peermem]
         if kept:
-            steps.append(f"put back {kept}")
+            steps.append(f"restore {kept}")
     if drain:
         steps.append("uncordon the Kubernetes node")
     return steps
@@ -173,9 +173,9 @@ def _ownership(facts: dict, risk: dict) -> Iterator[Reason]:
         yield Reason(
             Finding(
                 "kernel",
-                "a machine with a kernel of its own",
+                "a machine with its own kernel",
                 f"a {container} container, which shares its host's kernel",
-                "run this on the host of the container",
+                "run this on the container's host",
                 "container",
             ),
             EVERYTHING,
@@ -189,7 +189,7 @@ def _ownership(facts: dict, risk: dict) -> Iterator[Reason]:
                     f"driver owned by the {operator['owner']}",
                     "one owner of the driver: this role",
                     f"{_listing(evidence)}{left}",
-                    f"let one of the two own it: take {operator['policy']} away and run again, or keep it and set "
+                    f"choose one owner: remove {operator['policy']} and run again, or keep it and set "
                     "driver_flavor: verify here",
                     "cluster-operator",
                 ),
@@ -202,7 +202,7 @@ def _ownership(facts: dict, risk: dict) -> Iterator[Reason]:
                     path,
                     "no file that keeps the driver from loading",
                     f"left behind by the {operator['owner']}, whose driver container is gone",
-                    f"remove {path}, or put the container back: as it stands the HCAs come up without a driver",
+                    f"remove {path}, or restore the container: otherwise the HCAs come up without a driver",
                     "operator-blacklist",
                 ),
                 EVERYTHING,
@@ -210,7 +210,7 @@ def _ownership(facts: dict, risk: dict) -> Iterator[Reason]:
 
 
 def _bootable(facts: dict, risk: dict, wanted: dict) -> Iterator[Reason]:
-    """What would keep the new modules from loading, now or at the next boot."""
+    """What would keep the new modules from loading now or at the next boot."""
     left_behind = {path for operator in risk["operators"] for path in operator["blacklists"]}
     for name in ("mlx5_core", "mlx5_ib", "ib_core"):
         for block in (facts["modules"].get(name) or {}).get("blocked_by", []):
@@ -220,7 +220,7 @@ def _bootable(facts: dict, risk: dict, wanted: dict) -> Iterator[Reason]:
                         f"module {name}",
                         "loadable",
                         f"{block['path']}:{block['line']} says '{block['text']}'",
-                        "remove that line: after a reload or reboot the module would stay out",
+                        "remove that line: the module would not load after a reload or reboot",
                         "blocked",
                     ),
                     ACTIVATION,
@@ -234,7 +234,7 @@ def _bootable(facts: dict, risk: dict, wanted: dict) -> Iterator[Reason]:
                 "modules signed with a key that the firmware trusts",
                 f"{_lock(secure)}; {f'the DKMS key {key} is not enrolled' if key else 'DKMS has no signing key here'}",
                 f"enrol the key (mokutil --import {key or '/var/lib/dkms/mok.pub'}, then confirm on the console at the "
-                "next boot), choose signed modules (driver_flavor: ubuntu_archive or inbox), or switch Secure Boot off",
+                "next boot), choose signed modules (driver_flavor: ubuntu_archive or inbox), or disable Secure Boot",
                 "secure-boot",
             ),
             EVERYTHING,
@@ -244,10 +244,10 @@ def _bootable(facts: dict, risk: dict, wanted: dict) -> Iterator[Reason]:
         yield Reason(
             Finding(
                 f"kernel {kernel['release']}",
-                "the driver built for the kernel that the next boot takes",
+                "the driver built for the kernel of the next boot",
                 f"none: {kernel['release']} would come up with the inbox driver",
                 f"install its headers and build (dkms autoinstall -k {kernel['release']}), or make "
-                f"{facts['node']['kernel']} the one that boots",
+                f"{facts['node']['kernel']} the default boot kernel",
                 "next-kernel",
             ),
             (REBOOT,),
@@ -270,7 +270,7 @@ def _names(risk: dict, wanted: dict) -> Iterator[Reason]:
         yield Reason(
             Finding(
                 f"interface {rename['netdev']}",
-                "a name that stays",
+                "an unchanged name",
                 f"it comes back as {rename['predicted']} ({rename['because']}), and {_listing(places)} "
                 f"{'refers' if len(places) == 1 else 'refer'} to {rename['netdev']}",
                 f"name it there by MAC ({rename['mac']}) or by {rename['predicted']}, or set "
@@ -304,14 +304,13 @@ def _workloads(risk: dict, wanted: dict) -> Iterator[Reason]:
 
 def _reachability(risk: dict) -> Iterator[Reason]:
     for way in risk["management"]:
-        over = way["netdev"] if way["via"] == way["netdev"] else f"{way['via']}, which stands on {way['netdev']}"
+        over = way["netdev"] if way["via"] == way["netdev"] else f"{way['via']}, which is on top of {way['netdev']}"
         yield Reason(
             Finding(
                 f"interface {way['netdev']}",
-                "a way into the node that does not go over an HCA",
-                f"{way['why']} goes over {over}",
-                "take the reboot: a reload takes the interface away, "
-                "and with it the connection that would bring it back",
+                "management access that does not use an HCA",
+                f"{way['why']} uses {over}",
+                "reboot instead: a reload removes the interface and with it the connection needed to restore it",
                 "management-path",
             ),
             (RELOAD,),
@@ -320,11 +319,9 @@ def _reachability(risk: dict) -> Iterator[Reason]:
         yield Reason(
             Finding(
                 f"{entry['mount']} on {entry['device']}",
-                "storage that does not stand on the stack",
+                "storage that does not use the stack",
                 entry["why"],
-                "take the reboot"
-                if entry["mount"] in ("/", "swap")
-                else f"unmount {entry['mount']}, or take the reboot",
+                "reboot instead" if entry["mount"] in ("/", "swap") else f"unmount {entry['mount']}, or reboot instead",
                 "storage",
             ),
             (RELOAD,),
@@ -332,7 +329,7 @@ def _reachability(risk: dict) -> Iterator[Reason]:
 
 
 def _users(risk: dict, wanted: dict) -> Iterator[Reason]:
-    """Who holds the modules: processes, other modules, and users that neither list explains."""
+    """What holds the modules: processes, other modules, and unexplained users."""
     drained = wanted.get("drain_allowed") is True
     processes = [process for process in risk["processes"] if not (drained and process["pod"])]
     for process in processes:
@@ -342,7 +339,7 @@ def _users(risk: dict, wanted: dict) -> Iterator[Reason]:
                 f"process {process['pid']} ({process['command']})",
                 "no user of the RDMA devices",
                 f"{process['command']}{unit} has {_listing(process['devices'])} open",
-                f"stop {process['unit'] or 'it'} and run again, or take the reboot",
+                f"stop {process['unit'] or 'it'} and run again, or reboot instead",
                 "process",
             ),
             (RELOAD,),
@@ -355,8 +352,8 @@ def _users(risk: dict, wanted: dict) -> Iterator[Reason]:
                 Finding(
                     f"module {name}",
                     "unloaded",
-                    f"{CONSUMERS[name]} is loaded and stands on the stack, {_uses(modules[name]['refcount'])}",
-                    f"stop what uses it and unload it (modprobe -r {name}), or take the reboot",
+                    f"{CONSUMERS[name]} is loaded and uses the stack, {_uses(modules[name]['refcount'])}",
+                    f"stop what uses it and unload it (modprobe -r {name}), or reboot instead",
                     "consumer",
                 ),
                 (RELOAD,),
@@ -367,7 +364,7 @@ def _users(risk: dict, wanted: dict) -> Iterator[Reason]:
                     f"module {name}",
                     "no GPU job that uses RDMA",
                     _uses(modules[name]["refcount"]),
-                    "stop the GPU jobs of this node and run again, or take the reboot",
+                    "stop the GPU jobs of this node and run again, or reboot instead",
                     "peermem-in-use",
                 ),
                 (RELOAD,),
@@ -376,9 +373,9 @@ def _users(risk: dict, wanted: dict) -> Iterator[Reason]:
             yield Reason(
                 Finding(
                     f"module {name}",
-                    "no module of another maker on the stack",
+                    "no third-party module on the stack",
                     f"it holds {_listing(sorted(other for other in modules if name in modules[other]['holders']))}",
-                    f"unload it (modprobe -r {name}), or take the reboot; see that it gets rebuilt for the new stack",
+                    f"unload it (modprobe -r {name}), or reboot instead; make sure it is rebuilt for the new stack",
                     "third-party",
                 ),
                 (RELOAD,),
@@ -392,9 +389,9 @@ def _users(risk: dict, wanted: dict) -> Iterator[Reason]:
                 Finding(
                     f"module {name}",
                     "held by modules only",
-                    f"{_uses(module['refcount'])}, of them {len(module['holders'])} by modules; "
-                    "the rest is in the kernel",
-                    "take the reboot",
+                    f"{_uses(module['refcount'])}, {len(module['holders'])} of them by modules; "
+                    "the rest is inside the kernel",
+                    "reboot instead",
                     "unknown-user",
                 ),
                 (RELOAD,),
@@ -406,14 +403,14 @@ def _uses(count: int) -> str:
 
 
 def _lost_by_reload(risk: dict) -> Iterator[Reason]:
-    """State that goes with the driver and that nobody here can put back."""
+    """State that is lost with the driver and cannot be restored here."""
     for entry in risk["virtual_functions"]:
         if entry["passed_through"]:
             yield Reason(
                 Finding(
                     f"virtual functions of {entry['hca']}",
                     "none in a virtual machine",
-                    f"{_listing(entry['passed_through'])} are given to a virtual machine",
+                    f"{_listing(entry['passed_through'])} are passed through to a virtual machine",
                     "stop the virtual machines and run again",
                     "vf-passed-through",
                 ),
@@ -425,7 +422,7 @@ def _lost_by_reload(risk: dict) -> Iterator[Reason]:
                     f"switch mode of {entry['hca']}",
                     "legacy",
                     f"switchdev, with {_listing(entry['representors'])}",
-                    "take the reboot; what sets switchdev mode at boot sets it again",
+                    "reboot instead; what sets switchdev mode at boot sets it again",
                     "switchdev",
                 ),
                 (RELOAD,),
@@ -434,9 +431,9 @@ def _lost_by_reload(risk: dict) -> Iterator[Reason]:
             yield Reason(
                 Finding(
                     f"virtual functions of {entry['hca']}",
-                    "settings that can be read and put back",
+                    "settings that can be read and restored",
                     f"{entry['enabled']} enabled; this driver does not show their MACs and GUIDs in sysfs",
-                    "take the reboot; what makes the virtual functions at boot makes them again",
+                    "reboot instead; whatever creates the virtual functions at boot creates them again",
                     "vf-settings",
                 ),
                 (RELOAD,),
@@ -447,9 +444,9 @@ def _lost_by_reload(risk: dict) -> Iterator[Reason]:
             yield Reason(
                 Finding(
                     f"interface {netdev['name']}",
-                    "nothing that stands on it",
-                    f"{_listing(above)} stands on it and would lose it for good",
-                    "take the reboot: bonds, bridges, VLANs and macvlans are put together again at boot",
+                    "no device on top of it",
+                    f"{_listing(above)} is on top of it and would lose it for good",
+                    "reboot instead: bonds, bridges, VLANs and macvlans are set up again at boot",
                     "upper-device",
                 ),
                 (RELOAD,),

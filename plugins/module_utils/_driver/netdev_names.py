@@ -1,12 +1,12 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which name an interface gets at its next appearance, and which files still call it by the old one.
+"""The name an interface gets when it next appears, and the files that still use the old one.
 
-PRIVATE to the collection. udev names an interface so: a rule with NAME= wins; else the first .link file that matches
-decides, by its NamePolicy and then its Name=; the names a policy picks from are what systemd's net_id makes of the PCI
-address, with `n<phys_port_name>` behind it when the driver shows a port name. That suffix is what a driver change
-brings (enp1s0f0 becomes enp1s0f0np0), and a rule of NVIDIA's, 77-mlnx-net-names.rules, takes away.
+PRIVATE to the collection. How udev names an interface: a rule with NAME= wins; else the first matching .link file
+decides, by its NamePolicy and then its Name=. A policy picks from the names that systemd's net_id derives from the PCI
+address, with the suffix `n<phys_port_name>` when the driver shows a port name. A driver change adds that suffix
+(enp1s0f0 becomes enp1s0f0np0); NVIDIA's rule 77-mlnx-net-names.rules removes it.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _POLICIES = {
     "path": "ID_NET_NAME_PATH",
     "mac": "ID_NET_NAME_MAC",
 }
-# Of these the suffix is part; a MAC name has none.
+# These include the suffix; a MAC name has none.
 _WITH_PORT = ("ID_NET_NAME_ONBOARD", "ID_NET_NAME_SLOT", "ID_NET_NAME_PATH")
 _PORT_SUFFIX = re.compile(r"np\d+(?=(v\d+)?$)")
 _STRIPS_PORT = re.compile(r"s/np")
-# Files that name interfaces. What a comment says refers to nothing.
+# Files that name interfaces. Comments do not count.
 _REFERRERS = (
     ("/etc/netplan", (".yaml", ".yml")),
     ("/etc/NetworkManager/system-connections", ("",)),
@@ -68,8 +68,8 @@ _REFERRING_FILES = (
 def renames(tree: Tree, netdevs: list[str], attachments: list[dict], port_names: Optional[bool] = None) -> list[dict]:
     """Interfaces that come back under another name: [{netdev, mac, predicted, because, references}].
 
-    predicted is None where the name cannot be told. port_names: whether the driver to come shows port names; None when
-    the driver stays what it is.
+    predicted is None where the name is unknown. port_names: whether the new driver shows port names; None when the
+    driver does not change.
     """
     found = []
     links = _links(tree)
@@ -92,7 +92,7 @@ def renames(tree: Tree, netdevs: list[str], attachments: list[dict], port_names:
 def predict(
     tree: Tree, netdev: str, links: Optional[list[dict]] = None, port_names: Optional[bool] = None
 ) -> tuple[Optional[str], str]:
-    """(name, why) at the next appearance of the interface; (None, why) where that cannot be told."""
+    """(name, why) when the interface next appears; (None, why) where that is unknown."""
     device = _device(tree, netdev)
     ruled = _named_by_rule(tree, device)
     if ruled:
@@ -116,11 +116,11 @@ def _linked(tree: Tree, link: dict, netdev: str, properties: Optional[dict]) -> 
         policies = []
     for policy in policies:
         if policy in ("keep", "kernel"):
-            # `kernel` stands only for names the kernel declares final, `keep` for those userspace gave: an HCA's
-            # fresh interface has neither.
+            # `kernel` only covers names the kernel declares final, `keep` those set by user space: a new HCA
+            # interface has neither.
             continue
         if properties is None:
-            return None, f"{link['path']} names by policy, and udev's data for {netdev} is not there"
+            return None, f"{link['path']} names by policy, but udev has no data for {netdev}"
         name = properties.get(_POLICIES.get(policy, ""))
         if name:
             return name, f"{link['path']} names by {policy}"
@@ -153,7 +153,7 @@ def _device(tree: Tree, netdev: str) -> dict[str, Any]:
 
 
 def _properties(tree: Tree, device: dict, port_names: Optional[bool]) -> Optional[dict[str, str]]:
-    """net_id's names as they will be: the same base, the suffix that the driver and the rules will give."""
+    """net_id's future names: the same base, with the suffix from the driver and the rules."""
     if device["data"] is None:
         return None
     port = device["port"]
@@ -175,7 +175,7 @@ def _properties(tree: Tree, device: dict, port_names: Optional[bool]) -> Optiona
 
 
 def _rules(tree: Tree) -> Iterator[tuple[str, str]]:
-    """(path, text) of the udev rule files that count."""
+    """(path, text) of the effective udev rule files."""
     chosen: dict[str, str] = {}
     for directory in _RULE_DIRECTORIES:
         for name in tree.listdir(directory):
@@ -201,7 +201,7 @@ def _named_by_rule(tree: Tree, device: dict) -> Optional[tuple[str, str]]:
 
 
 def _links(tree: Tree) -> list[dict[str, Any]]:
-    """The .link files in the order udev tries them: by file name; of equal names the first directory counts."""
+    """The .link files in the order udev tries them: by file name; of equal names the first directory wins."""
     chosen: dict[str, str] = {}
     for directory in _LINK_DIRECTORIES:
         for name in tree.listdir(directory):
@@ -237,7 +237,7 @@ def _sections(text: str) -> dict[str, dict[str, list[str]]]:
 
 
 def _matches(match: dict[str, list[str]], device: dict) -> tuple[bool, Optional[str]]:
-    """(does the [Match] section fit, the key that decides and is not known here)."""
+    """(whether the [Match] section matches, the deciding key that is unknown here)."""
     unsure = None
     for key, values in match.items():
         words = " ".join(values).split()
@@ -248,7 +248,7 @@ def _matches(match: dict[str, list[str]], device: dict) -> tuple[bool, Optional[
         elif key in ("Path", "Driver", "Type"):
             fits = _globbed(device[key.lower()], words)
         elif key == "OriginalName":
-            # The kernel's first name is not kept anywhere: only a pattern for every name is sure to fit.
+            # The kernel's first name is not recorded anywhere: only a catch-all pattern is sure to match.
             fits = True
             if "*" not in words:
                 unsure = unsure or "OriginalName"
@@ -267,7 +267,7 @@ def _globbed(value: str, words: list[str]) -> bool:
 
 
 def references(tree: Tree, old: str, new: str, attachments: list[dict]) -> list[dict[str, Any]]:
-    """Where the old name stands and the new one would not do: [{path, line, text}]."""
+    """Where the old name is used and the new one would not match: [{path, line, text}]."""
     name = re.compile(rf"(?<![\w-]){re.escape(old)}(?![\w-])")
     found = []
     for path in _files(tree):
@@ -306,7 +306,7 @@ def _files(tree: Tree) -> Iterator[str]:
 
 
 def _netplan_identities(lines: list[str]) -> set[str]:
-    """Names that are mere labels in a netplan file: blocks that find their interface by `match:`.
+    """Names that are only labels in a netplan file: blocks that find their interface by `match:`.
 
     Such a block survives a rename; with `set-name:` netplan even writes the .link file that keeps the name.
     """

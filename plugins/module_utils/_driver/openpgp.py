@@ -25,7 +25,7 @@ _BLOCK = re.compile(
 def fingerprints(text: str) -> list[str]:
     """Fingerprints of all primary keys in an armored file, upper case; empty when it holds none.
 
-    All of them count: a program that is given the file trusts every key in it.
+    All of them count: a program trusts every key in the file.
     """
     found = []
     for block in _BLOCK.finditer(text.replace("\r\n", "\n")):

@@ -1,9 +1,9 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How apt and dnf are told about a driver stack: files, package names, command lines.
+"""apt and dnf for a driver stack: files, package names, command lines.
 
-PRIVATE to the collection. Pure. The apt path runs in the lab; the dnf path is rendered and compared only, because no
+PRIVATE to the collection. Pure. The apt path runs in the lab; the dnf path is only rendered and compared, because no
 RPM system runs there.
 """
 
@@ -27,7 +27,7 @@ REPOSITORIES = {
 PINS = "/etc/apt/preferences.d/gpufabric-rdma-driver"
 SERVICE = "/etc/systemd/system/openibd.service.d/20-gpufabric-rdma-driver.conf"
 
-# Packages of the vendor's stacks by their own names. `doca-*` as a pattern would take packages of users along.
+# Packages of the vendor's stacks by their own names. The pattern `doca-*` would also match packages of users.
 _STACK = re.compile(
     r"^("
     r"doca-(ofed|ofed-userspace|ofed-generic[a-z0-9.-]*|ofed-[0-9.]+-dkms|ofed-(aws|azure|gcp|oracle)|all|networking|host)"
@@ -36,7 +36,7 @@ _STACK = re.compile(
     r"|(kmod-)?(iser|isert|srp|kernel-mft|kernel-mft-mlnx|knem|xpmem|fwctl)(-dkms|-modules)?"
     r")$"
 )
-# Kernel packages that a hold keeps: those of one release, and the metapackages that bring the next one.
+# Kernel packages to hold: those of one release and the metapackages that pull in the next one.
 _KERNEL_META = re.compile(
     r"^linux-(image-|headers-|modules-extra-)?"
     r"(amd64|arm64|cloud-\w+|rt-\w+|(generic|virtual|nvidia|aws|azure|gcp|oracle|lowlatency)[\w.-]*)$"
@@ -71,14 +71,14 @@ def stack_packages(packages: dict[str, str]) -> dict[str, str]:
 
 
 def replaced_packages(packages: dict[str, str]) -> list[str]:
-    """User-space packages that the distribution has too and a stack has replaced by its own build."""
+    """Distribution packages of user space that a stack has replaced with its own build."""
     return sorted(
         name for name, version in packages.items() if not _STACK.match(name) and re.search(r"mlnx\d", version)
     )
 
 
 def headers_package(kind: str, kernel: str) -> str:
-    """The package with the headers of a kernel; EL's 64k kernels name their page size behind a plus."""
+    """The package with the headers of a kernel; EL's 64k kernels append their page size after a plus."""
     if kind == APT:
         return f"linux-headers-{kernel}"
     release, _plus, flavour = kernel.partition("+")
@@ -91,7 +91,7 @@ def tools(kind: str) -> list[str]:
 
 
 def kernel_packages(packages: dict[str, str], kernel: str) -> list[str]:
-    """Installed kernel packages that a hold keeps where they are."""
+    """Installed kernel packages to hold."""
     return sorted(
         name
         for name in packages
@@ -100,7 +100,7 @@ def kernel_packages(packages: dict[str, str], kernel: str) -> list[str]:
 
 
 def repository_file(kind: str, repository: dict, title: str) -> str:
-    """The repository as apt or dnf reads it, bound to the one key."""
+    """The repository file for apt or dnf, tied to the one key."""
     if kind == APT:
         return f"{HEADER}Types: deb\nURIs: {repository['url']}\nSuites: ./\nSigned-By: {KEYS[APT]}\n"
     # A priority keeps the distribution's newer rdma-core from replacing the stack's (as with EL 9.8) without an
@@ -113,16 +113,16 @@ def repository_file(kind: str, repository: dict, title: str) -> str:
 
 def pins_file(label: str) -> str:
     return (
-        f"{HEADER}Explanation: the driver repository ships a dkms of its own, which would replace the distribution's\n"
+        f"{HEADER}Explanation: the driver repository ships its own dkms, which would replace the distribution's\n"
         f"Package: dkms\nPin: release l={label}\nPin-Priority: -1\n"
     )
 
 
 def service_file() -> str:
-    """What openibd, the service of an OFED stack, lacks.
+    """Drop-in with what openibd, the service of an OFED stack, lacks.
 
-    It races udev at boot, when the auxiliary drivers of mlx5 are reloaded, and a restart of it takes nvidia_peermem
-    out for good. Whether that one comes back is what the role kernel_modules has decided.
+    It races udev at boot, when the auxiliary drivers of mlx5 are reloaded, and a restart unloads nvidia_peermem for
+    good. Whether that module is loaded again was decided by the role kernel_modules.
     """
     decided = f"grep -qxs nvidia_peermem {paths.OWN_MODULES_LOAD}"
     return (
@@ -132,7 +132,7 @@ def service_file() -> str:
 
 
 def update_command(source: str) -> list[str]:
-    """Refreshes the lists of one apt source and leaves all others as they are."""
+    """Refresh the lists of one apt source and leave all others alone."""
     return [
         "apt-get",
         "update",
@@ -148,7 +148,7 @@ def update_command(source: str) -> list[str]:
 
 
 def install_command(kind: str, names: list[str], downgrade: bool = False) -> list[str]:
-    """names carry their version where one is pinned (`name=version`, or `name-version` for dnf)."""
+    """names include a pinned version (`name=version`, or `name-version` for dnf)."""
     if kind == APT:
         return ["apt-get", "install", *_INSTALL, *(["--allow-downgrades"] if downgrade else []), *names]
     return ["dnf", "downgrade" if downgrade else "install", *_DNF_INSTALL, *names]
@@ -163,29 +163,29 @@ def pinned(kind: str, name: str, version: Optional[str]) -> str:
 def remove_command(kind: str, names: list[str]) -> list[str]:
     if kind == APT:
         return ["apt-get", "purge", "--yes", *names]
-    # Left alone, dnf would take along whatever was installed as a dependency, which may be in use by now.
+    # By default dnf would also remove what was installed as a dependency, which may be in use by now.
     return ["dnf", "remove", "--assumeyes", "--setopt=clean_requirements_on_remove=False", *names]
 
 
 def restore_command(kind: str, names: list[str]) -> list[str]:
-    """Puts the distribution's own builds back in place of the stack's; apt needs restore_pins with it."""
+    """Restore the distribution's builds in place of the stack's; apt also needs restore_pins."""
     if kind == APT:
         return install_command(APT, names, downgrade=True)
     return ["dnf", "distro-sync", "--assumeyes", *names]
 
 
 def restore_pins(names: list[str]) -> str:
-    """Takes the stack's builds out of apt's choice, the installed ones included."""
+    """Hide the stack's builds from apt, the installed ones included."""
     return f"Package: {' '.join(names)}\nPin: version *mlnx*\nPin-Priority: -1\n"
 
 
 def downgrade_pins(label: str) -> str:
-    """Lets apt replace what a package depends on by older versions too, from the driver repository alone."""
+    """Let apt downgrade dependencies too, from the driver repository only."""
     return f"Package: *\nPin: release l={label}\nPin-Priority: 1001\n"
 
 
 def with_preferences(path: str) -> list[str]:
-    """apt's option for a file of pins that counts for one command."""
+    """apt's option for a file of pins that applies to one command."""
     return ["-o", f"Dir::Etc::Preferences={path}"]
 
 

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """What has to be installed, removed, pinned and built so that a node has the wanted driver on disk.
 
-PRIVATE to the collection. Pure: state and options in, Plan out, in the order in which it is carried out. Whether the
-driver gets into memory is the gate's business.
+PRIVATE to the collection. Pure: state and options in, Plan out, in execution order. Loading the
+driver is the gate's job.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def plan(state: dict, wanted: dict, root: str = "/") -> Plan:
         return made
     offline = kernel_out_of_reach(state["facts"], root)
     if offline:
-        made.not_verified.append(f"the driver is left as it is: {offline}")
+        made.not_verified.append(f"the driver is left unchanged: {offline}")
         return made
     for name, seen in sorted(state["unfinished"].items()):
         made.change(f"package {name}", "finish", seen, "installed")
@@ -68,21 +68,21 @@ def unsupported(node: dict) -> tuple[str, str, str, str] | None:
             "distribution",
             "Debian, Ubuntu or the RHEL family",
             node["os"].get("pretty_name") or "an unknown one",
-            "install the driver by its own means and set driver_flavor: verify",
+            "install the driver with the distribution's tools and set driver_flavor: verify",
         )
     if kind == packages.DNF and packages.distribution(node) == "rhel8":
         return (
             "distribution",
             "RHEL 9 or 10, or a rebuild of one",
             node["os"].get("pretty_name") or "RHEL 8",
-            "upgrade the node (the system Python of RHEL 8 has no dnf module that Ansible can use any more), or set "
+            "upgrade the node (the system Python of RHEL 8 no longer has a dnf module that Ansible can use), or set "
             "driver_flavor: verify",
         )
     return None
 
 
 def anchors(flavor: str, kernel: str, named: list[str] | None = None) -> list[str]:
-    """The packages that stand for a flavor; Ubuntu has one for each kernel flavour."""
+    """The top-level packages of a flavor; Ubuntu has one for each kernel flavour."""
     if named:
         return list(named)
     if flavor == UBUNTU_ARCHIVE:
@@ -91,7 +91,7 @@ def anchors(flavor: str, kernel: str, named: list[str] | None = None) -> list[st
 
 
 def sentence(made: Plan, wanted: dict) -> str | None:
-    """What the plan would do to the modules on disk, as the gate takes it; None when it leaves them alone."""
+    """What the plan would do to the modules on disk, as a sentence for the gate; None when it leaves them alone."""
     if not any(change.action in _CHANGES_MODULES for change in made.changes):
         return None
     if wanted["flavor"] == INBOX:
@@ -127,8 +127,8 @@ def _refuse_archive(made: Plan, state: dict, where: str) -> None:
     for path in state["foreign_repositories"]:
         made.finding(
             path,
-            "no repository of NVIDIA's beside Ubuntu's packages of the same stack",
-            "it names one",
+            "no NVIDIA repository beside Ubuntu's packages of the same stack",
+            "it points to one",
             f"remove {path}, run apt-get update, and run again",
         )
 
@@ -140,7 +140,7 @@ def _refuse_repository(made: Plan, state: dict, wanted: dict, where: str) -> Non
             f"{wanted['flavor']} {wanted['version']} for {where} {packages.architecture(state['facts']['node'])}",
             "a repository in lock/artifacts.yml, or driver_repository_url",
             repository.get("known") or "none",
-            "choose a version that the lock has for this distribution, or name your mirror in driver_repository_url",
+            "choose a version that the lock lists for this distribution, or set driver_repository_url to your mirror",
         )
         return
     found = fingerprints(repository.get("key") or "")
@@ -150,30 +150,30 @@ def _refuse_repository(made: Plan, state: dict, wanted: dict, where: str) -> Non
             "driver_repository_fingerprint",
             "the 40 digits of the key that signs the repository",
             "nothing",
-            "get it from the vendor by a way that is not the repository itself, and set it",
+            "get it from the vendor, not from the repository itself, and set it",
         )
     elif found != [pinned]:
         made.finding(
             "key of the driver repository",
             f"one key, with the fingerprint {pinned}",
             ", ".join(found) or "no OpenPGP key in the file",
-            "get the right key file (driver_repository_key), or correct driver_repository_fingerprint if the vendor "
+            "use the right key file (driver_repository_key), or correct driver_repository_fingerprint if the vendor "
             "announced a new key",
         )
     for path in state["foreign_repositories"]:
         made.finding(
             path,
             f"one repository of the stack: {repository['url']}",
-            "it names another one of NVIDIA's",
-            f"remove {path}, in whose place {packages.REPOSITORIES[state['manager']]} comes, and run again",
+            "it points to another NVIDIA repository",
+            f"remove {path}, which {packages.REPOSITORIES[state['manager']]} replaces, and run again",
         )
 
 
 def _take_away(made: Plan, state: dict, wanted: dict) -> None:
-    """Another stack goes before the new one comes: two of them in one kernel tree, and depmod picks either."""
+    """Remove another stack before the new one is installed: with two in one kernel tree depmod picks either."""
     installed = state["facts"]["driver"]["installed"]
     stack = packages.stack_packages(state["packages"])
-    # Remains without a kernel driver count as inbox: they are no stack in the way of another, but one to be taken out.
+    # Leftovers without a kernel driver count as inbox: they block no other stack but are removed for inbox.
     if not stack or (wanted["flavor"] != INBOX and installed["flavor"] in (wanted["flavor"], INBOX)):
         return
     if wanted.get("remove_allowed") is not True:
@@ -205,7 +205,7 @@ def _back_to_inbox(made: Plan, state: dict) -> None:
 
 def _need_tools(made: Plan, state: dict, wanted: dict) -> None:
     if wanted["flavor"] == UBUNTU_ARCHIVE:
-        return  # the archive has built and signed modules
+        return  # the archive ships built and signed modules
     kind = state["manager"]
     for kernel in state["kernels"]:
         if not state["headers"][kernel]:
@@ -256,9 +256,9 @@ def _add_packages(made: Plan, state: dict, wanted: dict) -> None:
 
 
 def _build(made: Plan, state: dict) -> None:
-    """Sources that DKMS knows and has not installed for a kernel, a hidden failure of a kernel upgrade."""
+    """Sources that DKMS knows but has not installed for a kernel: a silent failure of a kernel upgrade."""
     if any(change.action in _CHANGES_MODULES for change in made.changes):
-        return  # the packages themselves build; what they leave undone shows in the next look
+        return  # the packages build themselves; what they leave undone shows in the next plan
     known = [name for name in DKMS_MODULES if any(build.module == name for build in state["builds"])]
     for module, version, kernel, seen in dkms.not_installed(state["builds"], known, state["kernels"]):
         made.change(f"DKMS module {module} {version} for {kernel}", "build", seen, "installed")

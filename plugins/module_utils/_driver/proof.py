@@ -1,11 +1,11 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Trying a driver installation beside the node before it is done on the node (apt).
+"""Trial run of a driver installation before it touches the node (apt).
 
-PRIVATE to the collection. apt works in a directory of its own, with the node's lists and sources plus the new one, so
-that a wrong key, an altered package, a version that is not there, missing headers or a removal that nobody asked for
-stops the run while the node is as it was. The base DKMS module is then built by the real dkms, in a tree of its own.
+PRIVATE to the collection. apt works in a separate directory, with the node's lists and sources plus the new one, so
+that a wrong key, an altered package, a missing version, missing headers or an unwanted removal stops the run while the
+node is unchanged. The base DKMS module is then built by the real dkms, in a separate tree.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _LINES = 12
 
 
 class Proof:
-    """A directory in which apt and dkms try what is to be done; use as a context manager."""
+    """A directory in which apt and dkms try the change; a context manager."""
 
     def __init__(self, run: Run, etc: str = "/etc/apt", lists: str = "/var/lib/apt/lists"):
         self._run = run
@@ -49,7 +49,7 @@ class Proof:
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def prepare(self, repository: Optional[dict], title: str) -> None:
-        """Lays out apt's directories; with a repository its key and source are added to the node's own."""
+        """Create apt's directories; with a repository, its key and source are added to the node's own."""
         for name in ("lists/partial", "sources.list.d", "preferences.d", "archives/partial"):
             os.makedirs(self._path(name))
         for name in ("sources.list.d", "preferences.d"):
@@ -68,7 +68,7 @@ class Proof:
             "Dir::Etc::SourceParts": self._path("sources.list.d"),
             "Dir::Etc::PreferencesParts": self._path("preferences.d"),
             "Dir::Cache::archives": self._path("archives"),
-            # Of its own, and there: without them each call would read all lists of the node again.
+            # Separate and existing caches: without them each call would read all lists of the node again.
             "Dir::Cache::pkgcache": self._path("pkgcache.bin"),
             "Dir::Cache::srcpkgcache": self._path("srcpkgcache.bin"),
             "Acquire::GzipIndexes": "false",
@@ -78,7 +78,7 @@ class Proof:
         self._write("apt.conf", "".join(f'{key} "{value}";\n' for key, value in settings.items()))
 
     def tools(self, names: list[str]) -> None:
-        """Headers and dkms have to be there to be had."""
+        """Headers and dkms are available."""
         if not names:
             return
         code, _out, error = self._apt("apt-get", "install", "--simulate", "--no-install-recommends", *names)
@@ -94,14 +94,14 @@ class Proof:
                 f"kernel headers for {kernel}",
                 f"the package {headers[0]}, without which DKMS cannot build the driver",
                 "no such package in the archives of this node",
-                "add the archive that carries it (archives drop old kernels), or boot a kernel that has its headers",
+                "add the archive that has it (archives drop old kernels), or boot a kernel whose headers are available",
             )
         raise Refused.because(
             f"packages {', '.join(names)}", "installable", _last(error), "correct the node's apt sources and run again"
         )
 
     def update(self, repository: dict) -> None:
-        """The repository answers, and its index is signed by the pinned key."""
+        """The repository responds, and its index is signed by the pinned key."""
         code, out, error = self._apt(*packages.update_command(self._path(self._source())))
         text = error + out
         if not code and not _KEY_TROUBLE.search(text):
@@ -119,11 +119,11 @@ class Proof:
             f"repository {repository['url']}",
             "reachable from this node",
             _last(text),
-            "look at name resolution, proxy and firewall, or name a mirror in driver_repository_url",
+            "check name resolution, proxy and firewall, or set driver_repository_url to a mirror",
         )
 
     def candidate(self, name: str, version: Optional[str], sha256: Optional[str]) -> str:
-        """The exact version of a package in the new repository that satisfies the wanted one."""
+        """The exact version in the new repository that matches the wanted one."""
         offered = self._offered(name)
         fitting = [found for found in offered if not version or satisfies(found, version)]
         if not fitting:
@@ -131,15 +131,15 @@ class Proof:
                 f"package {name}",
                 f"version {version}",
                 f"the repository offers {', '.join(sorted(offered)) or 'no such package'}",
-                "correct driver_version or driver_repository_url, which belong together",
+                "correct driver_version or driver_repository_url; they must match",
             )
         chosen = max(fitting, key=functools.cmp_to_key(compare))
         if sha256 and offered[chosen].get("SHA256") != sha256:
             raise Refused.because(
                 f"package {name} {chosen}",
-                f"SHA-256 {sha256}, as the lock has it",
+                f"SHA-256 {sha256}, as in the lock",
                 f"{offered[chosen].get('SHA256', 'none')} in the repository's signed index",
-                "do not install it: compare with the vendor's release; correct lock/artifacts.yml if that has changed",
+                "do not install it: compare it with the vendor's release; correct lock/artifacts.yml if that changed",
             )
         return chosen
 
@@ -156,25 +156,25 @@ class Proof:
         if code:
             raise Refused.because(
                 f"packages {' '.join(names)}",
-                "installable beside what is on the node",
+                "installable beside the node's packages",
                 _last(error + out),
-                "settle the conflict that apt names and run again",
+                "resolve the conflict that apt names and run again",
             )
         removed = set(re.findall(r"^Remv (\S+)", out, re.MULTILINE))
         removed = {name for name in removed if not packages.stack_packages({name: ""})}
         if removed:
             raise Refused.because(
                 f"packages {' '.join(names)}",
-                "installed without taking anything else away",
+                "installed without removing anything else",
                 f"apt would remove {', '.join(sorted(removed))}",
-                "remove those yourself if nothing needs them, or choose another version of the driver",
+                "remove those yourself if nothing needs them, or choose another driver version",
             )
         return dict(re.findall(r"^Inst (\S+) (?:\[[^]]*\] )?\((\S+)", out, re.MULTILINE))
 
     def fetch(self, wanted: dict[str, str]) -> list[str]:
-        """Downloads {name: version}; apt compares each with the signed index.
+        """Download {name: version}; apt checks each against the signed index.
 
-        Without the version apt would take the newest it knows, which on a downgrade is the one that is to go.
+        Without the version apt would pick the newest it knows, which on a downgrade is the one to be replaced.
         """
         names = [packages.pinned(packages.APT, name, version) for name, version in wanted.items()]
         before = set(os.listdir(self.directory))
@@ -186,19 +186,17 @@ class Proof:
                 f"package {', '.join(names)}",
                 "downloaded",
                 _last(error + out),
-                "look at the repository's web server, or name a mirror in driver_repository_url",
+                "check the repository's web server, or set driver_repository_url to a mirror",
             )
         return sorted(self._path(name) for name in set(os.listdir(self.directory)) - before)
 
     def build(self, archive: str, kernels: list[str], architecture: str) -> None:
-        """The base module builds for every kernel, by the real dkms, in a tree of its own."""
+        """The base module builds for every kernel, with the real dkms in a separate tree."""
         sources, tree = self._path("root/usr/src"), self._path("dkms")
         os.makedirs(tree, exist_ok=True)
         code, _out, error = self._run(["dpkg-deb", "--extract", archive, self._path("root")])
         if code:
-            raise Refused.because(
-                archive, "a Debian package", _last(error), "have the mirror filled again and run again"
-            )
+            raise Refused.because(archive, "a Debian package", _last(error), "resync the mirror and run again")
         for conf in sorted(glob.glob(f"{sources}/*/dkms.conf")):
             module, version = _identity(conf)
             where = ["--sourcetree", sources, "--dkmstree", tree, "-m", module, "-v", version]
@@ -244,7 +242,7 @@ class Proof:
 
 
 def base_package(kind: str) -> str:
-    """The package whose sources are built on trial; the others build against what it installs."""
+    """The package built on trial; the others build against what it installs."""
     return f"{BASE_DKMS[kind]}-dkms"
 
 
@@ -257,14 +255,14 @@ def build_failed(
     tree: str = "/var/lib/dkms",
     what: str = "build",
 ) -> Refused:
-    """A build that did not end well, with the end of its log."""
+    """A failed build, with the end of its log."""
     log = ""
     for path in dkms.log_path(module, version, kernel, architecture, tree):
         if os.path.exists(path):
             with open(path, encoding="utf-8", errors="replace") as stream:
                 log = stream.read()
             break
-    left = "; the node's driver is as it was" if what == "trial build" else ""
+    left = "; the node's driver is unchanged" if what == "trial build" else ""
     return Refused.because(
         f"DKMS module {module} {version}",
         f"built for kernel {kernel}",
@@ -294,7 +292,7 @@ def _altered(what: str, text: str) -> Refused:
         what,
         "the bytes that the repository's signed index promises",
         _chosen(text, _HASH_TROUBLE),
-        "do not install it: have the mirror filled again (an outdated proxy cache does this too) and run again",
+        "do not install it: resync the mirror (a stale proxy cache also causes this) and run again",
     )
 
 
@@ -307,5 +305,5 @@ def _last(text: str) -> str:
 
 
 def needed(changes: list[Change]) -> list[str]:
-    """Names of the packages that builds need and that are not there."""
+    """Missing packages that builds need."""
     return [change.object.split()[1] for change in changes if change.action == "need"]

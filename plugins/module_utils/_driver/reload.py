@@ -1,10 +1,10 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Takes the HCA driver out of the kernel, puts the one on disk in, and puts back what went with it.
+"""Unload the HCA driver, load the one on disk, and restore what was lost with it.
 
-PRIVATE to the collection. The gate has said that nothing stands on the driver; a module that is held anyway ends
-the reload, and what had been taken out by then is loaded again.
+PRIVATE to the collection. The gate found nothing using the driver; a module in use anyway ends the reload, and what
+was unloaded by then is loaded again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _OPENIBD = ("/etc/init.d/openibd", "/usr/lib/systemd/system/openibd.service", "/
 
 
 class Command(NamedTuple):
-    """What puts one setting back: a command, or a text for a file of sysfs."""
+    """Restores one setting: a command, or a value for a sysfs file."""
 
     argv: list[str]
     path: Optional[str] = None
@@ -44,7 +44,7 @@ def _describe(part: dict) -> str:
 
 
 def loaded(tree: Tree) -> list[str]:
-    """Modules to take out, in the order in which they go."""
+    """Modules to unload, in order."""
     return [name for name in (*PEERMEM, *STACK) if tree.isdir(f"{paths.MODULE}/{name}")]
 
 
@@ -60,7 +60,7 @@ def reload(tree: Tree, run: Run) -> None:
         taken: list[str] = []
         for name in names:
             if not tree.isdir(f"{paths.MODULE}/{name}"):
-                continue  # went with its user
+                continue  # was removed together with its user
             code, _out, error = run(["modprobe", "--remove", name])
             if code:
                 _load(run, reversed(taken))
@@ -68,7 +68,7 @@ def reload(tree: Tree, run: Run) -> None:
                     f"module {name}",
                     "unloaded",
                     error.strip() or f"exit status {code}",
-                    "stop what holds it, or take the reboot (driver_activation: reboot); the modules are loaded again",
+                    "stop what holds it, or reboot instead (driver_activation: reboot); the modules are loaded again",
                 )
             taken.append(name)
         back = list(reversed(names))
@@ -80,9 +80,7 @@ def _load(run: Run, names) -> None:
         # Not every stack has every module of the one before it.
         code, _out, error = run(["modprobe", name])
         if code and "not found" not in error:
-            raise Refused.because(
-                f"module {name}", "loaded", error.strip(), "look at the kernel's own reason (dmesg | tail)"
-            )
+            raise Refused.because(f"module {name}", "loaded", error.strip(), "check the kernel's reason (dmesg | tail)")
 
 
 def _must(answer: tuple[int, str, str], what: str, wanted: str) -> None:
@@ -92,12 +90,12 @@ def _must(answer: tuple[int, str, str], what: str, wanted: str) -> None:
             what,
             wanted,
             (error or out).strip()[-500:] or f"exit status {code}",
-            "settle what it says, or take the reboot (driver_activation: reboot)",
+            "fix what it reports, or reboot instead (driver_activation: reboot)",
         )
 
 
 def restoration(tree: Tree, saved: dict[str, Any], found: dict[str, Optional[str]]) -> list[Command]:
-    """What is not as it was. found: {MAC: the interface's present name, None while it is missing}."""
+    """What differs from before. found: {MAC: the interface's current name, None while it is missing}."""
     commands = []
     for entry in saved["virtual_functions"]:
         device = f"{paths.PCI}/{entry['address']}"
@@ -118,15 +116,15 @@ def restoration(tree: Tree, saved: dict[str, Any], found: dict[str, Optional[str
         if netdev["up"] and not (integer(tree.read(f"{base}/flags")) or 0) & 0x1:
             commands.append(Command(["ip", "link", "set", "dev", name, "up"]))
         for address in netdev["addresses"]:
-            if not address.startswith("fe80:"):  # the kernel makes link-local ones itself
+            if not address.startswith("fe80:"):  # the kernel creates link-local ones itself
                 commands.append(Command(["ip", "address", "replace", address, "dev", name]))
     return commands
 
 
 def wait_for(tree: Tree, macs: list[str], seconds: float, sleep: Callable[[float], None] = time.sleep) -> dict:
-    """{MAC: name} once the interfaces are back and their names have settled; None for those that stay away.
+    """{MAC: name} once the interfaces are back and their names have settled; None for those still missing.
 
-    Names are asked for twice: udev renames an interface a moment after it has appeared.
+    Names are read twice: udev renames an interface shortly after it appears.
     """
     deadline = time.monotonic() + seconds
     before: dict[str, Optional[str]] = {}

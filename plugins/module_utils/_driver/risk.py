@@ -1,10 +1,10 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a driver change would disturb on a node: who uses the HCAs, what stands on them, what would be lost.
+"""What a driver change would disturb on a node: users of the HCAs, devices on top of them, state that would be lost.
 
-PRIVATE to the collection. Reads files below a root, like the facts; nothing is run. Every list is empty where nothing
-was found, so the gate needs no special case for a small node.
+PRIVATE to the collection. Reads files below a root, like the facts; nothing is run. A list is empty when nothing was
+found, so the gate needs no special case for a small node.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from . import netdev_names
 from .secure_boot import secure_boot
 
 # Consumers of the RDMA stack that openibd and `modprobe -r` of the HCA driver do not unload (openibd knows ipoib and
-# the verbs modules). DOCA ships some of them itself, but each holds ib_core while it is in use.
+# the verbs modules). DOCA ships some of them, but each holds ib_core while in use.
 CONSUMERS = {
     "ib_iser": "iSER initiator",
     "ib_isert": "iSER target",
@@ -49,7 +49,7 @@ CONSUMERS = {
     "rdma_rxe": "software RoCE device",
     "siw": "software iWARP device",
 }
-# What a reload takes out, users before providers; also the set that may hold one another without being in the way.
+# What a reload unloads, users before providers; these may also hold one another without blocking it.
 STACK = (
     "mlx5_vdpa",
     "mlx5_fwctl",
@@ -83,10 +83,10 @@ def read(
     software_hcas: bool = False,
     port_names: Optional[bool] = None,
 ) -> dict[str, Any]:
-    """Everything the gate asks for besides the facts.
+    """Everything the gate needs besides the facts.
 
-    attachments: NetworkAttachmentDefinitions by name and master, which only a controller can know. port_names: whether
-    the driver to come shows port names, which become part of interface names.
+    attachments: NetworkAttachmentDefinitions by name and master, known only to a controller. port_names: whether the
+    new driver shows port names, which become part of interface names.
     """
     tree = tree.snapshot()
     kinds = ("pci", "software") if software_hcas else ("pci",)
@@ -111,7 +111,7 @@ def read(
 def next_kernel(tree: Tree, facts: dict) -> Optional[dict[str, Any]]:
     """The newest kernel that can boot, when it is not the running one: {release, has_stack}.
 
-    has_stack is None when the running kernel uses the inbox driver too, so that nothing would be lost.
+    has_stack is None when the running kernel uses the inbox driver too, so nothing would be lost.
     """
     disk = facts["driver"]["on_disk"]
     release = newest_kernel(tree)
@@ -142,9 +142,9 @@ def hca_netdevs(facts: dict) -> list[str]:
 
 
 def loaded_modules(tree: Tree) -> dict[str, dict[str, Any]]:
-    """{name: {refcount, holders}} of the loadable modules in the kernel that belong to the stack or stand on it.
+    """{name: {refcount, holders}} of the loadable modules in the kernel that belong to the stack or use it.
 
-    refcount above the number of holders means users that are no modules: open files, mounts, bound devices.
+    refcount above the number of holders means users other than modules: open files, mounts, bound devices.
     """
     names = (*STACK, *PEERMEM, *CONSUMERS)
     wanted = {name for name in names if tree.isdir(f"{paths.MODULE}/{name}")}
@@ -185,7 +185,7 @@ def processes(tree: Tree) -> tuple[list[dict[str, Any]], set[str]]:
 
 
 def management(tree: Tree, ours: list[str], sockets: set[str]) -> list[dict[str, str]]:
-    """The ways into the node that go over an HCA: [{netdev, via, why}]."""
+    """Management access that uses an HCA: [{netdev, via, why}]."""
     table = routes.usable(tree)
     found = []
 
@@ -205,7 +205,7 @@ def management(tree: Tree, ours: list[str], sockets: set[str]) -> list[dict[str,
 
 
 def below(tree: Tree, name: str) -> set[str]:
-    """An interface and all it stands on: bond members, VLAN, bridge and macvlan parents."""
+    """An interface and all below it: bond members, VLAN, bridge and macvlan parents."""
     found: set[str] = set()
     pending = [name]
     while pending:
@@ -232,7 +232,7 @@ def _ssh_peers(tree: Tree, sockets: set[str]) -> set[str]:
 
 
 def _address(digits: str, size: int) -> Any:
-    """An address of /proc/net/tcp: 32-bit words in the byte order of the machine (little-endian on ours)."""
+    """An address of /proc/net/tcp: 32-bit words in host byte order (little-endian on ours)."""
     if len(digits) != size:
         return None
     data = bytes.fromhex(digits)
@@ -283,7 +283,7 @@ def _mounts(tree: Tree) -> Iterator[tuple[str, str, str, str]]:
         part, more = left.split(), right.split()
         if not dash or len(part) < 6 or len(more) < 2:
             continue
-        # A kubelet bind-mounts the same file system a hundred times: the first mount of a source tells enough.
+        # A kubelet bind-mounts the same file system a hundred times: the first mount of a source is enough.
         key = (more[0], more[1])
         if key not in seen or part[4] == "/":
             seen.add(key)
@@ -341,20 +341,20 @@ def _nvme_transports(tree: Tree, disk: str) -> set[str]:
 
 
 def _fabric_disk(tree: Tree, disk: str) -> Optional[str]:
-    """Why a SCSI disk comes over RDMA, None when it does not."""
+    """Why a SCSI disk is attached over RDMA, None when it does not."""
     device = tree.realpath(f"/sys/class/block/{disk}/device")
     host = re.search(r"/(host\d+)/", device + "/")
     module = tree.read(f"/sys/class/scsi_host/{host.group(1)}/proc_name") if host else None
-    # An iSER disk shows as iscsi_iser, the name of its iSCSI transport.
+    # An iSER disk appears as iscsi_iser, the name of its iSCSI transport.
     module = {"iscsi_iser": "ib_iser"}.get(module or "", module)
-    return f"{disk} comes over {CONSUMERS[module]}" if module in ("ib_iser", "ib_srp") else None
+    return f"{disk} is attached over {CONSUMERS[module]}" if module in ("ib_iser", "ib_srp") else None
 
 
 def virtual_functions(tree: Tree, facts: dict) -> list[dict[str, Any]]:
     """Physical functions with VFs, and what a reload would lose of them.
 
-    `settings` is what MLNX_OFED and DOCA show below device/sriov/<n>. The inbox driver tells it by netlink only: there
-    it is None, not known and hence not restored.
+    `settings` is what MLNX_OFED and DOCA show below device/sriov/<n>. The inbox driver reports them by netlink
+    only: there it is None, unknown and so not restored.
     """
     found = []
     for hca in facts["hcas"]:
@@ -398,7 +398,7 @@ def _vf_settings(tree: Tree, device: str, count: int) -> Optional[list[dict[str,
 
 
 def settings(tree: Tree, facts: dict) -> list[dict[str, Any]]:
-    """What the interfaces of HCAs are set to now, as far as a reload would lose it and it can be put back."""
+    """Settings of HCA interfaces that a reload would lose and that can be restored."""
     found = []
     for hca in facts["hcas"]:
         for netdev in hca["netdevs"]:
@@ -424,7 +424,7 @@ def settings(tree: Tree, facts: dict) -> list[dict[str, Any]]:
 
 
 def pods(tree: Tree) -> list[dict[str, str]]:
-    """Pods that run: their cgroup exists. Their names come from the kubelet's log directory."""
+    """Running pods: their cgroup exists. Their names come from the kubelet's log directory."""
     alive = set()
     for base in ("/sys/fs/cgroup", "/sys/fs/cgroup/systemd", "/sys/fs/cgroup/cpu"):
         for top in ("kubepods", "kubepods.slice"):
@@ -452,7 +452,7 @@ def _pod_uids(tree: Tree, directory: str, depth: int = 2) -> Iterator[str]:
             yield from _pod_uids(tree, f"{directory}/{entry}", depth - 1)
 
 
-# Containers and pods by which a cluster operator owns a driver on this node, and the object that a person edits.
+# Containers and pods with which a cluster operator owns a driver on this node, and the object to edit.
 _OPERATORS = (
     (
         "NVIDIA Network Operator",
@@ -467,12 +467,12 @@ _OPERATORS = (
         "spec.driver (enabled, rdma) of its ClusterPolicy",
     ),
 )
-# Where the driver containers put what they build, and the file by which they keep the host's own modules out.
+# Where driver containers put their builds, and the file that blocks the host's own modules.
 _OPERATOR_TRACES = {
     "NVIDIA Network Operator": ("/run/mellanox/drivers",),
     "NVIDIA GPU Operator": ("/run/nvidia/driver/lib/modules",),
 }
-# doca-driver-build writes it (OFED_BLACKLIST_MODULES_FILE) and removes it only when its container ends in order.
+# doca-driver-build writes it (OFED_BLACKLIST_MODULES_FILE) and removes it only when its container exits cleanly.
 BLACKLISTS = {"NVIDIA Network Operator": ("/etc/modprobe.d/blacklist-ofed-modules.conf",)}
 
 

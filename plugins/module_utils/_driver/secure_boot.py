@@ -1,11 +1,11 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Whether this kernel takes unsigned modules, and whether the key that DKMS signs with is enrolled.
+"""Whether this kernel loads unsigned modules, and whether the DKMS signing key is enrolled.
 
 PRIVATE to the collection. Sources: the EFI variable SecureBoot (four bytes of attributes, then 0 or 1), the lockdown
-file of securityfs, the kernel's own sig_enforce, and shim's list of machine owner keys, which holds the certificates
-as they are.
+file of securityfs, the kernel's own sig_enforce, and shim's list of machine owner keys, which contains the raw
+certificates.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MOK_LISTS = (
     f"{_EFI}/mok-variables/MokListRT",
     f"{_EFI}/efivars/MokListRT-605dab50-e046-4300-abb6-3dd810dd8b23",
 )
-# Ubuntu signs with shim's key, everybody else with DKMS's own.
+# Ubuntu signs with shim's key, all others with DKMS's own.
 _DKMS_KEYS = ("/var/lib/shim-signed/mok/MOK.der", "/var/lib/dkms/mok.pub")
 
 
@@ -40,7 +40,7 @@ def secure_boot(tree: Tree) -> dict[str, Any]:
     return {
         "enabled": enabled,
         "lockdown": lockdown,
-        # A distribution kernel locks itself down under Secure Boot; without securityfs only the variable tells.
+        # A distribution kernel locks itself down under Secure Boot; without securityfs only the variable shows it.
         "signatures_required": enabled is True or lockdown != "none" or enforced,
         "dkms_key": key,
         "dkms_key_enrolled": enrolled,

@@ -1,9 +1,9 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What is on a node's disk of driver stacks: packages, our repository files, headers, DKMS builds.
+"""Driver stacks on a node's disk: packages, our repository files, headers, DKMS builds.
 
-PRIVATE to the collection. Reads files below a root; `dkms status` is the one thing that is run, where it exists.
+PRIVATE to the collection. Reads files below a root; the only command is `dkms status`, where it exists.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ def read(tree: Tree, facts: dict, seams: Seams, run: Callable[[list[str]], tuple
 
 
 def _text(tree: Tree, path: str) -> str | None:
-    """A file to its last byte: Tree.read strips, and these are compared with what is to be written."""
+    """A file unstripped: Tree.read strips, and these are compared with what would be written."""
     data = tree.read_bytes(path)
     return None if data is None else data.decode("utf-8", "replace")
 
 
 def _kernels(tree: Tree, running: str) -> list[str]:
-    """The running kernel and the newest one, which the next boot takes."""
+    """The running kernel and the newest one, used by the next boot."""
     newest = newest_kernel(tree)
     return [running] if newest in (None, running) else [running, newest]
 
 
 def _packages(tree: Tree, kind: str | None, seams: Seams) -> tuple[dict[str, str], set[str], dict[str, str]]:
-    """({installed: version}, names on hold, {name: state} of packages that dpkg left in between)."""
+    """({installed: version}, names on hold, {name: state} of half-installed packages)."""
     if kind == packages.DNF:
         listing = seams.rpm_query() or ""
         return dict(line.split(" ", 1) for line in listing.splitlines() if " " in line), set(), {}
@@ -76,7 +76,7 @@ def _packages(tree: Tree, kind: str | None, seams: Seams) -> tuple[dict[str, str
 
 
 def _foreign(tree: Tree, kind: str | None) -> Iterator[str]:
-    """Repository files of the vendor's that are not ours."""
+    """Vendor repository files that are not ours."""
     if kind is None:
         return
     directory, endings = _SOURCES[kind]

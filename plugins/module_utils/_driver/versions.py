@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Order of package versions, as dpkg compares them (deb-version(7)). RPM versions without `^` come out the same.
+"""Order of package versions, as dpkg compares them (deb-version(7)). RPM versions without `^` compare the same.
 
 PRIVATE to the collection.
 """
@@ -22,7 +22,7 @@ def compare(left: str, right: str) -> int:
 
 
 def satisfies(version: str, wanted: str) -> bool:
-    """Whether a package version is the wanted release: equal, or the wanted one with more behind it (3.2.1-044000)."""
+    """Whether a package version is the wanted release: equal, or the wanted one with a suffix (3.2.1-044000)."""
     bare = version.partition(":")[2] or version
     return bare == wanted or version == wanted or re.match(rf"{re.escape(wanted)}(?![0-9])[-.+~]?", bare) is not None
 

@@ -5,8 +5,8 @@
 
 Note that this module util is private to the collection. It can have breaking changes at any time.
 
-The facts are gathered once with a tree that remembers what it was asked. What that leads to is read again, cut down to
-what facts can come from (the package database to RDMA packages, a module file to its .modinfo fields), then scrubbed.
+The facts are gathered once with a recording tree. Everything it read is read again, reduced to what facts need (the
+package database to RDMA packages, a module file to its .modinfo fields), then scrubbed.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ ZERO_GID = ":".join(["0000"] * 8)
 _LINKS_MAX = 40  # the kernel's own limit (ELOOP)
 _MODULE_FILE = re.compile(r"\.ko(\.(xz|zst|gz))?$")
 _MODULE_FIELDS = ("version", "srcversion", "build_id", "license", "depends", "vermagic", "intree")
-# What the facts may ask of a package database or of depmod's files; the rest of these lists is nobody's business.
+# What facts read from a package database or depmod's files; the rest of these lists stays private.
 _PACKAGES = re.compile(
     r"doca|mlnx|mellanox|ofed|ofa_kernel|rdma|verbs|perftest|infiniband|nvidia|^efa$|psm2", re.IGNORECASE
 )
-# Links to whichever process reads them: kept as the folders they look like.
+# Links that depend on the reading process: kept as the folders they appear to be.
 _OF_THE_READER = ("/proc/self", "/proc/net")
 
 
@@ -61,7 +61,7 @@ def recording_seams(seams):
 
 
 def capture(root, name, about=None):
-    """(fixture as its file has it, facts as they were, what scrubs those facts alike)."""
+    """(fixture as written to its file, unscrubbed facts, the scrubber to apply to them)."""
     asked = {}
     tree = Tree(root)
     seams, answers = recording_seams(Seams.of(tree))
@@ -149,7 +149,7 @@ class _Material:
             budget -= 1
             if (not parts and not follow) or budget < 0:
                 return here
-            # A namespace link (net:[4026531840]) leads nowhere that has a name.
+            # A namespace link (net:[4026531840]) has no target path.
             if re.match(r"^\w+:\[\d+\]$", goal):
                 return None
             real = "" if goal.startswith("/") else real
@@ -174,7 +174,7 @@ class _Material:
             self.files[real] = data
 
     def _refusal(self, real):
-        """Name of the error that reading a file gives; None when it can be read by now."""
+        """Name of the error that reading a file raises; None when it is readable by now."""
         try:
             descriptor = os.open(self.prefix + real, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
@@ -200,7 +200,7 @@ class _Material:
             self.repeat.append({"path": f"{real}/{{n}}", "from": start, "to": end, "content": ZERO_GID})
 
     def _listing(self, path):
-        """What a listing shows beyond what was read by name: links of sysfs, which stand for devices."""
+        """What a listing shows beyond what was read by name: links of sysfs, which represent devices."""
         real = self._place(path)
         if real is None or not os.path.isdir(self.prefix + real):
             return
@@ -212,7 +212,7 @@ class _Material:
                     self.links[child] = os.readlink(self.prefix + child)
 
     def _presence(self, path):
-        """A path that was asked for without being read: it exists, it is a link, it has a mode or an age."""
+        """A path that was checked but not read: it exists, is a link, has a mode or an age."""
         self._place(path, follow=False)
         real = self._place(path)
         if real is None:
@@ -230,8 +230,8 @@ class _Material:
                 self.mtimes[real] = int(status.st_mtime)
 
     def _forget_plain_processes(self):
-        """Leaves out every process in init's network namespace that nothing but that is known of."""
-        # Who may not read init's namespace takes its own for it, and so does the reader of the facts.
+        """Leave out every process of which only its network namespace, init's, is known."""
+        # Without permission to read init's namespace we use our own, as the facts do.
         own = self.links.get("/proc/1/ns/net") or self.links.get("/proc/self/ns/net")
         known = {path.split("/")[2] for path in self.files if path.startswith("/proc/")} | {"1"}
         for path in [path for path in self.links if re.match(r"^/proc/\d+/ns/net$", path)]:
@@ -259,7 +259,7 @@ def holes(used, count):
             start = None
 
 
-# Files of this collection are facts word by word; of others these rules keep what facts read.
+# Files of this collection are kept verbatim; of others, these rules keep what facts read.
 _RULES = (
     (re.compile(r"^/proc/cmdline$"), kept_words.command_line),
     (re.compile(r"/modprobe\.d/[^/]+$"), kept_words.modprobe),
@@ -271,7 +271,7 @@ _RULES = (
 
 
 def trimmed(path, data):
-    """A file's content without what no fact comes from: other packages, other modules, settings that may be secrets."""
+    """A file's content without what no fact needs: other packages, other modules, settings that may be secrets."""
     if path == "/var/lib/dpkg/status":
         stanzas = [stanza for stanza in data.decode("utf-8", "replace").split("\n\n") if stanza]
         kept = [stanza for stanza in stanzas if _PACKAGES.search(stanza.partition("\n")[0][len("Package: ") :])]
@@ -286,7 +286,7 @@ def trimmed(path, data):
         # Only mounts of namespaces; the others name disks and file servers.
         return b"".join(line + b"\n" for line in data.splitlines() if b" net:[" in line)
     if path == routes.IPV6:
-        # Default routes, with a gateway that is nobody's.
+        # Default routes, with a made-up gateway.
         rows = [line.split() for line in data.decode("ascii", "replace").splitlines()]
         kept = [[*words[:4], f"fe80{'0' * 27}1", *words[5:]] for words in rows if len(words) > 9 and words[1] == "00"]
         return "".join(" ".join(words) + "\n" for words in kept if not words[0].strip("0")).encode()
@@ -312,7 +312,7 @@ def _stem(line):
 
 
 def encoded(fixture):
-    """The fixture as its file has it: texts without their last newline, other bytes in base64, folders folded."""
+    """The fixture as written to its file: texts without their last newline, other bytes in base64, folders folded."""
     texts, binary = {}, {}
     for path, data in fixture["files"].items():
         text = _text(path, data)

@@ -1,14 +1,14 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Why nvidia_peermem does not load, or would not, or need not: one verdict and one action, before any modprobe.
+"""Whether nvidia_peermem loads, fails to load or is not needed: one verdict and one action, before any modprobe.
 
 PRIVATE to the collection. `examine` reads (files only), `diagnose` decides (pure). `complete` puts both into the facts,
-so that the planner of kernel_modules decides by them on the controller and on the node, without a look of its own.
+so that the planner of kernel_modules decides by them on the controller and on the node without reading again.
 
-nvidia_peermem answers `Invalid argument` for two different reasons. Built without the peer-memory symbols it is a stub
-that refuses in its own init, without a word in the kernel log. Built against other ones the kernel refuses it, because
-the CRCs of the symbols differ. `Unknown symbol` is the third: the ib_core in memory offers none.
+nvidia_peermem fails with `Invalid argument` for two different reasons. Built without the peer-memory symbols it is a
+stub whose init fails without a kernel message. Built against other symbols, the kernel rejects it because their CRCs
+differ. `Unknown symbol` is a third reason: the ib_core in memory exports none.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ VERDICTS = (
     "ready",
     "unknown",
 )
-# The module is there, wanted and cannot load; only a person can settle it.
+# The module exists, is wanted and cannot load; only an operator can fix it.
 REFUSED = ("legacy", "stub", "wrong-tree", "missing-symbol", "crc-mismatch")
 
 
@@ -130,10 +130,10 @@ class Runner:
 
 
 def complete(facts: dict, tree: Tree, seams: Optional[Seams] = None, run: Optional[Callable] = None) -> dict:
-    """The facts with gpudirect.evidence, and gpudirect.verdict and .action as the doctor puts them.
+    """The facts with gpudirect.evidence, and gpudirect.verdict and .action from the doctor.
 
-    facts: gathered with gpus, gpudirect and modules; others are returned as they came. evidence is None without an
-    NVIDIA GPU, which costs nothing. Where the doctor cannot read the module files the words of the facts stay.
+    facts: gathered with gpus, gpudirect and modules; others are returned unchanged. evidence is None without an
+    NVIDIA GPU. Where the doctor cannot read the module files, the facts keep their own verdict.
     """
     if not {"gpus", "gpudirect", "modules"} <= facts.keys():
         return facts
@@ -149,7 +149,7 @@ def complete(facts: dict, tree: Tree, seams: Optional[Seams] = None, run: Option
 
 
 def _nvidia(tree: Tree, catalogue: Catalogue, seams: Optional[Seams]) -> dict[str, Any]:
-    """{loaded, version, open}: the GPU driver in memory, else on disk; open is None where it cannot be told."""
+    """{loaded, version, open}: the GPU driver in memory, else on disk; open is None where that is unknown."""
     text = tree.read("/proc/driver/nvidia/version")
     loaded = tree.isdir(f"{paths.MODULE}/nvidia")
     path = catalogue.path("nvidia")
@@ -164,7 +164,7 @@ def _nvidia(tree: Tree, catalogue: Catalogue, seams: Optional[Seams]) -> dict[st
 
 
 def _in_memory(tree: Tree) -> Optional[bool]:
-    """Whether the running kernel offers the symbol; None where /proc/kallsyms does not tell."""
+    """Whether the running kernel exports the symbol; None where /proc/kallsyms does not show it."""
     data = tree.read_bytes("/proc/kallsyms")
     if not data:
         return None
@@ -172,14 +172,14 @@ def _in_memory(tree: Tree) -> Optional[bool]:
 
 
 def _legacy(tree: Tree, catalogue: Catalogue) -> list[str]:
-    """What is on the node of nv_peer_mem, the module of before 2021 that stands in the way of nvidia_peermem."""
+    """Remains of nv_peer_mem, the pre-2021 module that conflicts with nvidia_peermem."""
     found = [path for path in ("/etc/init.d/nv_peer_mem", "/etc/infiniband/nv_peer_mem.conf") if tree.exists(path)]
     path = catalogue.path(LEGACY)
     return found + ([path] if path else [])
 
 
 def _build_tree(tree: Tree, kernel: str, architecture: str) -> Optional[dict[str, Any]]:
-    """The OFED sources that a rebuild of the NVIDIA driver takes: {path, real, kernel, crc}; None without OFED's.
+    """The OFED sources that a rebuild of the NVIDIA driver uses: {path, real, kernel, crc}; None without OFED's.
 
     nvidia-peermem.Kbuild tries <arch>/<kernel>, <kernel>, then `default`, which may lead to another kernel's.
     """
@@ -210,7 +210,7 @@ def diagnose(evidence: dict, policy: str = "auto") -> Diagnosis:
         return _say(
             "no-driver",
             "none",
-            f"The NVIDIA driver is not there for kernel {evidence['kernel']}.",
+            f"The NVIDIA driver is not installed for kernel {evidence['kernel']}.",
             "Install the NVIDIA driver; GPUDirect RDMA needs it.",
         )
     dmabuf = nvidia["open"] is True and _release(evidence["kernel"]) >= DMABUF_KERNEL
@@ -218,7 +218,7 @@ def diagnose(evidence: dict, policy: str = "auto") -> Diagnosis:
         return _say(
             "legacy",
             "dmabuf" if dmabuf else "none",
-            "The legacy module nv_peer_mem is installed, and it and nvidia_peermem exclude one another.",
+            "The legacy module nv_peer_mem is installed, and it conflicts with nvidia_peermem.",
             "Remove the package nvidia-peer-memory-dkms (rpm: nvidia_peer_memory), then run again.",
             evidence["legacy"] + (["nv_peer_mem is loaded"] if evidence["loaded"][LEGACY] else []),
         )
@@ -239,7 +239,7 @@ def diagnose(evidence: dict, policy: str = "auto") -> Diagnosis:
 
 
 def _peermem(evidence: dict, dmabuf: bool) -> Diagnosis:
-    """What loading nvidia_peermem would come to."""
+    """What loading nvidia_peermem would do."""
     mode = "dmabuf" if dmabuf else "none"
     peermem, provider, kernel = evidence["peermem"], evidence["provider"], evidence["kernel"]
     rebuild = f"Rebuild the NVIDIA driver for kernel {kernel} (dkms remove and install nvidia, -k {kernel})"
@@ -248,7 +248,7 @@ def _peermem(evidence: dict, dmabuf: bool) -> Diagnosis:
             "missing-module",
             mode,
             f"Kernel {kernel} has no module nvidia-peermem.",
-            f"{rebuild}, or change to the open kernel modules, which need none.",
+            f"{rebuild}, or switch to the open kernel modules, which do not need it.",
         )
     path = peermem["path"]
     if not peermem["readable"]:
@@ -257,7 +257,7 @@ def _peermem(evidence: dict, dmabuf: bool) -> Diagnosis:
         return _say(
             "wrong-kernel",
             mode,
-            f"{path} was built for kernel {peermem['kernel']}, and {kernel} is running.",
+            f"{path} was built for kernel {peermem['kernel']}, but {kernel} is running.",
             f"{rebuild}.",
         )
     version = evidence["nvidia"]["version"]
@@ -265,7 +265,7 @@ def _peermem(evidence: dict, dmabuf: bool) -> Diagnosis:
         return _say(
             "version-mismatch",
             mode,
-            f"{path} is of NVIDIA driver {peermem['version']}, and {version} is in use.",
+            f"{path} is from NVIDIA driver {peermem['version']}, but {version} is in use.",
             "Reboot, so that one NVIDIA driver is in memory and on disk."
             if evidence["nvidia"]["loaded"]
             else f"{rebuild}.",
@@ -279,15 +279,15 @@ def _peermem(evidence: dict, dmabuf: bool) -> Diagnosis:
         return _say(
             "missing-symbol",
             mode,
-            f"{path} wants {SYMBOL}, which no module of kernel {kernel} offers: it was built for an OFED stack, and "
+            f"{path} needs {SYMBOL}, which no module of kernel {kernel} exports: it was built for an OFED stack, but "
             "the inbox one is on disk.",
-            "Install the OFED driver again (driver_flavor: doca), or change to dma-buf (open NVIDIA kernel modules).",
+            "Install the OFED driver again (driver_flavor: doca), or switch to dma-buf (open NVIDIA kernel modules).",
         )
     offered, wanted = provider["crc"], peermem["crc"]
     if offered is not None and wanted is not None and offered != wanted:
         evidence_lines = [
-            f"{path} wants {SYMBOL} with CRC {wanted:#010x}",
-            f"{provider['path']} offers it with CRC {offered:#010x}",
+            f"{path} needs {SYMBOL} with CRC {wanted:#010x}",
+            f"{provider['path']} exports it with CRC {offered:#010x}",
         ]
         if tree and evidence["build_tree"]["crc"] != offered:
             return _say("wrong-tree", mode, *_wrong_tree(evidence, tree), evidence_lines)
@@ -295,16 +295,16 @@ def _peermem(evidence: dict, dmabuf: bool) -> Diagnosis:
             "crc-mismatch",
             mode,
             f"{path} was built against another RDMA stack than the one on disk: the CRCs of {SYMBOL} differ.",
-            f"{rebuild}; it then takes the symbols of the present stack.",
+            f"{rebuild}; it then uses the symbols of the installed stack.",
             evidence_lines,
         )
     stale = evidence["loaded"]["ib_core"] and (evidence["in_memory"] is False or evidence["memory_agrees"] is False)
     if stale:
-        seen = "offers no such symbol" if evidence["in_memory"] is False else "is not the one on disk"
+        seen = "does not export the symbol" if evidence["in_memory"] is False else "is not the one on disk"
         return _say(
             "stale-memory",
             mode,
-            f"On disk {path} and {provider['path']} fit, but the RDMA stack in memory {seen}.",
+            f"On disk {path} and {provider['path']} match, but the RDMA stack in memory {seen}.",
             "Reload the RDMA driver or reboot; nvidia_peermem then loads.",
         )
     if evidence["blocked_by"]:
@@ -319,7 +319,7 @@ def _peermem(evidence: dict, dmabuf: bool) -> Diagnosis:
     return _say(
         "ready",
         "peermem",
-        f"nvidia_peermem fits {provider['module']} and is not loaded yet.",
+        f"nvidia_peermem matches {provider['module']} and is not loaded yet.",
         "Load nvidia_peermem (kernel_modules does).",
         [f"CRCs of {SYMBOL} could not be compared: a kernel without module versions"] if unchecked else [],
     )
@@ -334,21 +334,21 @@ def _stub(evidence: dict, mode: str, rebuild: str, tree: Optional[str]) -> Diagn
             "stub",
             mode,
             seen,
-            "Install the OFED driver first (driver_flavor: doca) and rebuild the NVIDIA driver after it, or change to "
+            "Install the OFED driver first (driver_flavor: doca) and rebuild the NVIDIA driver after it, or switch to "
             "its open kernel modules (dma-buf).",
         )
     if tree:
         return _say("wrong-tree", mode, *_wrong_tree(evidence, tree), [seen])
-    return _say("stub", mode, seen, f"{rebuild}; the RDMA stack that is installed now has the symbol.")
+    return _say("stub", mode, seen, f"{rebuild}; the installed RDMA stack has the symbol.")
 
 
 def _tree_problem(evidence: dict) -> Optional[str]:
-    """Why a rebuild of the NVIDIA driver would take the wrong OFED sources; None when it would not."""
+    """Why a rebuild of the NVIDIA driver would use the wrong OFED sources; None when it would not."""
     tree, kernel = evidence["build_tree"], evidence["kernel"]
     if tree is None:
-        return f"{OFA} is not there" if evidence["ofed"] else None
+        return f"{OFA} does not exist" if evidence["ofed"] else None
     if tree["kernel"] and tree["kernel"] != kernel:
-        return f"{tree['path']} leads to {tree['real']}, which is kernel {tree['kernel']}'s"
+        return f"{tree['path']} points to {tree['real']}, which belongs to kernel {tree['kernel']}"
     if not tree["symvers"]:
         return f"{tree['path']} has no Module.symvers"
     if tree["crc"] is None:
@@ -360,8 +360,8 @@ def _wrong_tree(evidence: dict, problem: str) -> tuple[str, str]:
     kernel = evidence["kernel"]
     return (
         f"The NVIDIA driver was built against the wrong RDMA sources: {problem}.",
-        f"Build the OFED driver for {kernel} (dkms install mlnx-ofed-kernel -k {kernel}), see that {OFA}/default leads "
-        f"to {kernel}'s sources, and rebuild the NVIDIA driver then.",
+        f"Build the OFED driver for {kernel} (dkms install mlnx-ofed-kernel -k {kernel}), make sure that {OFA}/default "
+        f"points to {kernel}'s sources, then rebuild the NVIDIA driver.",
     )
 
 

@@ -3,9 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Which initramfs images hold an older copy of our modprobe.d file than the node does.
 
-PRIVATE to the collection. Pure: facts and options in, Plan out. An image cannot be looked into without its
-decompressor, so age decides: an image built after the file was written holds it. The rule needs no memory of earlier
-runs, which makes a run that failed midway resumable.
+PRIVATE to the collection. Pure: facts and options in, Plan out. An image cannot be inspected without its
+decompressor, so age decides: an image built after the file was written contains it. The rule needs no state from
+earlier runs, so an interrupted run can resume.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ GENERATORS = {
 
 
 def plan(facts: dict, wanted: dict, root: str = "/") -> Plan:
-    """wanted: sources ({path: mtime}), stale (images that others know to be so, or in check mode would make so)."""
+    """wanted: sources ({path: mtime}), stale (images reported as stale, or in check mode about to become stale)."""
     made = Plan()
     known = set(wanted["stale"]) | set(_older(facts, wanted["sources"]))
     stale = _within_reach(
@@ -33,7 +33,7 @@ def plan(facts: dict, wanted: dict, root: str = "/") -> Plan:
 
 
 def mark_stale(made: Plan, facts: dict, changed: bool, root: str) -> None:
-    """Tell the initramfs step what our modprobe.d file leaves stale. changed: it is, or would be, written just now."""
+    """Report the images that our modprobe.d file makes stale. changed: it is, or would be, written now."""
     owned = facts["owned_files"].get(paths.OWN_MODPROBE) or {}
     sources = {paths.OWN_MODPROBE: owned["mtime"]} if owned.get("mtime") is not None else {}
     stale = [image["path"] for image in facts["initramfs"]["images"]] if changed else _older(facts, sources)
@@ -51,7 +51,7 @@ def _older(facts: dict, sources: dict) -> list[str]:
 
 
 def _within_reach(made: Plan, facts: dict, stale: list[str], root: str) -> list[str]:
-    """The stale images that can be rebuilt from here; says why when none can."""
+    """The stale images that can be rebuilt from here; notes why when none can."""
     if not stale:
         return []
     offline = kernel_out_of_reach(facts, root)

@@ -1,10 +1,10 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a capture keeps of files that people write: the words that facts are made of, and no others.
+"""What a capture keeps of hand-written files: the words that facts need, and no others.
 
-PRIVATE to the collection. Pure. A list of what is kept and not of what is dropped: nobody knows all the places where a
-site puts a password, a host name or an address. Each function gives the same text when it is applied again.
+PRIVATE to the collection. Pure. An allowlist, not a denylist: a site may put a password, a host name or an address
+anywhere. Each function is idempotent.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import re
 import shlex
 
 REDACTED = "removed by capture"
-# Modules that facts may ask for.
+# Modules that facts may read.
 MODULE = re.compile(r"mlx|^ib_|^iw_|rdma|rxe|^siw|nvidia|nv_peer|nv-p2p|hfi1|irdma|^efa|^bnxt_re|^erdma|^mana")
 # Module options that facts read.
 _OPTIONS = {("ib_core", "netns_mode")}
@@ -46,7 +46,7 @@ def _boot_word(word: str) -> str:
 
 
 def modprobe(text: str) -> str:
-    """A modprobe.d file with a statement on each line that had one which facts read; the other lines are empty."""
+    """A modprobe.d file with the statements that facts read on their original lines; the other lines are empty."""
     kept: list[str] = []
     pending: list[str] = []
     lines = text.split("\n")
@@ -82,7 +82,7 @@ def statement(text: str) -> str:
 
 
 def modules(text: str) -> str:
-    """A list of modules to load, with those that facts ask for on the lines where they stood."""
+    """A list of modules to load, with those that facts read on their original lines."""
     lines = (line.split() for line in text.split("\n"))
     return "\n".join(words[0] if words and MODULE.search(words[0]) else "" for words in lines)
 
@@ -96,13 +96,13 @@ def unit(text: str) -> str:
         if re.fullmatch(r"\[\w+\]", line.strip()):
             found.append(line.strip())
         elif equals and key.strip() in _ASSIGNMENTS:
-            # The first word tells which program it is; what follows may hold a token.
+            # The first word is the program; the rest may contain a token.
             found.append(f"{key.strip()}={' '.join([*words[:1], *([REDACTED] if words[1:] else [])])}")
     return "\n".join([*found, ""])
 
 
 def os_release(text: str) -> str:
-    """What kind of system it is, without what a site has added."""
+    """The kind of system, without site additions."""
     return "".join(f"{line}\n" for line in text.splitlines() if line.partition("=")[0] in _RELEASE)
 
 
@@ -117,6 +117,6 @@ def _is_read(module: str, option: str) -> bool:
 
 
 def _cut(word: str) -> str:
-    """option=value with at most as much of the value as tells yes from no."""
+    """option=value with at most enough of the value to tell yes from no."""
     option, equals, value = word.partition("=")
     return f"{option}{equals}{value.strip(_QUOTES)[:2]}"

@@ -19,7 +19,7 @@ PEERMEM_SOFTDEP = f"softdep {PEERMEM} pre: nvidia ib_uverbs"
 _NVIDIA = "10de"
 NO, AT_BOOT, NOW = "no", "at boot", "now"
 
-# Package that usually holds a module which a kernel comes without, by distribution family.
+# Package that usually contains a module missing from the kernel, by distribution family.
 _PROVIDERS = {
     "ubuntu": "linux-modules-extra-{kernel}",
     "debian": "linux-image-amd64 or linux-image-arm64 in place of the cloud flavour",
@@ -32,7 +32,7 @@ _PROVIDERS = {
 def plan(facts: dict, wanted: dict, root: str = "/") -> Plan:
     """wanted: required (names), ipoib (auto|always|never), gpudirect (auto|peermem|dmabuf|off).
 
-    driver_changes: the driver is changed first in this run, so that what the doctor finds now is no last word.
+    driver_changes: the driver is changed first in this run, so the doctor's verdict is not final.
     """
     made = Plan()
     offline = kernel_out_of_reach(facts, root)
@@ -71,9 +71,9 @@ def _wants_ipoib(facts: dict, choice: str, made: Plan) -> bool:
 
 
 def _peermem(facts: dict, wanted: dict, made: Plan) -> str:
-    """Whether nvidia_peermem is loaded: NOW, only AT_BOOT, or NO. Nothing is tried: the doctor has seen the files.
+    """Whether nvidia_peermem is loaded: NOW, only AT_BOOT, or NO. No trial load: the doctor has checked the files.
 
-    A node without GPUs is never broken by a setting for all nodes.
+    A setting for all nodes must not break a node without GPUs.
     """
     choice, state = wanted["gpudirect"], facts["modules"].get(PEERMEM) or {}
     if not any(gpu["vendor"] == _NVIDIA for gpu in facts["gpus"]):
@@ -90,12 +90,12 @@ def _peermem(facts: dict, wanted: dict, made: Plan) -> str:
     found = diagnose(evidence, choice) if evidence else None
     if found and found.verdict in REFUSED:
         if wanted.get("driver_changes"):
-            made.not_verified.append(f"{PEERMEM} cannot load as it is, and the driver changes first: {found.sentence}")
+            made.not_verified.append(f"{PEERMEM} cannot load as it is, but the driver changes first: {found.sentence}")
         else:
             _refuse_peermem(found, made)
         return NO
     if found and found.verdict == "stale-memory":
-        made.not_applied.append(f"{PEERMEM} is loaded at the next boot and not now: {found.sentence}")
+        made.not_applied.append(f"{PEERMEM} is loaded at the next boot, not now: {found.sentence}")
         return AT_BOOT
     if choice == "peermem":
         if found and found.verdict in ("wrong-kernel", "version-mismatch"):
@@ -106,7 +106,7 @@ def _peermem(facts: dict, wanted: dict, made: Plan) -> str:
 
 
 def _automatic(gpudirect: dict, evidence: dict | None, found: Diagnosis | None, state: dict, made: Plan) -> str:
-    """`auto`: loaded where it is needed and will load; everything else is said, and the node works without."""
+    """`auto`: loaded where it is needed and will load; anything else is reported, and the node works without it."""
     if found is None or found.verdict == "unknown":
         loadable = gpudirect["mode"] == "peermem" or gpudirect["peermem_loadable"]
     else:
@@ -134,22 +134,22 @@ def _refuse_peermem(found: Diagnosis, made: Plan) -> None:
         f"module {PEERMEM}",
         "a module that can load",
         f"{found.verdict}: {' '.join([found.sentence, *found.evidence])}",
-        f"{found.action} To go on without it set kernel_modules_gpudirect: off",
+        f"{found.action} To continue without it, set kernel_modules_gpudirect: off",
     )
 
 
 def _blockers(name: str, state: dict, made: Plan) -> bool:
-    """Something on the node says that the module must not be loaded: named, never forced."""
+    """Something on the node blocks the module: report it, never override it."""
     if not state["blocked_by"]:
         return False
     setting = {"ib_ipoib": "set kernel_modules_ipoib: never", PEERMEM: "set kernel_modules_gpudirect: off"}.get(
-        name, "take it out of kernel_modules_required"
+        name, "remove it from kernel_modules_required"
     )
     made.finding(
         f"module {name}",
         "loaded now and at boot",
         "; ".join(_where(entry) for entry in state["blocked_by"]),
-        f"remove that line if nothing needs it any more (driver containers leave such files behind), or {setting}",
+        f"remove that line if nothing needs it any longer (driver containers leave such files behind), or {setting}",
     )
     return True
 
@@ -165,7 +165,7 @@ def _unavailable(name: str, node: dict, made: Plan) -> None:
             f"module {name}",
             "loaded now and at boot",
             f"no such module for kernel {kernel}",
-            "install the NVIDIA driver (it brings nvidia-peermem) and see that DKMS built it for this kernel, or set "
+            "install the NVIDIA driver (it includes nvidia-peermem), make sure DKMS built it for this kernel, or set "
             "kernel_modules_gpudirect: dmabuf or off",
         )
         return
@@ -175,13 +175,13 @@ def _unavailable(name: str, node: dict, made: Plan) -> None:
         f"module {name}",
         "loaded now and at boot",
         f"no such module for kernel {kernel}",
-        f"install the package that usually holds it ({package.format(kernel=kernel)}) or an RDMA driver stack, or take "
-        "the module out of kernel_modules_required",
+        f"install the package that usually contains it ({package.format(kernel=kernel)}) or an RDMA driver stack, or "
+        "remove the module from kernel_modules_required",
     )
 
 
 def _plan_softdep(facts: dict, peermem: bool, root: str, made: Plan) -> None:
-    """At boot nvidia_peermem fails for good when it comes before the modules it registers with."""
+    """At boot nvidia_peermem fails for good when it loads before the modules it registers with."""
     owned = facts["owned_files"].get(paths.OWN_MODPROBE)
     if not owned and not peermem:
         return

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How much memory the services that run containers may pin, and what they start after.
+"""The memlock limit of container services and their start order.
 
 PRIVATE to the collection. Pure: facts and options in, Plan out.
 """
@@ -20,7 +20,7 @@ _SUFFIXES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40, "P": 2**50, 
 
 
 def plan(facts: dict, wanted: dict, root: str = "/") -> Plan:
-    """wanted: services (names), memlock (infinity, bytes, or a number with K, M, G as systemd takes it)."""
+    """wanted: services (names), memlock (infinity, bytes, or a number with K, M, G as systemd accepts it)."""
     made = Plan()
     text = drop_in(wanted["memlock"])
     for service in wanted["services"]:
@@ -50,12 +50,12 @@ def parse(memlock: str) -> int | None:
         return None
     matched = re.fullmatch(r"(\d+)([KMGTPE]?)", text)
     if not matched:
-        raise ValueError(f"'{text}' is neither infinity nor a number of bytes (K, M, G, T, P, E may follow)")
+        raise ValueError(f"'{text}' is neither infinity nor a number of bytes (optional suffix: K, M, G, T, P, E)")
     return int(matched[1]) * _SUFFIXES[matched[2]]
 
 
 def _same(seen: str | int | None, wanted: str) -> bool:
-    """An unknown limit is taken as it should be: it is reported by the facts, not guessed here."""
+    """An unknown limit counts as correct: the facts report it; nothing is guessed here."""
     if seen is None or str(seen).startswith("unknown"):
         return True
     return parse(str(seen)) == parse(wanted)
@@ -68,7 +68,7 @@ def _overridden(service: str, path: str, state: dict, memlock: str, made: Plan) 
         f"LimitMEMLOCK={memlock} at its next start",
         f"{state['memlock']} although {path} is in place"
         + (f"; other drop-ins: {', '.join(others)}" if others else ""),
-        "take LimitMEMLOCK out of the drop-in that is read after ours, or set limits_memlock to what it says",
+        "remove LimitMEMLOCK from the drop-in that is read after ours, or set limits_memlock to its value",
     )
 
 
@@ -76,7 +76,7 @@ def _still_running(service: str, running: str | int, memlock: str, made: Plan) -
     said = f"service {service} still runs with LimitMEMLOCK {running}, wanted {memlock}"
     if service in RUNTIMES:
         made.not_applied.append(
-            f"{said}: restart it when its workloads permit (systemctl restart {service}); containers that run by then "
+            f"{said}: restart it when its workloads permit (systemctl restart {service}); containers already running "
             "keep the old limit"
         )
     else:
@@ -84,7 +84,7 @@ def _still_running(service: str, running: str | int, memlock: str, made: Plan) -
 
 
 def _plan_leftovers(facts: dict, services: list[str], made: Plan) -> None:
-    """Drop-ins of services that were taken out of the list."""
+    """Drop-ins of services that were removed from the list."""
     kept = {paths.own_drop_in(service) for service in services}
     for path in sorted(facts["owned_files"]):
         if path.endswith(f".service.d/{paths.OWN_DROP_IN}") and path not in kept:

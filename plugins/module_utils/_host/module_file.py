@@ -1,9 +1,9 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a kernel module file wants from others and offers to them: symbols with the CRCs that the kernel compares.
+"""Imports and exports of a kernel module file: symbols with the CRCs that the kernel compares.
 
-PRIVATE to the collection. Reads the ELF object itself (elf(5), kernel/module/version.c): imports with their CRCs stand
+PRIVATE to the collection. Reads the ELF object itself (elf(5), kernel/module/version.c): imports with their CRCs are
 in the section __versions, exports are symbols named __ksymtab_*, their CRCs are found through symbols named __crc_*.
 """
 
@@ -37,7 +37,7 @@ class ModuleFile:
 
 
 def read(tree: Tree, path: str, run: Optional[Callable[[list[str]], bytes]] = None) -> Optional[ModuleFile]:
-    """The file, None when it is absent, is no 64-bit module, or cannot be unpacked here.
+    """The file; None when it is absent, not a 64-bit module, or cannot be unpacked here.
 
     run: executes a command and returns its output; only needed for .ko.zst, which Python unpacks from 3.14 on.
     """
@@ -70,7 +70,7 @@ def parse(data: bytes, path: str) -> Optional[ModuleFile]:
         found.exports.update({name: crc for name, crc in crcs.items() if name in found.exports})
         found.imports.update(_versions(by_name.get(b"__versions", b""), order))
     except (struct.error, IndexError):
-        return None  # cut short: a copy that did not finish
+        return None  # truncated: an incomplete copy
     return found
 
 

@@ -1,9 +1,9 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Sets the RDMA subsystem's network namespace mode over netlink, as `rdma system set netns` does.
+"""Set the RDMA subsystem's network namespace mode over netlink, as `rdma system set netns` does.
 
-PRIVATE to the collection. iproute2 on older nodes has no `rdma system`, so the one message is written here. Numbers are
+PRIVATE to the collection. iproute2 on older nodes has no `rdma system`, so the one message is built here. Numbers are
 those of include/uapi/rdma/rdma_netlink.h and include/uapi/linux/netlink.h; they are kernel ABI.
 """
 
@@ -34,12 +34,12 @@ def set_netns_mode_message(mode: str, sequence: int) -> bytes:
 
 
 def acknowledged_errno(answer: bytes, sequence: int) -> int | None:
-    """The errno in the acknowledgement of this sequence number (0 is success), None when it is not in the answer."""
+    """The errno in the acknowledgement of this sequence number (0 is success), None when it is missing."""
     offset = 0
     while offset + _HEADER.size <= len(answer):
         length, message_type, _flags, seen, _port = _HEADER.unpack_from(answer, offset)
         if length < _HEADER.size or offset + length > len(answer):
-            raise ValueError(f"netlink answer is cut short: {answer[offset:].hex()}")
+            raise ValueError(f"netlink answer is truncated: {answer[offset:].hex()}")
         if message_type == NLMSG_ERROR and seen == sequence:
             return -struct.unpack_from("=i", answer, offset + _HEADER.size)[0]
         offset += (length + 3) & ~3

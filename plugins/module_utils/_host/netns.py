@@ -23,7 +23,7 @@ _VALUE = {"shared": 1, "exclusive": 0}
 def plan(facts: dict, wanted: dict, root: str = "/", busy: bool = False) -> Plan:
     """wanted: mode (shared|exclusive), override_allowed (None|True|False).
 
-    busy: the kernel has just refused the change although only short-lived units were seen to stand in its way.
+    busy: the kernel has just refused the change although only short-lived units seemed to block it.
     """
     made = Plan()
     mode = wanted["mode"]
@@ -40,7 +40,7 @@ def plan(facts: dict, wanted: dict, root: str = "/", busy: bool = False) -> Plan
 
 
 def _may_persist(sources: list[dict], mode: str, override_allowed: bool | None, made: Plan) -> bool:
-    """Whether our file may be written and will have the last word; says who else sets the mode."""
+    """Whether our file may be written and will win; reports what else sets the mode."""
     against = [source for source in sources if not source["ours"] and source["mode"] != mode]
     cmdline = [source for source in against if source["path"] == CMDLINE]
     later = [source for source in against if source not in cmdline and _sorts_after_ours(source["path"])]
@@ -50,7 +50,7 @@ def _may_persist(sources: list[dict], mode: str, override_allowed: bool | None, 
             OBJECT,
             f"{mode} at boot",
             f"the kernel command line says '{source['text']}', which no file can override",
-            "take it out of the boot loader's configuration (GRUB_CMDLINE_LINUX in /etc/default/grub, then update-grub "
+            "remove it from the boot loader's configuration (GRUB_CMDLINE_LINUX in /etc/default/grub, then update-grub "
             "or grub2-mkconfig; grubby --update-kernel=ALL --remove-args=...), reboot, and run again",
         )
     for source in later:
@@ -67,7 +67,7 @@ def _may_persist(sources: list[dict], mode: str, override_allowed: bool | None, 
                 f"{mode} at boot",
                 f"{_where(source)}; the file is not ours (the SR-IOV network operator writes such files)",
                 "find out what owns it; then set rdma_netns_override_allowed: true to let our file win, or false to "
-                "leave the node in the mode that it sets",
+                "leave the node in the mode it sets",
             )
     if made.findings:
         return False
@@ -102,9 +102,9 @@ def _plan_running(facts: dict, mode: str, offline: str | None, busy: bool, made:
 
 
 def lasting(namespaces: list[dict] | str) -> list[dict]:
-    """Namespaces that will not go away by themselves: named ones, and those of anything but a short-lived unit.
+    """Namespaces that will not go away on their own: named ones, and those of anything but a short-lived unit.
 
-    When the facts cannot tell (a string), the kernel is asked.
+    When the facts do not know (a string), the kernel decides.
     """
     if isinstance(namespaces, str):
         return []
@@ -124,7 +124,7 @@ def reboot_reason(running: str, mode: str, namespaces: list[dict] | str) -> str:
 
 
 def owners(namespace: dict) -> str:
-    """One network namespace and what holds it, for people."""
+    """One network namespace and its holders, for a message."""
     held = [f"named {namespace['name']}"] if namespace["name"] else []
     for owner in namespace["owners"]:
         held.append(f"pid {owner['pid']} {owner['command']}" + (f" of {owner['unit']}" if owner["unit"] else ""))

@@ -15,7 +15,7 @@ from .sriov import UNIT
 
 
 def network_info(tree: Tree, directory: str) -> dict:
-    """netdevs, routes, files (what Multus reads in directory: text by name), vfs_unit (is the VFs' unit there)."""
+    """netdevs, routes, files (what Multus reads in directory: text by name), vfs_unit (does the VFs' unit exist)."""
     return {
         "netdevs": netdevs(tree),
         "routes": routes(tree),
@@ -39,7 +39,7 @@ def netdevs(tree: Tree) -> dict:
 
 
 def routes(tree: Tree) -> list[dict]:
-    """IPv4 and IPv6 routes but the default ones."""
+    """IPv4 and IPv6 routes except default routes."""
     return [route for route in destinations(tree) if not route["destination"].endswith("/0")]
 
 

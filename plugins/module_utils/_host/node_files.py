@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Files, units, kernel modules and sysctls that one role has on a node.
+"""Files, units, kernel modules and sysctls that one role manages on a node.
 
 PRIVATE to the collection. Pure: state and options in, Plan out.
 
@@ -9,11 +9,11 @@ State, as the module reads it:
     files    {path: {mode, content, mtime} or None}
     secrets  {path: {mode, content} or None}
     links    {path of a link that enables a unit: its target or None}
-    units    {name: {active: bool, started: seconds since the epoch or None}}, None where no systemd can be asked
+    units    {name: {active: bool, started: seconds since the epoch or None}}, None where no systemd runs
     modules  {name: loaded, builtin, loadable, absent or unknown}
     sysctls  {key: running value or None}
     offline  why this kernel must not be touched, or None
-    others   {directory: [(name, content)]} of files with the suffixes that an item of `exclusive` is about
+    others   {directory: [(name, content)]} of files with the suffixes of an item of `exclusive`
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from __future__ import annotations
 from .._core.change import Plan
 from .._core.units import SYSTEM
 
-# What stands for the text of a secret wherever a plan is shown.
+# Replaces the text of a secret wherever a plan is shown.
 HIDDEN = "(not shown)\n"
-# What a file that is put aside gets behind its name.
+# Suffix of a file that is put aside.
 ASIDE = ".gpufabric-rdma-aside"
 LOADED, BUILTIN, LOADABLE, ABSENT = "loaded", "builtin", "loadable", "absent"
 
 
 def links(unit: dict) -> dict[str, str]:
-    """What `systemctl enable` would make: {path: target}."""
+    """The links `systemctl enable` would create: {path: target}."""
     return {f"{SYSTEM}/{target}.wants/{unit['name']}": f"../{unit['name']}" for target in unit["wanted_by"]}
 
 
@@ -62,14 +62,14 @@ def plan(state: dict, wanted: dict) -> Plan:
 
 
 def missing_secrets(state: dict, wanted: dict) -> list[str]:
-    """Paths of secrets that are not on the node and for which no content was given."""
+    """Paths of secrets that are missing on the node and were given no content."""
     return [
         item["path"] for item in wanted["secrets"] if item["content"] is None and not state["secrets"].get(item["path"])
     ]
 
 
 def _exclusive(made: Plan, item: dict, others) -> None:
-    """Files of others in a directory where only ours may count: put aside on consent, never deleted."""
+    """Other files in a directory where only ours may apply: put aside on consent, never deleted."""
     for name, content in others:
         path = f"{item['directory']}/{name}"
         if name in item["keep"]:
@@ -80,8 +80,8 @@ def _exclusive(made: Plan, item: dict, others) -> None:
             made.finding(
                 path,
                 f"no file beside {', '.join(item['keep'])}",
-                f"one that someone else made: {item['reason']}",
-                f"remove what put it there, or say what is to happen with {item['consent']}: true puts it aside "
+                f"one that this collection did not write: {item['reason']}",
+                f"remove what put it there, or set {item['consent']}: true puts it aside "
                 f"({name}{ASIDE}), false leaves it",
             )
         else:
@@ -124,7 +124,7 @@ def _module(made: Plan, name: str, state: dict) -> None:
     elif found == ABSENT:
         made.finding(
             f"module {name}",
-            "a kernel that has it",
+            "a kernel that includes it",
             "neither built in nor below /lib/modules of the running kernel",
             "install the rest of the kernel's modules (RHEL 10: kernel-modules-extra-$(uname -r); Ubuntu: "
             "linux-modules-extra-$(uname -r)), or reboot if the kernel was upgraded, and run again",
@@ -144,7 +144,7 @@ def _sysctl(made: Plan, key: str, value: str, state: dict) -> None:
 
 
 def _stopped(made: Plan, state: dict, unit: dict) -> None:
-    """Before its file goes: systemd forgets how to stop what it has no file for."""
+    """Before its file goes: without it systemd no longer knows how to stop the unit."""
     if not unit["present"] and (state["units"] or {}).get(unit["name"], {}).get("active"):
         made.change(unit["name"], "stop", "running", "not running")
 
@@ -166,4 +166,4 @@ def _running(made: Plan, state: dict, unit: dict) -> None:
     if not found["active"]:
         made.change(unit["name"], "start", "not running", "running")
     elif touched or newer:
-        made.change(unit["name"], "restart", "runs from before " + ", ".join(touched or newer), "running")
+        made.change(unit["name"], "restart", "started before " + ", ".join(touched or newer), "running")

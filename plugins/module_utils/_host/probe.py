@@ -1,9 +1,9 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a container would meet on a node: character devices, memory locked under a service's limit, test tools.
+"""What a container would find on a node: character devices, memory locked under a service's limit, test tools.
 
-PRIVATE to the collection. What has an effect says so.
+PRIVATE to the collection. Functions with an effect say so.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ import stat
 
 TOOLS = ("rping", "ib_write_bw")
 
-# More than systemd's default limit of 8 MiB, which is what containers get when nobody raised it.
+# More than systemd's default limit of 8 MiB, which containers get unless it was raised.
 LOCKED = 16 * 2**20
 
 
 def lock_memory(limit, user: str, size: int = LOCKED) -> dict:
     """Lock memory in a child that has this limit and runs as user.
 
-    Effect: a child process for a moment. limit is a number of bytes or "infinity". Returns locked (bytes), error (why
-    it did not work) and reason (why it could not be tried), each None where it does not apply.
+    Effect: a short-lived child process. limit is a number of bytes or "infinity". Returns locked (bytes), error (why
+    it failed) and reason (why it could not be tried), each None where it does not apply.
     """
     outcome = {"locked": 0, "error": None, "reason": None}
     try:
@@ -35,7 +35,7 @@ def lock_memory(limit, user: str, size: int = LOCKED) -> dict:
     except KeyError:
         return {**outcome, "reason": f"no user {user} on the node"}
     if os.geteuid() != 0:
-        return {**outcome, "reason": "only root can take another user's place"}
+        return {**outcome, "reason": "only root can switch to another user"}
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -50,7 +50,7 @@ def lock_memory(limit, user: str, size: int = LOCKED) -> dict:
     with os.fdopen(reading) as stream:
         said = stream.read()
     os.waitpid(child, 0)
-    return json.loads(said) if said else {**outcome, "reason": "the child ended without an answer"}
+    return json.loads(said) if said else {**outcome, "reason": "the child process ended without a result"}
 
 
 def _lock(limit, uid: int, gid: int, size: int) -> dict:
@@ -87,7 +87,7 @@ def _is_char_device(path: str) -> bool:
 
 
 def memlock(states: dict, services: list[str], user: str) -> dict:
-    """{service: as lock_memory returns it}, for the services whose limit is known; one try for each distinct limit.
+    """{service: as lock_memory returns it}, for the services whose limit is known; each distinct limit is tried once.
 
     states: limits.services of the node's facts.
     """

@@ -1,11 +1,11 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""MTU and link-up of single NICs, now and at boot, keyed by what does not change: PCI address or MAC.
+"""MTU and link state of single NICs, now and at boot, keyed by what does not change: PCI address or MAC.
 
-PRIVATE to the collection. Pure: facts and options in, Plan out. A unit with a small script does it at boot, and never
-a .link file: udev applies the first .link file that matches, so ours would take the place of the naming policy, rename
-the NIC, and the node might not come back.
+PRIVATE to the collection. Pure: facts and options in, Plan out. At boot a unit with a small script does it, never
+a .link file: udev applies the first .link file that matches, so ours would replace the naming policy and rename the
+NIC, and the node might not come back.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .._core.change import Plan, kernel_out_of_reach
 from .._core.files import HEADER, plan_file, plan_removal
 from ..hca import paths
 
-# What `systemctl enable` would make.
+# The link that `systemctl enable` would create.
 ENABLED = "/etc/systemd/system/multi-user.target.wants/gpufabric-rdma-links.service"
 LINK_TARGET = "../gpufabric-rdma-links.service"
 
@@ -113,7 +113,7 @@ def script(settings: list[dict]) -> str:
 
 
 def _enabled(facts: dict) -> bool:
-    """The module looks at the link; from facts alone, the unit and its link are taken to come and go together."""
+    """The module checks the link; with facts alone, the unit file implies its link."""
     return facts.get("links_enabled", paths.OWN_LINKS_UNIT in facts["owned_files"])
 
 
@@ -164,15 +164,13 @@ def _find(facts: dict, setting: dict, made: Plan) -> dict | None:
             f"rail_links_settings {_key(setting)}",
             "a network device of an HCA on this node",
             f"none with that key; HCAs have {seen or 'no network device at all'}",
-            "correct the key, or move the setting to the host it belongs to (host_vars)",
+            "correct the key, or move the setting to the right host (host_vars)",
         )
     return None
 
 
 def _default_route(facts: dict) -> dict:
-    return {
-        netdev["name"]: "it carries the default route" for _hca, netdev in _netdevs(facts) if netdev["default_route"]
-    }
+    return {netdev["name"]: "it has the default route" for _hca, netdev in _netdevs(facts) if netdev["default_route"]}
 
 
 def _guard(setting: dict, netdev: dict, protected: dict, made: Plan) -> None:
@@ -181,9 +179,9 @@ def _guard(setting: dict, netdev: dict, protected: dict, made: Plan) -> None:
             via = f" through {name}" if name != netdev["name"] else ""
             made.finding(
                 f"NIC {netdev['name']} ({_key(setting)})",
-                "a NIC that the node's management does not depend on",
+                "a NIC that node management does not depend on",
                 f"{protected[name]}{via}",
-                "set its MTU where the node's network is configured, and take it out of rail_links_settings",
+                "set its MTU where the node's network is configured, and remove it from rail_links_settings",
             )
             return
 
@@ -197,7 +195,7 @@ def _refuse_twice(chosen: list[tuple[dict, dict]], made: Plan) -> None:
 
 def _plan_running(setting: dict, netdev: dict, offline: str | None, made: Plan) -> None:
     name, mtu = netdev["name"], setting["mtu"]
-    # The kernel tells the carrier of a NIC only while it is administratively up.
+    # The kernel reports the carrier of a NIC only while it is administratively up.
     up = netdev["carrier"] is not None
     wrong_mtu = mtu is not None and netdev["mtu"] != mtu
     if offline:

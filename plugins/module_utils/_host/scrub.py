@@ -1,18 +1,18 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Replaces what tells one machine from all others, so that a capture can be shown to anybody.
+"""Replace everything that identifies a machine, so that a capture can be shared.
 
 Note that this module util is private to the collection. It can have breaking changes at any time.
 
-The same original gives the same replacement wherever it stands and however it is written, so relations survive:
+The same original gives the same replacement wherever it appears and however it is written, so relations survive:
 
-- MAC and GUID keep the maker's part and the last octet; the two octets between are numbered. A MAC, the EUI-64 made of
-  it, the GUID that firmware made of it and an interface named after it change alike; neighbours stay neighbours.
-- An IPv4 network becomes one of the same length in 198.18.0.0/15 (RFC 2544), hosts keep their place in it. An IPv6
+- MAC and GUID keep the vendor part and the last octet; the two octets between are numbered. A MAC, the EUI-64 and the
+  firmware GUID derived from it and an interface named after it change alike; neighbours stay neighbours.
+- An IPv4 network becomes one of the same length in 198.18.0.0/15 (RFC 2544), hosts keep their position in it. An IPv6
   network becomes 2001:db8:0:N::/64 (RFC 3849). Loopback and link-local prefixes stay.
 - UUIDs (boot id, disks, GPUs, pods), container ids and machine ids are numbered.
-- The machine's name is replaced wherever it stands; network namespaces, and units that no distribution ships, are
+- The machine's name is replaced wherever it appears; network namespaces, and units that no distribution ships, are
   numbered.
 """
 
@@ -43,7 +43,7 @@ _TOKEN = re.compile(
         )
     )
 )
-# What runs in network namespaces on many machines, and says nothing of this one.
+# Runs in network namespaces on many machines and says nothing about this one.
 _KNOWN = re.compile(
     r"^(system|machine|kubepods|runtime|k3s|rke2|kubelet|containerd|docker|crio|cri-containerd|cri-o|podman|libpod|systemd|init|user|session|dbus|ssh|"
     r"sshd|cron|chrony|ntp|haveged|irqbalance|rpc|nfs|lldp|polkit|udisks|upower|accounts|colord|rtkit|bluetooth|cups|"
@@ -55,7 +55,7 @@ _WIDE = ipaddress.ip_network("10.0.0.0/8")
 
 
 class Scrubber:
-    """Replacements for what one fixture holds; `apply` works on it and on the facts gathered from it."""
+    """Replacements for one fixture; `apply` works on it and on the facts gathered from it."""
 
     def __init__(self, fixture, hostname=None):
         self.macs, self.guids, self.tails = set(), set(), set()
@@ -70,11 +70,11 @@ class Scrubber:
         names = {part: "node" for part in (hostname or "", (hostname or "").partition(".")[0]) if _telling(part)}
         names.update(_private_names(fixture))
         self.names = names
-        # The longest first: a host's full name before its first part.
+        # Longest first: a host's full name before its first label.
         words = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
         self._words = re.compile(rf"(?<![A-Za-z0-9])(?:{words})(?![A-Za-z0-9])") if names else None
 
-    # Learning.
+    # Collect.
 
     def _note(self, text):
         for found in _TOKEN.finditer(text):
@@ -116,7 +116,7 @@ class Scrubber:
             self.ipv6[str(ipaddress.IPv6Address(int(digits, 16)))] = digits
 
     def _allot(self, networks):
-        """Gives each network one of the same length; those inside another one move with it."""
+        """Map each network to one of the same length; nested ones move with it."""
         taken = 0
         for network in networks:
             if any(network.subnet_of(other) for other in self.networks):
@@ -135,7 +135,7 @@ class Scrubber:
             self.networks[network] = moved
             taken += size
 
-    # Replacing.
+    # Replace.
 
     def apply(self, value, path=None):
         """The same structure with every text replaced: values, keys, paths."""
@@ -207,7 +207,7 @@ class Scrubber:
     def _identifier(self, digits):
         if digits in self.guids:
             return self._guid(digits)
-        if int(digits, 16) < 1 << 16:  # given by hand: ::1, ::53
+        if int(digits, 16) < 1 << 16:  # assigned by hand: ::1, ::53
             return digits
         return f"{self.identifiers.setdefault(digits, 0x1_0000_0001 + len(self.identifiers)):016x}"
 
@@ -218,7 +218,7 @@ class Scrubber:
             if host in network:
                 inside = int(host) & int(network.hostmask)
                 if network.prefixlen < 16:
-                    # The network may stay what it was, a host may not.
+                    # The network may stay, a host may not.
                     inside ^= 0x0033_0000 & int(network.hostmask)
                 return ipaddress.ip_address((int(moved.network_address) | inside) & 0xFFFFFFFF)
         return host
@@ -238,7 +238,7 @@ class Scrubber:
         return token
 
     def _routes(self, text):
-        """Gateways and networks in the notation of the kernel's table."""
+        """Gateways and networks in the kernel table's notation."""
         kept = [line.rstrip() for line in text.splitlines()[:1]]
         for line in text.splitlines()[1:]:
             words = line.split()
@@ -250,7 +250,7 @@ class Scrubber:
 
 
 def _telling(name):
-    """Whether a host name tells one machine from another; `node` and `gpu` are words of the trees as well."""
+    """Whether a host name identifies a machine; `node` and `gpu` also occur as words in the trees."""
     return len(name) > 4 or bool(re.search(r"\d", name))
 
 

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """How many virtual functions each port has, now and at boot.
 
-PRIVATE to the collection. Pure: what sysfs says and what is wanted in, Plan out. The kernel only goes from no VFs to
-some and back, so another number means that those there are removed first, from under whoever uses them.
+PRIVATE to the collection. Pure: what sysfs says and what is wanted in, Plan out. The kernel changes the number only
+from or to zero, so a new number removes existing VFs first, even those in use.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ set_vfs() {
 def plan(facts: dict, settings: list[dict], recreate_allowed, root: str = "/") -> Plan:
     """facts: devices {PCI address: {total, enabled, virtual, default_route, in_use}}, owned_files, enabled, node.
 
-    settings: items pci and vfs. recreate_allowed: None stops where VFs would have to go first, True removes them, False
-    leaves them.
+    settings: items pci and vfs. recreate_allowed: None refuses when VFs would have to be removed first, True removes
+    them, False leaves them.
     """
     made = Plan()
     wanted = {_normal(item["pci"]): item["vfs"] for item in settings}
@@ -82,7 +82,7 @@ def plan(facts: dict, settings: list[dict], recreate_allowed, root: str = "/") -
     if not facts["enabled"]:
         made.change(ENABLED, "link", "", LINK_TARGET)
     made.notes.append(
-        "in shared RDMA netns mode a pod sees the RDMA devices of all VFs: they part traffic and queues, not access"
+        "in shared RDMA netns mode a pod sees the RDMA devices of all VFs: they separate traffic and queues, not access"
     )
     return made
 
@@ -102,14 +102,14 @@ def _usable(facts: dict, address: str, vfs: int, made: Plan) -> bool:
     wanted = f"{vfs} VFs"
     if device is None:
         seen = f"no such function; HCAs here: {text.listing(sorted(facts['devices'])) or 'none'}"
-        made.finding(obj, wanted, seen, "correct the address, or set it for the hosts that have it")
+        made.finding(obj, wanted, seen, "correct the address, or set it only for the hosts that have it")
     elif device["virtual"]:
-        made.finding(obj, wanted, "it is a VF itself", "name the physical function")
+        made.finding(obj, wanted, "it is itself a VF", "name the physical function")
     elif not device["total"]:
-        step = "switch it on in the firmware: mlxconfig -d ADDRESS set SRIOV_EN=1 NUM_OF_VFS=N, then a cold reboot"
-        made.finding(obj, wanted, "the function offers no VFs", step)
+        step = "enable it in the firmware: mlxconfig -d ADDRESS set SRIOV_EN=1 NUM_OF_VFS=N, then a cold reboot"
+        made.finding(obj, wanted, "the function supports no VFs", step)
     elif vfs > device["total"]:
-        step = "raise it in the firmware: mlxconfig -d ADDRESS set NUM_OF_VFS=N, then a cold reboot; or ask for fewer"
+        step = "raise it in the firmware: mlxconfig -d ADDRESS set NUM_OF_VFS=N, then a cold reboot; or request fewer"
         made.finding(obj, wanted, f"the firmware allows {device['total']}", step)
     return not any(finding.object == obj for finding in made.findings)
 
@@ -128,8 +128,8 @@ def _running(device: dict, address: str, vfs: int, recreate_allowed, offline, ma
         made.finding(
             obj,
             f"{vfs} VFs",
-            f"{there}: another number means that all of them go first, also those that pods hold",
-            "move the pods away and set networks_sriov_recreate_allowed: true; false leaves the VFs until a reboot",
+            f"{there}: a new number removes all of them first, even those that pods use",
+            "drain the pods and set networks_sriov_recreate_allowed: true; false leaves the VFs until a reboot",
         )
     elif recreate_allowed:
         made.change(obj, "set", str(there), str(vfs))

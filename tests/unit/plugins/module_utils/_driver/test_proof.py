@@ -122,7 +122,7 @@ def test_a_sha256_that_is_not_the_locks(proof):
     first = proof("first")
     first.update(first.repository)
     finding = refused(first.candidate, BASE, None, "0" * 64)
-    assert finding.wanted == f"SHA-256 {'0' * 64}, as the lock has it"
+    assert finding.wanted == f"SHA-256 {'0' * 64}, as in the lock"
     assert "in the repository's signed index" in finding.seen
 
 
@@ -206,5 +206,5 @@ def test_a_build_that_fails_shows_the_error_of_the_compiler(proof, headers, kern
     finding = refused(broken.build, broken.fetch(SECOND)[0], [kernel], "x86_64")
     assert finding.object == "DKMS module mlnx-ofed-kernel 26.01.OFED.26.01.1.0.0.1"
     assert finding.wanted == f"built for kernel {kernel}"
-    assert "the node's driver is as it was" in finding.seen
+    assert "the node's driver is unchanged" in finding.seen
     assert "this kernel has no struct devlink_port_ops" in finding.seen

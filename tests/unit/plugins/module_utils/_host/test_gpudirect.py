@@ -79,7 +79,7 @@ def test_sources_of_another_kernel_are_the_wrong_tree(node, built, client):
     node.host("/usr/src/ofa_kernel/default").symlink_to("x86_64/5.15.0-1-generic")
     found = node.diagnose()
     assert found.verdict == "wrong-tree"
-    assert "which is kernel 5.15.0-1-generic's" in found.sentence
+    assert "which belongs to kernel 5.15.0-1-generic" in found.sentence
 
 
 def test_a_fitting_module_behind_an_old_stack_in_memory(node, built):

@@ -71,7 +71,7 @@ def test_a_module_that_cannot_load_is_refused_with_verdict_and_action(node, buil
     assert verdict in REFUSED
     assert finding.object == PEERMEM
     assert finding.seen.startswith(f"{verdict}: {gpudirect['verdict']}")
-    assert finding.next_step == f"{gpudirect['action']} To go on without it set kernel_modules_gpudirect: off"
+    assert finding.next_step == f"{gpudirect['action']} To continue without it, set kernel_modules_gpudirect: off"
     assert loads(made) == []
     assert "nvidia_peermem" not in listed(made)
 
@@ -112,7 +112,7 @@ def test_one_that_fits_the_disk_only_waits_for_the_next_boot(node, built):
     _gpudirect, made = decided(node)
     assert (made.findings, loads(made)) == ([], [])
     assert "\nnvidia_peermem\n" in listed(made)
-    assert made.not_applied[0].startswith("nvidia_peermem is loaded at the next boot and not now")
+    assert made.not_applied[0].startswith("nvidia_peermem is loaded at the next boot, not now")
 
 
 def test_a_driver_of_another_version_is_a_remark_or_where_it_is_asked_for_a_problem(node, built):
@@ -120,7 +120,7 @@ def test_a_driver_of_another_version_is_a_remark_or_where_it_is_asked_for_a_prob
     node.write("/sys/module/nvidia/version", "580.65.06")
     _gpudirect, made = decided(node)
     assert (made.findings, loads(made)) == ([], [])
-    assert "is of NVIDIA driver 570.172.08, and 580.65.06 is in use" in made.notes[0]
+    assert "is from NVIDIA driver 570.172.08, but 580.65.06 is in use" in made.notes[0]
     (finding,) = decided(node, "peermem")[1].findings
     assert finding.seen.startswith("version-mismatch: ")
 

@@ -7,7 +7,7 @@ import os
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host import probe
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="not verified: only root can take another user's place")
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="not verified: only root can switch to another user")
 
 
 @needs_root
