@@ -252,7 +252,7 @@ class Row(NamedTuple):
 PITFALLS = {
     "D1": Row(
         d1,
-        ["/rhel9/", "3.2.1 for rhel9 amd64", "a version that the lock has"],
+        ["/rhel9/", "3.2.1 for rhel9 amd64", "a version that the lock lists"],
         "_driver/test_packages:test_the_row_of_a_node",
     ),
     "D2": Row(
@@ -285,7 +285,7 @@ PITFALLS = {
     ),
     "D8": Row(d8, ["refuse", "[name-change]", "it comes back as enp59s0 "], "driver/test_on_lab:test_a_name_that_goes"),
     "D9": Row(
-        d9, ["save MTU, state and addresses", "2 virtual functions of mlx5_0", "put back"], "_driver/test_reload:test_"
+        d9, ["save MTU, state and addresses", "2 virtual functions of mlx5_0", "restore"], "_driver/test_reload:test_"
     ),
     "D10": Row(
         d10, ["driver_remove_allowed: true", "take out driver stack"], "_driver/test_plan:test_another_stack_goes_first"
@@ -324,7 +324,7 @@ PITFALLS = {
     ),
     "P4": Row(
         lambda bench: bench.peermem(other_tree),
-        ["wrong-tree: ", "5.15.0-1-generic's"],
+        ["wrong-tree: ", "kernel 5.15.0-1-generic"],
         "_host/test_gpudirect:test_sources_of",
     ),
     "P5": Row(

@@ -75,7 +75,9 @@ def test_files_that_are_no_such_documents_are_refused_together_and_nothing_is_wr
     assert code != 0
     assert "Nothing was written; problems: 3" in output
     assert "$.nodes[0].checks[0].status: wanted one of passed, failed, not_verified, unused, seen 'fine'" in output
-    assert "drift.json: the file: wanted the drift document that playbooks/drift.yml writes, seen not valid JSON" in output
+    assert (
+        "drift.json: the file: wanted the drift document that playbooks/drift.yml writes, seen not valid JSON" in output
+    )
     assert "matrix.json: the file: wanted the matrix document" in output
     assert not (tmp_path / "report").exists()
 

@@ -103,10 +103,10 @@ def facts(**device):
 @pytest.mark.parametrize(
     ("device", "vfs", "words"),
     [
-        ({"total": 0}, 4, "offers no VFs"),
+        ({"total": 0}, 4, "supports no VFs"),
         ({}, 9, "the firmware allows 8"),
-        ({"virtual": True}, 1, "a VF itself"),
-        ({"enabled": 2}, 4, "all of them go first"),
+        ({"virtual": True}, 1, "itself a VF"),
+        ({"enabled": 2}, 4, "removes all of them first"),
     ],
 )
 def test_what_firmware_or_kernel_would_refuse_is_refused_before(device, vfs, words):

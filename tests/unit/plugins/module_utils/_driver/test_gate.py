@@ -147,7 +147,7 @@ ROWS = [
         "bond0",
         "bond",
     ),
-    Row("interface in a bond", "reboot", {"upper-device"}, bonded(), says="bond0 stands on it"),
+    Row("interface in a bond", "reboot", {"upper-device"}, bonded(), says="bond0 is on top of it"),
     Row(
         "a pod's macvlan on the interface",
         "reboot",
@@ -278,7 +278,7 @@ ROWS = [
         {"container"},
         file("/run/systemd/container", "systemd-nspawn"),
         INSTALL,
-        "run this on the host",
+        "run this on the container's host",
     ),
     Row(
         "pods, and nobody said yes to a drain",

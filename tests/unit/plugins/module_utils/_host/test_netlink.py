@@ -43,5 +43,5 @@ def test_other_messages_are_passed_over():
 
 
 def test_a_short_answer_is_an_error():
-    with pytest.raises(ValueError, match="cut short"):
+    with pytest.raises(ValueError, match="truncated"):
         netlink.acknowledged_errno(answer(0, 7)[:-1], 7)

@@ -268,7 +268,7 @@ def test_rhel_8_is_refused_before_its_driver_is_touched_and_verify_is_not(variab
     assert preflight_host.combinations(facts, variables)[0] == []
     ((finding,), _notes) = preflight_host.combinations(facts, {**variables, "driver_flavor": flavor})
     assert (finding.object, finding.seen) == ("distribution", "Rocky 8.10")
-    assert "no dnf module" in finding.next_step
+    assert "no longer has a dnf module" in finding.next_step
     facts["node"]["os"]["version_id"] = "9.6"
     assert preflight_host.combinations(facts, {**variables, "driver_flavor": flavor})[0] == []
 
