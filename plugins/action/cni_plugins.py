@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Controller side of gpufabric.rdma.cni_plugins: takes the programs out of the bundle, brings what the node lacks."""
+"""Controller side of gpufabric.rdma.cni_plugins: extracts the programs from the bundle, sends what the node lacks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MODULE = "gpufabric.rdma.cni_plugins"
 
 
 class ActionModule(ActionBase):
-    TRANSFERS_FILES = False  # not before the node has said what it lacks
+    TRANSFERS_FILES = False  # only once the node has reported what it lacks
     _supports_check_mode = True
 
     @guarded
@@ -50,10 +50,10 @@ class ActionModule(ActionBase):
         result = self._execute_module(MODULE, module_args=call, task_vars=task_vars)
         if not result.get("needed") or self._task.check_mode or result.get("failed"):
             return result
-        call["archive"] = self._bring({name: programs[name] for name in result["needed"]})
+        call["archive"] = self._send({name: programs[name] for name in result["needed"]})
         return self._execute_module(MODULE, module_args=call, task_vars=task_vars)
 
-    def _bring(self, programs) -> str:
+    def _send(self, programs) -> str:
         """Path on the node of an archive with these programs."""
         if self._connection._shell.tmpdir is None:
             self._make_tmp_path()

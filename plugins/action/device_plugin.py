@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Controller side of gpufabric.rdma.device_plugin: makes the code, checks the config, sends what the node lacks."""
+"""Controller side of gpufabric.rdma.device_plugin: builds the code, checks the config, sends what the node lacks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MODULE = "gpufabric.rdma.device_plugin"
 
 
 class ActionModule(ActionBase):
-    TRANSFERS_FILES = False  # not before the node has said what it lacks
+    TRANSFERS_FILES = False  # only once the node has reported what it lacks
     _supports_check_mode = True
 
     @guarded
@@ -80,7 +80,7 @@ def locked_wheels() -> list:
 
 
 def check_config(folder: pathlib.Path, text: str) -> str:
-    """What the plugin that is about to be installed says against a config; empty when it takes it."""
+    """What the plugin that is about to be installed rejects in a config; empty if it accepts it."""
     path = folder / "config.json"
     files.write(str(path), text)
     command = [sys.executable, "-I", "-B", str(folder / "plugin.pyz"), "check-config", "-strict", str(path)]
@@ -89,7 +89,7 @@ def check_config(folder: pathlib.Path, text: str) -> str:
         return ""
     said = [line.replace(f"{path}: ", "") for line in done.stderr.splitlines() if "warning:" not in line]
     return (
-        "variable device_plugin_resources: wanted a config that the plugin takes (check-config -strict), seen: "
+        "variable device_plugin_resources: wanted a config that the plugin accepts (check-config -strict), seen: "
         + " | ".join(said)
         + ". Next step: correct it where it is set (inventory, group_vars or -e); docs/device-plugin.md lists the keys"
     )

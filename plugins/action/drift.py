@@ -46,7 +46,7 @@ class ActionModule(ActionBase):
         try:
             begin(folder, settings)
         except OSError as error:
-            wanted = "wanted a place that this controller may write"
+            wanted = "wanted a path that this controller may write"
             step = "set drift_directory or the file's variable to one"
             return {
                 **result,
@@ -60,14 +60,14 @@ class ActionModule(ActionBase):
             return "drift: wanted a run in check mode, seen one without. Next step: run again with --check"
         if os.environ.get(LISTENING) != "1":
             return (
-                "drift recorder: wanted it loaded with the playbook, seen nobody who listens. Next step: run the "
+                "drift recorder: wanted it loaded with the playbook, seen none. Next step: run the "
                 "collection's playbook gpufabric.rdma.drift, or set callbacks_enabled to gpufabric.rdma.drift"
             )
         return None
 
 
 def begin(folder: pathlib.Path, settings: dict) -> None:
-    """An earlier run's answers are gone before this run asks anything: an old one must not be taken for the new one."""
+    """Remove an earlier run's results before this run starts: an old one must not be mistaken for the new one."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in FILES:
         if settings[name]:

@@ -18,7 +18,7 @@ from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import termin
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._gitops import folder as planner
 
-# What is the same text to every version of YAML; all else is quoted, or a parser might read 1e3, y or 0x1 as no string.
+# What every version of YAML reads as the same string; all else is quoted, as 1e3, y or 0x1 might not be one.
 _PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9./_-]*")
 _WORDS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null"})
 
@@ -39,7 +39,7 @@ class ActionModule(ActionBase):
             }
         )
         folder = pathlib.Path(args["folder"]).absolute()
-        # The controller tags the values it templates; YAML knows plain ones.
+        # The controller tags the values it templates; YAML needs plain ones.
         wanted = planner.files(json.loads(json.dumps(args["objects"])), text)
         try:
             made, changes = settle(
@@ -80,7 +80,7 @@ def text(item: dict) -> str:
 
 
 def read(folder: pathlib.Path, wanted: dict) -> dict[str, str | None]:
-    """{path: text} of what lies in the folder and in our directories of it; hidden entries are left out."""
+    """{path: text} of the entries in the folder and in our directories in it; hidden ones are left out."""
     found: dict = {}
     ours = {path.partition("/")[0] for path in wanted if "/" in path}
     for entry in _entries(folder):

@@ -43,7 +43,7 @@ class ActionModule(ActionBase):
                 }
             if not options["host"]:
                 plan = {**plan, "rounds": [], "tests": {}, "alone": []}
-        # A run on the hosts alone that is switched off needs no word.
+        # Nothing to announce for hosts if matrix_host is off.
         if plan["tests"] or plan["alone"]:
             terminal.show(f"{matrix_plan.announcement([plan], nodes, options)}\n")
         return {

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Controller side of gpufabric.rdma.plan_networks: networks renders, nad_lint looks at it."""
+"""Controller side of gpufabric.rdma.plan_networks: networks renders, nad_lint checks it."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class ActionModule(ActionBase):
         unread = [node["host"] for node in args["nodes"] if not node.get("facts")]
         if unread:
             explanation += f"\nnot verified: {core_text.names(unread)} could not be read and may have other rails"
-        terminal.show(f"{explanation or 'The policy carries everything that is set.'}\n")
+        terminal.show(f"{explanation or 'The policy expresses everything that is set.'}\n")
         return {
             "changed": False,
             "objects": made["objects"],
@@ -63,7 +63,7 @@ class ActionModule(ActionBase):
 
 
 def text(objects: list[dict]) -> str:
-    """The objects as one file; texts that hold JSON stay readable."""
+    """The objects as one file; JSON strings stay readable."""
     return "---\n" + "---\n".join(yaml.dump(item, Dumper=_Dumper, sort_keys=False, width=120) for item in objects)
 
 

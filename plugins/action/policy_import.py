@@ -59,13 +59,15 @@ class ActionModule(ActionBase):
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that stands twice; YAML would keep the last one in silence."""
+    """Refuses a duplicate key; YAML would silently keep the last one."""
 
     def construct_mapping(self, node, deep=False):
         keys = [self.construct_object(key, deep=True) for key, _value in node.value]
         twice = sorted({str(key) for key in keys if keys.count(key) > 1})
         if twice:
-            raise yaml.constructor.ConstructorError(None, None, f"{', '.join(twice)} stands twice", node.start_mark)
+            raise yaml.constructor.ConstructorError(
+                None, None, f"{', '.join(twice)} is a duplicate key", node.start_mark
+            )
         return super().construct_mapping(node, deep)
 
 
@@ -76,7 +78,7 @@ def _read(paths):
             content = pathlib.Path(path).read_text(encoding="utf-8")
             found = list(yaml.load_all(content, Loader=_Loader))
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            step = "see the place that the message names"
+            step = "correct the line that the message names"
             findings.append(Finding(path, "a file that holds YAML", " ".join(str(error).split()), step))
             continue
         name = pathlib.Path(path).name

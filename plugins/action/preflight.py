@@ -42,7 +42,7 @@ class ActionModule(ActionBase):
         findings += host.unknown(task_vars, options, roles, variables["discovery_known_variables"])
         result = {
             "host": task_vars["inventory_hostname"],
-            # Ansible prints and keeps results: no secret belongs there.
+            # Ansible prints and stores results, so they must not hold a secret.
             "variables": {name: value for name, value in variables.items() if not options[name].get("no_log")},
             "plan": [],
             "reboot_reasons": [],

@@ -32,7 +32,7 @@ class ActionModule(ActionBase):
             mutually_exclusive=[("findings", "variables_of")],
         )
         if args["variables_of"]:
-            # What has no valid value is the argument spec's to refuse; the rules see its default.
+            # The argument spec refuses an invalid value; the rules see its default instead.
             typed, _invalid = variables.effective(variables.options(), task_vars, self._templar.template)
             facts = (task_vars.get("ansible_facts") or {}).get("rdma")
             findings = roles.findings(args["variables_of"], typed, facts, task_vars["groups"])

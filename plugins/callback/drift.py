@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The drift recorder: keeps a guarded play in check mode, listens to its results, writes the verdict at the end."""
+"""The drift recorder: keeps a guarded play in check mode, records its results, writes the verdict at the end."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ type: aggregate
 short_description: Records what the drift playbook finds, and keeps it from changing anything
 version_added: 0.1.0
 description:
-  - Belongs to the playbook C(gpufabric.rdma.drift), which loads it by itself. Elsewhere it does nothing.
-  - Puts every task of that playbook into check mode, also one that asks to be left out of it, and turns a task whose
-    action is not known to keep to check mode into a failure.
-  - Writes the reports and the verdict file at the end of the run; writes none when a host has come to no end.
+  - Used by the playbook C(gpufabric.rdma.drift), which loads it. Elsewhere it does nothing.
+  - Forces every task of that playbook into check mode, even one that opts out of it, and fails a task whose action is
+    not known to respect check mode.
+  - Writes the reports and the verdict file at the end of the run; writes none if a host has not finished.
 author:
   - The gpufabric founders (@gpufabric)
 """
@@ -37,7 +37,7 @@ _NAMES = """
 """
 HARMLESS = frozenset(f"ansible.builtin.{name}" for name in _NAMES.split())
 GUARD_VARIABLE = "__drift_guarded"
-# Workers are forked from this process: the tasks of the run see there that someone listens.
+# Workers are forked from this process, so the tasks of the run see that the recorder is loaded.
 LISTENING = "GPUFABRIC_RDMA_DRIFT_RECORDER"
 
 
@@ -105,7 +105,7 @@ class CallbackModule(CallbackBase):
 
     def _explain(self):
         lines = [f"failed: {text}" for text in self._record.broken]
-        lines += [f"{name}: came to no end, see what failed above" for name in self._record.unfinished()]
+        lines += [f"{name}: did not finish, see what failed above" for name in self._record.unfinished()]
         terminal.show("\n".join(["Drift: no verdict was reached.", *lines]), problem=True)
 
 
@@ -114,7 +114,7 @@ def guard(task) -> None:
     task.check_mode = True
     if task.action not in HARMLESS and not task.action.startswith(OURS):
         task.args = {
-            "msg": f"task {task.get_name()}: wanted an action that is known to keep to check mode, seen {task.action}. "
+            "msg": f"task {task.get_name()}: wanted an action that is known to respect check mode, seen {task.action}. "
             "Next step: report it; it was not run"
         }
         task.action = "ansible.builtin.fail"
@@ -139,7 +139,7 @@ def summary(document: dict) -> str:
 
 
 def write_reports(document: dict, settings: dict) -> None:
-    """The verdict last: whoever finds it finds the reports. Each whole: node_exporter never sees half a file."""
+    """The verdict last: once it exists, so do the reports. Each whole: node_exporter never sees half a file."""
     texts = {
         "json_file": json.dumps(document, indent=2) + "\n",
         "junit_file": formats.junit(document),

@@ -10,7 +10,7 @@ name: device_plugin_files
 short_description: Config of the RDMA shared device plugin from a node's rails
 version_added: 0.1.0
 description:
-  - Makes the text of C(config.json), and says what the unit or the pod needs for it.
+  - Renders C(config.json), and says what the unit or the pod needs for it.
 positional: rails, interval
 options:
   _input:
@@ -20,7 +20,7 @@ options:
     required: true
   rails:
     description:
-      - C(ansible_facts.rdma.rails) of the node, or null where nobody has read it.
+      - C(ansible_facts.rdma.rails) of the node, or null if it was not read.
     type: list
     elements: dict
     required: true

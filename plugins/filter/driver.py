@@ -46,7 +46,7 @@ EXAMPLES = r"""
 RETURN = r"""
 _value:
   description:
-    - C(url), C(label) and C(fingerprint) of the repository, and C(known), which tells what the lock has for this stack
+    - C(url), C(label) and C(fingerprint) of the repository, and C(known), which lists what the lock has for this stack
       when it has nothing for this node. C(url) is empty then.
   type: dict
 """

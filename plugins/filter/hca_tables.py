@@ -11,14 +11,14 @@ short_description: Facts of many nodes as tables for people
 version_added: 0.1.0
 description:
   - A table of nodes, a table of HCA ports, and what is wrong with each node. At most 140 columns wide.
-  - A port that is down counts as wrong where it is in a rail or expected; any other reads C(unused).
+  - A port that is down is a problem if it is in a rail or expected; any other is shown as C(unused).
 author:
   - The gpufabric founders (@gpufabric)
 options:
   _input:
     description:
       - Node names, each with C(facts), the RDMA facts of M(gpufabric.rdma.hca_facts), or with C(failure), the reason
-        for which there are none. C(expected_ports) lists ports that must be up, such as C(mlx5_1/1).
+        why there are none. C(expected_ports) lists ports that must be up, such as C(mlx5_1/1).
     type: dict
     required: true
 """

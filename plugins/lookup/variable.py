@@ -11,7 +11,7 @@ short_description: A variable of any role of this collection, typed and with its
 version_added: 0.1.0
 description:
   - Takes the value that the host has, or the default that the role documents, and converts it to the documented type.
-    Text such as C(false), which C(-e) and INI inventories give, becomes what the role means by it.
+    Strings such as C(false), which C(-e) and INI inventories give, are converted too.
   - Roles and playbooks read the variables of other roles with it, so that no default is written down twice.
 author:
   - The gpufabric founders (@gpufabric)

@@ -46,7 +46,7 @@ options:
     type: int
     default: 5
   round_seconds:
-    description: After how long a round is given up.
+    description: Timeout of a round.
     type: int
     default: 30
   grace_seconds:

@@ -98,7 +98,7 @@ def test_a_second_run_changes_and_restarts_nothing_in_two_remote_calls(node, run
     code, text, changed = run(**recording.environment(tmp_path))
     assert (code, changed) == (0, 0), text
     record = recording.written(tmp_path)
-    # One reads the node, which site.yml has done by then; one is all of the role.
+    # One call reads the node, as site.yml has already; the other is the role itself.
     assert record["hosts"][name]["remote_calls"] <= 2, record["hosts"][name]["calls"]
     assert shown(node)["MainPID"] == installed["MainPID"]
 

@@ -11,7 +11,7 @@ MANAGED = "# Managed by Ansible collection gpufabric.rdma; changes here are over
 DROP_IN = "/etc/systemd/system/{}.service.d/10-gpufabric-rdma.conf"
 CAP_SYS_RESOURCE = 1 << 24
 SERVICES = {"h100-8x-cx7-ib": "containerd", "gh200-cx7-roce": "k3s"}
-# What the container cannot take from the captured machine: its own processes, links, boot and files of ours.
+# What the container does not have from the captured machine: its own processes, links, boot and files of ours.
 OWN = ("node", "limits", "subsystem", "modules", "initramfs", "owned_files", "reboot_reasons", "virtualization")
 
 
@@ -69,7 +69,7 @@ def leaves(value, path: str = "") -> dict[str, object]:
 def test_facts_over_ssh_are_those_of_the_captured_machine(node, tree, facts, container):
     expected = gather(Tree(str(tree)), Seams.recorded(json.loads((tree / ".seams.json").read_text())))
     seen = {**facts[node], "gpudirect": dict(facts[node]["gpudirect"])}
-    # What the doctor judges: the module reads it from the module files, which no captured machine holds.
+    # The doctor's verdict: the module reads it from the module files, which no captured machine contains.
     assert seen["gpudirect"].pop("evidence")["gpu"] is True
     assert seen["node"]["container"] == container
     assert seen["node"]["kernel"] == expected["node"]["kernel"]

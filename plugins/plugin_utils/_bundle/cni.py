@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The CNI plugins of a bundle folder: found by name and architecture, checked, taken out of their archives.
+"""The CNI plugins of a bundle folder: found by name and architecture, checked, extracted from their archives.
 
 PRIVATE to the collection. Runs on the controller.
 """
@@ -29,7 +29,7 @@ def choose(bundle, directory: str, plugins: list, machine: str) -> tuple[dict[st
     architecture = ARCHITECTURES.get(machine)
     if architecture is None:
         known = " or ".join(sorted(ARCHITECTURES))
-        return {}, [Finding("architecture", known, machine, "take the node out of the group")]
+        return {}, [Finding("architecture", known, machine, "remove the node from the group")]
     findings = bundle_folder.findings(bundle, directory)
     if findings:
         return {}, findings
@@ -67,7 +67,7 @@ def _file(bundle: dict, directory: str, name: str, architecture: str) -> tuple[b
 
 
 def _image(bundle: dict, name: str, architecture: str) -> dict | None:
-    """Flannel's plugin is released as an image first of all; its one program is in the image's root."""
+    """Flannel's plugin is released mainly as an image, with its one program in the image's root."""
     for row in bundle.get("images") or []:
         called = row["reference"].rpartition("/")[2].partition("@")[0].partition(":")[0]
         if called == name and row.get("architecture", "any") in (architecture, "any"):
@@ -86,7 +86,7 @@ def _from_image(path: str, reference: str, architecture: str) -> tuple[bytes, li
                             return files.extractfile(member).read(), []
         seen = "no file /flannel in it"
     except (tarfile.TarError, OSError, EOFError, KeyError, ValueError, TypeError) as error:
-        seen = f"it cannot be taken apart: {error}"
+        seen = f"it cannot be unpacked: {error}"
     return b"", [Finding(path, "an image with Flannel's CNI plugin", seen, _REFILL)]
 
 
@@ -112,7 +112,7 @@ def _blob(descriptor: dict) -> str:
 
 
 def _programs(data: bytes) -> dict[str, bytes]:
-    """{base name: content} of the regular files in a tar archive; a bare program stands under an empty name."""
+    """{base name: content} of the regular files in a tar archive; a bare program has an empty name."""
     try:
         with tarfile.open(fileobj=io.BytesIO(data)) as archive:
             return {
@@ -142,12 +142,12 @@ def _unfit(archive: str, plugin: str, content, machine: str, programs: dict):
         step = "put the archive of the node's architecture into the bundle and run again"
         return Finding(f"plugin {plugin}", f"a program for {machine}", f"one for {facts['machine']}", step)
     if len(content) < facts["size"]:
-        return Finding(f"plugin {plugin}", f"{facts['size']} bytes or more", f"{len(content)}: cut short", _REFILL)
+        return Finding(f"plugin {plugin}", f"{facts['size']} bytes or more", f"{len(content)}: truncated", _REFILL)
     return None
 
 
 def packed(programs: dict[str, bytes]) -> bytes:
-    """The programs as the archive that the node takes them from."""
+    """The programs as the archive that is sent to the node."""
     target = io.BytesIO()
     with tarfile.open(fileobj=target, mode="w:gz", compresslevel=1) as archive:
         for name in sorted(programs):

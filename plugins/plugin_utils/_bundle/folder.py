@@ -21,11 +21,11 @@ from ...module_utils._core.files import sha256_of
 ORIGINS = ("release", "testbed")
 ARCHITECTURES = ("amd64", "arm64", "any")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_FILL = "fill the folder with playbooks/bundle.yml on a connected machine and copy it here whole"
+_FILL = "fill the folder with playbooks/bundle.yml on a connected machine and copy all of it here"
 
 
 def findings(bundle: dict, where: str = "bundle") -> list[Finding]:
-    """What is wrong with the description itself, whatever a node needs of it."""
+    """What is wrong with the description itself, regardless of what a node needs."""
     found = []
     if not isinstance(bundle, dict) or bundle.get("schema") != SCHEMA:
         seen = bundle.get("schema") if isinstance(bundle, dict) else type(bundle).__name__
@@ -55,7 +55,7 @@ def findings(bundle: dict, where: str = "bundle") -> list[Finding]:
 
 
 def file_for(bundle: dict, name: str, architecture: str, distribution: str | None = None) -> dict | None:
-    """The row of a file for a node's processor; one for any processor serves as well."""
+    """The row of a file for a node's architecture; one for any architecture matches too."""
     rows = [
         row
         for row in bundle.get("files") or []
@@ -67,7 +67,7 @@ def file_for(bundle: dict, name: str, architecture: str, distribution: str | Non
 
 
 def missing_file(bundle: dict, name: str, architecture: str, where: str) -> Finding:
-    """Why `file_for` found nothing: no such file, or none for this processor."""
+    """Why `file_for` found nothing: no such file, or none for this architecture."""
     others = sorted({row["architecture"] for row in bundle.get("files") or [] if row["name"] == name})
     return Finding(
         f"bundle {where}",
@@ -78,7 +78,7 @@ def missing_file(bundle: dict, name: str, architecture: str, where: str) -> Find
 
 
 def archives_for(bundle: dict, architecture: str) -> list[dict]:
-    """One row for each image archive of a node's processor; an archive that holds several images is named once."""
+    """One row for each image archive of a node's architecture; an archive that holds several images is listed once."""
     rows: dict[str, dict] = {}
     for row in bundle.get("images") or []:
         if row.get("architecture", "any") in (architecture, "any"):
@@ -95,7 +95,7 @@ def references(bundle: dict, architecture: str) -> set[str]:
 
 
 def damaged(folder: str, rows: Iterable[dict]) -> list[Finding]:
-    """Files of the folder that are not there or are not what the description says."""
+    """Files of the folder that are missing or do not match the description."""
     found = []
     for row in {row["path"]: row for row in rows}.values():
         path = os.path.join(folder, row["path"])

@@ -28,7 +28,7 @@ def name_of(item: dict) -> str:
 
 
 def files(rendered: dict[str, list[dict]], text) -> dict[str, str]:
-    """{path: text} of the whole folder. rendered: {role: its objects in order}; `text` makes YAML of a dict."""
+    """{path: text} of the whole folder. rendered: {role: its objects in order}; `text` turns a dict into YAML."""
     made = {LIST: MARK + text(_kustomization(list(rendered)))}
     for role, items in rendered.items():
         names = [name_of(item) for item in items]
@@ -60,7 +60,7 @@ def plan(found: dict[str, str | None], wanted: dict[str, str]) -> Plan:
         elif name in _LISTS and directory in directories:
             _in_the_way(made, path, f"one list of resources, {LIST}", "a second one, which kustomize refuses")
         elif directory in directories:
-            made.notes.append(f"{path} is not from this playbook: it stays, and {LIST} does not list it")
+            made.notes.append(f"{path} is not from this playbook: it is kept, and {LIST} does not list it")
     return made
 
 

@@ -1,10 +1,10 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the roles would make, as a NicClusterPolicy with its networks and pools; what those cannot carry is named.
+"""What the roles would create, as a NicClusterPolicy with its networks and pools; what those cannot express is listed.
 
-PRIVATE to the collection. Pure; runs on the controller. Networks come from what role networks renders, so that both
-say the same.
+PRIVATE to the collection. Pure; runs on the controller. Networks come from what role networks renders, so both
+agree.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _IMAGES = {
     "ipoib": "ipoib-cni",
     "nvIpam": "nvidia-k8s-ipam",
 }
-# Variables that say how our own programs run, or what a policy has no word for; named when they are set.
+# Variables about our own programs, or without a counterpart in a policy; reported when they are set.
 _NO_WORD = {
     "device_plugin_mode": "the operator runs its plugin in pods",
     "device_plugin_metrics_address": "the operator's plugin serves no metrics",
@@ -40,27 +40,28 @@ _NO_WORD = {
     "device_plugin_image": "the operator's own plugin serves the resources",
     "driver_flavor": "the driver stays on the host: with spec.ofedDriver it would be loaded twice",
     "driver_version": "the driver stays on the host: with spec.ofedDriver it would be loaded twice",
-    "networks_sriov": "VFs are made by the SR-IOV operator, with a policy of its own",
-    "networks_sriov_resources": "it names rails; the operator's SR-IOV device plugin takes selectors of another kind",
-    "networks_components_external": "a policy says what the operator brings, so there is nothing external",
+    "networks_sriov": "the SR-IOV operator creates VFs, with a policy of its own",
+    "networks_sriov_resources": "it names rails; the operator's SR-IOV device plugin uses other selectors",
+    "networks_components_external": "a policy says what the operator installs, so there is nothing external",
     "networks_multus_conf_dir": "the operator's Multus has a configuration of its own",
     "networks_cni_bin_dir": "cniBinDirectory is a value of the operator's chart",
     "networks_default_route_masters": "the operator does not refuse the default route's interface",
     "networks_known_resources": "it concerns the check of attachments here",
-    "networks_node_number": "nv-ipam numbers the blocks by itself",
+    "networks_node_number": "nv-ipam numbers the blocks itself",
 }
 _COMPONENTS_NO_WORD = {
-    "whereabouts": "Network Operator deprecated whereabouts in 25.4; take nv-ipam",
-    "sriov-cni": "the SR-IOV operator brings it",
-    "sriov-device-plugin": "the SR-IOV operator brings it",
+    "whereabouts": "Network Operator deprecated whereabouts in 25.4; use nv-ipam",
+    "sriov-cni": "the SR-IOV operator installs it",
+    "sriov-device-plugin": "the SR-IOV operator installs it",
 }
 
 
 def run(variables: dict, given, nodes: list[dict], options: dict | None = None) -> dict:
     """objects (ready for kubectl apply), left_out [{variable, value, why}] and problems.
 
-    variables: effective values of the roles device_plugin, networks and driver. given: names of those the user set; of
-    the others nothing is named. nodes: [{host, facts}] that were read, if any. options: version and namespace of the
+    variables: effective values of the roles device_plugin, networks and driver. given: names of those the user set;
+    only
+    these are reported. nodes: [{host, facts}] that were read, if any. options: version and namespace of the
     operator.
     """
     made = _Export(variables, set(given), nodes, options or {})
@@ -163,7 +164,7 @@ class _Export:
             return None
         for key, value in entry.items():
             if key.lower() not in known and not (key == "linkUp" and value is False):
-                self.leave("device_plugin_resources", f"{name}: {key}: {short(value)}", "a key of our plugin alone")
+                self.leave("device_plugin_resources", f"{name}: {key}: {short(value)}", "a key of our plugin only")
             elif key == "linkUp":
                 why = "the operator's plugin sets links of its interfaces up at its start"
                 self.leave("device_plugin_resources", f"{name}: linkUp: false", why)
@@ -191,11 +192,11 @@ class _Export:
         if not nads or not nads[0]["spec"].get("config"):
             if not self.findings:
                 why = "its configuration differs from node to node (a block of addresses, or another interface each), "
-                why += "and a network of the operator has one for all; take nv-ipam and a master with one name"
+                why += "but a network of the operator has one for all; use nv-ipam and a master with one name"
                 self.leave("networks_attachments", name, why)
             return None
         config = json.loads(nads[0]["spec"]["config"])
-        reason = self._no_word(item, config)
+        reason = self._unsupported(item, config)
         if reason:
             self.leave("networks_attachments", name, reason)
             return None
@@ -210,7 +211,10 @@ class _Export:
             kind = KINDS[item["type"]]
             spec.update({key: config[key] for key in ("master", "mode", "mtu") if key in config})
             for key, why in (
-                ("resource_name", "the operator's network has no such annotation; pods ask for the resource by itself"),
+                (
+                    "resource_name",
+                    "the operator's network has no such annotation; pods request the resource separately",
+                ),
                 ("rail", "the network names the interface instead"),
             ):
                 if item.get(key) is not None:
@@ -220,15 +224,15 @@ class _Export:
         return _object(kind, name, spec)
 
     @staticmethod
-    def _no_word(item: dict, config: dict) -> str | None:
+    def _unsupported(item: dict, config: dict) -> str | None:
         if item["type"] == "sriov":
-            return "SriovNetwork of the SR-IOV operator is the kind for it"
+            return "use SriovNetwork of the SR-IOV operator"
         if item["type"] == "host-device" and ("device" in config or "pciBusID" in config):
             return "HostDeviceNetwork takes a resource that hands out functions, no interface and no address"
         if item["type"] == "host-device" and not str(item.get("resource_name")).startswith(DEVICE_PREFIX):
             return f"the operator puts {DEVICE_PREFIX} in front of the resource {item.get('resource_name')}"
         if config.get("capabilities"):
-            return "a network of the operator cannot say that pods bring their own addresses"
+            return "a network of the operator cannot express that pods bring their own addresses"
         return None
 
 
@@ -249,7 +253,7 @@ def _object(kind: str, name: str, spec: dict) -> dict:
 
 
 def split_reference(reference: str) -> tuple[dict, str]:
-    """({image, repository, version}, what of the reference has no place there)."""
+    """({image, repository, version}, the part of the reference that does not fit)."""
     name, _at, digest = reference.partition("@")
     repository, _slash, last = name.rpartition("/")
     image, _colon, tag = last.partition(":")
@@ -258,8 +262,8 @@ def split_reference(reference: str) -> tuple[dict, str]:
 
 
 def explanation(left_out: list[dict]) -> str:
-    """For people: what the policy does not carry."""
-    lines = [f"{text.count(len(left_out), 'thing')} that the policy cannot carry:"] if left_out else []
+    """For people: what the policy cannot express."""
+    lines = [f"{text.count(len(left_out), 'thing')} that the policy cannot express:"] if left_out else []
     for item in left_out:
         lines.append(text.wrapped("  ", f"{item['variable']}: {item['value']}"))
         lines.append(text.wrapped("      ", item["why"]))

@@ -24,11 +24,11 @@ GROUPS.update(dict.fromkeys(networks.TYPES, "mellanox.com/v1alpha1"))
 POLICY_NAME = "nic-cluster-policy"
 OPERATOR_REPOSITORY = "nvcr.io/nvidia/mellanox"
 _NOT_OURS = {
-    "docaTelemetryService": "the collection brings no telemetry service",
-    "ibKubernetes": "the collection brings no ib-kubernetes: partition keys are the subnet manager's business",
-    "nicFeatureDiscovery": "labels of nodes are Node Feature Discovery's business",
+    "docaTelemetryService": "the collection installs no telemetry service",
+    "ibKubernetes": "the collection installs no ib-kubernetes: partition keys are up to the subnet manager",
+    "nicFeatureDiscovery": "node labels are up to Node Feature Discovery",
     "nicConfigurationOperator": "firmware settings stay with the operator; role rail_links sets MTU and link only",
-    "spectrumXOperator": "the collection brings no Spectrum-X",
+    "spectrumXOperator": "the collection does not support Spectrum-X",
     "global": "images come from lock/artifacts.yml",
     "tolerations": "the collection's own pods on the nodes tolerate every taint",
     "deploymentNodeAffinity": "it places the operator's own deployments",
@@ -106,7 +106,7 @@ class _Import:
             "object": "networks together",
             "field": component,
             "verdict": WRONG,
-            "was": "no sub-state of a policy brings it",
+            "was": "no sub-state of a policy installs it",
             "became": f"networks_components: [{component}]",
             "why": f"{core_text.listing(users)} cannot work without it",
         }
@@ -127,13 +127,13 @@ class _Import:
         name = meta.get("name") if isinstance(meta, dict) else None
         if not (name and isinstance(name, str) and isinstance(content.get("kind"), str)):
             wanted = "a Kubernetes object: apiVersion, kind, metadata with a name"
-            self._refuse(source, wanted, short(content), "see its indentation")
+            self._refuse(source, wanted, short(content), "check its indentation")
             return
         page = Page(content, source)
         kind = content["kind"]
         known = self.seen.setdefault((kind, page.name), source)
         if known != source:
-            step = "leave one of them out"
+            step = "remove one of them"
             self._refuse(page.object, "one object of this kind and name", f"another in {known}", step)
             return
         self.pages.append(page)
@@ -142,10 +142,10 @@ class _Import:
         elif kind not in GROUPS:
             page.say((), LEFT_OUT, why=f"{kind} is not a kind that is imported; the object stays as it is", was=kind)
         elif content.get("apiVersion") != GROUPS[kind]:
-            step = "see which version of the operator it was written for"
+            step = "check which version of the operator it was written for"
             self._refuse(page.object, f"apiVersion {GROUPS[kind]}", short(content.get("apiVersion")), step)
         elif not isinstance(content.get("spec"), dict):
-            self._refuse(page.object, "a spec", short(content.get("spec")), "see its indentation")
+            self._refuse(page.object, "a spec", short(content.get("spec")), "check its indentation")
         elif kind == POLICY:
             self._policy(page)
         elif kind == POOL:
@@ -162,18 +162,18 @@ class _Import:
 
     def _policy(self, page: Page) -> None:
         if page.name != POLICY_NAME:
-            why = f"the operator reconciles {POLICY_NAME} only and leaves this one ignored"
+            why = f"the operator reconciles {POLICY_NAME} only and ignores this one"
             page.say(("metadata", "name"), WRONG, NOTHING, why)
         policies = [name for kind, name in self.seen if kind == POLICY]
         if len(policies) > 1:
-            step = f"give the one that counts, {POLICY_NAME}"
+            step = f"keep the one that it reconciles, {POLICY_NAME}"
             self._refuse(page.object, "one policy", f"{len(policies)} of them", step)
         if page.has("spec", "ofedDriver"):
             self._driver(page)
         if page.has("spec", "rdmaSharedDevicePlugin"):
             self._device_plugin(page)
         if page.has("spec", "sriovDevicePlugin"):
-            why = "name the rails' functions in networks_sriov_resources: its selectors say models, not rails"
+            why = "name the rails' functions in networks_sriov_resources: its selectors name models, not rails"
             page.say(("spec", "sriovDevicePlugin"), LEFT_OUT, why=why)
         if page.has("spec", "nodeAffinity"):
             self._affinity(page)
@@ -189,7 +189,7 @@ class _Import:
         if not isinstance(page.get(*path), dict):
             page.say(path, WRONG, why="see the problem")
             wanted = "image, repository and version"
-            self.findings.append(finding(page, path, wanted, short(page.get(*path)), "see its indentation"))
+            self.findings.append(finding(page, path, wanted, short(page.get(*path)), "check its indentation"))
             return
         version = str(page.get(*path, "version") or "")
         flavor, number = driver_version(version)
@@ -207,14 +207,14 @@ class _Import:
             page.say((*path, "image"), WRONG if self.nodes else TAKEN, "driver_flavor: verify", why)
         else:
             self.variables.update(driver_flavor=flavor, driver_version=number)
-            why = "the nodes have the inbox driver only; the package takes the container's place, on consent"
+            why = "the nodes have the inbox driver only; the package replaces the container, on consent"
             page.say((*path, "image"), TAKEN, f"driver_flavor: {flavor}", why)
         if page.has(*path, "version"):
             given = self.variables.get("driver_version")
             verdict, became = (TAKEN, f"driver_version: {given}") if given else (LEFT_OUT, NOTHING)
             page.say((*path, "version"), verdict, became, "" if given else "see spec.ofedDriver.image")
         if page.has(*path, "repository"):
-            why = "a registry of containers; packages come from lock/artifacts.yml or driver_repository_url"
+            why = "a container registry; packages come from lock/artifacts.yml or driver_repository_url"
             page.say((*path, "repository"), LEFT_OUT, why=why)
         self._leave(page, path, _DRIVER_FIELDS)
 
@@ -231,7 +231,7 @@ class _Import:
         if page.has(*path, "config"):
             self._resources.read(page, (*path, "config"))
         else:
-            step = "give the configList that the plugin serves"
+            step = "set the configList that the plugin serves"
             self.findings.append(finding(page, (*path, "config"), "a configuration", "none", step))
         self._leave(page, path, _IMAGE_FIELDS)
 
@@ -277,14 +277,14 @@ class _Import:
         if not isinstance(given, dict):
             page.say(path, WRONG, why="see the problem")
             wanted = "image, repository and version"
-            self.findings.append(finding(page, path, wanted, short(given), "see its indentation"))
+            self.findings.append(finding(page, path, wanted, short(given), "check its indentation"))
             return
         page.say((*path, "image"), verdict, became, why)
         page.cover((*path, "repository"))
         where = (*path, "version")
         reference, version = image_reference(given), str(given.get("version") or "")
         if version in ("", "latest"):
-            words = "no version is named, so what runs changes without anybody's doing"
+            words = "no version is set, so the running image can change unnoticed"
             page.say(where, WRONG, ours, words, was=reference)
         elif component and given.get("repository") != OPERATOR_REPOSITORY and reference != self.pinned.get(component):
             self.variables.setdefault("networks_images", {})[component] = reference

@@ -17,11 +17,11 @@ from .._preflight import networks
 from .page import LEFT_OUT, NOTHING, TAKEN, WRONG, Page, dotted, short
 
 TYPES = {"MacvlanNetwork": "macvlan", "IPoIBNetwork": "ipoib", "HostDeviceNetwork": "host-device"}
-# The operator puts this in front of a HostDeviceNetwork's resource (pkg/state/state_hostdevice_network.go).
+# The operator prefixes a HostDeviceNetwork's resource with this (pkg/state/state_hostdevice_network.go).
 DEVICE_PREFIX = "nvidia.com/"
 OBJECT_LEFT_OUT = {
-    ("metadata", "labels"): "labels are the cluster's business, not a variable of ours",
-    ("metadata", "annotations"): "annotations are the cluster's business, not a variable of ours",
+    ("metadata", "labels"): "labels belong to the cluster; no variable sets them",
+    ("metadata", "annotations"): "annotations belong to the cluster; no variable sets them",
     ("metadata", "creationTimestamp"): "the API server writes it",
     ("metadata", "generation"): "the API server writes it",
     ("metadata", "resourceVersion"): "the API server writes it",
@@ -39,7 +39,7 @@ def finding(page: Page, path: tuple, wanted: str, seen: str, next_step: str) -> 
 
 
 def as_mapping(page: Page, path: tuple, what: str, findings: list[Finding]):
-    """The mapping that a JSON text holds, put in its place; a mapping that stands there already is named as wrong."""
+    """Replace a JSON string by the mapping it holds; a mapping that is there already is reported as wrong."""
     value = page.get(*path)
     if isinstance(value, dict):
         page.lines.append(
@@ -50,7 +50,7 @@ def as_mapping(page: Page, path: tuple, what: str, findings: list[Finding]):
                 "verdict": WRONG,
                 "was": "a YAML map",
                 "became": "the same entries, below",
-                "why": f"the field is a text that holds JSON; the API server refuses a map: {what} never came to be",
+                "why": f"the field is a JSON string; the API server refuses a map: {what} was never created",
             }
         )
         return value
@@ -62,7 +62,7 @@ def as_mapping(page: Page, path: tuple, what: str, findings: list[Finding]):
         seen = short(value, 60)
     if not isinstance(found, dict):
         page.say(path, WRONG, why="it cannot be read, see the problem")
-        findings.append(finding(page, path, "a text that holds a JSON object", seen, "correct the JSON there"))
+        findings.append(finding(page, path, "a string that holds a JSON object", seen, "correct the JSON there"))
         return None
     page.put(path, found)
     return found
@@ -89,7 +89,7 @@ def pool(page: Page, findings: list[Finding]) -> dict:
     else:
         made["subnet"] = subnet
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        step = "say how many addresses each node gets"
+        step = "set how many addresses each node gets"
         findings.append(finding(page, ("spec", "perNodeBlockSize"), "a number from 1", short(size), step))
     else:
         made["per_node_block_size"] = size
@@ -124,7 +124,7 @@ def short_network(value) -> str:
 def explain_pool(page: Page, made: dict, user: str | None, nodes: int) -> None:
     """Lines of a pool, once it is known which attachment draws from it."""
     if user is None:
-        why = "no network of these files draws from it, and a pool alone is not a variable of ours"
+        why = "no network of these files draws from it, and no variable sets a pool alone"
         page.say(("spec",), LEFT_OUT, why=why)
     else:
         where = f"networks_attachments, {user}"
@@ -196,7 +196,7 @@ def _resource(page: Page, item: dict, findings: list[Finding]) -> None:
 def _master(page: Page, item: dict, netdevs: dict, findings: list[Finding]) -> None:
     path, name = ("spec", "master"), page.get("spec", "master")
     if not isinstance(name, str) or not name:
-        step = "name the rail's interface; pods on the default route's one never reach their own node"
+        step = "name the rail's interface; pods on the default-route interface cannot reach their own node"
         wanted = "an interface of the fabric"
         seen = short(name) if name else "none, which means the one of the default route"
         page.cover(path)
@@ -248,7 +248,7 @@ def _ipam(page: Page, item: dict, findings: list[Finding]) -> None:
     if kind not in readers:
         page.say(path, WRONG, why="see the problem")
         wanted = f"one of {', '.join(readers)}"
-        step = "take nv-ipam where several nodes share the network"
+        step = "use nv-ipam if several nodes share the network"
         findings.append(finding(page, (*path, "type"), wanted, short(kind), step))
         return
     item["ipam"] = kind
@@ -268,9 +268,9 @@ def _nv_ipam(page: Page, item: dict, findings: list[Finding]) -> None:
     page.say((*path, "type"), TAKEN, "ipam: nv-ipam")
     kind = page.get(*path, "poolType")
     if kind is not None:
-        page.say((*path, "poolType"), TAKEN, why="ippool is what role networks makes")
+        page.say((*path, "poolType"), TAKEN, why="ippool is what role networks creates")
     if kind not in (None, "ippool"):
-        step = "make an IPPool of it; role networks makes no other"
+        step = "make it an IPPool; role networks creates no other kind"
         findings.append(finding(page, (*path, "poolType"), "ippool", short(kind), step))
     name = page.get(*path, "poolName")
     if not isinstance(name, str) or not name:
@@ -306,7 +306,7 @@ def _host_local(page: Page, item: dict, findings: list[Finding]) -> None:
         outer = ranges if isinstance(ranges, list) else [ranges]
         flat = [one for inner in outer for one in (inner if isinstance(inner, list) else [inner])]
         if len(flat) != 1 or not isinstance(flat[0], dict):
-            step = "make a network of each range"
+            step = "create one network for each range"
             findings.append(finding(page, (*path, "ranges"), "one range with its subnet", short(ranges), step))
             return
         page.put((*path, "ranges"), flat[0])
@@ -352,7 +352,7 @@ def join(items: list[tuple], pools: dict) -> dict:
             continue
         path = ("spec", "ipam", "poolName")
         if name not in pools:
-            why = "no IPPool of this name is in the files: it has to exist in the cluster"
+            why = "no IPPool of this name is in the files: it must exist in the cluster"
             page.say(path, TAKEN, f"pool: {name}", why)
         elif name in owners:
             page.say(path, TAKEN, f"pool: {name}", f"{owners[name]} makes it")

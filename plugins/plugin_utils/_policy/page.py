@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""One foreign object while it is read: what is said of each of its fields, so that none is dropped in silence.
+"""One foreign object while it is read: a line about each of its fields, so that none is dropped silently.
 
 PRIVATE to the collection. Pure; runs on the controller.
 """
@@ -43,11 +43,11 @@ class Page:
         return isinstance(parent, dict) and path[-1] in parent
 
     def put(self, path: tuple, value) -> None:
-        """Takes a text's meaning in place of the text, so that its own fields are accounted for too."""
+        """Replaces a string by its parsed value, so that the fields in it are accounted for too."""
         self.get(*path[:-1])[path[-1]] = value
 
     def say(self, path: tuple, verdict: str, became: str = NOTHING, why: str = "", was=None) -> None:
-        """Speaks of a field and all below it."""
+        """Adds a line about a field and everything below it."""
         self._said.add(path)
         self.lines.append(
             {
@@ -66,13 +66,13 @@ class Page:
         self._said.update(paths)
 
     def finish(self, known: dict) -> None:
-        """Names every field nobody spoke of. known: {path: why it is left out} of fields that exist."""
+        """Reports every field without a line. known: {path: why it is left out} of fields that exist."""
         for path, why in known.items():
             if path not in self._said and self.has(*path):
                 self.say(path, LEFT_OUT, why=why)
         for path in _leaves(self.content):
             if not any(path[: len(said)] == said for said in self._said):
-                self.say(path, UNKNOWN, why="no field of this name is known here; see whether its place is another one")
+                self.say(path, UNKNOWN, why="no field of this name is known here; check whether it belongs elsewhere")
 
 
 def _leaves(value, path: tuple = ()):

@@ -19,14 +19,14 @@ _SELECTORS = ("vendors", "deviceIDs", "drivers", "ifNames", "linkTypes")
 
 
 class Resources:
-    """Reads one config into variables; names on the page and in problems what is wrong with it."""
+    """Reads one config into variables; reports what is wrong with it on the page and in findings."""
 
     def __init__(self, variables: dict, nodes: list[dict], findings: list[Finding]):
         self.variables, self.nodes, self.findings = variables, nodes, findings
 
     def read(self, page: Page, path: tuple) -> None:
         if "device_plugin_resources" in self.variables:
-            step = "leave one of them out"
+            step = "remove one of them"
             self.findings.append(finding(page, path, "one configuration of the plugin", "a second one", step))
         found = as_mapping(page, path, "a resource", self.findings)
         if found is None:
@@ -76,7 +76,7 @@ class Resources:
             why = "without it the Go plugin serves 0, silently"
             page.say((*path, key), WRONG, f"rdmaHcaMax: {config.COUNT}", why, was="not set")
         elif isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            step = "give the number of units that pods may ask for"
+            step = "set the number of units that pods may request"
             self.findings.append(finding(page, (*path, key), "a number from 1", short(count), step))
         else:
             why = "how many units are advertised; it limits nothing on the HCA"
@@ -88,7 +88,7 @@ class Resources:
             kept["selectors"] = {"ifNames": devices}
             page.say((*path, "devices"), WRONG, f"selectors: ifNames: {short(devices)}", "devices is deprecated")
         elif devices:
-            page.say((*path, "devices"), LEFT_OUT, why="selectors count where both are given")
+            page.say((*path, "devices"), LEFT_OUT, why="selectors win if both are set")
         given = kept.get("selectors")
         if not isinstance(given, dict) or not given:
             if "selectors" in entry:
@@ -104,7 +104,7 @@ class Resources:
             if str(key).lower() not in known:
                 page.say((*path, "selectors", key), UNKNOWN, why="the shared device plugin knows no such selector")
             elif not isinstance(value, list) or not all(isinstance(one, str) for one in value):
-                step = "write it as a list of texts"
+                step = "write it as a list of strings"
                 self.findings.append(finding(page, (*path, "selectors", key), "a list", short(value), step))
                 kept["selectors"].pop(known[str(key).lower()])
         self._say_matches(page, (*path, "selectors"), kept["selectors"], resource)
@@ -121,10 +121,10 @@ class Resources:
         most = max((len(matching(selectors, node["facts"])) for node in self.nodes), default=0)
         if most > 1 or len(selectors.get("ifNames") or []) > 1:
             many = f"{most} HCAs" if most else "all that match"
-            why = f"one pool of {many}: a pod gets the files of each, but a network stands on one; "
+            why = f"one pool of {many}: a pod gets the files of each, but a network uses only one; "
             page.say(path, TAKEN, became, f"{why}device_plugin_resources: rails makes a resource for each")
         elif not selectors.get("ifNames"):
-            why = "no interface is named, so HCAs that carry management are in the pool too"
+            why = "no interface is named, so HCAs with management traffic are in the pool too"
             page.say(path, TAKEN, became, why)
         else:
             page.say(path, TAKEN, became)

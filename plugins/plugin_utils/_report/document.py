@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The results document: its JSON schema (published as docs/schemas/results-1.json), what is wrong with one, making one.
+"""The results document: its JSON schema (published as docs/schemas/results-1.json), validating one, creating one.
 
 PRIVATE to the collection. Pure.
 """
@@ -19,7 +19,7 @@ MATRIX = "gpufabric.rdma/matrix/1"
 STATUSES = ("passed", "failed", "not_verified", "unused")
 DRIFT_VERDICTS = ("converged", "drift", "reboot_pending", "unsafe", "unreachable")
 MATRIX_VERDICTS = ("ok", "outlier", "not_verified")
-# Facts that may hold what is nobody else's business: boot parameters, contents of files.
+# Facts that may contain private data: boot parameters, contents of files.
 _PRIVATE = ("owned_files",)
 
 
@@ -161,8 +161,8 @@ _MATRIX = _object(
 SCHEMA: dict[str, Any] = {
     "$schema": "https://json-schema.org/draft/2020-12/schema",
     "title": NAME,
-    "description": "What a verification saw on each node, with a drift and a matrix document where there are such. "
-    "More keys may stand anywhere; readers pass over what they do not know.",
+    "description": "What a verification saw on each node, with a drift and a matrix document if there are any. "
+    "Any object may have more keys; readers ignore keys that they do not know.",
     **_object(
         {
             "schema": {"const": NAME},
@@ -179,7 +179,7 @@ SCHEMA: dict[str, Any] = {
 # --- what is wrong with a document -----------------------------------------------------------------------------------
 
 
-ANEW = "write the file again with the playbook it comes from, of this version of the collection"
+ANEW = "write the file again with its playbook, from this version of the collection"
 
 
 def findings(document: Any) -> list[Finding]:
@@ -219,7 +219,7 @@ def _is(value: Any, kind: str) -> bool:
 
 
 def _deviations(value: Any, schema: dict, place: str):
-    """Walks the few words of JSON Schema that SCHEMA uses; a controller need not have the library jsonschema."""
+    """Checks the few JSON Schema keywords that SCHEMA uses; a controller need not have the library jsonschema."""
     if "const" in schema and value != schema["const"]:
         yield Finding(place, schema["const"], _shown(value), ANEW)
         return
@@ -233,7 +233,7 @@ def _deviations(value: Any, schema: dict, place: str):
     elif isinstance(value, dict):
         for key in schema.get("required", ()):
             if key not in value:
-                yield Finding(f"{place}.{key}", "to be there", "absent", ANEW)
+                yield Finding(f"{place}.{key}", "present", "absent", ANEW)
         properties, rest = schema.get("properties", {}), schema.get("additionalProperties")
         for key, inner in value.items():
             below = properties.get(key, rest)
@@ -257,7 +257,7 @@ def _shown(value: Any) -> str:
 def collect(judged: list[dict], nodes: list[dict], at: str) -> dict:
     """The results document of a verification.
 
-    judged: what verify_checks says of each host, in the order of the play. nodes: {host, read} of those that were
+    judged: what verify_checks returned for each host, in the order of the play. nodes: {host, read} of those that were
     read, read being what host_probe returned. at: ISO 8601, UTC.
     """
     facts = {node["host"]: ((node["read"].get("ansible_facts") or {}).get("rdma")) for node in nodes}

@@ -105,7 +105,7 @@ def _hca(hca: dict, hcas: list[dict], rails: dict, names: dict) -> dict:
 
 
 def slow_link(function: Optional[dict]) -> Optional[str]:
-    """What a PCIe link could do, where it does less; None where it does all or nobody knows."""
+    """The full speed of a PCIe link that runs below it; None if it runs at it, or if unknown."""
     link = (function or {}).get("link") or {}
     pairs = [(link.get(key), link.get(f"max_{key}")) for key in ("speed_gts", "width")]
     if any(now and able and now < able for now, able in pairs):
@@ -162,7 +162,7 @@ def _tree(leaves: list[dict]) -> dict:
 
 
 def _rows(tree: dict, depth: int, way: list[str]):
-    """(depth, label or leaf) from the top down. Bridges that lead to one thing only are no row of their own."""
+    """(depth, label or leaf) from the top down. Bridges with a single child get no row of their own."""
     items = [(natural(leaf["path"][-1]), leaf, None) for leaf in tree["leaves"]]
     items += [(natural(name), name, inner) for name, inner in tree["below"].items()]
     for _key, item, inner in sorted(items, key=lambda one: one[0]):
@@ -271,7 +271,7 @@ def _trunks(places: list) -> Markup:
 
 
 def _brackets(places: list) -> tuple[list[Markup], int]:
-    """One for each rail whose GPU stands in this drawing, those that would overlap in lanes of their own; and where
+    """One for each rail whose GPU is in this drawing, those that would overlap in lanes of their own; and where
     there is room for text beside them."""
     gpus = {item["address"]: top for _d, item, top, _t in places if not isinstance(item, str) and item["kind"] == "gpu"}
     spans = []
@@ -340,7 +340,7 @@ def _drawn_line(line: dict, x: int, top: int) -> list:
 
 
 def _cut(text: str, room: float) -> str:
-    """The text as far as it fits into so many pixels."""
+    """The text, cut to a width in pixels."""
     able = max(int(room / _CHARACTER), 0)
     shown = clean(text)
     return shown if len(shown) <= able else f"{shown[: max(able - 1, 0)]}…" if able > 1 else ""

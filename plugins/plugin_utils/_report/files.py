@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Files of a report on the controller: reading the documents it is made from, writing what it is made of.
+"""Files of a report on the controller: reading its source documents, writing its files.
 
 PRIVATE to the collection.
 """

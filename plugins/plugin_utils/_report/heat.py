@@ -20,7 +20,7 @@ NO_PEER = "no peer"
 
 
 def section(matrix: dict, anchors: dict[str, str]) -> list:
-    """Outliers with the likely reason, error counters that rose, and one heat map for each path that was taken."""
+    """Outliers with the likely reason, error counters that rose, and one heat map for each path that was measured."""
     tests = matrix["tests"]
     outliers = [test for test in tests if test["verdict"] == "outlier"]
     outliers.sort(key=lambda test: (percent(test) is None, percent(test) or 0))

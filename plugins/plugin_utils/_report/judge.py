@@ -1,9 +1,9 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the page says before it shows anything: state of each node, headline, failures grouped by what cures them.
+"""The page's summary: state of each node, headline, failures grouped by their fix.
 
-PRIVATE to the collection. Pure. Levels, best first: ok, open (nothing failed, something is not proven or waits), bad.
+PRIVATE to the collection. Pure. Levels, best first: ok, open (nothing failed, something is not proven or pending), bad.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def nodes(document: dict) -> list[dict]:
     """Each node with what the page says of it, worst first, then by name.
 
     {host, anchor, facts, checks, tally, level, notes, drift, slow, rails, active, reboot_reasons}; anchor is an id that
-    holds no text of the node.
+    holds no text from the node.
     """
     drift = {item["host"]: item for item in (document.get("drift") or {}).get("hosts", [])}
     slow = suspects((document.get("matrix") or {}).get("tests", []))
@@ -121,7 +121,7 @@ def headline(judged: list[dict]) -> tuple[str, str]:
     bad = sum(node["level"] == BAD for node in judged)
     undecided = sum(node["level"] == OPEN for node in judged)
     if not total:
-        return OPEN, "No node was looked at"
+        return OPEN, "No node was checked"
     if bad:
         return BAD, f"{bad} of {count(total, 'node')} {'needs' if bad == 1 else 'need'} attention"
     if undecided:
@@ -158,15 +158,16 @@ def drift(document: Any) -> tuple[str, str, str]:
     return level, f"{same} of {len(hosts)}", f"nodes as described; {count(differences, 'difference')}"
 
 
-# --- failures, grouped by what cures them ----------------------------------------------------------------------------
+# --- failures, grouped by their fix ----------------------------------------------------------------------------------
 
 
 def failures(judged: list[dict], status: str = "failed") -> list[dict]:
-    """One entry a cure: {title, failure, next_step, hosts, rows: [{hosts, object, wanted, seen}], follows: [row]}.
+    """One entry a fix: {title, failure, next_step, hosts, rows: [{hosts, object, wanted, seen}], follows: [row]}.
 
     Checks of all nodes with the same failure (its id in the catalogue, else the id of the check) and the same next step
-    are one entry. What follows from a failure on the same node stands under it, and only there. Roots come first, then
-    what befalls most nodes.
+    are one entry. What follows from a failure on the same node is listed under it, and only there. Roots come first,
+    then
+    what affects most nodes.
     """
     chosen = [(node, item) for node in judged for item in node["checks"] if item["status"] == status]
     roots = {

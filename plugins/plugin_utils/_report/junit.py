@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """JUnit of the checks of a results document: one suite a node, one case a check.
 
-PRIVATE to the collection. Pure. What was not verified is skipped, never passed; so is what nothing needs.
+PRIVATE to the collection. Pure. What was not verified is skipped, never passed; so is what is unused.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The page: one self-contained HTML file that asks nothing of the network and runs nothing but its own few lines.
+"""The page: one self-contained HTML file that loads nothing from the network and runs only its own few lines.
 
 PRIVATE to the collection. Pure: the same document gives the same bytes.
 """
@@ -16,14 +16,14 @@ from . import drawing, heat, judge, style
 from .judge import BAD, OK, OPEN
 from .markup import Markup, count, icon, join, table, tag
 
-# More nodes than this and even those with a failure start folded: the fixes above name what they have.
+# With more nodes than this, even failed ones start folded: the fixes above list their failures.
 _OPEN_AT_MOST = 4
 _WORDS = {OK: "passed", OPEN: "open", BAD: "needs attention"}
 _PORT_HEADER = ("HCA/port", "Rail", "State", "Rate", "Netdev", "GPU", "Model", "PCI", "PCIe link", "NUMA", "Firmware")
 
 
 def page(document: dict, title: str = "RDMA report") -> str:
-    """HTML of a results document that `document.findings` has nothing against."""
+    """HTML of a results document that `document.findings` accepts."""
     judged = judge.nodes(document)
     anchors = {node["host"]: node["anchor"] for node in judged}
     sections = [
@@ -210,7 +210,7 @@ def _nodes(judged: list[dict]) -> list:
         "Each map is the node's PCI tree, from the host bridge down. A bracket joins a rail's HCA with its GPU: ",
         [[tag("span", tag("b", far), f" {words}", class_=f"key {far}"), " "] for far, words in _DISTANCES],
         icon(OPEN),
-        " in a box means no RDMA device, or a PCIe link below what it could be.",
+        " in a box means no RDMA device, or a PCIe link below its full speed.",
         class_="legend",
     )
     every = len(judged) <= _OPEN_AT_MOST
@@ -239,10 +239,10 @@ def _node(node: dict, opened: bool) -> Markup:
         tag("span", f"{counts['passed']} passed", class_="count"),
         tag("span", notes or tag("span", icon(OK), " passed", class_=f"note {OK}"), class_="notes"),
     )
-    content: list[Any] = [_facts(node), _troubled(node)]
+    content: list[Any] = [_facts(node), _failed(node)]
     if facts is not None:
         content += [tag("div", drawing.drawings(facts, node["anchor"]), class_="maps"), _ports(facts), _left_out(facts)]
-    content.append(_settled(node))
+    content.append(_passed(node))
     matters = node["level"] != OK
     class_ = f"node {node['level']}{' matters' if matters else ''}"
     return tag("details", heading, tag("div", content, class_="inside"), id=node["anchor"], class_=class_, open=opened)
@@ -357,7 +357,7 @@ def _left_out(facts: dict) -> list:
     return found
 
 
-def _troubled(node: dict) -> list:
+def _failed(node: dict) -> list:
     parts: list[Any] = []
     troubled = [item for status in ("failed", "not_verified") for item in node["checks"] if item["status"] == status]
     if troubled:
@@ -379,13 +379,13 @@ def _troubled(node: dict) -> list:
     return parts
 
 
-def _settled(node: dict) -> Any:
+def _passed(node: dict) -> Any:
     rest = [item for item in node["checks"] if item["status"] in ("passed", "unused")]
     if not rest:
         return None
     unused = f", {node['tally']['unused']} unused" if node["tally"]["unused"] else ""
     rows = [(item["object"], item["seen"], item["status"]) for item in rest]
-    content = table("Checks that passed or that nothing needs", ("Object", "Seen", "Result"), rows)
+    content = table("Checks that passed or are unused", ("Object", "Seen", "Result"), rows)
     return tag("details", tag("summary", f"{node['tally']['passed']} passed{unused}"), content)
 
 

@@ -24,9 +24,9 @@ import tempfile
 import time
 
 ABSENT, INVALID, VALID = "absent", "invalid", "valid"
-# How long a daemon that restarts or writes right now is left in peace.
+# How long a daemon that is restarting or writing is left alone.
 DEAD_SECONDS, BAD_SECONDS = 5, 3
-# A daemon that was told once needs no second word at once.
+# Grace period before the daemon is signalled again.
 AGAIN_SECONDS = 10
 POLL_SECONDS = 2
 

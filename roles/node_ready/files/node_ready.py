@@ -86,8 +86,8 @@ class Api:
         data = authority if authority.startswith("-----BEGIN") else None
         try:
             self._context = ssl.create_default_context(cafile=None if data else authority or None, cadata=data)
-            # Chain and address are verified. What Python 3.13 adds is about the form of certificates, which the
-            # cluster's own authority need not keep.
+            # Chain and address are verified. Python 3.13 adds checks of the form of certificates, which the
+            # cluster's own CA may not pass.
             self._context.verify_flags &= ~ssl.VERIFY_X509_STRICT
         except (OSError, ssl.SSLError) as error:
             raise Unreachable(f"the certificate of the API server's CA cannot be read: {error}") from error
@@ -195,7 +195,7 @@ def decide(node: dict, key: str, marked: bool, boot_id: str, reasons: list[str])
     """`set`, `mark`, `remove`, `wait` or `done`. marked: whether the taint was dealt with in this boot."""
     tainted = has_taint(node, key)
     if not marked:
-        # Too late for a startup taint on a node that serves: this program has come to it later than its workloads.
+        # Too late for a startup taint on a node in service: this program arrived after its workloads.
         return "mark" if tainted or serves(node, boot_id) else "set"
     if reasons:
         return "wait"
@@ -227,7 +227,7 @@ class Keeper:
     def _look(self) -> str:
         settings = self._settings
         marked = os.path.exists(self._marker)
-        # What the node itself can tell comes first: a rack that boots must not ask the API server each second.
+        # Local checks first: a booting rack must not query the API server every second.
         if marked and (reasons := self._local_reasons()):
             return self._tell(WAITING, reasons)
         try:

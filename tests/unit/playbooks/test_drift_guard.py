@@ -70,7 +70,7 @@ def test_a_guarded_play_writes_nothing_whatever_its_tasks_ask_for(tmp_path, guar
     if guarded:
         assert written == set()
         for name in ("a shell", "a raw command", "a script"):
-            assert f"task {name}: wanted an action that is known to keep to check mode" in done.stdout + done.stderr
+            assert f"task {name}: wanted an action that is known to respect check mode" in done.stdout + done.stderr
     else:
         assert written == {"copied", "touched", "shelled", "raw", "scripted", "included"}
 

@@ -86,7 +86,7 @@ def test_all_problems_of_all_files_come_at_once_and_nothing_is_written(play, tmp
     (tmp_path / "c.yaml").write_text(yaml.safe_dump({**network, "spec": {"mode": "bridge"}}))
     code, output = play("import_policy", "-e", "policy_files=a.yaml,b.yaml,c.yaml,d.yaml")
     assert code != 0
-    for words in ("kind stands twice", "a Kubernetes object", "MacvlanNetwork n spec.master", "No such file"):
+    for words in ("kind is a duplicate key", "a Kubernetes object", "MacvlanNetwork n spec.master", "No such file"):
         assert words in output
     assert not (tmp_path / "group_vars").exists()
 
@@ -106,7 +106,7 @@ def test_variables_become_a_policy_and_what_it_cannot_carry_is_named(play, node,
     objects = list(yaml.safe_load_all((tmp_path / "nic-cluster-policy.yaml").read_text()))
     kinds = [item["kind"] for item in objects]
     assert kinds == ["NicClusterPolicy", *["IPPool"] * 8, *["IPoIBNetwork"] * 8]
-    assert "things that the policy cannot carry" in output
+    assert "things that the policy cannot express" in output
     assert "driver_flavor: verify" in output
 
 

@@ -166,6 +166,6 @@ def test_the_plugins_own_check_reads_the_config(place):
     entry = {"resourceName": "a", "rdmaHcaMax": 1, "selecters": {"vendors": ["15b3"]}}
     output, changed = place.run(fails=True, device_plugin_resources=[entry])
     assert changed == 0
-    assert "wanted a config that the plugin takes (check-config -strict), seen: " in output
+    assert "wanted a config that the plugin accepts (check-config -strict), seen: " in output
     assert "selecters" in output
     assert place.text(planner.CONFIG) is None

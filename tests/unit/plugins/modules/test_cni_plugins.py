@@ -127,10 +127,10 @@ def test_flannels_plugin_comes_out_of_its_image_where_no_file_is_there(bundle, m
 @pytest.mark.parametrize(
     ("content", "seen"),
     [
-        (b"no archive", "it cannot be taken apart"),
-        (archive({"index.json": b"{"}), "it cannot be taken apart"),
-        (docker_archive("r", "amd64", b"")[:200], "it cannot be taken apart"),
-        (oci_archive("", "arm64", program()), "it cannot be taken apart"),
+        (b"no archive", "it cannot be unpacked"),
+        (archive({"index.json": b"{"}), "it cannot be unpacked"),
+        (docker_archive("r", "amd64", b"")[:200], "it cannot be unpacked"),
+        (oci_archive("", "arm64", program()), "it cannot be unpacked"),
         (archive({"manifest.json": b'[{"Layers": []}]'}), "no file /flannel in it"),
     ],
 )

@@ -179,5 +179,5 @@ def test_a_foreign_file_among_ours_is_named(tmp_path):
     made, changes = bring(tmp_path, wanted())
     assert changes == []
     assert made.notes == [
-        "multus/mine.yaml is not from this playbook: it stays, and kustomization.yaml does not list it"
+        "multus/mine.yaml is not from this playbook: it is kept, and kustomization.yaml does not list it"
     ]

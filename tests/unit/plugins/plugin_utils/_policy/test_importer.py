@@ -105,12 +105,12 @@ BECOME = {
 }
 # file: the fields that are wrong, with a word of why, and those that are unknown
 WRONG = {
-    "guide-000": {"spec.rdmaSharedDevicePlugin.version": "no version is named"},
+    "guide-000": {"spec.rdmaSharedDevicePlugin.version": "no version is set"},
     "guide-000-config-map": {},
     "guide-001": {"spec.secondaryNetwork.nvIpam.image": "a field of spec itself"},
     "macvlan": {"nv-ipam": "cannot work without it"},
     "host-device": {
-        "spec.rdmaSharedDevicePlugin.config": "a text that holds JSON",
+        "spec.rdmaSharedDevicePlugin.config": "a JSON string",
         "spec.rdmaSharedDevicePlugin.config.configList[0].devices": "deprecated",
         "whereabouts": "cannot work without it",
     },
