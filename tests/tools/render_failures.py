@@ -24,8 +24,8 @@ Neither the host's network nor more privileges for a container fixes any of thes
 ## The rows and their tests
 
 E1: planted in captured facts, composed objects of an API server and composed answers of pods, in
-`tests/unit/pitfalls/test_guides.py`; each test is seen to fail there with its rule taken out. E3: planted in the lab's
-cluster too, a real kubelet, API server and containerd, by the second test. Nothing of this page has been seen on
+`tests/unit/pitfalls/test_guides.py`; each test is seen to fail there with its rule removed. E3: planted in the lab's
+cluster too, a real kubelet, API server and containerd, by the second test. Nothing on this page has been seen on
 hardware (E5).
 
 | row | id | level | prevented | test |
