@@ -8,7 +8,7 @@ from __future__ import annotations
 from ansible.plugins.action import ActionBase
 from ansible_collections.gpufabric.rdma.plugins.module_utils._cni import nad_lint
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core import text
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import at, told
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import as_dict, at
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import terminal
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded
 
@@ -36,7 +36,7 @@ class ActionModule(ActionBase):
             terminal.show(text.four_facts(at(hosts, findings)) + "\n")
             return {
                 "failed": True,
-                "findings": [told(finding) for finding in findings],
+                "findings": [as_dict(finding) for finding in findings],
                 "msg": f"{text.count(len(findings), 'finding')} about networks of pods; each is listed above",
             }
-        return {"changed": False, "findings": [told(finding) for finding in findings]}
+        return {"changed": False, "findings": [as_dict(finding) for finding in findings]}

@@ -29,7 +29,7 @@ class Change(NamedTuple):
 class Finding(NamedTuple):
     """A problem that an operator has to fix. id: its entry in the catalogue, if it has one.
 
-    Module results hold it as `told()`; _core.text turns it into a sentence where it is printed.
+    Module results hold it as `as_dict()`; _core.text turns it into a sentence where it is printed.
     """
 
     object: str
@@ -41,10 +41,10 @@ class Finding(NamedTuple):
 
 def at(host: str, findings: Iterable[Finding]) -> list[dict]:
     """One host's findings as mappings, for a list that covers several hosts."""
-    return [{"host": host, **told(finding)} for finding in findings]
+    return [{"host": host, **as_dict(finding)} for finding in findings]
 
 
-def told(finding: Finding) -> dict[str, str]:
+def as_dict(finding: Finding) -> dict[str, str]:
     """A finding as a mapping for a result; Ansible prints the result if it is a failure."""
     return {fact: clean(text) for fact, text in finding._asdict().items()}
 
@@ -165,7 +165,7 @@ def result(plan: Plan, changes: list[Change]) -> dict:
         "changes": [change._asdict() for change in changes],
         "diff": diff(changes),
         "reboot_reasons": plan.reboot_reasons,
-        "findings": [told(finding) for finding in plan.findings],
+        "findings": [as_dict(finding) for finding in plan.findings],
         "not_applied": plan.not_applied,
         "not_verified": plan.not_verified,
         "notes": plan.notes,
@@ -185,7 +185,7 @@ def failure(refused: Refused) -> dict:
     """Arguments of fail_json for a Refused."""
     return {
         "msg": str(refused),
-        "findings": [told(finding) for finding in refused.findings],
+        "findings": [as_dict(finding) for finding in refused.findings],
         **{key: value for key, value in result(Plan(), refused.done).items() if key in ("changed", "changes", "diff")},
     }
 

@@ -58,16 +58,16 @@ def _cases(host: dict) -> list:
     verdict = host["verdict"]
     if verdict in (UNSAFE, UNREACHABLE, REBOOT):
         kind = "failure" if verdict == REBOOT else "error"
-        told = ET.SubElement(state, kind, type=verdict, message=clean((host["reasons"] or [title(verdict)])[0]))
-        told.text = clean("\n".join(host["reasons"]))
+        problem = ET.SubElement(state, kind, type=verdict, message=clean((host["reasons"] or [title(verdict)])[0]))
+        problem.text = clean("\n".join(host["reasons"]))
     elif host["reasons"]:
         ET.SubElement(state, "system-out").text = clean("\n".join(host["reasons"]))
     cases = [state]
     for item in host["differences"]:
         case = _case(host, f"{item['role']}: {item['object']}")
         message = f"{item['object']}: wanted {_brief(item['wanted'])}, seen {_brief(item['seen'])}"
-        told = ET.SubElement(case, "failure", type="difference", message=clean(message))
-        told.text = clean("\n".join(comparison(item)))
+        failure = ET.SubElement(case, "failure", type="difference", message=clean(message))
+        failure.text = clean("\n".join(comparison(item)))
         cases.append(case)
     return cases
 

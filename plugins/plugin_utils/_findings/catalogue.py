@@ -520,7 +520,7 @@ CATALOGUE = (
 BY_ID = {failure.id: failure for failure in CATALOGUE}
 
 
-def spared(finding: dict) -> str | None:
+def prevented(finding: dict) -> str | None:
     """The failure that refusing a run has prevented; None where the catalogue does not name the problem."""
     text = f"{finding['object']}: wanted {finding['wanted']}, seen {finding['seen']}"
     return next((one.id for one in CATALOGUE if any(re.search(word, text) for word in one.refused)), None)

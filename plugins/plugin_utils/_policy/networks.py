@@ -365,7 +365,7 @@ def join(items: list[tuple], pools: dict) -> dict:
     return owners
 
 
-# What the types and IPAMs need besides the reference plugins.
+# What the types and IPAMs need in addition to the reference plugins.
 def components(items: list[dict]) -> list[str]:
     found = []
     for item in items:

@@ -441,8 +441,8 @@ def plan(facts: dict, variables: dict) -> dict:
         outcome["reboot_reasons"] += [
             reason for reason in made.reboot_reasons if reason not in outcome["reboot_reasons"]
         ]
-        told = made.not_applied + made.not_verified + made.notes
-        outcome["notes"] += [note for note in told if note not in outcome["notes"]]
+        notes = made.not_applied + made.not_verified + made.notes
+        outcome["notes"] += [note for note in notes if note not in outcome["notes"]]
         stale += [image for image in made.stale_images if image not in stale]
     if variables["kernel_modules_initramfs"] != "never":
         why = "the initramfs contains an older copy of our modprobe.d file"
@@ -458,7 +458,7 @@ def plan(facts: dict, variables: dict) -> dict:
 def failure_text(results) -> tuple[str, str]:
     """Headline and list of problems for a play that must not start."""
     findings = [
-        {"host": result["host"], **item, "failure": catalogue.spared(item)}
+        {"host": result["host"], **item, "failure": catalogue.prevented(item)}
         for result in results
         for item in result["findings"]
     ]

@@ -1,16 +1,16 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Keeps Multus' CNI configuration true to the Multus daemon of this node. Standard library only, Python 3.9 or later.
+"""Keeps Multus' CNI configuration in step with its daemon on this node. Standard library only, Python 3.9 or later.
 
-Three things go wrong with /etc/cni/net.d/00-multus.conf, and nobody else cures them:
+Three things go wrong with /etc/cni/net.d/00-multus.conf, and nothing else fixes them:
 
-- The daemon was killed or its pod is gone: the file stays, and every new pod fails at a dead socket. It is taken away;
-  the node then says that it has no network, and the daemon writes the file again when it is back.
+- The daemon was killed or its pod is gone: the file stays, and new pods fail on a dead socket. The guard removes it;
+  the node then reports that it has no network, and the daemon writes the file again when it is back.
 - The file is empty or half-written, or was deleted, while the daemon runs: the daemon writes it only when the pod
-  network's own configuration changes. That one is replaced by a copy of itself, which the daemon sees.
+  network's own configuration changes. The guard replaces that one by a copy of itself, which the daemon notices.
 
-The boot is not its business: tmpfiles.d removes the file before anything starts.
+At boot it is not needed: tmpfiles.d removes the file before anything starts.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ POLL_SECONDS = 2
 
 
 def judge(path: str) -> str:
-    """Whether the file is one that the container runtime can use and that leads to a daemon."""
+    """Whether the container runtime can use the file, and it points to a daemon."""
     try:
         with open(path, encoding="utf-8") as stream:
             document = json.load(stream)
@@ -56,7 +56,7 @@ def answers(path: str) -> bool:
 
 
 def renew(path: str) -> bool:
-    """Replace a file by a copy of itself in one step; False when it holds no JSON, which would help nobody."""
+    """Replace a file by a copy of itself in one step; False when it is not valid JSON, which would not help."""
     try:
         with open(path, encoding="utf-8") as stream:
             text = stream.read()
@@ -76,14 +76,14 @@ def renew(path: str) -> bool:
 
 
 class Guard:
-    """One look at a time; `step` is told the time, so that a test needs no clock."""
+    """One check at a time; `step` takes the time as an argument, so that a test needs no clock."""
 
     def __init__(self, conf: str, listener: str, primary: str, say=print):
         self._conf, self._listener, self._primary, self._say = conf, listener, primary, say
         self._dead_since = self._bad_since = self._told = None
 
     def step(self, now: float) -> str | None:
-        """What was done: `removed`, `told`, `helpless`, or None."""
+        """What was done: `removed`, `renewed`, `stuck`, or None."""
         found = judge(self._conf)
         if answers(self._listener):
             self._dead_since = None
@@ -118,14 +118,14 @@ class Guard:
             return None
         self._told = now
         if renew(self._primary):
-            self._say(f"{self._conf} is {found}: Multus is told to write it again (by renewing {self._primary})")
-            return "told"
-        self._say(f"{self._conf} is {found}, and {self._primary} is none to write it from: run playbooks/site.yml")
-        return "helpless"
+            self._say(f"{self._conf} is {found}: Multus will write it again (renewed {self._primary})")
+            return "renewed"
+        self._say(f"{self._conf} is {found}, and cannot be written from {self._primary}: run playbooks/site.yml")
+        return "stuck"
 
 
 def main(argv=None) -> int:
-    parser = argparse.ArgumentParser(description="Keep Multus' CNI configuration true to its daemon.")
+    parser = argparse.ArgumentParser(description="Keep Multus' CNI configuration in step with its daemon.")
     parser.add_argument("--conf", default="/etc/cni/net.d/00-multus.conf")
     parser.add_argument("--socket", default="/run/multus/multus.sock")
     parser.add_argument("--primary", default="/etc/cni/gpufabric-rdma.d/10-flannel.conflist")

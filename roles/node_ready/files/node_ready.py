@@ -4,14 +4,14 @@
 """The startup taint of a node: set after each boot, removed when the node can run RDMA pods. Standard library only,
 Python 3.9 or later.
 
-The kubelet sets the taint only when it registers a node. After a boot the node is known already, so this program sets
+The kubelet sets the taint only when it registers a node. After a boot it is registered already, so this program sets
 it, as soon as the API server answers and before the node can be Ready (Multus waits for the file `startup-taint`). It
-takes the taint away when the CNI configuration is Multus' own, the resources are allocatable, and the service that runs
-containers may lock memory; then it is done. It speaks to the API server with a token of its own, because admission
+removes the taint when the CNI configuration is Multus' own, the resources are allocatable, and the service that runs
+containers may lock memory; then it exits. It has its own token for the API server, because admission
 forbids a node to change its own taints.
 
     node_ready.py run                       until the taint is gone
-    node_ready.py await --timeout SECONDS   until `run` says that the node is ready; what it waits for otherwise
+    node_ready.py await --timeout SECONDS   until `run` has reported the node ready; else prints what it waits for
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class Unreachable(Exception):
 
 
 class Denied(Exception):
-    """The API server answered and refused the token or what it asks for."""
+    """The API server answered and refused the token or the request."""
 
 
 class Outdated(Exception):
-    """Someone else has changed the node in between; look again."""
+    """The node has changed in between; read it again."""
 
 
 # --- the API server ---------------------------------------------------------------------------------------------------
@@ -56,7 +56,7 @@ def kubeconfig(text: str) -> tuple[str, str]:
         re.findall(r"^\s*-?\s*(server|certificate-authority(?:-data)?):\s*\"?([^\"\s]+)\"?\s*$", text, re.MULTILINE)
     )
     if "server" not in fields:
-        raise ValueError("it names no server")
+        raise ValueError("it has no server")
     if "certificate-authority-data" in fields:
         return fields["server"], base64.b64decode(fields["certificate-authority-data"]).decode("ascii")
     return fields["server"], fields.get("certificate-authority", "")
@@ -82,7 +82,7 @@ class Api:
     def __init__(self, server: str, authority: str, token: str, node: str, timeout: float = 10):
         parts = urllib.parse.urlsplit(server)
         if parts.scheme != "https" or not parts.hostname:
-            raise Unreachable(f"{server} is no https address")
+            raise Unreachable(f"{server} is not an https address")
         data = authority if authority.startswith("-----BEGIN") else None
         try:
             self._context = ssl.create_default_context(cafile=None if data else authority or None, cadata=data)
@@ -99,7 +99,7 @@ class Api:
         return self._call("GET")
 
     def set_taints(self, node: dict, taints: list[dict]) -> dict | None:
-        """Replace the taints of the node that was read; Outdated when someone was faster."""
+        """Replace the taints of the node that was read; Outdated when it has changed since."""
         version = node["metadata"]["resourceVersion"]
         return self._call("PATCH", {"metadata": {"resourceVersion": version}, "spec": {"taints": taints or None}})
 
@@ -134,7 +134,7 @@ def _message(text: bytes) -> str:
         return ""
 
 
-# --- what has to hold -------------------------------------------------------------------------------------------------
+# --- the conditions ---------------------------------------------------------------------------------------------------
 
 
 def cni_reason(path: str) -> str | None:
@@ -145,7 +145,7 @@ def cni_reason(path: str) -> str | None:
     except FileNotFoundError:
         return f"{path} is not there yet (Flannel, then Multus write it)"
     except (OSError, ValueError) as error:
-        return f"{path} is no whole configuration: {error}"
+        return f"{path} is not a complete configuration: {error}"
     whole = isinstance(document, dict) and document.get("type") == "multus-shim" and document.get("clusterNetwork")
     return None if whole else f"{path} is not Multus' own with a clusterNetwork"
 
@@ -185,7 +185,7 @@ def has_taint(node: dict, key: str) -> bool:
 
 
 def serves(node: dict, boot_id: str) -> bool:
-    """Whether the kubelet has reported Ready in this very boot; what it said before the boot stays until then."""
+    """Whether the kubelet has reported Ready in this very boot; the status from before the boot stays until then."""
     ready = [item for item in node.get("status", {}).get("conditions", ()) if item.get("type") == "Ready"]
     booted = node.get("status", {}).get("nodeInfo", {}).get("bootID")
     return bool(ready) and ready[0].get("status") == "True" and booted == boot_id
@@ -203,7 +203,7 @@ def decide(node: dict, key: str, marked: bool, boot_id: str, reasons: list[str])
 
 
 class Keeper:
-    """The files of one boot, and one look at the node at a time."""
+    """The files of one boot; checks the node once per step."""
 
     def __init__(self, settings: dict, boot_id: str, run, api=Api, say=print, proc: str = "/proc"):
         self._settings, self._boot_id, self._run, self._api, self._say = settings, boot_id, run, api, say
@@ -213,7 +213,7 @@ class Keeper:
         self._told: tuple | None = None
 
     def step(self) -> str:
-        """State after one look: `unset` until the taint is dealt with, then `waiting`, `ready`; `refused`."""
+        """State after one check: `unset` until the taint is dealt with, then `waiting`, `ready`; `refused`."""
         try:
             return self._look()
         except Outdated:
@@ -221,7 +221,7 @@ class Keeper:
         except Denied as error:
             return self._tell(REFUSED, [f"the API server refuses the token: {error} (run playbooks/site.yml)"])
         except Unreachable as error:
-            self._tell(WAITING, [f"the API server is not to be had: {error}"])
+            self._tell(WAITING, [f"the API server is unavailable: {error}"])
             return "unset" if not os.path.exists(self._marker) else WAITING
 
     def _look(self) -> str:
@@ -249,7 +249,7 @@ class Keeper:
             self._say(f"taint {settings['taint']} set: the node has booted")
         if step in ("set", "mark"):
             write(self._marker, f"{self._boot_id}\n")
-            return self._tell(WAITING, ["the node is being looked at"])
+            return self._tell(WAITING, ["the first check of the node has not finished"])
         if step == "wait":
             return self._tell(WAITING, reasons)
         if step == "remove":
@@ -268,7 +268,7 @@ class Keeper:
         return resource_reasons(node.get("status", {}).get("allocatable", {}), self._settings["resources"])
 
     def _tell(self, state: str, reasons: list[str]) -> str:
-        """Say and write down what has changed; once, not at every look."""
+        """Log and record what has changed; once, not at every check."""
         if (state, reasons) != self._told:
             self._told = (state, reasons)
             for why in reasons:
@@ -304,7 +304,7 @@ def _run(argv: list[str]) -> str:
 
 
 def keep(keeper: Keeper, sleep=time.sleep) -> None:
-    """Look until the node is ready."""
+    """Check until the node is ready."""
     state = keeper.step()
     while state != READY:
         sleep(POLL_SECONDS[state])
@@ -312,7 +312,7 @@ def keep(keeper: Keeper, sleep=time.sleep) -> None:
 
 
 def awaited(settings: dict, boot_id: str, timeout: float, clock=time.monotonic, sleep=time.sleep) -> tuple[bool, list]:
-    """(whether the node is ready, what it waits for), from what `run` has written down in this boot."""
+    """(whether the node is ready, what it waits for), from what `run` has recorded in this boot."""
     deadline = clock() + timeout
     while True:
         try:
@@ -325,7 +325,7 @@ def awaited(settings: dict, boot_id: str, timeout: float, clock=time.monotonic, 
             return True, []
         if clock() >= deadline:
             reasons = status.get("reasons") if current else None
-            return False, reasons or ["gpufabric-rdma-node-ready.service has said nothing in this boot"]
+            return False, reasons or ["gpufabric-rdma-node-ready.service has reported nothing in this boot"]
         sleep(1)
 
 

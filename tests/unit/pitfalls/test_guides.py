@@ -372,10 +372,10 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("identity", REFUSED)
-def test_a_run_that_is_refused_says_what_it_has_been_spared(identity, captured):
+def test_a_refused_run_says_which_failure_it_prevented(identity, captured):
     for findings in REFUSED[identity]:
         found = [item._asdict() for item in findings(captured)]
-        assert [findings_catalogue.spared(item) for item in found] == [identity] * len(found)
+        assert [findings_catalogue.prevented(item) for item in found] == [identity] * len(found)
         assert found
         text = preflight_host.failure_text([{"host": "node1", "findings": found}])[1]
         assert re.search(rf"failure +{identity}\n?", text)
@@ -383,7 +383,9 @@ def test_a_run_that_is_refused_says_what_it_has_been_spared(identity, captured):
 
 def test_every_rule_of_refusal_is_shown_and_others_get_no_name():
     assert set(REFUSED) == {failure.id for failure in findings_catalogue.CATALOGUE if failure.refused}
-    assert findings_catalogue.spared({"object": "variable limits_memlock", "wanted": "a number", "seen": "x"}) is None
+    assert (
+        findings_catalogue.prevented({"object": "variable limits_memlock", "wanted": "a number", "seen": "x"}) is None
+    )
 
 
 # --- the catalogue itself ---------------------------------------------------------------------------------------------

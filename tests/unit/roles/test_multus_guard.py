@@ -95,12 +95,12 @@ def test_a_daemon_is_told_to_write_its_file_again(node, content):
         node.conf.write_text(content)
     before, text = node.primary.stat().st_ino, node.primary.read_text()
     assert node.after(0) is None
-    assert node.after(4) == "told"
+    assert node.after(4) == "renewed"
     assert node.primary.stat().st_ino != before
     assert node.primary.read_text() == text
     assert [path.name for path in node.primary.parent.iterdir() if path.name.startswith(".")] == []
     assert node.after(2) is None, "it is not told again at once"
-    assert node.after(9) == "told"
+    assert node.after(9) == "renewed"
     node.conf.write_text(VALID)
     assert node.after(20) is None
     assert len(node.said) == 2
@@ -110,5 +110,5 @@ def test_a_pod_network_without_a_file_of_its_own_is_said(node):
     node.start()
     node.primary.write_text("{")
     node.after(0)
-    assert node.after(4) == "helpless"
+    assert node.after(4) == "stuck"
     assert "run playbooks/site.yml" in node.said[0]

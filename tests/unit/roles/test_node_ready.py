@@ -97,7 +97,7 @@ def bed(tmp_path):
 
 
 def test_after_a_boot_the_taint_is_set_before_multus_may_go_on(bed):
-    bed.kubelet("True", LAST_BOOT, rail0="20")  # what it said before the boot is still there
+    bed.kubelet("True", LAST_BOOT, rail0="20")  # the status from before the boot is still there
     bed.conf()
     keeper = bed.keeper()
     assert keeper.step() == node_ready.WAITING
@@ -229,7 +229,7 @@ def test_a_node_that_has_not_registered_or_joined_is_waited_for(bed):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "no whole configuration"),
+        ("", "not a complete configuration"),
         ('{"type": "bridge"}', "is not Multus' own"),
         ('{"type": "multus-shim"}', "with a clusterNetwork"),
     ],
@@ -251,7 +251,7 @@ def test_a_limit_in_bytes_is_compared_as_a_number(tmp_path, limit, minimum, fine
 def test_a_kubeconfig_names_the_authority_as_a_file_or_inside(tmp_path):
     file = "clusters:\n- cluster:\n    server: https://127.0.0.1:6444\n    certificate-authority: /var/lib/ca.crt\n"
     assert node_ready.kubeconfig(file) == ("https://127.0.0.1:6444", "/var/lib/ca.crt")
-    with pytest.raises(ValueError, match="names no server"):
+    with pytest.raises(ValueError, match="has no server"):
         node_ready.kubeconfig("clusters: []\n")
 
 
@@ -266,12 +266,12 @@ def test_the_program_awaits_what_its_other_half_has_written(tmp_path):
         done = subprocess.run(argv, capture_output=True, text=True, check=False)
         return done.returncode, done.stdout.strip()
 
-    assert awaited() == (1, "gpufabric-rdma-node-ready.service has said nothing in this boot")
+    assert awaited() == (1, "gpufabric-rdma-node-ready.service has reported nothing in this boot")
     status = tmp_path / "run/node-ready.json"
     status.write_text(json.dumps({"state": "waiting", "reasons": ["no network"], "boot_id": boot}))
     assert awaited() == (1, "no network")
     status.write_text(json.dumps({"state": "ready", "reasons": [], "boot_id": "another"}))
-    assert awaited()[0] == 1, "what was said before the boot does not count"
+    assert awaited()[0] == 1, "what was recorded before the boot does not count"
     status.write_text(json.dumps({"state": "ready", "reasons": [], "boot_id": boot}))
     assert awaited() == (0, "")
 

@@ -66,7 +66,7 @@ def state(manager="apt", os=None, flavor="inbox", installed=None, **more):
     }
 
 
-def told(made):
+def listed(made):
     return [(change.object, change.action) for change in made.changes]
 
 
@@ -95,7 +95,7 @@ def carried_out(node, wanted):
 def test_a_fresh_apt_node(wanted):
     node = state(installed={"make": "4"}, kernels=[KERNEL, NEWER], headers={KERNEL: True, NEWER: False})
     made = plan(node, wanted)
-    assert told(made) == [
+    assert listed(made) == [
         (f"package linux-headers-{NEWER}", "need"),
         ("package dkms", "need"),
         (packages.KEYS["apt"], "write"),
@@ -145,19 +145,19 @@ def converged(wanted):
 
 def test_a_second_look_finds_nothing(wanted):
     made = plan(converged(wanted), wanted)
-    assert (told(made), sentence(made, wanted)) == ([], None)
+    assert (listed(made), sentence(made, wanted)) == ([], None)
 
 
 def test_upgrade_and_downgrade(wanted):
     node = converged(wanted)
-    assert ("package doca-ofed", "upgrade") in told(plan(node, {**wanted, "version": "3.3.0"}))
+    assert ("package doca-ofed", "upgrade") in listed(plan(node, {**wanted, "version": "3.3.0"}))
     finding = one_problem_of(plan(node, {**wanted, "version": "2.9.3"}))
     assert (finding.seen, finding.wanted) == ("3.2.1-044000, which is newer", "2.9.3")
     assert "driver_downgrade_allowed: true" in finding.next_step
     denied = one_problem_of(plan(node, {**wanted, "version": "2.9.3", "downgrade_allowed": False}))
     assert "driver_downgrade_allowed" not in denied.next_step
     allowed = plan(node, {**wanted, "version": "2.9.3", "downgrade_allowed": True})
-    assert ("package doca-ofed", "downgrade") in told(allowed)
+    assert ("package doca-ofed", "downgrade") in listed(allowed)
 
 
 def one_problem_of(made):
@@ -170,14 +170,14 @@ def test_another_stack_goes_first_and_only_on_consent(wanted):
     asked = one_problem_of(plan(node, wanted))
     assert "driver_remove_allowed: true" in asked.next_step
     assert "driver_remove_allowed" not in one_problem_of(plan(node, {**wanted, "remove_allowed": False})).next_step
-    assert told(plan(node, {**wanted, "remove_allowed": True}))[0] == ("driver stack", "take out")
+    assert listed(plan(node, {**wanted, "remove_allowed": True}))[0] == ("driver stack", "take out")
 
 
 def test_back_to_inbox(wanted):
     node = converged(wanted)
     node["packages"]["rdma-core"] = "2507mlnx58-1.2507097"
     made = plan(node, {"flavor": "inbox", "remove_allowed": True})
-    assert told(made) == [
+    assert listed(made) == [
         ("driver stack", "take out"),
         (packages.REPOSITORIES["apt"], "remove"),
         (packages.PINS, "remove"),
@@ -186,7 +186,7 @@ def test_back_to_inbox(wanted):
         ("user space of the stack", "return"),
     ]
     assert sentence(made, {"flavor": "inbox"}) == "the driver stack is removed and the inbox driver used again"
-    assert told(plan(state(), {"flavor": "inbox"})) == []
+    assert listed(plan(state(), {"flavor": "inbox"})) == []
 
 
 def test_the_key_is_the_pinned_one_and_alone(wanted, keys):
@@ -227,7 +227,7 @@ def test_a_repository_of_the_vendors_that_is_not_ours(wanted):
 def test_the_archive_of_ubuntu_2604():
     resolute = {"id": "ubuntu", "version_id": "26.04", "like": ["debian"], "pretty_name": "Ubuntu 26.04"}
     made = plan(state(os=resolute), {"flavor": "ubuntu_archive"})
-    assert told(made) == [("package doca-ofed-generic", "install"), (packages.SERVICE, "write")]
+    assert listed(made) == [("package doca-ofed-generic", "install"), (packages.SERVICE, "write")]
     assert anchors("ubuntu_archive", "7.0.0-1003-nvidia-64k") == ["doca-ofed-nvidia-64k"]
     assert "Ubuntu 26.04 or newer" in one_problem(plan(state(), {"flavor": "ubuntu_archive"})).wanted
     mixed = state(os=resolute, foreign_repositories=["/etc/apt/sources.list.d/doca.list"])
@@ -238,31 +238,31 @@ def test_a_build_that_a_kernel_upgrade_left_undone(wanted):
     node = converged(wanted)
     node |= {"kernels": [KERNEL, NEWER], "headers": {KERNEL: True, NEWER: True}}
     made = plan(node, wanted)
-    assert told(made) == [(f"DKMS module {BASE} 25.10 for {NEWER}", "build")]
+    assert listed(made) == [(f"DKMS module {BASE} 25.10 for {NEWER}", "build")]
     assert carried_out(node, wanted) == [f"dkms install -m {BASE} -v 25.10 -k {NEWER} --force"]
 
 
 def test_what_dpkg_left_half_done_comes_first(wanted):
     node = state(unfinished={f"{BASE}-dkms": "half-configured"})
-    assert told(plan(node, wanted))[0] == (f"package {BASE}-dkms", "finish")
+    assert listed(plan(node, wanted))[0] == (f"package {BASE}-dkms", "finish")
 
 
 def test_kernels_are_held_and_released(wanted):
     node = converged(wanted)
     node["packages"] |= {f"linux-image-{KERNEL}": "1", "linux-image-generic": "1"}
     held = plan(node, {**wanted, "hold_kernel": True})
-    assert told(held) == [(f"package linux-image-{KERNEL}", "hold"), ("package linux-image-generic", "hold")]
+    assert listed(held) == [(f"package linux-image-{KERNEL}", "hold"), ("package linux-image-generic", "hold")]
     node["held"] = {f"linux-image-{KERNEL}", "linux-image-generic"}
-    assert told(plan(node, {**wanted, "hold_kernel": True})) == []
-    assert len(told(plan(node, {**wanted, "hold_kernel": False}))) == 2
-    assert told(plan(node, wanted)) == []
+    assert listed(plan(node, {**wanted, "hold_kernel": True})) == []
+    assert len(listed(plan(node, {**wanted, "hold_kernel": False}))) == 2
+    assert listed(plan(node, wanted)) == []
 
 
 def test_in_a_container_nothing_is_installed(wanted):
     node = state()
     node["facts"]["node"]["container"] = "docker"
     made = plan(node, wanted)
-    assert (told(made), len(made.not_verified)) == ([], 1)
+    assert (listed(made), len(made.not_verified)) == ([], 1)
 
 
 STATUS = {
