@@ -12,6 +12,7 @@ description:
   - C(ib_core) and C(mlx5_core) are often loaded from the initramfs, with the options it holds. An image that is not
     newer than a source is built again, with C(update-initramfs) or C(dracut); a node without either has nothing to
     refresh.
+  - An image is built beside the old one and takes its place when it is whole, so that a full C(/boot) costs nothing.
   - The age of the files decides, so a run that failed midway is made good by the next one.
   - The C(dracut) path is tested against captured trees only.
 extends_documentation_fragment:
@@ -111,6 +112,7 @@ import os
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure, finish, settle
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import built_beside, sync
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.initramfs import command, plan
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather
@@ -137,18 +139,43 @@ def source_times(root: str, sources: list[str]) -> dict:
 
 
 def apply(changes, facts: dict, run):
+    generator = facts["initramfs"]["generator"]
     kernels = {image["path"]: image["kernel"] for image in facts["initramfs"]["images"]}
     for change in changes:
-        argv = command(facts["initramfs"]["generator"], change.object, kernels[change.object])
-        code, out, error = run(argv)
-        if code:
-            raise Refused.because(
-                change.object,
-                change.after,
-                f"{' '.join(argv)} ended with {code}: {(error or out).strip()[-500:]}",
-                "settle what it says (a full /boot is the usual cause) and run again; the image is still the old one",
-            )
+        image, kernel = change.object, kernels[change.object]
+        if generator == "dracut":
+            # It copies to its output, and removes what is there when that fails.
+            with built_beside(image) as beside:
+                _build(change, command(generator, beside, kernel), beside, run)
+        else:
+            _build(change, command(generator, image, kernel), image, run)
+            sync(image)
         yield change
+
+
+def _build(change, argv, output: str, run) -> None:
+    code, out, error = run(argv)
+    made = _size(output)
+    if code or not made:
+        said = f": {(error or out).strip()[-500:]}" if code else " and left an empty file or none"
+        left = (
+            "the image is still the old one"
+            if _size(change.object)
+            else "there is no image now, and the node must not be rebooted before there is one"
+        )
+        raise Refused.because(
+            change.object,
+            change.after,
+            f"{' '.join(argv)} ended with {code}{said}",
+            f"settle what it says (a full /boot is the usual cause) and run again; {left}",
+        )
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except FileNotFoundError:
+        return 0
 
 
 @guarded

@@ -112,6 +112,29 @@ def replacing(path: str, mode: int = paths.MODE) -> Iterator[IO[bytes]]:
         _sync(folder)
 
 
+@contextlib.contextmanager
+def built_beside(path: str) -> Iterator[str]:
+    """A name beside the path for a program to write to: what it made takes the path's place when the block ends well.
+
+    Whatever the program does to its output when it fails, the path has the old content or the new one.
+    """
+    beside = os.path.join(os.path.dirname(path), f"{BESIDE}{secrets.token_hex(8)}")
+    try:
+        yield beside
+        rename(beside, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            remove(beside)
+        raise
+
+
+def sync(path: str) -> None:
+    """Have the disk hold a file that another program has written, and its name."""
+    with _folder_of(path) as (folder, name):
+        _sync(folder, name)
+        _sync(folder)
+
+
 def set_attribute(path: str, value: str) -> None:
     """Write a kernel attribute (sysfs, /proc/sys) in place; OSError when the kernel rejects the value."""
     with open(path, "w", encoding="ascii") as stream:
