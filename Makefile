@@ -45,7 +45,7 @@ drift: venv ## Compare nodes with the inventory: 0 converged, 2 drift, 3 reboot 
 	@python3 bin/drift.py -i $(INVENTORY) $(ARGS)
 
 ##@ The lab
-.PHONY: lab-up lab-down lab-ssh lab-test lab-pitfalls lab-matrix lab-cluster lab-scenarios driver-root driver-lab kubelet-lab plugin-lab bench-peer rails
+.PHONY: lab-up lab-down lab-ssh lab-test lab-pitfalls lab-matrix lab-cluster lab-scenarios reboot-test driver-root driver-lab kubelet-lab plugin-lab bench-peer rails
 lab-up: venv lab-packages ## Build the image once and boot the nodes (they are reused while they run)
 	@lab/labctl up
 
@@ -80,6 +80,9 @@ lab-cluster: venv lab-packages ## One bare node to pods with verbs, then a secon
 
 lab-scenarios: venv lab-packages ## The cluster on a lab of its own: second run, drift, pitfalls, reboots, from a saved state; needs Go
 	@LAB_DIR=.lab/cluster LAB_PORT_BASE=22600 lab/progress "scenarios of the lab's cluster" pytest -v -rs -n0 tests/cluster $(ARGS)
+
+reboot-test: venv ## Reboots of three servers with real members of etcd on this machine's loopback; needs Go
+	@lab/progress "reboots of three servers" pytest -n0 -v tests/reboot $(ARGS)
 
 plugin-lab: venv lab-packages ## The device plugin on a lab node of its own: hot-plug, links, kubelet restarts, config swaps, growth
 	@lab/progress "device plugin on a lab node" python tests/device_plugin_lab/plugin_lab.py $(ARGS)

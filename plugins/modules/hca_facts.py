@@ -43,8 +43,8 @@ options:
     description:
       - Parts to gather. V(!gids) leaves out the GID tables, which are most of the files on a node with many HCAs.
       - V(hcas) brings C(cards_without_rdma) along, V(pci) is that and C(gpus).
-      - A part that was not asked for is absent from the facts. C(schema), C(node), C(virtualization) and
-        C(reboot_reasons) are always there, the last one as far as the gathered parts tell.
+      - A part that was not asked for is absent from the facts. C(schema), C(node), C(virtualization),
+        C(unfinished) and C(reboot_reasons) are always there, the last one as far as the gathered parts tell.
     type: list
     elements: str
     default: [all]
@@ -559,6 +559,11 @@ ansible_facts:
           description: Files of this collection on the node by path, each with C(mode) and C(content).
           type: dict
           returned: with subset owned_files
+        unfinished:
+          description: What a run has begun on the node and no run has ended yet, C(driver_reload) and C(reboot).
+          type: list
+          elements: str
+          returned: always
         reboot_reasons:
           description: Why the node needs a reboot, one sentence each.
           type: list

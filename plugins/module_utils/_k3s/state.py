@@ -70,6 +70,13 @@ def others(tree: Tree) -> dict[str, str]:
     return {path: name for path, name in _OTHERS.items() if tree.exists(path)}
 
 
+def membership(tree: Tree) -> dict:
+    """What the node is in a cluster: whether it runs pods, is a server of k3s, and what else brought it there."""
+    joined = tree.exists(f"{k3s.DATA}/agent/kubelet.kubeconfig")
+    theirs = sorted(set(others(tree).values()))
+    return {"member": joined or bool(theirs), "server": tree.isdir(f"{k3s.DATA}/server/db"), "others": theirs}
+
+
 def converging(root: str, run: Callable, token: str | None = None) -> dict:
     """What `_k3s.plan.plan` wants to know."""
     tree = Tree(root)

@@ -100,7 +100,7 @@ def test_consent_to_a_reboot_has_three_states(play):
     }
     # A real run may not see the host that consented: it would reboot the machine that runs this test.
     real = {name: hosts[name] for name in ("unanswered", "later", "settled")}
-    asked = results(play(real, []))["unanswered"]["Fail without consent to reboot"]
+    asked = results(play(real, []))["unanswered"]["Fail without consent or if the node would not come back"]
     assert asked["failed"] is True
     for words in ("node unanswered", *reasons["rdma_reboot_reasons"], "reboot_allowed=true", "reboot_allowed=false"):
         assert words in asked["msg"]
@@ -117,6 +117,38 @@ def test_consent_to_a_reboot_has_three_states(play):
     # Over a local connection ansible.builtin.reboot refuses to go further; the VM scenario reboots for real.
     assert "Reboot" in found["consented"]
     assert "Reboot" not in found["settled"]
+
+
+def test_a_node_that_would_not_come_back_is_not_rebooted(play, tmp_path):
+    """The image that dracut took away, on a node of a cluster."""
+    root = tmp_path / "node"
+    for path in ("boot/vmlinuz-5.14", "lib/modules/5.14/modules.dep", "var/lib/rancher/k3s/agent/kubelet.kubeconfig"):
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text("x")
+    host = {"rdma_reboot_reasons": ["RDMA netns mode is exclusive."], "discovery_root": str(root)}
+    hosts = {"allowed": {**host, "reboot_allowed": True}, "later": {**host, "reboot_allowed": False}}
+    # In check mode: a run that is not refused would reach the reboot.
+    found = results(play(hosts, [], "--check"))
+    refused = found["allowed"]["Fail without consent or if the node would not come back"]
+    assert refused["failed"] is True
+    assert "kernel 5.14, which boots next" in refused["msg"]
+    assert "the entry names no image" in refused["msg"]
+    assert "Reboot" not in found["allowed"]
+    assert not any(result.get("failed") for result in found["later"].values())
+
+
+def test_all_questions_about_a_node_of_a_cluster_are_asked_at_once(play, tmp_path):
+    joined = tmp_path / "node/var/lib/rancher/k3s/agent/kubelet.kubeconfig"
+    joined.parent.mkdir(parents=True)
+    joined.touch()
+    host = {"rdma_reboot_reasons": ["RDMA netns mode is exclusive."], "discovery_root": str(tmp_path / "node")}
+    hosts = {"both": host, "drain": {**host, "reboot_allowed": True}}
+    name = "Fail without consent or if the node would not come back"
+    found = {host: tasks[name]["msg"] for host, tasks in results(play(hosts, [])).items()}
+    for words in ("reboot_allowed=true", "reboot_drain_allowed=true", "reboot_drain_allowed=false"):
+        assert words in found["both"]
+    assert "reboot_drain_allowed=true" in found["drain"]
+    assert "reboot_allowed is not set" not in found["drain"]
 
 
 REFUSED = {

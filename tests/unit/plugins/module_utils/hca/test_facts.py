@@ -73,7 +73,7 @@ def gathered(root):
 def test_the_model_has_every_part(everything):
     assert set(gathered(everything.root)) == {
         *(set(SUBSETS) - {"pci", "gids"}),
-        *("schema", "node", "virtualization", "cards_without_rdma", "rails_excluded", "reboot_reasons"),
+        *("schema", "node", "virtualization", "cards_without_rdma", "rails_excluded", "unfinished", "reboot_reasons"),
     }
 
 
@@ -92,7 +92,7 @@ def test_the_model_has_every_part(everything):
 )
 def test_subsets(everything, subset, parts):
     facts = gather(everything.tree(), from_seams, subset)
-    assert set(facts) == {"schema", "node", "virtualization", "reboot_reasons", *parts}
+    assert set(facts) == {"schema", "node", "virtualization", "unfinished", "reboot_reasons", *parts}
 
 
 def test_a_subset_that_does_not_exist_is_refused(node):

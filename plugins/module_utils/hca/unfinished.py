@@ -1,0 +1,17 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a run has begun on the node and recorded there, and no run has ended yet."""
+
+from __future__ import annotations
+
+from .tree import Tree
+
+RECORDS = {
+    "driver_reload": "/var/lib/gpufabric-rdma/driver_reload.json",
+    "reboot": "/var/lib/gpufabric-rdma/reboot.json",
+}
+
+
+def names(tree: Tree) -> list[str]:
+    return [name for name, path in RECORDS.items() if tree.exists(path)]
