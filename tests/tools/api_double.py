@@ -1,8 +1,8 @@
-"""A double of an API server: one node behind TLS on the loopback, with the checks that the real one makes of a client.
+"""A double of an API server: one node behind TLS on the loopback, with the checks that a real one applies to a client.
 
 It answers GET and merge PATCH of /api/v1/nodes/NAME: 401 for an unknown token, 403 for a node that changes its own
-taints (as the admission plugin NodeRestriction has it), 404 for another name, 409 for an outdated resourceVersion, 415
-for a patch of another type. What it does not know it refuses with 405.
+taints (as the admission plugin NodeRestriction does), 404 for another name, 409 for an outdated resourceVersion, 415
+for a patch of another type. Anything else gets 405.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def handler(cluster: Cluster):
         do_GET = do_PATCH = do_PUT = do_DELETE = do_POST = _serve
 
         def log_message(self, *_arguments):
-            """The calls stand in the cluster."""
+            """The calls are recorded in the cluster."""
 
     return Handler
 

@@ -1,6 +1,6 @@
 """A double of ib_write_bw for tests: its two ends meet on a TCP port of this machine and print what perftest prints.
 
-It is laid into a node's tree as usr/bin/ib_write_bw. BANDWIDTH_DOUBLE names a JSON file: {"gbit": figure for all tests,
+It is usr/bin/ib_write_bw in a node's tree. BANDWIDTH_DOUBLE names a JSON file: {"gbit": figure for all tests,
 "rails": {"HCA of the client": figure}, "log": file that gets one line a start and an end}.
 """
 

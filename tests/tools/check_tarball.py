@@ -1,4 +1,4 @@
-"""check_tarball.py TARBALL CHECKOUT: the tarball holds exactly the product, judged independently of galaxy.yml.
+"""check_tarball.py TARBALL CHECKOUT: the tarball contains exactly the product, checked independently of galaxy.yml.
 
 Exit code 1 names each file that is missing or too many.
 """

@@ -2,7 +2,7 @@
 
     compose_hosts.py [FOLDER]
 
-A composed node is what the kernel would show of a machine that was not at hand: paths and link structure follow the
+A composed node is what the kernel would show on a machine that was not available: paths and link structure follow the
 kernel's sources (drivers/infiniband/core/sysfs.c, drivers/pci/pci-sysfs.c, net/core/net-sysfs.c, each driver's own
 attributes), values come from the sources that each fixture names under `provenance`. Nothing is random, so writing
 again gives the same bytes.
@@ -72,7 +72,7 @@ VERBS = ("ib_core", "ib_cm", "iw_cm", "ib_umad", "ib_uverbs", "rdma_cm", "rdma_u
 MLX5 = (*VERBS, "mlx5_core", "mlx5_ib")
 # MLNX_OFED and DOCA replace these by their own build.
 OFED_MODULES = (*VERBS, "ib_ipoib", "mlx5_core", "mlx5_ib")
-# Whose file on disk the facts look into; the others stand in modules.dep alone.
+# Modules whose file on disk the facts read; the others are only in modules.dep.
 ON_DISK = ("ib_core", "mlx5_core", "mlx5_ib", "mlx4_core", "mlx4_ib", "mlx_compat", "nvidia", "nvidia_peermem")
 
 # model: device, subsystem, hca_type, psid, firmware, link speed, link width
@@ -159,7 +159,7 @@ def kernel_module(machine: int, fields: dict) -> bytes:
 
 
 class Node:
-    """One machine in the making; every method adds what the kernel or a package would have put there."""
+    """One machine under construction; every method adds what the kernel or a package would have created."""
 
     def __init__(
         self, name, about, sources, *, system="ubuntu-22.04", kernel="6.8.0-60-generic", arch="x86_64", cmdline=""
@@ -349,7 +349,7 @@ class Node:
         return folder
 
     def stack(self, upper, lower):
-        """The links between a bond or VLAN and what it stands on."""
+        """The links between a bond or VLAN and its lower interfaces."""
         self.link(f"{self.netdevs[upper]}/lower_{lower}", self.netdevs[lower])
         self.link(f"{self.netdevs[lower]}/upper_{upper}", self.netdevs[upper])
 
@@ -620,7 +620,7 @@ class Node:
             "vermagic": f"{self.kernel} SMP preempt mod_unload",
         }
         if path.endswith(".zst"):
-            # The reader asks modinfo for these; the bytes themselves are never looked at.
+            # The reader asks modinfo for these; the bytes themselves are never read.
             self.files[path] = ""
             self.seams["modinfo"][path.replace("/usr/lib/", "/lib/", 1)] = {"filename": path, **fields}
             return
@@ -1567,7 +1567,7 @@ def netns_gids_256():
     node.card("0000:3b:00.0", "cx7", "0000:3a:00.0", cpus="0-31")
     mac, name = "a0:88:c2:c0:00:00", "enp59s0np0"
     table = roce_gids(mac, name, "10.18.0.1/24")
-    # An address that went leaves a hole; a VLAN on top has entries of its own with its own netdev.
+    # A removed address leaves a hole; a VLAN on top has entries of its own with its own netdev.
     table += [
         (index + 7, gid, kind, f"{name}.100") for index, gid, kind, _netdev in roce_gids(mac, name, "10.18.100.1/24")
     ]

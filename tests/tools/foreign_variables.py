@@ -24,7 +24,7 @@ class Reference(NamedTuple):
     path: str
     line: int
     variable: str
-    default: bool  # whether a default of its own stands behind it
+    default: bool  # whether it has a default of its own
 
     def __str__(self):
         return f"{self.path}:{self.line}: {self.variable}{' with a default' if self.default else ''}"
@@ -90,7 +90,7 @@ def _in_template(text: str, first: int):
     defaulted = {id(base) for node in tree.find_all(nodes.Filter) for base in _defaulted(node)}
     for node in tree.find_all(nodes.Name):
         yield first + node.lineno - 1, node.name, id(node) in defaulted
-    # A key or an attribute may be one of typed variables that were handed on; then it needs no default.
+    # A key or an attribute may be one of typed variables passed on; then it needs no default.
     for kind, text_of in ((nodes.Const, "value"), (nodes.Getattr, "attr")):
         for node in tree.find_all(kind):
             if id(node) in defaulted:
@@ -124,7 +124,7 @@ _ENVIRONMENT.filters, _ENVIRONMENT.tests = _Lenient(), _Lenient()
 
 
 def _in_python(tree):
-    """Only what brings a default: get with two arguments. Plugins are handed typed values and name them freely."""
+    """Only what brings a default: get with two arguments. Plugins get typed values and may name them freely."""
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call) or getattr(node.func, "attr", None) != "get" or len(node.args) != 2:
             continue

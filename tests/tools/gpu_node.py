@@ -1,4 +1,4 @@
-"""A composed node with one NVIDIA GPU and real module files, for the GPUDirect doctor and all who listen to it."""
+"""A composed node with one NVIDIA GPU and real module files, for the GPUDirect doctor and users of its verdict."""
 
 from __future__ import annotations
 

@@ -18,11 +18,11 @@ META = "linux-headers-{architecture}"
 
 
 class NoHeaders(Exception):
-    """Why there are none; the tests that need them say so and are not verified."""
+    """Why there are none; the tests that need them report that and are not verified."""
 
 
 def build_tree() -> pathlib.Path:
-    """A folder that Kbuild takes: installed headers of the newest kernel, else freshly unpacked ones."""
+    """A folder that Kbuild accepts: installed headers of the newest kernel, else freshly unpacked ones."""
     installed = sorted(path.parent for path in pathlib.Path("/usr/src").glob("linux-headers-*/Module.symvers"))
     if installed:
         return installed[-1]

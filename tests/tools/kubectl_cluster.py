@@ -1,4 +1,4 @@
-"""The state of the kubectl double, and the two nodes that it stands for."""
+"""The state of the kubectl double, and the two nodes that it simulates."""
 
 from __future__ import annotations
 

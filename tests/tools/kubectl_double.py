@@ -3,17 +3,17 @@
     kubectl_double.py --kubeconfig=STATE get|apply|delete|patch|drain|wait|rollout|exec …
 
 It speaks server-side apply (field ownership by manager, conflicts, removal of fields that a manager no longer applies,
-dry runs, defaults that a server fills in), starts pods, and evicts them. What it does not know it refuses. STATE holds
+dry runs, defaults that a server fills in), starts pods, and evicts them. Anything else is refused. STATE holds
 
     objects   {KIND/NAMESPACE/NAME: object}
     calls     [argv]
     applied   {manager: [object]}, without dry runs
     down      no API server answers; busy {verb: n}: the next n calls of a verb get no answer
     never     [word]: a wait with such a word times out
-    answers   {pod: what it says to an exec of sh}
+    answers   {pod: its output for an exec of sh}
     pending   {pod: [reason]}: pods that never run; all others run as soon as they are applied
     budgets   [pod]: pods that may not be evicted
-    tokens    {account: token}, or {"*": token}: what the token controller fills in, once the call has ended
+    tokens    {account: token}, or {"*": token}: what the token controller adds after the call
     processes {KIND/NAMESPACE/NAME: folder}: what is gone from the node's /proc once the object is
 """
 
@@ -279,7 +279,7 @@ def leaves(value, path="") -> dict:
 
 
 def merge(into, new) -> None:
-    """RFC 7386: null takes a field away."""
+    """RFC 7386: null removes a field."""
     for name, value in new.items():
         if value is None:
             into.pop(name, None)

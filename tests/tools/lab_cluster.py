@@ -1,8 +1,9 @@
 """The lab's cluster for tests: the nodes, the playbooks on them, the API server.
 
 LAB_DIR and its companions say which lab; `make lab-scenarios` sets them for two nodes, `make lab-cluster` for one. The
-first test that asks for the cluster brings it up and saves its nodes; later sessions start from that, as long as what
-made it is unchanged.
+first test that asks for the cluster brings it up and saves its nodes; later sessions start from that, as long as
+everything it was
+built from is unchanged.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ class Cluster(Lab):
         self.figures: list[str] = []
         self.first = None  # the run that made the cluster, where this session did, and its seconds
         self.first_seconds = 0.0
-        # What every run on the cluster is told, however it is started.
+        # Variables of every run on the cluster, however it is started.
         self.variables = ("-e", f"@{self.state}/cluster.yml")
         self.hosts = ("-i", str(CHECKOUT / "inventory" / self.inventory))
 
@@ -136,14 +137,14 @@ class Cluster(Lab):
         return found
 
     def changed_since(self, before: dict[str, set[str]]) -> dict[str, list[str]]:
-        """What everything() says now and did not say then, and the other way round."""
+        """The difference between everything() then and now, in both directions."""
         now = self.everything()
         return {name: sorted(now[name] ^ before[name]) for name in now if now[name] != before[name]}
 
     def bring_up(self) -> None:
         """From the saved nodes, or from their first boot.
 
-        The mark lies with a node's disk, so that `labctl down` takes it away with what was saved.
+        The mark is beside a node's disk, so that `labctl down` removes it with the saved state.
         """
         mark = self.state / "nodes" / self.server / "cluster.made-of"
         if mark.exists() and mark.read_text() == made_of():
@@ -165,7 +166,7 @@ class Cluster(Lab):
         mark.write_text(made_of())
 
     def note(self, figure: str) -> None:
-        """A line for the end of the session; said at once too, with pytest's -s, for a session may be cut off."""
+        """A line for the end of the session; printed at once too, with pytest's -s, in case the session is cut off."""
         self.figures.append(figure)
         print(figure, flush=True)
 
@@ -176,7 +177,7 @@ class Cluster(Lab):
         self.note(f"{time.monotonic() - start:7.1f} s  {what}")
 
     def try_node(self, name: str, script: str) -> str:
-        """What a node says, or nothing while it does not answer."""
+        """A node's output, or nothing while it does not answer."""
         done = self.try_labctl("ssh", name, script, stdin="")
         return done.stdout.strip() if done.returncode == 0 else ""
 
@@ -196,7 +197,7 @@ class Cluster(Lab):
         self.wait(lambda: self.try_node(name, script) not in ("", before), f"a new boot of {name}")
 
     def came_back(self, name: str) -> bool:
-        """Whether the API server knows of this boot: until the kubelet reports, all looks as before it."""
+        """Whether the API server knows of this boot: until the kubelet reports, everything looks as before it."""
         script = "cat /proc/sys/kernel/random/boot_id; date -u -d @$(sed -n 's/^btime //p' /proc/stat) +%FT%TZ"
         boot, since = (self.try_node(name, script).splitlines() or ["", ""])[:2]
         pods = [
@@ -208,12 +209,12 @@ class Cluster(Lab):
         return boot != "" and known == boot and bool(pods) and all(started >= since for started in pods)
 
     def startup_taints(self) -> list[str]:
-        """Nodes that have not been proven ready for RDMA pods yet."""
+        """Nodes that are not verified as ready for RDMA pods yet."""
         nodes = self.get("nodes").get("items", ())
         return [node["metadata"]["name"] for node in nodes if STARTUP_TAINT in taints(node)]
 
     def startup_taint_times(self, name: str) -> tuple[float, float]:
-        """When the unit of ours set the startup taint in this boot of the node, and when it removed it; Unix time."""
+        """When our unit set the startup taint in this boot of the node, and when it removed it; Unix time."""
         said = self.node(name, "journalctl --boot --unit gpufabric-rdma-node-ready --output short-unix --no-pager")
         times = {}
         for line in said.splitlines():
@@ -227,7 +228,7 @@ class Cluster(Lab):
         """Until the scheduler has bound the pod, which it must not while the node has the startup taint."""
 
         def bound() -> bool:
-            # The pod is looked at before the node: a taint may go in between.
+            # Read the pod before the node: a taint may be removed in between.
             place = self.get("pod", pod, "-n", namespace).get("spec", {}).get("nodeName")
             tainted = STARTUP_TAINT in taints(self.get("node", name))
             assert not (place and tainted), f"{pod} was bound to {place} while it had the startup taint"
@@ -248,7 +249,7 @@ class Cluster(Lab):
         return done.stdout.strip()
 
     def get(self, *words: str) -> dict:
-        """The object or the list; {} while it is not there or nobody answers."""
+        """The object or the list; {} while it does not exist or the API server does not answer."""
         done = self.try_kubectl("get", *words, "-o", "json")
         return json.loads(done.stdout) if done.returncode == 0 else {}
 
@@ -262,7 +263,7 @@ class Cluster(Lab):
         return len(conditions) == len(self.nodes) and all(conditions) and all(self.pods().values())
 
     def allocatable(self, resource: str) -> int | None:
-        """How much of a resource the worker offers to pods; None while nobody answers."""
+        """How much of a resource the worker offers to pods; None while the API server does not answer."""
         node = self.get("node", self.worker)
         return int(node["status"]["allocatable"].get(resource, 0)) if node else None
 

@@ -1,4 +1,4 @@
-"""How long the parts of the lab's cluster took by themselves, by their own time stamps: a run is measured by it."""
+"""How long each part of the lab's cluster took, by its own timestamps: runs are compared with this."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ PROBE = "component"
 
 
 def components(cluster) -> dict[str, float]:
-    """{part: seconds} of the cluster as its first run left it; where nodes go side by side, those of the slowest.
+    """{part: seconds} of the cluster as its first run left it; where nodes run in parallel, those of the slowest.
 
     Each part counts from the moment it had what it needs: a service from its start, Flannel and Multus from their
-    DaemonSets, a node's Ready from Multus' configuration, a pod with net1 (made here and taken away) from its object.
+    DaemonSets, a node's Ready from Multus' configuration, a pod with net1 (created and deleted here) from its object.
     """
     started, ready = _service(cluster, cluster.server)
     found = {"server ready": ready - started}
@@ -31,7 +31,7 @@ def components(cluster) -> dict[str, float]:
 
 
 def _service(cluster, name: str) -> tuple[float, float]:
-    """When the kubelet's service was started, and when it said that it is ready."""
+    """When the kubelet's service was started, and when it reported READY."""
     show = "systemctl show --timestamp=unix --value --property=InactiveExitTimestamp --property=ActiveEnterTimestamp"
     said = cluster.node(name, f"{show} {cluster.kubelet_service(name)}").split()
     started, ready = sorted(float(stamp.lstrip("@")) for stamp in said)

@@ -33,13 +33,13 @@ class Run:
         }
 
     def checks(self, host, status):
-        """The named checks of the verification role that ended so."""
+        """The named checks of the verification role with this status."""
         facts = [result["ansible_facts"] for result in self.results[host] if "ansible_facts" in result]
         checks = next(fact["rdma_checks"] for fact in facts if "rdma_checks" in fact)
         return [check for check in checks if check["status"] == status]
 
     def messages(self, host):
-        """What was said to the user about this host."""
+        """What was printed to the user about this host."""
         said = [result.get("msg", "") for result in self.results[host]]
         return "\n".join("\n".join(map(str, words)) if isinstance(words, list) else str(words) for words in said)
 

@@ -1,4 +1,4 @@
-"""What the tests of the pod network's pitfalls plant in the lab's cluster, and what they look at."""
+"""What the tests of the pod network's pitfalls plant in the lab's cluster, and what they observe."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def pod(name, node, networks=None, on=None):
 
 
 def taking(pod, amount):
-    """The pod, which takes so many devices of rail 0's resource, and is not started again when it has ended."""
+    """The pod, which takes so many devices of rail 0's resource, and is not restarted when it has ended."""
     pod["spec"]["restartPolicy"] = "Never"
     pod["spec"]["containers"][0]["resources"] = {"limits": {RESOURCE: str(amount)}}
     return pod
@@ -81,7 +81,7 @@ def interfaces(cluster, name):
 
 
 def complaints(cluster, name, reason="FailedCreatePodSandBox"):
-    """What is said, under this reason, of a pod that does not start: by the kubelet, unless another one is given."""
+    """Events with this reason for a pod that does not start: from the kubelet, unless another source is given."""
     events = cluster.get("events", "-n", NAMESPACE).get("items", [])
     return "\n".join(
         event["message"] for event in events if event["involvedObject"]["name"] == name and event["reason"] == reason
@@ -89,17 +89,17 @@ def complaints(cluster, name, reason="FailedCreatePodSandBox"):
 
 
 def unscheduled(cluster, name):
-    """What the scheduler has said of a pod that it bound to no node."""
+    """The scheduler's messages about a pod that it bound to no node."""
     return complaints(cluster, name, "FailedScheduling")
 
 
 def lines(run, host):
-    """{id: what verify says} of the failed checks of a host."""
+    """{id: line in verify's output} of the failed checks of a host."""
     return {check["id"]: f"{check['object']}: {check['seen']}" for check in run.checks(host, "failed")}
 
 
 def everywhere(run, cluster):
-    """lines() of all hosts: a check of the cluster stands with the first."""
+    """lines() of all hosts: a check of the cluster is listed under the first."""
     return {identity: line for name in cluster.nodes for identity, line in lines(run, name).items()}
 
 
@@ -110,7 +110,7 @@ def not_ready(cluster, name):
 
 
 def plant_missing_plugin(cluster, name):
-    """K3: a CNI plugin of the worker is gone, and a new pod of this name fails for it."""
+    """K3: a CNI plugin of the worker is gone, and a new pod of this name fails because of it."""
     cluster.node(cluster.worker, f"rm {PLUGIN}")
     apply(cluster, pod(name, cluster.worker))
     cluster.wait(lambda: "failed to find plugin" in complaints(cluster, name), "the pod's failure", PATIENCE)
@@ -129,7 +129,7 @@ def plant_foreign_conf(cluster):
 
 
 def _patch(cluster, daemon, path, value):
-    """Changes one field of a DaemonSet by hand and waits until its pods are new ones."""
+    """Changes one field of a DaemonSet by hand and waits until its pods are replaced."""
     name, namespace = daemon
     change = json.dumps([{"op": "replace", "path": f"/spec/template/spec/containers/0/{path}", "value": value}])
     cluster.kubectl("patch", "daemonset", name, "-n", namespace, "--type=json", "-p", shlex.quote(change))
@@ -156,7 +156,7 @@ def plant_plugins_mounted_elsewhere(cluster):
 
 
 def pod_network_address(cluster, name):
-    """The address by which a node carries the traffic of its pods, as Flannel publishes it."""
+    """The node's address for pod traffic, as Flannel publishes it."""
     return cluster.get("node", name)["metadata"]["annotations"]["flannel.alpha.coreos.com/public-ip"]
 
 

@@ -32,7 +32,7 @@ def file(path, content="x"):
 
 
 def module(name, refcount, *holds):
-    """A loaded module that stands on others."""
+    """A loaded module that depends on others."""
     return Over(
         {f"/sys/module/{name}/refcnt": str(refcount)},
         {f"/sys/module/{other}/holders/{name}": f"../../{name}" for other in holds},
@@ -85,7 +85,7 @@ def mounted(mount, source, kind="ext4", options="rw", number="259:5"):
 
 
 def udev(name=NIC, index=3):
-    """What udev has recorded of an interface, and the .link file that every system ships."""
+    """What udev has recorded about an interface, and the .link file that every system ships."""
     return Over(
         {
             f"/run/udev/data/n{index}": f"I:1\nE:ID_NET_NAMING_SCHEME=v252\nE:ID_NET_NAME_PATH={name}\nG:systemd",

@@ -1,6 +1,6 @@
-"""The rows of the catalogue of failures: what plants each one, and what verify has to make of it.
+"""The rows of the catalogue of failures: what plants each one, and what verify must report.
 
-A plant changes one thing on two sound nodes, and what that thing brings about in a real cluster.
+A plant changes one thing on two sound nodes, and what that causes in a real cluster.
 """
 
 from __future__ import annotations
@@ -238,7 +238,7 @@ def small_mtu(world):
 
 
 class Row(NamedTuple):
-    """plant, the root, ids of checks that have to stand beneath it on the first of the hosts that have to have it."""
+    """plant, the root, ids of checks that must be listed beneath it on the first of the hosts that must have it."""
 
     plant: Callable
     root: str

@@ -1,4 +1,4 @@
-"""Two sound nodes in a cluster, as verify sees them, for tests that plant one failure and look what it is called.
+"""Two sound nodes in a cluster, as verify sees them, for tests that plant one failure and check its name.
 
 Host facts are those of a captured node. Objects of the API server, states of pods and their answers are composed; they
 go through _kube and verify_checks' judge as in a run.
@@ -35,7 +35,7 @@ CNI_WANTED = {
 
 
 def converged(facts: dict, variables: dict) -> dict:
-    """A GH200 on which every planner finds its work done, both ports cabled and with jumbo frames."""
+    """A GH200 on which no planner finds anything to do, both ports cabled and with jumbo frames."""
     facts["modules"] = {name: dict(LOADED) for name in [*variables["kernel_modules_required"], "nvidia_peermem"]}
     facts["initramfs"]["images"] = []
     facts["subsystem"].update(netns_mode="shared", persisted_netns_mode="shared")
@@ -85,7 +85,7 @@ class World:
                 item["status"]["conditions"] = [{"type": "Ready", "status": "False", "message": message}]
 
     def use(self, annotation="rail0", limits=(RESOURCE,), answer=ROCE, security=None, reason=None, paths=()) -> None:
-        """Look into a pod of the user instead of running test pods."""
+        """Check a pod of the user instead of running test pods."""
         metadata = {"name": "mine", "namespace": "default"}
         metadata["annotations"] = {kube_pods.NETWORKS: annotation} if annotation else {}
         ready = "False" if reason else "True"
@@ -185,7 +185,7 @@ class World:
 
 
 def at(text: str, host: str) -> str:
-    """An answer with the address that pods of this host are given."""
+    """An answer with the address that pods of this host get."""
     last = HOSTS.index(host) * 16 + 2
     return text.replace("10.56.0.2/", f"10.56.0.{last}/").replace("0a38:0002", f"0a38:{last:04x}")
 
@@ -234,7 +234,7 @@ def flannel(cidr: str = "10.42.0.0/16") -> dict:
 
 
 def flannel_daemon() -> dict:
-    """What makes cluster_info look for Flannel's configuration."""
+    """What makes cluster_info read Flannel's configuration."""
     image = f"flannel@sha256:{'0' * 64}"
     spec = {"template": {"spec": {"containers": [{"name": "kube-flannel", "image": image}]}}}
     metadata = {"name": "kube-flannel-ds", "namespace": "kube-flannel"}

@@ -9,7 +9,7 @@ PLUGINS = pathlib.Path(__file__).resolve().parent / "callback_plugins"
 
 
 def environment(folder: pathlib.Path | str) -> dict[str, str]:
-    """What has the next run write its record into the folder."""
+    """Environment that makes the next run write its record into the folder."""
     return {
         "ANSIBLE_CALLBACK_PLUGINS": str(PLUGINS),
         "ANSIBLE_CALLBACKS_ENABLED": "run_record",

@@ -1,4 +1,4 @@
-"""render_docs.py [--check]: the pages of docs/ that are generated; --check writes none and tells those that differ."""
+"""render_docs.py [--check]: the pages of docs/ that are generated; --check writes none and lists those that differ."""
 
 from __future__ import annotations
 

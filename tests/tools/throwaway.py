@@ -1,6 +1,6 @@
 """A copy of this machine to break: mounts, processes, network and files of its own, gone when the command ends.
 
-Below it lies this machine's root, read through an overlay: what is written goes nowhere. It takes a user who may mount.
+Its lower layer is this machine's root, read through an overlay: writes are discarded. It needs a user who may mount.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def possible() -> bool:
 
 
 def run(folder: pathlib.Path, script: str) -> tuple[dict, str]:
-    """(what the module of the script answered last, what the script printed) of a script for sh in such a copy.
+    """(what the module of the script answered last, what the script printed) of a shell script in such a copy.
 
     folder: an empty one. The script has `module NAME JSON`, which runs a module of the collection.
     """

@@ -19,7 +19,7 @@ HOSTS = pathlib.Path(__file__).resolve().parents[1] / "fixtures/hosts"
 
 
 def names() -> list[str]:
-    """The fixtures there are."""
+    """Names of all fixtures."""
     return sorted(path.stem for path in HOSTS.glob("*.yml"))
 
 
@@ -32,7 +32,7 @@ def load(name: str | os.PathLike) -> dict:
 
 
 def expand(fixture: dict) -> dict:
-    """Undoes what keeps fixtures short: folders of files become paths, `repeat` becomes one entry a number."""
+    """Expands the short forms of fixtures: folders of files become paths, `repeat` becomes one entry a number."""
     full = dict(fixture)
     for section in ("files", "links", "errors"):
         full[section] = dict(unfold(fixture.get(section) or {}))
@@ -62,14 +62,14 @@ def lay_out(fixture: dict, target: str | os.PathLike) -> pathlib.Path:
     made = set()
 
     def place(path: str) -> str:
-        """Where a node path lies below target, with links of the tree followed for every folder on the way."""
+        """Where a node path is below target, with links of the tree followed for every folder on the way."""
         parent = os.path.dirname(path)
         if parent not in made:
             _real(target, parent).mkdir(parents=True, exist_ok=True)
             made.add(parent)
         return f"{target}{path}"
 
-    # Links to folders (/lib -> usr/lib) stand before the files that are reached through them.
+    # Links to folders (/lib -> usr/lib) come before the files that are reached through them.
     for path, goal in sorted(fixture.get("links", {}).items(), key=lambda item: item[0].count("/")):
         os.symlink(goal, place(path))
     for path in fixture.get("directories", ()):
@@ -95,7 +95,7 @@ def _is_folded(section: object) -> bool:
 
 
 def _real(target: pathlib.Path, path: str) -> pathlib.Path:
-    """The folder a node path means: absolute links of the tree lead to its own root, not to that of this machine."""
+    """The folder that a node path refers to: absolute links lead to the tree's root, not to this machine's."""
     real = target
     for part in pathlib.PurePosixPath(path).parts[1:]:
         step = real / part

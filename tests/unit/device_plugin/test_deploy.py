@@ -96,7 +96,7 @@ def test_each_field_is_that_of_the_recipe_or_differs_for_a_reason():
     assert different == set(DIFFERENCES)
 
 
-def test_what_the_cluster_depends_on_is_said():
+def test_what_the_cluster_depends_on_is_reported():
     pod = manifest()["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     assert pod["hostNetwork"] is True

@@ -51,7 +51,7 @@ def test_a_miss_is_shown_and_fails_the_run(lab, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(("code", "text"), [(1, None), (1, ""), (0, "")])
-def test_a_run_that_broke_off_is_no_success(lab, monkeypatch, code, text):
+def test_a_run_that_broke_off_is_not_a_success(lab, monkeypatch, code, text):
     assert outcome(lab, monkeypatch, code=code, text=text) == 1
 
 

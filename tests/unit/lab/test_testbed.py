@@ -91,7 +91,7 @@ def test_a_failed_build_leaves_nothing_and_says_why(bench, tmp_path):
     assert [path.name for path in (tmp_path / "cache").rglob("*") if path.is_file()] == ["lock"]
 
 
-def test_the_version_of_each_part_stands_in_its_go_mod():
+def test_the_version_of_each_part_is_in_its_go_mod():
     assert {name: part.version for name, part in programs.PARTS.items()} == {
         "containerd": "v2.2.9",
         "k3s": "v1.35.4",
@@ -213,7 +213,7 @@ def test_the_bundle_of_the_test_bed_is_one_that_the_roles_take(bench, tmp_path, 
     assert "docker.io/rancher/mirrored-pause:3.6" in bundle_folder.references(bundle, "amd64")
 
 
-def test_where_the_release_is_out_of_reach_the_test_bed_is_taken(bench, monkeypatch):
+def test_where_the_release_is_unavailable_the_test_bed_is_taken(bench, monkeypatch):
     monkeypatch.setenv("LAB_CLUSTER", "auto")
     monkeypatch.setattr(cluster, "probe", lambda url: "timed out" if url.endswith("/k3s") else pytest.fail(url))
     chosen, why = cluster.choose()
@@ -272,7 +272,7 @@ def test_further_disks_are_read_only_and_come_last(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("chosen", ["testbed", "release"])
-def test_the_playbook_is_told_the_images_that_the_bundle_has(chosen):
+def test_the_playbook_gets_the_images_that_the_bundle_has(chosen):
     for variable, value in cluster.role_variables(chosen).items():
         role = next(path for path in (ROOT / "roles").iterdir() if variable.startswith(f"{path.name}_"))
         default = yaml.safe_load((role / "defaults/main.yml").read_text())[variable]

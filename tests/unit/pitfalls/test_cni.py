@@ -491,7 +491,7 @@ def test_k8_verify_names_a_rail_that_carries_pod_traffic_and_an_mtu_that_does_no
     assert pod_nic(**given) == found
 
 
-def test_a_kernel_without_br_netfilter_is_said_before_flannel_ends_with_it():
+def test_a_kernel_without_br_netfilter_is_reported_before_flannel_exits_on_it():
     """K7 on RHEL 10, where the module is a package of its own."""
     state = {"modules": {"br_netfilter": "absent"}, "offline": None, "sysctls": {}, "units": {}, "files": {}}
     state.update(secrets={}, links={}, others={})

@@ -197,7 +197,7 @@ SIGHTS = {
 
 
 @pytest.mark.parametrize("name", SIGHTS)
-def test_a_sight_is_named(name):
+def test_a_symptom_is_named(name):
     item, root = SIGHTS[name]
     assert roots({"node1": [item]}) == {"node1": root}
 
@@ -214,7 +214,7 @@ def planted(captured):
     return found + [{"node1": [item]} for item, _root in SIGHTS.values()]
 
 
-def test_every_sign_is_needed_by_a_row_or_a_sight(planted):
+def test_every_sign_is_needed_by_a_row_or_a_symptom(planted):
     outcome = [(checks, diagnosis.diagnose(checks)[0]) for checks in planted]
     idle = []
     for failure in findings_catalogue.CATALOGUE:
@@ -271,18 +271,18 @@ def test_a_connection_fails_because_of_its_far_end_and_a_pod_because_of_an_objec
     assert "seen on a" in diagnosis.text(verdicts)
 
 
-def test_a_pod_over_infiniband_without_a_network_is_no_failure():
+def test_a_pod_over_infiniband_without_a_network_is_not_a_failure():
     item = made("pod:annotation", seen="rdma/ib without a networks annotation", status="not_verified")
     assert diagnosis.diagnose({"node1": [item]})[1] == {}
 
 
-def test_what_passed_or_could_not_be_looked_at_is_never_named():
+def test_what_passed_or_could_not_be_checked_is_never_named():
     items = [made("module:mlx5_ib", status=status) for status in ("passed", "not_verified", "unused")]
     checks, verdicts = diagnosis.diagnose({"node1": items})
     assert (checks, verdicts) == ({"node1": items}, {})
 
 
-def test_many_nodes_are_named_in_no_time():
+def test_many_nodes_are_named_fast():
     items = [made("module:mlx5_ib"), *(made(f"resource:rdma/hca_shared_devices_{n}") for n in range(8))]
     items += [made(f"fabric:rail{n}", f"rping rail {n}: node0 mlx5_{n} -> node1 mlx5_{n}") for n in range(40)]
     started = time.monotonic()
@@ -400,7 +400,7 @@ def test_the_seven_lists_are_whole():
         assert {source for source, _words in failure.rows} == set(mine), failure.id
 
 
-def test_no_cure_is_the_hosts_network_or_a_privileged_container():
+def test_no_fix_is_the_hosts_network_or_a_privileged_container():
     for failure in findings_catalogue.CATALOGUE:
         # Pod Security's level of that name is for the namespace of the plugin.
         fix = failure.fix.replace("pod-security.kubernetes.io/enforce=privileged", "")

@@ -121,7 +121,7 @@ def test_k5_nodes_have_to_be_registered_not_ready_before_there_is_a_pod_network(
     assert "condition=Ready" not in text
 
 
-def test_k6_network_policies_stay_enforced_unless_told_otherwise():
+def test_k6_network_policies_stay_enforced_unless_disabled():
     assert "disable-network-policy" not in options(node())
     assert options(node(network_policy=False))["disable-network-policy"] is True
 
@@ -355,14 +355,14 @@ def test_a_run_that_leaves_the_first_server_out_does_not_make_another_cluster():
     assert "cluster-init" not in options(joined, host="node2")
 
 
-def test_a_takeover_happens_with_consent_and_is_said():
+def test_a_takeover_happens_with_consent_and_is_reported():
     decided = decide(node(seen={"others": ["kubeadm"]}, takeover_allowed=True))
     assert decided["findings"] == []
     assert "taken over" in decided["notes"][0]
     assert ("node1", "cluster") in findings(node(seen={"others": ["kubeadm"]}, takeover_allowed=False))
 
 
-def test_only_what_a_node_lacks_is_brought_to_it():
+def test_only_what_a_node_lacks_is_sent_to_it():
     images = [{"reference": name, "path": "images.tar", "sha256": SHA} for name in ("a:1", "b:1")]
     held = bundle(images=images)
     files = decide(node(), held=held)["nodes"]["node1"]["files"]
@@ -490,7 +490,7 @@ def test_k3s_is_restarted_when_and_only_when_what_it_reads_has_changed(name):
     assert acts(settled(**change)) == expected
 
 
-def test_a_restart_says_for_what():
+def test_a_restart_says_its_reason():
     found = settled()
     found["files"][config.CONFIG]["content"] = "node-ip: other"
     found["files"][config.CONFIG]["content"] = plan.paths.HEADER + "\nnode-ip: other\n"
@@ -499,7 +499,7 @@ def test_a_restart_says_for_what():
     assert restart.before == f"running without: {config.CONFIG}"
 
 
-def test_no_secret_stands_in_a_plan():
+def test_no_secret_is_in_a_plan():
     foreign = {config.CONFIG: {"content": "token: hunter2", "mode": "0644"}}
     made = plan.plan(node_state(files=foreign), WANTED)
     assert {config.CONFIG, config.REGISTRIES} < {change.object for change in made.changes}

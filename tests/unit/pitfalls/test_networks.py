@@ -123,7 +123,7 @@ def user_pod(answer):
     return [(one["id"], one["next_step"]) for one in made if one["status"] == "failed"]
 
 
-def test_the_ground_is_sound():
+def test_the_unmodified_cluster_has_no_finding():
     assert linted(nad()) == linted(nad(), hosts=2) == seen_in_pod(ROCE) == node_findings() == user_pod(ROCE) == []
 
 
@@ -172,7 +172,7 @@ def test_the_planted_fault_is_named_with_its_next_step(row):
     assert all(step for _name, step in found)
 
 
-def test_n7_nv_ipam_is_the_default_and_whereabouts_comes_with_a_word():
+def test_n7_nv_ipam_is_the_default_and_whereabouts_comes_with_a_warning():
     options = yaml.safe_load((ROOT / "roles/networks/defaults/main.yml").read_text())
     item = {"name": "data", "type": "macvlan", "master": "eth2", "subnet": "10.9.0.0/24"}
     nodes = [{**host(), "number": 0}]

@@ -181,7 +181,7 @@ def test_a_pending_reboot_gives_3(site, tmp_path):
     assert any(reason.startswith("reboot pending: ") for reason in document["hosts"][0]["reasons"])
 
 
-def test_a_node_that_does_not_answer_and_one_that_is_refused_give_4_and_hide_nobody(site, planted):
+def test_a_node_that_does_not_answer_and_one_that_is_refused_give_4_and_hide_no_other(site, planted):
     planted("node2", OWN["limits"], None)
     variables = dict(site.hosts)
     try:

@@ -121,7 +121,7 @@ def roles_named(path):
     return [(item["name"].rpartition(".")[2], item.get("tasks_from", "main")) for item in found]
 
 
-def test_drift_compares_every_role_that_host_and_cluster_bring_about_in_their_order():
+def test_drift_compares_every_role_that_host_and_cluster_apply_in_their_order():
     def order(name):
         plays = yaml.safe_load((ROOT / "playbooks" / name).read_text())
         return [role["role"].rpartition(".")[2] for play in plays for role in play.get("roles", [])]

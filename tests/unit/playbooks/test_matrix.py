@@ -129,7 +129,7 @@ def test_three_nodes_meet_pairwise_and_no_node_sends_twice_at_once(matrix, tmp_p
         running ^= {node}
 
 
-def test_a_node_without_the_tool_is_told_and_the_others_are_measured(matrix):
+def test_a_node_without_the_tool_is_reported_and_the_others_are_measured(matrix):
     def prepare(root, number):
         if number == 3:
             (root / "usr/bin/ib_write_bw").unlink()

@@ -99,7 +99,7 @@ def test_what_the_role_would_refuse_is_refused_here(play, tmp_path):
     assert "sideways" in output
 
 
-def test_variables_become_a_policy_and_what_it_cannot_carry_is_named(play, node, tmp_path):
+def test_variables_become_a_policy_and_what_it_cannot_express_is_named(play, node, tmp_path):
     variables = {"networks_rails": True, "networks_components": ["ipoib-cni", "nv-ipam"], "driver_flavor": "verify"}
     code, output = play("export_policy", **node, **variables)
     assert code == 0, output

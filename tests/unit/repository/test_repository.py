@@ -75,7 +75,7 @@ def test_the_english_is_not_translated_word_by_word():
     assert translated("it hangs since" + " 5 s") == [r"hangs since\b"]
 
 
-def test_the_collections_that_galaxy_is_told_are_the_ones_installed_here():
+def test_galaxy_dependencies_are_the_collections_installed_here():
     declared = yaml.safe_load((ROOT / "galaxy.yml").read_text())["dependencies"]
     assert set(declared) == {"ansible.posix", "ansible.utils", "community.general"}
 

@@ -87,7 +87,7 @@ def cluster(tmp_path):
     return Cluster(tmp_path, tmp_path / "node")
 
 
-def test_the_node_is_cordoned_drained_and_let_in_again(cluster):
+def test_the_node_is_cordoned_drained_and_uncordoned(cluster):
     code, output, changed = cluster.play("activate")
     assert (code, changed) == (0, 1), output
     assert cluster.cordoned
@@ -101,7 +101,7 @@ def test_the_node_is_cordoned_drained_and_let_in_again(cluster):
     assert (code, changed) == (0, 0), output
 
 
-def test_a_node_that_somebody_else_has_cordoned_stays_cordoned(cluster):
+def test_a_node_that_someone_else_has_cordoned_stays_cordoned(cluster):
     cordoned = kubectl_cluster.node("node1", annotations={})
     cordoned["spec"]["unschedulable"] = True
     cluster.add(cordoned)
@@ -112,7 +112,7 @@ def test_a_node_that_somebody_else_has_cordoned_stays_cordoned(cluster):
     assert cluster.pods == [PROXY]
 
 
-def test_a_run_that_ended_between_drain_and_uncordon_is_taken_up_by_the_next(cluster):
+def test_a_run_that_ended_between_drain_and_uncordon_is_picked_up_by_the_next(cluster):
     assert cluster.play("activate")[0] == 0
     # The run ends here. The next one finds the node cordoned, and knows by the note that it was this role.
     code, output, changed = cluster.play("activate", "verify")
@@ -121,13 +121,13 @@ def test_a_run_that_ended_between_drain_and_uncordon_is_taken_up_by_the_next(clu
     assert MARK not in cluster.annotations
 
 
-def test_a_next_run_that_has_nothing_to_drain_still_lets_pods_in(cluster):
+def test_a_next_run_that_has_nothing_to_drain_still_uncordons(cluster):
     assert cluster.play("activate")[0] == 0
     assert cluster.play("verify")[0] == 0
     assert not cluster.cordoned
 
 
-def test_a_drain_that_a_disruption_budget_stops_is_told_and_leaves_a_state_to_go_on_from(cluster):
+def test_a_drain_that_a_disruption_budget_stops_is_reported_and_leaves_a_state_to_resume_from(cluster):
     cluster.state(budgets=["train-0"])
     code, output, _changed = cluster.play("activate")
     assert code != 0
@@ -142,7 +142,7 @@ def test_a_drain_that_a_disruption_budget_stops_is_told_and_leaves_a_state_to_go
     assert cluster.pods == [PROXY]
 
 
-def test_a_name_that_the_cluster_does_not_know_is_told(cluster):
+def test_a_name_that_the_cluster_does_not_know_is_reported(cluster):
     code, output, changed = cluster.play("activate", driver_drain_node="gpu-17")
     assert (code, changed) == (2, 0), output
     assert 'nodes \\"gpu-17\\" not found' in output

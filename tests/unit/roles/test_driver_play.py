@@ -58,7 +58,7 @@ def test_inside_host_it_says_what_is_there_without_a_remote_call(play):
         assert not [task for task in tasks if task.startswith(("gpufabric.rdma.driver", "Gather RDMA facts"))]
 
 
-def test_by_itself_it_reads_the_node_once(play):
+def test_run_alone_it_reads_the_node_once(play):
     _output, calls = play("upgrade_driver")
     for tasks in calls.values():
         assert tasks == {"Gather RDMA facts"}

@@ -75,7 +75,7 @@ def files(root):
     }
 
 
-def test_refused_then_announced_then_run_then_nothing_left_to_do_then_taken_off(play, tmp_path, bundle):
+def test_refused_then_announced_then_run_then_nothing_left_to_do_then_removed(play, tmp_path, bundle):
     node1, node2 = (tmp_path / name for name in ADDRESSES)
     (node1 / "opt/cni/bin").mkdir(parents=True)
     (node1 / "opt/cni/bin/mine").write_text("a plugin of someone else's")

@@ -75,7 +75,7 @@ def test_without_a_socket_at_all_a_stale_configuration_goes_as_well(node):
     assert node.after(5) == "removed"
 
 
-def test_a_daemon_that_is_back_in_time_keeps_its_file(node):
+def test_a_daemon_that_restarts_in_time_keeps_its_file(node):
     node.conf.write_text(VALID)
     node.after(4)
     node.start()
@@ -88,7 +88,7 @@ def test_a_daemon_that_is_back_in_time_keeps_its_file(node):
 @pytest.mark.parametrize(
     "content", ["", '{"name": "multus-cni-net', "{}", None], ids=["M5 empty", "half", "no type", "gone"]
 )
-def test_a_daemon_is_told_to_write_its_file_again(node, content):
+def test_a_daemon_is_made_to_write_its_file_again(node, content):
     """Multus watches the pod network's file for IN_CREATE; a rename onto it is one."""
     node.start()
     if content is not None:
@@ -106,7 +106,7 @@ def test_a_daemon_is_told_to_write_its_file_again(node, content):
     assert len(node.said) == 2
 
 
-def test_a_pod_network_without_a_file_of_its_own_is_said(node):
+def test_a_pod_network_without_a_file_of_its_own_is_reported(node):
     node.start()
     node.primary.write_text("{")
     node.after(0)

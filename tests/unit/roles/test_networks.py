@@ -47,7 +47,7 @@ def test_the_pinned_images_are_those_of_the_lock():
 
 
 @pytest.mark.parametrize("component", COMPONENTS)
-def test_a_component_runs_its_pinned_image_and_is_awaited(component):
+def test_a_component_runs_its_pinned_image_and_is_waited_for(component):
     objects = rendered(component)
     workloads = {
         f"{item['kind'].lower()}/{item['metadata']['name']}": item

@@ -108,7 +108,7 @@ def test_after_a_boot_the_taint_is_set_before_multus_may_go_on(bed):
     assert bed.taints() == [OTHER, OWN], "resources of before the boot say nothing"
 
 
-def test_the_taint_goes_when_everything_holds_and_not_a_moment_before(bed):
+def test_the_taint_is_removed_when_every_condition_holds_and_not_before(bed):
     bed.cluster.node["spec"]["taints"] = [OTHER, OWN]  # as the kubelet has registered it
     bed.kubelet("False")
     bed.limit("8388608")
@@ -163,11 +163,11 @@ def test_a_restart_in_the_same_boot_does_not_set_it_again(bed):
         (None, []),
     ],
 )
-def test_resources_that_are_named_are_awaited_by_name(wanted, reasons):
+def test_resources_that_are_named_are_waited_for_by_name(wanted, reasons):
     assert node_ready.resource_reasons({"rdma/rail0": "20", "rdma/rail2": "0"}, wanted) == reasons
 
 
-def test_somebody_else_changing_the_node_at_the_same_time_is_no_error(bed):
+def test_someone_else_changing_the_node_at_the_same_time_is_not_an_error(bed):
     bed.kubelet("False")
     bed.cluster.conflicts = 1
     keeper = bed.keeper()
@@ -181,7 +181,7 @@ def test_somebody_else_changing_the_node_at_the_same_time_is_no_error(bed):
     ("token", "said"),
     [("of-a-cluster-that-is-gone", "401 Unauthorized"), ("of-the-kubelet", "403 node 'node1' is not allowed")],
 )
-def test_a_refused_token_is_said_and_asks_for_a_new_one(bed, token, said):
+def test_a_refused_token_is_reported_and_asks_for_a_new_one(bed, token, said):
     bed.kubelet("False")
     (bed.folder / "token").write_text(token)
     keeper = bed.keeper()
@@ -192,7 +192,7 @@ def test_a_refused_token_is_said_and_asks_for_a_new_one(bed, token, said):
     assert OWN in bed.taints()
 
 
-def test_without_a_token_nobody_is_asked(bed):
+def test_without_a_token_no_server_is_asked(bed):
     (bed.folder / "token").unlink()
     assert bed.keeper().step() == node_ready.REFUSED
     assert bed.cluster.calls == []
@@ -207,7 +207,7 @@ def test_a_server_that_another_authority_has_signed_gets_no_token(bed, tmp_path)
     assert bed.cluster.calls == []
 
 
-def test_a_server_that_is_away_is_waited_for(bed):
+def test_an_unavailable_server_is_waited_for(bed):
     bed.join("https://127.0.0.1:9", bed.double.authority)
     keeper = bed.keeper()
     assert keeper.step() == "unset"

@@ -189,7 +189,7 @@ def test_a_description_that_cannot_be_trusted_is_refused(name):
     assert words in finding.wanted
 
 
-def test_a_missing_and_a_wrong_file_are_both_told(tmp_path):
+def test_a_missing_and_a_wrong_file_are_both_reported(tmp_path):
     (tmp_path / "files").mkdir()
     (tmp_path / "files/k3s").write_text("other")
     rows = [GOOD, {**GOOD, "path": "files/none"}]

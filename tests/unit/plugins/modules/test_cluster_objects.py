@@ -185,7 +185,7 @@ def test_a_conflict_with_another_manager_is_reported_and_taken_only_with_consent
 
 
 @pytest.mark.parametrize(("allowed", "value"), [(None, "0"), (False, "1"), (True, "0")])
-def test_what_somebody_changed_by_hand_is_taken_back(server, allowed, value):
+def test_what_someone_changed_by_hand_is_reverted(server, allowed, value):
     wanted = [namespace(), config_map(a="0"), config_map("other", a="0")]
     server.run(wanted)
     server.edit("ConfigMap/kube-flannel/conf", "kubectl-edit", a="1")
@@ -212,7 +212,7 @@ def test_who_applies_is_a_manager_and_no_hand(server, manager):
     assert server.objects["ConfigMap/kube-flannel/conf"]["data"]["a"] == "2"
 
 
-def test_an_object_that_somebody_else_made_is_not_taken_over_without_consent(server):
+def test_an_object_that_someone_else_made_is_not_taken_over_without_consent(server):
     server.run([namespace()])
     state = server.state()
     live = config_map(a="1")
@@ -290,7 +290,7 @@ def test_a_failed_wait_still_tells_what_was_applied_before_it(server):
     assert actions(stuck) == [("Namespace kube-flannel", "create"), ("DaemonSet kube-flannel/ds", "create")]
 
 
-def test_nodes_are_labelled_never_made_never_owned_and_awaited_first(server):
+def test_nodes_are_labelled_never_made_never_owned_and_waited_for_first(server):
     node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1", "labels": {"rdma.gpufabric.io/rails": "2"}}}
     checked = server.run([node], check=True)
     assert actions(checked) == [("Node n1", "apply")], checked
@@ -317,7 +317,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_objects_that_are_none_are_refused_before_anything_is_asked(server, name):
+def test_objects_that_are_invalid_are_refused_before_anything_is_asked(server, name):
     item, words = BAD[name]
     found = server.run([config_map(), item])
     assert words in found["msg"]
@@ -362,7 +362,7 @@ def test_log_lines_of_kubectl_are_left_out():
 
 
 @pytest.mark.parametrize("text", UNREACHABLE)
-def test_silence_of_a_server_is_told_from_a_refusal(text):
+def test_silence_of_a_server_is_distinguished_from_a_refusal(text):
     assert kubectl.unreachable(text) is UNREACHABLE[text]
 
 

@@ -141,7 +141,7 @@ def test_an_image_without_the_plugin_is_refused(bundle, content, seen):
     assert [seen in finding.seen for finding in findings] == [True], findings
 
 
-def test_an_architecture_that_nobody_builds_for_is_refused(bundle):
+def test_an_architecture_without_builds_is_refused(bundle):
     found, findings = bundle.choose(machine="riscv64")
     assert (found, findings[0].seen) == ({}, "riscv64")
 
@@ -209,14 +209,14 @@ def test_drift_is_healed_and_foreign_plugins_stay(node):
     assert node.call()["changed"] is False
 
 
-def test_a_plugin_that_leaves_the_list_goes_unless_somebody_has_replaced_it(node):
+def test_a_plugin_that_leaves_the_list_goes_unless_someone_has_replaced_it(node):
     node.call()
     (node.directory / "loopback").write_bytes(b"someone's own")
     node.call(binaries=[item for item in node.binaries if item["name"] == "flannel"])
     assert sorted(node.files()) == ["flannel", "loopback"]
 
 
-def test_a_plugin_that_was_there_before_is_replaced_and_that_is_said(node):
+def test_a_plugin_that_was_there_before_is_replaced_and_that_is_reported(node):
     node.directory.mkdir(parents=True)
     (node.directory / "bridge").symlink_to("cni")
     (node.directory / "cni").write_bytes(b"one program for many names")
@@ -265,7 +265,7 @@ def cluster(tmp_path):
     return found
 
 
-def test_tokens_are_made_once_and_awaited(cluster):
+def test_tokens_are_created_once_and_waited_for(cluster):
     cluster.state(tokens={"a": "of a"})
 
     def sleep(_seconds):
@@ -279,7 +279,7 @@ def test_tokens_are_made_once_and_awaited(cluster):
     assert service_account_tokens.make("ns", ["a"], cluster.client(), 9) == ({"a": "of a"}, False)
 
 
-def test_tokens_that_never_come_are_told(cluster):
+def test_tokens_that_never_come_are_reported(cluster):
     times = iter([0, 1, 99])
     with pytest.raises(Refused, match="no token for a after 9 s"):
         service_account_tokens.make("ns", ["a"], cluster.client(), 9, lambda: next(times), lambda seconds: None)

@@ -110,7 +110,7 @@ def test_check_mode_tells_what_a_real_run_does_and_a_second_run_does_nothing(nod
     assert files(root) == settled
 
 
-def test_below_a_root_the_kernel_is_left_alone_and_that_is_said(node):
+def test_below_a_root_the_kernel_is_left_alone_and_that_is_reported(node):
     result = call(kernel_modules, node("rxe-and-siw"))
     assert [change["object"] for change in result["changes"]] == [paths.OWN_MODULES_LOAD]
     assert "mlx5_core, mlx5_ib" in result["not_verified"][0]
@@ -282,7 +282,7 @@ def test_the_mode_is_set_as_soon_as_the_kernel_lets_it():
     assert (setter.busy, kernel.asked, kernel.now) == (False, 4, 3.0)
 
 
-def test_a_kernel_that_stays_busy_is_given_up_in_time():
+def test_a_kernel_that_stays_busy_is_abandoned_in_time():
     kernel = Kernel(refusals=99)
     setter = kernel.setter(35)
     assert setter("shared") is False
@@ -357,7 +357,7 @@ def test_the_ssh_session_is_found_through_the_parents_that_sudo_keeps(monkeypatc
     assert done.stdout.strip() == "10.0.0.4"
 
 
-def test_a_peermem_that_only_needs_loading_is_told_so(tmp_path):
+def test_a_peermem_that_only_needs_loading_is_reported(tmp_path):
     kernel = "6.8.0"
     for path in (f"lib/modules/{kernel}", "sys/module/nvidia", "sys/module/ib_core"):
         (tmp_path / path).mkdir(parents=True)

@@ -33,7 +33,7 @@ def read(root):
     return k3s_state.converging(str(root), silent)
 
 
-def test_what_k3s_was_started_with_is_remembered_and_its_own_cache_is_no_input(root):
+def test_what_k3s_was_started_with_is_remembered_and_its_own_cache_is_not_an_input(root):
     assert set(read(root)["inputs"]) == {k3s.BINARY, f"{k3s.IMAGES}/a.tar"}
     assert read(root)["started"] == {}
     k3s_state.remember(str(root), silent)
@@ -76,7 +76,7 @@ def test_a_token_is_compared_by_its_secret(root, name):
     assert k3s_state.converging(str(root), lambda argv: (1, "", ""), given)["token"]["differs"] is differs
 
 
-def test_services_are_told_by_systemd_and_nothing_of_a_file_leaves_the_node():
+def test_services_are_read_from_systemd_and_no_file_content_leaves_the_node():
     answer = (
         "Id=k3s.service\nActiveState=active\nMainPID=77\nInvocationID=abc\nExecMainStartTimestampMonotonic=5000000\n\n"
         "Id=k3s-agent.service\nActiveState=inactive\nMainPID=0\nInvocationID=\nExecMainStartTimestampMonotonic=0\n"
@@ -171,7 +171,7 @@ FAILING = {
 
 
 @pytest.mark.parametrize("name", FAILING)
-def test_a_k3s_that_does_not_come_up_is_told_with_the_end_of_its_journal(remembered, cluster, name):
+def test_a_k3s_that_does_not_come_up_is_reported_with_the_end_of_its_journal(remembered, cluster, name):
     systemd = Systemd(cluster, *FAILING[name])
     with pytest.raises(Refused) as refused:
         systemd.node("agent")._start("start")
@@ -282,7 +282,7 @@ def test_a_reset_takes_empty_folders_along_but_not_those_of_another_containerd(t
     assert left == stays
 
 
-def test_a_reset_leaves_a_folder_that_somebody_has_filled(tmp_path):
+def test_a_reset_leaves_a_folder_that_someone_has_filled(tmp_path):
     mine = tmp_path / "usr/libexec/kubernetes/kubelet-plugins/volume/exec/mine"
     mine.mkdir(parents=True)
     list(k3s_reset.Node(str(tmp_path), None).apply([]))

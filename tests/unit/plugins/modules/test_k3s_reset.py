@@ -101,7 +101,7 @@ def test_a_data_folder_with_a_file_system_of_its_own_is_emptied_and_stays_mounte
     assert (answer["changes"], answer["findings"]) == ([], [])
 
 
-def test_volumes_are_named_and_go_only_where_that_is_said(node):
+def test_volumes_are_named_and_deleted_only_on_request(node):
     volume = "/var/lib/rancher/k3s/storage/pvc-1_team_data"
     planted = f"mkdir -p {volume}; echo precious >{volume}/file\n"
     for arguments, wanted in (

@@ -87,7 +87,7 @@ def test_a_node_is_cordoned_drained_and_uncordoned_and_each_second_run_changes_n
     assert cluster.run("uncordoned")["changed"] is False
 
 
-def test_a_node_that_somebody_else_has_cordoned_stays_cordoned(cluster):
+def test_a_node_that_someone_else_has_cordoned_stays_cordoned(cluster):
     cluster.cordon()
     drained = cluster.run("drained")
     assert actions(drained) == ["drain"]
@@ -136,14 +136,14 @@ def test_a_pod_that_tolerates_the_cordon_and_comes_back_is_not_evicted_again(clu
     assert node_drain.plan_drain(node.read()).changes == []
 
 
-def test_a_name_that_the_cluster_does_not_know_is_told(cluster):
+def test_a_name_that_the_cluster_does_not_know_is_reported(cluster):
     (finding,) = cluster.run("drained", name="gpu-17")["findings"]
     assert 'nodes "gpu-17" not found' in finding["seen"]
     assert "driver_drain_node" in finding["next_step"]
     assert not cluster.cordoned
 
 
-def test_an_api_server_that_does_not_answer_is_told(cluster):
+def test_an_api_server_that_does_not_answer_is_reported(cluster):
     cluster.state(down=True)
     for state in ("drained", "uncordoned"):
         (finding,) = cluster.run(state)["findings"]

@@ -76,7 +76,7 @@ def test_types_that_the_server_does_not_have_are_passed_over(cluster):
     assert [item["metadata"]["name"] for item in read["cluster"]["nads"]] == ["rail0"]
 
 
-def test_a_cluster_that_does_not_answer_is_told_not_guessed(cluster):
+def test_a_cluster_that_does_not_answer_is_reported_not_guessed(cluster):
     cluster.state(down=True)
     assert "refused" in call(cluster, cluster_info)["api_error"]
     missing = call(cluster, cluster_info, kubectl=["no-such-program", "kubectl"])
@@ -106,7 +106,7 @@ def test_pods_run_answer_and_send_and_are_gone_afterwards(cluster):
 
 
 @pytest.mark.parametrize("verb", ["apply", "get"])
-def test_a_server_that_is_busy_for_a_moment_is_waited_for_and_one_that_stays_so_is_told(cluster, verb):
+def test_a_server_that_is_busy_for_a_moment_is_waited_for_and_one_that_stays_so_is_reported(cluster, verb):
     plan = planned(cluster)
     for pod in plan["pods"]:
         cluster.answer(pod["name"], kubectl_cluster.answer_of(ROCE, pod))
@@ -117,7 +117,7 @@ def test_a_server_that_is_busy_for_a_moment_is_waited_for_and_one_that_stays_so_
     assert "TLS handshake timeout" in run(cluster, plan, wait_seconds=4)["msg"]
 
 
-def test_a_pod_that_never_runs_keeps_nobody_waiting_and_brings_its_reason(cluster):
+def test_a_pod_that_never_runs_delays_no_other_and_gives_its_reason(cluster):
     plan = planned(cluster)
     for pod in plan["pods"]:
         cluster.answer(pod["name"], kubectl_cluster.answer_of(ROCE, pod))
@@ -167,7 +167,7 @@ def test_check_mode_only_reads(cluster):
     assert len(cluster.calls()) == before
 
 
-def test_a_pod_of_the_user_is_looked_into(cluster):
+def test_a_pod_of_the_user_is_inspected(cluster):
     cluster.add_pod("default", "mine", "node1", annotation="rail0", limits={"rdma/rail0": "1"})
     cluster.answer("mine", ROCE)
     seen = call(cluster, pod_info, pod="default/mine")

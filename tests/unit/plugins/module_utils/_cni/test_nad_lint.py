@@ -205,11 +205,11 @@ def test_the_pool_of_nv_ipam_counts_as_the_subnet():
     assert ids([network, pool("198.18.2.0/24", 8)], count=2) == ["nad:block-size"]
 
 
-def test_what_nobody_knows_is_no_finding():
+def test_what_is_unknown_is_not_a_finding():
     assert ids([nad(MACVLAN, resource="rdma/rail7")], shared_resources=None) == []
     assert ids([nad({**MACVLAN, "master": "eth0", "ipam": {}})], forbidden_masters_allowed=["eth0"]) == []
     assert lint(from_objects([nad(MACVLAN)]), [], {}) == []
 
 
-def test_a_fault_on_every_node_is_told_once():
+def test_a_fault_on_every_node_is_reported_once():
     assert ids([nad({**MACVLAN, "master": "eth9", "ipam": {}})], count=5) == ["nad:master-absent"]

@@ -171,6 +171,6 @@ def test_what_was_not_done_not_seen_or_is_worth_knowing_is_a_warning_with_the_no
     ("container", "root", "words"),
     [(None, "/", None), ("docker", "/", "docker"), (None, "/mnt/node", "/mnt/node"), (None, "//", None)],
 )
-def test_when_the_kernel_is_out_of_reach(container, root, words):
+def test_when_the_kernel_is_unavailable(container, root, words):
     reason = kernel_out_of_reach({"node": {"container": container}}, root)
     assert (reason is None) if words is None else (words in reason)

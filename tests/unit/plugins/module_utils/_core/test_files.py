@@ -34,7 +34,7 @@ def test_what_is_planned(owned, expected):
     assert changed is (bool(expected) and expected[0] == "write")
 
 
-def test_removal_of_what_is_not_there_is_no_change():
+def test_removal_of_what_is_not_there_is_not_a_change():
     made = Plan()
     files.plan_removal(made, {"owned_files": {}}, PATH)
     assert made.changes == []

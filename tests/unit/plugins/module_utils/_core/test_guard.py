@@ -66,7 +66,7 @@ def test_secret_options_are_neither_shown_nor_kept(tmp_path):
     assert "s3cr3t-t0k3n" not in done.stdout + done.stderr + kept.read_text()
 
 
-def test_without_room_for_the_file_the_four_facts_are_told(tmp_path):
+def test_without_room_for_the_file_the_four_facts_are_reported(tmp_path):
     guard = "ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard"
     program = tmp_path / "full.py"
     program.write_text(

@@ -83,7 +83,7 @@ def answers(ran, code=0):
     return run
 
 
-def test_what_systemd_does_not_read_stays_when_the_reload_fails_and_is_told_as_done(tmp_path, units):
+def test_what_systemd_does_not_read_stays_when_the_reload_fails_and_is_reported_as_done(tmp_path, units):
     before = state(units)
     (units / "b.service").chmod(0o600)
     with pytest.raises(Refused) as raised:

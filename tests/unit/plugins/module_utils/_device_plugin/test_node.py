@@ -110,7 +110,7 @@ def test_code_config_and_unit_are_put_in_place_and_read_back(tmp_path):
     assert [path for path in root.rglob("*") if path.is_file()] == []
 
 
-def test_code_that_was_cut_short_on_the_way_is_not_installed(tmp_path):
+def test_code_that_was_truncated_on_the_way_is_not_installed(tmp_path):
     root, staged = tmp_path / "root", tmp_path / "staged"
     (root / "proc").mkdir(parents=True)
     staged.mkdir()

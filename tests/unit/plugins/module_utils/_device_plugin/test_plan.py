@@ -87,16 +87,16 @@ def test_only_code_libraries_and_unit_restart_it(wanted, written, restarts):
     assert ((planner.OBJECT, "restart") in made) == restarts
 
 
-def test_a_run_that_was_cut_short_before_the_restart_is_made_good():
+def test_a_run_that_was_interrupted_before_the_restart_is_completed():
     stale = {**SERVED, "service": {**SERVED["service"], "stale": True}}
     assert actions(stale) == [(planner.OBJECT, "restart")]
 
 
-def test_a_mode_that_somebody_changed_is_put_back():
+def test_a_mode_that_someone_changed_is_put_back():
     assert actions({**SERVED, "config": {"content": "{}\n", "mode": "0600"}}) == [(planner.CONFIG, "mode")]
 
 
-def test_without_systemd_the_files_are_written_and_the_rest_is_told():
+def test_without_systemd_the_files_are_written_and_the_rest_is_reported():
     made = planner.plan({**NOTHING, "service": None}, WANTED)
     assert (planner.OBJECT, "start") not in [(change.object, change.action) for change in made.changes]
     assert made.not_verified
@@ -149,7 +149,7 @@ def test_nothing_is_installed_before_the_pods_are_gone():
     assert actions({**NOTHING, "rivals": [GO, unit]}, migrate_allowed=True) == []
 
 
-def test_a_process_that_nobody_can_be_told_to_end_is_a_problem_even_with_consent():
+def test_a_process_that_cannot_be_stopped_is_a_problem_even_with_consent():
     rival = {**GO, "pod": False, "where": "started by hand"}
     (finding,) = planner.plan({**NOTHING, "rivals": [rival]}, {**WANTED, "migrate_allowed": True}).findings
     assert "/bin/k8s-rdma-shared-dp" in finding.next_step
@@ -162,7 +162,7 @@ def test_a_process_that_nobody_can_be_told_to_end_is_a_problem_even_with_consent
         ({"ensurepip": False}, {"from_index": True}, "ensurepip"),
     ],
 )
-def test_what_the_libraries_lack_is_told_before_anything_changes(state, wanted, text):
+def test_what_the_libraries_lack_is_reported_before_anything_changes(state, wanted, text):
     made = planner.plan({**NOTHING, **state}, {**WANTED, **wanted})
     assert text in made.findings[0].wanted
     assert not made.changes

@@ -21,7 +21,7 @@ def test_each_node_gets_one_wheel_of_each_package(python, machine):
     assert all(machine in file or file.endswith("-any.whl") for file in found)
 
 
-def test_a_python_without_a_compiled_wheel_is_told():
+def test_a_python_without_a_compiled_wheel_is_reported():
     assert wheels.without(LOCKED, "3.8", "x86_64") == ["grpcio"]
     assert wheels.without(LOCKED, "3.11", "riscv64") == ["grpcio", "protobuf"]
 

@@ -96,7 +96,7 @@ def test_a_good_repository_passes_up_to_the_download(proof, repositories):
     assert pathlib.Path(archive).read_bytes() == original.read_bytes()
 
 
-def test_a_repository_signed_by_somebody_else(proof):
+def test_a_repository_signed_by_someone_else(proof):
     strange = proof("strange")
     finding = refused(strange.update, strange.repository)
     assert finding.wanted == f"signed by the key {strange.repository['fingerprint']}"

@@ -132,7 +132,7 @@ def test_a_name_counts_once_it_has_settled(tmp_path):
     assert wait_for(kernel.tree, [MAC], 60, sleep) == {MAC: "enp59s0"}
 
 
-def test_an_interface_that_stays_away_is_told(tmp_path):
+def test_an_interface_that_stays_away_is_reported(tmp_path):
     assert wait_for(Kernel(tmp_path).tree, [MAC], -1, lambda seconds: None) == {MAC: None}
 
 

@@ -323,7 +323,7 @@ def telling(secret):
 
 
 @pytest.mark.parametrize("name", ["gh200-cx7-roce", "exclusive-netns-foreign-file", "a100-8x-cx6"])
-def test_no_secret_that_somebody_wrote_into_a_file_survives(name, tmp_path):
+def test_no_secret_that_someone_wrote_into_a_file_survives(name, tmp_path):
     fixture = tree.load(name)
     for path, around in PLACES.items():
         secrets = [secret for place, _kind, secret in PLANTS if place == path]

@@ -110,7 +110,7 @@ def test_dma_buf_needs_no_peermem_unless_it_is_asked_for(node, built):
     assert (asked.verdict, asked.mode) == ("stub", "dmabuf")
 
 
-def test_grace_is_told_of_its_option(node):
+def test_grace_gets_advice_about_its_option(node):
     node.write("/proc/driver/nvidia/version", OPEN).write("/proc/sys/kernel/arch", "aarch64")
     assert "NVreg_GrdmaPciTopoCheckOverride=1" in node.diagnose().evidence[0]
 
@@ -168,7 +168,7 @@ def test_what_the_reader_finds_is_what_modpost_wrote(built, name):
     assert module_file.symvers((folder / "Module.symvers").read_text())[SYMBOL][0] == crc
 
 
-def test_a_file_cut_short_is_no_module(built):
+def test_a_truncated_file_is_not_a_module(built):
     data = (built["old"] / "ib_core.ko").read_bytes()
     assert module_file.parse(data[: len(data) // 2], "x") is None
     assert module_file.parse(b"#!/bin/sh\n", "x") is None

@@ -125,7 +125,7 @@ def test_a_driver_of_another_version_is_a_remark_or_where_it_is_asked_for_a_prob
     assert finding.seen.startswith("version-mismatch: ")
 
 
-def test_the_nvidia_driver_is_not_loaded_by_the_way(node, built):
+def test_the_nvidia_driver_is_not_loaded_as_a_side_effect(node, built):
     fits(node, built)
     node.module(built["old"] / "ib_core.ko", "updates/dkms/nvidia.ko")
     shutil.rmtree(node.host("/sys/module/nvidia"))

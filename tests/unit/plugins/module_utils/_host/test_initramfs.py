@@ -52,7 +52,7 @@ def test_what_check_mode_would_make_stale_is_announced(facts):
         (None, "/", None, "notes"),
     ],
 )
-def test_what_cannot_be_rebuilt_from_here_is_said(facts, container, root, generator, where):
+def test_what_cannot_be_rebuilt_from_here_is_reported(facts, container, root, generator, where):
     facts["node"]["container"] = container
     facts["initramfs"]["generator"] = generator
     made = plan(facts, {"sources": {OURS: 200.0}, "stale": []}, root)

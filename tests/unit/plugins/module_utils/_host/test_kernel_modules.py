@@ -111,7 +111,7 @@ def test_a_module_that_the_kernel_lacks_names_kernel_and_package(facts, system, 
     assert package in finding.next_step
 
 
-def test_all_problems_are_told_at_once(facts):
+def test_all_problems_are_reported_at_once(facts):
     facts["modules"] = {"mlx5_core": NOT_THERE, "ib_umad": NOT_THERE}
     assert [finding.object for finding in plan(facts, WANTED).findings] == ["module mlx5_core", "module ib_umad"]
 

@@ -131,14 +131,14 @@ def test_a_foreign_file_is_overridden_on_consent_and_still_named(untouched):
     assert any("/etc/modprobe.d/sriov.conf:1" in note for note in made.notes)
 
 
-def test_a_foreign_file_is_respected_when_told_so(untouched):
+def test_a_foreign_file_is_respected_when_configured(untouched):
     untouched["subsystem"]["netns_sources"] = [source()]
     made = plan(untouched, {"mode": "shared", "override_allowed": False})
     assert (made.changes, made.findings) == ([], [])
     assert "/etc/modprobe.d/sriov.conf:1" in made.not_applied[0]
 
 
-def test_a_foreign_file_that_agrees_is_nobody_s_business(untouched):
+def test_a_foreign_file_that_agrees_is_left_alone(untouched):
     untouched["subsystem"]["netns_sources"] = [source(mode="shared")]
     assert plan(untouched, SHARED).findings == []
 

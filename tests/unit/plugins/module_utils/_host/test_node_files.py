@@ -139,7 +139,7 @@ def test_a_unit_that_is_not_wanted_any_more_is_stopped_before_its_file_goes(sett
 @pytest.mark.parametrize(
     ("allowed", "actions", "findings", "left"), [(None, 0, 1, 0), (True, 1, 0, 0), (False, 0, 0, 1)]
 )
-def test_a_file_of_somebody_else_waits_for_consent(settled, wanted, allowed, actions, findings, left):
+def test_a_file_of_someone_else_waits_for_consent(settled, wanted, allowed, actions, findings, left):
     settled["others"]["/etc/cni/net.d"].append(("10-flannel.conf", "{}"))
     wanted["exclusive"][0]["allowed"] = allowed
     made = planner.plan(settled, wanted)
@@ -149,7 +149,7 @@ def test_a_file_of_somebody_else_waits_for_consent(settled, wanted, allowed, act
     assert allowed is True or "multus_foreign_allowed" in told
 
 
-def test_where_no_kernel_and_no_systemd_may_be_touched_that_is_said(settled, wanted):
+def test_where_no_kernel_and_no_systemd_may_be_touched_that_is_reported(settled, wanted):
     settled.update(offline="it is a tree of files", units=None, modules={"br_netfilter": "absent"}, sysctls={})
     made = planner.plan(settled, wanted)
     assert made.changes == []
@@ -197,7 +197,7 @@ def test_a_run_writes_what_check_mode_announced_and_a_second_run_nothing(tmp_pat
     assert again["programs"] == {"nfd-worker": False}
 
 
-def test_nothing_is_written_while_somebody_has_to_be_asked(tmp_path, wanted):
+def test_nothing_is_written_while_consent_is_missing(tmp_path, wanted):
     (tmp_path / "etc/cni/net.d").mkdir(parents=True)
     (tmp_path / "etc/cni/net.d/87-podman.conf").write_text("{}")
     del wanted["exclusive"][0]["allowed"]
@@ -233,7 +233,7 @@ def test_systemd_reads_its_units_before_one_is_started(tmp_path):
 
 
 @pytest.mark.parametrize("failing", ["daemon-reload", "start"])
-def test_a_systemd_that_refuses_is_told(tmp_path, failing):
+def test_a_systemd_that_refuses_is_reported(tmp_path, failing):
     with pytest.raises(Refused, match=failing):
         list(
             node_files.apply(

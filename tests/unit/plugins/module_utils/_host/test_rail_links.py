@@ -129,7 +129,7 @@ def test_two_settings_for_one_nic_are_refused(facts):
     assert "PCI 0000:3b:00.0 and MAC" in finding.seen
 
 
-def test_all_problems_are_told_at_once(facts):
+def test_all_problems_are_reported_at_once(facts):
     made = plan(facts, wanted({"pci": "0000:98:00.0"}, {"pci": "0000:99:00.0"}))
     assert len(made.findings) == 2
 
@@ -176,7 +176,7 @@ def test_the_script_sets_the_nic_of_a_pci_address(boot):
     assert (boot.value("eth2", "mtu"), boot.value("vlan7", "mtu")) == ("1500", "1500")
 
 
-def test_the_script_sets_the_nic_of_a_mac_and_not_what_stands_on_it(boot):
+def test_the_script_sets_the_nic_of_a_mac_and_not_what_is_above_it(boot):
     done = boot({"mac": MAC, "mtu": 4200})
     assert (done.returncode, done.stderr) == (0, "")
     assert (boot.value("eth2", "mtu"), boot.value("eth2", "flags")) == ("4200", "0x1002")

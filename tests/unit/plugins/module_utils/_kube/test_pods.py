@@ -605,12 +605,12 @@ def test_a_sound_cluster_passes_with_the_linter_among_the_checks():
         ({"pod_name": "default/mine"}, [], ["pod:look"]),
     ],
 )
-def test_what_could_not_be_done_is_told_by_name(changes, failing, not_verified):
+def test_what_could_not_be_done_is_reported_by_name(changes, failing, not_verified):
     found = pod_checks.cluster_checks(seen(**changes), False)
     assert (ids(found), ids(found, "not_verified")) == (failing, not_verified)
 
 
-def test_what_the_node_and_the_objects_of_cni_show_is_told_as_failed_checks_of_their_place():
+def test_what_the_node_and_the_objects_of_cni_show_is_reported_as_failed_checks_of_their_place():
     given = seen()
     finding = {"id": "conf-empty", "object": "00-multus.conf", "wanted": "JSON", "seen": "0 bytes", "next_step": "wait"}
     given["hosts"][0]["cni"]["findings"] = [finding]

@@ -164,7 +164,7 @@ def test_a_new_call_ends_what_an_earlier_one_left(tools, state):
     assert listens(second["tcp_port"])
 
 
-def test_a_server_ends_by_itself_when_nobody_comes_back(tools, state):
+def test_a_server_ends_by_itself_when_no_call_comes_back(tools, state):
     test = a_test(tcp_port=free_port())
     fabric.serve([test], 2, 1, state)
     assert gone(test["tcp_port"])
@@ -199,7 +199,7 @@ def test_clients_run_in_turn_and_report_their_time(tools):
     assert all(result["seconds"] < 30 for result in results)
 
 
-def test_a_client_that_never_ends_is_given_up(tools):
+def test_a_client_that_never_ends_is_abandoned(tools):
     tools("rping", "#!/bin/sh\nexec sleep 60\n")
     (result,) = fabric.connect([a_test("rping")], 1, 1)
     assert (result["ok"], result["error"]) == (False, "error: no end after 1 s")

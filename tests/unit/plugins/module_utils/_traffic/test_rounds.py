@@ -87,7 +87,7 @@ def test_a_peer_that_never_comes_costs_its_round_and_no_more(tool, tmp_path):
     assert clock.monotonic() - start < 2 * options["round_seconds"] + 5
 
 
-def test_counters_that_rise_during_a_test_are_told(tmp_path):
+def test_counters_that_rise_during_a_test_are_reported(tmp_path):
     folder = tmp_path / "sys/class/infiniband/rxe0/ports/1/hw_counters"
     folder.mkdir(parents=True)
     counter = folder / "completer_retry_err"

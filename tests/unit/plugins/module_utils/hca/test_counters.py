@@ -24,11 +24,11 @@ def test_errors_of_port_hardware_and_netdev_are_read_and_traffic_is_not(tmp_path
     assert counters.read(Tree(str(tmp_path)), "mlx5_9", 1) == {}
 
 
-def test_a_rise_is_told_and_a_reset_counts_from_zero():
+def test_a_rise_is_reported_and_a_reset_counts_from_zero():
     assert counters.rises({"a": 1, "b": 2, "c": 9}, {"a": 1, "b": 5, "c": 4, "d": 1}) == {"b": 3, "c": 4}
 
 
-def test_a_counter_at_its_end_is_told():
+def test_a_counter_at_its_end_is_reported():
     assert counters.stopped({"symbol_error": 0xFFFF, "link_downed": 0xFE, "out_of_sequence": 10**9}) == ["symbol_error"]
 
 

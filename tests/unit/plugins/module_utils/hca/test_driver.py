@@ -71,7 +71,7 @@ def test_modinfo_reads_the_file_itself(node, name, pack, order):
 
 @pytest.mark.parametrize("name", ["x.ko", "x.ko.xz", "x.ko.gz"])
 @pytest.mark.parametrize("data", [b"", b"no module", b"\x7fELF\x02\x01" + bytes(58), module_file()[:90]])
-def test_what_is_no_module_has_no_modinfo(node, name, data):
+def test_what_is_not_a_module_has_no_modinfo(node, name, data):
     node.write(f"/{name}", data)
     assert elf.modinfo(node.tree(), f"/{name}") is None
 

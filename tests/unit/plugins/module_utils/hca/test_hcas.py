@@ -147,7 +147,7 @@ def test_the_default_route_over_a_bond_reaches_its_hca(node):
     assert "default route" in facts["rails_excluded"][0]["reason"]
 
 
-def test_a_bridge_is_no_bond(node):
+def test_a_bridge_is_not_a_bond(node):
     card = node.pci(f"{CARD}.0", "15b3", "101d", "0x020000", "mlx5_core")
     node.hca("mlx5_0", card)
     node.netdev("p0", card)

@@ -84,7 +84,7 @@ def test_a_card_that_no_gpu_is_near_to_is_left_out(node):
     ]
 
 
-def test_more_near_cards_than_gpus_is_no_pairing(node):
+def test_more_near_cards_than_gpus_is_not_a_pairing(node):
     """Which of the two would be the GPU's is a guess, so PCI order it is."""
     for number in (1, 2):
         card(node, number, switch="a1")
@@ -92,7 +92,7 @@ def test_more_near_cards_than_gpus_is_no_pairing(node):
     assert numbered(node.facts(RAILS)) == [(0, "mlx5_1", "0002:01:00.0"), (1, "mlx5_2", "0002:01:00.0")]
 
 
-def test_gpus_that_share_a_card_are_no_pairing(node):
+def test_gpus_that_share_a_card_are_not_a_pairing(node):
     card(node, 1, switch="a1")
     for number in (1, 2):
         gpu(node, number, "a1")

@@ -101,7 +101,7 @@ def test_short_reads_do_not_end_a_procfs_file(tmp_path, monkeypatch):
     assert Tree(str(tmp_path)).read("/sys/fs/procs") == "1\n2\n3"
 
 
-def test_what_is_no_utf8_is_replaced(tree, tmp_path):
+def test_what_is_not_utf8_is_replaced(tree, tmp_path):
     (tmp_path / "root/bytes").write_bytes(b"a\xffb")
     assert tree.read("/bytes") == "a\ufffdb"
 

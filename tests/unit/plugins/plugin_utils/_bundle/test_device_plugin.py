@@ -39,7 +39,7 @@ def test_the_code_file_runs_and_carries_the_library(tmp_path):
     assert {"rdma_device_plugin/hca/rails.py", "rdma_device_plugin/config.schema.json"} <= set(names)
 
 
-def test_an_incomplete_collection_is_told(tmp_path):
+def test_an_incomplete_collection_is_reported(tmp_path):
     with pytest.raises(FileNotFoundError, match="not complete"):
         code.archive(tmp_path)
 

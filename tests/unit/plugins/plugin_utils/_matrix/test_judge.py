@@ -189,7 +189,7 @@ def test_a_test_that_failed_is_an_outlier_with_what_both_ends_said(facts):
     assert reason == "no bandwidth: node1: Couldn't connect; node2: error: no end after 30 s"
 
 
-def test_a_node_that_gave_no_answer_is_told_with_its_reason(facts):
+def test_a_node_that_gave_no_answer_is_reported_with_its_reason(facts):
     plan = planned(facts)
     results = good(plan)
     for name, ends in results.items():
@@ -258,7 +258,7 @@ def test_two_software_ends_alone_say_nothing(facts):
     assert "only 1 other test ran" in document["tests"][0]["reason"]
 
 
-def test_counters_that_were_not_read_are_told(facts):
+def test_counters_that_were_not_read_are_reported(facts):
     plan = planned(facts)
     results = good(plan, **{"host-rail0-node1-node2": {"counters_read": False, "counters_stopped": ["symbol_error"]}})
     row = next(row for row in judged(plan, results)["tests"] if row["id"] == "host-rail0-node1-node2")

@@ -179,7 +179,7 @@ def test_two_nodes_with_other_names_of_a_rail_cannot_share_a_network(tmp_path):
         ({"type": "macvlan", "master": "eth2", "ipam": "static"}, [], "bring their own addresses"),
     ],
 )
-def test_a_network_without_a_word_for_it_is_left_out(attachment, components, words):
+def test_a_network_without_a_counterpart_is_left_out(attachment, components, words):
     made = export({"networks_attachments": [{"name": "a", **attachment}], "networks_components": components})
     assert kinds(made) == ["NicClusterPolicy"]
     assert words in left(made)[("networks_attachments", "a")]

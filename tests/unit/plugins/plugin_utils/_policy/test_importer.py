@@ -183,7 +183,7 @@ def leaves(value, path=""):
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_every_field_of_every_object_is_spoken_of(name):
+def test_every_field_of_every_object_is_reported(name):
     """The fields of an image are one line, that of its version, which shows them all."""
     found = documents(name)
     by_source = {}
@@ -201,7 +201,7 @@ def test_every_field_of_every_object_is_spoken_of(name):
             assert image or below or above, leaf
 
 
-def test_a_field_nobody_reads_is_unknown():
+def test_a_field_without_a_reader_is_unknown():
     page = Page({"kind": "X", "metadata": {"name": "x"}, "spec": {"a": 1, "b": {"c": [2]}}}, "file")
     page.say(("spec", "a"), "taken", "something")
     page.finish({})
@@ -237,7 +237,7 @@ def test_names_that_no_node_has_are_wrong(tmp_path):
     assert made["findings"] == []
 
 
-def test_names_that_nodes_have_are_taken_and_one_pool_of_two_is_said(tmp_path):
+def test_names_that_nodes_have_are_taken_and_one_pool_of_two_is_reported(tmp_path):
     node = facts(tmp_path, "h100-8x-cx7-ib", (("ibp24s0", "ibs1f0"), ("ibp58s0", "ibs1f1")))
     said = verdicts(importer.run(documents("guide-001"), [{"host": "h1", "facts": node}]))
     selectors = said["spec.rdmaSharedDevicePlugin.config.configList[0].selectors"]

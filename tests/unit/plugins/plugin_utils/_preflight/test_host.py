@@ -110,7 +110,7 @@ def test_a_mistyped_variable_is_found_with_the_nearest_known_name(options, name,
 
 
 @pytest.mark.parametrize("name", ["ansible_host", "limit", "k3s_version", "discovery_hosts", "inventory_hostname"])
-def test_a_variable_of_somebody_else_is_left_alone(options, name):
+def test_a_variable_of_someone_else_is_left_alone(options, name):
     assert preflight_host.unknown([name], options, ROLES) == []
 
 
@@ -168,13 +168,13 @@ def test_software_hcas_make_a_node_only_where_they_are_admitted(facts_of, variab
     assert combined(facts, variables, discovery_software_hcas=True, discovery_expected_hcas=8) == []
 
 
-def test_a_card_that_only_lacks_its_module_is_no_problem_because_the_run_loads_it(facts_of, variables):
+def test_a_card_that_only_lacks_its_module_is_not_a_problem_because_the_run_loads_it(facts_of, variables):
     facts = facts_of("card-without-mlx5-ib")
     assert [card["driver"] for card in facts["cards_without_rdma"]] == ["mlx5_core"] * len(facts["cards_without_rdma"])
     assert combined(facts, variables, discovery_rails=[{"hca": "mlx5_0"}]) == []
 
 
-def test_a_card_that_no_module_helps_is_told_with_its_reason(facts_of, variables):
+def test_a_card_that_no_module_helps_is_reported_with_its_reason(facts_of, variables):
     facts = facts_of("card-on-vfio")
     facts["hcas"] = []
     findings, notes = preflight_host.combinations(facts, variables)
@@ -273,7 +273,7 @@ def test_rhel_8_is_refused_before_its_driver_is_touched_and_verify_is_not(variab
     assert preflight_host.combinations(facts, {**variables, "driver_flavor": flavor})[0] == []
 
 
-def test_what_other_roles_found_is_told_once_at_its_host_or_at_what_it_names():
+def test_what_other_roles_found_is_reported_once_at_its_host_or_at_what_it_names():
     (found,) = at("a", [Finding("variable x", "1", "2", "correct it")])
     (elsewhere,) = at("the controller", [Finding("bundle", "a file", "none", "fill it")])
     results = [{"host": "a", "findings": []}, {"host": "b", "findings": []}]

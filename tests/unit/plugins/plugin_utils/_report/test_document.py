@@ -98,7 +98,7 @@ def test_all_problems_come_at_once(good):
     )
 
 
-def test_a_figure_that_is_no_number_and_a_host_that_stands_twice_are_refused(good):
+def test_a_figure_that_is_not_a_number_and_a_duplicate_host_are_refused(good):
     assert document.findings(planted(good, [(("matrix", "tests", 0, "gbit_per_s"), float("nan"))]))
     twice = planted(good, [(("nodes", 1, "host"), "a")])
     assert document.findings(twice) == [Finding("$.nodes", "each host once", "a 2 times", document.ANEW)]

@@ -129,7 +129,7 @@ def test_hostile_texts_stay_texts(kind):
     ElementTree.fromstring(junit.text(results))
 
 
-def test_escaping_is_not_left_to_whoever_writes_a_tag():
+def test_escaping_is_not_left_to_the_caller_of_tag():
     assert markup.tag("p", "<b>", title='"') == '<p title="&quot;">&lt;b&gt;</p>'
     assert markup.tag("p", markup.tag("b", "x"), None, ["&", 1]) == "<p><b>x</b>&amp;1</p>"
 
@@ -146,7 +146,7 @@ def test_the_headline_counts_the_nodes(kind, headline, level):
     assert judge.headline(judge.nodes(of_kind(kind)[0])) == (level, headline)
 
 
-def test_one_node_is_enough_and_none_is_said_to_be_none():
+def test_one_node_is_enough_and_no_node_is_reported_as_none():
     one = made.results([made.node("only", "h100-8x-cx7-ib")])
     assert "The node passed every check" in page.page(one)
     none = page.page(made.results([]))
@@ -190,7 +190,7 @@ def test_failures_come_before_the_nodes_and_those_nodes_first(fleet):
     assert len(levels) == 64
 
 
-def test_failures_with_one_cure_are_one_entry_and_roots_come_first(fleet):
+def test_failures_with_one_fix_are_one_entry_and_roots_come_first(fleet):
     entries = judge.failures(judge.nodes(fleet))
     assert [(entry["failure"], len(entry["hosts"])) for entry in entries] == [
         ("module-absent", 1),
@@ -297,7 +297,7 @@ def test_facts_of_an_older_version_without_paths_still_make_a_map():
     assert "place in the PCI tree unknown" in page.page(made.results([node]))
 
 
-def test_facts_without_anything_in_them_are_no_node_that_is_well():
+def test_empty_facts_are_not_a_healthy_node():
     text = page.page(made.results([{"host": "a", "facts": {}, "checks": [], "reboot_reasons": []}]))
     assert "No HCA port was found on this node." in text
 

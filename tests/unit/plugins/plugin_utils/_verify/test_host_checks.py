@@ -122,7 +122,7 @@ def test_an_infiniband_port_tells_a_cable_from_a_missing_subnet_manager(facts, v
         (lambda f, p: p.update(char_devices=None), "device:uverbs0"),
     ],
 )
-def test_what_cannot_be_looked_at_is_not_verified_and_never_passed(facts, variables, probe, break_it, identity):
+def test_what_cannot_be_checked_is_not_verified_and_never_passed(facts, variables, probe, break_it, identity):
     break_it(facts, probe)
     assert judged(facts, variables, probe)[identity]["status"] == NOT_VERIFIED
 

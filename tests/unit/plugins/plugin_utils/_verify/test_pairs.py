@@ -117,7 +117,7 @@ def test_a_node_in_the_middle_that_is_down_does_not_break_the_chain():
     assert [end["host"] for end in plan["unpaired"]] == ["b"]
 
 
-def test_an_address_that_two_nodes_have_is_told_and_not_tested_against_itself():
+def test_an_address_that_two_nodes_have_is_reported_and_not_tested_against_itself():
     plan = pairs.plan([node("a", rail(0, "10.0.0.1/24")), node("b", rail(0, "10.0.0.1/24"))])
     assert plan["tests"] == []
     ((clash),) = plan["clashes"]
@@ -136,7 +136,7 @@ def test_infiniband_without_addresses_shakes_hands_over_the_management_network()
     assert test["network"] == "InfiniBand subnet fe80000000000000"
 
 
-def test_infiniband_subnets_are_told_apart_by_their_prefix():
+def test_infiniband_subnets_are_distinguished_by_their_prefix():
     plan = pairs.plan([node("a", infiniband(0)), node("b", infiniband(0, prefix="fe80:0000:0000:0001"))])
     assert plan["tests"] == []
     assert "no peer in InfiniBand subnet fe80000000000000" in plan["unpaired"][0]["reason"]
