@@ -278,6 +278,7 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.kubectl impor
     last_words,
     parse_items,
 )
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.ownership import OWNER_LABEL, SHOW
 
 PRUNE_TYPES = (
     "configmaps", "secrets", "serviceaccounts", "services", "daemonsets.apps", "deployments.apps",
@@ -286,8 +287,7 @@ PRUNE_TYPES = (
 )  # fmt: skip
 # How long one call may take: many objects, on a server whose processors are busy.
 _CALL_SECONDS = 300
-# Who manages an object is what kubectl leaves out unless it is asked.
-GET = ("get", "--filename=-", "--ignore-not-found", "--show-managed-fields", "--output=json")
+GET = ("get", "--filename=-", "--ignore-not-found", SHOW, "--output=json")
 
 
 class Cluster:
@@ -352,7 +352,7 @@ class Cluster:
     def _owned(self, owner: str, prune_types: list) -> list:
         types = list(dict.fromkeys([*PRUNE_TYPES, *prune_types]))
         while types:
-            asked = (",".join(types), "--all-namespaces", f"--selector={planner.OWNER_LABEL}={owner}", "--output=json")
+            asked = (",".join(types), "--all-namespaces", f"--selector={OWNER_LABEL}={owner}", SHOW, "--output=json")
             code, out, error = self._kubectl.run_retrying("get", *asked)
             if code == 0:
                 return parse_items(out)

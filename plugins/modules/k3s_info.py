@@ -17,6 +17,15 @@ author:
 extends_documentation_fragment:
   - gpufabric.rdma.reading
   - gpufabric.rdma.reading.root
+options:
+  tests_namespace:
+    description: Name of the namespace that test pods will use. On a server it is looked at, if it exists.
+    type: str
+  kubectl:
+    description: The kubectl command, word by word.
+    type: list
+    elements: str
+    default: [k3s, kubectl]
 """
 
 EXAMPLES = r"""
@@ -49,25 +58,53 @@ k3s:
     foreign_files:
       description: Files of a k3s that this collection did not set up.
       type: list
+    namespaces:
+      description: Findings about O(tests_namespace), where it exists and is not ours.
+      type: list
     others:
       description: Other Kubernetes distributions with files on the node.
       type: list
 """
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s.state import node
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import ownership
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.kubectl import Kubectl, KubectlError
+
+
+def refused_namespaces(kubectl: Kubectl, name: str) -> list[dict]:
+    """Why test pods cannot use the namespace; nothing if the API server is silent, for they ask again themselves."""
+    try:
+        ownership.tests_namespace(kubectl, name)
+    except KubectlError:
+        return []
+    except Refused as refused:
+        return [finding._asdict() for finding in refused.findings]
+    return []
 
 
 @guarded
 def main() -> None:
-    module = AnsibleModule(argument_spec={"root": {"type": "path", "default": "/"}}, supports_check_mode=True)
+    module = AnsibleModule(
+        argument_spec={
+            "tests_namespace": {"type": "str"},
+            "kubectl": {"type": "list", "elements": "str", "default": ["k3s", "kubectl"]},
+            "root": {"type": "path", "default": "/"},
+        },
+        supports_check_mode=True,
+    )
+    name = module.params["tests_namespace"]
     try:
         found = node(module.params["root"], module.run_command)
     except OSError as error:
         module.fail_json(
             msg=f"{error.filename}: wanted a readable file, seen {error.strerror}. Next step: make it readable"
         )
+    serving = found["services"]["k3s"]["active"]
+    kubectl = Kubectl(module.params["kubectl"], limit=20)
+    found["namespaces"] = refused_namespaces(kubectl, name) if name and serving else []
     module.exit_json(changed=False, k3s=found)
 
 

@@ -119,7 +119,12 @@ def given() -> list[dict]:
     return document["items"] if document["kind"] == "List" else [document]
 
 
-def show(items) -> None:
+def show(items, managed=False) -> None:
+    """managed: whether with managedFields, which kubectl leaves out unless it is asked for them."""
+    if not managed:
+        items = copy.deepcopy(items)
+        for item in items:
+            item["metadata"].pop("managedFields", None)
     if items:
         print(json.dumps(items[0] if len(items) == 1 else {"apiVersion": "v1", "kind": "List", "items": items}))
 
@@ -171,15 +176,17 @@ def unmapped(state, items) -> list[str]:
 
 
 def get(state, words) -> None:
+    managed = "--show-managed-fields" in words
     if words[1] == "--raw=/readyz":
         print("ok")
     elif "--filename=-" in words:
         items = given()
-        show([state["objects"][key(item)] for item in items if key(item) in state["objects"]])
+        show([state["objects"][key(item)] for item in items if key(item) in state["objects"]], managed)
         if unmapped(state, items):
             raise Failed("\n".join(unmapped(state, items)))
     elif len(words) > 2 and not words[2].startswith("-"):
-        print(json.dumps(named(state, words)))
+        found = named(state, words)
+        show([found] if found else [], managed)
     else:
         wanted = {kind_of(state, word) for word in words[1].split(",")}
         everywhere = "-A" in words or "--all-namespaces" in words
@@ -194,6 +201,10 @@ def get(state, words) -> None:
             and (not label or (item["metadata"].get("labels") or {}).get(label) == value)
             and (not node or item["spec"].get("nodeName") == node)
         ]
+        if not managed:
+            items = copy.deepcopy(items)
+            for item in items:
+                item["metadata"].pop("managedFields", None)
         print(json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
 
 

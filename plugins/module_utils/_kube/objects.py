@@ -17,8 +17,7 @@ from typing import NamedTuple
 
 from .._core.change import Change, Finding, Plan
 from .kubectl import MANAGER
-
-OWNER_LABEL = "rdma.gpufabric.io/owner"
+from .ownership import OWNER_LABEL, applied, labelled, manager_names, managers, ours
 
 # Whose deletion takes along what is not ours: the node, what lives in the namespace, everybody's objects of the kind.
 _NEVER_PRUNED = frozenset({"Node", "Namespace", "CustomResourceDefinition"})
@@ -148,12 +147,7 @@ def predictable(wanted: list[dict], live: dict[Key, dict], missing: set[tuple[st
 
 def foreign(item: dict) -> str | None:
     """Who manages a live object that we never applied; None when we did, or when the kind is everybody's."""
-    if item["kind"] in _SHARED:
-        return None
-    managers = [entry.get("manager", "?") for entry in item["metadata"].get("managedFields") or []]
-    if MANAGER in managers or OWNER_LABEL in (item["metadata"].get("labels") or {}):
-        return None
-    return ", ".join(sorted(set(managers))) or "nobody by name"
+    return None if item["kind"] in _SHARED or applied(item) else managers(item)
 
 
 def conflict(text: str) -> str | None:
@@ -193,7 +187,7 @@ def plan(state: dict, wanted: list[dict], owner: str, takeover_allowed: bool | N
         return made
     for item in wanted:
         _plan_object(made, state, item, takeover_allowed)
-    _plan_pruning(made, state["owned"], wanted, owner)
+    _plan_pruning(made, [item for item in state["owned"] if ours(item, owner)], wanted)
     return made
 
 
@@ -240,14 +234,12 @@ def _refuse_takeover(made: Plan, key: Key, seen: str, takeover_allowed: bool | N
     )
 
 
-def _plan_pruning(made: Plan, owned: list[dict], wanted: list[dict], owner: str) -> None:
+def _plan_pruning(made: Plan, owned: list[dict], wanted: list[dict]) -> None:
     kept = {Key.of(item) for item in wanted}
     kept |= {key._replace(namespace="default") for key in kept if not key.namespace}
     for item in sorted(owned, key=Key.of):
         key = Key.of(item)
-        if key in kept or (item["metadata"].get("labels") or {}).get(OWNER_LABEL) != owner:
-            continue
-        if item["metadata"].get("ownerReferences"):
+        if key in kept or item["metadata"].get("ownerReferences"):
             continue
         if key.kind in _NEVER_PRUNED:
             made.notes.append(f"{key} is no longer wanted and stays: deleting it would delete what others put there")
@@ -271,6 +263,10 @@ def verify(state: dict, wanted: list[dict], owner: str) -> Plan:
     if state["down"]:
         lacking = f"{len(wanted)} cluster objects were compared with nothing: no API server answers ({state['down']})"
         return Plan(not_verified=[lacking] if wanted else [])
+    # Left over is what the same tool has applied; a copy that a user made has its label alone.
+    tools = {name for item in state["live"].values() for name in manager_names(item)}
+    theirs = [item for item in state["owned"] if not applied(item) and labelled(item, owner)]
+    _plan_pruning(made, [item for item in theirs if tools & manager_names(item)], wanted)
     made.findings = [_difference(change) for change in made.changes] + made.findings
     made.changes = []
     return made

@@ -18,12 +18,14 @@ import json
 
 from .._cni import nad_lint
 from .._device_plugin import config
+from .ownership import OWNER_LABEL, TESTS
 
 NAMESPACE_LABELS = {
     "pod-security.kubernetes.io/enforce": "privileged",
     "pod-security.kubernetes.io/warn": "privileged",
     "pod-security.kubernetes.io/audit": "privileged",
     "app.kubernetes.io/managed-by": "gpufabric.rdma",
+    OWNER_LABEL: TESTS,
 }
 NETWORKS = "k8s.v1.cni.cncf.io/networks"
 STATUS = "k8s.v1.cni.cncf.io/network-status"

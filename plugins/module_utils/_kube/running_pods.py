@@ -12,9 +12,10 @@ import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from . import cluster, pod_probe, pod_traffic
+from .._core.change import Refused
+from . import cluster, ownership, pod_probe, pod_traffic
 from . import pods as kube_pods
-from .kubectl import Kubectl, KubectlError
+from .kubectl import Kubectl, KubectlError, last_words
 
 # Reasons for which a container will wait forever.
 UNRECOVERABLE = (
@@ -96,7 +97,8 @@ def run(kubectl: Kubectl, params: dict) -> dict:
     namespace, pods = params["namespace"], params["pods"]
     seconds = {}
     start = time.monotonic()
-    remove_pods(kubectl, namespace)
+    if ownership.tests_namespace(kubectl, namespace):
+        remove_pods(kubectl, namespace)
     code, said, error = kubectl.apply(params["objects"], "--force-conflicts")
     if code:
         raise KubectlError("the test pods applied", error or said)
@@ -129,7 +131,14 @@ def remove_pods(kubectl: Kubectl, namespace: str) -> None:
 
 
 def remove(kubectl: Kubectl, namespace: str, seconds: int) -> str | None:
-    """Remove the namespace with all that is in it; what is left after so many seconds."""
+    """Remove the namespace with all that is in it, if it is ours; what is left after so many seconds."""
+    try:
+        if not ownership.tests_namespace(kubectl, namespace):
+            return None
+    except KubectlError as failed:
+        return last_words(failed.reason)
+    except Refused:
+        return None  # nothing of ours is in it, and run() has said so
     words = ["delete", "namespace", namespace, "--ignore-not-found", "--wait=true", f"--timeout={seconds}s"]
     code, said, error = kubectl.run(*words, limit=seconds + 20)
     return None if code == 0 else (error or said).strip()

@@ -114,6 +114,10 @@ def values(variables: dict, options: dict) -> list[Finding]:
     port = variables.get("verification_port")
     if port is not None and not 1024 <= port <= 65000:
         found.append(_odd("verification_port", "a TCP port from 1024 to 65000", str(port)))
+    for name in ("verification_namespace", "nccl_tests_namespace"):
+        space = variables.get(name) or ""
+        if space == "default" or space.startswith("kube-") or space in (variables.get("networks_namespaces") or ()):
+            found.append(_odd(name, "a namespace of the tests' own, which can be deleted with all in it", space))
     try:
         limit(variables.get("limits_memlock") or "infinity")
     except ValueError as error:

@@ -342,6 +342,7 @@ def _ownership(node: dict, decided: dict, report, notes: list[str]) -> None:
                 "leave the host out, remove that cluster with its own tools first, or set k3s_takeover_allowed: true",
             ),
         )
+    report(host, *(Finding(**finding) for finding in seen.get("namespaces") or []))
     joined = seen["server_url"] if seen["joined"] and decided["role"] == "agent" else None
     if joined and decided["server_url"] not in (None, joined):
         notes.append(

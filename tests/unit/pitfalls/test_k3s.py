@@ -205,6 +205,12 @@ def test_k12_none_is_a_word_and_modes_are_text_in_what_is_rendered():
     assert (read["flannel-backend"], read["write-kubeconfig-mode"]) == ("none", "0600")
 
 
+def test_a_namespace_of_someone_else_is_refused_with_all_other_findings():
+    found = {"object": "namespace ml-team", "wanted": "w", "seen": "managed by argocd", "next_step": "n", "id": ""}
+    decided = decide(node(seen={"namespaces": [found], "others": ["RKE2"]}))
+    assert {finding["object"] for finding in decided["findings"]} == {"namespace ml-team", "cluster"}
+
+
 def test_k13_a_node_without_a_default_route_is_named():
     decided = decide(node(node_ip="192.0.2.1", seen={"routes": []}))
     assert decided["findings"] == []

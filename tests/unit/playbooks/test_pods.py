@@ -91,6 +91,21 @@ def test_check_mode_reads_the_cluster_once_and_starts_nothing(play, cluster):
     assert "check mode starts no pod" in output
 
 
+@pytest.mark.parametrize("playbook", ["verify", "matrix"])
+def test_a_namespace_of_a_team_is_refused_and_nothing_in_it_goes(play, cluster, playbook):
+    managed = [{"manager": "kubectl-create", "operation": "Update", "fieldsV1": []}]
+    cluster.add({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "ml-team", "managedFields": managed}})
+    cluster.add_pod("ml-team", "training", "node1")
+    code, output = play(playbook, "-e", "verification_namespace=ml-team", "-e", "matrix_host=false")
+    assert {"Namespace//ml-team", "Pod/ml-team/training"} <= set(cluster.objects)
+    assert code != 0
+    text = " ".join(output.split())
+    assert "namespace ml-team" in text
+    assert "managed by kubectl-create" in text
+    assert "Traceback" not in output
+    assert {call[0] for call in cluster.calls()} == {"get"}
+
+
 def test_without_pods_the_cluster_is_not_asked(play, cluster):
     play("verify", "-e", "verification_pods=false", "--check")
     assert cluster.calls() == []

@@ -157,6 +157,45 @@ def test_only_leftovers_of_the_same_owner_are_pruned_and_never_a_namespace(serve
     assert "ConfigMap/kube-flannel/old" not in server.objects
 
 
+COPIED = [{"manager": "kubectl-client-side-apply", "operation": "Apply", "fieldsV1": [".data.a"]}]
+
+
+def copy_of(item, managers=COPIED):
+    """What a user makes of one of our objects in a namespace of their own: the label comes along."""
+    item["metadata"].update(namespace="team", labels={planner.OWNER_LABEL: "networks"})
+    if managers:
+        item["metadata"]["managedFields"] = managers
+    return item
+
+
+def pool():
+    return {"apiVersion": "nv-ipam.nvidia.com/v1alpha1", "kind": "IPPool", "metadata": {"name": "rail0"}, "spec": {}}
+
+
+@pytest.mark.parametrize(
+    "managers", [COPIED, [], [{"manager": planner.MANAGER, "operation": "Update", "fieldsV1": []}]]
+)
+def test_a_users_copy_of_one_of_our_objects_is_not_pruned(server, managers):
+    kinds = [definition(), kubectl_cluster.definition("nv-ipam.nvidia.com", "IPPool", "ippools")]
+    types = ["network-attachment-definitions.k8s.cni.cncf.io", "ippools.nv-ipam.nvidia.com"]
+    server.run([*kinds, namespace("team"), attachment(), pool()], owner="networks", prune_types=types)
+    server.add(*(copy_of(item, managers) for item in (config_map(a="1"), attachment(), pool())))
+    done = server.run([*kinds, namespace("team")], owner="networks", prune_types=types)
+    assert sorted(actions(done)) == [
+        ("IPPool default/rail0", "prune"),
+        ("NetworkAttachmentDefinition default/rail0", "prune"),
+    ]
+    assert {"ConfigMap/team/conf", "NetworkAttachmentDefinition/team/rail0", "IPPool/team/rail0"} <= set(server.objects)
+
+
+def test_a_label_alone_makes_no_object_ours(server):
+    server.run([namespace("team")])
+    server.add(copy_of(config_map(a="1")))
+    wanted = config_map(namespace="team", b="2")
+    assert "kubectl-client-side-apply" in server.run([wanted], owner="networks")["findings"][0]["seen"]
+    assert server.objects["ConfigMap/team/conf"]["data"] == {"a": "1"}
+
+
 def test_a_pruned_type_that_the_server_does_not_have_is_passed_over(server):
     types = ["network-attachment-definitions.k8s.cni.cncf.io"]
     assert server.run([config_map(namespace="default")], prune_types=types)["changed"] is True

@@ -11,7 +11,7 @@ import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import config
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import pod_probe, pods
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import pod_traffic as kube_traffic
-from ansible_collections.gpufabric.rdma.plugins.modules import cluster_info, pod_info, pod_traffic, test_pods
+from ansible_collections.gpufabric.rdma.plugins.modules import cluster_info, k3s_info, pod_info, pod_traffic, test_pods
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import pod_checks
 from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster
 
@@ -103,6 +103,32 @@ def test_pods_run_answer_and_send_and_are_gone_afterwards(cluster):
     assert call(cluster, test_pods, state="absent")["left"] is None
     assert OPTIONS["namespace"] not in cluster.namespaces()
     assert ran["changed"] is False
+
+
+@pytest.mark.parametrize(
+    ("labels", "manager", "operation"),
+    [
+        ({}, "kubectl-create", "Update"),
+        ({"rdma.gpufabric.io/owner": "verification"}, "kubectl-client-side-apply", "Update"),
+        ({"rdma.gpufabric.io/owner": "verification"}, "gpufabric.rdma", "Update"),
+        ({"app.kubernetes.io/managed-by": "gpufabric.rdma"}, "gpufabric.rdma", "Apply"),
+    ],
+)
+def test_a_namespace_that_is_not_ours_is_neither_used_nor_emptied_nor_removed(cluster, labels, manager, operation):
+    plan = planned(cluster)
+    name = OPTIONS["namespace"]
+    managed = [{"manager": manager, "operation": operation, "fieldsV1": []}]
+    meta = {"name": name, "labels": labels, "managedFields": managed}
+    cluster.add({"apiVersion": "v1", "kind": "Namespace", "metadata": meta})
+    cluster.add_pod(name, "training", "node1")
+    before = cluster.objects
+    refused = run(cluster, plan)
+    removed = call(cluster, test_pods, state="absent")
+    assert cluster.objects == before
+    assert (refused["failed"], refused["findings"][0]["object"]) == (True, f"namespace {name}")
+    assert manager in refused["findings"][0]["seen"]
+    assert removed["left"] is None
+    assert {call[0] for call in cluster.calls()} == {"get"}
 
 
 @pytest.mark.parametrize("verb", ["apply", "get"])
@@ -222,3 +248,14 @@ def test_a_server_whose_exec_is_late_is_tried_again_and_a_path_that_fails_is_not
     result = kube_traffic.connect(kubectl, "tests", {**SENT, "tool": tool}, {"limit": 30, "seconds": 2})
     assert result["ok"] is ok
     assert len(kubectl.names) == left
+
+
+def test_the_preflight_of_a_server_names_a_namespace_that_is_not_ours(cluster):
+    name = "ml-team"
+    assert k3s_info.refused_namespaces(cluster.client(), name) == []
+    meta = {"name": name, "managedFields": [{"manager": "argocd-controller", "fieldsV1": []}]}
+    cluster.add({"apiVersion": "v1", "kind": "Namespace", "metadata": meta})
+    (finding,) = k3s_info.refused_namespaces(cluster.client(), name)
+    assert "argocd-controller" in finding["seen"]
+    cluster.state(down=True)
+    assert k3s_info.refused_namespaces(cluster.client(), name) == []

@@ -1,0 +1,65 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Whose an object is: the one rule for everything that the collection deletes, empties or overwrites.
+
+PRIVATE to the collection. A label comes along when someone copies an object, and a field manager stays when the label
+is gone; only both prove an object ours. kubectl shows managers where SHOW is among its arguments.
+"""
+
+from __future__ import annotations
+
+from .._core.change import Finding, Refused
+from .kubectl import MANAGER, Kubectl, KubectlError, parse_items
+
+OWNER_LABEL = "rdma.gpufabric.io/owner"
+TESTS = "verification"  # owner of the namespace of test pods
+SHOW = "--show-managed-fields"
+
+
+def manager_names(item: dict) -> set[str]:
+    return {entry.get("manager", "?") for entry in item["metadata"].get("managedFields") or []}
+
+
+def managers(item: dict) -> str:
+    """Who manages the object, for a finding."""
+    return ", ".join(sorted(manager_names(item))) or "nobody by name"
+
+
+def labelled(item: dict, owner: str) -> bool:
+    return (item["metadata"].get("labels") or {}).get(OWNER_LABEL) == owner
+
+
+def applied(item: dict) -> bool:
+    """Whether we have applied the object."""
+    entries = item["metadata"].get("managedFields") or []
+    return any(entry.get("manager") == MANAGER and entry.get("operation", "Apply") == "Apply" for entry in entries)
+
+
+def ours(item: dict, owner: str) -> bool:
+    """Whether the object has our label with this owner, and we have applied it."""
+    return applied(item) and labelled(item, owner)
+
+
+def tests_namespace(kubectl: Kubectl, name: str) -> bool:
+    """Whether the namespace of test pods exists; Refused where it is not ours to use, empty and delete."""
+    words = ("get", "namespace", name, "--ignore-not-found", SHOW, "--output=json")
+    code, out, error = kubectl.run_retrying(*words)
+    if code:
+        raise KubectlError(f"namespace {name}", error or out)
+    found = parse_items(out)
+    refused = [foreign_namespace(item) for item in found if not ours(item, TESTS)]
+    if refused:
+        raise Refused(refused)
+    return bool(found)
+
+
+def foreign_namespace(item: dict) -> Finding:
+    """Why test pods cannot use a namespace that someone else has made."""
+    label = (item["metadata"].get("labels") or {}).get(OWNER_LABEL)
+    return Finding(
+        f"namespace {item['metadata']['name']}",
+        f"one that does not exist, or that test pods have made: with label {OWNER_LABEL}={TESTS}, applied by {MANAGER}",
+        f"one with {f'label {OWNER_LABEL}={label}' if label else 'no such label'}, managed by {managers(item)}",
+        "set verification_namespace to a name that nobody uses; all pods in it and the namespace itself are deleted",
+    )
