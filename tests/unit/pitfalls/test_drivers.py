@@ -342,7 +342,7 @@ PITFALLS = {
         ["support dma-buf"],
         "_host/test_gpudirect_decides:test_one_that_is_not_needed",
     ),
-    "P8": Row(p8, ["NVreg_GrdmaPciTopoCheckOverride=1"], "_host/test_gpudirect:test_grace_is_told"),
+    "P8": Row(p8, ["NVreg_GrdmaPciTopoCheckOverride=1"], "_host/test_gpudirect:test_grace_gets_advice"),
     "P9": Row(
         p9,
         ["changes: ['load module', 'write /etc/modprobe.d/", "'write /etc/modules-load.d/"],
