@@ -47,3 +47,7 @@ class ActionModule(ActionBase):
             "msg": "\n".join([*lead, *map(sentence, findings)]),
             "findings": at(task_vars["inventory_hostname"], findings),
         }
+
+
+# Here, where Ansible loads the plugin, and not in each of the processes that it forks for a task of a host.
+variables.documented_roles()

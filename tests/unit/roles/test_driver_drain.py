@@ -37,8 +37,8 @@ class Cluster(kubectl_cluster.Cluster):
     def pods(self):
         return [item for item in self.objects.values() if item["kind"] == "Pod"]
 
-    def play(self, *halves, **variables):
-        """Runs activate.yml, verify.yml or both; (exit code, output, number of changes)."""
+    def play(self, *halves, extra=(), **variables):
+        """Runs activate.yml, verify.yml or both; (exit code, output, number of changes). extra: what -e is given."""
         playbook = [
             {
                 "hosts": "all",
@@ -62,8 +62,9 @@ class Cluster(kubectl_cluster.Cluster):
         (self.folder / "play.yml").write_text(json.dumps(playbook))
         (self.folder / "hosts.json").write_text(json.dumps({"all": {"hosts": {"node1": known}}}))
         (self.folder / "ansible.cfg").touch()
+        given = [word for text in extra for word in ("-e", text)]
         done = subprocess.run(
-            [sys.executable, "-m", "ansible", "playbook", "-i", "hosts.json", "play.yml"],
+            [sys.executable, "-m", "ansible", "playbook", "-i", "hosts.json", "play.yml", *given],
             cwd=self.folder,
             env={
                 **os.environ,
@@ -99,6 +100,15 @@ def test_the_node_is_cordoned_drained_and_uncordoned(cluster):
     assert cluster.annotations == {"a.example/b": "kept"}
     code, output, changed = cluster.play("verify")
     assert (code, changed) == (0, 0), output
+
+
+def test_a_consent_given_as_text_lets_the_node_in_again(cluster):
+    assert cluster.play("activate", extra=["driver_drain_allowed=true"])[0] == 0
+    assert cluster.cordoned
+    code, output, changed = cluster.play("verify", extra=["driver_drain_allowed=true"])
+    assert (code, changed) == (0, 1), output
+    assert not cluster.cordoned
+    assert MARK not in cluster.annotations
 
 
 def test_a_node_that_someone_else_has_cordoned_stays_cordoned(cluster):

@@ -34,7 +34,10 @@ def bundle(tmp_path):
 
 @pytest.fixture
 def play(tmp_path, bundle):
-    """play(role or playbook, *arguments, **variables): exit code and output, over node1 (server) and node2 (agent)."""
+    """play(role or playbook, *arguments, **variables): exit code and output, over node1 (server) and node2 (agent).
+
+    texts: lines of an INI inventory's group variables.
+    """
     hosts = {}
     for name, address in ADDRESSES.items():
         tree.lay_out(tree.load("lab-rxe-debian12"), tmp_path / name)
@@ -42,7 +45,7 @@ def play(tmp_path, bundle):
     role = [{"hosts": "gpu_nodes", "gather_facts": False, "any_errors_fatal": True, "roles": ["gpufabric.rdma.k3s"]}]
     (tmp_path / "role.yml").write_text(yaml.safe_dump(role))
 
-    def run(playbook, *arguments, **variables):
+    def run(playbook, *arguments, texts=(), **variables):
         common = {
             "ansible_connection": "local",
             "ansible_python_interpreter": node_python.path(),
@@ -52,8 +55,10 @@ def play(tmp_path, bundle):
         }
         inventory = tmp_path / "hosts.yml"
         inventory.write_text(yaml.safe_dump({"gpu_nodes": {"vars": common, "hosts": hosts}}))
+        groups = tmp_path / "groups.ini"
+        groups.write_text("\n".join(["[gpu_nodes:vars]", *texts, ""]))
         done = subprocess.run(
-            [sys.executable, "-m", "ansible", "playbook", "-i", inventory, playbook, *arguments],
+            [sys.executable, "-m", "ansible", "playbook", "-i", groups, "-i", inventory, playbook, *arguments],
             capture_output=True,
             text=True,
             env={**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_HOME": str(tmp_path / "home")},
@@ -124,3 +129,16 @@ def test_refused_then_announced_then_run_then_nothing_left_to_do_then_removed(pl
     assert code == 0, output
     assert "/opt/cni/bin/mine stays: it is not ours" in output
     assert [files(node1), files(node2)] == before
+
+
+def test_options_as_texts_of_an_ini_inventory_are_what_they_say(play, tmp_path):
+    texts = ["k3s_network_policy=false", "k3s_selinux=false", "k3s_startup_taint=false"]
+    code, output = play("role.yml", texts=texts)
+    assert code == 0, output
+    written = [yaml.safe_load((tmp_path / name / "etc/rancher/k3s/config.yaml").read_text()) for name in ADDRESSES]
+    fragment = tmp_path / "node1/etc/rancher/k3s/config.yaml.d/10-gpufabric-rdma-cluster.yaml"
+    assert yaml.safe_load(fragment.read_text())["disable-network-policy"] is True
+    assert [not config.get("selinux") for config in written] == [True, True], written
+    assert ["node-taint" in config for config in written] == [False, False], written
+    code, output = play("role.yml", k3s_network_policy=False, k3s_selinux=False, k3s_startup_taint=False)
+    assert (code, output.count("changed=0")) == (0, 2), output

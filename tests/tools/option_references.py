@@ -1,7 +1,9 @@
-"""Where a role, a playbook or a plugin refers to a documented variable of another role past the lookup that knows its
-type and its default.
+"""Where a role, a playbook or a plugin refers to a documented variable past the lookup that knows its type and default.
 
-foreign_variables.py [FOLDER] prints each such reference, and how many of them bring a default of their own.
+Ansible's own validation of role arguments only validates: -e NAME=false stays the text "false", which is true. So roles
+read their own variables through the lookup, too.
+
+option_references.py [FOLDER] prints each such reference, and how many of them bring a default of their own.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from jinja2 import nodes
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Where Ansible reads an expression without braces.
-_BARE = {"when", "that", "until", "failed_when", "changed_when"}
+READ_BARE = {"when", "that", "until", "failed_when", "changed_when"}
 
 
 class Reference(NamedTuple):
@@ -30,25 +32,24 @@ class Reference(NamedTuple):
         return f"{self.path}:{self.line}: {self.variable}{' with a default' if self.default else ''}"
 
 
-def documented(root: pathlib.Path) -> dict[str, str]:
-    """{variable: role that documents it}"""
-    owners = {}
-    for path in sorted(root.glob("roles/*/meta/argument_specs.yml")):
-        for spec in yaml.safe_load(path.read_text())["argument_specs"].values():
-            owners.update(dict.fromkeys(spec.get("options") or {}, path.parents[1].name))
-    return owners
+def documented(root: pathlib.Path) -> set[str]:
+    """Variables that a role documents."""
+    return {
+        name
+        for path in root.glob("roles/*/meta/argument_specs.yml")
+        for spec in yaml.safe_load(path.read_text())["argument_specs"].values()
+        for name in spec.get("options") or {}
+    }
 
 
 def references(root: pathlib.Path) -> list[Reference]:
-    """References to variables of other roles, in order of files and lines."""
-    owners, found = documented(root), set()
+    """References to documented variables, in order of files and lines."""
+    known, found = documented(root), set()
     files = [path for top in ("roles", "playbooks", "plugins") for path in root.glob(f"{top}/**/*") if path.is_file()]
     for path in files:
         place = path.relative_to(root)
-        role = place.parts[1] if place.parts[0] == "roles" else None
         if "meta" in place.parts:
             continue
-        foreign = {name for name, owner in owners.items() if owner != role}
         if path.suffix == ".py":
             named = _in_python(ast.parse(path.read_text()))
         elif path.suffix == ".j2":
@@ -57,7 +58,7 @@ def references(root: pathlib.Path) -> list[Reference]:
             named = _in_yaml(path.read_text())
         else:
             continue
-        found |= {Reference(place.as_posix(), line, name, default) for line, name, default in named if name in foreign}
+        found |= {Reference(place.as_posix(), line, name, default) for line, name, default in named if name in known}
     return sorted(found)
 
 
@@ -80,13 +81,13 @@ def _in_node(node, bare: bool):
             yield from _in_node(item, bare)
     elif isinstance(node, yaml.MappingNode):
         for key, value in node.value:
-            yield from _in_node(value, key.value in _BARE)
+            yield from _in_node(value, key.value in READ_BARE)
 
 
 def _in_template(text: str, first: int):
     if "{{" not in text and "{%" not in text:
         return
-    tree = _ENVIRONMENT.parse(text)
+    tree = ENVIRONMENT.parse(text)
     defaulted = {id(base) for node in tree.find_all(nodes.Filter) for base in _defaulted(node)}
     for node in tree.find_all(nodes.Name):
         yield first + node.lineno - 1, node.name, id(node) in defaulted
@@ -95,6 +96,16 @@ def _in_template(text: str, first: int):
         for node in tree.find_all(kind):
             if id(node) in defaulted:
                 yield first + node.lineno - 1, getattr(node, text_of), True
+    for node in tree.find_all((nodes.Getitem, nodes.Getattr)):
+        if _of_a_host(node) and id(node) not in defaulted:
+            key = node.attr if isinstance(node, nodes.Getattr) else getattr(node.arg, "value", None)
+            yield first + node.lineno - 1, key, id(getattr(node, "arg", node)) in defaulted
+
+
+def _of_a_host(node) -> bool:
+    """Whether it is hostvars[HOST][KEY]: what the host was given, untyped."""
+    base = getattr(node.node, "node", None)
+    return isinstance(base, nodes.Name) and base.name == "hostvars"
 
 
 def _defaulted(node: nodes.Filter):
@@ -119,8 +130,8 @@ class _Lenient(dict):
         return lambda *_args: None
 
 
-_ENVIRONMENT = jinja2.Environment(extensions=["jinja2.ext.do", "jinja2.ext.loopcontrols"])
-_ENVIRONMENT.filters, _ENVIRONMENT.tests = _Lenient(), _Lenient()
+ENVIRONMENT = jinja2.Environment(extensions=["jinja2.ext.do", "jinja2.ext.loopcontrols"])
+ENVIRONMENT.filters, ENVIRONMENT.tests = _Lenient(), _Lenient()
 
 
 def _in_python(tree):

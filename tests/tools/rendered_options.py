@@ -1,0 +1,222 @@
+"""Whether an option given as text, as -e and INI inventories give it, comes to what the typed value comes to.
+
+A case is one option from one source in one spelling. It renders every expression of the roles' tasks, variables and
+templates and of the playbooks that reads the option, and takes what plugins are handed. Ansible's collection loader has
+to be at work before this is imported, so it takes a process of its own:
+
+python -c "from ansible.plugins.loader import init_plugin_loader as loader; loader([]);
+from ansible_collections.gpufabric.rdma.tests.tools.rendered_options import main; main()"
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import sys
+import tempfile
+from typing import NamedTuple
+
+import jinja2
+import yaml
+from ansible import context
+from ansible.errors import AnsibleError
+from ansible.inventory.manager import InventoryManager
+from ansible.parsing.dataloader import DataLoader
+from ansible.template import Templar
+from ansible.utils.context_objects import CLIArgs
+from ansible.utils.vars import load_extra_vars
+from ansible.vars.manager import VariableManager
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import variables as preflight_variables
+from ansible_collections.gpufabric.rdma.tests.tools.option_references import ENVIRONMENT, READ_BARE, ROOT
+
+try:
+    from ansible.template import trust_as_template
+except ImportError:  # core before 2.19 trusts every text
+    trust_as_template = str
+
+_YES, _NO = ("true", "True", "yes", "on", "1"), ("false", "False", "no", "off", "0")
+_COMPONENTS = ("nv-ipam", "whereabouts", "ipoib-cni", "sriov-cni", "sriov-device-plugin")
+# What earlier tasks have registered, as far as expressions read it that also read an option.
+_REGISTERED = {
+    "ansible_check_mode": False,
+    "ansible_facts": {"rdma": {"hcas": [], "rails": [], "node": {"architecture": "x86_64"}}},
+    "ansible_play_hosts": ["node1"],
+    "ansible_play_hosts_all": ["node1"],
+    "groups": {"all": ["node1"], "gpu_nodes": ["node1"], "k3s_servers": ["node1"]},
+    "hostvars": {"node1": {"__node_ready_name": "node1"}},
+    "inventory_hostname": "node1",
+    "rdma_initramfs_stale": ["/boot/initrd.img"],
+    "rdma_reboot_reasons": ["a reason"],
+    "__device_plugin_manifest": (ROOT / "device_plugin/deploy/daemonset.yaml").read_text(),
+    "__device_plugin_result": {"rivals": []},
+    "__discovery_checked": {"variables": {"discovery_software_hcas": False}},
+    "__driver_gate": {"consents": [], "steps": [], "verdict": "reboot"},
+    "__driver_plan": {"change": {}, "changes": []},
+    "__driver_reboot_unanswered": False,
+    "__k3s_handed": "",
+    "__k3s_mine": {"token_present": False, "version": "v1"},
+    "__matrix_node": {"variables": {"verification_pod_wait_seconds": 1}},
+    "__matrix_numbers": [0],
+    "__matrix_planned": {"grace_seconds": 5},
+    "__networks_group": ["node1"],
+    "__networks_number": None,
+    "__networks_plan": {"sriov_config": {}},
+    "__networks_read": {"vfs_unit": False},
+    "__reboot_gate": {"cluster": {"member": True}, "findings": [], "hostname": "node1"},
+    "__networks_used_images": dict.fromkeys(_COMPONENTS, "image:1"),
+    "__node_ready_node": {
+        "contents": {"/proc/sys/kernel/hostname": "node1", "/run/gpufabric-rdma/node-ready.json": None},
+        "missing_secrets": ["/etc/gpufabric-rdma/node-ready.token"],
+        "programs": {"nfd-worker": False},
+    },
+    "__verification_offered": {"cluster": {"dns": True}},
+    "__verification_variables": {"discovery_software_hcas": False, "limits_services": [], "discovery_rails": []},
+}
+
+
+class Expression(NamedTuple):
+    place: str
+    text: str
+    role: str
+    names: frozenset  # variables that it reads, and texts in it, such as what a lookup is given
+
+
+# --- what is read -----------------------------------------------------------------------------------------------------
+
+
+def expressions() -> list[Expression]:
+    found = []
+    for pattern in ("roles/*/tasks/*.yml", "roles/*/vars/*.yml", "roles/*/templates/*.j2", "playbooks/*.yml"):
+        for path in sorted(ROOT.glob(pattern)):
+            place, text = path.relative_to(ROOT), path.read_text()
+            texts = [(1, text)] if path.suffix == ".j2" else _scalars(yaml.compose(text, Loader=yaml.SafeLoader))
+            role = place.parts[1] if place.parts[0] == "roles" else "discovery"
+            found += [Expression(f"{place}:{line}", part, role, _names(part)) for line, part in texts]
+    return found
+
+
+def _scalars(node, bare=False):
+    if isinstance(node, yaml.ScalarNode):
+        if "{{" in node.value:
+            yield node.start_mark.line + 1, node.value
+        elif bare:
+            yield node.start_mark.line + 1, f"{{{{ {node.value} }}}}"
+    elif isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            yield from _scalars(item, bare)
+    elif isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            yield from _scalars(value, key.value in READ_BARE)
+
+
+def _names(text: str) -> frozenset:
+    try:
+        tree = ENVIRONMENT.parse(text)
+    except jinja2.TemplateSyntaxError:  # an option of a module may have the name of a bare keyword
+        return frozenset()
+    texts = {node.value for node in tree.find_all(jinja2.nodes.Const) if isinstance(node.value, str)}
+    return frozenset(texts.union(node.name for node in tree.find_all(jinja2.nodes.Name)))
+
+
+def readers(option: str, known: list[Expression], variables: dict) -> list[Expression]:
+    """The expressions that read an option, by themselves or through variables of roles."""
+    names, more = set(), {option}
+    while more - names:
+        names |= more
+        more = {name for name, value in variables.items() if _names(json.dumps(value).replace('\\"', '"')) & names}
+    return [expression for expression in known if expression.names & names]
+
+
+# --- what is given ----------------------------------------------------------------------------------------------------
+
+
+def spellings(option: dict) -> list[tuple[object, tuple]]:
+    """[(typed value, texts that mean it)]"""
+    kind = option.get("type", "str")
+    if kind == "bool":
+        return [(True, _YES), (False, _NO)]
+    if kind in ("int", "float"):
+        value = option["choices"][0] if "choices" in option else (option.get("default") or 0) + 7
+        return [(value, (str(value),))]
+    if kind == "list" and option.get("elements") == "str" and "choices" not in option:
+        return [(["one", "two"], ("one,two",))]
+    if kind == "dict" and "options" not in option:
+        return [({"key": "one"}, ('{"key": "one"}', "key=one"))]
+    return []
+
+
+def given(name: str, text: str, folder: pathlib.Path) -> dict:
+    """{source: what Ansible makes of the text}: of -e NAME=TEXT, and of a group variable of an INI inventory."""
+    loader = DataLoader()
+    context.CLIARGS = CLIArgs({"extra_vars": (f"{name}='{text}'",)})
+    vars(load_extra_vars).pop("extra_vars", None)  # what it keeps from one call to the next
+    path = folder / "hosts.ini"
+    path.write_text(f"[gpu_nodes]\nnode1\n\n[gpu_nodes:vars]\n{name}={text}\n")
+    inventory = InventoryManager(loader=loader, sources=[str(path)])
+    of_group = VariableManager(loader=loader, inventory=inventory).get_vars(host=inventory.get_host("node1"))
+    return {"-e": load_extra_vars(loader)[name], "INI": of_group[name]}
+
+
+# --- the comparison ---------------------------------------------------------------------------------------------------
+
+
+def trusted(value):
+    if isinstance(value, str):
+        return trust_as_template(value)
+    if isinstance(value, dict):
+        return {key: trusted(item) for key, item in value.items()}
+    return [trusted(item) for item in value] if isinstance(value, list) else value
+
+
+def rendered(expression: Expression, variables: dict) -> str:
+    """What it comes to as JSON, which tells true from 1 and from "true"; the error's words where it fails."""
+    role = str(ROOT / "roles" / expression.role)
+    loader = DataLoader()
+    loader.set_basedir(role)
+    places = {"role_path": role, "ansible_search_path": [role], "playbook_dir": str(ROOT / "playbooks")}
+    try:
+        value = Templar(loader, variables={**variables, **places}).template(trust_as_template(expression.text))
+    except AnsibleError as error:
+        return f"ERROR {' '.join(str(error).split())}"
+    return json.dumps(value, sort_keys=True, default=repr)
+
+
+def handed(name: str, value) -> str:
+    """What plugins are handed, that take the variables of all roles."""
+    typed, findings = preflight_variables.effective({name: preflight_variables.options()[name]}, {name: value}, trusted)
+    return json.dumps([typed, findings], sort_keys=True, default=repr)
+
+
+def main() -> None:
+    """Prints JSON: {cases, rendered, options: {option: type}, unseen: {option: its readers' errors}, differences}."""
+    known, options = expressions(), preflight_variables.options()
+    files = {name: sorted(ROOT.glob(f"roles/*/{name}/main.yml")) for name in ("defaults", "vars")}
+    read = {name: {} for name in files}
+    for name, paths in files.items():
+        for path in paths:
+            read[name].update(yaml.safe_load(path.read_text()))
+    base = trusted({**read["defaults"], **read["vars"], **_REGISTERED})
+    result = {"cases": 0, "rendered": 0, "options": {}, "unseen": {}, "differences": []}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, option in sorted(options.items()):
+            reading = readers(name, known, read["vars"])
+            for value, texts in spellings(option):
+                result["options"][name] = option["type"]
+                typed = {expression: rendered(expression, {**base, name: value}) for expression in reading}
+                # One that wants more than _REGISTERED has says nothing; each option needs one that speaks.
+                failed = {it.place: got for it, got in typed.items() if got.startswith("ERROR")}
+                if failed and len(failed) == len(reading):
+                    result["unseen"][name] = failed
+                for text in texts:
+                    for source, seen in given(name, text, pathlib.Path(folder)).items():
+                        result["cases"] += 1
+                        result["rendered"] += len(reading) - len(failed)
+                        got = {expression: rendered(expression, {**base, name: seen}) for expression in reading}
+                        pairs = [(it.place, got[it], typed[it]) for it in reading]
+                        pairs.append(("plugins", handed(name, seen), handed(name, value)))
+                        result["differences"] += [
+                            f"{place}: {source} {name}={text}: {mine[:200]}, typed {other[:200]}"
+                            for place, mine, other in pairs
+                            if mine != other
+                        ]
+    json.dump(result, sys.stdout, indent=1)
