@@ -5,12 +5,14 @@
 
 PRIVATE to the collection. Pure; runs on the controller, where netaddr is. A node comes as {host, state (what k3s_info
 read, or None), failure, variables (typed, without the prefix k3s_), facts (of hca_facts, or empty), servers (names of
-all hosts of k3s_servers in order, also those that this run leaves out)}.
+all hosts of k3s_servers in order, also those that this run leaves out), guessed_from (without that group: the nodes, of
+which the first is the server; else empty), first_addresses (what the inventory says of a guessed server)}.
 """
 
 from __future__ import annotations
 
 import re
+from urllib.parse import urlsplit
 
 from ...module_utils._core.change import Finding, at
 from ...module_utils._k3s import config as k3s
@@ -36,6 +38,7 @@ def decide(nodes: list[dict], bundle: dict | None, folder: str, changing_version
         found.extend(at(host, findings))
 
     _cluster(nodes, report)
+    _first_server(nodes, report)
     readable = [node for node in nodes if node["state"]]
     for node in nodes:
         if not node["state"]:
@@ -76,6 +79,58 @@ def _cluster(nodes, report) -> None:
                     "add or remove one; etcd with an even number survives no more failures than with one fewer",
                 ),
             )
+
+
+def _first_server(nodes: list[dict], report) -> None:
+    """Without certainty which node is the first server, a run makes a second cluster, or changes the wrong one."""
+    first, group = (nodes[0]["servers"] or [None])[0], nodes[0]["guessed_from"]
+    here = {node["host"]: node["state"] for node in nodes if node["state"]}
+    if first not in here:
+        if group and first not in {node["host"] for node in nodes}:
+            _outside(nodes, first, report)
+        return
+    own = here[first]
+    others = [host for host, seen in here.items() if host != first and seen["cluster"]]
+    if not group:
+        if others and not own["cluster"]:
+            seen = f"{first} has no datastore and starts a second cluster beside {', '.join(others)}"
+            step = f"put a server of that cluster first in k3s_servers, and {first} behind it"
+            wanted = "a first server that holds the cluster's datastore"
+            report(first, Finding("group k3s_servers", wanted, seen, step))
+        return
+    missing = []
+    if not own["cluster"]:
+        missing = [host for host in group if host not in {node["host"] for node in nodes}]
+        others = [host for host, seen in here.items() if seen["cluster"] or seen["joined"]]
+    doubts = [f"not in this run: {', '.join(missing)}"] if missing else []
+    doubts += [f"already in a cluster: {', '.join(others)}"] if others else []
+    if doubts:
+        report(first, _unnamed(f"no such group, so the first node, {first}, would be it; {'; '.join(doubts)}"))
+
+
+def _outside(nodes: list[dict], first: str, report) -> None:
+    """A guessed server that this run leaves out is certain where nodes have joined its address, or are told a URL."""
+    for node in nodes:
+        seen, url = node["state"], _url(node, nodes)
+        if seen and seen["cluster"]:
+            reason = f"and {node['host']} is a server of a cluster"
+        elif url and not node["variables"]["server_url"] and urlsplit(url).hostname not in node["first_addresses"]:
+            reason = f"and {node['host']} has joined {url}, which is not known to be {first}"
+        else:
+            continue
+        report(
+            node["host"], _unnamed(f"no such group, so the first node, {first}, would be it; not in this run, {reason}")
+        )
+
+
+def _unnamed(seen: str) -> Finding:
+    return Finding(
+        "group k3s_servers",
+        "the first server by name, unless all nodes are in this run and none is in a cluster",
+        seen,
+        "put the cluster's server into group k3s_servers; for a new cluster run again without --limit, and take nodes "
+        "off an old one with playbooks/reset.yml first",
+    )
 
 
 def _decision(node: dict, nodes: list[dict]) -> dict:

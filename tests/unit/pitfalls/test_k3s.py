@@ -60,10 +60,12 @@ def state(number=1, **change):
     return {**found, **change}
 
 
-def node(number=1, servers=("node1",), seen=None, **variables):
+def node(number=1, servers=("node1",), seen=None, guessed_from=(), first_addresses=(), **variables):
     return {
         "host": f"node{number}",
         "servers": list(servers),
+        "guessed_from": list(guessed_from),
+        "first_addresses": list(first_addresses),
         "state": state(number, **(seen or {})),
         "failure": None,
         "facts": {},
@@ -291,7 +293,7 @@ def test_k15_containers_end_before_links_and_mounts_and_what_stays_is_listed():
 def test_k16_containers_live_through_a_restart_and_a_drain_needs_an_answer():
     assert "KillMode=process" in config.unit("server")
     tasks = (ROOT / "roles/k3s/tasks/upgrade.yml").read_text()
-    assert tasks.index("k3s_drain_allowed is none") < tasks.index("state: drained") < tasks.index("node.yml")
+    assert tasks.index("'k3s_drain_allowed') is none") < tasks.index("state: drained") < tasks.index("node.yml")
 
 
 def test_k17_nothing_waits_for_all_pods():
@@ -359,6 +361,73 @@ def test_a_run_that_leaves_the_first_server_out_does_not_make_another_cluster():
     assert ("node2", "k3s_server_url") in findings(node(2, three))
     joined = node(2, three, server_url="https://192.0.2.1:6443")
     assert "cluster-init" not in options(joined, host="node2")
+
+
+SERVER, AGENT = {"cluster": True}, {"joined": True, "server_url": "https://192.0.2.1:6443"}
+GUESSED = {"guessed_from": ("node1", "node2", "node3")}
+NEW_IN_FRONT = {"servers": ("node3",), "guessed_from": ("node3", "node1", "node2")}
+OUTSIDE = {**GUESSED, "first_addresses": ["192.0.2.1", "node1"]}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "host", "seen"),
+    [
+        ([node(3, **NEW_IN_FRONT)], "node3", "not in this run: node1, node2"),
+        (
+            [node(3, **NEW_IN_FRONT), node(1, seen=SERVER, **NEW_IN_FRONT), node(2, seen=AGENT, **NEW_IN_FRONT)],
+            "node3",
+            "already in a cluster: node1, node2",
+        ),
+        ([node(1, **GUESSED), node(2, seen=AGENT, **GUESSED), node(3, **GUESSED)], "node1", "in a cluster: node2"),
+        ([node(1, seen=AGENT, **GUESSED), node(2, **GUESSED), node(3, **GUESSED)], "node1", "in a cluster: node1"),
+        (
+            [node(1, seen=SERVER, **GUESSED), node(2, seen=SERVER, **GUESSED), node(3, **GUESSED)],
+            "node1",
+            "already in a cluster: node2",
+        ),
+        ([node(1, seen=SERVER, **NEW_IN_FRONT)], "node1", "a server of a cluster"),
+        ([node(2, seen=AGENT, **NEW_IN_FRONT)], "node2", "https://192.0.2.1:6443"),
+        (
+            [node(2, ("node3", "node1", "node2")), node(3, ("node3", "node1", "node2")), node(1, seen=SERVER)],
+            "node3",
+            "starts a second cluster beside node1",
+        ),
+    ],
+)
+def test_a_first_server_that_is_not_certain_is_refused(nodes, host, seen):
+    for other in nodes:
+        other["servers"] = nodes[0]["servers"]
+    found = [item for item in decide(*nodes)["findings"] if item["object"] == "group k3s_servers"]
+    assert [item["host"] for item in found] == [host], found
+    assert seen in found[0]["seen"]
+    assert "k3s_servers" in found[0]["next_step"]
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        [node(1, **GUESSED), node(2, **GUESSED), node(3, **GUESSED)],
+        [node(1, seen=SERVER, **GUESSED), node(2, seen=AGENT, **GUESSED), node(3, **GUESSED)],
+        [node(1, seen=SERVER, **GUESSED)],
+        [node(2, seen=AGENT, **OUTSIDE)],
+        [node(2, server_url="https://192.0.2.1:6443", **OUTSIDE)],
+        [node(2, server_url="https://k3s.example:6443", **OUTSIDE)],
+        [node(1), node(2, seen=AGENT)],
+        [node(2, seen=AGENT)],
+    ],
+    ids=[
+        "bare",
+        "converged",
+        "the server alone",
+        "an agent",
+        "a new agent",
+        "behind a name",
+        "named",
+        "named, limited",
+    ],
+)
+def test_a_first_server_that_is_certain_is_taken(nodes):
+    assert findings(*nodes) == []
 
 
 def test_a_takeover_happens_with_consent_and_is_reported():

@@ -131,6 +131,18 @@ def test_refused_then_announced_then_run_then_nothing_left_to_do_then_removed(pl
     assert [files(node1), files(node2)] == before
 
 
+def test_a_host_put_in_front_of_the_inventory_does_not_become_a_second_cluster(play, tmp_path):
+    (tmp_path / "node2/var/lib/rancher/k3s/server/db").mkdir(parents=True)
+    nodes, role = {"import_playbook": str(ROOT / "playbooks/cluster_nodes.yml")}, tmp_path / "role.yml"
+    (tmp_path / "grouped.yml").write_text(yaml.safe_dump([nodes, *yaml.safe_load(role.read_text())]))
+    before = [files(tmp_path / name) for name in ADDRESSES]
+    for limit, seen in ((("--limit", "node1"), "not in this run: node2"), ((), "already in a cluster: node2")):
+        for playbook in ("role.yml", "grouped.yml"):
+            code, output = play(playbook, *limit)
+            assert (code != 0, seen in " ".join(output.split())) == (True, True), output
+    assert [files(tmp_path / name) for name in ADDRESSES] == before
+
+
 def test_options_as_texts_of_an_ini_inventory_are_what_they_say(play, tmp_path):
     texts = ["k3s_network_policy=false", "k3s_selinux=false", "k3s_startup_taint=false"]
     code, output = play("role.yml", texts=texts)
