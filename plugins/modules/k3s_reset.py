@@ -123,7 +123,6 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure, finish, settle
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import remove, remove_tree, sha256_of, under
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.text import listing
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import SYSTEM, apply_units, must, systemctl
 from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import config as k3s
 from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import reset as planner
@@ -355,14 +354,7 @@ class Node:
     def _remove(self, path: str) -> None:
         real = under(self.root, path)
         if os.path.isdir(real) and not os.path.islink(real):
-            inside = remove_tree(real, self._kept(path))
-            if inside:
-                raise Refused.because(
-                    path,
-                    "a folder that nothing is mounted in",
-                    f"mounted: {listing(inside)}",
-                    "unmount it (umount PATH) and run again; what is mounted there was left as it is",
-                )
+            remove_tree(self.root, path, self._kept(path))
         elif os.path.lexists(real):
             remove(real)
 
@@ -495,7 +487,7 @@ def main() -> None:
 
     def plan(state):
         made = planner.plan(state, root, volumes)
-        if made.changes and ask:
+        if ask and (made.changes or made.findings):
             made.findings += planner.consent(state, allowed, volumes)
         return made
 

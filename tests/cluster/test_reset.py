@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from ansible_collections.gpufabric.rdma.tests.tools import lab_pitfalls as pitfalls
 from ansible_collections.gpufabric.rdma.tests.tools.lab_cluster import SNAPSHOT
 from ansible_collections.gpufabric.rdma.tests.tools.lab_pitfalls import CONF
 
@@ -14,6 +15,8 @@ FOREIGN = (
     "/var/lib/kubelet/mine",
     "/var/lib/cni/mine",
 )
+SHARE = "/srv/share"
+VOLUME = "/var/lib/rancher/k3s/storage/pvc-1_team_data"
 # Made by the containerd of k3s, and kept because Debian's containerd is on the lab's nodes: they could be its own.
 SHARED = ("/opt/containerd", "/opt/containerd/bin", "/opt/containerd/lib")
 # As a daemon leaves it that was killed: its socket answers no more.
@@ -98,3 +101,47 @@ def test_reset_leaves_the_host_layer_and_what_is_not_ours(breakable):
         back = breakable.run("site.yml")
     assert back.code == 0, back.text[-6000:]
     assert [back.checks(name, "failed") for name in breakable.nodes] == [[]] * len(breakable.nodes)
+
+
+def test_reset_leaves_shares_behind_mounts_and_links_and_asks_for_local_volumes(breakable):
+    name = breakable.worker
+    training = pitfalls.pod("training", name)
+    training["spec"]["volumes"] = [{"name": "data", "hostPath": {"path": VOLUME, "type": "DirectoryOrCreate"}}]
+    (container,) = training["spec"]["containers"]
+    container["volumeMounts"] = [{"name": "data", "mountPath": "/data"}]
+    container["command"] = ["sh", "-c", "echo precious >/data/file; exec sleep 100000"]
+    pitfalls.apply(breakable, training)
+    breakable.wait(lambda: pitfalls.running(breakable, "training"), "training runs", pitfalls.PATIENCE)
+    uid = breakable.get("pod", "training", "-n", pitfalls.NAMESPACE)["metadata"]["uid"]
+    pod, foreign = f"/var/lib/kubelet/pods/{uid}", "/var/lib/kubelet/plugins/share"
+    breakable.node(
+        name,
+        f"""set -e
+        mkdir -p {SHARE} {pod}/share {foreign}; echo mine >{SHARE}/file
+        mount --bind {SHARE} {pod}/share; mount --bind {SHARE} {foreign}
+        ln -s {SHARE} {pod}/linked""",
+    )
+
+    asked = breakable.run("reset.yml")
+    assert asked.code != 0
+    said = asked.messages(name)
+    assert [word for word in (foreign, VOLUME, "k3s_reset_allowed", "k3s_reset_volumes") if word not in said] == []
+    assert [asked.changes(node) for node in breakable.nodes if node != name] == [set()] * (len(breakable.nodes) - 1)
+    assert pitfalls.running(breakable, "training")
+    assert breakable.node(name, f"cat {foreign}/file {pod}/share/file {VOLUME}/file").split() == [
+        "mine",
+        "mine",
+        "precious",
+    ]
+
+    breakable.node(name, f"umount {foreign}")
+    consent = ("-e", "k3s_reset_allowed=true", "-e", "k3s_reset_volumes=false")
+    with breakable.timed("reset.yml with a share below a pod, a link to it and a local volume that stays"):
+        gone = breakable.run("reset.yml", *consent)
+    assert gone.code == 0, gone.text[-6000:]
+    assert breakable.node(name, f"cat {SHARE}/file {VOLUME}/file").split() == ["mine", "precious"]
+    left = "ls /var/lib/kubelet 2>/dev/null; ls /var/lib/rancher/k3s"
+    mounted = "grep -cE '/run/k3s|/var/lib/(kubelet|rancher)' /proc/mounts"
+    assert breakable.node(name, f"{left}; {mounted}; true").split() == ["storage", "0"]
+    again = breakable.run("reset.yml", *consent)
+    assert [again.record["hosts"][node]["changed"] for node in breakable.nodes] == [[]] * len(breakable.nodes)

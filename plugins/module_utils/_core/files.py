@@ -18,7 +18,8 @@ from collections.abc import Collection, Iterator
 from typing import IO, Callable
 
 from ..hca import Tree, paths
-from .change import Change, Plan
+from .change import Change, Plan, Refused
+from .text import listing
 
 MODE = f"{paths.MODE:04o}"
 HEADER = paths.HEADER + "\n"
@@ -171,14 +172,14 @@ def remove(path: str) -> None:
         _sync(folder)
 
 
-def remove_tree(path: str, keep: Collection[str] = ()) -> list[str]:
-    """Remove a folder recursively; returns the paths left in place because something else is mounted there.
+def remove_tree(root: str, path: str, keep: Collection[str] = ()) -> None:
+    """Remove a folder below root recursively; Refused where something else is mounted in it, which stays with its path.
 
     Never follows a link, in the folder or above it, and never enters another file system. A bind mount can have the
     same st_dev, so mount IDs are compared as well. A mount point is emptied but not removed. keep: names in it to keep.
     """
     left: list[str] = []
-    with _folder_of(path, follow=False) as (parent, last):
+    with _folder_of(under(os.path.realpath(root), path), follow=False) as (parent, last):
         top = os.open(last, _LISTED, dir_fd=parent)
         entered = [(top, path, [name for name in os.listdir(top) if name not in keep])]
         try:
@@ -209,7 +210,13 @@ def remove_tree(path: str, keep: Collection[str] = ()) -> list[str]:
             for folder, _where, _names in entered:
                 os.close(folder)
         _sync(parent)
-    return left
+    if left:
+        raise Refused.because(
+            path,
+            "a folder that nothing is mounted in",
+            f"mounted: {listing(left)}",
+            "unmount it (umount PATH) and run again; what is mounted there was left as it is",
+        )
 
 
 def _place(folder: int) -> tuple[int, str]:

@@ -23,7 +23,7 @@ from collections.abc import Iterable
 from typing import IO, Callable
 
 from .._core.change import Change, Refused
-from .._core.files import apply_file, rename, replacing, under, write
+from .._core.files import apply_file, remove_tree, rename, replacing, under, write
 from .._core.units import apply_units, begun, running
 from .plan import CODE, CODE_SUM, CONFIG, ENABLED, GO, HOME, NAME, OBJECT, OURS, SERVICE, STAMP, UNIT, VENV
 from .wheels import PIP
@@ -253,7 +253,7 @@ class Installer:
                 self._start(change)
                 yield change
             elif change.object == HOME:
-                shutil.rmtree(under(self.root, HOME))
+                remove_tree(self.root, HOME)
                 yield change
 
     def _systemctl(self, *words: str) -> tuple[int, str]:

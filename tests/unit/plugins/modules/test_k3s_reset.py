@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 from ansible_collections.gpufabric.rdma.tests.tools import throwaway
@@ -72,6 +73,25 @@ def test_mounts_that_no_container_has_made_are_refused_together_and_survive(node
     assert all(place in text for place in places), answer
 
 
+def test_a_mount_that_comes_up_meanwhile_stops_the_walk(node):
+    """The plan has refused what it saw; this is the walk alone, with a bind mount of the folder's own file system."""
+    walk = (
+        "from ansible_collections.gpufabric.rdma.plugins.module_utils._core import files; files.remove_tree('/', '/a')"
+    )
+    _answer, said = node(f"""
+    echo '{{}}' >/tmp/answer
+    mkdir -p /a/deep/bound /a/deep/other /a/goes; echo mine >/a/goes/file; touch /a/deep/file
+    mount --bind /srv/share /a/deep/bound; mount -t tmpfs other /a/deep/other; touch /a/deep/other/file
+    mount --bind /srv/share/file /a/deep/file
+    {sys.executable} -c "{walk}" 2>&1 | tail -1
+    cat /srv/share/file; find /a -type f | sort
+    """)
+    assert "mounted: " in said
+    for place in ("/a/deep/bound", "/a/deep/other", "/a/deep/file"):
+        assert place in said.splitlines()[0]
+    assert said.splitlines()[1:] == ["mine", "/a/deep/bound/file", "/a/deep/file", "/a/deep/other/file"]
+
+
 def test_what_pods_had_mounted_is_unmounted_and_links_are_not_followed(node):
     answer, said = node(f"""
     mkdir -p {POD}/volumes/share /var/lib/rancher/k3s/agent /run/k3s/containerd/rootfs /srv/lower
@@ -119,6 +139,15 @@ def test_volumes_are_named_and_deleted_only_on_request(node):
     assert f"{volume} stays: k3s_reset_volumes is false" in answer["notes"]
     answer, said = node(f"{planted} module k3s_reset '{go}'; ls -d /var/lib/rancher || true")
     assert said == ""
+
+
+def test_what_is_refused_and_what_is_asked_come_together(node):
+    answer, _said = node("""
+    mkdir -p /var/lib/kubelet/plugins/share /var/lib/rancher/k3s/storage/pvc-1_team_data
+    mount --bind /srv/share /var/lib/kubelet/plugins/share
+    module k3s_reset '{}'
+    """)
+    assert list(seen(answer)) == ["/var/lib/kubelet/plugins", "the cluster layer of the node", "local volumes of pods"]
 
 
 @pytest.mark.parametrize(

@@ -361,3 +361,20 @@ def test_a_restorer_brings_back_what_was(tmp_path, kind):
     else:
         restore()
         assert os.listdir(tmp_path) == []
+
+
+def test_a_folder_is_removed_without_its_links_targets_and_not_through_a_link(tmp_path):
+    for name in ("outside", "gone/deep/er"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "outside/file").write_text("mine")
+    (tmp_path / "gone/deep/link").symlink_to(tmp_path / "outside")
+    (tmp_path / "gone/keep").write_text("kept")
+    os.mkfifo(tmp_path / "gone/deep/fifo")
+    files.remove_tree(str(tmp_path), "/gone", keep=("keep",))
+    assert [path.name for path in (tmp_path / "gone").iterdir()] == ["keep"]
+    (tmp_path / "parent").symlink_to(tmp_path / "outside")
+    (tmp_path / "outside/below").mkdir()
+    for path in ("/parent", "/parent/below"):
+        with pytest.raises(OSError, match=r"Not a directory|symbolic links"):
+            files.remove_tree(str(tmp_path), path)
+    assert sorted(path.name for path in (tmp_path / "outside").iterdir()) == ["below", "file"]
