@@ -31,7 +31,7 @@ def cluster(brought_up):
 
 @pytest.fixture
 def breakable(brought_up):
-    """For a test that does not: the nodes are taken back afterwards."""
+    """For a test that does not: the nodes are restored afterwards."""
     yield brought_up
     brought_up.labctl("restore", SNAPSHOT)
     brought_up.wait(brought_up.settled, "all nodes Ready and all pods running")

@@ -1,4 +1,4 @@
-"""What --check announces on bare nodes is what the run made of them: files of the nodes, objects of the cluster."""
+"""What --check announces on bare nodes is what the run does: files of the nodes, objects of the cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Twelve things that someone changed by hand: each is named by check mode and by drift, and one run puts all right."""
+"""Twelve changes made by hand: check mode and drift name each one, and one run reverts them all."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ANYWHERE = ""
 
 @dataclasses.dataclass(frozen=True)
 class Drift:
-    """plant and probe are shell; the probe prints the same before the drift and after the healing, and not between."""
+    """plant and probe are shell; the probe prints the same before the drift and after the repair, and not between."""
 
     name: str
     host: str

@@ -1,4 +1,4 @@
-"""site.yml killed at random moments of its way from bare nodes to the cluster: the next run takes it up.
+"""site.yml killed at random moments on the way from bare nodes to the cluster: the next run picks up where it left off.
 
 INTERRUPTIONS says how often (20), INTERRUPTIONS_LONGEST after how many seconds at most (300). The moments are drawn
 from a seed that is printed, so that a failure can be repeated.

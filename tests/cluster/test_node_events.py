@@ -1,4 +1,4 @@
-"""What happens to a node in its life, on the real kubelet: ports, HCAs, restarts, limits. Times are figures."""
+"""What happens to a node over time, on the real kubelet: ports, HCAs, restarts, limits. Times are figures."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ LAST_RAIL = "rdma/hca_shared_devices_7"
 
 
 def offered(cluster, resource):
-    """How much of it the worker offers, once the API server says so."""
+    """How much of it the worker offers, once the API server reports it."""
     cluster.wait(lambda: cluster.allocatable(resource) is not None, "an answer", pitfalls.PATIENCE)
     return cluster.allocatable(resource)
 
 
 def falls_and_returns(cluster, resource, what, take, give):
-    """The node's allocatable goes to 0 and comes back, without a hand."""
+    """The node's allocatable goes to 0 and comes back on its own."""
     whole = offered(cluster, resource)
     assert whole > 0
     with cluster.timed(f"{what} gone -> allocatable 0"):

@@ -1,4 +1,4 @@
-"""Pitfalls of the pod network, planted in the running cluster: what fails, the line that verify prints, and the cure.
+"""Pitfalls of the pod network, planted in the running cluster: what fails, the line that verify prints, and the fix.
 
 Ids in the test names are those of docs/pitfalls.md. Each test first takes the cure away where it is a unit of ours, so
 that the fault is seen to be real, then lets the cure work.

@@ -1,4 +1,4 @@
-"""reset.yml takes off what the cluster layer made and only that: the node is as the host layer alone leaves it."""
+"""reset.yml removes what the cluster layer created and only that: the node is as the host layer alone leaves it."""
 
 from __future__ import annotations
 

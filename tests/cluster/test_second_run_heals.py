@@ -1,4 +1,4 @@
-"""Five pitfalls at once: each breaks or is wrong, verify names each, and a second run puts right just these.
+"""Five pitfalls at once: verify names each, and a second run repairs exactly these.
 
 The short form of test_second_run.py and test_pitfalls.py, for every commit.
 """

@@ -1,6 +1,6 @@
 """GPU and rail on one NUMA node: the real topology manager, the plugin's hints, a double of the GPU plugin.
 
-Rail 0 lies on NUMA node 0 of the lab's nodes, rail 1 on node 1; the double has one GPU on each.
+Rail 0 is on NUMA node 0 of the lab's nodes, rail 1 on node 1; the double has one GPU on each.
 """
 
 from __future__ import annotations

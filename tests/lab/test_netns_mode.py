@@ -37,7 +37,7 @@ def test_without_an_answer_about_reboots_the_play_stops_with_the_reasons(lab):
     assert lab.node("node1", "ip netns list").split()[0] == "tenant"
 
 
-def test_a_foreign_file_that_says_otherwise_is_named_and_stops_the_play(lab):
+def test_a_foreign_file_with_another_mode_is_named_and_stops_the_play(lab):
     ours = "/etc/modprobe.d/zz-gpufabric-rdma.conf"
     lab.node("node1", f"rm {ours}; echo options ib_core netns_mode=0 > {FOREIGN_FILE}")
 

@@ -19,7 +19,7 @@ def _modules_are_built_once(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def _no_long_sleep(monkeypatch):
-    """Waits of more than a second take a clock that the test hands in, or a shorter interval."""
+    """Waits of more than a second take a clock from the test, or a shorter interval."""
 
     def sleep(seconds, _sleep=time.sleep):
         assert seconds <= 1, f"a real sleep of {seconds} s; wanted 1 s at most; hand in a clock or a shorter interval"
@@ -30,7 +30,7 @@ def _no_long_sleep(monkeypatch):
 
 @pytest.fixture(autouse=True, scope="session")
 def lookup_of_the_collection():
-    """Templates that a test renders itself find our lookup: Ansible's collection loader is not at work in pytest."""
+    """Templates that a test renders itself find our lookup: Ansible's collection loader is not active in pytest."""
     of_ansible = lookup_loader.get
 
     def get(name, *arguments, **options):

@@ -1,4 +1,4 @@
-"""Verbs traffic from node1 to node2 over real soft-RoCE, started by hand, so to speak."""
+"""Verbs traffic from node1 to node2 over real soft-RoCE, without the collection's own modules."""
 
 import pytest
 import testinfra

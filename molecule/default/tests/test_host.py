@@ -1,4 +1,4 @@
-"""What site.yml has to leave on a node, read with tools a person would use, not with the collection's own modules."""
+"""What site.yml must leave on a node, read with an operator's tools, not with the collection's own modules."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Which hosts the tests visit, and what Ansible itself has to say about them."""
+"""Which hosts the tests visit, and Ansible's own view of them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def list_groups() -> dict[str, list[str]]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """One --hosts=ssh://… for every node there is; their number is not known to molecule.yml."""
+    """One --hosts=ssh://… for every node; molecule.yml does not know their number."""
     nodes = list_groups()["gpu_nodes"]
     if not nodes:
         raise pytest.UsageError("wanted: nodes to test; seen: none runs; next: molecule create --scenario-name rails")
@@ -56,7 +56,7 @@ def machine(node, groups) -> str:
 
 @pytest.fixture
 def tree(node) -> pathlib.Path:
-    """The captured machine that is laid under the node."""
+    """The captured machine under the node's overlay."""
     return HOME / lab_state()["nodes"][node]["layers"][0]
 
 

@@ -1,6 +1,6 @@
 """Role device_plugin as a service of a real systemd: offline from the wheel folder, hardened, left alone after.
 
-On one node, for an installed plugin is the same everywhere; its kubelet is missing, which is what it has to wait for.
+On one node, since an installed plugin is the same everywhere; there is no kubelet, so it has to wait for one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Playbooks over all nodes at once: tables for people, and bad input that must be refused whole."""
+"""Playbooks over all nodes at once: tables for people, and bad input that must be refused as a whole."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ def test_discover_prints_tables_of_nodes_and_hcas(ansible, groups):
         assert re.search(rf"^\W*{node}\b.*\bmlx5_0\b.*\bConnectX-7\b", done.stdout, re.MULTILINE), done.stdout
 
 
-def test_all_mistakes_of_all_nodes_are_told_at_once_and_nothing_changes(ansible, groups):
+def test_all_mistakes_of_all_nodes_are_reported_at_once_and_nothing_changes(ansible, groups):
     before = digests(ansible)
     done = ansible("ansible-playbook", "playbooks/site.yml", "-i", str(BAD_INPUT))
     assert done.returncode != 0
-    told = done.stdout + done.stderr
+    printed = done.stdout + done.stderr
     (spare,) = groups["spare_nodes"]
-    blocks = re.findall(r"^(\w+)  (.+(?:\n  .*)+)", told, re.MULTILINE)
+    blocks = re.findall(r"^(\w+)  (.+(?:\n  .*)+)", printed, re.MULTILINE)
     for node, mistake in {
         "node1": "rdma_netns_mdoe",
         "node2": "mlx5_9",
         spare: "at least one HCA",
         "unreachable": "a reachable node",
     }.items():
-        assert any(block[0] == node and mistake in block[1] for block in blocks), f"{node}: {mistake}\n{told}"
-    recap = re.findall(r"changed=(\d+)", told)
+        assert any(block[0] == node and mistake in block[1] for block in blocks), f"{node}: {mistake}\n{printed}"
+    recap = re.findall(r"changed=(\d+)", printed)
     assert recap
     assert set(recap) == {"0"}
     assert digests(ansible) == before

@@ -41,7 +41,7 @@ def test_commands_of_another_machine_are_refused(tmp_path):
 
 
 def test_a_fork_is_counted(tmp_path):
-    """The counter stands on Python's audit events; a library that forked would show."""
+    """The counter uses Python's audit events; a library that forked would show."""
     script = f"""
 import sys; sys.argv = ["bench"]; sys.path.insert(0, {str(SCRIPT.parent)!r})
 import bench_facts, subprocess

@@ -1,4 +1,4 @@
-"""The DaemonSet against the one that users of the Go plugin have: each difference is listed here with its reason."""
+"""The DaemonSet compared with the one that users of the Go plugin have: each difference is listed with its reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/examples/drift: what each platform is told fits its schema, and the commands in it give drift's exit codes here.
+"""docs/examples/drift: each platform's file fits its schema, and the commands in it give drift's exit codes here.
 
 That a platform runs them so is not verified: none of them is here.
 """

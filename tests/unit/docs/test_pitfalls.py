@@ -1,4 +1,4 @@
-"""docs/pitfalls.md: current, every id that is quoted anywhere is on it, and each test that it names has the pitfall."""
+"""docs/pitfalls.md: current, every id quoted anywhere is on it, and each test that it names has the pitfall."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lab's test bed: what decides whether it is built again, its images, its bundle folder, its lock file."""
+"""The lab's test bed: what decides whether it is rebuilt, its images, its bundle folder, its lock file."""
 
 from __future__ import annotations
 

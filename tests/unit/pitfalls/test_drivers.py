@@ -1,7 +1,7 @@
-"""Every pitfall of drivers and GPUDirect that users of such set-ups have met, by number, and what becomes of it here.
+"""Every known pitfall of drivers and GPUDirect, by number, and what the collection does about it.
 
 D1 to D17 and P1 to P9 are those of docs/pitfalls.md. Each is planted on a captured or composed node, goes through the
-planner, the gate or the doctor, and has to come out prevented or called by its name. `shown` is the test that shows the
+planner, the gate or the doctor, and must be prevented or named. `shown` is the test that shows the
 same at length.
 """
 

@@ -96,7 +96,7 @@ def test_the_pitfall_is_the_one_root(name, world):
 
 
 def bare(checks: dict) -> dict:
-    """Checks as they were before anything was named."""
+    """Checks as they were before the diagnosis."""
     marks = ("failure", "root", "consequence_of")
     return {
         host: [{key: item[key] for key in item if key not in marks} for item in items] for host, items in checks.items()
@@ -112,7 +112,7 @@ def without(failure, sign=None):
 
 @pytest.mark.parametrize("name", ROWS)
 def test_a_row_fails_without_its_rule(name, world):
-    """And without it no other failure of the catalogue takes its name for the same sights."""
+    """And without it no other failure of the catalogue claims the same symptoms."""
     row = ROWS[name]
     row.plant(world)
     checks = bare(world.judge()["checks"])

@@ -22,7 +22,7 @@ TYPED = {
 
 
 def services(server="inactive", agent="inactive"):
-    """What is told of both units, by systemd's ActiveState."""
+    """The state of both units, by systemd's ActiveState."""
     return {
         name: {"active": told == "active", "starting": told == "activating", "enabled": told != "inactive"}
         for name, told in (("k3s", server), ("k3s-agent", agent))

@@ -1,4 +1,4 @@
-"""Drift cannot change anything: the guard, what it lets through, and that drift compares all that site brings about."""
+"""Drift cannot change anything: the guard, what it lets through, and that drift compares all that site applies."""
 
 from __future__ import annotations
 

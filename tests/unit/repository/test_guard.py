@@ -1,4 +1,4 @@
-"""Every module and every action plugin is run through the guard: none ends in an exception that nobody foresaw."""
+"""Every module and every action plugin is run through the guard: none ends in an unhandled exception."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def test_an_image_that_pins_nothing_is_refused(digests):
 
 
 def test_a_sum_that_could_not_be_had_may_stand_as_null_and_never_passes():
-    """Null is written down, not guessed; what uses it is refused where a bundle is filled and where one is read."""
+    """Null is explicit, not guessed; what uses it is refused where a bundle is filled and where one is read."""
     lock = copy.deepcopy(LOCK)
     lock["artifacts"][0]["files"][0]["sha256"] = None
     lock["images"][0]["digests"] = {"index": None}

@@ -1,4 +1,4 @@
-"""The driver step of host.yml with its default, `verify`: it says which driver is there, and asks no node for that."""
+"""The driver step of host.yml with its default, `verify`: it reports the driver without a remote call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The unit that keeps Multus' configuration true to its daemon: real files and Unix sockets, time told by the test."""
+"""The unit that keeps Multus' configuration in step with its daemon: real files and Unix sockets, the test's clock."""
 
 from __future__ import annotations
 

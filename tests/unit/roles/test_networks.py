@@ -1,4 +1,4 @@
-"""What the role networks brings into a cluster: pinned images, manifests that hold together."""
+"""What the role networks installs in a cluster: pinned images, consistent manifests."""
 
 from __future__ import annotations
 

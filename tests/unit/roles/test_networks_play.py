@@ -1,4 +1,4 @@
-"""The role networks as Ansible runs it: laid-out nodes, and a double of `k3s kubectl` in the place of the cluster."""
+"""The role networks as Ansible runs it: laid-out nodes, and a double of `k3s kubectl` instead of the cluster."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BLOCKS = "etc/cni/multus/net.d/gpufabric-rdma-rail0.conf"
 
 
 class Site:
-    """Two nodes, and the file that stands for the API server."""
+    """Two nodes, and the file that simulates the API server."""
 
     def __init__(self, folder):
         self.folder = folder

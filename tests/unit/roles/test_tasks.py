@@ -1,4 +1,4 @@
-"""Roles read like an operator's list: task files that earn their place, names to search for, news as warnings."""
+"""Roles read like an operator's list: task files that earn their place, searchable names, news as warnings."""
 
 from __future__ import annotations
 

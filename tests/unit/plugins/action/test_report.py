@@ -1,4 +1,4 @@
-"""playbooks/verify.yml and playbooks/report.yml on laid-out trees: the results are written although checks fail."""
+"""playbooks/verify.yml and playbooks/report.yml on laid-out trees: the results are written even if checks fail."""
 
 from __future__ import annotations
 

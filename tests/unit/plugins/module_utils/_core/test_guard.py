@@ -1,4 +1,4 @@
-"""Modules and action plugins that meet what nobody foresaw: four facts, and a traceback in a file, no secret in it."""
+"""Modules and action plugins that meet an unforeseen error: four facts, and a traceback in a file, no secret in it."""
 
 from __future__ import annotations
 

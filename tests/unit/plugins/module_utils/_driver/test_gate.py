@@ -1,4 +1,4 @@
-"""The change gate as a table: a captured or composed node, what is laid over it, and the answer a person has to get.
+"""The change gate as a table: a captured or composed node, what is laid over it, and the answer that it must give.
 
 Every row goes the whole way: files -> facts and risks -> decision.
 """

@@ -1,4 +1,4 @@
-"""What apt and dnf are given: files, names and command lines, compared to the letter."""
+"""What apt and dnf are given: files, names and command lines, compared exactly."""
 
 from __future__ import annotations
 

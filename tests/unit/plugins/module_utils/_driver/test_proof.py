@@ -141,7 +141,7 @@ def test_headers_that_no_archive_has(proof):
 
 
 def test_a_package_that_would_drive_another_one_out(proof, repositories, tmp_path):
-    """apt would remove make for it; nobody asked for that."""
+    """apt would remove make for it, which was not requested."""
     folder = tmp_path / "greedy"
     key = stack.Key(repositories["folder"] / "key")
     greedy = stack.Repository(folder).package("doca-ofed", "9.9", {}, {}, "Conflicts: make").publish(key)

@@ -1,4 +1,4 @@
-"""What goes out of the kernel in which order, what comes back, and what is put back with it."""
+"""Which modules are unloaded in which order, which are loaded again, and what is restored with them."""
 
 from __future__ import annotations
 

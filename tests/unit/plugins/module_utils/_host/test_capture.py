@@ -1,4 +1,4 @@
-"""A capture gives the facts back, and nothing that tells which machine it was."""
+"""A capture gives the facts back, and nothing that identifies the machine."""
 
 from __future__ import annotations
 
@@ -314,7 +314,7 @@ PLANTS = [
 
 
 def telling(secret):
-    """The parts of a planted text that would tell something."""
+    """The parts of a planted text that would reveal something."""
     return re.findall(
         r"[a-zA-Z]+\d+x\d+z\w*|jane\.\w+|10\.20[01]\.\d+\.\d|ee-[0-9a-f]{2}-77|2001:db8:77:[0-9a-f]+::\d|[0-9a-f]{32}|"
         r"0123abc[de][-0-9a-f]+",

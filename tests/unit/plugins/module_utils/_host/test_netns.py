@@ -1,4 +1,4 @@
-"""The netns mode: who else sets it, who stands in the way, what needs a reboot."""
+"""The netns mode: who else sets it, what blocks it, what needs a reboot."""
 
 from __future__ import annotations
 

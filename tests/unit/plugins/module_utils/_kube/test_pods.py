@@ -1,4 +1,4 @@
-"""The pods of verification: what is planned, what their answers mean, and what each planted fault is called."""
+"""The pods of verification: what is planned, what their answers mean, and the name of each planted fault."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables of playbooks/discover.yml, compared with files that a person has looked at."""
+"""The tables of playbooks/discover.yml, compared with files that a person has reviewed."""
 
 from __future__ import annotations
 

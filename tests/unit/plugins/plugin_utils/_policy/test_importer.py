@@ -1,4 +1,4 @@
-"""NicClusterPolicies, their networks and pools, read as variables: every field is spoken of, nothing is dropped."""
+"""NicClusterPolicies, their networks and pools, read as variables: every field is reported, nothing is dropped."""
 
 from __future__ import annotations
 

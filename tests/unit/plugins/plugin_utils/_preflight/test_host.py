@@ -1,4 +1,4 @@
-"""What preflight refuses, as tables: variables by themselves, and variables against the facts of fixture nodes."""
+"""What preflight refuses, as tables: variables alone, and variables against the facts of fixture nodes."""
 
 from __future__ import annotations
 

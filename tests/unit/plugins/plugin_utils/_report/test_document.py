@@ -1,4 +1,4 @@
-"""The results document: its schema is the published one, and what does not keep to it is named, all of it at once."""
+"""The results document: its schema is the published one, and every deviation is named, all at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page: nothing from a node becomes markup, failures stand first, and what is not known is said to be so."""
+"""The page: nothing from a node becomes markup, failures come first, and what is unknown is shown as unknown."""
 
 from __future__ import annotations
 
