@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What every module says that changes a node: its attributes, and the root below which it works."""
+"""Documentation shared by modules that change a node: attributes and the root option."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ attributes:
 options:
   root:
     description:
-      - Directory that holds the node. Below anything but V(/) files are written and no kernel, service manager or other
-        running part of this machine is touched; RV(not_verified) lists what was left out.
+      - Root directory of the node. With anything but V(/) only files are written; the kernel, the service manager and
+        everything else that runs on this machine stay untouched, and RV(not_verified) lists what was skipped.
     type: path
     default: /
 """

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What every module says that reads a node and changes nothing: its attributes, and the root below which it reads."""
+"""Documentation shared by modules that only read a node: attributes and the root option."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ attributes:
 options:
   root:
     description:
-      - Directory that holds the node, for a captured or mounted tree.
+      - Root directory of the node, for a captured or mounted tree.
     type: path
     default: /
 """

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a documented variable of any role is for a host, typed."""
+"""The typed value of a documented role variable for a host."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ name: variable
 short_description: A variable of any role of this collection, typed and with its default
 version_added: 0.1.0
 description:
-  - Takes the value that the host has, or the default that the role documents, and converts it to the documented type.
-    Strings such as C(false), which C(-e) and INI inventories give, are converted too.
-  - Roles and playbooks read the variables of other roles with it, so that no default is written down twice.
+  - Returns the host's value, or the role's documented default, converted to the documented type.
+    Strings such as C(false) from C(-e) or an INI inventory are converted too.
+  - Roles and playbooks use it to read variables of other roles, so no default is repeated.
 author:
   - The gpufabric founders (@gpufabric)
 options:
@@ -24,25 +24,25 @@ options:
     required: true
   hosts:
     description:
-      - Hosts of the inventory whose values are wanted, one after the other.
-      - The host that the task runs for if not set.
+      - Inventory hosts to read the values of, in this order.
+      - If not set, the host that the task runs for.
     type: list
     elements: str
 """
 
 EXAMPLES = r"""
-- name: Show which k3s is wanted
+- name: Show the wanted k3s version
   ansible.builtin.debug:
     msg: "{{ lookup('gpufabric.rdma.variable', 'k3s_version') }}"
 
-- name: Show which one the first server wants
+- name: Show the one of the first server
   ansible.builtin.debug:
     msg: "{{ lookup('gpufabric.rdma.variable', 'k3s_version', hosts=[groups['k3s_servers'] | first]) }}"
 """
 
 RETURN = r"""
 _raw:
-  description: The values, host by host in the order of the names.
+  description: The values, host by host, in the order of the names.
   type: list
   elements: raw
 """

@@ -9,9 +9,9 @@ module: bundle
 short_description: Fill a folder with all software of a cluster, checked against the lock
 version_added: 0.1.0
 description:
-  - Runs on a connected machine. Downloads files and image archives that the folder lacks, compares each with the lock's
-    SHA-256 or digest, and describes the folder in its C(bundle.yml).
-  - What cannot be checked is not fetched. A file that is not what the lock says is not kept.
+  - Runs on a machine with internet access. Downloads missing files and image archives, checks each against the lock's
+    SHA-256 or digest, and lists the folder's content in its C(bundle.yml).
+  - Nothing is fetched that cannot be checked. A file that does not match the lock is deleted.
   - Images are copied with C(skopeo), which checks their digest.
 extends_documentation_fragment:
   - gpufabric.rdma.changing
@@ -27,28 +27,28 @@ options:
     type: dict
     required: true
   names:
-    description: Names of artifacts and images in the lock. Empty means all that the roles of the cluster layer use and
-      that the lock can check; RV(not_applied) has the others.
+    description: Names of artifacts and images in the lock. Empty means everything the roles of the cluster layer use
+      and the lock can check; RV(not_applied) lists the rest.
     type: list
     elements: str
     default: []
   architectures:
-    description: Processors of the nodes.
+    description: Architectures of the nodes.
     type: list
     elements: str
     choices: [amd64, arm64]
     default: [amd64]
   distributions:
-    description: Distributions of nodes that need packages of their own, such as V(rhel9).
+    description: Distributions of nodes that need extra packages, such as V(rhel9).
     type: list
     elements: str
     default: []
   mirrors:
-    description: Where to fetch from instead, by beginning of the address or of the image reference.
+    description: Mirrors to fetch from, by prefix of the URL or of the image reference.
     type: dict
     default: {}
   image_digests:
-    description: Digests by image reference, for images whose digest the lock does not know.
+    description: Digests by image reference, for images without a digest in the lock.
     type: dict
     default: {}
 """
@@ -75,13 +75,13 @@ changes:
       description: Path in the folder.
       type: str
     action:
-      description: What happened to it.
+      description: What was done.
       type: str
     before:
-      description: SHA-256 of what was there.
+      description: SHA-256 of the old content.
       type: str
     after:
-      description: SHA-256, digest or text of what is there now.
+      description: SHA-256, digest or text of the new content.
       type: str
 findings:
   description: What could not be fetched or did not match.
@@ -90,10 +90,10 @@ findings:
   elements: dict
   contains:
     object:
-      description: What it is about.
+      description: The object.
       type: str
     wanted:
-      description: What was asked for.
+      description: The wanted state.
       type: str
     seen:
       description: What was found.
@@ -102,7 +102,7 @@ findings:
       description: What to do about it.
       type: str
     id:
-      description: Which of the known findings it is; empty for the others.
+      description: Id of a known finding, else empty.
       type: str
 reboot_reasons:
   description: Always empty; every changing module of the collection returns it.
@@ -110,17 +110,17 @@ reboot_reasons:
   type: list
   elements: str
 not_applied:
-  description: What was left as it is on purpose, with the reason.
+  description: What was left alone on purpose, with the reason.
   returned: success
   type: list
   elements: str
 not_verified:
-  description: What could not be done or seen from here, with the reason.
+  description: What could not be done or checked from here, with the reason.
   returned: success
   type: list
   elements: str
 notes:
-  description: What is worth knowing and needs no action of the module.
+  description: Worth knowing; needs no action.
   returned: success
   type: list
   elements: str
@@ -149,7 +149,7 @@ def every_name(lock: dict) -> list[str]:
 
 
 def plan(folder: str, wanted: dict) -> Plan:
-    """Which rows the folder lacks. A file is read and summed, an image archive is known by its digest and sum."""
+    """Which rows the folder lacks. Files are identified by their SHA-256, image archives by digest and SHA-256."""
     made, known = Plan(), described(folder)
     for row in wanted["files"]:
         seen = sum_or_nothing(os.path.join(folder, row["path"]))
@@ -184,7 +184,7 @@ def mirrored(address: str, mirrors: dict) -> str:
 
 
 def fetch(folder: str, row: dict, mirrors: dict, opener=open_url) -> None:
-    """Download beside the place and rename, only when the sum is the lock's."""
+    """Download to a temporary file; rename it only when its SHA-256 matches the lock."""
     place, address = os.path.join(folder, row["path"]), mirrored(row["url"], mirrors)
     digest = hashlib.sha256()
     with replacing(place) as stream:
@@ -198,19 +198,19 @@ def fetch(folder: str, row: dict, mirrors: dict, opener=open_url) -> None:
                 row["path"],
                 f"the file at {address}",
                 str(error),
-                "run this where the address can be reached, or name a mirror in bundle_mirrors",
+                "run this where the address can be reached, or set a mirror in bundle_mirrors",
             ) from error
         if digest.hexdigest() != row["sha256"]:
             raise Refused.because(
                 row["path"],
                 f"sha256 {row['sha256']}",
                 f"sha256 {digest.hexdigest()} from {address}",
-                "do not use it; see whether the mirror or the network changes it, then whether the lock is right",
+                "do not use it; check whether the mirror or the network alters it, then whether the lock is right",
             )
 
 
 def copy(folder: str, row: dict, mirrors: dict, run) -> None:
-    """The image by its digest, under its own name, as an archive that k3s imports at its start."""
+    """Copy the image by digest, under its own name, as an archive that k3s imports at start."""
     place = os.path.join(folder, row["path"])
     os.makedirs(os.path.dirname(place), exist_ok=True)
     repository = row["reference"].rpartition(":")[0]
@@ -227,7 +227,7 @@ def copy(folder: str, row: dict, mirrors: dict, run) -> None:
             row["path"],
             f"image {row['reference']} with digest {row['digest']}",
             (error or out).strip()[-400:],
-            "install skopeo; run this where the registry can be reached, or name a mirror in bundle_mirrors",
+            "install skopeo; run this where the registry can be reached, or set a mirror in bundle_mirrors",
         )
     rename(temporary, place)
 
@@ -261,7 +261,7 @@ def main() -> None:
     names = given["names"] or [name for name in every_name(lock) if not bundle_lock.unpinned(lock, [name], digests)]
     unknown = sorted(set(names) - set(every_name(lock)))
     findings = [
-        Finding(f"bundle_names: {name}", "a name in the lock", "none like it", f"one of {', '.join(every_name(lock))}")
+        Finding(f"bundle_names: {name}", "a name in the lock", "no such name", f"one of {', '.join(every_name(lock))}")
         for name in unknown
     ]
     findings += bundle_lock.unpinned(lock, names, digests)
@@ -273,7 +273,7 @@ def main() -> None:
         made = plan(folder, wanted)
         for name in sorted(set(every_name(lock)) - set(names)) if not given["names"] else ():
             made.not_applied.append(
-                f"{name} is left out: the lock has no digest for it; give one in bundle_image_digests"
+                f"{name} is left out: the lock has no digest for it; set one in bundle_image_digests"
             )
         rows = {row["path"]: row for row in [*wanted["files"], *wanted["images"]]}
         for change in made.changes:

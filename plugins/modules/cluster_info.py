@@ -6,10 +6,10 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: cluster_info
-short_description: Read what a cluster offers pods
+short_description: Read what a cluster provides to pods
 version_added: 0.1.0
 description:
-  - Reads nodes, networks, and the DaemonSets and ConfigMaps that serve them, in one call of kubectl.
+  - Reads nodes, networks, and their DaemonSets and ConfigMaps in one kubectl call.
   - Runs where O(kubectl) runs, the first server.
 extends_documentation_fragment:
   - gpufabric.rdma.reading
@@ -17,7 +17,7 @@ author:
   - The gpufabric founders (@gpufabric)
 options:
   kubectl:
-    description: The command, word by word.
+    description: The command as a list of words.
     type: list
     elements: str
     default: [k3s, kubectl]
@@ -33,13 +33,13 @@ EXAMPLES = r"""
 
 RETURN = r"""
 api_error:
-  description: Why the cluster could not be asked, or null.
+  description: Why the cluster could not be read, or null.
   returned: success
   type: str
 cluster:
   description: C(nodes), C(nads) (with pools of nv-ipam), C(dns) (whether there is a DNS service), C(namespaces), C(cni)
     (DaemonSets and ConfigMaps of Flannel and Multus), C(plugins) (the same of RDMA device plugins), C(policies)
-    (NicClusterPolicy), C(security) (what Pod Security enforces in which namespace).
+    (NicClusterPolicy), C(security) (the Pod Security level of each namespace).
   returned: success
   type: dict
 """
@@ -58,7 +58,7 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    # Not by the name `unreachable`, which would tell Ansible that the node is.
+    # Not named `unreachable`: Ansible would treat the node as unreachable.
     cluster, error = read(Kubectl(module.params["kubectl"]))
     module.exit_json(changed=False, cluster=cluster, api_error=error)
 

@@ -9,15 +9,14 @@ module: cluster_objects
 short_description: Apply a set of cluster objects through kubectl on a server node
 version_added: 0.1.0
 description:
-  - Brings the objects of one owner to the wanted state, server-side under the field manager C(gpufabric.rdma), and
-    deletes those of the same owner that are no longer wanted.
-  - Runs where O(kubectl) runs, so that SSH to the first server is all the way a controller needs. No Python package
-    is needed there.
-  - The server itself says by a dry run what would change; an object that it would leave alone is not sent again.
-  - Fields that another manager holds (ArgoCD, Flux, Helm, a person) are reported and never taken without
+  - Applies the objects of one owner server-side under the field manager C(gpufabric.rdma), and deletes objects of the
+    same owner that are no longer wanted.
+  - Runs where O(kubectl) runs, so a controller only needs SSH to the first server. No Python package is needed there.
+  - A server-side dry run shows what would change; an object that would not change is not sent again.
+  - Fields owned by another manager (Argo CD, Flux, Helm, a user) are reported and never taken without
     O(takeover_allowed).
-  - In check mode without an API server each object is listed as one that would be created.
-  - Where the objects come from Git (O(applied_by=gitops)) it changes nothing and fails with each difference.
+  - In check mode without an API server every object is listed as to be created.
+  - With objects from Git (O(applied_by=gitops)) it changes nothing and fails with every difference.
   - Nodes, namespaces and custom resource definitions are never deleted. Nodes and namespaces get no owner label,
     because others create them too.
 extends_documentation_fragment:
@@ -27,9 +26,9 @@ author:
 options:
   objects:
     description:
-      - The objects, as they would stand in a manifest. An item of kind C(List) is taken apart.
-      - Namespaces and custom resource definitions are applied first, the definitions are awaited; otherwise the order
-        is kept.
+      - The objects, as in a manifest. An item of kind C(List) is flattened.
+      - Namespaces and custom resource definitions are applied first, and the module waits for the definitions;
+        otherwise the order is kept.
       - An object of kind C(Secret) is refused here; it belongs in O(secrets).
     type: list
     elements: dict
@@ -59,8 +58,8 @@ options:
         required: true
   owner:
     description:
-      - Value of the label C(rdma.gpufabric.io/owner) that each object gets. Objects that carry it and are not in
-        O(objects) or O(secrets) any more are deleted.
+      - Value of the label C(rdma.gpufabric.io/owner) on each object. Objects with this label that are no longer in
+        O(objects) or O(secrets) are deleted.
     type: str
     required: true
   prune_types:
@@ -68,50 +67,48 @@ options:
       - Resource types to look for such leftovers in, besides C(configmaps), C(secrets), C(serviceaccounts),
         C(services), C(daemonsets), C(deployments), C(roles), C(rolebindings), C(clusterroles) and
         C(clusterrolebindings).
-      - A type that the server does not have is passed over.
+      - A type that the server does not have is skipped.
     type: list
     elements: str
     default: []
   takeover_allowed:
     description:
-      - What to do with an object that exists and was never applied by this module, or with fields that another manager
-        holds.
-      - Not set stops before anything changes and names manager and fields; V(true) takes them; V(false) leaves the
-        object as it is and says so.
-      - Fields that someone changed by hand (C(kubectl edit), C(patch), C(label) and their like) are taken back unless
-        this is V(false), because nobody sets them again. C(kubectl apply) declares what it applies, so it counts as a
+      - What to do with an object that exists but was never applied by this module, or with fields owned by another
         manager.
+      - If not set, the module fails before any change and names manager and fields; V(true) takes them over; V(false)
+        leaves the object unchanged and reports it.
+      - Fields changed by hand (C(kubectl edit), C(patch), C(label) and the like) are reverted unless this is
+        V(false), because nothing would set them again. C(kubectl apply) is declarative, so it counts as a manager.
     type: bool
   applied_by:
     description:
       - V(collection) applies the objects.
-      - V(gitops) leaves that to Flux, Argo CD or whoever else brings them from Git. The objects are compared with what
-        the server would make of them (a dry run), and each one that differs, is missing or is left over is a problem
-        that says so. Who manages a field does not matter then, only its value.
+      - V(gitops) leaves that to Flux, Argo CD or another GitOps tool. The live objects are compared with a server-side
+        dry run, and each one that differs, is missing or is left over becomes a finding. Only values matter then, not
+        field managers.
     type: str
     choices: [collection, gitops]
     default: collection
   render:
     description:
-      - Only return the objects as they would be sent, in RV(rendered). No cluster is asked and nothing is awaited.
+      - Only return the objects as they would be sent, in RV(rendered). No cluster is contacted.
     type: bool
     default: false
   kubectl:
     description:
-      - The command, word by word. V([kubectl, --kubeconfig, FILE]) on the controller serves those who have a
-        kubeconfig.
+      - The command as a list of words. With a kubeconfig, use V([kubectl, --kubeconfig, FILE]) on the controller.
     type: list
     elements: str
     default: [k3s, kubectl]
   api_timeout_seconds:
-    description: How long to wait for an API server that does not answer, counted again for each time that it stops
-      answering. In check mode nothing is waited for.
+    description: How long to wait for an API server that does not respond, counted anew for each outage. Check mode
+      does not wait.
     type: int
     default: 120
   wait:
     description:
-      - What to await afterwards, also when nothing was changed. Each condition that is already met in what was read
-        costs no further call.
+      - What to wait for afterwards, even when nothing was changed. A condition that is already met costs no further
+        call.
     type: list
     elements: dict
     default: []
@@ -124,10 +121,10 @@ options:
         description: The namespace, for resources that have one.
         type: str
       selector:
-        description: Labels that choose among the resources of a type.
+        description: Labels that select among the resources of a type.
         type: str
       until:
-        description: V(rollout), or what C(kubectl wait --for) takes, such as V(condition=Ready) or V(create).
+        description: V(rollout), or an argument of C(kubectl wait --for), such as V(condition=Ready) or V(create).
         type: str
         default: rollout
       timeout_seconds:
@@ -135,7 +132,7 @@ options:
         type: int
         default: 300
       first:
-        description: Whether to await it before anything is read and applied, such as nodes that are to be labelled.
+        description: Whether to wait for it before anything is read and applied, such as nodes to be labelled.
         type: bool
         default: false
 """
@@ -152,7 +149,7 @@ EXAMPLES = r"""
   delegate_to: "{{ groups['k3s_servers'][0] }}"
   run_once: true
 
-- name: Await nodes without applying anything
+- name: Wait for nodes without applying anything
   gpufabric.rdma.cluster_objects:
     objects: []
     owner: node-ready
@@ -181,16 +178,16 @@ changes:
       description: The object after.
       type: str
 findings:
-  description: What kept the cluster from the wanted state. Nothing is changed when a problem is seen beforehand.
+  description: Why the cluster did not reach the wanted state. Problems found beforehand stop it before any change.
   returned: always
   type: list
   elements: dict
   contains:
     object:
-      description: What it is about.
+      description: The object.
       type: str
     wanted:
-      description: What was asked for.
+      description: The wanted state.
       type: str
     seen:
       description: What was found.
@@ -199,7 +196,7 @@ findings:
       description: What to do about it.
       type: str
     id:
-      description: Which of the known findings it is; empty for the others.
+      description: Id of a known finding, else empty.
       type: str
 reboot_reasons:
   description: Always empty; every changing module of the collection returns it.
@@ -207,22 +204,22 @@ reboot_reasons:
   type: list
   elements: str
 not_applied:
-  description: What was left as it is on purpose, with the reason.
+  description: What was left alone on purpose, with the reason.
   returned: success
   type: list
   elements: str
 not_verified:
-  description: What could not be done or seen from here, with the reason.
+  description: What could not be done or checked from here, with the reason.
   returned: success
   type: list
   elements: str
 notes:
-  description: What is worth knowing and needs no action of the module.
+  description: Worth knowing; needs no action.
   returned: success
   type: list
   elements: str
 waited:
-  description: What was awaited and how long it took.
+  description: What the module waited for and how long it took.
   returned: success
   type: list
   elements: dict
@@ -234,7 +231,7 @@ waited:
       description: The condition.
       type: str
     seconds:
-      description: How long it took, 0 when it was met already.
+      description: How long it took, 0 when it was already met.
       type: float
 rendered:
   description: The objects in the order in which they are applied, without secrets.
@@ -251,7 +248,7 @@ kubectl_calls:
   returned: success
   type: int
 down:
-  description: Why no API server answered in check mode, where RV(changes) then lists all objects; null where one did.
+  description: Why no API server responded in check mode, so that RV(changes) lists all objects; null when one did.
   returned: success
   type: str
 """
@@ -285,7 +282,7 @@ PRUNE_TYPES = (
     "roles.rbac.authorization.k8s.io", "rolebindings.rbac.authorization.k8s.io",
     "clusterroles.rbac.authorization.k8s.io", "clusterrolebindings.rbac.authorization.k8s.io",
 )  # fmt: skip
-# How long one call may take: many objects, on a server whose processors are busy.
+# Time limit of one call: many objects on a busy server.
 _CALL_SECONDS = 300
 GET = ("get", "--filename=-", "--ignore-not-found", SHOW, "--output=json")
 
@@ -297,7 +294,7 @@ class Cluster:
         self._kubectl = kubectl
 
     def read(self, wanted: list, owner: str, prune_types: list, force: bool, revert_edits: bool) -> dict:
-        """revert_edits: whether to predict, and later apply, fields that were changed by hand as they are wanted."""
+        """revert_edits: whether to predict, and later apply, the wanted values of fields changed by hand."""
         live, missing = self._live(wanted)
         known = planner.by_key(wanted, live)
         predicted, errors, edited = self._predict(planner.predictable(wanted, known, missing), force, revert_edits)
@@ -326,7 +323,7 @@ class Cluster:
             missing |= absent
 
     def _predict(self, asked: list, force: bool, revert_edits: bool) -> tuple[dict, dict, dict]:
-        """What the server would make of each object. One call; one each only where that call is refused."""
+        """What the server would make of each object. One call; one per object only when that call is rejected."""
         if not asked:
             return {}, {}, {}
         code, out, error = self._dry_run(asked, force)
@@ -364,7 +361,7 @@ class Cluster:
         return []
 
     def apply(self, changes: list, wanted: list, force: bool, edited: dict):
-        """edited: objects by their keys whose fields are taken back from whoever changed them by hand."""
+        """edited: objects by key whose hand-edited fields are reverted."""
         for stage in planner.stages(wanted, changes):
             names = {str(planner.Key.of(item)) for item in stage}
             for by_hand in (False, True):
@@ -381,11 +378,11 @@ class Cluster:
                 words = ("wait", "--for=condition=Established", *names, "--timeout=60s")
                 code, _out, error = self._kubectl.run_retrying(*words)
                 if code:
-                    raise _failed(f"awaiting {', '.join(names)}", error)
+                    raise _failed(f"waiting for {', '.join(names)}", error)
         pruned = [change for change in changes if change.action == "prune"]
         if pruned:
             leftovers = [_identity(change.before) for change in pruned]
-            # Its own time-out names the object that a finalizer holds.
+            # kubectl's own timeout names the object blocked by a finalizer.
             words = ("delete", "--filename=-", "--ignore-not-found", f"--timeout={_CALL_SECONDS - 30}s")
             code, _out, error = self._kubectl.run_retrying(*words, text=as_list(leftovers))
             if code:
@@ -419,7 +416,7 @@ def _identity(text: str) -> dict:
 
 
 def _failed(what: str, error: str) -> KubectlError:
-    step = "settle what the message names and run again; what had been applied by then stays and is not applied twice"
+    step = "fix what the message reports and run again; objects already applied stay and are not applied twice"
     return KubectlError(what, error, step)
 
 
@@ -430,7 +427,7 @@ def _not_reached(item: dict, text: str):
         f"{item['resource']}{place}",
         f"{item['until']} within {item['timeout_seconds']} s",
         " ".join(text.split())[-300:] or "no reason given",
-        f"see k3s kubectl{place} describe {target.replace('/', ' ')}, settle what it names and run again",
+        f"see k3s kubectl{place} describe {target.replace('/', ' ')}, fix what it reports and run again",
     )
 
 
@@ -485,7 +482,7 @@ def main() -> None:
     kubectl = Kubectl(given["kubectl"], limit=_CALL_SECONDS, patience=patience)
     cluster = Cluster(kubectl)
     elsewhere = given["applied_by"] == "gitops"
-    # Of objects from Git nothing is applied, and in a dry run it does not matter who holds a field.
+    # Objects from Git are not applied, and in a dry run field managers do not matter.
     force = elsewhere or given["takeover_allowed"] is True
     revert_edits = given["takeover_allowed"] is not False
     state: dict = {}
@@ -536,7 +533,7 @@ def _rendered(wanted: list) -> dict:
 def _say_unawaited(made: Plan, changes: list, wait: list) -> None:
     if changes and wait:
         made.not_verified.append(
-            "check mode waits for nothing: " + ", ".join(f"{item['resource']} ({item['until']})" for item in wait)
+            "check mode does not wait for: " + ", ".join(f"{item['resource']} ({item['until']})" for item in wait)
         )
 
 

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: cni_lint
-short_description: Say what is wrong with the CNI configuration and plugins of a node
+short_description: Find problems in the CNI configuration and plugins of a node
 version_added: 0.1.0
 description:
-  - Reads what containerd really uses (its directories and C(max_conf_num)), each configuration in the order in which it
-    counts, each plugin and address manager that one names, what a writer cut short has left, Multus' socket, and the
-    kernel's side of the pod network. Changes nothing and does not fail for what it finds.
-  - Lints the objects that run Flannel and Multus as well, where they are given.
+  - Reads what containerd really uses (its directories and C(max_conf_num)), the configurations in order of precedence,
+    the plugins and IPAM plugins they name, leftovers of interrupted writes, Multus' socket, and the kernel settings of
+    the pod network. Changes nothing and does not fail for what it finds.
+  - Also lints the objects that run Flannel and Multus, if given.
 attributes:
   check_mode:
     support: full
@@ -40,7 +40,7 @@ options:
     default: /etc/cni/gpufabric-rdma.d/10-flannel.conflist
   multus:
     description:
-      - Whether Multus is to be the one configuration that the runtime sees.
+      - Whether Multus must be the only configuration that the runtime sees.
     type: bool
     default: true
   health_port:
@@ -56,17 +56,17 @@ options:
     default: []
   root:
     description:
-      - Directory that holds the node.
+      - Root directory of the node.
     type: path
     default: /
 """
 
 EXAMPLES = r"""
-- name: See what is wrong with CNI on this node
+- name: Lint CNI on this node
   gpufabric.rdma.cni_lint:
   register: result
 
-- name: Stop with all of it
+- name: Fail with all findings
   ansible.builtin.assert:
     that: result.findings | length == 0
     fail_msg: "{{ result.findings }}"
@@ -74,7 +74,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 findings:
-  description: What is wrong, in the order in which it matters.
+  description: The problems, most important first.
   returned: success
   type: list
   elements: dict
@@ -83,10 +83,10 @@ findings:
       description: Name of the fault, such as C(conf-empty).
       type: str
     object:
-      description: What it is about.
+      description: The object.
       type: str
     wanted:
-      description: What should be there.
+      description: The wanted state.
       type: str
     seen:
       description: What was found.
@@ -95,7 +95,7 @@ findings:
       description: What to do about it.
       type: str
 runtime:
-  description: What containerd uses, and the file that says so.
+  description: What containerd uses, and the file it comes from.
   returned: success
   type: dict
 configurations:
@@ -104,7 +104,7 @@ configurations:
   type: list
   elements: str
 not_verified:
-  description: What could not be seen from here, with the reason.
+  description: What could not be checked from here, with the reason.
   returned: success
   type: list
   elements: str
@@ -163,7 +163,7 @@ def read(root: str, wanted: dict) -> dict:
 
 
 def _runtime(tree: Tree) -> dict:
-    """k3s runs a containerd of its own; a distribution's counts only where k3s has left no configuration."""
+    """k3s runs its own containerd; a distribution's counts only without a configuration from k3s."""
     source = next((path for path in containerd.FILES if tree.exists(path)), None)
     text = (tree.read(source) or "") if source else ""
     texts = [text]

@@ -6,14 +6,14 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: cni_plugins
-short_description: Put CNI plugins of a bundle folder on a node
+short_description: Install CNI plugins from a bundle folder on a node
 version_added: 0.1.0
 description:
-  - Takes the listed plugins out of the archives of a bundle folder on the controller, after their sha256, ELF machine
-    and length were checked there, and brings those to the node that it lacks or has otherwise.
-  - Each program is written beside its place, checked again and renamed, so that a plugin that is running is never
-    half there.
-  - Plugins that are not listed and that no earlier run has placed are left alone.
+  - Extracts the listed plugins from the archives of a bundle folder on the controller, checks their sha256, ELF machine
+    and size there, and copies missing or different ones to the node.
+  - Each program is written to a temporary file, checked again and renamed, so that a running plugin is never
+    incomplete.
+  - Plugins that are not listed and were not installed by an earlier run are left alone.
   - A converged node costs one call and no transfer.
 extends_documentation_fragment:
   - gpufabric.rdma.changing
@@ -42,7 +42,7 @@ options:
     default: /opt/cni/bin
   binaries:
     description:
-      - Set by the controller's side. What has to be in place.
+      - Set by the action plugin. The plugins to install.
     type: list
     elements: dict
     suboptions:
@@ -56,8 +56,8 @@ options:
         required: true
   archive:
     description:
-      - Set by the controller's side. Archive on the node with the programs that RV(needed) named. Without it nothing
-        is placed.
+      - Set by the action plugin. Archive on the node with the programs listed in RV(needed). Without it nothing is
+        installed.
     type: path
 """
 
@@ -89,16 +89,16 @@ changes:
       description: Digest after.
       type: str
 findings:
-  description: What kept the node from the wanted state. Nothing is changed when a problem is seen beforehand.
+  description: Why the node did not reach the wanted state. Problems found beforehand stop it before any change.
   returned: always
   type: list
   elements: dict
   contains:
     object:
-      description: What it is about.
+      description: The object.
       type: str
     wanted:
-      description: What was asked for.
+      description: The wanted state.
       type: str
     seen:
       description: What was found.
@@ -107,10 +107,10 @@ findings:
       description: What to do about it.
       type: str
     id:
-      description: Which of the known findings it is; empty for the others.
+      description: Id of a known finding, else empty.
       type: str
 needed:
-  description: Plugins that have to be brought to the node.
+  description: Plugins to copy to the node.
   returned: success
   type: list
   elements: str
@@ -120,17 +120,17 @@ reboot_reasons:
   type: list
   elements: str
 not_applied:
-  description: What was left as it is on purpose, with the reason.
+  description: What was left alone on purpose, with the reason.
   returned: success
   type: list
   elements: str
 not_verified:
-  description: What could not be done or seen from here, with the reason.
+  description: What could not be done or checked from here, with the reason.
   returned: success
   type: list
   elements: str
 notes:
-  description: What is worth knowing and needs no action of the module.
+  description: Worth knowing; needs no action.
   returned: success
   type: list
   elements: str
@@ -190,7 +190,7 @@ def place(path: str, archive: str, digests: dict) -> None:
     with tarfile.open(archive) as source:
         content = source.extractfile(name).read()
     if hashlib.sha256(content).hexdigest() != digests[name]:
-        raise Refused.because(path, f"sha256 {digests[name]}", "another in the archive", "run again")
+        raise Refused.because(path, f"sha256 {digests[name]}", "a different one in the archive", "run again")
     write(path, content, int(planner.MODE, 8))
 
 
@@ -218,7 +218,7 @@ def main() -> None:
     root, directory = module.params["root"], module.params["directory"]
     binaries, archive = module.params["binaries"], module.params["archive"]
     if binaries is None:
-        module.fail_json(msg="binaries is set by the controller's side of this module, which did not run")
+        module.fail_json(msg="binaries is set by the action plugin of this module, which did not run")
 
     def look() -> dict:
         return read(root, [item["name"] for item in binaries], directory)
@@ -230,7 +230,7 @@ def main() -> None:
             read=look,
             plan=lambda state: planner.plan(state, binaries, directory),
             apply=lambda changes: apply(changes, root, archive, binaries),
-            # Nothing is changed before everything is at hand.
+            # Nothing is changed before everything is available.
             check_mode=module.check_mode or bool(missing and not archive),
         )
     except Refused as refused:

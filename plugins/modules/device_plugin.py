@@ -6,16 +6,16 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: device_plugin
-short_description: The RDMA shared device plugin as a service of the node
+short_description: Run the RDMA shared device plugin as a service of the node
 version_added: 0.1.0
 description:
-  - Installs the plugin's code as one file, its libraries in a virtual environment of their own, its config and its
-    systemd unit, and starts it. A second run with the same options changes and restarts nothing.
+  - Installs the plugin's code as one file, its libraries in a virtual environment, its config and its systemd
+    unit, and starts it. A second run with the same options changes and restarts nothing.
   - Restarts the service when code, libraries or unit have changed. A changed config is read by the running plugin.
-  - Looks for other plugins that serve one of the same resources, the Go plugin C(k8s-rdma-shared-dp) before all, and
-    installs nothing beside them. O(migrate_allowed) says what to do about them.
-  - The action plugin of the same name runs on the controller. It makes the code file, checks the config with the
-    plugin's own C(check-config), and sends what the node lacks; it fills O(code_sha256), O(wheels) and O(staged).
+  - Looks for other plugins that serve one of the same resources, above all the Go plugin C(k8s-rdma-shared-dp), and
+    installs nothing beside them. O(migrate_allowed) decides what to do about them.
+  - The action plugin of the same name runs on the controller. It builds the code file, checks the config with the
+    plugin's own C(check-config), sends what the node lacks, and sets O(code_sha256), O(wheels) and O(staged).
 extends_documentation_fragment:
   - gpufabric.rdma.changing
   - gpufabric.rdma.changing.root
@@ -24,7 +24,7 @@ author:
 options:
   state:
     description:
-      - V(absent) stops the service and removes all of it.
+      - V(absent) stops the service and removes all its files.
     type: str
     choices: [present, absent]
     default: present
@@ -39,7 +39,7 @@ options:
   wheel_dir:
     description:
       - Folder on the controller that C(device_plugin/fetch_wheels.py) filled. The node installs the libraries from it.
-      - Without one pip on the node asks the index it is configured for. The sha256 of each file is checked either way.
+      - Without one, pip on the node uses its configured index. The sha256 of each file is checked either way.
     type: str
     default: ""
   kubelet_root:
@@ -50,8 +50,8 @@ options:
   migrate_allowed:
     description:
       - What to do about another plugin that serves one of the same resources.
-      - Not set stops with an explanation; V(true) stops one that is a service of systemd, before ours is started, and
-        lists those that run in pods in RV(rivals); V(false) leaves the node as it is and reports it.
+      - If not set, the module fails with an explanation; V(true) stops a systemd service before ours starts, and
+        lists those in pods in RV(rivals); V(false) leaves the node unchanged and reports it.
     type: bool
   code_sha256:
     description:
@@ -79,7 +79,7 @@ EXAMPLES = r"""
     unit: "{{ lookup('ansible.builtin.template', 'rdma-device-plugin.service.j2') }}"
     wheel_dir: /srv/wheels
 
-- name: Take the service away
+- name: Remove the service
   gpufabric.rdma.device_plugin:
     state: absent
 """
@@ -92,10 +92,10 @@ changes:
   elements: dict
   contains:
     object:
-      description: What it is about, a path or a name such as C(module ib_umad).
+      description: The object, a path or a name such as C(module ib_umad).
       type: str
     action:
-      description: What happened to it.
+      description: What was done.
       type: str
     before:
       description: Value or text before.
@@ -104,16 +104,16 @@ changes:
       description: Value or text after.
       type: str
 findings:
-  description: What kept the node from the wanted state. Nothing is changed when a problem is seen beforehand.
+  description: Why the node did not reach the wanted state. Problems found beforehand stop it before any change.
   returned: always
   type: list
   elements: dict
   contains:
     object:
-      description: What it is about.
+      description: The object.
       type: str
     wanted:
-      description: What was asked for.
+      description: The wanted state.
       type: str
     seen:
       description: What was found.
@@ -122,30 +122,30 @@ findings:
       description: What to do about it.
       type: str
     id:
-      description: Which of the known findings it is; empty for the others.
+      description: Id of a known finding, else empty.
       type: str
 reboot_reasons:
-  description: Why a reboot is needed before the node is as wanted, one sentence each.
+  description: Why the node needs a reboot to reach the wanted state, one sentence each.
   returned: success
   type: list
   elements: str
 not_applied:
-  description: What was left as it is on purpose, with the reason.
+  description: What was left alone on purpose, with the reason.
   returned: success
   type: list
   elements: str
 not_verified:
-  description: What could not be done or seen from here, with the reason.
+  description: What could not be done or checked from here, with the reason.
   returned: success
   type: list
   elements: str
 notes:
-  description: What is worth knowing and needs no action of the module.
+  description: Worth knowing; needs no action.
   returned: success
   type: list
   elements: str
 needs:
-  description: Files that the node lacks. The action plugin sends them and calls again, so a task never returns any.
+  description: Files that the node lacks. The action plugin sends them and calls again, so a task returns none.
   returned: success
   type: list
   elements: str
@@ -159,10 +159,10 @@ rivals:
       description: Process id.
       type: int
     kind:
-      description: Which plugin it is, in words.
+      description: Which plugin it is, as text.
       type: str
     where:
-      description: What started it, in words.
+      description: What started it, as text.
       type: str
     pod:
       description: Whether a kubelet runs it.
@@ -179,7 +179,7 @@ main_pid:
   returned: success
   type: int
 status:
-  description: What the plugin says of itself, as C(systemctl status) shows it.
+  description: The plugin's own status line, as in C(systemctl status).
   returned: success
   type: str
 """
@@ -207,7 +207,7 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin.whee
 
 
 def wants(params: dict, state: dict) -> dict:
-    """What the planner compares the node with."""
+    """The wanted state for the planner."""
     if params["state"] == "absent":
         return {"present": False, "names": []}
     return {
@@ -225,7 +225,7 @@ def wants(params: dict, state: dict) -> dict:
 
 
 def needs(changes, wheels: dict, from_index: bool) -> list[str]:
-    """What the controller has to send for these changes."""
+    """What the controller must send for these changes."""
     objects = {change.object for change in changes}
     files = [CODE.rpartition("/")[2]] if CODE in objects else []
     return files + (sorted(wheels) if VENV in objects and not from_index else [])

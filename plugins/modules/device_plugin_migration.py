@@ -9,10 +9,10 @@ module: device_plugin_migration
 short_description: Remove DaemonSets of RDMA shared device plugins
 version_added: 0.1.0
 description:
-  - Finds the DaemonSets of a cluster that run C(k8s-rdma-shared-dp), under whatever name, and deletes them on consent
-    with their pods, so that another plugin can serve their resources. A plugin that stops after the new one has begun
-    would delete the new one's socket.
-  - One that an operator keeps is a problem and is left alone, because it would come back.
+  - Finds the DaemonSets of a cluster that run C(k8s-rdma-shared-dp), whatever their name, and deletes them with their
+    pods on consent, so that another plugin can serve their resources. A plugin that stops after the new one has
+    started would delete the new one's socket.
+  - One managed by an operator is a finding and is left alone, because the operator would recreate it.
   - Runs where kubectl does.
 extends_documentation_fragment:
   - gpufabric.rdma.changing
@@ -21,14 +21,14 @@ author:
 options:
   replaced:
     description:
-      - Namespace and name, as V(kube-system/rdma-shared-dp-ds), of the DaemonSet that is about to be applied. One of
-        this name is left for that. Empty when none is wanted.
+      - Namespace and name, as V(kube-system/rdma-shared-dp-ds), of the DaemonSet that will be applied. One of this
+        name is left to be replaced. Empty when none is wanted.
     type: str
     default: ""
   allowed:
     description:
       - Whether DaemonSets that this collection did not apply may be deleted.
-      - Not set stops with an explanation, V(false) leaves them and reports it.
+      - If not set, the module fails with an explanation; V(false) leaves them and reports it.
     type: bool
   kubectl:
     description:
@@ -38,7 +38,7 @@ options:
     default: [k3s, kubectl]
   timeout_seconds:
     description:
-      - How long to wait for their pods to be gone.
+      - How long to wait for their pods to terminate.
     type: int
     default: 120
 seealso:
@@ -59,10 +59,10 @@ changes:
   elements: dict
   contains:
     object:
-      description: What it is about, a path or a name such as C(module ib_umad).
+      description: The object, a path or a name such as C(module ib_umad).
       type: str
     action:
-      description: What happened to it.
+      description: What was done.
       type: str
     before:
       description: Value or text before.
@@ -71,16 +71,16 @@ changes:
       description: Value or text after.
       type: str
 findings:
-  description: What kept the node from the wanted state. Nothing is changed when a problem is seen beforehand.
+  description: Why the node did not reach the wanted state. Problems found beforehand stop it before any change.
   returned: always
   type: list
   elements: dict
   contains:
     object:
-      description: What it is about.
+      description: The object.
       type: str
     wanted:
-      description: What was asked for.
+      description: The wanted state.
       type: str
     seen:
       description: What was found.
@@ -89,25 +89,25 @@ findings:
       description: What to do about it.
       type: str
     id:
-      description: Which of the known findings it is; empty for the others.
+      description: Id of a known finding, else empty.
       type: str
 reboot_reasons:
-  description: Why a reboot is needed before the node is as wanted, one sentence each.
+  description: Why the node needs a reboot to reach the wanted state, one sentence each.
   returned: success
   type: list
   elements: str
 not_applied:
-  description: What was left as it is on purpose, with the reason.
+  description: What was left alone on purpose, with the reason.
   returned: success
   type: list
   elements: str
 not_verified:
-  description: What could not be done or seen from here, with the reason.
+  description: What could not be done or checked from here, with the reason.
   returned: success
   type: list
   elements: str
 notes:
-  description: What is worth knowing and needs no action of the module.
+  description: Worth knowing; needs no action.
   returned: success
   type: list
   elements: str
@@ -139,7 +139,7 @@ class Cluster:
     def apply(self, changes: list[Change]):
         for change in changes:
             namespace, _slash, name = change.object.split()[1].partition("/")
-            # The pods go first, and the call returns when they are gone: stop first, then start ours.
+            # The call returns once the pods are gone: stop theirs before ours starts.
             words = ("--cascade=foreground", "--wait", "--ignore-not-found", f"--timeout={self._timeout}s")
             code, out, error = self._kubectl.run_retrying(
                 "delete", "daemonset", name, f"--namespace={namespace}", *words, limit=self._timeout + 60
@@ -160,7 +160,7 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    step = "see that the API server answers there, or name another host in device_plugin_server, and run again"
+    step = "check that the API server responds there, or set another host in device_plugin_server, and run again"
     cluster = Cluster(Kubectl(module.params["kubectl"], next_step=step), module.params["timeout_seconds"])
     try:
         made, changes = settle(

@@ -10,8 +10,8 @@ short_description: Mark the beginning and the end of a comparison for the drift 
 version_added: 0.1.0
 description:
   - Part of the playbook C(gpufabric.rdma.drift). Runs on the controller only and makes no connection.
-  - The callback plugin P(gpufabric.rdma.drift#callback) sees the marks; V(begin) fails where it is not loaded
-    or where the run is not in check mode.
+  - The callback plugin P(gpufabric.rdma.drift#callback) reads the marks; V(begin) fails if it is not loaded
+    or the run is not in check mode.
 author:
   - The gpufabric founders (@gpufabric)
 attributes:
@@ -21,7 +21,7 @@ attributes:
       the controller.
   check_mode:
     support: full
-    description: Wants it. At V(begin) the files that an earlier run wrote are removed from the controller.
+    description: Requires it. V(begin) removes the files of an earlier run from the controller.
   diff_mode:
     support: none
     description: There is no change to show.
@@ -30,7 +30,7 @@ options:
     description:
       - V(begin) names the hosts and the files, and removes those of an earlier run.
       - V(note) adds a remark to the reasons of a host.
-      - V(end) says that nothing more will be compared on the hosts it names.
+      - V(end) closes the comparison on the hosts it names.
     type: str
     required: true
     choices: [begin, note, end]
@@ -48,7 +48,7 @@ options:
     type: str
     default: ""
   directory:
-    description: For V(begin), the folder of the files below. A relative one is taken from where Ansible was started.
+    description: For V(begin), the folder of the files below. A relative path starts at Ansible's working directory.
     type: str
     default: drift
   json_file:
@@ -60,7 +60,7 @@ options:
     type: str
     default: ""
   markdown_file:
-    description: Where the report for people goes; empty writes none.
+    description: Where the readable report goes; empty writes none.
     type: str
     default: ""
   prometheus_file:
@@ -89,11 +89,11 @@ EXAMPLES = r"""
 
 RETURN = r"""
 drift_mark:
-  description: The O(mark), by which the recorder knows the result.
+  description: The O(mark), by which the recorder identifies the result.
   returned: always
   type: str
 settings:
-  description: For V(begin), the files with their whole paths, and O(run).
+  description: For V(begin), the files with full paths, and O(run).
   returned: success
   type: dict
 """

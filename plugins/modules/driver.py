@@ -9,14 +9,14 @@ module: driver
 short_description: Install, change or remove the HCA driver stack on disk
 version_added: 0.1.0
 description:
-  - Brings the packages, the signed repository, its pins and the DKMS builds of a driver stack to the wanted state. What
-    is in memory is left alone; M(gpufabric.rdma.driver_gate) says how that follows.
-  - Before anything on the node changes, the run is tried beside it. The key has the pinned fingerprint, the repository
-    is signed by it, the version is there, no other package would have to go, and the base DKMS module builds with the
-    real C(dkms) for the running and for the newest kernel. Only C(dkms), headers and what they need are installed
-    before that build.
-  - The path with C(apt) is run against real packages in the lab. The path with C(dnf) is compared as text only, and
-    does none of the trials but that of the key.
+  - Manages the packages, the signed repository, its pins and the DKMS builds of a driver stack. The loaded driver is
+    left alone; M(gpufabric.rdma.driver_gate) decides how the new one gets loaded.
+  - Before anything on the node changes, a trial run checks that the key has the pinned fingerprint and signs the
+    repository, the version exists, no other package would be removed, and the base DKMS module builds with the real
+    C(dkms) for the running and for the newest kernel. Only C(dkms), headers and their dependencies are installed before
+    that build.
+  - The C(apt) path runs against real packages in the lab. The C(dnf) path is only compared as text, and its only trial
+    is that of the key.
 extends_documentation_fragment:
   - gpufabric.rdma.changing
 author:
@@ -24,18 +24,18 @@ author:
 options:
   flavor:
     description:
-      - V(inbox) takes every driver stack away and puts the distribution's user space back.
+      - V(inbox) removes every driver stack and restores the distribution's user space.
       - V(ubuntu_archive) is DOCA-OFED with signed modules from the archive of Ubuntu 26.04 and newer.
     type: str
     choices: [inbox, doca, ubuntu_archive, mlnx_ofed]
     required: true
   version:
     description:
-      - Version of V(doca) or V(mlnx_ofed), such as V(3.2.1). A package version is accepted when it starts with it.
+      - Version of V(doca) or V(mlnx_ofed), such as V(3.2.1). A package version matches when it starts with this.
     type: str
   packages:
     description:
-      - Packages that stand for the stack, in place of the flavor's own.
+      - Packages that make up the stack, instead of the flavor's own.
     type: list
     elements: str
     default: []
@@ -58,39 +58,39 @@ options:
         type: str
       label:
         description:
-          - The label in the repository's Release file, for the pin that keeps its C(dkms) out.
+          - The label in the repository's Release file, for the pin that blocks its C(dkms).
         type: str
         default: DOCA-HOST*
       known:
         description:
-          - What the lock has instead, for the message about a missing address.
+          - What the lock offers, for the message about a missing address.
         type: str
   sha256:
     description:
-      - SHA-256 of package files by package name; the repository's signed index has to say the same.
+      - SHA-256 of package files by package name; the repository's signed index must match.
     type: dict
     default: {}
   remove_allowed:
     description:
-      - Answer to whether another driver stack may be removed.
+      - Whether another driver stack may be removed.
     type: bool
   downgrade_allowed:
     description:
-      - Answer to whether an older version may replace a newer one.
+      - Whether an older version may replace a newer one.
     type: bool
   hold_kernel:
     description:
-      - Whether the kernel packages are put on hold, so that no upgrade brings a kernel without the driver. Left out,
-        holds stay as they are.
+      - Whether to hold the kernel packages, so that no upgrade installs a kernel without the driver. If not set, holds
+        stay unchanged.
     type: bool
   trial_build:
     description:
-      - Whether the base DKMS module is built on trial first. It doubles the time of the build.
+      - Whether to build the base DKMS module on trial first. This doubles the build time.
     type: bool
     default: true
   root:
     description:
-      - Directory that holds the node. Below anything but V(/) nothing is changed.
+      - Root directory of the node. With anything but V(/) nothing is changed.
     type: path
     default: /
 seealso:
@@ -121,10 +121,10 @@ changes:
   elements: dict
   contains:
     object:
-      description: What it is about, a path or a name such as C(package doca-ofed).
+      description: The object, a path or a name such as C(package doca-ofed).
       type: str
     action:
-      description: What happened to it.
+      description: What was done.
       type: str
     before:
       description: Value or text before.
@@ -133,16 +133,16 @@ changes:
       description: Value or text after.
       type: str
 findings:
-  description: What kept the node from the wanted state. Nothing is changed when a problem is seen beforehand.
+  description: Why the node did not reach the wanted state. Problems found beforehand stop it before any change.
   returned: always
   type: list
   elements: dict
   contains:
     object:
-      description: What it is about.
+      description: The object.
       type: str
     wanted:
-      description: What was asked for.
+      description: The wanted state.
       type: str
     seen:
       description: What was found.
@@ -151,24 +151,24 @@ findings:
       description: What to do about it.
       type: str
     id:
-      description: Which of the known findings it is; empty for the others.
+      description: Id of a known finding, else empty.
       type: str
 not_verified:
-  description: What could not be done or seen from here, with the reason.
+  description: What could not be done or checked from here, with the reason.
   returned: success
   type: list
   elements: str
 notes:
-  description: What is worth knowing and needs no action of the module.
+  description: Worth knowing; needs no action.
   returned: success
   type: list
   elements: str
 change:
-  description: The change to the modules on disk as a clause, null when they stay.
+  description: The change to the modules on disk as a clause, null when there is none.
   returned: success
   type: str
 stale_images:
-  description: initramfs images that hold older modules than the disk, for M(gpufabric.rdma.initramfs).
+  description: initramfs images with older modules than the disk, for M(gpufabric.rdma.initramfs).
   returned: success
   type: list
   elements: str
@@ -204,7 +204,7 @@ def read(root: str, run) -> dict:
 
 
 class Installer:
-    """Carries out the changes of one plan. Packages of one action go to the package manager together."""
+    """Applies the changes of one plan. Packages of one action go to the package manager in one call."""
 
     def __init__(self, state: dict, wanted: dict, run, trial_build: bool = True):
         self._state, self._wanted, self._run, self._trial_build = state, wanted, run, trial_build
@@ -225,7 +225,7 @@ class Installer:
         yield from self._hold(changes)
 
     def _prove(self, changes):
-        """Tries everything beside the node. Returns {package: exact version}."""
+        """Trial run beside the node. Returns {package: exact version}."""
         adding = [change for change in changes if change.action in _ADDS]
         tools = needed(changes)
         if not adding:
@@ -264,7 +264,7 @@ class Installer:
             yield from mine
 
     def _finish(self, changes):
-        """What an interrupted run left half done; dpkg does nothing else before."""
+        """Finish what an interrupted run left half configured; dpkg refuses anything else until then."""
         mine = [change for change in changes if change.action == "finish"]
         if mine:
             self._do(["dpkg", "--configure", "--pending"], "packages that an earlier run left half configured")
@@ -328,7 +328,7 @@ class Installer:
         return self._state["facts"]["node"]["architecture"]
 
     def _do_pinned(self, argv: list[str], pins: str, what: str) -> None:
-        """Runs apt with pins that count for this command alone; dnf knows no such thing and needs none."""
+        """Run apt with pins for this command only; dnf has no such feature and needs none."""
         if self._kind != packages.APT:
             self._do(argv, what)
             return
@@ -344,13 +344,13 @@ class Installer:
             lines = [line for line in (error or out).splitlines() if line.strip() and not line.startswith("W: ")]
             raise Refused.because(
                 what,
-                f"{argv[0]} {argv[1]} to end well",
+                f"{argv[0]} {argv[1]} to succeed",
                 "\n".join(lines[-12:]) or f"exit status {code}",
-                "settle what it says and run again; the next run picks up where this one left off",
+                "fix what it reports and run again; the next run picks up where this one left off",
             )
 
     def _look_for_failed_builds(self) -> None:
-        """A package whose build failed says only that its script failed; the reason stands in DKMS's log."""
+        """A package whose build failed only reports that its script failed; the reason is in DKMS's log."""
         if self._kind != packages.APT:
             return
         _code, out, _error = self._run(["dkms", "status"])
@@ -362,7 +362,7 @@ class Installer:
 
 
 def stale_images(facts: dict, changes) -> list[str]:
-    """Images of kernels whose modules on disk change: they may hold the driver themselves."""
+    """Images of kernels whose modules on disk change: they may contain the driver."""
     if not any(change.action in (*_ADDS, "take out", "build", "finish") for change in changes):
         return []
     return [image["path"] for image in facts["initramfs"]["images"] if image["kernel"]]
@@ -421,7 +421,7 @@ def main() -> None:
     first = plan(states[0], wanted, root)
     if module.check_mode and any(change.action in _ADDS for change in changes):
         made.not_verified.append(
-            "check mode asks no repository and builds nothing: signature, version and build are open"
+            "check mode contacts no repository and builds nothing: signature, version and build are unchecked"
         )
     finish(
         module, made, changes, change=sentence(first, wanted), stale_images=stale_images(states[0]["facts"], changes)

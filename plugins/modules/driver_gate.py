@@ -6,14 +6,14 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: driver_gate
-short_description: Say whether a driver change needs a reload, a reboot, or must not happen
+short_description: Decide whether a driver change needs a reload, a reboot, or must not happen
 version_added: 0.1.0
 description:
-  - Looks at what stands on the HCA driver of a node, which is the ways into the node, mounted storage, processes, other
-    kernel modules, virtual functions, interface names, Secure Boot, pods and cluster operators, and answers with one of
-    four words and the reasons for it.
-  - Reads files only and changes nothing. Policy routing, and where an interface without udev data is named next, cannot
-    be read from files; the latter is said in RV(notes).
+  - Checks what depends on the HCA driver of a node (management access, mounted storage, processes, other kernel
+    modules, virtual functions, interface names, Secure Boot, pods and cluster operators) and returns a verdict with its
+    reasons.
+  - Reads files only and changes nothing. Policy routing, and the next name of an interface without udev data, cannot
+    be read from files; the latter is listed in RV(notes).
 extends_documentation_fragment:
   - gpufabric.rdma.reading
   - gpufabric.rdma.reading.root
@@ -22,39 +22,39 @@ author:
 options:
   change:
     description:
-      - What is to be installed or removed, as a clause such as V(doca 3.2.1 is installed). Without it only the
-        difference between memory and disk is judged.
+      - What will be installed or removed, as a clause such as V(doca 3.2.1 is installed). Without it only the
+        difference between memory and disk counts.
     type: str
   activation:
     description:
-      - V(auto) prefers a reload and takes a reboot where a reload is ruled out.
+      - V(auto) prefers a reload and reboots where a reload is ruled out.
     type: str
     choices: [auto, reload, reboot]
     default: auto
   signed:
     description:
-      - Whether the modules to come carry a signature that Secure Boot accepts.
+      - Whether the new modules have a signature that Secure Boot accepts.
     type: bool
   port_names:
     description:
-      - Whether the new driver shows port names, which become part of interface names (C(np0)). Left out, names are
-        predicted for the driver that is there.
+      - Whether the new driver shows port names, which become part of interface names (C(np0)). If not set, names are
+        predicted for the current driver.
     type: bool
   reload_allowed:
     description:
-      - Answer to whether the driver may be reloaded.
+      - Whether the driver may be reloaded.
     type: bool
   drain_allowed:
     description:
-      - Answer to whether pods may be drained from the node.
+      - Whether pods may be drained from the node.
     type: bool
   rename_allowed:
     description:
-      - Answer to whether interfaces may change their names although files refer to them.
+      - Whether interfaces may change their names although files refer to them.
     type: bool
   attachments:
     description:
-      - NetworkAttachmentDefinitions that name an interface of the node, which only a controller can know.
+      - NetworkAttachmentDefinitions that name an interface of the node, known only to the controller.
     type: list
     elements: dict
     default: []
@@ -66,7 +66,7 @@ options:
         required: true
       master:
         description:
-          - The interface that it names.
+          - The interface it names.
         type: str
         required: true
   software_hcas:
@@ -80,12 +80,12 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: See what a driver installation would come to
+- name: See what a driver installation would require
   gpufabric.rdma.driver_gate:
     change: doca 3.2.1 is installed
   register: gate
 
-- name: Stop where it must not happen
+- name: Fail if it must not happen
   ansible.builtin.assert:
     that: gate.verdict != 'refuse'
     fail_msg: "{{ gate.summary }}"
@@ -94,25 +94,25 @@ EXAMPLES = r"""
 RETURN = r"""
 verdict:
   description:
-    - The answer. V(nothing) means that memory already holds what is, or will be, on disk, or holds no driver at all.
+    - The verdict. V(nothing) means that memory already holds what is, or will be, on disk, or holds no driver at all.
   returned: success
   type: str
   choices: [nothing, reload, reboot, refuse]
 summary:
-  description: The answer in a sentence.
+  description: The verdict in a sentence.
   returned: success
   type: str
 findings:
-  description: Why ways are closed. Those that did not decide are listed as well.
+  description: Why a reload, a reboot or the change itself is ruled out, including reasons that did not decide.
   returned: success
   type: list
   elements: dict
   contains:
     object:
-      description: What it is about.
+      description: The object.
       type: str
     wanted:
-      description: What would have to be.
+      description: The wanted state.
       type: str
     seen:
       description: What was found.
@@ -124,12 +124,12 @@ findings:
       description: Name of the reason, such as C(management-path) or C(secure-boot).
       type: str
 steps:
-  description: What the change consists of, in order.
+  description: The steps of the change, in order.
   returned: success
   type: list
   elements: str
 consents:
-  description: Variables without an answer that the change waits for.
+  description: Unset variables that the change needs consent from.
   returned: success
   type: list
   elements: str
@@ -139,7 +139,7 @@ notes:
   type: list
   elements: str
 restore:
-  description: What a reload would lose and has to be put back, as M(gpufabric.rdma.driver_reload) takes it.
+  description: What a reload would lose, as input for M(gpufabric.rdma.driver_reload) to restore.
   returned: success
   type: dict
 """

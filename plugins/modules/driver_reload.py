@@ -6,13 +6,13 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: driver_reload
-short_description: Replace the HCA driver in memory by the one on disk
+short_description: Replace the loaded HCA driver with the one on disk
 version_added: 0.1.0
 description:
-  - Unloads the modules of the stack, loads those on disk, and puts MTU, state and addresses of interfaces and the
-    virtual functions back that went with them. It does nothing while memory and disk agree.
-  - Ask M(gpufabric.rdma.driver_gate) first. This module does not look for what stands on the driver.
-  - A stack that brings C(openibd) is restarted by it. That path is not verified, since no HCA runs in the lab.
+  - Unloads the modules of the stack, loads those on disk, and restores MTU, state and addresses of interfaces and the
+    virtual functions that were lost. It does nothing while memory and disk agree.
+  - Run M(gpufabric.rdma.driver_gate) first. This module does not check what depends on the driver.
+  - A stack with C(openibd) is restarted through it. That path is not verified, since no HCA runs in the lab.
 extends_documentation_fragment:
   - gpufabric.rdma.changing
 author:
@@ -26,7 +26,7 @@ options:
     suboptions:
       netdevs:
         description:
-          - Interfaces of HCAs with what they are set to.
+          - Interfaces of HCAs with their settings.
         type: list
         elements: dict
         required: true
@@ -44,7 +44,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Ask what a reload would disturb
+- name: Check what a reload would disturb
   gpufabric.rdma.driver_gate:
     reload_allowed: true
   register: gate
@@ -63,10 +63,10 @@ changes:
   elements: dict
   contains:
     object:
-      description: What it is about.
+      description: The object.
       type: str
     action:
-      description: What happened to it.
+      description: What was done.
       type: str
     before:
       description: Value before.
@@ -75,16 +75,16 @@ changes:
       description: Value after.
       type: str
 findings:
-  description: What kept the node from the wanted state.
+  description: Why the node did not reach the wanted state.
   returned: always
   type: list
   elements: dict
   contains:
     object:
-      description: What it is about.
+      description: The object.
       type: str
     wanted:
-      description: What was asked for.
+      description: The wanted state.
       type: str
     seen:
       description: What was found.
@@ -93,7 +93,7 @@ findings:
       description: What to do about it.
       type: str
     id:
-      description: Which of the known findings it is; empty for the others.
+      description: Id of a known finding, else empty.
       type: str
 """
 
@@ -118,7 +118,7 @@ def apply(changes, restore: dict, timeout: int, run):
             code, _out, error = run(command.argv)
             if code:
                 raise Refused.because(
-                    " ".join(command.argv), "put back", error.strip(), "run it by hand on the node, then run again"
+                    " ".join(command.argv), "restored", error.strip(), "run it by hand on the node, then run again"
                 )
         missing = [netdev["name"] for netdev in restore["netdevs"] if not found.get(netdev["mac"])]
         if missing:

@@ -30,11 +30,11 @@ options:
     elements: dict
     required: true
   seconds:
-    description: How long a bandwidth test sends.
+    description: How long a bandwidth test runs.
     type: int
     default: 2
   limit:
-    description: Seconds after which one test is given up.
+    description: Seconds after which a test is aborted.
     type: int
     default: 30
 """

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: fabric_server
-short_description: Start and end the servers of fabric tests on a node
+short_description: Start and stop the servers of fabric tests on a node
 version_added: 0.1.0
 description:
-  - Runs one server for each test that M(gpufabric.rdma.plan_fabric) gave this node to serve.
-  - Changes nothing that stays. A server ends by itself once all clients had their time, or with O(state=absent).
+  - Runs one server for each test that M(gpufabric.rdma.plan_fabric) assigned to this node.
+  - Makes no permanent change. A server exits once all clients had their time, or with O(state=absent).
 author:
   - The gpufabric founders (@gpufabric)
 attributes:
@@ -18,15 +18,15 @@ attributes:
     description: Can run in C(check_mode) and return changed status prediction without modifying the target.
     support: full
     details:
-      - In check mode no server is started and none is ended.
+      - In check mode no server is started or stopped.
   diff_mode:
     description: Will return details on what has changed, when in diff mode.
     support: none
 options:
   state:
     description:
-      - V(started) ends what an earlier call left and starts one server for each of O(tests).
-      - V(absent) ends the servers, removes their files and returns what they printed.
+      - V(started) stops what an earlier call left and starts one server for each of O(tests).
+      - V(absent) stops the servers, removes their files and returns their output.
     type: str
     default: started
     choices: [started, absent]
@@ -36,11 +36,11 @@ options:
     elements: dict
     default: []
   seconds:
-    description: How long a bandwidth test sends.
+    description: How long a bandwidth test runs.
     type: int
     default: 2
   limit:
-    description: Seconds after which one test is given up.
+    description: Seconds after which a test is aborted.
     type: int
     default: 30
 """
@@ -89,7 +89,7 @@ def main() -> None:
         if module.check_mode:
             pass
         elif started:
-            # A server outlives all clients before its own, which run one after the other.
+            # A server must outlive all clients that run before its own, one after the other.
             result = fabric.serve(tests, params["seconds"], params["limit"] * (len(tests) + 1))
         else:
             result = fabric.stop()

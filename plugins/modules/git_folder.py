@@ -9,11 +9,11 @@ module: git_folder
 short_description: Write rendered cluster objects into a folder for Git
 version_added: 0.1.0
 description:
-  - Writes one directory a role, one YAML file an object and a C(kustomization.yaml) in each directory and in the
-    folder, so that C(kubectl apply -k), Flux or Argo CD can bring them into a cluster.
-  - The same objects always give the same files. Each begins with a line that says where it comes from. Files that begin
-    so and are no longer wanted are removed; files without it stay and are named in RV(notes). One that is in the way
-    stops the run before anything is written.
+  - Writes one directory per role, one YAML file per object and a C(kustomization.yaml) in each directory and in the
+    folder, so that C(kubectl apply -k), Flux or Argo CD can apply them.
+  - The same objects always give the same files. Each starts with a header line. Files with the header that are no
+    longer wanted are removed; files without it stay and are listed in RV(notes). One at a path to be written stops the
+    run before anything is written.
   - Runs on the controller, makes no remote call, and neither reads nor writes Git's own data.
 extends_documentation_fragment:
   - gpufabric.rdma.changing
@@ -26,12 +26,12 @@ author:
   - The gpufabric founders (@gpufabric)
 options:
   folder:
-    description: The folder on the controller, such as a directory in a clone of a repository. It is made when missing.
+    description: The folder on the controller, such as a directory in a clone of a repository. It is created if missing.
     type: path
     required: true
   objects:
     description:
-      - The objects of each role, as RV(gpufabric.rdma.cluster_objects#module:rendered) has them. The roles are listed
+      - The objects of each role, as in RV(gpufabric.rdma.cluster_objects#module:rendered). The roles are listed
         in this order.
     type: dict
     required: true
@@ -40,7 +40,7 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Make the objects
+- name: Render the objects
   gpufabric.rdma.cluster_objects:
     objects: "{{ lookup('ansible.builtin.template', 'objects.yml.j2') | from_yaml_all }}"
     owner: flannel
@@ -78,7 +78,7 @@ changes:
       description: Text after.
       type: str
 findings:
-  description: What is in the way. Nothing is written then.
+  description: Files that block the write. Nothing is written then.
   returned: always
   type: list
   elements: dict
@@ -87,7 +87,7 @@ findings:
       description: Path of a file.
       type: str
     wanted:
-      description: What was asked for.
+      description: The wanted state.
       type: str
     seen:
       description: What was found.
@@ -96,7 +96,7 @@ findings:
       description: What to do about it.
       type: str
     id:
-      description: Which of the known findings it is; empty for the others.
+      description: Id of a known finding, else empty.
       type: str
 reboot_reasons:
   description: Always empty; every changing module of the collection returns it.
@@ -114,7 +114,7 @@ not_verified:
   type: list
   elements: str
 notes:
-  description: Files that are not from here and stay.
+  description: Foreign files, which stay.
   returned: success
   type: list
   elements: str

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: gpudirect_doctor
-short_description: Say why nvidia_peermem does not load, or need not
+short_description: Explain why nvidia_peermem does not load, or is not needed
 version_added: 0.1.0
 description:
-  - Tells apart what C(modprobe nvidia_peermem) answers with the same two words, V(Invalid argument). It reads the
-    module files, the symbols they want and offer and the CRCs of those, and gives one verdict with one action.
-  - Reads only. No module is loaded, and no GPU or HCA is spoken to, so V(ready) and V(not-needed) say that a way is
-    open, not that it carries data.
+  - Tells apart the causes for which C(modprobe nvidia_peermem) only reports V(Invalid argument). It reads the module
+    files and the CRCs of the symbols they import and export, and returns one verdict with one action.
+  - Reads only. No module is loaded and no GPU or HCA is accessed, so V(ready) and V(not-needed) mean that a path is
+    open, not that data flows.
 extends_documentation_fragment:
   - gpufabric.rdma.reading
   - gpufabric.rdma.reading.root
@@ -21,8 +21,8 @@ author:
 options:
   policy:
     description:
-      - V(auto) accepts dma-buf where the node offers it.
-      - V(peermem) asks for C(nvidia_peermem) even there.
+      - V(auto) accepts dma-buf where the node supports it.
+      - V(peermem) requires C(nvidia_peermem) even then.
     type: str
     choices: [auto, peermem]
     default: auto
@@ -32,7 +32,7 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: See what stands between the GPUs and the HCAs
+- name: Check GPUDirect RDMA
   gpufabric.rdma.gpudirect_doctor:
   register: gpudirect
 
@@ -44,8 +44,8 @@ EXAMPLES = r"""
 RETURN = r"""
 verdict:
   description:
-    - What was found. V(stub), V(crc-mismatch), V(missing-symbol) and V(wrong-tree) are the ways in which a module that
-      is there cannot load; V(stale-memory) fits on disk and waits for a reload of the RDMA driver or a reboot.
+    - The verdict. V(stub), V(crc-mismatch), V(missing-symbol) and V(wrong-tree) mean that an existing module cannot
+      load; V(stale-memory) matches on disk and needs a reload of the RDMA driver or a reboot.
   returned: success
   type: str
   choices:
@@ -66,20 +66,20 @@ verdict:
     - ready
     - unknown
 mode:
-  description: The way that is open.
+  description: The usable path.
   returned: success
   type: str
   choices: [peermem, dmabuf, none]
 sentence:
-  description: The verdict for a person.
+  description: The verdict as a sentence.
   returned: success
   type: str
 action:
-  description: The one thing to do, null when there is nothing.
+  description: The next step, null if there is none.
   returned: success
   type: str
 evidence:
-  description: What the verdict rests on.
+  description: The evidence for the verdict.
   returned: success
   type: list
   elements: str

@@ -9,13 +9,13 @@ module: hca_capture
 short_description: Capture the files that a node's RDMA facts come from, scrubbed
 version_added: 0.1.0
 description:
-  - Gathers the facts of M(gpufabric.rdma.hca_facts) and returns every file, link and answer they came from, as one
-    fixture from which the same facts come back.
+  - Gathers the facts of M(gpufabric.rdma.hca_facts) and returns every file, link and answer they came from as one
+    fixture that reproduces the same facts.
   - GUIDs, MACs, GIDs, IP addresses, UUIDs (boot id, disks, GPUs, pods), container ids and the machine's name are
     replaced. The same original gives the same replacement, so that a MAC and its EUI-64 GID, or an address and its
     subnet, still belong together.
   - Commands and variables of systemd units, other packages and other kernel modules are left out.
-  - Look the result over before you show it to others; names of interfaces, files and units stay as they are.
+  - Review the result before you share it; names of interfaces, files and units are kept.
 attributes:
   check_mode:
     support: full
@@ -28,7 +28,7 @@ author:
 options:
   name:
     description:
-      - Name of the fixture. It is not scrubbed, so choose one that may be shown.
+      - Name of the fixture. It is not scrubbed, so choose one that may be public.
     type: str
     required: true
   about:
@@ -37,7 +37,7 @@ options:
     type: str
   root:
     description:
-      - Directory that holds the node; V(/) is the machine itself.
+      - Root directory of the node; V(/) is the machine itself.
     type: path
     default: /
 seealso:
@@ -91,7 +91,7 @@ def main():
     )
     root = module.params["root"]
     if not os.path.isdir(root):
-        module.fail_json(f"root {root}: wanted a directory that holds a node, seen none; give / for this machine")
+        module.fail_json(f"root {root}: wanted the root directory of a node, seen none; use / for this machine")
     fixture, _facts, _scrubber = capture(root, module.params["name"], module.params["about"])
     module.exit_json(changed=False, fixture=fixture)
 

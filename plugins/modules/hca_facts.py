@@ -6,7 +6,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: hca_facts
-short_description: Gather what a node has of RDMA as facts
+short_description: Gather RDMA facts of a node
 version_added: 0.1.0
 description:
   - Returns one dictionary, C(ansible_facts.rdma), with HCAs, their ports, interfaces and PCI places, GPUs and their
@@ -34,17 +34,17 @@ author:
 options:
   root:
     description:
-      - Directory that holds the node, V(/) for the machine itself.
-      - Any captured or mounted tree will do. Symbolic links are followed inside it. What no file tells comes from
-        C(.seams.json) in it, where a capture has left that.
+      - Root directory of the node, V(/) for the machine itself.
+      - Any captured or mounted tree works. Symbolic links are resolved inside it. What no file contains comes from its
+        C(.seams.json), which a capture writes.
     type: path
     default: /
   gather_subset:
     description:
       - Parts to gather. V(!gids) leaves out the GID tables, which are most of the files on a node with many HCAs.
       - V(hcas) brings C(cards_without_rdma) along, V(pci) is that and C(gpus).
-      - A part that was not asked for is absent from the facts. C(schema), C(node), C(virtualization),
-        C(unfinished) and C(reboot_reasons) are always there, the last one as far as the gathered parts tell.
+      - A part that was not requested is absent from the facts. C(schema), C(node), C(virtualization),
+        C(unfinished) and C(reboot_reasons) are always present, the last one as far as the gathered parts allow.
     type: list
     elements: str
     default: [all]
@@ -85,8 +85,8 @@ options:
     description:
       - The rails in order, each named by exactly one of O(rails[].hca), O(rails[].pci), O(rails[].netdev) and
         O(rails[].mac).
-      - An empty list means automatic rails, the ports of all physical functions except the HCA that carries the
-        default route, in GPU order where each GPU has a card of its own nearest to it, else in PCI order.
+      - An empty list means automatic rails, the ports of all physical functions except the HCA with the
+        default route, in GPU order where each GPU has its own nearest card, else in PCI order.
       - The number of an automatic rail does not depend on cables. A port that is down and has no address while another
         port of the same card is in use counts as unused, and its number stays empty.
     type: list
@@ -106,7 +106,7 @@ options:
         description: MAC of one of its interfaces.
         type: str
       port:
-        description: Port of the HCA. Needed only where the HCA has several and its name does not tell.
+        description: Port of the HCA. Needed only for an HCA with several ports that its name does not determine.
         type: int
 seealso:
   - module: gpufabric.rdma.kernel_modules
@@ -126,7 +126,7 @@ EXAMPLES = r"""
   loop_control:
     label: "{{ item.name }}"
 
-- name: Gather HCAs without their GID tables, and take two ports as rails
+- name: Gather HCAs without their GID tables, with two named rails
   gpufabric.rdma.hca_facts:
     gather_subset: [hcas, rails, "!gids"]
     rails:
@@ -145,12 +145,12 @@ ansible_facts:
   type: dict
   contains:
     rdma:
-      description: What the node has of RDMA.
+      description: RDMA facts of the node.
       returned: always
       type: dict
       contains:
         schema:
-          description: Version of this model. It grows when a field changes its meaning or goes.
+          description: Version of this model. It increases when a field changes its meaning or is removed.
           type: int
           returned: always
         node:
@@ -181,7 +181,7 @@ ansible_facts:
           type: dict
           returned: always
         hcas:
-          description: HCAs in the order of their PCI addresses, software ones behind by name.
+          description: HCAs in the order of their PCI addresses, then software ones by name.
           type: list
           elements: dict
           returned: with subset hcas
@@ -304,7 +304,7 @@ ansible_facts:
                   description: Name of the port on the card, such as C(p0), or null.
                   type: str
                 parent:
-                  description: For an IPoIB child the interface it stands on, else null.
+                  description: For an IPoIB child its parent interface, else null.
                   type: str
                 port:
                   description: Port of the HCA it belongs to, or null.
@@ -313,14 +313,14 @@ ansible_facts:
                   description: The bond or bridge it belongs to, or null.
                   type: str
                 default_route:
-                  description: Whether the default route goes over it, directly or through a bond, VLAN or bridge.
+                  description: Whether the default route uses it, directly or through a bond, VLAN or bridge.
                   type: bool
                 addresses:
                   description: IP addresses with prefix length, IPv4 first.
                   type: list
                   elements: str
             representors:
-              description: Interfaces that stand for VFs and SFs in switchdev mode.
+              description: Interfaces that represent VFs and SFs in switchdev mode.
               type: list
               elements: str
             bonded_functions:
@@ -357,11 +357,11 @@ ansible_facts:
                   description: LID of the subnet manager, 0 when there is none.
                   type: int
                 active_mtu:
-                  description: On Ethernet the RDMA MTU in bytes that the interface's MTU leaves room for. On InfiniBand
-                    only verbs tell, and this says so.
+                  description: On Ethernet the RDMA MTU in bytes that fits into the interface's MTU. On InfiniBand it
+                    needs verbs, and this says so.
                   type: raw
                 max_mtu:
-                  description: Only verbs tell, and this says so.
+                  description: Needs verbs, and this says so.
                   type: str
                 netdev:
                   description: Its network interface (the bond where its interfaces are bonded), or null.
@@ -458,7 +458,7 @@ ansible_facts:
           returned: with subset rails
           contains:
             index:
-              description: Number of the rail, the same on nodes built alike.
+              description: Number of the rail, the same on identically built nodes.
               type: int
             hca:
               description: Name of the HCA.
@@ -473,7 +473,7 @@ ansible_facts:
               description: PCI address, or null for a software HCA.
               type: str
             gpu:
-              description: PCI address of the GPU that goes with it, or null.
+              description: PCI address of its GPU, or null.
               type: str
             distance:
               description: Distance to that GPU, or null.
@@ -482,7 +482,7 @@ ansible_facts:
               description: C(automatic) or C(named).
               type: str
         rails_excluded:
-          description: HCAs that are no automatic rail, and names without an HCA (C(hca) is null), with the C(reason).
+          description: HCAs that are not automatic rails, and names without an HCA (C(hca) is null), with the C(reason).
           type: list
           elements: dict
           returned: with subset rails
@@ -492,13 +492,13 @@ ansible_facts:
           returned: with subset subsystem
           contains:
             ib_core_loaded:
-              description: Whether it is there.
+              description: Whether it is loaded.
               type: bool
             netns_mode:
               description: Running network namespace mode, C(shared) or C(exclusive).
               type: str
             persisted_netns_mode:
-              description: The mode that the next boot brings by configuration, null when nothing sets it.
+              description: The configured mode of the next boot, null when nothing sets it.
               type: str
             netns_sources:
               description: What sets it, weakest first, as C(path), C(line), C(text), C(mode), C(ours) and C(wins).
@@ -514,7 +514,7 @@ ansible_facts:
               type: list
               elements: dict
         driver:
-          description: The driver in three answers.
+          description: The driver as installed, on disk and loaded.
           type: dict
           returned: with subset driver
           contains:
@@ -529,14 +529,14 @@ ansible_facts:
               type: dict
             agree:
               description: Whether memory and disk hold the same modules, by srcversion, or by build id where a
-                distribution builds its modules without.
+                distribution builds its modules without one.
               type: bool
             explanation:
-              description: The above in words.
+              description: The above as a sentence.
               type: str
         gpudirect:
           description: How HCAs reach GPU memory, C(mode) (C(peermem), C(dmabuf), C(none)), C(verdict), C(action),
-            C(peermem_loadable) (nvidia_peermem is needed and not loaded, and nothing on disk speaks against it) and
+            C(peermem_loadable) (nvidia_peermem is needed, not loaded, and nothing on disk keeps it from loading) and
             C(evidence), which M(gpufabric.rdma.gpudirect_doctor) judges (null without an NVIDIA GPU).
           type: dict
           returned: with subset gpudirect
@@ -612,8 +612,8 @@ def main() -> None:
     root = module.params["root"]
     if not os.path.isdir(root):
         module.fail_json(
-            msg=f"root {root}: wanted a directory that holds a node, seen none; give / for this machine, or the "
-            "directory into which a captured node was laid out"
+            msg=f"root {root}: wanted the root directory of a node, seen none; use / for this machine, or the "
+            "directory with the tree of a captured node"
         )
     tree = Tree(root)
     seams = Seams.of(tree)

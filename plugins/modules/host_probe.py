@@ -6,19 +6,19 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: host_probe
-short_description: Read a node's facts and try what a container would do
+short_description: Gather a node's facts and probe it as a container would
 version_added: 0.1.0
 description:
   - Gathers the facts of M(gpufabric.rdma.hca_facts) and looks for the character devices and test tools that a container
     would use.
-  - Locks memory as O(user) under the limit of each of O(services), in a child process that ends at once.
+  - Locks memory as O(user) under the limit of each of O(services), in a short-lived child process.
 extends_documentation_fragment:
   - gpufabric.rdma.reading
 author:
   - The gpufabric founders (@gpufabric)
 options:
   root:
-    description: Directory that holds the node. Below anything but V(/) only facts are read.
+    description: Root directory of the node. With anything but V(/) only facts are read.
     type: path
     default: /
   software_hcas:
@@ -111,7 +111,7 @@ def main() -> None:
     except (OSError, ValueError) as error:
         module.fail_json(
             msg=f"root {params['root']}: wanted a node whose facts and limits can be read, seen {error}. "
-            "Next step: fix what it names and run again"
+            "Next step: fix what it reports and run again"
         )
     module.exit_json(changed=False, ansible_facts={"rdma": facts}, probe=probed)
 

@@ -6,14 +6,14 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: initramfs
-short_description: Refresh initramfs images that hold an older copy of a modprobe.d file
+short_description: Rebuild initramfs images that contain an older copy of a modprobe.d file
 version_added: 0.1.0
 description:
   - C(ib_core) and C(mlx5_core) are often loaded from the initramfs, with the options it holds. An image that is not
     newer than a source is built again, with C(update-initramfs) or C(dracut); a node without either has nothing to
     refresh.
-  - An image is built beside the old one and takes its place when it is whole, so that a full C(/boot) costs nothing.
-  - The age of the files decides, so a run that failed midway is made good by the next one.
+  - An image is built beside the old one and renamed when complete, so a full C(/boot) does no harm.
+  - File ages decide, so the next run completes one that failed midway.
   - The C(dracut) path is tested against captured trees only.
 extends_documentation_fragment:
   - gpufabric.rdma.changing
@@ -23,25 +23,25 @@ author:
 options:
   sources:
     description:
-      - Files that the images hold. For one that is absent the time of its directory counts, which is that of its
-        removal or later.
+      - Files that the images contain. For a missing file the modification time of its directory counts, which is that
+        of its removal or later.
     type: list
     elements: path
     default: [/etc/modprobe.d/zz-gpufabric-rdma.conf]
   stale:
     description:
-      - Images known to be stale, as RV(gpufabric.rdma.rdma_netns#module:stale_images) returns them. In check mode no
-        age can tell what a write that did not happen would have made stale.
+      - Images known to be stale, as RV(gpufabric.rdma.rdma_netns#module:stale_images) returns them. In check
+        mode no file age shows what a write would have made stale.
     type: list
     elements: path
     default: []
 """
 
 EXAMPLES = r"""
-- name: Bring the initramfs up to date with our module options
+- name: Update the initramfs with our module options
   gpufabric.rdma.initramfs:
 
-- name: The same after a play of our own has removed a file
+- name: The same after your own play removed a file
   gpufabric.rdma.initramfs:
     sources: [/etc/modprobe.d/old-ofed.conf]
 """
@@ -54,10 +54,10 @@ changes:
   elements: dict
   contains:
     object:
-      description: What it is about, a path or a name such as C(module ib_umad).
+      description: The object, a path or a name such as C(module ib_umad).
       type: str
     action:
-      description: What happened to it.
+      description: What was done.
       type: str
     before:
       description: Value or text before.
@@ -66,16 +66,16 @@ changes:
       description: Value or text after.
       type: str
 findings:
-  description: What kept the node from the wanted state. Nothing is changed when a problem is seen beforehand.
+  description: Why the node did not reach the wanted state. Problems found beforehand stop it before any change.
   returned: always
   type: list
   elements: dict
   contains:
     object:
-      description: What it is about.
+      description: The object.
       type: str
     wanted:
-      description: What was asked for.
+      description: The wanted state.
       type: str
     seen:
       description: What was found.
@@ -84,25 +84,25 @@ findings:
       description: What to do about it.
       type: str
     id:
-      description: Which of the known findings it is; empty for the others.
+      description: Id of a known finding, else empty.
       type: str
 reboot_reasons:
-  description: Why a reboot is needed before the node is as wanted, one sentence each.
+  description: Why the node needs a reboot to reach the wanted state, one sentence each.
   returned: success
   type: list
   elements: str
 not_applied:
-  description: What was left as it is on purpose, with the reason.
+  description: What was left alone on purpose, with the reason.
   returned: success
   type: list
   elements: str
 not_verified:
-  description: What could not be done or seen from here, with the reason.
+  description: What could not be done or checked from here, with the reason.
   returned: success
   type: list
   elements: str
 notes:
-  description: What is worth knowing and needs no action of the module.
+  description: Worth knowing; needs no action.
   returned: success
   type: list
   elements: str
@@ -121,7 +121,7 @@ SUBSET = ["initramfs"]
 
 
 def read(root: str) -> dict:
-    """The initramfs facts, with times as fine as the file system keeps them and without kernels that are gone."""
+    """The initramfs facts, with the file system's time resolution and without removed kernels."""
     tree = Tree(root)
     facts = gather(tree, Seams.of(tree), SUBSET)
     facts["initramfs"]["images"] = [
@@ -190,7 +190,7 @@ def main() -> None:
     )
     root = module.params["root"]
     facts: dict = {}
-    # What was announced holds for the first decision; afterwards the ages must tell that all is done.
+    # The announced images count for the first decision only; afterwards file ages must show that all is done.
     announced = [module.params["stale"]]
 
     def read_again() -> dict:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: k3s_info
-short_description: Read what a node has of k3s, and what a preflight has to know
+short_description: Read the k3s state of a node for the preflight
 version_added: 0.1.0
 description:
   - Reads program, image archives, services, addresses, routes, SELinux and other Kubernetes distributions of a node.
@@ -36,12 +36,12 @@ EXAMPLES = r"""
 
 RETURN = r"""
 k3s:
-  description: What was read. M(gpufabric.rdma.k3s_preflight) takes it as it is.
+  description: The state, as M(gpufabric.rdma.k3s_preflight) expects it.
   returned: success
   type: dict
   contains:
     architecture:
-      description: Processor, V(amd64) or V(arm64).
+      description: Architecture, V(amd64) or V(arm64).
       type: str
     version:
       description: Version of the installed program, such as C(v1.35.8+k3s1).

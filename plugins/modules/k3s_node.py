@@ -6,15 +6,14 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: k3s_node
-short_description: Configure, start and keep k3s on one node
+short_description: Configure and run k3s on one node
 version_added: 0.1.0
 description:
   - Writes configuration, token and unit of k3s, links C(kubectl), C(crictl) and C(ctr), enables and starts the service.
-  - Restarts k3s only when something that it reads at its start has changed since, and says what. Containers live on
-    through a restart. Of a k3s that someone else has started, a file that was written later counts as changed.
-  - On a server it returns when the API server is ready; that nodes are Ready is not waited for, as it needs a pod
-    network.
-  - The program itself has to be there already.
+  - Restarts k3s only when something it reads at start has changed since, and reports what. Containers survive a
+    restart. If something else started k3s, a file written after that start counts as changed.
+  - On a server it returns when the API server is ready; it does not wait for Ready nodes, which need a pod network.
+  - The k3s program must already be installed.
 extends_documentation_fragment:
   - gpufabric.rdma.changing
   - gpufabric.rdma.changing.root
@@ -22,13 +21,13 @@ author:
   - The gpufabric founders (@gpufabric)
 options:
   role:
-    description: What the node is in the cluster.
+    description: The node's role in the cluster.
     type: str
     choices: [server, agent]
     required: true
   options:
     description:
-      - Options of k3s by file, as M(gpufabric.rdma.k3s_preflight) decided them. None of them is a secret.
+      - Options of k3s by file, as M(gpufabric.rdma.k3s_preflight) decided them. They contain no secrets.
     type: dict
     required: true
   registries:
@@ -37,14 +36,14 @@ options:
     default: {}
   token:
     description:
-      - The token to write. Without it one is made where none is there, which only the first server may do.
+      - The token to write. Without it a missing token is generated, which only the first server may do.
     type: str
   token_allowed_to_be_made:
-    description: Whether a missing token may be made here.
+    description: Whether a missing token may be generated here.
     type: bool
     default: false
   takeover_allowed:
-    description: Whether files of a k3s that this collection did not set up may be replaced. A copy stays beside each.
+    description: Whether files of a k3s that this collection did not set up may be replaced. A copy of each is kept.
     type: bool
   start_timeout_seconds:
     description: How long k3s may take to start.
@@ -71,10 +70,10 @@ changes:
   elements: dict
   contains:
     object:
-      description: What it is about, a path or a name such as C(service k3s).
+      description: The object, a path or a name such as C(service k3s).
       type: str
     action:
-      description: What happened to it.
+      description: What was done.
       type: str
     before:
       description: Value or text before.
@@ -83,16 +82,16 @@ changes:
       description: Value or text after.
       type: str
 findings:
-  description: What kept the node from the wanted state. Nothing is changed when a problem is seen beforehand.
+  description: Why the node did not reach the wanted state. Problems found beforehand stop it before any change.
   returned: always
   type: list
   elements: dict
   contains:
     object:
-      description: What it is about.
+      description: The object.
       type: str
     wanted:
-      description: What was asked for.
+      description: The wanted state.
       type: str
     seen:
       description: What was found.
@@ -101,7 +100,7 @@ findings:
       description: What to do about it.
       type: str
     id:
-      description: Which of the known findings it is; empty for the others.
+      description: Id of a known finding, else empty.
       type: str
 reboot_reasons:
   description: Always empty; every changing module of the collection returns it.
@@ -109,22 +108,22 @@ reboot_reasons:
   type: list
   elements: str
 not_applied:
-  description: What was left as it is on purpose, with the reason.
+  description: What was left alone on purpose, with the reason.
   returned: success
   type: list
   elements: str
 not_verified:
-  description: What could not be done or seen from here, with the reason.
+  description: What could not be done or checked from here, with the reason.
   returned: success
   type: list
   elements: str
 notes:
-  description: What is worth knowing and needs no action of the module.
+  description: Worth knowing; needs no action.
   returned: success
   type: list
   elements: str
 seconds:
-  description: How long the start or restart took until k3s was ready; 0 when it was not touched.
+  description: How long the start or restart took until k3s was ready; 0 when it was not started.
   returned: success
   type: float
 """
@@ -147,12 +146,12 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import paths
 
 POLL_SECONDS = 2
 _ANSWER_SECONDS = 30
-# A k3s that systemd had to start again so many times does not come up by itself.
+# After so many restarts by systemd, k3s will not come up on its own.
 GIVE_UP_AFTER = 5
 
 
 class Node:
-    """The node as it is acted on: files below a root; systemd and k3s on the live one only."""
+    """A node to change: files below a root; systemd and k3s only on the live one."""
 
     def __init__(self, root, wanted, token, run, limit, kubectl=None, clock=time.monotonic, sleep=time.sleep):
         self.seconds = 0.0
@@ -165,7 +164,7 @@ class Node:
         return state.converging(self._root, self._run, self._given)
 
     def apply(self, changes):
-        """Files first, then systemd: after a run that was cut short it is known what k3s was started with."""
+        """Files first, then systemd: after an interrupted run it is still known what k3s was started with."""
         acts = [change for change in changes if change.object.startswith("service ")]
         files = [change for change in changes if change not in acts]
         yield from apply_units(self._root, files, self._run, self._apply_file, starting=bool(acts))
@@ -188,7 +187,7 @@ class Node:
             write(path, text, int(mode, 8))
 
     def _known_token(self) -> str | None:
-        """The token of a cluster that is there already: a new one would shut its nodes out."""
+        """The token of an existing cluster: a new one would lock its nodes out."""
         try:
             with open(under(self._root, f"{k3s.DATA}/server/token"), encoding="utf-8") as stream:
                 return stream.read().strip() or None
@@ -207,7 +206,7 @@ class Node:
 
     def _start(self, action: str) -> None:
         began, restarts = self._clock(), None
-        # Not waited for by systemctl: an agent without its server would keep it waiting for ever.
+        # --no-block: an agent without its server would block systemctl forever.
         self._systemctl(action, "--no-block", self._service)
         while True:
             seen, tried = self._seen()
@@ -219,20 +218,20 @@ class Node:
                     f"service {self._service}",
                     f"ready within {self._limit} s of its {action}",
                     f"{seen}; its journal ends with: {self._journal()}",
-                    f"see journalctl -u {self._service} on the node, settle what it names and run again",
+                    f"see journalctl -u {self._service} on the node, fix what it reports and run again",
                 )
             self._sleep(POLL_SECONDS)
         self.seconds = round(self._clock() - began, 1)
         state.remember(self._root, self._run)
 
     def _seen(self) -> tuple[str, int]:
-        """ActiveState, and how many times systemd has started the service again by itself."""
+        """ActiveState, and how many times systemd has restarted the service."""
         asked = ["systemctl", "show", "--property=ActiveState,NRestarts", self._service]
         said = dict(line.split("=", 1) for line in self._run(asked)[1].splitlines() if "=" in line)
         return said.get("ActiveState", "unknown"), int(said.get("NRestarts") or 0)
 
     def _answers(self) -> bool:
-        """A server is there when its API server says so. That nodes are Ready comes with the pod network."""
+        """A server is up when its API server is ready. Nodes become Ready with the pod network."""
         if self._wanted["role"] == "agent":
             return True
         return self._kubectl.run("get", "--raw=/readyz")[0] == 0
@@ -282,14 +281,14 @@ def main() -> None:
 def _refuse_what_is_missing(seen: dict, given: dict) -> None:
     if seen["binary"] is None:
         raise Refused.because(
-            k3s.BINARY, "the program", "nothing", "run the role k3s, which puts it there from the bundle"
+            k3s.BINARY, "the program", "nothing", "run the role k3s, which installs it from the bundle"
         )
     if not (seen["token"]["present"] or given["token"] or given["token_allowed_to_be_made"]):
         raise Refused.because(
             k3s.TOKEN,
             "the cluster's token",
-            "no token was handed over, and only the first server may make one",
-            "see that the first server runs, and run again without --limit",
+            "no token was given, and only the first server may generate one",
+            "check that the first server runs, and run again without --limit",
         )
 
 

@@ -6,15 +6,14 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: k3s_preflight
-short_description: Find everything that keeps k3s from working, over all hosts, before anything changes
+short_description: Find everything that keeps k3s from working on any host, before anything changes
 version_added: 0.1.0
 description:
   - Runs on the controller and makes no remote call. Fails once with all problems of all hosts.
-  - Refuses overlapping networks, unknown options, agents without a server, an even number of servers, values that
-    servers must agree on and do not, node addresses that are not on the node or not its own, ports that are taken, a
-    bundle that lacks a file or holds another one than it says, a processor it has nothing for, versions that may not
-    follow each other, and clusters that are not ours.
-  - Decides what each node is and which files of the bundle it lacks.
+  - Refuses overlapping networks, unknown options, agents without a server, an even number of servers, conflicting
+    values on servers, node addresses that are missing on the node or shared, ports in use, a bundle with missing or
+    altered files or without files for an architecture, unsupported version steps, and clusters that are not ours.
+  - Decides each node's role and which files of the bundle it lacks.
 requirements:
   - netaddr (the Python library, on the controller)
 author:
@@ -41,17 +40,17 @@ options:
     description: Folder on the controller that holds a bundle.
     type: path
   collect:
-    description: Leave the list of problems to whoever collects those of several roles; they are in RV(findings).
+    description: Return problems in RV(findings) instead of failing, for a list that covers several roles.
     type: bool
     default: false
   upgrade:
-    description: Whether another version than the installed one may come, and is checked for that.
+    description: Whether a version other than the installed one is allowed, and checked as an upgrade.
     type: bool
     default: false
 """
 
 EXAMPLES = r"""
-- name: Stop with all problems of all hosts, or say what each node is
+- name: Fail with all problems of all hosts, or plan each node
   gpufabric.rdma.k3s_preflight:
     nodes: "{{ ansible_play_hosts_all | map('extract', hostvars, '__k3s_node') }}"
     bundle_dir: /srv/bundle
@@ -64,12 +63,12 @@ nodes:
   returned: success
   type: dict
 findings:
-  description: What cannot work, each with C(host), C(object), C(wanted), C(seen) and C(next_step).
+  description: The problems, each with C(host), C(object), C(wanted), C(seen) and C(next_step).
   returned: failure
   type: list
   elements: dict
 notes:
-  description: What a person should know and that stops nothing.
+  description: What is worth knowing but stops nothing.
   returned: success
   type: list
   elements: str

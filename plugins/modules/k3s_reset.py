@@ -6,13 +6,13 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: k3s_reset
-short_description: Take the cluster layer off a node, and only that
+short_description: Remove the cluster layer, and only that, from a node
 version_added: 0.1.0
 description:
   - Stops k3s, its containers, and the units of the cluster layer; then removes links, mounts, network namespaces,
-    firewall rules and files that they made, in this order.
-  - Removes files by name or by our first line, never a folder that others share; a CNI plugin goes only while it is the
-    one that was placed. RV(notes) lists what is left, and why.
+    firewall rules and files that they created, in this order.
+  - Removes files by name or by our header line, never a shared folder; a CNI plugin is removed only if it is still the
+    one we installed. RV(notes) lists what remains, and why.
   - Mounts, network namespaces, addresses and rules go where they belong to a container of this cluster's containerd. No
     link is followed and no other file system entered; a folder that is a mount point is emptied and stays mounted.
   - Refuses a node with another Kubernetes, a folder behind a link, and one that others have mounted something in.
@@ -43,7 +43,7 @@ author:
 """
 
 EXAMPLES = r"""
-- name: Take the cluster off the node, and keep the local volumes
+- name: Remove the cluster from the node, and keep the local volumes
   gpufabric.rdma.k3s_reset:
     allowed: true
     volumes: false
@@ -57,13 +57,13 @@ changes:
   elements: dict
   contains:
     object:
-      description: What it is about, a path or a name such as C(link cni0).
+      description: The object, a path or a name such as C(link cni0).
       type: str
     action:
-      description: What happened to it.
+      description: What was done.
       type: str
     before:
-      description: What was there.
+      description: The old state.
       type: str
     after:
       description: Empty.
@@ -75,10 +75,10 @@ findings:
   elements: dict
   contains:
     object:
-      description: What it is about.
+      description: The object.
       type: str
     wanted:
-      description: What was asked for.
+      description: The wanted state.
       type: str
     seen:
       description: What was found.
@@ -87,7 +87,7 @@ findings:
       description: What to do about it.
       type: str
     id:
-      description: Which of the known findings it is; empty for the others.
+      description: Id of a known finding, else empty.
       type: str
 reboot_reasons:
   description: Always empty; every changing module of the collection returns it.
@@ -95,17 +95,17 @@ reboot_reasons:
   type: list
   elements: str
 not_applied:
-  description: What was left as it is on purpose, with the reason.
+  description: What was left alone on purpose, with the reason.
   returned: success
   type: list
   elements: str
 not_verified:
-  description: What could not be done or seen from here, with the reason.
+  description: What could not be done or checked from here, with the reason.
   returned: success
   type: list
   elements: str
 notes:
-  description: What is left on the node, and why.
+  description: What remains on the node, and why.
   returned: success
   type: list
   elements: str
@@ -226,11 +226,11 @@ class Node:
             said = dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
             if said.get("ActiveState") not in (None, "inactive", "failed") or said.get("UnitFileState") == "enabled":
                 found.append(said["Id"])
-        # k3s before its helpers: a kubelet that still runs would start pods again.
+        # k3s before its helpers: a running kubelet would restart pods.
         return sorted(found, key=lambda name: (not name.startswith("k3s"), name))
 
     def _files(self, tree: Tree) -> tuple[list[str], list[str]]:
-        """Our files, and those beside them that are not."""
+        """Our files, and foreign ones beside them."""
         found = [path for path in planner.FILES if tree.exists(path)]
         foreign = []
         for path in (k3s.CONFIG, k3s.CLUSTER, k3s.EXTRA, k3s.REGISTRIES):
@@ -258,7 +258,7 @@ class Node:
         return [*found, *placed], sorted([*(path for path in foreign if path not in planner.KUBELET), *kept])
 
     def _plugins(self, tree: Tree) -> tuple[list[str], list[str]]:
-        """CNI plugins that are still the ones that were placed, with their record; and the others in the folder."""
+        """CNI plugins that are still the ones we installed, with their record; and the others in the folder."""
         try:
             record = json.loads(tree.read(planner.CNI_RECORD) or "{}")
         except ValueError:
@@ -319,9 +319,9 @@ class Node:
             error = f"not JSON: {said[:100]}"
         raise Refused.because(
             f"rules of {program}",
-            "the rules of others kept and ours gone",
-            f"{argv[0]}: {' '.join(error.split())[:200] or f'exit status {code}'}; nothing of them was changed",
-            f"see {' '.join(argv)}, settle what keeps it from working and run again",
+            "foreign rules kept and ours removed",
+            f"{argv[0]}: {' '.join(error.split())[:200] or f'exit status {code}'}; no rule was changed",
+            f"see {' '.join(argv)}, fix what it reports and run again",
         )
 
     def apply(self, changes):
@@ -378,9 +378,9 @@ class Node:
         if code:
             raise Refused.because(
                 f"rules of {program}",
-                "the rules of others kept and ours gone",
-                f"{argv[0]}: {' '.join(error.split())[:200] or f'exit status {code}'}; nothing of them was changed",
-                f"see {argv[0]}, settle what keeps it from working and run again",
+                "foreign rules kept and ours removed",
+                f"{argv[0]}: {' '.join(error.split())[:200] or f'exit status {code}'}; no rule was changed",
+                f"see {argv[0]}, fix what it reports and run again",
             )
 
 
@@ -439,7 +439,7 @@ def cni_state(tree: Tree, containers: set[str]) -> tuple[list[str], list[str]]:
 
 
 def processes(tree: Tree) -> list[int]:
-    """Shims of this cluster's containerd and all that runs below them."""
+    """Shims of this cluster's containerd and all their descendants."""
     parents, shims = {}, set()
     for name in tree.listdir("/proc"):
         if not name.isdecimal():

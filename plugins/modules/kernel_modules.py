@@ -12,9 +12,9 @@ description:
   - Loads the modules that are missing and lists all of them below C(/etc/modules-load.d), so that they come back at
     boot.
   - Adds C(ib_ipoib) where a port is InfiniBand, and C(nvidia_peermem) where GPUDirect RDMA needs it.
-  - Names what blacklists or overrides a wanted module, with path and line, and fails instead of forcing it.
-  - Never tries C(nvidia_peermem) on the off chance. M(gpufabric.rdma.gpudirect_doctor) judges the files first, and the
-    run fails with its verdict and its action where the module cannot load.
+  - Fails with path and line if something blacklists or overrides a wanted module, and never forces it.
+  - Never loads C(nvidia_peermem) just to see. M(gpufabric.rdma.gpudirect_doctor) checks the files first, and the run
+    fails with its verdict and action where the module cannot load.
   - Never unloads a module.
   - In a container only files are written.
 extends_documentation_fragment:
@@ -31,17 +31,17 @@ options:
     default: [mlx5_core, mlx5_ib, ib_uverbs, ib_umad, rdma_cm, rdma_ucm]
   ipoib:
     description:
-      - Whether C(ib_ipoib) belongs to them; V(auto) where a port is InfiniBand.
+      - Whether to include C(ib_ipoib); V(auto) does where a port is InfiniBand.
     type: str
     choices: [auto, always, never]
     default: auto
   gpudirect:
     description:
       - How GPUs and HCAs reach each other.
-      - V(auto) loads C(nvidia_peermem) where the NVIDIA driver brings it and the node does not use dma-buf.
-      - With V(auto) and V(peermem) a module that is there and cannot load is a failure; V(dmabuf) and V(off) do not ask
-        for it.
-      - V(peermem) wants it on every node with an NVIDIA GPU.
+      - V(auto) loads C(nvidia_peermem) where the NVIDIA driver provides it and the node does not use dma-buf.
+      - With V(auto) and V(peermem) an existing module that cannot load is a failure; V(dmabuf) and V(off) do not need
+        it.
+      - V(peermem) requires it on every node with an NVIDIA GPU.
       - V(dmabuf) and V(off) leave it out.
     type: str
     choices: [auto, peermem, dmabuf, "off"]
@@ -69,10 +69,10 @@ changes:
   elements: dict
   contains:
     object:
-      description: What it is about, a path or a name such as C(module ib_umad).
+      description: The object, a path or a name such as C(module ib_umad).
       type: str
     action:
-      description: What happened to it.
+      description: What was done.
       type: str
     before:
       description: Value or text before.
@@ -81,16 +81,16 @@ changes:
       description: Value or text after.
       type: str
 findings:
-  description: What kept the node from the wanted state. Nothing is changed when a problem is seen beforehand.
+  description: Why the node did not reach the wanted state. Problems found beforehand stop it before any change.
   returned: always
   type: list
   elements: dict
   contains:
     object:
-      description: What it is about.
+      description: The object.
       type: str
     wanted:
-      description: What was asked for.
+      description: The wanted state.
       type: str
     seen:
       description: What was found.
@@ -99,30 +99,30 @@ findings:
       description: What to do about it.
       type: str
     id:
-      description: Which of the known findings it is; empty for the others.
+      description: Id of a known finding, else empty.
       type: str
 reboot_reasons:
-  description: Why a reboot is needed before the node is as wanted, one sentence each.
+  description: Why the node needs a reboot to reach the wanted state, one sentence each.
   returned: success
   type: list
   elements: str
 not_applied:
-  description: What was left as it is on purpose, with the reason.
+  description: What was left alone on purpose, with the reason.
   returned: success
   type: list
   elements: str
 not_verified:
-  description: What could not be done or seen from here, with the reason.
+  description: What could not be done or checked from here, with the reason.
   returned: success
   type: list
   elements: str
 notes:
-  description: What is worth knowing and needs no action of the module.
+  description: Worth knowing; needs no action.
   returned: success
   type: list
   elements: str
 stale_images:
-  description: initramfs images that hold an older copy of our modprobe.d file; M(gpufabric.rdma.initramfs) refreshes
+  description: initramfs images with an older copy of our modprobe.d file; M(gpufabric.rdma.initramfs) rebuilds
     them.
   returned: success
   type: list
@@ -141,7 +141,7 @@ SUBSET = ["hcas", "gpus", "gpudirect", "modules", "initramfs", "owned_files", "!
 
 
 def read(root: str, required: list[str], run=None) -> dict:
-    """The facts the plan needs, with the state of modules that only this call names.
+    """The facts the plan needs, with the state of modules named only in this call.
 
     run: how the doctor starts a program (see _host.gpudirect.examine).
     """
@@ -155,7 +155,7 @@ def read(root: str, required: list[str], run=None) -> dict:
 
 
 def apply(changes, root: str, run):
-    """Files first: what they persist is then in force even when a module refuses to load."""
+    """Files first: they take effect at boot even when a module refuses to load now."""
     loads = [change for change in changes if change.action == "load"]
     for change in changes:
         if change not in loads:
@@ -169,7 +169,7 @@ def apply(changes, root: str, run):
         raise Refused.because(
             f"module {', '.join(names)}",
             "loaded",
-            f"modprobe says: {error.strip() or f'exit status {code}'}",
+            f"modprobe: {error.strip() or f'exit status {code}'}",
             "check the kernel's reason (dmesg | tail): 'Key was rejected' means Secure Boot; 'Unknown symbol' "
             "and 'disagrees about version' mean modules of two driver stacks",
         )

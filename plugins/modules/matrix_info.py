@@ -6,7 +6,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: matrix_info
-short_description: Say whether a node can take part in the bandwidth matrix
+short_description: Check whether a node can take part in the bandwidth matrix
 version_added: 0.1.0
 description:
   - Looks for C(ib_write_bw), for processes that use an HCA, and for the CPU frequency governors.
@@ -16,7 +16,7 @@ author:
   - The gpufabric founders (@gpufabric)
 options:
   root:
-    description: Folder of the node's tree. Another one than V(/) takes part only if it holds usr/bin/ib_write_bw.
+    description: Root directory of the node. With anything but V(/) it must contain usr/bin/ib_write_bw.
     type: path
     default: /
   hcas:
@@ -25,7 +25,7 @@ options:
     elements: dict
     default: []
   cuda:
-    description: Whether to ask C(ib_write_bw) if it was built with CUDA.
+    description: Whether to check that C(ib_write_bw) was built with CUDA.
     type: bool
     default: false
 """
@@ -39,7 +39,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 tools:
-  description: V(ib_write_bw) where it is there, else empty.
+  description: V(ib_write_bw) if installed, else empty.
   returned: success
   type: list
   elements: str
@@ -87,7 +87,7 @@ def main() -> None:
     except (OSError, ValueError) as error:
         module.fail_json(
             msg=f"root {params['root']}: wanted a node whose processes and CPUs can be read, seen {error}. "
-            "Next step: fix what it names and run again"
+            "Next step: fix what it reports and run again"
         )
     module.exit_json(changed=False, **found)
 

@@ -41,7 +41,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Show what the rounds gave
+- name: Show the results of the rounds
   gpufabric.rdma.matrix_progress:
     plan: "{{ planned['plan'] }}"
     numbers: "{{ planned['tranches'][0] }}"

@@ -29,13 +29,13 @@ attributes:
     support: none
 options:
   nodes:
-    description: What is known of each host, that is C(host), C(address), C(variables), C(facts) and what
+    description: Data of each host, that is C(host), C(address), C(variables), C(facts) and what
       M(gpufabric.rdma.matrix_info) returned as C(read).
     type: list
     elements: dict
     required: true
   plans:
-    description: The RV(gpufabric.rdma.plan_matrix#module:plan) between hosts, and that between pods where there is one.
+    description: The RV(gpufabric.rdma.plan_matrix#module:plan) between hosts, and the one between pods, if any.
     type: list
     elements: dict
     required: true
@@ -44,7 +44,7 @@ options:
     type: dict
     default: {}
   failures:
-    description: Why a host gave no results, by host.
+    description: Why a host returned no results, by host.
     type: dict
     default: {}
 """

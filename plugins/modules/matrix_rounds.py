@@ -6,12 +6,12 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: matrix_rounds
-short_description: Run a node's part of the bandwidth matrix in a process of its own
+short_description: Run a node's part of the bandwidth matrix in a separate process
 version_added: 0.1.0
 description:
-  - Goes through the rounds of M(gpufabric.rdma.matrix_steps) in a process that outlives the call, so that all nodes
+  - Runs the rounds of M(gpufabric.rdma.matrix_steps) in a process that outlives the call, so that all nodes
     send at the same time.
-  - Changes nothing that stays. The process ends by itself; its files go with V(finished) or V(absent).
+  - Makes no permanent change. The process exits on its own; V(finished) or V(absent) removes its files.
 author:
   - The gpufabric founders (@gpufabric)
 attributes:
@@ -26,14 +26,14 @@ attributes:
 options:
   state:
     description:
-      - V(started) begins with O(rounds) and returns at once.
-      - V(finished) waits for the end of the rounds and returns what they showed.
-      - V(absent) ends the rounds at once.
+      - V(started) starts O(rounds) and returns at once.
+      - V(finished) waits for the end of the rounds and returns their results.
+      - V(absent) stops the rounds at once.
     type: str
     required: true
     choices: [started, finished, absent]
   root:
-    description: Folder of the node's tree.
+    description: Root directory of the node.
     type: path
     default: /
   rounds:

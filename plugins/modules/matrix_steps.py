@@ -38,7 +38,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Work out each node's part
+- name: Compute each node's part
   gpufabric.rdma.matrix_steps:
     plan: "{{ planned['plan'] }}"
     numbers: "{{ planned['tranches'][0] }}"

@@ -6,14 +6,14 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: nad_lint
-short_description: Find what is wrong with NetworkAttachmentDefinitions before a pod hangs
+short_description: Find problems in NetworkAttachmentDefinitions before a pod hangs
 version_added: 0.1.0
 description:
   - Compares NetworkAttachmentDefinitions, from a cluster or from files, with what was read from the nodes. Finds
-    host-local addresses that nodes hand out twice, a C(resourceName) of a shared plugin on host-device, macvlan on
+    host-local addresses assigned twice across nodes, a C(resourceName) of a shared plugin on host-device, macvlan on
     InfiniBand or on the interface of the default route, an MTU above that of the master, subnets that overlap with
-    pods, services, routes of hosts or each other, resources nobody serves, a missing name, an odd cniVersion, and
-    address blocks that are smaller than the pods expected.
+    pods, services, routes of hosts or each other, resources that no device plugin serves, a missing name, an odd
+    cniVersion, and address blocks too small for the expected pods.
   - Runs on the controller, makes no remote call and changes nothing.
 author:
   - The gpufabric founders (@gpufabric)
@@ -30,7 +30,7 @@ attributes:
     support: none
 options:
   objects:
-    description: NetworkAttachmentDefinitions, and IPPools of nv-ipam where there are some.
+    description: NetworkAttachmentDefinitions, and IPPools of nv-ipam, if any.
     type: list
     elements: dict
     required: true
@@ -44,7 +44,7 @@ options:
   cluster:
     description:
       - C(pod_cidrs), C(service_cidrs), C(shared_resources), C(device_resources), C(pods_per_node) and
-        C(forbidden_masters_allowed). What is left out is not looked at.
+        C(forbidden_masters_allowed). What is omitted is not checked.
     type: dict
     default: {}
   refuse:
@@ -54,7 +54,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Look at what a Git folder wants to bring into the cluster
+- name: Lint the networks in a Git folder
   gpufabric.rdma.nad_lint:
     objects: "{{ lookup('ansible.builtin.file', 'networks.yml') | from_yaml_all }}"
     nodes: "{{ nodes }}"
@@ -63,7 +63,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 findings:
-  description: What is wrong, with C(id), C(object), C(wanted), C(seen) and C(next_step).
+  description: The problems, with C(id), C(object), C(wanted), C(seen) and C(next_step).
   returned: always
   type: list
   elements: dict

@@ -10,8 +10,8 @@ short_description: Render the nccl-tests job
 version_added: 0.1.0
 description:
   - Runs on the controller, makes no remote call and changes nothing.
-  - The job (all_reduce_perf) is evidence level E5, real hardware; no test of this project has run it. All that is wrong
-    with it is reported at once.
+  - The job (all_reduce_perf) is evidence level E5, real hardware; no test of this project has run it. All problems
+    are reported at once.
 requirements:
   - netaddr (the Python library, on the controller)
 author:

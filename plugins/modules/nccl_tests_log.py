@@ -27,16 +27,16 @@ attributes:
     support: none
 options:
   path:
-    description: A file on the controller, made with NCCL_DEBUG=INFO.
+    description: A file on the controller, produced with NCCL_DEBUG=INFO.
     type: path
     required: true
   hcas:
-    description: HCAs that have to be in use on each node. Empty asks for any.
+    description: HCAs that must be in use on each node. Empty accepts any.
     type: list
     elements: str
     default: []
   minimum_gbyte_per_s:
-    description: The bus bandwidth that the largest size has to reach.
+    description: The minimum bus bandwidth of the largest size.
     type: float
 """
 
@@ -53,7 +53,7 @@ checks:
   type: list
   elements: dict
 hcas:
-  description: HCAs that connections went over, by host.
+  description: HCAs used by connections, by host.
   returned: when the log can be read
   type: dict
 """

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: network_files
-short_description: Network configurations of one node, read by Multus
+short_description: Manage network configurations of one node, read by Multus
 version_added: 0.1.0
 description:
-  - A NetworkAttachmentDefinition with an empty spec has its configuration in a file of each node. That is how nodes get
-    different address blocks or different masters under one name.
-  - Files whose name begins with C(gpufabric-rdma-) are the module's own; it removes those that are not wanted and
-    leaves all others alone.
+  - A NetworkAttachmentDefinition with an empty spec takes its configuration from a file on each node. This gives nodes
+    different address blocks or masters under one name.
+  - The module owns files whose name begins with C(gpufabric-rdma-); it removes unwanted ones and leaves all other
+    files alone.
 extends_documentation_fragment:
   - gpufabric.rdma.changing
   - gpufabric.rdma.changing.root
@@ -43,12 +43,12 @@ changes:
   type: list
   elements: dict
 findings:
-  description: What kept the node from the wanted state, with C(object), C(wanted), C(seen) and C(next_step).
+  description: Why the node did not reach the wanted state, with C(object), C(wanted), C(seen) and C(next_step).
   returned: always
   type: list
   elements: dict
 not_verified:
-  description: What could not be seen, each a sentence with its reason.
+  description: What could not be checked, one sentence each with the reason.
   returned: always
   type: list
   elements: str

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: network_info
-short_description: Interfaces, routes and network configuration files of a node
+short_description: Read interfaces, routes and network configuration files of a node
 version_added: 0.1.0
 description:
-  - What M(gpufabric.rdma.nad_lint) compares NetworkAttachmentDefinitions with. Reads files only and changes nothing.
+  - Input for M(gpufabric.rdma.nad_lint). Reads files only and changes nothing.
 author:
   - The gpufabric founders (@gpufabric)
 extends_documentation_fragment:
@@ -17,7 +17,7 @@ extends_documentation_fragment:
   - gpufabric.rdma.reading.root
 options:
   directory:
-    description: Where Multus looks for configurations of networks whose object has none.
+    description: Where Multus looks for configurations of networks with an empty spec.
     type: path
     default: /etc/cni/multus/net.d
 """
@@ -31,16 +31,16 @@ EXAMPLES = r"""
 RETURN = r"""
 netdevs:
   description: Each interface by name, with C(index), C(mtu), C(type) (ether, infiniband or a number), C(addresses)
-    with their prefix length and C(default_route) (whether the default route stands on it).
+    with their prefix length and C(default_route) (whether the default route uses it).
   returned: success
   type: dict
 routes:
-  description: The routes, each with C(destination) and C(netdev); those of containers' interfaces too.
+  description: The routes, each with C(destination) and C(netdev); including those of container interfaces.
   returned: success
   type: list
   elements: dict
 vfs_unit:
-  description: Whether the unit that M(gpufabric.rdma.sriov_vfs) makes is on the node.
+  description: Whether the unit of M(gpufabric.rdma.sriov_vfs) exists on the node.
   returned: success
   type: bool
 files:

@@ -10,11 +10,11 @@ short_description: Drain a node of the cluster before maintenance, and uncordon 
 version_added: 0.1.0
 description:
   - Cordons a node and evicts its pods, or uncordons it. Pods of DaemonSets stay; V(emptyDir) volumes are deleted.
-  - Marks the nodes that it cordons with the annotation C(rdma.gpufabric.io/cordoned-for-driver), in the same patch, and
-    uncordons marked nodes only. So a run that failed in between is picked up by the next one, and a node that
-    someone else has cordoned stays cordoned.
-  - Where a disruption budget forbids an eviction it is retried until O(timeout_seconds) is over; then the module fails
-    and names the pods. The node stays cordoned.
+  - Sets the annotation C(rdma.gpufabric.io/cordoned-for-driver) on nodes that it cordons, in the same patch, and only
+    uncordons nodes with it. So the next run picks up one that failed in between, and a node that someone else has
+    cordoned stays cordoned.
+  - If a disruption budget forbids an eviction, it is retried until O(timeout_seconds) have passed; then the module
+    fails and names the pods. The node stays cordoned.
   - Runs where O(kubectl) runs.
 extends_documentation_fragment:
   - gpufabric.rdma.changing
@@ -29,24 +29,24 @@ options:
   state:
     description:
       - V(drained) cordons the node and evicts its pods.
-      - V(uncordoned) lets pods onto the node again where this module has cordoned it.
+      - V(uncordoned) uncordons the node if this module has cordoned it.
     type: str
     choices: [drained, uncordoned]
     required: true
   timeout_seconds:
     description:
-      - How long the pods may take to end.
+      - How long the pods may take to terminate.
     type: int
     default: 600
   kubectl:
     description:
-      - The command, word by word.
+      - The command as a list of words.
     type: list
     elements: str
     default: [k3s, kubectl]
   api_timeout_seconds:
     description:
-      - How long an API server that does not answer may take to do so. In check mode nothing is waited for.
+      - How long to wait for an API server that does not respond. Check mode does not wait.
     type: int
     default: 120
 seealso:
@@ -81,22 +81,22 @@ changes:
       description: C(cordon), C(drain) or C(uncordon).
       type: str
     before:
-      description: State before; for C(drain) the pods, as namespace and name, one a line.
+      description: State before; for C(drain) the pods, as namespace and name, one per line.
       type: str
     after:
       description: State after.
       type: str
 findings:
-  description: What kept the node from the wanted state, such as pods that a disruption budget protects.
+  description: Why the node did not reach the wanted state, such as pods that a disruption budget protects.
   returned: always
   type: list
   elements: dict
   contains:
     object:
-      description: What it is about.
+      description: The object.
       type: str
     wanted:
-      description: What was asked for.
+      description: The wanted state.
       type: str
     seen:
       description: What was found.
@@ -110,17 +110,17 @@ reboot_reasons:
   type: list
   elements: str
 not_applied:
-  description: What was left as it is on purpose, with the reason.
+  description: What was left alone on purpose, with the reason.
   returned: success
   type: list
   elements: str
 not_verified:
-  description: What could not be done or seen from here, with the reason.
+  description: What could not be done or checked from here, with the reason.
   returned: success
   type: list
   elements: str
 notes:
-  description: What is worth knowing and needs no action of the module.
+  description: Worth knowing; needs no action.
   returned: success
   type: list
   elements: str
@@ -148,7 +148,7 @@ def main() -> None:
     given = module.params
     draining = given["state"] == "drained"
     patience = 0 if module.check_mode else given["api_timeout_seconds"]
-    step = "see that kubectl reaches the API server from this host (role driver: driver_drain_host) and run again"
+    step = "check that kubectl reaches the API server from this host (role driver: driver_drain_host) and run again"
     node = Node(Kubectl(given["kubectl"], patience=patience, next_step=step), given["name"], given["timeout_seconds"])
     try:
         made, changes = settle(

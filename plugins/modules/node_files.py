@@ -6,15 +6,14 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: node_files
-short_description: Files, units, kernel modules and sysctls of one role on a node, in one call
+short_description: Manage files, units, kernel modules and sysctls of one role on a node in one call
 version_added: 0.1.0
 description:
-  - Writes whole files in one step each, enables and runs units, loads kernel modules and sets sysctls, and reads back
-    what it did.
-  - A unit is restarted when a file it was started from is newer than its start, also when an earlier run was cut short
-    in between.
-  - The running and the persisted value are two states; the files for the boot are written by the caller as
-    O(files), O(kernel_modules) and O(sysctls) are the running kernel's side.
+  - Writes files atomically, enables and runs units, loads kernel modules, sets sysctls, and reads the result back.
+  - A unit is restarted when a file it was started from is newer than its start, even if an earlier run was
+    interrupted in between.
+  - Running and persisted values are separate. The caller passes the files for the boot as O(files);
+    O(kernel_modules) and O(sysctls) set the running kernel.
 extends_documentation_fragment:
   - gpufabric.rdma.changing
   - gpufabric.rdma.changing.root
@@ -23,7 +22,7 @@ author:
 options:
   files:
     description:
-      - The files, whole.
+      - The complete files.
     type: list
     elements: dict
     default: []
@@ -52,11 +51,11 @@ options:
         type: str
         required: true
       content:
-        description: The text. Not given leaves the file as it is; RV(missing_secrets) says when there is none.
+        description: The text. If not set, the file stays unchanged; RV(missing_secrets) lists missing ones.
         type: str
   absent:
     description:
-      - Files that must not be there.
+      - Files that must not exist.
     type: list
     elements: str
     default: []
@@ -72,7 +71,7 @@ options:
         type: str
         required: true
       present:
-        description: Whether it is wanted at all. V(false) stops and disables it; its file belongs among O(absent) then.
+        description: Whether it is wanted. V(false) stops and disables it; list its file in O(absent) then.
         type: bool
         default: true
       wanted_by:
@@ -81,7 +80,7 @@ options:
         elements: str
         default: [multi-user.target]
       running:
-        description: Whether it has to run now.
+        description: Whether it must run now.
         type: bool
         default: true
       restarted_by:
@@ -102,7 +101,7 @@ options:
     default: {}
   exclusive:
     description:
-      - Directories in which no file of anybody else may count.
+      - Directories in which no foreign file may take effect.
     type: list
     elements: dict
     default: []
@@ -112,37 +111,37 @@ options:
         type: str
         required: true
       suffixes:
-        description: How the names end that count.
+        description: Suffixes of the files that take effect.
         type: list
         elements: str
         required: true
       keep:
-        description: Names that may be there.
+        description: Names that may exist.
         type: list
         elements: str
         required: true
       allowed:
         description:
-          - What to do with the others. Not set stops and names them, V(true) renames each so that it counts no longer,
-            V(false) leaves them and says so.
+          - What to do with the others. If not set, the module fails and names them; V(true) renames each so that it no
+            longer takes effect; V(false) leaves and reports them.
         type: bool
       reason:
-        description: What happens as long as they are there.
+        description: The consequence of leaving them.
         type: str
         required: true
       consent:
-        description: Name of the variable that answers.
+        description: Name of the variable that gives consent.
         type: str
         required: true
   contents:
     description:
-      - Files to return the text of; RV(contents) has it.
+      - Files whose text to return in RV(contents).
     type: list
     elements: str
     default: []
   programs:
     description:
-      - Names of programs to look for among the running processes; RV(programs) has the answer.
+      - Names of programs to look for among the running processes, returned in RV(programs).
     type: list
     elements: str
     default: []
@@ -168,10 +167,10 @@ changes:
   elements: dict
   contains:
     object:
-      description: What it is about, a path or a name such as C(module br_netfilter).
+      description: The object, a path or a name such as C(module br_netfilter).
       type: str
     action:
-      description: What happened to it.
+      description: What was done.
       type: str
     before:
       description: Value or text before; never that of a secret.
@@ -180,16 +179,16 @@ changes:
       description: Value or text after; never that of a secret.
       type: str
 findings:
-  description: What kept the node from the wanted state. Nothing is changed when a problem is seen beforehand.
+  description: Why the node did not reach the wanted state. Problems found beforehand stop it before any change.
   returned: always
   type: list
   elements: dict
   contains:
     object:
-      description: What it is about.
+      description: The object.
       type: str
     wanted:
-      description: What was asked for.
+      description: The wanted state.
       type: str
     seen:
       description: What was found.
@@ -198,7 +197,7 @@ findings:
       description: What to do about it.
       type: str
     id:
-      description: Which of the known findings it is; empty for the others.
+      description: Id of a known finding, else empty.
       type: str
 reboot_reasons:
   description: Always empty; every changing module of the collection returns it.
@@ -206,22 +205,22 @@ reboot_reasons:
   type: list
   elements: str
 not_applied:
-  description: What was left as it is on purpose, with the reason.
+  description: What was left alone on purpose, with the reason.
   returned: success
   type: list
   elements: str
 not_verified:
-  description: What could not be done or seen from here, with the reason.
+  description: What could not be done or checked from here, with the reason.
   returned: success
   type: list
   elements: str
 notes:
-  description: What is worth knowing and needs no action of the module.
+  description: Worth knowing; needs no action.
   returned: success
   type: list
   elements: str
 missing_secrets:
-  description: Paths of O(secrets) that are not there and for which no content was given.
+  description: Paths of O(secrets) that do not exist and were given no content.
   returned: success
   type: list
   elements: str
@@ -328,7 +327,7 @@ def _sysctl(tree: Tree, key: str):
 
 
 def programs(root: str, names: list) -> dict:
-    """Whether a process of that name runs; the kernel cuts a name after 15 characters."""
+    """Whether a process of that name runs; the kernel truncates names to 15 characters."""
     tree = Tree(root)
     comms = {tree.read(f"/proc/{pid}/comm") for pid in tree.listdir("/proc") if pid.isdecimal()} if names else set()
     return {name: name[:15] in comms for name in names}

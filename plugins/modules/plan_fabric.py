@@ -6,7 +6,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: plan_fabric
-short_description: Plan who sends verbs traffic to whom over which rail
+short_description: Plan verbs traffic between nodes for each rail
 version_added: 0.1.0
 description:
   - Runs on the controller, makes no remote call and changes nothing.
@@ -28,7 +28,7 @@ attributes:
     support: none
 options:
   nodes:
-    description: What is known of each host, that is C(host), C(address), C(variables) and what
+    description: Data of each host, that is C(host), C(address), C(variables) and what
       M(gpufabric.rdma.host_probe) returned as C(read).
     type: list
     elements: dict
@@ -49,7 +49,7 @@ plan:
   returned: success
   type: dict
 hosts:
-  description: The tests each host has to C(serve), and those it has to C(connect) for.
+  description: The tests each host serves (C(serve)), and those it runs the client of (C(connect)).
   returned: success
   type: dict
 """

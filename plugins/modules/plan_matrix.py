@@ -12,7 +12,7 @@ description:
   - Runs on the controller, makes no remote call and changes nothing.
   - Every two nodes that share a rail are measured in both directions, in rounds in which no HCA and no PCIe link serves
     two tests.
-  - Prints what load the rounds put and for how long. Fails where an HCA is in use and C(matrix_load_allowed) is not
+  - Prints the load of the rounds and their duration. Fails where an HCA is in use and C(matrix_load_allowed) is not
     set.
 requirements:
   - netaddr (the Python library, on the controller)
@@ -27,13 +27,13 @@ attributes:
     description: Can run in C(check_mode) and return changed status prediction without modifying the target.
     support: full
     details:
-      - In check mode no consent is asked.
+      - Check mode needs no consent.
   diff_mode:
     description: Will return details on what has changed, when in diff mode.
     support: none
 options:
   nodes:
-    description: What is known of each host, that is C(host), C(address), C(variables), C(facts) and what
+    description: Data of each host, that is C(host), C(address), C(variables), C(facts) and what
       M(gpufabric.rdma.matrix_info) returned as C(read).
     type: list
     elements: dict
@@ -55,11 +55,11 @@ EXAMPLES = r"""
 
 RETURN = r"""
 plan:
-  description: C(rounds) (names of tests), C(tests), what is left C(alone) and why, and C(clashes) of addresses.
+  description: C(rounds) (names of tests), C(tests), what has no peer (C(alone)) and why, and C(clashes) of addresses.
   returned: success
   type: dict
 tranches:
-  description: Numbers of the rounds that one call runs.
+  description: Numbers of the rounds in each call.
   returned: success
   type: list
   elements: list

@@ -9,8 +9,8 @@ module: plan_networks
 short_description: Render and check network attachments before anything changes
 version_added: 0.1.0
 description:
-  - Turns the variables of the role C(networks) and what was read from the nodes into NetworkAttachmentDefinitions,
-    address pools and files of nodes, and refuses those that cannot work, all at once.
+  - Turns the variables of the role C(networks) and data from the nodes into NetworkAttachmentDefinitions, address pools
+    and node files, and refuses those that cannot work, all at once.
   - Runs on the controller, makes no remote call and changes nothing.
 requirements:
   - netaddr (the Python library, on the controller)
@@ -39,7 +39,7 @@ options:
     elements: dict
     required: true
   total:
-    description: How many nodes there are in all, when a run is limited to some of them.
+    description: The total number of nodes, when a run is limited to some of them.
     type: int
     default: 0
   pod_cidrs:
@@ -53,10 +53,10 @@ options:
     elements: str
     default: []
   device_plugin_resources:
-    description: Resources of the shared device plugin, as the role C(device_plugin) takes them.
+    description: Resources of the shared device plugin, as in the role C(device_plugin).
     type: raw
   collect:
-    description: Leave the list of problems to whoever collects those of several roles; they are in RV(findings).
+    description: Return problems in RV(findings) instead of failing, for a list that covers several roles.
     type: bool
     default: false
 """
@@ -72,7 +72,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 networks:
-  description: What M(gpufabric.rdma.nad_lint) looks at.
+  description: Input for M(gpufabric.rdma.nad_lint).
   returned: success
   type: list
   elements: dict
@@ -90,7 +90,7 @@ sriov_config:
   returned: success
   type: dict
 complete:
-  description: Whether all nodes took part. Objects made from some of them must not be applied.
+  description: Whether all nodes took part. Objects from only some of them must not be applied.
   returned: success
   type: bool
 notes:
@@ -99,7 +99,7 @@ notes:
   type: list
   elements: str
 findings:
-  description: What cannot work, with C(id), C(object), C(wanted), C(seen) and C(next_step).
+  description: The problems, with C(id), C(object), C(wanted), C(seen) and C(next_step).
   returned: failure
   type: list
   elements: dict

@@ -10,7 +10,7 @@ short_description: Plan the test pods that a cluster can run
 version_added: 0.1.0
 description:
   - Runs on the controller, makes no remote call and changes nothing.
-  - The pods are as many, and attached to what, as the nodes' rails, networks and device plugins offer.
+  - The number of pods and their attachments follow from the nodes' rails, networks and device plugins.
 requirements:
   - netaddr (the Python library, on the controller)
 author:
@@ -33,7 +33,7 @@ options:
     type: dict
     required: true
   bandwidth:
-    description: Keep only the pods that bandwidth is measured between, and say of each host why it has none.
+    description: Keep only the pods for bandwidth tests, and report for each host why it has none.
     type: bool
     default: false
 """
@@ -48,7 +48,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 plan:
-  description: C(namespace), C(objects), C(pods), and which hosts were C(left_out) for which reason.
+  description: C(namespace), C(objects), C(pods), and the hosts C(left_out) with the reason.
   returned: success
   type: dict
 """

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: pod_info
-short_description: Look into a pod for what keeps it from RDMA
+short_description: Inspect a pod for what keeps it from RDMA
 version_added: 0.1.0
 description:
-  - Reads the pod, its events and its networks, and asks it, by C(kubectl exec), what it sees.
+  - Reads the pod, its events and its networks, and probes it with C(kubectl exec).
   - Runs where O(kubectl) runs, the first server.
 author:
   - The gpufabric founders (@gpufabric)
@@ -18,7 +18,7 @@ attributes:
     description: Can run in C(check_mode) and return changed status prediction without modifying the target.
     support: full
     details:
-      - In check mode the pod is not looked into, for asking it runs a script in it.
+      - In check mode the pod is not probed, because that runs a script in it.
   diff_mode:
     description: Will return details on what has changed, when in diff mode.
     support: none
@@ -28,12 +28,12 @@ options:
     type: str
     required: true
   kubectl:
-    description: The command, word by word.
+    description: The command as a list of words.
     type: list
     elements: str
     default: [k3s, kubectl]
   resolve:
-    description: Name of a Service that the pod has to resolve. Empty asks for none.
+    description: Name of a Service that the pod must resolve. Empty skips this.
     type: str
     default: ""
 """
@@ -47,7 +47,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 api_error:
-  description: Why the cluster could not be asked, or null.
+  description: Why the cluster could not be read, or null.
   returned: without check mode
   type: str
 cluster:
@@ -55,7 +55,7 @@ cluster:
   returned: without check mode, where the cluster answers
   type: dict
 missing:
-  description: Why there is no such pod, in kubectl's words.
+  description: kubectl's message if the pod does not exist.
   returned: where there is none
   type: str
 item:
@@ -64,11 +64,11 @@ item:
   returned: where there is one
   type: dict
 pods:
-  description: State of the pod by its name, with C(phase), C(reasons), C(status) (what Multus noted) and C(ip).
+  description: State of the pod by its name, with C(phase), C(reasons), C(status) (set by Multus) and C(ip).
   returned: without check mode, where the cluster answers
   type: dict
 answers:
-  description: What the pod said, as text, by its name; empty where it does not run.
+  description: Probe output by pod name; empty if the pod does not run.
   returned: without check mode, where the cluster answers
   type: dict
 """

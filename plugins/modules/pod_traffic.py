@@ -6,10 +6,10 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: pod_traffic
-short_description: Send traffic between test pods that run
+short_description: Send traffic between running test pods
 version_added: 0.1.0
 description:
-  - Goes through rounds of tests between the pods that M(gpufabric.rdma.test_pods) runs. Changes nothing.
+  - Runs rounds of tests between the pods that M(gpufabric.rdma.test_pods) runs. Changes nothing.
   - Runs where O(kubectl) runs, the first server.
 author:
   - The gpufabric founders (@gpufabric)
@@ -24,7 +24,7 @@ attributes:
     support: none
 options:
   kubectl:
-    description: The command, word by word.
+    description: The command as a list of words.
     type: list
     elements: str
     default: [k3s, kubectl]
@@ -33,16 +33,16 @@ options:
     type: str
     default: gpufabric-verification
   rounds:
-    description: Lists of tests, run list by list, the tests of a list at the same time.
+    description: Lists of tests, run one list after the other, the tests of a list in parallel.
     type: list
     elements: list
     required: true
   seconds:
-    description: How long a bandwidth test sends.
+    description: How long a bandwidth test runs.
     type: int
     default: 2
   limit:
-    description: Seconds after which one test is given up.
+    description: Seconds after which a test is aborted.
     type: int
     default: 30
 """

@@ -9,9 +9,9 @@ module: policy_export
 short_description: Write the variables of the roles as a NicClusterPolicy
 version_added: 0.1.0
 description:
-  - Renders what the variables of the roles device_plugin and networks say as a NicClusterPolicy of NVIDIA's Network
-    Operator with its networks and IPPools, and names everything that such objects cannot carry.
-  - The driver is never exported. It stays on the nodes, and a policy that brings it too would have it loaded twice.
+  - Renders the variables of the roles device_plugin and networks as a NicClusterPolicy of NVIDIA's Network Operator
+    with its networks and IPPools, and lists everything that such objects cannot express.
+  - The driver is never exported. It stays on the nodes, and a policy that installs it too would load it twice.
   - Runs on the controller with the variables of the host it runs for, makes no remote call and changes nothing.
 requirements:
   - netaddr (the Python library, on the controller)
@@ -31,13 +31,13 @@ attributes:
 options:
   nodes:
     description:
-      - Nodes whose rails and interfaces are written out, each with C(host) and C(facts) (what
+      - Nodes whose rails and interfaces are exported, each with C(host) and C(facts) (what
         M(gpufabric.rdma.hca_facts) returns as C(rdma)).
     type: list
     elements: dict
     default: []
   version:
-    description: Release of Network Operator whose images the policy names.
+    description: Release of the Network Operator whose images the policy uses.
     type: str
     default: v25.7.0
   namespace:
@@ -62,12 +62,12 @@ objects:
   type: list
   elements: dict
 left_out:
-  description: What they cannot carry, with C(variable), C(value) and C(why).
+  description: What they cannot express, with C(variable), C(value) and C(why).
   returned: success
   type: list
   elements: dict
 explanation:
-  description: The same as a text for people. It is printed too.
+  description: The same as readable text. It is also printed.
   returned: success
   type: str
 text:
@@ -75,7 +75,7 @@ text:
   returned: success
   type: str
 findings:
-  description: What is wrong with the variables, with C(object), C(wanted), C(seen) and C(next_step); all at once.
+  description: Problems with the variables, with C(object), C(wanted), C(seen) and C(next_step); all at once.
   returned: failure
   type: list
   elements: dict

@@ -10,8 +10,8 @@ short_description: Read a NicClusterPolicy as variables of the roles
 version_added: 0.1.0
 description:
   - Reads a NicClusterPolicy of NVIDIA's Network Operator with its MacvlanNetworks, IPoIBNetworks, HostDeviceNetworks
-    and IPPools, and the ConfigMap of the RDMA shared device plugin. Says of every field whether it was taken, was wrong
-    and what it became, is left out and why, or is unknown.
+    and IPPools, and the ConfigMap of the RDMA shared device plugin. Reports for every field whether it was taken, was
+    wrong and what it became, is left out and why, or is unknown.
   - Runs on the controller, makes no remote call and changes nothing.
 requirements:
   - netaddr (the Python library, on the controller)
@@ -30,7 +30,7 @@ attributes:
     support: none
 options:
   files:
-    description: YAML files on the controller; several objects a file are fine.
+    description: YAML files on the controller; a file may contain several objects.
     type: list
     elements: path
     required: true
@@ -69,7 +69,7 @@ lines:
   type: list
   elements: dict
 explanation:
-  description: The lines as a text for people. It is printed too.
+  description: The lines as readable text. It is also printed.
   returned: always
   type: str
 text:

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: preflight
-short_description: Find everything that is wrong with a host's variables and facts before anything changes
+short_description: Find all problems in a host's variables and facts before anything changes
 version_added: 0.1.0
 description:
   - Runs on the controller and makes no remote call.
   - Checks the host's variables against the argument specs of all roles of this collection, finds unknown and mistyped
-    ones, compares them with the facts, and works out what a run would change.
+    ones, compares them with the facts, and computes what a run would change.
   - Given O(results) it reports on the whole play instead, and fails once with all problems of all hosts.
 author:
   - The gpufabric founders (@gpufabric)
@@ -42,7 +42,7 @@ options:
     type: list
     elements: dict
   further:
-    description: Problems that others have found, each with C(host), C(object), C(wanted), C(seen) and C(next_step).
+    description: Problems found elsewhere, each with C(host), C(object), C(wanted), C(seen) and C(next_step).
       They are reported in the same list, each once.
     type: list
     elements: dict
@@ -71,25 +71,25 @@ variables:
   returned: without O(results)
   type: dict
 findings:
-  description: What has to be settled first.
+  description: What must be fixed first.
   returned: without O(results)
   type: list
   elements: dict
   contains:
     object:
-      description: What it is about.
+      description: The object.
       type: str
     wanted:
-      description: What was asked for.
+      description: The wanted state.
       type: str
     seen:
-      description: What is there.
+      description: What was found.
       type: str
     next_step:
       description: What to do.
       type: str
     id:
-      description: Which of the known findings it is; empty for the others.
+      description: Id of a known finding, else empty.
       type: str
 plan:
   description: What a run would change, each with C(object), C(action), C(before), C(after) and C(why). With O(results),
@@ -103,7 +103,7 @@ reboot_reasons:
   type: list
   elements: str
 notes:
-  description: What a person should know and that stops nothing.
+  description: What is worth knowing but stops nothing.
   returned: without O(results)
   type: list
   elements: str

@@ -6,15 +6,15 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: rail_links
-short_description: MTU and link-up of single RDMA NICs, now and at boot
+short_description: Set MTU and link state of single RDMA NICs, now and at boot
 version_added: 0.1.0
 description:
-  - Keeps MTU and link-up of NICs that nothing else configures, keyed by PCI address or MAC, because names change with
-    drivers.
-  - At boot a oneshot unit with a small script does it. It never writes a C(.link) file, which would take the place of
-    the naming policy and rename the NIC.
-  - Refuses a NIC that carries the default route or the SSH session it is called through, also below a bond or a bridge.
-  - An empty list removes the unit and the script and leaves the running values as they are.
+  - Manages MTU and link state of NICs that nothing else configures, keyed by PCI address or MAC, because names change
+    with drivers.
+  - At boot a oneshot unit with a small script does it. It never writes a C(.link) file, which would override the
+    naming policy and rename the NIC.
+  - Refuses a NIC that the default route or the current SSH session uses, even below a bond or a bridge.
+  - An empty list removes the unit and the script and leaves the running values unchanged.
 extends_documentation_fragment:
   - gpufabric.rdma.changing
   - gpufabric.rdma.changing.root
@@ -23,7 +23,7 @@ author:
 options:
   settings:
     description:
-      - The NICs and what they should have.
+      - The NICs and their settings.
     type: list
     elements: dict
     default: []
@@ -60,10 +60,10 @@ changes:
   elements: dict
   contains:
     object:
-      description: What it is about, a path or a name such as C(module ib_umad).
+      description: The object, a path or a name such as C(module ib_umad).
       type: str
     action:
-      description: What happened to it.
+      description: What was done.
       type: str
     before:
       description: Value or text before.
@@ -72,16 +72,16 @@ changes:
       description: Value or text after.
       type: str
 findings:
-  description: What kept the node from the wanted state. Nothing is changed when a problem is seen beforehand.
+  description: Why the node did not reach the wanted state. Problems found beforehand stop it before any change.
   returned: always
   type: list
   elements: dict
   contains:
     object:
-      description: What it is about.
+      description: The object.
       type: str
     wanted:
-      description: What was asked for.
+      description: The wanted state.
       type: str
     seen:
       description: What was found.
@@ -90,25 +90,25 @@ findings:
       description: What to do about it.
       type: str
     id:
-      description: Which of the known findings it is; empty for the others.
+      description: Id of a known finding, else empty.
       type: str
 reboot_reasons:
-  description: Why a reboot is needed before the node is as wanted, one sentence each.
+  description: Why the node needs a reboot to reach the wanted state, one sentence each.
   returned: success
   type: list
   elements: str
 not_applied:
-  description: What was left as it is on purpose, with the reason.
+  description: What was left alone on purpose, with the reason.
   returned: success
   type: list
   elements: str
 not_verified:
-  description: What could not be done or seen from here, with the reason.
+  description: What could not be done or checked from here, with the reason.
   returned: success
   type: list
   elements: str
 notes:
-  description: What is worth knowing and needs no action of the module.
+  description: Worth knowing; needs no action.
   returned: success
   type: list
   elements: str
@@ -146,10 +146,10 @@ def read(root: str) -> dict:
 
 
 def protected(root: str) -> dict:
-    """NICs below the device that carries the default route or our own SSH session, with the reason."""
+    """NICs below the device of the default route or our own SSH session, with the reason."""
     tree = Tree(root)
     seams = Seams.of(tree)
-    reasons = {name: f"the default route goes through {name}" for name in sorted(default_netdevs(tree))}
+    reasons = {name: f"the default route uses {name}" for name in sorted(default_netdevs(tree))}
     address = session_address(tree) if tree.live else None
     for name, own in (seams.addresses() or {}).items():
         if address and address in {entry.partition("/")[0] for entry in own}:
@@ -177,7 +177,7 @@ def _holders_of_ipv6(tree: Tree, address) -> list[str]:
 
 
 def session_address(tree: Tree):
-    """Our end of the SSH session; sudo drops SSH_CONNECTION, so the environment of every parent is looked through."""
+    """Our end of the SSH session; sudo drops SSH_CONNECTION, so the environment of every parent process is searched."""
     pid = os.getpid()
     while pid > 1:
         environment = (tree.read_bytes(f"/proc/{pid}/environ") or b"").split(b"\0")

@@ -11,10 +11,10 @@ version_added: 0.1.0
 description:
   - In V(shared) mode a container with its own network namespace sees the node's HCAs; in V(exclusive) mode it does not.
   - Sets the running mode over netlink and persists it as an option of C(ib_core) below C(/etc/modprobe.d).
-  - The kernel changes the mode only while no other network namespace exists. When short-lived units alone stand in
-    the way the module waits for them; otherwise it persists the mode and returns a reboot reason that lists the
+  - The kernel changes the mode only while no other network namespace exists. If only short-lived units are
+    in the way, the module waits for them; otherwise it persists the mode and returns a reboot reason that lists the
     owners. It never stops a workload.
-  - Names other files and the kernel command line when they set the mode too.
+  - Reports other files and the kernel command line if they set the mode too.
   - In a container only files are written.
 extends_documentation_fragment:
   - gpufabric.rdma.changing
@@ -31,9 +31,9 @@ options:
   override_allowed:
     description:
       - What to do when a file that is not ours persists the other mode.
-      - Not set stops with an explanation; V(true) writes our file, which is read later and wins; V(false) leaves the
-        node as it is and reports it.
-      - The kernel command line cannot be overridden by a file and always stops the module.
+      - If not set, the module fails with an explanation; V(true) writes our file, which is read later and wins;
+        V(false) leaves the node unchanged and reports it.
+      - No file can override the kernel command line, so the module always fails on it.
     type: bool
   retry_seconds:
     description:
@@ -50,7 +50,7 @@ EXAMPLES = r"""
   gpufabric.rdma.rdma_netns:
     mode: shared
 
-- name: Our file may win over that of the SR-IOV network operator
+- name: Override the file of the SR-IOV network operator
   gpufabric.rdma.rdma_netns:
     mode: shared
     override_allowed: true
@@ -64,10 +64,10 @@ changes:
   elements: dict
   contains:
     object:
-      description: What it is about, a path or a name such as C(module ib_umad).
+      description: The object, a path or a name such as C(module ib_umad).
       type: str
     action:
-      description: What happened to it.
+      description: What was done.
       type: str
     before:
       description: Value or text before.
@@ -76,16 +76,16 @@ changes:
       description: Value or text after.
       type: str
 findings:
-  description: What kept the node from the wanted state. Nothing is changed when a problem is seen beforehand.
+  description: Why the node did not reach the wanted state. Problems found beforehand stop it before any change.
   returned: always
   type: list
   elements: dict
   contains:
     object:
-      description: What it is about.
+      description: The object.
       type: str
     wanted:
-      description: What was asked for.
+      description: The wanted state.
       type: str
     seen:
       description: What was found.
@@ -94,30 +94,30 @@ findings:
       description: What to do about it.
       type: str
     id:
-      description: Which of the known findings it is; empty for the others.
+      description: Id of a known finding, else empty.
       type: str
 reboot_reasons:
-  description: Why a reboot is needed before the node is as wanted, one sentence each.
+  description: Why the node needs a reboot to reach the wanted state, one sentence each.
   returned: success
   type: list
   elements: str
 not_applied:
-  description: What was left as it is on purpose, with the reason.
+  description: What was left alone on purpose, with the reason.
   returned: success
   type: list
   elements: str
 not_verified:
-  description: What could not be done or seen from here, with the reason.
+  description: What could not be done or checked from here, with the reason.
   returned: success
   type: list
   elements: str
 notes:
-  description: What is worth knowing and needs no action of the module.
+  description: Worth knowing; needs no action.
   returned: success
   type: list
   elements: str
 stale_images:
-  description: initramfs images that hold an older copy of our modprobe.d file; M(gpufabric.rdma.initramfs) refreshes
+  description: initramfs images with an older copy of our modprobe.d file; M(gpufabric.rdma.initramfs) rebuilds
     them.
   returned: success
   type: list
@@ -143,7 +143,7 @@ SUBSET = ["subsystem", "initramfs", "owned_files"]
 
 
 class Setter:
-    """Sets the running mode and keeps trying for as long as it may; `busy` tells that the kernel never gave in."""
+    """Set the running mode, with retries until the time is up; `busy` means that the kernel refused to the end."""
 
     def __init__(self, retry_seconds: int, set_mode=set_netns_mode, clock=time.monotonic, sleep=time.sleep):
         self.retry_seconds = retry_seconds
@@ -172,7 +172,7 @@ def read(root: str) -> dict:
 
 
 def apply(changes, root: str, set_running: Setter):
-    """The file first: should the running mode stay busy, the wanted one is persisted by then."""
+    """The file first: if the kernel stays busy, the wanted mode is already persisted."""
     for change in sorted(changes, key=lambda change: change.object == OBJECT):
         if change.object != OBJECT:
             apply_file(root, change)

@@ -33,15 +33,15 @@ options:
     elements: dict
     suboptions:
       object:
-        description: What it is about.
+        description: The object.
         type: str
         required: true
       wanted:
-        description: What would have to be.
+        description: The wanted state.
         type: str
         required: true
       seen:
-        description: What is there.
+        description: What was found.
         type: str
         required: true
       next_step:
@@ -49,15 +49,15 @@ options:
         type: str
         required: true
       id:
-        description: Which of the known findings it is, if any.
+        description: Id of a known finding, if it is one.
         type: str
         default: ""
   variables_of:
-    description: Name of a role of this collection. What its variables say together, and of the host, is refused where
-      it cannot work.
+    description: Name of a role of this collection whose variables are checked against each other and against the
+      host.
     type: str
   summary:
-    description: Text that the message begins with.
+    description: First line of the message.
     type: str
 """
 
@@ -87,18 +87,18 @@ findings:
       description: The inventory name of the host.
       type: str
     object:
-      description: What it is about.
+      description: The object.
       type: str
     wanted:
-      description: What would have to be.
+      description: The wanted state.
       type: str
     seen:
-      description: What is there.
+      description: What was found.
       type: str
     next_step:
       description: What to do.
       type: str
     id:
-      description: Which of the known findings it is; empty for the others.
+      description: Id of a known finding, else empty.
       type: str
 """

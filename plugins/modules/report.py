@@ -30,10 +30,10 @@ options:
     type: path
     required: true
   drift:
-    description: A file with a drift document, which takes the place of the one in O(results).
+    description: A file with a drift document, which replaces the one in O(results).
     type: path
   matrix:
-    description: A file with a matrix document, which takes the place of the one in O(results).
+    description: A file with a matrix document, which replaces the one in O(results).
     type: path
   directory:
     description: The folder to write C(report.html), C(report.json) and C(report.xml) (JUnit) into. It need not exist.
@@ -59,7 +59,7 @@ files:
   elements: dict
   returned: success
 level:
-  description: The worst that the page says of a node, C(ok), C(open) (something is not proven or waits) or C(bad).
+  description: The worst state of a node on the page, C(ok), C(open) (something is unproven or pending) or C(bad).
   type: str
   returned: success
 headline:

@@ -6,15 +6,15 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: service_account_tokens
-short_description: Tokens of service accounts, made on a server node when they are needed
+short_description: Create service account tokens on a server node when needed
 version_added: 0.1.0
 description:
-  - Makes one token for each service account, which stays valid as long as the account, and returns them.
+  - Creates one token for each service account, valid as long as the account exists, and returns them.
   - The tokens are secrets. Call it with C(no_log) and only when a node lacks its token.
 attributes:
   check_mode:
     support: full
-    description: Makes and returns no token in check mode.
+    description: Creates and returns no token in check mode.
   diff_mode:
     support: none
     description: Tokens are never shown.
@@ -31,18 +31,18 @@ options:
     elements: str
     required: true
   kubectl:
-    description: The command, word by word.
+    description: The command as a list of words.
     type: list
     elements: str
     default: [k3s, kubectl]
   timeout_seconds:
-    description: How long the cluster may take to make them.
+    description: How long the cluster may take to create them.
     type: int
     default: 60
 """
 
 EXAMPLES = r"""
-- name: Make the tokens of two nodes
+- name: Create the tokens of two nodes
   gpufabric.rdma.service_account_tokens:
     namespace: gpufabric-rdma
     names: [node-ready-node1, node-ready-node2]
@@ -73,7 +73,7 @@ POLL_SECONDS = 1
 
 
 def secret(namespace: str, account: str) -> dict:
-    """What the cluster's token controller fills in. It goes with the account."""
+    """A secret that the token controller fills in. It is deleted with the account."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -89,7 +89,7 @@ def secret(namespace: str, account: str) -> dict:
 def make(
     namespace: str, names: list, kubectl: Kubectl, timeout: float, clock=time.monotonic, sleep=time.sleep
 ) -> tuple:
-    """({account: token}, whether a secret was made)."""
+    """({account: token}, whether a secret was created)."""
     wanted = [secret(namespace, name) for name in sorted(names)]
     get = ("get", "--filename=-", "--ignore-not-found", "--output=json")
     _code, before, _error = kubectl.run(*get, text=as_list(wanted))
@@ -127,7 +127,7 @@ def _failed(namespace: str, error: str) -> Refused:
         f"namespace {namespace}",
         "a token for each service account",
         " ".join(error.split())[:300] or "no reason given",
-        "see that the accounts are there (k3s kubectl get serviceaccounts -n " + namespace + ") and run again",
+        "check that the accounts exist (k3s kubectl get serviceaccounts -n " + namespace + ") and run again",
     )
 
 

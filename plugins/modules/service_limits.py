@@ -6,15 +6,15 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: service_limits
-short_description: Let the services that run containers pin memory
+short_description: Let container services pin memory
 version_added: 0.1.0
 description:
-  - Writes a drop-in with C(LimitMEMLOCK) and the order after the RDMA driver for each service, also for services that
-    are not installed yet, and has systemd read it.
+  - Writes a drop-in with C(LimitMEMLOCK) and a start after the RDMA driver for each service, installed or not, and
+    reloads systemd.
   - RDMA pins memory. Containers inherit the limit of the service that runs them, and C(/etc/security/limits.conf)
     does not apply to services.
   - Removes the drop-ins of services that are no longer listed.
-  - Does not restart a service. RV(not_applied) says which ones still run with the old limit.
+  - Does not restart a service. RV(not_applied) lists those that still run with the old limit.
 extends_documentation_fragment:
   - gpufabric.rdma.changing
   - gpufabric.rdma.changing.root
@@ -48,10 +48,10 @@ changes:
   elements: dict
   contains:
     object:
-      description: What it is about, a path or a name such as C(module ib_umad).
+      description: The object, a path or a name such as C(module ib_umad).
       type: str
     action:
-      description: What happened to it.
+      description: What was done.
       type: str
     before:
       description: Value or text before.
@@ -60,16 +60,16 @@ changes:
       description: Value or text after.
       type: str
 findings:
-  description: What kept the node from the wanted state. Nothing is changed when a problem is seen beforehand.
+  description: Why the node did not reach the wanted state. Problems found beforehand stop it before any change.
   returned: always
   type: list
   elements: dict
   contains:
     object:
-      description: What it is about.
+      description: The object.
       type: str
     wanted:
-      description: What was asked for.
+      description: The wanted state.
       type: str
     seen:
       description: What was found.
@@ -78,25 +78,25 @@ findings:
       description: What to do about it.
       type: str
     id:
-      description: Which of the known findings it is; empty for the others.
+      description: Id of a known finding, else empty.
       type: str
 reboot_reasons:
-  description: Why a reboot is needed before the node is as wanted, one sentence each.
+  description: Why the node needs a reboot to reach the wanted state, one sentence each.
   returned: success
   type: list
   elements: str
 not_applied:
-  description: What was left as it is on purpose, with the reason.
+  description: What was left alone on purpose, with the reason.
   returned: success
   type: list
   elements: str
 not_verified:
-  description: What could not be done or seen from here, with the reason.
+  description: What could not be done or checked from here, with the reason.
   returned: success
   type: list
   elements: str
 notes:
-  description: What is worth knowing and needs no action of the module.
+  description: Worth knowing; needs no action.
   returned: success
   type: list
   elements: str

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: show
-short_description: Print a text as it is
+short_description: Print a text verbatim
 version_added: 0.1.0
 description:
   - Prints a text on the controller line by line, where M(ansible.builtin.debug) would show it inside JSON or YAML.

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: sriov_vfs
-short_description: Virtual functions of RDMA NICs, now and at boot
+short_description: Create virtual functions of RDMA NICs, now and at boot
 version_added: 0.1.0
 description:
-  - Makes virtual functions (VFs) on physical functions named by PCI address, now through sysfs and at boot by a oneshot
-    unit that runs before k3s.
-  - Refuses what firmware or kernel would refuse, and to remove VFs that are there unless it is allowed.
-  - An empty list removes unit and script and leaves the VFs as they are.
+  - Creates virtual functions (VFs) on physical functions named by PCI address, now through sysfs and at boot by a
+    oneshot unit that runs before k3s.
+  - Refuses what firmware or kernel would reject, and does not remove existing VFs without consent.
+  - An empty list removes unit and script and leaves the VFs unchanged.
 extends_documentation_fragment:
   - gpufabric.rdma.changing
   - gpufabric.rdma.changing.root
@@ -35,8 +35,8 @@ options:
         required: true
   recreate_allowed:
     description:
-      - What to do where there are VFs in another number. The kernel wants all of them gone first.
-      - Not set stops and says so; V(true) removes them; V(false) leaves them until the next boot.
+      - What to do if the number of existing VFs differs. The kernel needs all of them removed first.
+      - If not set, the module fails; V(true) removes them; V(false) leaves them until the next boot.
     type: bool
 """
 
@@ -55,17 +55,17 @@ changes:
   type: list
   elements: dict
 findings:
-  description: What kept the node from the wanted state, with C(object), C(wanted), C(seen) and C(next_step).
+  description: Why the node did not reach the wanted state, with C(object), C(wanted), C(seen) and C(next_step).
   returned: always
   type: list
   elements: dict
 not_applied:
-  description: What was left as it is on purpose, with the reason.
+  description: What was left alone on purpose, with the reason.
   returned: success
   type: list
   elements: str
 not_verified:
-  description: What could not be done or seen from here, with the reason.
+  description: What could not be done or checked from here, with the reason.
   returned: success
   type: list
   elements: str
@@ -118,7 +118,7 @@ def read(root: str) -> dict:
 
 
 def set_vfs(change, root: str) -> None:
-    """`PCI ADDRESS sriov_numvfs`: to 0 first where there are some, as the kernel wants it."""
+    """`PCI ADDRESS sriov_numvfs`: to 0 first if there are any, as the kernel requires."""
     path = os.path.join(root, PCI, change.object.split()[1], "sriov_numvfs")
     for value in ["0", change.after] if change.before != "0" else [change.after]:
         set_attribute(path, value)

@@ -9,8 +9,8 @@ module: test_pods
 short_description: Run the test pods of a verification, and remove them
 version_added: 0.1.0
 description:
-  - Runs the pods that M(gpufabric.rdma.plan_test_pods) planned, asks each what it sees, and sends between them.
-  - All objects are in a namespace of their own, which goes with them, so no change is reported.
+  - Runs the pods that M(gpufabric.rdma.plan_test_pods) planned, probes each, and sends traffic between them.
+  - All objects are in a separate namespace, which is deleted with them, so no change is reported.
   - Runs where O(kubectl) runs, the first server.
 author:
   - The gpufabric founders (@gpufabric)
@@ -19,20 +19,20 @@ attributes:
     description: Can run in C(check_mode) and return changed status prediction without modifying the target.
     support: full
     details:
-      - In check mode no pod is run and none is removed.
+      - In check mode no pod is run or removed.
   diff_mode:
     description: Will return details on what has changed, when in diff mode.
     support: none
 options:
   state:
     description:
-      - V(present) applies O(objects), awaits the pods, asks each what it sees and, with O(traffic), sends between them.
-      - V(absent) deletes O(namespace) with all that is in it.
+      - V(present) applies O(objects), waits for the pods, probes each and, with O(traffic), sends between them.
+      - V(absent) deletes O(namespace) with everything in it.
     type: str
     default: present
     choices: [present, absent]
   kubectl:
-    description: The command, word by word.
+    description: The command as a list of words.
     type: list
     elements: str
     default: [k3s, kubectl]
@@ -46,7 +46,7 @@ options:
     elements: dict
     default: []
   pods:
-    description: For V(present), what each of the pods is for.
+    description: For V(present), the purpose of each pod.
     type: list
     elements: dict
     default: []
@@ -55,7 +55,7 @@ options:
     type: bool
     default: true
   resolve:
-    description: Name of a Service that pods have to resolve. Empty asks for none.
+    description: Name of a Service that pods must resolve. Empty skips this.
     type: str
     default: ""
   port:
@@ -63,17 +63,17 @@ options:
     type: int
     default: 18700
   seconds:
-    description: How long a bandwidth test sends.
+    description: How long a bandwidth test runs.
     type: int
     default: 2
   limit:
-    description: Seconds after which one test is given up.
+    description: Seconds after which a test is aborted.
     type: int
     default: 30
   wait_seconds:
     description:
-      - How long the pods may take to run, and to be removed. To run them, an API server that does not answer is waited
-        for as long, too.
+      - How long the pods may take to start, and to be removed. The wait for an API server that does not respond is
+        limited to the same time.
     type: int
     default: 180
 """
@@ -92,11 +92,11 @@ EXAMPLES = r"""
 
 RETURN = r"""
 pods:
-  description: State of each pod, with C(phase), C(reasons), C(status) (what Multus noted) and C(ip).
+  description: State of each pod, with C(phase), C(reasons), C(status) (set by Multus) and C(ip).
   returned: O(state=present)
   type: dict
 answers:
-  description: What each running pod said, as text.
+  description: Probe output of each running pod.
   returned: O(state=present)
   type: dict
 traffic:
@@ -108,7 +108,7 @@ seconds:
   returned: O(state=present)
   type: dict
 left:
-  description: What could not be removed, in kubectl's words, or null.
+  description: kubectl's message about what could not be removed, or null.
   returned: O(state=absent)
   type: str
 """

@@ -11,8 +11,8 @@ version_added: 0.1.0
 description:
   - Runs on the controller, makes no remote call and changes nothing.
   - A check has C(id), C(object), C(status) (passed, failed, not_verified, unused), C(wanted), C(seen) and C(next_step).
-    One that the catalogue of failures names has C(failure), its id there, and C(root) (true on what shows the root) or
-    C(consequence_of) (the id of what explains it).
+    One in the catalogue of failures has C(failure), its id there, and C(root) (true for the root cause) or
+    C(consequence_of) (the id of its cause).
 requirements:
   - netaddr (the Python library, on the controller)
 author:
@@ -37,7 +37,7 @@ options:
     elements: str
     required: true
   nodes:
-    description: What is known of each host, as M(gpufabric.rdma.plan_fabric) takes it.
+    description: Data of each host, as M(gpufabric.rdma.plan_fabric) takes it.
     type: list
     elements: dict
     required: true
@@ -56,13 +56,13 @@ options:
     elements: dict
     default: []
   failures:
-    description: Why the fabric tests broke off on each of O(nodes), or empty.
+    description: Why the fabric tests were aborted on each of O(nodes), or empty.
     type: list
     elements: str
     default: []
   cluster:
     description: What M(gpufabric.rdma.cluster_info), M(gpufabric.rdma.test_pods) and M(gpufabric.rdma.pod_info)
-      returned, and the hosts with their rails and interfaces; empty where no cluster takes part.
+      returned, and the hosts with their rails and interfaces; empty without a cluster.
     type: dict
     default: {}
 """
@@ -79,7 +79,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 judged:
-  description: Each host with its checks and what the report says of it; C(diagnosis) has the root failure, its cause
+  description: Each host with its checks and its part of the report; C(diagnosis) has the root failure, its cause
     and fix, and the checks that follow from it.
   returned: success
   type: list

@@ -21,7 +21,7 @@ attributes:
     description: Can run in C(check_mode) and return changed status prediction without modifying the target.
     support: full
     details:
-      - In check mode the report says that it is of a check run.
+      - In check mode the report says so.
   diff_mode:
     description: Will return details on what has changed, when in diff mode.
     support: none

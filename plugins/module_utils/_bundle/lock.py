@@ -1,9 +1,9 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a bundle folder is filled with, from lock/artifacts.yml.
+"""The content of a bundle folder, from lock/artifacts.yml.
 
-PRIVATE to the collection. Pure. The module `bundle` fetches what `wanted` names and writes what `describe` says.
+PRIVATE to the collection. Pure. The module `bundle` fetches what `wanted` lists and writes what `describe` returns.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SCHEMA = 1
 
 
 def unpinned(lock: dict, names: Iterable[str] | None, digests: dict | None = None) -> list[Finding]:
-    """Rows of the lock that nobody can check, so that nothing is fetched by them. names: None means all."""
+    """Rows of the lock without a checksum, so nothing is fetched from them. names: None means all."""
     chosen = None if names is None else set(names)
     found = []
     for artifact in lock.get("artifacts") or []:
@@ -37,9 +37,9 @@ def unpinned(lock: dict, names: Iterable[str] | None, digests: dict | None = Non
 def _unpinned(obj: str, what: str) -> Finding:
     return Finding(
         obj,
-        f"a {what} to check it with",
+        f"a {what} to check it against",
         "null in lock/artifacts.yml (not verified when the lock was written)",
-        f"take the {what} from the vendor's own release page and give it in bundle_image_digests or the lock",
+        f"take the {what} from the vendor's release page and set it in bundle_image_digests or the lock",
     )
 
 
@@ -52,7 +52,7 @@ def wanted(
 ) -> dict:
     """What to fetch: {files: [rows of bundle.yml with url], images: [{reference, digest, architecture, path}]}.
 
-    digests: {reference: digest} that a user gives, before those of the lock.
+    digests: {reference: digest} set by the user; they override the lock.
     """
     names, architectures, distributions = set(names), list(architectures), set(distributions)
     files, images = [], []
@@ -94,7 +94,7 @@ def _basename(url: str) -> str:
 
 
 def describe(origin: str, files: Iterable[dict], images: Iterable[dict]) -> dict:
-    """bundle.yml from rows that were fetched and checked; image archives that came as files are images as well."""
+    """bundle.yml from rows that were fetched and checked; image archives shipped as files are listed as images too."""
     keep = ("name", "version", "architecture", "distribution", "path", "sha256")
     rows, archives = [], []
     for row in files:

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the container runtime of a node has been told about CNI: the few keys of containerd's config.toml that count.
+"""The CNI settings of a node's container runtime: the relevant keys of containerd's config.toml.
 
 PRIVATE to the collection. Pure; standard library only, and Python 3.9 has no TOML parser, so this reads the subset that
 containerd's own and k3s' rendered files use: tables, strings, integers, booleans, arrays of strings.
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 
-# k3s renders the first two; with flannel-backend none it writes no [cni] table and containerd's defaults count.
+# k3s renders the first two; with flannel-backend none it writes no [cni] table and containerd's defaults apply.
 FILES = (
     "/var/lib/rancher/k3s/agent/etc/containerd/config.toml",
     "/var/lib/rancher/rke2/agent/etc/containerd/config.toml",
@@ -29,7 +29,7 @@ _CNI = ("plugins.io.containerd.grpc.v1.cri.cni", "plugins.io.containerd.cri.v1.r
 
 
 def tables(text: str) -> dict[str, dict]:
-    """{name of a table without quotes: {key: value}}; the table without a name is ''. Unknown syntax is passed over."""
+    """{name of a table without quotes: {key: value}}; the unnamed table is ''. Unknown syntax is skipped."""
     found: dict[str, dict] = {"": {}}
     current = ""
     pending = ""
@@ -82,7 +82,7 @@ def imports(text: str) -> list[str]:
 
 
 def cni(texts: list[str]) -> dict:
-    """{conf_dir, bin_dirs, max_conf_num, use_internal_loopback} as containerd takes them from its files in order."""
+    """{conf_dir, bin_dirs, max_conf_num, use_internal_loopback} as containerd reads them from its files in order."""
     merged: dict = {}
     for text in texts:
         found = tables(text)

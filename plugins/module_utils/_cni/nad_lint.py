@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What is wrong with NetworkAttachmentDefinitions, seen against the nodes they are for.
+"""Problems in NetworkAttachmentDefinitions, checked against the nodes they are for.
 
 PRIVATE to the collection. Pure; standard library only. Most of these mistakes show up only when a pod hangs in
 ContainerCreating, or as lost packets.
@@ -16,9 +16,9 @@ from collections.abc import Iterable
 from .._core import text as core_text
 from .._core.change import Finding
 
-# cniVersion that Multus can put over Flannel's 0.3.1 delegate, and that result conversion exists for.
+# cniVersions that Multus can combine with Flannel's 0.3.1 delegate and that results can be converted to.
 CNI_VERSIONS = ("0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")
-# host-device, and what else Multus hands a PCI address to as deviceID (multus-cni pkg/types/conf.go).
+# host-device and the other types to which Multus passes a PCI address as deviceID (multus-cni pkg/types/conf.go).
 _BY_DEVICE = ("host-device", "sriov", "ib-sriov")
 _ON_MASTER = ("macvlan", "ipvlan", "ipoib")
 
@@ -62,13 +62,13 @@ def files_by_name(nodes: Iterable[dict]) -> dict:
             try:
                 name = json.loads(text).get("name")
             except (ValueError, AttributeError):
-                continue  # Multus passes over such a file; a network that needs it is found without one
+                continue  # Multus skips such a file; a network that needs it is reported as without one
             found.setdefault(node["host"], {})[name] = text
     return found
 
 
 def _pool_of(text, pools: dict) -> dict:
-    """Subnet and block of the nv-ipam pool that a configuration names; None where there is nothing to know."""
+    """Subnet and block of the nv-ipam pool that a configuration names; None where there is none."""
     try:
         ipam = json.loads(text or "{}").get("ipam") or {}
     except (ValueError, AttributeError):
@@ -78,13 +78,13 @@ def _pool_of(text, pools: dict) -> dict:
 
 
 def lint(networks: list[dict], nodes: list[dict], cluster: dict) -> list[Finding]:
-    """All findings, one for each thing that is wrong.
+    """All findings, one per problem.
 
     networks: namespace, name, resource (annotation or None), configs {host, or "" for all hosts: JSON text}, per_node,
     block_size (addresses a node gets, None when unknown), subnet.
     nodes: host, netdevs {name: {mtu, type, addresses, default_route}}, routes [{destination, netdev}].
     cluster: pod_cidrs, service_cidrs, shared_resources and device_resources (names, None when unknown), pods_per_node,
-    forbidden_masters_allowed (names of interfaces that may carry the default route).
+    forbidden_masters_allowed (names of interfaces that may have the default route).
     """
     found: list[Finding] = []
     parsed = []
@@ -107,7 +107,7 @@ def lint(networks: list[dict], nodes: list[dict], cluster: dict) -> list[Finding
 
 
 def _merged(found: list[Finding]) -> list[Finding]:
-    """Each finding once: a configuration that is the same on every node is wrong once, not once a node."""
+    """Each finding once: a configuration that is the same on every node is reported once, not once per node."""
     return list(dict.fromkeys(found))
 
 
@@ -131,7 +131,7 @@ def _configs(network: dict, obj: str, found: list[Finding]):
             continue
         plugins = config.get("plugins")
         if isinstance(plugins, list) and plugins and isinstance(plugins[0], dict):
-            # A chain: name and version stand outside, the interface is made by the first plugin.
+            # A chain: name and version are at the top level, the first plugin creates the interface.
             yield host, {**plugins[0], "name": config.get("name"), "cniVersion": config.get("cniVersion")}
         else:
             yield host, config
@@ -141,13 +141,13 @@ def _form(network: dict, obj: str, config: dict) -> list[Finding]:
     found = []
     name, version, kind = config.get("name"), config.get("cniVersion"), config.get("type")
     if not name:
-        step = f'add "name": "{network["name"]}": Multus fills it in, other CNI tools do not, and leases go by it'
+        step = f'add "name": "{network["name"]}": Multus fills it in, other CNI tools do not, and leases depend on it'
         found.append(Finding(obj, "a name in the config", "none", step, "nad:name"))
     elif network["per_node"] and name != network["name"]:
-        step = "give both the same name: Multus finds the file by it"
+        step = "use the same name in both: Multus finds the file by it"
         found.append(Finding(obj, f'"name": "{network["name"]}"', f'"name": "{name}"', step, "nad:name"))
     if version not in CNI_VERSIONS:
-        step = 'set "cniVersion": "0.3.1", which goes with the delegates of Flannel'
+        step = 'set "cniVersion": "0.3.1", which matches the delegates of Flannel'
         found.append(
             Finding(obj, f"one of {', '.join(CNI_VERSIONS)}", f"cniVersion {version!r}", step, "nad:cniVersion")
         )
@@ -161,19 +161,17 @@ def _resource(network: dict, obj: str, config: dict, cluster: dict) -> list[Find
     shared, device = cluster.get("shared_resources"), cluster.get("device_resources")
     if resource is None:
         if kind in ("sriov", "ib-sriov"):
-            step = "add the annotation k8s.v1.cni.cncf.io/resourceName with the resource of the SR-IOV device plugin"
-            return [Finding(obj, f"a resource that hands out VFs to {kind}", "none", step, "nad:resource-missing")]
+            step = "add the annotation k8s.v1.cni.cncf.io/resourceName with a resource of the SR-IOV device plugin"
+            return [Finding(obj, f"a resource that provides VFs for {kind}", "none", step, "nad:resource-missing")]
         return []
     if kind in _BY_DEVICE and shared is not None and resource in shared:
-        step = (
-            "leave resourceName away (pods ask for the resource by themselves), or name one of the SR-IOV device plugin"
-        )
+        step = "omit resourceName (pods request the resource themselves), or use one of the SR-IOV device plugin"
         seen = f"{resource} of a shared device plugin, whose IDs are 0, 1, 2 …: Multus passes them on as a PCI address"
         return [Finding(obj, f"PCI addresses as device IDs for {kind}", seen, step, "nad:resource-host-device")]
     known = None if shared is None or device is None else {*shared, *device}
     if known is not None and resource not in known:
         seen = f"{resource}; served are {core_text.listing(sorted(known)) or 'none'}"
-        step = "correct the name, or have a device plugin serve it; a pod that asks for it stays Pending"
+        step = "correct the name, or make a device plugin serve it; a pod that requests it stays Pending"
         return [Finding(obj, "a resource that a device plugin serves", seen, step, "nad:resource-unknown")]
     return []
 
@@ -203,13 +201,13 @@ def _master(obj: str, config: dict, nodes: list[dict], cluster: dict) -> list[Fi
     found = []
     if not master:
         if kind in _ON_MASTER:
-            step = "name the interface: without it the plugin takes the one of the default route"
+            step = "name the interface: without it the plugin uses the one with the default route"
             found.append(Finding(obj, "a master", "none", step, "nad:master-missing"))
         return found
     absent = [node["host"] for node in nodes if master not in node["netdevs"]]
     if absent:
         others = sorted({name for node in nodes for name in node["netdevs"] if name != "lo"})
-        step = f"name one that each node has (there are {core_text.listing(others)}), or attach by rail"
+        step = f"name one that each node has (found: {core_text.listing(others)}), or attach by rail"
         found.append(
             Finding(
                 obj, f"interface {master} on each node", f"none on {core_text.names(absent)}", step, "nad:master-absent"
@@ -226,17 +224,17 @@ def _netdev(obj: str, config: dict, host: str, master: str, netdev: dict, cluste
     found, kind = [], config["type"]
     if kind in ("macvlan", "ipvlan") and netdev["type"] == "infiniband":
         seen = f"{master} of {host} is InfiniBand"
-        step = "take type ipoib, or no attachment at all: verbs over InfiniBand need none"
+        step = "use type ipoib, or no attachment at all: verbs over InfiniBand need none"
         found.append(Finding(obj, f"an Ethernet interface for {kind}", seen, step, "nad:macvlan-infiniband"))
     if kind == "ipoib" and netdev["type"] == "ether":
-        step = "take type macvlan"
+        step = "use type macvlan"
         found.append(
             Finding(obj, "an InfiniBand interface", f"{master} of {host} is Ethernet", step, "nad:ipoib-ethernet")
         )
     if netdev["default_route"] and master not in (cluster.get("forbidden_masters_allowed") or ()):
         consequence = "leaves the node unreachable" if kind == "host-device" else "keeps pods from their own node"
         seen = f"{master} of {host} carries the default route; {kind} on it {consequence}"
-        step = f"take a NIC of the fabric; to use it anyway: networks_default_route_masters: [{master}]"
+        step = f"use a fabric NIC; to use this one anyway: networks_default_route_masters: [{master}]"
         found.append(Finding(obj, "an interface without the default route", seen, step, "nad:default-route"))
     mtu = config.get("mtu")
     if isinstance(mtu, int) and netdev["mtu"] and mtu > netdev["mtu"]:
@@ -249,12 +247,12 @@ def _netdev(obj: str, config: dict, host: str, master: str, netdev: dict, cluste
 # --- addresses -------------------------------------------------------------------------------------------------------
 
 
-# Where the subnet of an nv-ipam pool stands in a parsed configuration: in the configuration itself is its name only.
+# Key of an nv-ipam pool's subnet in a parsed configuration; the configuration itself only has the pool's name.
 _SUBNET = "subnet of the pool"
 
 
 def ranges_of(config: dict) -> list[tuple]:
-    """(network, first, last) of every range that the IPAM of a configuration may hand out."""
+    """(network, first, last) of every range that a configuration's IPAM may assign."""
     ipam = config.get("ipam") or {}
     kind, found = ipam.get("type"), []
     if kind == "host-local":
@@ -275,7 +273,7 @@ def ranges_of(config: dict) -> list[tuple]:
 
 
 def _range(subnet, start, end):
-    """None where it is not a range: the plugin itself says so when a pod starts, and the check of addresses before."""
+    """None where it is not a range: the address check reports it, as does the plugin when a pod starts."""
     try:
         network = ipaddress.ip_network(subnet, strict=False)
         first = ipaddress.ip_address(start) if start else network.network_address
@@ -317,13 +315,13 @@ def _addresses(obj: str, config: dict, nodes: list[dict], cluster: dict) -> list
         for what, key in (("pod", "pod_cidrs"), ("service", "service_cidrs")):
             for other in _networks(cluster.get(key)):
                 if _overlap(network, other):
-                    step = "take another subnet: traffic to one of them would leave by the other's interface"
+                    step = "use another subnet: traffic to one of them would leave through the other's interface"
                     seen = f"{network} overlaps with the {what} network {other}"
-                    found.append(Finding(obj, "a subnet of its own", seen, step, f"nad:overlap-{what}"))
+                    found.append(Finding(obj, "a separate subnet", seen, step, f"nad:overlap-{what}"))
         for node in nodes:
             found += _routes(obj, config, network, node)
     if (config.get("ipam") or {}).get("type") == "nv-ipam":
-        return found  # the pool's exclusions keep what hosts hold out of it
+        return found  # the pool's exclusions cover the addresses of hosts
     for network, first, last in ranges:
         for node in nodes:
             found += _held(obj, config, (network, first, last), node)
@@ -340,13 +338,13 @@ def _routes(obj: str, config: dict, network, node: dict) -> list[Finding]:
         if route["netdev"] == master_of(config):
             continue
         seen = f"{network} overlaps with the route of {node['host']} to {destination[0]} through {route['netdev']}"
-        step = f"take another subnet, or attach to {route['netdev']} if that is the fabric"
+        step = f"use another subnet, or attach to {route['netdev']} if that is the fabric"
         found.append(Finding(obj, "a subnet that hosts do not route elsewhere", seen, step, "nad:overlap-route"))
     return found
 
 
 def _held(obj: str, config: dict, one: tuple, node: dict) -> list[Finding]:
-    """Addresses that hosts hold on the same wire and that the IPAM would hand out once more."""
+    """Addresses of hosts on the same wire that the IPAM would assign again."""
     network, first, last = one
     netdev = node["netdevs"].get(master_of(config) or "")
     addresses = netdev["addresses"] if netdev and isinstance(netdev["addresses"], list) else []
@@ -355,9 +353,9 @@ def _held(obj: str, config: dict, one: tuple, node: dict) -> list[Finding]:
         address = ipaddress.ip_interface(text).ip
         if address.version != network.version or not first <= int(address) <= last or _excluded(config, address):
             continue
-        step = f"exclude {address}, or begin the range behind it"
-        seen = f"{address} is held by {node['host']} on {master_of(config)} and would be handed out to a pod"
-        found.append(Finding(obj, "addresses that no host holds", seen, step, "nad:host-address"))
+        step = f"exclude {address}, or start the range after it"
+        seen = f"{address} belongs to {node['host']} on {master_of(config)} and would be assigned to a pod"
+        found.append(Finding(obj, "addresses that no host has", seen, step, "nad:host-address"))
     return found
 
 
@@ -365,9 +363,9 @@ def _host_local(network: dict, obj: str, parsed: list, nodes: list[dict]) -> lis
     mine = [config for known, _obj, _host, config in parsed if known is network]
     if len(nodes) < 2 or not any((config.get("ipam") or {}).get("type") == "host-local" for config in mine):
         return []
-    seen = f"host-local for {core_text.count(len(nodes), 'node')}: each hands out the same first address"
-    step = "take nv-ipam or whereabouts, or let networks_attachments render it: it gives each node a block of its own"
-    return [Finding(obj, "no address twice", seen, step, "nad:host-local-nodes")]
+    seen = f"host-local for {core_text.count(len(nodes), 'node')}: each assigns the same first address"
+    step = "use nv-ipam or whereabouts, or let networks_attachments render it, which gives each node its own block"
+    return [Finding(obj, "unique addresses", seen, step, "nad:host-local-nodes")]
 
 
 def _blocks(network: dict, obj: str, parsed: list, cluster: dict) -> list[Finding]:
@@ -381,13 +379,13 @@ def _blocks(network: dict, obj: str, parsed: list, cluster: dict) -> list[Findin
             size, what = (there, "range") if size is None or there < size else (size, what)
     if size is None or size >= expected:
         return []
-    seen = f"a {what} of {size} addresses a node"
+    seen = f"a {what} of {size} addresses per node"
     step = "enlarge per_node_block_size (and the subnet), or lower networks_pods_per_node if fewer pods attach"
-    return [Finding(obj, f"addresses for {expected} pods a node", seen, step, "nad:block-size")]
+    return [Finding(obj, f"addresses for {expected} pods per node", seen, step, "nad:block-size")]
 
 
 def _handed_out(config: dict) -> int:
-    """How many addresses host-local gives to pods: without those of network, broadcast and gateway.
+    """How many addresses host-local can assign to pods: all but network, broadcast and gateway.
 
     The gateway is the first address of the subnet when the configuration names none.
     """
@@ -405,7 +403,7 @@ def _handed_out(config: dict) -> int:
 
 
 def _among_each_other(parsed: list) -> list[Finding]:
-    """Two networks of different names whose subnets overlap: two books are kept of the same addresses."""
+    """Two networks of different names whose subnets overlap: the same addresses are tracked twice."""
     found, seen_pairs = [], set()
     for position, (one, obj, _host, config) in enumerate(parsed):
         for other, other_obj, _other_host, other_config in parsed[position + 1 :]:
@@ -424,19 +422,19 @@ def _among_each_other(parsed: list) -> list[Finding]:
             if overlap:
                 seen_pairs.add(pair)
                 seen = f"{overlap[0]} overlaps with {overlap[1]} of {other_obj.partition(' ')[2]}"
-                step = "give each its own subnet: a pod with both could not tell the wires apart"
-                found.append(Finding(obj, "a subnet of its own", seen, step, "nad:overlap-nad"))
+                step = "use separate subnets: a pod with both could not tell the wires apart"
+                found.append(Finding(obj, "a separate subnet", seen, step, "nad:overlap-nad"))
     return found
 
 
 def _same_book(config: dict, other: dict) -> bool:
-    """whereabouts keeps one book a range for the whole cluster, so the same range may serve several networks."""
+    """whereabouts tracks a range once for the whole cluster, so several networks may share it."""
     mine, theirs = config.get("ipam") or {}, other.get("ipam") or {}
     return mine.get("type") == theirs.get("type") == "whereabouts" and mine.get("range") == theirs.get("range")
 
 
 def _same_block(parsed: list) -> list[Finding]:
-    """Two nodes whose files hand out the same addresses of one network."""
+    """Two nodes whose files assign the same addresses of one network."""
     found = []
     by_name: dict[str, dict] = {}
     for network, obj, host, config in parsed:
@@ -455,6 +453,6 @@ def _same_block(parsed: list) -> list[Finding]:
             if clash is not None:
                 seen = f"{other_host} and {host} both hand out {ipaddress.ip_address(clash)}"
                 step = "run the role networks: it numbers the blocks; or set networks_node_number for these hosts"
-                found.append(Finding(obj, "a block of its own for each node", seen, step, "nad:block-clash"))
+                found.append(Finding(obj, "a separate block for each node", seen, step, "nad:block-clash"))
         by_name[obj][host] = ranges_of(config)
     return found

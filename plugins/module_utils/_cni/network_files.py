@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Configurations of networks that differ from node to node, as files that Multus reads.
 
-PRIVATE to the collection. Pure: what the directory holds and what it should hold in, Plan out. JSON has no comments, so
-a prefix of the file name says which files are ours; all others stay.
+PRIVATE to the collection. Pure: actual and wanted content of the directory in, Plan out. JSON has no comments, so
+a file name prefix marks ours; all other files stay.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def plan(facts: dict, wanted: dict, directory: str) -> Plan:
             made.finding(
                 f"network {name}",
                 "one file with this name in its configuration",
-                f"{taken[name]}, which is not ours, has it too; Multus takes the first",
-                f"remove {taken[name]}, or name the attachment otherwise",
+                f"{taken[name]}, which is not ours, has it too; Multus uses the first",
+                f"remove {taken[name]}, or rename the attachment",
             )
     if made.findings:
         return made

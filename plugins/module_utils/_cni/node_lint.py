@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What is wrong with the CNI side of a node, and with the DaemonSets that serve it.
+"""Problems in a node's CNI setup and in the DaemonSets behind it.
 
 PRIVATE to the collection. Pure: state in, findings out.
 
@@ -14,7 +14,7 @@ State, as the module reads it:
     programs     {name: {path, mode, size, script: bool, elf: {machine, size} or None}}, the first that is found
     leftovers    paths of half-written files in the plugin directories
     socket       Multus' socket: answers, refuses, absent or unknown
-    existing     paths that a clusterNetwork names, with whether they are there: {path on the node: bool}
+    existing     paths that a clusterNetwork names, with whether they exist: {path on the node: bool}
     sysctls      {key: running value or None}
     ports        TCP ports that something listens on
     flannel      whether flanneld runs
@@ -55,7 +55,7 @@ def parse(conf: dict) -> tuple[dict | None, str | None]:
     except ValueError as error:
         return None, f"it is not valid JSON ({error}), perhaps half-written"
     if not isinstance(document, dict):
-        return None, f"it is a JSON {type(document).__name__}, no object"
+        return None, f"it is a JSON {type(document).__name__}, not an object"
     if conf["path"].endswith(".conflist"):
         plugins = document.get("plugins")
         if not isinstance(plugins, list) or not plugins:
@@ -77,7 +77,7 @@ def is_multus(configuration: dict | None) -> bool:
 
 
 def cluster_network(configuration: dict) -> str | None:
-    """The file on the node that Multus takes the pod network from; the pod's own path has a prefix."""
+    """The file on the node from which Multus takes the pod network; the pod's path has a prefix."""
     path = configuration["plugins"][0].get("clusterNetwork")
     if not isinstance(path, str) or not path:
         return None
@@ -119,7 +119,7 @@ def lint(state: dict, wanted: dict) -> list[Finding]:
 
 
 def _runtime(state: dict, wanted: dict) -> list[Finding]:
-    """K1, K2: where everybody looks has to be the same place."""
+    """K1, K2: runtime and plugins must use the same directories."""
     found = []
     runtime, source = state["runtime"], state["runtime"]["source"]
     said = f"containerd ({source})" if source else "containerd (its defaults, no config.toml)"
@@ -129,7 +129,7 @@ def _runtime(state: dict, wanted: dict) -> list[Finding]:
                 said,
                 f"conf_dir {wanted['conf_dir']}, where Multus writes",
                 f"conf_dir {runtime['conf_dir']}",
-                "set flannel-backend: none (then k3s leaves the standard directories), or multus_conf_directory to it",
+                "set flannel-backend: none (k3s then keeps the standard directories), or multus_conf_directory to it",
                 "conf-dir-differs",
             )
         )
@@ -139,7 +139,7 @@ def _runtime(state: dict, wanted: dict) -> list[Finding]:
                 said,
                 f"bin_dir {wanted['bin_dir']}, where the plugins are",
                 f"bin_dir {', '.join(runtime['bin_dirs'])}",
-                "set flannel-backend: none (then k3s leaves the standard directories), or cni_plugins_directory to it",
+                "set flannel-backend: none (k3s then keeps the standard directories), or cni_plugins_directory to it",
                 "bin-dir-differs",
             )
         )
@@ -148,7 +148,7 @@ def _runtime(state: dict, wanted: dict) -> list[Finding]:
             found.append(
                 Finding(
                     f"plugin directory {directory}",
-                    "a directory that outlives an upgrade of k3s",
+                    "a directory that survives a k3s upgrade",
                     "one that belongs to a single release: the plugins are gone after the next upgrade",
                     "use /opt/cni/bin with flannel-backend none, or /var/lib/rancher/k3s/data/cni",
                     "bin-dir-of-one-release",
@@ -158,7 +158,7 @@ def _runtime(state: dict, wanted: dict) -> list[Finding]:
 
 
 def _order(state: dict, wanted: dict, parsed: list) -> list[Finding]:
-    """M4, M7: which file the runtime takes, and what it would take while Multus' own is not there."""
+    """M4, M7: which file the runtime uses, and which one while Multus' file is missing."""
     found = []
     directory, limit = state["runtime"]["conf_dir"], state["runtime"]["max_conf_num"]
     if not parsed:
@@ -167,7 +167,7 @@ def _order(state: dict, wanted: dict, parsed: list) -> list[Finding]:
                 directory,
                 f"{MULTUS_CONF} of a running Multus" if wanted["multus"] else "a CNI configuration",
                 "no configuration: the node is NotReady and starts no pod",
-                "see that the Flannel pod runs, then the Multus pod, on this node (k3s kubectl get pods -A -o wide)",
+                "check that the Flannel pod runs, then the Multus pod, on this node (k3s kubectl get pods -A -o wide)",
                 "no-configuration",
             )
         )
@@ -185,7 +185,7 @@ def _order(state: dict, wanted: dict, parsed: list) -> list[Finding]:
                 + (
                     ", read first: pods get no further network"
                     if before
-                    else f", taken while {MULTUS_CONF} is not there (each boot): pods come up without net1"
+                    else f", used while {MULTUS_CONF} is missing (each boot): pods come up without net1"
                 ),
                 "remove what installed it (podman, CRI-O, another CNI), or set multus_foreign_allowed "
                 "to have it put aside",
@@ -209,7 +209,7 @@ def _order(state: dict, wanted: dict, parsed: list) -> list[Finding]:
 
 
 def _contents(state: dict, parsed: list) -> list[Finding]:
-    """M5: a file that is there and says nothing."""
+    """M5: a file that exists but is unusable."""
     found = []
     for position, (conf, configuration, why) in enumerate(parsed):
         if configuration:
@@ -222,13 +222,13 @@ def _contents(state: dict, parsed: list) -> list[Finding]:
                 "a whole CNI configuration",
                 f"{why}; "
                 + (
-                    "the runtime says cni plugin not initialized and looks no further"
+                    "the runtime reports cni plugin not initialized and reads no further"
                     if position == 0
-                    else f"nobody asks for it while {parsed[0][0]['path']} is there"
+                    else f"it is not read while {parsed[0][0]['path']} exists"
                 ),
-                "systemctl restart gpufabric-rdma-multus.service has Multus write it again"
+                "systemctl restart gpufabric-rdma-multus.service makes Multus write it again"
                 if multus
-                else "have its owner write it again, or remove it",
+                else "make its owner write it again, or remove it",
                 "conf-empty" if empty else "conf-invalid",
             )
         )
@@ -246,9 +246,9 @@ def _multus(state: dict, wanted: dict, parsed: list) -> list[Finding]:
             found.append(
                 Finding(
                     conf["path"],
-                    "a Multus that answers on /run/multus/multus.sock",
-                    f"{'nothing there' if state['socket'] == 'absent' else 'nobody answers'}: every new pod fails",
-                    "see the Multus pod of this node; gpufabric-rdma-multus.service takes the file away meanwhile",
+                    "a Multus that responds on /run/multus/multus.sock",
+                    f"{'no socket' if state['socket'] == 'absent' else 'nothing is listening'}: every new pod fails",
+                    "see the Multus pod of this node; gpufabric-rdma-multus.service removes the file meanwhile",
                     "multus-not-running",
                 )
             )
@@ -276,7 +276,7 @@ def _cluster_network(state: dict, wanted: dict, conf: dict, configuration: dict)
             Finding(
                 conf["path"],
                 f"clusterNetwork {wanted['primary']}",
-                f"clusterNetwork {path}: Multus took what came first in its directory",
+                f"clusterNetwork {path}: Multus used the first file in its directory",
                 "set multusMasterCNI and multusAutoconfigDir in the ConfigMap multus-daemon-config; "
                 f"{_RUN_ROLE} does, then restart the Multus pod",
                 "foreign-cluster-network",
@@ -307,12 +307,12 @@ def _cluster_network(state: dict, wanted: dict, conf: dict, configuration: dict)
 
 
 def _version(text) -> tuple[int, ...]:
-    """0.1.0 is what a configuration without a version has, by the CNI specification."""
+    """By the CNI specification a configuration without a version is 0.1.0."""
     return tuple(int(part) for part in re.findall(r"\d+", str(text or "0.1.0"))[:3])
 
 
 def _programs(state: dict, wanted: dict, parsed: list) -> list[Finding]:
-    """K3, M8: every program that a configuration starts is there, whole, for this machine, and may run."""
+    """K3, M8: every program that a configuration starts exists, is complete, fits this machine and is executable."""
     used: dict[str, str] = {}
     primary = [(conf, *parse(conf)) for conf in state["primary"] or ()]
     for conf, configuration, _why in [*parsed, *primary]:
@@ -355,7 +355,7 @@ def _program(name: str, by: str, state: dict) -> list[Finding]:
             Finding(
                 program["path"],
                 f"a program for {state['machine']}",
-                f"{program['size']} bytes that are no program",
+                f"{program['size']} bytes that are not a program",
                 replace,
                 "plugin-no-program",
             )
@@ -390,7 +390,7 @@ def _leftovers(state: dict) -> list[Finding]:
         Finding(
             path,
             "no half-written file",
-            "one that a writer cut short has left; the runtime does not read it",
+            "one left by an interrupted write; the runtime does not read it",
             "remove it",
             "leftover",
         )
@@ -399,7 +399,7 @@ def _leftovers(state: dict) -> list[Finding]:
 
 
 def _kernel(state: dict) -> list[Finding]:
-    """K7: Flannel ends without br_netfilter; pods reach no Service without the two switches."""
+    """K7: Flannel exits without br_netfilter; pods reach no Service without the two sysctls."""
     found = []
     for key in SYSCTLS:
         value = state["sysctls"].get(key)
@@ -410,7 +410,7 @@ def _kernel(state: dict) -> list[Finding]:
             Finding(
                 f"sysctl {key}",
                 "1",
-                "not there: br_netfilter is not loaded, Flannel ends with Failed to check br_netfilter"
+                "missing: br_netfilter is not loaded, Flannel exits with Failed to check br_netfilter"
                 if missing
                 else str(value),
                 f"{_RUN_ROLE} (role flannel sets it now and at boot)",
@@ -421,7 +421,7 @@ def _kernel(state: dict) -> list[Finding]:
 
 
 def _ports(state: dict, wanted: dict) -> list[Finding]:
-    """K9: Flannel's health port lies on the node's own network."""
+    """K9: Flannel's health port is on the node's own network."""
     port = wanted["health_port"]
     if not port or port not in state["ports"] or state["flannel"]:
         return []
@@ -440,7 +440,7 @@ def _ports(state: dict, wanted: dict) -> list[Finding]:
 
 
 def lint_objects(objects: list[dict], bin_dir: str = "/opt/cni/bin") -> list[Finding]:
-    """Findings in the objects that run Flannel and Multus, ours or someone else's."""
+    """Findings in the objects that run Flannel and Multus, ours or foreign."""
     found = []
     for item in objects:
         if item.get("kind") == "DaemonSet":
@@ -471,8 +471,8 @@ def _daemon(item: dict, kind: str, container: dict, bin_dir: str) -> list[Findin
             Finding(
                 name,
                 "an image of one release",
-                f"{image}: another program tomorrow, with other needs of RBAC",
-                "name a release (multus_image, flannel_image)",
+                f"{image}: it may change at any time and need other RBAC rules",
+                "pin a release (multus_image, flannel_image)",
                 "image-not-pinned",
             )
         )
@@ -484,8 +484,8 @@ def _daemon(item: dict, kind: str, container: dict, bin_dir: str) -> list[Findin
             Finding(
                 name,
                 "no memory limit, or 512Mi and more",
-                f"{memory}: it is killed when many pods start at once, after a reboot first of all",
-                "remove the limit; the plugins that it starts count too",
+                f"{memory}: it is killed when many pods start at once, typically after a reboot",
+                "remove the limit; the plugins it starts count too",
                 "multus-memory-limit",
             )
         )
@@ -493,8 +493,8 @@ def _daemon(item: dict, kind: str, container: dict, bin_dir: str) -> list[Findin
         found.append(
             Finding(
                 name,
-                "the shim written beside its place and renamed",
-                f"{command}: Text file busy while a pod starts, and half a program meanwhile",
+                "the shim written to a temporary name and renamed",
+                f"{command}: Text file busy while a pod starts, and an incomplete program meanwhile",
                 "copy to another name in the same directory and mv it, or use install_multus",
                 "shim-overwritten",
             )
@@ -507,7 +507,7 @@ def _daemon(item: dict, kind: str, container: dict, bin_dir: str) -> list[Findin
                 Finding(
                     name,
                     f"{path} of the node at the same path in the pod",
-                    f"at {mount['mountPath']}: the daemon finds none of the plugins that are there",
+                    f"at {mount['mountPath']}: the daemon does not find the plugins",
                     "mount it at the same path",
                     "bin-dir-mounted-elsewhere",
                 )
@@ -551,9 +551,9 @@ def _daemon_config(item: dict) -> list[Finding]:
         found.append(
             Finding(
                 name,
-                "multusMasterCNI, the one configuration that is the pod network's",
-                f"none: Multus takes what comes first in {config.get('multusAutoconfigDir')}, and ends when nothing "
-                "has come within 120 s",
+                "multusMasterCNI, the pod network's configuration",
+                f"none: Multus uses the first file in {config.get('multusAutoconfigDir')}, and exits when none "
+                "appears within 120 s",
                 f"set it to {PRIMARY_NAME}",
                 "multus-picks-first",
             )
@@ -563,9 +563,9 @@ def _daemon_config(item: dict) -> list[Finding]:
             Finding(
                 name,
                 "the pod network's configuration where only Multus reads it",
-                f"in {config.get('cniConfigDir')}, where the runtime reads it as well: while Multus is not up, pods "
+                f"in {config.get('cniConfigDir')}, where the runtime reads it as well: while Multus is down, pods "
                 "start without net1",
-                f"set multusAutoconfigDir to {HOST_PREFIX}{PRIMARY_DIRECTORY} and have Flannel's configuration there",
+                f"set multusAutoconfigDir to {HOST_PREFIX}{PRIMARY_DIRECTORY} and put Flannel's configuration there",
                 "pod-network-usable-alone",
             )
         )

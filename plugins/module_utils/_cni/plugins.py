@@ -1,14 +1,14 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which CNI plugins have to be put into place.
+"""Which CNI plugins to install.
 
 PRIVATE to the collection. Pure: state and options in, Plan out.
 
 State, as the module reads it:
     files     {name: {sha256, mode, link} or None}
-    record    {name: sha256} of what earlier runs placed
-    leftovers names of files that a run cut short has left
+    record    {name: sha256} of what earlier runs installed
+    leftovers names of files left by an interrupted run
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def plan(state: dict, binaries: list[dict], directory: str) -> Plan:
         if name not in listed and found and found["sha256"] == sha256:
             made.change(f"{directory}/{name}", "remove", f"sha256 {sha256}", "")
     for name in state["leftovers"]:
-        made.change(f"{directory}/{name}", "remove", "left by a run that was cut short", "")
+        made.change(f"{directory}/{name}", "remove", "left by an interrupted run", "")
     if state["record"] != listed:
         made.change(RECORD, "record", text(state["record"]), text(listed))
     return made
@@ -43,7 +43,7 @@ def _place(made: Plan, path: str, name: str, sha256: str, state: dict) -> None:
     elif found["sha256"] != sha256 or found["link"]:
         made.change(path, "place", f"sha256 {found['sha256']}", f"sha256 {sha256}")
         if name not in state["record"]:
-            made.notes.append(f"{path} was there before this collection placed one; it is replaced")
+            made.notes.append(f"{path} existed before this collection installed one; it is replaced")
     elif found["mode"] != MODE:
         made.change(path, "mode", found["mode"], MODE)
 
@@ -53,5 +53,5 @@ def text(record: dict) -> str:
 
 
 def needed(made: Plan) -> list[str]:
-    """Names of the plugins that have to be brought to the node."""
+    """Names of the plugins to copy to the node."""
     return [change.object.rpartition("/")[2] for change in made.changes if change.action == "place"]

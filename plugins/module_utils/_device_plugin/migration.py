@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which DaemonSets have to go before the device plugin takes over.
+"""Which DaemonSets to delete before the device plugin takes over.
 
 PRIVATE to the collection. Pure: what the cluster has and options in, Plan out.
 """
@@ -12,8 +12,8 @@ from .._core.change import Plan
 
 
 def plan(found: list[dict], replaced: str, allowed: bool | None) -> Plan:
-    """found: see _device_plugin.objects.plugins. replaced: namespace/name of the DaemonSet that is about to be applied
-    and so takes the place of one with this name; empty when none is wanted.
+    """found: see _device_plugin.objects.plugins. replaced: namespace/name of the DaemonSet that will be applied and
+    so replaces one with this name; empty when none is wanted.
     """
     made = Plan()
     for item in found:
@@ -25,8 +25,8 @@ def plan(found: list[dict], replaced: str, allowed: bool | None) -> Plan:
             made.finding(
                 obj,
                 "no other RDMA device plugin",
-                f"image {item['image']}, kept by {item['owner']}",
-                f"take the plugin out of {item['owner']}, which would bring the DaemonSet back, and run again",
+                f"image {item['image']}, managed by {item['owner']}",
+                f"remove the plugin from {item['owner']}, which would recreate the DaemonSet, and run again",
             )
         elif item["ours"] or allowed:
             made.change(obj, "delete", f"image {item['image']}", "")
@@ -36,7 +36,7 @@ def plan(found: list[dict], replaced: str, allowed: bool | None) -> Plan:
                 "no other RDMA device plugin",
                 f"image {item['image']}",
                 "set device_plugin_migrate_allowed: true to delete it first (running pods keep their devices, new ones "
-                "wait for seconds), or false to leave it",
+                "wait a few seconds), or false to leave it",
             )
         else:
             made.not_applied.append(f"{obj} (image {item['image']}) stays: device_plugin_migrate_allowed is false")

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The device plugin as a service of a node: reads what is there, carries out what _device_plugin.plan decided.
+"""The device plugin as a service on a node: reads its state, applies what _device_plugin.plan decided.
 
 PRIVATE to the collection. Standard library only; runs on the node.
 """
@@ -34,13 +34,13 @@ _SHOWN = ("ActiveState", "SubState", "MainPID", "NeedDaemonReload", "ExecMainSta
 
 
 def read(root: str) -> dict:
-    """What is on the node.
+    """The state of the node.
 
-    code: sha256 of the sources, None when they are not there whole; stamp: packages of the environment, "" for none;
-    config, unit: {content, mode} or None;
-    enabled, home: whether they are there; service: None where no systemd runs, else state, active, main_pid, stale (it
-    runs with files that have been replaced since), status; rivals: see _rivals; python, machine, ensurepip: what wheels
-    and environment have to fit.
+    code: sha256 of the sources, None when they are missing or incomplete; stamp: packages of the environment, "" for
+    none; config, unit: {content, mode} or None;
+    enabled, home: whether they exist; service: None where no systemd runs, else state, active, main_pid, stale (it
+    runs with files replaced since its start), status; rivals: see _rivals; python, machine, ensurepip: what wheels
+    and environment must match.
     """
     main_pid, service = 0, None
     if running(root):
@@ -83,7 +83,7 @@ def _sha256(path: str) -> str | None:
 
 
 def _installed_code(root: str) -> str | None:
-    """What the code file was made from, as long as it still is what was made then."""
+    """What the code file was built from, as long as it is unchanged since."""
     sources, _space, made = (_text(under(root, CODE_SUM)) or "").strip().partition(" ")
     return sources if made and made == _sha256(under(root, CODE)) else None
 
@@ -98,7 +98,7 @@ def _service() -> dict:
     replaced = [path for path in (CODE, STAMP, UNIT) if _changed_after(path, start)]
     return {
         "state": f"{state} ({shown.get('SubState', '')})",
-        # What restarts all the time is not up: between two attempts its state is activating.
+        # A service in a restart loop is not up: between two attempts its state is activating.
         "active": state in ("active", "reloading"),
         "main_pid": int(shown.get("MainPID") or 0),
         "stale": bool(replaced) or shown.get("NeedDaemonReload") == "yes",
@@ -141,7 +141,7 @@ def _rivals(root: str, main_pid: int) -> list[dict]:
         if unit == SERVICE:
             continue
         pod = "kubepods" in groups or "cri-containerd" in groups
-        # A runtime that was told to run a container is not to be stopped for it.
+        # A container runtime that runs the plugin must not be stopped.
         unit = unit if not pod and unit and running(root) and _show(unit).get("MainPID") == str(pid) else ""
         path = _config_path(arguments)
         where = "in a pod" if pod else f"unit {unit}" if unit else "started by hand"
@@ -177,7 +177,7 @@ def _link(path: str) -> str:
 def _is_plugin(program: str, arguments: list[str]) -> bool:
     if os.path.basename(program) == PROGRAM:
         return True
-    # A script's interpreter is its program; the script is among the first arguments (-I and -B may stand before it).
+    # A script's interpreter is its program; the script is among the first arguments (-I and -B may precede it).
     words = [word for word in arguments[1:] if word not in ("-I", "-B")]
     serves = words[1:2] not in (["check-config"], ["explain"], ["-version"])
     script = words[0] if words and serves and os.path.basename(program).startswith("python") else ""
@@ -214,14 +214,14 @@ def _resources(path: str) -> list[str] | None:
         return None
 
 
-# --- carrying out ----------------------------------------------------------------------------------------------------
+# --- applying --------------------------------------------------------------------------------------------------------
 
 
 class Installer:
-    """Carries out the changes of a plan. run: AnsibleModule.run_command.
+    """Applies the changes of a plan. run: AnsibleModule.run_command.
 
-    staged: folder with what the controller sent; wheels: {file: {name, version, sha256}} to install from it, empty when
-    pip shall ask its own index; requirements: text for pip, with hashes.
+    staged: folder with what the controller sent; wheels: {file: {name, version, sha256}} to install from it, empty to
+    let pip use its own index; requirements: text for pip, with hashes.
     """
 
     def __init__(
@@ -231,7 +231,7 @@ class Installer:
         self.staged, self.wheels, self.requirements = staged or "", wheels, requirements
 
     def apply(self, changes: list[Change]) -> Iterable[Change]:
-        """In an order that leaves the node served: another plugin is ended first, ours is started last."""
+        """In an order that keeps the node served: other plugins stop first, ours starts last."""
         files = [change for change in changes if change.object in (CONFIG, UNIT, ENABLED)]
         config = [change for change in files if change.object == CONFIG]
         for change in changes:
@@ -244,7 +244,7 @@ class Installer:
         for change in config:
             self._config(change)
             yield change
-        # The unit is the last file: systemd never sees one whose program or config is not there.
+        # The unit is the last file: systemd never sees one whose program or config is missing.
         starting = any(change.object == OBJECT and change.action in ("start", "restart") for change in changes)
         rest = [change for change in files if change not in config]
         yield from apply_units(self.root, rest, self.run, starting=starting)
@@ -280,7 +280,7 @@ class Installer:
         seen = _sha256(source)
         if seen != self.wanted["code"]:
             raise Refused.because(
-                source, f"sha256 {self.wanted['code']}", str(seen), "run again; the transfer was cut short"
+                source, f"sha256 {self.wanted['code']}", str(seen), "run again; the transfer was incomplete"
             )
         target = under(self.root, CODE)
         with replacing(target) as stream:
@@ -288,7 +288,7 @@ class Installer:
         write(under(self.root, CODE_SUM), f"{seen} {_sha256(target)}\n")
 
     def _install_venv(self) -> None:
-        """Beside the old one, then in its place: whoever runs keeps what it has open."""
+        """Built beside the old one, then swapped: a running process keeps its open files."""
         target = under(self.root, VENV)
         fresh, old = f"{target}.new", f"{target}.old"
         for leftover in (fresh, old):
@@ -296,7 +296,7 @@ class Installer:
         os.makedirs(os.path.dirname(target), mode=0o755, exist_ok=True)
         python = f"{fresh}/bin/python3"
         without_pip = ["--without-pip"] if self.wheels else []
-        self._pip_step([sys.executable, "-m", "venv", *without_pip, fresh], "the virtual environment made")
+        self._pip_step([sys.executable, "-m", "venv", *without_pip, fresh], "the virtual environment created")
         requirements = f"{fresh}/requirements.txt"
         write(requirements, self.requirements)
         command = ["install", "--quiet", "--no-input", "--disable-pip-version-check", "--no-cache-dir", "--no-deps"]
@@ -318,7 +318,7 @@ class Installer:
         shutil.rmtree(old, ignore_errors=True)
 
     def _verify_wheels(self) -> None:
-        """pip checks what it installs; its own wheel is run before that, so it is looked at here."""
+        """pip checks what it installs; its own wheel runs before that, so it is checked here."""
         for file, wheel in self.wheels.items():
             seen = _sha256(f"{self.staged}/{file}")
             if seen != wheel["sha256"]:
@@ -342,13 +342,13 @@ class Installer:
                 OBJECT,
                 "active",
                 " | ".join([said, *journal.strip().splitlines()[-6:]]),
-                f"look at journalctl -u {NAME} and run again",
+                f"check journalctl -u {NAME} and run again",
             )
 
 
 def _compiled(source: str, target: IO[bytes]) -> None:
     """The archive with this Python's byte code beside each source: Python keeps none for an archive, and compiling
-    takes longer than all else at a start. Another Python passes over the byte code and reads the source.
+    dominates the start time. Another Python ignores the byte code and reads the source.
     """
     with tempfile.TemporaryDirectory(prefix="rdma-device-plugin-") as scratch:
         with zipfile.ZipFile(source) as archive:

@@ -12,7 +12,7 @@ import copy
 
 OWNER = "rdma-device-plugin"
 MANAGER = "gpufabric.rdma"
-# cluster_objects marks what it applies.
+# cluster_objects labels what it applies.
 OWNER_LABEL = "rdma.gpufabric.io/owner"
 LABELS = {"app.kubernetes.io/name": OWNER, "app.kubernetes.io/managed-by": MANAGER}
 CONFIG_MAP = "rdma-devices"
@@ -62,7 +62,7 @@ def objects(daemonset: dict, config: str, links_up: bool, settings: dict) -> lis
 def plugins(daemon_sets: list[dict]) -> list[dict]:
     """The device plugins among the DaemonSets of a cluster.
 
-    Each with namespace, name, image, ours (made by this role), owner (the object that would bring it back, or "").
+    Each with namespace, name, image, ours (created by this role), owner (the object that would recreate it, or "").
     """
     found = []
     for item in daemon_sets:

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The device plugin as a service of a node: what is there against what is wanted.
+"""The device plugin as a service on a node: actual against wanted state.
 
 PRIVATE to the collection. Pure: state and options in, Plan out.
 """
@@ -26,7 +26,7 @@ GO, OURS = "the Go plugin", "another copy of this plugin"
 
 
 def rivals(state: dict, names: list[str]) -> list[dict]:
-    """The other plugins on the node that serve one of these resources, or do not tell which they serve."""
+    """The other plugins on the node that serve one of these resources, or do not reveal which they serve."""
     return [rival for rival in state["rivals"] if rival["names"] is None or set(rival["names"]) & set(names)]
 
 
@@ -57,7 +57,7 @@ def plan(state: dict, wanted: dict) -> Plan:
 
 
 def _kept_out(state: dict, wanted: dict, made: Plan) -> bool:
-    """Another plugin serves the same resource: settled by consent. True when ours must not be installed now."""
+    """Another plugin serves the same resource: needs consent. True when ours must not be installed now."""
     others = rivals(state, wanted["names"])
     if not others:
         return False
@@ -69,8 +69,8 @@ def _kept_out(state: dict, wanted: dict, made: Plan) -> bool:
                 "no other plugin that serves " + _names(rival, wanted["names"]),
                 f"it runs, with {rival['config']}",
                 "set device_plugin_migrate_allowed: true to stop it first and take over (running pods keep their "
-                "devices, new ones wait for seconds), false to leave it and install nothing, or give the resources "
-                "other names",
+                "devices, new ones wait a few seconds), false to leave it and install nothing, or rename the "
+                "resources",
             )
         return True
     if not allowed:
@@ -80,12 +80,12 @@ def _kept_out(state: dict, wanted: dict, made: Plan) -> bool:
             for rival in others
         ]
         return True
-    # A pod is ended through the API server, not here.
+    # A pod is deleted through the API server, not here.
     pods = [rival for rival in others if rival["pod"]]
     if pods:
         made.notes += [
             f"{rival['kind']} serves {_names(rival, wanted['names'])} in a pod (process {rival['pid']}): its DaemonSet "
-            "has to go before anything is installed here"
+            "must be removed before anything is installed here"
             for rival in pods
         ]
         return True
@@ -95,9 +95,9 @@ def _kept_out(state: dict, wanted: dict, made: Plan) -> bool:
         else:
             made.finding(
                 f"process {rival['pid']} ({rival['kind']})",
-                "a unit or a DaemonSet that can be told to stop it",
+                "a unit or a DaemonSet that can stop it",
                 "a process that neither systemd nor a kubelet started",
-                f"end it the way it was started (its program is {rival['program']}) and run again",
+                f"stop it the way it was started (its program is {rival['program']}) and run again",
             )
     return False
 
@@ -114,15 +114,15 @@ def _requirements(state: dict, wanted: dict, made: Plan) -> None:
         made.finding(
             f"Python {state['python']} on {state['machine']}",
             "a locked wheel of " + ", ".join(wanted["wheels_missing"]),
-            "none in lock/artifacts.yml for this Python and processor",
+            "none in lock/artifacts.yml for this Python and architecture",
             "set ansible_python_interpreter to a Python from 3.9 to 3.14, or device_plugin_mode: daemonset",
         )
     elif wanted["from_index"] and not state["ensurepip"]:
         made.finding(
             f"Python {state['python']} of the node",
-            "the module ensurepip, to make the plugin's virtual environment with",
+            "the module ensurepip, to create the plugin's virtual environment",
             "not installed",
-            "fill a folder with device_plugin/fetch_wheels.py and name it in device_plugin_wheel_dir (needs nothing "
+            "fill a folder with device_plugin/fetch_wheels.py and set device_plugin_wheel_dir to it (needs nothing "
             "more on the node), or install the distribution's package for it (Debian, Ubuntu: python3-venv)",
         )
 
@@ -139,15 +139,13 @@ def _service(state: dict, made: Plan) -> None:
     if service is None:
         made.not_verified.append(f"{OBJECT}: no systemd to start it with; it starts with the node")
         return
-    # A changed config is none of these: the plugin reads it by itself, and running allocations are not disturbed.
+    # A changed config is not among these: the plugin rereads it, and running allocations are not disturbed.
     replaced = {change.object for change in made.changes} & {CODE, VENV, UNIT}
     if not service["active"]:
         made.change(OBJECT, "start", service["state"], "active")
     elif replaced or service["stale"]:
-        why = ", ".join(sorted(replaced)) if replaced else "code or unit that are no more"
-        made.change(
-            OBJECT, "restart", f"running with the former {why}" if replaced else f"running with {why}", "active"
-        )
+        why = ", ".join(sorted(replaced)) if replaced else "deleted code or unit"
+        made.change(OBJECT, "restart", f"running with the old {why}" if replaced else f"running with {why}", "active")
 
 
 def _absent(state: dict, made: Plan) -> None:

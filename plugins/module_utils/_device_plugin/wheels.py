@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which locked wheels a node installs, and the requirements that let pip take no others.
+"""Which locked wheels a node installs, and the requirements that keep pip from using others.
 
 PRIVATE to the collection. Pure; standard library only: device_plugin/fetch_wheels.py uses it without Ansible.
 A wheel is a row of lock/artifacts.yml: name, version, files with file and sha256.
@@ -13,7 +13,7 @@ PIP = "pip"
 
 
 def fits(file: str, python: str, machine: str) -> bool:
-    """Whether the tags in a wheel's name are for this Python ("3.11") on this machine ("x86_64")."""
+    """Whether the tags in a wheel's name match this Python ("3.11") on this machine ("x86_64")."""
     tag, abi, platform = file[: -len(".whl")].split("-")[2:]
     return (abi in ("abi3", "none") or tag == f"cp{python.replace('.', '')}") and (
         platform == "any" or platform.endswith(machine)
@@ -49,6 +49,6 @@ def requirements(wheels: list[dict]) -> str:
 
 
 def stamp(wheels: list[dict], python: str) -> str:
-    """What a virtual environment holds, one package a line: another text means another environment."""
+    """The content of a virtual environment, one package per line: different text means a different environment."""
     packages = sorted(f"{wheel['name']}=={wheel['version']}\n" for wheel in wheels if wheel["name"] != PIP)
     return f"python {python}\n" + "".join(packages)

@@ -42,7 +42,7 @@ def plan(state: dict, wanted: dict, root: str = "/") -> Plan:
         return made
     offline = kernel_out_of_reach(state["facts"], root)
     if offline:
-        made.not_verified.append(f"the driver is left unchanged: {offline}")
+        made.not_verified.append(f"the driver is left as it is: {offline}")
         return made
     for name, seen in sorted(state["unfinished"].items()):
         made.change(f"package {name}", "finish", seen, "installed")

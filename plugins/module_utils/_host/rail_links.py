@@ -170,7 +170,9 @@ def _find(facts: dict, setting: dict, made: Plan) -> dict | None:
 
 
 def _default_route(facts: dict) -> dict:
-    return {netdev["name"]: "it has the default route" for _hca, netdev in _netdevs(facts) if netdev["default_route"]}
+    return {
+        netdev["name"]: "it carries the default route" for _hca, netdev in _netdevs(facts) if netdev["default_route"]
+    }
 
 
 def _guard(setting: dict, netdev: dict, protected: dict, made: Plan) -> None:

@@ -24,7 +24,7 @@ IMAGES = f"{DATA}/agent/images"
 BINARY = "/usr/local/bin/k3s"
 LINKS = tuple(f"/usr/local/bin/{name}" for name in ("kubectl", "crictl", "ctr"))
 SERVICES = {"server": "k3s", "agent": "k3s-agent"}
-# What the running k3s was started with, so that it is restarted when, and only when, that has changed.
+# What the running k3s was started with; it is restarted only when that changes.
 RECORD = "/var/lib/gpufabric-rdma/k3s.json"
 STARTUP_TAINT = "rdma.gpufabric.io/not-ready=true:NoSchedule"
 
@@ -60,23 +60,23 @@ SERVER_KEYS = AGENT_KEYS | frozenset(_ON_SERVERS.split())
 OWNED = {
     "cluster-cidr": "k3s_cluster_cidr",
     "cluster-dns": "k3s_cluster_dns",
-    # Secrets: what stands in a variable comes into logs sooner or later.
+    # Secrets: variables end up in logs sooner or later.
     "datastore-endpoint": "K3S_DATASTORE_ENDPOINT in /etc/systemd/system/k3s.service.env, mode 0600, which k3s reads",
     "etcd-s3-access-key": "etcd-s3-config-secret",
     "etcd-s3-secret-key": "etcd-s3-config-secret",
     "etcd-s3-session-token": "etcd-s3-config-secret",
     "vpn-auth": "vpn-auth-file, and the file with mode 0600",
     "cluster-init": "the group k3s_servers (three or more make embedded etcd)",
-    "data-dir": f"nothing: {DATA} is the only place the roles know",
+    "data-dir": f"nothing: the roles only support {DATA}",
     "disable": "k3s_disable",
     "disable-network-policy": "k3s_network_policy",
-    "flannel-backend": "nothing: it is none, the role flannel brings the pod network",
+    "flannel-backend": "nothing: it is none, and the role flannel provides the pod network",
     "kubelet-arg": "k3s_kubelet_args",
     "node-ip": "k3s_node_ip",
     "node-label": "k3s_node_labels",
     "node-name": "k3s_node_name",
     "node-taint": "k3s_node_taints",
-    "prefer-bundled-bin": "nothing: it is set where the node's iptables needs it",
+    "prefer-bundled-bin": "nothing: it is set where the node's iptables requires it",
     "secrets-encryption": "k3s_secrets_encryption",
     "selinux": "k3s_selinux",
     "server": "k3s_server_url",
@@ -103,7 +103,7 @@ def files(node: dict) -> dict[str, dict]:
     """{option: value} of each file of a node: its own options, the cluster's (servers only), the user's.
 
     node: role, first, servers (how many), node_ip, node_name (or None), server_url, labels, taints, kubelet_args,
-    selinux, bundled_bin, variables (typed, without the prefix k3s_). No option stands in two files: k3s takes the last.
+    selinux, bundled_bin, variables (typed, without the prefix k3s_). No option appears in two files: k3s uses the last.
     """
     typed = node["variables"]
     own: dict = {"token-file": TOKEN, "node-ip": node["node_ip"]}
@@ -151,7 +151,7 @@ def cluster(typed: dict) -> dict:
 
 
 def critical(options: dict[str, dict]) -> dict:
-    """The values that servers have to agree on, from the files of one."""
+    """The values that servers must agree on, from one server's files."""
     merged = {name: value for file in options.values() for name, value in file.items()}
     return {name: merged[name] for name in CRITICAL if name in merged}
 
@@ -165,7 +165,7 @@ def kubelet_args(typed: dict) -> dict[str, str]:
 
 
 def yaml(options: dict) -> str:
-    """Block YAML, strings always quoted: `none` and `0600` mean what they say."""
+    """Block YAML, strings always quoted, so `none` and `0600` stay strings."""
     lines = [paths.HEADER]
     for name, value in sorted(options.items()):
         if isinstance(value, list):
@@ -182,7 +182,7 @@ def registries(mirrors: dict) -> str:
 
 
 def unit(role: str) -> str:
-    """As the vendor's installer writes it. Memory limit and order after the RDMA driver come from the role limits."""
+    """As the vendor's installer writes it. The role limits adds the memlock limit and the start order."""
     return f"""{paths.HEADER}
 [Unit]
 Description=Lightweight Kubernetes ({role})

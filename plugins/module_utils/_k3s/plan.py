@@ -30,9 +30,9 @@ _OPTION_FILES = (CONFIG, CLUSTER, EXTRA)
 
 
 def texts(wanted: dict) -> dict[str, tuple[str, str]]:
-    """{path: (text, mode)} of every file but the token.
+    """{path: (text, mode)} of every file except the token.
 
-    wanted: role, options {path: {option: value}}, registries (or empty), token_given (handed over, not to be made
+    wanted: role, options {path: {option: value}}, registries (or empty), token_given (supplied, not generated
     here), takeover_allowed.
     """
     found = {path: (yaml(options), "0600") for path, options in wanted["options"].items()}
@@ -64,7 +64,7 @@ def plan(state: dict, wanted: dict, root: str = "/") -> Plan:
     if service["active"]:
         reasons, now = stale(state, touched), "running"
     elif service["starting"]:
-        # Whoever began it need not have written it down. It reads what there is, but for what came after it.
+        # Whatever started it may have left no record. It reads what exists at its start, not what comes later.
         reasons, now = sorted(touched | set(state["younger"])), "starting"
     if reasons:
         made.change(name, "restart", f"{now} without: {', '.join(reasons)}", "running with them")
@@ -74,9 +74,9 @@ def plan(state: dict, wanted: dict, root: str = "/") -> Plan:
 
 
 def stale(state: dict, touched: set[str] = frozenset()) -> list[str]:
-    """What k3s reads at its start and has changed since: by the digests written down when we started it.
+    """What k3s reads at its start and has changed since, by the digests recorded when we started it.
 
-    Someone else's start is in no record: what was written after it counts too.
+    A start by someone else is not recorded: what was written after it counts too.
     """
     started, present = state["started"], state["inputs"]
     changed = {path for path in {*started, *present} if started.get(path) != present.get(path)}
@@ -91,13 +91,13 @@ def _refuse(made: Plan, state: dict, wanted: dict) -> None:
             f"service {other}",
             f"a node that is {'a server' if wanted['role'] == 'server' else 'an agent'}",
             f"{other} {'running' if there['active'] else 'starting'}",
-            "drain the node, run playbooks/reset.yml on it, then run again: k3s does not change a node's role in place",
+            "drain the node, run playbooks/reset.yml on it, then run again: k3s cannot change a node's role in place",
         )
     if state["token"]["differs"]:
         made.finding(
             TOKEN,
             "the token in k3s_token",
-            "another one, with which this cluster was made",
+            "another one, with which this cluster was created",
             "rotate it with k3s token rotate on the first server, remove this file on each node and run again; "
             "or leave k3s_token empty to keep the one in use",
         )
@@ -106,8 +106,8 @@ def _refuse(made: Plan, state: dict, wanted: dict) -> None:
             made.finding(
                 path,
                 "a k3s that this collection set up, or none",
-                "a file of someone else's",
-                "set k3s_takeover_allowed: true to replace it (a copy stays beside it), or leave the node out",
+                "a file that this collection did not write",
+                "set k3s_takeover_allowed: true to replace it (a copy is kept beside it), or leave the node out",
             )
 
 
@@ -132,9 +132,9 @@ def _plan_files(made: Plan, state: dict, wanted: dict) -> set[str]:
 
 
 def _both(path: str, seen: dict | None, wanted: dict) -> tuple[str, str]:
-    """What a diff may show of a file: nothing of registries.yaml, and nothing of a file that someone else wrote."""
+    """What a diff may show of a file: nothing of registries.yaml or of foreign files."""
     if path == REGISTRIES:
-        return (HIDDEN if seen else "", f"{HIDDEN}, another text" if seen else HIDDEN)
+        return (HIDDEN if seen else "", f"{HIDDEN}, different text" if seen else HIDDEN)
     before = "" if seen is None else (seen["content"] if ours(seen) else HIDDEN)
     return before, texts(wanted)[path][0]
 
@@ -151,7 +151,7 @@ def _plan_token(made: Plan, token: dict, given: bool) -> None:
 
 
 def _plan_links(made: Plan, links: dict) -> None:
-    """kubectl, crictl and ctr beside k3s; a program of that name that is someone's own stays."""
+    """kubectl, crictl and ctr beside k3s; a foreign program of that name stays."""
     for path in LINKS:
         seen = links.get(path)
         if seen == BINARY:
@@ -159,4 +159,4 @@ def _plan_links(made: Plan, links: dict) -> None:
         if seen is None:
             made.change(path, "link", "", BINARY)
         else:
-            made.notes.append(f"{path} is {seen} and stays; the one of k3s is `k3s {path.rpartition('/')[2]}`")
+            made.notes.append(f"{path} is {seen} and stays; use `k3s {path.rpartition('/')[2]}`")

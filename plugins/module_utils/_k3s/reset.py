@@ -1,9 +1,9 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Taking the cluster off a node: what is ours, in the order in which it lets go.
+"""Remove the cluster from a node: what is ours, in dependency order.
 
-PRIVATE to the collection. Pure: what was found in, Plan out. Containers end before the links and mounts that they hold.
+PRIVATE to the collection. Pure: what was found in, Plan out. Containers stop before the links and mounts they hold.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ FOLDERS = (
     "/etc/rdma-device-plugin",
     "/usr/local/lib/rdma-device-plugin",
 )
-# What a kubelet puts into its folder; anything else in there is someone's own.
+# What a kubelet creates in its folder; anything else there is not ours.
 KUBELET = tuple(
     f"/var/lib/kubelet/{name}"
     for name in (
@@ -73,9 +73,9 @@ FILES = (
     "/usr/local/libexec/gpufabric-rdma-node-ready",
     "/usr/local/libexec/gpufabric-rdma-vfs",
 )
-# Written by roles of the host layer, which this leaves as it is.
+# Written by roles of the host layer, which a reset leaves alone.
 _HOST_LAYER = (paths.OWN_LINKS_UNIT,)
-# Emptied folders that go with what was in them.
+# Folders that are removed once they are empty.
 EMPTY = (
     f"{k3s.DIRECTORY}/config.yaml.d",
     k3s.DIRECTORY,
@@ -97,7 +97,7 @@ EMPTY = (
 # What the kubelet inside k3s makes and leaves empty.
 _PLUGINS = "/usr/libexec/kubernetes/kubelet-plugins"
 EMPTY += (f"{_PLUGINS}/volume/exec", f"{_PLUGINS}/volume", _PLUGINS, "/usr/libexec/kubernetes")
-# What containerd makes and leaves empty, unless this program tells of another one.
+# What containerd creates and leaves empty, unless this program reveals a foreign one.
 OTHER_CONTAINERD = "/usr/bin/containerd"
 EMPTY_OF_CONTAINERD = ("/opt/containerd/bin", "/opt/containerd/lib", "/opt/containerd")
 BRIDGE = "cni0"
@@ -173,7 +173,7 @@ def _enters_ours(expression: dict) -> bool:
 
 
 def plan(state: dict, root: str = "/", volumes: bool | None = True) -> Plan:
-    """What goes, in its order.
+    """What is removed, in order.
 
     state: services, units (paths of ours), processes, links, mounts, netns, rules {program: how many of the cluster},
     files, folders, foreign (what stays), unproven (what others may have made, and stays), unread (why rules could not
@@ -212,7 +212,7 @@ def _refuse(made: Plan, state: dict) -> None:
         made.finding(
             path,
             "a k3s that this collection set up, or none",
-            "a unit of someone else's, whose data a reset would take along",
+            "a foreign unit, whose data a reset would remove too",
             "remove that k3s with its own k3s-uninstall.sh, then run again",
         )
     for path, name in state["kubernetes"].items():
@@ -267,7 +267,7 @@ def consent(state: dict, allowed: bool | None, volumes: bool | None) -> list[Fin
 
 
 def left(state: dict, root: str) -> list[str]:
-    """What stays, and why: what others put there, and what only a boot undoes."""
+    """What stays, and why: files of others, and state that only a reboot clears."""
     stays = [f"{path} stays: it is not ours" for path in state["foreign"]]
     stays += [f"{name} stays: nothing shows that this cluster made it" for name in state["unproven"]]
     if root.rstrip("/"):
@@ -276,7 +276,7 @@ def left(state: dict, root: str) -> list[str]:
         "kernel modules and sysctls stay as they are until the next boot: no module is unloaded under running work"
     )
     stays.append(
-        "the host layer stays (drop-ins with LimitMEMLOCK, modules-load.d, modprobe.d): playbooks/host.yml made it"
+        "the host layer stays (drop-ins with LimitMEMLOCK, modules-load.d, modprobe.d): see playbooks/host.yml"
     )
     if state["agent"]:
         stays.append("the cluster may still list this node: k3s kubectl delete node NAME on a server that remains")

@@ -1,9 +1,9 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""k3s on a node as it is: files, links, services, what it was started with, and clusters that are not ours.
+"""k3s on a node: files, links, services, what it was started with, and foreign clusters.
 
-PRIVATE to the collection. Reads through a root prefix; the few commands it runs are handed in as `run`.
+PRIVATE to the collection. Reads through a root prefix; the few commands it runs go through `run`.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _IPTABLES = re.compile(r"iptables v(\d+)\.(\d+)\.(\d+)")
 
 
 def node(root: str, run: Callable) -> dict:
-    """What preflight asks of a node. run(argv) gives exit status, output and error text; used on the live root only."""
+    """What preflight needs. run(argv) returns exit status, output and error text; used on the live root only."""
     tree = Tree(root)
     state = converging(root, run)
-    del state["files"]  # they may hold secrets, and stay on the node
+    del state["files"]  # they may contain secrets and stay on the node
     release = os_release(tree)
     family = {release.get("ID"), *(release.get("ID_LIKE") or "").split()}
     return {
@@ -78,7 +78,7 @@ def membership(tree: Tree) -> dict:
 
 
 def converging(root: str, run: Callable, token: str | None = None) -> dict:
-    """What `_k3s.plan.plan` wants to know."""
+    """The input of `_k3s.plan.plan`."""
     tree = Tree(root)
     running = _running(run) if tree.live else {}
     record = _record(tree)
@@ -99,7 +99,7 @@ def converging(root: str, run: Callable, token: str | None = None) -> dict:
 
 
 def inputs(tree: Tree, root: str, record: dict) -> dict[str, str]:
-    """{path: sha256} of all that k3s reads when it starts and that stands in files of ours or beside them."""
+    """{path: sha256} of everything k3s reads at start from our files or from files beside them."""
     found = [k3s.BINARY, k3s.CONFIG, k3s.CLUSTER, k3s.EXTRA, k3s.REGISTRIES]
     for name in k3s.SERVICES.values():
         found += [f"/etc/systemd/system/{name}.service", *drop_ins(tree, f"{name}.service")]
@@ -111,15 +111,15 @@ def inputs(tree: Tree, root: str, record: dict) -> dict[str, str]:
 def younger(written: dict, running: dict[str, dict], known: str | None) -> list[str]:
     """Inputs that were written after the start of a k3s that was started by someone other than us.
 
-    What such a process has read is not in the record: a file that was away at its start is there again. written:
-    {path: seconds since the epoch}. known: the start that the record is of, as systemd names it.
+    There is no record of what such a process has read: a file missing at its start may exist again. written:
+    {path: seconds since the epoch}. known: the systemd invocation that the record describes.
     """
     others = [process["begun"] for process in running.values() if process["invocation"] != known]
     return sorted(path for path, mtime in written.items() for start in others if (mtime or 0) > start)
 
 
 def remember(root: str, run: Callable) -> None:
-    """Write down what k3s was started with, and the digests of large files with what tells that they are the same."""
+    """Record what k3s was started with, and the digests of large files with what identifies them as unchanged."""
     tree = Tree(root)
     record = _record(tree)
     known = record.get("hashes") or {}
@@ -147,7 +147,7 @@ def _sums(tree: Tree, root: str) -> dict[str, str]:
 
 
 def _archives(tree: Tree) -> list[str]:
-    """Image archives; a hidden file beside them is what k3s itself remembers of its imports."""
+    """Image archives; a hidden file beside them is k3s' own record of its imports."""
     return [f"{k3s.IMAGES}/{name}" for name in sorted(tree.listdir(k3s.IMAGES)) if not name.startswith(".")]
 
 
@@ -180,10 +180,10 @@ def _link(tree: Tree, path: str) -> str | None:
 
 
 def _running(run: Callable) -> dict[str, dict]:
-    """{service: starting, pid of its main process, invocation, begun}, of what is active or on its way to it.
+    """{service: starting, pid of its main process, invocation, begun}, of active and activating services.
 
     systemd is asked: the control group of a stopped k3s still holds containers. A start takes minutes, and the run that
-    began it may have been killed.
+    triggered it may have been killed.
     """
     units = [f"{name}.service" for name in k3s.SERVICES.values()]
     code, out, _error = run(["systemctl", "show", f"--property={','.join(_SHOWN)}", *units])
@@ -191,7 +191,7 @@ def _running(run: Callable) -> dict[str, dict]:
     for block in out.split("\n\n") if code == 0 else ():
         said = dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
         pid, starting = int(said.get("MainPID") or 0), said.get("ActiveState") == "activating"
-        # Without a process it waits between two attempts.
+        # Without a process it is between two restart attempts.
         if said.get("ActiveState") == "active" or (starting and pid):
             found[said["Id"].rpartition(".")[0]] = {
                 "starting": starting,
@@ -276,6 +276,6 @@ def _listening(tree: Tree) -> list[int]:
 
 
 def _server_url(tree: Tree) -> str | None:
-    """The server that this node was told to join, as our own file says it."""
+    """The server this node was configured to join, from our own file."""
     matched = re.search(r'^server: "([^"]+)"$', tree.read(k3s.CONFIG) or "", re.MULTILINE)
     return matched[1] if matched else None

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a cluster offers pods: nodes, networks, and what serves both.
+"""What a cluster provides to pods: nodes, networks, and their DaemonSets.
 
 PRIVATE to the collection. Reads the API server.
 """
@@ -17,13 +17,13 @@ OPTIONAL = (
     "ippools.nv-ipam.nvidia.com",
     "nicclusterpolicies.mellanox.com",
 )
-# Where device plugins register, and the label by which Pod Security refuses them.
+# Where device plugins register, and the label with which Pod Security rejects them.
 SOCKETS = ("/var/lib/kubelet/device-plugins", "/var/lib/kubelet")
 ENFORCE = "pod-security.kubernetes.io/enforce"
 
 
 def read(kubectl: Kubectl) -> tuple[dict | None, str | None]:
-    """(cluster, None), or (None, why it could not be asked).
+    """(cluster, None), or (None, why it could not be read).
 
     cluster: nodes, nads (with pools of nv-ipam), dns (bool), namespaces, cni, policies, plugins, security.
     """
@@ -33,7 +33,7 @@ def read(kubectl: Kubectl) -> tuple[dict | None, str | None]:
             items = kubectl.items(",".join(kinds), "-A")
             break
         except KubectlError as refused:
-            # kubectl names one type that the server does not have; without that one it may answer.
+            # kubectl names one type that the server does not have; retry without it.
             absent = {name.partition(".")[0] for name in unknown_types(refused.reason)}
             known = [kind for kind in kinds if kind not in OPTIONAL or kind.partition(".")[0] not in absent]
             if known == kinds:
@@ -61,7 +61,7 @@ def read(kubectl: Kubectl) -> tuple[dict | None, str | None]:
 
 
 def cni_objects(items: list[dict]) -> list[dict]:
-    """What runs Flannel and Multus, whoever brought it: their DaemonSets, and the ConfigMaps beside these."""
+    """Flannel and Multus, whoever installed them: their DaemonSets, and the ConfigMaps beside these."""
     daemons = [
         item
         for item in items
@@ -73,7 +73,7 @@ def cni_objects(items: list[dict]) -> list[dict]:
 
 
 def plugin_objects(items: list[dict]) -> list[dict]:
-    """Device plugins for RDMA, ours or someone else's: their DaemonSets, and the ConfigMaps that these mount."""
+    """Device plugins for RDMA, ours or foreign: their DaemonSets, and the ConfigMaps that these mount."""
     daemons, mounted = [], set()
     for item in items:
         if item["kind"] != "DaemonSet" or "rdma" not in item["metadata"]["name"]:
@@ -108,7 +108,7 @@ def node(item: dict) -> dict:
         "why": ready.get("message") or "",
         "addresses": [one["address"] for one in status.get("addresses") or []],
         "pod_cidrs": item["spec"].get("podCIDRs") or [],
-        # Written by Flannel: the address of the NIC that carries pod traffic.
+        # Set by Flannel: the address of the NIC used for pod traffic.
         "pod_network_address": (item["metadata"].get("annotations") or {}).get("flannel.alpha.coreos.com/public-ip"),
         "labels": item["metadata"].get("labels") or {},
         "taints": [f"{one['key']}:{one['effect']}" for one in item["spec"].get("taints") or []],
@@ -118,6 +118,6 @@ def node(item: dict) -> dict:
 
 
 def bare(item: dict) -> dict:
-    """Without what a report never needs."""
+    """Without fields that no report needs."""
     meta = {key: item["metadata"][key] for key in ("name", "namespace", "annotations") if item["metadata"].get(key)}
     return {"apiVersion": item["apiVersion"], "kind": item["kind"], "metadata": meta, "spec": item.get("spec") or {}}

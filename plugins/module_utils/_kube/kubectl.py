@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The one kubectl client: every call ends, and a missing program is an answer."""
+"""The one kubectl client: every call is bounded, and a missing program is a result."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ POLL_SECONDS = 3
 TIMED_OUT, NOT_FOUND = 124, 127
 # sudo and non-interactive SSH leave /usr/local/bin, where k3s is, out of PATH.
 _FOLDERS = ("/usr/local/bin", "/usr/bin", "/bin")
-# The server knows its types better than kubectl does, which would fetch all of them to look at one object first.
+# The server validates better than kubectl, which would first fetch all types to check one object.
 _APPLY = ("apply", "--server-side", "--validate=false", f"--field-manager={MANAGER}", "--filename=-")
 _UNREACHABLE = re.compile(
     r"connection to the server|connection refused|Unable to connect to the server|TLS handshake timeout|i/o timeout"
@@ -32,31 +32,31 @@ _UNREACHABLE = re.compile(
 
 
 class KubectlError(Refused):
-    """kubectl could not do what its caller cannot go on without. reason: what kubectl said."""
+    """A kubectl call failed that its caller depends on. reason: kubectl's output."""
 
-    def __init__(self, wanted: str, reason: str, next_step: str = "settle what the message names and run again"):
+    def __init__(self, wanted: str, reason: str, next_step: str = "fix what the message reports and run again"):
         seen = " ".join(reason.split())[:600] or "no reason given"
         super().__init__([Finding("API server", wanted, seen, next_step)])
         self.reason = reason.strip()
 
 
 class Unreachable(KubectlError):
-    """No API server answers, or there is no kubectl to ask it."""
+    """No API server responds, or kubectl is missing."""
 
     def __init__(self, reason: str, next_step: str):
         super().__init__("an answer", last_words(reason), next_step)
 
 
-# --- what kubectl says ------------------------------------------------------------------------------------------------
+# --- kubectl's messages -----------------------------------------------------------------------------------------------
 
 
 def unreachable(text: str) -> bool:
-    """Whether kubectl's message says that no API server answers (and not that it refuses something)."""
+    """Whether kubectl's message means that no API server responds (not that it rejected something)."""
     return bool(_UNREACHABLE.search(text))
 
 
 def last_words(text: str) -> str:
-    """The sentence that kubectl ends with, without the log lines before it."""
+    """kubectl's last sentence, without the log lines before it."""
     lines = [line for line in text.splitlines() if line.strip() and not re.match(r"[EWI]\d{4} ", line)]
     return (lines or text.splitlines() or ["no reason given"])[-1].strip()[:300]
 
@@ -78,9 +78,9 @@ def as_list(objects: list[dict]) -> str:
 
 
 def retry_until(call, patience: float, clock=time.monotonic, sleep=time.sleep) -> tuple[int, str, str]:
-    """(exit status, output, error) of call(), which is made again while no API server answers.
+    """(exit status, output, error) of call(), repeated while no API server responds.
 
-    patience: how many seconds that may last, counted from the first call that got no answer.
+    patience: seconds to keep retrying, counted from the first call without a response.
     """
     since = None
     while True:
@@ -95,11 +95,10 @@ def retry_until(call, patience: float, clock=time.monotonic, sleep=time.sleep) -
 
 
 class Kubectl:
-    """Runs kubectl. Texts go in by standard input, so secrets appear on no command line.
+    """Runs kubectl. Texts go to standard input, so secrets never appear on a command line.
 
-    argv: the command, word by word. limit: seconds for one call. patience: seconds for which a call that may be made
-    twice is repeated while no API server answers. next_step: what to do where none does. calls: how many times kubectl
-    was run.
+    argv: the command, word by word. limit: seconds for one call. patience: seconds for which an idempotent call is
+    repeated while no API server responds. next_step: what to do when none does. calls: how many times kubectl was run.
     """
 
     def __init__(
@@ -116,7 +115,7 @@ class Kubectl:
         self._clock, self._sleep = clock, sleep
 
     def run(self, *words: str, text: str | None = None, limit: float | None = None) -> tuple[int, str, str]:
-        """(exit status, output, error) of one call; 127 where kubectl is missing, 124 where it did not end."""
+        """(exit status, output, error) of one call; 127 where kubectl is missing, 124 where it timed out."""
         self.calls += 1
         limit = limit or self._limit
         try:
@@ -137,7 +136,7 @@ class Kubectl:
         return done.returncode, done.stdout, done.stderr
 
     def run_retrying(self, *words: str, text: str | None = None, limit: float | None = None) -> tuple[int, str, str]:
-        """run() of a call that may be made twice; raises Unreachable where no API server answers in time."""
+        """run() for an idempotent call; raises Unreachable when no API server responds in time."""
         answer = retry_until(lambda: self.run(*words, text=text, limit=limit), self._patience, self._clock, self._sleep)
         code, _out, error = answer
         if code in (TIMED_OUT, NOT_FOUND) or (code and unreachable(error)):
@@ -155,7 +154,7 @@ class Kubectl:
             raise KubectlError(f"JSON from get {' '.join(words)}", f"{wrong} in {out[:100]!r}") from wrong
 
     def apply(self, objects: list[dict], *words: str) -> tuple[int, str, str]:
-        """Apply objects server-side as the collection's field manager; the answer is that of run_retrying()."""
+        """Apply objects server-side as the collection's field manager; returns what run_retrying() returns."""
         return self.run_retrying(*_APPLY, *words, text=as_list(objects))
 
     def serve(self, pod: str, argv: list[str], namespace: str) -> subprocess.Popen:

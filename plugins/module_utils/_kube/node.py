@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Cordon, drain and uncordon a node of the cluster.
 
-Mark and cordon are one patch, and the mark is kept with the node: whatever fails afterwards, a later run knows whether
-it was this collection that cordoned the node. One that someone else has cordoned gets no mark and stays cordoned.
+Annotation and cordon are one patch on the node object: whatever fails afterwards, a later run knows whether this
+collection cordoned the node. A node cordoned by someone else gets no annotation and stays cordoned.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ _PROTECTED = re.compile(r'evicting pods/"([^"]+)" -n "([^"]+)".*disruption budge
 
 
 class Node:
-    """A node as the API server knows it. timeout: seconds that its pods may take to end."""
+    """A node as the API server knows it. timeout: seconds that its pods may take to terminate."""
 
     def __init__(self, kubectl: Kubectl, name: str, timeout: int):
         self._kubectl, self._name, self._timeout = kubectl, name, timeout
         self._drained = False
 
     def read(self, pods: bool = True) -> dict:
-        """name, cordoned, ours (whether the cordon has our mark), pods (namespace/name of those a drain evicts).
+        """name, cordoned, ours (whether the cordon has our annotation), pods (namespace/name of those a drain evicts).
 
-        pods: whether to ask for them.
+        pods: whether to list them.
         """
         try:
             (node,) = self._kubectl.items("node", self._name)
         except KubectlError as refused:
             if "NotFound" not in refused.reason:
                 raise
-            step = "give the name that kubectl get nodes shows (role driver: driver_drain_node) and run again"
+            step = "use the name that kubectl get nodes shows (role driver: driver_drain_node) and run again"
             found = last_words(refused.reason)
             raise Refused.because(f"node {self._name}", "a node of the cluster", found, step) from None
         return {
@@ -82,10 +82,10 @@ class Node:
                 f"node {self._name}",
                 f"drained within {self._timeout} s",
                 _obstacle(error or out),
-                "settle what it names (see kubectl get poddisruptionbudgets --all-namespaces; delete pods without a "
+                "fix what it reports (see kubectl get poddisruptionbudgets --all-namespaces; delete pods without a "
                 "controller yourself) and run again; the node stays cordoned, and the run picks up where it left off",
             )
-        # A pod that tolerates the cordon may be back already; a second drain would evict it again and again.
+        # A pod that tolerates the cordon may be back already; draining again would evict it forever.
         self._drained = True
 
 
@@ -97,7 +97,7 @@ def _leaves(pod: dict) -> bool:
 
 
 def _obstacle(text: str) -> str:
-    """What kubectl's drain ends with, after the pods that a disruption budget protects."""
+    """kubectl drain's last message, preceded by the pods that a disruption budget protects."""
     protected = list(dict.fromkeys(f"{namespace}/{name}" for name, namespace in _PROTECTED.findall(text)))
     said = last_words(text)
     return f"a disruption budget protects {', '.join(protected)}: {said}" if protected else said

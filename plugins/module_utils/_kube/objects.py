@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Cluster objects as they are wanted against those that live on the API server.
+"""Wanted cluster objects compared with the live ones on the API server.
 
 PRIVATE to the collection. Pure: what kubectl read in, Plan out. An object is the dict that `kubectl get -o json` gives.
 """
@@ -19,11 +19,11 @@ from .._core.change import Change, Finding, Plan
 from .kubectl import MANAGER
 from .ownership import OWNER_LABEL, applied, labelled, manager_names, managers, ours
 
-# Whose deletion takes along what is not ours: the node, what lives in the namespace, everybody's objects of the kind.
+# Deleting these would delete what is not ours: the node, a namespace's content, all objects of the kind.
 _NEVER_PRUNED = frozenset({"Node", "Namespace", "CustomResourceDefinition"})
-# Objects that others create and that we only add fields to.
+# Objects created by others to which we only add fields.
 _SHARED = frozenset({"Node", "Namespace"})
-# What the server or a controller fills in: a difference in it is nobody's wish.
+# Set by the server or a controller: a difference here is not drift.
 _FILLED_IN = ("managedFields", "resourceVersion", "uid", "creationTimestamp", "generation", "selfLink")
 _ABSENT = object()
 _FIELDS_NAMED, _VALUE_LENGTH = 6, 160
@@ -34,7 +34,7 @@ _SYNC = (
 
 
 class Key(NamedTuple):
-    """What tells one object from another. The version is left out: the server may answer with another one."""
+    """The identity of an object. The version is left out: the server may return another one."""
 
     group: str
     kind: str
@@ -51,11 +51,11 @@ class Key(NamedTuple):
         return f"{self.kind} {self.namespace + '/' if self.namespace else ''}{self.name}"
 
 
-# --- what is wanted ---------------------------------------------------------------------------------------------------
+# --- wanted objects ---------------------------------------------------------------------------------------------------
 
 
 def prepare(objects: list[dict], secrets: list[dict], owner: str) -> tuple[list[dict], list[Finding]]:
-    """The objects as they are sent (lists flattened, secrets made, owner's label set), and what is wrong with them."""
+    """The objects as they are sent (lists flattened, secrets built, owner's label set), and problems found in them."""
     findings, wanted, seen = [], [], set()
     flat = [
         item for given in objects for item in (given.get("items") or [] if given.get("kind") == "List" else [given])
@@ -92,7 +92,7 @@ def prepare(objects: list[dict], secrets: list[dict], owner: str) -> tuple[list[
 
 
 def _wrong(obj: str, wanted: str, seen: str) -> Finding:
-    return Finding(obj, wanted, seen, "correct the objects that were handed to gpufabric.rdma.cluster_objects")
+    return Finding(obj, wanted, seen, "correct the objects passed to gpufabric.rdma.cluster_objects")
 
 
 def _secret(item: dict) -> dict:
@@ -108,7 +108,7 @@ def _secret(item: dict) -> dict:
     }
 
 
-# --- what was read ----------------------------------------------------------------------------------------------------
+# --- live objects -----------------------------------------------------------------------------------------------------
 
 
 def missing_kinds(text: str) -> set[tuple[str, str]]:
@@ -134,7 +134,7 @@ def by_key(wanted: list[dict], found: Iterable[dict]) -> dict[Key, dict]:
 
 
 def predictable(wanted: list[dict], live: dict[Key, dict], missing: set[tuple[str, str]]) -> list[dict]:
-    """The objects that a server's dry run can judge: those whose namespace and kind exist already."""
+    """The objects that a server-side dry run can check: those whose namespace and kind already exist."""
     coming = {item["metadata"]["name"] for item in wanted if item["kind"] == "Namespace" and Key.of(item) not in live}
     return [
         item
@@ -146,12 +146,12 @@ def predictable(wanted: list[dict], live: dict[Key, dict], missing: set[tuple[st
 
 
 def foreign(item: dict) -> str | None:
-    """Who manages a live object that we never applied; None when we did, or when the kind is everybody's."""
+    """Managers of a live object that we never applied; None when we did, or when the kind is shared."""
     return None if item["kind"] in _SHARED or applied(item) else managers(item)
 
 
 def conflict(text: str) -> str | None:
-    """`argocd: .spec.replicas` from the server's refusal of fields that another manager holds."""
+    """`argocd: .spec.replicas` from the server's rejection of fields owned by another manager."""
     if "Apply failed with" not in text:
         return None
     head = re.split(r"\n\s*Please review the fields", text)[0]
@@ -161,7 +161,7 @@ def conflict(text: str) -> str | None:
 
 
 def by_hand(clash: str) -> bool:
-    """Whether only kubectl edit, patch, label and their like hold the fields: nobody will set them again."""
+    """Whether only kubectl edit, patch, label and the like own the fields: nothing will set them again."""
     managers = clash.partition(": ")[0].split(", ")
     return all(name.startswith("kubectl-") and name != "kubectl-client-side-apply" for name in managers)
 
@@ -170,11 +170,11 @@ def by_hand(clash: str) -> bool:
 
 
 def plan(state: dict, wanted: list[dict], owner: str, takeover_allowed: bool | None) -> Plan:
-    """What has to be applied and pruned.
+    """What to apply and prune.
 
     state: down (why no API server answers, or None); live, predicted: {Key: object}; errors: {Key: text};
-    edited: {Key: who holds which fields} of objects that were changed by hand and are predicted as put back;
-    owned: live objects that carry the owner's label.
+    edited: {Key: who holds which fields} of objects changed by hand and predicted as reverted;
+    owned: live objects with the owner's label.
     """
     made = Plan()
     if state["down"]:
@@ -182,7 +182,7 @@ def plan(state: dict, wanted: list[dict], owner: str, takeover_allowed: bool | N
             made.change(str(Key.of(item)), _first_action(item), "", _text(item))
         if wanted:
             made.not_verified.append(
-                f"{len(wanted)} cluster objects are listed as if none existed: no API server answers ({state['down']})"
+                f"{len(wanted)} cluster objects are listed as if none existed: no API server responds ({state['down']})"
             )
         return made
     for item in wanted:
@@ -203,8 +203,8 @@ def _plan_object(made: Plan, state: dict, item: dict, takeover_allowed: bool | N
             str(key),
             "an object that the API server accepts",
             _one_line(error),
-            "correct the value it names; a field that cannot be changed needs the object deleted first "
-            f"(k3s kubectl delete {_address(key)}), which ends what runs from it",
+            "correct the value it names; to change an immutable field, delete the object first "
+            f"(k3s kubectl delete {_address(key)}), which stops what runs from it",
         )
     elif live is None:
         made.change(str(key), _first_action(item), "", _text(item))
@@ -213,11 +213,11 @@ def _plan_object(made: Plan, state: dict, item: dict, takeover_allowed: bool | N
         if before != after:
             made.change(str(key), "apply", *_texts(before, after))
             if key in state["edited"]:
-                made.notes.append(f"{key} was changed by hand, which is taken back ({state['edited'][key]})")
+                made.notes.append(f"{key} was changed by hand, which is reverted ({state['edited'][key]})")
 
 
 def _first_action(item: dict) -> str:
-    """A node is made by its kubelet; what is applied to it waits for that."""
+    """The kubelet creates a node; applying to it waits for that."""
     return "apply" if item["kind"] == "Node" else "create"
 
 
@@ -229,7 +229,7 @@ def _refuse_takeover(made: Plan, key: Key, seen: str, takeover_allowed: bool | N
         str(key),
         f"an object that {MANAGER} may manage",
         seen,
-        "leave it to its manager (takeover allowed: false) or have that one let go of it; "
+        "leave it to its manager (takeover allowed: false) or make that manager release it; "
         "takeover allowed: true takes the fields, which a GitOps controller that still lists the object takes back",
     )
 
@@ -242,7 +242,7 @@ def _plan_pruning(made: Plan, owned: list[dict], wanted: list[dict]) -> None:
         if key in kept or item["metadata"].get("ownerReferences"):
             continue
         if key.kind in _NEVER_PRUNED:
-            made.notes.append(f"{key} is no longer wanted and stays: deleting it would delete what others put there")
+            made.notes.append(f"{key} is no longer wanted but stays: deleting it would delete objects of others")
         else:
             made.change(str(key), "prune", _texts(normalised(item), {})[0], "")
 
@@ -251,17 +251,17 @@ def _address(key: Key) -> str:
     return f"{key.kind.lower()} {key.name}" + (f" -n {key.namespace}" if key.namespace else "")
 
 
-# --- objects that someone else applies ------------------------------------------------------------------------------
+# --- objects applied by GitOps --------------------------------------------------------------------------------------
 
 
 def verify(state: dict, wanted: list[dict], owner: str) -> Plan:
-    """Whether what comes from Git is live as it is wanted. Differences are problems: nothing here may settle them.
+    """Whether the objects from Git are live as wanted. Differences are findings: nothing here may fix them.
 
     state: as for plan, with predictions that override other managers' fields, so that only values count.
     """
     made = plan(state, wanted, owner, takeover_allowed=True)
     if state["down"]:
-        lacking = f"{len(wanted)} cluster objects were compared with nothing: no API server answers ({state['down']})"
+        lacking = f"{len(wanted)} cluster objects were not compared: no API server responds ({state['down']})"
         return Plan(not_verified=[lacking] if wanted else [])
     # Left over is what the same tool has applied; a copy that a user made has its label alone.
     tools = {name for item in state["live"].values() for name in manager_names(item)}
@@ -274,7 +274,7 @@ def verify(state: dict, wanted: list[dict], owner: str) -> Plan:
 
 def _difference(change: Change) -> Finding:
     if change.action == "prune":
-        return Finding(change.object, "absent, as no role makes it any more", "present", _SYNC)
+        return Finding(change.object, "absent: no role creates it any longer", "present", _SYNC)
     if not change.before:
         return Finding(change.object, "present", "absent", _SYNC)
     found = list(_fields(json.loads(change.before), json.loads(change.after)))
@@ -289,7 +289,7 @@ def _difference(change: Change) -> Finding:
 
 
 def _fields(seen, wanted, path: str = "") -> Iterable[tuple[str, str, str]]:
-    """(path, wanted, seen) of each field in which two objects differ; items of lists by their place."""
+    """(path, wanted, seen) of each field in which two objects differ; list items by index."""
     if seen == wanted:
         return
     if isinstance(seen, dict) and isinstance(wanted, dict):
@@ -311,7 +311,7 @@ def _value(value) -> str:
 
 
 def normalised(item: dict) -> dict:
-    """The object without what server and controllers fill in."""
+    """The object without fields set by server and controllers."""
     kept = {name: copy.deepcopy(value) for name, value in item.items() if name != "status"}
     meta = kept.get("metadata") or {}
     for name in _FILLED_IN:
@@ -326,7 +326,7 @@ def _texts(before: dict, after: dict) -> tuple[str, str]:
         side = copy.deepcopy(given)
         for name, value in (side.get("data") or {}).items() if side.get("kind") == "Secret" else ():
             same = (other.get("data") or {}).get(name, value) == value
-            side["data"][name] = "hidden" if same or mark == "before" else "hidden, another value"
+            side["data"][name] = "hidden" if same or mark == "before" else "hidden, different value"
         shown.append(_json(side))
     return shown[0], shown[1]
 
@@ -364,7 +364,7 @@ def _split(items: list[dict]) -> tuple[list[dict], list[dict]]:
 
 
 def wait_arguments(item: dict) -> list[str]:
-    """kubectl's arguments for one condition to await."""
+    """kubectl's arguments to wait for one condition."""
     place = ["--namespace", item["namespace"]] if item.get("namespace") else []
     limit = [f"--timeout={item['timeout_seconds']}s"]
     if item["until"] == "rollout":
@@ -378,7 +378,7 @@ def wait_arguments(item: dict) -> list[str]:
 
 
 def satisfied(item: dict, live: Iterable[dict]) -> bool:
-    """Whether an object that was just read already meets the condition, so that nobody has to ask again."""
+    """Whether an object just read already meets the condition, so no further call is needed."""
     kind, name = item["resource"].partition("/")[::2]
     for seen in live:
         meta, status = seen["metadata"], seen.get("status") or {}

@@ -1,23 +1,23 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What one exec into a pod asks, and what its answer means.
+"""The probe script that one exec runs in a pod, and the parser of its output.
 
-PRIVATE to the collection. Pure. The script is POSIX shell, because a pod's image has no Python; a tool that is missing
-ends with 127 and is told as not verified. Its output is a list of sections: a line "@@ NAME", what the command said,
-and "@@= EXIT STATUS".
+PRIVATE to the collection. Pure. The script is POSIX shell, because a pod's image has no Python; a missing tool
+exits with 127 and is reported as not verified. Its output is a list of sections: a line "@@ NAME", the command's
+output, and "@@= EXIT STATUS".
 """
 
 from __future__ import annotations
 
 import re
 
-# More than the 8 MiB that containers may lock when nobody raised the limit of the service that starts them.
+# More than the 8 MiB that containers may lock unless the limit of the service that starts them was raised.
 REGISTERED = 16 * 2**20
 _REGISTER_PORT = 18599
 
 # $1: a name to resolve. Registration is real: a server of ibv_rc_pingpong registers its buffer before it listens, and
-# the kernel counts what is registered as VmPin of the process. No packet is sent for it.
+# the kernel counts registered memory as VmPin of the process. No packet is sent.
 SCRIPT = f"""
 probe() {{ echo "@@ $1"; shift; "$@" 2>&1; echo "@@= $?"; }}
 memlock() {{ ulimit -l; }}
@@ -70,9 +70,9 @@ register() {{
     echo "pinned $pinned kB"
     [ "$pinned" -ge {REGISTERED // 1024} ]
 }}
-# BusyBox' ip knows no details: what made an interface is then told by its driver alone.
+# BusyBox ip has no -d: the kind of an interface then comes from its driver alone.
 links() {{ ip -o -d link show 2>/dev/null || ip -o link show; }}
-# Of a user's environment only this, which is not a secret.
+# The only variable read from a user's environment; not a secret.
 environment() {{ if [ -n "${{NCCL_IB_GID_INDEX+set}}" ]; then echo "NCCL_IB_GID_INDEX=$NCCL_IB_GID_INDEX"; fi; }}
 resolve() {{
     if command -v getent >/dev/null; then getent hosts "$1"; else nslookup "$1"; fi
@@ -104,7 +104,7 @@ MISSING = 127
 
 
 def sections(text: str) -> dict:
-    """{name: (exit status, [lines])}; the status is None where the output broke off."""
+    """{name: (exit status, [lines])}; the status is None where the output was cut off."""
     found: dict = {}
     name, lines = None, []
     for line in text.splitlines():
@@ -123,17 +123,17 @@ def sections(text: str) -> dict:
 
 
 def parse(text: str) -> dict:
-    """The answer of the script as data; what could not be had is None, with the reason under `missing`."""
+    """The script's output as data; what could not be read is None, with the reason under `missing`."""
     said = sections(text)
     missing = {}
     for name, (code, lines) in said.items():
         if code in (MISSING, None):
-            missing[name] = "the tool is not in the image" if code == MISSING else "the answer broke off"
+            missing[name] = "the tool is not in the image" if code == MISSING else "the output was cut off"
             if code is None:
                 missing[name] += f" after: {' '.join(lines[-1:])}"
 
     if "exec" in said:
-        missing["exec"] = " ".join(said["exec"][1]) or "it said nothing"
+        missing["exec"] = " ".join(said["exec"][1]) or "no output"
 
     def lines_of(name):
         return [] if name in missing or name not in said else said[name][1]
@@ -218,17 +218,17 @@ def _drivers(lines) -> dict:
 
 
 def _devices(lines) -> list:
-    """Names of character devices; something that is none is listed with a mark, as nothing can open it."""
+    """Names of character devices; anything else is listed with a note, since it cannot be opened."""
     found = []
     for line in lines:
         part = line.split()
         if part and re.match(r"[bcdlps-][-rwxsStT]{9}", part[0]):
-            found.append(part[-1] if part[0].startswith("c") else f"{part[-1]} (no character device)")
+            found.append(part[-1] if part[0].startswith("c") else f"{part[-1]} (not a character device)")
     return sorted(found)
 
 
 def _verbs(lines) -> dict:
-    """{HCA: {port number: {state, link_layer, active_mtu}}} as ibv_devinfo tells."""
+    """{HCA: {port number: {state, link_layer, active_mtu}}} from ibv_devinfo."""
     found: dict = {}
     hca = port = None
     for line in lines:

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Traffic between pods that run: both ends by exec through the API server.
+"""Traffic between running pods: both ends by exec through the API server.
 
 PRIVATE to the collection.
 """
@@ -19,12 +19,12 @@ from .kubectl import Kubectl
 _PATIENCE = 10
 _TRIES = 3
 _KEPT = 2000
-# Tests of a round that run at once, each with two execs through the API server.
+# Parallel tests of a round, each with two execs through the API server.
 _AT_ONCE = 32
 
 
 def send(kubectl: Kubectl, namespace: str, test: dict, params: dict) -> dict:
-    """Run one test; what it says of itself. params: seconds (a bandwidth test sends), limit (seconds for one test)."""
+    """Run one test and return its result. params: seconds (a bandwidth test sends), limit (seconds for one test)."""
     if test["tool"] == "ping":
         argv = kube_pods.ping_command(test)
         code, said, error = kubectl.run(
@@ -48,7 +48,7 @@ def send(kubectl: Kubectl, namespace: str, test: dict, params: dict) -> dict:
 
 
 def run_rounds(kubectl: Kubectl, params: dict) -> list[dict]:
-    """The results of all rounds; a round begins once the one before has ended.
+    """The results of all rounds; a round starts once the previous one has ended.
 
     params: as for send, and namespace, rounds (lists of tests).
     """
@@ -70,7 +70,7 @@ def connect(kubectl: Kubectl, namespace: str, test: dict, params: dict) -> dict:
         )
         took = time.monotonic() - start
         result = fabric.parse(test["tool"], code, said + error, params["seconds"])
-        # The server's own exec may still be on its way, longer than all patience where the API server is slow.
+        # The server's exec may still be starting; a slow API server can take longer than the retry limit.
         again = took <= 5 or fabric.refused(said + error)
         if result["ok"] or not again or (tries >= _TRIES and time.monotonic() > deadline):
             return {**result, "seconds": round(took, 1), "command": " ".join(argv), "output": (said + error)[-_KEPT:]}

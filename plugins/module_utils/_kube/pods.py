@@ -30,19 +30,19 @@ NAMESPACE_LABELS = {
 NETWORKS = "k8s.v1.cni.cncf.io/networks"
 STATUS = "k8s.v1.cni.cncf.io/network-status"
 RESOURCE = "k8s.v1.cni.cncf.io/resourceName"
-# Pods end by themselves, should a run be cut off before it removes them.
+# Pods end on their own in case an interrupted run does not remove them.
 _DEADLINE = 1800
 SOFTWARE_REASON = (
-    "soft-RoCE sends through the network namespace of the node, so it carries no verbs of a pod's own; the pod in the "
-    "node's network carries them instead"
+    "soft-RoCE sends through the network namespace of the node, so a pod's own interface has no verbs; the pod in the "
+    "node's network tests them instead"
 )
 
 
-# --- what there is to test --------------------------------------------------------------------------------------------
+# --- what to test -----------------------------------------------------------------------------------------------------
 
 
 def find_node(host: dict, nodes: list[dict]):
-    """The node of the cluster that a host of the inventory is: by name, else by an address of its own."""
+    """The cluster node of an inventory host: by name, else by one of its addresses."""
     for node in nodes:
         if node["name"].lower() == host["host"].lower():
             return node
@@ -51,7 +51,7 @@ def find_node(host: dict, nodes: list[dict]):
 
 
 def own_resource(index: int) -> str:
-    """The resource that the role device_plugin makes for a rail."""
+    """The resource that the role device_plugin creates for a rail."""
     return f"rdma/{config.NAME.format(index=index)}"
 
 
@@ -81,7 +81,7 @@ def rails_of(host: dict, node: dict, networks: list[dict]) -> list[dict]:
 
 
 def _own_networks(netdev) -> list[str]:
-    """Networks of a netdev's addresses; a link-local address is not a sign of a common wire, for each port has one."""
+    """Networks of a netdev's addresses; not the link-local ones, which say nothing about a shared wire."""
     held = [ipaddress.ip_interface(address) for address in (netdev or {}).get("addresses") or []]
     return sorted({str(one.network) for one in held if not (one.ip.is_link_local or one.ip.is_loopback)})
 
@@ -93,7 +93,7 @@ def plan(hosts: list[dict], cluster: dict, options: dict) -> dict:
     """namespace, objects (to apply) and pods (what each is for).
 
     hosts: see rails_of, and netdevs. cluster: nodes, networks, nads (objects). options: namespace, image.
-    A host that is no node of the cluster, or has no resource, gets no pod and is listed under `left_out`, with why.
+    A host that is not a cluster node or has no resource gets no pod and is listed under `left_out` with the reason.
     """
     pods, left_out, used = [], {}, {}
     for host in hosts:
@@ -137,7 +137,7 @@ def _definitions(nads: list[dict], used: dict) -> list[dict]:
 
 
 def _copied(nad: dict, namespace: str) -> dict:
-    """The definition in the namespace of the tests: where namespaces are isolated, pods reach no other's."""
+    """The definition in the namespace of the tests: where namespaces are isolated, pods cannot use another's."""
     annotations = nad["metadata"].get("annotations") or {}
     kept = {key: value for key, value in annotations.items() if key == RESOURCE}
     metadata = {"name": nad["metadata"]["name"], "namespace": namespace, **({"annotations": kept} if kept else {})}
@@ -249,7 +249,7 @@ def traffic(pods: list[dict], answers: dict, base_port: int) -> dict:
 
 
 def _chains(ends: list[dict]) -> list[list[dict]]:
-    """The ends in order, in one chain as long as nothing says that two of them are on different wires."""
+    """The ends in order, as one chain unless two of them are known to be on different wires."""
     found: list[list[dict]] = []
     for end in ends:
         for chain in found:
@@ -281,7 +281,7 @@ def _alone(end: dict, chains: list[list[dict]]) -> dict:
 
 
 def ends_of(pod: dict, answer):
-    """The rails a running pod can send on; with the address and the GID index that its own probe showed."""
+    """The rails a running pod can send on; with the address and the GID index from its own probe."""
     if answer is None:
         return
     interfaces = {item["rail"]["index"]: item["interface"] for item in pod["attachments"] if item["rail"]}
@@ -315,7 +315,7 @@ def ends_of(pod: dict, answer):
 
 
 def one_a_node(ends: list[dict]) -> list[dict]:
-    """One end a node: the pod with all rails before the one with a single one."""
+    """One end per node: the pod with all rails before the one with a single one."""
     chosen: dict = {}
     for end in ends:
         known = chosen.get(end["node"])
@@ -325,7 +325,7 @@ def one_a_node(ends: list[dict]) -> list[dict]:
 
 
 def gid_index(gids: list[dict], hca: str, ip):
-    """Index of the RoCE v2 GID of an address in the pod's own table; None when it is not there."""
+    """Index of the RoCE v2 GID of an address in the pod's own table; None when it is missing."""
     for gid in gids:
         if gid["hca"] == hca and gid["type"] == "RoCE v2" and ip and gid_address(gid["gid"]) == ip:
             return gid["index"]
@@ -333,7 +333,7 @@ def gid_index(gids: list[dict], hca: str, ip):
 
 
 def gid_address(gid: str) -> str:
-    """The address a RoCE GID stands for."""
+    """The address that a RoCE GID encodes."""
     address = ipaddress.ip_address(gid)
     return str(address.ipv4_mapped or address)
 

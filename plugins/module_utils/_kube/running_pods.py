@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Pods on the API server: running the planned ones, asking what each sees, removing them; looking into a user's pod.
+"""Pods on the API server: run the planned ones, probe each, remove them; probe a user's pod.
 
 PRIVATE to the collection.
 """
@@ -17,7 +17,7 @@ from . import cluster, ownership, pod_probe, pod_traffic
 from . import pods as kube_pods
 from .kubectl import Kubectl, KubectlError, last_words
 
-# Reasons for which a container will wait forever.
+# Waiting reasons that never resolve.
 UNRECOVERABLE = (
     "ErrImageNeverPull",
     "ImagePullBackOff",
@@ -29,7 +29,7 @@ UNRECOVERABLE = (
 
 
 def state(item: dict, events: list[dict]) -> dict:
-    """Phase, whether it is ready, and every reason that Kubernetes gives."""
+    """Phase, whether it is ready, and all reasons from Kubernetes."""
     status, name = item.get("status") or {}, item["metadata"]["name"]
     reasons = [
         f"{one.get('reason')}: {one.get('message')}"
@@ -64,7 +64,7 @@ def unrecoverable(one: dict) -> bool:
 
 
 def await_pods(kubectl: Kubectl, namespace: str, names: list[str], seconds: float, clock=time) -> dict:
-    """State of the pods once all run, or none of the others can any more, or the time is over."""
+    """State of the pods once all run, the others cannot recover, or the time is up."""
     deadline = clock.monotonic() + seconds
     while True:
         items = kubectl.items("pods,events", "-n", namespace)
@@ -83,14 +83,14 @@ def await_pods(kubectl: Kubectl, namespace: str, names: list[str], seconds: floa
 
 
 def ask(kubectl: Kubectl, namespace: str, name: str, resolve: str) -> str:
-    """What the script says in a pod; the error instead where it could not be run."""
+    """The script's output in a pod, or the error when it could not run."""
     words = ["exec", "-n", namespace, name, "--", "sh", "-c", pod_probe.SCRIPT, "sh", resolve]
     code, said, error = kubectl.run(*words, limit=120)
     return said if code == 0 or said else f"@@ exec\n{error.strip()}\n@@= {code}\n"
 
 
 def run(kubectl: Kubectl, params: dict) -> dict:
-    """Effect: apply the pods, await them, ask each what it sees, send between them. pods, answers, traffic, seconds.
+    """Effect: apply the pods, wait for them, probe each, send between them. pods, answers, traffic, seconds.
 
     params: namespace, objects, pods, traffic (bool), resolve, port, seconds, limit, wait_seconds.
     """
@@ -125,7 +125,7 @@ def run(kubectl: Kubectl, params: dict) -> dict:
 
 
 def remove_pods(kubectl: Kubectl, namespace: str) -> None:
-    """Those of an earlier run that was cut off: a pod cannot be changed, only recreated."""
+    """Pods of an interrupted run: a pod cannot be changed, only recreated."""
     words = ["delete", "pods", "--all", "-n", namespace, "--grace-period=1", "--ignore-not-found"]
     kubectl.run(*words, limit=120)
 
@@ -145,7 +145,7 @@ def remove(kubectl: Kubectl, namespace: str, seconds: int) -> str | None:
 
 
 def look_into(kubectl: Kubectl, pod: str, resolve: str) -> dict:
-    """api_error, cluster, pods, answers and item of a pod (NAMESPACE/NAME); missing where there is none."""
+    """api_error, cluster, pods, answers and item of a pod (NAMESPACE/NAME); missing when it does not exist."""
     namespace, _slash, name = pod.rpartition("/")
     namespace = namespace or "default"
     found, error = cluster.read(kubectl)

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The two ends of a fabric test on a node: their commands, what the tools print, the server processes.
 
-PRIVATE to the collection. Commands and parsers are pure; what has an effect says so.
+PRIVATE to the collection. Commands and parsers are pure; functions with an effect say so.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import time
 
 from .._core.files import write
 
-# Servers are bounded processes of their own; what is known about them stands here, so that any later call can end them.
+# Servers are separate processes with a time limit; they are recorded here, so that any later call can stop them.
 STATE = "/run/gpufabric-rdma-verification"
 PINGS = 10
 _MESSAGE = 65536
@@ -48,7 +48,7 @@ def _bandwidth(test: dict, side: dict, seconds: int) -> list[str]:
 
 
 def parse(tool: str, code: int, output: str, seconds: int) -> dict:
-    """What a client said: ok, error, and for ib_write_bw gbps and mb_per_s, both as perftest counts them."""
+    """A client's result: ok, error, and for ib_write_bw gbps and mb_per_s, both as perftest counts them."""
     if tool == "rping":
         pings = len(re.findall(r"^ping data: ", output, re.MULTILINE))
         ok = code == 0 and pings == PINGS
@@ -60,13 +60,13 @@ def parse(tool: str, code: int, output: str, seconds: int) -> dict:
     writes, value = int(row.group(1)), float(row.group(2))
     if writes == 0:
         return {"ok": False, "error": "connected, but not one write was acknowledged"}
-    # perftest counts 2**20 bytes a MB and 10**9 bits a Gb.
+    # perftest counts 2**20 bytes per MB and 10**9 bits per Gb.
     gbps = value if "BW average[Gb/sec]" in output else value * 2**20 * 8 / 1e9
     note = None
     if value == 0:
-        # Where the processor's clock cannot be trusted (emulation) perftest divides by nothing.
+        # Where the CPU clock is unreliable (emulation) perftest divides by zero.
         gbps = writes * _MESSAGE * 8 / seconds / 1e9
-        note = f"counted: {writes} writes in {seconds} s, because ib_write_bw could not trust the processor's clock"
+        note = f"counted: {writes} writes in {seconds} s, because ib_write_bw could not trust the CPU clock"
     return {
         "ok": True,
         "error": None,
@@ -76,7 +76,7 @@ def parse(tool: str, code: int, output: str, seconds: int) -> dict:
     }
 
 
-# The frame that perftest draws: rules, settings, addresses, the result itself.
+# perftest's decoration: rules, settings, addresses, the result itself.
 _NOISE = re.compile(r"[-*\s]*$|WARNING|ping data|#bytes|\d+\s+\d+\s|.*Test$|.*\S\s*: |(local|remote) address|GID:")
 _TELLING = re.compile(
     r"(?i)(error|fail|unable|couldn't|cannot|can't|unreach|reject|refus|timed out|no such|not found|invalid)"
@@ -85,12 +85,12 @@ _REFUSED = re.compile(r"Couldn't connect to |RDMA_CM_EVENT_REJECTED")
 
 
 def refused(output: str) -> bool:
-    """Whether a client found nobody listening, as when its server has not come so far."""
+    """Whether nothing was listening for a client, for example because its server is not ready yet."""
     return _REFUSED.search(output) is not None
 
 
 def complaint(output: str) -> str:
-    """The lines of a tool's output that say what went wrong."""
+    """The lines of a tool's output that report the error."""
     lines = [line.strip() for line in output.splitlines()]
     telling = [line for line in lines if _TELLING.search(line)] or [line for line in lines if not _NOISE.match(line)][
         -2:
@@ -99,7 +99,7 @@ def complaint(output: str) -> str:
 
 
 def serve(tests: list[dict], seconds: int, limit: int, state: str = STATE) -> dict:
-    """Effect: start one server a test, each ending by itself after limit seconds. {id: error|None}."""
+    """Effect: start one server per test, each ending after limit seconds. {id: error|None}."""
     stop(state)
     os.makedirs(state, mode=0o700)
     outcome: dict = {}
@@ -122,7 +122,7 @@ def serve(tests: list[dict], seconds: int, limit: int, state: str = STATE) -> di
     for name, (_test, process, said) in started.items():
         code = process.poll()
         outcome[name] = None if code is None else _ended(code, said)
-        # From here on nobody waits for it: its own timeout ends it, or stop() does from another process.
+        # Nothing waits for it from here on: its own timeout ends it, or stop() from another process.
         process.returncode = 0
     return outcome
 
@@ -141,11 +141,11 @@ def _await_listening(started: dict) -> None:
 
 
 def _ended(code: int, path: str) -> str:
-    return f"the server ended at once (exit code {code}): {complaint(_read(path)) or 'it said nothing'}"
+    return f"the server exited at once (exit code {code}): {complaint(_read(path)) or 'no output'}"
 
 
 def connect(tests: list[dict], seconds: int, limit: int) -> list[dict]:
-    """Effect: run the clients one after the other, so that they do not share the processor; one result a test."""
+    """Effect: run the clients one after the other, so that they do not share the CPU; one result per test."""
     return [{"id": test["id"], **_client(test, seconds, limit)} for test in tests]
 
 
@@ -157,7 +157,7 @@ def _client(test: dict, seconds: int, limit: int) -> dict:
         code, output = run_tool(argv, limit)
         took = time.monotonic() - start
         result = parse(test["tool"], code, output, seconds)
-        # A server may still be binding; only a quick refusal is worth a second try.
+        # A server may still be binding; only retry after a quick refusal.
         if result["ok"] or took > 3 or time.monotonic() > deadline:
             return {**result, "seconds": round(took, 1), "command": " ".join(argv), "output": output[-_KEPT:]}
         time.sleep(0.5)
@@ -176,7 +176,7 @@ def run_tool(argv: list[str], limit: int):
 
 
 def stop(state: str = STATE) -> dict:
-    """Effect: end every server of an earlier call and remove its files. {id: what the server said}."""
+    """Effect: end every server of an earlier call and remove its files. {id: the server's output}."""
     said = {}
     try:
         names = sorted(name for name in os.listdir(state) if name.endswith(".json"))
@@ -192,7 +192,7 @@ def stop(state: str = STATE) -> dict:
 
 
 def end_process(pid: int, born) -> None:
-    """Kill the process group, but only while it is the one we started: process ids are used again."""
+    """Kill the process group, but only while it is the one we started: process ids are reused."""
     for sent, patience in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 1.0)):
         if born is None or started_at(pid) != born:
             return

@@ -1,12 +1,11 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The node side of the bandwidth matrix: a process of its own that goes through its rounds and ends by itself.
+"""The node side of the bandwidth matrix: a separate process that runs its rounds and exits.
 
-PRIVATE to the collection. A node takes part in a round only once all its tests of the round before have ended, and a
-test needs both its ends; so no HCA serves two rounds at once, although nobody conducts. A round that does not come
-about is given up at a time that all nodes compute alike, from their own start, so that a lost peer costs one round
-each time it was to take part and never the run.
+PRIVATE to the collection. A node enters a round only after all its tests of the previous round have ended, and a test
+needs both ends; so no HCA serves two rounds at once, without a coordinator. All nodes compute the same deadline for
+each round from their own start, so a lost peer costs the rounds it was part of, never the run.
 """
 
 from __future__ import annotations
@@ -27,17 +26,17 @@ from . import fabric
 STATE = "run/gpufabric-rdma-matrix"
 TOOL = "ib_write_bw"
 _KEPT = 2000
-# perftest needs a moment before it listens; then the client asks again once a second.
+# perftest takes a moment to listen; the client then retries once a second.
 _FIRST, _AGAIN = 0.3, 1.0
 _GIVEN_UP = 124
 _REFUSED = re.compile(r"(?i)couldn't connect|connection refused")
 
 
-# --- what the node has ------------------------------------------------------------------------------------------------
+# --- the node ---------------------------------------------------------------------------------------------------------
 
 
 def tool(root: str = "/"):
-    """Path of ib_write_bw: on the search path, or in the tree below another root; None without it."""
+    """Path of ib_write_bw: in PATH, or in the tree below another root; None without it."""
     if not root.rstrip("/"):
         return shutil.which(TOOL)
     path = os.path.join(root, "usr/bin", TOOL)
@@ -67,7 +66,7 @@ def users(processes: list[dict], hcas: list[dict]) -> dict:
 
 
 def command(step: dict, seconds: int, path: str = TOOL) -> list[str]:
-    """One end of a test, on the processors near its HCA where the node's facts name them."""
+    """One end of a test, on the CPUs near its HCA where the node's facts list them."""
     test, role = step["test"], step["role"]
     side = test[role]
     make = fabric.server_command if role == "server" else fabric.client_command
@@ -83,7 +82,7 @@ def command(step: dict, seconds: int, path: str = TOOL) -> list[str]:
 
 
 def run(rounds: list[dict], options: dict, tree: Tree, clock=time) -> list[dict]:
-    """Effect: go through the rounds; results of this node's ends, in the order of the rounds.
+    """Effect: run the rounds; results of this node's ends, in round order.
 
     rounds: [{order, steps: [{id, role, test}]}]. options: seconds, round_seconds, grace_seconds, tool.
     """
@@ -129,12 +128,12 @@ def _client(argv: list[str], deadline: float, options: dict, clock) -> dict:
         code, said = fabric.run_tool(argv, _left(deadline, clock))
         took = clock.monotonic() - start
         result = fabric.parse(TOOL, code, said, options["seconds"])
-        # A server that is not there yet refuses, on a slow node after seconds. What ran and then failed is an answer.
+        # A server that does not listen yet refuses, on a slow node for seconds. A test that ran and failed is a result.
         over = clock.monotonic() + _AGAIN >= deadline
         if result["ok"] or over or (took >= options["seconds"] and not _REFUSED.search(said)):
             output = None if result["ok"] else said[-_KEPT:]
             if code == _GIVEN_UP and refused:
-                result = {**result, "error": refused}  # a try that the deadline cut off says less than the one before
+                result = {**result, "error": refused}  # the refusal says more than an attempt cut off by the deadline
             return {**result, "seconds": round(took, 1), "command": " ".join(argv), "output": output}
         refused = result["error"]
         clock.sleep(_AGAIN)
@@ -144,7 +143,7 @@ def _client(argv: list[str], deadline: float, options: dict, clock) -> dict:
 
 
 def start(rounds: list[dict], options: dict, root: str = "/") -> None:
-    """Effect: end what an earlier run left, then go through the rounds in a process of its own."""
+    """Effect: stop what an earlier run left behind, then run the rounds in a separate process."""
     stop(root)
     state = os.path.join(root, STATE)
     os.makedirs(state, mode=0o700)
@@ -159,7 +158,7 @@ def start(rounds: list[dict], options: dict, root: str = "/") -> None:
 
 
 def _detach(state: str) -> None:
-    """A session of its own and no open file of the caller, whose connection ends once the last of them is closed."""
+    """Start a new session and close the caller's files, whose connection ends once the last of them is closed."""
     os.setsid()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     os.chdir("/")
@@ -180,7 +179,7 @@ def _work(rounds: list[dict], options: dict, tree: Tree, state: str) -> None:
 
 
 def collect(wait_seconds: float, root: str = "/", clock=time) -> dict:
-    """Effect: wait for the process to end, then remove its files. results, and error where it did not come that far."""
+    """Effect: wait for the process to end, then remove its files. results, and error when it did not finish."""
     state = os.path.join(root, STATE)
     deadline = clock.monotonic() + wait_seconds
     record = _load(os.path.join(state, "process.json"))
@@ -202,7 +201,7 @@ def _why_gone(state: str, record) -> str:
     if not record:
         return "the process was never started here"
     said = _text(os.path.join(state, "said.txt")).strip().splitlines()
-    return f"the process ended without an answer: {said[-1] if said else 'it said nothing'}"
+    return f"the process ended without a result: {said[-1] if said else 'no output'}"
 
 
 def stop(root: str = "/") -> None:

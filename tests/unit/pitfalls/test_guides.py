@@ -181,7 +181,7 @@ SIGHTS = {
         "network-name-differs",
     ),
     "no address of a test pod": (made("pod:workload:net1", seen="addresses none"), "net1-without-address"),
-    "a block too small": (made("nad:block-size", seen="a block of 2 addresses a node"), "net1-without-address"),
+    "a block too small": (made("nad:block-size", seen="a block of 2 addresses per node"), "net1-without-address"),
     "addresses used up": (
         made("pod:workload:running", seen="Pending: no IP addresses available in range set"),
         "net1-without-address",

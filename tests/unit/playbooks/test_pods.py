@@ -123,7 +123,7 @@ def test_the_variables_of_other_roles_are_typed_and_have_their_defaults(play, cl
     cluster.state(objects=objects)
     output = " ".join(play("verify", "--check", "-e", "flannel_fabric_allowed=false")[1].split())
     assert f"Flannel uses {NETDEV} ({ADDRESS}), which is rail 0" in output
-    assert "addresses for 16 pods a node" in output
+    assert "addresses for 16 pods per node" in output
 
 
 def test_pods_are_measured_in_both_directions_and_are_gone_afterwards(play, cluster, tmp_path):

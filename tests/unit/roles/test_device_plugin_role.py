@@ -111,7 +111,7 @@ def test_as_a_service_beside_and_then_in_place_of_the_go_plugin(place):
 
     output, changed = place.run("--check", device_plugin_migrate_allowed=True)
     assert place.process.is_dir()
-    assert "its DaemonSet has to go" in output
+    assert "its DaemonSet must be removed" in output
     assert changed == 1
 
     output, changed = place.run(device_plugin_migrate_allowed=True)
@@ -150,7 +150,7 @@ def test_an_operators_daemonset_is_left_alone_whatever_was_agreed_to(place):
     place.go_plugin(name="rdma-shared-dp", ownerReferences=[{"kind": "NicClusterPolicy", "name": "nic"}])
     before = place.objects
     output, _changed = place.run(fails=True, device_plugin_mode="daemonset", device_plugin_migrate_allowed=True)
-    assert "take the plugin out of NicClusterPolicy nic" in output
+    assert "remove the plugin from NicClusterPolicy nic" in output
     assert place.objects == before
 
 

@@ -154,7 +154,7 @@ def test_a_wrong_sum_stops_and_the_file_is_not_kept(fill):
 def test_what_cannot_be_checked_is_left_out_or_refused_and_a_given_digest_serves(fill):
     left = fill(lock=lock(digest=None))
     assert left["not_applied"] == [
-        "flannel is left out: the lock has no digest for it; give one in bundle_image_digests"
+        "flannel is left out: the lock has no digest for it; set one in bundle_image_digests"
     ]
     refused = fill(lock=lock(digest=None), names=["flannel"])
     assert refused["findings"][0]["object"] == "image ghcr.io/f/flannel:v2"

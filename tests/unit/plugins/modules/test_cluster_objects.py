@@ -233,7 +233,7 @@ def test_what_someone_changed_by_hand_is_reverted(server, allowed, value):
     assert server.objects["ConfigMap/kube-flannel/conf"]["data"]["a"] == value
     assert actions(announced) == actions(done) == ([("ConfigMap kube-flannel/conf", "apply")] if value == "0" else [])
     if allowed is None:
-        told = ["ConfigMap kube-flannel/conf was changed by hand, which is taken back (kubectl-edit: .data.a)"]
+        told = ["ConfigMap kube-flannel/conf was changed by hand, which is reverted (kubectl-edit: .data.a)"]
         assert announced["notes"] == told
         forced = [
             call for call in server.calls("apply") if "--force-conflicts" in call and "--dry-run=server" not in call
@@ -281,7 +281,7 @@ def test_values_of_secrets_are_in_no_output_and_no_argument(server):
     first = server.run([], secrets=secret("hunter-2"))
     second = server.run([], secrets=secret("correct-horse"))
     assert actions(second) == [("Secret kube-system/key", "apply")]
-    assert '"token": "hidden, another value"' in second["diff"][0]["after"]
+    assert '"token": "hidden, different value"' in second["diff"][0]["after"]
     assert server.run([], secrets=secret("correct-horse"))["changed"] is False
     told = json.dumps([first, second, server.calls()])
     for value in ("hunter-2", "correct-horse"):
@@ -294,7 +294,7 @@ def test_without_an_api_server_check_mode_lists_all_and_a_run_stops(server):
     server.state(down=True)
     checked = server.run([namespace(), config_map()], check=True)
     assert actions(checked) == [("Namespace kube-flannel", "create"), ("ConfigMap kube-flannel/conf", "create")]
-    assert "no API server answers" in checked["not_verified"][0]
+    assert "no API server responds" in checked["not_verified"][0]
     stopped = server.run([namespace()])
     assert stopped["failed"]
     assert "API server: wanted an answer" in stopped["msg"]

@@ -221,7 +221,7 @@ def test_a_plugin_that_was_there_before_is_replaced_and_that_is_reported(node):
     (node.directory / "bridge").symlink_to("cni")
     (node.directory / "cni").write_bytes(b"one program for many names")
     done = node.call()
-    assert done["notes"] == ["/opt/cni/bin/bridge was there before this collection placed one; it is replaced"]
+    assert done["notes"] == ["/opt/cni/bin/bridge existed before this collection installed one; it is replaced"]
     assert not (node.directory / "bridge").is_symlink()
     assert node.files()["cni"] == b"one program for many names"
 
@@ -242,7 +242,7 @@ def test_an_archive_with_another_program_leaves_the_old_one(node):
     node.call()
     old = node.files()
     bridge = f"{node.root}/opt/cni/bin/bridge"
-    with pytest.raises(Refused, match="another in the archive"):
+    with pytest.raises(Refused, match="a different one in the archive"):
         cni_plugins.place(bridge, str(node.archive), {"bridge": "0" * 64})
     assert node.files() == old
 

@@ -325,7 +325,7 @@ def test_what_the_default_route_stands_on_is_protected(tmp_path):
     (tmp_path / "proc/net/route").write_text(route)
     reasons = rail_links.protected(str(tmp_path))
     assert sorted(reasons) == ["bond0", "br0", "eth0", "eth1"]
-    assert reasons["eth1"] == "the default route goes through br0"
+    assert reasons["eth1"] == "the default route uses br0"
 
 
 def test_an_ipv6_default_route_counts_too(tmp_path):

@@ -116,6 +116,6 @@ def test_code_that_was_truncated_on_the_way_is_not_installed(tmp_path):
     staged.mkdir()
     (staged / "plugin.pyz").write_bytes(b"half")
     made = planner.plan(node.read(str(root)), {**WANTED, "stamp": ""})
-    with pytest.raises(node.Refused, match="transfer was cut short"):
+    with pytest.raises(node.Refused, match="transfer was incomplete"):
         list(installer(root, staged, WANTED).apply(made.changes))
     assert node.read(str(root))["code"] is None

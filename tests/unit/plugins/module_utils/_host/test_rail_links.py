@@ -99,7 +99,7 @@ def test_up_is_only_set_when_asked_for_and_never_taken_down(facts):
     [
         ({"default_route": True}, {}),
         ({}, {"eth2": "the SSH session of this run comes in on eth2 (10.0.0.4)"}),
-        ({"master": "bond0"}, {"bond0": "the default route goes through bond0"}),
+        ({"master": "bond0"}, {"bond0": "the default route uses bond0"}),
     ],
 )
 def test_a_nic_that_management_depends_on_is_refused(facts, change, reasons):

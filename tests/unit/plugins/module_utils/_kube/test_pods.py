@@ -147,7 +147,7 @@ def test_the_answer_of_a_pod_is_read_as_data():
 def test_what_is_missing_or_broken_off_is_none_and_says_so():
     answer = pod_probe.parse("@@ user\n0\n@@= 0\n@@ verbs\nsh: ibv_devinfo: not found\n@@= 127\n@@ routes\ndefault via")
     assert answer["missing"]["verbs"] == "the tool is not in the image"
-    assert "broke off" in answer["missing"]["routes"]
+    assert "was cut off" in answer["missing"]["routes"]
     assert answer["verbs"] == {}
     assert answer["ibstat"] == {}
 

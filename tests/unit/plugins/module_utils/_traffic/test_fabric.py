@@ -175,7 +175,7 @@ def test_a_server_that_cannot_start_says_why(tools, state):
     test = a_test(tcp_port=free_port())
     errors = fabric.serve([test], 2, 30, state)
     assert list(errors.values()) == [
-        "the server ended at once (exit code 1): Unable to find the Infiniband/RoCE device"
+        "the server exited at once (exit code 1): Unable to find the Infiniband/RoCE device"
     ]
 
 
