@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from ...module_utils._core.change import Finding, at
 from ...module_utils._k3s import config as k3s
+from ...module_utils._k3s.plan import stale
 from .._bundle import folder as bundle_folder
 from .._core.addresses import netaddr
 
@@ -154,6 +155,8 @@ def _decision(node: dict, nodes: list[dict]) -> dict:
         "service": k3s.SERVICES[role],
         # A k3s that is starting already holds its ports.
         "running": service["active"] or service["starting"],
+        # What it reads and was not started with: a run was cut off between copying and restarting.
+        "stale": stale(seen),
         "token_present": seen["token"]["present"],
         "version": seen["version"],
         "variables": typed,

@@ -10,7 +10,9 @@ import sys
 
 import pytest
 import yaml
-from ansible_collections.gpufabric.rdma.tests.tools import node_python, tree
+from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import state
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.node import MARK
+from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster, node_python, tree
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 ADDRESSES = {"node1": "198.18.1.2", "node2": "198.18.0.15"}
@@ -61,7 +63,12 @@ def play(tmp_path, bundle):
             [sys.executable, "-m", "ansible", "playbook", "-i", groups, "-i", inventory, playbook, *arguments],
             capture_output=True,
             text=True,
-            env={**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_HOME": str(tmp_path / "home")},
+            env={
+                **os.environ,
+                "PATH": f"{tmp_path}/bin:{os.environ['PATH']}",
+                "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+                "ANSIBLE_HOME": str(tmp_path / "home"),
+            },
             cwd=tmp_path,
             check=False,
         )
@@ -154,3 +161,84 @@ def test_options_as_texts_of_an_ini_inventory_are_what_they_say(play, tmp_path):
     assert ["node-taint" in config for config in written] == [False, False], written
     code, output = play("role.yml", k3s_network_policy=False, k3s_selinux=False, k3s_startup_taint=False)
     assert (code, output.count("changed=0")) == (0, 2), output
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    """The API server of node1 and node2, with a pod on each, which the play's `k3s kubectl` asks."""
+    found = kubectl_cluster.Cluster(tmp_path / "cluster.json")
+    found.install(tmp_path / "bin/k3s")
+    for name in ADDRESSES:
+        node = kubectl_cluster.node(name, annotations={})
+        node["status"] = {"conditions": [{"type": "Ready", "status": "True"}]}
+        found.add(node, kubectl_cluster.pod("jobs", f"train-{name}", name, owner="ReplicaSet"))
+    return found
+
+
+@pytest.fixture
+def upgrade(play, tmp_path, bundle):
+    """Both nodes run v1.35.8 as it was started, the bundle has v1.35.9; upgrade() is upgrade_k3s.yml."""
+    names = {"k3s_node_name": "{{ inventory_hostname }}", "k3s_drain_allowed": True}
+    code, output = play("role.yml", **names)
+    assert code == 0, output
+    for name in ADDRESSES:
+        (tmp_path / name / "usr/local/bin/k3s.version").write_text("v1.35.8+k3s1")
+        state.remember(str(tmp_path / name), None)
+    (bundle / "k3s").write_bytes(b"newer")
+    text = (bundle / "bundle.yml").read_text().replace("v1.35.8", "v1.35.9")
+    (bundle / "bundle.yml").write_text(
+        text.replace(hashlib.sha256(b"program").hexdigest(), hashlib.sha256(b"newer").hexdigest())
+    )
+    return lambda *arguments: play("gpufabric.rdma.upgrade_k3s", *arguments, **names)
+
+
+def steps(cluster):
+    """(verb, node) of what was done to nodes: cordon and uncordon are patches."""
+    return [
+        (
+            call[0] if call[0] == "drain" else ("uncordon" if '"unschedulable": null' in call[-1] else "cordon"),
+            call[1] if call[0] == "drain" else call[2],
+        )
+        for call in cluster.calls()
+        if call[0] in ("drain", "patch")
+    ]
+
+
+def each(*names):
+    return [(verb, name) for name in names for verb in ("cordon", "drain", "uncordon")]
+
+
+def test_a_node_that_a_run_left_half_way_is_upgraded_before_the_next_is_drained(upgrade, cluster, tmp_path):
+    """The program is copied, k3s was not restarted: by its files all is done, not by its record."""
+    (tmp_path / "node1/usr/local/bin/k3s").write_bytes(b"newer")
+    (tmp_path / "node1/usr/local/bin/k3s.version").write_text("v1.35.9+k3s1")
+    code, output = upgrade()
+    assert code == 0, output
+    assert steps(cluster) == each("node1", "node2")
+    assert (tmp_path / "node2/usr/local/bin/k3s").read_bytes() == b"newer"
+
+
+def test_a_node_that_is_not_ready_again_ends_the_upgrade(upgrade, cluster, tmp_path):
+    """Cut off between restart and Ready: nothing is stale, and the next node stays where it is."""
+    (tmp_path / "node1/usr/local/bin/k3s").write_bytes(b"newer")
+    (tmp_path / "node1/usr/local/bin/k3s.version").write_text("v1.35.9+k3s1")
+    state.remember(str(tmp_path / "node1"), None)
+    objects = cluster.objects
+    objects["Node//node1"]["status"]["conditions"][0]["status"] = "False"
+    objects["Node//node1"]["spec"]["unschedulable"] = True
+    objects["Node//node1"]["metadata"]["annotations"] = {MARK: "true"}
+    cluster.state(objects=objects)
+    code, output = upgrade("-e", "k3s_start_timeout_seconds=0")
+    assert code != 0
+    assert "node node1: wanted Ready, seen not Ready" in " ".join(output.split())
+    assert steps(cluster) == []
+
+
+def test_a_cordon_of_someone_else_survives_an_upgrade(upgrade, cluster):
+    objects = cluster.objects
+    objects["Node//node2"]["spec"]["unschedulable"] = True
+    cluster.state(objects=objects)
+    code, output = upgrade()
+    assert code == 0, output
+    assert steps(cluster) == [*each("node1"), ("drain", "node2")]
+    assert cluster.objects["Node//node2"]["spec"]["unschedulable"] is True
