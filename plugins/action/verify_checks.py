@@ -23,6 +23,7 @@ class ActionModule(ActionBase):
                 "hosts": {"type": "list", "elements": "str", "required": True},
                 "nodes": {"type": "list", "elements": "dict", "required": True},
                 "plan": {"type": "dict", "required": True},
+                "unplanned": {"type": "str", "default": ""},
                 "results": {"type": "list", "elements": "dict", "default": []},
                 "servers": {"type": "list", "elements": "dict", "default": []},
                 "failures": {"type": "list", "elements": "str", "default": []},

@@ -21,6 +21,10 @@ options:
     type: list
     elements: str
     default: [k3s, kubectl]
+  api_seconds:
+    description: For how long an API server that gives no answer is asked again before it is named.
+    type: int
+    default: 60
 """
 
 EXAMPLES = r"""
@@ -47,7 +51,7 @@ cluster:
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.cluster import read
-from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.kubectl import Kubectl
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.kubectl import API_SECONDS, patient
 
 
 @guarded
@@ -55,11 +59,12 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "kubectl": {"type": "list", "elements": "str", "default": ["k3s", "kubectl"]},
+            "api_seconds": {"type": "int", "default": API_SECONDS},
         },
         supports_check_mode=True,
     )
     # Not named `unreachable`: Ansible would treat the node as unreachable.
-    cluster, error = read(Kubectl(module.params["kubectl"]))
+    cluster, error = read(patient(module.params["kubectl"], module.params["api_seconds"]))
     module.exit_json(changed=False, cluster=cluster, api_error=error)
 
 

@@ -36,6 +36,10 @@ options:
     description: Name of a Service that the pod must resolve. Empty skips this.
     type: str
     default: ""
+  api_seconds:
+    description: For how long an API server that gives no answer is asked again before it is named.
+    type: int
+    default: 60
 """
 
 EXAMPLES = r"""
@@ -76,7 +80,7 @@ answers:
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
-from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.kubectl import Kubectl
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.kubectl import API_SECONDS, patient
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.running_pods import look_into
 
 
@@ -87,6 +91,7 @@ def main() -> None:
             "pod": {"type": "str", "required": True},
             "kubectl": {"type": "list", "elements": "str", "default": ["k3s", "kubectl"]},
             "resolve": {"type": "str", "default": ""},
+            "api_seconds": {"type": "int", "default": API_SECONDS},
         },
         supports_check_mode=True,
     )
@@ -94,7 +99,8 @@ def main() -> None:
     result = {}
     try:
         if not module.check_mode:
-            result = look_into(Kubectl(params["kubectl"]), params["pod"], params["resolve"])
+            kubectl = patient(params["kubectl"], params["api_seconds"])
+            result = look_into(kubectl, params["pod"], params["resolve"])
     except Refused as refused:
         module.fail_json(**failure(refused))
     module.exit_json(changed=False, **result)

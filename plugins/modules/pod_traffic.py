@@ -45,6 +45,10 @@ options:
     description: Seconds after which a test is aborted.
     type: int
     default: 30
+  api_seconds:
+    description: For how long an API server that gives no answer is asked again before it is named.
+    type: int
+    default: 60
 """
 
 EXAMPLES = r"""
@@ -56,7 +60,8 @@ EXAMPLES = r"""
 
 RETURN = r"""
 results:
-  description: For each end of each test of O(rounds) C(id), C(role), C(ok), C(error); for clients C(gbps) too.
+  description: For each end of each test of O(rounds) C(id), C(role), C(ok), C(error); for clients C(gbps) too. C(ok) is
+    null where the answer did not come, and C(error) says why.
   returned: success
   type: list
   elements: dict
@@ -64,7 +69,7 @@ results:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
-from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.kubectl import Kubectl
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.kubectl import API_SECONDS, patient
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.pod_traffic import run_rounds
 
 
@@ -77,11 +82,13 @@ def main() -> None:
             "rounds": {"type": "list", "elements": "list", "required": True},
             "seconds": {"type": "int", "default": 2},
             "limit": {"type": "int", "default": 30},
+            "api_seconds": {"type": "int", "default": API_SECONDS},
         },
         supports_check_mode=True,
     )
     params = module.params
-    results = [] if module.check_mode else run_rounds(Kubectl(params["kubectl"]), params)
+    kubectl = patient(params["kubectl"], params["api_seconds"])
+    results = [] if module.check_mode else run_rounds(kubectl, params)
     module.exit_json(changed=False, results=results)
 
 

@@ -71,11 +71,13 @@ options:
     type: int
     default: 30
   wait_seconds:
-    description:
-      - How long the pods may take to start, and to be removed. The wait for an API server that does not respond is
-        limited to the same time.
+    description: How long the pods may take to start, and to be removed.
     type: int
     default: 180
+  api_seconds:
+    description: For how long an API server that gives no answer is asked again before it is named.
+    type: int
+    default: 60
 """
 
 EXAMPLES = r"""
@@ -111,13 +113,17 @@ left:
   description: kubectl's message about what could not be removed, or null.
   returned: O(state=absent)
   type: str
+unanswered:
+  description: Why the rest is not known, where the API server fell silent; otherwise null.
+  returned: without check mode
+  type: str
 """
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import running_pods
-from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.kubectl import Kubectl
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.kubectl import API_SECONDS, patient
 
 
 @guarded
@@ -135,19 +141,19 @@ def main() -> None:
             "seconds": {"type": "int", "default": 2},
             "limit": {"type": "int", "default": 30},
             "wait_seconds": {"type": "int", "default": 180},
+            "api_seconds": {"type": "int", "default": API_SECONDS},
         },
         supports_check_mode=True,
     )
     params = module.params
-    result = {}
+    kubectl, result = patient(params["kubectl"], params["api_seconds"]), {}
     try:
         if module.check_mode:
             pass
         elif params["state"] == "present":
-            result = running_pods.run(Kubectl(params["kubectl"], patience=params["wait_seconds"]), params)
+            result = running_pods.run(kubectl, params)
         else:
-            left = running_pods.remove(Kubectl(params["kubectl"]), params["namespace"], params["wait_seconds"])
-            result = {"left": left}
+            result = running_pods.remove(kubectl, params["namespace"], params["wait_seconds"])
     except Refused as refused:
         module.fail_json(**failure(refused))
     module.exit_json(changed=False, **result)

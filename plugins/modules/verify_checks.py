@@ -45,6 +45,10 @@ options:
     description: The RV(gpufabric.rdma.plan_fabric#module:plan).
     type: dict
     required: true
+  unplanned:
+    description: Why there is no O(plan), or empty.
+    type: str
+    default: ""
   results:
     description: What M(gpufabric.rdma.fabric_client) returned on each host.
     type: list

@@ -193,6 +193,7 @@ def get(state, words) -> None:
         namespace = option(words, "n", "namespace", empty="default")
         label, value = option(words, "selector").partition("=")[::2]
         node = option(words, "field-selector").partition("spec.nodeName=")[2]
+        only = option(words, "field-selector").partition("metadata.name=")[2]
         items = [
             item
             for name, item in state["objects"].items()
@@ -200,6 +201,7 @@ def get(state, words) -> None:
             and (everywhere or item["kind"] in CLUSTER_WIDE or name.split("/")[1] == namespace)
             and (not label or (item["metadata"].get("labels") or {}).get(label) == value)
             and (not node or item["spec"].get("nodeName") == node)
+            and (not only or item["metadata"]["name"] == only)
         ]
         if not managed:
             items = copy.deepcopy(items)
@@ -358,7 +360,7 @@ def execute(state, words) -> None:
     if command[0] == "sh":
         if pod not in state.get("answers", {}):
             raise Failed('OCI runtime exec failed: exec: "sh": executable file not found in $PATH', 126)
-        print(state["answers"][pod], end="")
+        print(state["answers"][pod] + "@@.")
     elif command[0] == "ping":
         print("3 packets transmitted, 3 received, 0% packet loss, time 2003ms")
     elif "rping" in command and "-c" in command:

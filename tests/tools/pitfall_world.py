@@ -108,6 +108,7 @@ class World:
             "hosts": list(HOSTS),
             "nodes": [self._read(host) for host in HOSTS],
             "plan": {"tests": [], "unpaired": [], "clashes": []},
+            "unplanned": "",
             "results": [],
             "servers": [],
             "failures": ["", ""],
@@ -153,7 +154,7 @@ class World:
             "pods_per_node": None,
             "masters": [],
             "failure": "",
-            "left": "",
+            "stopped": {},
             "run": {},
             "pod": {},
         }
@@ -197,11 +198,12 @@ class _Api:
         self.world = world
 
     def items(self, *words):
+        if words[0] == "pod":
+            return [copy.deepcopy(self.world.user)]
         return [] if words[0] == "events" else copy.deepcopy(self.world.objects)
 
-    def run(self, *words, limit=None):
-        del limit
-        return (0, self.world.answers["mine"], "") if words[0] == "exec" else (0, json.dumps(self.world.user), "")
+    def ask_pod(self, *_words):
+        return 0, self.world.answers["mine"], ""
 
 
 # --- objects ----------------------------------------------------------------------------------------------------------

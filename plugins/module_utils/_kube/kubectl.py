@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The one kubectl client: every call is bounded, and a missing program is a result."""
+"""The one kubectl client: every call is bounded, a missing program is a result, and truncated output is none."""
 
 from __future__ import annotations
 
@@ -17,7 +17,14 @@ from .._core.change import Finding, Refused
 MANAGER = "gpufabric.rdma"
 SEE_K3S = "see systemctl status k3s on the first server (journalctl -u k3s) and run again"
 POLL_SECONDS = 3
-TIMED_OUT, NOT_FOUND = 124, 127
+# How long an API server that gives no answer is asked again before it is named.
+API_SECONDS = 60
+# In place of an exit status, and no program's: kubectl came to no end of its own, or could not be started.
+NO_END, NOT_STARTED = -1, -2
+CANNOT_START = "cannot be started"
+_BROKE_OFF = "the answer broke off"
+# What kubectl adds to the words of a program in a pod, which may well be about a connection of its own.
+_OWN_END = "command terminated with exit code"
 # sudo and non-interactive SSH leave /usr/local/bin, where k3s is, out of PATH.
 _FOLDERS = ("/usr/local/bin", "/usr/bin", "/bin")
 # The server validates better than kubectl, which would first fetch all types to check one object.
@@ -26,7 +33,7 @@ _UNREACHABLE = re.compile(
     r"connection to the server|connection refused|Unable to connect to the server|TLS handshake timeout|i/o timeout"
     r"|unable to read .*k3s\.yaml|no configuration has been provided|k3s\.yaml: no such file"
     r"|currently unable to handle the request|etcdserver: |no route to host|ServiceUnavailable"
-    r"|apiserver not ready|connection reset by peer",
+    r"|apiserver not ready|connection reset by peer|unexpected EOF|client connection lost|stream error: stream ID",
     re.IGNORECASE,
 )
 
@@ -55,6 +62,11 @@ def unreachable(text: str) -> bool:
     return bool(_UNREACHABLE.search(text))
 
 
+def lost(code: int, error: str) -> bool:
+    """Whether a call came to no answer, which says nothing about what was asked."""
+    return code == NO_END or (code != 0 and unreachable(error) and _OWN_END not in error)
+
+
 def last_words(text: str) -> str:
     """kubectl's last sentence, without the log lines before it."""
     lines = [line for line in text.splitlines() if line.strip() and not re.match(r"[EWI]\d{4} ", line)]
@@ -69,6 +81,16 @@ def parse_items(text: str) -> list[dict]:
     return document.get("items") or [] if document.get("kind", "").endswith("List") else [document]
 
 
+def whole_json(words, text: str) -> bool:
+    """Whether a call for JSON has all of it. Only --ignore-not-found prints nothing where there is nothing."""
+    if "--output=json" not in words or ("--ignore-not-found" in words and not text.strip()):
+        return True
+    try:
+        return isinstance(json.loads(text), dict)
+    except ValueError:
+        return False
+
+
 def as_list(objects: list[dict]) -> str:
     """The objects as the one document that kubectl reads from its standard input."""
     return json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
@@ -80,18 +102,23 @@ def as_list(objects: list[dict]) -> str:
 def retry_until(call, patience: float, clock=time.monotonic, sleep=time.sleep) -> tuple[int, str, str]:
     """(exit status, output, error) of call(), repeated while no API server responds.
 
-    patience: seconds to keep retrying, counted from the first call without a response.
+    patience: seconds to keep retrying, counted from the start of the first call without a response.
     """
     since = None
     while True:
+        start = clock()
         code, out, error = call()
-        if code == 0 or not (code == TIMED_OUT or unreachable(error)):
+        if not lost(code, error):
             return code, out, error
-        now = clock()
-        since = now if since is None else since
-        if now >= since + patience:
+        since = start if since is None else since
+        if clock() >= since + patience:
             return code, out, error
         sleep(POLL_SECONDS)
+
+
+def patient(argv, seconds: float) -> Kubectl:
+    """A client that names an API server that is silent for so many seconds, and has asked it twice by then."""
+    return Kubectl(argv, limit=(seconds or API_SECONDS) / 2, patience=seconds)
 
 
 class Kubectl:
@@ -115,7 +142,7 @@ class Kubectl:
         self._clock, self._sleep = clock, sleep
 
     def run(self, *words: str, text: str | None = None, limit: float | None = None) -> tuple[int, str, str]:
-        """(exit status, output, error) of one call; 127 where kubectl is missing, 124 where it timed out."""
+        """(exit status, output, error) of one call; NOT_STARTED and NO_END where there is no exit status."""
         self.calls += 1
         limit = limit or self._limit
         try:
@@ -130,28 +157,55 @@ class Kubectl:
             )
         except subprocess.TimeoutExpired as late:
             out = late.stdout or ""
-            return TIMED_OUT, out if isinstance(out, str) else out.decode(errors="replace"), f"no end after {limit} s"
+            return NO_END, out if isinstance(out, str) else out.decode(errors="replace"), f"no end after {limit} s"
         except OSError as error:
-            return NOT_FOUND, "", f"{self._argv[0]} cannot be started: {error.strerror}"
+            return NOT_STARTED, "", f"{self._argv[0]} {CANNOT_START}: {error.strerror}"
+        if done.returncode < 0:
+            return NO_END, done.stdout, f"kubectl was ended by signal {-done.returncode}"
         return done.returncode, done.stdout, done.stderr
 
     def run_retrying(self, *words: str, text: str | None = None, limit: float | None = None) -> tuple[int, str, str]:
-        """run() for an idempotent call; raises Unreachable when no API server responds in time."""
-        answer = retry_until(lambda: self.run(*words, text=text, limit=limit), self._patience, self._clock, self._sleep)
+        """run() for an idempotent call; raises Unreachable when no API server responds in time.
+
+        Truncated JSON is requested again at least once.
+        """
+
+        def call():
+            answer = self._run_whole(words, text, limit, whole_json)
+            return self._run_whole(words, text, limit, whole_json) if answer[2] == _BROKE_OFF else answer
+
+        answer = retry_until(call, self._patience, self._clock, self._sleep)
         code, _out, error = answer
-        if code in (TIMED_OUT, NOT_FOUND) or (code and unreachable(error)):
+        if code == NOT_STARTED or lost(code, error):
             raise Unreachable(error, self._next_step)
         return answer
+
+    def ask_pod(self, namespace: str, pod: str, argv: list[str], limit: float, whole) -> tuple[int, str, str]:
+        """run() of an exec that is made again, once, where it comes to no end or its output is not whole(words, text).
+
+        Raises Unreachable where the API server is silent by then.
+        """
+        words = ("exec", "-n", namespace, pod, "--", *argv)
+        answer = self._run_whole(words, None, limit, whole)
+        if lost(answer[0], answer[2]):
+            self.await_server()
+            answer = self._run_whole(words, None, limit, whole)
+        return answer
+
+    def await_server(self) -> None:
+        """Raises Unreachable where the API server stays silent."""
+        self.run_retrying("get", "--raw=/readyz")
+
+    def _run_whole(self, words, text, limit, whole) -> tuple[int, str, str]:
+        code, out, error = self.run(*words, text=text, limit=limit)
+        return (NO_END, out, _BROKE_OFF) if code == 0 and not whole(words, out) else (code, out, error)
 
     def items(self, *words: str) -> list[dict]:
         """The objects of a get; raises KubectlError."""
         code, out, error = self.run_retrying("get", *words, "--output=json")
         if code:
             raise KubectlError(f"an answer to get {' '.join(words)}", error or out or f"exit status {code}")
-        try:
-            return parse_items(out)
-        except ValueError as wrong:
-            raise KubectlError(f"JSON from get {' '.join(words)}", f"{wrong} in {out[:100]!r}") from wrong
+        return parse_items(out)
 
     def apply(self, objects: list[dict], *words: str) -> tuple[int, str, str]:
         """Apply objects server-side as the collection's field manager; returns what run_retrying() returns."""

@@ -10,7 +10,7 @@ is gone; only both prove an object ours. kubectl shows managers where SHOW is am
 from __future__ import annotations
 
 from .._core.change import Finding, Refused
-from .kubectl import MANAGER, Kubectl, KubectlError, parse_items
+from .kubectl import MANAGER, Kubectl
 
 OWNER_LABEL = "rdma.gpufabric.io/owner"
 TESTS = "verification"  # owner of the namespace of test pods
@@ -43,11 +43,8 @@ def ours(item: dict, owner: str) -> bool:
 
 def tests_namespace(kubectl: Kubectl, name: str) -> bool:
     """Whether the namespace of test pods exists; Refused where it is not ours to use, empty and delete."""
-    words = ("get", "namespace", name, "--ignore-not-found", SHOW, "--output=json")
-    code, out, error = kubectl.run_retrying(*words)
-    if code:
-        raise KubectlError(f"namespace {name}", error or out)
-    found = parse_items(out)
+    # A list, which is printed even of nothing: half an answer is not taken for an absence.
+    found = kubectl.items("namespaces", f"--field-selector=metadata.name={name}", SHOW)
     refused = [foreign_namespace(item) for item in found if not ours(item, TESTS)]
     if refused:
         raise Refused(refused)

@@ -5,7 +5,7 @@
 
 PRIVATE to the collection. Pure. The script is POSIX shell, because a pod's image has no Python; a missing tool
 exits with 127 and is reported as not verified. Its output is a list of sections: a line "@@ NAME", the command's
-output, and "@@= EXIT STATUS".
+output, and "@@= EXIT STATUS"; END is its last line.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import re
 # More than the 8 MiB that containers may lock unless the limit of the service that starts them was raised.
 REGISTERED = 16 * 2**20
 _REGISTER_PORT = 18599
+# The script's last line: without it an answer is not whole.
+END = "@@."
 
 # $1: a name to resolve. Registration is real: a server of ibv_rc_pingpong registers its buffer before it listens, and
 # the kernel counts registered memory as VmPin of the process. No packet is sent.
@@ -97,10 +99,19 @@ granted | while read -r node hca; do
     done
 done
 [ -n "$1" ] && probe resolve resolve "$1"
-true
+echo "{END}"
 """
 
 MISSING = 127
+
+
+def whole(_words, text: str) -> bool:
+    return text.endswith(f"\n{END}\n")
+
+
+def unanswered(reason: str) -> str:
+    """In place of an answer, where none came that is whole: nothing of the pod is known then."""
+    return f"@@ unanswered\n{' '.join(reason.split())}\n@@= 1\n"
 
 
 def sections(text: str) -> dict:
@@ -132,8 +143,9 @@ def parse(text: str) -> dict:
             if code is None:
                 missing[name] += f" after: {' '.join(lines[-1:])}"
 
-    if "exec" in said:
-        missing["exec"] = " ".join(said["exec"][1]) or "no output"
+    for name in ("exec", "unanswered"):
+        if name in said:
+            missing[name] = " ".join(said[name][1]) or "no output"
 
     def lines_of(name):
         return [] if name in missing or name not in said else said[name][1]

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from .._traffic import fabric
 from . import pods as kube_pods
-from .kubectl import Kubectl
+from .kubectl import Kubectl, Unreachable, last_words, lost
 
 _PATIENCE = 10
 _TRIES = 3
@@ -23,28 +23,68 @@ _KEPT = 2000
 _AT_ONCE = 32
 
 
-def send(kubectl: Kubectl, namespace: str, test: dict, params: dict) -> dict:
-    """Run one test and return its result. params: seconds (a bandwidth test sends), limit (seconds for one test)."""
+def send_all(kubectl: Kubectl, namespace: str, tests: list[dict], params: dict, at_once: int = 1) -> list[dict]:
+    """The result of each test; ok is None, with the reason as error, where its output is lost or truncated.
+
+    params: seconds (a bandwidth test sends), limit (seconds for one test).
+    """
+    silent: list[dict] = []
+
+    def one(test):
+        try:
+            return silent[0] if silent else _send_twice(kubectl, namespace, test, params)
+        except Unreachable as nobody:
+            silent.append(_unknown(nobody.reason))
+            return silent[0]
+
+    with ThreadPoolExecutor(max_workers=at_once) as pool:
+        return list(pool.map(one, tests))
+
+
+def _send_twice(kubectl: Kubectl, namespace: str, test: dict, params: dict) -> dict:
+    result = _send(kubectl, namespace, test, params)
+    if result["ok"] is not None:
+        return result
+    kubectl.await_server()
+    again = _send(kubectl, namespace, test, params)
+    return _unknown(f"asked twice: {again['error']}", again["output"]) if again["ok"] is None else again
+
+
+def _send(kubectl: Kubectl, namespace: str, test: dict, params: dict) -> dict:
     if test["tool"] == "ping":
-        argv = kube_pods.ping_command(test)
-        code, said, error = kubectl.run(
-            "exec", "-n", namespace, test["client"]["pod"], "--", *argv, limit=params["limit"]
-        )
+        words = ("exec", "-n", namespace, test["client"]["pod"], "--", *kube_pods.ping_command(test))
+        code, said, error = kubectl.run(*words, limit=params["limit"])
         output = said + error
-        ok = code == 0 and " 0% packet loss" in output
+        if lost(code, error) or (code == 0 and "% packet loss" not in said):
+            return _unknown(_broke_off(code, error), output)
+        ok = code == 0 and " 0% packet loss" in said
         return {"ok": ok, "error": None if ok else _last(output, code), "output": output[-_KEPT:]}
-    limit = str(params["limit"])
-    argv = ["timeout", limit, *fabric.server_command(test, params["seconds"])]
+    argv = ["timeout", str(params["limit"]), *fabric.server_command(test, params["seconds"])]
     server = kubectl.serve(test["server"]["pod"], argv, namespace)
     try:
-        return connect(kubectl, namespace, test, params)
+        result = connect(kubectl, namespace, test, params)
+        status = server.poll()
     finally:
         server.terminate()
         try:
-            server.communicate(timeout=5)
+            said = server.communicate(timeout=5)[0]
         except subprocess.TimeoutExpired:
             server.kill()
-            server.communicate()
+            said = server.communicate()[0]
+    if result["ok"] is False and status is not None:
+        # Where the server's exec broke off nobody was there to be reached, which tells nothing of the path.
+        words = said.decode(errors="replace")
+        if status < 0 or lost(status, words) or (status == 0 and fabric.refused(result["output"])):
+            return _unknown(f"the server's end: {_broke_off(status, words)}", result["output"])
+    return result
+
+
+def _unknown(reason: str, output: str = "") -> dict:
+    return {"ok": None, "error": reason, "output": output[-_KEPT:]}
+
+
+def _broke_off(code: int, error: str) -> str:
+    return last_words(error) if code and error.strip() else "the answer broke off"
 
 
 def run_rounds(kubectl: Kubectl, params: dict) -> list[dict]:
@@ -54,9 +94,8 @@ def run_rounds(kubectl: Kubectl, params: dict) -> list[dict]:
     """
     results = []
     for tests in params["rounds"]:
-        with ThreadPoolExecutor(max_workers=min(len(tests), _AT_ONCE) or 1) as pool:
-            said = pool.map(lambda test: send(kubectl, params["namespace"], test, params), tests)
-            results += [{"id": test["id"], "role": "client", **one} for test, one in zip(tests, said)]
+        said = send_all(kubectl, params["namespace"], tests, params, min(len(tests), _AT_ONCE) or 1)
+        results += [{"id": test["id"], "role": "client", **one} for test, one in zip(tests, said)]
     return results
 
 
@@ -69,7 +108,11 @@ def connect(kubectl: Kubectl, namespace: str, test: dict, params: dict) -> dict:
             "exec", "-n", namespace, test["client"]["pod"], "--", *argv, limit=params["limit"] + 10
         )
         took = time.monotonic() - start
+        if lost(code, error):
+            return _unknown(_broke_off(code, error), said + error)
         result = fabric.parse(test["tool"], code, said + error, params["seconds"])
+        if code == 0 and not result["ok"] and not fabric.told(said + error):
+            return _unknown(_broke_off(code, error), said + error)
         # The server's exec may still be starting; a slow API server can take longer than the retry limit.
         again = took <= 5 or fabric.refused(said + error)
         if result["ok"] or not again or (tries >= _TRIES and time.monotonic() > deadline):

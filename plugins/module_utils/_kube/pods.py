@@ -230,6 +230,7 @@ def traffic(pods: list[dict], answers: dict, base_port: int) -> dict:
     rail lie in different networks, as on the host. Tests have the form that _traffic.fabric runs.
     """
     tests, left_out = [], []
+    unknown = {pod["host"]: answers[pod["name"]] for pod in pods if _unanswered(answers.get(pod["name"]))}
     ends = [end for pod in pods for end in ends_of(pod, answers.get(pod["name"]))]
     numbers = sorted({end["rail"] for end in ends})
     ports = {pod["node"]: base_port for pod in pods}
@@ -241,10 +242,12 @@ def traffic(pods: list[dict], answers: dict, base_port: int) -> dict:
             if "software" in (client["hca_kind"], server["hca_kind"]):
                 left_out.append({"rail": number, "host": client["host"], "what": "net", "reason": SOFTWARE_REASON})
             else:
+                left_out += _unaddressed(client, server)
                 tests += _verbs(client, server, ports)
         for client, server in _neighbours(hosted):
+            left_out += _unaddressed(client, server)
             tests += _verbs(client, server, ports)
-        left_out += [_alone(chain[0], plain) for chain in plain if len(chain) == 1]
+        left_out += [_alone(chain[0], plain, unknown) for chain in plain if len(chain) == 1]
     return {"tests": tests, "left_out": left_out}
 
 
@@ -269,12 +272,27 @@ def _neighbours(chains: list[list[dict]]) -> list[tuple[dict, dict]]:
     return [pair for chain in chains for pair in zip(chain, chain[1:])]
 
 
-def _alone(end: dict, chains: list[list[dict]]) -> dict:
+def _unanswered(answer) -> bool:
+    return bool(answer) and not {"exec", "unanswered"}.isdisjoint(answer["missing"])
+
+
+def _unaddressed(client: dict, server: dict) -> list[dict]:
+    """Without an address of the server's pod nothing can be sent to it."""
+    if server["ip"] or server["management"]:
+        return []
+    reason = f"no address of pod {server['pod']} on {server['node']} is known"
+    return [{"rail": client["rail"], "host": client["host"], "what": "peer", "reason": reason}]
+
+
+def _alone(end: dict, chains: list[list[dict]], unknown: dict) -> dict:
+    silent = sorted(host for host in unknown if host != end["host"])
     others = [other for chain in chains for other in chain if other is not end]
     if others:
         here = ", ".join(end["networks"])
         there = ", ".join(f"{other['host']} {' '.join(other['networks'])}" for other in others[:3])
         what, reason = "wire", f"no peer in {here}: rail {end['rail']} of {there}"
+    elif silent:
+        what, reason = "peer", f"no peer: the test pod on {silent[0]} gave no answer"
     else:
         what, reason = "peer", "no peer: no other node runs a test pod on this rail"
     return {"rail": end["rail"], "host": end["host"], "what": what, "reason": reason}
@@ -282,7 +300,7 @@ def _alone(end: dict, chains: list[list[dict]]) -> dict:
 
 def ends_of(pod: dict, answer):
     """The rails a running pod can send on; with the address and the GID index from its own probe."""
-    if answer is None:
+    if answer is None or _unanswered(answer):
         return
     interfaces = {item["rail"]["index"]: item["interface"] for item in pod["attachments"] if item["rail"]}
     for rail in pod["rails"]:
@@ -352,7 +370,9 @@ def _verbs(client: dict, server: dict, ports: dict) -> list[dict]:
         port = ports[server["node"]]
         ports[server["node"]] += 1
         # ib_write_bw exchanges its queue pair numbers over TCP, for which the pod network is enough.
-        address = server["ip"] if tool == "rping" or server["ip"] else server["management"]
+        address = server["ip"] or server["management"]
+        if address is None:
+            continue
         made.append(_test(tool, client, server, address, port))
     return made
 

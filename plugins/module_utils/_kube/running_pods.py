@@ -8,14 +8,13 @@ PRIVATE to the collection.
 
 from __future__ import annotations
 
-import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 from .._core.change import Refused
 from . import cluster, ownership, pod_probe, pod_traffic
 from . import pods as kube_pods
-from .kubectl import Kubectl, KubectlError, last_words
+from .kubectl import Kubectl, KubectlError, Unreachable, last_words, lost
 
 # Waiting reasons that never resolve.
 UNRECOVERABLE = (
@@ -82,20 +81,49 @@ def await_pods(kubectl: Kubectl, namespace: str, names: list[str], seconds: floa
         clock.sleep(2)
 
 
-def ask(kubectl: Kubectl, namespace: str, name: str, resolve: str) -> str:
-    """The script's output in a pod, or the error when it could not run."""
-    words = ["exec", "-n", namespace, name, "--", "sh", "-c", pod_probe.SCRIPT, "sh", resolve]
-    code, said, error = kubectl.run(*words, limit=120)
-    return said if code == 0 or said else f"@@ exec\n{error.strip()}\n@@= {code}\n"
+def ask(kubectl: Kubectl, namespace: str, names: list[str], resolve: str) -> dict[str, str]:
+    """The script's output in each pod, or the reason why it could not run or its output is truncated."""
+    silent: list[str] = []
+
+    def one(name):
+        try:
+            return silent[0] if silent else _ask(kubectl, namespace, name, resolve)
+        except Unreachable as nobody:
+            # None of the others is waited for as long.
+            silent.append(pod_probe.unanswered(nobody.reason))
+            return silent[0]
+
+    with ThreadPoolExecutor(max_workers=4) as pool:
+        return dict(zip(names, pool.map(one, names)))
+
+
+def _ask(kubectl: Kubectl, namespace: str, name: str, resolve: str) -> str:
+    argv = ["sh", "-c", pod_probe.SCRIPT, "sh", resolve]
+    code, said, error = kubectl.ask_pod(namespace, name, argv, 120, pod_probe.whole)
+    if code == 0:
+        return said
+    # The API server that says so, twice, has an answer: the kubelet gives it none.
+    if lost(code, error) and "error dialing backend" not in error:
+        return pod_probe.unanswered(f"asked twice: {last_words(error)}")
+    return f"@@ exec\n{error.strip()}\n@@= {code}\n"
 
 
 def run(kubectl: Kubectl, params: dict) -> dict:
     """Effect: apply the pods, wait for them, probe each, send between them. pods, answers, traffic, seconds.
 
-    params: namespace, objects, pods, traffic (bool), resolve, port, seconds, limit, wait_seconds.
+    params: namespace, objects, pods, traffic (bool), resolve, port, seconds, limit, wait_seconds. unanswered of the
+    result: why the rest is not known, where the API server fell silent.
     """
-    namespace, pods = params["namespace"], params["pods"]
-    seconds = {}
+    result: dict = {"pods": {}, "answers": {}, "traffic": {"tests": [], "left_out": []}, "seconds": {}}
+    try:
+        _run(kubectl, params, result)
+    except Unreachable as silent:
+        return {**result, "unanswered": silent.reason}
+    return {**result, "unanswered": None}
+
+
+def _run(kubectl: Kubectl, params: dict, result: dict) -> None:
+    namespace, pods, seconds = params["namespace"], params["pods"], result["seconds"]
     start = time.monotonic()
     if ownership.tests_namespace(kubectl, namespace):
         remove_pods(kubectl, namespace)
@@ -103,60 +131,75 @@ def run(kubectl: Kubectl, params: dict) -> dict:
     if code:
         raise KubectlError("the test pods applied", error or said)
     names = [pod["name"] for pod in pods]
-    states = await_pods(kubectl, namespace, names, params["wait_seconds"])
+    states = result["pods"] = await_pods(kubectl, namespace, names, params["wait_seconds"])
     seconds["pods"] = round(time.monotonic() - start, 1)
     start = time.monotonic()
     running = [name for name in names if states.get(name, {}).get("ready")]
-    with ThreadPoolExecutor(max_workers=4) as pool:
-        said = pool.map(lambda name: ask(kubectl, namespace, name, params["resolve"]), running)
-        answers = dict(zip(running, said))
+    answers = result["answers"] = ask(kubectl, namespace, running, params["resolve"])
     seconds["answers"] = round(time.monotonic() - start, 1)
     start = time.monotonic()
     parsed = {name: pod_probe.parse(text) for name, text in answers.items()} if params["traffic"] else {}
     planned = kube_pods.traffic(pods, parsed, params["port"])
-    results = [{**test, "result": pod_traffic.send(kubectl, namespace, test, params)} for test in planned["tests"]]
-    seconds["traffic"] = round(time.monotonic() - start, 1)
-    return {
-        "pods": states,
-        "answers": answers,
-        "traffic": {"tests": results, "left_out": planned["left_out"]},
-        "seconds": seconds,
+    results = pod_traffic.send_all(kubectl, namespace, planned["tests"], params)
+    result["traffic"] = {
+        "tests": [{**test, "result": one} for test, one in zip(planned["tests"], results)],
+        "left_out": planned["left_out"],
     }
+    seconds["traffic"] = round(time.monotonic() - start, 1)
 
 
 def remove_pods(kubectl: Kubectl, namespace: str) -> None:
     """Pods of an interrupted run: a pod cannot be changed, only recreated."""
     words = ["delete", "pods", "--all", "-n", namespace, "--grace-period=1", "--ignore-not-found"]
-    kubectl.run(*words, limit=120)
+    code, said, error = kubectl.run_retrying(*words)
+    if code:
+        raise KubectlError("the test pods of an earlier run deleted", error or said)
 
 
-def remove(kubectl: Kubectl, namespace: str, seconds: int) -> str | None:
-    """Remove the namespace with all that is in it, if it is ours; what is left after so many seconds."""
-    try:
-        if not ownership.tests_namespace(kubectl, namespace):
-            return None
-    except KubectlError as failed:
-        return last_words(failed.reason)
-    except Refused:
-        return None  # nothing of ours is in it, and run() has said so
+def remove(kubectl: Kubectl, namespace: str, seconds: int) -> dict:
+    """Remove the namespace with all that is in it, if it is ours.
+
+    left: what is left after so many seconds. unanswered: why it is not known whether something is.
+    """
     words = ["delete", "namespace", namespace, "--ignore-not-found", "--wait=true", f"--timeout={seconds}s"]
-    code, said, error = kubectl.run(*words, limit=seconds + 20)
-    return None if code == 0 else (error or said).strip()
+    for _try in range(2):
+        try:
+            # The deletion may take all the time there is: a silent API server shows here, sooner.
+            if not ownership.tests_namespace(kubectl, namespace):
+                return {"left": None, "unanswered": None}
+        except Unreachable as silent:
+            return {"left": None, "unanswered": silent.reason}
+        except KubectlError as failed:
+            return {"left": last_words(failed.reason), "unanswered": None}
+        except Refused:
+            return {"left": None, "unanswered": None}  # nothing of ours is in it, and run() has said so
+        code, said, error = kubectl.run(*words, limit=seconds + 20)
+        if not lost(code, error):
+            return {"left": (error or said).strip() if code else None, "unanswered": None}
+    return {"left": None, "unanswered": f"asked twice: {last_words(error)}"}
 
 
 def look_into(kubectl: Kubectl, pod: str, resolve: str) -> dict:
     """api_error, cluster, pods, answers and item of a pod (NAMESPACE/NAME); missing when it does not exist."""
-    namespace, _slash, name = pod.rpartition("/")
-    namespace = namespace or "default"
     found, error = cluster.read(kubectl)
     if error:
         return {"api_error": error}
-    code, said, error = kubectl.run("get", "pod", name, "-n", namespace, "-o", "json")
-    found = {"api_error": None, "cluster": found, "pods": {}, "answers": {}, "item": None}
-    if code:
-        found["missing"] = (error or said).strip()
-        return found
-    item = json.loads(said)
+    try:
+        return _look_into(kubectl, pod, resolve, found)
+    except Unreachable as silent:
+        return {"api_error": silent.reason}
+
+
+def _look_into(kubectl: Kubectl, pod: str, resolve: str, offered: dict) -> dict:
+    namespace, _slash, name = pod.rpartition("/")
+    namespace = namespace or "default"
+    found = {"api_error": None, "cluster": offered, "pods": {}, "answers": {}, "item": None}
+    try:
+        (item,) = kubectl.items("pod", name, "-n", namespace)
+    except KubectlError as refused:
+        if "(NotFound)" not in refused.reason:
+            raise
+        return {**found, "missing": refused.reason}
     events = kubectl.items("events", "-n", namespace, "--field-selector", f"involvedObject.name={name}")
     one = state(item, events)
     found["pods"][name] = one
@@ -183,5 +226,5 @@ def look_into(kubectl: Kubectl, pod: str, resolve: str) -> dict:
         ],
     }
     if one["ready"]:
-        found["answers"][name] = ask(kubectl, namespace, name, resolve)
+        found["answers"] = ask(kubectl, namespace, [name], resolve)
     return found

@@ -89,6 +89,11 @@ def refused(output: str) -> bool:
     return _REFUSED.search(output) is not None
 
 
+def told(output: str) -> bool:
+    """Whether a tool names a fault, and did not just say less than it should."""
+    return _TELLING.search(output) is not None
+
+
 def complaint(output: str) -> str:
     """The lines of a tool's output that report the error."""
     lines = [line.strip() for line in output.splitlines()]

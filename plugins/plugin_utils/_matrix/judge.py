@@ -139,6 +139,8 @@ def _unmeasured(test: dict, result: dict, options: dict) -> tuple:
     client, server = result.get("client"), result.get("server")
     if client is None and server is None:
         return NOT_VERIFIED, options["failures"].get(test["client"]["host"]) or "the run stopped before this test"
+    if client is not None and client.get("ok", False) is None:
+        return NOT_VERIFIED, client["error"]
     errors = []
     for role, one in (("client", client), ("server", server)):
         if one is None:

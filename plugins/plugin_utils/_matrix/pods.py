@@ -53,7 +53,8 @@ def plan(cluster: dict, nodes: list[dict], options: dict) -> dict:
         for rail in pod["rails"]:
             known = on_host.get((pod["host"], rail["index"], rail["hca"], rail["port"]))
             if known and (rail["kind"] == "software") == (pod["kind"] == "host"):
-                ends.append(_end(pod, rail, known, pod_probe.parse(said) if said else None, states.get(pod["name"])))
+                answer = pod_probe.parse(said) if said else None
+                ends.append(_end(pod, rail, known, answer, _why(states.get(pod["name"]), answer, cluster["run"])))
     base_ports = {end["node"]: cluster["port"] for end in ends}
     # The image of the test pods has no CUDA.
     planned = matrix_plan.plan_pods(ends, base_ports, {**options, "cuda": False})
@@ -62,8 +63,15 @@ def plan(cluster: dict, nodes: list[dict], options: dict) -> dict:
     return planned
 
 
-def _end(pod: dict, rail: dict, known: dict, answer, state) -> dict:
-    """The end of a rail in a pod; `reason` says why it cannot be used."""
+def _why(state, answer, run: dict) -> str:
+    """Why a pod says nothing."""
+    missing = (answer or {}).get("missing") or {}
+    told = missing.get("unanswered") or missing.get("exec") or "; ".join((state or {}).get("reasons") or [])
+    return told or (run.get("unanswered") if state is None else None) or "it is not running"
+
+
+def _end(pod: dict, rail: dict, known: dict, answer, why: str) -> dict:
+    """The end of a rail in a pod; `reason` says why it cannot be used. why: the reason of a pod that says nothing."""
     found = next((end for end in kube_pods.ends_of(pod, answer) if end["rail"] == rail["index"]), None)
     end = {
         **known,
@@ -76,10 +84,9 @@ def _end(pod: dict, rail: dict, known: dict, answer, state) -> dict:
         "reason": known["refused"],
     }
     if found is None:
-        why = "; ".join((state or {}).get("reasons") or []) or "it is not running"
         return {**end, "reason": end["reason"] or f"pod {pod['name']}: {why}"}
     network = found["network"] or next(iter(known["networks"]), None)
-    if network is None:
+    if network is None or not (found["ip"] or found["management"]):
         return {**end, "reason": end["reason"] or f"pod {pod['name']} has no address on {found['interface']}"}
     return {
         **end,

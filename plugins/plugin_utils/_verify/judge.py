@@ -9,16 +9,20 @@ PRIVATE to the collection. Pure; runs on the controller.
 from __future__ import annotations
 
 from .._findings import diagnosis
+from .._findings.checks import FAILED, NOT_VERIFIED, check
 from .._preflight import host as preflight_host
 from . import host_checks, pod_checks
+
+_UNREAD = ("a task of this run failed, see above", "settle that and run playbooks/verify.yml again")
 
 
 def judge(seen: dict, check_mode: bool) -> dict:
     """judged (each host with its checks and what the report says about it) and checks (by host).
 
     seen: hosts (all of the play), nodes (host, variables, read, planned, boot_id of those that took part), plan (of the
-    fabric tests), results and servers (what fabric_client and fabric_server returned on each host), failures (why a
-    node dropped out, or empty), cluster (as pod_checks.cluster_checks takes it, or empty).
+    fabric tests), unplanned (why there is none, or empty), results and servers (what fabric_client and fabric_server
+    returned on each host), failures (why a node dropped out, or empty), cluster (as pod_checks.cluster_checks
+    takes it, or empty).
     """
     results = {item["id"]: item for one in seen["results"] for item in one.get("results") or []}
     servers = {name: error for one in seen["servers"] for name, error in (one.get("servers") or {}).items()}
@@ -46,7 +50,19 @@ def judge(seen: dict, check_mode: bool) -> dict:
     percents = {node["host"]: node["variables"]["verification_bandwidth_minimum_percent"] for node in seen["nodes"]}
     for host, item in host_checks.fabric_checks(seen["plan"], results, servers, percents, check_mode):
         by_host[host].append(item)
-    if seen["cluster"]:
+    if seen["unplanned"]:
+        step = "settle that and run playbooks/verify.yml again"
+        item = check("fabric:plan", "fabric", FAILED, "tests between the nodes", seen["unplanned"], step)
+        by_host[seen["hosts"][0]].append(item)
+    if seen["cluster"] and not seen["cluster"].get("hosts"):
+        why = seen["cluster"].get("failure") or _UNREAD[0]
+        item = check("cluster:api", "cluster", NOT_VERIFIED, "its state collected", why, _UNREAD[1])
+        by_host[seen["hosts"][0]].append(item)
+    elif seen["cluster"]:
+        for node in seen["nodes"]:
+            if node["read"].get("probe") and node["host"] not in [one["host"] for one in seen["cluster"]["hosts"]]:
+                item = check("cluster:node", "cluster node", NOT_VERIFIED, "its interfaces and routes read", *_UNREAD)
+                by_host[node["host"]].append(item)
         read = {node["host"]: node["read"].get("ansible_facts", {}).get("rdma", {}) for node in seen["nodes"]}
         drivers = {host: facts.get("driver") for host, facts in read.items()}
         for host, item in pod_checks.cluster_checks({**seen["cluster"], "drivers": drivers}, check_mode):

@@ -15,6 +15,7 @@ from ...module_utils._cni import nad_lint, node_lint
 from ...module_utils._core import text as core_text
 from ...module_utils._core.change import Finding
 from ...module_utils._kube import pod_probe, pods
+from ...module_utils._kube.kubectl import CANNOT_START
 from .._core.addresses import netaddr
 from .._findings.checks import FAILED, NOT_VERIFIED, PASSED, check
 from . import cluster_checks as verify_cluster_checks
@@ -23,49 +24,65 @@ _IMAGE = "use an image that has it (verification_image)"
 _PLUGIN = "see the device plugin's log and port states on the node: journalctl -u rdma-device-plugin"
 # What `ethtool -i` reports for an interface that the plugin of this type created. None: the card's own driver.
 _DRIVERS = {"macvlan": ("macvlan",), "ipvlan": ("ipvlan",), "ipoib": ("ib_ipoib", "ipoib")}
+_AGAIN = (
+    "see that the API server answers (systemctl status k3s on the first server), and run playbooks/verify.yml again"
+)
 _CHAR_PREFIXES = ("uverbs", "umad", "issm", "rdma_cm")
 
 
 def cluster_checks(seen: dict, check_mode: bool) -> list[tuple[str, dict]]:
     """(host, check) for everything that was seen of the cluster.
 
-    seen: hosts, plan, read, run and pod (what cluster_info, test_pods and pod_info returned; empty where they did not
-    run), failure (why the pod tests stopped), left (what could not be removed), pod_name, service_cidrs, pods_per_node,
+    seen: hosts, plan, read, run, pod and stopped (what cluster_info, test_pods, pod_info and test_pods again returned;
+    empty where they did not run), failure (why the pod tests stopped), pod_name, service_cidrs, pods_per_node,
     masters, fabric_allowed (whether pod traffic may share a rail).
     """
     hosts, read = seen["hosts"], seen["read"]
     if not hosts:
         return []
     first = hosts[0]["host"]
+    # What stands on a node is told whether the API server answers or not; without kubectl there is no cluster.
+    why = read.get("api_error") or read.get("msg") or "no answer"
+    found = [] if CANNOT_START in why else [(host["host"], item) for host in hosts for item in cni_checks(host)]
     if not read.get("cluster"):
-        why = read.get("api_error") or read.get("msg") or "no answer"
         step = (
             "check that k3s runs on the first server: systemctl status k3s; without a cluster: verification_pods: false"
         )
-        return [(first, check("cluster:api", "cluster", NOT_VERIFIED, "an API server that answers", why, step))]
+        return [(first, check("cluster:api", "cluster", NOT_VERIFIED, "an API server that answers", why, step)), *found]
     cluster = {**read["cluster"], "networks": networks_of(read["cluster"], hosts)}
-    found = [(first, item) for item in lint_checks(cluster, hosts, seen)]
-    found += [(host["host"], item) for host in hosts for item in cni_checks(host)]
+    found += [(first, item) for item in lint_checks(cluster, hosts, seen)]
     found += [(first, _finding(one, "cni:")) for one in node_lint.lint_objects(cluster.get("cni") or [])]
     found += verify_cluster_checks.lint(cluster, hosts, seen.get("drivers") or {}, seen.get("fabric_allowed", False))
     if seen["pod_name"]:
         if seen["pod"].get("api_error") is None and "pods" in seen["pod"]:
             found += [(first, item) for item in diagnose(seen["pod"], hosts, cluster["networks"], seen["pod_name"])]
         else:
-            why = seen["failure"] or "check mode inspects no pod"
-            wanted, step = "a pod that can be inspected", "verified in a real run"
+            told = seen["failure"] or seen["pod"].get("api_error")
+            why, step = (told, _AGAIN) if told else ("check mode inspects no pod", "verified in a real run")
+            wanted = "a pod that can be inspected"
             found.append((first, check("pod:look", f"pod {seen['pod_name']}", NOT_VERIFIED, wanted, why, step)))
         return found
+    plan = seen["plan"]
+    found += judge_nodes(hosts, cluster, plan)
     if seen["failure"]:
         step = "fix that and run playbooks/verify.yml again"
         found.append((first, check("pod:tests", "test pods", FAILED, "test pods on each node", seen["failure"], step)))
-        return found
-    found += judge(hosts, cluster, seen["plan"], seen["run"], {"check_mode": check_mode})
-    if seen["left"]:
-        step = f"remove it: k3s kubectl delete namespace {seen['plan']['namespace']}"
-        obj = f"namespace {seen['plan']['namespace']}"
-        found.append((first, check("pod:removed", obj, FAILED, "removed", seen["left"], step)))
+    else:
+        found += judge(hosts, cluster, plan, _answered(seen["run"]), {"check_mode": check_mode})
+    stopped, obj = _answered(seen["stopped"]), f"namespace {plan.get('namespace')}"
+    told = stopped.get("unanswered") or (stopped.get("msg") if stopped.get("failed") else None)
+    for status, why in ((FAILED, stopped.get("left")), (NOT_VERIFIED, told)):
+        if why:
+            step = f"remove it: k3s kubectl delete namespace {plan.get('namespace')}"
+            found.append((first, check("pod:removed", obj, status, "removed", why, step)))
     return found
+
+
+def _answered(result: dict) -> dict:
+    """What a module returned; of a node that could not be reached, that nothing is known."""
+    if result.get("unreachable"):
+        return {"unanswered": f"the node where kubectl runs is unreachable: {(result.get('msg') or '').strip()}"}
+    return result
 
 
 def networks_of(cluster: dict, hosts: list[dict]) -> list[dict]:
@@ -117,21 +134,27 @@ def cni_checks(host: dict) -> list[dict]:
     return made
 
 
-def judge(hosts: list[dict], cluster: dict, plan: dict, run: dict, options: dict) -> list[tuple[str, dict]]:
-    """(host, check) for everything that the pods showed.
-
-    hosts: host, rails, netdevs. cluster: nodes, networks, dns. plan: pods, left_out. run: what test_pods returned.
-    options: check_mode.
-    """
+def judge_nodes(hosts: list[dict], cluster: dict, plan: dict) -> list[tuple[str, dict]]:
+    """(host, check) for what each node is in the cluster. hosts: host, rails, netdevs. plan: left_out."""
     found: list[tuple[str, dict]] = []
     for host in hosts:
         node = pods.find_node(host, cluster["nodes"])
         if node is None:
-            seen = plan["left_out"].get(host["host"], "no node of the cluster")
+            seen = plan.get("left_out", {}).get(host["host"], "no node of the cluster")
             step = "join it to the cluster (role k3s), or remove it from the group"
             found.append((host["host"], check("cluster:node", "cluster node", FAILED, "a Ready node", seen, step)))
             continue
         found += [(host["host"], item) for item in node_checks(host, node)]
+    return found
+
+
+def judge(hosts: list[dict], cluster: dict, plan: dict, run: dict, options: dict) -> list[tuple[str, dict]]:
+    """(host, check) for everything that the pods showed.
+
+    hosts: host, rails, netdevs. cluster: nodes, networks, dns. plan: pods. run: what test_pods returned. options:
+    check_mode.
+    """
+    found: list[tuple[str, dict]] = []
     if options["check_mode"]:
         for pod in plan["pods"]:
             identity, seen = f"pod:{pod['kind']}", "check mode starts no pod"
@@ -142,6 +165,12 @@ def judge(hosts: list[dict], cluster: dict, plan: dict, run: dict, options: dict
     answers = {name: pod_probe.parse(text) for name, text in run.get("answers", {}).items()}
     for pod in plan["pods"]:
         state = run.get("pods", {}).get(pod["name"])
+        if state is None and run.get("unanswered"):
+            made = check(
+                f"pod:{pod['kind']}", _obj(pod), NOT_VERIFIED, "a pod that does RDMA", run["unanswered"], _AGAIN
+            )
+            found.append((pod["host"], made))
+            continue
         for item in pod_checks(pod, state, answers.get(pod["name"]), by_host[pod["host"]], cluster):
             found.append((pod["host"], item))
     found += verify_cluster_checks.clashes(plan["pods"], answers)
@@ -191,6 +220,10 @@ def pod_checks(pod: dict, state, answer, host: dict, cluster: dict) -> list[dict
     running = _running(pod, state)
     if running["status"] != PASSED:
         return [running]
+    if answer is not None and "unanswered" in answer["missing"]:
+        seen = answer["missing"]["unanswered"]
+        made = check(f"pod:{name}:answer", _obj(pod), NOT_VERIFIED, "a pod that answers", seen, _AGAIN)
+        return [running, made]
     if answer is None or "exec" in answer["missing"] or answer["user"] is None:
         seen = (answer or {"missing": {}})["missing"].get("exec", "no answer")
         step = (
@@ -557,7 +590,9 @@ def traffic_checks(traffic: dict) -> list[tuple[str, dict]]:
         obj = f"{test['tool']} rail {test['rail']} over {test['place']}: pod on {client['host']} -> {server['host']}"
         wanted = {"ping": "3 answers", "rping": "answered pings"}.get(test["tool"], "RDMA writes")
         made = check(f"pod:{test['id']}", obj, FAILED, f"{wanted} from {test['address']}", result.get("error") or "")
-        if result["ok"]:
+        if result["ok"] is None:
+            made.update(status=NOT_VERIFIED, next_step=_AGAIN)
+        elif result["ok"]:
             made.update(status=PASSED, seen="answered")
             if test["tool"] != "ping":
                 made["figures"] = {key: result[key] for key in ("seconds", "mb_per_s", "gbps") if key in result}
@@ -698,8 +733,8 @@ def _privileges(obj: str, item: dict) -> dict:
 
 def _inside_user_pod(obj: str, item: dict, answer: dict, wanted: list, hosts: list[dict], cluster: dict) -> list[dict]:
     made = []
-    if "exec" in answer["missing"] or (not answer["links"] and not answer["devices"]):
-        seen = "the image has no shell, or lacks the tools"
+    if "exec" in answer["missing"] or not (answer["links"] or answer["devices"]):
+        seen = answer["missing"].get("unanswered") or "the image has no shell, or lacks the tools"
         return [check("pod:answer", obj, NOT_VERIFIED, "a pod that answers", seen, "inspect it with: kubectl debug")]
     for _namespace, name, interface in wanted:
         there = answer["addresses"].get(interface) or []

@@ -84,6 +84,37 @@ def test_pods_are_run_judged_and_gone_and_the_linter_speaks(play, cluster):
     assert "gpufabric-verification" not in cluster.namespaces()
 
 
+def refuse_pods(program):
+    """The API server refuses what is applied."""
+    refusal = "Error from server (Forbidden): pods is forbidden"
+    said = f'[ "$1" = apply ] && {{ echo "{refusal}" >&2; exit 1; }}'
+    program.write_text(program.read_text().replace("exec", f"{said}\nexec"))
+
+
+def test_where_the_pod_part_fails_for_the_first_node_every_node_keeps_its_own_checks(play, cluster, tmp_path):
+    """The API server refuses the pods; on node2 stands a CNI configuration whose plugin is missing."""
+    refuse_pods(tmp_path / "bin/k3s")
+    planted = tmp_path / "node2/etc/cni/net.d/10-site.conflist"
+    planted.parent.mkdir(parents=True)
+    planted.write_text(json.dumps({"name": "site", "cniVersion": "1.0.0", "plugins": [{"type": "elsewhere"}]}))
+    results = tmp_path / "results.json"
+    code, output = play("verify", "-e", json.dumps({"verification_results": str(results)}))
+    assert code != 0
+    found = {node["host"]: node for node in json.loads(results.read_text())["nodes"]}
+    assert "an earlier step of this run failed" not in output
+    checks = {host: {one["id"]: one["status"] for one in node["checks"]} for host, node in found.items()}
+    assert checks["node1"]["pod:tests"] == "failed"
+    assert checks["node2"]["cni:plugin-missing"] == "failed"
+    own = {
+        host: {name for name in ids if name.startswith(("module:", "port:", "memlock:"))}
+        for host, ids in checks.items()
+    }
+    assert own["node1"] == own["node2"] != set()
+    assert {"cluster:node", "resource:" + pods.own_resource(0)} <= set(checks["node1"]) & set(checks["node2"])
+    assert not [call for call in cluster.calls() if call[0] == "exec"]
+    assert "gpufabric-verification" not in cluster.namespaces()
+
+
 def test_check_mode_reads_the_cluster_once_and_starts_nothing(play, cluster):
     _code, output = play("verify", "--check")
     assert "Traceback" not in output
@@ -145,4 +176,16 @@ def test_pods_are_measured_in_both_directions_and_are_gone_afterwards(play, clus
     # The double notes a call when its process has begun, and a server whose client is done may be ended before.
     assert 2 + 2 <= len(sent) <= 2 + 4, "each pod is asked once; a server and a client for each direction"
     assert len(cluster.calls("apply")) == 1
+    assert "gpufabric-verification" not in cluster.namespaces()
+
+
+def test_where_no_pod_can_be_measured_what_the_nodes_measured_is_kept(play, cluster, tmp_path):
+    refuse_pods(tmp_path / "bin/k3s")
+    code, output = play("matrix", "-e", json.dumps({"matrix_json": str(tmp_path / "matrix.json")}))
+    assert code != 0
+    assert "bandwidth from pod to pod: wanted measured, seen" in output
+    assert "pods is forbidden" in output
+    assert (tmp_path / "matrix.json").exists()
+    tests = json.loads((tmp_path / "matrix.json").read_text())["tests"]
+    assert {(row["path"], row["from"]) for row in tests} == {("host", "node1"), ("host", "node2")}
     assert "gpufabric-verification" not in cluster.namespaces()

@@ -78,7 +78,7 @@ def test_types_that_the_server_does_not_have_are_passed_over(cluster):
 
 def test_a_cluster_that_does_not_answer_is_reported_not_guessed(cluster):
     cluster.state(down=True)
-    assert "refused" in call(cluster, cluster_info)["api_error"]
+    assert "refused" in call(cluster, cluster_info, api_seconds=0)["api_error"]
     missing = call(cluster, cluster_info, kubectl=["no-such-program", "kubectl"])
     assert "cannot be started" in missing["api_error"]
 
@@ -140,7 +140,7 @@ def test_a_server_that_is_busy_for_a_moment_is_waited_for_and_one_that_stays_so_
     ran = run(cluster, plan, wait_seconds=30)
     assert {state["phase"] for state in ran["pods"].values()} == {"Running"}
     cluster.state(busy={verb: 100})
-    assert "TLS handshake timeout" in run(cluster, plan, wait_seconds=4)["msg"]
+    assert "TLS handshake timeout" in run(cluster, plan, api_seconds=4)["unanswered"]
 
 
 def test_a_pod_that_never_runs_delays_no_other_and_gives_its_reason(cluster):
@@ -169,7 +169,7 @@ def test_the_whole_way_from_the_pods_to_the_checks(cluster):
             "pod": {},
             "pod_name": None,
             "failure": "",
-            "left": "",
+            "stopped": {},
             "service_cidrs": ["10.43.0.0/16"],
             "pods_per_node": 16,
             "masters": [],

@@ -577,7 +577,7 @@ def seen(**changes):
         "pod": {},
         "pod_name": None,
         "failure": "",
-        "left": "",
+        "stopped": {},
         "service_cidrs": ["10.43.0.0/16"],
         "pods_per_node": None,
         "masters": [],
@@ -601,7 +601,7 @@ def test_a_sound_cluster_passes_with_the_linter_among_the_checks():
     [
         ({"read": {"api_error": "connection refused", "cluster": None}}, [], ["cluster:api"]),
         ({"failure": "no end after 60 s"}, ["pod:tests"], []),
-        ({"left": "timed out"}, ["pod:removed"], []),
+        ({"stopped": {"left": "timed out"}}, ["pod:removed"], []),
         ({"pod_name": "default/mine"}, [], ["pod:look"]),
     ],
 )
