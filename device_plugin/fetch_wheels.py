@@ -3,9 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """python fetch_wheels.py FOLDER [--python 3.11 …] [--architecture amd64 …]: the wheels that nodes install offline.
 
-Fills FOLDER with the wheels of lock/artifacts.yml for these Pythons and processors, from wherever pip is configured to
-look, and refuses a file whose sha256 is not the locked one. The folder is what device_plugin_wheel_dir of role
-device_plugin names, and what the Containerfile installs from; requirements.txt in it has the hashes.
+Fills FOLDER with the wheels of lock/artifacts.yml for these Pythons and architectures from pip's configured index, and
+refuses a file whose sha256 is not the locked one. Set device_plugin_wheel_dir of the role device_plugin to this folder;
+the Containerfile installs from it too. Its requirements.txt has the hashes.
 Needs pip and PyYAML.
 """
 
@@ -30,7 +30,7 @@ PLATFORMS = ("manylinux_2_28", "manylinux_2_17", "manylinux2014")
 
 
 def fetch(folder: pathlib.Path, python: str, machine: str, wheels: list[dict]) -> None:
-    """Download what is missing. SystemExit when pip cannot, or when a file is not the locked one."""
+    """Download what is missing. SystemExit when pip fails or a file does not match the lock."""
     wanted = fitting(wheels, python, machine)
     missing = [wheel for file, wheel in wanted.items() if not (folder / file).is_file()]
     if missing:

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""python generate.py [TARGET]: makes the code of rdma_device_plugin/kubelet/*.proto, in place or below TARGET.
+"""python generate.py [TARGET]: generates code from rdma_device_plugin/kubelet/*.proto, in place or below TARGET.
 
 Generator and formatter are those of requirements-dev.txt. The result is committed; a test compares.
 """
@@ -17,7 +17,7 @@ import sys
 from grpc_tools import protoc
 
 HERE = pathlib.Path(__file__).resolve().parent
-# The linters judge what people write. The layout is that of all files, so that no checker has to be told of these.
+# Linters skip generated code. Its formatting is that of all files, so no formatter needs an exception.
 HEADER = "# ruff: noqa\n# pylint: skip-file\n"
 FORMAT = ["ruff", "format", "--quiet", "--isolated", "--line-length", "120", "--target-version", "py39"]
 DESCRIPTOR = re.compile(r"AddSerializedFile\((b'.*')\)")
@@ -25,11 +25,11 @@ CHUNK = 32
 
 
 def generate(target: pathlib.Path) -> list[pathlib.Path]:
-    """Writes the generated modules at their package path below target and returns their paths."""
+    """Write the generated modules at their package path below target and return their paths."""
     protos = sorted(path.relative_to(HERE).as_posix() for path in HERE.glob("rdma_device_plugin/kubelet/*.proto"))
     arguments = ["protoc", f"-I{HERE}", f"--python_out={target}", f"--grpc_python_out={target}", *protos]
     if protoc.main(arguments) != 0:
-        raise SystemExit("protoc failed; its message stands above")
+        raise SystemExit("protoc failed; see its message above")
     written = sorted(target.glob("rdma_device_plugin/kubelet/*_pb2*.py"))
     for path in written:
         path.write_text(HEADER + DESCRIPTOR.sub(wrapped, path.read_text()))
@@ -38,7 +38,7 @@ def generate(target: pathlib.Path) -> list[pathlib.Path]:
 
 
 def wrapped(found: re.Match[str]) -> str:
-    """The descriptor, which protoc writes as one line, in lines."""
+    """The descriptor, which protoc writes as one line, wrapped."""
     data = ast.literal_eval(found.group(1))
     lines = [repr(data[start : start + CHUNK]) for start in range(0, len(data), CHUNK)]
     return "AddSerializedFile(\n    " + "\n    ".join(lines) + "\n)"

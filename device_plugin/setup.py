@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Puts into the built package what has its source elsewhere: the discovery library, and what the build knows of itself.
+"""Add to the built package what comes from elsewhere: the discovery library and the build's commit and date.
 
 RDMA_DEVICE_PLUGIN_COMMIT and SOURCE_DATE_EPOCH fill the commit and date that -version prints.
 """
@@ -26,7 +26,7 @@ PACKAGE = "rdma_device_plugin"
 
 
 def library() -> pathlib.Path:
-    """plugins/module_utils/hca of the checkout, or what an sdist carries."""
+    """plugins/module_utils/hca of the checkout, or the copy in an sdist."""
     for place in (HERE / PACKAGE / "hca", HERE.parent / "plugins/module_utils/hca"):
         if place.is_dir():
             return place
@@ -38,7 +38,7 @@ def add_library(target: pathlib.Path) -> None:
 
 
 def scratch() -> str:
-    """A folder for what setuptools would leave in the checkout."""
+    """A folder for files that setuptools would leave in the checkout."""
     folder = tempfile.mkdtemp(prefix="rdma-device-plugin-build-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder

@@ -11,7 +11,7 @@ import sys
 
 
 def main() -> int:
-    """The program. Signals are taken before the rest is imported, which lasts longer than a supervisor may wait."""
+    """The program. Signal handlers come before the other imports, which may take longer than a supervisor waits."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT):
         # As PID 1 the kernel drops a signal without a handler; elsewhere SIGINT would end in a traceback.
         signal.signal(number, lambda _number, _frame: os._exit(0))

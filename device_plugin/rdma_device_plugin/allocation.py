@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Units of a pool: which HCAs each one stands for, what a container gets for it, which units fit together. Pure."""
+"""Units of a pool: which HCAs each one represents, what a container gets for it, which units fit together. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .config import Pool
 from .pools import Hca
 
 _NOT_IN_ENV = re.compile("[^A-Z0-9]")
-_SHOWN = 40  # characters of an ID that nobody advertised
+_SHOWN = 40  # characters shown of an ID that was never advertised
 
 
 class Refused(Exception):
@@ -33,9 +33,9 @@ class Group(NamedTuple):
 
 
 class Offer(NamedTuple):
-    """A pool as it is advertised; immutable. Unit i stands for group i modulo their number, so IDs never move.
+    """A pool as it is advertised; immutable. Unit i maps to group i modulo their number, so IDs never move.
 
-    count: units advertised. known: IDs below it were advertised at some time and are still served.
+    count: units advertised. known: IDs below it were advertised before and are still served.
     """
 
     pool: Pool
@@ -44,7 +44,7 @@ class Offer(NamedTuple):
     count: int = 0
     known: int = 0
     rdma_cm: bool = False
-    # Ports that are up, by HCA: for environment variables only, so no reason to tell the kubelet anything.
+    # Ports that are up, by HCA: for environment variables only, not for the kubelet.
     active: Mapping[str, tuple[int, ...]] = MappingProxyType({})
 
     def devices(self) -> Iterator[tuple[str, bool, tuple[int, ...]]]:
@@ -85,27 +85,27 @@ class Offer(NamedTuple):
         return found
 
     def same_for_kubelet(self, other: Offer) -> bool:
-        """Whether the kubelet would hear the same of both: `active` goes into containers only."""
+        """Whether both look the same to the kubelet: `active` only affects containers."""
         return self._replace(active={}) == other._replace(active={})
 
     def env(self, chosen: tuple[Hca, ...]) -> dict[str, str]:
-        """Which HCAs the container may use, for its libraries. Never a GID index: that one changes while pods run."""
+        """Which HCAs the container may use, for its libraries. Never a GID index, which changes while pods run."""
         if not self.pool.env or not chosen:
             return {}
         found = {f"RDMA_{_NOT_IN_ENV.sub('_', self.pool.name.upper())}_DEVICES": ",".join(hca.name for hca in chosen)}
         places = [f"{hca.name}:{port}" for hca in chosen for port in self.active.get(hca.name, ())]
         places = places or [f"{hca.name}:{port.number}" for hca in chosen for port in hca.ports]
         if "nccl" in self.pool.env:
-            # Without "=" NCCL takes the names for prefixes: mlx5_1 would mean mlx5_10 too.
+            # Without "=" NCCL treats the names as prefixes: mlx5_1 would match mlx5_10 too.
             found["NCCL_IB_HCA"] = f"={','.join(places)}"
         if "ucx" in self.pool.env:
             found["UCX_NET_DEVICES"] = ",".join(places)
         return found
 
     def prefer(self, available: list[str], required: list[str], size: int) -> list[str]:
-        """`size` units: the required ones, then those that add HCAs, near the ones chosen, and least in use.
+        """`size` units: the required ones, then those that add HCAs, close to the chosen ones, and least used.
 
-        What is free tells the load: an HCA of which most units are available serves fewest containers.
+        Free units show the load: the HCA with the most available units serves the fewest containers.
         """
         chosen = list(dict.fromkeys(required))
         known = [unit for unit in dict.fromkeys(available) if _number(unit, self.known) is not None]
@@ -151,7 +151,7 @@ def _range(known: int) -> str:
 
 
 def arrange(pool: Pool, chosen: tuple[Hca, ...]) -> list[tuple[Hca, ...]]:
-    """The groups of HCAs that units stand for, in turn."""
+    """The groups of HCAs that units represent, in turn."""
     if not chosen:
         return []
     size = pool.hcas_per_unit
@@ -163,13 +163,13 @@ def arrange(pool: Pool, chosen: tuple[Hca, ...]) -> list[tuple[Hca, ...]]:
             nodes.setdefault(hca.numa_node, []).append(hca)
         turns = [_turns(tuple(nodes[node]), size or len(nodes[node])) for node in sorted(nodes)]
         longest = max(map(len, turns))
-        # Node by node, so that neighbouring units lie on different nodes whatever the number of HCAs on each.
+        # Interleaved by NUMA node, so that neighbouring units are on different nodes whatever their number of HCAs.
         return [turn[index % len(turn)] for index in range(longest) for turn in turns]
     return [chosen]
 
 
 def _turns(chosen: tuple[Hca, ...], size: int) -> list[tuple[Hca, ...]]:
-    """Groups of `size` that go round all HCAs until each one was in as many as the others."""
+    """Groups of `size` that rotate through all HCAs until each is in equally many."""
     total = len(chosen)
     if size >= total:
         return [chosen]
@@ -189,7 +189,7 @@ def offer(
 ) -> Offer:
     """The offer of a pool. healthy: {HCA name: bool}. known: how many units were advertised before.
 
-    A pool that loses its last HCA keeps its units as unhealthy ones: units that disappear would be taken for a new
+    A pool that loses its last HCA keeps its units as unhealthy ones: units that disappear would count as a new
     resource when they return. In allocation `all` a pool is healthy while one of its HCAs is; with health.ports all,
     while all are.
     """

@@ -18,24 +18,24 @@ class NoCapture(ValueError):
 
 def load(path: str) -> dict[str, Any]:
     try:
-        import yaml  # no dependency of the plugin itself: only captured files need it
+        import yaml  # not a dependency of the plugin: only captured files need it
     except ImportError:
-        raise NoCapture(f"{path}: reading a captured file needs PyYAML; give a folder, or pip install PyYAML") from None
+        raise NoCapture(f"{path}: reading a captured file needs PyYAML; pass a folder, or pip install PyYAML") from None
     try:
         with open(path, encoding="utf-8") as file:
             captured = yaml.safe_load(file)
     except OSError as error:
         raise NoCapture(f"{path}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise NoCapture(f"{path}: no YAML: {str(error).splitlines()[0]}") from None
+        raise NoCapture(f"{path}: not valid YAML: {str(error).splitlines()[0]}") from None
     if not isinstance(captured, Mapping) or not isinstance(captured.get("files"), Mapping):
-        raise NoCapture(f"{path}: no captured node: wanted a mapping with the key files")
+        raise NoCapture(f"{path}: not a captured node: wanted a mapping with the key files")
     return dict(captured)
 
 
 def lay_out(captured: Mapping[str, Any], target: pathlib.Path) -> None:
     """Write what the plugin reads of a captured node below target: links, files and folders."""
-    # Links to folders stand before what is reached through them.
+    # Links to folders come before the paths below them.
     for path, goal in sorted(_leaves(captured.get("links") or {}), key=lambda leaf: leaf[0].count("/")):
         os.symlink(goal, _place(target, path))
     for path in captured.get("directories") or ():
@@ -44,7 +44,7 @@ def lay_out(captured: Mapping[str, Any], target: pathlib.Path) -> None:
         _place(target, path).write_text(str(content))
     for path, content in _leaves(captured.get("binary") or {}):
         _place(target, path).write_bytes(base64.b64decode(content))
-    # What refuses to be read is a folder here: reading one fails too. Repeated files (GID tables) are not needed.
+    # An unreadable file becomes a folder here: reading one fails too. Repeated files (GID tables) are not needed.
     for path, _error in _leaves(captured.get("errors") or {}):
         os.makedirs(_place(target, path), exist_ok=True)
 
@@ -59,7 +59,7 @@ def _leaves(section: Mapping[str, Any], folder: str = "") -> Iterator[tuple[str,
 
 
 def _place(target: pathlib.Path, path: str) -> pathlib.Path:
-    """Where a node path lies below target; absolute links on the way lead to target's root, not to this machine's."""
+    """Where a node path lies below target; absolute links on the way resolve inside target, not on this machine."""
     if ".." in pathlib.PurePosixPath(path).parts:
         raise NoCapture(f"{path}: wanted a plain absolute path")
     parts = list(pathlib.PurePosixPath(path).parts[1:])
@@ -71,7 +71,7 @@ def _place(target: pathlib.Path, path: str) -> pathlib.Path:
             base = target if goal.startswith("/") else real
             step = pathlib.Path(os.path.normpath(base / goal.lstrip("/")))
             if os.path.commonpath([step, target]) != str(target):
-                raise NoCapture(f"{path}: a link leads out of the captured tree")
+                raise NoCapture(f"{path}: a link points out of the captured tree")
         real = step
     real.mkdir(parents=True, exist_ok=True)
     return real / parts[-1]

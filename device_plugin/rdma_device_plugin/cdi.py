@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""CDI: a spec file of ours for each pool, written before its first device is advertised, replaced whole on change."""
+"""CDI: one spec file per pool, written before its first device is advertised and replaced atomically on change."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ANNOTATION = f"cdi.k8s.io/{VENDOR}_{CLASS}"
 
 
 def name(offer: Offer, hca: Hca) -> str:
-    """The device's name. It carries the pool, because two pools may give different files of one HCA."""
+    """The device's name. It includes the pool, because two pools may pass different files of one HCA."""
     return f"{offer.pool.name}:{hca.address or hca.name}{f':{hca.name}' if hca.address else ''}"
 
 
@@ -31,7 +31,7 @@ def qualified(offer: Offer, chosen: Iterable[Hca]) -> list[str]:
 
 
 def file(pool: str) -> str:
-    """Name of a pool's spec file. One for each, because whoever serves a pool is the only one to write it."""
+    """Name of a pool's spec file. One per pool, because only the instance that serves a pool writes it."""
     return f"{VENDOR}_{CLASS}_{pool}.json"
 
 
@@ -49,9 +49,9 @@ def spec(offer: Offer) -> dict[str, Any]:
 
 
 def write(directory: str, offer: Offer) -> bool:
-    """Bring a pool's file to its state; True when it changed. Other files are not looked at.
+    """Update a pool's file; True when it changed. Other files are ignored.
 
-    A pool without HCAs leaves its file as it is: a spec without devices is invalid, and what it had may come back.
+    A pool without HCAs keeps its file: a spec without devices is invalid, and the HCAs may come back.
     """
     path = f"{directory}/{file(offer.pool.name)}"
     if not offer.members:
@@ -62,9 +62,9 @@ def write(directory: str, offer: Offer) -> bool:
             if present.read() == text:
                 return False
     except (OSError, ValueError):
-        pass  # absent or damaged: it is written now
+        pass  # absent or damaged: rewrite it
     os.makedirs(directory, exist_ok=True)
-    # Runtimes read *.json and *.yaml only; this suffix keeps them off the unfinished file.
+    # Runtimes read *.json and *.yaml only; this suffix hides the unfinished file from them.
     unfinished = f"{path}.new"
     try:
         with open(unfinished, "w", encoding="utf-8") as made:
@@ -88,5 +88,5 @@ def _unlink(path: str) -> bool:
 
 
 def remove(directory: str, pool: str) -> bool:
-    """Take a pool's file away."""
+    """Remove a pool's file."""
     return _unlink(f"{directory}/{file(pool)}")

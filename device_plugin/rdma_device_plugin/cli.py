@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The command line, in Go's flag syntax because that is what the manifests of the Go plugin use.
 
-Exit codes: 0 done or stopped by a signal; 1 cannot run, or check-config found problems; 2 the command line is wrong.
+Exit codes: 0 done or stopped by a signal; 1 cannot run, or check-config found problems; 2 invalid command line.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ SERVE = (
     *VERSION_FLAGS,
     STRICT,
     ROOT,
-    Flag("kubelet-root", "/var/lib/kubelet", "the kubelet's --root-dir: plugins_registry is looked for below it"),
+    Flag("kubelet-root", "/var/lib/kubelet", "the kubelet's --root-dir, which contains plugins_registry"),
     Flag(
         "device-plugin-dir",
         "/var/lib/kubelet/device-plugins",
         "directory of kubelet.sock; the kubelet's --root-dir does not move it",
     ),
-    Flag("registration", "auto", "how to meet the kubelet: auto, watch or legacy", ("auto", "watch", "legacy")),
+    Flag("registration", "auto", "how to register: auto, watch or legacy", ("auto", "watch", "legacy")),
     Flag("cdi-mode", "devices", "how CDI devices are passed: devices or annotations", ("devices", "annotations")),
     Flag("cdi-dir", "/var/run/cdi", "directory for the CDI specs of this plugin"),
     Flag(
@@ -63,17 +63,17 @@ SERVE = (
     Flag("log-format", "text", "text or json", ("text", "json")),
 )
 COMMANDS = {
-    "check-config": ((STRICT,), "check-config [-strict] [FILE]: say every problem of a config file"),
-    "explain": ((CONFIG_FILE, STRICT, ROOT), "explain [flags]: say for each NIC and pool why it is in or out"),
+    "check-config": ((STRICT,), "check-config [-strict] [FILE]: report every problem of a config file"),
+    "explain": ((CONFIG_FILE, STRICT, ROOT), "explain [flags]: report for each NIC and pool why it is in or out"),
 }
 
 
 class Usage(Exception):
-    """The command line cannot be understood; empty text for -h."""
+    """The command line is invalid; empty text for -h."""
 
 
 def parse(arguments: list[str], flags: tuple[Flag, ...]) -> tuple[dict[str, object], list[str]]:
-    """Go's flag.Parse: (values, what follows). Stops at the first word that is not a flag."""
+    """Go's flag.Parse: (values, remaining words). Stops at the first word that is not a flag."""
     known = {flag.name: flag for flag in flags}
     values = {flag.name: flag.default for flag in flags}
     rest = list(arguments)
@@ -118,7 +118,7 @@ def usage(flags: tuple[Flag, ...], command: str = "") -> str:
 
 
 def version() -> str:
-    """In upstream's form. The build writes what it knows of commit and date."""
+    """In upstream's format. The build adds commit and date."""
     try:
         from . import _build
     except ImportError:
@@ -127,12 +127,12 @@ def version() -> str:
 
 
 def _out(text: str) -> None:
-    """Write to stdout; whoever has closed it wants no more of it."""
+    """Write to stdout; ignore a closed pipe."""
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
     except OSError:
-        # Python flushes once more at its end, and would complain.
+        # Python flushes again at exit and would complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -157,7 +157,7 @@ def main(arguments: Optional[list[str]] = None) -> int:
 
 
 def check_config(path: str, strict: bool) -> int:
-    """For pipelines: every problem on a line of its own, exit code 1 when there is one."""
+    """For pipelines: one line per problem, exit code 1 if there is any."""
     try:
         config = _load(path, strict)
     except OSError as error:
@@ -207,7 +207,7 @@ def _complain(problems: list[str]) -> int:
 
 
 def serve(values: dict[str, object], rest: list[str]) -> int:
-    """Run until a signal. Does not return by way of threads: a read that hangs would keep the interpreter waiting."""
+    """Run until a signal. Exits without joining threads: a hung read would block the interpreter."""
     _small_pages()
     _one_heap()
     asyncio = _asyncio()
@@ -221,7 +221,7 @@ def serve(values: dict[str, object], rest: list[str]) -> int:
         sys.stderr.write(f"invalid value for flag -metrics-address: {error}\n" + usage(SERVE))
         return 2
     if rest:
-        log.warning(f"ignored from the first word on that is not a flag: {' '.join(rest)}")
+        log.warning(f"ignored, starting with the first word that is not a flag: {' '.join(rest)}")
     # GIL slices short enough that a scan or a scrape in another thread does not make an RPC wait for 5 ms.
     sys.setswitchinterval(0.0005)
     _all_descriptors()
@@ -238,7 +238,7 @@ def _exit(code: int) -> NoReturn:
 
 
 def _all_descriptors() -> None:
-    """Take as many descriptors as the hard limit allows: a pool needs five, and the usual 1024 are for select(2)."""
+    """Raise the descriptor limit to the hard limit: a pool needs five, and the usual 1024 exists for select(2)."""
     import resource
 
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -251,12 +251,12 @@ def _small_pages() -> None:
 
 
 def _one_heap() -> None:
-    """Let all threads allocate from one heap. grpc's ten would get one each, and each kubelet restart would leave its
-    buffers in another one of them: 3 MB after 100 restarts that way, 1 MB this way, of which the last 50 add nothing.
+    """Let all threads allocate from one heap. grpc's ten would get one each, and each kubelet restart would leave
+    buffers in a different one: 3 MB after 100 restarts that way, 1 MB this way, of which the last 50 add nothing.
     """
     import ctypes
 
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc has it, musl knows no arenas
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc has it, musl has no arenas
     if mallopt:
         mallopt(-8, 1)  # M_ARENA_MAX
 

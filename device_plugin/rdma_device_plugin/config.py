@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""config.json: decoded as upstream does it, validated in upstream's order, our extensions outside `selectors`."""
+"""config.json: decoded like upstream, validated in upstream's order, our extensions outside `selectors`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ DEFAULT_INTERVAL = 60
 DEFAULT_PREFIX = "rdma"
 # Go keeps the interval as nanoseconds in 64 bits.
 MAX_INTERVAL = (1 << 63) // 10**9
-# The kubelet takes gRPC messages of 4 MiB. In it a unit has an ID of at most 6 digits, its health, and with a topology
-# a list of NUMA nodes of 4 bytes each; eight nodes with HCAs are more than any machine is known to have.
+# The kubelet accepts gRPC messages of 4 MiB. A unit takes an ID of at most 6 digits, its health, and with a topology a
+# list of NUMA nodes of 4 bytes each; no known machine has more than eight nodes with HCAs.
 _MESSAGE, _UNIT, _TOPOLOGY, _NODE, _NODES = 4 << 20, 21, 2, 4, 8
 MAX_DEVICES = 150_000
 PROBLEMS_SHOWN = 20
@@ -58,7 +58,7 @@ class Selectors(NamedTuple):
 
 
 class ExtraSelectors(NamedTuple):
-    """Ours, with shell patterns; outside `selectors`, where the operator's webhook refuses further keys."""
+    """Ours, with shell patterns; outside `selectors`, where the operator's webhook rejects extra keys."""
 
     rdmaDevices: tuple[str, ...] = ()
     pciAddresses: tuple[str, ...] = ()
@@ -68,7 +68,7 @@ class ExtraSelectors(NamedTuple):
 
 
 class CharDevices(NamedTuple):
-    """required, optional or never; None where what the HCA is decides (see pools.needs)."""
+    """required, optional or never; None: depends on the HCA (see pools.needs)."""
 
     uverbs: Optional[str] = None
     umad: Optional[str] = None
@@ -85,7 +85,7 @@ class Health(NamedTuple):
 
 
 class Pool(NamedTuple):
-    """One entry of configList: a resource, how many units of it there are, and which HCAs stand behind it."""
+    """One entry of configList: a resource, how many units of it there are, and which HCAs are behind it."""
 
     name: str
     prefix: str = DEFAULT_PREFIX
@@ -113,7 +113,7 @@ class Pool(NamedTuple):
 
 
 class Config(NamedTuple):
-    """refused: what is wrong with the entries that a lenient `load` has left out."""
+    """refused: problems of the entries that a lenient `load` left out."""
 
     pools: tuple[Pool, ...]
     interval: int = DEFAULT_INTERVAL
@@ -138,7 +138,7 @@ _HEALTH = struct({"ports": _CHOICE, "downSeconds": (seconds, nothing), "upSecond
 
 
 def _env(decoder: gojson.Decoder, value: Any, before: Any, path: str) -> Any:
-    """One word or a list of them."""
+    """One word or a list of words."""
     return listing(text, str)(decoder, [value] if isinstance(value, str) else value, [], path)
 
 
@@ -169,8 +169,8 @@ _DOCUMENT = struct(
 def load(data: bytes, strict: bool = False, lenient: bool = False) -> Config:
     """The config in a file's bytes. ConfigError lists every problem; unknown keys are problems only when strict.
 
-    lenient: leave out the entries that only the kubelet would refuse, as long as others are left, as the Go plugin
-    serves the others.
+    lenient: leave out the entries that only the kubelet would refuse, as long as others remain: the Go plugin serves
+    those too.
     """
     try:
         document, problems, unknown = gojson.decode(_DOCUMENT, data)
@@ -204,9 +204,9 @@ def load(data: bytes, strict: bool = False, lenient: bool = False) -> Config:
 
 
 class _Entry:
-    """One entry of configList, checked: names, count, selectors, then what is ours.
+    """One entry of configList, checked: names, count, selectors, then our extensions.
 
-    refusals: those of its problems that the Go plugin does not see, and the kubelet refuses.
+    refusals: problems that the Go plugin does not see but the kubelet refuses.
     """
 
     def __init__(self, entry: dict[str, Any], seen: set[str]):
@@ -349,7 +349,7 @@ class _Entry:
 
 
 def prefix_problem(prefix: str) -> Optional[str]:
-    """Why the kubelet refuses a prefix (v1helper.IsExtendedResourceName); None when it takes it."""
+    """Why the kubelet refuses a prefix (v1helper.IsExtendedResourceName); None when it accepts it."""
     if not _SUBDOMAIN.match(prefix):
         return (
             "is not a DNS-1123 subdomain: the kubelet wants lower case letters, digits, '-' and '.', "

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The config file on disk: whichever way it is swapped (in place, by rename, as a ConfigMap), its change is seen."""
+"""The config file on disk: changes are noticed however it is replaced (in place, by rename, as a ConfigMap)."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from .worker import Worker
 
 
 class ConfigFile:
-    """One file, read in a thread of its own: it may lie on a network file system, and only it may wait for that.
+    """One file, read in its own thread: it may be on a network file system, and nothing else may wait for that.
 
-    patience: seconds after which a file that does not answer is an error (OSError, ETIMEDOUT).
+    patience: seconds after which an unresponsive file is an error (OSError, ETIMEDOUT).
     """
 
     def __init__(self, path: str, strict: bool, patience: float):
@@ -32,7 +32,7 @@ class ConfigFile:
         self._seen: Any = None
 
     async def read(self, lenient: bool = False) -> Config:
-        """The config now. OSError, ConfigError. lenient: see config.load."""
+        """The current config. OSError, ConfigError. lenient: see config.load."""
         try:
             self._seen, data = await self._ask(_read)
         except OSError as error:
@@ -44,7 +44,7 @@ class ConfigFile:
         return config
 
     async def changed(self) -> bool:
-        """Whether it is another one than was read last. OSError when it does not answer."""
+        """Whether it differs from the last read. OSError when it does not respond."""
         return self._seen is None or await self._ask(_stamp) != self._seen
 
     async def _ask(self, job: Callable[[str], Any]) -> Any:
@@ -58,7 +58,7 @@ class ConfigFile:
         self._worker.close()
 
     def forget(self) -> None:
-        """Take the next one for changed, whatever it is."""
+        """Treat the next one as changed, whatever it is."""
         self._seen = None
 
     @property

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The running plugin: turns what the node has and what the config wants into offers, whenever one of them changes."""
+"""The running plugin: turns node state and config into offers whenever one of them changes."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Fatal(Exception):
 class Plugin(State):
     """All pools of one node.
 
-    tree, link_up: effects that can be replaced; interfaces are set up only where the node is this machine, unless
-    link_up is given. listen: whether to listen to the kernel's events. To be made inside the event loop.
+    tree, link_up: replaceable effects; interfaces are set up only when the node is this machine, unless link_up is
+    given. listen: whether to listen to kernel events. Create it inside the event loop.
     """
 
     def __init__(
@@ -56,24 +56,24 @@ class Plugin(State):
         self._cdi_wanted = asyncio.Event()
         self._config_file = ConfigFile(settings.config_file, settings.strict, settings.hung)
 
-    # What may be asked of it from outside, and from signal handlers.
+    # Called from outside and from signal handlers.
 
     def rescan(self) -> None:
-        """Look at the node again soon."""
+        """Scan the node again soon."""
         self._scan_wanted.set()
 
     def reload(self) -> None:
-        """Read the config again, scan, and tell the kubelet everything once more, changed or not."""
+        """Reread the config, scan, and resend everything to the kubelet, changed or not."""
         self._config_file.forget()
         self._reload_wanted.set()
 
     def poll_ports(self) -> None:
         self._poll_wanted.set()
 
-    # Its life.
+    # Life cycle.
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Serve until `stop`. Fatal when that cannot begin or go on."""
+        """Serve until `stop`. Fatal when serving cannot start or continue."""
         self._directories = events.Directories()
         work = asyncio.ensure_future(self._work())
         halt = asyncio.ensure_future(stop.wait())
@@ -91,7 +91,7 @@ class Plugin(State):
             self._config_file.close()
 
     async def _work(self) -> None:
-        """Begin, then run the eternal parts; one that ends is an error."""
+        """Start, then run the permanent tasks; one that ends is an error."""
         self.config = await self._first_config()
         listeners = [events.watch_devices(self.rescan), events.watch_links(self.poll_ports)] if self._listen else []
         self._directories.watch(self._config_file.directory, self._config_changed)
@@ -100,7 +100,7 @@ class Plugin(State):
         try:
             await asyncio.wait({first}, timeout=self.settings.first_scan)
             if not first.done():
-                log.error("the first scan of sysfs does not come back; serving empty pools until it does")
+                log.error("the first scan of sysfs does not return; serving empty pools until it does")
             await self._apply(self.config)
             await self._sockets_tried()
             self.ready.set()
@@ -121,8 +121,8 @@ class Plugin(State):
                     listener.close()
 
     async def _sockets_tried(self) -> None:
-        """Until each resource has its socket or a reason to wait for one. A kubelet need not be there: it may be
-        ordered after us.
+        """Until each resource has its socket or a reason to wait for one. The kubelet need not be up: it may start
+        after us.
         """
         tried = [asyncio.ensure_future(served.resource.tried.wait()) for served in self.served.values()]
         await asyncio.wait(tried, timeout=self.settings.first_scan)
@@ -142,7 +142,7 @@ class Plugin(State):
         for served in self.served.values():
             served.task.cancel()
         await asyncio.gather(*(served.task for served in self.served.values()), return_exceptions=True)
-        # Each takes its sockets away before it waits for anything; the servers end with the process at the latest.
+        # Each removes its sockets before it waits for anything; the servers end with the process at the latest.
         ending = [asyncio.ensure_future(served.resource.stop()) for served in self.served.values()]
         if ending:
             await asyncio.wait(ending, timeout=self.settings.stop)
@@ -166,7 +166,7 @@ class Plugin(State):
         self._reload_wanted.set()
 
     async def _reloader(self) -> None:
-        """Take over a changed config. One that cannot be used leaves the running one in force."""
+        """Apply a changed config. If it is invalid, the running one stays in force."""
         while True:
             await take(self._reload_wanted, self.settings.timing.backstop)
             self._directories.watch(self._config_file.directory, self._config_changed)
@@ -190,7 +190,7 @@ class Plugin(State):
             self.rescan()
 
     async def _apply(self, config: Config, force: bool = False) -> None:
-        """Start, change and stop resources so that they are those of the config."""
+        """Start, change and stop resources to match the config."""
         async with self._updating:
             await self._replace(config)
         await self._update(force)
@@ -223,9 +223,9 @@ class Plugin(State):
             memory: Memory = {}
             offer = self._offer(pool, memory, 0)
             served = self._prepare(offer, memory)
-            # The spec is there before the first device of it can be asked for.
+            # The spec exists before its first device can be requested.
             await self._write_cdi(served.service, offer)
-            # A directory that cannot be used ends a plugin that begins, never one that serves others already.
+            # An unusable directory ends a starting plugin, never one that already serves others.
             served.task = asyncio.ensure_future(served.resource.run(retry_always=self.ready.is_set()))
             self.served[pool.name] = served
         self.served = {name: self.served[name] for name in wanted}
@@ -259,7 +259,7 @@ class Plugin(State):
             inventory = await self.sysfs.run(pools.discover, self._tree, pkeys)
         except Exception as error:  # noqa: BLE001 - a node we cannot read must not end what is served already
             self.scan_failures += 1
-            log.on_change("scan", f"the scan of sysfs failed, the last one counts: {error!r}", logging.ERROR)
+            log.on_change("scan", f"the scan of sysfs failed, the last one stays in force: {error!r}", logging.ERROR)
             return
         self.scan_seconds = time.monotonic() - begun
         self.scan_seconds_total += self.scan_seconds
@@ -271,7 +271,7 @@ class Plugin(State):
         await self._update()
 
     async def _port_poller(self) -> None:
-        """Look at port states often: InfiniBand ports change without an event."""
+        """Poll port states often: InfiniBand ports change without an event."""
         while True:
             memories = [(served.pool.health, served.memory) for served in self.served.values()]
             await take(self._poll_wanted, next_look(memories, time.monotonic(), self.settings.port_poll))
@@ -279,7 +279,7 @@ class Plugin(State):
                 states = await self.sysfs.run(pools.port_states, self._tree, tuple(self.ports.states))
             except OSError as error:
                 log.on_change(
-                    "poll", f"port states cannot be read, the last ones count: {error.strerror}", logging.ERROR
+                    "poll", f"port states cannot be read, the last ones stay in force: {error.strerror}", logging.ERROR
                 )
                 continue
             log.on_change("poll", "port states can be read", logging.DEBUG)
@@ -298,12 +298,12 @@ class Plugin(State):
             if self.hung:
                 log.on_change("sysfs", "a read of sysfs hangs: health is no longer known", logging.ERROR)
             else:
-                log.on_change("sysfs", "reads of sysfs come back", logging.DEBUG)
+                log.on_change("sysfs", "reads of sysfs return again", logging.DEBUG)
 
     # Offers.
 
     def _offer(self, pool: Pool, memory: Memory, known: int) -> allocation.Offer:
-        """The offer of a pool now. memory: what is remembered of its ports, brought up to date here."""
+        """The current offer of a pool. memory: the history of its ports, updated here."""
         chosen = pools.members(pool, self.inventory)
         healthy, active = self.ports.judge(pool, chosen, memory, time.monotonic())
         return allocation.offer(
@@ -317,7 +317,7 @@ class Plugin(State):
         )
 
     async def _update(self, force: bool = False) -> None:
-        """Let every pool offer what the node and the config say now."""
+        """Update every pool's offer from node and config."""
         async with self._updating:
             for served in self.served.values():
                 offer = self._offer(served.pool, served.memory, served.service.offer.known)
@@ -337,7 +337,7 @@ class Plugin(State):
             service.cdi_ready = await self._files_of_cdi(offer.pool.name, cdi.write, offer)
 
     async def _cdi_keeper(self) -> None:
-        """Keep the specs true: one that is removed or damaged is written again, one that failed is tried again."""
+        """Keep the specs correct: rewrite removed or damaged ones, retry failed ones."""
         while True:
             self._directories.watch(self.settings.cdi_directory, self._cdi_changed)
             await take(self._cdi_wanted, self.settings.timing.backstop)
@@ -357,7 +357,7 @@ class Plugin(State):
             await self.files.within(self.settings.cdi_patience, action, directory, what)
         except asyncio.TimeoutError:
             log.on_change(
-                f"cdi {pool}", f"writing the CDI spec of {pool} in {directory} does not come back", logging.ERROR
+                f"cdi {pool}", f"writing the CDI spec of {pool} in {directory} does not return", logging.ERROR
             )
             return False
         except OSError as error:
@@ -369,7 +369,7 @@ class Plugin(State):
         return True
 
     async def _set_up_links(self) -> None:
-        """What upstream does for each interface it selects, once when the interface comes."""
+        """As upstream does for each interface it selects, once when the interface appears."""
         for served in list(self.served.values()) if self._link_up else ():
             for hca in served.service.offer.members if served.pool.link_up else ():
                 for netdev in sorted({port.netdev for port in hca.ports if port.netdev}):
@@ -381,7 +381,7 @@ class Plugin(State):
 
 
 def _raise_for(tasks: Iterable[asyncio.Task]) -> None:
-    """Fatal when a resource has ended by itself."""
+    """Fatal when a resource has ended on its own."""
     for task in tasks:
         if task.done() and not task.cancelled():
             error = task.exception()
@@ -395,5 +395,5 @@ async def _end(tasks: list[asyncio.Future]) -> None:
 
 
 def _identity(pool: Pool) -> tuple[Any, ...]:
-    """What the kubelet was told at registration: another one is another resource."""
+    """What was registered with the kubelet: a different one is a different resource."""
     return pool.resource, pool.allocation != "all"

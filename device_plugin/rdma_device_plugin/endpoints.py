@@ -18,12 +18,12 @@ from .worker import Worker
 _REASONS = {200: "OK", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
 _TEXT = "text/plain; charset=utf-8"
 _PATIENCE = 5.0
-# Connections at a time. Scrapers need two or three; what comes on top must not use up the descriptors of the sockets.
+# Connections at a time. Scrapers need two or three; more must not use up the descriptors of the sockets.
 _MOST = 32
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """`host:port`, `:port` or `[v6]:port` as (host, port). ValueError says what is wrong."""
+    """`host:port`, `:port` or `[v6]:port` as (host, port). ValueError describes the problem."""
     host, colon, port = text.rpartition(":")
     if not colon or not (port.isascii() and port.isdecimal()) or int(port) > 65535:
         raise ValueError(f'wanted host:port or :port, got "{text}"')
@@ -31,7 +31,7 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 async def serve(state: State, address: str) -> None:
-    """Serve for ever. A port that is taken does not end the plugin: pods matter more than their metrics."""
+    """Serve forever. A port in use does not end the plugin: pods matter more than metrics."""
     host, port = parse_address(address)
     pages = Pages(state)
     while True:
@@ -48,14 +48,14 @@ async def serve(state: State, address: str) -> None:
 
 
 class Pages:
-    """Answers one request a connection."""
+    """Answers one request per connection."""
 
     def __init__(self, state: State):
         self._state = state
         self._tree = Tree(state.settings.root)
         # Counters are read from firmware and may hang; the ports' health must not wait for them.
         self._worker = Worker("counters")
-        # What is imported and rendered waits for neither them nor the plugin's files.
+        # Imports and rendering wait neither for them nor for the plugin's files.
         self._renderer = Worker("metrics")
         self._open = 0
         self._counters: Any = []
@@ -80,7 +80,7 @@ class Pages:
             asyncio.IncompleteReadError,
             asyncio.LimitOverrunError,
         ):
-            pass  # a client that speaks no HTTP, or left
+            pass  # a client that does not speak HTTP, or left
         finally:
             self._open -= 1
             writer.close()
@@ -89,7 +89,7 @@ class Pages:
         if method not in ("GET", "HEAD"):
             return 405, _TEXT, b"only GET\n"
         if path == "/metrics":
-            # Costs 5 MB and 0.1 s, which only a scraped plugin has to pay, and not on the event loop.
+            # Costs 5 MB and 0.1 s: only when scraped, and not on the event loop.
             metrics = await self._renderer.run(importlib.import_module, f"{__package__}.metrics")
             return 200, metrics.CONTENT_TYPE, await self._metrics(metrics)
         if path == "/healthz":
@@ -97,7 +97,7 @@ class Pages:
         if path == "/readyz":
             problems = status.problems(self._state)
             return (503 if problems else 200), _TEXT, ("\n".join(problems or ["ok"]) + "\n").encode()
-        return 404, _TEXT, b"there are /metrics, /healthz and /readyz\n"
+        return 404, _TEXT, b"not found; try /metrics, /healthz or /readyz\n"
 
     async def _metrics(self, metrics: Any) -> bytes:
         ports = tuple(self._state.ports.states)

@@ -1,9 +1,9 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the kernel tells without being asked: uevents, link changes, and changes in directories. Standard library only.
+"""Kernel notifications: uevents, link changes, and changes in directories. Standard library only.
 
-All of it is a hint that something may have changed; slow polls stand behind each, so a lost message costs time only.
+Each is only a hint that something may have changed; slow polls back them up, so a lost message only costs time.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from typing import Callable, Optional
 from . import log
 
 _NETLINK_KOBJECT_UEVENT = 15
-_KERNEL_GROUP = 1  # what the kernel sends; group 2 is udevd's
+_KERNEL_GROUP = 1  # messages of the kernel; group 2 is udevd's
 _RTMGRP_LINK = 1
 _BUFFER = 1 << 16
 
-# Subsystems whose coming and going can change a pool: HCAs, their character devices, netdevs, functions and modules.
+# Subsystems whose devices can change a pool: HCAs, their character devices, netdevs, functions and modules.
 SUBSYSTEMS = frozenset(
     ("infiniband", "infiniband_verbs", "infiniband_mad", "infiniband_cm", "misc", "net", "pci", "auxiliary", "module")
 )
@@ -95,7 +95,7 @@ def watch_devices(changed: Callable[[], None]) -> Optional[_Netlink]:
 
 
 def watch_links(changed: Callable[[], None]) -> Optional[_Netlink]:
-    """Call `changed` when a network interface goes up or down: a RoCE port does not tell of its own."""
+    """Call `changed` when a network interface goes up or down: a RoCE port sends no event of its own."""
     return _open("link events", socket.NETLINK_ROUTE, _RTMGRP_LINK, lambda _message: changed(), changed)
 
 
@@ -110,19 +110,19 @@ def _open(
 
 
 class Directories:
-    """inotify on directories: `changed(name)` for each entry that came, went, was replaced or written."""
+    """inotify on directories: `changed(name)` for each entry that was added, removed, replaced or written."""
 
     def __init__(self) -> None:
         self._watches: dict[int, tuple[str, list[Callable[[str], None]]]] = {}
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._fd = self._libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
         if self._fd < 0:
-            log.warning(f"no inotify: {os.strerror(ctypes.get_errno())}; files are looked at every few seconds only")
+            log.warning(f"no inotify: {os.strerror(ctypes.get_errno())}; files are only polled every few seconds")
             return
         asyncio.get_running_loop().add_reader(self._fd, self._read)
 
     def watch(self, path: str, changed: Callable[[str], None]) -> bool:
-        """Watch a directory. False when it cannot be watched (it is not there): try again later."""
+        """Watch a directory. False when it cannot be watched (does not exist): try again later."""
         if self._fd < 0:
             return False
         for watched, callbacks in self._watches.values():
@@ -137,7 +137,7 @@ class Directories:
         return True
 
     def forget(self, changed: Callable[[str], None]) -> None:
-        """Take a callback back; a directory that nobody is interested in is watched no longer."""
+        """Remove a callback; a directory without callbacks is no longer watched."""
         for number, (_path, callbacks) in list(self._watches.items()):
             if changed in callbacks:
                 callbacks.remove(changed)
@@ -170,7 +170,7 @@ class Directories:
         if mask & _IN_MOVE_SELF:
             self._libc.inotify_rm_watch(self._fd, number)
         if mask & (_IN_IGNORED | _IN_MOVE_SELF):
-            self._watches.pop(number, None)  # the directory is gone; whoever wants it watches it again
+            self._watches.pop(number, None)  # the directory is gone; its users watch it again
         for changed in callbacks:
             changed(name)
 

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""`explain`: for each network card and each pool one line that says whether it is in, and if not, why."""
+"""`explain`: one line for each network card and pool: whether the card is in, and if not, why."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .pools import Inventory
 
 
 def explain(config: Config, root: str) -> list[str]:
-    """The answer for the node below root, as lines."""
+    """The report for the node below root, as lines."""
     tree = Tree(root)
     found = pools.discover(tree, any(pool.extra.pKeys for pool in config.pools))
     # The library knows more about a Mellanox card without RDMA: which module is blocked, and by which file.

@@ -20,7 +20,7 @@ Decode = Callable[["Decoder", Any, Any, str], Any]
 
 
 class Number(str):
-    """A number as its token: 10, 10.0 and 1e1 are three things."""
+    """A number as its token: 10, 10.0 and 1e1 are different."""
 
 
 class Members(list):
@@ -60,7 +60,7 @@ def _no_constant(token: str) -> Any:
 
 
 def clean(text: str) -> str:
-    """Text that can be printed: half of a surrogate pair becomes U+FFFD, as in Go."""
+    """Printable text: half of a surrogate pair becomes U+FFFD, as in Go."""
     if text.isascii():
         return text
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
@@ -78,7 +78,7 @@ def describe(value: Any) -> str:
     return json.dumps(value)
 
 
-# Field types. Each is called with the decoder, the parsed value, what the field holds already, and the field's path.
+# Field types. Each is called with the decoder, the parsed value, the field's current value, and its path.
 
 
 def text(decoder: Decoder, value: Any, before: Any, path: str) -> Any:
@@ -117,7 +117,7 @@ def seconds(decoder: Decoder, value: Any, before: Any, path: str) -> Any:
 
 
 def nullable(inner: Decode) -> Decode:
-    """A Go pointer: null takes back what an earlier duplicate of the key has set."""
+    """A Go pointer: null resets what an earlier duplicate of the key has set."""
 
     def decode(decoder: Decoder, value: Any, before: Any, path: str) -> Any:
         return None if value is None else inner(decoder, value, before, path)

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Port states over time: what was seen last, links that went down, and what a pool makes of it with its hysteresis."""
+"""Port states over time: the last state, link flaps, and each pool's view with its hysteresis."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ Memory = dict[PortKey, Debounced]
 
 
 class Ports:
-    """The node's ports as they were last seen. flaps: times each was seen to leave ACTIVE."""
+    """The node's ports as they were last seen. flaps: how often each left ACTIVE."""
 
     def __init__(self) -> None:
         self.states: dict[PortKey, Optional[str]] = {}
         self.flaps: Counter[PortKey] = Counter()
 
     def scanned(self, inventory: Inventory) -> None:
-        """Take over which ports there are, and their states."""
+        """Store the set of ports and their states."""
         self.observe({(hca.name, port.number): port.state for hca in inventory.hcas for port in hca.ports})
 
     def polled(self, states: Mapping[PortKey, Optional[str]]) -> bool:
-        """Take over states of the ports that are known; whether one is another now.
+        """Store states of known ports; True when one changed.
 
-        A scan may have come between the question and its answer; what ports there are is its business.
+        A scan may have run in the meantime; only scans change the set of ports.
         """
         now = {key: states.get(key, state) for key, state in self.states.items()}
         differs = now != self.states
@@ -51,7 +51,7 @@ class Ports:
     def judge(
         self, pool: Pool, chosen: Iterable[Hca], memory: Memory, now: float
     ) -> tuple[dict[str, bool], dict[str, tuple[int, ...]]]:
-        """({HCA: healthy}, {HCA: ports that are up}) as the pool sees it; brings its memory up to date."""
+        """({HCA: healthy}, {HCA: ports that are up}) as the pool sees it; updates its memory."""
         remembered: Memory = {}
         healthy: dict[str, bool] = {}
         active: dict[str, tuple[int, ...]] = {}
@@ -70,11 +70,11 @@ class Ports:
 
 
 def waits(memories: Iterable[Memory]) -> bool:
-    """Whether a port is otherwise than it counts, and time decides."""
+    """Whether a port's state differs from its debounced one and is waiting for time to pass."""
     return any(port.differs_since is not None for memory in memories for port in memory.values())
 
 
 def next_look(memories: Iterable[tuple[Health, Memory]], now: float, poll: float) -> float:
-    """Seconds to the next look at the ports: the poll's, or when a state that waits becomes certain."""
+    """Seconds to the next check of the ports: the poll interval, or when a pending state becomes final."""
     due = [port.due(health) for health, memory in memories for port in memory.values()]
     return max(0.005, min([poll, *(moment - now for moment in due if moment is not None)]))

@@ -1,14 +1,14 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""From a service to a resource that the kubelet knows: sockets, the registration state machine, kubelet restarts.
+"""Make a service a registered resource: sockets, the registration state machine, kubelet restarts.
 
-Knows nothing of devices. Two ways lead to the kubelet:
+Knows nothing about devices. There are two ways to register:
   watch   it finds our socket in plugins_registry, asks GetInfo and connects;
-  legacy  we call Register on kubelet.sock, and it connects to our socket beside it before it answers.
-Where plugins_registry exists, watch comes first. A directory that nobody watches (a hostPath mount made it, or the
-kubelet has another root) shows by silence; then legacy is tried. Done is what ends in an open ListAndWatch stream, and
-a stream that is lost begins it again.
+  legacy  we call Register on kubelet.sock, and it connects to our socket beside it before it returns.
+Where plugins_registry exists, watch comes first. Silence means that nothing watches the directory (a hostPath mount
+created it, or the kubelet has another root); then legacy is tried. Registration is complete with an open ListAndWatch
+stream, and a lost stream starts it again.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from .worker import take
 
 WATCH, LEGACY = "watch", "legacy"
 REGISTERED = "registered"
-# A kubelet may give ever new reasons; so many are told until one registration works.
+# A kubelet may give ever new reasons; at most this many are logged until a registration works.
 _REASONS_TOLD = 20
 _CHANNEL = (
-    # A socket file exists a moment before it is listened on; the default would try again after a second.
+    # A socket file exists a moment before anyone listens; the default would only retry after a second.
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 500),
@@ -46,16 +46,16 @@ _CHANNEL = (
     ("grpc.default_authority", "localhost"),
     ("grpc.enable_http_proxy", 0),
 )
-# Waiting does not help: the directory is not one, or we may not write to it.
+# Waiting does not help: not a directory, or not writable for us.
 _UNRECOVERABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG)
 
 
 class Timing(NamedTuple):
     """Seconds.
 
-    confirm: silence after which a watched directory is taken for unwatched. grace: how long a lost stream may come back
-    by itself. connect: from a confirmed registration to its stream. register: the kubelet dials back up to 10 s inside
-    Register. backstop: how often what inotify tells is looked at anyway.
+    confirm: silence after which a directory counts as unwatched. grace: how long a lost stream may come back on its
+    own. connect: from a confirmed registration to its stream. register: the kubelet dials back up to 10 s inside
+    Register. backstop: polling interval in case inotify misses something.
     """
 
     confirm: float = 5.0
@@ -69,7 +69,7 @@ class Timing(NamedTuple):
 
 
 class Places(NamedTuple):
-    """registry follows the kubelet's --root-dir; the directory of kubelet.sock does not, it is fixed in the kubelet."""
+    """registry follows the kubelet's --root-dir; the directory of kubelet.sock does not, the kubelet has it fixed."""
 
     registry: str = "/var/lib/kubelet/plugins_registry"
     plugins: str = "/var/lib/kubelet/device-plugins"
@@ -80,12 +80,12 @@ class Places(NamedTuple):
         return f"{self.plugins}/{KUBELET_SOCKET}"
 
     def watched(self) -> bool:
-        """Whether to begin with the watched directory."""
+        """Whether to start with the watched directory."""
         return self.mode == WATCH or (self.mode == "auto" and os.path.isdir(self.registry))
 
 
 class CannotServe(Exception):
-    """The socket directory can never be used as it is."""
+    """The socket directory is unusable."""
 
 
 class Resource(Observer):
@@ -98,7 +98,7 @@ class Resource(Observer):
         self.mode: Optional[str] = None
         self.state = "starting"
         self.error = ""
-        # The first attempt to have a socket is over: there it is, or `state` says why not yet.
+        # The first attempt to get a socket is over: it exists, or `state` says why not yet.
         self.tried = asyncio.Event()
         self._places = places
         self._directories = directories
@@ -107,7 +107,7 @@ class Resource(Observer):
         self._claims: dict[str, sockets.Claim] = {}
         self._listeners: dict[str, Listener] = {}
         self._generation = 0
-        # Tries since the last registration that came to nothing.
+        # Failed tries since the last registration.
         self.attempts = 0
         self._told: set[tuple[Any, ...]] = set()
         self._failures = 0
@@ -127,7 +127,7 @@ class Resource(Observer):
         """The kubelet listens to our list."""
         return self.service.streams > 0
 
-    # What the RPCs and the file system tell.
+    # Events from the RPCs and the file system.
 
     def streams_changed(self, count: int) -> None:
         self._wake.set()
@@ -149,7 +149,7 @@ class Resource(Observer):
             self._wake.set()
 
     def announce(self) -> None:
-        """Look at everything again, now."""
+        """Check everything again, now."""
         self._failures = 0
         self._wake.set()
 
@@ -158,7 +158,7 @@ class Resource(Observer):
     async def run(self, retry_always: bool = False) -> None:
         """Register, stay registered. Ends by cancellation, or by CannotServe before the first socket was served.
 
-        retry_always: try again even where waiting is not expected to help.
+        retry_always: retry even where waiting is not expected to help.
         """
         first = True
         while True:
@@ -182,7 +182,7 @@ class Resource(Observer):
         return self._places.registry if self._places.watched() else self._places.plugins
 
     def _take_claim(self) -> bool:
-        """One instance per socket. The lock lies where both ways of registering can see it."""
+        """One instance per socket. The lock is where both ways of registering can see it."""
         directory = self._places.plugins if os.path.isdir(self._places.plugins) else self._directory()
         claim = self._claims.setdefault(directory, sockets.Claim(directory, self._socket))
         if claim.take():
@@ -192,7 +192,7 @@ class Resource(Observer):
         return False
 
     async def _serve(self) -> bool:
-        """Have our socket where the present mode wants it, and where we had it; True when one had to be made."""
+        """Publish our socket where the current mode needs it, and where it was; True when one had to be created."""
         self._directories.watch(self._places.plugins, self._changed)
         wanted = {self._directory(), *self._listeners}
         made = []
@@ -215,7 +215,7 @@ class Resource(Observer):
         return True
 
     async def _step(self, replaced: bool) -> None:
-        """Bring about the next stream, or wait until there is something to do. replaced: a socket of ours was lost."""
+        """Work towards the next stream, or wait until there is something to do. replaced: a socket of ours was lost."""
         watched = self._places.watched() and not self._unwatched
         if self._kubelet_is_new() or replaced:
             self._kubelet = sockets.identity(self._places.kubelet)
@@ -236,16 +236,16 @@ class Resource(Observer):
         if watched and await self._confirmed():
             return
         if self._kubelet_is_new():
-            return  # it deserves to be waited for again
+            return  # wait for it again
         if self._places.mode == WATCH or not await self._register():
             self._failures += 1
             self.attempts += 1
             await self._back_off()
 
     async def _confirmed(self) -> bool:
-        """Whether the kubelet comes by itself to our socket in the watched directory."""
+        """Whether the kubelet connects on its own to our socket in the watched directory."""
         if self._spent:
-            # It knows this socket and does not listen to it: only a new one makes it look again.
+            # It knows this socket and ignores it: only a new one makes it look again.
             await self._publish(self._places.registry, anew=True)
         self._refused = None
         await self._streaming(self._timing.confirm, until_asked=True)
@@ -256,12 +256,12 @@ class Resource(Observer):
         if self._refused is None:
             what = "asked and did not connect" if self._asked else "nobody asks"
             self._say("waiting for the kubelet", f"{what} in {self._places.registry}", mode=WATCH)
-        # Silence once may be a kubelet that is not up yet, and it will look. Twice: it may have missed us.
+        # Silence once: the kubelet may not be up yet and will look later. Twice: it may have missed us.
         self._spent = self._asked or self._failures > 0
         return False
 
     async def _register(self) -> bool:
-        """Legacy: call Register, then see the stream stand."""
+        """Legacy: call Register, then wait for the stream."""
         if not await self._kubelet_listens():
             self._say("waiting for the kubelet", f"nothing is listening on {self._places.kubelet}")
             return False
@@ -280,7 +280,7 @@ class Resource(Observer):
         return await self._streaming(self._timing.connect)
 
     async def _kubelet_listens(self) -> bool:
-        """Whether the kubelet can be called. A socket has a name before it is listened on, and gets that moment."""
+        """Whether the kubelet can be called. A socket exists before anyone listens on it, so allow a moment."""
         deadline = _now() + self._timing.grace
         while not sockets.answers(self._places.kubelet):
             found = sockets.identity(self._places.kubelet)
@@ -290,10 +290,10 @@ class Resource(Observer):
         return True
 
     async def _call_register(self) -> Optional[str]:
-        """Empty when the kubelet has taken us, else what it said; None when it was replaced before it said anything.
+        """Empty when the kubelet accepted us, else its error; None when it was replaced before it replied.
 
-        A call that waits would go to the next kubelet, which has removed our socket before it listens, and which would
-        then look for it for 10 s.
+        A waiting call would go to the next kubelet, which removes our socket before it listens and would then look for
+        it for 10 s.
         """
         channel = grpc.aio.insecure_channel(f"unix:{quote(self._places.kubelet)}", options=_CHANNEL)
         call = asyncio.ensure_future(self._answer_of(channel))
@@ -342,7 +342,7 @@ class Resource(Observer):
         return self.registered
 
     async def _back_off(self) -> None:
-        """Wait longer after each failure, jittered so that eight resources do not ask in step; news end it."""
+        """Wait longer after each failure, jittered so that eight resources do not retry in step; events end it."""
         most = min(self._timing.retry_first * 2 ** min(self._failures - 1, 16), self._timing.retry_most)
         deadline = _now() + most * random.uniform(0.8, 1.2)
         asked = self._asked
@@ -361,8 +361,8 @@ class Resource(Observer):
         await take(self._wake, seconds)
 
     def _say(self, state: str, reason: str, level: int = logging.INFO, **fields: Any) -> None:
-        """Take over a state, and log it once. Without a kubelet the two ways fail in turn for as long as that lasts:
-        each of their reasons is told once, and how often was tried when it is over.
+        """Set a state and log it once. Without a kubelet both ways keep failing in turn: each reason is logged
+        once, and the number of tries when it is over.
         """
         self.state = state
         if reason:
@@ -383,7 +383,7 @@ class Resource(Observer):
         log.on_change(f"resource {self.name}", f"{self.name}: {state}", level, **fields)
 
     async def stop(self) -> None:
-        """Hang up, take our sockets away, let others in. Bounded by Timing.stop."""
+        """Close streams, remove our sockets, release the claim. Bounded by Timing.stop."""
         self._directories.forget(self._changed)
         self.service.close()
         await asyncio.gather(*(listener.stop(self._timing.stop) for listener in self._listeners.values()))

@@ -23,9 +23,9 @@ def set_up(name: str) -> Optional[str]:
             return None
         fcntl.ioctl(control, _SIOCSIFFLAGS, _REQUEST.pack(name.encode(), flags | _IFF_UP))
         if not _flags(control, name) & _IFF_UP:
-            return "the kernel took the request and left the interface down"
+            return "the kernel accepted the request but left the interface down"
     except PermissionError:
-        return "not permitted: give the plugin CAP_NET_ADMIN, or say linkUp: false and set it up elsewhere"
+        return "not permitted: give the plugin CAP_NET_ADMIN, or set linkUp: false and set it up elsewhere"
     except OSError as error:
         return error.strerror or str(error)
     finally:

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A gRPC server on a unix socket that appears at its path whole and is never taken away from someone else."""
+"""A gRPC server on a unix socket that is published atomically and never removed from another owner."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class Listener:
         return not self.published and sockets.answers(self.path)
 
     async def start(self, service: Service, generation: int) -> None:
-        """Serve, then publish: whoever finds the socket is answered. OSError when the directory does not allow it."""
+        """Serve, then publish: a visible socket responds. OSError when the directory does not allow it."""
         if len(os.fsencode(self.path)) > sockets.MAX_PATH:
             raise OSError(errno.ENAMETOOLONG, f"socket paths hold {sockets.MAX_PATH} bytes", self.path)
-        # grpc says "failed to bind" for whatever the reason is; the reason is worth having.
+        # grpc only says "failed to bind", whatever the reason; find the reason first.
         if not os.access(self._directory, os.W_OK | os.X_OK):
             os.stat(f"{self._directory}/.")
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), self._directory)
@@ -63,7 +63,7 @@ class Listener:
             await before.stop(0)
 
     async def stop(self, grace: float) -> None:
-        """Unpublish and end. What others have put at our path stays."""
+        """Unpublish and stop. A foreign socket at our path stays."""
         sockets.withdraw(self.path, self._identity)
         server, self._server, self._identity = self._server, None, None
         if server:

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Log lines in the shape of Go's log package, or JSON; repeated states are said once."""
+"""Log lines in the shape of Go's log package, or JSON; repeated states are logged once."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ def _trace(record: logging.LogRecord) -> str:
     return "\n" + logging.Formatter().formatException(record.exc_info) if record.exc_info else ""
 
 
-# Lines that wait to be written; what comes on top is dropped, and counted.
+# Lines waiting to be written; more are dropped and counted.
 _MOST_WAITING = 1000
 
 
 class _Background(logging.Handler):
-    """Writes to a descriptor in a thread: a pipe that nobody reads must hold up neither an RPC nor a signal."""
+    """Writes to a descriptor in a thread: an unread pipe must block neither an RPC nor a signal."""
 
     def __init__(self, descriptor: int) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class _Background(logging.Handler):
                 while data:
                     data = data[os.write(self._descriptor, data) :]
             except OSError:
-                pass  # closed: there is nobody to tell
+                pass  # closed: no reader left
             self._lines.task_done()
 
     def drain(self, seconds: float) -> None:
@@ -89,7 +89,7 @@ class _Background(logging.Handler):
 
 
 def flush(seconds: float) -> None:
-    """Have written what was logged, unless nobody reads it."""
+    """Write what was logged, unless nothing reads it."""
     for handler in logging.getLogger().handlers:
         if isinstance(handler, _Background):
             handler.drain(seconds)
@@ -118,7 +118,7 @@ def error(text: str, **fields: Any) -> None:
 
 
 def on_change(key: str, text: str, level: int = logging.INFO, **fields: Any) -> None:
-    """Say a state only when it is another one than the last said for `key`."""
+    """Log a state only when it differs from the last one for `key`."""
     state = (text, level, tuple(fields.items()))
     if _said.get(key) != state:
         _said[key] = state
@@ -126,6 +126,6 @@ def on_change(key: str, text: str, level: int = logging.INFO, **fields: Any) -> 
 
 
 def forget(prefix: str) -> None:
-    """Drop what was said about an object that is gone."""
+    """Forget what was logged about an object that is gone."""
     for key in [key for key in _said if key.startswith(prefix)]:
         del _said[key]

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a service manager wants to hear, in the protocol of sd_notify(3)."""
+"""Notifications to a service manager, sd_notify(3)."""
 
 from __future__ import annotations
 
@@ -19,4 +19,4 @@ def tell(*lines: str) -> None:
         try:
             channel.sendto("\n".join(lines).encode(), target)
         except OSError:
-            pass  # a manager that does not listen any more is not a reason to stop serving pods
+            pass  # a manager that no longer listens is no reason to stop serving pods

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which HCAs a node has, which of them stand behind a pool, and whether they are healthy. Reads through a Tree only."""
+"""Which HCAs a node has, which of them are behind a pool, and whether they are healthy. Reads only through a Tree."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ACTIVE = "ACTIVE"
 RDMA_CM = "/dev/infiniband/rdma_cm"
 # Whichever is visible: the device's class entry, its module, or the node itself.
 _RDMA_CM_SIGNS = ("/sys/class/misc/rdma_cm", "/sys/module/rdma_ucm", RDMA_CM)
-# Which module makes RDMA devices of a network driver's functions.
+# Which module creates RDMA devices for a network driver's functions.
 _RDMA_MODULES = {
     "mlx5_core": "mlx5_ib",
     "mlx4_core": "mlx4_ib",
@@ -43,7 +43,7 @@ class Port(NamedTuple):
 
 
 class Hca(NamedTuple):
-    """What a pool has to know of an RDMA device. Software devices (rxe, siw) have no address, vendor or driver."""
+    """What a pool needs to know about an RDMA device. Software devices (rxe, siw) have no address, vendor or driver."""
 
     name: str
     address: Optional[str] = None
@@ -66,7 +66,7 @@ class Hca(NamedTuple):
 
     @property
     def label(self) -> str:
-        """How people know it: name, address, netdevs."""
+        """For messages: name, address, netdevs."""
         return f"{self.name} {self.address or 'software'}{_names(self.netdevs)}"
 
 
@@ -87,8 +87,8 @@ class Card(NamedTuple):
             return "no RDMA device: no driver is bound"
         module = _RDMA_MODULES.get(self.driver)
         if module:
-            return f"no RDMA device: driver {self.driver} is bound, {module} has made none (modprobe {module})"
-        return f"no RDMA device: driver {self.driver} is none that makes one"
+            return f"no RDMA device: driver {self.driver} is bound, {module} has created none (modprobe {module})"
+        return f"no RDMA device: driver {self.driver} does not create one"
 
 
 class Inventory(NamedTuple):
@@ -105,7 +105,7 @@ class Inventory(NamedTuple):
 
 
 class Out(NamedTuple):
-    """Why an HCA is not in a pool: a code for metrics and tests, a sentence for people."""
+    """Why an HCA is not in a pool: a code for metrics and tests, a sentence for messages."""
 
     code: str
     text: str
@@ -115,14 +115,14 @@ class Out(NamedTuple):
 
 
 def _parents_node(tree: Tree, ports: list) -> int:
-    """NUMA node of a software HCA: that of the NIC that it stands on, through virtio too; -1 on a virtual one."""
+    """NUMA node of a software HCA: that of its parent NIC, through virtio too; -1 on a virtual one."""
     netdev = next((port["netdev"] for port in ports if port["netdev"]), None)
     address = pci.above(tree.realpath(f"{paths.NET}/{netdev}/device"))[0] if netdev else None
     return pci.numa_node(tree, address) if address else -1
 
 
 def discover(tree: Tree, pkeys: bool = False) -> Inventory:
-    """Every HCA with a place in the pools, PCI ones in address order, and the network functions without one.
+    """Every HCA that may be in a pool, PCI ones in address order, and the network functions without one.
 
     pkeys: read the partition tables too, which only a pool with that selector needs.
     """
@@ -170,7 +170,7 @@ def discover(tree: Tree, pkeys: bool = False) -> Inventory:
 
 
 def _pkeys(tree: Tree, name: str, ports: list[dict]) -> frozenset[int]:
-    """Partitions of all ports, without the bit that tells full from limited members."""
+    """Partitions of all ports, without the full-membership bit."""
     found = set()
     for port in ports:
         directory = f"{paths.INFINIBAND}/{name}/ports/{port['number']}/pkeys"
@@ -182,7 +182,7 @@ def _pkeys(tree: Tree, name: str, ports: list[dict]) -> frozenset[int]:
 
 
 def port_states(tree: Tree, hca_ports: tuple[tuple[str, int], ...]) -> dict[tuple[str, int], Optional[str]]:
-    """{(HCA, port): state} now; None where it cannot be read. Cheap enough to ask often."""
+    """Current {(HCA, port): state}; None where it cannot be read. Cheap enough to poll often."""
     found = {}
     for name, number in hca_ports:
         text = tree.read(f"{paths.INFINIBAND}/{name}/ports/{number}/state")
@@ -196,8 +196,8 @@ def port_states(tree: Tree, hca_ports: tuple[tuple[str, int], ...]) -> dict[tupl
 def needs(wanted: CharDevices, hca: Hca) -> dict[str, str]:
     """required, optional or never for each character device of an HCA.
 
-    Where the config says nothing: management datagrams are what InfiniBand cannot do without and RoCE can; a link layer
-    of its own kind (EFA) has neither them nor a connection manager.
+    By default: InfiniBand needs management datagrams and RoCE does not; other link layers (EFA) have neither them nor a
+    connection manager.
     """
     layers = {port.link_layer for port in hca.ports}
     infiniband = "InfiniBand" in layers
@@ -218,7 +218,7 @@ def judge(pool: Pool, hca: Hca, rdma_cm: bool = True) -> Optional[Out]:
 
 def _unselected(pool: Pool, hca: Hca) -> Optional[Out]:
     if hca.software and not pool.software:
-        return Out("software", "software HCA, and the pool does not say softwareDevices: true")
+        return Out("software", "software HCA, and the pool does not set softwareDevices: true")
     if not hca.network_class:
         return Out("class", "its PCI function is not a network controller (class 0x02)")
     chosen, extra = pool.selectors, pool.extra
@@ -258,7 +258,7 @@ def _incomplete(pool: Pool, hca: Hca, rdma_cm: bool) -> Optional[Out]:
     modules = " ".join(sorted({_MODULES[name] for name in missing}))
     return Out(
         f"no-{missing[0]}",
-        f"has no character device {', '.join(missing)}: load {modules} (modprobe), it joins by itself then",
+        f"has no character device {', '.join(missing)}: load {modules} (modprobe), it then joins automatically",
     )
 
 
@@ -284,7 +284,7 @@ def shares_rdma_cm(pool: Pool, chosen: tuple[Hca, ...], rdma_cm: bool) -> bool:
 
 
 def present(root: str, paths_wanted: tuple[str, ...]) -> bool:
-    """Whether these nodes exist; taken for granted in a container that has no /dev/infiniband to look into."""
+    """Whether these nodes exist; assumed in a container without /dev/infiniband."""
     prefix = "" if root == "/" else root
     try:
         for path in paths_wanted:
@@ -298,13 +298,13 @@ def present(root: str, paths_wanted: tuple[str, ...]) -> bool:
 
 
 class Debounced(NamedTuple):
-    """A port's state as a pool sees it: `up` changes only after the port was seen otherwise for long enough."""
+    """A port's state as a pool sees it: `up` changes only after the port was in the other state for long enough."""
 
     up: bool
     differs_since: Optional[float] = None
 
     def due(self, health: Health) -> Optional[float]:
-        """When the state changes unless the port returns to it before."""
+        """When the state changes, unless the port returns to it first."""
         if self.differs_since is None:
             return None
         return self.differs_since + (health.downSeconds if self.up else health.upSeconds)
@@ -320,7 +320,7 @@ def debounce(before: Optional[Debounced], up: bool, now: float, health: Health) 
 
 
 def hca_healthy(health: Health, states: list[bool]) -> bool:
-    """An HCA without ports has nothing to be judged by."""
+    """An HCA without ports cannot be judged."""
     if health.ports == "ignore" or not states:
         return True
     return all(states) if health.ports == "all" else any(states)

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The RPCs of one resource. Answers come from memory; nothing here reads sysfs or knows how sockets come to be."""
+"""The RPCs of one resource. Answers come from memory; nothing here reads sysfs or manages sockets."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Feed:
 
 
 def device_list(offer: Offer) -> api.ListAndWatchResponse:
-    """The list as the kubelet gets it; every message is the full one."""
+    """The list for the kubelet; every message is complete."""
     answer = api.ListAndWatchResponse()
     for unit, healthy, nodes in offer.devices():
         device = answer.devices.add(ID=unit, health=HEALTHY if healthy else UNHEALTHY)
@@ -73,7 +73,7 @@ def device_list(offer: Offer) -> api.ListAndWatchResponse:
 
 
 class Observer:
-    """What a resource's lifecycle wants to hear from its RPCs."""
+    """The events that a resource's lifecycle needs from its RPCs."""
 
     def streams_changed(self, count: int) -> None: ...
 
@@ -86,7 +86,7 @@ class Service:
     """Serves one resource on whatever sockets the lifecycle binds.
 
     cdi_mode: None for character devices, else how CDI device names are passed. root: where /dev of the node is.
-    stale: called when a node of the pool turns out to be gone.
+    stale: called when a device node of the pool is found missing.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Service:
         self.streams = 0
         self.updates = 0
         self.allocations: Counter[str] = Counter()
-        # Cleared while the CDI spec cannot be written: character devices do the same then.
+        # Cleared while the CDI spec cannot be written: containers then get character devices.
         self.cdi_ready = True
         self._cdi_mode = cdi_mode
         self._root = root
@@ -109,7 +109,7 @@ class Service:
         self._feed = Feed(device_list(offer))
 
     def offers(self, offer: Offer, force: bool = False) -> bool:
-        """Take over a new offer. The kubelet hears of it when it differs in what it can see, or by force."""
+        """Set a new offer. The kubelet gets it when something visible to it changed, or by force."""
         if not force and offer.same_for_kubelet(self.offer):
             self.offer = offer
             return False
@@ -123,7 +123,7 @@ class Service:
         self._feed.close()
 
     def options(self) -> api.DevicePluginOptions:
-        # With allocation `all` every unit is as good as any other; asking would only cost the kubelet a call.
+        # With allocation `all` all units are equal; a call would only cost the kubelet time.
         return api.DevicePluginOptions(get_preferred_allocation_available=self.offer.pool.allocation != "all")
 
     # DevicePlugin
@@ -193,8 +193,8 @@ class Service:
 
     async def GetInfo(self, request: Any, context: Any) -> registration.PluginInfo:
         self.observer.info_asked()
-        # No endpoint: the kubelet goes on with the path on which it found us. A path of ours would be that of our
-        # mount namespace, and it would be wrong under another kubelet root.
+        # No endpoint: the kubelet then uses the path where it found us. Our path would be that of our mount
+        # namespace and wrong under another kubelet root.
         return registration.PluginInfo(
             type="DevicePlugin", name=self.offer.pool.resource, endpoint="", supported_versions=[VERSION]
         )
@@ -205,6 +205,6 @@ class Service:
 
 
 def attach(service: Service, server: grpc.aio.Server) -> None:
-    """Let a server answer both contracts: the kubelet asks GetInfo on the same socket as the rest."""
+    """Register both services: the kubelet calls GetInfo on the same socket as the rest."""
     deviceplugin_pb2_grpc.add_DevicePluginServicer_to_server(service, server)
     pluginregistration_pb2_grpc.add_RegistrationServicer_to_server(service, server)

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the command line decides, and the times that the plugin keeps to."""
+"""Settings from the command line, and the plugin's time limits."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import NamedTuple
 from . import cdi
 from .lifecycle import Places, Timing
 
-# Where upstream's image has it.
+# Its place in upstream's image.
 CONFIG_FILE = "/k8s-rdma-shared-dev-plugin/config.json"
 
 
 class Settings(NamedTuple):
-    """What the command line says."""
+    """The command line's settings."""
 
     config_file: str = CONFIG_FILE
     strict: bool = False

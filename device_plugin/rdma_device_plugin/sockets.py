@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Socket files beside those of the kubelet and of other plugins: published whole, removed only when they are ours."""
+"""Socket files beside those of the kubelet and of other plugins: published atomically, removed only if ours."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import time
 from typing import Optional
 
 MAX_PATH = 107  # sockaddr_un.sun_path without its zero
-# Seconds: a socket has a name a moment before it is listened on, and does not answer then.
+# Seconds: a socket exists a moment before anyone listens on it, and does not respond then.
 _YOUNG = 1.0
 
 Identity = tuple[int, int, int]
 
 
 def identity(path: str) -> Optional[Identity]:
-    """What stands at a path: device, inode, and its time, because inode numbers are used again; None for nothing."""
+    """What is at a path: device, inode and time, because inode numbers are reused; None for nothing."""
     try:
         status = os.lstat(path)
     except OSError:
@@ -29,7 +29,7 @@ def identity(path: str) -> Optional[Identity]:
 
 
 def answers(path: str) -> bool:
-    """Whether someone listens at a socket."""
+    """Whether something listens on a socket."""
     probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:
         probe.connect(path)
@@ -49,24 +49,24 @@ def hidden(directory: str, name: str, generation: int) -> str:
 
 
 class Silence:
-    """How long the socket at a path has been known not to answer, by a clock that nobody sets."""
+    """How long the socket at a path has not responded, by the monotonic clock."""
 
     def __init__(self) -> None:
         self._who: Optional[Identity] = None
         self._since = 0.0
 
     def seconds(self, found: Identity) -> float:
-        """Since it was first seen here; its time of change counts too, unless it lies ahead of the clock."""
+        """Since it was first seen here; its change time counts too, unless it is in the future."""
         if found != self._who:
             self._who, self._since = found, time.monotonic()
         return max(time.monotonic() - self._since, (time.time_ns() - found[2]) / 1e9)
 
 
 def publish(bound: str, path: str, before: Optional[Identity] = None, silence: Optional[Silence] = None) -> Identity:
-    """Give a bound, listening socket its name. Whoever looks sees the old one or the new one, never none.
+    """Give a bound, listening socket its name. Clients see the old one or the new one, never none.
 
-    before: the one of ours that it replaces. silence: what is known of one that does not answer. OSError (EADDRINUSE)
-    when someone else serves the path, also someone who came while ours was made: then the path stays his.
+    before: our own socket that it replaces. silence: the record of one that does not respond. OSError (EADDRINUSE) when
+    another process serves the path, even one that came while ours was being created: the path stays theirs.
     """
     os.chmod(bound, 0o600)
     found = identity(bound)
@@ -103,7 +103,7 @@ def withdraw(path: str, ours: Optional[Identity]) -> bool:
 class Claim:
     """The right to serve a socket name on this node, held by one process at a time (flock on a file beside it).
 
-    A lock and not a probe of the socket: two instances that start together would both find nobody.
+    A lock instead of a probe of the socket: two instances that start together would both find it free.
     """
 
     def __init__(self, directory: str, name: str):
@@ -122,7 +122,7 @@ class Claim:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not self._at_path(fd):
-                os.close(fd)  # its holder removed it while we opened it: what we locked is no longer a file
+                os.close(fd)  # its holder removed it while we opened it: we locked a deleted file
                 return self.take()
             self._sign(fd)
         except BlockingIOError:
@@ -136,7 +136,7 @@ class Claim:
 
     @staticmethod
     def _sign(fd: int) -> None:
-        """Write who holds it, for messages only: a full disk is not a reason not to serve."""
+        """Record the holder, for messages only: a full disk must not prevent serving."""
         try:
             os.ftruncate(fd, 0)
             os.pwrite(fd, b"%d\n" % os.getpid(), 0)
@@ -159,7 +159,7 @@ class Claim:
             try:
                 os.unlink(self.path)
             except OSError:
-                pass  # a lock file that stays is no harm: the lock is on the open file
+                pass  # a leftover lock file is harmless: the lock is on the open file
         os.close(fd)
 
     def _at_path(self, fd: int) -> bool:

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the plugin knows and serves at this moment. The daemon writes it; status, metrics and endpoints read it."""
+"""The plugin's current state. The daemon writes it; status, metrics and endpoints read it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .worker import Worker
 
 
 class Served:
-    """A pool that is served. task: its registration, from the moment it begins."""
+    """A pool that is served. task: its registration, once it has started."""
 
     task: asyncio.Task
 
@@ -49,10 +49,10 @@ class State:
 
     @property
     def hangs(self) -> float:
-        """Seconds that the present read of sysfs has taken so far."""
+        """Seconds that the current read of sysfs has taken so far."""
         return self.sysfs.hangs()
 
     @property
     def hung(self) -> bool:
-        """Whether a read of sysfs does not return, so that health is no longer known."""
+        """Whether a read of sysfs hangs, so that health is unknown."""
         return self.hangs > self.settings.hung

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How the plugin is, in sentences: for /readyz, for `systemctl status`, and for the log after a scan."""
+"""The plugin's status as sentences: for /readyz, for `systemctl status`, and for the log after a scan."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EXCLUSIVE = (
 
 
 def problems(state: State) -> list[str]:
-    """Why the plugin does not do what it is there for, one line each; empty when all is well."""
+    """Problems that keep the plugin from serving, one line each; empty when all is well."""
     found = [
         f"{served.pool.resource}: {served.resource.state}"
         + (f" ({served.resource.error})" if served.resource.error else "")
@@ -44,11 +44,11 @@ def line(state: State) -> str:
 
 
 def report(config: Config, inventory: Inventory) -> None:
-    """Log what a scan has found, where it differs from the last time."""
+    """Log what a scan found, where it differs from the last one."""
     for pool in config.pools:
         for hca in inventory.hcas:
             out = pools.judge(pool, hca, inventory.rdma_cm)
-            # Only what the selectors ask for and the pool does without is news; the rest is what `explain` is for.
+            # Only HCAs that are selected but left out are logged; `explain` covers the rest.
             if out and out.code.startswith("no-"):
                 log.on_change(
                     f"judge {pool.name} {hca.name}", f"{pool.resource}: {hca.label} {out.text}", logging.WARNING

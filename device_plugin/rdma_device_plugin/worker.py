@@ -1,9 +1,9 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Waiting that can always be ended, and a thread for reads that may hang.
+"""Waits that can always be cancelled, and a thread for reads that may hang.
 
-sysfs of a NIC whose firmware is stuck answers after minutes or never.
+sysfs of a NIC with stuck firmware responds after minutes or never.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any, Callable, Optional
 
 
 class Worker:
-    """Runs one job after the other. The thread is a daemon: a job that hangs does not keep the process from ending,
-    which a ThreadPoolExecutor would.
+    """Runs one job after the other in a daemon thread: unlike with a ThreadPoolExecutor, a hung job does not keep the
+    process from exiting.
     """
 
     def __init__(self, name: str) -> None:
@@ -26,12 +26,12 @@ class Worker:
         threading.Thread(target=self._work, name=name, daemon=True).start()
 
     def hangs(self) -> float:
-        """Seconds that the job at work has taken so far."""
+        """Seconds that the current job has taken so far."""
         since = self._busy_since
         return 0.0 if since is None else time.monotonic() - since
 
     async def run(self, job: Callable[..., Any], *arguments: Any) -> Any:
-        """The job's result. A caller may give up waiting; the job itself goes on."""
+        """The job's result. A caller may give up waiting; the job continues."""
         loop = asyncio.get_running_loop()
         future = loop.create_future()
         self._jobs.put((loop, future, job, arguments))
@@ -71,7 +71,7 @@ class Worker:
             try:
                 loop.call_soon_threadsafe(_settle, future, result, failure)
             except RuntimeError:
-                return  # the loop is closed: nobody waits any more
+                return  # the loop is closed: nothing waits any longer
 
 
 def _settle(future: asyncio.Future, result: Any, failure: Optional[BaseException]) -> None:
@@ -86,7 +86,7 @@ def _settle(future: asyncio.Future, result: Any, failure: Optional[BaseException
 async def take(event: asyncio.Event, seconds: Optional[float]) -> None:
     """Wait for an event, at most so long, and clear it.
 
-    Not asyncio.wait_for: before Python 3.12 that swallows a cancellation which meets the event.
+    Not asyncio.wait_for: before Python 3.12 that swallows a cancellation that coincides with the event.
     """
     waiter = asyncio.ensure_future(event.wait())
     try:

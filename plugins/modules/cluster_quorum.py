@@ -41,7 +41,7 @@ options:
     default: 60
   kubectl:
     description:
-      - The command, word by word.
+      - The command as a list of words.
     type: list
     elements: str
     default: [k3s, kubectl]
@@ -78,10 +78,10 @@ findings:
   elements: dict
   contains:
     object:
-      description: What it is about.
+      description: The object.
       type: str
     wanted:
-      description: What would have to be.
+      description: The wanted state.
       type: str
     seen:
       description: What was found.
@@ -90,7 +90,7 @@ findings:
       description: What to do about it.
       type: str
     id:
-      description: Which of the known findings it is; empty for the others.
+      description: Id of a known finding, else empty.
       type: str
 """
 

@@ -40,10 +40,10 @@ findings:
   elements: dict
   contains:
     object:
-      description: What it is about.
+      description: The object.
       type: str
     wanted:
-      description: What would have to be.
+      description: The wanted state.
       type: str
     seen:
       description: What was found.
@@ -52,7 +52,7 @@ findings:
       description: What to do about it.
       type: str
     id:
-      description: Which of the known findings it is; empty for the others.
+      description: Id of a known finding, else empty.
       type: str
 not_verified:
   description: What could not be looked at, with the reason.

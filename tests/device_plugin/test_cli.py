@@ -211,7 +211,7 @@ def test_explain(base):
     ]
     assert "mlx5_ib" in line
     assert "/etc/modprobe.d/" in line, "the file that blocks the module"
-    assert "0000:02:00.0 (eno1): out: no RDMA device: driver igb is none that makes one" in answer.stdout
+    assert "0000:02:00.0 (eno1): out: no RDMA device: driver igb does not create one" in answer.stdout
     assert "load rdma_ucm" in answer.stdout
 
 
@@ -219,10 +219,10 @@ def test_explain(base):
     ("content", "text"),
     [
         (None, "No such file"),
-        ("[", "no YAML"),
-        ("a: 1", "no captured node"),
+        ("[", "not valid YAML"),
+        ("a: 1", "not a captured node"),
         ("files: {/../etc/x: y}", "wanted a plain absolute path"),
-        ("{files: {/a/b/x: y}, links: {/a/b: ../../..}}", "leads out of the captured tree"),
+        ("{files: {/a/b/x: y}, links: {/a/b: ../../..}}", "points out of the captured tree"),
     ],
 )
 def test_explain_refuses_what_is_no_captured_node(base, content, text):
