@@ -123,8 +123,14 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import
 )
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin.migration import plan
-from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin.objects import plugins
+from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin.objects import OWNER, plugins
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import ownership
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.kubectl import Kubectl, KubectlError
+
+
+def found(daemon_sets: list[dict]) -> list[dict]:
+    """The device plugins among the DaemonSets, with whose they are."""
+    return plugins(daemon_sets, lambda item: ownership.ours(item, OWNER))
 
 
 class Cluster:
@@ -134,7 +140,7 @@ class Cluster:
         self._kubectl, self._timeout = kubectl, timeout
 
     def read(self) -> list[dict]:
-        return plugins(self._kubectl.items("daemonsets", "--all-namespaces"))
+        return found(self._kubectl.items("daemonsets", "--all-namespaces", ownership.SHOW))
 
     def apply(self, changes: list[Change]):
         for change in changes:
@@ -165,7 +171,7 @@ def main() -> None:
     try:
         made, changes = settle(
             read=cluster.read,
-            plan=lambda found: plan(found, module.params["replaced"], module.params["allowed"]),
+            plan=lambda seen: plan(seen, module.params["replaced"], module.params["allowed"]),
             apply=cluster.apply,
             check_mode=module.check_mode,
         )

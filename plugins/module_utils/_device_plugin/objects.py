@@ -9,11 +9,10 @@ PRIVATE to the collection. Pure.
 from __future__ import annotations
 
 import copy
+from typing import Callable
 
 OWNER = "rdma-device-plugin"
 MANAGER = "gpufabric.rdma"
-# cluster_objects labels what it applies.
-OWNER_LABEL = "rdma.gpufabric.io/owner"
 LABELS = {"app.kubernetes.io/name": OWNER, "app.kubernetes.io/managed-by": MANAGER}
 CONFIG_MAP = "rdma-devices"
 _REGISTRY = "/plugins_registry"
@@ -59,10 +58,14 @@ def objects(daemonset: dict, config: str, links_up: bool, settings: dict) -> lis
     return [config_map, made]
 
 
-def plugins(daemon_sets: list[dict]) -> list[dict]:
+def plugins(daemon_sets: list[dict], ours: Callable[[dict], bool]) -> list[dict]:
     """The device plugins among the DaemonSets of a cluster.
 
-    Each with namespace, name, image, ours (created by this role), owner (the object that would recreate it, or "").
+    <<<<<<< HEAD
+        Each with namespace, name, image, ours (created by this role), owner (the object that would recreate it, or "").
+    =======
+        Each with namespace, name, image, ours (what `ours` says), owner (the object that would bring it back, or "").
+    >>>>>>> b7e3b60 (device plugin: ask before a DaemonSet with our labels alone is deleted)
     """
     found = []
     for item in daemon_sets:
@@ -72,14 +75,13 @@ def plugins(daemon_sets: list[dict]) -> list[dict]:
             if not any("k8s-rdma-shared-d" in word for word in [*words, container.get("image", "")]):
                 continue
             meta = item["metadata"]
-            labels = meta.get("labels") or {}
             owners = [f"{owner['kind']} {owner['name']}" for owner in meta.get("ownerReferences", [])]
             found.append(
                 {
                     "namespace": meta["namespace"],
                     "name": meta["name"],
                     "image": container.get("image", ""),
-                    "ours": labels.get(OWNER_LABEL) == OWNER or LABELS.items() <= labels.items(),
+                    "ours": ours(item),
                     "owner": ", ".join(owners),
                 }
             )

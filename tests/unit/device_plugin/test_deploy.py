@@ -10,6 +10,8 @@ import subprocess
 import pytest
 import yaml
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import objects
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.ownership import OWNER_LABEL
+from ansible_collections.gpufabric.rdma.plugins.modules import device_plugin_migration
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 DEPLOY = ROOT / "device_plugin/deploy"
@@ -200,16 +202,16 @@ def listed(name, container, labels=None, owner=None):
 
 
 def test_daemonsets_that_run_the_plugin_are_known_by_image_or_command():
-    found = objects.plugins(
+    """Ours is the one that the role has applied, and not a copy with its labels, which is asked about."""
+    applied = listed("applied", {"image": "x", "command": ["/bin/k8s-rdma-shared-dp"]}, {OWNER_LABEL: objects.OWNER})
+    applied["metadata"]["managedFields"] = [{"manager": "gpufabric.rdma", "operation": "Apply"}]
+    found = device_plugin_migration.found(
         [
             listed("a", {"image": "ghcr.io/mellanox/k8s-rdma-shared-dev-plugin:latest"}),
             listed("b", {"image": "nvcr.io/x/plugin:1", "command": ["/bin/k8s-rdma-shared-dp"]}),
-            listed("ours", {"image": "x", "command": ["/bin/k8s-rdma-shared-dp"]}, objects.LABELS),
-            listed(
-                "applied",
-                {"image": "x", "command": ["/bin/k8s-rdma-shared-dp"]},
-                {objects.OWNER_LABEL: objects.OWNER},
-            ),
+            listed("rendered", {"image": "x", "command": ["/bin/k8s-rdma-shared-dp"]}, objects.LABELS),
+            listed("copied", {"image": "x", "command": ["/bin/k8s-rdma-shared-dp"]}, {OWNER_LABEL: objects.OWNER}),
+            applied,
             listed("operator", {"image": "k8s-rdma-shared-dev-plugin"}, owner=("NicClusterPolicy", "nic")),
             listed("other", {"image": "kube-flannel"}),
         ]
@@ -217,7 +219,8 @@ def test_daemonsets_that_run_the_plugin_are_known_by_image_or_command():
     assert [(item["name"], item["ours"], item["owner"]) for item in found] == [
         ("a", False, ""),
         ("b", False, ""),
-        ("ours", True, ""),
+        ("rendered", False, ""),
+        ("copied", False, ""),
         ("applied", True, ""),
         ("operator", False, "NicClusterPolicy nic"),
     ]

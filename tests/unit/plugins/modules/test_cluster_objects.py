@@ -421,3 +421,15 @@ def test_patience_begins_anew_each_time_the_server_stops_answering():
     assert client.run_retrying("get")[0] == 0, "300 s after the start, 100 s after it stopped to answer"
     with pytest.raises(kubectl.Unreachable, match="TLS handshake timeout"):
         client.run_retrying("get")
+
+
+def test_in_git_mode_what_the_same_tool_has_applied_is_left_over_and_a_users_copy_is_not(server):
+    def by(manager, item):
+        item["metadata"]["labels"] = OWNER
+        item["metadata"]["managedFields"] = [{"manager": manager, "operation": "Apply", "fieldsV1": [".data.a"]}]
+        return item
+
+    server.add(namespace(), by("kustomize-controller", config_map(a="1")))
+    server.add(by("kustomize-controller", config_map("old", a="1")), by("kubectl", config_map("copied", a="1")))
+    found = server.run([namespace(), config_map(a="1")], applied_by="gitops")["findings"]
+    assert [finding["object"] for finding in found] == ["ConfigMap kube-flannel/old"]
