@@ -21,8 +21,8 @@ options:
   restore:
     description:
       - What RV(gpufabric.rdma.driver_gate#module:restore) returned.
+      - Without it nothing is reloaded, and what an earlier reload has not restored is restored.
     type: dict
-    required: true
     suboptions:
       netdevs:
         description:
@@ -99,35 +99,20 @@ findings:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure, result, settle
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import set_attribute
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
-from ansible_collections.gpufabric.rdma.plugins.module_utils._driver.reload import plan, reload, restoration, wait_for
+from ansible_collections.gpufabric.rdma.plugins.module_utils._driver.reload import plan, reload, restore, save, saved
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather
 
 
-def apply(changes, restore: dict, timeout: int, run):
-    tree = Tree("/")
+def apply(changes, given: dict | None, timeout: int, run, root: str = "/"):
+    tree = Tree(root)
     for change in changes:
-        reload(tree, run)
-        macs = [netdev["mac"] for netdev in restore["netdevs"] if netdev["mac"]]
-        found = wait_for(tree, macs, timeout)
-        for command in restoration(tree, restore, found):
-            if command.path:
-                set_attribute(command.path, command.text)
-                continue
-            code, _out, error = run(command.argv)
-            if code:
-                raise Refused.because(
-                    " ".join(command.argv), "restored", error.strip(), "run it by hand on the node, then run again"
-                )
-        missing = [netdev["name"] for netdev in restore["netdevs"] if not found.get(netdev["mac"])]
-        if missing:
-            raise Refused.because(
-                f"interfaces {', '.join(missing)}",
-                f"back within {timeout} s of the reload",
-                "missing",
-                "check the kernel's reason (dmesg | tail); a reboot brings them back with the driver on disk",
-            )
+        if change.action == "reload":
+            kept = save(tree, root, given)
+            reload(tree, run)
+        else:
+            kept = saved(tree)
+        restore(tree, root, kept, timeout, run)
         yield change
 
 
@@ -137,7 +122,6 @@ def main() -> None:
         argument_spec={
             "restore": {
                 "type": "dict",
-                "required": True,
                 "options": {
                     "netdevs": {"type": "list", "elements": "dict", "required": True},
                     "virtual_functions": {"type": "list", "elements": "dict", "required": True},
@@ -158,7 +142,7 @@ def main() -> None:
     try:
         made, changes = settle(
             read=read,
-            plan=plan,
+            plan=lambda facts: plan(facts, module.params["restore"] is not None),
             apply=lambda changes: apply(changes, module.params["restore"], module.params["timeout"], run),
             check_mode=module.check_mode,
         )

@@ -9,15 +9,20 @@ was unloaded by then is loaded again.
 
 from __future__ import annotations
 
+import json
 import time
 from typing import Any, Callable, NamedTuple, Optional
 
-from .._core.change import Plan, Refused
+from .._core.change import Finding, Plan, Refused
+from .._core.files import remove, set_attribute, under, write
 from ..hca import paths
 from ..hca.text import integer
 from ..hca.tree import Tree
+from ..hca.unfinished import RECORDS
 from .risk import PEERMEM, STACK
 
+# What a reload would lose, from before it until all of it is restored.
+RECORD = RECORDS["driver_reload"]
 Run = Callable[[list[str]], tuple[int, str, str]]
 _OPENIBD = ("/etc/init.d/openibd", "/usr/lib/systemd/system/openibd.service", "/lib/systemd/system/openibd.service")
 
@@ -30,11 +35,17 @@ class Command(NamedTuple):
     text: Optional[str] = None
 
 
-def plan(facts: dict) -> Plan:
-    """One change when memory and disk differ."""
+def plan(facts: dict, reloading: bool = True) -> Plan:
+    """One change when memory and disk differ, or when an earlier reload has not restored everything.
+
+    reloading: whether the driver may be reloaded; otherwise settings are only restored.
+    """
     made, driver = Plan(), facts["driver"]
-    if driver["agree"] is False:
+    if driver["agree"] is False and reloading:
         made.change("driver in memory", "reload", _describe(driver["loaded"]), _describe(driver["on_disk"]))
+
+    elif "driver_reload" in facts["unfinished"]:
+        made.change("settings of HCA interfaces", "restore", "as a reload that did not end left them", "as before it")
     return made
 
 
@@ -119,6 +130,68 @@ def restoration(tree: Tree, saved: dict[str, Any], found: dict[str, Optional[str
             if not address.startswith("fe80:"):  # the kernel creates link-local ones itself
                 commands.append(Command(["ip", "address", "replace", address, "dev", name]))
     return commands
+
+
+def saved(tree: Tree) -> Optional[dict[str, Any]]:
+    """What an earlier reload has recorded and not restored yet."""
+    text = tree.read(RECORD)
+    if text is None:
+        return None
+    try:
+        found = json.loads(text)
+        return {"netdevs": list(found["netdevs"]), "virtual_functions": list(found["virtual_functions"])}
+    except (ValueError, KeyError, TypeError):
+        step = "restore MTU, addresses and virtual functions by hand, remove the file and run again"
+        raise Refused.because(RECORD, "what a reload has to restore", "a damaged file", step) from None
+
+
+def save(tree: Tree, root: str, restore: dict[str, Any]) -> dict[str, Any]:
+    """Record what has to be restored. What an earlier reload recorded is how the node was, and stands first."""
+    before = saved(tree) or {"netdevs": [], "virtual_functions": []}
+    both = {}
+    for kind, key in (("netdevs", "mac"), ("virtual_functions", "address")):
+        known = {entry[key] for entry in before[kind]}
+        both[kind] = before[kind] + [entry for entry in restore[kind] if entry[key] not in known]
+    write(under(root, RECORD), json.dumps(both, indent=1) + "\n", 0o600)
+    return both
+
+
+def restore(tree: Tree, root: str, kept: dict[str, Any], timeout: float, run: Run) -> None:
+    """Restore everything that can be, and only then name what cannot; the record goes when nothing is left."""
+    # Virtual functions first: their interfaces are among those that are waited for.
+    failed = _carry_out(restoration(tree, {**kept, "netdevs": []}, {}), root, run)
+    found = wait_for(tree, [netdev["mac"] for netdev in kept["netdevs"] if netdev["mac"]], timeout)
+    failed += _carry_out(restoration(tree, {**kept, "virtual_functions": []}, found), root, run)
+    missing = [netdev["name"] for netdev in kept["netdevs"] if not found.get(netdev["mac"])]
+    if missing:
+        step = (
+            "look at the kernel's own reason (dmesg | tail); a reboot brings them back with the driver on disk. Run "
+            "again then: what they were set to is kept on the node"
+        )
+        failed.append(
+            Finding(f"interfaces {', '.join(missing)}", f"back within {timeout} s of the reload", "missing", step)
+        )
+    if failed:
+        raise Refused(failed)
+    remove(under(root, RECORD))
+
+
+def _carry_out(commands: list[Command], root: str, run: Run) -> list[Finding]:
+    failed = []
+    for command in commands:
+        obj = command.path or " ".join(command.argv)
+        try:
+            if command.path:
+                set_attribute(under(root, command.path), command.text)
+                continue
+            code, _out, error = run(command.argv)
+        except OSError as refused:
+            code, error = 1, refused.strerror or str(refused)
+        if code:
+            wanted = f"set to {command.text}" if command.path else "restored"
+            step = "settle the cause and run again: what has to be restored is kept on the node"
+            failed.append(Finding(obj, wanted, error.strip() or f"exit status {code}", step))
+    return failed
 
 
 def wait_for(tree: Tree, macs: list[str], seconds: float, sleep: Callable[[float], None] = time.sleep) -> dict:

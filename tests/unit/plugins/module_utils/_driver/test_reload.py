@@ -7,7 +7,8 @@ import shutil
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused
 from ansible_collections.gpufabric.rdma.plugins.module_utils._driver.reload import plan, reload, restoration, wait_for
-from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree, unfinished
+from ansible_collections.gpufabric.rdma.plugins.modules import driver_reload
 
 MAC = "a0:88:c2:b0:00:00"
 
@@ -138,8 +139,87 @@ def test_an_interface_that_stays_away_is_reported(tmp_path):
 
 def test_only_a_difference_is_a_reason(tmp_path):
     part = {"flavor": "doca", "version": "25.10", "srcversion": "A"}
-    assert plan({"driver": {"agree": True}}).changes == []
-    assert plan({"driver": {"agree": "unknown: no module"}}).changes == []
-    made = plan({"driver": {"agree": False, "loaded": part, "on_disk": {**part, "version": None, "srcversion": None}}})
+    assert plan({"driver": {"agree": True}, "unfinished": []}).changes == []
+    assert plan({"driver": {"agree": "unknown: no module"}, "unfinished": []}).changes == []
+    driver = {"agree": False, "loaded": part, "on_disk": {**part, "version": None, "srcversion": None}}
+    made = plan({"driver": driver, "unfinished": []})
     assert made.changes[0].before == "doca 25.10, mlx5_core A"
     assert made.changes[0].after == "doca, mlx5_core without srcversion"
+
+
+# --- a reload that does not end ---------------------------------------------------------------------------------------
+
+NUMVFS = "/sys/bus/pci/devices/0000:3b:00.0/sriov_numvfs"
+SETTINGS = ["ip link set dev new0 mtu 9000", "ip link set dev new0 up", "ip address replace 198.18.0.1/24 dev new0"]
+
+
+def facts_of(kernel, agree):
+    part = {"flavor": "doca", "version": "25.10", "srcversion": "A"}
+    driver = {"agree": agree, "loaded": part, "on_disk": part}
+    return {"driver": driver, "unfinished": unfinished.names(kernel.tree)}
+
+
+def again(kernel, given=None, agree=True, timeout=-1):
+    """One run of the module on the node; the commands that it ran, and what it could not do."""
+    kernel.calls = []
+    changes = plan(facts_of(kernel, agree), given is not None).changes
+    try:
+        done = list(driver_reload.apply(changes, given, timeout, kernel.run, str(kernel.root)))
+    except Refused as refused:
+        return kernel.calls, [finding.object for finding in refused.findings]
+    assert done == changes
+    return kernel.calls, []
+
+
+@pytest.fixture
+def kernel(tmp_path):
+    found = Kernel(tmp_path, *STACK)
+    found.interface("new0")
+    return found
+
+
+def test_a_vf_write_that_fails_loses_nothing(kernel):
+    (kernel.root / NUMVFS.lstrip("/")).mkdir(parents=True)  # refuses to be written
+    calls, failed = again(kernel, SAVED, agree=False)
+    assert failed[0] == NUMVFS
+    assert calls[-3:] == SETTINGS, "what can be restored is"
+    (kernel.root / NUMVFS.lstrip("/")).rmdir()
+    kernel.write(NUMVFS, "0")
+    kernel.write("/sys/bus/pci/devices/0000:3b:00.0/sriov/0/mac", "00:00:00:00:00:00")
+
+    # Memory and disk agree by now, and the gate has nothing to say: any later run restores.
+    calls, failed = again(kernel)
+    assert (calls, failed) == (SETTINGS, [])
+    assert kernel.tree.read(NUMVFS) == "2"
+    assert kernel.tree.read("/sys/bus/pci/devices/0000:3b:00.0/sriov/0/mac") == "02:00:00:00:00:01"
+    assert again(kernel) == ([], [])
+    assert unfinished.names(kernel.tree) == []
+
+
+def test_a_nic_that_comes_late_gets_its_settings_from_the_next_run(kernel):
+    given = {**SAVED, "virtual_functions": []}
+    shutil.rmtree(kernel.root / "sys/class/net")
+    _calls, failed = again(kernel, given, agree=False)
+    assert failed == ["interfaces old0"]
+    kernel.interface("new0")
+    assert again(kernel) == (SETTINGS, [])
+
+
+def test_the_first_record_is_how_the_node_was(kernel):
+    """The second reload finds an interface that the first one has left bare."""
+    given = {**SAVED, "virtual_functions": []}
+    kernel.held = ("ib_core",)
+    assert again(kernel, given, agree=False)[1] == ["module ib_core"]
+    kernel.held = ()
+    bare = {"netdevs": [{**SAVED["netdevs"][0], "mtu": 1500, "up": False, "addresses": []}], "virtual_functions": []}
+    calls, failed = again(kernel, bare, agree=False)
+    assert (calls[-3:], failed) == (SETTINGS, [])
+
+
+def test_without_what_to_restore_nothing_is_reloaded(kernel):
+    assert again(kernel, None, agree=False) == ([], [])
+
+
+def test_a_damaged_record_is_said(kernel):
+    kernel.write(unfinished.RECORDS["driver_reload"], "{")
+    assert again(kernel)[1] == [unfinished.RECORDS["driver_reload"]]
