@@ -17,18 +17,18 @@ MOST = {"plain": 1.5, "links": 1.9, "metrics": 1.9, "all": 2.1}
 PLAIN = {
     "__device_plugin_sets_links_up": False,
     "__device_plugin_command": ["/usr/bin/env", "python3", "-I"],
-    "device_plugin_metrics_address": "",
-    "device_plugin_kubelet_root": "/var/lib/kubelet",
+    "__device_plugin_metrics": "",
+    "__device_plugin_kubelet": "/var/lib/kubelet",
     "device_plugin_use_cdi": False,
 }
 VARIANTS = {
     "plain": {},
     "links": {"__device_plugin_sets_links_up": True},
-    "metrics": {"device_plugin_metrics_address": ":9808"},
+    "metrics": {"__device_plugin_metrics": ":9808"},
     "all": {
         "__device_plugin_sets_links_up": True,
-        "device_plugin_metrics_address": ":9808",
-        "device_plugin_kubelet_root": "/data/kubelet",
+        "__device_plugin_metrics": ":9808",
+        "__device_plugin_kubelet": "/data/kubelet",
         "device_plugin_use_cdi": True,
     },
 }
@@ -37,7 +37,8 @@ VARIANTS = {
 def render(**settings):
     environment = jinja2.Environment(trim_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined)
     environment.filters["bool"] = bool
-    return environment.from_string(TEMPLATE.read_text()).render({**PLAIN, **settings})
+    known = {**PLAIN, **settings}
+    return environment.from_string(TEMPLATE.read_text()).render(known, lookup=lambda _plugin, name: known[name])
 
 
 def options(text):

@@ -24,7 +24,8 @@ SPOKEN = frozenset(_SPOKEN.split())
 STEPS = ("ansible.builtin.import_tasks", "ansible.builtin.include_tasks")
 ROLES = ("ansible.builtin.import_role", "ansible.builtin.include_role")
 # main is where a role starts, preflight what others run of it before anything changes.
-BY_CONVENTION = {"main", "preflight"}
+# What a playbook runs on all hosts before the first one changes is an entry point of its own: reset_preflight.
+BY_CONVENTION = {"main", "preflight", "reset_preflight"}
 
 
 def name_of(path):
