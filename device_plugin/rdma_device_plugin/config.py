@@ -179,7 +179,7 @@ def load(data: bytes, strict: bool = False, lenient: bool = False) -> Config:
     if problems:
         raise ConfigError(problems)
     unknown = [f"unknown key {path}" for path in unknown]
-    warnings = [] if strict else [f"{text}: ignored" for text in unknown]
+    warnings = [] if strict else [f"{key}: ignored" for key in unknown]
     problems += unknown if strict else []
 
     interval = document["periodicUpdateInterval"]
@@ -195,11 +195,11 @@ def load(data: bytes, strict: bool = False, lenient: bool = False) -> Config:
     seen: set[str] = set()
     entries = [_Entry(entry or _ENTRY(gojson.Decoder(), None, None, ""), seen) for entry in document["configList"]]
     pools = [entry.pool for entry in entries if not entry.refusals]
-    refused = [text for entry in entries for text in entry.refusals] if lenient and pools else []
-    problems += [text for entry in entries for text in entry.problems if text not in refused]
+    refused = [line for entry in entries for line in entry.refusals] if lenient and pools else []
+    problems += [line for entry in entries for line in entry.problems if line not in refused]
     if problems:
         raise ConfigError(problems)
-    warnings += [text for entry in entries for text in entry.warnings]
+    warnings += [line for entry in entries for line in entry.warnings]
     return Config(pools=tuple(pools), interval=interval, warnings=tuple(warnings), refused=tuple(refused))
 
 

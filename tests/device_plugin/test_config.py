@@ -361,7 +361,7 @@ def test_an_entry_that_the_kubelet_would_refuse_is_left_out_of_a_lenient_start(w
     with pytest.raises(ConfigError, match=text):
         load(data)
     config = load(data, lenient=True)
-    assert [pool.name for pool in config.pools] == ["a", "c"]
+    assert [kept.name for kept in config.pools] == ["a", "c"]
     assert len(config.refused) == 1
     assert text in config.refused[0]
     with pytest.raises(ConfigError, match=text):

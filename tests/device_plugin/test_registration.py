@@ -46,7 +46,7 @@ def test_get_info_names_no_endpoint(base, node):
     """A30, pitfall 1: an in-container path would be wrong under another kubelet root"""
     with Kubelet(base) as kubelet, Running(base, CONFIG, node.root):
         kubelet.wait_allocatable(NAME, 100)
-        info = next(entry[2] for entry in kubelet.log if entry[0] == "info")
+        info = next(line[2] for line in kubelet.log if line[0] == "info")
         assert (info.type, info.name, info.endpoint) == ("DevicePlugin", NAME, "")
         assert list(info.supported_versions) == ["v1beta1"]
 

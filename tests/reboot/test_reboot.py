@@ -46,7 +46,7 @@ class Cluster:
             node["status"] = {"conditions": [{"type": "Ready", "status": "True"}], "nodeInfo": info}
             self.api.add(node, kubectl_cluster.pod("jobs", f"train-{name}", name, owner="ReplicaSet"))
             machine.start()
-        self.wait(lambda: all(machines.healthy(machine.metrics) for machine in self.machines.values()))
+        self.wait(lambda: all(machines.healthy(each.metrics) for each in self.machines.values()))
 
     def wait(self, condition) -> None:
         deadline = time.monotonic() + 60

@@ -1623,6 +1623,6 @@ def compose():
 
 if __name__ == "__main__":
     folder = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else HOSTS
-    for name, content in compose().items():
-        (folder / name).write_text(content)
-        print(f"{name}: {len(content) // 1024} KiB")
+    for file, content in compose().items():
+        (folder / file).write_text(content)
+        print(f"{file}: {len(content) // 1024} KiB")

@@ -32,7 +32,7 @@ def pytest_configure(config: pytest.Config) -> None:
     nodes = list_groups()["gpu_nodes"]
     if not nodes:
         raise pytest.UsageError("wanted: nodes to test; seen: none runs; next: molecule create --scenario-name rails")
-    config.option.hosts = ",".join(f"ssh://{node}" for node in nodes)
+    config.option.hosts = ",".join(f"ssh://{name}" for name in nodes)
     config.option.ssh_config = str(HOME / "ssh/config")
 
 

@@ -79,7 +79,7 @@ def shared_links(hcas: list[dict]) -> dict:
             same = _slot(pci) == _slot(other["pci"])
             if same or hca["nic_distances"].get(other["name"]) in ("PIX", "PXB"):
                 old, new = leader.setdefault(other["name"], other["name"]), leader[name]
-                leader = {one: new if known == old else known for one, known in leader.items()}
+                leader = {one: new if first == old else first for one, first in leader.items()}
     return leader
 
 

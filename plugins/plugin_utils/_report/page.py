@@ -284,7 +284,7 @@ def _facts(node: dict) -> Markup:
 
 
 def _ports(facts: dict) -> Markup:
-    rails = {(rail["hca"], rail["port"]): rail for rail, _port in judge.rail_states(facts)}
+    rails = {(rail["hca"], rail["port"]): rail for rail, _found in judge.rail_states(facts)}
     names = {gpu["address"]: f"GPU {gpu.get('index', '?')}" for gpu in facts.get("gpus") or []}
     rows, virtual = [], 0
     for hca in facts.get("hcas") or []:

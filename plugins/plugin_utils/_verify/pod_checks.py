@@ -704,7 +704,7 @@ def _held_resources(obj: str, wanted: list, resources: list[str], item: dict) ->
         return []
     made = []
     for resource in resources:
-        names = {name for _namespace, name, _interface in wanted}
+        names = {name for _namespace, name, _netdev in wanted}
         made.append(check(f"pod:resource:{resource}", obj, PASSED, f"{resource} in the limits", "requested"))
         if not names:
             seen = f"{resource} without a networks annotation: RoCE needs an interface of the same HCA in the pod"

@@ -194,8 +194,8 @@ def test_the_bundle_of_the_test_bed_is_one_that_the_roles_take(bench, tmp_path, 
             path.write_text(name)
         return made
 
-    for name in ("flannel", "multus-daemon"):
-        (tmp_path / name).write_text(name)
+    for program in ("flannel", "multus-daemon"):
+        (tmp_path / program).write_text(program)
     monkeypatch.setattr(cluster.containers, "ensure", archives)
     monkeypatch.setattr(cluster.image, "ensure", lambda _settings: None)
     built = programs.ensure(["flannel"])

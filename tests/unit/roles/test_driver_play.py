@@ -43,7 +43,7 @@ def play(tmp_path):
         assert done.returncode == 0, done.stdout + done.stderr
         told = recording.written(record)["hosts"]
         # A local connection does not pipeline: a module is several calls, each named by task and effect.
-        return done.stdout, {name: {call.partition(" [")[0] for call in told[name]["calls"]} for name in hosts}
+        return done.stdout, {host: {call.partition(" [")[0] for call in told[host]["calls"]} for host in hosts}
 
     return run
 

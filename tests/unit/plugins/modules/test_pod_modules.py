@@ -128,7 +128,7 @@ def test_a_namespace_that_is_not_ours_is_neither_used_nor_emptied_nor_removed(cl
     assert (refused["failed"], refused["findings"][0]["object"]) == (True, f"namespace {name}")
     assert manager in refused["findings"][0]["seen"]
     assert removed["left"] is None
-    assert {call[0] for call in cluster.calls()} == {"get"}
+    assert {line[0] for line in cluster.calls()} == {"get"}
 
 
 @pytest.mark.parametrize("verb", ["apply", "get"])
