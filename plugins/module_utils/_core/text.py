@@ -9,6 +9,7 @@ PRIVATE to the collection. Pure.
 from __future__ import annotations
 
 import itertools
+import json
 import re
 import textwrap
 
@@ -31,6 +32,16 @@ def clean(text: object) -> str:
 def in_a_line(text: object) -> str:
     """clean() for a single line: a newline in it would forge another line."""
     return clean(text).replace("\n", "\ufffd")
+
+
+def yaml_value(value, **options) -> str:
+    """A value as JSON that every YAML parser reads back as it is.
+
+    YAML has no surrogate pairs, which JSON escapes characters beyond U+FFFF with, and it takes some characters for line
+    breaks that JSON leaves as they are.
+    """
+    text = json.dumps(value, ensure_ascii=False, **options)
+    return _UNFIT.sub(lambda bad: bad[0] if bad[0] > "\uffff" else f"\\u{ord(bad[0]):04x}", text)
 
 
 def sentence(finding) -> str:

@@ -8,8 +8,7 @@ PRIVATE to the collection. Pure: typed values in, text out. Runs on the controll
 
 from __future__ import annotations
 
-import json
-
+from .._core.text import yaml_value
 from ..hca import paths
 
 DIRECTORY = "/etc/rancher/k3s"
@@ -170,15 +169,15 @@ def yaml(options: dict) -> str:
     for name, value in sorted(options.items()):
         if isinstance(value, list):
             lines.append(f"{name}:" if value else f"{name}: []")
-            lines += [f"  - {json.dumps(item, ensure_ascii=False)}" for item in value]
+            lines += [f"  - {yaml_value(item)}" for item in value]
         else:
-            lines.append(f"{name}: {json.dumps(value, ensure_ascii=False)}")
+            lines.append(f"{name}: {yaml_value(value)}")
     return "\n".join(lines) + "\n"
 
 
 def registries(mirrors: dict) -> str:
     """registries.yaml as JSON, which is YAML; it may hold passwords and is never shown."""
-    return f"{paths.HEADER}\n{json.dumps(mirrors, indent=2, sort_keys=True)}\n"
+    return f"{paths.HEADER}\n{yaml_value(mirrors, indent=2, sort_keys=True)}\n"
 
 
 def unit(role: str) -> str:

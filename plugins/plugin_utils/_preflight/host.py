@@ -93,6 +93,16 @@ def _invalid(name: str, option: dict, seen: str) -> Finding:
 # What a type cannot express: names that end up in a file or a command, and numbers with a valid range.
 _MODULE_NAME = re.compile(r"[A-Za-z0-9_-]+")
 _SERVICE_NAME = re.compile(r"[A-Za-z0-9:_@-]+")
+# RFC 1123, as the API server takes names of nodes (subdomains) and of namespaces (labels).
+_LABEL = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
+NODE_NAME = re.compile(rf"(?=.{{1,253}}$){_LABEL}(?:\.{_LABEL})*")
+NODE_NAME_WANTED = "a DNS name in lower case (RFC 1123), as Kubernetes takes it"
+_NAMESPACE = re.compile(_LABEL)
+_DIRECTORY = re.compile(r"(?:/[A-Za-z0-9._+@-]+)+/?|/")
+_IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]*")
+_ADDRESS = re.compile(r"[A-Za-z0-9.:\[\]-]*")
+_DIRECTORY_WANTED = "an absolute path of letters, digits and . _ + @ -"
+_IMAGE_WANTED = "a reference of an image"
 
 
 def values(variables: dict, options: dict) -> list[Finding]:
@@ -104,10 +114,39 @@ def values(variables: dict, options: dict) -> list[Finding]:
     for name, pattern, wanted in (
         ("kernel_modules_required", _MODULE_NAME, "names of kernel modules"),
         ("limits_services", _SERVICE_NAME, "names of services without .service"),
+        ("node_ready_services", _SERVICE_NAME, "names of services without .service"),
+        ("k3s_node_name", NODE_NAME, NODE_NAME_WANTED),
+        ("driver_drain_node", NODE_NAME, NODE_NAME_WANTED),
+        ("verification_namespace", _NAMESPACE, "the name of a namespace"),
+        ("nccl_tests_namespace", _NAMESPACE, "the name of a namespace"),
+        ("networks_namespaces", _NAMESPACE, "names of namespaces"),
+        ("multus_global_namespaces", _NAMESPACE, "names of namespaces"),
+        ("cni_plugins_directory", _DIRECTORY, _DIRECTORY_WANTED),
+        ("device_plugin_kubelet_root", _DIRECTORY, _DIRECTORY_WANTED),
+        ("multus_conf_directory", _DIRECTORY, _DIRECTORY_WANTED),
+        ("multus_plugin_directory", _DIRECTORY, _DIRECTORY_WANTED),
+        ("networks_cni_bin_dir", _DIRECTORY, _DIRECTORY_WANTED),
+        ("networks_multus_conf_dir", _DIRECTORY, _DIRECTORY_WANTED),
+        ("device_plugin_image", _IMAGE, _IMAGE_WANTED),
+        ("flannel_image", _IMAGE, _IMAGE_WANTED),
+        ("multus_image", _IMAGE, _IMAGE_WANTED),
+        ("networks_images", _IMAGE, "references of images"),
+        ("nccl_tests_image", _IMAGE, _IMAGE_WANTED),
+        ("verification_image", _IMAGE, _IMAGE_WANTED),
+        ("device_plugin_metrics_address", _ADDRESS, "an address and a port, or :PORT"),
+        ("multus_api_server", _ADDRESS, "an address and a port"),
     ):
-        odd = [item for item in variables.get(name, ()) if not pattern.fullmatch(item)]
+        value = variables.get(name) or ()
+        items = [value] if isinstance(value, str) else value.values() if isinstance(value, dict) else value
+        odd = [item for item in items if not pattern.fullmatch(str(item))]
         if odd:
             found.append(_odd(name, wanted, ", ".join(map(repr, odd))))
+    for name, option in options.items():
+        if name in variables and _unprintable(
+            variables[name], option["type"] in ("dict", "raw") or "options" in option
+        ):
+            seen = "one of these" if option.get("no_log") else _short(variables[name])
+            found.append(_odd(name, "text without control, bidi and invisible characters", seen))
     for name, least in _LEAST.items():
         if variables.get(name, least) < least:
             found.append(_odd(name, f"{least} or more", str(variables[name])))
@@ -143,6 +182,17 @@ _LEAST = {
     "verification_bandwidth_minimum_percent": 0,
     "verification_timeout_seconds": 1,
 }
+
+
+def _unprintable(value, several_lines: bool) -> bool:
+    """Whether a value, or a part of it, has characters that a terminal or a file's format would act on."""
+    if isinstance(value, dict):
+        return any(_unprintable(part, several_lines) for item in value.items() for part in item)
+    if isinstance(value, list):
+        return any(_unprintable(item, several_lines) for item in value)
+    if not isinstance(value, str):
+        return False
+    return core_text.clean(value) != value or (not several_lines and ("\n" in value or "\t" in value))
 
 
 def _is_setting(item: dict) -> bool:

@@ -19,6 +19,7 @@ from ...module_utils._k3s import config as k3s
 from ...module_utils._k3s.plan import stale
 from .._bundle import folder as bundle_folder
 from .._core.addresses import netaddr
+from . import host as host_rules
 
 # k3s does not start with flannel-backend none in it (k3s#9570).
 BROKEN_VERSIONS = {"v1.28.6+k3s1": "v1.28.7+k3s1 or newer", "v1.29.1+k3s1": "v1.29.2+k3s1 or newer"}
@@ -49,7 +50,7 @@ def decide(nodes: list[dict], bundle: dict | None, folder: str, changing_version
             )
     decisions = {node["host"]: _decision(node, nodes) for node in readable}
     for node in readable:
-        _variables(node, decisions[node["host"]]["role"], report)
+        _variables(node, decisions[node["host"]], report)
         _addresses(node, decisions[node["host"]], report, notes)
         _ownership(node, decisions[node["host"]], report, notes)
         _bundled(node, decisions[node["host"]], bundle, folder, changing_version, report)
@@ -251,8 +252,11 @@ def _agree(decisions: dict, report) -> None:
 # --- one node ---------------------------------------------------------------------------------------------------------
 
 
-def _variables(node: dict, role: str, report) -> None:
-    typed, host = node["variables"], node["host"]
+def _variables(node: dict, decided: dict, report) -> None:
+    typed, host, role = node["variables"], node["host"], decided["role"]
+    if not host_rules.NODE_NAME.fullmatch(decided["name"]):
+        step = "set k3s_node_name of this host, or its host name (hostnamectl set-hostname)"
+        report(host, Finding("name of the node", host_rules.NODE_NAME_WANTED, repr(decided["name"]), step))
     extra = typed["config_extra"]
     unknown = k3s.unknown_keys(role, extra)
     for name in unknown:

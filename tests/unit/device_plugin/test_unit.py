@@ -36,7 +36,7 @@ VARIANTS = {
 
 def render(**settings):
     environment = jinja2.Environment(trim_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined)
-    environment.filters["bool"] = bool
+    environment.filters.update({"bool": bool, "gpufabric.rdma.unit_word": str})
     known = {**PLAIN, **settings}
     return environment.from_string(TEMPLATE.read_text()).render(known, lookup=lambda _plugin, name: known[name])
 

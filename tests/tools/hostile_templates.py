@@ -1,0 +1,350 @@
+"""Renders what the roles write from Jinja, with hostile strings in every variable and fact that it takes.
+
+hostile_templates.py            prints JSON: {"texts", "values", "refused", "faults"}
+
+A text is a template, or an item with `content` in a role's vars; all are found by themselves. For each, all variables
+are found that it takes, directly or through others. It is rendered twice with plain values, which shows where a value
+lands, and then with each hostile string in all of them: what comes out has the same structure, and differs only there.
+Its own process, because Ansible's collection loader has to be at work.
+"""
+
+from __future__ import annotations
+
+import configparser
+import copy
+import functools
+import json
+import os
+import pathlib
+import re
+import sys
+
+import yaml
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+ROLES = ROOT / "roles"
+HOSTILE = [
+    *(
+        'bad1 #","good1',
+        "bad1', 'good1",
+        'x"}],"y":[{"z":"',
+        "x}, evil: {",
+        "a: b",
+        "a:",
+        "- a",
+        "? a",
+        "{a: b}",
+        "[a]",
+    ),
+    *(
+        "*a",
+        "&a b",
+        "!!python/object:os.system x",
+        "!a",
+        "| a",
+        "> a",
+        "#a",
+        "a #b",
+        "@a",
+        "`a`",
+        "%a",
+        "%n",
+        "%%",
+        "$a",
+    ),
+    *("${HOME}", "$(id)", "$$", "`id`", "; id", "&& id", "| sh", "> /tmp/x", "'", '"', "''", '""', "\\", "\\n", '\\"'),
+    *(
+        "null",
+        "~",
+        "true",
+        "yes",
+        "no",
+        "on",
+        "123",
+        "0x10",
+        "0o7",
+        "1e3",
+        ".inf",
+        "2026-01-01",
+        "1:30",
+        "=",
+        "<<",
+        "---",
+    ),
+    *(
+        "...",
+        " a",
+        "a ",
+        "a  b",
+        "\ta",
+        "{{ 7 * 7 }}",
+        "{% raw %}",
+        "{# a #}",
+        "-a",
+        "--evil",
+        "../../etc",
+        "/a/../b",
+        "*",
+    ),
+    *("a\n  evil: true", "a\n---\nkind: Evil\n", "a\r\nb", "a\n", "\n", "a\n[Service]\nExecStartPre=/bin/evil\n"),
+    *("a\nExecStartPre=/bin/evil", "a \\\nb", "a;b", "[Service]", "a\x00b", "a\x1b[2Jb", "a\x7fb", "a\x85b", "a\x9bb"),
+    *("a\u2028b", "a\u2029b", "a\u202eb", "\ufeffa", "é北", "A" * 5000),
+]
+# What a task registers or sets, and of Ansible's own: with values as they are.
+GIVEN = {
+    "__networks_plan": {"sriov_config": {"resourceList": [{"resourceName": "", "selectors": {"pfNames": [""]}}]}},
+    "__networks_used_images": dict.fromkeys(
+        ("nv-ipam", "whereabouts", "ipoib-cni", "sriov-cni", "sriov-device-plugin"), ""
+    ),
+    "__node_ready_node": {"contents": {"/proc/sys/kernel/hostname": ""}},
+    "__device_plugin_files": {"links_up": True, "config": {}},
+    "hostvars": {"node1": {"__node_ready_name": ""}, "node2": {"__node_ready_name": ""}},
+    "ansible_facts": {"rdma": {"hcas": [{"name": "", "kind": "pci"}], "rails": []}},
+    "groups": {"all": ["node1", "node2"], "gpu_nodes": ["node1", "node2"], "k3s_servers": ["node1"]},
+    "inventory_hostname": "node1",
+}
+PLANTABLE = {name for name in GIVEN if name not in ("groups", "inventory_hostname", "__device_plugin_files")}
+# What decides which parts are there.
+CHOSEN = {"networks_components": list(GIVEN["__networks_used_images"]), "k3s_node_features_by_nfd": True}
+# What is worked out from its value, and so takes no other text.
+PLAIN = {"limits_memlock": {"a": "1G", "b": "2G"}}
+ALTERNATIVES = {"device_plugin_use_cdi": True, "flannel_health_port": 8090}
+
+
+@functools.cache
+def options() -> dict:
+    """{variable: option} of all roles."""
+    found = {}
+    for path in sorted(ROLES.glob("*/meta/argument_specs.yml")):
+        for spec in yaml.safe_load(path.read_text())["argument_specs"].values():
+            found.update(spec.get("options") or {})
+    return found
+
+
+def texts(roles: pathlib.Path = ROLES) -> list[tuple[str, str]]:
+    """(role, template file or variable of the role) of everything that is rendered."""
+    found = [(path.parents[1].name, path.name) for path in sorted(roles.glob("*/templates/*.j2"))]
+    for path in sorted(roles.glob("*/vars/main.yml")):
+        for name, value in (yaml.safe_load(path.read_text()) or {}).items():
+            if isinstance(value, list) and any(isinstance(item, dict) and "content" in item for item in value):
+                found.append((path.parents[1].name, name))
+    return found
+
+
+def source(role: str, name: str) -> str:
+    own = role_vars(role)
+    return json.dumps(own[name]) if name in own else (ROLES / role / "templates" / name).read_text()
+
+
+@functools.cache
+def role_vars(role: str) -> dict:
+    path = ROLES / role / "vars/main.yml"
+    return (yaml.safe_load(path.read_text()) or {}) if path.exists() else {}
+
+
+def taken(role: str, name: str) -> set:
+    """Names of options and of GIVEN that a text takes, directly or through the role's vars, templates and lookups."""
+    own, known, found, seen = role_vars(role), set(options()) | set(GIVEN), set(), set()
+    pending = [source(role, name)]
+    while pending:
+        text = pending.pop()
+        local = set(re.findall(r"{%-? *(?:set|for) (\w+)", text))
+        for word in set(re.findall(r"\b[a-zA-Z_]\w*", text)) - seen - local:
+            seen.add(word)
+            if word in GIVEN and word not in own:
+                found.add(word)
+            elif word in own:
+                found |= {word} & set(GIVEN)
+                pending.append(json.dumps(own[word]))
+            elif word in known:
+                found.add(word)
+            elif word.startswith("__") and f"'{word}'" not in text:
+                raise SystemExit(f"{role} {name} takes {word}, and hostile_templates.py has no value for it")
+    return found
+
+
+def plantable(option: dict) -> bool:
+    """Typed texts: what has choices, or is a number or a boolean, is refused before it gets here."""
+    return option["type"] in ("str", "path", "list", "dict") and not option.get("choices")
+
+
+def with_texts(value, text):
+    """The same structure with this in place of each text."""
+    if isinstance(value, dict):
+        return {key: with_texts(item, text) for key, item in value.items()}
+    if isinstance(value, list):
+        return [with_texts(item, text) for item in value]
+    return (text if value != "pci" else value) if isinstance(value, str) else value
+
+
+def planted(name: str, text: str):
+    """The value of a variable with this text in it."""
+    if name in GIVEN:
+        return with_texts(copy.deepcopy(GIVEN[name]), text)
+    kind = options()[name]["type"]
+    return [text] if kind == "list" else {"key": text} if kind == "dict" else text
+
+
+class Refused(Exception):
+    pass
+
+
+@functools.cache
+def of_role(role: str) -> dict:
+    """Defaults and variables of a role, as Ansible loads them."""
+    from ansible.parsing.dataloader import DataLoader
+
+    paths = [ROLES / role / folder / "main.yml" for folder in ("defaults", "vars")]
+    loaded = [DataLoader().load_from_file(str(path), trusted_as_template=True) for path in paths if path.exists()]
+    return {name: value for variables in loaded for name, value in (variables or {}).items()}
+
+
+def render(role: str, name: str, values: dict):
+    """What comes out: of a template its text, of a variable its items."""
+    from ansible.errors import AnsibleError
+    from ansible.parsing.dataloader import DataLoader
+    from ansible.template import Templar, trust_as_template
+
+    home = ROLES / role
+    variables = dict(of_role(role))
+    variables.update(copy.deepcopy({key: value for key, value in GIVEN.items() if key not in values}))
+    variables.update({"ansible_play_hosts": ["node1", "node2"], "role_path": str(home), **CHOSEN, **values})
+    variables["ansible_search_path"] = [str(home)]
+    expression = f"lookup('ansible.builtin.template', '{name}')" if name.endswith(".j2") else name
+    try:
+        return Templar(loader=DataLoader(), variables=variables).template(trust_as_template(f"{{{{ {expression} }}}}"))
+    except AnsibleError as error:
+        raise Refused(str(error)) from error
+
+
+def parsed(name: str, made):
+    """The structure of what was rendered."""
+    if not name.endswith(".j2"):
+        return [{"path": item["path"], "content": parsed(item["path"] + ".j2", item["content"])} for item in made]
+    kind = name.removesuffix(".j2").rpartition(".")[2]
+    if kind == "yml":
+        return [unfolded(item) for item in yaml.safe_load_all(made)]
+    if kind in ("json", "conflist"):
+        return json.loads(made)
+    if kind == "service":
+        configparser.ConfigParser(strict=False, interpolation=None, allow_no_value=False).read_string(made)
+    return made.splitlines()
+
+
+def unfolded(value):
+    """Texts that hold JSON, as what they hold."""
+    if isinstance(value, dict):
+        return {key: unfolded(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [unfolded(item) for item in value]
+    if isinstance(value, str) and value[:1] in "{[" and value:
+        try:
+            return {"json": json.loads(value)}
+        except ValueError:
+            return value
+    return value
+
+
+HASH = re.compile(r"[0-9a-f]{64}")
+
+
+def differences(first, second, third, plain, hostile, place="$"):
+    """Where the third differs from the first though the second does not, or in structure, or not by the value."""
+    if isinstance(first, dict) and isinstance(third, dict):
+        if list(first) != list(third):
+            return [f"{place}: keys {list(first)} are {list(third)}"]
+        pairs = [(f"{place}.{key}", first[key], second[key], third[key]) for key in first]
+    elif isinstance(first, list) and isinstance(third, list):
+        if len(first) != len(third):
+            return [f"{place}: {len(first)} items are {len(third)}"]
+        pairs = [(f"{place}[{index}]", *items) for index, items in enumerate(zip(first, second, third))]
+        if first[:1] in (["sh"], ["/bin/sh"]) and first[:3] != second[:3]:
+            return [f"{place}: a value is part of a script: {second}"]
+    else:
+        if type(first) is not type(third):
+            return [f"{place}: {first!r} is {third!r}"]
+        if first == second:
+            return [] if first == third else [f"{place}: {first!r} is {third!r}"]
+        expected = filled = str(first)
+        for old, new in zip(plain, hostile):
+            expected, filled = (
+                expected.replace(old, new),
+                filled.replace(old, os.path.expanduser(os.path.expandvars(new))),
+            )
+        # Names are trimmed and in lower case; Ansible fills in what a path refers to.
+        forms = (expected, expected.strip(), expected.strip().lower(), filled)
+        same = str(third) in forms or HASH.fullmatch(str(third))
+        # An address is cut at its last colon.
+        part = any(str(third) in (value, value.rpartition(":")[0], value.rpartition(":")[2]) for value in hostile)
+        return [] if same or part else [f"{place}: wanted {expected!r}, is {third!r}"]
+    return [fault for item in pairs for fault in differences(*item[1:], plain, hostile, item[0])]
+
+
+def look(role: str, name: str, more: dict) -> dict:
+    """Values planted, refused, and faults of one text."""
+    known = options()
+    names = sorted(
+        word for word in taken(role, name) if word in PLANTABLE or (word in known and plantable(known[word]))
+    )
+
+    def plain(letter):
+        """{variable: a text of its own}"""
+        made = {word: f"/{letter}-{place}-plain:{letter}{place}" for place, word in enumerate(names)}
+        return {word: PLAIN.get(word, {}).get(letter, text) for word, text in made.items()}
+
+    def values(letter):
+        return {**more, **{word: planted(word, text) for word, text in plain(letter).items()}}
+
+    marks = list(plain("a").values())
+    outcome = {"values": 0, "refused": 0, "faults": []}
+
+    def one(chosen, text):
+        """Whether it is as it has to be with this text in the chosen variables; None when it was refused."""
+        own = {word: planted(word, text) for word in chosen}
+        try:
+            third = render(role, name, {**values("a"), **own})
+        except Refused:
+            return None
+        hostile = [text if word in chosen else mark for word, mark in zip(names, marks)]
+        try:
+            return differences(first, second, parsed(name, third), marks, hostile)
+        except (yaml.YAMLError, ValueError, configparser.Error) as error:
+            return [f"not to be parsed: {' '.join(str(error).split())[:200]}"]
+
+    first, second = (parsed(name, render(role, name, values(letter))) for letter in "ab")
+    for text in HOSTILE:
+        groups = [names] if names else []
+        while groups:
+            chosen = groups.pop()
+            faults = one(chosen, text)
+            if faults is None and len(chosen) > 1:
+                groups += [[word] for word in chosen]
+                continue
+            outcome["values"] += len(chosen)
+            outcome["refused"] += faults is None
+            outcome["faults"] += [
+                f"{role} {name} with {text[:40]!r} in {', '.join(chosen)}: {fault}" for fault in faults or ()
+            ]
+    return outcome
+
+
+def main() -> None:
+    os.environ.setdefault("ANSIBLE_LOCALHOST_WARNING", "false")
+    from ansible.plugins.loader import init_plugin_loader
+
+    init_plugin_loader()
+    told: dict = {"texts": {}, "faults": []}
+    for role, name in texts():
+        if sys.argv[1:] and sys.argv[1] not in role:
+            continue
+        variants = [{}] + [{key: value} for key, value in ALTERNATIVES.items() if key in taken(role, name)]
+        for more in variants:
+            found = look(role, name, more)
+            told["faults"] += found.pop("faults")
+            key = " ".join([role, name, *more])
+            told["texts"][key] = found
+    json.dump(told, sys.stdout, indent=1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""The systemd units that roles render: confined as far as their work allows, and each template is found by itself."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+import shutil
+import subprocess
+
+import jinja2
+import pytest
+import yaml
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+TEMPLATES = sorted(ROOT.glob("roles/*/templates/*.service.j2"))
+MOST = 3.0
+
+
+def render(path):
+    """With the role's defaults and variables as they are; what a role works out itself is in WORKED_OUT."""
+    environment = jinja2.Environment(trim_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined)
+    environment.globals["lookup"] = lambda _plugin, name: known[name]
+    environment.filters.update({"bool": bool, "gpufabric.rdma.unit_word": str})
+    known = dict(WORKED_OUT)
+    for folder in ("defaults", "vars"):
+        known.update(yaml.safe_load((path.parents[1] / folder / "main.yml").read_text()))
+    known.update(WORKED_OUT)
+    text = path.read_text()
+    for _depth in range(3):
+        text = environment.from_string(text).render(known)
+    return text
+
+
+WORKED_OUT = {
+    "__device_plugin_kubelet": "/var/lib/kubelet",
+    "__device_plugin_metrics": "",
+    "__device_plugin_sets_links_up": False,
+    "__device_plugin_command": ["/usr/bin/env", "python3", "-I"],
+}
+
+
+def settings(text):
+    """{setting: its values, of all lines}"""
+    found = {}
+    for line in text.splitlines():
+        name, equals, value = line.partition("=")
+        if equals and not line.startswith("#"):
+            found.setdefault(name, []).extend(value.split())
+    return found
+
+
+@pytest.fixture(params=TEMPLATES, ids=lambda path: path.name)
+def unit(request, tmp_path):
+    path = tmp_path / request.param.name.removesuffix(".j2")
+    path.write_text(render(request.param))
+    return path
+
+
+def analyze(*words):
+    if not shutil.which("systemd-analyze"):
+        pytest.skip("not verified: no systemd-analyze here")
+    done = subprocess.run(["systemd-analyze", *words], capture_output=True, text=True, check=False)
+    if "unrecognized option" in done.stderr:
+        pytest.skip("not verified: this systemd-analyze cannot judge a file (systemd 250 can)")
+    return done
+
+
+def test_there_are_three():
+    assert len(TEMPLATES) == 3
+
+
+def test_it_is_confined(unit):
+    done = analyze("security", "--offline=true", "--no-pager", str(unit))
+    exposure = re.search(r"Overall exposure level for \S+: ([0-9.]+)", done.stdout)
+    assert exposure, done.stdout + done.stderr
+    assert float(exposure[1]) <= MOST, done.stdout
+
+
+def test_systemd_finds_nothing_wrong_with_it(unit):
+    done = analyze("verify", "--man=no", "--recursive-errors=no", str(unit))
+    said = [line for line in done.stderr.splitlines() if unit.name in line and "is not executable" not in line]
+    assert said == []
+
+
+def test_it_leaves_the_machine_with_one_network_namespace(unit):
+    """The kernel refuses to change the netns mode of the RDMA subsystem while there is a second one."""
+    assert not set(settings(unit.read_text())) & {"PrivateNetwork", "NetworkNamespacePath", "JoinsNamespaceOf"}
+
+
+# What each of them does, by what it needs of its unit.
+NEEDS = {
+    "guard.service": {
+        "ReadWritePaths": {"/etc/cni/net.d", "/etc/cni/gpufabric-rdma.d"},  # removes 00-multus.conf, replaces the other
+        "RestrictAddressFamilies": {"AF_UNIX"},  # the daemon's socket
+        "CapabilityBoundingSet": {"CAP_DAC_OVERRIDE"},
+    },
+    "node_ready.service": {
+        "RuntimeDirectory": {"gpufabric-rdma"},
+        "RuntimeDirectoryPreserve": {"yes"},  # Multus waits for the file in it, the role reads the other
+        "RestrictAddressFamilies": {"AF_UNIX", "AF_INET", "AF_INET6"},  # systemctl; the API server
+        "CapabilityBoundingSet": set(),
+    },
+}
+
+
+@pytest.mark.parametrize("name", NEEDS)
+def test_it_may_do_what_it_is_for_and_no_more(name):
+    found = settings(render(next(path for path in TEMPLATES if path.name == f"{name}.j2")))
+    assert found["ProtectSystem"] == ["strict"]
+    for setting, needed in NEEDS[name].items():
+        assert set(found.get(setting, ())) == needed, setting
+    if name == "guard.service":
+        # A folder that is missing at start would be read-only for good.
+        assert found["ExecStartPre"][:2] == ["+/bin/mkdir", "-p"]
+        assert set(found["ExecStartPre"][2:]) == NEEDS[name]["ReadWritePaths"]
+    else:
+        # /proc/PID/limits of k3s, which has more capabilities, and /proc/sys/kernel/random/boot_id.
+        assert not {"ProtectProc", "ProcSubset"} & set(found)
