@@ -277,7 +277,7 @@ ROWS = {
     "GH200: mlx5_ib absent": Row(no_mlx5_ib, "mlx5-ib-absent", WAITS),
     "GH200: port down": Row(port_down, "port-down", WAITS),
     "GH200: exclusive": Row(exclusive, "netns-exclusive", WAITS),
-    "GH200: NotReady before CNI": Row(before_cni, "no-cni", PODS_WAIT),
+    "GH200: NotReady before CNI": Row(before_cni, "no-cni"),
     "GH200: pod CIDR mismatch": Row(other_cidr, "pod-cidr-mismatch", {"cluster:node"}),
     "GH200: CNI binaries missing": Row(no_program, "cni-binaries"),
     "GH200: CNI binaries of another arch": Row(other_processor, "cni-binaries"),

@@ -30,6 +30,10 @@ NAMESPACE_LABELS = {
 NETWORKS = "k8s.v1.cni.cncf.io/networks"
 STATUS = "k8s.v1.cni.cncf.io/network-status"
 RESOURCE = "k8s.v1.cni.cncf.io/resourceName"
+TOLERATIONS = (
+    {"key": "node-role.kubernetes.io/control-plane", "operator": "Exists", "effect": "NoSchedule"},
+    {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"},
+)
 # Pods end on their own in case an interrupted run does not remove them.
 _DEADLINE = 1800
 SOFTWARE_REASON = (
@@ -182,10 +186,7 @@ def manifest(pod: dict, namespace: str, image: str) -> dict:
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "nodeSelector": {"kubernetes.io/hostname": pod["node"]},
-        "tolerations": [
-            {"key": "node-role.kubernetes.io/control-plane", "operator": "Exists", "effect": "NoSchedule"},
-            {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"},
-        ],
+        "tolerations": list(TOLERATIONS),
         "securityContext": {},
         "containers": [
             {

@@ -154,7 +154,7 @@ def judge(hosts: list[dict], cluster: dict, plan: dict, run: dict, options: dict
     hosts: host, rails, netdevs. cluster: nodes, networks, dns. plan: pods. run: what test_pods returned. options:
     check_mode.
     """
-    found: list[tuple[str, dict]] = []
+    found = [(one["pod"]["host"], _skipped(one)) for one in plan.get("skipped") or []]
     if options["check_mode"]:
         for pod in plan["pods"]:
             identity, seen = f"pod:{pod['kind']}", "check mode starts no pod"
@@ -176,6 +176,13 @@ def judge(hosts: list[dict], cluster: dict, plan: dict, run: dict, options: dict
     found += verify_cluster_checks.clashes(plan["pods"], answers)
     found += traffic_checks(run.get("traffic") or {"tests": [], "left_out": []})
     return found
+
+
+def _skipped(one: dict) -> dict:
+    """A pod that was not started, for a check that was made before says that it could not run."""
+    step = "settle that (see its own check) and run playbooks/verify.yml again"
+    pod = one["pod"]
+    return check(f"pod:{pod['kind']}", _obj(pod), NOT_VERIFIED, "a pod that does RDMA", one["reason"], step)
 
 
 def _obj(pod: dict) -> str:

@@ -38,6 +38,11 @@ def play(tmp_path, cluster):
         root = tmp_path / f"node{number}"
         tree.lay_out(tree.load("gh200-cx7-roce"), root)
         hosts[f"node{number}"] = {"discovery_root": str(root)}
+        # Without it no pod can start, and none is tried.
+        loopback = root / "opt/cni/bin/loopback"
+        loopback.parent.mkdir(parents=True, exist_ok=True)
+        loopback.write_text("#!/bin/sh\n")
+        loopback.chmod(0o755)
     common = {
         "ansible_connection": "local",
         "ansible_python_interpreter": node_python.path(),

@@ -6,6 +6,7 @@ import json
 import pathlib
 import subprocess
 import sys
+import time
 
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import config
@@ -13,6 +14,7 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import pod_pr
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import pod_traffic as kube_traffic
 from ansible_collections.gpufabric.rdma.plugins.modules import cluster_info, k3s_info, pod_info, pod_traffic, test_pods
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import pod_checks
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import pods as planned_pods
 from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster
 
 TESTS = pathlib.Path(__file__).resolve().parents[3]
@@ -141,6 +143,75 @@ def test_a_server_that_is_busy_for_a_moment_is_waited_for_and_one_that_stays_so_
     assert {state["phase"] for state in ran["pods"].values()} == {"Running"}
     cluster.state(busy={verb: 100})
     assert "TLS handshake timeout" in run(cluster, plan, api_seconds=4)["unanswered"]
+
+
+def on_bad_node(cluster, change):
+    """(checks, what the run returned): verification with test pods where node2 shows something that stops all pods."""
+    hosts = kubectl_cluster.hosts()
+    change(cluster, hosts[1])
+    read = call(cluster, cluster_info)
+    seen = {"hosts": hosts, "read": read, "namespace": OPTIONS["namespace"], "image": OPTIONS["image"]}
+    plan = planned_pods.plan(seen)
+    for pod in plan["pods"]:
+        cluster.answer(pod["name"], kubectl_cluster.answer_of(ROCE, pod))
+    # Whatever would be started on node2 stays in ContainerCreating.
+    cluster.state(pending={f"{kind}-node2": ["ContainerCreating"] for kind in ("workload", "seed")})
+    ran = run(cluster, plan, wait_seconds=600)
+    more = {"plan": plan, "run": ran, "pod": {}, "pod_name": None, "failure": "", "stopped": {}}
+    return pod_checks.cluster_checks(
+        {**seen, **more, "service_cidrs": ["10.43.0.0/16"], "pods_per_node": 16, "masters": []}, False
+    ), ran
+
+
+def without_loopback(_cluster, host):
+    finding = {"id": "plugin-missing", "object": "plugin loopback", "wanted": "a program", "seen": "none"}
+    host["cni"] = {**host["cni"], "findings": [{**finding, "next_step": "run the role"}]}
+
+
+def not_ready(cluster, _host):
+    objects = cluster.objects
+    condition = {"type": "Ready", "status": "False", "message": "kubelet stopped"}
+    objects["Node//node2"]["status"]["conditions"] = [condition]
+    cluster.state(objects=objects)
+
+
+def tainted(cluster, _host):
+    objects = cluster.objects
+    objects["Node//node2"]["spec"]["taints"] = [{"key": "rdma.gpufabric.io/not-ready", "effect": "NoSchedule"}]
+    cluster.state(objects=objects)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (without_loopback, "plugin loopback: none"),
+        (not_ready, "node node2 is not Ready: kubelet stopped"),
+        (tainted, "node node2 has the taint rdma.gpufabric.io/not-ready:NoSchedule"),
+    ],
+)
+def test_pods_that_cannot_start_are_left_out_with_the_reason_and_not_waited_for(cluster, change, reason):
+    checks, ran = on_bad_node(cluster, change)
+    assert ran["seconds"]["pods"] < 30
+    assert sorted(ran["answers"]) == ["seed-node1", "workload-node1"]
+    skipped = [
+        (item["id"], item["status"], item["seen"]) for host, item in checks if host == "node2" and ":" in item["id"]
+    ]
+    assert ("pod:workload", "not_verified", reason) in skipped
+    assert ("pod:seed", "not_verified", reason) in skipped
+    assert not [item for _host, item in checks if item["status"] == "failed" and item["id"].startswith("pod:")]
+
+
+@pytest.mark.parametrize("module", [cluster_info, pod_info, test_pods])
+def test_a_silent_api_server_is_asked_twice_and_named_when_its_time_is_over(cluster, tmp_path, module):
+    program = tmp_path / "silent"
+    program.write_text(f"#!/bin/sh\necho asked >>{tmp_path}/asked\nexec sleep 600\n")
+    program.chmod(0o755)
+    needed = {pod_info: {"pod": "default/mine"}, test_pods: {"state": "absent", "wait_seconds": 600}}.get(module, {})
+    start = time.monotonic()
+    result = call(cluster, module, **{"kubectl": [str(program)], "api_seconds": 2, **needed})
+    assert time.monotonic() - start < 30
+    assert "no end after 1.0 s" in (result.get("api_error") or result.get("unanswered"))
+    assert (tmp_path / "asked").read_text().split() == ["asked"] * 2
 
 
 def test_a_pod_that_never_runs_delays_no_other_and_gives_its_reason(cluster):
