@@ -69,7 +69,7 @@ class ActionModule(ActionBase):
 def _load(directory: str):
     path = os.path.join(directory, bundle_folder.DESCRIPTION)
     try:
-        with open(path, encoding="utf-8") as stream:
+        with open(path, "rb") as stream:
             return yaml_load(stream), []
     except (OSError, yaml.YAMLError) as error:
         step = "set k3s_bundle_dir to a folder that playbooks/bundle.yml has filled"

@@ -69,7 +69,7 @@ def read(folder: str | None, nodes: list[dict]) -> tuple[dict | None, list[dict]
         return None, [row for host in bare for row in at(host, [lacking])]
     path = os.path.join(folder, bundle_folder.DESCRIPTION)
     try:
-        with open(path, encoding="utf-8") as stream:
+        with open(path, "rb") as stream:
             bundle = yaml_load(stream)
     except (OSError, yaml.YAMLError) as error:
         seen = getattr(error, "strerror", None) or " ".join(str(error).split())

@@ -293,7 +293,7 @@ def main() -> None:
 def _write_description(folder: str, wanted: dict, made: Plan, done: list) -> None:
     path, text = os.path.join(folder, bundle_lock.DESCRIPTION), describe(folder, wanted)
     try:
-        with open(path, encoding="utf-8") as stream:
+        with open(path, encoding="utf-8", errors="replace") as stream:
             before = stream.read()
     except FileNotFoundError:
         before = ""

@@ -128,9 +128,7 @@ seconds:
   type: float
 """
 
-import os
 import secrets
-import stat
 import time
 
 from ansible.module_utils.basic import AnsibleModule
@@ -180,16 +178,17 @@ class Node:
         if change.action not in ("write", "generate"):
             apply_file(self._root, change)
         elif change.object == k3s.TOKEN:
-            write(path, (self._given or self._known_token() or secrets.token_hex(32)).strip() + "\n", 0o600)
+            given = (self._given or "").encode() or self._known_token() or secrets.token_hex(32).encode()
+            write(path, given.strip() + b"\n", 0o600)
         else:
             text, mode = planner.texts(self._wanted)[change.object]
             self._keep_foreign(path)
             write(path, text, int(mode, 8))
 
-    def _known_token(self) -> str | None:
+    def _known_token(self) -> bytes | None:
         """The token of an existing cluster: a new one would lock its nodes out."""
         try:
-            with open(under(self._root, f"{k3s.DATA}/server/token"), encoding="utf-8") as stream:
+            with open(under(self._root, f"{k3s.DATA}/server/token"), "rb") as stream:
                 return stream.read().strip() or None
         except OSError:
             return None
@@ -198,11 +197,11 @@ class Node:
     def _keep_foreign(path: str) -> None:
         try:
             with open(path, "rb") as stream:
-                content, mode = stream.read(), os.fstat(stream.fileno()).st_mode
+                content = stream.read()
         except FileNotFoundError:
             return
         if not content.startswith(paths.HEADER.encode()):
-            write(f"{path}.before-gpufabric-rdma", content, stat.S_IMODE(mode))
+            write(f"{path}.before-gpufabric-rdma", content, 0o600)  # it may hold a token
 
     def _start(self, action: str) -> None:
         began, restarts = self._clock(), None

@@ -95,9 +95,10 @@ def replacing(path: str, mode: int = paths.MODE) -> Iterator[IO[bytes]]:
     """A temporary file beside the path: renamed to it when the block succeeds, deleted when it fails.
 
     Whenever the run or the machine stops, the path has the old content or the new one. The file is created readable
-    by its owner only and gets its mode, whatever the umask, before its content. Missing folders are created.
+    by its owner only and gets its mode, whatever the umask, before its content. Missing folders are created; that of a
+    file for its owner only is for its owner only, too.
     """
-    with _folder_of(path, make=True) as (folder, name):
+    with _folder_of(path, make=True, private=not mode & 0o077) as (folder, name):
         beside = f"{BESIDE}{secrets.token_hex(8)}"
         handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder)
         try:
@@ -265,7 +266,7 @@ def restorer(path: str) -> Callable[[], None]:
 
 
 @contextlib.contextmanager
-def _folder_of(path: str, make: bool = False, follow: bool = True) -> Iterator[tuple[int, str]]:
+def _folder_of(path: str, make: bool = False, follow: bool = True, private: bool = False) -> Iterator[tuple[int, str]]:
     """(descriptor of the path's folder, name in it), opened component by component.
 
     A link as the last component is never followed: nothing is opened by its full path. Folders above it may be links
@@ -284,7 +285,7 @@ def _folder_of(path: str, make: bool = False, follow: bool = True) -> Iterator[t
             except FileNotFoundError:
                 if not make:
                     raise
-                os.mkdir(part, 0o755, dir_fd=folder)
+                os.mkdir(part, 0o700 if private and not pending else 0o755, dir_fd=folder)
                 _sync(folder)
                 pending.append(part)
                 continue

@@ -233,8 +233,9 @@ class Keeper:
         try:
             with open(settings["token"], encoding="ascii") as stream:
                 token = stream.read().strip()
-        except OSError as error:
-            return self._tell(REFUSED, [f"{settings['token']}: {error.strerror} (run playbooks/site.yml)"])
+        except (OSError, UnicodeDecodeError) as error:
+            why = getattr(error, "strerror", "not a token")
+            return self._tell(REFUSED, [f"{settings['token']}: {why} (run playbooks/site.yml)"])
         server, authority = find_server(settings)
         api = self._api(server, authority, token, settings["node"])
         node = api.node()

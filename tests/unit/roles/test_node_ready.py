@@ -289,3 +289,11 @@ def test_keeping_ends_when_the_node_is_ready(bed):
     assert slept == [2]
     assert bed.taints() == []
     assert bed.said[-1] == f"taint {KEY} removed: the node can run RDMA pods"
+
+
+def test_a_token_that_is_no_text_is_refused_and_not_a_traceback(bed):
+    pathlib.Path(bed.settings["token"]).write_bytes(b"\xe9\xff\n")
+    bed.kubelet("True", rail0="20")
+    bed.conf()
+    assert bed.keeper().step() == node_ready.REFUSED
+    assert "run playbooks/site.yml" in bed.status()["reasons"][0]

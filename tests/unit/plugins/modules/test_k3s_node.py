@@ -287,3 +287,28 @@ def test_a_reset_leaves_a_folder_that_someone_has_filled(tmp_path):
     mine.mkdir(parents=True)
     list(k3s_reset.Node(str(tmp_path), None).apply([]))
     assert mine.exists()
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o644])
+def test_a_foreign_file_is_bytes_and_its_copy_its_owners_alone(tmp_path, mode):
+    """It may hold a token, and its writer need not have known UTF-8."""
+    foreign = "token: geheim # für alle\n".encode("latin-1")
+    wanted = {**WANTED, "options": {k3s.CONFIG: {"node-ip": "192.0.2.1"}}, "takeover_allowed": True}
+    place, held = tmp_path / k3s.CONFIG.lstrip("/"), tmp_path / f"{k3s.DATA}/server/token".lstrip("/")
+    for path in (place, held):
+        path.parent.mkdir(parents=True)
+        path.write_bytes(foreign)
+        path.chmod(mode)
+    node = k3s_node.Node(str(tmp_path), wanted, None, None, 1)
+    before = os.umask(0)
+    try:
+        made = k3s_node.planner.plan(node.read(), wanted, str(tmp_path))
+        node._apply_file(Change(k3s.CONFIG, "write", "", ""))
+        node._apply_file(Change(k3s.TOKEN, "generate", "", ""))
+    finally:
+        os.umask(before)
+    assert made.findings == []
+    copy = place.with_name("config.yaml.before-gpufabric-rdma")
+    assert (copy.read_bytes(), copy.stat().st_mode & 0o777) == (foreign, 0o600)
+    token = tmp_path / k3s.TOKEN.lstrip("/")
+    assert (token.read_bytes(), token.stat().st_mode & 0o777) == (foreign, 0o600)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import pathlib
@@ -9,6 +10,7 @@ import signal
 import stat
 import subprocess
 import tempfile
+import threading
 
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core import files
@@ -378,3 +380,45 @@ def test_a_folder_is_removed_without_its_links_targets_and_not_through_a_link(tm
         with pytest.raises(OSError, match=r"Not a directory|symbolic links"):
             files.remove_tree(str(tmp_path), path)
     assert sorted(path.name for path in (tmp_path / "outside").iterdir()) == ["below", "file"]
+
+
+@pytest.mark.parametrize("mask", [0, 0o022, 0o077])
+def test_a_secret_is_never_open_to_others_not_for_a_moment(tmp_path, mask):
+    """A thread looks at everything in the folder all the while; the file is large enough to be seen half-written."""
+    seen, ended = set(), threading.Event()
+
+    def look():
+        while not ended.is_set():
+            for folder in (tmp_path / "site", tmp_path / "site/held"):
+                with contextlib.suppress(FileNotFoundError):
+                    for name in os.listdir(folder):
+                        seen.add((name.partition("-")[0], os.stat(folder / name).st_mode & 0o777))
+
+    watcher = threading.Thread(target=look)
+    before = os.umask(mask)
+    try:
+        (tmp_path / "site").mkdir(mode=0o755)
+        watcher.start()
+        for number in range(20):
+            files.write(str(tmp_path / "site/held/token"), bytes([65 + number]) * (1 << 20), 0o600)
+    finally:
+        os.umask(before)
+        ended.set()
+        watcher.join()
+    assert {name for name, _mode in seen} == {"held", ".gpufabric", "token"}, "the test has seen too little"
+    assert {mode for name, mode in seen if name != "held"} == {0o600}
+    assert {mode for name, mode in seen if name == "held"} == {0o700}
+
+
+@pytest.mark.parametrize("mask", [0, 0o022])
+def test_a_folder_for_what_all_may_read_can_be_entered_by_all(tmp_path, mask):
+    before = os.umask(mask)
+    try:
+        files.write(str(tmp_path / "a/b/c"), "x")
+        files.write(str(tmp_path / "d/e/f"), "x", 0o600)
+    finally:
+        os.umask(before)
+    modes = {
+        str(path.relative_to(tmp_path)): path.stat().st_mode & 0o777 for path in tmp_path.rglob("*") if path.is_dir()
+    }
+    assert modes == {"a": 0o755, "a/b": 0o755, "d": 0o755, "d/e": 0o700}
