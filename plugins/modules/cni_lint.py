@@ -33,6 +33,12 @@ options:
       - Where the roles put the plugins.
     type: path
     default: /opt/cni/bin
+  plugins:
+    description:
+      - Names of the plugins that the roles install there.
+    type: list
+    elements: str
+    default: []
   primary:
     description:
       - The pod network's own configuration, which only Multus reads.
@@ -230,6 +236,7 @@ def main() -> None:
         argument_spec={
             "conf_directory": {"type": "path", "default": "/etc/cni/net.d"},
             "plugin_directory": {"type": "path", "default": "/opt/cni/bin"},
+            "plugins": {"type": "list", "elements": "str", "default": []},
             "primary": {"type": "path", "default": f"{node_lint.PRIMARY_DIRECTORY}/{node_lint.PRIMARY_NAME}"},
             "multus": {"type": "bool", "default": True},
             "health_port": {"type": "int", "default": 0},
@@ -242,6 +249,7 @@ def main() -> None:
     wanted = {
         "conf_dir": given["conf_directory"],
         "bin_dir": given["plugin_directory"],
+        "plugins": given["plugins"],
         "primary": given["primary"],
         "multus": given["multus"],
         "health_port": given["health_port"],

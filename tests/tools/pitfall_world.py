@@ -58,7 +58,7 @@ class World:
         self.variables = {host: copy.deepcopy(variables) for host in HOSTS}
         self.probes = {host: _probe() for host in HOSTS}
         self.netdevs = {host: netdevs(number) for number, host in enumerate(HOSTS, 1)}
-        self.cni = {host: _cni() for host in HOSTS}
+        self.cni = {host: cni_state() for host in HOSTS}
         self.objects = [_node(number) for number in (1, 2)]
         self.objects += [network(), flannel()]
         self.states: dict = {}
@@ -303,7 +303,7 @@ def netdevs(number: int) -> dict:
     }
 
 
-def _cni() -> dict:
+def cni_state() -> dict:
     """State as cni_lint reads it, of a sound node."""
     multus = {
         "cniVersion": "0.3.1",

@@ -320,14 +320,15 @@ def _programs(state: dict, wanted: dict, parsed: list) -> list[Finding]:
             used.setdefault(name, conf["path"])
     if not state["runtime"]["use_internal_loopback"]:
         used.setdefault("loopback", "containerd, for every pod")
-    return [item for name, by in sorted(used.items()) for item in _program(name, by, state)]
+    return [item for name, by in sorted(used.items()) for item in _program(name, by, state, wanted)]
 
 
-def _program(name: str, by: str, state: dict) -> list[Finding]:
+def _program(name: str, by: str, state: dict, wanted: dict) -> list[Finding]:
     place = ", ".join(state["runtime"]["bin_dirs"])
     program = state["programs"].get(name)
     if program is None:
-        step = "see the Multus pod's init container" if name == SHIM else "add it to cni_plugins_names and " + _RUN_ROLE
+        step = _RUN_ROLE if name in wanted.get("plugins", ()) else f"add it to cni_plugins_names and {_RUN_ROLE}"
+        step = "see the Multus pod's init container" if name == SHIM else step
         return [
             Finding(
                 f"plugin {name}",

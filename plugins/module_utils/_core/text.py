@@ -117,6 +117,11 @@ def alike(items):
     return found
 
 
+def reason(message) -> str:
+    """The message of an unreachable node on one line, without the colon that ssh leaves when it gives no cause."""
+    return " ".join(str(message or "").split()).rstrip(": ") or "no reason given"
+
+
 def listing(items, most: int = 12) -> str:
     """What exists, for a `seen`: all of it, or the first items and how many more."""
     items = list(items)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ...module_utils._core.change import Finding
+from ...module_utils._core.text import reason as reason_of
 from ...module_utils._core.text import sentence
 from ...module_utils.hca.facts import reboot_reasons
 
@@ -100,7 +101,7 @@ class Record:
                 _add(self._at(host, task).refused, f"role {task.role}: {task.name}: {_line(seen)}")
 
     def unreachable(self, host: str, task: Task, result: dict) -> None:
-        reason = f"unreachable: {_line(result.get('msg') or 'no reason given')}"
+        reason = f"unreachable: {_line(reason_of(result.get('msg')))}"
         lost = task.delegate if task.delegate in self.hosts else host
         if host not in self.hosts:
             return

@@ -34,7 +34,7 @@ def unreachable(message: str) -> Finding:
     return Finding(
         "connection",
         "a reachable node",
-        f"unreachable: {message}",
+        f"unreachable: {core_text.reason(message)}",
         "check address, user and key with: ansible HOST -m ansible.builtin.ping\nor leave the host out with --limit",
     )
 

@@ -8,6 +8,7 @@ PRIVATE to the collection. Pure; runs on the controller.
 
 from __future__ import annotations
 
+from ...module_utils._core import text as core_text
 from .._findings import diagnosis
 from .._findings.checks import FAILED, NOT_VERIFIED, check
 from .._preflight import host as preflight_host
@@ -88,4 +89,4 @@ def _judge_node(node: dict, check_mode: bool) -> dict:
 
 
 def _silence(read: dict) -> str:
-    return read.get("failure") or f"unreachable: {read.get('msg', 'no reason given')}"
+    return read.get("failure") or f"unreachable: {core_text.reason(read.get('msg'))}"

@@ -81,7 +81,7 @@ def cluster_checks(seen: dict, check_mode: bool) -> list[tuple[str, dict]]:
 def _answered(result: dict) -> dict:
     """What a module returned; of a node that could not be reached, that nothing is known."""
     if result.get("unreachable"):
-        return {"unanswered": f"the node where kubectl runs is unreachable: {(result.get('msg') or '').strip()}"}
+        return {"unanswered": f"the node where kubectl runs is unreachable: {core_text.reason(result.get('msg'))}"}
     return result
 
 
