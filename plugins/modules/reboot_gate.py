@@ -90,9 +90,9 @@ boot_id:
 """
 
 import json
-import os
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import as_dict, warn
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.boot import judge
 from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s.state import membership
@@ -120,11 +120,10 @@ def main() -> None:
     module = AnsibleModule(argument_spec={"root": {"type": "path", "default": "/"}}, supports_check_mode=True)
     tree = Tree(module.params["root"])
     findings, unknown = judge(tree)
-    for text in unknown:
-        module.warn(f"{os.uname().nodename}: {text}")
+    warn(module, unknown)
     module.exit_json(
         changed=False,
-        findings=[finding._asdict() for finding in findings],
+        findings=[as_dict(finding) for finding in findings],
         not_verified=unknown,
         cluster=membership(tree),
         hostname=(tree.read("/proc/sys/kernel/hostname") or "").lower(),

@@ -172,12 +172,17 @@ def result(plan: Plan, changes: list[Change]) -> dict:
     }
 
 
-def finish(module, plan: Plan, changes: list[Change], **more) -> None:
-    """Exit an AnsibleModule with result() and `more`; anything skipped, not verified or notable is a warning."""
+def warn(module, texts: Iterable[str]) -> None:
+    """Warnings of an AnsibleModule, cleaned."""
     # Ansible prints identical warnings once, whichever node they come from: the node's name keeps them apart.
     node = os.uname().nodename
-    for text in [*plan.not_applied, *plan.not_verified, *plan.notes]:
+    for text in texts:
         module.warn(clean(f"{node}: {text}"))
+
+
+def finish(module, plan: Plan, changes: list[Change], **more) -> None:
+    """Exit an AnsibleModule with result() and `more`; anything skipped, not verified or notable is a warning."""
+    warn(module, [*plan.not_applied, *plan.not_verified, *plan.notes])
     module.exit_json(**more, **result(plan, changes))
 
 
