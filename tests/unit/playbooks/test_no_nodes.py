@@ -1,0 +1,58 @@
+"""A run over no node has checked nothing: each playbook that is meant for nodes fails and names the group."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+# What runs on the controller: no node is needed.
+WITHOUT_NODES = {"bundle", "import_policy", "report"}
+PLAYBOOKS = sorted({path.stem for path in ROOT.glob("playbooks/*.yml")} - WITHOUT_NODES)
+
+
+def run(tmp_path, playbook, inventory, *arguments):
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump(inventory))
+    environment = {"ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_HOME": str(tmp_path / "home")}
+    done = subprocess.run(
+        [sys.executable, "-m", "ansible", "playbook", "-i", "hosts.yml", f"gpufabric.rdma.{playbook}", *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment, "ANSIBLE_NOCOLOR": "1"},
+        cwd=tmp_path,
+        check=False,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+OTHERS = {"gpu_node": {"hosts": {"a": {"ansible_connection": "ssh", "ansible_host": "192.0.2.1"}}}}
+
+
+@pytest.mark.parametrize("playbook", PLAYBOOKS)
+def test_an_inventory_without_the_group_is_refused(tmp_path, playbook):
+    code, output = run(tmp_path, playbook, OTHERS)
+    assert code == 2, output
+    for text in ("group gpu_nodes", "at least one node", "hosts only in: gpu_node", "discovery_hosts"):
+        assert text in output
+    assert "UNREACHABLE" not in output
+
+
+CASES = [
+    ({"all": {"hosts": {}}}, (), "group gpu_nodes", "no hosts"),
+    ({"gpu_nodes": {"hosts": {}}}, (), "group gpu_nodes", "no hosts"),
+    ({**OTHERS, "gpu_nodes": {"hosts": {"b": {}}}}, ("--limit", "a"), "group gpu_nodes", "none within --limit a"),
+    (OTHERS, ("-e", "discovery_hosts=racks"), "group racks", "hosts only in: gpu_node"),
+]
+
+
+@pytest.mark.parametrize(("inventory", "arguments", "thing", "seen"), CASES)
+def test_each_way_to_no_node_is_named(tmp_path, inventory, arguments, thing, seen):
+    code, output = run(tmp_path, "discover", inventory, *arguments)
+    assert code == 2, output
+    assert thing in output
+    assert seen in output
