@@ -21,7 +21,6 @@ from .kubelet import pluginregistration_pb2 as registration
 VERSION = "v1beta1"
 HEALTHY, UNHEALTHY = "Healthy", "Unhealthy"
 PERMISSIONS = "rwm"
-CDI_MODES = ("devices", "annotations")
 
 _EMPTY = api.Empty()
 _STARTED = api.PreStartContainerResponse()

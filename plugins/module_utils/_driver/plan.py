@@ -17,7 +17,6 @@ from . import dkms, packages
 from .openpgp import fingerprints
 from .versions import compare, satisfies
 
-FLAVORS = (INBOX, DOCA, UBUNTU_ARCHIVE, MLNX_OFED)
 _FROM_REPOSITORY = (DOCA, MLNX_OFED)
 BASE_DKMS = {packages.APT: "mlnx-ofed-kernel", packages.DNF: "mlnx-ofa_kernel"}
 DKMS_MODULES = ("mlnx-ofed-kernel", "mlnx-ofa_kernel", "iser", "isert", "srp", "mlnx-nvme", "mlnx-nfsrdma")

@@ -58,7 +58,7 @@ class Scrubber:
     """Replacements for one fixture; `apply` works on it and on the facts gathered from it."""
 
     def __init__(self, fixture, hostname=None):
-        self.macs, self.guids, self.tails = set(), set(), set()
+        self.macs, self.guids = set(), set()
         self.networks, self.hosts, self.prefixes, self.identifiers = {}, set(), {}, {}
         self.uuids, self.containers, self.ipv6 = {}, {}, {}
         self.replacement = {}

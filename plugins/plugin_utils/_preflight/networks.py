@@ -22,7 +22,6 @@ from .._core.addresses import netaddr
 CNI_VERSION = "0.3.1"
 RESOURCE_ANNOTATION = "k8s.v1.cni.cncf.io/resourceName"
 TYPES = ("macvlan", "host-device", "ipoib", "sriov")
-IPAMS = ("host-local", "static", "whereabouts", "nv-ipam", "none")
 # The component that installs a type or an IPAM, if it is not one of the reference plugins.
 COMPONENT_OF = {"ipoib": "ipoib-cni", "sriov": "sriov-cni", "whereabouts": "whereabouts", "nv-ipam": "nv-ipam"}
 # Options by the types that know them; the others are refused rather than dropped.

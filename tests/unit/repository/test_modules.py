@@ -86,3 +86,17 @@ def test_a_planted_fault_is_seen(name, text, instead, fault, tmp_path):
     planted = tmp_path / f"{name}.py"
     planted.write_text(whole.replace(text, instead, 1))
     assert fault in " ".join(faults(planted))
+
+
+# What stands by itself on the controller: no node has it to be given defaults for.
+ON_THE_CONTROLLER = {"bundle"}
+
+
+def for_nodes(path):
+    """A module of which something runs on the node; the others are their action plugin alone."""
+    return "AnsibleModule(" in path.read_text() and path.stem not in ON_THE_CONTROLLER
+
+
+def test_the_action_group_of_the_nodes_holds_each_module_that_runs_there():
+    groups = yaml.safe_load((PLUGINS.parent / "meta/runtime.yml").read_text())["action_groups"]
+    assert groups["node"] == [f"gpufabric.rdma.{path.stem}" for path in MODULES if for_nodes(path)]

@@ -101,12 +101,23 @@ def test_the_workflow_has_the_stages_of_the_pipeline():
     assert sorted(stages) != sorted(workflow_stages(workflow.replace("          - sanity\n", "")))
 
 
-def test_the_workflow_takes_only_pinned_actions_and_keeps_no_credentials():
-    workflow = (ROOT / ".github/workflows/ci.yml").read_text()
+@pytest.mark.parametrize("path", [".github/workflows/ci.yml", "docs/examples/drift/github-actions.yml"])
+def test_the_workflow_takes_only_pinned_actions_and_keeps_no_credentials(path):
+    workflow = (ROOT / path).read_text()
     used = re.findall(r"uses: (\S+)", workflow)
     assert used
     assert [action for action in used if not re.fullmatch(r"[\w/-]+@[0-9a-f]{40}", action)] == []
     assert workflow.count("actions/checkout@") == workflow.count("persist-credentials: false")
+
+
+def test_the_pipeline_runs_nowhere_but_in_its_checkout(tmp_path):
+    """Without its checkout it would build and remove wherever the caller stands."""
+    script = tmp_path / "gone/.ci/run"
+    script.parent.mkdir(parents=True)
+    start = (ROOT / ".ci/run").read_text().partition("\ndeclare ")[0]
+    script.write_text(start.replace("$0", str(tmp_path / "nowhere/run")) + "\necho went on\n")
+    done = subprocess.run(["bash", script], capture_output=True, text=True, check=False)
+    assert (done.returncode != 0, done.stdout) == (True, "")
 
 
 # Jobs that are done in one place: what gives a second one away, and who may hold it.
