@@ -290,10 +290,10 @@ def look(role: str, name: str, more: dict) -> dict:
     def plain(letter):
         """{variable: a text of its own}"""
         made = {word: f"/{letter}-{place}-plain:{letter}{place}" for place, word in enumerate(names)}
-        return {word: PLAIN.get(word, {}).get(letter, text) for word, text in made.items()}
+        return {word: PLAIN.get(word, {}).get(letter, own) for word, own in made.items()}
 
     def values(letter):
-        return {**more, **{word: planted(word, text) for word, text in plain(letter).items()}}
+        return {**more, **{word: planted(word, own) for word, own in plain(letter).items()}}
 
     marks = list(plain("a").values())
     outcome = {"values": 0, "refused": 0, "faults": []}
