@@ -15,7 +15,7 @@ from . import allocation, cdi, endpoints, events, links, log, notify, pools, sta
 from .config import Config, ConfigError, Pool
 from .configfile import ConfigFile
 from .hca import Tree
-from .health import Memory, next_look, waits
+from .health import Memory, next_look, pending
 from .lifecycle import CannotServe, Resource
 from .server import Service
 from .settings import Settings
@@ -283,7 +283,7 @@ class Plugin(State):
                 )
                 continue
             log.on_change("poll", "port states can be read", logging.DEBUG)
-            waiting = waits(served.memory for served in self.served.values())
+            waiting = pending(served.memory for served in self.served.values())
             if self.ports.polled(states) or waiting:
                 await self._update()
 
@@ -324,9 +324,9 @@ class Plugin(State):
                 if not offer.same_for_kubelet(served.service.offer):
                     await self._write_cdi(served.service, offer)
                 served.service.offers(offer, force)
-                self._tell(offer)
+                self._log_offer(offer)
 
-    def _tell(self, offer: allocation.Offer) -> None:
+    def _log_offer(self, offer: allocation.Offer) -> None:
         name = offer.pool.resource
         who = " ".join(hca.name for hca in offer.members) or "none"
         level = logging.INFO if offer.healthy or not offer.count else logging.WARNING

@@ -69,7 +69,7 @@ class Ports:
         return healthy, active
 
 
-def waits(memories: Iterable[Memory]) -> bool:
+def pending(memories: Iterable[Memory]) -> bool:
     """Whether a port's state differs from its debounced one and is waiting for time to pass."""
     return any(port.differs_since is not None for memory in memories for port in memory.values())
 

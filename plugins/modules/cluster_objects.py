@@ -514,7 +514,7 @@ def main() -> None:
             check_mode=module.check_mode,
         )
         if module.check_mode:
-            _say_unawaited(made, changes, given["wait"])
+            _note_skipped_waits(made, changes, given["wait"])
         else:
             waited += cluster.wait([item for item in given["wait"] if not item["first"]], list(state["live"].values()))
     except Refused as refused:
@@ -530,7 +530,7 @@ def _rendered(wanted: list) -> dict:
     }
 
 
-def _say_unawaited(made: Plan, changes: list, wait: list) -> None:
+def _note_skipped_waits(made: Plan, changes: list, wait: list) -> None:
     if changes and wait:
         made.not_verified.append(
             "check mode does not wait for: " + ", ".join(f"{item['resource']} ({item['until']})" for item in wait)

@@ -81,7 +81,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.kubectl import API_SECONDS, patient
-from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.running_pods import look_into
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.running_pods import inspect_pod
 
 
 @guarded
@@ -100,7 +100,7 @@ def main() -> None:
     try:
         if not module.check_mode:
             kubectl = patient(params["kubectl"], params["api_seconds"])
-            result = look_into(kubectl, params["pod"], params["resolve"])
+            result = inspect_pod(kubectl, params["pod"], params["resolve"])
     except Refused as refused:
         module.fail_json(**failure(refused))
     module.exit_json(changed=False, **result)

@@ -160,7 +160,7 @@ class World:
         }
         given["plan"] = pods.plan(given)
         if self.user:
-            given["pod"] = running_pods.look_into(api, "default/mine", "")
+            given["pod"] = running_pods.inspect_pod(api, "default/mine", "")
         else:
             given["run"] = self._run(given["plan"]["pods"])
         return given

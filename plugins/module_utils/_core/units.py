@@ -23,7 +23,7 @@ def running(root: str) -> bool:
     return not root.rstrip("/") and os.path.isdir("/run/systemd/system")
 
 
-def begun(shown: dict[str, str]) -> float:
+def started_at(shown: dict[str, str]) -> float:
     """Start time of a unit's main process, in seconds since the epoch by the current clock.
 
     shown: output of systemctl show, with ExecMainStartTimestampMonotonic (microseconds since the boot).

@@ -24,7 +24,7 @@ from typing import IO, Callable
 
 from .._core.change import Change, Refused
 from .._core.files import apply_file, remove_tree, rename, replacing, under, write
-from .._core.units import apply_units, begun, running
+from .._core.units import apply_units, running, started_at
 from .plan import CODE, CODE_SUM, CONFIG, ENABLED, GO, HOME, NAME, OBJECT, OURS, SERVICE, STAMP, UNIT, VENV
 from .wheels import PIP
 
@@ -94,7 +94,7 @@ def _installed_code(root: str) -> str | None:
 def _service() -> dict:
     shown = _show(SERVICE)
     state = shown.get("ActiveState", "unknown")
-    start = begun(shown)
+    start = started_at(shown)
     replaced = [path for path in (CODE, STAMP, UNIT) if _changed_after(path, start)]
     return {
         "state": f"{state} ({shown.get('SubState', '')})",

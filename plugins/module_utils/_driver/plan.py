@@ -45,9 +45,9 @@ def plan(state: dict, wanted: dict, root: str = "/") -> Plan:
         return made
     for name, seen in sorted(state["unfinished"].items()):
         made.change(f"package {name}", "finish", seen, "installed")
-    _take_away(made, state, wanted)
+    _remove_stack(made, state, wanted)
     if flavor == INBOX:
-        _back_to_inbox(made, state)
+        _restore_inbox(made, state)
     else:
         _need_tools(made, state, wanted)
         _add_repository(made, state, wanted)
@@ -168,7 +168,7 @@ def _refuse_repository(made: Plan, state: dict, wanted: dict, where: str) -> Non
         )
 
 
-def _take_away(made: Plan, state: dict, wanted: dict) -> None:
+def _remove_stack(made: Plan, state: dict, wanted: dict) -> None:
     """Remove another stack before the new one is installed: with two in one kernel tree depmod picks either."""
     installed = state["facts"]["driver"]["installed"]
     stack = packages.stack_packages(state["packages"])
@@ -190,7 +190,7 @@ def _take_away(made: Plan, state: dict, wanted: dict) -> None:
     made.change("driver stack", "take out", before, "")
 
 
-def _back_to_inbox(made: Plan, state: dict) -> None:
+def _restore_inbox(made: Plan, state: dict) -> None:
     kind = state["manager"]
     for path in (packages.REPOSITORIES[kind], packages.PINS, packages.KEYS[kind], packages.SERVICE):
         if state["files"].get(path) is not None:

@@ -15,7 +15,7 @@ import re
 from typing import Callable
 
 from .._core.files import under, write
-from .._core.units import begun
+from .._core.units import started_at
 from ..hca import Seams, Tree
 from ..hca.node import os_release
 from ..hca.routes import destinations
@@ -114,7 +114,7 @@ def younger(written: dict, running: dict[str, dict], known: str | None) -> list[
     There is no record of what such a process has read: a file missing at its start may exist again. written:
     {path: seconds since the epoch}. known: the systemd invocation that the record describes.
     """
-    others = [process["begun"] for process in running.values() if process["invocation"] != known]
+    others = [process["started_at"] for process in running.values() if process["invocation"] != known]
     return sorted(path for path, mtime in written.items() for start in others if (mtime or 0) > start)
 
 
@@ -180,7 +180,7 @@ def _link(tree: Tree, path: str) -> str | None:
 
 
 def _running(run: Callable) -> dict[str, dict]:
-    """{service: starting, pid of its main process, invocation, begun}, of active and activating services.
+    """{service: starting, pid of its main process, invocation, started_at}, of active and activating services.
 
     systemd is asked: the control group of a stopped k3s still holds containers. A start takes minutes, and the run that
     triggered it may have been killed.
@@ -197,7 +197,7 @@ def _running(run: Callable) -> dict[str, dict]:
                 "starting": starting,
                 "pid": pid,
                 "invocation": said.get("InvocationID", ""),
-                "begun": begun(said),
+                "started_at": started_at(said),
             }
     return found
 

@@ -62,7 +62,7 @@ def unrecoverable(one: dict) -> bool:
     return any(reason.startswith(UNRECOVERABLE) for reason in one["reasons"]) or one["phase"] == "Failed"
 
 
-def await_pods(kubectl: Kubectl, namespace: str, names: list[str], seconds: float, clock=time) -> dict:
+def wait_for_pods(kubectl: Kubectl, namespace: str, names: list[str], seconds: float, clock=time) -> dict:
     """State of the pods once all run, the others cannot recover, or the time is up."""
     deadline = clock.monotonic() + seconds
     while True:
@@ -131,7 +131,7 @@ def _run(kubectl: Kubectl, params: dict, result: dict) -> None:
     if code:
         raise KubectlError("the test pods applied", error or said)
     names = [pod["name"] for pod in pods]
-    states = result["pods"] = await_pods(kubectl, namespace, names, params["wait_seconds"])
+    states = result["pods"] = wait_for_pods(kubectl, namespace, names, params["wait_seconds"])
     seconds["pods"] = round(time.monotonic() - start, 1)
     start = time.monotonic()
     running = [name for name in names if states.get(name, {}).get("ready")]
@@ -179,7 +179,7 @@ def remove(kubectl: Kubectl, namespace: str, seconds: int) -> dict:
     return {"left": None, "unanswered": f"asked twice: {last_words(error)}"}
 
 
-def look_into(kubectl: Kubectl, pod: str, resolve: str) -> dict:
+def inspect_pod(kubectl: Kubectl, pod: str, resolve: str) -> dict:
     """api_error, cluster, pods, answers and item of a pod (NAMESPACE/NAME); missing when it does not exist."""
     found, error = cluster.read(kubectl)
     if error:

@@ -123,7 +123,7 @@ def serve(tests: list[dict], seconds: int, limit: int, state: str = STATE) -> di
         started[test["id"]] = (test, process, said)
         record = {"id": test["id"], "pid": process.pid, "born": started_at(process.pid)}
         write(os.path.join(state, f"{number}.json"), json.dumps(record))
-    _await_listening(started)
+    _wait_listening(started)
     for name, (_test, process, said) in started.items():
         code = process.poll()
         outcome[name] = None if code is None else _ended(code, said)
@@ -132,7 +132,7 @@ def serve(tests: list[dict], seconds: int, limit: int, state: str = STATE) -> di
     return outcome
 
 
-def _await_listening(started: dict) -> None:
+def _wait_listening(started: dict) -> None:
     """Wait until each server of perftest listens or has ended; rping listens in rdma_cm, which no file shows."""
     deadline = time.monotonic() + _PATIENCE
     while time.monotonic() < deadline:

@@ -107,7 +107,7 @@ def _step(step: dict, deadline: float, options: dict, tree: Tree, clock) -> dict
         **outcome,
         "counters": counters.rises(before, after),
         "counters_read": bool(before and after),
-        "counters_stopped": counters.stopped(before),
+        "counters_stopped": counters.saturated(before),
     }
 
 

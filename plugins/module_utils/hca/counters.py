@@ -114,7 +114,7 @@ def rises(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:
     return found
 
 
-def stopped(values: dict[str, int]) -> list[str]:
+def saturated(values: dict[str, int]) -> list[str]:
     """Names of the saturated counters."""
     return sorted(name for name, value in values.items() if value == STOPS.get(name))
 

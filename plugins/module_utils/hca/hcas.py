@@ -54,7 +54,7 @@ def hcas(
         _join_bond(tree, network, hca, [address for address in functions if address not in taken])
         hca["netdevs"].sort(key=lambda netdev: natural(netdev["name"]))
         for port in hca["ports"]:
-            _settle(port, hca["netdevs"], owners[port["number"]], overhead)
+            _set_netdev(port, hca["netdevs"], owners[port["number"]], overhead)
     return sorted(found, key=_order)
 
 
@@ -258,7 +258,7 @@ def _join_bond(tree: Tree, network: Network, hca: dict[str, Any], free: list[str
         hca["netdevs"].append({**whole, "port": port})
 
 
-def _settle(port: dict[str, Any], netdevs: list[dict[str, Any]], owner: Optional[str], overhead: int) -> None:
+def _set_netdev(port: dict[str, Any], netdevs: list[dict[str, Any]], owner: Optional[str], overhead: int) -> None:
     """Set the netdev of a port, and the RDMA MTU that follows from it."""
     own = [netdev for netdev in netdevs if netdev["port"] == port["number"] and not netdev["parent"]]
     bonds = [netdev for netdev in own if any(netdev["name"] == other["master"] for other in own)]

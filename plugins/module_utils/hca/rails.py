@@ -101,7 +101,7 @@ def _automatic(
     found, excluded = [], []
     cards: dict[str, list[dict[str, Any]]] = {}
     for hca in hcas:
-        reason = _unfit(hca, software)
+        reason = _ineligible(hca, software)
         if reason:
             excluded.append({"hca": hca["name"], "reason": reason})
         else:
@@ -112,7 +112,7 @@ def _automatic(
     for card in by_gpu or cards:
         for hca in cards.pop(card) if by_gpu else cards[card]:
             for port in hca["ports"]:
-                spare = _spare(hca, port, hcas)
+                spare = _unused(hca, port, hcas)
                 if spare:
                     excluded.append({"hca": hca["name"], "reason": spare})
                 else:
@@ -129,7 +129,7 @@ def _card(hca: dict[str, Any]) -> str:
     return pci.slot(hca["pci"]["address"]) if hca["pci"] else hca["name"]
 
 
-def _unfit(hca: dict[str, Any], software: bool) -> Optional[str]:
+def _ineligible(hca: dict[str, Any], software: bool) -> Optional[str]:
     """Why an HCA cannot be an automatic rail, whatever its cabling."""
     carrying = [netdev["name"] for netdev in hca["netdevs"] if netdev["default_route"]]
     if carrying:
@@ -145,7 +145,7 @@ def _unfit(hca: dict[str, Any], software: bool) -> Optional[str]:
     return None
 
 
-def _spare(hca: dict[str, Any], port: dict[str, Any], hcas: list[dict[str, Any]]) -> Optional[str]:
+def _unused(hca: dict[str, Any], port: dict[str, Any], hcas: list[dict[str, Any]]) -> Optional[str]:
     """Why a port counts as unused: down and without an address while another port of the card is in use.
 
     Its number stays unassigned: plugging it in or out renumbers no other rail.

@@ -84,7 +84,7 @@ def test_services_are_read_from_systemd_and_no_file_content_leaves_the_node():
     found = k3s_state._running(lambda argv: (0, answer, ""))
     assert found.keys() == {"k3s"}
     assert (found["k3s"]["pid"], found["k3s"]["invocation"], found["k3s"]["starting"]) == (77, "abc", False)
-    assert found["k3s"]["begun"] == pytest.approx(time.time() - time.monotonic() + 5, abs=1)
+    assert found["k3s"]["started_at"] == pytest.approx(time.time() - time.monotonic() + 5, abs=1)
     begun = answer.replace("=active", "=activating")
     assert k3s_state._running(lambda argv: (0, begun, ""))["k3s"]["starting"] is True
     assert k3s_state._running(lambda argv: (0, begun.replace("=77", "=0"), "")) == {}
@@ -102,7 +102,7 @@ STARTS = {
 def test_of_a_start_that_is_not_ours_what_was_written_later_counts(name):
     """R5: the drop-in is removed, k3s restarted by hand, the drop-in put back with the very text of the record."""
     invocation, known, late = STARTS[name]
-    running = {"k3s": {"pid": 77, "invocation": invocation, "begun": 100.0}}
+    running = {"k3s": {"pid": 77, "invocation": invocation, "started_at": 100.0}}
     assert k3s_state.younger({"early": 99, "late": 101, "away": None}, running, known) == late
     assert k3s_state.younger({"late": 101}, {}, known) == []
 

@@ -155,7 +155,7 @@ def verified(state, clock, monkeypatch, fault=None, user_pod=None):
     """(checks, the client) of a full verification of pods, or of a user's pod."""
     monkeypatch.setattr(pod_traffic, "time", clock)
     monkeypatch.setattr(running_pods, "time", clock)
-    monkeypatch.setattr(running_pods.await_pods, "__defaults__", (clock,))
+    monkeypatch.setattr(running_pods.wait_for_pods, "__defaults__", (clock,))
     kubectl, hosts = Broken(copy.deepcopy(state), clock, fault), kubectl_cluster.hosts()
     offered, error = kube_cluster.read(kubectl)
     seen = {
@@ -166,7 +166,7 @@ def verified(state, clock, monkeypatch, fault=None, user_pod=None):
     plan = seen["plan"] = test_pods.plan(seen)
     try:
         if user_pod and offered:
-            seen["pod"] = running_pods.look_into(kubectl, user_pod, "")
+            seen["pod"] = running_pods.inspect_pod(kubectl, user_pod, "")
         elif plan["pods"]:
             seen["run"] = running_pods.run(kubectl, {**PARAMS, "namespace": "tests", **plan})
     except client.Refused as refused:
