@@ -65,7 +65,7 @@ lab-pitfalls: lab-up ## What goes wrong on a real kernel: a busy namespace, a fo
 	@lab/progress "pitfalls on the lab" pytest -v -n0 -rP --durations=10 tests/lab $(ARGS)
 	@lab/labctl down --keep-image
 
-lab-matrix: lab-up ## The bandwidth matrix on the nodes that `make lab` has settled: untouched, then with one rail throttled
+lab-matrix: lab-up ## The bandwidth matrix on the nodes that `make lab` has set up: untouched, then with one rail throttled
 	@lab/progress "bandwidth matrix on the lab" pytest -v -n0 tests/lab_matrix $(ARGS)
 
 # What every commit is tested with: a bare node to pods with verbs, and a second run over planted pitfalls.

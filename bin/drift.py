@@ -24,7 +24,7 @@ import uuid
 SCHEMA = "gpufabric.rdma/drift-verdict/1"
 NO_VERDICT = 1
 ANSWERS = {"converged": 0, "drift": 2, "reboot_pending": 3, "unsafe": 4, "unreachable": 4}
-# Of ansible-playbook: all went well, a host failed, a host was unreachable. Anything else says nothing about the hosts.
+# Exit codes of ansible-playbook: success, a host failed, a host was unreachable. Any other says nothing about hosts.
 RAN, HOST_FAILED, HOST_UNREACHABLE = 0, 2, 4
 
 
@@ -41,8 +41,8 @@ def main(arguments: list[str]) -> int:
         verdict_file.unlink(missing_ok=True)
     except OSError as error:
         return _no_verdict(f"{verdict_file}: wanted the verdict of an earlier run gone, seen {error.strerror}")
-    handed = json.dumps({"drift_run": run, "drift_verdict_file": str(verdict_file)})
-    status = _run([program, *passed, "--check", "--extra-vars", handed, options.playbook])
+    extra_vars = json.dumps({"drift_run": run, "drift_verdict_file": str(verdict_file)})
+    status = _run([program, *passed, "--check", "--extra-vars", extra_vars, options.playbook])
     try:
         verdict = read(verdict_file, run)
     except ValueError as error:
@@ -54,7 +54,7 @@ def main(arguments: list[str]) -> int:
 
 
 def read(path: pathlib.Path, run: str) -> dict:
-    """The verdict of this very run; ValueError says why there is none."""
+    """The verdict of this run; ValueError says why there is none."""
     try:
         verdict = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

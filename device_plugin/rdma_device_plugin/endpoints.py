@@ -80,7 +80,7 @@ class Pages:
             asyncio.IncompleteReadError,
             asyncio.LimitOverrunError,
         ):
-            pass  # a client that does not speak HTTP, or left
+            pass  # a client that does not speak HTTP, or hung up
         finally:
             self._open -= 1
             writer.close()

@@ -73,7 +73,7 @@ class _Background(logging.Handler):
             data = self._lines.get().encode("utf-8", "backslashreplace")
             if self._lost:
                 lost, self._lost = self._lost, 0
-                data = f"{lost} lines were dropped here: nobody was reading them\n".encode() + data
+                data = f"{lost} lines were dropped here: stderr was not being read\n".encode() + data
             try:
                 while data:
                     data = data[os.write(self._descriptor, data) :]

@@ -19,4 +19,4 @@ def tell(*lines: str) -> None:
         try:
             channel.sendto("\n".join(lines).encode(), target)
         except OSError:
-            pass  # a manager that no longer listens is no reason to stop serving pods
+            pass  # a manager that no longer listens is not a reason to stop serving pods

@@ -65,13 +65,13 @@ class Worker:
             failure: Optional[BaseException] = None
             try:
                 result = job(*arguments)
-            except BaseException as error:  # noqa: BLE001 - whatever it is belongs to the caller, not to this thread
+            except BaseException as error:  # noqa: BLE001 - any error is the caller's, not this thread's
                 failure = error
             self._busy_since = None
             try:
                 loop.call_soon_threadsafe(_settle, future, result, failure)
             except RuntimeError:
-                return  # the loop is closed: nothing waits any longer
+                return  # the loop is closed: nothing is waiting any more
 
 
 def _settle(future: asyncio.Future, result: Any, failure: Optional[BaseException]) -> None:

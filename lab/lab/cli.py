@@ -83,7 +83,7 @@ class Lab:
         say("up: " + ", ".join(f"`lab/labctl ssh {node.name}`" for node in self.nodes))
 
     def down(self, keep_image: bool) -> None:
-        """Removes what labctl made, and nothing else that lies in the state folder (the fast nodes, another lab)."""
+        """Removes what labctl made, and nothing else in the state folder (the fast nodes, another lab)."""
         self.each(Node.remove)
         shutil.rmtree(self.settings.ssh, ignore_errors=True)
         with contextlib.suppress(OSError):

@@ -59,7 +59,7 @@ def choose() -> tuple[str, str]:
 
 
 def release_url() -> str:
-    """Where the lock file has k3s from."""
+    """Where the lock file downloads k3s from."""
     return re.search(r"https://\S+/releases/download/\S+/k3s$", LOCK.read_text(), re.MULTILINE).group()
 
 
@@ -73,7 +73,7 @@ def probe(url: str) -> str | None:
 
 
 def fill(settings: Settings) -> pathlib.Path | None:
-    """The bundle folder, or None where the lab ends after the host layer. Says which way was taken and why."""
+    """The bundle folder, or None where the lab stops after the host layer. Prints which source was chosen and why."""
     chosen, why = choose()
     folder, variables = settings.state / "bundle", settings.state / "cluster.yml"
     if chosen == "none":
@@ -97,7 +97,7 @@ def fill(settings: Settings) -> pathlib.Path | None:
 
 
 def role_variables(chosen: str) -> dict[str, object]:
-    """What the playbook has to be told: the roles' own defaults name the images of the release."""
+    """Variables that the playbook needs: the roles' own defaults name the release's images."""
     if chosen == "release":
         return {}
     reference = {name: recipe.reference for name, recipe in containers.recipes().items()}

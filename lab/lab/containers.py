@@ -23,7 +23,7 @@ from .settings import LabError, say
 
 CACHE = programs.CACHE / "images"
 LIBRARIES = "usr/lib/x86_64-linux-gnu"
-# What the node image has for verbs, and what a pod's network is looked at with.
+# What the node image has for verbs, and the tools that inspect a pod's network.
 TOOLS = (
     *(f"usr/bin/{name}" for name in ("ibv_devices", "ibv_devinfo", "ibv_rc_pingpong", "rping", "ib_write_bw")),
     # A shell that takes these programs: BusyBox' own would take its applets.
@@ -122,7 +122,7 @@ def unpack(image: Image, out: pathlib.Path) -> None:
 
 
 def resolve(node: pathlib.Path, path: str) -> pathlib.Path:
-    """The file that a path of the node means; its links are the node's."""
+    """The file that a path resolves to on the node, following the node's own links."""
     found = node / path
     for _ in range(8):
         if not found.is_symlink():
@@ -150,7 +150,7 @@ def fill(root: pathlib.Path, recipe: Recipe, node: pathlib.Path, built: dict[str
     for link in ("bin", "sbin", "lib", "lib64"):
         (root / link).symlink_to(f"usr/{link}")
     (root / "tmp").chmod(0o1777)
-    (root / "var/run").symlink_to("/run")  # Multus is told of namespaces below /var/run/netns
+    (root / "var/run").symlink_to("/run")  # Multus gets namespaces as paths below /var/run/netns
     (root / "etc/passwd").write_text("root:x:0:0::/:/bin/sh\nuser:x:1000:1000::/:/bin/sh\n")
     (root / "etc/group").write_text("root:x:0:\nuser:x:1000:\n")
     (root / "pause").write_text(PAUSE)

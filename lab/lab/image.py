@@ -32,13 +32,13 @@ class Image:
         self.initrd = folder / "initrd"
 
     def claim(self, node: pathlib.Path) -> None:
-        """Notes that this node's disk stands on the image; the node may belong to a lab in another folder."""
+        """Records that this node's disk is based on the image; the node may belong to a lab in another folder."""
         users = self.folder / "users"
         users.mkdir(exist_ok=True)
         (users / hashlib.sha256(bytes(node)).hexdigest()[:16]).write_text(str(node))
 
     def users(self) -> list[str]:
-        """Nodes whose disk still stands on the image."""
+        """Nodes whose disk is still based on the image."""
         noted = [pathlib.Path(note.read_text()) for note in sorted(self.folder.glob("users/*"))]
         return [str(node) for node in noted if self.name in read(node / "node.json")]
 
@@ -72,7 +72,7 @@ def apt_sources() -> list[str]:
 
 
 def apt_options() -> list[str]:
-    """How this machine reaches its mirrors (proxies, certificates): mmdebstrap does not look there by itself."""
+    """How this machine reaches its mirrors (proxies, certificates): mmdebstrap does not look there on its own."""
     dump = subprocess.run(["apt-config", "dump"], capture_output=True, text=True, check=False).stdout
     return [f"--aptopt={line}" for line in dump.splitlines() if re.match(r'Acquire::https?::.* "(?!")', line)]
 
@@ -138,7 +138,7 @@ def make(settings: Settings, image: Image) -> None:
 
 
 def prune(settings: Settings, keep: Image | None = None) -> list[str]:
-    """Removes the images no node stands on; returns the nodes that hold the others."""
+    """Removes the images that no node uses; returns the nodes that use the others."""
     holders: list[str] = []
     for folder in settings.images.glob("*/"):
         if keep and folder.name == keep.name:
@@ -186,7 +186,7 @@ def as_root() -> list[str]:
 
 
 def remove(folder: pathlib.Path) -> None:
-    """An interrupted build leaves files of root behind."""
+    """An interrupted build leaves files owned by root."""
     if os.geteuid() and folder.exists():
         subprocess.run([*as_root(), "rm", "-rf", "--one-file-system", str(folder)], check=True)
     shutil.rmtree(folder, ignore_errors=True)

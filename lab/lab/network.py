@@ -37,7 +37,7 @@ def arguments(settings: Settings, number: int) -> list[str]:
 
 
 def require_free_ports(settings: Settings, name: str, number: int) -> None:
-    """All of a node's ports at once; QEMU itself would stop at the first and not say whose it is."""
+    """All of a node's ports at once; QEMU itself would stop at the first and not say which node it belongs to."""
     wanted = [("TCP", socket.SOCK_STREAM, settings.ssh_port(number))]
     wanted += [("UDP", socket.SOCK_DGRAM, settings.cable_ports(cable, number)[0]) for cable in CABLES.values()]
     taken = []

@@ -107,7 +107,7 @@ class Node:
         ]  # fmt: skip
 
     def further_disks(self) -> list[str]:
-        """Last on the bus, so that what stands before them keeps its slot. Snapshots pass read-only disks over."""
+        """Last on the bus, so that the devices before them keep their slots. Snapshots skip read-only disks."""
         found = []
         for number, disk in enumerate(self.settings.disks, 1):
             found += ["-drive", f"if=none,id=disk{number},file={disk},format=raw,readonly=on"]
@@ -204,7 +204,7 @@ class Node:
             if attempt == 2:
                 raise LabError(f"{self.name}: boot", "SSH, in two attempts", f"{seen}; end of the console:\n{tail}",
                                f"read {self.folder / 'console.log'}; on a busy machine run it again")  # fmt: skip
-        if snapshot:  # which may have been saved with a cable out
+        if snapshot:  # which may have been saved with a cable unplugged
             for nic in CABLES:
                 self.link(nic, up=True)
         self.settle(restored=snapshot is not None)
@@ -222,7 +222,7 @@ class Node:
         size = 0
         worked, first_wait = self.cpu_seconds(), self.starved_seconds()
         waited = first_wait
-        # Each try costs the guest a process; a starved one would sink under those that nobody waits for.
+        # Each try costs the guest a process; a starved guest would drown in those we gave up on.
         while not ssh.banner(self.port, min(30.0, max(2.0, (time.monotonic() - start) / 5))):
             now = time.monotonic()
             if not self.pid():
@@ -247,7 +247,7 @@ class Node:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def starved_seconds(self) -> float:
-        """How long QEMU has waited for a CPU so far, as far as this kernel tells: the thread that waited longest."""
+        """How long QEMU has waited for a CPU so far, as reported by the kernel: the thread that waited longest."""
         try:
             threads = list(pathlib.Path(f"/proc/{self.pid()}/task").iterdir())
             return max(int((thread / "schedstat").read_text().split()[1]) for thread in threads) / 1e9
@@ -277,7 +277,7 @@ class Node:
     def link(self, nic: str, up: bool) -> None:
         with self.qmp() as qmp:
             qmp.execute("set_link", name=nic, up=up)
-        # QEMU does not tell the state of a link, so the record keeps it until QEMU starts again.
+        # QEMU does not report a link's state, so the record keeps it until QEMU starts again.
         out = set(self.record().get("cables_out") or ()) - {nic} | (set() if up else {nic})
         (self.folder / "node.json").write_text(json.dumps({**self.record(), "cables_out": sorted(out)}))
 

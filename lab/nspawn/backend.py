@@ -99,7 +99,7 @@ class Podman:
     """Podman without images, registries, networks or state of its own on this machine: all it keeps is in the layer."""
 
     program = "podman"
-    # In cgroup version 2 a group that has groups below it holds no process: podman itself must not stand in the node's.
+    # In cgroup version 2 a group that has groups below it holds no process: podman itself must not be in the node's.
     cgroup_below = "/podman"
 
     def prepare(self, place: Place, bridge: Bridge) -> None:

@@ -34,7 +34,7 @@ KNOWN_HOSTS = SSH / "known_hosts"
 INOTIFY = Path("/proc/sys/fs/inotify/max_user_instances")
 INOTIFY_PER_NODE = 8  # six while a node runs, a few more while it boots
 BOOT_SECONDS, BOOT_SECONDS_PER_NODE = 60, 3  # one or two are enough on an idle machine
-# Two checkouts on one machine must not meet: this tells their bridges, cgroups, units and machines apart.
+# Two checkouts on one machine must not collide: this keeps their bridges, cgroups, units and machines apart.
 LAB_ID = f"gfr-{hashlib.sha256(str(CHECKOUT).encode()).hexdigest()[:4]}"
 INSIDE = "usr/local/lib/lab"  # where a node finds node_init.py
 NEEDS = (
@@ -76,7 +76,7 @@ class Node:
         return self._process is not None and self._process.poll() is not None
 
     def answers(self) -> bool:
-        """Whether sshd greets: an open port alone may be a socket that nobody serves yet."""
+        """Whether sshd greets: an open port alone may be a socket that has no server yet."""
         try:
             with socket.create_connection((self.address, 22), timeout=1) as connection:
                 return connection.recv(4) == b"SSH-"
@@ -186,7 +186,7 @@ def _boot_all(state: dict[str, Any], bridge: Bridge, playing: dict[str, Machine]
             wanted = f"sshd of each greets within {patience} s"
             worst = sorted(waiting, key=lambda node: not node.ended())[:2]
             seen = "\n          ".join(f"{node.name}: {node.why_silent()}" for node in worst)
-            raise LabError(f"fast nodes {names}", wanted, seen, f"mend what the console names; {NEEDS}")
+            raise LabError(f"fast nodes {names}", wanted, seen, f"fix what the console reports; {NEEDS}")
         time.sleep(0.05)
 
 
@@ -281,7 +281,7 @@ def inventory() -> dict[str, Any]:
     for name, record in read_state().get("nodes", {}).items():
         for group in (record["group"], "playing_" + re.sub(r"\W", "_", record["fixture"])):
             groups.setdefault(group, {"hosts": []})["hosts"].append(name)
-    # The user stands here too: only then does Ansible see that `become: root` needs no sudo.
+    # The user is set here too: only then does Ansible see that `become: root` needs no sudo.
     shared = {
         "ansible_user": "root",
         "ansible_ssh_common_args": f"-F {SSH_CONFIG}",

@@ -1,4 +1,4 @@
-"""A captured machine (tests/fixtures/hosts/*.yml) as a tree that a node's overlay can carry, laid out once."""
+"""A captured machine (tests/fixtures/hosts/*.yml) as a tree that a node's overlay can include, laid out once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FIXTURES = CHECKOUT / "tests/fixtures/hosts"
 TREE_TOOL = CHECKOUT / "tests/tools/tree.py"
 UNIT_FOLDERS = ("etc/systemd/system", "usr/lib/systemd/system")
 STAND_IN = """#!/usr/bin/python3
-# Stands in for the program of a captured service: it is up and does nothing, so that systemd has a process to limit.
+# Replaces the program of a captured service: it runs and does nothing, so that systemd has a process to limit.
 import os, signal, socket
 address = os.environ.get("NOTIFY_SOCKET")
 if address:

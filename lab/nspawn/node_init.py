@@ -24,12 +24,12 @@ def run(*argv, stdin=None):
 def make_links(node):
     commands = ["address add {} dev host0".format(node["address"]), "link set host0 up"]
     for link in node["links"]:
-        # A bridge without ports stands in for the NIC: every kernel that can carry these nodes has the type.
+        # A bridge without ports replaces the NIC: every kernel that can run these nodes has the type.
         mac = "address {}".format(link["mac"]) if len(link["mac"]) == 17 else ""
         commands.append("link add name {} {} type bridge".format(link["name"], mac))
         if 68 <= link["mtu"] <= 65535:
             commands.append("link set {} mtu {}".format(link["name"], link["mtu"]))
-        # Only the addresses of the capture, none that this kernel would give the link by itself.
+        # Only the addresses of the capture, none that this kernel would add on its own.
         commands.append("link set {} addrgenmode none".format(link["name"]))
         commands += ["address add {} dev {}".format(address, link["name"]) for address in link["addresses"]]
         if link["up"]:
@@ -61,7 +61,7 @@ def lay_over_proc(tree):
 def lay_over_sys(tree):
     run("mount", "--rbind", "/sys/fs/cgroup", tree + "/fs/cgroup")
     run("mount", "--rbind", tree, "/sys")
-    # A write here would change a plain file and look like success; the captured kernel takes no orders.
+    # A write here would change a plain file and look like success; the captured kernel cannot act on it.
     run("mount", "-o", "remount,bind,ro", "/sys")
 
 

@@ -167,7 +167,7 @@ def _build(change, argv, output: str, run) -> None:
             change.object,
             change.after,
             f"{' '.join(argv)} ended with {code}{said}",
-            f"settle what it says (a full /boot is the usual cause) and run again; {left}",
+            f"fix what it reports (a full /boot is the usual cause) and run again; {left}",
         )
 
 

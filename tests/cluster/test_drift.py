@@ -122,7 +122,7 @@ def probes(cluster, planted):
 
 
 def unexplained(planted, hosts):
-    """Differences of drift that nobody planted, and plants that no difference names."""
+    """Differences that were not planted, and planted ones that were not found."""
     seen = [(host, item["object"]) for host, entry in hosts.items() for item in entry["differences"]]
 
     def named(drift, host, name):

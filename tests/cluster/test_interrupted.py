@@ -17,12 +17,12 @@ import pytest
 from ansible_collections.gpufabric.rdma.tests.tools.lab_nodes import CHECKOUT
 
 TIMES = int(os.environ.get("INTERRUPTIONS", "20"))
-# What is done is passed over, so each run gets further than the one before, on a finished node to its test pods.
+# Finished work is skipped, so each run gets further than the one before, on a finished node to its test pods.
 LONGEST = float(os.environ.get("INTERRUPTIONS_LONGEST", "300"))
 
 
 def kill_after(cluster, seconds):
-    """Exit code and output of a run that ended by itself; None of one that was killed."""
+    """Exit code and output of a run that finished; None for one that was killed."""
     command = ["ansible-playbook", *cluster.hosts, *cluster.variables, str(CHECKOUT / "playbooks/site.yml")]
     with tempfile.TemporaryFile("w+") as said:
         run = subprocess.Popen(command, cwd=CHECKOUT, stdout=said, stderr=subprocess.STDOUT, start_new_session=True)
@@ -44,7 +44,7 @@ def test_a_run_that_was_killed_at_random_moments_is_taken_up(breakable):
     killed = TIMES - len(ended)
     breakable.note(f"{killed:7}    runs killed of {TIMES}, INTERRUPTIONS_SEED={seed}, within {LONGEST:.0f} s")
     assert killed > 0
-    # A run that is let to its end is never refused for what a killed one left.
+    # A run that may finish is never refused because of what a killed one left.
     assert [text[-6000:] for code, text in ended if code] == []
 
     last = breakable.run("site.yml")

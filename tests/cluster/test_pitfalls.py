@@ -1,7 +1,7 @@
 """Pitfalls of the pod network, planted in the running cluster: what fails, the line that verify prints, and the fix.
 
-Ids in the test names are those of docs/pitfalls.md. Each test first takes the cure away where it is a unit of ours, so
-that the fault is seen to be real, then lets the cure work.
+Ids in the test names are those of docs/pitfalls.md. Each test first disables the fix where it is a unit of ours, to
+show that the fault is real, then lets the fix work.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def test_n1_n5_n9_verify_names_each_bad_attachment(breakable):
     if len(breakable.nodes) > 1:
         assert f"{pitfalls.NAMESPACE}/twice" in found["nad:host-local-nodes"]
     else:
-        assert "nad:host-local-nodes" not in found, "one node alone hands out no address twice"
+        assert "nad:host-local-nodes" not in found, "a single node assigns no address twice"
     assert f"{pitfalls.NAMESPACE}/large" in found["nad:mtu"]
 
 
@@ -54,7 +54,7 @@ def test_m5_an_empty_configuration_is_named_and_written_anew(breakable):
     breakable.wait(lambda: pitfalls.running(breakable, "after"), "a pod runs", pitfalls.PATIENCE)
 
 
-def test_m11_the_configuration_of_a_daemon_that_is_gone_is_named_and_taken_away(breakable):
+def test_m11_the_configuration_of_a_daemon_that_is_gone_is_named_and_removed(breakable):
     conf = breakable.node(breakable.worker, f"cat {pitfalls.CONF}")
     breakable.node(breakable.worker, f"systemctl stop {pitfalls.GUARD}")
     nowhere = {"spec": {"template": {"spec": {"nodeSelector": {"kubernetes.io/os": "nowhere"}}}}}
@@ -62,7 +62,7 @@ def test_m11_the_configuration_of_a_daemon_that_is_gone_is_named_and_taken_away(
     breakable.kubectl("patch", "daemonset", "kube-multus-ds", "-n", "kube-multus", "--type", "merge", "-p", patch)
     gone = "pgrep -x multus-daemon >/dev/null && echo there || echo gone"
     breakable.wait(lambda: breakable.node(breakable.worker, gone) == "gone", "the daemon is gone", pitfalls.PATIENCE)
-    # As SIGKILL leaves it: a daemon that is told to stop takes its configuration away.
+    # As SIGKILL leaves it: on SIGTERM the daemon removes its configuration.
     breakable.node(breakable.worker, f"cat >{pitfalls.CONF} <<'EOF'\n{conf}\nEOF")
     pitfalls.apply(breakable, pitfalls.pod("stuck", breakable.worker))
     breakable.wait(lambda: "multus" in pitfalls.complaints(breakable, "stuck"), "the pod's failure", pitfalls.PATIENCE)
@@ -70,7 +70,7 @@ def test_m11_the_configuration_of_a_daemon_that_is_gone_is_named_and_taken_away(
     assert "cni:multus-not-running" in pitfalls.lines(pitfalls.look(breakable), breakable.worker)
 
     breakable.node(breakable.worker, f"systemctl start {pitfalls.GUARD}")
-    with breakable.timed("M11: guard started -> dead configuration taken away"):
+    with breakable.timed("M11: guard started -> dead configuration removed"):
         breakable.wait(
             lambda: breakable.node(breakable.worker, f"ls {pitfalls.CONF}; true") == "", "gone", pitfalls.PATIENCE
         )
@@ -88,7 +88,7 @@ def test_m7_a_foreign_configuration_is_named_and_never_taken_over_without_consen
     told = breakable.run("cluster.yml", "-e", "multus_foreign_allowed=false")
     assert foreign in told.text
     assert breakable.node(breakable.worker, f"ls {foreign}") == foreign
-    # Multus itself goes on to delegate to the pod network that it was told, not to what comes first.
+    # Multus itself goes on to delegate to the configured pod network, not to the first file.
     assert "10-flannel" in pitfalls.conf_of(breakable) or "cbr0" in pitfalls.conf_of(breakable)
 
     healed = breakable.run("cluster.yml", "-e", "multus_foreign_allowed=true")
@@ -155,7 +155,7 @@ def test_n3_a_users_pod_is_diagnosed_by_its_name(breakable):
 @pytest.mark.parametrize("how", ["hard reset", "reboot"])
 @pytest.mark.parametrize("name", Cluster.nodes[::-1])
 def test_m3_m4_n13_a_new_boot_needs_no_hand_and_no_pod_comes_up_without_multus(breakable, name, how):
-    # `next` waits across the boot for what `all` takes, and that ends with it: no hand has to be quick.
+    # `next` waits across the boot for what `all` takes, and that ends with it: no step depends on timing.
     whole = breakable.get("node", name)["status"]["allocatable"][pitfalls.RESOURCE]
     before = {
         "bound": pitfalls.pod("bound", name, "default/rail0"),
@@ -181,7 +181,7 @@ def test_m3_m4_n13_a_new_boot_needs_no_hand_and_no_pod_comes_up_without_multus(b
         breakable.wait(lambda: breakable.came_back(name), "what ran on the node runs again", 900)
         breakable.wait(breakable.settled, "all Ready", 900)
         breakable.wait(lambda: not breakable.startup_taints(), "no startup taint", 900)
-    # The scheduler looked at the node in vain, and took it when the startup taint was gone. It tells whole seconds.
+    # The scheduler rejected the node, and used it once the startup taint was gone. Its times are in whole seconds.
     assert "untolerated taint" in pitfalls.unscheduled(breakable, "next")
     was_set, removed = breakable.startup_taint_times(name)
     bound = pitfalls.bound_at(breakable, "next")

@@ -1,4 +1,4 @@
-"""What a second run promises: that running it again touches nothing."""
+"""What a second run promises: it changes nothing."""
 
 REMOTE_CALLS = 30
 

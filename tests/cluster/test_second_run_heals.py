@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ansible_collections.gpufabric.rdma.tests.tools import lab_pitfalls as pitfalls
 
-# Those of a converged node, and what carries the plugin there.
+# Those of a converged node, and what installs the plugin there.
 REMOTE_CALLS = 30 + 6
 
 
@@ -31,7 +31,7 @@ def test_a_second_run_heals_five_pitfalls_and_touches_nothing_else(breakable):
     assert f"{pitfalls.NAMESPACE}/slot" in of_the_cluster["nad:resource-host-device"]
     assert f"{pitfalls.NAMESPACE}/large" in of_the_cluster["nad:mtu"]
 
-    # Objects of the user's own are the user's to take away, as verify says; the rest is one run's.
+    # The user's own objects are the user's to delete, as verify says; one run does the rest.
     breakable.kubectl("delete", "network-attachment-definition", "slot", "large", "-n", pitfalls.NAMESPACE)
     with breakable.timed("site.yml on the finished cluster, healing three"):
         # The test's own pod below is the proof; the test pods of verify have run once.

@@ -76,7 +76,7 @@ def test_no_secret_leaves_its_file(cluster):
     for name in cluster.nodes:
         places[f"argv on {name}"] = cluster.node(name, "until [ -e /run/argv ]; do sleep 0.2; done; cat /run/argv")
         places[f"logs of {name}"] = cluster.node(name, "journalctl --no-pager; cat /var/log/*.log 2>/dev/null; true")
-    assert all(places.values()), "there was something to look at everywhere"
+    assert all(places.values()), "every place had content to search"
     leaked = [
         (path, place)
         for found in secrets.values()

@@ -50,7 +50,7 @@ def test_a_pod_gets_gpu_and_rail_of_one_numa_node_or_is_refused(breakable):
 
     asking_pod(breakable, "first", GPU, RAILS[1])
     assert gpu_of(breakable, "first") == "gpu-1"
-    # The GPU that is left lies on the other node.
+    # The remaining GPU is on the other NUMA node.
     asking_pod(breakable, "mismatch", GPU, RAILS[1])
     breakable.wait(lambda: refusal(breakable, "mismatch") != "", "refused", lab_pitfalls.PATIENCE)
     assert refusal(breakable, "mismatch") == "TopologyAffinityError"

@@ -101,7 +101,7 @@ def main():
     announce = event if ALONE in os.environ else None
     sys.stdout.write(conditions(realtime) + "\n")
     plug = "a kernel event" if announce else "the scan each second (no network namespace of our own here)"
-    sys.stdout.write(f"plug is told by {plug}\n")
+    sys.stdout.write(f"plug is reported by {plug}\n")
     for watches in (True, False):
         results = [one_round(watches, announce) for _round in range(rounds)]
         sys.stdout.write("\n".join(measure.table("watch" if watches else "legacy", results, GOALS)) + "\n")

@@ -62,8 +62,8 @@ FAULTS = (
     ),
     fault(
         "pitfall 1",
-        "a directory that nobody watches is waited at for ever",
-        "test_registration.py::test_a_directory_that_nobody_watches_leads_to_a_legacy_registration",
+        "waits for ever at an unwatched directory",
+        "test_registration.py::test_an_unwatched_directory_leads_to_a_legacy_registration",
         (
             "lifecycle.py",
             "if self._places.mode == WATCH or not await",
@@ -79,7 +79,7 @@ FAULTS = (
     fault(
         "pitfall 2",
         "a refused registration leaves a zombie",
-        "test_registration.py::test_a_refused_registration_is_told_and_tried_again[watch]",
+        "test_registration.py::test_a_refused_registration_is_reported_and_retried[watch]",
         ("lifecycle.py", "            await self._back_off()\n", "            await asyncio.Event().wait()\n"),
     ),
     fault(
@@ -102,7 +102,7 @@ FAULTS = (
     ),
     fault(
         "pitfall 2",
-        "a kubelet restart is seen by a slow look only",
+        "a kubelet restart is noticed by the slow poll only",
         "test_registration.py::test_a_kubelet_restart_is_noticed[legacy]",
         (
             "events.py",
@@ -133,7 +133,7 @@ FAULTS = (
     ),
     fault(
         "pitfall 2",
-        "a stream that nobody reads keeps the end waiting",
+        "an unread stream delays the stop",
         "test_registration.py::test_a_kubelet_that_does_not_read_blocks_nothing",
         ("server.py", "        self._closed = True\n        self._wake()\n", "        self._wake()\n"),
         ("lifecycle.py", "    stop: float = 0.3", "    stop: float = 30.0"),
@@ -175,7 +175,7 @@ FAULTS = (
     fault(
         "pitfall 2",
         "a socket is published over one that came meanwhile",
-        "test_events.py::test_nobody_elses_socket_is_published_over",
+        "test_events.py::test_a_foreign_socket_is_never_overwritten",
         (
             "sockets.py",
             "        os.link(bound, path)  #",
@@ -217,8 +217,8 @@ FAULTS = (
         "test_cdi.py::test_the_spec_stands_before_the_first_device",
         (
             "daemon.py",
-            "            await self._write_cdi(served.service, offer)\n            # A directory",
-            "            # A directory",
+            "            await self._write_cdi(served.service, offer)\n            # An unusable directory",
+            "            # An unusable directory",
         ),
     ),
     fault(
@@ -229,7 +229,7 @@ FAULTS = (
     ),
     fault(
         "pitfall 5",
-        "each scan says everything again",
+        "each scan logs everything again",
         "test_contract.py::test_what_is_not_required_is_no_line_in_the_log",
         ("log.py", "if _said.get(key) != state:", "if True:"),
     ),
@@ -247,8 +247,8 @@ FAULTS = (
     ),
     fault(
         "pitfall 6",
-        "no ear for uevents",
-        "test_changes.py::test_hot_plug_is_told_by_the_kernel",
+        "uevents are not received",
+        "test_changes.py::test_hot_plug_is_reported_by_the_kernel",
         ("events.py", 'return uevent.get("SUBSYSTEM") in SUBSYSTEMS and', "return False and"),
     ),
     fault(
@@ -287,7 +287,7 @@ FAULTS = (
     ),
     fault(
         "pitfall 8",
-        "a directory that is not there yet is the end",
+        "a missing directory ends the plugin",
         "test_registration.py::test_it_waits_for_directories_that_the_kubelet_will_make",
         ("lifecycle.py", "_UNRECOVERABLE = (errno.EACCES,", "_UNRECOVERABLE = (errno.ENOENT, errno.EACCES,"),
     ),
@@ -299,8 +299,8 @@ FAULTS = (
     ),
     fault(
         "pitfall 8",
-        "ready only once the kubelet is there, which waits for us",
-        "test_cli.py::test_a_service_manager_is_told_when_it_serves_and_when_it_ends",
+        "ready only once the kubelet is up, which waits for us",
+        "test_cli.py::test_a_service_manager_is_notified_of_start_and_stop",
         (
             "daemon.py",
             "            await self._sockets_tried()\n",
@@ -317,13 +317,13 @@ FAULTS = (
     fault(
         "pitfall 10",
         "each container gets all HCAs",
-        "test_contract.py::test_a_container_is_told_which_hcas_are_its_own",
+        "test_contract.py::test_the_environment_names_the_hcas_of_a_container",
         ("allocation.py", "return tuple(hca for hca in self.members if hca.name in wanted)", "return self.members"),
     ),
     fault(
         "pitfall 10",
-        "no word which HCAs are the container's",
-        "test_contract.py::test_a_container_is_told_which_hcas_are_its_own",
+        "the container's HCAs are not in its environment",
+        "test_contract.py::test_the_environment_names_the_hcas_of_a_container",
         ("allocation.py", "if not self.pool.env or not chosen:", "if True:"),
     ),
     fault(
@@ -346,8 +346,8 @@ FAULTS = (
     ),
     fault(
         "pitfall 11",
-        "a blip is told",
-        "test_changes.py::test_a_blip_is_not_told",
+        "a blip is reported",
+        "test_changes.py::test_a_blip_is_not_reported",
         ("pools.py", "return Debounced(up) if due is not None and now >= due else waiting", "return Debounced(up)"),
     ),
     fault(
@@ -374,7 +374,7 @@ FAULTS = (
     ),
     fault(
         "pitfall 12",
-        "a config that cannot be used is the end",
+        "an unusable config ends the plugin",
         "test_changes.py::test_a_config_that_cannot_be_used_leaves_the_old_one",
         (
             "daemon.py",
@@ -384,7 +384,7 @@ FAULTS = (
     ),
     fault(
         "pitfall 12",
-        "the swap of a ConfigMap is seen by a slow look only",
+        "the swap of a ConfigMap is noticed by the slow poll only",
         "test_changes.py::test_a_config_map_is_swapped",
         (
             "daemon.py",
@@ -395,7 +395,7 @@ FAULTS = (
     fault(
         "pitfall 13",
         "exclusive netns mode is a crash loop",
-        "test_changes.py::test_exclusive_netns_is_a_state_and_no_exit",
+        "test_changes.py::test_exclusive_netns_is_a_state_not_an_exit",
         (
             "daemon.py",
             "            await self._apply(self.config)\n            await self._sockets",
@@ -437,7 +437,7 @@ FAULTS = (
     ),
     fault(
         "CDI",
-        "a spec is written once and never looked at again",
+        "a spec is written once and never checked again",
         "test_cdi.py::test_a_spec_that_is_lost_is_written_again[removed]",
         ("daemon.py", "                parts.append(self._cdi_keeper())", "                pass"),
     ),
@@ -453,7 +453,7 @@ FAULTS = (
     ),
     fault(
         "sockets",
-        "the age of a dead socket is told by the clock alone",
+        "the age of a dead socket depends on the clock alone",
         "test_registration.py::test_its_own_dead_socket_is_replaced_whatever_the_clock_says",
         (
             "sockets.py",
@@ -464,7 +464,7 @@ FAULTS = (
     fault(
         "sockets",
         "a lock that cannot be signed is not taken",
-        "test_registration.py::test_a_full_disk_keeps_nobody_from_serving",
+        "test_registration.py::test_a_full_disk_does_not_prevent_serving",
         (
             "sockets.py",
             "os.getpid(), 0)\n        except OSError:\n            pass\n",
@@ -473,8 +473,8 @@ FAULTS = (
     ),
     fault(
         "config file",
-        "a file that does not answer is waited for without an end",
-        "test_changes.py::test_a_config_that_hangs_is_told_and_holds_up_nothing_else",
+        "waits for ever for an unresponsive file",
+        "test_changes.py::test_a_hung_config_is_reported_and_blocks_nothing_else",
         ("configfile.py", "self._worker.within(self._patience, job, self.path)", "self._worker.run(job, self.path)"),
     ),
     fault(
@@ -491,7 +491,7 @@ FAULTS = (
     ),
     fault(
         "config",
-        "the length of a list with NUMA nodes is not looked at",
+        "the length of a list with NUMA nodes is not checked",
         "test_config.py::test_a_list_fits_into_one_message_to_the_kubelet[auto-all-100000-False]",
         ("config.py", "            self._message(entry)\n", "            pass\n"),
     ),
@@ -509,8 +509,8 @@ FAULTS = (
     ),
     fault(
         "log",
-        "the log is written by who logs",
-        "test_cli.py::test_a_log_that_nobody_reads_blocks_nothing",
+        "the log is written by the calling thread",
+        "test_cli.py::test_an_unread_log_blocks_nothing",
         ("log.py", "else _Background(sys.stderr.fileno())", "else logging.StreamHandler(sys.stderr)"),
     ),
     fault(

@@ -27,7 +27,7 @@ class Fifo:
         os.rename(f"{path}.new", path)
 
     def close(self):
-        with contextlib.suppress(OSError):  # ENXIO: nobody waits
+        with contextlib.suppress(OSError):  # ENXIO: no reader
             os.close(os.open(self._path, os.O_WRONLY | os.O_NONBLOCK))
 
 
@@ -52,7 +52,7 @@ class Fuse:
         self._thread.start()
 
     def close(self):
-        """Unmount; whoever waits gets an error then."""
+        """Unmount; pending readers get an error."""
         _LIBC.umount2(self._path, 1)  # MNT_FORCE aborts the requests that wait
         _LIBC.umount2(self._path, _MNT_DETACH)
         self._thread.join(5)

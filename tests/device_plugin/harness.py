@@ -27,14 +27,14 @@ __all__ = ["COMMAND", "ENVIRONMENT", "FAST", "HERE", "SOON", "Node", "Process", 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(PACKAGE), "PYTHONWARNINGS": "error"}
 COMMAND = [sys.executable, "-m", "rdma_device_plugin"]
 
-# Seconds within which what events tell has to be through, on a machine with other work; bench.py has the figures.
+# Seconds within which an event must have taken effect, on a machine with other work; bench.py has the figures.
 SOON = 8.0
 # The real figures, with less patience: tests would wait for seconds to pass.
 FAST = Timing(confirm=0.6, grace=0.3, connect=3.0, retry_first=0.1, retry_most=1.0, backstop=0.3)
 
 
 def entry(name="test_server", count=100, **more):
-    """An entry of configList; selects everything of Mellanox unless told otherwise."""
+    """An entry of configList; selects all Mellanox HCAs by default."""
     selectors = {} if {"selectors", "devices", "extraSelectors"} & set(more) else {"selectors": {"vendors": ["15b3"]}}
     return {"resourceName": name, "rdmaHcaMax": count, **selectors, **more}
 

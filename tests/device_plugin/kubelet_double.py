@@ -95,7 +95,7 @@ class Kubelet:
 
     watches: whether it looks at plugins_registry at all (another --root-dir, or a kubelet before 1.12, does not).
     refuse: error text for every registration. racy: releases before kubernetes#135437, where the end of an old stream
-    disconnects whoever serves the resource now.
+    disconnects the plugin that serves the resource now.
     """
 
     def __init__(self, base, watches=True, refuse="", racy=False):

@@ -41,7 +41,7 @@ ROWS = {
     "A26": ["test_registration.py::test_it_waits_for_a_kubelet_that_starts_later"],
     "A27": ["test_registration.py::test_a_pool_is_advertised_in_the_mode_that_the_directories_ask_for[legacy]"],
     "A28": ["test_registration.py::test_a_pool_is_advertised_in_the_mode_that_the_directories_ask_for[watch]"],
-    "A29": ["test_registration.py::test_a_refused_registration_is_told_and_tried_again[watch]"],
+    "A29": ["test_registration.py::test_a_refused_registration_is_reported_and_retried[watch]"],
     "A30": ["test_registration.py::test_get_info_names_no_endpoint"],
     "A31": [
         "test_registration.py::test_a_kubelet_restart_is_noticed[watch]",
@@ -50,13 +50,13 @@ ROWS = {
         "test_registration.py::test_a_clean_stop_leaves_nothing_behind[legacy]",
     ],
     "A32": [
-        "test_registration.py::test_the_own_socket_removed_is_made_again[watch]",
-        "test_registration.py::test_the_own_socket_removed_is_made_again[legacy]",
+        "test_registration.py::test_our_removed_socket_is_recreated[watch]",
+        "test_registration.py::test_our_removed_socket_is_recreated[legacy]",
     ],
     "A33": ["test_registration.py::test_a_stream_that_is_cancelled_does_not_hold_a_place[watch]"],
     "A34": [
         "test_changes.py::test_a_port_that_goes_down_and_comes_back",
-        "test_changes.py::test_spread_tells_health_by_unit",
+        "test_changes.py::test_spread_reports_health_per_unit",
     ],
     "A35": ["test_cdi.py::test_the_spec_stands_before_the_first_device"],
     "A36": ["test_registration.py::test_allocate[watch]"],
@@ -71,11 +71,11 @@ ROWS = {
 PITFALLS = {
     1: [
         "test_registration.py::test_get_info_names_no_endpoint",
-        "test_registration.py::test_a_directory_that_nobody_watches_leads_to_a_legacy_registration",
+        "test_registration.py::test_an_unwatched_directory_leads_to_a_legacy_registration",
         "test_contract.py::test_another_kubelet_root",
     ],
     2: [
-        "test_registration.py::test_a_refused_registration_is_told_and_tried_again[watch]",
+        "test_registration.py::test_a_refused_registration_is_reported_and_retried[watch]",
         "test_registration.py::test_a_kubelet_restart_is_noticed[legacy]",
         "test_registration.py::test_a_lost_stream_leads_to_a_new_registration[watch]",
         "test_registration.py::test_a_kubelet_that_does_not_read_blocks_nothing",
@@ -103,21 +103,21 @@ PITFALLS = {
     ],
     6: [
         "test_changes.py::test_a_module_that_loads_late",
-        "test_changes.py::test_hot_plug_is_told_by_the_kernel",
-        "test_pools.py::test_what_is_missing_is_said_with_the_module_that_makes_it",
+        "test_changes.py::test_hot_plug_is_reported_by_the_kernel",
+        "test_pools.py::test_a_missing_device_is_reported_with_its_module",
     ],
     7: ["test_contract.py::test_one_function_that_vanishes_hides_no_other"],
     8: [
         "test_registration.py::test_it_waits_for_a_kubelet_that_starts_later",
         "test_registration.py::test_it_waits_for_directories_that_the_kubelet_will_make",
         "test_changes.py::test_the_last_hca_gone_leaves_unhealthy_units",
-        "test_cli.py::test_a_service_manager_is_told_when_it_serves_and_when_it_ends",
+        "test_cli.py::test_a_service_manager_is_notified_of_start_and_stop",
     ],
     9: ["test_contract.py::test_topology_is_opt_in"],
-    10: ["test_contract.py::test_a_container_is_told_which_hcas_are_its_own"],
+    10: ["test_contract.py::test_the_environment_names_the_hcas_of_a_container"],
     11: [
         "test_changes.py::test_a_port_that_goes_down_and_comes_back",
-        "test_changes.py::test_a_blip_is_not_told",
+        "test_changes.py::test_a_blip_is_not_reported",
         "test_changes.py::test_a_hanging_read_delays_no_rpc_and_no_end",
         "test_changes.py::test_a_file_of_sysfs_that_hangs_delays_nothing[fuse]",
     ],
@@ -126,7 +126,7 @@ PITFALLS = {
         "test_changes.py::test_a_config_that_cannot_be_used_leaves_the_old_one",
         "test_changes.py::test_a_config_map_is_swapped",
     ],
-    13: ["test_changes.py::test_exclusive_netns_is_a_state_and_no_exit"],
+    13: ["test_changes.py::test_exclusive_netns_is_a_state_not_an_exit"],
     14: [
         "test_endpoints.py::test_metrics",
         "test_endpoints.py::test_counters_of_the_ports",

@@ -1,4 +1,4 @@
-"""CDI: specs of our own, written before they are needed, and nobody else's touched (1.9, A22, A35, A37, A41, A42)."""
+"""CDI: specs of our own, written before they are needed, and no other touched (1.9, A22, A35, A37, A41, A42)."""
 
 from __future__ import annotations
 
@@ -158,8 +158,8 @@ def test_a_full_folder_gets_its_spec_once_there_is_room(base, node, kubelet):
         assert plugin.until(lambda: kubelet.allocate(NAME, ["0"]).container_responses[0].cdi_devices)
 
 
-def test_one_pool_without_a_spec_is_told_once(base, node, kubelet, caplog):
-    """The specs are looked at every few seconds; that another pool has its own is no news each time"""
+def test_one_pool_without_a_spec_is_reported_once(base, node, kubelet, caplog):
+    """The specs are checked every few seconds; another pool's good spec is not logged each time"""
     caplog.set_level("INFO")
     (base / "cdi" / cdi.file("b")).mkdir(parents=True)
     with Running(base, document(entry("a"), entry("b"), interval=0), node.root, use_cdi=True):

@@ -55,7 +55,7 @@ def test_a_port_that_goes_down_and_comes_back(base, node, kubelet):
         assert plugin.plugin.ports.flaps["mlx5_0", 1] == 1
 
 
-def test_a_blip_is_not_told(base, node, kubelet):
+def test_a_blip_is_not_reported(base, node, kubelet):
     with Running(base, document(entry(count=10, health={"downSeconds": 5})), node.root) as plugin:
         kubelet.wait_allocatable(NAME, 10)
         node.port("mlx5_0", "1: DOWN")
@@ -78,7 +78,7 @@ def test_every_stream_gets_every_update(base, node, kubelet):
             stream.cancel()
 
 
-def test_spread_tells_health_by_unit(base, kubelet):
+def test_spread_reports_health_per_unit(base, kubelet):
     node = Node(base / "node", "h100-8x-cx7-ib")
     config = document(entry(count=16, allocation="spread", health=HEALTH))
     with Running(base, config, node.root):
@@ -91,7 +91,7 @@ def test_spread_tells_health_by_unit(base, kubelet):
         assert [unit for unit, health in kubelet.devices(NAME).items() if health != "Healthy"] == ["3", "11"]
 
 
-def test_exclusive_netns_is_a_state_and_no_exit(base, node, kubelet):
+def test_exclusive_netns_is_a_state_not_an_exit(base, node, kubelet):
     """Pitfall 13: upstream ends in a crash loop"""
     node.netns("N")
     with Running(base, document(entry(count=10)), node.root) as plugin:
@@ -124,7 +124,7 @@ def test_hot_plug(base, node, kubelet):
         assert len(kubelet.clients[NAME].lists) == 3, "no change, no update"
 
 
-def test_hot_plug_is_told_by_the_kernel(base, node, kubelet):
+def test_hot_plug_is_reported_by_the_kernel(base, node, kubelet):
     """Pitfall 6: a uevent, not the next period; upstream needs up to 60 s"""
     plugin = Running(base, document(entry(count=10), interval=0), node.root, own_netns=True, port_poll=60)
     if plugin.error or not os.access("/dev/net/tun", os.W_OK):
@@ -157,7 +157,7 @@ def test_the_last_hca_gone_leaves_unhealthy_units(base, node, kubelet):
 
 
 def test_a_module_that_loads_late(base, node, kubelet):
-    """Pitfall 6: rdma_ucm after the plugin; an empty pool is looked at more often than the interval says"""
+    """Pitfall 6: rdma_ucm after the plugin; an empty pool is scanned more often than the interval"""
     node.unload("rdma_ucm")
     with Running(base, document(entry(count=10), interval=300), node.root, empty_scan=0.1):
         assert kubelet.wait(lambda: NAME in kubelet.clients and kubelet.clients[NAME].lists)
@@ -251,7 +251,7 @@ def test_a_config_that_cannot_be_used_leaves_the_old_one(base, node, kubelet):
         assert plugin.until(lambda: "No such file" in plugin.plugin.config_error)
         failed = plugin.plugin.reloads["failed"]
         time.sleep(1)
-        assert plugin.plugin.reloads["failed"] == failed, "told once, not with every look"
+        assert plugin.plugin.reloads["failed"] == failed, "reported once, not on every check"
         plugin.config_file.write_bytes(document(entry(count=4)))
         kubelet.wait_allocatable(NAME, 4)
         assert plugin.until(lambda: plugin.problems() == [])
@@ -279,7 +279,7 @@ def test_a_config_map_is_swapped(base, node, kubelet):
             kubelet.wait_allocatable(NAME, number * 10, seconds=20)
 
 
-def test_sighup_tells_everything_again(base, node, kubelet):
+def test_sighup_sends_everything_again(base, node, kubelet):
     """#109: a forced push; upstream's SIGHUP reads nothing again"""
     with Running(base, document(entry(count=3)), node.root) as plugin:
         kubelet.wait_allocatable(NAME, 3)
@@ -292,7 +292,7 @@ def test_sighup_tells_everything_again(base, node, kubelet):
 
 
 class Hanging(Tree):
-    """A sysfs whose firmware is stuck: reading one file waits for a writer of a FIFO that nobody opens."""
+    """A sysfs whose firmware is stuck: reading one file waits for a writer of a FIFO that is never opened."""
 
     def __init__(self, root):
         super().__init__(root)
@@ -350,7 +350,7 @@ def test_a_file_of_sysfs_that_hangs_delays_nothing(base, node, kind):
             pytest.skip(f"not verified: {error}")
         try:
             if kind.hangs:
-                assert kubelet.wait(stuck.asked.is_set), "nobody reads the file"
+                assert kubelet.wait(stuck.asked.is_set), "the file is not read"
                 assert _waits(plugin.process.pid)
             else:
                 kubelet.wait_allocatable(NAME, 0)  # a port whose state is no text is not known to be up
@@ -399,14 +399,14 @@ def test_a_node_that_hangs_from_the_start_is_served_when_it_answers(base, node):
 def _release(tree, pipe):
     """Let the waiting thread go on; the test thread itself must not wait for it."""
     tree.stuck = ""
-    with contextlib.suppress(OSError):  # ENXIO: nobody waits
+    with contextlib.suppress(OSError):  # ENXIO: no reader
         os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
 
 
 # A config file that does not answer.
 
 
-def test_a_config_that_hangs_is_told_and_holds_up_nothing_else(base, node, kubelet):
+def test_a_hung_config_is_reported_and_blocks_nothing_else(base, node, kubelet):
     """A hung mount under config.json: ports, CDI and metrics go on, and /readyz says what is not known"""
     with Running(base, document(entry(count=3)), node.root, use_cdi=True, hung=0.5) as plugin:
         kubelet.wait_allocatable(NAME, 3)
@@ -431,7 +431,7 @@ def test_a_config_that_hangs_is_told_and_holds_up_nothing_else(base, node, kubel
         assert plugin.until(lambda: plugin.problems() == [])
 
 
-def test_a_config_that_hangs_from_the_start_is_told(base, node):
+def test_a_config_hung_from_the_start_is_reported(base, node):
     with Running(base, document(entry()), node.root, hung=0.5, start=False) as plugin:
         try:
             fuse = hanging.Fuse(str(plugin.config_file))
@@ -455,7 +455,7 @@ def test_a_config_that_is_a_pipe_is_refused_at_once(base, node):
 
 
 def test_a_wait_that_is_cancelled_as_its_answer_comes_ends():
-    """Before Python 3.12 asyncio.wait_for swallows that cancellation, and whoever asked never ends"""
+    """Before Python 3.12 asyncio.wait_for swallows that cancellation, and the caller never ends"""
 
     async def asked_and_cancelled():
         worker = Worker("test")

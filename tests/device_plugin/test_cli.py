@@ -225,7 +225,7 @@ def test_explain(base):
         ("{files: {/a/b/x: y}, links: {/a/b: ../../..}}", "points out of the captured tree"),
     ],
 )
-def test_explain_refuses_what_is_no_captured_node(base, content, text):
+def test_explain_refuses_an_invalid_capture(base, content, text):
     (base / "config.json").write_bytes(document(entry()))
     if content is not None:
         (base / "host.yml").write_text(content)
@@ -277,13 +277,13 @@ def test_sighup_reads_the_config_again(base, node):
         kubelet.wait_allocatable("rdma/test_server", 3)
         lists = kubelet.clients["rdma/test_server"].lists
         plugin.process.send_signal(signal.SIGHUP)
-        assert kubelet.wait(lambda: len(lists) == 2), "#109: told once more, although nothing has changed"
+        assert kubelet.wait(lambda: len(lists) == 2), "#109: sent again, although nothing has changed"
         (base / "config.json").write_bytes(document(entry(count=7)))
         plugin.process.send_signal(signal.SIGHUP)
         kubelet.wait_allocatable("rdma/test_server", 7)
 
 
-def test_the_log_says_changes_only_and_can_be_json(base, node):
+def test_only_changes_are_logged_also_as_json(base, node):
     with Kubelet(base, watches=False) as kubelet:
         with Process(base, document(entry(), interval=1), node.root, "-log-format", "json") as plugin:
             kubelet.wait_allocatable("rdma/test_server", 100)
@@ -295,7 +295,7 @@ def test_the_log_says_changes_only_and_can_be_json(base, node):
     assert lines[-1]["level"] in ("info", "warning")
 
 
-def test_a_service_manager_is_told_when_it_serves_and_when_it_ends(base, node, monkeypatch):
+def test_a_service_manager_is_notified_of_start_and_stop(base, node, monkeypatch):
     """sd_notify(3): ready before any kubelet is there, for the kubelet is started after it"""
     monkeypatch.setitem(ENVIRONMENT, "NOTIFY_SOCKET", f"{base}/notify")
     (base / "device-plugins").mkdir()
@@ -377,7 +377,7 @@ def test_sighup_in_the_first_moment_does_not_end_it(base, node):
         assert plugin.end(signal.SIGTERM)[0] == 0
 
 
-def test_a_closed_stdout_is_no_traceback(base, node):
+def test_a_closed_stdout_causes_no_traceback(base, node):
     (base / "config.json").write_bytes(document(entry()))
     reading, writing = os.pipe()
     os.close(reading)
@@ -390,7 +390,7 @@ def test_a_closed_stdout_is_no_traceback(base, node):
     os.close(writing)
 
 
-def test_a_log_that_nobody_reads_blocks_nothing(base, node):
+def test_an_unread_log_blocks_nothing(base, node):
     """A full pipe on stderr: Allocate answers, and SIGTERM ends it"""
     (base / "config.json").write_bytes(document(entry(maxPerContainer=1)))
     reading, writing = os.pipe()

@@ -95,7 +95,7 @@ def test_intervals_that_nanoseconds_do_not_hold(interval):
     )
 
 
-def test_all_problems_are_told_in_upstreams_order():
+def test_all_problems_are_reported_in_upstreams_order():
     found = problems(document(entry("a b", -1, selectors={}), entry("c", resourcePrefix="A_b"), interval=-1))
     kinds = ["periodicUpdateInterval", "invalid characters", "rdmaHcaMax < 0", "neither", "prefix"]
     assert [kind for kind, problem in zip(kinds, found) if kind in problem] == kinds
@@ -165,7 +165,7 @@ def test_integers_are_integer_tokens(token):
         b"\xff\xfe{}",
     ],
 )
-def test_what_is_no_json(data):
+def test_invalid_json(data):
     """A6"""
     assert problems(data)[0].startswith("not valid JSON: ")
 

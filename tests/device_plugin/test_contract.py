@@ -158,7 +158,7 @@ def test_topology_is_opt_in(base):
             assert [[one.ID for one in devices[unit].topology.nodes] for unit in ("0", "1")] == wanted
 
 
-def test_a_container_is_told_which_hcas_are_its_own(base):
+def test_the_environment_names_the_hcas_of_a_container(base):
     """Pitfall 10: upstream gives all HCAs to each container and no word"""
     node = Node(base / "node", "h100-8x-cx7-ib")
     config = document(entry(count=16, allocation="spread", env=["nccl", "ucx"]), entry("numa", 2, allocation="numa"))
@@ -193,7 +193,7 @@ def test_what_is_not_required_is_no_line_in_the_log(base, caplog):
 
 
 def test_an_offer_in_the_json_log_has_fields(base, node):
-    """A21: nothing matches; whoever reads the log by machine sees it too"""
+    """A21: nothing matches; the JSON log shows it too"""
     config = document(entry(selectors={"vendors": ["ffff"]}))
     with Kubelet(base) as kubelet, Process(base, config, node.root, "-log-format", "json") as plugin:
         assert kubelet.wait(lambda: NAME in kubelet.clients)

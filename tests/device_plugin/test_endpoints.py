@@ -112,7 +112,7 @@ def test_readiness_says_why_not(base, node, port):
         assert get(port, "/")[0] == 404
 
 
-def test_what_speaks_no_http_harms_nothing(base, node, port):
+def test_clients_that_do_not_speak_http_do_no_harm(base, node, port):
     with Running(base, document(entry()), node.root, metrics=f"127.0.0.1:{port}") as plugin:
         assert plugin.until(lambda: listens(port))
         for request in (b"\r\n\r\n", b"GET\r\n\r\n", b"\xff\xfe\r\n\r\n", b"A" * 20000, b"POST / HTTP/1.1\r\n\r\n"):
@@ -140,7 +140,7 @@ def test_addresses(text, wanted):
 
 
 @pytest.mark.parametrize("text", ["", "9470", "a:b", ":70000", ":"])
-def test_what_is_no_address(text):
+def test_invalid_addresses(text):
     with pytest.raises(ValueError, match="wanted host:port"):
         parse_address(text)
 

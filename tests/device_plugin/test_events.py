@@ -1,4 +1,4 @@
-"""What the kernel tells: uevents as it writes them, directories, sockets, locks."""
+"""What the kernel reports: uevents as it writes them, directories, sockets, locks."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_netlink_sockets_open_here():
         pytest.skip("not verified: this machine allows no netlink sockets")
 
 
-def test_directories_tell_what_changes(base):
+def test_directory_changes_are_reported(base):
     async def watched():
         directories = events.Directories()
         seen, other = asyncio.Queue(), []
@@ -141,7 +141,7 @@ def test_who_answers_at_a_socket(base):
     assert not sockets.answers(path), "nothing is listening any more"
 
 
-def test_only_the_own_socket_is_withdrawn(base):
+def test_only_our_own_socket_is_removed(base):
     path = str(base / "a.sock")
     with socket.socket(socket.AF_UNIX) as ours, socket.socket(socket.AF_UNIX) as theirs:
         ours.bind(path + ".new")
@@ -155,7 +155,7 @@ def test_only_the_own_socket_is_withdrawn(base):
         assert not sockets.withdraw(path, None)
 
 
-def test_nobody_elses_socket_is_published_over(base):
+def test_a_foreign_socket_is_never_overwritten(base):
     """Someone else may come while ours is made, as the Go plugin does: it takes a socket away and binds its own."""
     path = str(base / "a.sock")
     with contextlib.ExitStack() as opened:
@@ -193,6 +193,6 @@ def test_hidden_names_fit_into_a_socket_address():
         assert len(sockets.hidden(directory, name, 12345)) <= sockets.MAX_PATH
 
 
-def test_an_interface_that_is_not_there_is_told():
+def test_a_missing_interface_is_reported():
     assert links.set_up("nonexistent0") == "No such device"
     assert links.set_up("lo") is None

@@ -1,4 +1,4 @@
-"""Configs that users of the Go plugin have, as they stand in published guides, on nodes that fit them."""
+"""Configs of the Go plugin, as printed in published guides, on nodes that fit them."""
 
 from __future__ import annotations
 

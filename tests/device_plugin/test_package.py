@@ -48,13 +48,13 @@ def test_the_generated_code_is_that_of_the_contract(base):
         assert (base / path).read_text() == (PACKAGE / path).read_text(), f"run device_plugin/generate.py: {path}"
 
 
-def test_every_room_has_its_place():
+def test_every_module_has_a_layer():
     placed = set().union(*LAYERS)
     assert {path.stem for path in SOURCES} - {"__init__"} <= placed
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
-def test_a_room_imports_only_from_below(path):
+def test_a_module_imports_only_from_lower_layers(path):
     if path.stem == "__init__":
         return
     level = next(number for number, names in enumerate(LAYERS) if path.stem in names)

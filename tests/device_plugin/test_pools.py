@@ -225,7 +225,7 @@ def test_efa_and_irdma_are_in(laid_out):
     assert chosen(laid_out("irdma"), selectors={"vendors": ["8086"]}) == ["rocep101s0f0", "rocep101s0f1"]
 
 
-def test_what_is_missing_is_said_with_the_module_that_makes_it(base):
+def test_a_missing_device_is_reported_with_its_module(base):
     """Pitfalls 5 and 6"""
     node = Node(base / "node", "h100-8x-cx7-ib").unload("ib_umad").unload("rdma_ucm")
     found = pools.discover(Tree(str(node.root)))
@@ -248,7 +248,7 @@ def test_the_config_overrules_what_is_required():
 
 def test_nodes_are_looked_for_where_they_can_be_seen(base):
     wanted = ("/dev/infiniband/uverbs0",)
-    assert pools.present(str(base), wanted), "without /dev nobody knows"
+    assert pools.present(str(base), wanted), "without /dev it is unknown"
     (base / "dev/infiniband").mkdir(parents=True)
     assert not pools.present(str(base), wanted)
     (base / "dev/infiniband/uverbs0").touch()

@@ -51,7 +51,7 @@ def test_get_info_names_no_endpoint(base, node):
         assert list(info.supported_versions) == ["v1beta1"]
 
 
-def test_a_directory_that_nobody_watches_leads_to_a_legacy_registration(base, node):
+def test_an_unwatched_directory_leads_to_a_legacy_registration(base, node):
     """Pitfall 1: a hostPath mount made plugins_registry, the kubelet has another root"""
     (base / "plugins_registry").mkdir()
     with Kubelet(base, watches=False) as kubelet, Running(base, CONFIG, node.root) as plugin:
@@ -85,14 +85,14 @@ def test_it_waits_for_directories_that_the_kubelet_will_make(base, node):
 
 
 @pytest.mark.parametrize("watches", [True, False], ids=["watch", "legacy"])
-def test_a_refused_registration_is_told_and_tried_again(base, node, watches):
+def test_a_refused_registration_is_reported_and_retried(base, node, watches):
     """A26, A29, pitfall 2: upstream stops its server inside the handler and stays as a zombie"""
     with Kubelet(base, watches=watches, refuse="no room") as kubelet, Running(base, CONFIG, node.root) as plugin:
         assert plugin.until(lambda: plugin.resource().state == "refused")
         assert "no room" in plugin.resource().error
         assert "no room" in plugin.problems()[0]
         assert sum(plugin.resource().registrations.values()) >= 1
-        # Watch: the fallback to Register is refused as well, and told.
+        # Watch: the fallback to Register is refused as well, and reported.
         assert kubelet.wait(lambda: kubelet.count("register") >= 2)
         kubelet.refuse = ""
         kubelet.wait_allocatable(NAME, 100)
@@ -112,7 +112,7 @@ def test_a_kubelet_restart_is_noticed(base, kubelet, plugin):
 
 
 def test_a_socket_that_is_not_listened_on_yet(base, node):
-    """bind(2) makes the file that inotify tells of, listen(2) comes after it"""
+    """inotify reports the file that bind(2) creates; listen(2) comes after it"""
     with Kubelet(base, watches=False) as kubelet, Running(base, CONFIG, node.root) as plugin:
         kubelet.wait_allocatable(NAME, 100)
         kubelet.stop()
@@ -134,7 +134,7 @@ def test_a_kubelet_that_does_not_answer_is_left_for_its_successor(base, node):
         silent.bind(str(base / "device-plugins/kubelet.sock"))
         silent.listen()
         with Running(base, CONFIG, node.root) as plugin:
-            # The look whether someone listens, and the call.
+            # The check whether anything is listening, and the call.
             connections = [silent.accept()[0] for _number in range(2)]
             with Kubelet(base, watches=False) as kubelet:
                 begun = time.monotonic()
@@ -167,10 +167,10 @@ def test_a_plugin_without_a_kubelet_says_so_once(base, node, caplog):
         (registered,) = [record for record in caplog.records if record.getMessage() == f"{NAME}: registered"]
         assert registered.fields["failed_attempts"] > 10
         assert plugin.until(lambda: plugin.resource().attempts > 3)
-        assert len([line for line in lines() if "waiting for the kubelet" in line]) == 4, "told again after a change"
+        assert len([line for line in lines() if "waiting for the kubelet" in line]) == 4, "logged again after a change"
 
 
-def test_a_killed_kubelet_leaves_a_socket_that_answers_nobody(base, node):
+def test_a_killed_kubelet_leaves_a_dead_socket(base, node):
     with Kubelet(base, watches=False) as kubelet, Running(base, CONFIG, node.root) as plugin:
         kubelet.wait_allocatable(NAME, 100)
         kubelet.stop(unlink=False)
@@ -179,7 +179,7 @@ def test_a_killed_kubelet_leaves_a_socket_that_answers_nobody(base, node):
         kubelet.wait_allocatable(NAME, 100)
 
 
-def test_the_own_socket_removed_is_made_again(base, kubelet, plugin):
+def test_our_removed_socket_is_recreated(base, kubelet, plugin):
     """A32"""
     kubelet.wait_allocatable(NAME, 100)
     path = base / ("plugins_registry" if kubelet.watches else "device-plugins") / "test_server.sock"
@@ -261,7 +261,7 @@ def test_its_own_dead_socket_is_replaced_whatever_the_clock_says(base, node):
 
 
 def test_a_socket_that_is_not_listened_on_yet_stays_its_makers(base, node):
-    """bind(2) makes the name, listen(2) comes a moment later: that moment belongs to whoever made it"""
+    """bind(2) makes the name, listen(2) comes a moment later: until then it belongs to its creator"""
     (base / "device-plugins").mkdir()
     path = str(base / "device-plugins/test_server.sock")
     with socket.socket(socket.AF_UNIX) as other:
@@ -274,7 +274,7 @@ def test_a_socket_that_is_not_listened_on_yet_stays_its_makers(base, node):
             assert os.stat(path).st_ino == inode
 
 
-def test_a_full_disk_keeps_nobody_from_serving(base, node):
+def test_a_full_disk_does_not_prevent_serving(base, node):
     """A socket needs no block; the process id in the lock is for messages only"""
     (base / "device-plugins").mkdir()
     made = subprocess.run(
@@ -315,7 +315,7 @@ def test_a_pool_without_units_registers(base, node, kubelet):
         assert kubelet.devices(NAME) == {}
 
 
-def test_a_socket_directory_that_is_none_ends_it(base, node):
+def test_a_socket_directory_that_is_not_one_ends_it(base, node):
     """A25"""
     (base / "device-plugins").write_text("a file")
     plugin = Running(base, CONFIG, node.root)
@@ -384,7 +384,7 @@ def test_eight_resources_stop_at_once(base):
 
 
 def test_a_kubelet_that_does_not_read_blocks_nothing(base, node):
-    """1.7: a stream nobody consumes blocks upstream's second update and then its end"""
+    """1.7: a stream that is not read blocks upstream's second update and then its end"""
     with Kubelet(base, watches=False) as kubelet, Running(base, CONFIG, node.root) as plugin:
         kubelet.wait_allocatable(NAME, 100)
         from rdma_device_plugin.kubelet import deviceplugin_pb2 as api

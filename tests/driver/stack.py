@@ -1,4 +1,4 @@
-"""A driver stack of our own, in real packages: a DKMS module that carries the vendor's names and versions.
+"""A driver stack of our own, in real packages: a DKMS module with the vendor's names and versions.
 
     stack.py TARGET    builds every repository that the driver tests use below TARGET, and prints what is there
 

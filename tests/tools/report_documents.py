@@ -94,7 +94,7 @@ _ROOT = {
 
 
 def _follows(identity: str, obj: str, wanted: str, seen: str) -> dict:
-    made = host_checks.check(identity, obj, "failed", wanted, seen, "settle what it follows from")
+    made = host_checks.check(identity, obj, "failed", wanted, seen, "fix what it follows from")
     return {**made, "failure": identity, "root": False, "consequence_of": "module-absent"}
 
 

@@ -12,7 +12,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Config holds the k3s options the double honours. Options that only the real k3s honours are accepted and said; any other
+// Config holds the k3s options the double honours. Options that only the real k3s honours are accepted and logged; any other
 // one is refused, as k3s refuses unknown flags.
 type Config struct {
 	ClusterCIDR       string `json:"cluster-cidr,omitempty"`

@@ -68,7 +68,7 @@ func (c *children) run(name string, command *exec.Cmd) error {
 	return nil
 }
 
-// On a node with few (emulated) processors one thread carries each program: nobody spins for work that another might hand over.
+// On a node with few (emulated) processors each program gets one thread: none spins waiting for work from another.
 func small() bool { return runtime.NumCPU() <= 2 }
 
 // thrift is what makes Go programs spend memory instead of cycles.
@@ -83,7 +83,7 @@ func thrift() []string {
 	})
 }
 
-// await waits like the function of that name, but not for what a child that has ended was to bring.
+// await waits like the function of that name, but gives up when a child has ended.
 func (c *children) await(what string, try func() error) error {
 	deadline := time.Now().Add(patience)
 	for {
@@ -129,7 +129,7 @@ func (c *children) wait() error {
 }
 
 // helper is the path of one of containerd's programs. They travel in the binary, as k3s' do; a build without them takes the
-// distribution's. PATH is not asked, because /usr/local/bin/ctr is a link to k3s on a real node.
+// distribution's. PATH is not searched, because /usr/local/bin/ctr is a link to k3s on a real node.
 func helper(name string) string {
 	if path := filepath.Join(helpers, name); exec.Command(path, "--version").Run() == nil {
 		return path
@@ -201,7 +201,7 @@ func awaitPredecessor(addresses ...string) error {
 	})
 }
 
-// patience is what a step may take where two emulated cores carry a cluster.
+// patience is how long a step may take with a cluster on two emulated cores.
 const patience = 10 * time.Minute
 
 func ready() { daemon.SdNotify(true, "READY=1") }

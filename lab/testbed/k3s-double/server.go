@@ -135,7 +135,7 @@ func runServer() error {
 		"--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction", "--disable-admission-plugins=" + unusedAdmission,
 		"--enable-priority-and-fairness=false", "--token-auth-file=" + tokens,
 		"--advertise-address=" + config.AdvertiseAddress, "--profiling=false",
-		// Counting and sizing the objects of each type once a minute is work for nobody, and on a starved node it
+		// Counting and sizing the objects of each type once a minute is wasted work, and on a starved node it
 		// only times out and begins again. Priority and fairness, which would use the numbers, is off.
 		"--etcd-count-metric-poll-period=0", "--feature-gates=SizeBasedListCostEstimate=false",
 	}
@@ -146,7 +146,7 @@ func runServer() error {
 		}
 		arguments = append(arguments, "--encryption-provider-config="+file)
 	}
-	// One after the other: together they would time out on each other where two emulated cores carry them all.
+	// One after the other: together they would time out on each other on two emulated cores.
 	if err := c.start("kube-apiserver", append(arguments, flags(config.APIServerArg)...)...); err != nil {
 		return err
 	}

@@ -189,7 +189,7 @@ def _carry_out(commands: list[Command], root: str, run: Run) -> list[Finding]:
             code, error = 1, refused.strerror or str(refused)
         if code:
             wanted = f"set to {command.text}" if command.path else "restored"
-            step = "settle the cause and run again: what has to be restored is kept on the node"
+            step = "fix the cause and run again: what has to be restored is kept on the node"
             failed.append(Finding(obj, wanted, error.strip() or f"exit status {code}", step))
     return failed
 

@@ -86,7 +86,7 @@ def _own(nodes: list[dict], name: str, left: str, ready: bool) -> list[Finding]:
         step = "give the name that kubectl get nodes shows (k3s_node_name or driver_drain_node) and run again"
         return [Finding(f"node {name}", "a node of the cluster", "the API server knows none of that name", step)]
     boot = ((own.get("status") or {}).get("nodeInfo") or {}).get("bootID", "")
-    step = "see kubectl describe node and journalctl -u k3s -u k3s-agent on it, settle what they name and run again"
+    step = "see kubectl describe node and journalctl -u k3s -u k3s-agent on it, fix what they report and run again"
     if left and boot == left:
         return [Finding(f"node {name}", "its kubelet's report of the new boot", "that of the boot before", step)]
     if ready and not is_ready(nodes, name):

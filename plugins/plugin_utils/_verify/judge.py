@@ -14,7 +14,7 @@ from .._findings.checks import FAILED, NOT_VERIFIED, check
 from .._preflight import host as preflight_host
 from . import host_checks, pod_checks
 
-_UNREAD = ("a task of this run failed, see above", "settle that and run playbooks/verify.yml again")
+_UNREAD = ("a task of this run failed, see above", "fix that and run playbooks/verify.yml again")
 
 
 def judge(seen: dict, check_mode: bool) -> dict:
@@ -52,7 +52,7 @@ def judge(seen: dict, check_mode: bool) -> dict:
     for host, item in host_checks.fabric_checks(seen["plan"], results, servers, percents, check_mode):
         by_host[host].append(item)
     if seen["unplanned"]:
-        step = "settle that and run playbooks/verify.yml again"
+        step = "fix that and run playbooks/verify.yml again"
         item = check("fabric:plan", "fabric", FAILED, "tests between the nodes", seen["unplanned"], step)
         by_host[seen["hosts"][0]].append(item)
     if seen["cluster"] and not seen["cluster"].get("hosts"):

@@ -180,7 +180,7 @@ def judge(hosts: list[dict], cluster: dict, plan: dict, run: dict, options: dict
 
 def _skipped(one: dict) -> dict:
     """A pod that was not started, for a check that was made before says that it could not run."""
-    step = "settle that (see its own check) and run playbooks/verify.yml again"
+    step = "fix that (see its own check) and run playbooks/verify.yml again"
     pod = one["pod"]
     return check(f"pod:{pod['kind']}", _obj(pod), NOT_VERIFIED, "a pod that does RDMA", one["reason"], step)
 

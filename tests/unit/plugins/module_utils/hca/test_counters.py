@@ -29,7 +29,9 @@ def test_a_rise_is_reported_and_a_reset_counts_from_zero():
 
 
 def test_a_counter_at_its_end_is_reported():
-    assert counters.saturated({"symbol_error": 0xFFFF, "link_downed": 0xFE, "out_of_sequence": 10**9}) == ["symbol_error"]
+    assert counters.saturated({"symbol_error": 0xFFFF, "link_downed": 0xFE, "out_of_sequence": 10**9}) == [
+        "symbol_error"
+    ]
 
 
 def test_governors_are_counted(tmp_path):
