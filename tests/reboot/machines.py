@@ -36,7 +36,7 @@ def build(folder: pathlib.Path) -> pathlib.Path:
 
 
 def free_ports(count: int) -> list[int]:
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    held = [socket.create_server(("127.0.0.1", 0)) for _port in range(count)]
     ports = [server.getsockname()[1] for server in held]
     for server in held:
         server.close()

@@ -9,10 +9,8 @@ PRIVATE to the collection. Every module and every action plugin is run through i
 from __future__ import annotations
 
 import functools
-import json
 import os
 import secrets
-import sys
 import tempfile
 import traceback
 from typing import Callable
@@ -32,12 +30,10 @@ def guarded(main: Callable[[], None]) -> Callable[[], None]:
             main()
         except Exception as error:  # noqa: BLE001 - that is what it is for
             module = _module_of(error)
+            if module is None:  # only AnsibleModule() itself, which ansible-test replaces to read the arguments
+                raise
             name = os.path.splitext(os.path.basename(main.__code__.co_filename))[0]
-            result = unexpected(f"module {name}", error, getattr(module, "no_log_values", ()))
-            if module:
-                module.fail_json(**result)
-            sys.stdout.write(json.dumps({"failed": True, **result}))
-            sys.exit(1)
+            module.fail_json(**unexpected(f"module {name}", error, module.no_log_values))
 
     return typed
 

@@ -191,7 +191,7 @@ def test_n7_nv_ipam_is_the_default_and_whereabouts_comes_with_a_warning():
 def test_n8_nv_ipam_gets_the_directory_of_plugins_that_is_read():
     text = (ROOT / "roles/networks/templates/nv-ipam.yml.j2").read_text()
     assert "{% set bin_dir = lookup('gpufabric.rdma.variable', 'networks_cni_bin_dir') %}" in text
-    assert "--cni-bin-dir={{ bin_dir }}" in text
+    assert "{{ ('--cni-bin-dir=' ~ bin_dir) | to_json }}" in text
     assert "/opt/cni/bin" not in text
 
 

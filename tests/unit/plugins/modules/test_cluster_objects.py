@@ -160,11 +160,11 @@ def test_only_leftovers_of_the_same_owner_are_pruned_and_never_a_namespace(serve
 COPIED = [{"manager": "kubectl-client-side-apply", "operation": "Apply", "fieldsV1": [".data.a"]}]
 
 
-def copy_of(item, managers=COPIED):
+def copy_of(item, managers=(*COPIED,)):
     """What a user makes of one of our objects in a namespace of their own: the label comes along."""
     item["metadata"].update(namespace="team", labels={planner.OWNER_LABEL: "networks"})
     if managers:
-        item["metadata"]["managedFields"] = managers
+        item["metadata"]["managedFields"] = [*managers]
     return item
 
 

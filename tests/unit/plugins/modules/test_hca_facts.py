@@ -60,7 +60,7 @@ def test_a_subset_and_a_named_rail(run):
         ({"gather_subset": ["hca"]}, "value of gather_subset must be one or more of"),
         ({"rails": [{}]}, "one of the following is required: hca, pci, netdev, mac found in rails"),
         ({"rails": [{"hca": "a", "pci": "b"}]}, "parameters are mutually exclusive: hca|pci|netdev|mac found in rails"),
-        ({"root": "/no/such/tree"}, "root /no/such/tree: wanted a directory that holds a node, seen none; give / for"),
+        ({"root": "/no/such/tree"}, "root /no/such/tree: wanted the root directory of a node, seen none; use / for"),
     ],
 )
 def test_bad_options_are_refused(run, options, message):

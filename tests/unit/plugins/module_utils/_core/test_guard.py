@@ -71,9 +71,10 @@ def test_without_room_for_the_file_the_four_facts_are_reported(tmp_path):
     program = tmp_path / "full.py"
     program.write_text(
         f"import os, {guard} as guard\n"
+        "from ansible.module_utils.basic import AnsibleModule\n"
         "def full(*_arguments): raise OSError(28, os.strerror(28))\n"
         "guard.write = full\n"
-        "@guard.guarded\ndef main(): [][0]\n"
+        "@guard.guarded\ndef main():\n    module = AnsibleModule(argument_spec={})\n    [][0]\n"
         "main()\n"
     )
     done = call(program, tmp_path, {})

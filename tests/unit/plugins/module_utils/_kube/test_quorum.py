@@ -22,8 +22,8 @@ etcd_server_has_leader 1
 WHOLE = {"known": {"a", "b", "c"}, "active": {"a", "b", "c"}, "leader": True}
 
 
-def node(name, ready="True", boot="boot-1", labels=SERVER, **more):
-    found = kubectl_cluster.node(name, labels=labels)
+def node(name, ready="True", boot="boot-1", labels=None, **more):
+    found = kubectl_cluster.node(name, labels=SERVER if labels is None else labels)
     conditions = [{"type": kind, "status": status} for kind, status in {"Ready": ready, **more}.items()]
     found["status"] = {"conditions": conditions, "nodeInfo": {"bootID": boot}}
     return found
