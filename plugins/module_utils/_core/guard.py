@@ -28,7 +28,7 @@ def guarded(main: Callable[[], None]) -> Callable[[], None]:
     def typed() -> None:
         try:
             main()
-        except Exception as error:  # noqa: BLE001 - that is what it is for
+        except Exception as error:
             module = _module_of(error)
             if module is None:  # only AnsibleModule() itself, which ansible-test replaces to read the arguments
                 raise

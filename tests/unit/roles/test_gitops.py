@@ -179,7 +179,7 @@ def test_a_second_run_changes_nothing_what_is_not_wanted_goes_and_what_is_not_ou
     assert code == 0, output
     assert output.count("changed=0") == 2, output
     for path in foreign:
-        assert f"{path} is not from this playbook: it stays" in " ".join(output.split())
+        assert f"{path} is not from this playbook: it is kept" in " ".join(output.split())
     assert site.files() == {**rendered, **foreign}
 
     code, output = site.render(device_plugin_mode="systemd", networks_components=[])

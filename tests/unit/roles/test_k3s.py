@@ -43,7 +43,7 @@ def play(tmp_path, bundle):
     hosts = {}
     for name, address in ADDRESSES.items():
         tree.lay_out(tree.load("lab-rxe-debian12"), tmp_path / name)
-        hosts[name] = {"discovery_root": str(tmp_path / name), "k3s_node_ip": address}
+        hosts[name] = {"discovery_root": str(tmp_path / name), "k3s_node_ip": address, "k3s_node_name": name}
     role = [{"hosts": "gpu_nodes", "gather_facts": False, "any_errors_fatal": True, "roles": ["gpufabric.rdma.k3s"]}]
     (tmp_path / "role.yml").write_text(yaml.safe_dump(role))
 
@@ -58,7 +58,7 @@ def play(tmp_path, bundle):
         inventory = tmp_path / "hosts.yml"
         inventory.write_text(yaml.safe_dump({"gpu_nodes": {"vars": common, "hosts": hosts}}))
         groups = tmp_path / "groups.ini"
-        groups.write_text("\n".join(["[gpu_nodes:vars]", *texts, ""]))
+        groups.write_text("\n".join(["[gpu_nodes]", "[gpu_nodes:vars]", *texts, ""]))
         done = subprocess.run(
             [sys.executable, "-m", "ansible", "playbook", "-i", groups, "-i", inventory, playbook, *arguments],
             capture_output=True,
