@@ -102,7 +102,8 @@ def as_list(objects: list[dict]) -> str:
 def retry_until(call, patience: float, clock=time.monotonic, sleep=time.sleep) -> tuple[int, str, str]:
     """(exit status, output, error) of call(), repeated while no API server responds.
 
-    patience: seconds to keep retrying, counted from the start of the first call without a response.
+    patience: seconds to keep retrying, counted from the start of the first call without a response; unless it is 0,
+    a call that has used them up by itself is still repeated once.
     """
     since = None
     while True:
@@ -110,8 +111,9 @@ def retry_until(call, patience: float, clock=time.monotonic, sleep=time.sleep) -
         code, out, error = call()
         if not lost(code, error):
             return code, out, error
+        again = since is None and patience > 0
         since = start if since is None else since
-        if clock() >= since + patience:
+        if clock() >= since + patience and not again:
             return code, out, error
         sleep(POLL_SECONDS)
 
