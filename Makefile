@@ -120,7 +120,7 @@ lab-packages:
 	@lab/packages lab
 
 unit: venv ## Unit tests, and the node side under Python 3.9 where one is installed
-	@pytest -n auto --durations=12 --basetemp=$(SCRATCH)
+	@pytest -n auto --dist worksteal --durations=12 --basetemp=$(SCRATCH)
 	@tests/run-oldest-python
 
 REPORT_VENV := .cache/report-venv
