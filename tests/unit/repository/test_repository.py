@@ -120,6 +120,20 @@ def test_the_pipeline_runs_nowhere_but_in_its_checkout(tmp_path):
     assert (done.returncode != 0, done.stdout) == (True, "")
 
 
+def test_no_script_goes_on_where_it_could_not_change_folder():
+    """run-gates cleans what it stands in: without its copy that would be the checkout."""
+    scripts = [path for path in sorted(ROOT.glob("tests/run-*")) + [ROOT / ".ci/run"] if path.is_file()]
+    assert len(scripts) > 5
+    unguarded = [
+        f"{path.name}: {line}"
+        for path in scripts
+        if "set -e" not in path.read_text()
+        for line in re.findall(r"^cd .*$", path.read_text(), re.MULTILINE)
+        if not line.endswith("|| exit")
+    ]
+    assert unguarded == []
+
+
 # Jobs that are done in one place: what gives a second one away, and who may hold it.
 ONE_PLACE = {
     "the routing table": (
