@@ -9,6 +9,7 @@ import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import node
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import plan as planner
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import device_plugin as code
+from ansible_collections.gpufabric.rdma.tests.tools.device_plugin_wanted import WANTED
 
 ROOT = pathlib.Path(__file__).resolve().parents[5]
 
@@ -61,19 +62,6 @@ def test_the_config_of_another_plugin_is_found_as_go_reads_flags(arguments, path
 def test_a_config_that_cannot_be_read_names_no_resources(tmp_path, text):
     process(tmp_path, 10, PLUGIN, PLUGIN, config_text=text)
     assert node.read(str(tmp_path))["rivals"][0]["names"] is None
-
-
-WANTED = {
-    "present": True,
-    "code": "c1",
-    "stamp": "python 3.11\ngrpcio==1\n",
-    "config": "{}\n",
-    "unit": "[Unit]\n",
-    "names": ["a"],
-    "wheels_missing": [],
-    "from_index": False,
-    "migrate_allowed": None,
-}
 
 
 def installer(root, staged, wanted):

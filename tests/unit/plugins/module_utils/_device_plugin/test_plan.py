@@ -4,18 +4,8 @@ from __future__ import annotations
 
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import plan as planner
+from ansible_collections.gpufabric.rdma.tests.tools.device_plugin_wanted import WANTED
 
-WANTED = {
-    "present": True,
-    "code": "c1",
-    "stamp": "python 3.11\ngrpcio==1\n",
-    "config": "{}\n",
-    "unit": "[Unit]\n",
-    "names": ["a"],
-    "wheels_missing": [],
-    "from_index": False,
-    "migrate_allowed": None,
-}
 NOTHING = {
     "code": None,
     "stamp": "",
