@@ -52,7 +52,7 @@ options:
     elements: str
     default: []
   user:
-    description: User that locks memory.
+    description: User that locks memory, and whose rights on the character devices are told.
     type: str
     default: nobody
 """
@@ -69,7 +69,8 @@ ansible_facts:
   returned: success
   type: dict
 probe:
-  description: C(char_devices), C(memlock) by service (null and empty below another root than V(/)), and C(tools).
+  description: C(char_devices) by name with their rights, C(memlock) by service (null and empty below another root than
+    V(/)), and C(tools).
   returned: success
   type: dict
 """

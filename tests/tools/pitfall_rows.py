@@ -161,7 +161,8 @@ def no_mlx5_ib(world):
         cards = world.other["card-without-mlx5-ib"]["cards_without_rdma"]
         world.facts[host].update(hcas=[], rails=[], cards_without_rdma=cards)
         world.facts[host]["modules"]["mlx5_ib"].update(loaded=False)
-        world.probes[host]["char_devices"] = ["rdma_cm"]
+        devices = world.probes[host]["char_devices"]
+        world.probes[host]["char_devices"] = {"rdma_cm": devices["rdma_cm"]}
     world.offer_nothing()
 
 

@@ -288,7 +288,9 @@ def _node(number: int) -> dict:
 
 def _probe() -> dict:
     locked = {"locked": 16 * 2**20, "error": None, "reason": None}
-    devices = ["rdma_cm", "umad0", "umad1", "uverbs0", "uverbs1"]
+    usable = {"mode": "0666", "owner": "root", "group": "root", "usable": True}
+    devices = {name: dict(usable) for name in ("rdma_cm", "uverbs0", "uverbs1")}
+    devices |= {name: {**usable, "mode": "0600", "usable": False} for name in ("umad0", "umad1")}
     return {"char_devices": devices, "memlock": {"k3s": locked}, "tools": ["rping", "ib_write_bw"]}
 
 

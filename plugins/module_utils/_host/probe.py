@@ -9,6 +9,7 @@ PRIVATE to the collection. Functions with an effect say so.
 from __future__ import annotations
 
 import ctypes
+import grp
 import json
 import mmap
 import os
@@ -70,20 +71,54 @@ def _lock(limit, uid: int, gid: int, size: int) -> dict:
     return {"locked": size}
 
 
-def char_devices(directory: str = "/dev/infiniband") -> list[str]:
-    """Names of the character devices that user space opens."""
+def char_devices(user: str, directory: str = "/dev/infiniband") -> dict[str, dict]:
+    """The character devices that user space opens, by name.
+
+    mode: as 0666. owner, group: names, or numbers without one. usable: whether `user` may read and write it by its
+    mode; where the node has no such user, whether everybody may.
+    """
     try:
         names = sorted(os.listdir(directory))
     except OSError:
-        return []
-    return [name for name in names if _is_char_device(os.path.join(directory, name))]
+        return {}
+    found = {name: _char_device(os.path.join(directory, name), user) for name in names}
+    return {name: device for name, device in found.items() if device}
 
 
-def _is_char_device(path: str) -> bool:
+def _char_device(path: str, user: str) -> dict | None:
     try:
-        return stat.S_ISCHR(os.stat(path).st_mode)
+        status = os.stat(path)
     except OSError:
-        return False
+        return None
+    if not stat.S_ISCHR(status.st_mode):
+        return None
+    return {
+        "mode": f"{status.st_mode & 0o7777:04o}",
+        "owner": _name(pwd.getpwuid, status.st_uid, "pw_name"),
+        "group": _name(grp.getgrgid, status.st_gid, "gr_name"),
+        "usable": _usable(status, user),
+    }
+
+
+def _name(look, number: int, field: str) -> str:
+    try:
+        return getattr(look(number), field)
+    except KeyError:
+        return str(number)
+
+
+def _usable(status: os.stat_result, user: str) -> bool:
+    """By the first class that fits: a member of the group has no more than its rights, whatever others have."""
+    shift = 0
+    try:
+        account = pwd.getpwnam(user)
+        if account.pw_uid == status.st_uid:
+            shift = 6
+        elif status.st_gid in os.getgrouplist(user, account.pw_gid):
+            shift = 3
+    except KeyError:
+        pass
+    return status.st_mode >> shift & 0o6 == 0o6
 
 
 def memlock(states: dict, services: list[str], user: str) -> dict:
@@ -111,7 +146,7 @@ def probe(facts: dict, services: list[str], user: str, root: str = "/") -> dict:
     if root.rstrip("/"):
         return {"char_devices": None, "memlock": {}, "tools": []}
     return {
-        "char_devices": char_devices(),
+        "char_devices": char_devices(user),
         "memlock": memlock(facts["limits"]["services"], services, user),
         "tools": [name for name in TOOLS if shutil.which(name)],
     }

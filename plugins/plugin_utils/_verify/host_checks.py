@@ -21,6 +21,8 @@ _PACKAGES = {
 }
 # Character devices by the module that creates them.
 _NEEDS_UMAD, _NEEDS_CM = "ib_umad", "rdma_ucm"
+# Modes that the kernel gives its devices: verbs and connections for everybody, management of the fabric for root.
+_EVERYBODY, _ROOT = "0666", "0600"
 
 
 def _verdict(good: bool) -> str:
@@ -82,33 +84,44 @@ def _modules(facts: dict, plan, variables: dict, offline) -> list[dict]:
 
 
 def _devices(facts: dict, variables: dict, probe: dict, offline) -> list[dict]:
-    """Each HCA needs its uverbs device, and every device that programs open must be a character device."""
+    """Each HCA needs its uverbs device, and every device that programs open must be a character device with the owner
+    and rights that the kernel gives it: containers get a copy of both.
+    """
     required = variables["kernel_modules_required"]
     present = probe["char_devices"]
     expected = []
     if _NEEDS_CM in required:
-        expected.append(("rdma_cm", "char device rdma_cm"))
+        expected.append(("rdma_cm", "char device rdma_cm", _EVERYBODY))
     for hca in facts["hcas"]:
         devices = hca["char_devices"]
-        expected.append((devices["uverbs"], f"uverbs device of {hca['name']}"))
+        expected.append((devices["uverbs"], f"uverbs device of {hca['name']}", _EVERYBODY))
         expected += [
-            (name, f"umad device {name} of {hca['name']}") for name in devices["umad"] if _NEEDS_UMAD in required
+            (name, f"umad device {name} of {hca['name']}", _ROOT) for name in devices["umad"] if _NEEDS_UMAD in required
         ]
-    found = []
-    for name, obj in expected:
-        wanted = f"/dev/infiniband/{name or 'uverbsN'}, a character device"
-        identity = f"device:{name or obj}"
-        if present is None:
-            found.append(check(identity, obj, NOT_VERIFIED, wanted, offline or "not probed", "run on the node itself"))
-        elif name in present:
-            found.append(check(identity, obj, PASSED, wanted, f"/dev/infiniband/{name}"))
-        elif offline:
-            found.append(check(identity, obj, NOT_VERIFIED, wanted, f"absent; {offline}", "run on the node itself"))
-        else:
-            seen = f"/dev/infiniband holds {core_text.listing(present) or 'nothing'}"
-            step = "check that ib_uverbs, ib_umad and rdma_ucm are loaded and that udev runs (udevadm trigger)"
-            found.append(check(identity, obj, FAILED, wanted, seen, step))
-    return found
+    return [_device(name, obj, mode, variables, present, offline) for name, obj, mode in expected]
+
+
+def _device(name, obj: str, mode: str, variables: dict, present, offline) -> dict:
+    path = f"/dev/infiniband/{name or 'uverbsN'}"
+    who = variables["verification_user"] if mode == _EVERYBODY else "root"
+    wanted = f"{path}, a character device of root that {who} may read and write"
+    identity = f"device:{name or obj}"
+    if present is None:
+        return check(identity, obj, NOT_VERIFIED, wanted, offline or "not probed", "run on the node itself")
+    if name not in present:
+        if offline:
+            return check(identity, obj, NOT_VERIFIED, wanted, f"absent; {offline}", "run on the node itself")
+        seen = f"/dev/infiniband holds {core_text.listing(present) or 'nothing'}"
+        step = "check that ib_uverbs, ib_umad and rdma_ucm are loaded and that udev runs (udevadm trigger)"
+        return check(identity, obj, FAILED, wanted, seen, step)
+    device = present[name]
+    usable = device["usable"] if mode == _EVERYBODY else int(device["mode"], 8) & 0o600 == 0o600
+    seen = f"{path}, mode {device['mode']}, owner {device['owner']}:{device['group']}"
+    step = (
+        f"remove the udev rule that sets it (grep -r infiniband /etc/udev/rules.d), chown root:root {path}, "
+        f"chmod {mode} {path}, and recreate the pods that have it"
+    )
+    return check(identity, obj, _verdict(usable and device["owner"] == "root"), wanted, seen, step)
 
 
 def _ports(facts: dict, variables: dict) -> list[dict]:

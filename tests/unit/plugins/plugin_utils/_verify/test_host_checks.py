@@ -13,7 +13,9 @@ from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify.host_checks
 )
 
 LOADED = {"loaded": True, "builtin": False, "available": True, "persisted": [], "blocked_by": []}
-DEVICES = ["rdma_cm", "umad0", "umad1", "uverbs0", "uverbs1"]
+OPEN = {"mode": "0666", "owner": "root", "group": "root", "usable": True}
+CLOSED = {"mode": "0600", "owner": "root", "group": "root", "usable": False}
+DEVICES = {"rdma_cm": OPEN, "umad0": CLOSED, "umad1": CLOSED, "uverbs0": OPEN, "uverbs1": OPEN}
 OLD_LIMIT = {"active": True, "memlock_running": 8388608}
 LOCKED = {"locked": 16 * 2**20, "error": None, "reason": None}
 
@@ -42,7 +44,7 @@ def facts(facts_of, variables):
 
 @pytest.fixture
 def probe():
-    return {"char_devices": list(DEVICES), "memlock": {"k3s": dict(LOCKED)}, "tools": ["rping", "ib_write_bw"]}
+    return {"char_devices": dict(DEVICES), "memlock": {"k3s": dict(LOCKED)}, "tools": ["rping", "ib_write_bw"]}
 
 
 def by_id(checks):
@@ -72,7 +74,7 @@ def test_a_converged_node_fails_nothing_and_reads_its_spare_port_as_unused(facts
     ("break_it", "identity", "seen"),
     [
         (lambda f, v, p: f["modules"]["ib_umad"].update(loaded=False), "module:ib_umad", "not loaded"),
-        (lambda f, v, p: p["char_devices"].remove("uverbs0"), "device:uverbs0", "/dev/infiniband holds rdma_cm, umad0"),
+        (lambda f, v, p: p["char_devices"].pop("uverbs0"), "device:uverbs0", "/dev/infiniband holds rdma_cm, umad0"),
         (lambda f, v, p: p["char_devices"].clear(), "device:rdma_cm", "holds nothing"),
         (lambda f, v, p: f["hcas"][0]["ports"][0].update(state="DOWN", phys_state="Disabled"), "port:mlx5_0/1", "DOWN"),
         (lambda f, v, p: v["discovery_expected_ports"].append("mlx5_1/1"), "port:mlx5_1/1", "DOWN"),
@@ -97,6 +99,28 @@ def test_what_is_wrong_fails_with_what_was_seen_and_a_next_step(facts, variables
     item = judged(facts, variables, probe)[identity]
     assert item["status"] == FAILED
     assert seen in item["seen"]
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "seen"),
+    [
+        ("uverbs0", {"mode": "0600", "usable": False}, "/dev/infiniband/uverbs0, mode 0600, owner root:root"),
+        ("uverbs0", {"owner": "oracle"}, "/dev/infiniband/uverbs0, mode 0666, owner oracle:root"),
+        ("rdma_cm", {"mode": "0660", "group": "rdma", "usable": False}, "mode 0660, owner root:rdma"),
+        ("umad0", {"mode": "0000"}, "mode 0000"),
+        ("umad0", {"mode": "0400"}, "mode 0400"),
+        ("umad0", {"owner": "1000"}, "owner 1000:root"),
+    ],
+)
+def test_a_device_that_a_container_may_not_open_fails_with_its_mode_and_owner(
+    facts, variables, probe, name, wrong, seen
+):
+    probe["char_devices"][name] = {**DEVICES[name], **wrong}
+    checks = judged(facts, variables, probe)
+    assert [item["id"] for item in checks.values() if item["status"] == FAILED] == [f"device:{name}"]
+    assert seen in checks[f"device:{name}"]["seen"]
+    mode = "0600" if name == "umad0" else "0666"
+    assert f"chmod {mode} /dev/infiniband/{name}" in checks[f"device:{name}"]["next_step"]
 
 
 def test_a_link_that_was_taken_down_says_how_to_bring_it_up(facts, variables, probe):
@@ -129,7 +153,7 @@ def test_what_cannot_be_checked_is_not_verified_and_never_passed(facts, variable
 
 def test_a_container_cannot_vouch_for_its_hosts_kernel(facts, variables, probe):
     facts["node"]["container"] = "systemd-nspawn"
-    probe["char_devices"] = []
+    probe["char_devices"] = {}
     checks = judged(facts, variables, probe)
     for identity in ("module:mlx5_ib", "netns", "device:uverbs0"):
         assert checks[identity]["status"] == NOT_VERIFIED
@@ -234,7 +258,7 @@ def test_a_rail_without_a_peer_is_not_verified_and_a_shared_address_fails():
 
 
 def test_the_report_puts_failures_first_and_counts_what_was_not_verified(facts, variables, probe):
-    probe["char_devices"].remove("uverbs0")
+    probe["char_devices"].pop("uverbs0")
     probe["memlock"].clear()
     checks = host_checks.host_checks(facts, variables, probe)
     checks.append(fabric(planned_test(software=True), {"gbps": 0.1, "mb_per_s": 9.4}))
