@@ -9,7 +9,7 @@ module: show
 short_description: Print a text verbatim
 version_added: 0.1.0
 description:
-  - Prints a text on the controller line by line, where M(ansible.builtin.debug) would show it inside JSON or YAML.
+  - Prints a text on the controller line by line, where the module debug would show it inside JSON or YAML.
   - Runs on the controller only and makes no connection.
 attributes:
   action:
@@ -44,4 +44,9 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
+warnings:
+  description: The text.
+  type: list
+  elements: str
+  returned: if O(warning=true)
 """

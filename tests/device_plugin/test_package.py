@@ -97,6 +97,8 @@ def test_a_wheel_holds_the_package_and_the_library(base):
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         archive.extractall(base / "site")
+        (licence,) = [archive.read(name) for name in names if name.endswith(".dist-info/licenses/LICENSE")]
+    assert licence == (PACKAGE.parent / "LICENSE").read_bytes()
     assert {f"rdma_device_plugin/hca/{path.name}" for path in LIBRARY.glob("*.py")} <= names
     assert "rdma_device_plugin/config.schema.json" in names
     assert "rdma_device_plugin/kubelet/deviceplugin_pb2.py" in names

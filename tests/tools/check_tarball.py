@@ -12,6 +12,7 @@ import tarfile
 
 # What a user of the collection gets; everything else in the repository serves its development.
 PRODUCT_FOLDERS = (
+    "LICENSES",
     "bin",
     "changelogs",
     "device_plugin",
@@ -23,7 +24,7 @@ PRODUCT_FOLDERS = (
     "plugins",
     "roles",
 )
-PRODUCT_FILES = ("CHANGELOG.md", "LICENSE", "README.md", "SECURITY.md")
+PRODUCT_FILES = ("CHANGELOG.md", "LICENSE", "README.md", "REUSE.toml", "SECURITY.md")
 GENERATED = {"FILES.json", "MANIFEST.json"}
 
 
@@ -48,7 +49,7 @@ def wanted_files(checkout: pathlib.Path) -> set[str]:
 def main() -> int:
     tarball, checkout = sys.argv[1], pathlib.Path(sys.argv[2])
     with tarfile.open(tarball) as archive:
-        seen = {member.name for member in archive if member.isfile()}
+        seen = {member.name for member in archive if not member.isdir()}
     wanted = wanted_files(checkout) | GENERATED
     problems = [f"missing in the tarball: {name}" for name in sorted(wanted - seen)]
     problems += [f"in the tarball, but not part of the product: {name}" for name in sorted(seen - wanted)]

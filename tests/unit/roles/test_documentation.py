@@ -49,6 +49,14 @@ def test_every_option_says_what_it_is_and_carries_the_name_of_its_role(role):
             assert option.get("type"), f"{name} has no type"
 
 
+def test_every_entry_point_is_described_and_has_its_tasks(role):
+    """Ansible validates by the name of the tasks file, and antsibull-docs refuses one without a description."""
+    for entry_point, spec in entry_points(role).items():
+        assert spec.get("description"), f"{entry_point} has no description"
+        assert (role / f"tasks/{entry_point}.yml").is_file(), f"{entry_point} has no tasks"
+        assert "RV(" not in yaml.safe_dump(spec), f"{entry_point}: a role returns nothing"
+
+
 def test_public_variables_live_in_defaults_only(role):
     for name in load(role / "vars/main.yml") or {}:
         assert name.startswith(f"__{role.name}_"), f"{name} is public but stands in vars"
