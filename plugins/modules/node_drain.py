@@ -10,9 +10,10 @@ short_description: Drain a node of the cluster before maintenance, and uncordon 
 version_added: 0.1.0
 description:
   - Cordons a node and evicts its pods, or uncordons it. Pods of DaemonSets stay; V(emptyDir) volumes are deleted.
-  - Sets the annotation C(rdma.gpufabric.io/cordoned-for-driver) on nodes that it cordons, in the same patch, and only
-    uncordons nodes with it. So the next run picks up one that failed in between, and a node that someone else has
-    cordoned stays cordoned.
+  - Sets the annotation C(rdma.gpufabric.io/cordoned-for-driver) on nodes that it cordons, in the same patch and as
+    field manager C(gpufabric.rdma), and only uncordons nodes that have both. So the next run picks up one that failed
+    in between, and a node that someone else has cordoned stays cordoned, also where that followed an uncordon by hand.
+  - An annotation that outlived its cordon is removed.
   - If a disruption budget forbids an eviction, it is retried until O(timeout_seconds) have passed; then the module
     fails and names the pods. The node stays cordoned.
   - Runs where O(kubectl) runs.
@@ -75,10 +76,10 @@ changes:
   elements: dict
   contains:
     object:
-      description: The node, such as C(node gpu-1).
+      description: The node, such as C(node gpu-1), or its annotation.
       type: str
     action:
-      description: C(cordon), C(drain) or C(uncordon).
+      description: C(cordon), C(drain), C(uncordon), or C(remove) for the annotation.
       type: str
     before:
       description: State before; for C(drain) the pods, as namespace and name, one per line.

@@ -1,6 +1,6 @@
 """The double of kubectl and its API server: the command line and the wording of the real one, a JSON file as cluster.
 
-    kubectl_double.py --kubeconfig=STATE get|apply|delete|patch|drain|wait|rollout|exec …
+    kubectl_double.py --kubeconfig=STATE get|apply|delete|patch|cordon|uncordon|drain|wait|rollout|exec …
 
 It speaks server-side apply (field ownership by manager, conflicts, removal of fields that a manager no longer applies,
 dry runs, defaults that a server fills in), starts pods, and evicts them. Anything else is refused. STATE holds
@@ -95,7 +95,7 @@ def answer(state, words) -> None:
         raise Failed(BUSY)
     verbs = {
         "get": get, "apply": apply, "delete": delete, "patch": patch, "drain": drain,
-        "wait": wait, "rollout": wait, "exec": execute,
+        "cordon": cordon, "uncordon": cordon, "wait": wait, "rollout": wait, "exec": execute,
     }  # fmt: skip
     if words[0] not in verbs:
         raise Failed(f'error: unknown command "{words[0]}" for "kubectl"')
@@ -120,13 +120,33 @@ def given() -> list[dict]:
 
 
 def show(items, managed=False) -> None:
-    """managed: whether with managedFields, which kubectl leaves out unless it is asked for them."""
-    if not managed:
-        items = copy.deepcopy(items)
-        for item in items:
-            item["metadata"].pop("managedFields", None)
+    items = [seen(item, managed) for item in items]
     if items:
         print(json.dumps(items[0] if len(items) == 1 else {"apiVersion": "v1", "kind": "List", "items": items}))
+
+
+def seen(item, managed) -> dict:
+    """managed: whether with managedFields, which kubectl leaves out unless it is asked for them."""
+    item = copy.deepcopy(item)
+    entries = item["metadata"].pop("managedFields", None)
+    if managed and entries is not None:
+        item["metadata"]["managedFields"] = [
+            {**entry, "fieldsV1": fields(item, entry["fieldsV1"])} for entry in entries
+        ]
+    return item
+
+
+def fields(item, paths) -> dict:
+    """Paths as an API server writes them: .spec.x is {"f:spec": {"f:x": {}}}."""
+    found: dict = {}
+    for path in paths:
+        rest, here, there = path, item, found
+        while rest:
+            names = [name for name in here if f"{rest}.".startswith(f".{name}.")] if isinstance(here, dict) else []
+            name = max(names, key=len, default=rest[1:])
+            rest, here = rest[len(name) + 1 :], here[name] if names else None
+            there = there.setdefault(f"f:{name}", {})
+    return found
 
 
 def key(item) -> str:
@@ -203,11 +223,7 @@ def get(state, words) -> None:
             and (not node or item["spec"].get("nodeName") == node)
             and (not only or item["metadata"]["name"] == only)
         ]
-        if not managed:
-            items = copy.deepcopy(items)
-            for item in items:
-                item["metadata"].pop("managedFields", None)
-        print(json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
+        print(json.dumps({"apiVersion": "v1", "kind": "List", "items": [seen(item, managed) for item in items]}))
 
 
 def wait(state, words) -> None:
@@ -394,15 +410,40 @@ def patch(state, words) -> None:
     before = copy.deepcopy(item)
     if option(words, "type") != "merge":
         raise Failed("error: the double knows merge patches only")
-    merge(item, json.loads(option(words, "patch")))
+    updated(item, json.loads(option(words, "patch")), option(words, "field-manager", empty="kubectl-patch"))
     print(f"{words[1]}/{words[2]} patched" + ("" if item != before else " (no change)"))
+
+
+def updated(item, change, manager) -> None:
+    """Merge a change: what it sets belongs to its manager alone, what it removes to nobody."""
+    before = leaves(item)
+    merge(item, change)
+    after = leaves(item)
+    new = {path for path in after if path not in before or before[path] != after[path]}
+    if not new and not set(before) - set(after):
+        return
+    entries = item["metadata"].pop("managedFields", None) or []
+    for entry in entries:
+        entry["fieldsV1"] = [path for path in entry["fieldsV1"] if path in after and path not in new]
+    own = next((one for one in entries if (one["manager"], one.get("operation")) == (manager, "Update")), None)
+    if own is None:
+        own = {"manager": manager, "operation": "Update", "fieldsV1": []}
+        entries.append(own)
+    own["fieldsV1"] = sorted({*own["fieldsV1"], *new})
+    item["metadata"]["managedFields"] = [entry for entry in entries if entry["fieldsV1"]]
+
+
+def cordon(state, words) -> None:
+    name, wanted = words[1], words[0] == "cordon"
+    node = named(state, ["get", "node", name])
+    done = bool(node["spec"].get("unschedulable")) == wanted
+    print(f"node/{name} {'already ' if done else ''}{words[0]}ed")
+    updated(node, {"spec": {"unschedulable": wanted or None}}, f"kubectl-{words[0]}")
 
 
 def drain(state, words) -> None:
     name = words[1]
-    node = named(state, ["drain", "node", name])
-    print(f"node/{name} " + ("already cordoned" if node["spec"].get("unschedulable") else "cordoned"))
-    node["spec"]["unschedulable"] = True
+    cordon(state, ["cordon", name])
     here = [
         item
         for item in state["objects"].values()

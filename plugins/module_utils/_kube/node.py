@@ -3,8 +3,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Cordon, drain and uncordon a node of the cluster.
 
-Annotation and cordon are one patch on the node object: whatever fails afterwards, a later run knows whether this
-collection cordoned the node. A node cordoned by someone else gets no annotation and stays cordoned.
+Annotation and cordon are one patch on the node object, under the collection's field manager: whatever fails afterwards,
+a later run knows whether this collection cordoned the node. A node cordoned by someone else gets no annotation and
+stays cordoned. The annotation outlives an administrator's uncordon, the managed field does not: only both prove a
+cordon ours, and an annotation without it is removed.
 """
 
 from __future__ import annotations
@@ -13,11 +15,18 @@ import json
 import re
 
 from .._core.change import Change, Plan, Refused
-from .kubectl import Kubectl, KubectlError, last_words
+from .kubectl import MANAGER, Kubectl, KubectlError, last_words
+from .ownership import SHOW, has_set
 
 MARK = "rdma.gpufabric.io/cordoned-for-driver"
 _CORDON = {"metadata": {"annotations": {MARK: "true"}}, "spec": {"unschedulable": True}}
 _UNCORDON = {"metadata": {"annotations": {MARK: None}}, "spec": {"unschedulable": None}}
+_UNMARK = {"metadata": {"annotations": {MARK: None}}}
+_PATCHES = {
+    "cordon": (_CORDON, "cordoned"),
+    "uncordon": (_UNCORDON, "uncordoned"),
+    "remove": (_UNMARK, f"without annotation {MARK}"),
+}
 _MIRROR = "kubernetes.io/config.mirror"
 _PROTECTED = re.compile(r'evicting pods/"([^"]+)" -n "([^"]+)".*disruption budget')
 
@@ -30,22 +39,25 @@ class Node:
         self._drained = False
 
     def read(self, pods: bool = True) -> dict:
-        """name, cordoned, ours (whether the cordon has our annotation), pods (namespace/name of those a drain evicts).
+        """name, cordoned, marked (whether it has our annotation), ours (whether the cordon is), pods.
 
-        pods: whether to list them.
+        pods: whether to list those that a drain evicts, as namespace/name.
         """
         try:
-            (node,) = self._kubectl.items("node", self._name)
+            (node,) = self._kubectl.items("node", self._name, SHOW)
         except KubectlError as refused:
             if "NotFound" not in refused.reason:
                 raise
             step = "use the name that kubectl get nodes shows (role driver: driver_drain_node) and run again"
             found = last_words(refused.reason)
             raise Refused.because(f"node {self._name}", "a node of the cluster", found, step) from None
+        cordoned = bool(node["spec"].get("unschedulable"))
+        marked = MARK in (node["metadata"].get("annotations") or {})
         return {
             "name": self._name,
-            "cordoned": bool(node["spec"].get("unschedulable")),
-            "ours": MARK in (node["metadata"].get("annotations") or {}),
+            "cordoned": cordoned,
+            "marked": marked,
+            "ours": cordoned and marked and has_set(node, "spec", "unschedulable"),
             "pods": self._pods() if pods and not self._drained else [],
         }
 
@@ -54,7 +66,7 @@ class Node:
             if change.action == "drain":
                 self._drain()
             else:
-                self._patch(_CORDON if change.action == "cordon" else _UNCORDON, f"{change.action}ed")
+                self._patch(*_PATCHES[change.action])
             yield change
 
     def _pods(self) -> list[str]:
@@ -63,7 +75,7 @@ class Node:
 
     def _patch(self, patch: dict, wanted: str) -> None:
         code, out, error = self._kubectl.run_retrying(
-            "patch", "node", self._name, "--type=merge", f"--patch={json.dumps(patch)}"
+            "patch", "node", self._name, "--type=merge", f"--field-manager={MANAGER}", f"--patch={json.dumps(patch)}"
         )
         if code:
             raise KubectlError(f"node {self._name} {wanted}", error or out)
@@ -110,6 +122,7 @@ def plan_drain(seen: dict) -> Plan:
         made.change(obj, "cordon", "schedulable", "cordoned")
     elif not seen["ours"]:
         made.notes.append(f"{obj} was cordoned by someone else and stays cordoned afterwards")
+        _unmark(made, seen)
     if seen["pods"]:
         made.change(obj, "drain", "\n".join(seen["pods"]), "")
     return made
@@ -120,6 +133,14 @@ def plan_uncordon(seen: dict) -> Plan:
     made, obj = Plan(), f"node {seen['name']}"
     if seen["ours"]:
         made.change(obj, "uncordon", "cordoned", "schedulable")
-    elif seen["cordoned"]:
+        return made
+    if seen["cordoned"]:
         made.notes.append(f"{obj} was cordoned by someone else and stays cordoned")
+    _unmark(made, seen)
     return made
+
+
+def _unmark(made: Plan, seen: dict) -> None:
+    """Remove the annotation of a cordon of ours that someone has lifted."""
+    if seen["marked"]:
+        made.change(f"annotation {MARK} of node {seen['name']}", "remove", "set, for a cordon lifted by now", "")

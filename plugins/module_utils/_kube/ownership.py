@@ -36,6 +36,18 @@ def applied(item: dict) -> bool:
     return any(entry.get("manager") == MANAGER and entry.get("operation", "Apply") == "Apply" for entry in entries)
 
 
+def has_set(item: dict, *path: str) -> bool:
+    """Whether we were the last to set a field, such as ("spec", "unschedulable"); whoever unsets it ends that."""
+    keys = [f"f:{name}" for name in path]
+    for entry in item["metadata"].get("managedFields") or []:
+        found = entry.get("fieldsV1") or {}
+        for key in keys:
+            found = found.get(key) if isinstance(found, dict) else None
+        if entry.get("manager") == MANAGER and found is not None:
+            return True
+    return False
+
+
 def ours(item: dict, owner: str) -> bool:
     """Whether the object has our label with this owner, and we have applied it."""
     return applied(item) and labelled(item, owner)

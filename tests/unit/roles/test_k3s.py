@@ -227,6 +227,8 @@ def test_a_node_that_is_not_ready_again_ends_the_upgrade(upgrade, cluster, tmp_p
     objects["Node//node1"]["status"]["conditions"][0]["status"] = "False"
     objects["Node//node1"]["spec"]["unschedulable"] = True
     objects["Node//node1"]["metadata"]["annotations"] = {MARK: "true"}
+    ours = {"manager": "gpufabric.rdma", "operation": "Update", "fieldsV1": [".spec.unschedulable"]}
+    objects["Node//node1"]["metadata"]["managedFields"] = [ours]
     cluster.state(objects=objects)
     code, output = upgrade("-e", "k3s_start_timeout_seconds=0")
     assert code != 0

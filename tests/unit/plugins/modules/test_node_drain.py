@@ -11,6 +11,7 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.node import M
 from ansible_collections.gpufabric.rdma.plugins.modules import node_drain
 from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster
 
+KEPT = {"a.example/b": "kept"}
 TRAIN, PROXY, MIRROR = "Pod/jobs/train-0", "Pod/kube-system/kube-proxy-x", "Pod/kube-system/static-node1"
 
 
@@ -43,11 +44,9 @@ class Cluster(kubectl_cluster.Cluster):
         assert done.stdout, done.stderr
         return json.loads(done.stdout)
 
-    def cordon(self, by_us=False):
-        objects = self.objects
-        objects["Node//node1"]["spec"]["unschedulable"] = True
-        objects["Node//node1"]["metadata"]["annotations"] = {MARK: "true"} if by_us else {}
-        self.state(objects=objects)
+    def admin(self, verb):
+        """What an administrator does at the command line."""
+        assert self.client().run(verb, "node1")[0] == 0
 
     @property
     def cordoned(self):
@@ -88,18 +87,54 @@ def test_a_node_is_cordoned_drained_and_uncordoned_and_each_second_run_changes_n
 
 
 def test_a_node_that_someone_else_has_cordoned_stays_cordoned(cluster):
-    cluster.cordon()
+    cluster.admin("cordon")
     drained = cluster.run("drained")
     assert actions(drained) == ["drain"]
     assert drained["notes"] == ["node node1 was cordoned by someone else and stays cordoned afterwards"]
     left = cluster.run("uncordoned")
     assert (left["changed"], left["notes"]) == (False, ["node node1 was cordoned by someone else and stays cordoned"])
     assert cluster.cordoned
-    assert cluster.annotations == {}
+    assert cluster.annotations == KEPT
+
+
+def test_a_mark_that_outlives_an_administrators_uncordon_is_removed_and_nothing_else(cluster):
+    cluster.run("drained")
+    cluster.admin("uncordon")
+    assert cluster.annotations == {**KEPT, MARK: "true"}
+    announced, done = cluster.run("uncordoned", check=True), cluster.run("uncordoned")
+    assert actions(announced) == actions(done) == ["remove"]
+    assert done["changes"][0]["object"] == f"annotation {MARK} of node node1"
+    assert (cluster.cordoned, cluster.annotations) == (False, KEPT)
+    assert cluster.run("uncordoned")["changed"] is False
+
+
+@pytest.mark.parametrize("drained_between", [False, True])
+def test_a_cordon_that_an_administrator_sets_after_lifting_ours_is_not_taken_for_ours(cluster, drained_between):
+    cluster.run("drained")
+    cluster.admin("uncordon")
+    cluster.admin("cordon")
+    if drained_between:
+        drained = cluster.run("drained")
+        assert actions(drained) == ["remove"]
+        assert drained["notes"] == ["node node1 was cordoned by someone else and stays cordoned afterwards"]
+    left = cluster.run("uncordoned")
+    assert actions(left) == ([] if drained_between else ["remove"])
+    assert left["notes"] == ["node node1 was cordoned by someone else and stays cordoned"]
+    assert (cluster.cordoned, cluster.annotations) == (True, KEPT)
+
+
+def test_a_mark_that_outlived_its_cordon_is_kept_by_the_next_cordon_of_ours(cluster):
+    cluster.run("drained")
+    cluster.admin("uncordon")
+    assert actions(cluster.run("drained")) == ["cordon"]
+    assert actions(cluster.run("uncordoned")) == ["uncordon"]
+    assert (cluster.cordoned, cluster.annotations) == (False, KEPT)
 
 
 def test_a_run_that_ended_between_cordon_and_drain_is_picked_up(cluster):
-    cluster.cordon(by_us=True)
+    node = node_drain.Node(cluster.client(), "node1", 60)
+    next(iter(node.apply(node_drain.plan_drain(node.read()).changes)))
+    assert cluster.cordoned
     assert actions(cluster.run("drained")) == ["drain"]
     assert actions(cluster.run("uncordoned")) == ["uncordon"]
     assert not cluster.cordoned
