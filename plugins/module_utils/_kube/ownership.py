@@ -37,7 +37,7 @@ def applied(item: dict) -> bool:
 
 
 def has_set(item: dict, *path: str) -> bool:
-    """Whether we were the last to set a field, such as ("spec", "unschedulable"); whoever unsets it ends that."""
+    """Whether we were the last to set a field, such as ("spec", "replicas"); whoever unsets it ends that."""
     keys = [f"f:{name}" for name in path]
     for entry in item["metadata"].get("managedFields") or []:
         found = entry.get("fieldsV1") or {}
