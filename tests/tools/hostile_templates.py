@@ -94,7 +94,7 @@ HOSTILE = [
 GIVEN = {
     "__networks_plan": {"sriov_config": {"resourceList": [{"resourceName": "", "selectors": {"pfNames": [""]}}]}},
     "__networks_used_images": dict.fromkeys(
-        ("nv-ipam", "whereabouts", "ipoib-cni", "sriov-cni", "sriov-device-plugin"), ""
+        ("nv-ipam", "whereabouts", "ipoib-cni", "sriov-cni", "ib-sriov-cni", "sriov-device-plugin"), ""
     ),
     "__node_ready_node": {"contents": {"/proc/sys/kernel/hostname": ""}},
     "__device_plugin_files": {"links_up": True, "config": {}},

@@ -35,7 +35,7 @@ except ImportError:  # core before 2.19 trusts every text
     trust_as_template = str
 
 _YES, _NO = ("true", "True", "yes", "on", "1"), ("false", "False", "no", "off", "0")
-_COMPONENTS = ("nv-ipam", "whereabouts", "ipoib-cni", "sriov-cni", "sriov-device-plugin")
+_COMPONENTS = ("nv-ipam", "whereabouts", "ipoib-cni", "sriov-cni", "ib-sriov-cni", "sriov-device-plugin")
 # What earlier tasks have registered, as far as expressions read it that also read an option.
 _REGISTERED = {
     "ansible_check_mode": False,

