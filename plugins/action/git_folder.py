@@ -39,8 +39,7 @@ class ActionModule(ActionBase):
             }
         )
         folder = pathlib.Path(args["folder"]).absolute()
-        # The controller tags the values it templates; YAML needs plain ones.
-        wanted = planner.files(json.loads(json.dumps(args["objects"])), text)
+        wanted = planner.files(args["objects"], text)
         try:
             made, changes = settle(
                 read=lambda: read(folder, wanted),
@@ -76,7 +75,9 @@ def _style(value: str) -> str | None:
 
 def text(item: dict) -> str:
     """An object as YAML, keys in alphabetical order as kubectl prints them. The same object gives the same bytes."""
-    return yaml.dump(item, Dumper=_Dumper, width=float("inf"), allow_unicode=True)
+    # The controller tags the values it templates; YAML needs plain ones.
+    plain = json.loads(json.dumps(item))
+    return yaml.dump(plain, Dumper=_Dumper, width=float("inf"), allow_unicode=True)
 
 
 def read(folder: pathlib.Path, wanted: dict) -> dict[str, str | None]:

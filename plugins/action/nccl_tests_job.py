@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import json
+
 import yaml
 from ansible.plugins.action import ActionBase
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core import text as core_text
@@ -41,7 +43,8 @@ class ActionModule(ActionBase):
                 "failed": True,
                 "msg": f"{count} with the nccl-tests job; nothing was written. Each is listed above.",
             }
-        made = job.objects(args["nodes"], args["options"])
+        # The controller tags the values it templates; YAML needs plain ones.
+        made = json.loads(json.dumps(job.objects(args["nodes"], args["options"])))
         return {
             "changed": False,
             "objects": made,

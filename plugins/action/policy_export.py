@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import json
+
 import yaml
 from ansible.plugins.action import ActionBase
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core import text as core_text
@@ -64,7 +66,9 @@ class ActionModule(ActionBase):
 
 def text(objects: list[dict]) -> str:
     """The objects as one file; JSON strings stay readable."""
-    return "---\n" + "---\n".join(yaml.dump(item, Dumper=_Dumper, sort_keys=False, width=120) for item in objects)
+    # The controller tags the values it templates; YAML needs plain ones.
+    plain = json.loads(json.dumps(objects))
+    return "---\n" + "---\n".join(yaml.dump(item, Dumper=_Dumper, sort_keys=False, width=120) for item in plain)
 
 
 class _Dumper(yaml.SafeDumper):
