@@ -10,6 +10,7 @@ BIN := $(CURDIR)/$(VENV)/bin
 export PATH := $(BIN):$(PATH)
 export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
 export LC_ALL := C.UTF-8
+export VENV
 # The virtual environment holds the collections; nothing of the user's own ~/.ansible may shadow the checkout.
 export ANSIBLE_COLLECTIONS_PATH := $(CURDIR)/$(VENV)/collections
 export ANSIBLE_HOME := $(CURDIR)/.ansible
@@ -103,7 +104,7 @@ rails: venv lab-packages plugin-wheels ## The fast scenario with many nodes: N=1
 	@RAILS_NODES=$(N) lab/progress "molecule scenario rails ($(N) nodes)" molecule test --scenario-name rails
 
 ##@ Single stages
-.PHONY: venv unit report-test plugin-test plugin-faults plugin-wheels plugin-image bench-facts bench-drift bench-plugin lint sanity build gates molecule-rails bench lab-packages dev-packages clean
+.PHONY: venv unit report-test plugin-test plugin-faults plugin-wheels plugin-image bench-facts bench-drift bench-plugin lint sanity build test-versions gates molecule-rails bench lab-packages dev-packages clean
 venv: $(VENV)/.ready ## The virtual environment with the pinned tools and a link to this checkout
 
 $(VENV)/.ready: requirements-dev.txt lab/packages | dev-packages
@@ -121,7 +122,7 @@ lab-packages:
 
 unit: venv ## Unit tests, and the node side under Python 3.9 where one is installed
 	@pytest -n auto --dist worksteal --durations=12 --basetemp=$(SCRATCH)
-	@tests/run-oldest-python
+	@tests/run-node-pythons 3.9
 
 REPORT_VENV := .cache/report-venv
 
@@ -166,6 +167,9 @@ sanity: venv ## ansible-test sanity on a copy of what git tracks
 
 build: venv ## Build and install the tarball, compare what it holds
 	@tests/run-build
+
+test-versions: venv lab-packages plugin-wheels ## Sanity, unit tests and the fast scenario on each ansible-core and Python that is claimed: [ARGS='2.21.5/3.13 sanity']
+	@tests/run-versions $(ARGS)
 
 gates: venv ## Plant a fault for each gate and see it fail
 	@tests/run-gates

@@ -24,7 +24,7 @@ PRODUCT_FOLDERS = (
     "plugins",
     "roles",
 )
-PRODUCT_FILES = ("CHANGELOG.md", "LICENSE", "README.md", "REUSE.toml", "SECURITY.md")
+PRODUCT_FILES = ("CHANGELOG.md", "LICENSE", "README.md", "REUSE.toml", "SECURITY.md", "requirements.txt")
 GENERATED = {"FILES.json", "MANIFEST.json"}
 
 

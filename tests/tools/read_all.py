@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -24,7 +25,7 @@ def lay_out():
         "target = pathlib.Path('.cache/fixtures'); shutil.rmtree(target, ignore_errors=True); "
         "[tree.lay_out(tree.load(p.stem), target / p.stem) for p in pathlib.Path('tests/fixtures/hosts').glob('*.yml')]"
     )
-    subprocess.run([ROOT / ".venv/bin/python", "-c", script], cwd=ROOT, check=True)
+    subprocess.run([ROOT / os.environ.get("VENV", ".venv") / "bin/python", "-c", script], cwd=ROOT, check=True)
 
 
 def main():
