@@ -107,11 +107,12 @@ rails: venv lab-packages plugin-wheels ## The fast scenario with many nodes: N=1
 .PHONY: venv unit report-test plugin-test plugin-faults plugin-wheels plugin-image bench-facts bench-drift bench-plugin lint sanity build test-versions gates molecule-rails bench lab-packages dev-packages clean
 venv: $(VENV)/.ready ## The virtual environment with the pinned tools and a link to this checkout
 
-$(VENV)/.ready: requirements-dev.txt lab/packages | dev-packages
+$(VENV)/.ready: requirements-dev.txt tests/tools/junit_schema.txt lab/packages | dev-packages
 	@echo "== Python tools (requirements-dev.txt) into $(VENV)"
 	@python3 -m venv $(VENV)
 	@$(BIN)/pip --quiet install --requirement requirements-dev.txt
 	@lab/link-collection $(VENV)
+	@$(BIN)/python tests/tools/junit_schema.py
 	@touch $@
 
 dev-packages:

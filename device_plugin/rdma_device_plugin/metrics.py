@@ -174,10 +174,10 @@ def _counters(counters: Counters) -> list[Any]:
     labels = ["hca", "port"]
     made = {name: CounterMetricFamily(name, f"{source} in bytes.", labels=labels) for source, name in _BYTES.items()}
     made["counters"] = CounterMetricFamily(
-        "rdma_port_counter", "InfiniBand counters of the port (ports/N/counters).", labels=[*labels, "counter"]
+        "rdma_port_counters", "InfiniBand counters of the port (ports/N/counters).", labels=[*labels, "counter"]
     )
     made["hw_counters"] = CounterMetricFamily(
-        "rdma_port_hw_counter", "The driver's counters of the port (ports/N/hw_counters).", labels=[*labels, "counter"]
+        "rdma_port_hw_counters", "The driver's counters of the port (ports/N/hw_counters).", labels=[*labels, "counter"]
     )
     for hca, port, kind, name, value in counters:
         if kind == "counters" and name in _BYTES:

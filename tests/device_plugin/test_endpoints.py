@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import pathlib
 import socket
 import time
 import urllib.error
@@ -13,6 +15,11 @@ from harness import Running, document, entry
 from kubelet_double import Kubelet
 from rdma_device_plugin.endpoints import parse_address
 
+_spec = importlib.util.spec_from_file_location(
+    "exposition", pathlib.Path(__file__).resolve().parents[1] / "tools/exposition.py"
+)
+exposition = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(exposition)
 NAME = "rdma/test_server"
 
 
@@ -35,6 +42,7 @@ def get(port, path):
 def samples(port):
     code, text = get(port, "/metrics")
     assert code == 200
+    assert exposition.problems(text) == []
     return dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
 
 
@@ -91,11 +99,11 @@ def test_counters_of_the_ports(base, node, port):
         found = samples(port)
         of = 'hca="mlx5_0",port="1"'
         assert found[f"rdma_port_transmit_bytes_total{{{of}}}"] == "4000.0"
-        assert found[f'rdma_port_counter_total{{counter="port_xmit_discards",{of}}}'] == "3.0"
-        assert found[f'rdma_port_counter_total{{counter="symbol_error",{of}}}'] == "0.0"
+        assert found[f'rdma_port_counters_total{{counter="port_xmit_discards",{of}}}'] == "3.0"
+        assert found[f'rdma_port_counters_total{{counter="symbol_error",{of}}}'] == "0.0"
         driver = {"out_of_sequence": 5, "np_cnp_sent": 7, "rnr_nak_retry_err": 2, "np_ecn_marked_roce_packets": 9}
         for name, value in driver.items():
-            assert found[f'rdma_port_hw_counter_total{{counter="{name}",{of}}}'] == f"{value}.0"
+            assert found[f'rdma_port_hw_counters_total{{counter="{name}",{of}}}'] == f"{value}.0"
         assert not any("lifespan" in name or "damaged" in name for name in found)
 
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 import datetime
 import difflib
 import re
-from xml.etree import ElementTree as ET  # only written, never parsed
 
 from ...module_utils._core.text import clean
+from .._core import exposition
+from .._core import junit as xml
 from .verdicts import CONVERGED, DRIFT, REBOOT, UNREACHABLE, UNSAFE, VERDICTS
 
 _TITLES = {
@@ -23,6 +24,7 @@ _TITLES = {
     UNSAFE: "unsafe",
     UNREACHABLE: "unreachable",
 }
+_OUTCOMES = {REBOOT: xml.FAILURE, UNSAFE: xml.ERROR, UNREACHABLE: xml.ERROR}
 
 
 def title(verdict: str) -> str:
@@ -31,49 +33,27 @@ def title(verdict: str) -> str:
 
 def junit(document: dict) -> str:
     """One suite a host: a case for its state, one for each difference. What could not be read is an error."""
-    root = ET.Element("testsuites", name="gpufabric.rdma drift")
-    totals = {"tests": 0, "failures": 0, "errors": 0}
-    for host in document["hosts"]:
-        cases = _cases(host)
-        counts = {
-            "tests": len(cases),
-            "failures": sum(case.find("failure") is not None for case in cases),
-            "errors": sum(case.find("error") is not None for case in cases),
-        }
-        suite = ET.SubElement(
-            root, "testsuite", name=clean(host["host"]), timestamp=document["at"], skipped="0", time="0"
-        )
-        for name, count in counts.items():
-            suite.set(name, str(count))
-            totals[name] += count
-        suite.extend(cases)
-    for name, count in totals.items():
-        root.set(name, str(count))
-    ET.indent(root)
-    return f'<?xml version="1.0" encoding="UTF-8"?>\n{ET.tostring(root, encoding="unicode")}\n'
+    suites = [xml.Suite(host["host"], _cases(host)) for host in document["hosts"]]
+    return xml.document("gpufabric.rdma drift", document["at"], suites)
 
 
-def _cases(host: dict) -> list:
-    state = _case(host, "state")
-    verdict = host["verdict"]
-    if verdict in (UNSAFE, UNREACHABLE, REBOOT):
-        kind = "failure" if verdict == REBOOT else "error"
-        problem = ET.SubElement(state, kind, type=verdict, message=clean((host["reasons"] or [title(verdict)])[0]))
-        problem.text = clean("\n".join(host["reasons"]))
-    elif host["reasons"]:
-        ET.SubElement(state, "system-out").text = clean("\n".join(host["reasons"]))
-    cases = [state]
-    for item in host["differences"]:
-        case = _case(host, f"{item['role']}: {item['object']}")
-        message = f"{item['object']}: wanted {_brief(item['wanted'])}, seen {_brief(item['seen'])}"
-        failure = ET.SubElement(case, "failure", type="difference", message=clean(message))
-        failure.text = clean("\n".join(comparison(item)))
-        cases.append(case)
-    return cases
+def _cases(host: dict) -> list[xml.Case]:
+    classname, verdict, reasons = f"gpufabric.rdma.drift.{host['host']}", host["verdict"], host["reasons"]
+    state = xml.Case(classname, "state", text="\n".join(reasons))
+    if verdict in _OUTCOMES:
+        state = state._replace(outcome=_OUTCOMES[verdict], kind=verdict, message=(reasons or [title(verdict)])[0])
+    return [state, *(_difference(classname, item) for item in host["differences"])]
 
 
-def _case(host: dict, name: str):
-    return ET.Element("testcase", classname=clean(f"gpufabric.rdma.drift.{host['host']}"), name=clean(name), time="0")
+def _difference(classname: str, item: dict) -> xml.Case:
+    return xml.Case(
+        classname,
+        f"{item['role']}: {item['object']}",
+        xml.FAILURE,
+        f"{item['object']}: wanted {_brief(item['wanted'])}, seen {_brief(item['seen'])}",
+        "difference",
+        "\n".join(comparison(item)),
+    )
 
 
 def comparison(item: dict) -> list[str]:
@@ -125,34 +105,33 @@ def _cell(text: str) -> str:
 def prometheus(document: dict) -> str:
     """The textfile of node_exporter: a state set a host, counts, and the time."""
     at = datetime.datetime.strptime(document["at"], "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=datetime.timezone.utc)
-    states, counts = [], []
-    for host in document["hosts"]:
-        name = f'host="{_label(host["host"])}"'
-        counts.append(f"gpufabric_rdma_drift_differences{{{name}}} {len(host['differences'])}")
-        for verdict in VERDICTS:
-            state = int(host["verdict"] == verdict)
-            states.append(f'gpufabric_rdma_drift_verdict{{{name},verdict="{verdict}"}} {state}')
-    lines = [
-        *_metric("verdict", "1 for the verdict of a host, 0 for the others.", states),
-        *_metric("differences", "Differences between inventory and host.", counts),
-        *_metric(
-            "exit_code",
-            "Exit code of the run: 0 converged, 2 drift, 3 reboot pending, 4 unsafe or unreachable.",
-            [f"gpufabric_rdma_drift_exit_code {document['exit_code']}"],
-        ),
-        *_metric(
-            "timestamp_seconds",
-            "When the hosts were compared; alert when it is too old.",
-            [f"gpufabric_rdma_drift_timestamp_seconds {int(at.timestamp())}"],
-        ),
+    hosts = document["hosts"]
+    states = [
+        ({"host": host["host"], "verdict": verdict}, int(host["verdict"] == verdict))
+        for host in hosts
+        for verdict in VERDICTS
     ]
-    return "\n".join(lines) + "\n"
+    return exposition.text(
+        [
+            _gauge("verdict", "1 for the verdict of a host, 0 for the others.", states),
+            _gauge(
+                "differences",
+                "Differences between inventory and host.",
+                [({"host": host["host"]}, len(host["differences"])) for host in hosts],
+            ),
+            _gauge(
+                "exit_code",
+                "Exit code of the run: 0 converged, 2 drift, 3 reboot pending, 4 unsafe or unreachable.",
+                [({}, document["exit_code"])],
+            ),
+            _gauge(
+                "timestamp_seconds",
+                "When the hosts were compared; alert when it is too old.",
+                [({}, int(at.timestamp()))],
+            ),
+        ]
+    )
 
 
-def _metric(name: str, text: str, samples: list[str]) -> list[str]:
-    full = f"gpufabric_rdma_drift_{name}"
-    return [f"# HELP {full} {text}", f"# TYPE {full} gauge", *samples]
-
-
-def _label(value: str) -> str:
-    return clean(value).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+def _gauge(name: str, text: str, samples: list) -> exposition.Gauge:
+    return exposition.Gauge(f"gpufabric_rdma_drift_{name}", text, samples)
