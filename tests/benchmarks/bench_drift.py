@@ -54,7 +54,7 @@ def nodes():
 
 def drift(hosts, folder, **environment):
     return run(
-        *(sys.executable, CHECKOUT / "bin/drift.py", "--verdict-file", folder / "verdict.json"),
+        *(sys.executable, CHECKOUT / "bin/drift.py"),
         *("--playbook", CHECKOUT / "playbooks/drift.yml", *INVENTORY, "--limit", ",".join(hosts)),
         *("-e", f"drift_directory={folder}"),
         **environment,

@@ -109,8 +109,7 @@ class Cluster(Lab):
                 [
                     sys.executable,
                     str(CHECKOUT / "bin" / "drift.py"),
-                    *("--verdict-file", f"{reports}/verdict.json", *playbook),
-                    *(*self.hosts, *self.variables, "-e", f"drift_directory={reports}", *arguments),
+                    *(*playbook, *self.hosts, *self.variables, "-e", f"drift_directory={reports}", *arguments),
                 ],
                 cwd=CHECKOUT,
                 capture_output=True,

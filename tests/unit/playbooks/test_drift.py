@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -242,6 +243,21 @@ def test_an_unreadable_inventory_and_reports_that_cannot_be_written_give_1(site)
     code, document, output = site.drift("-e", "drift_directory=/proc/nothing")
     assert (code, document) == (1, None)
     assert "set drift_directory" in output
+
+
+@pytest.mark.parametrize("by", ["-e", "inventory"])
+def test_the_verdict_goes_where_the_reports_go(site, by):
+    variables = site.folder / "group_vars/gpu_nodes.yml"
+    variables.parent.mkdir(exist_ok=True)
+    variables.write_text("drift_directory: elsewhere\n" if by == "inventory" else "{}\n")
+    given = ("-e", "drift_directory=elsewhere") if by == "-e" else ()
+    code, output = site.command(sys.executable, ROOT / "bin/drift.py", "-i", "hosts.yml", *given)
+    shutil.rmtree(variables.parent)
+    assert code == 0, output
+    reports = {"drift.json", "drift.xml", "drift.md", "drift.prom", "verdict.json"}
+    assert {path.name for path in (site.folder / "elsewhere").iterdir()} == reports
+    assert not (site.folder / "drift/verdict.json").exists()
+    shutil.rmtree(site.folder / "elsewhere")
 
 
 def test_without_check_mode_the_playbook_stops_before_it_reads_anything(site):

@@ -14,7 +14,8 @@ import pytest
 
 WRAPPER = pathlib.Path(__file__).resolve().parents[3] / "bin/drift.py"
 CODES = {"converged": 0, "drift": 2, "reboot_pending": 3, "unsafe": 4, "unreachable": 4}
-# Stands for ansible-playbook: writes what PLAN says into the verdict file that it was handed, and ends as PLAN says.
+# Stands for ansible-playbook and the recorder: writes what PLAN says where the verdict was asked for, and ends as PLAN
+# says.
 RUNNER = """#!{python}
 import json, os, pathlib, signal, sys, time
 plan = json.loads(os.environ["PLAN"])
@@ -22,8 +23,10 @@ handed = json.loads(sys.argv[sys.argv.index("--extra-vars") + 1])
 pathlib.Path("arguments.json").write_text(json.dumps(sys.argv[1:]))
 if "verdict" in plan:
     written = {{"run": handed["drift_run"], **plan["verdict"]}}
-    pathlib.Path(handed["drift_verdict_file"]).parent.mkdir(exist_ok=True, parents=True)
-    pathlib.Path(handed["drift_verdict_file"]).write_text(plan.get("text") or json.dumps(written))
+    place = handed.get("drift_verdict_file", "drift/verdict.json")
+    for path in (pathlib.Path(place), pathlib.Path(os.environ["GPUFABRIC_RDMA_DRIFT_ANSWER"])):
+        path.parent.mkdir(exist_ok=True, parents=True)
+        path.write_text(plan.get("text") or json.dumps(written))
 if plan.get("sleep"):
     pathlib.Path("started").touch()
     time.sleep(plan["sleep"])
@@ -116,6 +119,9 @@ def test_what_ansible_is_handed(call, tmp_path):
     assert passed[:5] == ["-i", "hosts", "--limit", "a:b", "--check"]
     assert passed[-1] == "gpufabric.rdma.drift"
     assert json.loads(passed[-2])["drift_verdict_file"] == str(tmp_path / "out/v.json")
+    assert call({"verdict": verdict("drift")}, "-e", "drift_directory=out")[0] == 2
+    handed = json.loads((tmp_path / "arguments.json").read_text())[-2]
+    assert set(json.loads(handed)) == {"drift_run"}, "where the verdict goes is for the options to say"
 
 
 def test_a_runner_that_is_not_there_and_options_that_cannot_be_read_are_no_verdict(call):
