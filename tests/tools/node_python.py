@@ -24,11 +24,10 @@ import sys
 import tempfile
 import types
 
-# Hands folder, environment, arguments and standard streams to the warm process, and ends as the module does.
+# Hands folder, environment, arguments and standard streams to the warm process, and ends as the fork does.
 CLIENT = """#!{python} -ISE
 import _socket, marshal, os, sys
-if len(sys.argv) > 1 and not os.path.isfile(sys.argv[1]):
-    os.execv({python!r}, [{python!r}, *sys.argv[1:]])
+{before}
 server = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
 server.connect({place!r})
 streams = b"".join(number.to_bytes(4, sys.byteorder) for number in (0, 1, 2))
@@ -37,27 +36,39 @@ server.sendall(marshal.dumps((os.getcwd(), dict(os.environ), sys.argv[1:])))
 server.shutdown(_socket.SHUT_WR)
 os._exit(int.from_bytes(server.recv(1) or b"\\1", "big"))
 """
+ANOTHER_USE = f"""if len(sys.argv) > 1 and not os.path.isfile(sys.argv[1]):
+    os.execv({sys.executable!r}, [{sys.executable!r}, *sys.argv[1:]])"""
 
 
 @functools.cache
 def path() -> str:
     import ansible
 
-    folder = pathlib.Path(tempfile.mkdtemp(prefix="node-python-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    folder = scratch("node-python-")
     # What AnsiballZ's archive has of the package, so that a module does not take its machine for a controller.
     package, installed = folder / "ansible", pathlib.Path(ansible.__file__).parent
     package.mkdir()
     (package / "__init__.py").write_text(f"__version__ = {ansible.__version__!r}\n__author__ = 'Ansible, Inc.'\n")
     for name in ("module_utils", "modules"):
         (package / name).symlink_to(installed / name)
-    server = subprocess.Popen([sys.executable, "-IS", __file__, folder], stdout=subprocess.PIPE)
-    atexit.register(server.kill)
-    assert server.stdout.readline() == b"ready\n"
-    program = folder / "python3"
-    program.write_text(CLIENT.format(python=sys.executable, place=str(folder / "socket")))
-    program.chmod(0o755)
-    return str(program)
+    return program(folder / "python3", [sys.executable, "-IS", __file__, folder], ANOTHER_USE)
+
+
+def scratch(prefix: str) -> pathlib.Path:
+    """A folder that goes when this process ends."""
+    folder = pathlib.Path(tempfile.mkdtemp(prefix=prefix))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def program(path: pathlib.Path, server: list, before: str = "") -> str:
+    """Starts the warm process, which listens beside the path, and writes the program that asks it for forks."""
+    warm = subprocess.Popen(server, stdout=subprocess.PIPE)
+    atexit.register(warm.kill)
+    assert warm.stdout.readline() == b"ready\n"
+    path.write_text(CLIENT.format(python=sys.executable, place=str(path.parent / "socket"), before=before))
+    path.chmod(0o755)
+    return str(path)
 
 
 def serve(folder: pathlib.Path) -> None:
@@ -68,6 +79,12 @@ def serve(folder: pathlib.Path) -> None:
     import ansible.module_utils._internal._json._profiles._module_modern_c2m
     import ansible.module_utils._internal._json._profiles._module_modern_m2c  # noqa: F401
 
+    for client in clients(folder):
+        answer(client, *request(client), run)
+
+
+def clients(folder: pathlib.Path):
+    """Connections of those who ask; each is closed here before the next."""
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(str(folder / "socket"))
     listening.listen(64)
@@ -75,24 +92,30 @@ def serve(folder: pathlib.Path) -> None:
     print("ready", flush=True)
     while True:
         client, _address = listening.accept()
-        if os.fork() == 0:
-            listening.close()
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            client.send(bytes([run(*received(client)) & 0xFF]))
-            os._exit(0)
-        client.close()
+        with client:
+            yield client
 
 
-def received(client: socket.socket) -> tuple[str, dict, list[str]]:
-    """Folder, environment and arguments of the client, whose standard streams become those of this process."""
+def request(client: socket.socket) -> tuple[list[int], bytes]:
+    """Standard streams of the client, and its folder, environment and arguments (marshalled)."""
     _data, ancillary, _flags, _address = client.recvmsg(1, socket.CMSG_SPACE(12))
-    for number, stream in enumerate(array.array("i", ancillary[0][2])):
-        os.dup2(stream, number)
-        os.close(stream)
     text = b""
     while part := client.recv(1 << 16):
         text += part
-    return marshal.loads(text)
+    return list(array.array("i", ancillary[0][2])), text
+
+
+def answer(client: socket.socket, streams: list[int], text: bytes, work) -> None:
+    """Does the work in a fork with the client's streams as its own; the client gets its exit code."""
+    if os.fork() == 0:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for number, stream in enumerate(streams):
+            os.dup2(stream, number)
+            os.close(stream)
+        client.send(bytes([work(*marshal.loads(text)) & 0xFF]))
+        os._exit(0)
+    for stream in streams:
+        os.close(stream)
 
 
 def run(folder: str, environment: dict, arguments: list[str]) -> int:
@@ -107,9 +130,14 @@ def run(folder: str, environment: dict, arguments: list[str]) -> int:
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     if arguments:
         main.__file__ = arguments[0]
+    source = pathlib.Path(arguments[0]).read_bytes() if arguments else sys.stdin.buffer.read()
+    return exit_code(lambda: exec(compile(source, getattr(main, "__file__", "<stdin>"), "exec"), main.__dict__))
+
+
+def exit_code(work) -> int:
+    """What the interpreter would end with after the work; what is to run at its exit has run."""
     try:
-        source = pathlib.Path(arguments[0]).read_bytes() if arguments else sys.stdin.buffer.read()
-        exec(compile(source, getattr(main, "__file__", "<stdin>"), "exec"), main.__dict__)
+        work()
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)

@@ -1,4 +1,4 @@
-"""What all unit tests share: archives of modules that are built once, the collection's lookup, and no long sleep."""
+"""What all unit tests share: Ansible's home, archives of modules that are built once, the lookup, no long sleep."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from ansible_collections.gpufabric.rdma.tests.tools import recording
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _modules_are_built_once(tmp_path_factory):
+def _plays_share_what_they_make(tmp_path_factory):
     os.environ["ANSIBLE_CALLBACK_PLUGINS"] = str(recording.PLUGINS)
+    os.environ["ANSIBLE_HOME"] = str(tmp_path_factory.mktemp("ansible-home"))
     os.environ["BUILT_MODULES"] = str(tmp_path_factory.mktemp("built-modules"))
 
 

@@ -18,7 +18,7 @@ import ansiblelint
 import jsonschema
 import pytest
 import yaml
-from ansible_collections.gpufabric.rdma.tests.tools import node_python, tree
+from ansible_collections.gpufabric.rdma.tests.tools import ansible_playbook, node_python, tree
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 EXAMPLES = ROOT / "docs/examples/drift"
@@ -154,10 +154,9 @@ def run(folder, command, settings):
             **os.environ,
             **settings,
             "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
-            "ANSIBLE_HOME": str(folder / "home"),
             "ANSIBLE_SSH_TIMEOUT": "3",
             "ANSIBLE_NOCOLOR": "1",
-            "PATH": f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PATH": ansible_playbook.search_path(),
             "PWD": str(folder),
         },
         capture_output=True,

@@ -13,7 +13,7 @@ import sys
 import jsonschema
 import pytest
 import yaml
-from ansible_collections.gpufabric.rdma.tests.tools import node_python, tree
+from ansible_collections.gpufabric.rdma.tests.tools import ansible_playbook, node_python, tree
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 SCHEMA = json.loads((ROOT / "docs/drift.schema.json").read_text())
@@ -33,10 +33,9 @@ class Site:
         self.environment = {
             **os.environ,
             "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
-            "ANSIBLE_HOME": str(folder / "home"),
             "ANSIBLE_NOCOLOR": "1",
             "ANSIBLE_SSH_TIMEOUT": "3",
-            "PATH": f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PATH": ansible_playbook.search_path(),
             "PWD": str(folder),
         }
 

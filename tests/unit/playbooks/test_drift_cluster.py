@@ -10,6 +10,7 @@ import subprocess
 import sys
 
 import pytest
+from ansible_collections.gpufabric.rdma.tests.tools import ansible_playbook
 from ansible_collections.gpufabric.rdma.tests.unit.roles import test_pod_network_roles as pod_network
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
@@ -39,12 +40,11 @@ class Cluster(pod_network.Site):
         )
         self.environment = {
             **os.environ,
-            "ANSIBLE_CONFIG": str(folder / "ansible.cfg"),
+            "ANSIBLE_CONFIG": ansible_playbook.no_settings(),
             "ANSIBLE_COLLECTIONS_PATH": ":".join(sys.path),
-            "ANSIBLE_HOME": str(folder / "home"),
             "ANSIBLE_SSH_TIMEOUT": "3",
             "LC_ALL": "C.UTF-8",
-            "PATH": f"{folder / 'bin'}:{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PATH": f"{folder / 'bin'}:{ansible_playbook.search_path()}",
             "PWD": str(folder),
         }
 

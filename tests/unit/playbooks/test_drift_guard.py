@@ -11,7 +11,7 @@ import sys
 import pytest
 import yaml
 from ansible_collections.gpufabric.rdma.plugins.callback import drift as recorder
-from ansible_collections.gpufabric.rdma.tests.tools import node_python
+from ansible_collections.gpufabric.rdma.tests.tools import ansible_playbook, node_python
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 PLAYBOOK = yaml.safe_load((ROOT / "playbooks/drift.yml").read_text())
@@ -48,15 +48,13 @@ def test_a_guarded_play_writes_nothing_whatever_its_tasks_ask_for(tmp_path, guar
         "tasks": tasks,
     }
     (tmp_path / "play.yml").write_text(json.dumps([play]))
-    (tmp_path / "ansible.cfg").touch()
     done = subprocess.run(
-        [sys.executable, "-m", "ansible", "playbook", "-i", "localhost,", "play.yml"],
+        [ansible_playbook.path(), "-i", "localhost,", "play.yml"],
         cwd=tmp_path,
         env={
             **os.environ,
-            "ANSIBLE_CONFIG": str(tmp_path / "ansible.cfg"),
+            "ANSIBLE_CONFIG": ansible_playbook.no_settings(),
             "ANSIBLE_COLLECTIONS_PATH": ":".join(sys.path),
-            "ANSIBLE_HOME": str(tmp_path / "home"),
             "ANSIBLE_CALLBACKS_ENABLED": "gpufabric.rdma.drift",
         },
         capture_output=True,

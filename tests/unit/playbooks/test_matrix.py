@@ -11,7 +11,7 @@ import sys
 
 import pytest
 import yaml
-from ansible_collections.gpufabric.rdma.tests.tools import node_python, tree
+from ansible_collections.gpufabric.rdma.tests.tools import ansible_playbook, node_python, tree
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 DOUBLE = ROOT / "tests/tools/bandwidth_double.py"
@@ -63,12 +63,11 @@ def matrix(tmp_path):
         environment = {
             **os.environ,
             "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
-            "ANSIBLE_HOME": str(tmp_path / "home"),
             "ANSIBLE_NOCOLOR": "1",
             "BANDWIDTH_DOUBLE": str(tmp_path / "planted.json"),
         }
         done = subprocess.run(
-            [sys.executable, "-m", "ansible", "playbook", "-i", inventory, "gpufabric.rdma.matrix", *arguments],
+            [ansible_playbook.path(), "-i", inventory, "gpufabric.rdma.matrix", *arguments],
             capture_output=True,
             text=True,
             env=environment,

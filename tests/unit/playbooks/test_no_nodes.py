@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import pathlib
 import subprocess
-import sys
 
 import pytest
 import yaml
+from ansible_collections.gpufabric.rdma.tests.tools import ansible_playbook
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 # What runs on the controller: no node is needed.
@@ -18,9 +18,9 @@ PLAYBOOKS = sorted({path.stem for path in ROOT.glob("playbooks/*.yml")} - WITHOU
 
 def run(tmp_path, playbook, inventory, *arguments):
     (tmp_path / "hosts.yml").write_text(yaml.safe_dump(inventory))
-    environment = {"ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_HOME": str(tmp_path / "home")}
+    environment = {"ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}
     done = subprocess.run(
-        [sys.executable, "-m", "ansible", "playbook", "-i", "hosts.yml", f"gpufabric.rdma.{playbook}", *arguments],
+        [ansible_playbook.path(), "-i", "hosts.yml", f"gpufabric.rdma.{playbook}", *arguments],
         capture_output=True,
         text=True,
         env={**os.environ, **environment, "ANSIBLE_NOCOLOR": "1"},

@@ -6,12 +6,11 @@ import json
 import os
 import pathlib
 import subprocess
-import sys
 
 import pytest
 import yaml
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import pods
-from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster, node_python, tree
+from ansible_collections.gpufabric.rdma.tests.tools import ansible_playbook, kubectl_cluster, node_python, tree
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 ROCE = (ROOT / "tests/fixtures/pods/roce.txt").read_text()
@@ -57,13 +56,12 @@ def play(tmp_path, cluster):
         **os.environ,
         "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
         "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
-        "ANSIBLE_HOME": str(tmp_path / "home"),
         "ANSIBLE_NOCOLOR": "1",
     }
 
     def run(playbook, *arguments):
         done = subprocess.run(
-            [sys.executable, "-m", "ansible", "playbook", "-i", inventory, f"gpufabric.rdma.{playbook}", *arguments],
+            [ansible_playbook.path(), "-i", inventory, f"gpufabric.rdma.{playbook}", *arguments],
             capture_output=True,
             text=True,
             env=environment,

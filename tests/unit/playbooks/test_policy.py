@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import pathlib
 import subprocess
-import sys
 
 import pytest
 import yaml
-from ansible_collections.gpufabric.rdma.tests.tools import node_python, tree
+from ansible_collections.gpufabric.rdma.tests.tools import ansible_playbook, node_python, tree
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 GUIDE = ROOT / "tests/fixtures/guides/001-nicclusterpolicy.yaml.txt"
@@ -20,7 +19,6 @@ def play(tmp_path):
     environment = {
         **os.environ,
         "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
-        "ANSIBLE_HOME": str(tmp_path / "home"),
         "ANSIBLE_NOCOLOR": "1",
         "PWD": str(tmp_path),
     }
@@ -35,10 +33,7 @@ def play(tmp_path):
         hosts = {"h1": variables} if variables else {}
         inventory.write_text(yaml.safe_dump({"gpu_nodes": {"vars": common, "hosts": hosts}}))
         command = [
-            sys.executable,
-            "-m",
-            "ansible",
-            "playbook",
+            ansible_playbook.path(),
             "-i",
             inventory,
             f"gpufabric.rdma.{playbook}",

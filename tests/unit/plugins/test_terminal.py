@@ -17,7 +17,7 @@ from ansible_collections.gpufabric.rdma.plugins.plugin_utils._drift import forma
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._findings import tables
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._report import files, junit, page
-from ansible_collections.gpufabric.rdma.tests.tools import report_documents
+from ansible_collections.gpufabric.rdma.tests.tools import ansible_playbook, report_documents
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 # C0, DEL and C1 (an 8-bit terminal reads 0x9b as ESC [); bidi, invisible ones, separators of lines; the sequences.
@@ -127,15 +127,13 @@ def test_a_play_prints_none_of_it(tmp_path):
     (tmp_path / "play.yml").write_text(json.dumps(PLAY))
     hostile = PLANT.replace("\ud800", "").replace("\udfff", "")  # Ansible itself takes no lone surrogate
     (tmp_path / "vars.json").write_text(json.dumps({"hostile": hostile}))
-    (tmp_path / "ansible.cfg").touch()
     done = subprocess.run(
-        [sys.executable, "-m", "ansible", "playbook", "-i", "localhost,", "play.yml", "-e", "@vars.json"],
+        [ansible_playbook.path(), "-i", "localhost,", "play.yml", "-e", "@vars.json"],
         cwd=tmp_path,
         env={
             **os.environ,
-            "ANSIBLE_CONFIG": str(tmp_path / "ansible.cfg"),
+            "ANSIBLE_CONFIG": ansible_playbook.no_settings(),
             "ANSIBLE_COLLECTIONS_PATH": ":".join(sys.path),
-            "ANSIBLE_HOME": str(tmp_path / "home"),
             "ANSIBLE_NOCOLOR": "1",
             "LC_ALL": "C.UTF-8",
         },

@@ -18,7 +18,7 @@ import pytest
 import yaml
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import plan as planner
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import wheels
-from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster, node_python, tree
+from ansible_collections.gpufabric.rdma.tests.tools import ansible_playbook, kubectl_cluster, node_python, tree
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 LOCKED = yaml.safe_load((ROOT / "lock/artifacts.yml").read_text())["wheels"]
@@ -80,10 +80,9 @@ class Place:
         environment = {
             **os.environ,
             "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
-            "ANSIBLE_HOME": str(self.folder / "home"),
             "ANSIBLE_NOCOLOR": "1",
         }
-        command = [sys.executable, "-m", "ansible", "playbook", "-i", inventory, self.folder / "play.yml", *arguments]
+        command = [ansible_playbook.path(), "-i", inventory, self.folder / "play.yml", *arguments]
         done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=self.folder, check=False)
         output = done.stdout + done.stderr
         assert (done.returncode != 0) == fails, output

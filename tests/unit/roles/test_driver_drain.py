@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster, node_python, tree
+from ansible_collections.gpufabric.rdma.tests.tools import ansible_playbook, kubectl_cluster, node_python, tree
 
 MARK = "rdma.gpufabric.io/cordoned-for-driver"
 POD = kubectl_cluster.pod("jobs", "train-0", "node1", owner="ReplicaSet")
@@ -61,16 +61,14 @@ class Cluster(kubectl_cluster.Cluster):
         }
         (self.folder / "play.yml").write_text(json.dumps(playbook))
         (self.folder / "hosts.json").write_text(json.dumps({"all": {"hosts": {"node1": known}}}))
-        (self.folder / "ansible.cfg").touch()
         given = [word for text in extra for word in ("-e", text)]
         done = subprocess.run(
-            [sys.executable, "-m", "ansible", "playbook", "-i", "hosts.json", "play.yml", *given],
+            [ansible_playbook.path(), "-i", "hosts.json", "play.yml", *given],
             cwd=self.folder,
             env={
                 **os.environ,
-                "ANSIBLE_CONFIG": str(self.folder / "ansible.cfg"),
+                "ANSIBLE_CONFIG": ansible_playbook.no_settings(),
                 "ANSIBLE_COLLECTIONS_PATH": ":".join(sys.path),
-                "ANSIBLE_HOME": str(self.folder / "home"),
                 "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json",
                 "LC_ALL": "C.UTF-8",
             },

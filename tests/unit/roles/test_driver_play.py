@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import pathlib
 import subprocess
-import sys
 
 import pytest
 import yaml
-from ansible_collections.gpufabric.rdma.tests.tools import node_python, recording, tree
+from ansible_collections.gpufabric.rdma.tests.tools import ansible_playbook, node_python, recording, tree
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 
@@ -27,12 +26,11 @@ def play(tmp_path):
     def run(playbook):
         record = tmp_path / f"record-{playbook}"
         done = subprocess.run(
-            [sys.executable, "-m", "ansible", "playbook", "-i", "hosts.yml", f"gpufabric.rdma.{playbook}"],
+            [ansible_playbook.path(), "-i", "hosts.yml", f"gpufabric.rdma.{playbook}"],
             cwd=tmp_path,
             env={
                 **os.environ,
                 "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
-                "ANSIBLE_HOME": str(tmp_path / "home"),
                 "ANSIBLE_NOCOLOR": "1",
                 **recording.environment(record),
             },

@@ -10,13 +10,12 @@ import json
 import os
 import pathlib
 import subprocess
-import sys
 
 import pytest
 import yaml
 from ansible_collections.gpufabric.rdma.plugins.action import git_folder
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._gitops.folder import MARK, name_of
-from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster, node_python, tree
+from ansible_collections.gpufabric.rdma.tests.tools import ansible_playbook, kubectl_cluster, node_python, tree
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 ROLES = ("flannel", "node_ready", "multus", "networks", "device_plugin")
@@ -59,7 +58,7 @@ class Site:
     def play(self, name: str, *arguments: str, **variables) -> tuple[int, str]:
         done = subprocess.run(
             [
-                *(sys.executable, "-m", "ansible", "playbook", "-i", "hosts.json", name, "--diff"),
+                *(ansible_playbook.path(), "-i", "hosts.json", name, "--diff"),
                 *("-e", json.dumps(variables)),
                 *arguments,
             ],
@@ -67,7 +66,6 @@ class Site:
             env={
                 **os.environ,
                 "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
-                "ANSIBLE_HOME": str(self.folder / "home"),
                 "ANSIBLE_NOCOLOR": "1",
                 "ANSIBLE_PIPELINING": "1",
                 "LC_ALL": "C.UTF-8",

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import paths
-from ansible_collections.gpufabric.rdma.tests.tools import node_python, tree
+from ansible_collections.gpufabric.rdma.tests.tools import ansible_playbook, node_python, tree
 
 ROLES = ["rdma_netns", "kernel_modules", "limits", "rail_links"]
 
@@ -38,17 +38,15 @@ def play(tmp_path):
             # Never this machine: a host without a tree of its own gets an empty one.
             "discovery_root": str(tmp_path / "empty"),
         }
-        (tmp_path / "ansible.cfg").touch()
         (tmp_path / "play.yml").write_text(json.dumps(playbook))
         (tmp_path / "hosts.json").write_text(json.dumps({"all": {"hosts": hosts, "vars": common}}))
         return subprocess.run(
-            [sys.executable, "-m", "ansible", "playbook", "-i", "hosts.json", "play.yml", *arguments],
+            [ansible_playbook.path(), "-i", "hosts.json", "play.yml", *arguments],
             cwd=tmp_path,
             env={
                 **os.environ,
-                "ANSIBLE_CONFIG": str(tmp_path / "ansible.cfg"),
+                "ANSIBLE_CONFIG": ansible_playbook.no_settings(),
                 "ANSIBLE_COLLECTIONS_PATH": ":".join(sys.path),
-                "ANSIBLE_HOME": str(tmp_path / "home"),
                 "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json",
                 "LC_ALL": "C.UTF-8",
             },

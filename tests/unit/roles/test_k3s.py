@@ -6,13 +6,12 @@ import hashlib
 import os
 import pathlib
 import subprocess
-import sys
 
 import pytest
 import yaml
 from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import state
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.node import MARK
-from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster, node_python, tree
+from ansible_collections.gpufabric.rdma.tests.tools import ansible_playbook, kubectl_cluster, node_python, tree
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 ADDRESSES = {"node1": "198.18.1.2", "node2": "198.18.0.15"}
@@ -60,14 +59,13 @@ def play(tmp_path, bundle):
         groups = tmp_path / "groups.ini"
         groups.write_text("\n".join(["[gpu_nodes]", "[gpu_nodes:vars]", *texts, ""]))
         done = subprocess.run(
-            [sys.executable, "-m", "ansible", "playbook", "-i", groups, "-i", inventory, playbook, *arguments],
+            [ansible_playbook.path(), "-i", groups, "-i", inventory, playbook, *arguments],
             capture_output=True,
             text=True,
             env={
                 **os.environ,
                 "PATH": f"{tmp_path}/bin:{os.environ['PATH']}",
                 "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
-                "ANSIBLE_HOME": str(tmp_path / "home"),
             },
             cwd=tmp_path,
             check=False,

@@ -6,11 +6,10 @@ import json
 import os
 import pathlib
 import subprocess
-import sys
 
 import pytest
 import yaml
-from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster, node_python, tree
+from ansible_collections.gpufabric.rdma.tests.tools import ansible_playbook, kubectl_cluster, node_python, tree
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 PLAY = [
@@ -58,7 +57,7 @@ class Site:
     def run(self, *arguments, **variables):
         done = subprocess.run(
             [
-                *(sys.executable, "-m", "ansible", "playbook", "-i", "hosts.yml", "play.yml", "--diff"),
+                *(ansible_playbook.path(), "-i", "hosts.yml", "play.yml", "--diff"),
                 *("-e", json.dumps(variables)),
                 *arguments,
             ],
@@ -68,7 +67,6 @@ class Site:
                 **os.environ,
                 "PATH": f"{self.folder}/bin:{os.environ['PATH']}",
                 "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
-                "ANSIBLE_HOME": str(self.folder / "home"),
                 "ANSIBLE_NOCOLOR": "1",
             },
             cwd=self.folder,

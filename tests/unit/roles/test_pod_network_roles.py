@@ -13,7 +13,7 @@ import tarfile
 
 import pytest
 import yaml
-from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster, node_python, tree
+from ansible_collections.gpufabric.rdma.tests.tools import ansible_playbook, kubectl_cluster, node_python, tree
 from ansible_collections.gpufabric.rdma.tests.unit.pitfalls.test_cni import program
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
@@ -92,17 +92,15 @@ class Site:
         }
         (folder / "play.yml").write_text(json.dumps([play]))
         (folder / "hosts.json").write_text(json.dumps(inventory))
-        (folder / "ansible.cfg").touch()
 
     def play(self, *arguments: str) -> dict:
         done = subprocess.run(
-            [sys.executable, "-m", "ansible", "playbook", "-i", "hosts.json", "play.yml", "--diff", *arguments],
+            [ansible_playbook.path(), "-i", "hosts.json", "play.yml", "--diff", *arguments],
             cwd=self.folder,
             env={
                 **os.environ,
-                "ANSIBLE_CONFIG": str(self.folder / "ansible.cfg"),
+                "ANSIBLE_CONFIG": ansible_playbook.no_settings(),
                 "ANSIBLE_COLLECTIONS_PATH": ":".join(sys.path),
-                "ANSIBLE_HOME": str(self.folder / "home"),
                 "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json",
                 "LC_ALL": "C.UTF-8",
                 "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}",

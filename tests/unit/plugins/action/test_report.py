@@ -6,12 +6,11 @@ import json
 import os
 import pathlib
 import subprocess
-import sys
 
 import pytest
 import yaml
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._report import document
-from ansible_collections.gpufabric.rdma.tests.tools import node_python, tree
+from ansible_collections.gpufabric.rdma.tests.tools import ansible_playbook, node_python, tree
 from ansible_collections.gpufabric.rdma.tests.tools import report_documents as made
 
 ROOT = pathlib.Path(__file__).resolve().parents[4]
@@ -19,11 +18,11 @@ ROOT = pathlib.Path(__file__).resolve().parents[4]
 
 @pytest.fixture
 def play(tmp_path):
-    environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_HOME": str(tmp_path / "home")}
+    environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}
 
     def run(name, *arguments):
         done = subprocess.run(
-            [sys.executable, "-m", "ansible", "playbook", f"gpufabric.rdma.{name}", *arguments],
+            [ansible_playbook.path(), f"gpufabric.rdma.{name}", *arguments],
             capture_output=True,
             text=True,
             env={**environment, "ANSIBLE_NOCOLOR": "1"},
