@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import pathlib
+import re
 
 import jsonschema
 import pytest
@@ -76,6 +77,20 @@ def test_each_python_of_a_supported_distribution_has_a_compiled_wheel(architectu
     (grpcio,) = (wheel for wheel in LOCK["wheels"] if wheel["name"] == "grpcio")
     tags = {entry["file"].split("-")[2] for entry in grpcio["files"] if architecture in entry["file"]}
     assert tags == {f"cp3{minor}" for minor in range(9, 15)}
+
+
+def test_a_bundle_has_the_wheels_of_every_python_that_the_lock_has_wheels_for():
+    """A node with a newer Python would otherwise find that out when its plugin is installed, without a network."""
+    tasks = (ROOT / "playbooks/bundle.yml").read_text()
+    (default,) = re.findall(r"bundle_pythons \| default\((\[[^]]*\])\)", tasks)
+    locked = {tag.groups() for file in _files("grpcio") if (tag := re.search(r"-cp(\d)(\d+)-", file))}
+    assert set(yaml.safe_load(default)) == {f"{major}.{minor}" for major, minor in locked}
+    # What has no wheel of its own for a Python has one for all of them.
+    assert all("-abi3-" in file or "-none-any." in file for file in _files() if not file.startswith("grpcio-"))
+
+
+def _files(name: str = "") -> list[str]:
+    return [entry["file"] for wheel in LOCK["wheels"] if name in ("", wheel["name"]) for entry in wheel["files"]]
 
 
 @pytest.mark.parametrize(("field", "value"), [("sha256", "b98f74"), ("file", "grpcio-1.80.1.tar.gz"), ("file", "../x")])
