@@ -284,7 +284,6 @@ PRUNE_TYPES = (
 )  # fmt: skip
 # Time limit of one call: many objects on a busy server.
 _CALL_SECONDS = 300
-GET = ("get", "--filename=-", "--ignore-not-found", SHOW, "--output=json")
 
 
 class Cluster:
@@ -314,12 +313,14 @@ class Cluster:
             asked = [item for item in wanted if (item["kind"], item["apiVersion"]) not in missing]
             if not asked:
                 return [], missing
-            code, out, error = self._kubectl.run_retrying(*GET, text=as_list(asked))
-            absent = planner.missing_kinds(error) - missing
-            if code == 0:
-                return parse_items(out), missing
-            if not absent:
-                raise _failed("reading the objects", error)
+            try:
+                return self._kubectl.existing(asked, SHOW), missing
+            except Unreachable:
+                raise
+            except KubectlError as refused:
+                absent = planner.missing_kinds(refused.reason) - missing
+                if not absent:
+                    raise
             missing |= absent
 
     def _predict(self, asked: list, force: bool, revert_edits: bool) -> tuple[dict, dict, dict]:

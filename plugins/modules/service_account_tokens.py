@@ -11,6 +11,8 @@ version_added: 0.1.0
 description:
   - Creates one token for each service account, valid as long as the account exists, and returns them.
   - The tokens are secrets. Call it with C(no_log) and only when a node lacks its token.
+extends_documentation_fragment:
+  - gpufabric.rdma.changing
 attributes:
   check_mode:
     support: full
@@ -65,8 +67,6 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.kubectl import (
     Kubectl,
-    as_list,
-    parse_items,
 )
 
 POLL_SECONDS = 1
@@ -91,30 +91,25 @@ def make(
 ) -> tuple:
     """({account: token}, whether a secret was created)."""
     wanted = [secret(namespace, name) for name in sorted(names)]
-    get = ("get", "--filename=-", "--ignore-not-found", "--output=json")
-    _code, before, _error = kubectl.run(*get, text=as_list(wanted))
+    before = _tokens(kubectl.existing(wanted))
     code, _out, error = kubectl.apply(wanted)
     if code:
         raise _failed(namespace, error)
     deadline = clock() + timeout
     while True:
-        code, out, error = kubectl.run(*get, text=as_list(wanted))
-        found = _tokens(out) if code == 0 else {}
+        found = _tokens(kubectl.existing(wanted))
         lacking = sorted(set(names) - set(found))
         if not lacking:
-            return found, bool(set(names) - set(_tokens(before)))
+            return found, bool(set(names) - set(before))
         if clock() >= deadline:
-            raise _failed(namespace, error or f"no token for {', '.join(lacking)} after {timeout:.0f} s")
+            raise _failed(namespace, f"no token for {', '.join(lacking)} after {timeout:.0f} s")
         sleep(POLL_SECONDS)
 
 
-def _tokens(text: str) -> dict:
-    try:
-        items = parse_items(text)
-    except ValueError:
-        return {}
+def _tokens(secrets: list) -> dict:
+    """{account: token}."""
     found = {}
-    for item in items:
+    for item in secrets:
         name = item["metadata"].get("annotations", {}).get("kubernetes.io/service-account.name")
         token = (item.get("data") or {}).get("token")
         if name and token:

@@ -28,6 +28,8 @@ _OWN_END = "command terminated with exit code"
 # sudo and non-interactive SSH leave /usr/local/bin, where k3s is, out of PATH.
 _FOLDERS = ("/usr/local/bin", "/usr/bin", "/bin")
 # The server validates better than kubectl, which would first fetch all types to check one object.
+# The API server makes this namespace, and makes it again whenever it is gone.
+_ANCHOR = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "default"}}
 _APPLY = ("apply", "--server-side", "--validate=false", f"--field-manager={MANAGER}", "--filename=-")
 _UNREACHABLE = re.compile(
     r"connection to the server|connection refused|Unable to connect to the server|TLS handshake timeout|i/o timeout"
@@ -74,21 +76,23 @@ def last_words(text: str) -> str:
 
 
 def parse_items(text: str) -> list[dict]:
-    """The objects of `kubectl -o json`, which prints nothing, one object, or a list."""
-    if not text.strip():
-        return []
+    """The objects of `kubectl -o json`, which prints one object or a list."""
     document = json.loads(text)
     return document.get("items") or [] if document.get("kind", "").endswith("List") else [document]
 
 
 def whole_json(words, text: str) -> bool:
-    """Whether a call for JSON has all of it. Only --ignore-not-found prints nothing where there is nothing."""
-    if "--output=json" not in words or ("--ignore-not-found" in words and not text.strip()):
+    """Whether a call for JSON has all of it. No answer is empty: see Kubectl.existing()."""
+    if "--output=json" not in words:
         return True
     try:
         return isinstance(json.loads(text), dict)
     except ValueError:
         return False
+
+
+def _is_anchor(item: dict) -> bool:
+    return (item["kind"], item["metadata"]["name"]) == (_ANCHOR["kind"], _ANCHOR["metadata"]["name"])
 
 
 def as_list(objects: list[dict]) -> str:
@@ -208,6 +212,18 @@ class Kubectl:
         if code:
             raise KubectlError(f"an answer to get {' '.join(words)}", error or out or f"exit status {code}")
         return parse_items(out)
+
+    def existing(self, objects: list[dict], *words: str) -> list[dict]:
+        """Those of the objects that exist; raises KubectlError.
+
+        Where none does, kubectl prints nothing, and so does a call that is cut off before its first byte. So an object
+        that is always there is asked for too.
+        """
+        words = ("get", "--filename=-", "--ignore-not-found", *words, "--output=json")
+        code, out, error = self.run_retrying(*words, text=as_list([*objects, _ANCHOR]))
+        if code:
+            raise KubectlError("the objects as they are in the cluster", error or out)
+        return [item for item in parse_items(out) if not _is_anchor(item) or any(map(_is_anchor, objects))]
 
     def apply(self, objects: list[dict], *words: str) -> tuple[int, str, str]:
         """Apply objects server-side as the collection's field manager; returns what run_retrying() returns."""

@@ -263,6 +263,19 @@ def test_an_object_that_someone_else_made_is_not_taken_over_without_consent(serv
     assert server.run([namespace(), config_map(a="1")])["changed"] is False
 
 
+@pytest.mark.parametrize("times", [1, 99])
+def test_an_answer_cut_off_before_its_first_byte_is_no_absence(server, times):
+    """Taken for one, a foreign object with the wanted values would be taken over without a word."""
+    server.run([namespace()])
+    live = config_map(a="1")
+    live["metadata"]["managedFields"] = [{"manager": "helm", "fieldsV1": [".data.a"]}]
+    server.state(objects={**server.objects, "ConfigMap/kube-flannel/conf": live}, cut={"get": times})
+    (finding,) = server.run([namespace(), config_map(a="1")])["findings"]
+    seen = "managed by helm" if times == 1 else "the answer broke off"
+    assert finding["seen"] == seen
+    assert server.objects["ConfigMap/kube-flannel/conf"] == live
+
+
 def test_all_problems_come_at_once_and_nothing_is_applied(server):
     server.run([namespace()])
     found = server.run([namespace(), daemon_set(refused=True), config_map(namespace="nowhere"), config_map("fine")])

@@ -279,6 +279,16 @@ def test_tokens_are_created_once_and_waited_for(cluster):
     assert service_account_tokens.make("ns", ["a"], cluster.client(), 9) == ({"a": "of a"}, False)
 
 
+def test_an_answer_without_tokens_that_was_cut_off_does_not_mean_there_were_none(cluster):
+    cluster.state(tokens={"a": "of a"})
+    service_account_tokens.make("ns", ["a"], cluster.client(), 9)
+    cluster.state(cut={"get": 1})
+    assert service_account_tokens.make("ns", ["a"], cluster.client(), 9) == ({"a": "of a"}, False)
+    cluster.state(cut={"get": 99})
+    with pytest.raises(Refused, match="the answer broke off"):
+        service_account_tokens.make("ns", ["a"], cluster.client(), 9)
+
+
 def test_tokens_that_never_come_are_reported(cluster):
     times = iter([0, 1, 99])
     with pytest.raises(Refused, match="no token for a after 9 s"):
