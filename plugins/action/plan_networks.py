@@ -27,7 +27,7 @@ class ActionModule(ActionBase):
             argument_spec={
                 "variables": {"type": "dict", "required": True},
                 "nodes": {"type": "list", "elements": "dict", "required": True},
-                "total": {"type": "int", "default": 0},
+                "hosts": {"type": "list", "elements": "str", "default": []},
                 "pod_cidrs": {"type": "list", "elements": "str", "default": []},
                 "service_cidrs": {"type": "list", "elements": "str", "default": []},
                 "device_plugin_resources": {"type": "raw"},
@@ -55,7 +55,7 @@ class ActionModule(ActionBase):
     @staticmethod
     def _plan(variables, args):
         nodes = args["nodes"]
-        made = networks.plan(variables, nodes, args["total"], args["device_plugin_resources"])
+        made = networks.plan(variables, nodes, args["hosts"], args["device_plugin_resources"])
         config, refused = networks.sriov_config(variables["networks_sriov_resources"], nodes)
         made["findings"] += refused
         made["sriov_config"] = config

@@ -38,10 +38,12 @@ options:
     type: list
     elements: dict
     required: true
-  total:
-    description: The total number of nodes, when a run is limited to some of them.
-    type: int
-    default: 0
+  hosts:
+    description:
+      - The names of all nodes. Those that are not in O(nodes) are named, and RV(complete) is false.
+    type: list
+    elements: str
+    default: []
   pod_cidrs:
     description: Networks of the pods.
     type: list

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 
 from ...module_utils._core import text as core_text
 from ...module_utils._core.change import Finding
@@ -314,16 +315,22 @@ def config(item: dict, master, ranges=None, taken=()) -> dict:
 
 
 def plan(
-    variables: dict, nodes: list[dict], total: int = 0, resources=None, nv_ipam_namespace: str = "kube-system"
+    variables: dict,
+    nodes: list[dict],
+    hosts: Sequence[str] = (),
+    resources=None,
+    nv_ipam_namespace: str = "kube-system",
 ) -> dict:
     """Everything the role renders.
 
     variables: the networks_* of the play. nodes, in the order that numbers their address blocks: host, number, rails
-    (index, netdev, link_layer), netdevs {name: {addresses}}. total: how many nodes there are, when not all of them take
-    part in this run: then `complete` is false, and objects made from the nodes that are here would be wrong for the
-    others. Returns attachments, networks (what the linter reads),
-    objects, files {host: {network name: text}}, problems and notes.
+    (index, netdev, link_layer), netdevs {name: {addresses}}. hosts: the names of all nodes; where some of them are not
+    among nodes (not in this run, or failed in it), `complete` is false, and objects made from those that are would be
+    wrong for the others. Returns attachments, networks (what the linter reads), objects, files {host: {network name:
+    text}}, problems and notes.
     """
+    away = [host for host in hosts if host not in {node["host"] for node in nodes}]
+    total = len(nodes) + len(away)
     attachments = [_normal(item, variables) for item in variables["networks_attachments"]]
     findings: list[Finding] = []
     notes: list[str] = []
@@ -341,18 +348,17 @@ def plan(
         "files": {node["host"]: {} for node in nodes},
         "findings": findings,
         "notes": notes,
-        "complete": len(nodes) >= total,
+        "complete": not away,
     }
-    if not made["complete"]:
+    if away:
         made["notes"].append(
-            f"this run sees {len(nodes)} of {total} nodes: it updates files of the nodes and leaves objects of the "
-            f"cluster as "
-            "they are; run without --limit to update the objects"
+            f"this run sees {len(nodes)} of {total} nodes, without {core_text.names(away)}: it updates files of the "
+            "nodes and leaves objects of the cluster as they are; run again with all of them to update the objects"
         )
     if findings:
         return made
     for item in attachments:
-        _render(item, variables, nodes, max(total, len(nodes)), made, nv_ipam_namespace)
+        _render(item, variables, nodes, total, made, nv_ipam_namespace)
     made["objects"] = _namespaces(attachments) + made["objects"]
     return made
 

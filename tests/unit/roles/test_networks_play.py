@@ -17,6 +17,7 @@ PLAY = [
         "hosts": "gpu_nodes",
         "gather_facts": False,
         "tasks": [
+            {"ansible.builtin.fail": {"msg": "planted"}, "when": "inventory_hostname in lost | default([])"},
             {"name": "Networks", "ansible.builtin.import_role": {"name": "gpufabric.rdma.networks"}},
         ],
     }
@@ -96,11 +97,26 @@ def test_blocks_lie_on_the_nodes_objects_in_the_cluster_and_a_second_run_changes
 def test_a_limited_run_writes_its_nodes_and_leaves_the_cluster_alone(site):
     code, output = site.run("--limit", "node2", networks_rails=True)
     assert code == 0, output
-    assert "this run sees 1 of 2 nodes" in " ".join(output.split())
+    assert "this run sees 1 of 2 nodes, without node1" in " ".join(output.split())
     assert site.networks() == []
     second = json.loads((site.folder / "node2" / BLOCKS).read_text())
     assert second["ipam"]["ranges"][0][0]["rangeStart"] == "10.56.0.18"
     assert not (site.folder / "node1" / BLOCKS).exists()
+
+
+def test_a_node_that_failed_earlier_in_the_play_is_named_and_the_cluster_left_alone(site):
+    """Objects planned from the others would send its pods to nothing. It is not in the group of nodes, only played."""
+    inventory = yaml.safe_load((site.folder / "hosts.yml").read_text())
+    nodes = inventory["all"]["children"]["gpu_nodes"]
+    moved = {"node2": {**nodes["hosts"].pop("node2"), "networks_node_number": 1}}
+    inventory["all"]["children"]["others"] = {"hosts": moved, "vars": nodes["vars"]}
+    (site.folder / "hosts.yml").write_text(yaml.safe_dump(inventory))
+    (site.folder / "play.yml").write_text(yaml.safe_dump([{**PLAY[0], "hosts": "gpu_nodes:others"}]))
+    code, output = site.run(networks_rails=True, lost=["node2"])
+    assert code != 0, output
+    assert "this run sees 1 of 2 nodes, without node2" in " ".join(output.split())
+    assert site.networks() == []
+    assert (site.folder / "node1" / BLOCKS).exists()
 
 
 def test_check_mode_without_an_api_server_lists_what_would_come(site):

@@ -107,11 +107,12 @@ def test_a_limited_run_and_a_node_more_leave_the_blocks_where_they_are(wanted):
     nodes = [node(number) for number in range(3)]
     variables = wanted(networks_rails=True)
     everywhere = configs(plan(variables, nodes), "rail0")
-    part = plan(variables, nodes[1:2], total=3)
+    hosts = [item["host"] for item in nodes]
+    part = plan(variables, nodes[1:2], hosts)
     limited = configs(part, "rail0")
     assert part["complete"] is False
-    assert "1 of 3 nodes" in part["notes"][-1]
-    assert plan(variables, nodes, total=3)["complete"] is True
+    assert "1 of 3 nodes, without node1, node3" in part["notes"][-1]
+    assert plan(variables, nodes, hosts)["complete"] is True
     assert limited == {"node2": everywhere["node2"]}
     assert configs(plan(variables, nodes[:2]), "rail0")["node2"] == everywhere["node2"]
     alone = configs(plan(variables, nodes[:1]), "rail0")[""]
