@@ -12,8 +12,8 @@ from ansible_collections.gpufabric.rdma.tests.tools import ansible_playbook
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 # What runs on the controller: no node is needed.
-WITHOUT_NODES = {"bundle", "import_policy", "report"}
-PLAYBOOKS = sorted({path.stem for path in ROOT.glob("playbooks/*.yml")} - WITHOUT_NODES)
+WITHOUT_NODES = ["bundle", "import_policy", "report"]
+PLAYBOOKS = sorted({path.stem for path in ROOT.glob("playbooks/*.yml")} - {*WITHOUT_NODES, "controller"})
 
 
 def run(tmp_path, playbook, inventory, *arguments):
@@ -56,3 +56,20 @@ def test_each_way_to_no_node_is_named(tmp_path, inventory, arguments, thing, see
     assert code == 2, output
     assert thing in output
     assert seen in output
+
+
+@pytest.mark.parametrize("playbook", WITHOUT_NODES)
+def test_a_limit_without_the_controller_is_refused_where_nothing_else_works(tmp_path, playbook):
+    code, output = run(tmp_path, playbook, OTHERS, "--limit", "a", "-e", "policy_files=none.yaml")
+    assert code == 2, output
+    assert "--limit a: wanted localhost" in " ".join(output.split())
+
+
+def test_a_policy_is_compared_with_nodes_or_refused(tmp_path):
+    (tmp_path / "policy.yml").write_text("{}")
+    arguments = ("-e", "policy_files=policy.yml", "-e", "policy_hosts=gpu_nodes")
+    code, output = run(tmp_path, "import_policy", OTHERS, *arguments)
+    assert code == 2, output
+    for text in ("group gpu_nodes: wanted at least one node", "hosts only in: gpu_node", "-e policy_hosts=GROUP"):
+        assert text in " ".join(output.split())
+    assert not (tmp_path / "group_vars").exists()
