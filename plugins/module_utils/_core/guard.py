@@ -15,10 +15,12 @@ import tempfile
 import traceback
 from typing import Callable
 
-from .change import Refused, failure
+from .change import Refused, failure, settle
 from .files import write
 
 _HIDDEN = "********"
+# The documentation fragment of each module that changes something.
+CHANGING = "gpufabric.rdma.changing"
 
 
 def guarded(main: Callable[[], None]) -> Callable[[], None]:
@@ -33,13 +35,18 @@ def guarded(main: Callable[[], None]) -> Callable[[], None]:
             if module is None:  # only AnsibleModule() itself, which ansible-test replaces to read the arguments
                 raise
             name = os.path.splitext(os.path.basename(main.__code__.co_filename))[0]
-            module.fail_json(**unexpected(f"module {name}", error, module.no_log_values))
+            changing = CHANGING in main.__globals__.get("DOCUMENTATION", "") and not module.check_mode
+            module.fail_json(**unexpected(f"module {name}", error, changing, module.no_log_values))
 
     return typed
 
 
-def unexpected(obj: str, error: Exception, hidden=()) -> dict:
-    """The arguments of fail_json for an exception that nobody foresaw. hidden: texts that are never shown."""
+def unexpected(obj: str, error: Exception, changing: bool, hidden=()) -> dict:
+    """The arguments of fail_json for an exception that nobody foresaw.
+
+    changing: whether something may have been changed by then; if so the result is `changed`, with the changes that are
+    known. hidden: texts that are never shown.
+    """
     if isinstance(error, Refused):
         return failure(error)
     place = traceback.extract_tb(error.__traceback__)[-1]
@@ -48,8 +55,12 @@ def unexpected(obj: str, error: Exception, hidden=()) -> dict:
     told = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     for secret in hidden:
         seen, told = seen.replace(secret, _HIDDEN), told.replace(secret, _HIDDEN)
-    step = f"see {_kept(obj, told)}; report it, it is a fault of the collection; then run again"
-    return failure(Refused.because(obj, "a result, or a refusal with its reason", seen, step))
+    if changing:
+        seen += "; something may have been changed before it"
+    step = f"report it with {_kept(obj, told)}: it is a bug in the collection"
+    refused = Refused.because(obj, "a result, or a refusal with its reason", seen, step)
+    refused.done = _done(error)
+    return {**failure(refused), "changed": changing}
 
 
 def _kept(obj: str, told: str) -> str:
@@ -62,6 +73,12 @@ def _kept(obj: str, told: str) -> str:
     except OSError as error:
         return f"the output of -vvv ({node} has no room for a file: {error.strerror})"
     return f"the traceback in {path} on {node}"
+
+
+def _done(error: Exception) -> list:
+    """The changes that settle() had made by then."""
+    frames = (frame for frame, _line in traceback.walk_tb(error.__traceback__) if frame.f_code is settle.__code__)
+    return next((frame.f_locals.get("done") or [] for frame in frames), [])
 
 
 def _module_of(error: Exception):

@@ -9,10 +9,13 @@ PRIVATE to the collection.
 from __future__ import annotations
 
 import functools
+import pathlib
 
 from ansible.errors import AnsibleError
 
-from ...module_utils._core.guard import unexpected
+from ...module_utils._core.guard import CHANGING, unexpected
+
+MODULES = pathlib.Path(__file__).resolve().parents[2] / "modules"
 
 
 def guarded(run):
@@ -25,6 +28,8 @@ def guarded(run):
         except AnsibleError:
             raise
         except Exception as error:  # noqa: BLE001 - that is what it is for
-            return {"failed": True, **unexpected(f"action {self._task.action.rpartition('.')[2]}", error)}
+            name = self._task.action.rpartition(".")[2]
+            changing = CHANGING in (MODULES / f"{name}.py").read_text(encoding="utf-8") and not self._task.check_mode
+            return {"failed": True, **unexpected(f"action {name}", error, changing)}
 
     return typed

@@ -82,6 +82,50 @@ def test_without_room_for_the_file_the_four_facts_are_reported(tmp_path):
     assert "No space left on device" in json.loads(done.stdout)["findings"][0]["next_step"]
 
 
+CHANGES = r"""
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Plan, settle
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
+
+DOCUMENTATION = "extends_documentation_fragment: gpufabric.rdma.FRAGMENT"
+
+
+def plan(seen):
+    made = Plan()
+    made.change("file /a", "write", "", "x")
+    made.change("file /b", "write", "", "x")
+    return made
+
+
+def apply(changes):
+    yield changes[0]
+    raise KeyError("planted")
+
+
+@guarded
+def main():
+    module = AnsibleModule(argument_spec={}, supports_check_mode=True)
+    decided, done = settle(dict, plan, apply, module.check_mode)
+    [][0]
+
+
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("fragment", "check", "changed", "changes"),
+    [("changing", False, True, ["file /a"]), ("changing", True, False, []), ("reading", False, False, ["file /a"])],
+)
+def test_a_module_that_may_have_changed_something_does_not_claim_otherwise(tmp_path, fragment, check, changed, changes):
+    program = tmp_path / "changes.py"
+    program.write_text(CHANGES.replace("FRAGMENT", fragment))
+    result = json.loads(call(program, tmp_path, {"_ansible_check_mode": check}).stdout)
+    assert result["changed"] is changed
+    assert [change["object"] for change in result["changes"]] == changes
+    assert ("may have been changed" in result["findings"][0]["seen"]) is changed
+
+
 @pytest.mark.parametrize("check", [False, True])
 def test_an_action_plugin_ends_so_too(tmp_path, check):
     ansible = [sys.executable, "-m", "ansible", "adhoc", "localhost", "-m", "gpufabric.rdma.plan_fabric"]
