@@ -41,9 +41,10 @@ def rows(options: dict, prefix: str = ""):
 def render() -> str:
     parts = [HEAD]
     for role in sorted(path for path in (ROOT / "roles").iterdir() if path.is_dir()):
-        spec = yaml.safe_load((role / "meta/argument_specs.yml").read_text())["argument_specs"]["main"]
-        parts += [f"## {role.name}", "", paragraph(spec["short_description"]), ""]
-        options = spec.get("options") or {}
+        specs = yaml.safe_load((role / "meta/argument_specs.yml").read_text())["argument_specs"]
+        parts += [f"## {role.name}", "", paragraph(specs["main"]["short_description"]), ""]
+        # The same option has the same meaning at each entry point.
+        options = {name: option for spec in specs.values() for name, option in (spec.get("options") or {}).items()}
         if options:
             parts += ["| option | type | default | meaning |", "|---|---|---|---|", *rows(options)]
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import re
 import subprocess
 
 import pytest
@@ -145,3 +146,55 @@ def test_verify_fails_on_a_node_that_was_never_set_up_and_says_what_to_do(play, 
     assert "node1  /etc/modules-load.d/gpufabric-rdma.conf" in output
     assert "next step  run playbooks/host.yml" in output
     assert "not verified" in output.splitlines()[-1] or "Verification on 1 node: " in output
+
+
+def page_of(output):
+    """Where the last line before the recap says that the page is."""
+    (path,) = re.findall(r"^The report is (/\S+)$", output, re.MULTILINE)
+    return pathlib.Path(path)
+
+
+def test_a_run_ends_with_the_page_beside_the_inventory_and_says_where(play, node, tmp_path):
+    hosts = {f"node{number}": {**node("h100-8x-cx7-ib", number), "limits_services": ["k3s"]} for number in (1, 2)}
+    expected = tmp_path / "hosts-report.html"
+    code, announced = play("site", hosts, "--check")
+    assert (code, expected.exists()) == (0, False), announced
+    assert f"\nThe report would be {expected}\n" in announced
+    code, output = play("site", hosts)
+    assert code == 0, output
+    assert page_of(output) == expected
+    assert output.index("Verification on 2 nodes") < output.index("The report is") < output.index("PLAY RECAP")
+    text = expected.read_text()
+    assert "node1" in text
+    assert "node2" in text
+    expected.unlink()
+    code, output = play("site", hosts, "-e", "report_written=false")
+    assert (code, expected.exists(), "report would be" in output) == (0, False, False), output
+
+
+def test_a_run_whose_checks_fail_ends_with_the_page_and_with_its_failure(play, node, tmp_path):
+    """That is the run whose page somebody needs."""
+    hosts = {f"node{number}": {**node("gh200-cx7-roce", number), "limits_services": ["k3s"]} for number in (1, 2)}
+    for variables in hosts.values():
+        (port,) = pathlib.Path(variables["discovery_root"]).glob("sys/class/infiniband/mlx5_0/ports/1/state")
+        port.write_text("1: DOWN\n")
+    code, output = play("site", hosts, "-e", f"report_file={tmp_path}/new/page.html", "-e", "report_title='Rack A'")
+    assert code == 2, output
+    assert "of the checks failed" in output
+    assert page_of(output) == tmp_path / "new/page.html"
+    assert "Rack A" in (tmp_path / "new/page.html").read_text()
+
+
+@pytest.mark.parametrize("further", [{}, {"rdma_netns_mode": "private"}])
+def test_a_page_that_could_not_be_written_is_in_the_list_before_anything_changes(play, node, tmp_path, further):
+    (tmp_path / "file").write_text("no folder")
+    hosts = {f"node{number}": {**node("h100-8x-cx7-ib", number), **further} for number in (1, 2)}
+    before = [files(variables["discovery_root"]) for variables in hosts.values()]
+    code, output = play("site", hosts, "-e", f"report_file={tmp_path}/file/page.html")
+    assert code != 0
+    assert f"\nthe controller  the report {tmp_path}/file/page.html\n" in output, output
+    assert "report_written to false" in output
+    assert ("variable rdma_netns_mode" in output) == bool(further)
+    assert [files(variables["discovery_root"]) for variables in hosts.values()] == before
+    code, output = play("host", hosts, "--check", "-e", f"report_file={tmp_path}/file/page.html")
+    assert f"{tmp_path}/file" not in output, "host.yml writes none"
