@@ -12,6 +12,7 @@ description:
   - Creates virtual functions (VFs) on physical functions named by PCI address, now through sysfs and at boot by a
     oneshot unit that runs before k3s.
   - Refuses what firmware or kernel would reject, and does not remove existing VFs without consent.
+  - On InfiniBand, gives VFs without a GUID one and lets them follow their port's link; until then they have none.
   - An empty list removes unit and script and leaves the VFs unchanged.
 extends_documentation_fragment:
   - gpufabric.rdma.changing
@@ -33,6 +34,11 @@ options:
         description: How many VFs.
         type: int
         required: true
+      guids:
+        description:
+          - Whether VFs of an InfiniBand port that have no GUID get one, worked out from the port's and their number.
+        type: bool
+        default: true
   recreate_allowed:
     description:
       - What to do if the number of existing VFs differs. The kernel needs all of them removed first.
@@ -93,6 +99,7 @@ def read(root: str) -> dict:
     tree = Tree(root)
     facts = gather(tree, Seams.of(tree), ["hcas", "!gids"])
     devices = {}
+    guids = {(hca.get("pci") or {}).get("address"): hca.get("node_guid") for hca in facts["hcas"]}
     for hca in facts["hcas"] + facts.get("cards_without_rdma", []):
         pci = hca.get("pci") or hca
         if not pci.get("address"):
@@ -102,6 +109,9 @@ def read(root: str) -> dict:
             "total": sriov.get("total") or 0,
             "enabled": sriov.get("enabled") or 0,
             "virtual": bool(pci.get("physfn")),
+            "infiniband": any(port.get("link_layer") == "InfiniBand" for port in hca.get("ports") or ()),
+            "node_guid": hca.get("node_guid"),
+            "vf_guids": [valid(guids[address]) if address in guids else "" for address in pci.get("virtfns") or ()],
         }
     owned = {}
     for path in (UNIT, SCRIPT):
@@ -117,6 +127,11 @@ def read(root: str) -> dict:
     }
 
 
+def valid(guid):
+    """The GUID, or None where firmware has put none there."""
+    return None if not guid or set(guid) <= set("0:") or set(guid.lower()) <= set("f:") else guid
+
+
 def set_vfs(change, root: str) -> None:
     """`PCI ADDRESS sriov_numvfs`: to 0 first if there are any, as the kernel requires."""
     path = os.path.join(root, PCI, change.object.split()[1], "sriov_numvfs")
@@ -125,10 +140,16 @@ def set_vfs(change, root: str) -> None:
 
 
 def apply(changes, root: str, run):
-    running = [change for change in changes if change.action == "set"]
+    running = [change for change in changes if change.action in ("set", "run")]
     yield from apply_units(root, [change for change in changes if change not in running], run)
     for change in running:
-        set_vfs(change, root)
+        if change.action == "set":
+            set_vfs(change, root)
+        else:
+            code, _out, error = run(["/bin/sh", SCRIPT])
+            if code:
+                step = "see the unit gpufabric-rdma-vfs.service; networks_sriov with guids: false leaves them to you"
+                raise Refused.because(change.object, change.after, error.strip() or f"exit code {code}", step)
         yield change
 
 
@@ -143,6 +164,7 @@ def main():
                 "options": {
                     "pci": {"type": "str", "required": True},
                     "vfs": {"type": "int", "required": True},
+                    "guids": {"type": "bool", "default": True},
                 },
             },
             "recreate_allowed": {"type": "bool"},

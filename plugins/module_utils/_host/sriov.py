@@ -5,9 +5,14 @@
 
 PRIVATE to the collection. Pure: what sysfs says and what is wanted in, Plan out. The kernel changes the number only
 from or to zero, so a new number removes existing VFs first, even those in use.
+
+On InfiniBand a new VF has no GUID and its link is down, whatever its port's is. It gets a GUID from its port's and its
+number, the same at each boot, and follows the port; one that has a GUID keeps it.
 """
 
 from __future__ import annotations
+
+import hashlib
 
 from .._core import text
 from .._core.change import Plan, kernel_out_of_reach
@@ -53,16 +58,67 @@ set_vfs() {
     fi
 }
 """
+# Only with InfiniBand ports. The driver's own files (DOCA) need no interface; the kernel's way asks for that of IPoIB.
+_GUIDS = """
+# set_guids PCI GUID ...: for VF 0, 1 ... without a GUID. The driver reads it when it binds.
+set_guids() {
+    port=/sys/bus/pci/devices/$1
+    shift
+    number=0
+    for guid; do
+        vf=$(readlink "$port/virtfn$number") && vf=${vf##*/}
+        if [ -z "$vf" ]; then
+            echo "gpufabric-rdma-vfs: ${port##*/} has no VF $number" >&2
+            failed=1
+        else
+            driver=$(readlink "/sys/bus/pci/devices/$vf/driver")
+            case ${driver##*/}:$(cat "/sys/bus/pci/devices/$vf/infiniband/"*/node_guid 2>/dev/null) in
+            : | mlx5_core: | mlx5_core:0000:0000:0000:0000 | mlx5_core:ffff:ffff:ffff:ffff)
+                set_guid "$port" "$number" "$vf" "$guid" || failed=1
+                ;;
+            esac
+        fi
+        number=$((number + 1))
+    done
+}
+
+set_guid() {
+    if [ -d "$1/sriov/$2" ]; then
+        echo "$4" >"$1/sriov/$2/node" && echo "$4" >"$1/sriov/$2/port" && echo Follow >"$1/sriov/$2/policy" || return 1
+    else
+        waited=0
+        while [ ! -d "$1/net" ] && [ "$waited" -lt "${VF_WAIT_SECONDS:-60}" ]; do
+            sleep 1
+            waited=$((waited + 1))
+        done
+        if [ ! -d "$1/net" ]; then
+            echo "gpufabric-rdma-vfs: ${1##*/} has no interface to set the GUID of VF $2 on; load ib_ipoib" >&2
+            return 1
+        fi
+        for netdev in "$1/net/"*; do break; done
+        ip link set dev "${netdev##*/}" vf "$2" node_guid "$4" &&
+            ip link set dev "${netdev##*/}" vf "$2" port_guid "$4" &&
+            ip link set dev "${netdev##*/}" vf "$2" state auto || return 1
+    fi
+    driver=/sys/bus/pci/drivers/mlx5_core
+    if [ -e "/sys/bus/pci/devices/$3/driver" ]; then
+        echo "$3" >"$driver/unbind" || return 1
+    fi
+    echo "$3" >"$driver/bind"
+}
+"""
 
 
 def plan(facts: dict, settings: list[dict], recreate_allowed, root: str = "/") -> Plan:
-    """facts: devices {PCI address: {total, enabled, virtual, default_route, in_use}}, owned_files, enabled, node.
+    """facts: devices {PCI address: {total, enabled, virtual, infiniband, node_guid, vf_guids}}, owned_files, enabled,
+    node. vf_guids: one for each VF that is there, in their order; None without one, empty where another driver has it.
 
-    settings: items pci and vfs. recreate_allowed: None refuses when VFs would have to be removed first, True removes
-    them, False leaves them.
+    settings: items pci, vfs and guids. recreate_allowed: None refuses when VFs would have to be removed first, True
+    removes them, False leaves them.
     """
     made = Plan()
     wanted = {_normal(item["pci"]): item["vfs"] for item in settings}
+    own = {_normal(item["pci"]): item.get("guids", True) for item in settings}
     chosen = {address: vfs for address, vfs in wanted.items() if _usable(facts, address, vfs, made)}
     if made.findings:
         return made
@@ -77,19 +133,50 @@ def plan(facts: dict, settings: list[dict], recreate_allowed, root: str = "/") -
         _running(facts["devices"][address], address, vfs, recreate_allowed, offline, made)
     if made.findings:
         return made
-    plan_file(made, facts, SCRIPT, script(chosen))
+    guids = {address: _guids(facts["devices"][address], vfs) for address, vfs in chosen.items() if own[address]}
+    plan_file(made, facts, SCRIPT, script(chosen, guids))
     plan_file(made, facts, UNIT, _UNIT)
     if not facts["enabled"]:
         made.change(ENABLED, "link", "", LINK_TARGET)
+    for address, given in guids.items():
+        _running_guids(facts["devices"][address], address, given, offline, made)
     made.notes.append(
         "in shared RDMA netns mode a pod sees the RDMA devices of all VFs: they separate traffic and queues, not access"
     )
     return made
 
 
-def script(wanted: dict) -> str:
+def script(wanted: dict, guids: dict | None = None) -> str:
+    """wanted: {PCI address: VFs}; guids: {PCI address: the GUIDs of its VFs}."""
     calls = [f"set_vfs {address} {vfs}\n" for address, vfs in sorted(wanted.items())]
-    return "".join([HEADER, _SCRIPT, *calls, "exit $failed\n"])
+    given = [f"set_guids {address} {' '.join(own)}\n" for address, own in sorted((guids or {}).items()) if own]
+    return "".join([HEADER, _SCRIPT, *([_GUIDS] if given else []), *calls, *given, "exit $failed\n"])
+
+
+def guid(port: str, number: int) -> str:
+    """The GUID of a VF, as ip takes it: locally administered, so that it is no card's."""
+    return ":".join(["02", *(f"{byte:02x}" for byte in hashlib.sha256(f"{port} vf {number}".encode()).digest()[:7])])
+
+
+def _guids(device: dict, vfs: int) -> list[str]:
+    if not device.get("infiniband") or not device.get("node_guid"):
+        return []
+    return [guid(device["node_guid"], number) for number in range(vfs)]
+
+
+def _running_guids(device: dict, address: str, given: list[str], offline, made: Plan) -> None:
+    obj, there = f"PCI {address} VF GUIDs", device.get("vf_guids") or []
+    number = f"PCI {address} sriov_numvfs"
+    if any(change.object == number for change in made.changes):
+        missing = given
+    else:
+        missing = [own for own, seen in zip(given, there) if seen is None]
+    if not missing:
+        return
+    if offline:
+        made.not_verified.append(f"{obj}: {offline}")
+        return
+    made.change(obj, "run", "", " ".join(missing))
 
 
 def _normal(address: str) -> str:

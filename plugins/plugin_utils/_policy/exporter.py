@@ -226,8 +226,9 @@ class _Export:
 
     @staticmethod
     def _unsupported(item: dict, config: dict) -> str | None:
-        if item["type"] == "sriov":
-            return "use SriovNetwork of the SR-IOV operator"
+        if item["type"] in ("sriov", "ib-sriov"):
+            kind = "SriovNetwork" if item["type"] == "sriov" else "SriovIBNetwork"
+            return f"use {kind} of the SR-IOV operator"
         if item["type"] == "host-device" and ("device" in config or "pciBusID" in config):
             return "HostDeviceNetwork takes a resource that hands out functions, no interface and no address"
         if item["type"] == "host-device" and not str(item.get("resource_name")).startswith(DEVICE_PREFIX):

@@ -22,9 +22,16 @@ from .._core.addresses import netaddr
 
 CNI_VERSION = "0.3.1"
 RESOURCE_ANNOTATION = "k8s.v1.cni.cncf.io/resourceName"
-TYPES = ("macvlan", "host-device", "ipoib", "sriov")
+TYPES = ("macvlan", "host-device", "ipoib", "sriov", "ib-sriov")
+OF_VFS = ("sriov", "ib-sriov")  # they take a VF that a device plugin has handed out
 # The component that installs a type or an IPAM, if it is not one of the reference plugins.
-COMPONENT_OF = {"ipoib": "ipoib-cni", "sriov": "sriov-cni", "whereabouts": "whereabouts", "nv-ipam": "nv-ipam"}
+COMPONENT_OF = {
+    "ipoib": "ipoib-cni",
+    "sriov": "sriov-cni",
+    "ib-sriov": "ib-sriov-cni",
+    "whereabouts": "whereabouts",
+    "nv-ipam": "nv-ipam",
+}
 # Options by the types that know them; the others are refused rather than dropped.
 _ALLOWED = {
     "master": ("macvlan", "host-device", "ipoib"),
@@ -33,6 +40,7 @@ _ALLOWED = {
     "mode": ("macvlan",),
     "mtu": ("macvlan",),
     "vlan": ("sriov",),
+    "link_state": OF_VFS,
 }
 _ALLOWED_IPAM = {
     "subnet": ("host-local", "whereabouts", "nv-ipam"),
@@ -176,7 +184,7 @@ def _required(obj: str, item: dict) -> list[Finding]:
         found.append(
             Finding(obj, "one of master, rail and pci", ", ".join(places) or "none of them", step, "networks:master")
         )
-    if kind == "sriov" and not item.get("resource_name"):
+    if kind in OF_VFS and not item.get("resource_name"):
         step = "set resource_name to PREFIX/NAME of networks_sriov_resources"
         found.append(Finding(obj, "the resource that hands out VFs", "no resource_name", step, "networks:resource"))
     if ipam in ("host-local", "whereabouts") and not item.get("subnet"):
@@ -302,8 +310,8 @@ def config(item: dict, master, ranges=None, taken=()) -> dict:
             made["pciBusID"] = item["pci"]
         elif master:
             made["device"] = master
-    elif item.get("vlan"):
-        made["vlan"] = item["vlan"]
+    else:
+        made.update({key: item[key] for key in ("vlan", "link_state") if item.get(key)})
     if item["ipam"] == "static" and not item.get("addresses"):
         # Each pod then sets its own, as "ips" in its networks annotation.
         made["capabilities"] = {"ips": True}

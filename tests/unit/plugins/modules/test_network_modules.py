@@ -160,6 +160,114 @@ def test_the_boot_script_makes_vfs_once_and_names_what_is_missing(tmp_path):
     assert (devices / "0000:d8:00.0/sriov_numvfs").read_text() == "2"
 
 
+# InfiniBand: a new VF has no GUID and no link
+
+PORT_GUID = "a088:c203:0030:0000"
+OWN = [sriov.guid(PORT_GUID, number) for number in range(3)]
+
+
+def test_a_guid_is_the_same_at_each_boot_and_no_other_vf_s():
+    assert [sriov.guid(PORT_GUID, number) for number in range(3)] == OWN
+    others = [sriov.guid(f"a088:c203:0030:{port:04x}", number) for port in range(16) for number in range(128)]
+    assert len(set(others)) == len(others)
+    assert {guid[:3] for guid in others} == {"02:"}, "locally administered"
+
+
+@pytest.mark.parametrize(
+    ("device", "settings", "missing"),
+    [
+        ({"vf_guids": [None, None]}, {"vfs": 2}, OWN[:2]),
+        ({"vf_guids": ["0a11:2203:0030:0002", None]}, {"vfs": 2}, OWN[1:2]),
+        ({"vf_guids": ["", None]}, {"vfs": 2}, OWN[1:2]),  # the first is another driver's
+        ({"vf_guids": ["0a11:2203:0030:0002", "0a11:2203:0030:0003"]}, {"vfs": 2}, []),
+        ({"enabled": 0, "vf_guids": []}, {"vfs": 3}, OWN),
+        ({"vf_guids": [None, None]}, {"vfs": 2, "guids": False}, []),
+        ({"vf_guids": [None, None], "infiniband": False}, {"vfs": 2}, []),
+    ],
+)
+def test_vfs_of_an_infiniband_port_without_a_guid_get_one(device, settings, missing):
+    known = facts(**{"enabled": 2, "infiniband": True, "node_guid": PORT_GUID, **device})
+    made = sriov.plan(known, [{"pci": "0000:3b:00.0", **settings}], None)
+    ran = [change.after for change in made.changes if change.action == "run"]
+    assert ran == ([" ".join(missing)] if missing else [])
+    text = next(change.after for change in made.changes if change.object == sriov.SCRIPT)
+    given = settings.get("guids", True) and known["devices"]["0000:3b:00.0"]["infiniband"]
+    assert ("set_guids 0000:3b:00.0 " + " ".join(OWN[: settings["vfs"]]) in text) is bool(given)
+
+
+def test_the_facts_say_which_vfs_have_no_guid(node):
+    port, vf = (node / f"sys/class/infiniband/mlx5_{number}" for number in (0, 1))
+    (port / "ports/1/link_layer").write_text("InfiniBand\n")
+    device = sriov_vfs.read(str(node))["devices"]["0000:3b:00.0"]
+    assert (device["infiniband"], device["node_guid"]) == (True, PORT_GUID)
+    assert device["vf_guids"][0] == "0a11:2203:0030:0002"
+    (vf / "node_guid").write_text("0000:0000:0000:0000\n")
+    assert sriov_vfs.read(str(node))["devices"]["0000:3b:00.0"]["vf_guids"][0] is None
+
+
+@pytest.fixture
+def port(tmp_path):
+    """An InfiniBand port with three VFs: without a GUID, with one, and another driver's; and a double of ip."""
+    pci = tmp_path / "sys/bus/pci"
+    for driver in ("mlx5_core", "vfio-pci"):
+        (pci / "drivers" / driver).mkdir(parents=True)
+    port = pci / "devices/0000:3b:00.0"
+    (port / "net/ibs1").mkdir(parents=True)
+    (port / "sriov_numvfs").write_text("3")
+    described = (("mlx5_core", "0000:0000:0000:0000"), ("mlx5_core", "0211:2233:4455:6677"), ("vfio-pci", None))
+    for number, (driver, guid) in enumerate(described):
+        vf = pci / f"devices/0000:3b:00.{number + 1}"
+        vf.mkdir()
+        (vf / "driver").symlink_to(f"../../drivers/{driver}")
+        (port / f"virtfn{number}").symlink_to(f"../{vf.name}")
+        if guid:
+            (vf / f"infiniband/mlx5_{number + 1}").mkdir(parents=True)
+            (vf / f"infiniband/mlx5_{number + 1}/node_guid").write_text(guid + "\n")
+    double = tmp_path / "ip"
+    double.write_text(f'#!/bin/sh\necho "$*" >>{tmp_path}/calls\n')
+    double.chmod(0o755)
+    return port
+
+
+def boot(tmp_path, guids):
+    script = tmp_path / "script"
+    text = sriov.script({"0000:3b:00.0": 3}, {"0000:3b:00.0": guids})
+    script.write_text(text.replace("/sys/bus/pci", str(tmp_path / "sys/bus/pci")))
+    environment = {"VF_WAIT_SECONDS": "0", "PATH": f"{tmp_path}:/usr/bin:/bin"}
+    return subprocess.run(["sh", script], capture_output=True, text=True, check=False, env=environment)
+
+
+def test_the_boot_script_gives_a_guid_to_the_vf_without_one_and_binds_it_again(port, tmp_path):
+    done = boot(tmp_path, OWN)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "calls").read_text().splitlines() == [
+        f"link set dev ibs1 vf 0 node_guid {OWN[0]}",
+        f"link set dev ibs1 vf 0 port_guid {OWN[0]}",
+        "link set dev ibs1 vf 0 state auto",
+    ]
+    driver = tmp_path / "sys/bus/pci/drivers/mlx5_core"
+    assert [(driver / name).read_text() for name in ("unbind", "bind")] == ["0000:3b:00.1\n", "0000:3b:00.1\n"]
+
+
+def test_the_files_of_doca_s_driver_come_first_and_need_no_interface(port, tmp_path):
+    (port / "net/ibs1").rmdir()
+    (port / "net").rmdir()
+    done = boot(tmp_path, OWN)
+    assert done.returncode == 1
+    assert "0000:3b:00.0 has no interface to set the GUID of VF 0 on; load ib_ipoib" in done.stderr
+    (port / "sriov/0").mkdir(parents=True)
+    assert boot(tmp_path, OWN).returncode == 0
+    files = {path.name: path.read_text().strip() for path in (port / "sriov/0").iterdir()}
+    assert files == {"node": OWN[0], "port": OWN[0], "policy": "Follow"}
+    assert not (tmp_path / "calls").exists()
+
+
+def test_a_vf_that_is_not_there_fails_the_unit_and_is_named(port, tmp_path):
+    done = boot(tmp_path, [*OWN, "02:00:00:00:00:00:00:01"])
+    assert done.returncode == 1
+    assert done.stderr == "gpufabric-rdma-vfs: 0000:3b:00.0 has no VF 3\n"
+
+
 # --- network_info ----------------------------------------------------------------------------------------------------
 
 

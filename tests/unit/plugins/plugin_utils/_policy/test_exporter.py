@@ -174,6 +174,7 @@ def test_two_nodes_with_other_names_of_a_rail_cannot_share_a_network(tmp_path):
     ("attachment", "components", "words"),
     [
         ({"type": "sriov", "resource_name": "x/y"}, ["sriov-cni"], "SriovNetwork"),
+        ({"type": "ib-sriov", "resource_name": "x/y"}, ["ib-sriov-cni"], "SriovIBNetwork"),
         ({"type": "host-device", "master": "eth2"}, [], "takes a resource"),
         ({"type": "host-device", "resource_name": "rdma.gpufabric.io/pf"}, [], "puts nvidia.com/ in front"),
         ({"type": "macvlan", "master": "eth2", "ipam": "static"}, [], "bring their own addresses"),

@@ -234,6 +234,11 @@ def test_different_names_of_a_rail_become_files_of_the_nodes(wanted):
                 },
             },
         ),
+        (
+            {"type": "ib-sriov", "link_state": "auto", "ipam": "none", "resource_name": "openshift.io/ib"},
+            ["ib-sriov-cni"],
+            {"type": "ib-sriov", "link_state": "auto", "ipam": {}},
+        ),
     ],
 )
 def test_each_type_and_ipam_renders_what_its_plugin_reads(wanted, item, components, config):
