@@ -150,6 +150,7 @@ ONE_PLACE = {
             "plugins/module_utils/_traffic/rounds.py",
         ),
     ),
+    "what a stage took": (r"min %[0]2d s|SECONDS[^/]*/ [6]0", "tests lab .ci Makefile", ("tests/stages.sh",)),
     "systemd's reload": (r"daemon.reload", "plugins roles playbooks", ("plugins/module_utils/_core/units.py",)),
 }
 
