@@ -19,6 +19,9 @@ from .kubectl import Kubectl, Unreachable, last_words, lost
 _PATIENCE = 10
 _TRIES = 3
 _KEPT = 2000
+# The first output of a server's exec, as servers are quiet: without it nobody knows that one was started.
+STARTED = "@@ started"
+_ANNOUNCED = ["sh", "-c", f'echo "{STARTED}"; exec "$@"', "server"]
 # Parallel tests of a round, each with two execs through the API server.
 _AT_ONCE = 32
 
@@ -59,11 +62,12 @@ def _send(kubectl: Kubectl, namespace: str, test: dict, params: dict) -> dict:
             return _unknown(_broke_off(code, error), output)
         ok = code == 0 and " 0% packet loss" in said
         return {"ok": ok, "error": None if ok else _last(output, code), "output": output[-_KEPT:]}
-    argv = ["timeout", str(params["limit"]), *fabric.server_command(test, params["seconds"])]
+    argv = [*_ANNOUNCED, "timeout", str(params["limit"]), *fabric.server_command(test, params["seconds"])]
+    since = time.monotonic()
     server = kubectl.serve(test["server"]["pod"], argv, namespace)
     try:
         result = connect(kubectl, namespace, test, params)
-        status = server.poll()
+        status, waited = server.poll(), time.monotonic() - since
     finally:
         server.terminate()
         try:
@@ -71,11 +75,18 @@ def _send(kubectl: Kubectl, namespace: str, test: dict, params: dict) -> dict:
         except subprocess.TimeoutExpired:
             server.kill()
             said = server.communicate()[0]
-    if result["ok"] is False and status is not None:
+    if result["ok"] is False:
         # Where the server's exec broke off nobody was there to be reached, which tells nothing of the path.
-        words = said.decode(errors="replace")
-        if status < 0 or lost(status, words) or (status == 0 and fabric.refused(result["output"])):
-            return _unknown(f"the server's end: {_broke_off(status, words)}", result["output"])
+        _before, started, words = said.decode(errors="replace").rpartition(STARTED)
+        reason = ""
+        if status is None and not started:
+            reason = f"timed out, kubectl exec was silent for {waited:.0f} s"
+        elif status is not None:
+            refused = status == 0 and fabric.refused(result["output"])
+            if not started or status < 0 or lost(status, words) or refused:
+                reason = _broke_off(status, words)
+        if reason:
+            return _unknown(f"the server's end: {reason}", result["output"])
     return result
 
 

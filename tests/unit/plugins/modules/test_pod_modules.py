@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import select
 import subprocess
 import sys
 import time
@@ -319,6 +320,37 @@ def test_a_server_whose_exec_is_late_is_tried_again_and_a_path_that_fails_is_not
     result = kube_traffic.connect(kubectl, "tests", {**SENT, "tool": tool}, {"limit": 30, "seconds": 2})
     assert result["ok"] is ok
     assert len(kubectl.names) == left
+
+
+class Serving(SlowKubectl):
+    """The exec of the server hangs, or starts a program that nobody reaches."""
+
+    def __init__(self, monkeypatch, hangs, *names):
+        super().__init__(monkeypatch, *names)
+        self.hangs = hangs
+
+    def serve(self, _pod, argv, _namespace):
+        argv = [] if self.hangs else argv[: argv.index("timeout")]
+        server = subprocess.Popen([*argv, "sleep", "60"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        if not self.hangs:
+            assert select.select([server.stdout], [], [], 30)[0], "the server was not started"
+        return server
+
+
+@pytest.mark.parametrize(
+    ("hangs", "ok", "error"),
+    [
+        (True, None, "the server's end: timed out, kubectl exec was silent for 35 s"),
+        (False, False, "RDMA_CM_EVENT_REJECTED"),
+    ],
+)
+def test_a_server_whose_exec_hangs_is_told_from_one_that_refuses(monkeypatch, hangs, ok, error):
+    kubectl = Serving(monkeypatch, hangs, *["rping-44.0-refused"] * 3)
+    result = kube_traffic._send(
+        kubectl, "tests", {**SENT, "server": {"pod": "workload-node2", "ip": "10.56.0.18"}}, {"limit": 30, "seconds": 2}
+    )
+    assert result["ok"] is ok
+    assert error in result["error"]
 
 
 def test_the_preflight_of_a_server_names_a_namespace_that_is_not_ours(cluster):

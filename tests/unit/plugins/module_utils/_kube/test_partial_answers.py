@@ -112,7 +112,7 @@ class Broken(client.Kubectl):
         other = pod[:-1] + ("1" if pod.endswith("2") else "2")
         self.dead.discard(other)
         if not self.hit(words):
-            return Server(None, b"")
+            return Server(None, pod_traffic.STARTED.encode())
         self.dead.add(other)
         return Server(
             {"cut": 0, "reset": 1}.get(self.fault[1], -9), b"error: unexpected EOF" * (self.fault[1] == "reset")
