@@ -12,7 +12,6 @@ from typing import Any, Optional
 
 from ...module_utils._core.text import clean
 from .judge import is_active, natural, rail_states
-from .markup import Markup, tag
 
 WIDTH = 560
 _INDENT, _LEFT, _BOX_END = 18, 10, 300
@@ -21,8 +20,8 @@ _LABEL_HEIGHT, _LEAF_HEIGHT, _GAP = 22, 40, 8
 _CHARACTER = 6.6  # of 12 px text, on the safe side
 
 
-def drawings(facts: dict, prefix: str) -> list[Markup]:
-    """The figures of a node's map. prefix: what the ids in the drawings begin with."""
+def drawings(facts: dict, prefix: str) -> list[dict]:
+    """What map.svg.j2 draws of a node, a figure a NUMA node. prefix: what the ids in the drawings begin with."""
     groups: dict[tuple, list[dict]] = {}
     for leaf in _leaves(facts):
         groups.setdefault(leaf["group"], []).append(leaf)
@@ -196,36 +195,29 @@ def _flat(leaves: list[dict], group: tuple) -> list[tuple[int, Any]]:
 # --- the drawing -----------------------------------------------------------------------------------------------------
 
 
-def _figure(group: tuple, leaves: list[dict], identity: str) -> Markup:
-    rows = _flat(leaves, group)
+def _figure(group: tuple, leaves: list[dict], identity: str) -> dict:
+    """{id, name, description, width, height, trunks, brackets, rows}; lengths in pixels from the top left."""
     places, height = [], _GAP
-    for depth, item in rows:
+    for depth, item in _flat(leaves, group):
         tall = _LABEL_HEIGHT if isinstance(item, str) else _LEAF_HEIGHT * max(1, len(item["lines"]))
         if depth == 0 and places:
             height += _GAP
         places.append((depth, item, height, tall))
         height += tall
-    brackets, text = _brackets(places)
-    drawn = [_trunks(places), brackets]
-    for depth, item, top, tall in places:
-        drawn.append(
-            _drawn_label(depth, item, top) if isinstance(item, str) else _drawn_leaf(depth, item, top, tall, text)
-        )
-    name = group_name(group)
-    svg = tag(
-        "svg",
-        tag("title", f"GPU-NIC map, {name}", id=f"{identity}-t"),
-        tag("desc", _description(leaves), id=f"{identity}-d"),
-        drawn,
-        viewBox=f"0 0 {WIDTH} {height + _GAP}",
-        width=WIDTH,
-        height=height + _GAP,
-        role="img",
-        aria_labelledby=f"{identity}-t",
-        aria_describedby=f"{identity}-d",
-        class_="map",
-    )
-    return tag("figure", tag("figcaption", name), tag("div", svg, class_="scroll"))
+    brackets, beside = _brackets(places)
+    return {
+        "id": identity,
+        "name": group_name(group),
+        "description": _description(leaves),
+        "width": WIDTH,
+        "height": height + _GAP,
+        "trunks": _trunks(places),
+        "brackets": brackets,
+        "rows": [
+            _label_row(depth, item, top) if isinstance(item, str) else _box(depth, item, top, tall, beside)
+            for depth, item, top, tall in places
+        ],
+    }
 
 
 def _description(leaves: list[dict]) -> str:
@@ -251,8 +243,8 @@ def _middle(item: Any, top: int) -> float:
     return top + (_LABEL_HEIGHT if isinstance(item, str) else _LEAF_HEIGHT) / 2
 
 
-def _trunks(places: list) -> Markup:
-    """The lines of the tree: down from each label, and across to each thing right below it."""
+def _trunks(places: list) -> str:
+    """The path of the tree's lines: down from each label, and across to each thing right below it."""
     drawn = []
     for number, (depth, item, top, _tall) in enumerate(places):
         if not isinstance(item, str):
@@ -267,10 +259,10 @@ def _trunks(places: list) -> Markup:
         if below:
             drawn.append(f"M{x} {top + _LABEL_HEIGHT - 3:g}V{below[-1]:g}")
             drawn += [f"M{x} {y:g}H{_x(depth + 1)}" for y in below]
-    return tag("path", d="".join(drawn), class_="tree") if drawn else Markup("")
+    return "".join(drawn)
 
 
-def _brackets(places: list) -> tuple[list[Markup], int]:
+def _brackets(places: list) -> tuple[list[dict], int]:
     """One for each rail whose GPU is in this drawing, those that would overlap in lanes of their own; and where
     there is room for text beside them."""
     gpus = {item["address"]: top for _d, item, top, _t in places if not isinstance(item, str) and item["kind"] == "gpu"}
@@ -291,52 +283,45 @@ def _brackets(places: list) -> tuple[list[Markup], int]:
         lanes += [[]] if lane == len(lanes) else []
         lanes[lane].append(ends)
         x = _BOX_END + _LANE + min(lane, _LANES - 1) * 6
-        drawn.append(
-            tag("path", d=f"M{_BOX_END} {ends[0]:g}H{x}V{ends[1]:g}H{_BOX_END}", class_=f"rail {far or ''}".strip())
-        )
+        drawn.append({"path": f"M{_BOX_END} {ends[0]:g}H{x}V{ends[1]:g}H{_BOX_END}", "far": far})
     return drawn, _BOX_END + 14 + (_LANE + min(len(lanes), _LANES) * 6 if lanes else 0)
 
 
-def _drawn_label(depth: int, text: str, top: int) -> Markup:
-    return tag("text", _cut(text, WIDTH - _x(depth)), x=_x(depth), y=top + 14, class_="bus")
+def _label_row(depth: int, text: str, top: int) -> dict:
+    return {"text": _cut(text, WIDTH - _x(depth)), "x": _x(depth), "y": top + 14}
 
 
-def _drawn_leaf(depth: int, leaf: dict, top: int, tall: int, text: int) -> list:
+def _box(depth: int, leaf: dict, top: int, tall: int, beside: int) -> dict:
+    """A box as {x, top, width, height, kind, name, model, detail, warn, lines}; lines stand beside it."""
     x = _x(depth)
     room = _BOX_END - x - 16
     name = _cut(leaf["name"], room)
-    model = _cut(leaf["model"], room - (len(name) + 1) * (_CHARACTER + 0.8))
-    title = tag("text", tag("tspan", name, class_="n"), tag("tspan", model, dx=6), x=x + 9, y=top + 17)
-    mark = (
-        tag("use", href="#i-open", x=_BOX_END - 19, y=top + 22, width=12, height=12, class_="open")
-        if leaf["warn"]
-        else None
-    )
-    return [
-        tag("rect", x=x, y=top + 3, width=_BOX_END - x, height=tall - 6, rx=4, class_=leaf["kind"]),
-        title,
-        tag("text", _cut(leaf["detail"], room - 12), x=x + 9, y=top + 31, class_="s"),
-        mark,
-        [_drawn_line(line, text, top + number * _LEAF_HEIGHT) for number, line in enumerate(leaf["lines"])],
-    ]
+    return {
+        "x": x,
+        "top": top,
+        "width": _BOX_END - x,
+        "height": tall - 6,
+        "kind": leaf["kind"],
+        "name": name,
+        "model": _cut(leaf["model"], room - (len(name) + 1) * (_CHARACTER + 0.8)),
+        "detail": _cut(leaf["detail"], room - 12),
+        "warn": leaf["warn"],
+        "lines": [_line(line, beside, top + number * _LEAF_HEIGHT) for number, line in enumerate(leaf["lines"])],
+    }
 
 
-def _drawn_line(line: dict, x: int, top: int) -> list:
+def _line(line: dict, x: int, top: int) -> dict:
     room = WIDTH - x
     reach = f"{line['distance']} to {line['gpu_name']}" if line["distance"] else ""
-    level = "ok" if line["active"] else "bad" if line["rail"] else "off"
     title = _cut(line["title"], room)
-    return [
-        tag(
-            "text",
-            tag("tspan", title, class_="n"),
-            tag("tspan", _cut(reach, room - len(title) * 8), dx=7),
-            x=x,
-            y=top + 17,
-        ),
-        tag("use", href=f"#i-{level}", x=x, y=top + 22, width=11, height=11, class_=level),
-        tag("text", _cut(line["state"], room - 16), x=x + 16, y=top + 31, class_="s"),
-    ]
+    return {
+        "x": x,
+        "top": top,
+        "title": title,
+        "reach": _cut(reach, room - len(title) * 8),
+        "level": "ok" if line["active"] else "bad" if line["rail"] else "off",
+        "state": _cut(line["state"], room - 16),
+    }
 
 
 def _cut(text: str, room: float) -> str:

@@ -11,8 +11,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from ...module_utils._core.text import count
 from .document import STATUSES
-from .markup import count
 
 OK, OPEN, BAD = LEVELS = ("ok", "open", "bad")
 _DRIFT_LEVEL = {"converged": OK, "drift": OPEN, "reboot_pending": OPEN, "unsafe": BAD, "unreachable": BAD}

@@ -9,18 +9,22 @@ import html.parser
 import re
 from xml.etree import ElementTree
 
+import jinja2
 import pytest
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.text import clean
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._matrix import judge as matrix_judge
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._report import (
     document,
     drawing,
     judge,
     junit,
-    markup,
+    layout,
     page,
 )
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import host_checks
 from ansible_collections.gpufabric.rdma.tests.tools import report_documents as made
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&\u202e\x00\ud800{{ 7*7 }}"
 VOID = {"meta", "br", "hr"}
@@ -129,9 +133,130 @@ def test_hostile_texts_stay_texts(kind):
     ElementTree.fromstring(junit.text(results))
 
 
-def test_escaping_is_not_left_to_the_caller_of_tag():
-    assert markup.tag("p", "<b>", title='"') == '<p title="&quot;">&lt;b&gt;</p>'
-    assert markup.tag("p", markup.tag("b", "x"), None, ["&", 1]) == "<p><b>x</b>&amp;1</p>"
+@functools.cache
+def everything():
+    """A document in which each section has something to show; no test changes it."""
+    cable = made.with_port_down(made.node("a", "two-cards-cx6dx"), "mlx5_0")
+    nodes = [{**cable, "reboot_reasons": ["the netns mode"]}, made.blocked_card("b"), made.node("c", None)]
+    nodes.append(made.node("d", "vfs"))
+    slow = {(0, "a"): (0.3, {"reason": "PCIe", "counters": {"out_of_sequence": 7}}), (1, "b"): (None, {})}
+    changed = {"role": "limits", "object": "/etc/x", "wanted": "new", "seen": "old"}
+    pending = ("reboot_pending", [], ["older driver"])
+    drift = made.drift({"a": ("drift", [changed], []), "b": pending, "elsewhere": pending})
+    return made.results(nodes, drift, made.matrix(["a", "b", "d"], 2, 100.0, slow))
+
+
+def leaves(value, path=()):
+    """The kinds of a document's texts and keys: paths in which [] is any place of a list; a key's ends with {}."""
+    if isinstance(value, dict):
+        if path[-1:] == ("counters",):
+            yield (*path, "{}")
+        for key, inner in value.items():
+            yield from leaves(inner, (*path, key))
+    elif isinstance(value, list):
+        for inner in value:
+            yield from leaves(inner, (*path, "[]"))
+    elif isinstance(value, str):
+        yield path
+
+
+def with_planted(value, kind, plant, path=()):
+    if isinstance(value, dict):
+        end = plant if (*path, "{}") == kind else ""
+        return {key + end: with_planted(inner, kind, plant, (*path, key)) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [with_planted(inner, kind, plant, (*path, "[]")) for inner in value]
+    return value + plant if isinstance(value, str) and path == kind else value
+
+
+# A text, an attribute, a comment, a style or script that ends; a template; an address; and words of this page's own.
+PLANTS = [
+    HOSTILE,
+    '" onmouseover=alert(1) x="',
+    "' autofocus onfocus=alert(1) '",
+    "--><svg onload=alert(1)>",
+    "]]></style><style>*{display:none}</style>",
+    "{{ cycler.__init__.__globals__ }}{% include '/etc/passwd' %}{# #}",
+    "javascript:alert(1)",
+    "&lt;script&gt;&#x27;&amp;",
+    "\n   two\n   lines",
+]
+
+
+# What a document may hold in one form only is refused instead.
+REFUSED = {
+    *(
+        ("schema",),
+        ("drift", "schema"),
+        ("matrix", "schema"),
+        ("drift", "verdict"),
+        ("drift", "hosts", "[]", "verdict"),
+    ),
+    *(("matrix", "tests", "[]", "verdict"), ("nodes", "[]", "checks", "[]", "status")),
+}
+KINDS_OF_LEAVES = sorted(set(leaves(everything())))
+
+
+def is_harmless(text):
+    """Whether a page has the elements, attributes and addresses of this page only, and its one script and style."""
+    seen, own = Reader(text), Reader(page.page(everything()))
+    assert {name for name, _attributes in seen.elements} <= {name for name, _attributes in own.elements}
+    allowed = {key for _name, attributes in own.elements for key in attributes} | {"open"}
+    assert {key for _name, attributes in seen.elements for key in attributes} <= allowed
+    assert all(attributes.get("href", "#").startswith("#") for _name, attributes in seen.elements)
+    assert [len(seen.named(name)) for name in ("script", "style", "body")] == [1, 1, 1]
+    return True
+
+
+@pytest.mark.parametrize("kind", KINDS_OF_LEAVES, ids=".".join)
+def test_a_hostile_text_in_any_leaf_is_harmless_or_refused(kind):
+    planted = with_planted(everything(), kind, "".join(PLANTS))
+    assert planted != everything()
+    assert bool(document.findings(planted)) == (kind in REFUSED)
+    assert kind in REFUSED or is_harmless(page.page(planted))
+
+
+@pytest.mark.parametrize("plant", PLANTS)
+def test_a_hostile_text_in_all_leaves_is_harmless(plant):
+    planted = everything()
+    for kind in set(KINDS_OF_LEAVES) - REFUSED:
+        planted = with_planted(planted, kind, plant)
+    assert is_harmless(page.page(planted, plant))
+
+
+@given(st.text(max_size=40), st.sampled_from(sorted(set(KINDS_OF_LEAVES) - REFUSED)))
+@settings(max_examples=60, deadline=None)
+def test_any_text_in_any_leaf_is_harmless(plant, kind):
+    assert is_harmless(page.page(with_planted(everything(), kind, plant), plant))
+
+
+@pytest.mark.parametrize("plant", PLANTS)
+def test_what_is_planted_is_shown_as_it_is(plant):
+    assert clean(plant) in Reader(page.page(everything(), plant)).texts
+
+
+# --- the templates ---------------------------------------------------------------------------------------------------
+
+TEMPLATES = sorted(layout.FOLDER.iterdir())
+
+
+@pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.name)
+def test_no_template_goes_past_escaping(path):
+    text = path.read_text()
+    assert not re.search(r"\|\s*safe|autoescape|Markup|\|\s*(striptags|xmlattr|urlize|tojson)", text)
+    if path.suffix == ".j2":
+        # An attribute's value without quotes would end at a blank.
+        assert not re.search(r"=\s*\{\{", text)
+        assert not re.search(r"<(script|style)>(?!\{\{ (script|style) \}\}<)", text)
+        assert text.startswith("{# Copyright")
+
+
+def test_the_environment_escapes_and_misses_nothing():
+    environment = layout._environment()
+    shown = environment.from_string('<p title="{{ x }}">\n  {{ x }}{{ y }}\n</p>').render(y=None, x="\n  <\"\x1b'")
+    assert shown == '<p title="\n  &lt;&#34;\ufffd&#39;">\n  &lt;&#34;\ufffd&#39;</p>'
+    with pytest.raises(jinja2.UndefinedError):
+        environment.from_string("{{ missing }}").render()
 
 
 @pytest.mark.parametrize(
@@ -257,7 +382,7 @@ def test_outliers_are_marked_by_more_than_colour(fleet):
 )
 def test_the_map_shows_every_gpu_and_every_port_of_a_physical_function(fixture):
     facts = made.facts(fixture)
-    text = "".join(drawing.drawings(facts, "n"))
+    text = page.page(made.results([{"host": "n", "facts": facts, "checks": []}]))
     described = " ".join(re.findall(r"<desc.*?</desc>", text))
     for gpu in facts["gpus"]:
         assert f"GPU {gpu['index']}" in described
