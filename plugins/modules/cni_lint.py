@@ -10,8 +10,8 @@ short_description: Find problems in the CNI configuration and plugins of a node
 version_added: 0.1.0
 description:
   - Reads what containerd really uses (its directories and C(max_conf_num)), the configurations in order of precedence,
-    the plugins and IPAM plugins they name, leftovers of interrupted writes, Multus' socket, and the kernel settings of
-    the pod network. Changes nothing and does not fail for what it finds.
+    the plugins and IPAM plugins that they and O(networks) name, leftovers of interrupted writes, Multus' socket, and
+    the kernel settings of the pod network. Changes nothing and does not fail for what it finds.
   - Also lints the objects that run Flannel and Multus, if given.
 attributes:
   check_mode:
@@ -49,6 +49,21 @@ options:
       - Whether Multus must be the only configuration that the runtime sees.
     type: bool
     default: true
+  networks:
+    description:
+      - Networks that Multus attaches to pods of the node.
+    type: list
+    elements: dict
+    default: []
+    suboptions:
+      name:
+        description: How the network is named in a finding.
+        type: str
+        required: true
+      config:
+        description: Its configuration, JSON.
+        type: str
+        required: true
   health_port:
     description:
       - TCP port of Flannel's health endpoint, V(0) for none.
@@ -119,6 +134,7 @@ not_verified:
 import fnmatch
 import os
 import socket
+import stat
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._cni import containerd, node_lint
@@ -144,6 +160,7 @@ def read(root: str, wanted: dict) -> dict:
     ]
     clusters = {node_lint.cluster_network(configuration) for configuration in parsed} - {None}
     used = {name for configuration in parsed for name in node_lint.types(configuration)} | {"loopback"}
+    used |= {name for network in wanted["networks"] for name in node_lint.network_programs(network["config"])}
     machine = node.node(tree, Seams.of(tree))["architecture"]
     return {
         "machine": None if machine.startswith("unknown") else machine,
@@ -151,6 +168,7 @@ def read(root: str, wanted: dict) -> dict:
         "confs": confs,
         "others": [name for name in names if not name.endswith(node_lint.CONF_SUFFIXES)],
         "primary": primary if tree.isdir(folder) else None,
+        "networks": wanted["networks"],
         "programs": _programs(tree, runtime["bin_dirs"], used),
         "leftovers": [
             f"{place}/{name}"
@@ -193,8 +211,10 @@ def _programs(tree: Tree, directories: list, names: set) -> dict:
         status = tree.stat(path) if path else None
         if status is None:
             continue
-        with open(under(tree.root, tree.realpath(path)), "rb") as stream:
-            start = stream.read(4096)
+        start = b""
+        if stat.S_ISREG(status.st_mode):  # a pipe would never end
+            with open(under(tree.root, tree.realpath(path)), "rb") as stream:
+                start = stream.read(4096)
         found[name] = {
             "path": path,
             "mode": f"{status.st_mode & 0o7777:04o}",
@@ -239,6 +259,15 @@ def main() -> None:
             "plugins": {"type": "list", "elements": "str", "default": []},
             "primary": {"type": "path", "default": f"{node_lint.PRIMARY_DIRECTORY}/{node_lint.PRIMARY_NAME}"},
             "multus": {"type": "bool", "default": True},
+            "networks": {
+                "type": "list",
+                "elements": "dict",
+                "default": [],
+                "options": {
+                    "name": {"type": "str", "required": True},
+                    "config": {"type": "str", "required": True},
+                },
+            },
             "health_port": {"type": "int", "default": 0},
             "objects": {"type": "list", "elements": "dict", "default": []},
             "root": {"type": "path", "default": "/"},
@@ -252,6 +281,7 @@ def main() -> None:
         "plugins": given["plugins"],
         "primary": given["primary"],
         "multus": given["multus"],
+        "networks": given["networks"],
         "health_port": given["health_port"],
     }
     state = read(given["root"], wanted)

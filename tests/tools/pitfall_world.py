@@ -329,6 +329,7 @@ def cni_state() -> dict:
         "confs": [{"path": "/etc/cni/net.d/00-multus.conf", "content": json.dumps(multus)}],
         "others": [],
         "primary": [{"path": CNI_WANTED["primary"], "content": json.dumps(primary)}],
+        "networks": [],
         "programs": {name: {**program, "path": f"/opt/cni/bin/{name}"} for name in names},
         "leftovers": [],
         "socket": "answers",

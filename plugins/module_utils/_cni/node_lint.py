@@ -11,6 +11,7 @@ State, as the module reads it:
     confs        [{path, content}] of conf_dir in the order of their names
     others       names in conf_dir that the runtime does not read
     primary      [{path, content}] of the directory that only Multus reads, None when there is no such directory
+    networks     [{name, config: text}] that Multus attaches to pods of the node
     programs     {name: {path, mode, size, script: bool, elf: {machine, size} or None}}, the first that is found
     leftovers    paths of half-written files in the plugin directories
     socket       Multus' socket: answers, refuses, absent or unknown
@@ -37,6 +38,14 @@ HOST_PREFIX = "/host"
 SYSCTLS = ("net.ipv4.ip_forward", "net.bridge.bridge-nf-call-iptables")
 CONF_SUFFIXES = (".conf", ".conflist", ".json")
 LEFTOVER = re.compile(r"^\.gpufabric-|\.(tmp|temp|new|part|swp|old|dpkg-\w+|rpmnew|rpmsave)$|~$")
+# Programs of the reference plugins and of Flannel, which the role cni_plugins can install.
+_REFERENCE = """
+    bandwidth bridge dhcp dummy firewall flannel host-device host-local ipvlan loopback macvlan portmap ptp sbr static
+    tap tuning vlan vrf
+"""
+REFERENCE = frozenset(_REFERENCE.split())
+# What a program may be called: libcni finds no other, and a path would lead out of the plugin directory.
+_PROGRAM = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _RUN_ROLE = "run playbooks/site.yml"
 
 
@@ -95,7 +104,22 @@ def types(configuration: dict) -> list[str]:
         if plugin["type"] == "flannel":
             delegate = plugin.get("delegate") if isinstance(plugin.get("delegate"), dict) else {}
             found += [delegate.get("type") or "bridge", "host-local"]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(name for name in found if isinstance(name, str)))
+
+
+def network_programs(text: str) -> list[str]:
+    """Every program that a network of Multus starts; none where its configuration cannot be read, which is a finding
+    of nad_lint. Unlike the runtime's configurations it needs no name.
+    """
+    try:
+        document = json.loads(text)
+    except ValueError:
+        return []
+    if not isinstance(document, dict):
+        return []
+    plugins = document.get("plugins") or [document]
+    plugins = [one for one in plugins if isinstance(one, dict) and one.get("type")] if isinstance(plugins, list) else []
+    return [name for name in types({"plugins": plugins}) if _PROGRAM.fullmatch(name)]
 
 
 # --- the node ---------------------------------------------------------------------------------------------------------
@@ -312,12 +336,17 @@ def _version(text) -> tuple[int, ...]:
 
 
 def _programs(state: dict, wanted: dict, parsed: list) -> list[Finding]:
-    """K3, M8: every program that a configuration starts exists, is complete, fits this machine and is executable."""
+    """K3, M8: every program that a configuration or a network starts exists, is complete, fits this machine and is
+    executable.
+    """
     used: dict[str, str] = {}
     primary = [(conf, *parse(conf)) for conf in state["primary"] or ()]
     for conf, configuration, _why in [*parsed, *primary]:
         for name in types(configuration) if configuration else ():
             used.setdefault(name, conf["path"])
+    for network in state["networks"]:
+        for name in network_programs(network["config"]):
+            used.setdefault(name, network["name"])
     if not state["runtime"]["use_internal_loopback"]:
         used.setdefault("loopback", "containerd, for every pod")
     return [item for name, by in sorted(used.items()) for item in _program(name, by, state, wanted)]
@@ -327,18 +356,16 @@ def _program(name: str, by: str, state: dict, wanted: dict) -> list[Finding]:
     place = ", ".join(state["runtime"]["bin_dirs"])
     program = state["programs"].get(name)
     if program is None:
-        step = _RUN_ROLE if name in wanted.get("plugins", ()) else f"add it to cni_plugins_names and {_RUN_ROLE}"
-        step = "see the Multus pod's init container" if name == SHIM else step
         return [
             Finding(
                 f"plugin {name}",
                 f"a program in {place}, used by {by}",
                 f'none: pods stay in ContainerCreating (failed to find plugin "{name}" in path [{place}])',
-                step,
+                _placing(name, wanted),
                 "plugin-missing",
             )
         ]
-    replace = "delete the Multus pod of this node" if name == SHIM else _RUN_ROLE
+    replace = _replacing(name, wanted)
     if not int(program["mode"], 8) & 0o111:
         return [
             Finding(
@@ -382,6 +409,26 @@ def _program(name: str, by: str, state: dict, wanted: dict) -> list[Finding]:
             )
         ]
     return []
+
+
+def _placing(name: str, wanted: dict) -> str:
+    """The one way to have a program that is missing."""
+    if name == SHIM:
+        return "see the Multus pod's init container"
+    if name in wanted.get("plugins", ()):
+        return _RUN_ROLE
+    if name in REFERENCE:
+        return f"add it to cni_plugins_names and {_RUN_ROLE}"
+    return "see the log of the pod that installs it on this node (k3s kubectl get pods -A -o wide), or install it there"
+
+
+def _replacing(name: str, wanted: dict) -> str:
+    """The one way to have a program that is damaged written again."""
+    if name == SHIM:
+        return "delete the Multus pod of this node"
+    if name in wanted.get("plugins", ()) or name in REFERENCE:
+        return _RUN_ROLE
+    return "delete the pod that installs it on this node, or install it again"
 
 
 def _leftovers(state: dict) -> list[Finding]:

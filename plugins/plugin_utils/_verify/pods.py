@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import posixpath
 
+from ...module_utils._cni import node_lint
 from ...module_utils._kube import pods as kube_pods
 from . import pod_checks
 
@@ -25,28 +26,41 @@ def plan(cluster: dict) -> dict:
     offered = {**read, "networks": pod_checks.networks_of(read, hosts)}
     offered["nads"] = [nad for nad in read["nads"] if nad["kind"] == "NetworkAttachmentDefinition"]
     plan = kube_pods.plan(hosts, offered, {"namespace": cluster["namespace"], "image": cluster["image"]})
+    configs = {network["name"]: network["configs"] for network in offered["networks"]}
     blocked = {host["host"]: _blocked(host, kube_pods.find_node(host, read["nodes"])) for host in hosts}
-    return _without(plan, blocked)
+    return _without(plan, {pod["name"]: _reason(pod, configs, *blocked[pod["host"]]) for pod in plan["pods"]})
 
 
 # What every pod's sandbox needs, whatever networks it has. (Without any CNI configuration the node is not Ready.)
 _LOOPBACK = "loopback"
 
 
-def _blocked(host: dict, node) -> tuple[str, str]:
-    """Why no pod can start on a node, and why none with a network of its own; empty where nothing says so."""
+def _blocked(host: dict, node) -> tuple[str, dict]:
+    """Why no pod can start on a node, empty where nothing says so; and each CNI program that cannot run, with why."""
     if node is None:
-        return "", ""
+        return "", {}
     taints = [taint for taint in node["taints"] if not _tolerated(taint)]
     if not node["ready"]:
-        return f"node {node['name']} is not Ready: {node['why']}", ""
+        return f"node {node['name']} is not Ready: {node['why']}", {}
     if taints:
-        return f"node {node['name']} has the taint {', '.join(taints)}", ""
-    for one in (host.get("cni") or {}).get("findings") or []:
-        program = posixpath.basename(one["object"].split()[-1])
-        if one["id"].startswith("plugin-") and program == _LOOPBACK:
-            return "", f"{one['object']}: {one['seen']}"
-    return "", ""
+        return f"node {node['name']} has the taint {', '.join(taints)}", {}
+    findings = (host.get("cni") or {}).get("findings") or []
+    return "", {
+        posixpath.basename(one["object"].split()[-1]): f"{one['object']}: {one['seen']}"
+        for one in findings
+        if one["id"].startswith("plugin-")
+    }
+
+
+def _reason(pod: dict, configs: dict, why: str, programs: dict) -> str:
+    """Why a pod cannot start; empty where nothing says so. A pod of the host network starts no CNI program."""
+    if why or pod["kind"] == "host":
+        return why
+    needed = [_LOOPBACK]
+    for item in pod["attachments"]:
+        known = configs[item["network"]]
+        needed += node_lint.network_programs(known.get(pod["host"]) or known.get("") or "")
+    return next((programs[name] for name in needed if name in programs), "")
 
 
 def _tolerated(taint: str) -> bool:
@@ -54,12 +68,8 @@ def _tolerated(taint: str) -> bool:
     return effect == "PreferNoSchedule" or key in [one["key"] for one in kube_pods.TOLERATIONS]
 
 
-def _without(plan: dict, blocked: dict) -> dict:
-    """The plan without the pods that cannot start, which are listed under `skipped`, each with the reason."""
-    reasons = {
-        pod["name"]: blocked[pod["host"]][0] or (blocked[pod["host"]][1] if pod["kind"] != "host" else "")
-        for pod in plan["pods"]
-    }
+def _without(plan: dict, reasons: dict) -> dict:
+    """The plan without the pods that have a reason not to start, which are listed under `skipped`, each with it."""
     kept = [pod for pod in plan["pods"] if not reasons[pod["name"]]]
     objects = [item for item in plan["objects"] if not (item["kind"] == "Pod" and reasons[item["metadata"]["name"]])]
     skipped = [{"pod": pod, "reason": reasons[pod["name"]]} for pod in plan["pods"] if reasons[pod["name"]]]

@@ -32,6 +32,7 @@ WANTED = {
     "bin_dir": "/opt/cni/bin",
     "primary": f"/{PRIMARY}",
     "multus": True,
+    "networks": [],
     "health_port": 8081,
 }
 MULTUS = {
@@ -47,9 +48,22 @@ FLANNEL = {
     "plugins": [{"type": "flannel", "delegate": {"isDefaultGateway": True}}, {"type": "portmap"}],
 }
 PODMAN = {"name": "podman", "cniVersion": "0.4.0", "plugins": [{"type": "bridge", "ipam": {"type": "host-local"}}]}
+# What roles and users attach: the last comes from a file on the node, and its programs from a DaemonSet.
+NETWORKS = [
+    {"name": f"NetworkAttachmentDefinition default/{name}", "config": json.dumps(config)}
+    for name, config in {
+        "rail0": {"type": "macvlan", "master": "eth2", "ipam": {"type": "nv-ipam", "poolName": "rail0"}},
+        "rail1": {
+            "cniVersion": "0.3.1",
+            "plugins": [{"type": "host-device", "ipam": {"type": "static"}}, {"type": "tuning"}],
+        },
+        "ib": {"type": "ipoib", "master": "ib0", "ipam": {"type": "host-local"}},
+    }.items()
+]
 CONFIG_TOML = "var/lib/rancher/k3s/agent/etc/containerd/config.toml"
 CNI_TABLE = "[plugins.'io.containerd.cri.v1.runtime'.cni]\n"
 PROGRAMS = ("bridge", "flannel", "host-local", "loopback", "macvlan", "multus-shim", "portmap")
+ATTACHED = ("macvlan", "nv-ipam", "host-device", "static", "tuning", "ipoib")
 
 
 def program(machine: int = 62, size: int = 512) -> bytes:
@@ -76,6 +90,12 @@ class Node:
         self.write("proc/sys/kernel/arch", "x86_64")
         for key in node_lint.SYSCTLS:
             self.write(f"proc/sys/{key.replace('.', '/')}", "1")
+
+    def attach(self) -> None:
+        """The networks, and their programs."""
+        self.wanted["networks"] = NETWORKS
+        for name in ATTACHED:
+            self.write(f"opt/cni/bin/{name}", program(), 0o755)
 
     def write(self, path: str, content, mode: int = 0o644) -> None:
         target = self.root / path
@@ -196,6 +216,49 @@ def test_each_planted_fault_is_named_with_its_four_facts(node, row, plant, ident
     assert any(named in " ".join(item) for item in found), found
     for item in node.findings():
         assert all(getattr(item, fact) for fact in ("id", "object", "wanted", "seen", "next_step")), item
+
+
+HARM = {
+    "plugin-missing": lambda node, path: node.remove(path),
+    "plugin-not-executable": lambda node, path: node.write(path, program(), 0o644),
+    "plugin-cut-short": lambda node, path: node.write(path, program()[:300], 0o755),
+    "plugin-wrong-machine": lambda node, path: node.write(path, program(183), 0o755),
+    "plugin-no-program": lambda node, path: (node.remove(path), os.mkfifo(node.root / path, 0o755)),
+}
+
+
+@pytest.mark.parametrize("name", ATTACHED)
+@pytest.mark.parametrize("identity", HARM)
+def test_programs_of_networks_are_looked_at_as_those_of_the_runtime(node, identity, name):
+    node.attach()
+    assert node.findings() == []
+    HARM[identity](node, f"opt/cni/bin/{name}")
+    (found,) = node.findings()
+    assert (found.id, name in found.object) == (identity, True)
+    if identity == "plugin-missing":
+        assert "used by NetworkAttachmentDefinition default/" in found.wanted
+        ours = name in node_lint.REFERENCE
+        assert ("add it to cni_plugins_names" if ours else "the pod that installs it") in found.next_step
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        "",
+        "{",
+        "[]",
+        '"x"',
+        '{"type": ["a"]}',
+        '{"plugins": 3}',
+        '{"plugins": [{"type": {}}]}',
+        '{"type": "../../etc/shadow"}',
+        '{"type": "/bin/sh"}',
+        '{"type": "macvlan", "ipam": {"type": []}}',
+    ],
+)
+def test_a_network_that_cannot_be_read_names_no_program_here(node, config):
+    node.wanted["networks"] = [{"name": "NetworkAttachmentDefinition default/odd", "config": config}]
+    assert node.findings() == []
 
 
 def test_one_fault_is_one_finding(node):

@@ -15,6 +15,7 @@ from ansible_collections.gpufabric.rdma.tests.tools import ansible_playbook, kub
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 ROCE = (ROOT / "tests/fixtures/pods/roce.txt").read_text()
 NETDEV, ADDRESS = "enp1s0f0np0", "198.51.100.253"
+PROGRAMS = ("loopback", "macvlan", "whereabouts")
 PODS = [{"kind": kind, "node": f"node{number}"} for kind in ("workload", "seed") for number in (1, 2)]
 
 
@@ -37,11 +38,12 @@ def play(tmp_path, cluster):
         root = tmp_path / f"node{number}"
         tree.lay_out(tree.load("gh200-cx7-roce"), root)
         hosts[f"node{number}"] = {"discovery_root": str(root)}
-        # Without it no pod can start, and none is tried.
-        loopback = root / "opt/cni/bin/loopback"
-        loopback.parent.mkdir(parents=True, exist_ok=True)
-        loopback.write_text("#!/bin/sh\n")
-        loopback.chmod(0o755)
+        # Without them no pod can start, and none is tried.
+        for name in PROGRAMS:
+            program = root / "opt/cni/bin" / name
+            program.parent.mkdir(parents=True, exist_ok=True)
+            program.write_text("#!/bin/sh\n")
+            program.chmod(0o755)
     common = {
         "ansible_connection": "local",
         "ansible_python_interpreter": node_python.path(),
@@ -85,6 +87,19 @@ def test_pods_are_run_judged_and_gone_and_the_linter_speaks(play, cluster):
     made = {" ".join(call) for call in cluster.calls()}
     assert [w for w in ("apply", "exec", "delete namespace") if not any(call.startswith(w) for call in made)] == []
     assert "gpufabric-verification" not in cluster.namespaces()
+
+
+def test_a_program_of_a_network_that_cannot_run_is_named_on_its_node_and_not_waited_for(play, cluster, tmp_path):
+    program = tmp_path / "node2/opt/cni/bin/macvlan"
+    program.chmod(0o644)
+    results = tmp_path / "results.json"
+    play("verify", "-e", json.dumps({"verification_results": str(results)}))
+    found = {node["host"]: node for node in json.loads(results.read_text())["nodes"]}
+    checks = {host: {one["id"]: one for one in node["checks"]} for host, node in found.items()}
+    assert "cni:plugin-not-executable" not in checks["node1"]
+    assert checks["node2"]["cni:plugin-not-executable"]["object"] == "/opt/cni/bin/macvlan"
+    assert checks["node2"]["pod:workload"]["seen"] == "/opt/cni/bin/macvlan: mode 0644"
+    assert not [call for call in cluster.calls() if call[0] == "exec" and "node2" in " ".join(call)]
 
 
 def refuse_pods(program):

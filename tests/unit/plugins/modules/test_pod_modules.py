@@ -169,6 +169,12 @@ def without_loopback(_cluster, host):
     host["cni"] = {**host["cni"], "findings": [{**finding, "next_step": "run the role"}]}
 
 
+def without_macvlan(_cluster, host):
+    """The program of the pods' network, cut short."""
+    finding = {"id": "plugin-cut-short", "object": "/opt/cni/bin/macvlan", "wanted": "4096 bytes", "seen": "12 bytes"}
+    host["cni"] = {**host["cni"], "findings": [{**finding, "next_step": "run the role"}]}
+
+
 def not_ready(cluster, _host):
     objects = cluster.objects
     condition = {"type": "Ready", "status": "False", "message": "kubelet stopped"}
@@ -186,6 +192,7 @@ def tainted(cluster, _host):
     ("change", "reason"),
     [
         (without_loopback, "plugin loopback: none"),
+        (without_macvlan, "/opt/cni/bin/macvlan: 12 bytes"),
         (not_ready, "node node2 is not Ready: kubelet stopped"),
         (tainted, "node node2 has the taint rdma.gpufabric.io/not-ready:NoSchedule"),
     ],
