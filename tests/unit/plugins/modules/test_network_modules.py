@@ -206,7 +206,7 @@ def test_the_facts_say_which_vfs_have_no_guid(node):
 
 
 @pytest.fixture
-def port(tmp_path):
+def infiniband(tmp_path):
     """An InfiniBand port with three VFs: without a GUID, with one, and another driver's; and a double of ip."""
     pci = tmp_path / "sys/bus/pci"
     for driver in ("mlx5_core", "vfio-pci"):
@@ -237,7 +237,7 @@ def boot(tmp_path, guids):
     return subprocess.run(["sh", script], capture_output=True, text=True, check=False, env=environment)
 
 
-def test_the_boot_script_gives_a_guid_to_the_vf_without_one_and_binds_it_again(port, tmp_path):
+def test_the_boot_script_gives_a_guid_to_the_vf_without_one_and_binds_it_again(infiniband, tmp_path):
     done = boot(tmp_path, OWN)
     assert (done.returncode, done.stderr) == (0, "")
     assert (tmp_path / "calls").read_text().splitlines() == [
@@ -249,20 +249,20 @@ def test_the_boot_script_gives_a_guid_to_the_vf_without_one_and_binds_it_again(p
     assert [(driver / name).read_text() for name in ("unbind", "bind")] == ["0000:3b:00.1\n", "0000:3b:00.1\n"]
 
 
-def test_the_files_of_doca_s_driver_come_first_and_need_no_interface(port, tmp_path):
-    (port / "net/ibs1").rmdir()
-    (port / "net").rmdir()
+def test_the_files_of_doca_s_driver_come_first_and_need_no_interface(infiniband, tmp_path):
+    (infiniband / "net/ibs1").rmdir()
+    (infiniband / "net").rmdir()
     done = boot(tmp_path, OWN)
     assert done.returncode == 1
     assert "0000:3b:00.0 has no interface to set the GUID of VF 0 on; load ib_ipoib" in done.stderr
-    (port / "sriov/0").mkdir(parents=True)
+    (infiniband / "sriov/0").mkdir(parents=True)
     assert boot(tmp_path, OWN).returncode == 0
-    files = {path.name: path.read_text().strip() for path in (port / "sriov/0").iterdir()}
+    files = {path.name: path.read_text().strip() for path in (infiniband / "sriov/0").iterdir()}
     assert files == {"node": OWN[0], "port": OWN[0], "policy": "Follow"}
     assert not (tmp_path / "calls").exists()
 
 
-def test_a_vf_that_is_not_there_fails_the_unit_and_is_named(port, tmp_path):
+def test_a_vf_that_is_not_there_fails_the_unit_and_is_named(infiniband, tmp_path):
     done = boot(tmp_path, [*OWN, "02:00:00:00:00:00:00:01"])
     assert done.returncode == 1
     assert done.stderr == "gpufabric-rdma-vfs: 0000:3b:00.0 has no VF 3\n"
