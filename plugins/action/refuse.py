@@ -8,6 +8,7 @@ from __future__ import annotations
 from ansible.plugins.action import ActionBase
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Finding, at
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.text import sentence
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import libraries
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import roles, variables
 
@@ -26,18 +27,21 @@ class ActionModule(ActionBase):
             argument_spec={
                 "findings": {"type": "list", "elements": "dict", "options": options},
                 "variables_of": {"type": "str"},
+                "libraries": {"type": "list", "elements": "str"},
                 "summary": {"type": "str"},
             },
-            required_one_of=[("findings", "variables_of")],
-            mutually_exclusive=[("findings", "variables_of")],
+            required_one_of=[("findings", "variables_of", "libraries")],
+            mutually_exclusive=[("findings", "variables_of", "libraries")],
         )
         if args["variables_of"]:
             # The argument spec refuses an invalid value; the rules see its default instead.
             typed, _invalid = variables.effective(variables.options(), task_vars, self._templar.template)
             facts = (task_vars.get("ansible_facts") or {}).get("rdma")
             findings = roles.findings(args["variables_of"], typed, facts, task_vars["groups"])
+        elif args["libraries"]:
+            findings = libraries.findings(args["libraries"])
         else:
-            findings = [Finding(**finding) for finding in args["findings"]]
+            findings = [Finding(**finding) for finding in args["findings"] or []]
         if not findings:
             return {"changed": False, "findings": []}
         lead = [args["summary"]] if args["summary"] else []

@@ -28,7 +28,7 @@ attributes:
     support: none
 options:
   findings:
-    description: What to refuse. Exactly one of O(findings) and O(variables_of) is required.
+    description: What to refuse. Exactly one of O(findings), O(variables_of) and O(libraries) is required.
     type: list
     elements: dict
     suboptions:
@@ -56,6 +56,10 @@ options:
     description: Name of a role of this collection whose variables are checked against each other and against the
       host.
     type: str
+  libraries:
+    description: Python libraries that must be importable by the controller.
+    type: list
+    elements: str
   summary:
     description: First line of the message.
     type: str

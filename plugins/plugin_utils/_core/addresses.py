@@ -8,9 +8,10 @@ PRIVATE to the collection. Import it from here: if netaddr is missing, its first
 
 from __future__ import annotations
 
-import sys
-
 from ansible.errors import AnsibleError
+
+from ...module_utils._core.text import sentence
+from . import libraries
 
 __all__ = ("netaddr",)
 
@@ -20,9 +21,6 @@ except ImportError:
 
     class _Missing:
         def __getattr__(self, name: str):
-            raise AnsibleError(
-                f"controller: wanted the Python library netaddr, seen none in {sys.executable}. "
-                "Next step: install it beside ansible-core (pip install netaddr)"
-            )
+            raise AnsibleError(sentence(libraries.missing("netaddr")))
 
     netaddr = _Missing()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 import subprocess
+import sys
 
 import pytest
 import yaml
@@ -16,14 +17,14 @@ WITHOUT_NODES = ["bundle", "import_policy", "report"]
 PLAYBOOKS = sorted({path.stem for path in ROOT.glob("playbooks/*.yml")} - {*WITHOUT_NODES, "controller"})
 
 
-def run(tmp_path, playbook, inventory, *arguments):
+def run(tmp_path, playbook, inventory, *arguments, program=None, **variables):
     (tmp_path / "hosts.yml").write_text(yaml.safe_dump(inventory))
     environment = {"ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}
     done = subprocess.run(
-        [ansible_playbook.path(), "-i", "hosts.yml", f"gpufabric.rdma.{playbook}", *arguments],
+        [*(program or [ansible_playbook.path()]), "-i", "hosts.yml", f"gpufabric.rdma.{playbook}", *arguments],
         capture_output=True,
         text=True,
-        env={**os.environ, **environment, "ANSIBLE_NOCOLOR": "1"},
+        env={**os.environ, **environment, "ANSIBLE_NOCOLOR": "1", **variables},
         cwd=tmp_path,
         check=False,
     )
@@ -73,3 +74,15 @@ def test_a_policy_is_compared_with_nodes_or_refused(tmp_path):
     for text in ("group gpu_nodes: wanted at least one node", "hosts only in: gpu_node", "-e policy_hosts=GROUP"):
         assert text in " ".join(output.split())
     assert not (tmp_path / "group_vars").exists()
+
+
+def test_a_controller_without_netaddr_is_refused_before_any_node_is_called(tmp_path):
+    """The cluster layer met it after the host layer had changed the nodes; what refuses is first in each playbook."""
+    (tmp_path / "sitecustomize.py").write_text("import sys\n\nsys.modules['netaddr'] = None\n")
+    inventory = {"gpu_nodes": {"hosts": {"a": {"ansible_host": "192.0.2.1"}}}}
+    python = [sys.executable, "-m", "ansible", "playbook"]
+    code, output = run(tmp_path, "site", inventory, program=python, PYTHONPATH=str(tmp_path))
+    assert code == 2, output
+    for text in ("the Python library netaddr", "seen none in", "-m pip install netaddr"):
+        assert text in " ".join(output.split())
+    assert "UNREACHABLE" not in output

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import runpy
+import importlib.util
 import sys
 
 import pytest
@@ -12,6 +12,9 @@ from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import addres
 
 def test_a_missing_library_is_named_at_its_first_use(monkeypatch):
     monkeypatch.setitem(sys.modules, "netaddr", None)
-    missing = runpy.run_path(addresses.__file__)["netaddr"]
+    spec = importlib.util.spec_from_file_location(addresses.__name__, addresses.__file__)
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    missing = loaded.netaddr
     with pytest.raises(AnsibleError, match=f"netaddr, seen none in {sys.executable}. Next step: install it"):
         missing.IPNetwork("192.0.2.0/24")
