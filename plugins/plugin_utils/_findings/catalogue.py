@@ -72,8 +72,7 @@ CATALOGUE = (
         ),
         "modules conflict or are missing after a reload, the node goes NotReady, mofed pods never terminate",
         "the NicClusterPolicy sets ofedDriver while DOCA or MLNX_OFED is installed on the node",
-        "kubectl get nicclusterpolicy -o yaml (spec.ofedDriver); the node's driver in: make site, facts "
-        "driver.installed",
+        "kubectl get nicclusterpolicy -o yaml (spec.ofedDriver); the node's driver in: playbooks/discover.yml",
         "remove the ofedDriver block from the policy and let the driver role manage the driver, or uninstall the "
         "host's "
         "first",

@@ -14,7 +14,7 @@ from ...module_utils._core.change import kernel_out_of_reach
 from .._findings.checks import FAILED, NOT_VERIFIED, PASSED, STATUSES, UNUSED, check
 from .._preflight import host as preflight_host
 
-_SITE = "run playbooks/host.yml (make site), which fixes it"
+_SITE = "run playbooks/host.yml, which fixes it"
 _PACKAGES = {
     "rping": "rdmacm-utils (Debian, Ubuntu) or librdmacm-utils (RHEL)",
     "ib_write_bw": "perftest",
