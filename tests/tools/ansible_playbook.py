@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import atexit
 import functools
+import importlib
 import importlib.util
 import marshal
 import os
 import pathlib
+import pkgutil
 import socket
 import sys
 
@@ -29,6 +31,8 @@ else:
 
 # What decides how Ansible is imported, beside the variables that its own list of settings names.
 OTHERS = ("HOME", "LANG", "LC_ALL", "LC_CTYPE", "PYTHONPATH", "TERM", "TMPDIR")
+# Kinds of plugins that each play goes through, and that Ansible imports by their full names.
+IN_EVERY_PLAY = ("action", "callback", "connection", "inventory", "lookup", "shell", "strategy", "vars")
 
 
 @functools.cache
@@ -63,10 +67,10 @@ def serve(folder: pathlib.Path) -> None:
     names, warm = settings(), {}
     for client in node_python.clients(folder):
         streams, text = node_python.request(client)
-        _folder, environment, _arguments = marshal.loads(text)
+        _cwd, environment, _arguments = marshal.loads(text)
         values = tuple(environment.get(name) for name in names)
         if values not in warm:
-            warm[values] = imported(environment)
+            warm[values] = imported(folder, environment)
         call = os.memfd_create("call")
         os.write(call, text)
         socket.send_fds(warm[values], [b"."], [client.fileno(), call, *streams])
@@ -74,7 +78,7 @@ def serve(folder: pathlib.Path) -> None:
             os.close(number)
 
 
-def imported(environment: dict) -> socket.socket:
+def imported(folder: pathlib.Path, environment: dict) -> socket.socket:
     """Starts a process that has imported Ansible with the environment, and answers what comes over the socket."""
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if os.fork():
@@ -87,8 +91,18 @@ def imported(environment: dict) -> socket.socket:
     os.environ.update(environment)
     # As for the installed program: no folder of the tests comes before what is installed.
     sys.path[0] = os.path.dirname(sys.executable)
-    import ansible.cli.playbook  # noqa: F401
+    import ansible.cli.playbook
+    import ansible.executor.process.worker  # noqa: F401
+    from ansible import plugins
+    from ansible.utils.collection_loader import _collection_finder
 
+    for kind in IN_EVERY_PLAY:
+        for plugin in pkgutil.iter_modules([f"{plugins.__path__[0]}/{kind}"], f"ansible.plugins.{kind}."):
+            importlib.import_module(plugin.name)
+
+    compiled = node_python.compiler(folder)
+    # Ansible compiles the plugins of collections anew in each run.
+    _collection_finder.compile = lambda source, filename, **_same: compiled(source, filename)
     while True:
         data, numbers, _flags, _address = socket.recv_fds(its, 1, 5)
         if not data:
@@ -111,6 +125,7 @@ def play(folder: str, environment: dict, arguments: list[str]) -> int:
     sys.argv = ["ansible-playbook", *arguments]
     # A temporary folder of its own, as every start of Ansible has one; that of the warm process is not removed here.
     atexit.unregister(cleanup_tmp_file)
+    constants.set_constant("DEFAULT_INTERNAL_POLL_INTERVAL", 0.005)
     constants.set_constant("DEFAULT_LOCAL_TMP", constants.config.get_config_value("DEFAULT_LOCAL_TMP"))
     return node_python.exit_code(main)
 

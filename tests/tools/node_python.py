@@ -10,9 +10,12 @@ from the archive as on a node, and there is nothing else to import but the stand
 
 from __future__ import annotations
 
+import _imp
 import array
 import atexit
 import functools
+import gc
+import hashlib
 import marshal
 import os
 import pathlib
@@ -23,6 +26,7 @@ import subprocess
 import sys
 import tempfile
 import types
+import zipimport
 
 # Hands folder, environment, arguments and standard streams to the warm process, and ends as the fork does.
 CLIENT = """#!{python} -ISE
@@ -79,12 +83,36 @@ def serve(folder: pathlib.Path) -> None:
     import ansible.module_utils._internal._json._profiles._module_modern_c2m
     import ansible.module_utils._internal._json._profiles._module_modern_m2c  # noqa: F401
 
+    compiled = compiler(folder)
+    # An archive holds sources only, and zipimport compiles each of them twice.
+    zipimport._compile_source = lambda name, source: compiled(zipimport._normalize_line_endings(source), name)
     for client in clients(folder):
         answer(client, *request(client), run)
 
 
+def compiler(folder: pathlib.Path):
+    """compile(source, name) that finds in the folder what another fork has compiled."""
+
+    def compiled(source: bytes | str, name: str):
+        text = source if isinstance(source, bytes) else source.encode()
+        kept = folder / f"{hashlib.blake2b(text, digest_size=20).hexdigest()}.code"
+        if not kept.exists():
+            whole = folder / f"{os.getpid()}.part"
+            whole.write_bytes(marshal.dumps(compile(source, name, "exec", dont_inherit=True)))
+            whole.rename(kept)
+        code = marshal.loads(kept.read_bytes())
+        _imp._fix_co_filename(code, name)
+        return code
+
+    return compiled
+
+
 def clients(folder: pathlib.Path):
-    """Connections of those who ask; each is closed here before the next."""
+    """Connections of those who ask; each is closed here before the next.
+
+    Forks collect no cycles: they end soon, and a collection would copy every page that they share with this process.
+    """
+    gc.disable()
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(str(folder / "socket"))
     listening.listen(64)

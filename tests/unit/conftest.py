@@ -12,10 +12,15 @@ from ansible_collections.gpufabric.rdma.tests.tools import recording
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _plays_share_what_they_make(tmp_path_factory):
+def _plays_share_what_they_make(tmp_path_factory, worker_id):
     os.environ["ANSIBLE_CALLBACK_PLUGINS"] = str(recording.PLUGINS)
     os.environ["ANSIBLE_HOME"] = str(tmp_path_factory.mktemp("ansible-home"))
-    os.environ["BUILT_MODULES"] = str(tmp_path_factory.mktemp("built-modules"))
+    os.environ["ANSIBLE_PIPELINING"] = "1"  # as our ansible.cfg has it for nodes: no files of each module's own
+    own = tmp_path_factory.getbasetemp()
+    # Workers of one run have their folders side by side. Ansible locks each archive while it builds it.
+    archives = (own if worker_id == "master" else own.parent) / "built-modules"
+    archives.mkdir(exist_ok=True)
+    os.environ["BUILT_MODULES"] = str(archives)
 
 
 @pytest.fixture(autouse=True)

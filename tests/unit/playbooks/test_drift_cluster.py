@@ -10,6 +10,8 @@ import subprocess
 import sys
 
 import pytest
+import yaml
+from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import plan, wheels
 from ansible_collections.gpufabric.rdma.tests.tools import ansible_playbook
 from ansible_collections.gpufabric.rdma.tests.unit.roles import test_pod_network_roles as pod_network
 
@@ -27,6 +29,7 @@ class Cluster(pod_network.Site):
     def __init__(self, folder):
         super().__init__(folder)
         self._fill_bundle()
+        self._install_packages()
         self.inventory = json.loads((folder / "hosts.json").read_text())
         nodes = self.inventory["gpu_nodes"]
         nodes["hosts"]["node1"]["k3s_node_ip"] = "198.18.1.2"
@@ -60,6 +63,14 @@ class Cluster(pod_network.Site):
         described["files"].append({**program, "sha256": sums["k3s"]})
         described["images"] = [{"reference": "a:1", "path": "images.tar", "sha256": sums["images.tar"]}]
         (place / "bundle.yml").write_text(json.dumps(described))
+
+    def _install_packages(self):
+        """Take the device plugin's environment for installed; the fast nodes install it for real, and offline."""
+        locked = yaml.safe_load((ROOT / "lock/artifacts.yml").read_text())["wheels"]
+        for root in self.nodes.values():
+            stamp = root / plan.STAMP.lstrip("/")
+            stamp.parent.mkdir(parents=True)
+            stamp.write_text(wheels.stamp(locked, f"{sys.version_info[0]}.{sys.version_info[1]}"))
 
     def command(self, *words, **hosts):
         nodes = self.inventory["gpu_nodes"]
