@@ -27,7 +27,7 @@ def objects():
 def test_every_image_that_the_lock_has_a_digest_for_is_pulled_by_it(objects):
     before = copy.deepcopy(objects)
     made = images(images_by_digest(objects))
-    assert objects == before, "the input is somebody else's"
+    assert objects == before, "the input is the caller's"
     wanted = {name: DIGESTS.get(name) for name in images(objects)}
     assert made == {f"{name}@{digest}" if digest else name for name, digest in wanted.items()}
     # Not verified: what no public list had a digest for; and our plugin, which is built, not pulled.
