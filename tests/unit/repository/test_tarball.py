@@ -6,6 +6,7 @@ import pathlib
 import re
 
 import pytest
+import yaml
 from ansible_collections.gpufabric.rdma.tests.tools import check_tarball
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
@@ -40,6 +41,27 @@ def test_a_page_of_the_tarball_leads_only_into_the_tarball(page):
 def test_a_planted_fault_is_named(text, problem):
     (found,) = check_tarball.page_problems("docs/planted.md", text, FILES, TARGETS)
     assert problem in found
+
+
+def test_the_changelog_has_the_version_of_the_collection_and_all_that_was_released():
+    version = yaml.safe_load((ROOT / "galaxy.yml").read_text())["version"]
+    releases = yaml.safe_load((ROOT / "changelogs/changelog.yaml").read_text())["releases"]
+    assert version in releases
+    text = plain((ROOT / "CHANGELOG.md").read_text())
+    entries = [
+        entry
+        for release in releases.values()
+        for section in release["changes"].values()
+        for entry in ([section] if isinstance(section, str) else section)
+    ]
+    assert len(entries) > 30
+    assert [entry for entry in entries if plain(entry) not in text] == []
+    assert [entry for entry in entries if re.search(r"\b[CMOV]\(", entry)] == [], "a changelog has no such markup"
+
+
+def plain(text):
+    """A changelog's words without markup, which antsibull-changelog writes in its own way."""
+    return " ".join(re.sub(r"``|</?code>|[\\`*]", "", text).replace("&quot;", '"').split())
 
 
 def test_the_program_for_pipelines_is_named_with_its_interpreter():
