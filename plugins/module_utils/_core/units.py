@@ -16,6 +16,36 @@ from .change import Change, Refused, failed
 from .files import apply_file, restorer, under
 
 SYSTEM = "/etc/systemd/system"
+# [Service] settings of a script that works on NICs through /sys, which alone stays writable. No PrivateNetwork=: the
+# script would not see the NICs, and beside a second namespace the kernel keeps the netns mode of the RDMA subsystem.
+NIC_SANDBOX = """ProtectSystem=strict
+ProtectHome=yes
+PrivateTmp=yes
+PrivateDevices=yes
+DevicePolicy=closed
+ProtectProc=invisible
+ProcSubset=pid
+ProtectControlGroups=yes
+ProtectKernelModules=yes
+ProtectKernelLogs=yes
+ProtectClock=yes
+ProtectHostname=yes
+CapabilityBoundingSet=CAP_NET_ADMIN
+AmbientCapabilities=
+NoNewPrivileges=yes
+RestrictSUIDSGID=yes
+RestrictNamespaces=yes
+RestrictRealtime=yes
+LockPersonality=yes
+MemoryDenyWriteExecute=yes
+KeyringMode=private
+UMask=0077
+SystemCallArchitectures=native
+SystemCallFilter=@system-service
+SystemCallFilter=~@privileged @resources
+SystemCallErrorNumber=EPERM
+IPAddressDeny=any
+"""
 
 
 def running(root: str) -> bool:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from .._core.change import Plan, kernel_out_of_reach
 from .._core.files import HEADER, plan_file, plan_removal
+from .._core.units import NIC_SANDBOX
 from ..hca import paths
 
 # The link that `systemctl enable` would create.
@@ -29,6 +30,7 @@ Before=network-online.target
 Type=oneshot
 RemainAfterExit=yes
 ExecStart=/bin/sh {paths.OWN_LINKS_SCRIPT}
+{NIC_SANDBOX}RestrictAddressFamilies=AF_UNIX
 
 [Install]
 WantedBy=multi-user.target

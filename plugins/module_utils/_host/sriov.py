@@ -17,6 +17,7 @@ import hashlib
 from .._core import text
 from .._core.change import Plan, kernel_out_of_reach
 from .._core.files import HEADER, plan_file, plan_removal
+from .._core.units import NIC_SANDBOX
 
 UNIT = "/etc/systemd/system/gpufabric-rdma-vfs.service"
 SCRIPT = "/usr/local/libexec/gpufabric-rdma-vfs"
@@ -34,6 +35,7 @@ Before=network-online.target k3s.service k3s-agent.service
 Type=oneshot
 RemainAfterExit=yes
 ExecStart=/bin/sh {SCRIPT}
+{NIC_SANDBOX}RestrictAddressFamilies=AF_UNIX AF_NETLINK
 
 [Install]
 WantedBy=multi-user.target

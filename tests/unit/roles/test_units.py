@@ -10,9 +10,18 @@ import subprocess
 import jinja2
 import pytest
 import yaml
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host import rail_links, sriov
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import paths
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 TEMPLATES = sorted(ROOT.glob("roles/*/templates/*.service.j2"))
+# Those that modules write, by the file that has them.
+WRITTEN = {
+    "plugins/module_utils/_host/rail_links.py": (paths.OWN_LINKS_UNIT, rail_links._UNIT),
+    "plugins/module_utils/_host/sriov.py": (sriov.UNIT, sriov._UNIT),
+}
+# k3s runs every container of the node, and its unit is the vendor's.
+UNCONFINED = {"plugins/module_utils/_k3s/config.py"}
 MOST = 3.0
 
 
@@ -49,10 +58,14 @@ def settings(text):
     return found
 
 
-@pytest.fixture(params=TEMPLATES, ids=lambda path: path.name)
+@pytest.fixture(params=[*TEMPLATES, *map(pathlib.Path, WRITTEN)], ids=lambda path: path.name)
 def unit(request, tmp_path):
-    path = tmp_path / request.param.name.removesuffix(".j2")
-    path.write_text(render(request.param))
+    if request.param in TEMPLATES:
+        path, text = tmp_path / request.param.name.removesuffix(".j2"), render(request.param)
+    else:
+        place, text = WRITTEN[str(request.param)]
+        path = tmp_path / pathlib.Path(place).name
+    path.write_text(text)
     return path
 
 
@@ -65,8 +78,12 @@ def analyze(*words):
     return done
 
 
-def test_there_are_three():
+def test_there_are_three_and_those_of_the_modules():
     assert len(TEMPLATES) == 3
+    services = {
+        str(path.relative_to(ROOT)) for path in ROOT.glob("plugins/**/*.py") if "\nExecStart=" in path.read_text()
+    }
+    assert services == {*WRITTEN, *UNCONFINED}
 
 
 def test_it_is_confined(unit):
@@ -94,6 +111,16 @@ NEEDS = {
         "RestrictAddressFamilies": {"AF_UNIX"},  # the daemon's socket
         "CapabilityBoundingSet": {"CAP_DAC_OVERRIDE"},
     },
+    "gpufabric-rdma-links.service": {
+        "ProtectKernelTunables": set(),  # writes mtu and flags in /sys
+        "RestrictAddressFamilies": {"AF_UNIX"},
+        "CapabilityBoundingSet": {"CAP_NET_ADMIN"},
+    },
+    "gpufabric-rdma-vfs.service": {
+        "ProtectKernelTunables": set(),  # writes sriov_numvfs in /sys, binds VFs to their driver
+        "RestrictAddressFamilies": {"AF_UNIX", "AF_NETLINK"},  # ip link set vf
+        "CapabilityBoundingSet": {"CAP_NET_ADMIN"},
+    },
     "node_ready.service": {
         "RuntimeDirectory": {"gpufabric-rdma"},
         "RuntimeDirectoryPreserve": {"yes"},  # Multus waits for the file in it, the role reads the other
@@ -105,7 +132,8 @@ NEEDS = {
 
 @pytest.mark.parametrize("name", NEEDS)
 def test_it_may_do_what_it_is_for_and_no_more(name):
-    found = settings(render(next(path for path in TEMPLATES if path.name == f"{name}.j2")))
+    written = {pathlib.Path(place).name: text for place, text in WRITTEN.values()}
+    found = settings(written.get(name) or render(next(path for path in TEMPLATES if path.name == f"{name}.j2")))
     assert found["ProtectSystem"] == ["strict"]
     for setting, needed in NEEDS[name].items():
         assert set(found.get(setting, ())) == needed, setting
@@ -113,6 +141,6 @@ def test_it_may_do_what_it_is_for_and_no_more(name):
         # A folder that is missing at start would be read-only for good.
         assert found["ExecStartPre"][:2] == ["+/bin/mkdir", "-p"]
         assert set(found["ExecStartPre"][2:]) == NEEDS[name]["ReadWritePaths"]
-    else:
+    elif name == "node_ready.service":
         # /proc/PID/limits of k3s, which has more capabilities, and /proc/sys/kernel/random/boot_id.
         assert not {"ProtectProc", "ProcSubset"} & set(found)
