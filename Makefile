@@ -104,7 +104,7 @@ rails: venv lab-packages plugin-wheels ## The fast scenario with many nodes: N=1
 	@RAILS_NODES=$(N) lab/progress "molecule scenario rails ($(N) nodes)" molecule test --scenario-name rails
 
 ##@ Single stages
-.PHONY: venv unit report-test plugin-test plugin-faults plugin-wheels plugin-image bench-facts bench-drift bench-plugin lint sanity build test-versions gates molecule-rails bench lab-packages dev-packages clean
+.PHONY: venv unit report-test plugin-test plugin-faults plugin-wheels plugin-image bench-facts bench-drift bench-plugin lint sanity build test-versions gates judges judge-gates molecule-rails bench lab-packages dev-packages clean
 venv: $(VENV)/.ready ## The virtual environment with the pinned tools and a link to this checkout
 
 $(VENV)/.ready: requirements-dev.txt tests/tools/junit_schema.txt lab/packages | dev-packages
@@ -174,6 +174,12 @@ test-versions: venv lab-packages plugin-wheels ## Sanity, unit tests and the fas
 
 gates: venv ## Plant a fault for each gate and see it fail
 	@tests/run-gates
+
+judges: venv $(PLUGIN_VENV)/.ready ## Tools nobody here wrote over the collection and what it writes: a table; [ARGS='shellcheck reuse']
+	@python tests/judges/judges.py $(ARGS)
+
+judge-gates: venv $(PLUGIN_VENV)/.ready ## Plant a fault for each judge of make judges and see it refused
+	@tests/run-judge-gates
 
 molecule-rails: venv lab-packages plugin-wheels
 	@lab/progress "molecule scenario rails" molecule test --scenario-name rails
