@@ -119,7 +119,7 @@ def plant_missing_plugin(cluster, name):
 def plant_empty_conf(cluster):
     """M5: Multus' configuration on the worker is empty, its guard stopped, and the daemon leaves it so."""
     cluster.node(cluster.worker, f"systemctl stop {GUARD}; : >{CONF}; sleep 20")
-    assert cluster.node(cluster.worker, f"stat -c %s {CONF}") == "0", "the daemon alone does not mend it"
+    assert cluster.node(cluster.worker, f"stat -c %s {CONF}") == "0", "the daemon alone does not repair it"
 
 
 def plant_foreign_conf(cluster):

@@ -73,7 +73,7 @@ def against(nodes: list[dict], etcd: Optional[dict], name: str, left: str = "", 
             continue
         # Not Ready is no reason as such: before the pod network no node is, and a kubelet that says so is there.
         if conditions.get("Ready") == "Unknown":
-            found.append(Finding(f"server {meta['name']}", "a kubelet that reports", "none does", _BACK))
+            found.append(Finding(f"server {meta['name']}", "a kubelet that reports its status", "no report for a while", _BACK))
         # k3s has it for each member.
         if conditions.get("EtcdIsVoter", "True") != "True":
             found.append(Finding(f"server {meta['name']}", "a voting member of etcd", "not one now", _BACK))
@@ -84,11 +84,11 @@ def _own(nodes: list[dict], name: str, left: str, ready: bool) -> list[Finding]:
     own = next((node for node in nodes if node["metadata"]["name"] == name), None)
     if own is None:
         step = "give the name that kubectl get nodes shows (k3s_node_name or driver_drain_node) and run again"
-        return [Finding(f"node {name}", "a node of the cluster", "the API server knows none of that name", step)]
+        return [Finding(f"node {name}", "a node of the cluster", "no node of that name", step)]
     boot = ((own.get("status") or {}).get("nodeInfo") or {}).get("bootID", "")
     step = "see kubectl describe node and journalctl -u k3s -u k3s-agent on it, fix what they report and run again"
     if left and boot == left:
-        return [Finding(f"node {name}", "its kubelet's report of the new boot", "that of the boot before", step)]
+        return [Finding(f"node {name}", "its kubelet's report of the new boot", "still that of the previous boot", step)]
     if ready and not is_ready(nodes, name):
         return [Finding(f"node {name}", "Ready", "not Ready", step)]
     return []
@@ -105,7 +105,7 @@ def _etcd(nodes: list[dict], etcd: Optional[dict]) -> list[Finding]:
     away = sorted(etcd["known"] - etcd["active"])
     seen = [] if etcd["leader"] else ["no leader"]
     if len(etcd["active"]) < count:
-        named = f": {', '.join(away)} away" if away else ""
+        named = f", without {', '.join(away)}" if away else ""
         seen.append(f"{len(etcd['active'])} of {count} members{named}")
     return [Finding(obj, wanted, " and ".join(seen), _BACK)] if seen else []
 

@@ -121,7 +121,7 @@ def test_a_row_fails_without_its_rule(name, world):
 
 
 def made(identity, obj="thing", seen="bad", status="failed"):
-    return host_checks.check(identity, obj, status, "good", seen, "mend it")
+    return host_checks.check(identity, obj, status, "good", seen, "fix it")
 
 
 def roots(by_host, catalogue=findings_catalogue.CATALOGUE):

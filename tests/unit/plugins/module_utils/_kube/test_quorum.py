@@ -43,9 +43,9 @@ def test_a_whole_cluster_can_spare_a_node():
 @pytest.mark.parametrize(
     ("nodes", "etcd", "said"),
     [
-        ([*NODES[:2], node("s3", "Unknown")], WHOLE, [("server s3", "none does")]),
+        ([*NODES[:2], node("s3", "Unknown")], WHOLE, [("server s3", "no report for a while")]),
         ([*NODES[:2], node("s3", EtcdIsVoter="False")], WHOLE, [("server s3", "not one now")]),
-        (NODES, {**WHOLE, "active": {"a", "b"}}, [("etcd of the cluster", "2 of 3 members: c away")]),
+        (NODES, {**WHOLE, "active": {"a", "b"}}, [("etcd of the cluster", "2 of 3 members, without c")]),
         (NODES, {**WHOLE, "leader": False}, [("etcd of the cluster", "no leader")]),
         # An etcd that does not say whom it knows: the nodes do.
         (NODES, {"known": {"a"}, "active": {"a", "b"}, "leader": True}, [("etcd of the cluster", "2 of 3 members")]),
@@ -63,7 +63,7 @@ def test_a_worker_that_is_away_and_nodes_before_the_pod_network_hold_nothing_up(
 @pytest.mark.parametrize(
     ("ready", "boot", "said"),
     [
-        ("True", "boot-1", "that of the boot before"),
+        ("True", "boot-1", "still that of the previous boot"),
         ("False", "boot-2", "not Ready"),
         ("True", "boot-2", None),
     ],
@@ -75,7 +75,7 @@ def test_a_node_is_back_when_it_has_reported_its_new_boot(ready, boot, said):
 
 
 def test_a_name_that_the_cluster_does_not_know_is_said():
-    assert seen(NODES, None, "other") == [("node other", "the API server knows none of that name")]
+    assert seen(NODES, None, "other") == [("node other", "no node of that name")]
 
 
 @pytest.fixture
