@@ -73,7 +73,7 @@ def against(nodes: list[dict], etcd: Optional[dict], name: str, left: str = "", 
             continue
         # Not Ready is no reason as such: before the pod network no node is, and a kubelet that says so is there.
         if conditions.get("Ready") == "Unknown":
-            found.append(Finding(f"server {meta['name']}", "a kubelet that reports its status", "no report for a while", _BACK))
+            found.append(Finding(f"server {meta['name']}", "a kubelet that reports", "no report for a while", _BACK))
         # k3s has it for each member.
         if conditions.get("EtcdIsVoter", "True") != "True":
             found.append(Finding(f"server {meta['name']}", "a voting member of etcd", "not one now", _BACK))
@@ -88,7 +88,7 @@ def _own(nodes: list[dict], name: str, left: str, ready: bool) -> list[Finding]:
     boot = ((own.get("status") or {}).get("nodeInfo") or {}).get("bootID", "")
     step = "see kubectl describe node and journalctl -u k3s -u k3s-agent on it, fix what they report and run again"
     if left and boot == left:
-        return [Finding(f"node {name}", "its kubelet's report of the new boot", "still that of the previous boot", step)]
+        return [Finding(f"node {name}", "its kubelet's report of the new boot", "that of the previous boot", step)]
     if ready and not is_ready(nodes, name):
         return [Finding(f"node {name}", "Ready", "not Ready", step)]
     return []

@@ -63,7 +63,7 @@ def test_a_worker_that_is_away_and_nodes_before_the_pod_network_hold_nothing_up(
 @pytest.mark.parametrize(
     ("ready", "boot", "said"),
     [
-        ("True", "boot-1", "still that of the previous boot"),
+        ("True", "boot-1", "that of the previous boot"),
         ("False", "boot-2", "not Ready"),
         ("True", "boot-2", None),
     ],
