@@ -160,7 +160,7 @@ def render(site: Site, target: pathlib.Path) -> None:
         "cluster_objects_folder": str(target / "git"),
         "device_plugin_mode": "daemonset",
         "networks_rails": True,
-        "networks_components": ["whereabouts", "nv-ipam", "ipoib-cni", "sriov-cni", "sriov-device-plugin"],
+        "networks_components": ["whereabouts", "nv-ipam", "ipoib-cni", "sriov-cni", "ib-sriov-cni", "sriov-device-plugin"],
         "networks_sriov_resources": [{"name": "vfs", "prefix": "example.com"}],
         "networks_attachments": [
             {"name": "vf", "type": "sriov", "resource_name": "example.com/vfs", "subnet": "192.168.1.0/24", **subnets}
