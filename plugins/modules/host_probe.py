@@ -55,6 +55,10 @@ options:
     description: User that locks memory, and whose rights on the character devices are told.
     type: str
     default: nobody
+  kubelet_root:
+    description: The kubelet's C(--root-dir), below which device plugins are found.
+    type: path
+    default: /var/lib/kubelet
 """
 
 EXAMPLES = r"""
@@ -69,14 +73,15 @@ ansible_facts:
   returned: success
   type: dict
 probe:
-  description: C(char_devices) by name with their rights, C(memlock) by service (null and empty below another root than
-    V(/)), and C(tools).
+  description: C(char_devices) by name with their rights, C(memlock) by service, C(plugins) by resource with what its
+    sockets answered (null or empty below another root than V(/)), and C(tools).
   returned: success
   type: dict
 """
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
+from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import node as device_plugin
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.probe import probe
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather
 
@@ -101,6 +106,7 @@ def main() -> None:
             },
             "services": {"type": "list", "elements": "str", "default": []},
             "user": {"type": "str", "default": "nobody"},
+            "kubelet_root": {"type": "path", "default": device_plugin.KUBELET},
         },
         supports_check_mode=True,
     )
@@ -108,7 +114,10 @@ def main() -> None:
     tree = Tree(params["root"])
     try:
         facts = gather(tree, Seams.of(tree), software_hcas=params["software_hcas"], rails=params["rails"])
-        probed = probe(facts, params["services"], params["user"], params["root"])
+        probed = {
+            **probe(facts, params["services"], params["user"], params["root"]),
+            "plugins": device_plugin.answers(params["root"], params["kubelet_root"]),
+        }
     except (OSError, ValueError) as error:
         module.fail_json(
             msg=f"root {params['root']}: wanted a node whose facts and limits can be read, seen {error}. "

@@ -25,9 +25,13 @@ from typing import IO, Callable
 from .._core.change import Change, Refused
 from .._core.files import apply_file, remove_tree, rename, replacing, under, write
 from .._core.units import apply_units, running, started_at
+from .ask import ask_all
 from .plan import CODE, CODE_SUM, CONFIG, ENABLED, GO, HOME, NAME, OBJECT, OURS, SERVICE, STAMP, UNIT, VENV
 from .wheels import PIP
 
+KUBELET = "/var/lib/kubelet"
+# Fixed in the kubelet, whatever its --root-dir.
+DEVICE_PLUGINS = f"{KUBELET}/device-plugins"
 PROGRAM = "k8s-rdma-shared-dp"
 UPSTREAM_CONFIG = "/k8s-rdma-shared-dev-plugin/config.json"
 _SHOWN = ("ActiveState", "SubState", "MainPID", "NeedDaemonReload", "ExecMainStartTimestampMonotonic", "StatusText")
@@ -59,6 +63,33 @@ def read(root: str) -> dict:
         "machine": platform.machine(),
         "ensurepip": importlib.util.find_spec("ensurepip") is not None,
     }
+
+
+def answers(root: str, kubelet_root: str = KUBELET) -> dict[str, dict] | None:
+    """What the sockets of the node's device plugins answer, as ask_all returns it; empty below another root than /,
+    None where only root may ask.
+    """
+    if root.rstrip("/"):
+        return {}
+    resources = served(root)
+    if not resources:
+        return {}
+    if os.geteuid() != 0:
+        return None
+    return ask_all(resources, [f"{kubelet_root}/plugins_registry", DEVICE_PLUGINS])
+
+
+def served(root: str) -> dict[str, str]:
+    """The resources that device plugins for RDMA are to serve on the node, by name, with who serves each: a unit,
+    ours or that of another plugin, or else a process.
+    """
+    found = {}
+    for rival in _rivals(root, 0):
+        by = rival["unit"] or f"process {rival['pid']} {rival['where']}"
+        found.update(dict.fromkeys(rival["names"] or (), by))
+    if os.path.lexists(under(root, ENABLED)):
+        found.update(dict.fromkeys(_resources(under(root, CONFIG)) or (), SERVICE))
+    return found
 
 
 def _text(path: str) -> str | None:

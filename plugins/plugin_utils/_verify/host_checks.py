@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from ...module_utils._core import text as core_text
 from ...module_utils._core.change import kernel_out_of_reach
+from ...module_utils._device_plugin.plan import SERVICE
 from .._findings.checks import FAILED, NOT_VERIFIED, PASSED, STATUSES, UNUSED, check
 from .._preflight import host as preflight_host
 
@@ -42,6 +43,7 @@ def host_checks(facts: dict, variables: dict, probe: dict, check_mode: bool = Fa
         "rail_links": _ports(facts, variables),
         "rdma_netns": _netns(facts, variables, offline),
         "limits": _memlock(facts, variables, probe),
+        "device_plugin": _plugins(probe),
     }
     covered = {item["object"] for group in checks.values() for item in group}
     for role, plan in plans.items():
@@ -55,6 +57,7 @@ def host_checks(facts: dict, variables: dict, probe: dict, check_mode: bool = Fa
 def _defer(checks: dict, plans: dict) -> None:
     """In check mode nothing was changed, so a failure that a planned change explains counts as not verified."""
     pending = {role: plan.changes or plan.reboot_reasons for role, plan in plans.items()}
+    pending["device_plugin"] = False
     # Ports and devices exist only once the modules are loaded.
     pending["rail_links"] = pending["rail_links"] or pending["kernel_modules"]
     for role, group in checks.items():
@@ -213,6 +216,34 @@ def _memlock_of(service: str, state, tried, limit: str) -> tuple:
         return FAILED, f"{seen}; {tried['error']}", _SITE
     seen += f"; locked {tried['locked'] // 2**20} MiB"
     return _verdict(_same_limit(state["memlock"], limit)), seen, _SITE
+
+
+def _plugins(probe: dict) -> list[dict]:
+    """Each resource of a device plugin for RDMA is asked for on its sockets: systemd calls a stopped process active,
+    and the kubelet goes on advertising its devices. Where another plugin than ours has its sockets, is not known.
+    """
+    if probe["plugins"] is None:
+        wanted, step = "answers on their sockets", "run as root (become)"
+        return [check("plugin:socket", "device plugins", NOT_VERIFIED, wanted, "only root may ask them", step)]
+    found = []
+    for name, one in sorted(probe["plugins"].items()):
+        if not one["sockets"] and one["by"] != SERVICE:
+            continue
+        obj, silent = f"device plugin of {name}", {path: why for path, why in one["sockets"].items() if why}
+        seen = "; ".join(f"{path}: {why}" for path, why in sorted(silent.items()))
+        if not one["sockets"]:
+            seen = f"no socket {name}.sock where the kubelet looks"
+        seen = f"{seen} ({one['by']})" if seen else f"an answer on {core_text.listing(sorted(one['sockets']))}"
+        good = bool(one["sockets"]) and not silent
+        wanted = "an answer on each of its sockets"
+        found.append(check(f"plugin:socket:{name}", obj, _verdict(good), wanted, seen, _restart(one["by"])))
+    return found
+
+
+def _restart(by: str) -> str:
+    if by.endswith(".service"):
+        return f"see journalctl -u {by}, then: systemctl restart {by}"
+    return "delete its pod" if by.endswith("in a pod") else f"end it and start it again: {by}"
 
 
 def _same_limit(seen, wanted) -> bool:

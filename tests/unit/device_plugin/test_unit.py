@@ -124,3 +124,11 @@ def test_the_documentation_names_each_privilege_that_is_left():
         "CAP_NET_ADMIN",
     ):
         assert left in page, left
+
+
+def test_a_stopped_or_stuck_process_is_restarted_and_a_slow_one_is_not(unit):
+    """tests/device_plugin/test_stopped.py shows that only the loop that serves feeds the watchdog, every 5 s."""
+    found = options(unit.read_text())
+    assert found["Type"] == ["notify"]
+    assert found["Restart"] == ["always"]
+    assert 10 * 5 <= int(found["WatchdogSec"][0]) <= 300

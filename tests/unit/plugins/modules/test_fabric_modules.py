@@ -32,7 +32,7 @@ def test_a_tree_of_files_has_facts_and_is_not_probed(run, tmp_path):
     (tmp_path / ".seams.json").write_text('{"addresses": {}}')
     found = run(host_probe, root=str(tmp_path), services=["k3s"], rails=[{"hca": "mlx5_7"}])
     assert found["ansible_facts"]["rdma"]["hcas"] == []
-    assert found["probe"] == {"char_devices": None, "memlock": {}, "tools": []}
+    assert found["probe"] == {"char_devices": None, "memlock": {}, "plugins": {}, "tools": []}
     assert found["changed"] is False
 
 

@@ -44,7 +44,8 @@ def facts(facts_of, variables):
 
 @pytest.fixture
 def probe():
-    return {"char_devices": dict(DEVICES), "memlock": {"k3s": dict(LOCKED)}, "tools": ["rping", "ib_write_bw"]}
+    locked = {"k3s": dict(LOCKED)}
+    return {"char_devices": dict(DEVICES), "memlock": locked, "plugins": {}, "tools": ["rping", "ib_write_bw"]}
 
 
 def by_id(checks):
@@ -121,6 +122,40 @@ def test_a_device_that_a_container_may_not_open_fails_with_its_mode_and_owner(
     assert seen in checks[f"device:{name}"]["seen"]
     mode = "0600" if name == "umad0" else "0666"
     assert f"chmod {mode} /dev/infiniband/{name}" in checks[f"device:{name}"]["next_step"]
+
+
+OUR = "rdma-device-plugin.service"
+SOCKET = "/var/lib/kubelet/device-plugins/rail0.sock"
+STOPPED = "no answer within 10 s: the process is stopped or stuck"
+
+
+@pytest.mark.parametrize(
+    ("plugin", "status", "seen", "step"),
+    [
+        ({"sockets": {SOCKET: ""}, "by": OUR}, PASSED, f"an answer on {SOCKET}", ""),
+        ({"sockets": {SOCKET: STOPPED}, "by": OUR}, FAILED, STOPPED, f"systemctl restart {OUR}"),
+        ({"sockets": {SOCKET: "", "/x/rail0.sock": STOPPED}, "by": OUR}, FAILED, "/x/rail0.sock: no", "restart"),
+        ({"sockets": {}, "by": OUR}, FAILED, "no socket rail0.sock", "journalctl"),
+        ({"sockets": {SOCKET: STOPPED}, "by": "process 7 in a pod"}, FAILED, "process 7 in a pod", "delete its pod"),
+    ],
+)
+def test_a_device_plugin_is_asked_whatever_systemd_says_of_it(facts, variables, probe, plugin, status, seen, step):
+    probe["plugins"] = {"rail0": plugin}
+    item = judged(facts, variables, probe)["plugin:socket:rail0"]
+    assert item["status"] == status
+    assert seen in item["seen"]
+    assert step in item["next_step"]
+    assert judged(facts, variables, probe, check_mode=True)["plugin:socket:rail0"]["status"] == status
+
+
+def test_where_another_plugin_has_its_sockets_is_not_known(facts, variables, probe):
+    probe["plugins"] = {"rail0": {"sockets": {}, "by": "process 7 started by hand"}}
+    assert "plugin:socket:rail0" not in judged(facts, variables, probe)
+
+
+def test_who_may_not_ask_a_device_plugin_has_not_verified_it(facts, variables, probe):
+    probe["plugins"] = None
+    assert judged(facts, variables, probe)["plugin:socket"]["status"] == NOT_VERIFIED
 
 
 def test_a_link_that_was_taken_down_says_how_to_bring_it_up(facts, variables, probe):

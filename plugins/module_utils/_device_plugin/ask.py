@@ -1,0 +1,132 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Whether device plugins answer on their sockets, asked as the kubelet asks: one gRPC call, without grpcio.
+
+PRIVATE to the collection. Standard library only; runs on the node. GetDevicePluginOptions changes nothing in any
+plugin; a ListAndWatch would pass for the kubelet's own.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import socket
+import stat
+import struct
+import time
+
+METHOD = "/v1beta1.DevicePlugin/GetDevicePluginOptions"
+# Seconds for one answer. It comes from memory within milliseconds; a node can be busy.
+PATIENCE = 10.0
+
+# RFC 9113: frame types and flags.
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+_DATA, _HEADERS, _RESET, _SETTINGS, _GOAWAY = 0, 1, 3, 4, 7
+_END_STREAM, _ACK, _END_HEADERS = 1, 1, 4
+_STREAM = 1
+# gRPC over HTTP/2: a flag (compressed) and the length come before each message.
+_PREFIX = 5
+_EMPTY = bytes(_PREFIX)
+
+
+def ask_all(served: dict[str, str], folders: list[str]) -> dict[str, dict]:
+    """{resource: sockets {path: why it does not answer, empty where it does}, by}. All at once: together they take no
+    longer than one.
+
+    served: who serves each resource. folders: where the kubelet looks for sockets; a plugin may use either or both.
+    """
+    paths = {name: [f"{folder}/{name}.sock" for folder in folders] for name in served if os.sep not in name}
+    there = [path for places in paths.values() for path in places if _is_socket(path)]
+    with concurrent.futures.ThreadPoolExecutor(max_workers=32) as pool:
+        answers = dict(zip(there, pool.map(ask, there)))
+    return {
+        name: {"sockets": {path: answers[path] for path in places if path in answers}, "by": served[name]}
+        for name, places in paths.items()
+    }
+
+
+def _is_socket(path: str) -> bool:
+    try:
+        return stat.S_ISSOCK(os.stat(path).st_mode)
+    except OSError:
+        return False
+
+
+def ask(path: str, seconds: float = PATIENCE) -> str:
+    """Why the plugin at a socket does not answer; empty where it does. Effect: one connection. Never longer than
+    `seconds`.
+    """
+    deadline = time.monotonic() + seconds
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as channel:
+        channel.settimeout(seconds)
+        try:
+            channel.connect(path)
+            channel.sendall(_request())
+            return _answer(channel, deadline)
+        except socket.timeout:
+            return f"no answer within {seconds:g} s: the process is stopped or stuck"
+        except BlockingIOError:
+            return "its queue of connections is full: the process is stopped or stuck"
+        except OSError as error:
+            return error.strerror or str(error)
+
+
+def _request() -> bytes:
+    fields = (
+        (":method", "POST"),
+        (":scheme", "http"),
+        (":path", METHOD),
+        (":authority", "localhost"),
+        ("content-type", "application/grpc"),
+        ("te", "trailers"),
+    )
+    # RFC 7541, 6.2.2: literal fields that no table keeps.
+    block = b"".join(b"\0" + _text(name) + _text(value) for name, value in fields)
+    return (
+        _PREFACE
+        + _frame(_SETTINGS, 0, 0)
+        + _frame(_HEADERS, _END_HEADERS, _STREAM, block)
+        + _frame(_DATA, _END_STREAM, _STREAM, _EMPTY)
+    )
+
+
+def _text(word: str) -> bytes:
+    """A string below 127 bytes."""
+    return bytes([len(word)]) + word.encode("ascii")
+
+
+def _frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
+
+
+def _answer(channel: socket.socket, deadline: float) -> str:
+    """Read frames until our call has its message, or its end."""
+    received = 0
+    while received < _PREFIX:
+        head = _read(channel, 9, deadline)
+        kind, flags, stream = head[3], head[4], struct.unpack(">I", head[5:])[0] & 0x7FFFFFFF
+        payload = _read(channel, int.from_bytes(head[:3], "big"), deadline)
+        if kind == _SETTINGS and not flags & _ACK:
+            channel.sendall(_frame(_SETTINGS, _ACK, 0))
+        elif kind == _GOAWAY or (kind == _RESET and stream == _STREAM):
+            return "it hangs up on the call"
+        elif kind == _DATA and stream == _STREAM:
+            received += len(payload)
+        elif kind == _HEADERS and stream == _STREAM and flags & _END_STREAM:
+            return "it answers, and refuses the call GetDevicePluginOptions"
+    return ""
+
+
+def _read(channel: socket.socket, size: int, deadline: float) -> bytes:
+    found = b""
+    while len(found) < size:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise socket.timeout
+        channel.settimeout(left)
+        part = channel.recv(size - len(found))
+        if not part:
+            raise ConnectionError("it hangs up")
+        found += part
+    return found
