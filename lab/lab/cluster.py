@@ -104,7 +104,6 @@ def role_variables(chosen: str) -> dict[str, object]:
     return {
         "flannel_image": reference["flannel"],
         "multus_image": reference["multus"],
-        "verification_image": reference["rdma-tools"],
         "cni_plugins_names": sorted([*programs.plugin_names(), "flannel"]),
     }
 

@@ -23,15 +23,8 @@ from .settings import LabError, say
 
 CACHE = programs.CACHE / "images"
 LIBRARIES = "usr/lib/x86_64-linux-gnu"
-# What the node image has for verbs, and the tools that inspect a pod's network.
-TOOLS = (
-    *(f"usr/bin/{name}" for name in ("ibv_devices", "ibv_devinfo", "ibv_rc_pingpong", "rping", "ib_write_bw")),
-    # A shell that takes these programs: BusyBox' own would take its applets.
-    *(f"usr/bin/{name}" for name in ("sh", "rdma", "ip", "ping")),
-    *(f"usr/sbin/{name}" for name in ("ibstat", "ethtool")),
-)
 IPTABLES = ("usr/sbin/xtables-nft-multi", "usr/sbin/xtables-legacy-multi")
-PAUSE = '#!/bin/sh\ntrap "exit 0" TERM INT\nwhile :; do sleep 2147483647 & wait $!; done\n'
+PAUSE = '#!/busybox sh\ntrap "exit 0" TERM INT\nwhile :; do /busybox sleep 2147483647 & wait $!; done\n'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +44,6 @@ def recipes() -> dict[str, Recipe]:
     binaries = "usr/src/multus-cni/bin"
     return {
         "pause": Recipe("docker.io/rancher/mirrored-pause:3.6", entrypoint=("/pause",)),
-        "rdma-tools": Recipe("localhost/rdma-tools:testbed", node=TOOLS, needs=("libibverbs",)),
         "flannel": Recipe(
             f"ghcr.io/flannel-io/flannel:{flannel}",
             node=IPTABLES,
@@ -88,7 +80,10 @@ def ensure(image: Image, names: list[str], built: dict[str, pathlib.Path]) -> di
             unpack(image, node)
         for name in missing:
             root = pathlib.Path(folder, name)
-            fill(root, wanted[name], node, built)
+            if name == "pause":
+                fill_pause(root)
+            else:
+                fill(root, wanted[name], node, built)
             unfinished = pathlib.Path(folder, f"{name}.tar")
             archive(unfinished, wanted[name].reference, wanted[name].entrypoint, layer(root))
             for old in CACHE.glob(f"{name}-{'[0-9a-f]' * 16}.tar"):
@@ -107,7 +102,7 @@ def digest(recipe: Recipe, image: Image, built: dict[str, pathlib.Path]) -> str:
 def unpack(image: Image, out: pathlib.Path) -> None:
     """What images can need of the node's Debian, read out of the disk without mounting it."""
     out.mkdir()
-    for folder in ("usr/bin", "usr/sbin", "usr/lib64", LIBRARIES, "etc/libibverbs.d"):
+    for folder in ("usr/bin", "usr/sbin", "usr/lib64", LIBRARIES):
         target = out / folder
         target.parent.mkdir(parents=True, exist_ok=True)
         command = ["debugfs", "-R", f"rdump /{folder} {target.parent}", str(image.disk)]
@@ -144,6 +139,14 @@ def libraries(node: pathlib.Path, file: pathlib.Path) -> list[str]:
     return [str(pathlib.Path(path).relative_to(node)) for path in re.findall(rf"{re.escape(places)}/\S+", done.stdout)]
 
 
+def fill_pause(root: pathlib.Path) -> None:
+    """As bare as the released one, which has one program and neither a shell in the usual place nor any folder."""
+    root.mkdir()
+    shutil.copy2(BUSYBOX, root / "busybox")
+    (root / "pause").write_text(PAUSE)
+    (root / "pause").chmod(0o755)
+
+
 def fill(root: pathlib.Path, recipe: Recipe, node: pathlib.Path, built: dict[str, pathlib.Path]) -> None:
     for folder in ("usr/bin", "usr/sbin", "usr/lib64", LIBRARIES, "etc", "tmp", "var", "opt", "proc", "sys", "dev"):
         (root / folder).mkdir(parents=True)
@@ -153,8 +156,6 @@ def fill(root: pathlib.Path, recipe: Recipe, node: pathlib.Path, built: dict[str
     (root / "var/run").symlink_to("/run")  # Multus gets namespaces as paths below /var/run/netns
     (root / "etc/passwd").write_text("root:x:0:0::/:/bin/sh\nuser:x:1000:1000::/:/bin/sh\n")
     (root / "etc/group").write_text("root:x:0:\nuser:x:1000:\n")
-    (root / "pause").write_text(PAUSE)
-    (root / "pause").chmod(0o755)
     files = list(recipe.node)
     for folder in recipe.needs:
         files += [str(path.relative_to(node)) for path in sorted((node / LIBRARIES / folder).glob("*.so"))]
@@ -165,8 +166,6 @@ def fill(root: pathlib.Path, recipe: Recipe, node: pathlib.Path, built: dict[str
     if files:
         take(root, node, "usr/lib64/ld-linux-x86-64.so.2")
         take(root, node, f"{LIBRARIES}/libgcc_s.so.1")  # pthread_exit loads it by name
-    if "libibverbs" in recipe.needs:
-        shutil.copytree(node / "etc/libibverbs.d", root / "etc/libibverbs.d")
     for name in ("iptables", "ip6tables", "iptables-save", "iptables-restore", "ip6tables-save", "ip6tables-restore"):
         if "xtables" in recipe.needs:
             (root / "usr/sbin" / name).symlink_to("xtables-nft-multi")

@@ -131,7 +131,6 @@ not_verified:
   elements: str
 """
 
-import fnmatch
 import os
 import socket
 import stat
@@ -147,7 +146,8 @@ SOCKET = "/run/multus/multus.sock"
 
 def read(root: str, wanted: dict) -> dict:
     tree = Tree(root)
-    runtime = _runtime(tree)
+    source, texts = containerd.read(tree)
+    runtime = {"source": source, **containerd.cni(texts)}
     directory = runtime["conf_dir"]
     names = tree.listdir(directory)
     confs = [_conf(tree, f"{directory}/{name}") for name in names if name.endswith(node_lint.CONF_SUFFIXES)]
@@ -184,19 +184,6 @@ def read(root: str, wanted: dict) -> dict:
             tree.read(f"/proc/{pid}/comm") == "flanneld" for pid in tree.listdir("/proc") if pid.isdecimal()
         ),
     }
-
-
-def _runtime(tree: Tree) -> dict:
-    """k3s runs its own containerd; a distribution's counts only without a configuration from k3s."""
-    source = next((path for path in containerd.FILES if tree.exists(path)), None)
-    text = (tree.read(source) or "") if source else ""
-    texts = [text]
-    for pattern in containerd.imports(text):
-        folder, name = os.path.split(pattern if pattern.startswith("/") else f"{os.path.dirname(source)}/{pattern}")
-        texts += [
-            tree.read(f"{folder}/{entry}") or "" for entry in tree.listdir(folder) if fnmatch.fnmatch(entry, name)
-        ]
-    return {"source": source, **containerd.cni(texts)}
 
 
 def _conf(tree: Tree, path: str) -> dict:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: network_info
-short_description: Read interfaces, routes and network configuration files of a node
+short_description: Read interfaces, routes and network configuration files of a node, and what test pods need of it
 version_added: 0.1.0
 description:
   - Input for M(gpufabric.rdma.nad_lint). Reads files only and changes nothing.
@@ -47,11 +47,17 @@ files:
   description: Text of each configuration file in O(directory), by name.
   returned: success
   type: dict
+tools:
+  description: What a test pod needs to run the node's own tools, with C(image) (that of the sandboxes in containerd's
+    configuration; null where it names none) and C(mounts) (path in the pod to path on the node).
+  returned: success
+  type: dict
 """
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.networks import network_info
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import node_tools
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 
 
@@ -64,7 +70,9 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    module.exit_json(changed=False, **network_info(Tree(module.params["root"]), module.params["directory"]))
+    tree = Tree(module.params["root"])
+    found = network_info(tree, module.params["directory"])
+    module.exit_json(changed=False, tools=node_tools.read(tree), **found)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,8 @@ import tarfile
 import tempfile
 import time
 
+from ansible_collections.gpufabric.rdma.tests.tools.node_tools_pod import with_tools
+
 CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(CHECKOUT / "lab"))
 os.environ["PATH"] += ":/usr/sbin:/sbin"
@@ -332,26 +334,26 @@ class Bed:
             "apiVersion": "v1",
             "kind": "Pod",
             "metadata": {"name": name, "namespace": "default"},
-            "spec": {
-                "restartPolicy": "Never",
-                "terminationGracePeriodSeconds": 1,
-                "automountServiceAccountToken": False,
-                "securityContext": {"runAsUser": 1000, "runAsGroup": 1000, "runAsNonRoot": True},
-                "containers": [
-                    {
-                        "name": "main",
-                        "image": containers.recipes()["rdma-tools"].reference,
-                        "imagePullPolicy": "Never",
-                        "command": ["sh", "-c", script],
-                        "securityContext": {
-                            "allowPrivilegeEscalation": False,
-                            "capabilities": {"drop": ["ALL"], "add": []},
-                        },
-                        "resources": {"limits": {key: str(count) for key, count in resources.items()}},
-                    }
-                ],
-                **spec,
-            },
+            "spec": with_tools(
+                {
+                    "restartPolicy": "Never",
+                    "terminationGracePeriodSeconds": 1,
+                    "automountServiceAccountToken": False,
+                    "securityContext": {"runAsUser": 1000, "runAsGroup": 1000, "runAsNonRoot": True},
+                    "containers": [
+                        {
+                            "name": "main",
+                            "command": ["sh", "-c", script],
+                            "securityContext": {
+                                "allowPrivilegeEscalation": False,
+                                "capabilities": {"drop": ["ALL"], "add": []},
+                            },
+                            "resources": {"limits": {key: str(count) for key, count in resources.items()}},
+                        }
+                    ],
+                    **spec,
+                }
+            ),
         }
 
     def phase(self, name: str) -> str:
@@ -433,7 +435,7 @@ def libraries() -> pathlib.Path:
 def bed_disk() -> tuple[pathlib.Path, pathlib.Path]:
     """A disk image with the cluster's programs, images and the plugin's libraries; and the k3s program in it."""
     built = programs.ensure(["k3s", "cni-plugins", "peer-plugin"])
-    tars = containers.ensure(image.ensure(lab_settings.load()), ["pause", "rdma-tools"], built)
+    tars = containers.ensure(image.ensure(lab_settings.load()), ["pause"], built)
     wheels = libraries()
     texts = [SERVER_CONFIG, AGENT_CONFIG, AGENT_UNIT, SET_UP, json.dumps(LOOPBACK)]
     key = cache_key(*(f"{path}" for path in [*built.values(), *tars.values(), wheels]), *texts)

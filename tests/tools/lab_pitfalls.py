@@ -6,6 +6,8 @@ import datetime
 import json
 import shlex
 
+from ansible_collections.gpufabric.rdma.tests.tools.node_tools_pod import with_tools
+
 CONF = "/etc/cni/net.d/00-multus.conf"
 FOREIGN = "/etc/cni/net.d/00-calico.conflist"
 GUARD = "gpufabric-rdma-multus.service"
@@ -36,17 +38,12 @@ def pod(name, node, networks=None, on=None):
     """node: where it is bound to, past the scheduler; on: where alone the scheduler may bind it to."""
     annotations = {"annotations": {"k8s.v1.cni.cncf.io/networks": networks}} if networks else {}
     place = {"nodeName": node} if node else {"nodeSelector": {"kubernetes.io/hostname": on}}
-    tools = {
-        "name": "main",
-        "image": "localhost/rdma-tools:testbed",
-        "imagePullPolicy": "Never",
-        "command": ["sleep", "100000"],
-    }
+    container = {"name": "main", "command": ["sleep", "100000"]}
     return {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {"name": name, "namespace": NAMESPACE, **annotations},
-        "spec": {**place, "terminationGracePeriodSeconds": 0, "containers": [tools]},
+        "spec": with_tools({**place, "terminationGracePeriodSeconds": 0, "containers": [container]}),
     }
 
 

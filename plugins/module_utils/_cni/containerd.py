@@ -1,15 +1,20 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The CNI settings of a node's container runtime: the relevant keys of containerd's config.toml.
+"""A node's container runtime: the keys of containerd's config.toml that CNI and test pods depend on.
 
-PRIVATE to the collection. Pure; standard library only, and Python 3.9 has no TOML parser, so this reads the subset that
-containerd's own and k3s' rendered files use: tables, strings, integers, booleans, arrays of strings.
+PRIVATE to the collection. Pure but for `read`; standard library only, and Python 3.9 has no TOML parser, so this reads
+the subset that containerd's own and k3s' rendered files use: tables, strings, integers, booleans, arrays of strings.
 """
 
 from __future__ import annotations
 
+import fnmatch
+import os
 import re
+from typing import Optional
+
+from ..hca import Tree
 
 # k3s renders the first two; with flannel-backend none it writes no [cni] table and containerd's defaults apply.
 FILES = (
@@ -26,6 +31,27 @@ DEFAULTS = {
 _TABLE = re.compile(r"^\[+\s*(.+?)\s*\]+$")
 # Tables of the CRI plugin: configuration version 2 and, since containerd 2, version 3.
 _CNI = ("plugins.io.containerd.grpc.v1.cri.cni", "plugins.io.containerd.cri.v1.runtime.cni")
+_SANDBOX = (
+    ("plugins.io.containerd.grpc.v1.cri", "sandbox_image"),
+    ("plugins.io.containerd.cri.v1.images.pinned_images", "sandbox"),
+)
+
+
+def read(tree: Tree) -> tuple[Optional[str], list[str]]:
+    """The file that containerd is configured by, None where it runs with its defaults, and all texts in order.
+
+    k3s runs its own containerd; a distribution's counts only without a configuration from k3s.
+    """
+    source = next((path for path in FILES if tree.exists(path)), None)
+    if source is None:
+        return None, []
+    texts = [tree.read(source) or ""]
+    for pattern in imports(texts[0]):
+        folder, name = os.path.split(pattern if pattern.startswith("/") else f"{os.path.dirname(source)}/{pattern}")
+        texts += [
+            tree.read(f"{folder}/{entry}") or "" for entry in tree.listdir(folder) if fnmatch.fnmatch(entry, name)
+        ]
+    return source, texts
 
 
 def tables(text: str) -> dict[str, dict]:
@@ -95,3 +121,13 @@ def cni(texts: list[str]) -> dict:
         "max_conf_num": merged.get("max_conf_num", DEFAULTS["max_conf_num"]),
         "use_internal_loopback": bool(merged.get("use_internal_loopback", DEFAULTS["use_internal_loopback"])),
     }
+
+
+def sandbox_image(texts: list[str]) -> Optional[str]:
+    """The image of every pod's sandbox, which is on each node that runs pods; None where the files name none."""
+    found = None
+    for text in texts:
+        named = tables(text)
+        for table, key in _SANDBOX:
+            found = named.get(table, {}).get(key) or found
+    return found if isinstance(found, str) else None

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The probe script that one exec runs in a pod, and the parser of its output.
 
-PRIVATE to the collection. Pure. The script is POSIX shell, because a pod's image has no Python; a missing tool
+PRIVATE to the collection. Pure. The script is POSIX shell, because a pod need not have Python; a missing tool
 exits with 127 and is reported as not verified. Its output is a list of sections: a line "@@ NAME", the command's
 output, and "@@= EXIT STATUS"; END is its last line.
 """
@@ -139,7 +139,7 @@ def parse(text: str) -> dict:
     missing = {}
     for name, (code, lines) in said.items():
         if code in (MISSING, None):
-            missing[name] = "the tool is not in the image" if code == MISSING else "the output was cut off"
+            missing[name] = "the tool is missing" if code == MISSING else "the output was cut off"
             if code is None:
                 missing[name] += f" after: {' '.join(lines[-1:])}"
 

@@ -18,6 +18,7 @@ import json
 
 from .._cni import nad_lint
 from .._device_plugin import config
+from . import node_tools
 from .ownership import OWNER_LABEL, TESTS
 
 NAMESPACE_LABELS = {
@@ -39,6 +40,10 @@ _DEADLINE = 1800
 SOFTWARE_REASON = (
     "soft-RoCE sends through the network namespace of the node, so a pod's own interface has no verbs; the pod in the "
     "node's network tests them instead"
+)
+NO_IMAGE = (
+    "containerd's configuration names no image of sandboxes (sandbox_image), over which the node's own tools are "
+    "mounted; set verification_image to an image with the tools"
 )
 
 
@@ -96,10 +101,11 @@ def _own_networks(netdev) -> list[str]:
 def plan(hosts: list[dict], cluster: dict, options: dict) -> dict:
     """namespace, objects (to apply) and pods (what each is for).
 
-    hosts: see rails_of, and netdevs. cluster: nodes, networks, nads (objects). options: namespace, image.
-    A host that is not a cluster node or has no resource gets no pod and is listed under `left_out` with the reason.
+    hosts: see rails_of, and netdevs, tools (as from node_tools.read). cluster: nodes, networks, nads (objects).
+    options: namespace, image (None: the node's own tools). A host that is not a cluster node, has no resource or no
+    image gets no pod and is listed under `left_out` with the reason.
     """
-    pods, left_out, used = [], {}, {}
+    pods, made, left_out, used = [], [], {}, {}
     for host in hosts:
         node = find_node(host, cluster["nodes"])
         if node is None:
@@ -110,20 +116,25 @@ def plan(hosts: list[dict], cluster: dict, options: dict) -> dict:
         if not served:
             left_out[host["host"]] = f"node {node['name']} has no RDMA resource in its capacity"
             continue
+        tools = {"image": options["image"], "mounts": {}} if options["image"] else host["tools"]
+        if tools["image"] is None:
+            left_out[host["host"]] = NO_IMAGE
+            continue
         for item in served:
             if item["network"]:
                 used[item["network"]["name"]] = item["network"]
         first = next((item for item in served if item["network"]), served[0])
-        pods.append(_pod("workload", host, node, [first]))
-        pods.append(_pod("seed", host, node, [first]))
+        own = [_pod("workload", host, node, [first]), _pod("seed", host, node, [first])]
         if len(served) > 1:
-            pods.append(_pod("rails", host, node, served))
+            own.append(_pod("rails", host, node, served))
         if any((item["rail"] or {}).get("kind") == "software" for item in served):
-            pods.append(_pod("host", host, node, served))
+            own.append(_pod("host", host, node, served))
+        made += [manifest(pod, options["namespace"], tools) for pod in own]
+        pods += [{**pod, "node_tools": bool(tools["mounts"])} for pod in own]
     namespace = options["namespace"]
     objects = [namespace_object(namespace)] if pods else []
     objects += [_copied(nad, namespace) for nad in _definitions(cluster["nads"], used)]
-    objects += [manifest(pod, namespace, options["image"]) for pod in pods]
+    objects += made
     return {"namespace": namespace, "objects": objects, "pods": pods, "left_out": left_out}
 
 
@@ -174,7 +185,8 @@ def _pod(kind: str, host: dict, node: dict, served: list[dict]) -> dict:
     }
 
 
-def manifest(pod: dict, namespace: str, image: str) -> dict:
+def manifest(pod: dict, namespace: str, tools: dict) -> dict:
+    """The pod's object. tools: image and mounts (path in the pod: path on the node), as from node_tools.read."""
     metadata: dict = {"name": pod["name"], "namespace": namespace, "labels": {"rdma.gpufabric.io/test": pod["kind"]}}
     if pod["attachments"]:
         wanted = [{"name": item["network"], "interface": item["interface"]} for item in pod["attachments"]]
@@ -191,7 +203,7 @@ def manifest(pod: dict, namespace: str, image: str) -> dict:
         "containers": [
             {
                 "name": "test",
-                "image": image,
+                "image": tools["image"],
                 "imagePullPolicy": "IfNotPresent",
                 "command": ["sleep", str(_DEADLINE)],
                 "resources": {
@@ -203,6 +215,8 @@ def manifest(pod: dict, namespace: str, image: str) -> dict:
         ],
     }
     container = spec["containers"][0]
+    if tools["mounts"]:
+        mount_tools(spec, tools)
     if pod["kind"] == "host":
         spec.update(hostNetwork=True, dnsPolicy="ClusterFirstWithHostNet")
         container["securityContext"] = {"capabilities": {"add": ["IPC_LOCK"]}}
@@ -219,6 +233,22 @@ def manifest(pod: dict, namespace: str, image: str) -> dict:
         }
         container["securityContext"] = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def mount_tools(spec: dict, tools: dict) -> None:
+    """The pod's only container gets the image of the sandboxes and, over it, the node's folders.
+
+    tools: image and mounts, as from node_tools.read.
+    """
+    names = {path: f"node-{number}" for number, path in enumerate(tools["mounts"])}
+    spec["volumes"] = [{"name": name, "hostPath": {"path": tools["mounts"][path]}} for path, name in names.items()]
+    spec["containers"][0].update(
+        image=tools["image"],
+        # A node that runs pods has this image, and no registry is asked for it.
+        imagePullPolicy="Never",
+        env=[{"name": "PATH", "value": node_tools.PATH}],
+        volumeMounts=[{"name": name, "mountPath": path, "readOnly": True} for path, name in names.items()],
+    )
 
 
 # --- traffic ----------------------------------------------------------------------------------------------------------
@@ -396,5 +426,17 @@ def _test(tool: str, client: dict, server: dict, address, port: int) -> dict:
     }
 
 
+# A file capability that the pod's bounding set lacks makes the kernel refuse the program (126). Run by the loader the
+# same program has none, and sends through a ping socket.
+_PING = """ping "$@"; code=$?
+[ "$code" = 126 ] || exit "$code"
+for loader in /lib64/ld-linux-x86-64.so.2 /lib/ld-linux-aarch64.so.1; do
+    [ ! -e "$loader" ] || exec "$loader" "$(command -v ping)" "$@"
+done
+exit "$code"
+"""
+
+
 def ping_command(test: dict) -> list[str]:
-    return ["ping", "-c", "3", "-W", "2", "-I", test["client"]["interface"], test["address"]]
+    words = ["ping", "-c", "3", "-W", "2", "-I", test["client"]["interface"], test["address"]]
+    return ["sh", "-c", _PING, *words]

@@ -19,7 +19,7 @@ from . import plan as matrix_plan
 def pods(cluster: dict) -> dict:
     """namespace, objects, pods and left_out, as from kube_pods.plan, without those that the matrix does not need.
 
-    cluster: hosts, read (what cluster_info returned), namespace, image.
+    cluster: hosts, read (what cluster_info returned), namespace, image (None: the nodes' own tools).
     """
     read = cluster["read"].get("cluster")
     if not read:

@@ -20,7 +20,8 @@ from .._core.addresses import netaddr
 from .._findings.checks import FAILED, NOT_VERIFIED, PASSED, check
 from . import cluster_checks as verify_cluster_checks
 
-_IMAGE = "use an image that has it (verification_image)"
+# What the runtime or the kubelet says where an image cannot be had: that is no word about RDMA.
+_NO_IMAGE = ("ErrImage", "ImagePull", "InvalidImageName")
 _PLUGIN = "see the device plugin's log and port states on the node: journalctl -u rdma-device-plugin"
 # What `ethtool -i` reports for an interface that the plugin of this type created. None: the card's own driver.
 _DRIVERS = {"macvlan": ("macvlan",), "ipvlan": ("ipvlan",), "ipoib": ("ib_ipoib", "ipoib")}
@@ -233,9 +234,7 @@ def pod_checks(pod: dict, state, answer, host: dict, cluster: dict) -> list[dict
         return [running, made]
     if answer is None or "exec" in answer["missing"] or answer["user"] is None:
         seen = (answer or {"missing": {}})["missing"].get("exec", "no answer")
-        step = (
-            "the image needs a shell (verification_image), and the API server needs access to the kubelet's port 10250"
-        )
+        step = "the pod needs a shell (verification_image), and the API server needs access to the kubelet's port 10250"
         return [running, check(f"pod:{name}:answer", _obj(pod), FAILED, "a pod that answers", seen, step)]
     found = [running]
     networks = {network["name"]: network for network in cluster["networks"]}
@@ -260,7 +259,8 @@ def _running(pod: dict, state) -> dict:
         return {**made, "seen": "the pod is gone", "next_step": "see who deletes pods in the namespace of the tests"}
     if state["ready"]:
         return {**made, "status": PASSED, "seen": f"Running, {state['ip']}"}
-    return {**made, "seen": _why(state), "next_step": next_step(state["reasons"])}
+    status = NOT_VERIFIED if any(word in " ".join(state["reasons"]) for word in _NO_IMAGE) else FAILED
+    return {**made, "status": status, "seen": _why(state), "next_step": next_step(state["reasons"])}
 
 
 def _why(state: dict) -> str:
@@ -273,8 +273,13 @@ def _why(state: dict) -> str:
 _HINTS = (
     ("Insufficient", "wait for slots to become free, or see why the device plugin advertises so few (allocatable)"),
     ("untolerated taint", "see the taint on the node: the startup taint goes when the node is verified"),
-    ("ErrImage", "load the image onto the node (bundle), or set verification_image to one that is on it"),
-    ("ImagePull", "load the image onto the node (bundle), or set verification_image to one that is on it"),
+    (
+        "ErrImageNeverPull",
+        "see that containerd has the image of sandboxes: k3s crictl images; or set verification_image",
+    ),
+    ("ErrImage", "load the image onto the node (bundle), or set verification_image to one that is on it, or to null"),
+    ("ImagePull", "load the image onto the node (bundle), or set verification_image to one that is on it, or to null"),
+    ("InvalidImageName", "correct verification_image, or set it to null: the pods then run the node's own tools"),
     ("cannot find a network-attachment-definition", "create the network in the pod's namespace (networks_namespaces)"),
     ("No networks found in", "Multus finds no files on the node: its confDir must be networks_multus_conf_dir"),
     ("multus.sock", "the Multus daemon of the node is not up: see its pod in kube-multus"),
@@ -381,8 +386,14 @@ def _default_route(pod: dict, answer: dict) -> dict:
     return check(identity, _obj(pod), PASSED if good else FAILED, wanted, seen, step)
 
 
+def _tools_step(pod: dict) -> str:
+    if pod["node_tools"]:
+        return f"install the tool on {pod['host']} (rdma-core, perftest, infiniband-diags, ethtool, iproute2, iputils)"
+    return "use an image that has it (verification_image)"
+
+
 def _without(identity: str, pod: dict, wanted: str, answer: dict, section: str, tool: str) -> dict:
-    return check(identity, _obj(pod), NOT_VERIFIED, wanted, f"{tool}: {answer['missing'][section]}", _IMAGE)
+    return check(identity, _obj(pod), NOT_VERIFIED, wanted, f"{tool}: {answer['missing'][section]}", _tools_step(pod))
 
 
 def _interface(pod: dict, item: dict, answer: dict, host: dict, networks: dict) -> dict:
@@ -421,7 +432,7 @@ def _driver(pod: dict, item: dict, answer: dict, networks: dict) -> dict:
     made = (answer["links"].get(name) or {}).get("kind")
     driver = answer["drivers"].get(name)
     if driver is None and made is None:
-        return _without(identity, pod, wanted, {"missing": {"drivers": "not in the image"}}, "drivers", "ethtool")
+        return _without(identity, pod, wanted, {"missing": {"drivers": "the tool is missing"}}, "drivers", "ethtool")
     seen = f"driver {driver}" if driver else f"kind {made}"
     if expected is None:
         good = driver is not None and driver not in ("veth", "macvlan", "ipvlan")
@@ -437,7 +448,7 @@ def _resolve(pod: dict, answer: dict, cluster: dict) -> dict:
         step = "deploy CoreDNS to verify this"
         return check(identity, _obj(pod), NOT_VERIFIED, wanted, "the cluster has no DNS service", step)
     if answer["resolved"] is None:
-        return _without(identity, pod, wanted, {"missing": {"resolve": "not in the image"}}, "resolve", "getent")
+        return _without(identity, pod, wanted, {"missing": {"resolve": "the tool is missing"}}, "resolve", "getent")
     step = "check that CoreDNS runs and that no attachment takes the route to the service network"
     status = PASSED if answer["resolved"] else FAILED
     return check(identity, _obj(pod), status, wanted, answer["resolve_said"] or "no answer", step)
@@ -495,8 +506,8 @@ def _registration(pod: dict, answer: dict) -> list[dict]:
         identity = f"pod:{pod['kind']}:registration:{hca}"
         obj = f"{_obj(pod)}, {hca}"
         if tried["code"] == pod_probe.MISSING:
-            seen = "ibv_rc_pingpong: the tool is not in the image"
-            found.append(check(identity, obj, NOT_VERIFIED, wanted, seen, _IMAGE))
+            seen = "ibv_rc_pingpong: the tool is missing"
+            found.append(check(identity, obj, NOT_VERIFIED, wanted, seen, _tools_step(pod)))
             continue
         limit = f"ulimit -l {answer['memlock']}, IPC_LOCK {'effective' if answer['ipc_lock'] else 'not effective'}"
         seen = f"{tried['bytes'] // 2**20} MiB; {limit}" + (f"; {tried['said']}" if tried["said"] else "")
@@ -514,7 +525,9 @@ def _verbs(pod: dict, answer: dict, host: dict) -> list[dict]:
         port = (answer["verbs"].get(rail["hca"]) or {}).get(rail["port"])
         if "verbs" in answer["missing"]:
             found.append(
-                check(identity, obj, NOT_VERIFIED, wanted, f"ibv_devinfo: {answer['missing']['verbs']}", _IMAGE)
+                check(
+                    identity, obj, NOT_VERIFIED, wanted, f"ibv_devinfo: {answer['missing']['verbs']}", _tools_step(pod)
+                )
             )
         elif port is None:
             seen = f"ibv_devinfo lists {core_text.listing(sorted(answer['verbs'])) or 'no HCA'}"
@@ -533,7 +546,7 @@ def _ibstat(pod: dict, answer: dict, rail: dict, obj: str) -> dict:
     identity, wanted = f"pod:{pod['kind']}:ibstat:{rail['hca']}", "Active, LinkUp"
     if "ibstat" in answer["missing"]:
         seen = f"ibstat: {answer['missing']['ibstat']}"
-        return check(identity, obj, NOT_VERIFIED, wanted, seen, _IMAGE)
+        return check(identity, obj, NOT_VERIFIED, wanted, seen, _tools_step(pod))
     port = (answer["ibstat"].get(rail["hca"]) or {}).get(rail["port"])
     if port is None:
         seen = f"ibstat lists {core_text.listing(sorted(answer['ibstat'])) or 'no HCA'}"

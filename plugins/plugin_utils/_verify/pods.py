@@ -18,7 +18,8 @@ from . import pod_checks
 def plan(cluster: dict) -> dict:
     """namespace, objects, pods and left_out, as kube_pods.plan returns them; none if the cluster could not be read.
 
-    cluster: hosts, read (what cluster_info returned), namespace, image; pod_name if a user's pod is checked.
+    cluster: hosts, read (what cluster_info returned), namespace, image (None: the nodes' own tools); pod_name if a
+    user's pod is checked.
     """
     hosts, read = cluster["hosts"], cluster["read"].get("cluster")
     if not read or cluster.get("pod_name"):
@@ -33,15 +34,17 @@ def plan(cluster: dict) -> dict:
 
 # What every pod's sandbox needs, whatever networks it has. (Without any CNI configuration the node is not Ready.)
 _LOOPBACK = "loopback"
+# Kubernetes takes these off some time after the node is Ready again; the pods' own patience outlasts that.
+_LAGGING = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 
 
 def _blocked(host: dict, node) -> tuple[str, dict]:
     """Why no pod can start on a node, empty where nothing says so; and each CNI program that cannot run, with why."""
     if node is None:
         return "", {}
-    taints = [taint for taint in node["taints"] if not _tolerated(taint)]
     if not node["ready"]:
         return f"node {node['name']} is not Ready: {node['why']}", {}
+    taints = [taint for taint in node["taints"] if not _tolerated(taint) and not taint.startswith(_LAGGING)]
     if taints:
         return f"node {node['name']} has the taint {', '.join(taints)}", {}
     findings = (host.get("cni") or {}).get("findings") or []

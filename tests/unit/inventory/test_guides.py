@@ -81,7 +81,7 @@ class Rendered:
         host = {**self.node, "host": "node1"}
         networks = self.networks if networks is None else networks
         served = pods.rails_of(host, node, networks)
-        return pods.manifest(pods._pod(kind, host, node, served), "rdma-verification", "image")
+        return pods.manifest(pods._pod(kind, host, node, served), "rdma-verification", {"image": "image", "mounts": {}})
 
 
 # --- comparing --------------------------------------------------------------------------------------------------------

@@ -306,3 +306,15 @@ def test_routes_come_from_the_tables_of_the_kernel(tmp_path):
         {"destination": "198.18.2.0/24", "netdev": "eth2"},
         {"destination": "fd00:5::/64", "netdev": "eth2"},
     ]
+
+
+def test_what_test_pods_need_of_the_node_is_read_with_its_networks(node):
+    config = node / "var/lib/rancher/k3s/agent/etc/containerd/config.toml"
+    config.parent.mkdir(parents=True)
+    config.write_text(
+        "[plugins.'io.containerd.cri.v1.images'.pinned_images]\n  sandbox = \"rancher/mirrored-pause:3.6\"\n"
+    )
+    (node / "usr/bin").mkdir(parents=True, exist_ok=True)
+    tools = call(network_info, node)["tools"]
+    assert tools["image"] == "rancher/mirrored-pause:3.6"
+    assert tools["mounts"]["/usr"] == "/usr"

@@ -55,6 +55,7 @@ def host(number=1, rails=None):
         "routes": [],
         "files": {},
         "cni": {"findings": [], "not_verified": [], "configurations": ["/etc/cni/net.d/00-multus.conf"]},
+        "tools": {"image": "rancher/mirrored-pause:3.6", "mounts": {"/usr": "/usr", "/lib64": "/usr/lib64"}},
     }
 
 
@@ -146,7 +147,7 @@ def test_the_answer_of_a_pod_is_read_as_data():
 
 def test_what_is_missing_or_broken_off_is_none_and_says_so():
     answer = pod_probe.parse("@@ user\n0\n@@= 0\n@@ verbs\nsh: ibv_devinfo: not found\n@@= 127\n@@ routes\ndefault via")
-    assert answer["missing"]["verbs"] == "the tool is not in the image"
+    assert answer["missing"]["verbs"] == "the tool is missing"
     assert "was cut off" in answer["missing"]["routes"]
     assert answer["verbs"] == {}
     assert answer["ibstat"] == {}
@@ -368,10 +369,11 @@ def test_soft_roce_sends_only_between_nodes_that_can_reach_each_other():
 # --- the verdict ------------------------------------------------------------------------------------------------------
 
 
-def verdicts(answer=ROCE, state=None, hosts=None, offered=None, kind="workload"):
+def verdicts(answer=ROCE, state=None, hosts=None, offered=None, kind="workload", image=OPTIONS["image"]):
     hosts = hosts or [host()]
     offered = offered or cluster()
-    pod = next(pod for pod in kube_pods.plan(hosts, offered, OPTIONS)["pods"] if pod["kind"] == kind)
+    options = {**OPTIONS, "image": image}
+    pod = next(pod for pod in kube_pods.plan(hosts, offered, options)["pods"] if pod["kind"] == kind)
     parsed = pod_probe.parse(answer) if answer is not None else None
     made = pod_checks.pod_checks(pod, state or running(), parsed, hosts[0], offered)
     for item in made:
@@ -466,9 +468,10 @@ def test_a_planted_fault_fails_the_check_of_its_name(fault):
 def test_a_tool_that_the_image_lacks_is_not_verified_and_no_pass(tool, section, identity):
     head, _mark, tail = ROCE.partition(f"@@ {section}\n")
     answer = f"{head}@@ {section}\nsh: {tool}: not found\n@@= 127\n{tail.partition('@@= 0')[2]}"
-    item = verdicts(answer)[identity]
-    assert item["status"] == "not_verified"
-    assert "verification_image" in item["next_step"]
+    for image, step in ((OPTIONS["image"], "verification_image"), (None, "install the tool on node1")):
+        item = verdicts(answer, image=image)[identity]
+        assert item["status"] == "not_verified"
+        assert step in item["next_step"]
 
 
 def test_without_a_dns_service_the_name_is_not_verified():
@@ -498,7 +501,6 @@ def test_what_multus_noted_is_compared_with_what_was_asked_for(noted, words):
     [
         ("Unschedulable: 0/2 nodes are available: 2 Insufficient rdma/rail0.", "allocatable"),
         ("Unschedulable: 1 node(s) had untolerated taint {rdma.gpufabric.io/not-ready: }", "startup taint"),
-        ("ErrImagePull: failed to pull", "verification_image"),
         ('FailedCreatePodSandBox: failed to find plugin "loopback" in path [/opt/cni/bin]', "cni_plugins"),
         (
             "FailedCreatePodSandBox: error with host device: lstat /sys/bus/pci/devices/1: no such file or directory",
@@ -512,8 +514,52 @@ def test_what_multus_noted_is_compared_with_what_was_asked_for(noted, words):
 def test_a_pod_that_does_not_run_says_why_and_what_to_do(reason, step):
     found = verdicts(answer=None, state=running(phase="Pending", ready=False, reasons=[reason]))
     assert list(found) == ["pod:workload:running"]
+    assert found["pod:workload:running"]["status"] == "failed"
     assert reason in found["pod:workload:running"]["seen"]
     assert step in found["pod:workload:running"]["next_step"]
+
+
+@pytest.mark.parametrize(
+    ("reason", "step"),
+    [
+        ("ErrImagePull: failed to pull", "verification_image"),
+        ("ImagePullBackOff: Back-off pulling image", "verification_image"),
+        ("InvalidImageName: couldn't parse image name", "verification_image"),
+        ("ErrImageNeverPull: Container image is not present with pull policy of Never", "k3s crictl images"),
+    ],
+)
+def test_an_image_that_cannot_be_had_is_not_verified_for_it_says_nothing_of_rdma(reason, step):
+    found = verdicts(answer=None, state=running(phase="Pending", ready=False, reasons=[reason]))
+    item = found["pod:workload:running"]
+    assert (list(found), item["status"]) == (["pod:workload:running"], "not_verified")
+    assert reason in item["seen"]
+    assert step in item["next_step"]
+
+
+def test_without_an_image_the_pods_run_the_tools_of_their_node():
+    plan = kube_pods.plan([host()], cluster(), {**OPTIONS, "image": None})
+    assert plan["left_out"] == {}
+    for pod in objects(plan, "Pod"):
+        (container,) = pod["spec"]["containers"]
+        assert (container["image"], container["imagePullPolicy"]) == ("rancher/mirrored-pause:3.6", "Never")
+        assert [mount["mountPath"] for mount in container["volumeMounts"]] == ["/usr", "/lib64"]
+    assert {pod["node_tools"] for pod in plan["pods"]} == {True}
+
+
+def test_an_image_that_is_set_has_its_own_tools():
+    plan = kube_pods.plan([host()], cluster(), OPTIONS)
+    for pod in objects(plan, "Pod"):
+        (container,) = pod["spec"]["containers"]
+        assert (container["image"], container["imagePullPolicy"]) == ("example.test/rdma:1", "IfNotPresent")
+        assert "volumes" not in pod["spec"]
+    assert {pod["node_tools"] for pod in plan["pods"]} == {False}
+
+
+def test_a_node_whose_sandboxes_image_is_unknown_is_left_out_with_the_reason():
+    node1 = {**host(), "tools": {"image": None, "mounts": {"/usr": "/usr"}}}
+    plan = kube_pods.plan([node1, host(2)], cluster([node(1), node(2)]), {**OPTIONS, "image": None})
+    assert plan["left_out"] == {"node1": kube_pods.NO_IMAGE}
+    assert {pod["host"] for pod in plan["pods"]} == {"node2"}
 
 
 @pytest.mark.parametrize(
