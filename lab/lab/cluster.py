@@ -22,14 +22,11 @@ from .settings import CHECKOUT, LabError, Settings, say
 LOCK = CHECKOUT / "lock" / "artifacts.yml"
 CHOICES = ("auto", "release", "testbed", "none")
 PROBE_SECONDS = 4
+PROGRAMS = ["k3s", "cni-plugins", "flannel", "multus", "coredns"]
 # What the double says it is (`k3s --version`).
 DOUBLE = "+double1"
-SERVER = "10.77.0.1:6443"
-# The nodes reach each other on eth1 only; there is no resolver, and kube-proxy has no rules yet when Flannel starts.
 LAB_VARIABLES = {
     "networks_rails": True,
-    "flannel_api_server": SERVER,
-    "multus_api_server": SERVER,
     # Emulated cores beside other work: an image of 100 MB can take minutes to unpack.
     "k3s_start_timeout_seconds": 1800,
     "flannel_wait_seconds": 900,
@@ -104,7 +101,6 @@ def role_variables(chosen: str) -> dict[str, object]:
     return {
         "flannel_image": reference["flannel"],
         "multus_image": reference["multus"],
-        "cni_plugins_names": sorted([*programs.plugin_names(), "flannel"]),
     }
 
 
@@ -117,14 +113,13 @@ def from_release(folder: pathlib.Path) -> None:
 
 def from_testbed(settings: Settings, folder: pathlib.Path) -> None:
     """Fills the folder with the test bed's programs and images; what is there already stays."""
-    built = programs.ensure(["k3s", "cni-plugins", "flannel", "multus"])
+    built = programs.ensure(PROGRAMS)
     images = containers.ensure(image.ensure(settings), list(containers.recipes()), built)
     for kind in ("files", "images"):
         (folder / kind / "amd64").mkdir(parents=True, exist_ok=True)
     version = {name: programs.PARTS[name].version for name in built}
     rows = [
         ("k3s", version["k3s"] + DOUBLE, "k3s", built["k3s"] / "k3s"),
-        ("flannel-cni-plugin", f"{version['flannel']}-double", "flannel", built["flannel"] / "flannel"),
     ]
     plugins = programs.CACHE / f"cni-plugins-linux-amd64-{version['cni-plugins']}-{built['cni-plugins'].name}.tgz"
     if not plugins.exists():

@@ -41,6 +41,7 @@ class Recipe:
 def recipes() -> dict[str, Recipe]:
     """The images of the test bed, under the names and with the paths of the released ones and their true versions."""
     flannel, multus = programs.PARTS["flannel"].version, programs.PARTS["multus"].version
+    coredns = programs.PARTS["coredns"].version.removeprefix("v")
     binaries = "usr/src/multus-cni/bin"
     return {
         "pause": Recipe("docker.io/rancher/mirrored-pause:3.6", entrypoint=("/pause",)),
@@ -54,6 +55,11 @@ def recipes() -> dict[str, Recipe]:
         "flannel-cni-plugin": Recipe(
             f"ghcr.io/flannel-io/flannel-cni-plugin:{flannel}-double",
             added=(("flannel", "flannel", "flannel"),),
+        ),
+        "coredns": Recipe(
+            f"docker.io/rancher/mirrored-coredns-coredns:{coredns}",
+            added=(("coredns", "coredns", "coredns"),),
+            entrypoint=("/coredns",),
         ),
         "multus": Recipe(
             f"ghcr.io/k8snetworkplumbingwg/multus-cni:{multus}-thick",

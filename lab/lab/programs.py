@@ -78,6 +78,7 @@ PARTS = {
     "cni-plugins": Part("cni-plugins", CNI, stamps=(f"{CNI}/pkg/utils/buildversion.BuildVersion",)),
     "flannel": Part("flannel", "github.com/flannel-io/flannel", packages=("./flanneld", "./flannel")),
     "multus": Part("multus", MULTUS),
+    "coredns": Part("coredns", "github.com/coredns/coredns", packages=(".",)),
     "peer-plugin": Part("peer-plugin", "github.com/Mellanox/k8s-rdma-shared-dev-plugin"),
 }
 

@@ -31,6 +31,7 @@ import shutil
 import sys
 
 BUILT_IN = {
+    "EndpointSlice": "endpointslices.discovery.k8s.io",
     "Namespace": "namespaces", "Node": "nodes", "Pod": "pods", "Event": "events", "ConfigMap": "configmaps",
     "Secret": "secrets", "Service": "services", "ServiceAccount": "serviceaccounts", "DaemonSet": "daemonsets.apps",
     "Deployment": "deployments.apps",

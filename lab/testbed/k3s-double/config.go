@@ -41,6 +41,7 @@ type Config struct {
 	ProtectKernel     bool   `json:"protect-kernel-defaults,omitempty"`
 	SELinux           bool   `json:"selinux,omitempty"`
 	PauseImage        string `json:"pause-image,omitempty"`
+	Disable           list   `json:"disable,omitempty"`
 	BindAddress       string `json:"bind-address,omitempty"`
 	HTTPSListenPort   int    `json:"https-listen-port,omitempty"`
 	WriteKubeconfig   string `json:"write-kubeconfig,omitempty"`
@@ -50,7 +51,7 @@ type Config struct {
 
 // withoutEffect are options of k3s for parts that the double does not have.
 var withoutEffect = strings.Fields(`airgap-extra-registry alsologtostderr cluster-init debug
-	default-local-storage-path default-runtime disable disable-apiserver-lb disable-cloud-controller
+	default-local-storage-path default-runtime disable-apiserver-lb disable-cloud-controller
 	disable-default-registry-endpoint disable-helm-controller disable-kube-proxy disable-network-policy
 	egress-selector-mode embedded-registry etcd-arg etcd-disable-snapshots etcd-expose-metrics etcd-snapshot-retention
 	etcd-snapshot-schedule-cron flannel-external-ip flannel-iface helm-job-image image-service-endpoint lb-server-port log

@@ -307,11 +307,15 @@ func startKubelet(c *children, config *Config, dir string, identity ...string) e
 	return c.start("kubelet", append(arguments, flags(config.KubeletArg)...)...)
 }
 
-// resolver is the node's resolv.conf, or, as in k3s, one of our own where the node has none.
+// resolver is the node's resolv.conf, or, as in k3s, one of our own where that names no server that a pod can reach.
 func resolver(config *Config) string {
 	file := "/etc/resolv.conf"
-	if _, err := os.Stat(file); err == nil {
-		return file
+	data, _ := os.ReadFile(file)
+	for line := range strings.Lines(string(data)) {
+		words := strings.Fields(line)
+		if len(words) == 2 && words[0] == "nameserver" && net.ParseIP(words[1]).IsGlobalUnicast() {
+			return file
+		}
 	}
 	file = filepath.Join(config.DataDir, "agent/etc/resolv.conf")
 	if err := os.WriteFile(file, []byte("nameserver 8.8.8.8\n"), 0o644); err != nil {

@@ -198,7 +198,11 @@ func runServer() error {
 			return err
 		}
 	}
-	go deployManifests(filepath.Join(dir, "manifests"), admin)
+	manifests := filepath.Join(dir, "manifests")
+	if err := writeCoreDNS(manifests, config); err != nil {
+		return err
+	}
+	go deployManifests(manifests, admin)
 	ready()
 	return c.wait()
 }

@@ -81,6 +81,27 @@ def wait_for_pods(kubectl: Kubectl, namespace: str, names: list[str], seconds: f
         clock.sleep(2)
 
 
+def wait_for_dns(kubectl: Kubectl, seconds: float, clock=time) -> None:
+    """Until the cluster's DNS service has an endpoint that is ready, or the time is up.
+
+    CoreDNS tolerates no startup taint, so on a new cluster it starts when the test pods do.
+    """
+    deadline = clock.monotonic() + seconds
+    while True:
+        try:
+            slices = kubectl.items("endpointslices.discovery.k8s.io", "-A", "--selector=k8s-app=kube-dns")
+        except Unreachable:
+            raise
+        except KubectlError:
+            return  # the pods are asked all the same, and what they say of the name counts
+        endpoints = [endpoint for one in slices for endpoint in one.get("endpoints") or []]
+        if any((endpoint.get("conditions") or {}).get("ready") for endpoint in endpoints):
+            return
+        if not slices or clock.monotonic() > deadline:
+            return
+        clock.sleep(2)
+
+
 def ask(kubectl: Kubectl, namespace: str, names: list[str], resolve: str) -> dict[str, str]:
     """The script's output in each pod, or the reason why it could not run or its output is truncated."""
     silent: list[str] = []
@@ -133,8 +154,11 @@ def _run(kubectl: Kubectl, params: dict, result: dict) -> None:
     names = [pod["name"] for pod in pods]
     states = result["pods"] = wait_for_pods(kubectl, namespace, names, params["wait_seconds"])
     seconds["pods"] = round(time.monotonic() - start, 1)
-    start = time.monotonic()
     running = [name for name in names if states.get(name, {}).get("ready")]
+    if running and params["resolve"]:
+        wait_for_dns(kubectl, start + params["wait_seconds"] - time.monotonic())
+        seconds["dns"] = round(time.monotonic() - start, 1) - seconds["pods"]
+    start = time.monotonic()
     answers = result["answers"] = ask(kubectl, namespace, running, params["resolve"])
     seconds["answers"] = round(time.monotonic() - start, 1)
     start = time.monotonic()

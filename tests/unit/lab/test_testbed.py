@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import pathlib
+import re
 import subprocess
 import sys
 import tarfile
@@ -98,6 +99,7 @@ def test_the_version_of_each_part_is_in_its_go_mod():
         "cni-plugins": "v1.9.1",
         "flannel": "v0.28.4",
         "multus": "v4.2.4",
+        "coredns": "v1.14.6",
         "peer-plugin": "v1.5.3",
     }
 
@@ -194,12 +196,8 @@ def test_the_bundle_of_the_test_bed_is_one_that_the_roles_take(bench, tmp_path, 
             path.write_text(name)
         return made
 
-    for program in ("flannel", "multus-daemon"):
-        (tmp_path / program).write_text(program)
     monkeypatch.setattr(cluster.containers, "ensure", archives)
     monkeypatch.setattr(cluster.image, "ensure", lambda _settings: None)
-    built = programs.ensure(["flannel"])
-    (built["flannel"] / "flannel").write_text("plugin")
     folder = tmp_path / "bundle"
     cluster.from_testbed(settings.load(), folder)
     cluster.from_testbed(settings.load(), folder)
@@ -271,6 +269,25 @@ def test_further_disks_are_read_only_and_come_last(monkeypatch, tmp_path):
     ]
 
 
+def test_the_lab_sets_nothing_that_goes_round_the_users_way():
+    """Flannel and Multus reach the API server by its Service, tools are the node's, plugins are the role's default."""
+    ways_round = {"flannel_api_server", "multus_api_server", "verification_image", "cni_plugins_names"}
+    for chosen in ("testbed", "release"):
+        given = {**cluster.LAB_VARIABLES, **cluster.role_variables(chosen)}
+        assert not ways_round & set(given)
+
+
+def test_the_test_bed_builds_the_plugins_that_the_role_installs():
+    wanted = yaml.safe_load((ROOT / "roles/cni_plugins/defaults/main.yml").read_text())["cni_plugins_names"]
+    assert set(wanted) <= {*programs.plugin_names(), "flannel"}
+
+
+def test_the_double_deploys_the_coredns_that_the_lab_makes():
+    double = (ROOT / "lab/testbed/k3s-double/coredns.go").read_text()
+    (image,) = re.findall(r'const coreDNSImage = "(.+)"', double)
+    assert f"docker.io/{image}" == containers.recipes()["coredns"].reference
+
+
 @pytest.mark.parametrize("chosen", ["testbed", "release"])
 def test_the_playbook_gets_the_images_that_the_bundle_has(chosen):
     for variable, value in cluster.role_variables(chosen).items():
@@ -279,6 +296,4 @@ def test_the_playbook_gets_the_images_that_the_bundle_has(chosen):
         if variable.endswith("_image"):
             assert value in {recipe.reference for recipe in containers.recipes().values()}
             assert value.rpartition(":")[0] == default.rpartition(":")[0]
-        if variable == "cni_plugins_names":
-            assert set(value) <= set(default)
     assert bool(cluster.role_variables(chosen)) == (chosen == "testbed")

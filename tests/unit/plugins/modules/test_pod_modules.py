@@ -101,7 +101,7 @@ def test_pods_run_answer_and_send_and_are_gone_afterwards(cluster):
         ("ib_write_bw", True),
     ]
     assert ran["traffic"]["tests"][2]["result"]["mb_per_s"] == 9301.1
-    assert set(ran["seconds"]) == {"pods", "answers", "traffic"}
+    assert set(ran["seconds"]) == {"pods", "dns", "answers", "traffic"}
     assert OPTIONS["namespace"] in cluster.namespaces()
     assert call(cluster, test_pods, state="absent")["left"] is None
     assert OPTIONS["namespace"] not in cluster.namespaces()
