@@ -209,6 +209,17 @@ def test_pods_that_cannot_start_are_left_out_with_the_reason_and_not_waited_for(
     assert not [item for _host, item in checks if item["status"] == "failed" and item["id"].startswith("pod:")]
 
 
+def test_a_node_that_is_ready_again_gets_its_pods_before_kubernetes_takes_its_taint_off(cluster):
+    objects = cluster.objects
+    taint = {"key": "node.kubernetes.io/unreachable", "effect": "NoSchedule"}
+    objects["Node//node2"]["spec"]["taints"] = [taint, {**taint, "effect": "NoExecute"}]
+    cluster.state(objects=objects)
+    seen = {"hosts": kubectl_cluster.hosts(), "read": call(cluster, cluster_info)}
+    plan = planned_pods.plan({**seen, "namespace": OPTIONS["namespace"], "image": OPTIONS["image"]})
+    assert plan["left_out"] == {}
+    assert {pod["host"] for pod in plan["pods"]} == {"node1", "node2"}
+
+
 @pytest.mark.parametrize("module", [cluster_info, pod_info, test_pods])
 def test_a_silent_api_server_is_asked_twice_and_named_when_its_time_is_over(cluster, tmp_path, module):
     program = tmp_path / "silent"
