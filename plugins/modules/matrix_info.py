@@ -52,9 +52,10 @@ governors:
   returned: success
   type: dict
 cuda:
-  description: Whether C(ib_write_bw) sends from GPU memory; null if O(cuda=false).
+  description: Whether C(ib_write_bw) sends from GPU memory, C(send), and can register it by dma-buf, C(dmabuf). Null if
+    O(cuda=false).
   returned: success
-  type: bool
+  type: dict
 """
 
 from ansible.module_utils.basic import AnsibleModule
@@ -82,7 +83,7 @@ def main() -> None:
             "tools": [rounds.TOOL] if tool else [],
             "in_use": rounds.users(processes, params["hcas"]),
             "governors": counters.governors(tree),
-            "cuda": rounds.has_cuda(tool) if params["cuda"] and tool else None,
+            "cuda": rounds.cuda(tool) if params["cuda"] and tool else None,
         }
     except (OSError, ValueError) as error:
         module.fail_json(

@@ -43,10 +43,13 @@ def tool(root: str = "/"):
     return path if os.access(path, os.X_OK) else None
 
 
-def has_cuda(path: str) -> bool:
-    """Effect: runs `ib_write_bw --help`, which lists --use_cuda only where perftest was built with CUDA."""
+def cuda(path: str) -> dict:
+    """Effect: runs `ib_write_bw --help`, which lists what perftest was built with.
+
+    send: whether it sends from GPU memory (--use_cuda). dmabuf: whether it can register that memory by dma-buf.
+    """
     _code, said = fabric.run_tool([path, "--help"], 10)
-    return "--use_cuda" in said
+    return {"send": "--use_cuda" in said, "dmabuf": "--use_cuda_dmabuf" in said}
 
 
 def users(processes: list[dict], hcas: list[dict]) -> dict:
@@ -73,7 +76,7 @@ def command(step: dict, seconds: int, path: str = TOOL) -> list[str]:
     argv = [path, *make(test, seconds)[1:]]
     if side["gpu"] is not None:
         at = len(argv) - (role == "client")
-        argv[at:at] = [f"--use_cuda={side['gpu']}"]
+        argv[at:at] = [f"--use_cuda={side['gpu']}", *(["--use_cuda_dmabuf"] if side["dmabuf"] else [])]
     near = ["taskset", "-c", side["local_cpus"]] if side["local_cpus"] and side["pod"] is None else []
     return [*near, *argv]
 

@@ -27,13 +27,15 @@ GRACE_SECONDS = 20
 def ends_of(node: dict) -> list[dict]:
     """The rails of one node as ends, with what each uses (`resources`) and what the expectation needs (`carries`).
 
-    node: as for pairs.ends, and in_use ({HCA: [who]}), load_allowed (None, True or False), cuda (whether its tool
-    sends from GPU memory), expected_gbit_per_s (or None). `refused` says why the user excludes an end.
+    node: as for pairs.ends, and in_use ({HCA: [who]}), load_allowed (None, True or False), cuda (what its tool can do
+    with GPU memory: send, dmabuf; None if it was not asked), expected_gbit_per_s (or None). `refused` says why the user
+    excludes an end.
     """
     facts = node["facts"]
     hcas = {hca["name"]: hca for hca in facts["hcas"]}
     links = shared_links(facts["hcas"])
     gpus = {gpu["address"]: gpu for gpu in facts["gpus"]}
+    dmabuf = facts["gpudirect"]["mode"] == "dmabuf"
     found = []
     for end in verify_pairs.ends(node):
         hca = hcas[end["hca"]]
@@ -52,7 +54,7 @@ def ends_of(node: dict) -> list[dict]:
                 "cuda": node["cuda"],
                 "id": (end["host"], end["rail"], end["hca"], end["port"]),
                 "resources": frozenset(_resources_of(end, links)),
-                "carries": carries(hca, end, rail, gpus, node["expected_gbit_per_s"]),
+                "carries": carries(hca, end, rail, gpus, dmabuf, node["expected_gbit_per_s"]),
             }
         )
     return found
@@ -87,7 +89,7 @@ def _slot(pci: dict) -> str:
     return pci["address"].rpartition(".")[0]
 
 
-def carries(hca: dict, end: dict, rail: dict, gpus: dict, override) -> dict:
+def carries(hca: dict, end: dict, rail: dict, gpus: dict, dmabuf: bool, override) -> dict:
     """Facts about one end that the expectation and the reasons of a slow test need."""
     port = next(port for port in hca["ports"] if port["number"] == end["port"])
     pci = hca["pci"] or {}
@@ -105,6 +107,7 @@ def carries(hca: dict, end: dict, rail: dict, gpus: dict, override) -> dict:
         "local_cpus": pci.get("local_cpus"),
         "gpu_index": gpu["index"] if gpu else None,
         "gpu_distance": rail.get("distance"),
+        "dmabuf": dmabuf,
         "override": override,
     }
 
@@ -121,7 +124,7 @@ def known(node: dict) -> dict:
         # A captured tree lacks the tool; that reason is enough.
         "runs": True,
         "in_use": read["in_use"],
-        "cuda": bool(read["cuda"]),
+        "cuda": read["cuda"],
         "load_allowed": variables["matrix_load_allowed"],
         "expected_gbit_per_s": variables["matrix_expected_gbit_per_s"],
     }
@@ -185,8 +188,11 @@ def _groups(ends: list[dict]) -> tuple:
 def _with_gpu(end: dict) -> dict:
     """The end with the reason why it cannot send from GPU memory, if there is one."""
     reason = end["reason"]
-    if reason is None and not end["cuda"]:
+    can = end["cuda"] or {"send": False, "dmabuf": False}
+    if reason is None and not can["send"]:
         reason = f"ib_write_bw of {end['host']} was built without CUDA"
+    if reason is None and end["carries"]["dmabuf"] and not can["dmabuf"]:
+        reason = f"GPU memory of {end['host']} is reached by dma-buf, and its ib_write_bw has no --use_cuda_dmabuf"
     if reason is None and end["carries"]["gpu_index"] is None:
         reason = "the facts name no GPU for this rail"
     return {**end, "reason": reason}
@@ -230,6 +236,7 @@ def _side(end: dict, network: str, memory: str) -> dict:
         pod=end.get("pod"),
         local_cpus=end["carries"]["local_cpus"],
         gpu=end["carries"]["gpu_index"] if memory == "cuda" else None,
+        dmabuf=end["carries"]["dmabuf"],
     )
     return side
 

@@ -32,7 +32,15 @@ def tool(tmp_path, monkeypatch):
 
 def made(identity, port, hca="rxe0", cpus=None, gpu=None):
     def side(host):
-        about = {"pod": None, "local_cpus": cpus, "gpu": gpu, "kind": "software", "netdev": "eth2", "ip": "10.0.0.1"}
+        about = {
+            "pod": None,
+            "local_cpus": cpus,
+            "gpu": gpu,
+            "dmabuf": False,
+            "kind": "software",
+            "netdev": "eth2",
+            "ip": "10.0.0.1",
+        }
         return {**about, "host": host, "hca": hca, "port": 1, "gid": 1}
 
     sides = {"client": side("node1"), "server": side("node2")}
@@ -106,6 +114,28 @@ def test_a_command_runs_near_its_hca_and_from_gpu_memory_on_request():
     assert argv[:6] == ["taskset", "-c", "0-31", "/usr/bin/ib_write_bw", "-d", "rxe0"]
     assert argv[-2:] == ["--use_cuda=3", "127.0.0.1"]
     assert rounds.command({**step, "role": "server"}, 5)[-1] == "--use_cuda=3"
+    for side in ("client", "server"):
+        step["test"][side]["dmabuf"] = True
+    assert rounds.command(step, 5)[-3:] == ["--use_cuda=3", "--use_cuda_dmabuf", "127.0.0.1"]
+    assert rounds.command({**step, "role": "server"}, 5)[-2:] == ["--use_cuda=3", "--use_cuda_dmabuf"]
+
+
+@pytest.mark.parametrize(
+    ("listed", "can"),
+    [
+        ("", {"send": False, "dmabuf": False}),
+        ("--use_cuda=<dev>", {"send": True, "dmabuf": False}),
+        ("--use_cuda=<dev> --use_cuda_dmabuf", {"send": True, "dmabuf": True}),
+    ],
+)
+def test_the_tools_own_help_says_what_it_can_do_with_gpu_memory(tmp_path, listed, can):
+    tool = tmp_path / "ib_write_bw"
+    tool.write_text(f'#!/bin/sh\necho "  {listed}  as perftest prints it"\n')
+    tool.chmod(0o755)
+    assert rounds.cuda(str(tool)) == can
+
+
+def test_without_gpu_memory_no_option_for_it_is_given():
     plain = rounds.command({"id": "one", "role": "client", "test": made("one", 18800)}, 5)
     assert (plain[0], "--use_cuda" in " ".join(plain)) == ("ib_write_bw", False)
 

@@ -45,7 +45,7 @@ def node(host, facts):
         "runs": True,
         "in_use": {},
         "load_allowed": None,
-        "cuda": False,
+        "cuda": None,
         "expected_gbit_per_s": None,
     }
 
@@ -220,7 +220,9 @@ def test_gpu_memory_that_no_tool_reaches_is_not_verified_and_not_tried(facts):
 
 
 def test_gpu_memory_has_tables_of_its_own_with_their_level(facts):
-    plan = matrix_plan.plan([{**node(host, facts[host]), "cuda": True} for host in HOSTS], {**PLAN, "cuda": True})
+    plan = matrix_plan.plan(
+        [{**node(host, facts[host]), "cuda": {"send": True, "dmabuf": True}} for host in HOSTS], {**PLAN, "cuda": True}
+    )
     document = judged(plan, good(plan, **{"host-rail0-node1-node2-cuda": {"gbps": 10.0}}))
     assert list(rows(document, "outlier")) == ["host-rail0-node1-node2-cuda"]
     assert "Host to host from GPU memory (evidence level E5: hardware), rail 0" in judge.table(document)

@@ -100,7 +100,7 @@ def node(tmp_path):
             "runs": True,
             "in_use": {},
             "load_allowed": None,
-            "cuda": True,
+            "cuda": {"send": True, "dmabuf": True},
             "expected_gbit_per_s": None,
             **changes,
         }
@@ -176,6 +176,35 @@ def test_gpu_memory_is_measured_after_host_memory_and_only_on_request(node):
     test = plan["tests"]["host-rail3-node1-node2-cuda"]
     assert test["client"]["gpu"] == 3
     assert plan["tests"]["host-rail3-node1-node2"]["client"]["gpu"] is None
+
+
+@pytest.mark.parametrize(("mode", "dmabuf"), [("peermem", False), ("dmabuf", True)])
+def test_gpu_memory_is_registered_as_the_facts_say(node, mode, dmabuf):
+    nodes = [node("h100-8x-cx7-ib", number) for number in (1, 2)]
+    for one in nodes:
+        one["facts"]["gpudirect"]["mode"] = mode
+    test = matrix_plan.plan(nodes, {**OPTIONS, "cuda": True})["tests"]["host-rail3-node1-node2-cuda"]
+    assert (test["client"]["dmabuf"], test["server"]["dmabuf"]) == (dmabuf, dmabuf)
+
+
+@pytest.mark.parametrize(
+    ("mode", "cuda", "reason"),
+    [
+        ("peermem", {"send": False, "dmabuf": False}, "built without CUDA"),
+        ("dmabuf", {"send": True, "dmabuf": False}, "no --use_cuda_dmabuf"),
+        ("peermem", {"send": True, "dmabuf": False}, None),
+    ],
+)
+def test_a_tool_that_cannot_reach_gpu_memory_is_named(node, mode, cuda, reason):
+    nodes = [node("h100-8x-cx7-ib", number, cuda=cuda) for number in (1, 2)]
+    for one in nodes:
+        one["facts"]["gpudirect"]["mode"] = mode
+    plan = matrix_plan.plan(nodes, {**OPTIONS, "cuda": True})
+    measured = any(test["memory"] == "cuda" for test in plan["tests"].values())
+    said = {one["reason"] for one in plan["alone"] if one["memory"] == "cuda"}
+    assert measured is (reason is None)
+    assert bool(said) is (reason is not None)
+    assert all(reason in one for one in said)
 
 
 @pytest.mark.parametrize(
