@@ -15,8 +15,8 @@ from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import 
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._nccl import job
 
 HEADER = (
-    "# all_reduce_perf over the rails of these nodes; needs the Kubeflow MPI operator. Evidence level E5 (hardware):\n"
-    "# not verified by the tests of gpufabric.rdma.\n"
+    "# All-reduce over the rails of these nodes. Evidence level E5 (hardware): not verified by the tests of\n"
+    "# gpufabric.rdma.\n"
 )
 
 

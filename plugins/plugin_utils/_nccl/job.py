@@ -1,10 +1,12 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The nccl-tests job (all_reduce_perf) for the rails that the facts show.
+"""The all-reduce job for the rails that the facts show.
 
-PRIVATE to the collection. Pure; runs on the controller. An MPIJob of the Kubeflow MPI operator (kubeflow.org/v2beta1),
-which this collection does not install. Evidence level E5: no test of this project has run it.
+PRIVATE to the collection. Pure; runs on the controller. Two forms: `job`, an indexed Job whose pods find each other by
+a headless Service, with torchrun and no operator; `mpijob`, all_reduce_perf of nccl-tests under the Kubeflow MPI
+operator (kubeflow.org/v2beta1), which this collection does not install. Evidence level E5: no test of this project has
+run either.
 """
 
 from __future__ import annotations
@@ -18,6 +20,10 @@ from ...module_utils._device_plugin import config
 from .._core.addresses import netaddr
 
 NAME = "gpufabric-all-reduce"
+JOB, MPIJOB = "job", "mpijob"
+_PORT = 29500  # torchrun's own default
+_SCRIPTS = "/opt/gpufabric"
+_SECONDS = 1800
 _PINNED = re.compile(r"@sha256:[0-9a-f]{64}$")
 
 
@@ -30,7 +36,8 @@ def findings(nodes: list[dict], options: dict) -> list[dict]:
 
     if not options["image"] or not _PINNED.search(options["image"]):
         seen = options["image"] or "not set"
-        step = "set it to an image with nccl-tests, MPI and sshd that you trust, by its digest"
+        holds = "PyTorch with NCCL" if options["form"] == JOB else "nccl-tests, MPI and sshd"
+        step = f"set it to an image with {holds} that you trust, by its digest"
         add("variable nccl_tests_image", "an image pinned by digest, NAME@sha256:…", seen, step)
     if len(nodes) < 2:
         add("nodes", "two nodes or more", text.count(len(nodes), "node"), "add nodes to the play")
@@ -62,8 +69,6 @@ def environment(nodes: list[dict], options: dict) -> dict:
         "NCCL_IB_HCA": f"={','.join(names)}",
         **({"NCCL_IB_ADDR_RANGE": span} if span else {}),
         "NCCL_SOCKET_IFNAME": "eth0",
-        # MPI only starts the ranks; its own traffic stays on the pod network.
-        "UCX_NET_DEVICES": "eth0",
     }
 
 
@@ -88,56 +93,118 @@ def address_range(nodes: list[dict]):
 
 
 def objects(nodes: list[dict], options: dict) -> list[dict]:
-    """Namespace and MPIJob. options: image, namespace, networks, gpus_per_node, address_range."""
+    """Namespace and what the job consists of.
+
+    options: form, image, namespace, networks, gpus_per_node, address_range, resources (as device_plugin_resources),
+    script (the text of all_reduce.py, for the form job).
+    """
     gpus = options["gpus_per_node"] or min(len(node["facts"]["gpus"]) for node in nodes)
-    indexes = sorted({rail["index"] for node in nodes for rail in node["facts"]["rails"]})
-    resources = {f"rdma/{config.NAME.format(index=index)}": "1" for index in indexes}
-    words = ["mpirun", "--allow-run-as-root", "--tag-output", "-np", str(gpus * len(nodes)), "--bind-to", "none"]
-    for name, value in environment(nodes, options).items():
-        words += ["-x", f"{name}={value}"]
-    words += ["all_reduce_perf", "-b", "8", "-e", "8G", "-f", "2", "-g", "1"]
-    annotations = {"k8s.v1.cni.cncf.io/networks": json.dumps([_network(name) for name in options["networks"]])}
-    worker = {
-        "metadata": {"annotations": annotations} if options["networks"] else {},
+    made = _job if options["form"] == JOB else _mpijob
+    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": options["namespace"]}}
+    return [namespace, *made(nodes, gpus, options)]
+
+
+def resources(nodes: list[dict], wanted) -> list[str]:
+    """Names of the RDMA resources that each worker takes one of. wanted: as device_plugin_resources."""
+    if wanted == config.RAILS:
+        indexes = sorted({rail["index"] for node in nodes for rail in node["facts"]["rails"]})
+        return [f"rdma/{config.NAME.format(index=index)}" for index in indexes]
+    return config.resource_names(wanted)
+
+
+def _worker(nodes: list[dict], gpus: int, options: dict, labels: dict, command: list[str] | None) -> dict:
+    """The template of the pods that hold GPUs and rails, one on a node."""
+    rails = dict.fromkeys(resources(nodes, options["resources"]), "1")
+    container = {
+        "name": "worker",
+        "image": options["image"],
+        **({"command": command} if command else {}),
+        "securityContext": {"capabilities": {"add": ["IPC_LOCK"]}},
+        "resources": {"limits": {"nvidia.com/gpu": str(gpus), **rails}},
+        "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
+    }
+    apart = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": labels}}
+    networks = json.dumps([_network(name) for name in options["networks"]])
+    return {
+        "metadata": {"annotations": {"k8s.v1.cni.cncf.io/networks": networks}} if options["networks"] else {},
         "spec": {
             "automountServiceAccountToken": False,
-            "containers": [
-                {
-                    "name": "worker",
-                    "image": options["image"],
-                    "securityContext": {"capabilities": {"add": ["IPC_LOCK"]}},
-                    "resources": {"limits": {"nvidia.com/gpu": str(gpus), **resources}},
-                    "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
-                }
-            ],
+            "containers": [container],
             "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory"}}],
-            "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [_APART]}},
+            "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
+            "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}},
         },
     }
-    launcher = {"spec": {"containers": [{"name": "launcher", "image": options["image"], "command": words}]}}
-    job = {
-        "apiVersion": "kubeflow.org/v2beta1",
-        "kind": "MPIJob",
-        "metadata": {"name": NAME, "namespace": options["namespace"]},
-        "spec": {
-            "slotsPerWorker": gpus,
-            "runPolicy": {"cleanPodPolicy": "Running", "backoffLimit": 0, "activeDeadlineSeconds": 1800},
-            "mpiReplicaSpecs": {
-                "Launcher": {"replicas": 1, "restartPolicy": "Never", "template": launcher},
-                "Worker": {"replicas": len(nodes), "template": worker},
+
+
+def _job(nodes: list[dict], gpus: int, options: dict) -> list[dict]:
+    """Script, headless Service and indexed Job. Pod 0 is where all ranks meet."""
+    metadata = {"name": NAME, "namespace": options["namespace"]}
+    labels = {"batch.kubernetes.io/job-name": NAME}
+    words = (
+        f"torchrun --nnodes={len(nodes)} --nproc-per-node={gpus} --master-addr={NAME}-0.{NAME} --master-port={_PORT}"
+    )
+    command = ["sh", "-c", f'exec {words} --node-rank="$JOB_COMPLETION_INDEX" {_SCRIPTS}/all_reduce.py']
+    template = _worker(nodes, gpus, options, labels, command)
+    spec = template["spec"]
+    (container,) = spec["containers"]
+    container["env"] = [{"name": name, "value": value} for name, value in environment(nodes, options).items()]
+    container["volumeMounts"].append({"name": "scripts", "mountPath": _SCRIPTS, "readOnly": True})
+    spec["volumes"].append({"name": "scripts", "configMap": {"name": NAME}})
+    spec.update(subdomain=NAME, restartPolicy="Never")
+    return [
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"all_reduce.py": options["script"]}},
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": metadata,
+            "spec": {
+                "clusterIP": "None",
+                "publishNotReadyAddresses": True,
+                "selector": labels,
+                "ports": [{"name": "rendezvous", "port": _PORT}],
             },
         },
-    }
-    return [{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": options["namespace"]}}, job]
+        {
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "metadata": metadata,
+            "spec": {
+                "completionMode": "Indexed",
+                "completions": len(nodes),
+                "parallelism": len(nodes),
+                "backoffLimit": 0,
+                "activeDeadlineSeconds": _SECONDS,
+                "template": template,
+            },
+        },
+    ]
 
 
-# One worker a node.
-_APART = {
-    "topologyKey": "kubernetes.io/hostname",
-    "labelSelector": {
-        "matchLabels": {"training.kubeflow.org/job-name": NAME, "training.kubeflow.org/job-role": "worker"}
-    },
-}
+def _mpijob(nodes: list[dict], gpus: int, options: dict) -> list[dict]:
+    words = ["mpirun", "--allow-run-as-root", "--tag-output", "-np", str(gpus * len(nodes)), "--bind-to", "none"]
+    # MPI only starts the ranks; its own traffic stays on the pod network.
+    for name, value in {**environment(nodes, options), "UCX_NET_DEVICES": "eth0"}.items():
+        words += ["-x", f"{name}={value}"]
+    words += ["all_reduce_perf", "-b", "8", "-e", "8G", "-f", "2", "-g", "1"]
+    labels = {"training.kubeflow.org/job-name": NAME, "training.kubeflow.org/job-role": "worker"}
+    worker = _worker(nodes, gpus, options, labels, None)
+    launcher = {"spec": {"containers": [{"name": "launcher", "image": options["image"], "command": words}]}}
+    return [
+        {
+            "apiVersion": "kubeflow.org/v2beta1",
+            "kind": "MPIJob",
+            "metadata": {"name": NAME, "namespace": options["namespace"]},
+            "spec": {
+                "slotsPerWorker": gpus,
+                "runPolicy": {"cleanPodPolicy": "Running", "backoffLimit": 0, "activeDeadlineSeconds": _SECONDS},
+                "mpiReplicaSpecs": {
+                    "Launcher": {"replicas": 1, "restartPolicy": "Never", "template": launcher},
+                    "Worker": {"replicas": len(nodes), "template": worker},
+                },
+            },
+        }
+    ]
 
 
 def _network(name: str) -> dict:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import pathlib
 
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._nccl import job as nccl_job
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._nccl import log as nccl_log
 from ansible_collections.gpufabric.rdma.tests.tools import tree
 
 OPTIONS = {
@@ -15,7 +18,12 @@ OPTIONS = {
     "networks": ["rail0", "fabric/rail1"],
     "gpus_per_node": None,
     "address_range": None,
+    "form": "job",
+    "resources": "rails",
+    "script": "print()\n",
 }
+MPI = {**OPTIONS, "form": "mpijob"}
+SCRIPT = pathlib.Path(__file__).resolve().parents[5] / "roles/nccl_tests/files/all_reduce.py"
 
 
 @pytest.fixture(scope="module")
@@ -39,9 +47,11 @@ def test_the_variables_name_the_rails_and_never_a_gid_index(facts):
     two = nodes(facts)
     found = nccl_job.environment(two, OPTIONS)
     assert found["NCCL_IB_HCA"] == "=" + ",".join(f"{r['hca']}:{r['port']}" for r in two[0]["facts"]["rails"])
-    assert found["NCCL_SOCKET_IFNAME"] == found["UCX_NET_DEVICES"] == "eth0"
-    assert found["NCCL_DEBUG"] == "INFO"
-    assert "GID_INDEX" not in json.dumps(nccl_job.objects(two, OPTIONS))
+    assert (found["NCCL_SOCKET_IFNAME"], found["NCCL_DEBUG"]) == ("eth0", "INFO")
+    for options in (OPTIONS, MPI):
+        made = json.dumps(nccl_job.objects(two, options))
+        assert all(name in made for name in found)
+        assert "GID_INDEX" not in made
 
 
 def test_the_address_range_holds_every_rail_of_every_node(facts):
@@ -58,20 +68,89 @@ def test_the_address_range_holds_every_rail_of_every_node(facts):
     assert nccl_job.environment(two, {**OPTIONS, "address_range": "10.0.0.0/8"})["NCCL_IB_ADDR_RANGE"] == "10.0.0.0/8"
 
 
-def test_the_job_asks_for_every_gpu_and_rail_and_one_worker_a_node(facts):
-    namespace, job = nccl_job.objects(nodes(facts), OPTIONS)
-    assert namespace["metadata"]["name"] == job["metadata"]["namespace"]
+def test_every_form_asks_for_every_gpu_and_rail_and_one_worker_a_node(facts):
+    for options in (OPTIONS, MPI):
+        namespace, *made = nccl_job.objects(nodes(facts), options)
+        assert {item["metadata"]["namespace"] for item in made} == {namespace["metadata"]["name"]}
+        spec = made[-1]["spec"]
+        template = spec["template"] if options is OPTIONS else spec["mpiReplicaSpecs"]["Worker"]["template"]
+        limits = template["spec"]["containers"][0]["resources"]["limits"]
+        assert limits["nvidia.com/gpu"] == "8"
+        assert sorted(name for name in limits if name.startswith("rdma/")) == [
+            f"rdma/hca_shared_devices_{index}" for index in range(8)
+        ]
+        networks = json.loads(template["metadata"]["annotations"]["k8s.v1.cni.cncf.io/networks"])
+        assert networks == [{"name": "rail0"}, {"name": "rail1", "namespace": "fabric"}]
+        (apart,) = template["spec"]["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+        assert apart["topologyKey"] == "kubernetes.io/hostname"
+        assert "privileged" not in json.dumps(made)
+        assert "hostNetwork" not in json.dumps(made)
+
+
+def test_the_pods_of_the_job_find_each_other_without_an_operator(facts):
+    _namespace, scripts, service, job = nccl_job.objects(nodes(facts), OPTIONS)
+    spec = job["spec"]
+    assert (spec["completionMode"], spec["completions"], spec["parallelism"]) == ("Indexed", 2, 2)
+    assert (service["spec"]["clusterIP"], service["spec"]["publishNotReadyAddresses"]) == ("None", True)
+    # The label that the Job's controller puts on its pods.
+    assert service["spec"]["selector"] == {"batch.kubernetes.io/job-name": job["metadata"]["name"]}
+    pod = spec["template"]["spec"]
+    assert pod["subdomain"] == service["metadata"]["name"]
+    command = pod["containers"][0]["command"][2]
+    # Pod 0 of an indexed Job has the host name NAME-0.
+    assert f"--master-addr={job['metadata']['name']}-0.{service['metadata']['name']} " in command
+    assert "--nnodes=2 --nproc-per-node=8 " in command
+    assert '--node-rank="$JOB_COMPLETION_INDEX"' in command
+    mounts = {mount["name"]: mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]}
+    assert command.endswith(f"{mounts['scripts']}/all_reduce.py")
+    assert scripts["data"] == {"all_reduce.py": OPTIONS["script"]}
+
+
+def test_the_mpijob_starts_a_rank_for_each_gpu(facts):
+    _namespace, job = nccl_job.objects(nodes(facts), MPI)
     worker = job["spec"]["mpiReplicaSpecs"]["Worker"]
     assert (worker["replicas"], job["spec"]["slotsPerWorker"]) == (2, 8)
-    limits = worker["template"]["spec"]["containers"][0]["resources"]["limits"]
-    assert limits["nvidia.com/gpu"] == "8"
-    assert sum(name.startswith("rdma/") for name in limits) == 8
-    networks = json.loads(worker["template"]["metadata"]["annotations"]["k8s.v1.cni.cncf.io/networks"])
-    assert networks == [{"name": "rail0"}, {"name": "rail1", "namespace": "fabric"}]
     command = job["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0]["command"]
     assert command[:6] == ["mpirun", "--allow-run-as-root", "--tag-output", "-np", "16", "--bind-to"]
-    assert "privileged" not in json.dumps(job)
-    assert "hostNetwork" not in json.dumps(job)
+    assert "UCX_NET_DEVICES=eth0" in command
+
+
+@pytest.mark.parametrize("form", [OPTIONS, MPI], ids=["job", "mpijob"])
+def test_resources_of_the_users_own_pools_are_asked_for_by_their_names(facts, form):
+    pools = [
+        {"resourceName": "fast", "selectors": {"ifNames": ["eth2"]}},
+        {"ResourceName": "slow", "resourcePrefix": "example.com", "selectors": {"ifNames": ["eth3"]}},
+    ]
+    made = json.dumps(nccl_job.objects(nodes(facts), {**form, "resources": pools}))
+    assert '"limits": {"nvidia.com/gpu": "8", "rdma/fast": "1", "example.com/slow": "1"}' in made
+
+
+@pytest.fixture(scope="module")
+def script():
+    """The script that the Job runs; PyTorch is imported by its main() alone."""
+    spec = importlib.util.spec_from_file_location("all_reduce", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_table_of_the_job_is_read_like_that_of_nccl_tests(script):
+    lines = [
+        script.HEADER,
+        script.row(8, 2e-5, 16, 0),
+        script.row(1 << 30, 0.004, 16, 0),
+        script.summary([0.5, 500], 0),
+    ]
+    found = nccl_log.parse("\n".join(lines))
+    assert found["rows"] == [(8, 0.0), (1 << 30, 503.32)]
+    assert (found["wrong"], found["average_gbyte_per_s"]) == (0, 250.25)
+    assert nccl_log.parse(script.summary([1.0], 3))["wrong"] == 3
+
+
+def test_sizes_double_up_to_8_gib_or_to_half_of_the_free_memory(script):
+    assert list(script.sizes(80 << 30))[::29] == [8, 4 << 30]
+    assert max(script.sizes(80 << 30)) == 8 << 30
+    assert list(script.sizes(100)) == [8, 16, 32]
 
 
 @pytest.mark.parametrize(
