@@ -294,14 +294,20 @@ def settings(values: dict[str, object]) -> Settings:
 
 async def _serve(chosen: Settings) -> None:
     import asyncio
+    import gc
 
     from . import daemon
 
     stop = asyncio.Event()
     plugin = daemon.Plugin(chosen)
     loop = asyncio.get_running_loop()
+
+    def end() -> None:
+        gc.disable()  # with thousands of pools it takes most of the time there is, and all goes with the process
+        stop.set()
+
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT):
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, end)
     loop.add_signal_handler(signal.SIGHUP, plugin.reload)
     # Upstream's two lines, on its stream: scripts look for them.
     watched = chosen.places.watched()

@@ -14,6 +14,7 @@ import errno
 import os
 import socket
 import struct
+from collections.abc import Collection
 from typing import Callable, Optional
 
 from . import log
@@ -32,6 +33,7 @@ _IN_MODIFY, _IN_CLOSE_WRITE, _IN_MOVED_FROM, _IN_MOVED_TO, _IN_CREATE, _IN_DELET
 _IN_DELETE_SELF, _IN_MOVE_SELF, _IN_Q_OVERFLOW, _IN_IGNORED, _IN_ONLYDIR = 0x400, 0x800, 0x4000, 0x8000, 0x1000000
 _IN_MASK = _IN_CLOSE_WRITE | _IN_MOVED_FROM | _IN_MOVED_TO | _IN_CREATE | _IN_DELETE | _IN_DELETE_SELF | _IN_MOVE_SELF
 _EVENT = struct.Struct("iIII")
+_ANY = "/"  # no entry of a directory has that name
 
 
 def parse_uevent(message: bytes) -> dict[str, str]:
@@ -109,11 +111,41 @@ def _open(
         return None
 
 
+class _Watch:
+    """A directory and who wants to know of what in it. Constant time for each, as thousands of pools share one."""
+
+    def __init__(self, path: str):
+        self.path = path
+        self._names: dict[Callable[[str], None], Collection[str]] = {}
+        self._by_name: dict[str, dict[Callable[[str], None], None]] = {}
+
+    def add(self, changed: Callable[[str], None], names: Collection[str]) -> None:
+        if changed not in self._names:
+            self._names[changed] = names
+            for name in names or (_ANY,):
+                self._by_name.setdefault(name, {})[changed] = None
+
+    def remove(self, changed: Callable[[str], None]) -> None:
+        if changed in self._names:
+            for name in self._names.pop(changed) or (_ANY,):
+                del self._by_name[name][changed]
+                if not self._by_name[name]:
+                    del self._by_name[name]
+
+    @property
+    def wanted(self) -> bool:
+        return bool(self._names)
+
+    def wanting(self, name: str) -> list[Callable[[str], None]]:
+        """The callbacks for an entry; all of them for the directory itself, which has no name."""
+        return [*self._by_name.get(_ANY, ()), *self._by_name.get(name, ())] if name else list(self._names)
+
+
 class Directories:
     """inotify on directories: `changed(name)` for each entry that was added, removed, replaced or written."""
 
     def __init__(self) -> None:
-        self._watches: dict[int, tuple[str, list[Callable[[str], None]]]] = {}
+        self._watches: dict[int, _Watch] = {}
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._fd = self._libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
         if self._fd < 0:
@@ -121,29 +153,31 @@ class Directories:
             return
         asyncio.get_running_loop().add_reader(self._fd, self._read)
 
-    def watch(self, path: str, changed: Callable[[str], None]) -> bool:
-        """Watch a directory. False when it cannot be watched (does not exist): try again later."""
+    def watch(self, path: str, changed: Callable[[str], None], names: Collection[str] = ()) -> bool:
+        """Watch a directory. False when it cannot be watched (does not exist): try again later.
+
+        names: the entries that matter; without any, all do.
+        """
         if self._fd < 0:
             return False
-        for watched, callbacks in self._watches.values():
-            if watched == path:
-                if changed not in callbacks:
-                    callbacks.append(changed)
+        for watch in self._watches.values():
+            if watch.path == path:
+                watch.add(changed, names)
                 return True
         number = self._libc.inotify_add_watch(self._fd, os.fsencode(path), _IN_MASK | _IN_ONLYDIR)
         if number < 0:
             return False
-        self._watches[number] = (path, [changed])
+        self._watches[number] = _Watch(path)
+        self._watches[number].add(changed, names)
         return True
 
     def forget(self, changed: Callable[[str], None]) -> None:
         """Remove a callback; a directory without callbacks is no longer watched."""
-        for number, (_path, callbacks) in list(self._watches.items()):
-            if changed in callbacks:
-                callbacks.remove(changed)
-                if not callbacks:
-                    del self._watches[number]
-                    self._libc.inotify_rm_watch(self._fd, number)
+        for number, watch in list(self._watches.items()):
+            watch.remove(changed)
+            if not watch.wanted:
+                del self._watches[number]
+                self._libc.inotify_rm_watch(self._fd, number)
 
     def _read(self) -> None:
         while True:
@@ -162,9 +196,9 @@ class Directories:
 
     def _event(self, number: int, mask: int, name: str) -> None:
         if mask & _IN_Q_OVERFLOW:
-            callbacks = [changed for _path, watching in self._watches.values() for changed in watching]
+            callbacks = [changed for watch in self._watches.values() for changed in watch.wanting("")]
         elif number in self._watches:
-            callbacks = list(self._watches[number][1])
+            callbacks = self._watches[number].wanting(name)
         else:
             return
         if mask & _IN_MOVE_SELF:

@@ -104,6 +104,7 @@ class Resource(Observer):
         self._directories = directories
         self._timing = timing
         self._socket = service.offer.pool.socket
+        self._watched_names = (self._socket, KUBELET_SOCKET)
         self._claims: dict[str, sockets.Claim] = {}
         self._listeners: dict[str, Listener] = {}
         self._generation = 0
@@ -144,9 +145,8 @@ class Resource(Observer):
             self._say("refused", self._refused, logging.WARNING, mode=WATCH)
         self._wake.set()
 
-    def _changed(self, name: str) -> None:
-        if name in ("", self._socket, KUBELET_SOCKET):
-            self._wake.set()
+    def _changed(self, _name: str) -> None:
+        self._wake.set()
 
     def announce(self) -> None:
         """Check everything again, now."""
@@ -193,11 +193,11 @@ class Resource(Observer):
 
     async def _serve(self) -> bool:
         """Publish our socket where the current mode needs it, and where it was; True when one had to be created."""
-        self._directories.watch(self._places.plugins, self._changed)
+        self._directories.watch(self._places.plugins, self._changed, self._watched_names)
         wanted = {self._directory(), *self._listeners}
         made = []
         for directory in sorted(wanted):
-            self._directories.watch(directory, self._changed)
+            self._directories.watch(directory, self._changed, self._watched_names)
             if os.path.isdir(directory) or directory == self._directory():
                 made.append(await self._publish(directory))
         return any(made)

@@ -431,6 +431,32 @@ def test_many_pools_within_the_limit_of_descriptors(base, node):
         assert (code, took < 8) == (0, True), took
 
 
+def _processor_seconds(pid):
+    fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_thousands_of_pools_start_and_end_in_seconds(base, node):
+    """5,000 pools: each looks for its own socket only. Processor time, because a busy machine stretches the rest."""
+    pools, folder = [entry(f"p{number}", count=1) for number in range(5000)], base / "device-plugins"
+    folder.mkdir(exist_ok=True)
+    with Process(base, document(*pools), node.root) as plugin:
+        pid, deadline = plugin.process.pid, time.monotonic() + 400
+        while len(list(folder.glob("p*.sock"))) < 5000:
+            assert plugin.process.poll() is None
+            assert time.monotonic() < deadline, "not all sockets are there"
+            time.sleep(0.5)
+        started = _processor_seconds(pid)
+        plugin.process.send_signal(signal.SIGTERM)
+        while not os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            assert time.monotonic() < deadline + 400, "SIGTERM does not end it"
+            time.sleep(0.05)
+        ended = _processor_seconds(pid) - started
+        assert plugin.process.wait() == 0
+    assert (started < 10, ended < 4) == (True, True), (started, ended)
+    assert list(folder.glob("*.sock")) == []
+
+
 def test_a_device_id_of_thousands_of_digits_is_refused(base, node):
     with Kubelet(base, watches=False) as kubelet, Process(base, document(entry()), node.root) as plugin:
         kubelet.wait_allocatable("rdma/test_server", 100)

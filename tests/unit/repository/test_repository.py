@@ -59,7 +59,10 @@ TRANSLATED = {
     r"nobody liste" + r"ns": "nothing is listening",
     r"out of reach": "unavailable",
     r"\bsomebody\b": "someone",
-    r"\bmen" + r"d the cause": "fix the root cause",
+    r"(?i)\bmen" + r"d(s|ed|ing)?\b": "fix, correct, revert",
+    r"(?i)\bhopele" + r"ss": "unrecoverable",
+    r"(?i)\bpatient" + r"ly\b": "until, with retries",
+    r"(?i)\binsis" + r"ts?\b": "retry, require",
     r"In the making": "what stands, in the present tense",
 }
 
