@@ -26,7 +26,7 @@ N ?= 16
 
 ##@ The two commands
 .PHONY: lab test
-lab: lab-up ## Boot the lab's two nodes, run playbooks/site.yml on them, print a summary
+lab: lab-up ## Boot the lab's two nodes, run playbooks/site.yml on them, print a summary and where the report page is
 	@lab/labctl bundle
 	@lab/progress "site.yml on inventory/lab" ansible-playbook -i inventory/lab playbooks/site.yml \
 		$$([ ! -e $(LAB_FOLDER)/cluster.yml ] || echo "-e @$(LAB_FOLDER)/cluster.yml") $(ARGS)
