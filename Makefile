@@ -179,7 +179,7 @@ judges: venv $(PLUGIN_VENV)/.ready ## Tools nobody here wrote over the collectio
 	@python tests/judges/judges.py $(ARGS)
 
 judge-gates: venv $(PLUGIN_VENV)/.ready ## Plant a fault for each judge of make judges and see it refused
-	@tests/run-judge-gates
+	@tests/run-judge-gates $(ARGS)
 
 molecule-rails: venv lab-packages plugin-wheels
 	@lab/progress "molecule scenario rails" molecule test --scenario-name rails
