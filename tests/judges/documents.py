@@ -155,12 +155,13 @@ def report(site: Site, target: pathlib.Path) -> None:
 def render(site: Site, target: pathlib.Path) -> None:
     for name in ("node1", "node2"):
         site.add(name, "h100-8x-cx7-ib")
+    components = ["whereabouts", "nv-ipam", "ipoib-cni", "sriov-cni", "ib-sriov-cni", "sriov-device-plugin"]
     subnets = {"ipam": "nv-ipam", "namespaces": ["default"]}
     site.variables |= {
         "cluster_objects_folder": str(target / "git"),
         "device_plugin_mode": "daemonset",
         "networks_rails": True,
-        "networks_components": ["whereabouts", "nv-ipam", "ipoib-cni", "sriov-cni", "ib-sriov-cni", "sriov-device-plugin"],
+        "networks_components": components,
         "networks_sriov_resources": [{"name": "vfs", "prefix": "example.com"}],
         "networks_attachments": [
             {"name": "vf", "type": "sriov", "resource_name": "example.com/vfs", "subnet": "192.168.1.0/24", **subnets}
