@@ -131,6 +131,8 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 
 KILL_SECONDS = 10
 FIREWALLS = ("iptables", "ip6tables")
+# The plain name is a link to one of the others, which a node may have without it.
+BACKENDS = ("", "-nft", "-legacy")
 # Made with a file system, and never removed: its check puts there what it finds.
 FILE_SYSTEM = "lost+found"
 
@@ -301,8 +303,12 @@ class Node:
         return found, unread
 
     def _firewalls(self) -> list[str]:
-        """The programs to read rules with; nft where there are only tables of nftables."""
-        there = [program for program in FIREWALLS if _found(f"{program}-save") and _found(f"{program}-restore")]
+        """The programs to read rules with: what the node has of iptables, or nft where it has none of it."""
+        there = []
+        for family in FIREWALLS:
+            programs = [f"{family}{backend}" for backend in BACKENDS]
+            usable = [name for name in programs if _found(f"{name}-save") and _found(f"{name}-restore")]
+            there += usable[:1] if family in usable else usable
         return there or [program for program in ("nft",) if _found(program)]
 
     def _read_rules(self, program: str) -> tuple[list, str]:

@@ -246,6 +246,24 @@ EOF
     ]
 
 
+@pytest.mark.parametrize("backend", ["nft", "legacy"])
+def test_a_node_whose_iptables_has_only_its_backends_name_is_read_with_it(node, backend):
+    program = f"/usr/sbin/iptables-{backend}"
+    rules = ["*filter", ":KUBE-FIREWALL - [0:0]", "-A INPUT -j KUBE-FIREWALL", "-A INPUT -j ACCEPT", "COMMIT"]
+    answer, said = node(f"""
+    rm -f /usr/sbin/ip*tables-save /usr/sbin/ip*tables-restore
+    printf '%s\\n' '#!/bin/sh' '[ -e /tmp/carried-out ] || cat /tmp/rules' >{program}-save
+    printf '%s\\n' '#!/bin/sh' 'cat >/tmp/carried-out' >{program}-restore
+    printf '%s\\n' {" ".join(f"'{rule}'" for rule in rules)} >/tmp/rules
+    chmod 755 {program}-save {program}-restore
+    module k3s_reset '{YES}'
+    cat /tmp/carried-out
+    """)
+    assert answer["findings"] == []
+    assert f"rules of iptables-{backend}" in [change["object"] for change in answer["changes"]]
+    assert said.splitlines() == ["*filter", "-A INPUT -j ACCEPT", "COMMIT"]
+
+
 def test_a_node_without_any_firewall_tool_says_so_and_the_rest_goes(node):
     answer, said = node(f"""
     rm /usr/sbin/iptables-save /usr/sbin/ip6tables-save
