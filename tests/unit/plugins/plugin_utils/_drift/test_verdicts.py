@@ -336,3 +336,12 @@ def test_prometheus_is_a_textfile_that_node_exporter_reads():
     assert 'gpufabric_rdma_drift_verdict{host="odd\\"\\\\name",verdict="unreachable"} 1' in states
     assert "gpufabric_rdma_drift_exit_code 4" in text
     assert "gpufabric_rdma_drift_timestamp_seconds 1795331400" in text
+
+
+@pytest.mark.parametrize("verdict", verdicts.VERDICTS)
+def test_the_short_answer_fits_its_published_schema(verdict):
+    document = {"at": "2026-11-24T11:14:42Z", "verdict": verdict, "exit_code": verdicts.EXIT_CODES[verdict]}
+    answer = verdicts.verdict_of({**document, "hosts": [{"host": "node1", "verdict": verdict}]}, "run-1")
+    schema = json.loads((ROOT / "docs/schemas/drift-verdict-1.json").read_text())
+    assert schema["$defs"]["verdict"]["enum"] == list(verdicts.VERDICTS)
+    jsonschema.validate(answer, schema)
