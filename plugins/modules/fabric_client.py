@@ -52,10 +52,16 @@ results:
   returned: success
   type: list
   elements: dict
+loaded:
+  description: RDMA modules that were loaded meanwhile, because the tools open devices.
+  returned: success
+  type: list
+  elements: str
 """
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host.probe import rdma_modules
 from ansible_collections.gpufabric.rdma.plugins.module_utils._traffic import fabric
 
 
@@ -70,8 +76,9 @@ def main() -> None:
         supports_check_mode=True,
     )
     params = module.params
+    before = rdma_modules()
     results = [] if module.check_mode else fabric.connect(params["tests"], params["seconds"], params["limit"])
-    module.exit_json(changed=False, results=results)
+    module.exit_json(changed=False, results=results, loaded=sorted(rdma_modules() - before))
 
 
 if __name__ == "__main__":

@@ -64,10 +64,16 @@ said:
   description: What each server printed, by test.
   returned: O(state=absent)
   type: dict
+loaded:
+  description: RDMA modules that were loaded meanwhile, because the tools open devices.
+  returned: success
+  type: list
+  elements: str
 """
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host.probe import rdma_modules
 from ansible_collections.gpufabric.rdma.plugins.module_utils._traffic import fabric
 
 
@@ -83,6 +89,7 @@ def main() -> None:
         supports_check_mode=True,
     )
     params, tests = module.params, module.params["tests"]
+    before = rdma_modules()
     started = params["state"] == "started"
     result = {}
     try:
@@ -98,7 +105,8 @@ def main() -> None:
             msg=f"servers of the fabric tests: wanted {params['state']}, seen {error}. "
             f"Next step: fix that, remove {fabric.STATE} and run again"
         )
-    module.exit_json(changed=False, **{"servers" if started else "said": result})
+    loaded = sorted(rdma_modules() - before)
+    module.exit_json(changed=False, loaded=loaded, **{"servers" if started else "said": result})
 
 
 if __name__ == "__main__":

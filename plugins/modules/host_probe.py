@@ -74,7 +74,8 @@ ansible_facts:
   type: dict
 probe:
   description: C(char_devices) by name with their rights, C(memlock) by service, C(plugins) by resource with what its
-    sockets answered (null or empty below another root than V(/)), and C(tools).
+    sockets answered (null or empty below another root than V(/)), C(tools), and C(loaded), modules that the reading has
+    loaded.
   returned: success
   type: dict
 """
@@ -82,7 +83,7 @@ probe:
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import node as device_plugin
-from ansible_collections.gpufabric.rdma.plugins.module_utils._host.probe import probe
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host.probe import probe, rdma_modules
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather
 
 
@@ -112,11 +113,13 @@ def main() -> None:
     )
     params = module.params
     tree = Tree(params["root"])
+    before = rdma_modules()
     try:
         facts = gather(tree, Seams.of(tree), software_hcas=params["software_hcas"], rails=params["rails"])
         probed = {
             **probe(facts, params["services"], params["user"], params["root"]),
             "plugins": device_plugin.answers(params["root"], params["kubelet_root"]),
+            "loaded": sorted(rdma_modules() - before),
         }
     except (OSError, ValueError) as error:
         module.fail_json(

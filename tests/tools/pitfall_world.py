@@ -291,7 +291,13 @@ def _probe() -> dict:
     usable = {"mode": "0666", "owner": "root", "group": "root", "usable": True}
     devices = {name: dict(usable) for name in ("rdma_cm", "uverbs0", "uverbs1")}
     devices |= {name: {**usable, "mode": "0600", "usable": False} for name in ("umad0", "umad1")}
-    return {"char_devices": devices, "memlock": {"k3s": locked}, "plugins": {}, "tools": ["rping", "ib_write_bw"]}
+    return {
+        "char_devices": devices,
+        "memlock": {"k3s": locked},
+        "plugins": {},
+        "tools": ["rping", "ib_write_bw"],
+        "loaded": [],
+    }
 
 
 def netdevs(number: int) -> dict:

@@ -18,6 +18,8 @@ import resource
 import shutil
 import stat
 
+# Modules that the kernel loads when a program opens a device or asks for one over netlink.
+OPENED = frozenset(("ib_core", "ib_cm", "iw_cm", "rdma_cm", "ib_uverbs", "rdma_ucm", "ib_umad"))
 TOOLS = ("rping", "ib_write_bw")
 
 # More than systemd's default limit of 8 MiB, which containers get unless it was raised.
@@ -69,6 +71,15 @@ def _lock(limit, uid: int, gid: int, size: int) -> dict:
     if libc.mlock(ctypes.c_void_p(address), ctypes.c_size_t(size)) != 0:
         return {"error": f"mlock of {size // 2**20} MiB: {os.strerror(ctypes.get_errno())}"}
     return {"locked": size}
+
+
+def rdma_modules() -> set[str]:
+    """Those of OPENED that are loaded now."""
+    try:
+        with open("/proc/modules", encoding="ascii", errors="replace") as lines:
+            return {line.split(" ", 1)[0] for line in lines} & OPENED
+    except OSError:
+        return set()
 
 
 def char_devices(user: str, directory: str = "/dev/infiniband") -> dict[str, dict]:

@@ -9,6 +9,8 @@ not_verified or unused), wanted, seen and next_step; a fabric check that moved d
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from ...module_utils._core import text as core_text
 from ...module_utils._core.change import kernel_out_of_reach
 from ...module_utils._device_plugin.plan import SERVICE
@@ -33,12 +35,15 @@ def _verdict(good: bool) -> str:
 # --- one node --------------------------------------------------------------------------------------------------------
 
 
-def host_checks(facts: dict, variables: dict, probe: dict, check_mode: bool = False) -> list[dict]:
-    """All checks that one node's facts and probe can answer."""
+def host_checks(
+    facts: dict, variables: dict, probe: dict, check_mode: bool = False, loaded: Collection[str] = ()
+) -> list[dict]:
+    """All checks that one node's facts and probe can answer. loaded: modules that came with the tests of the fabric."""
     plans = preflight_host.plans(facts, variables)
     offline = kernel_out_of_reach(facts, variables["discovery_root"])
     checks = {
         "kernel_modules": _modules(facts, plans["kernel_modules"], variables, offline)
+        + ([] if offline else _loaded(facts, variables, probe["loaded"], loaded))
         + _devices(facts, variables, probe, offline),
         "rail_links": _ports(facts, variables),
         "rdma_netns": _netns(facts, variables, offline),
@@ -83,6 +88,21 @@ def _modules(facts: dict, plan, variables: dict, offline) -> list[dict]:
         if obj in blocked:
             seen, step = f"{seen}: {blocked[obj].seen}", blocked[obj].next_step
         found.append(check(f"module:{name}", obj, _verdict(good), wanted, seen, step))
+    return found
+
+
+def _loaded(facts: dict, variables: dict, reading: Collection[str], testing: Collection[str]) -> list[dict]:
+    """Modules that this run has loaded itself: whoever looks now finds them, and after a boot does not. Where one was
+    loaded before the facts were read, its own check has passed for that reason alone.
+    """
+    found = []
+    for name in sorted({*reading, *testing}):
+        obj, wanted = f"module {name}, loaded by verify", "loaded before verify ran, or not needed"
+        by = "reading the node" if name in reading else "a tool of the fabric tests opened a device, which"
+        seen = f"not loaded before: {by} loaded it, and after a boot it is gone"
+        required = name in variables["kernel_modules_required"]
+        passed = required and name in reading and (facts["modules"].get(name) or {}).get("loaded")
+        found.append(check(f"loaded:{name}", obj, FAILED if passed else UNUSED, wanted, seen, _SITE))
     return found
 
 

@@ -35,6 +35,10 @@ def judge(seen: dict, check_mode: bool) -> dict:
         ]
         if reasons:
             servers[test["id"]] = "; ".join(reasons)
+    loaded = {node["host"]: set() for node in seen["nodes"]}
+    for told in (seen["results"], seen["servers"]):
+        for node, one in zip(seen["nodes"], told):
+            loaded[node["host"]] |= set(one.get("loaded") or ())
     known = {node["host"]: node for node in seen["nodes"]}
     judged = []
     for host in seen["hosts"]:
@@ -46,7 +50,7 @@ def judge(seen: dict, check_mode: bool) -> dict:
         elif not node["read"].get("probe"):
             judged.append({"host": host, "facts": None, "checks": host_checks.absent(_silence(node["read"]))})
         else:
-            judged.append(_judge_node(node, check_mode))
+            judged.append(_judge_node(node, check_mode, loaded[host]))
     by_host = {node["host"]: node["checks"] for node in judged}
     percents = {node["host"]: node["variables"]["verification_bandwidth_minimum_percent"] for node in seen["nodes"]}
     for host, item in host_checks.fabric_checks(seen["plan"], results, servers, percents, check_mode):
@@ -74,13 +78,13 @@ def judge(seen: dict, check_mode: bool) -> dict:
     return {"judged": judged, "checks": named}
 
 
-def _judge_node(node: dict, check_mode: bool) -> dict:
+def _judge_node(node: dict, check_mode: bool, loaded: set[str]) -> dict:
     facts = node["read"]["ansible_facts"]["rdma"]
     outcome = preflight_host.plan(facts, node["variables"])
     return {
         "host": node["host"],
         "facts": {key: facts[key] for key in ("hcas", "rails")},
-        "checks": host_checks.host_checks(facts, node["variables"], node["read"]["probe"], check_mode),
+        "checks": host_checks.host_checks(facts, node["variables"], node["read"]["probe"], check_mode, loaded),
         "planned": node["planned"],
         "pending": outcome["changes"],
         "reboot_reasons": outcome["reboot_reasons"] + facts["reboot_reasons"],

@@ -32,7 +32,7 @@ def test_a_tree_of_files_has_facts_and_is_not_probed(run, tmp_path):
     (tmp_path / ".seams.json").write_text('{"addresses": {}}')
     found = run(host_probe, root=str(tmp_path), services=["k3s"], rails=[{"hca": "mlx5_7"}])
     assert found["ansible_facts"]["rdma"]["hcas"] == []
-    assert found["probe"] == {"char_devices": None, "memlock": {}, "plugins": {}, "tools": []}
+    assert found["probe"] == {"char_devices": None, "memlock": {}, "plugins": {}, "tools": [], "loaded": []}
     assert found["changed"] is False
 
 
@@ -64,3 +64,15 @@ def test_a_server_that_cannot_be_ended_says_what_to_do(run, monkeypatch):
     found = run(fabric_server, state="absent")
     assert found["failed"]
     assert "wanted absent, seen half a record. Next step: " in found["msg"]
+
+
+@pytest.mark.parametrize(
+    ("module", "options"), [(fabric_client, {"tests": []}), (fabric_server, {"tests": []}), (host_probe, {})]
+)
+def test_modules_that_came_meanwhile_are_told(run, monkeypatch, tmp_path, module, options):
+    told = iter([{"ib_core"}, {"ib_core", "rdma_ucm", "rdma_cm"}])
+    monkeypatch.setattr(module, "rdma_modules", lambda: next(told))
+    monkeypatch.setattr(fabric_server.fabric, "serve", lambda *_given: {})
+    (tmp_path / ".seams.json").write_text('{"addresses": {}}')
+    found = run(module, **options, **({"root": str(tmp_path)} if module is host_probe else {}))
+    assert found.get("probe", found)["loaded"] == ["rdma_cm", "rdma_ucm"]

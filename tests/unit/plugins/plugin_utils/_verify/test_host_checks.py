@@ -45,7 +45,13 @@ def facts(facts_of, variables):
 @pytest.fixture
 def probe():
     locked = {"k3s": dict(LOCKED)}
-    return {"char_devices": dict(DEVICES), "memlock": locked, "plugins": {}, "tools": ["rping", "ib_write_bw"]}
+    return {
+        "char_devices": dict(DEVICES),
+        "memlock": locked,
+        "plugins": {},
+        "tools": ["rping", "ib_write_bw"],
+        "loaded": [],
+    }
 
 
 def by_id(checks):
@@ -122,6 +128,18 @@ def test_a_device_that_a_container_may_not_open_fails_with_its_mode_and_owner(
     assert seen in checks[f"device:{name}"]["seen"]
     mode = "0600" if name == "umad0" else "0666"
     assert f"chmod {mode} /dev/infiniband/{name}" in checks[f"device:{name}"]["next_step"]
+
+
+def test_a_module_that_verify_itself_has_loaded_is_told_as_such(facts, variables, probe):
+    facts["modules"]["rdma_ucm"]["loaded"] = False
+    probe["loaded"] = ["ib_umad", "ib_core"]
+    checks = judged(facts, variables, probe, loaded=["rdma_ucm"])
+    told = {name: item["status"] for name, item in checks.items() if name.startswith("loaded:")}
+    assert told == {"loaded:ib_umad": FAILED, "loaded:ib_core": UNUSED, "loaded:rdma_ucm": UNUSED}
+    assert checks["module:rdma_ucm"]["status"] == FAILED, "one finding: it was read before the tools ran"
+    assert checks["module:ib_umad"]["status"] == PASSED
+    assert "reading the node loaded it" in checks["loaded:ib_umad"]["seen"]
+    assert "a tool of the fabric tests opened a device, which loaded it" in checks["loaded:rdma_ucm"]["seen"]
 
 
 OUR = "rdma-device-plugin.service"
