@@ -72,7 +72,7 @@ def test_our_daemonset(bed, images, alone, times):
 
 
 def test_the_daemonset_of_a_published_guide_with_only_the_image_changed(bed, images, alone, times):
-    config, daemonset = yaml.safe_load_all(GUIDE.read_text())
+    config, daemonset = list(yaml.safe_load_all(GUIDE.read_text()))
     (container,) = daemonset["spec"]["template"]["spec"]["containers"]
     container["image"] = LAID_OVER
     with timed(times, "guide 000's ConfigMap and DaemonSet applied -> 63 and 63 allocatable"):

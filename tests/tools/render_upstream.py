@@ -39,7 +39,7 @@ def render() -> str:
     for name, component in upstream_facts.components().items():
         source = component["source"]
         found = upstream_facts.differences(component["facts"], upstream_facts.ours(component))
-        reasons, _, _ = upstream_facts.explained(component, found)
+        reasons = upstream_facts.explained(component, found)[0]
         same, given = sum(fact not in found for fact in component["facts"]), len(set(reasons.values()))
         rows.append(f"| [{name}](#{name}) | {component['version']} | {same} | {len(found)} | {given} |")
         files = ", ".join(f"`{path}`" for path in source["paths"])

@@ -66,7 +66,7 @@ def test_only_pods_that_belong_to_their_node_tolerate_everything(workloads):
         ({"key": STARTUP["key"], "value": "false"}, STARTUP, False),
         ({"key": "nvidia.com/gpu", "operator": "Exists"}, STARTUP, False),
     ],
-    ids=lambda value: json.dumps(value),
+    ids=json.dumps,
 )
 def test_tolerations_are_read_as_the_scheduler_reads_them(toleration, taint, tolerated):
     assert rendered_objects.tolerates({"tolerations": [toleration]}, taint) is tolerated

@@ -52,5 +52,5 @@ def test_a_tagged_value_is_written_as_the_plain_one(written):
     plain = {"kind": "Policy", "metadata": {"name": "one"}, "data": {"x": "a\nb\n"}}
     tagged = {"kind": trust_as_template("Policy"), "metadata": {"name": trust_as_template("one")}}
     tagged["data"] = {"x": trust_as_template("a\nb\n")}
-    assert type(tagged["kind"]) is not str
+    assert tagged["kind"].__class__ is not str
     assert written(tagged) == written(plain)
