@@ -49,6 +49,8 @@ def play(tmp_path, cluster):
         "ansible_python_interpreter": node_python.path(),
         "ansible_become": False,
         "limits_services": ["containerd"],
+        # Without one the pods run the node's own tools, and a tree of files has none.
+        "verification_image": "localhost/verification:test",
         "discovery_rails": [{"pci": "0000:01:00.0"}],
     }
     inventory = tmp_path / "hosts.yml"
