@@ -31,7 +31,9 @@ attributes:
     support: none
 options:
   query:
-    description: A JMESPath expression, see U(https://jmespath.org). It begins with a name of RV(ansible_facts.rdma).
+    description: >-
+      A JMESPath expression, see U(https://jmespath.org). It begins with a name of
+      RV(gpufabric.rdma.hca_facts#module:ansible_facts.rdma).
     type: str
     required: true
   nodes:
