@@ -38,7 +38,7 @@ def problems(text: str) -> list[str]:
         found += [f"{name}: {fault}" for fault in _faults(name, name in helped, typed.get(name))]
     keys = [(sample.name, *sorted(sample.labels.items())) for family in families for sample in family.samples]
     found += [f"{key[0]}: the same labels twice" for key in sorted({key for key in keys if keys.count(key) > 1})]
-    found += [f"{key[0]}: label {label} in camelCase" for key in keys for label, _ in key[1:] if _is_camel(label)]
+    found += [f"{key[0]}: label {label} in camelCase" for key in keys for label, _value in key[1:] if _is_camel(label)]
     return found
 
 
