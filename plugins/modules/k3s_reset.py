@@ -144,6 +144,7 @@ class Node:
         # What proves that something is ours, kept for when the folders are gone in which it stood.
         self._containers: set[str] = set()
         self._netns: set[str] = set()
+        self._attached: set[str] = set()
         self.live = not root.rstrip("/")
 
     def read(self) -> dict:
@@ -152,7 +153,8 @@ class Node:
         files, foreign = self._files(tree)
         self._containers |= containers_of(tree)
         self._netns |= networks_of(tree)
-        placed, unproven = cni_state(tree, self._containers)
+        self._attached |= attached_networks(tree, self._networks)
+        placed, unproven = cni_state(tree, self._containers, self._attached)
         folders = [path for path in (*planner.FOLDERS, *planner.KUBELET) if self._filled(tree, path)]
         points = mounts(tree) if self.live else []
         netns = [name for name in tree.listdir("/run/netns") if planner.NETNS.fullmatch(name)] if self.live else []
@@ -168,7 +170,8 @@ class Node:
             "netns": [name for name in netns if name in self._netns],
             "rules": rules,
             "unread": unread,
-            "files": [*files, *placed],
+            # What CNI plugins remember goes first: our files prove whose it is, to a later run too.
+            "files": [*placed, *files],
             "folders": folders,
             "foreign": foreign,
             "unproven": [
@@ -246,12 +249,10 @@ class Node:
         if planner.is_shim(tree.read(shim)):
             found.append(shim)
         found += [
-            f"{self._networks}/{name}" for name in tree.listdir(self._networks) if name.startswith("gpufabric-rdma-")
+            f"{self._networks}/{name}" for name in tree.listdir(self._networks) if name.startswith(planner.ATTACHED)
         ]
         foreign += [
-            f"{self._networks}/{name}"
-            for name in tree.listdir(self._networks)
-            if not name.startswith("gpufabric-rdma-")
+            f"{self._networks}/{name}" for name in tree.listdir(self._networks) if not name.startswith(planner.ATTACHED)
         ]
         placed, kept = self._plugins(tree)
         others = tree.listdir("/etc/cni/net.d")
@@ -419,9 +420,25 @@ def networks_of(tree: Tree) -> set[str]:
     return found - {""}
 
 
-def cni_state(tree: Tree, containers: set[str]) -> tuple[list[str], list[str]]:
-    """Paths of what CNI plugins and libcni remember of our containers, and of what they remember of others."""
+def attached_networks(tree: Tree, folder: str) -> set[str]:
+    """Names of the networks that our files on the node define."""
+    found = set()
+    for name in tree.listdir(folder):
+        if name.startswith(planner.ATTACHED):
+            try:
+                found.add(json.loads(tree.read(f"{folder}/{name}") or "{}").get("name"))
+            except (ValueError, AttributeError):
+                continue
+    return found - {None, ""}
+
+
+def cni_state(tree: Tree, containers: set[str], networks: set[str]) -> tuple[list[str], list[str]]:
+    """Paths of what CNI plugins and libcni remember of our containers, and of what they remember of others.
+
+    networks: names of ours. Their folders stay when the last pod has gone, with a lock and the last address given out.
+    """
     ours, others = [], []
+    own = {planner.POD_NETWORK, *networks}
     for network in tree.listdir(planner.ADDRESSES):
         folder = f"{planner.ADDRESSES}/{network}"
         names = tree.listdir(folder)
@@ -432,7 +449,7 @@ def cni_state(tree: Tree, containers: set[str]) -> tuple[list[str], list[str]]:
             if network == planner.POD_NETWORK
             or (tree.read(f"{folder}/{name}") or "").split("\n")[0].strip() in containers
         ]
-        if len(mine) == len(held) and (mine or network == planner.POD_NETWORK):
+        if len(mine) == len(held) and (mine or network in own):
             ours.append(folder)
         else:
             ours += [f"{folder}/{name}" for name in mine]

@@ -138,7 +138,7 @@ def test_k5_a_node_that_is_not_ready_for_want_of_a_pod_network_holds_no_run_up(b
 
 def test_n3_a_users_pod_is_diagnosed_by_its_name(breakable):
     fixed = pitfalls.taking(pitfalls.pod("fixed", breakable.worker, "default/rail0"), 1)
-    fixed["spec"]["containers"][0]["env"] = [{"name": "NCCL_IB_GID_INDEX", "value": "3"}]
+    fixed["spec"]["containers"][0]["env"] += [{"name": "NCCL_IB_GID_INDEX", "value": "3"}]
     # The same without the resource: the interface is there, the devices are not.
     bare = pitfalls.pod("bare", breakable.worker, "default/rail0")
     pitfalls.apply(breakable, fixed, bare)

@@ -106,9 +106,9 @@ def test_reset_leaves_the_host_layer_and_what_is_not_ours(breakable):
 def test_reset_leaves_shares_behind_mounts_and_links_and_asks_for_local_volumes(breakable):
     name = breakable.worker
     training = pitfalls.pod("training", name)
-    training["spec"]["volumes"] = [{"name": "data", "hostPath": {"path": VOLUME, "type": "DirectoryOrCreate"}}]
+    training["spec"]["volumes"] += [{"name": "data", "hostPath": {"path": VOLUME, "type": "DirectoryOrCreate"}}]
     (container,) = training["spec"]["containers"]
-    container["volumeMounts"] = [{"name": "data", "mountPath": "/data"}]
+    container["volumeMounts"] += [{"name": "data", "mountPath": "/data"}]
     container["command"] = ["sh", "-c", "echo precious >/data/file; exec sleep 100000"]
     pitfalls.apply(breakable, training)
     breakable.wait(lambda: pitfalls.running(breakable, "training"), "training runs", pitfalls.PATIENCE)

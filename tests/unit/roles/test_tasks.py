@@ -69,7 +69,9 @@ def test_a_file_of_one_task_is_run_from_more_than_one_place(path):
     if len(tasks) > 1 or stem in BY_CONVENTION:
         return
     run = users()
-    assert len([*run.get((role, stem), []), *run.get(("*", stem), [])]) > 1, "merge it into the file that runs it"
+    by = [*run.get((role, stem), []), *run.get(("*", stem), [])]
+    # What another role runs is an entry point: it cannot be merged into a file of that role.
+    assert len(by) > 1 or by not in ([], [role]), "merge it into the file that runs it"
 
 
 @pytest.mark.parametrize("path", [*TASK_FILES, *PLAYS], ids=name_of)

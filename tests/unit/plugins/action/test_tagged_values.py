@@ -40,9 +40,10 @@ def test_the_nccl_tests_job_of_two_nodes_is_written(tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    namespace, job = yaml.safe_load_all((tmp_path / "job.yml").read_text())
+    namespace, scripts, _service, job = yaml.safe_load_all((tmp_path / "job.yml").read_text())
     assert (namespace["metadata"]["name"], job["metadata"]["namespace"]) == ("of-mine", "of-mine")
-    worker = job["spec"]["mpiReplicaSpecs"]["Worker"]["template"]
+    assert scripts["data"]["all_reduce.py"] == (ROOT / "roles/nccl_tests/files/all_reduce.py").read_text()
+    worker = job["spec"]["template"]
     assert worker["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "8"
     assert '"namespace": "of-mine"' in worker["metadata"]["annotations"]["k8s.v1.cni.cncf.io/networks"]
 

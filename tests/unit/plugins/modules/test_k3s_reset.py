@@ -186,6 +186,26 @@ def test_what_podman_has_of_a_network_stays(node):
         assert f"{kept} stays: nothing shows that this cluster made it" in answer["notes"]
 
 
+def test_what_host_local_keeps_of_our_networks_without_a_pod_goes_and_that_of_others_stays(node):
+    """Seen on a lab node: with the last pod its addresses went, lock and last address of each rail stayed."""
+    answer, said = node(f"""
+    mkdir -p /etc/cni/multus/net.d /var/lib/cni/networks/rail0 /var/lib/cni/networks/rail1 /var/lib/cni/networks/theirs
+    echo '{{"name": "rail0"}}' >/etc/cni/multus/net.d/gpufabric-rdma-rail0.conf
+    echo '{{"name": "rail1"}}' >/etc/cni/multus/net.d/gpufabric-rdma-rail1.conf
+    echo '{{"name": "theirs"}}' >/etc/cni/multus/net.d/theirs.conf
+    echo '["rail0"]' >/etc/cni/multus/net.d/gpufabric-rdma-odd.conf
+    for name in rail0 rail1 theirs; do
+        touch /var/lib/cni/networks/$name/lock; echo 10.56.0.2 >/var/lib/cni/networks/$name/last_reserved_ip.0
+    done
+    printf '{OTHER}\r\neth0' >/var/lib/cni/networks/rail1/10.56.0.9
+    module k3s_reset '{YES}'
+    ls /var/lib/cni/networks
+    """)
+    assert said.split() == ["rail1", "theirs"]
+    for kept in ("rail1", "theirs"):
+        assert f"/var/lib/cni/networks/{kept} stays: nothing shows that this cluster made it" in answer["notes"]
+
+
 def test_the_bridge_with_the_address_that_flannel_gave_goes(node):
     _answer, said = node(f"""
     mkdir -p /run/flannel; echo FLANNEL_SUBNET=10.42.0.1/24 >/run/flannel/subnet.env
