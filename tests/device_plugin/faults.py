@@ -106,8 +106,8 @@ FAULTS = (
         "test_registration.py::test_a_kubelet_restart_is_noticed[legacy]",
         (
             "events.py",
-            "        if self._fd < 0:\n            return False\n        for watched",
-            "        return False\n        for watched",
+            "        if self._fd < 0:\n            return False\n        for watch in",
+            "        return False\n        for watch in",
         ),
         (
             "lifecycle.py",
