@@ -453,7 +453,8 @@ def test_thousands_of_pools_start_and_end_in_seconds(base, node):
             time.sleep(0.05)
         ended = _processor_seconds(pid) - started
         assert plugin.process.wait() == 0
-    assert (started < 10, ended < 4) == (True, True), (started, ended)
+        # systemd gives it 10 s (TimeoutStopSec) before it kills.
+        assert (started < 10, ended < 8) == (True, True), (started, ended)
     assert list(folder.glob("*.sock")) == []
 
 
