@@ -14,7 +14,6 @@ RAILS = "rails"
 # What users' manifests of the Go plugin assume; its own default is silently 0.
 COUNT = 63
 WANTED = "rails, or a list of mappings as in configList"
-PREFIX = "rdma"
 NAME = "hca_shared_devices_{index}"
 
 
@@ -50,16 +49,6 @@ def names(resources: list[dict]) -> list[str]:
     """The resource names of a configList; the plugin's keys are case-insensitive."""
     found = [{str(key).lower(): value for key, value in item.items()}.get("resourcename") for item in resources]
     return [name for name in found if isinstance(name, str)]
-
-
-def resource_names(resources: list[dict]) -> list[str]:
-    """The full names, as pods ask for them, of a configList."""
-    found = []
-    for item in resources:
-        entry = {str(key).lower(): value for key, value in item.items()}
-        if isinstance(entry.get("resourcename"), str):
-            found.append(f"{entry.get('resourceprefix') or PREFIX}/{entry['resourcename']}")
-    return found
 
 
 def sets_links_up(resources: list[dict]) -> bool:

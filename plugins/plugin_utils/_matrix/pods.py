@@ -56,7 +56,7 @@ def plan(cluster: dict, nodes: list[dict], options: dict) -> dict:
                 answer = pod_probe.parse(said) if said else None
                 ends.append(_end(pod, rail, known, answer, _why(states.get(pod["name"]), answer, cluster["run"])))
     base_ports = {end["node"]: cluster["port"] for end in ends}
-    # The image of the test pods has no CUDA.
+    # The test pods ask for no GPU.
     planned = matrix_plan.plan_pods(ends, base_ports, {**options, "cuda": False})
     for host, reason in cluster["plan"]["left_out"].items():
         planned["alone"] += [_without(end, reason) for end in on_host.values() if end["host"] == host]
@@ -80,7 +80,7 @@ def _end(pod: dict, rail: dict, known: dict, answer, why: str) -> dict:
         "networks": {},
         "gids": {},
         "management": None,
-        # The pod has the tool of its image, so of the reasons against the node's own end only the user's counts.
+        # The pod has its own tool or the node's: of the reasons against the node's end only the user's counts.
         "reason": known["refused"],
     }
     if found is None:

@@ -16,8 +16,8 @@ import re
 
 from ...module_utils._core import text
 from ...module_utils._core.change import Finding, at
-from ...module_utils._device_plugin import config
 from .._core.addresses import netaddr
+from .._preflight.networks import shared_resources
 
 NAME = "gpufabric-all-reduce"
 JOB, MPIJOB = "job", "mpijob"
@@ -104,17 +104,9 @@ def objects(nodes: list[dict], options: dict) -> list[dict]:
     return [namespace, *made(nodes, gpus, options)]
 
 
-def resources(nodes: list[dict], wanted) -> list[str]:
-    """Names of the RDMA resources that each worker takes one of. wanted: as device_plugin_resources."""
-    if wanted == config.RAILS:
-        indexes = sorted({rail["index"] for node in nodes for rail in node["facts"]["rails"]})
-        return [f"rdma/{config.NAME.format(index=index)}" for index in indexes]
-    return config.resource_names(wanted)
-
-
 def _worker(nodes: list[dict], gpus: int, options: dict, labels: dict, command: list[str] | None) -> dict:
     """The template of the pods that hold GPUs and rails, one on a node."""
-    rails = dict.fromkeys(resources(nodes, options["resources"]), "1")
+    rails = dict.fromkeys(shared_resources(options["resources"], [node["facts"] for node in nodes]), "1")
     container = {
         "name": "worker",
         "image": options["image"],
