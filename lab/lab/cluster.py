@@ -87,21 +87,9 @@ def fill(settings: Settings) -> pathlib.Path | None:
         "k3s_bundle_dir": str(folder),
         "device_plugin_wheel_dir": str(folder / "wheels"),
         **LAB_VARIABLES,
-        **role_variables(chosen),
     }
     variables.write_text(json.dumps(given, indent=2) + "\n")
     return folder
-
-
-def role_variables(chosen: str) -> dict[str, object]:
-    """Variables that the playbook needs: the roles' own defaults name the release's images."""
-    if chosen == "release":
-        return {}
-    reference = {name: recipe.reference for name, recipe in containers.recipes().items()}
-    return {
-        "flannel_image": reference["flannel"],
-        "multus_image": reference["multus"],
-    }
 
 
 def from_release(folder: pathlib.Path) -> None:

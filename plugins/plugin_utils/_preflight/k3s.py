@@ -456,7 +456,7 @@ def _bundled(node: dict, decided: dict, bundle: dict | None, folder: str, changi
 
 
 def same_version(installed: str, wanted: str) -> bool:
-    """The program may add a build to what the bundle calls it (v1.35.4 and v1.35.4+double1)."""
+    """The program may add a build to what the bundle calls it (v1.35.8 and v1.35.8+double1)."""
     return wanted in (installed, installed.partition("+")[0])
 
 
