@@ -52,10 +52,24 @@ options:
         description:
           - The public key that signs it, armored.
         type: str
-      fingerprint:
+      fingerprints:
         description:
-          - The fingerprint that the key must have. A file with further keys is refused.
-        type: str
+          - The fingerprints that are accepted. A key file with any other key is refused.
+        type: list
+        elements: str
+        default: []
+      known_keys:
+        description:
+          - Keys that the lock names for the stack, each with C(id), C(fingerprint), C(release) and C(stated_by), for the
+            message about a key that is not accepted.
+        type: list
+        elements: dict
+        default: []
+      trusted:
+        description:
+          - Whether the repository came out of a package whose SHA-256 was verified, which stands for a signature.
+        type: bool
+        default: false
       label:
         description:
           - The label in the repository's Release file, for the pin that blocks its C(dkms).
@@ -101,11 +115,11 @@ EXAMPLES = r"""
 - name: DOCA-OFED of the 2025 LTS
   gpufabric.rdma.driver:
     flavor: doca
-    version: 3.2.1
+    version: 3.2.3
     repository:
-      url: https://mirror.example.net/doca/3.2.1/ubuntu24.04/x86_64/
-      key: "{{ lookup('ansible.builtin.file', 'GPG-KEY-Mellanox.pub') }}"
-      fingerprint: "{{ driver_repository_fingerprint }}"
+      url: https://mirror.example.net/doca/3.2.3/ubuntu24.04/x86_64/
+      key: "{{ lookup('ansible.builtin.file', 'nvidia-doca-host.asc') }}"
+      fingerprints: [70454E6BF5D9C2D3B78709E8DC726C5E41B9CC50]
 
 - name: Back to the kernel's own driver
   gpufabric.rdma.driver:
@@ -380,7 +394,9 @@ def main() -> None:
                 "options": {
                     "url": {"type": "str"},
                     "key": {"type": "str", "no_log": False},
-                    "fingerprint": {"type": "str"},
+                    "fingerprints": {"type": "list", "elements": "str", "default": []},
+                    "known_keys": {"type": "list", "elements": "dict", "no_log": False, "default": []},
+                    "trusted": {"type": "bool", "default": False},
                     "label": {"type": "str", "default": "DOCA-HOST*"},
                     "known": {"type": "str"},
                 },

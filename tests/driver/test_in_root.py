@@ -41,7 +41,7 @@ class Driver:
             "repository": {
                 "url": f"file:///srv/driver/repositories/{name}/",
                 "key": (self.root.given / f"repositories/{key}.asc").read_text(),
-                "fingerprint": self.about["fingerprint"],
+                "fingerprints": [self.about["fingerprint"]],
                 "label": "DOCA-HOST*",
                 "known": "",
             },

@@ -13,8 +13,7 @@ import re
 
 from .._core.change import Plan, kernel_out_of_reach
 from ..hca.driver import DOCA, INBOX, MLNX_OFED, UBUNTU_ARCHIVE
-from . import dkms, packages
-from .openpgp import fingerprints
+from . import dkms, keys, packages
 from .versions import compare, satisfies
 
 _FROM_REPOSITORY = (DOCA, MLNX_OFED)
@@ -25,8 +24,8 @@ _ANCHORS = {DOCA: ["doca-ofed"], MLNX_OFED: ["mlnx-ofed-kernel-only"]}
 
 
 def plan(state: dict, wanted: dict, root: str = "/") -> Plan:
-    """wanted: flavor, version, repository {url, key, fingerprint, label}, packages, hold_kernel, remove_allowed,
-    downgrade_allowed.
+    """wanted: flavor, version, repository {url, key, fingerprints, known_keys, trusted, label}, packages, hold_kernel,
+    remove_allowed, downgrade_allowed.
     """
     made = Plan()
     node, flavor = state["facts"]["node"], wanted["flavor"]
@@ -142,23 +141,9 @@ def _refuse_repository(made: Plan, state: dict, wanted: dict, where: str) -> Non
             "choose a version that the lock lists for this distribution, or set driver_repository_url to your mirror",
         )
         return
-    found = fingerprints(repository.get("key") or "")
-    pinned = (repository.get("fingerprint") or "").replace(" ", "").upper()
-    if not pinned:
-        made.finding(
-            "driver_repository_fingerprint",
-            "the 40 digits of the key that signs the repository",
-            "nothing",
-            "get it from the vendor, not from the repository itself, and set it",
-        )
-    elif found != [pinned]:
-        made.finding(
-            "key of the driver repository",
-            f"one key, with the fingerprint {pinned}",
-            ", ".join(found) or "no OpenPGP key in the file",
-            "use the right key file (driver_repository_key), or correct driver_repository_fingerprint if the vendor "
-            "announced a new key",
-        )
+    key = keys.problem(repository)
+    if key:
+        made.finding(*key)
     for path in state["foreign_repositories"]:
         made.finding(
             path,

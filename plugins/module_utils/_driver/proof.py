@@ -20,7 +20,7 @@ from typing import Any, Callable, Optional
 
 from .._core.change import Change, Refused
 from .._core.files import write
-from . import dkms, packages
+from . import dkms, keys, packages
 from .plan import BASE_DKMS
 from .versions import compare, satisfies
 
@@ -107,12 +107,7 @@ class Proof:
         if not code and not _KEY_TROUBLE.search(text):
             return
         if _KEY_TROUBLE.search(text):
-            raise Refused.because(
-                f"repository {repository['url']}",
-                f"signed by the key {repository['fingerprint']}",
-                _chosen(text, _KEY_TROUBLE),
-                "do not install from it: find out who signed it, and correct the URL, the key or the fingerprint",
-            )
+            raise _foreign_signature(repository, text)
         if _HASH_TROUBLE.search(text):
             raise _altered(f"index of {repository['url']}", text)
         raise Refused.because(
@@ -278,6 +273,19 @@ def _identity(conf: str) -> tuple[str, str]:
     found = dict(re.findall(r"""^PACKAGE_(NAME|VERSION)=["']?([^"'$\s]+)["']?\s*$""", text, re.MULTILINE))
     name, _dash, version = os.path.basename(os.path.dirname(conf)).rpartition("-")
     return found.get("NAME", name), found.get("VERSION", version)
+
+
+def _foreign_signature(repository: dict, text: str) -> Refused:
+    signer = next(iter(re.findall(r"NO_PUBKEY ([0-9A-F]{16,40})", text)), None)
+    meant = f"\n{signer}: {keys.meaning(signer, repository)}" if signer else ""
+    return Refused.because(
+        f"repository {repository['url']}",
+        f"signed by the key {' or '.join(keys.accepted(repository))}",
+        _chosen(text, _KEY_TROUBLE) + meant,
+        "do not install from it: find out who signed it, and correct the URL or the key. If the vendor or the owner of your "
+        "mirror confirms that key, set driver_repository_key to its file and driver_repository_fingerprint to its "
+        "fingerprint",
+    )
 
 
 def _share(path: str, target: str) -> None:

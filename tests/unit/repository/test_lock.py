@@ -10,6 +10,7 @@ import re
 import jsonschema
 import pytest
 import yaml
+from ansible_collections.gpufabric.rdma.plugins.filter.driver import driver_repository
 from ansible_collections.gpufabric.rdma.plugins.module_utils._bundle import lock as bundle_lock
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import folder as bundle_folder
 
@@ -51,6 +52,47 @@ def test_a_row_that_pins_nothing_is_refused(field, value):
     lock = copy.deepcopy(LOCK)
     lock["artifacts"][0]["files"][0][field] = value
     assert errors(lock)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("stated_by", ["https://github.com/Azure/AgentBaker/pull/9256"]),
+        ("fingerprint", "70454E6B"),
+        ("id", None),
+        ("id", "DC726C5E"),
+    ],
+)
+def test_a_key_that_is_trusted_has_two_sources(field, value):
+    lock = copy.deepcopy(LOCK)
+    key = next(key for row in lock["repositories"] for key in row["keys"] if key["fingerprint"])
+    key[field] = value
+    assert errors(lock)
+
+
+def test_two_sources_of_a_key_are_two_projects_and_its_id_ends_its_fingerprint():
+    trusted = [key for row in LOCK["repositories"] for key in row["keys"] if key["fingerprint"]]
+    assert trusted
+    for key in trusted:
+        assert len({"/".join(source.split("/")[3:5]) for source in key["stated_by"]}) >= 2
+        assert key["fingerprint"].endswith(key["id"])
+
+
+def test_each_platform_has_one_row_a_release():
+    places = [
+        (row["name"], row["version"], row["kind"], place["distribution"], place["architecture"])
+        for row in LOCK["repositories"]
+        for place in row["places"]
+    ]
+    assert len(places) == len(set(places))
+    for row in LOCK["repositories"]:
+        assert all(f"/{row['version']}/" in place["url"] for place in row["places"])
+
+
+def test_the_default_release_of_the_driver_has_a_verified_key():
+    (version,) = re.findall(r'^driver_version: "(.+)"$', (ROOT / "roles/driver/defaults/main.yml").read_text(), re.M)
+    node = {"os": {"id": "ubuntu", "version_id": "24.04", "like": ["debian"]}, "architecture": "x86_64"}
+    assert driver_repository(LOCK, node, "doca", version)["fingerprints"]
 
 
 @pytest.mark.parametrize("version", ["latest", "master"])

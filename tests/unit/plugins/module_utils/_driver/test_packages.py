@@ -174,7 +174,7 @@ LOCK = {
             "name": "doca",
             "version": "3.2.1",
             "kind": "dnf",
-            "key": {"url": "https://x", "fingerprint": None},
+            "keys": [{"id": None, "fingerprint": None, "stated_by": ["https://x"]}],
             "places": [{"distribution": "rhel9", "architecture": "amd64", "url": URL}],
         }
     ]

@@ -37,7 +37,7 @@ def wanted(keys):
         "repository": {
             "url": "https://mirror.example.net/doca/",
             "key": keys[0].public,
-            "fingerprint": keys[0].fingerprint,
+            "fingerprints": [keys[0].fingerprint],
             "label": "DOCA-HOST*",
             "known": "",
         },
@@ -193,16 +193,37 @@ def test_the_key_is_the_pinned_one_and_alone(wanted, keys):
     def with_key(text, fingerprint=None):
         changed = copy.deepcopy(wanted)
         changed["repository"]["key"] = text
-        changed["repository"]["fingerprint"] = keys[0].fingerprint if fingerprint is None else fingerprint
+        changed["repository"]["fingerprints"] = [keys[0].fingerprint] if fingerprint is None else fingerprint
         return plan(state(), changed)
 
-    assert one_problem(with_key(keys[1].public)).seen == keys[1].fingerprint
+    other = one_problem(with_key(keys[1].public))
+    assert other.seen.startswith(f"{keys[1].fingerprint} (in no source that the lock names: ")
+    assert f"driver_repository_fingerprint: {keys[1].fingerprint}" in other.next_step
     both = one_problem(with_key(keys[0].public + keys[1].public))
-    assert both.seen == f"{keys[0].fingerprint}, {keys[1].fingerprint}"
-    assert one_problem(with_key("<html>")).seen == "no OpenPGP key in the file"
-    assert one_problem(with_key(keys[0].public, "")).object == "driver_repository_fingerprint"
+    assert both.seen.startswith(f"{keys[0].fingerprint} (accepted); {keys[1].fingerprint} (in no source")
+    assert both.next_step.endswith(f"driver_repository_fingerprint: {keys[1].fingerprint}")
+    page = one_problem(with_key("<html>"))
+    assert (page.seen, "accept" in page.next_step) == ("no OpenPGP key in the file", False)
+    unverified = one_problem(with_key(keys[0].public, []))
+    assert unverified.object == "driver_repository_fingerprint"
+    assert "not verified" in unverified.seen
+    assert f"driver_repository_fingerprint: {keys[0].fingerprint} to accept it" in unverified.next_step
     spaced = " ".join(keys[0].fingerprint[at : at + 4] for at in range(0, 40, 4)).lower()
-    assert with_key(keys[0].public, spaced).findings == []
+    assert with_key(keys[0].public, [spaced]).findings == []
+
+
+def test_either_of_two_keys_may_sign_and_a_file_may_hold_both(wanted, keys):
+    wanted["repository"]["fingerprints"] = [key.fingerprint for key in keys]
+    for text in (keys[0].public, keys[1].public, keys[0].public + keys[1].public):
+        wanted["repository"]["key"] = text
+        assert plan(state(), wanted).findings == []
+
+
+def test_a_key_that_the_lock_names_for_another_release_is_called_that(wanted, keys):
+    named = {"id": keys[1].fingerprint[-16:], "fingerprint": None, "release": "3.2.1 for ubuntu22.04"}
+    wanted["repository"] |= {"key": keys[1].public, "known_keys": [{**named, "stated_by": ["https://x.example"]}]}
+    seen = one_problem(plan(state(), wanted)).seen
+    assert "name a key with this id for 3.2.1 for ubuntu22.04, see https://x.example" in seen
 
 
 def test_fingerprints_are_those_that_gpg_prints(keys):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 
@@ -64,7 +65,7 @@ def proof(repositories):
         repository = {
             "url": f"file://{repositories['repositories'][name]}/",
             "key": (repositories["folder"] / f"{key}.asc").read_text(),
-            "fingerprint": fingerprint,
+            "fingerprints": [fingerprint],
             "label": "DOCA-HOST*",
         }
         proof.prepare(repository, "doca test")
@@ -99,8 +100,10 @@ def test_a_good_repository_passes_up_to_the_download(proof, repositories):
 def test_a_repository_signed_by_someone_else(proof):
     strange = proof("strange")
     finding = refused(strange.update, strange.repository)
-    assert finding.wanted == f"signed by the key {strange.repository['fingerprint']}"
+    assert finding.wanted == f"signed by the key {strange.repository['fingerprints'][0]}"
     assert "NO_PUBKEY" in finding.seen or "not signed" in finding.seen
+    assert re.search(r"\n[0-9A-F]{16,40}: in no source that the lock names", finding.seen), finding.seen
+    assert "driver_repository_fingerprint" in finding.next_step
 
 
 def test_a_repository_that_is_not_there(proof):
