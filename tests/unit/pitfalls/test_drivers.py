@@ -61,6 +61,8 @@ class Bench:
             "unfinished": {},
             "files": {},
             "foreign_repositories": [],
+            "enabled_repositories": [],
+            "origins": {},
             "kernels": [KERNEL],
             "headers": {KERNEL: True, NEWER: True},
             "builds": [],

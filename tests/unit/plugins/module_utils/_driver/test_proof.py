@@ -211,3 +211,22 @@ def test_a_build_that_fails_shows_the_error_of_the_compiler(proof, headers, kern
     assert finding.wanted == f"built for kernel {kernel}"
     assert "the node's driver is unchanged" in finding.seen
     assert "this kernel has no struct devlink_port_ops" in finding.seen
+
+
+@pytest.mark.parametrize("signature", ["foreign", "none", "no release file"])
+def test_a_repository_out_of_a_verified_package_needs_no_signature(repositories, tmp_path, signature):
+    folder = tmp_path / "repo"
+    shutil.copytree(repositories["repositories"]["strange"], folder)
+    if signature != "foreign":
+        text = (folder / "InRelease").read_text()
+        (folder / "InRelease").unlink()
+        if signature == "none":
+            body = text.partition("\n\n")[2].partition("-----BEGIN PGP SIGNATURE")[0]
+            (folder / "Release").write_text(body)
+    trusted = {"url": f"file://{folder}/", "key": "", "fingerprints": [], "label": "DOCA-HOST*", "trusted": True}
+    with Proof(run) as proof:
+        proof.prepare(trusted, "doca test")
+        proof.update(trusted)
+        assert proof.candidate("doca-ofed", "3.3.0", None) == "3.3.0-044000"
+        (archive,) = proof.fetch(SECOND)
+        assert os.path.exists(archive)
