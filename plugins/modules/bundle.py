@@ -43,6 +43,15 @@ options:
     type: list
     elements: str
     default: []
+  driver_version:
+    description: Version of C(doca-host) to add for each of O(distributions) and O(architectures), so that the folder
+      holds the driver too. Empty for no driver.
+    type: str
+    default: ""
+  sums:
+    description: SHA-256 by file name, for files without one in the lock.
+    type: dict
+    default: {}
   mirrors:
     description: Mirrors to fetch from, by prefix of the URL or of the image reference.
     type: dict
@@ -251,6 +260,8 @@ def main() -> None:
             "names": {"type": "list", "elements": "str", "default": []},
             "architectures": {"type": "list", "elements": "str", "choices": ["amd64", "arm64"], "default": ["amd64"]},
             "distributions": {"type": "list", "elements": "str", "default": []},
+            "driver_version": {"type": "str", "default": ""},
+            "sums": {"type": "dict", "default": {}},
             "mirrors": {"type": "dict", "default": {}},
             "image_digests": {"type": "dict", "default": {}},
         },
@@ -265,7 +276,9 @@ def main() -> None:
         for name in unknown
     ]
     findings += bundle_lock.unpinned(lock, names, digests)
-    wanted = bundle_lock.wanted(lock, names, given["architectures"], given["distributions"], digests)
+    platforms = (given["architectures"], given["distributions"])
+    findings += bundle_lock.undrivable(lock, given["driver_version"], *platforms, given["sums"])
+    wanted = bundle_lock.wanted(lock, names, *platforms, digests, given["driver_version"], given["sums"])
     made, done = Plan(), []
     try:
         if findings:

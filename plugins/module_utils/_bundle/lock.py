@@ -14,6 +14,7 @@ from .._core.change import Finding
 
 DESCRIPTION = "bundle.yml"
 SCHEMA = 1
+DRIVER = "doca-host"
 
 
 def unpinned(lock: dict, names: Iterable[str] | None, digests: dict | None = None) -> list[Finding]:
@@ -43,21 +44,71 @@ def _unpinned(obj: str, what: str) -> Finding:
     )
 
 
+def undrivable(
+    lock: dict, version: str, architectures: Iterable[str], distributions: Iterable[str], sums: dict | None = None
+) -> list[Finding]:
+    """Why the driver of these platforms cannot be fetched. sums: {file: SHA-256}, given by the user."""
+    if not version:
+        return []
+    rows = {
+        (row["distribution"], row["architecture"]): row
+        for artifact in lock.get("artifacts") or []
+        if (artifact["name"], artifact["version"]) == (DRIVER, version)
+        for row in artifact["files"]
+    }
+    known = ", ".join(f"{distribution} {architecture}" for distribution, architecture in sorted(rows))
+    if not distributions:
+        step = "name them as the lock does, such as ubuntu24.04 or rhel9"
+        return [
+            Finding("bundle_distributions", f"the distributions of the nodes, for {DRIVER} {version}", "none", step)
+        ]
+    found = []
+    for distribution in distributions:
+        for architecture in architectures:
+            row = rows.get((distribution, architecture))
+            obj = f"{DRIVER} {version} for {distribution} {architecture}"
+            if row is None:
+                step = "choose another bundle_driver_version, or give its file to the role (driver_host_package)"
+                found.append(Finding(obj, "a row in lock/artifacts.yml", known or "no row of this release", step))
+            elif not _sum(row, sums):
+                stated = row.get("stated")
+                told = f"; one public source states {stated['sha256']}: {stated['by']}" if stated else ""
+                name = _basename(row["url"])
+                example = stated["sha256"] if stated else "SHA256"
+                found.append(
+                    Finding(
+                        obj,
+                        "a SHA-256 that two public sources state",
+                        f"null in lock/artifacts.yml (not verified){told}",
+                        f"compare it with the vendor's download page and accept it: bundle_sums: {{{name}: {example}}}",
+                    )
+                )
+    return found
+
+
+def _sum(row: dict, sums: dict | None) -> str | None:
+    return (sums or {}).get(_basename(row["url"])) or row["sha256"]
+
+
 def wanted(
     lock: dict,
     names: Iterable[str],
     architectures: Iterable[str],
     distributions: Iterable[str] = (),
     digests: dict | None = None,
+    driver_version: str = "",
+    sums: dict | None = None,
 ) -> dict:
     """What to fetch: {files: [rows of bundle.yml with url], images: [{reference, digest, architecture, path}]}.
 
-    digests: {reference: digest} set by the user; they override the lock.
+    digests: {reference: digest} set by the user; they override the lock. driver_version: of doca-host, empty for none.
+    sums: {file name: SHA-256} set by the user.
     """
     names, architectures, distributions = set(names), list(architectures), set(distributions)
     files, images = [], []
     for artifact in lock.get("artifacts") or []:
-        for row in artifact["files"] if artifact["name"] in names else ():
+        driver = (artifact["name"], artifact["version"]) == (DRIVER, driver_version)
+        for row in artifact["files"] if driver or artifact["name"] in names else ():
             if row["architecture"] not in (*architectures, "any"):
                 continue
             if row.get("distribution") and row["distribution"] not in distributions:
@@ -68,7 +119,7 @@ def wanted(
                 "kind": artifact["kind"],
                 "architecture": row["architecture"],
                 "path": f"files/{row['architecture']}/{_basename(row['url'])}",
-                "sha256": row["sha256"],
+                "sha256": _sum(row, sums),
                 "url": row["url"],
             }
             if row.get("distribution"):

@@ -14,6 +14,8 @@ import os
 import re
 from collections.abc import Iterable
 
+import yaml
+
 from ...module_utils._bundle.lock import DESCRIPTION, SCHEMA
 from ...module_utils._core.change import Finding
 from ...module_utils._core.files import sha256_of
@@ -52,6 +54,18 @@ def findings(bundle: dict, where: str = "bundle") -> list[Finding]:
         if os.path.isabs(row["path"]) or ".." in row["path"].split("/"):
             found.append(Finding(name, f"a path inside {where}", row["path"], _FILL))
     return found
+
+
+def described(folder: str | None) -> dict | None:
+    """bundle.yml of a folder; None without a folder or where it cannot be read. Who needs it says why it is missing."""
+    if not folder:
+        return None
+    try:
+        with open(os.path.join(folder, DESCRIPTION), encoding="utf-8") as stream:
+            document = yaml.safe_load(stream)
+    except (OSError, ValueError, yaml.YAMLError):
+        return None
+    return document if isinstance(document, dict) else None
 
 
 def file_for(bundle: dict, name: str, architecture: str, distribution: str | None = None) -> dict | None:

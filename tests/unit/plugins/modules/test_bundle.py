@@ -14,9 +14,11 @@ import threading
 
 import pytest
 import yaml
+from ansible_collections.gpufabric.rdma.plugins.module_utils._bundle import lock as bundle_lock
 from ansible_collections.gpufabric.rdma.plugins.modules import bundle
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import folder as bundle_folder
 
+STATED = {"sha256": "2" * 64, "by": "https://github.com/Azure/azhpc-images"}
 DIGEST = f"sha256:{'1' * 64}"
 SKOPEO = """#!/bin/sh
 echo "$*" >> "$(dirname "$0")/calls"
@@ -206,3 +208,55 @@ def test_the_row_of_the_processor_comes_before_the_one_for_any():
     assert bundle_folder.file_for({"files": [rows[2]]}, "k3s", "amd64", "rhel9")["path"] == "b"
     assert bundle_folder.file_for({"files": [rows[2]]}, "k3s", "amd64", "debian12") is None
     assert "k3s for amd64" in bundle_folder.missing_file({"files": [GOOD]}, "k3s", "arm64", "/srv").seen
+
+
+def driver_lock(data=b"deb"):
+    made = lock()
+    place = "https://example.org/3.2.3/doca-host_3.2.3-019000"
+    rows = [
+        {"architecture": "amd64", "distribution": "ubuntu24.04", "url": f"{place}_amd64.deb", "sha256": sha256(data)},
+        {"architecture": "arm64", "distribution": "ubuntu24.04", "url": f"{place}_arm64.deb", "sha256": None},
+        {
+            "architecture": "amd64",
+            "distribution": "rhel9",
+            "url": f"{place}.x86_64.rpm",
+            "sha256": None,
+            "stated": STATED,
+        },
+    ]
+    row = {"name": "doca-host", "version": "3.2.3", "kind": "package", "used_by": "driver", "files": rows}
+    made["artifacts"] += [row, {**row, "version": "3.2.1", "files": rows[:1]}]
+    return made
+
+
+def test_the_driver_is_in_the_folder_only_where_it_is_asked_for():
+    plain = bundle_lock.wanted(driver_lock(), ["k3s"], ["amd64"], ["ubuntu24.04"])
+    assert "doca-host" not in [row["name"] for row in plain["files"]]
+    with_driver = bundle_lock.wanted(driver_lock(), ["k3s"], ["amd64"], ["ubuntu24.04"], None, "3.2.3")
+    (row,) = [row for row in with_driver["files"] if row["name"] == "doca-host"]
+    assert row["path"] == "files/amd64/doca-host_3.2.3-019000_amd64.deb"
+    assert (row["version"], row["distribution"]) == ("3.2.3", "ubuntu24.04")
+
+
+@pytest.mark.parametrize(
+    ("version", "architectures", "distributions", "sums", "says"),
+    [
+        ("", ["amd64"], [], {}, None),
+        ("3.2.3", ["amd64"], ["ubuntu24.04"], {}, None),
+        ("3.2.3", ["amd64"], [], {}, "bundle_distributions"),
+        ("3.2.3", ["amd64"], ["debian12"], {}, "rhel9 amd64, ubuntu24.04 amd64, ubuntu24.04 arm64"),
+        ("9.9.9", ["amd64"], ["ubuntu24.04"], {}, "no row of this release"),
+        ("3.2.3", ["arm64"], ["ubuntu24.04"], {}, "bundle_sums: {doca-host_3.2.3-019000_arm64.deb: SHA256}"),
+        ("3.2.3", ["amd64"], ["rhel9"], {}, f"one public source states {'2' * 64}: {STATED['by']}"),
+        ("3.2.3", ["amd64"], ["rhel9"], {"doca-host_3.2.3-019000.x86_64.rpm": "2" * 64}, None),
+    ],
+)
+def test_a_driver_that_cannot_be_fetched_is_named_with_what_would_help(
+    version, architectures, distributions, sums, says
+):
+    found = bundle_lock.undrivable(driver_lock(), version, architectures, distributions, sums)
+    if says is None:
+        assert found == []
+    else:
+        (finding,) = found
+        assert says in " ".join(finding)
