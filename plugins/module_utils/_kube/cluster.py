@@ -16,6 +16,7 @@ OPTIONAL = (
     "network-attachment-definitions.k8s.cni.cncf.io",
     "ippools.nv-ipam.nvidia.com",
     "nicclusterpolicies.mellanox.com",
+    "runtimeclasses.node.k8s.io",
 )
 # Where device plugins register, and the label with which Pod Security rejects them.
 SOCKETS = ("/var/lib/kubelet/device-plugins", "/var/lib/kubelet")
@@ -25,7 +26,8 @@ ENFORCE = "pod-security.kubernetes.io/enforce"
 def read(kubectl: Kubectl) -> tuple[dict | None, str | None]:
     """(cluster, None), or (None, why it could not be read).
 
-    cluster: nodes, nads (with pools of nv-ipam), dns (bool), namespaces, cni, policies, plugins, security.
+    cluster: nodes, nads (with pools of nv-ipam), dns (bool), namespaces, cni, policies, plugins, security,
+    runtime_classes (names; None where the server has no such type).
     """
     kinds = [*TYPES, *OPTIONAL]
     while True:
@@ -47,6 +49,9 @@ def read(kubectl: Kubectl) -> tuple[dict | None, str | None]:
             for item in items
         ),
         "namespaces": [item["metadata"]["name"] for item in items if item["kind"] == "Namespace"],
+        "runtime_classes": [item["metadata"]["name"] for item in items if item["kind"] == "RuntimeClass"]
+        if OPTIONAL[-1] in kinds
+        else None,
         "cni": cni_objects(items),
         "policies": [
             {**bare(item), "status": item.get("status") or {}} for item in items if item["kind"] == "NicClusterPolicy"

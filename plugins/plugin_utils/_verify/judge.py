@@ -12,7 +12,7 @@ from ...module_utils._core import text as core_text
 from .._findings import diagnosis
 from .._findings.checks import FAILED, NOT_VERIFIED, check
 from .._preflight import host as preflight_host
-from . import host_checks, pod_checks
+from . import gpu_checks, host_checks, pod_checks
 
 _UNREAD = ("a task of this run failed, see above", "fix that and run playbooks/verify.yml again")
 
@@ -70,12 +70,26 @@ def judge(seen: dict, check_mode: bool) -> dict:
                 by_host[node["host"]].append(item)
         read = {node["host"]: node["read"].get("ansible_facts", {}).get("rdma", {}) for node in seen["nodes"]}
         drivers = {host: facts.get("driver") for host, facts in read.items()}
+        for host, item in _gpu_layer(seen["cluster"], read):
+            by_host[host].append(item)
         for host, item in pod_checks.cluster_checks({**seen["cluster"], "drivers": drivers}, check_mode):
             by_host[host].append(item)
+    else:
+        for node in seen["nodes"]:
+            facts = node["read"].get("ansible_facts", {}).get("rdma", {})
+            by_host[node["host"]] += gpu_checks.gpu_checks(node["host"], facts, None, None)
     named, verdicts = diagnosis.diagnose(by_host)
     for node in judged:
         node.update(checks=named[node["host"]], diagnosis=verdicts.get(node["host"]))
     return {"judged": judged, "checks": named}
+
+
+def _gpu_layer(cluster: dict, read: dict):
+    """(host, check) of each node with GPUs, with what the cluster says of it."""
+    places = {one["host"]: one for one in cluster["hosts"]}
+    for host, facts in read.items():
+        for item in gpu_checks.gpu_checks(host, facts, cluster["read"].get("cluster"), places.get(host)):
+            yield host, item
 
 
 def _judge_node(node: dict, check_mode: bool, loaded: set[str]) -> dict:
