@@ -12,7 +12,7 @@ from ...module_utils._core import text as core_text
 from .._findings import diagnosis
 from .._findings.checks import FAILED, NOT_VERIFIED, check
 from .._preflight import host as preflight_host
-from . import gpu_checks, host_checks, pod_checks
+from . import firewall_checks, gpu_checks, host_checks, pod_checks
 
 _UNREAD = ("a task of this run failed, see above", "fix that and run playbooks/verify.yml again")
 
@@ -20,7 +20,7 @@ _UNREAD = ("a task of this run failed, see above", "fix that and run playbooks/v
 def judge(seen: dict, check_mode: bool) -> dict:
     """judged (each host with its checks and what the report says about it) and checks (by host).
 
-    seen: hosts (all of the play), nodes (host, variables, read, planned, boot_id of those that took part), plan (of the
+    seen: hosts (all of the play), nodes (host, variables, read, planned, boot_id, firewall of those that took part), plan (of the
     fabric tests), unplanned (why there is none, or empty), results and servers (what fabric_client and fabric_server
     returned on each host), failures (why a node dropped out, or empty), cluster (as pod_checks.cluster_checks
     takes it, or empty).
@@ -95,10 +95,12 @@ def _gpu_layer(cluster: dict, read: dict):
 def _judge_node(node: dict, check_mode: bool, loaded: set[str]) -> dict:
     facts = node["read"]["ansible_facts"]["rdma"]
     outcome = preflight_host.plan(facts, node["variables"])
+    checks = host_checks.host_checks(facts, node["variables"], node["read"]["probe"], check_mode, loaded)
+    checks += firewall_checks.checks(node.get("firewall"), node.get("firewall_failure"), node["variables"], check_mode)
     return {
         "host": node["host"],
         "facts": {key: facts[key] for key in ("hcas", "rails")},
-        "checks": host_checks.host_checks(facts, node["variables"], node["read"]["probe"], check_mode, loaded),
+        "checks": checks,
         "planned": node["planned"],
         "pending": outcome["changes"],
         "reboot_reasons": outcome["reboot_reasons"] + facts["reboot_reasons"],
