@@ -36,13 +36,10 @@ _OF_IPTABLES = frozenset(f"{family} {name}" for family in ("ip", "ip6") for name
 _WITHOUT_NFTABLES = frozenset({errno.EPROTONOSUPPORT, errno.EINVAL, errno.EOPNOTSUPP})
 _UFW_CHAIN = re.compile(r"ufw6?-")
 _FIREWALLD_CHAIN = re.compile(r"(INPUT|FORWARD|IN|FWD[IO]?|FORWARD_(IN|OUT))_")
-_UNITS = {
-    UFW: ("/etc/systemd/system/multi-user.target.wants/ufw.service",),
-    FIREWALLD: (
-        "/etc/systemd/system/multi-user.target.wants/firewalld.service",
-        "/etc/systemd/system/dbus-org.fedoraproject.FirewallD1.service",
-    ),
-}
+_FIREWALLD_UNITS = (
+    "/etc/systemd/system/multi-user.target.wants/firewalld.service",
+    "/etc/systemd/system/dbus-org.fedoraproject.FirewallD1.service",
+)
 
 
 def info(tree: Tree, run: Callable, needs: list[dict], partial: bool = False) -> dict:
@@ -122,7 +119,7 @@ def _recorded(tree: Tree) -> list[dict]:
         rules = json.loads(tree.read(RECORD) or "{}")["rules"]
     except (ValueError, TypeError, KeyError):
         return []
-    return [rule for rule in rules if isinstance(rule, dict)]
+    return [rule for rule in rules if isinstance(rule, dict)] if isinstance(rules, list) else []
 
 
 def _loadable(tree: Tree, name: str) -> bool:
@@ -212,7 +209,8 @@ def _read_firewalld(state: dict, tree: Tree, run: Callable) -> None:
         return
     code, said, _error = run([command, "--state"])
     if code or said.strip() != "running":
-        if any(tree.readlink(path) is not None for path in _UNITS[FIREWALLD]):
+        masked = tree.readlink("/etc/systemd/system/firewalld.service") == "/dev/null"
+        if not masked and any(tree.readlink(path) is not None for path in _FIREWALLD_UNITS):
             state["at_boot"].append("firewalld is enabled and does not run: after the next boot it filters")
         return
     state["tool"] = FIREWALLD

@@ -245,8 +245,8 @@ def _iptables_condition(option: str, values: list[str], ports: list[int]):
     if option == "-m":
         if value in _NO_CONDITION:
             return None
-        if value == "rpfilter":
-            return lambda _packet: False  # it matches what came from where no route leads back
+        if value in ("rpfilter", "rt"):
+            return lambda _packet: False  # no route leads back to the sender; a routing header of IPv6
         return lambda _packet: None
     if option == "--comment":
         return None
@@ -485,7 +485,7 @@ def _equals(field: str, left: dict, value, packet: Packet) -> Answer:
         wanted = "local" if packet.local and "daddr" in flags else "unicast"
         return value == wanted
     if field == "reverse":
-        return not value if isinstance(value, bool) else None  # a route leads back to each peer
+        return value if isinstance(value, bool) else None  # false: missing; a route leads back to each peer
     if field == "pkttype":
         return value in ("unicast", "host")
     return False  # status (no packet of ours was translated) and headers of other protocols
