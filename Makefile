@@ -46,7 +46,7 @@ drift: venv ## Compare nodes with the inventory: 0 converged, 2 drift, 3 reboot 
 	@python3 bin/drift.py -i $(INVENTORY) $(ARGS)
 
 ##@ The lab
-.PHONY: lab-up lab-down lab-ssh lab-test lab-pitfalls lab-matrix lab-cluster lab-scenarios reboot-test driver-root driver-lab kubelet-lab plugin-lab bench-peer rails
+.PHONY: lab-up lab-down lab-ssh lab-test lab-pitfalls lab-matrix lab-cluster lab-scenarios reboot-test firewall-root driver-root driver-lab kubelet-lab plugin-lab bench-peer rails
 lab-up: venv lab-packages ## Build the image once and boot the nodes (they are reused while they run)
 	@lab/labctl up
 
@@ -87,6 +87,9 @@ reboot-test: venv ## Reboots of three servers with real members of etcd on this 
 
 plugin-lab: venv lab-packages ## The device plugin on a lab node of its own: hot-plug, links, kubelet restarts, config swaps, growth
 	@lab/progress "device plugin on a lab node" python tests/device_plugin_lab/plugin_lab.py $(ARGS)
+
+firewall-root: venv lab-packages ## The role node_firewall against real ufw and firewalld in a Debian root: named, opened, closed
+	@pytest -n0 -x -rs tests/firewall $(ARGS)
 
 driver-root: venv lab-packages ## The module driver in a root of the lab's image: faults, install, upgrade, downgrade, back to inbox
 	@DRIVER_IMAGE=$$(lab/labctl image | tail -n 1) pytest -n0 -x -rs tests/driver/test_in_root.py

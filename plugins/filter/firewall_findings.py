@@ -10,7 +10,8 @@ name: firewall_findings
 short_description: What a node's firewall keeps from working
 version_added: 0.1.0
 description:
-  - One finding for each connection that the node needs and its firewall drops, with the peers, the rule and how to open it.
+  - One finding for each connection that the node needs and its firewall drops, with the peers, the rule and how to open
+    it.
 author:
   - The gpufabric founders (@gpufabric)
 options:

@@ -9,9 +9,9 @@ module: firewall_info
 short_description: Tell which of the connections that a node needs its firewall drops
 version_added: 0.1.0
 description:
-  - Reads the kernel's packet filters, those of nftables and of both back ends of iptables, and follows the first packet of
-    each connection of O(needs) through them. ufw and firewalld are filters of the kernel as well; which of them runs says
-    how a port is opened.
+  - Reads the kernel's packet filters, those of nftables and of both back ends of iptables, and follows the first packet
+    of each connection of O(needs) through them. ufw and firewalld are filters of the kernel as well; which of them runs
+    says how a port is opened.
   - Follows the hooks prerouting, input and forward. What the node sends itself is not looked at.
   - A condition that it does not know, or a table that it cannot read, makes an answer V(unknown), never V(open).
   - Changes nothing and loads no kernel module.
@@ -126,7 +126,7 @@ def main() -> None:
 
     root, needs, partial = (module.params[name] for name in ("root", "needs", "partial"))
     found = info(Tree(root), run, needs, partial)
-    more = remarks(found) if needs else {"not_verified": [], "notes": []}
+    more = remarks(found) if needs else {"not_verified": [], "notes": found["at_boot"]}
     warn(module, [*more["not_verified"], *more["notes"]])
     module.exit_json(changed=False, firewall=found, **more)
 

@@ -29,7 +29,8 @@ attributes:
 options:
   nodes:
     description: For each host C(host), C(address), C(member) and C(server) (of the cluster), C(facts) of
-      M(gpufabric.rdma.hca_facts), C(variables), and C(firewall), which is what M(gpufabric.rdma.firewall_info) returned.
+      M(gpufabric.rdma.hca_facts), C(variables), and C(firewall), which is what M(gpufabric.rdma.firewall_info)
+      returned.
     type: list
     elements: dict
     required: true

@@ -114,7 +114,11 @@ class Root:
     def play(self, *arguments: str, tasks_from: str = "main", collections: str | None = None, **variables) -> Run:
         """The role for node1, the server of a cluster whose agent, 10.0.0.2, is only known by its address."""
         role = {"name": "gpufabric.rdma.node_firewall", "tasks_from": tasks_from, "rolespec_validate": False}
-        play = {"hosts": "all", "gather_facts": False, "tasks": [{"name": "Role", "ansible.builtin.include_role": role}]}
+        play = {
+            "hosts": "all",
+            "gather_facts": False,
+            "tasks": [{"name": "Role", "ansible.builtin.include_role": role}],
+        }
         here = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
         far = {**here, "discovery_root": str(self.folder / "empty"), "k3s_node_ip": PEER}
         there = {

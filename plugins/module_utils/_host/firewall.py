@@ -21,8 +21,8 @@ from .._core import programs
 from ..hca import Tree
 from ..hca.routes import Route, usable
 from . import netfilter, netlink
-from .networks import netdevs
 from .netfilter import DROP, UNKNOWN, Outcome, Packet, Table
+from .networks import netdevs
 
 RECORD = "/var/lib/gpufabric-rdma/firewall.json"
 UFW, FIREWALLD = TOOLS = ("ufw", "firewalld")
@@ -68,7 +68,10 @@ def remarks(found: dict) -> dict:
     partly = [one for one in answers_ if one["state"] == BLOCKED and one["hook"] == "forward" and not one["every"]]
     return {
         "not_verified": [f"what the firewall lets through: {reason}" for reason in unknown],
-        "notes": [*found["at_boot"], *(f"{one['ports']}/{one['protocol']} of pods: dropped by {one['by']}" for one in partly)],
+        "notes": [
+            *found["at_boot"],
+            *(f"{one['ports']}/{one['protocol']} of pods: dropped by {one['by']}" for one in partly),
+        ],
     }
 
 
@@ -87,8 +90,8 @@ def _default_address(routes: Iterable[Route], addresses: dict) -> str | None:
 
 
 def read(tree: Tree, run: Callable, tables_of_kernel: Callable = netlink.nft_tables) -> dict:
-    """tables; tool (ufw, firewalld or None); zones and default_zone of firewalld; unread and at_boot (sentences); routes;
-    recorded (rules that we opened); permanent (those of firewalld's files, as keys).
+    """tables; tool (ufw, firewalld or None); zones and default_zone of firewalld; unread and at_boot (sentences);
+    routes; recorded (rules that we opened); permanent (those of firewalld's files, as keys).
 
     run(argv) returns exit status, output and error text.
     """
@@ -250,7 +253,9 @@ def permanent(zone: str, text: str) -> set[tuple]:
         top = ElementTree.fromstring(text)
     except ElementTree.ParseError:
         return set()
-    found = {("trust", _network(one.get("address")), "", "", zone) for one in top.findall("source") if one.get("address")}
+    found = {
+        ("trust", _network(one.get("address")), "", "", zone) for one in top.findall("source") if one.get("address")
+    }
     for rule in top.findall("rule"):
         source, port = rule.find("source"), rule.find("port")
         if rule.find("accept") is not None and source is not None and source.get("address") and port is not None:
@@ -275,11 +280,11 @@ def _line(text: str) -> str:
 def answers(state: dict, needs: list[dict]) -> list[dict]:
     """What becomes of each need: one answer for all that is open, and one for each reason why the rest is not.
 
-    A need: id, what, hook (input or forward), protocol, ports ([first, last]), peers ([{host, address}]), to (address of
-    the node or network of the pods), iif and oif (None: by the route to the peer), rules (what opens it), later (whether
-    Flannel accepts it in the FORWARD chain of iptables, which it appends to). An answer: id, what, protocol, ports (as
-    text), every (whether these are all of the need's ports), peers, state, by (which rule), tool (whose rule; empty for
-    one that neither wrote), remove (the command that takes it out).
+    A need: id, what, hook (input or forward), protocol, ports ([first, last]), peers ([{host, address}]), to (address
+    of the node, or of a pod of another), iif and oif (None: by the route to the peer), rules (what opens it), later
+    (whether Flannel accepts it in the FORWARD chain of iptables, which it appends to).
+    An answer: id, what, hook, protocol, ports (as text), every (whether these are all of the need's ports), peers,
+    state, by (which rule), tool (whose rule; empty for one that neither wrote), remove (the command that takes it out).
     """
     found = []
     for need in needs:
@@ -315,10 +320,11 @@ def _outcome(state: dict, need: dict, peer: dict, port: int) -> Outcome | None:
     oif = None if local else need["oif"] or towards(state["routes"], need["to"])
     packet = Packet(need["protocol"], port, address, need["to"], iif, oif, local)
     outcome = netfilter.verdict(state["tables"], packet)
-    if need["later"] and outcome is not None and outcome.rule is None:
-        if outcome.table.program != "nft" and outcome.chain == "FORWARD":
-            return None
-    return outcome
+    return None if need["later"] and outcome is not None and _flannel_opens(outcome) else outcome
+
+
+def _flannel_opens(outcome: Outcome) -> bool:
+    return outcome.rule is None and outcome.chain == "FORWARD" and outcome.table.program != "nft"
 
 
 def towards(routes: Iterable[Route], address: str) -> str | None:
@@ -358,14 +364,13 @@ def _owner(state: dict, outcome: Outcome | None) -> str:
     """The tool that wrote what drops a packet, so far as it runs: only there a rule of it would open the port."""
     if outcome is None or outcome.verdict == UNKNOWN:
         return ""
-    table = outcome.table
-    if state["tool"] == UFW and table.program != "nft" and table.name == "filter":
-        if _UFW_CHAIN.match(outcome.chain) or outcome.rule is None:
-            return UFW
-    if state["tool"] == FIREWALLD:
-        if table.name.endswith(" firewalld") or _FIREWALLD_CHAIN.match(outcome.chain):
-            return FIREWALLD
-    return ""
+    table, chain = outcome.table, outcome.chain
+    of_iptables = table.program != "nft" and table.name == "filter"
+    theirs = {
+        UFW: of_iptables and (_UFW_CHAIN.match(chain) is not None or outcome.rule is None),
+        FIREWALLD: table.name.endswith(" firewalld") or _FIREWALLD_CHAIN.match(chain) is not None,
+    }
+    return state["tool"] if theirs.get(state["tool"]) else ""
 
 
 def _removal(outcome: Outcome | None) -> str:
@@ -399,9 +404,9 @@ def opening(state: dict, needs: list[dict], found: list[dict], partial: bool = F
             wanted[(state["tool"], *key(rule))] = mine
             if any(_covers(rule, need, peer) for peer in peers):
                 add[(state["tool"], *key(rule))] = mine
-    for name, rule in recorded.items():
-        if name in wanted and state["tool"] == FIREWALLD and name[1:] not in state["permanent"]:
-            add[name] = wanted[name]
+    if state["tool"] == FIREWALLD:
+        lost = [name for name in recorded if name in wanted and name[1:] not in state["permanent"]]
+        add.update((name, wanted[name]) for name in lost)
     remove = [rule for name, rule in recorded.items() if name not in wanted and not partial]
     kept = {name: rule for name, rule in recorded.items() if name in wanted or partial}
     return {"add": list(add.values()), "remove": remove, "record": [*{**kept, **add}.values()]}

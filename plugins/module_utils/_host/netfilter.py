@@ -3,9 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """What the kernel's packet filter does with the first packet of a connection.
 
-PRIVATE to the collection. Pure: the text of iptables-save or `nft --json list ruleset` in, verdicts out. Both become the
-same tables of chains of rules. A condition that this module does not know is neither true nor false: what depends on it
-is unknown, with the rule as the reason, and never open.
+PRIVATE to the collection. Pure: the text of iptables-save or `nft --json list ruleset` in, verdicts out. Both become
+the same tables of chains of rules. A condition that this module does not know is neither true nor false: what depends
+on it is unknown, with the rule as the reason, and never open.
 """
 
 from __future__ import annotations
@@ -160,7 +160,9 @@ def _walk(table: Table, chain: str, packet: Packet, above: tuple[str, ...]) -> l
 
 def limits(tables: Iterable[Table]) -> list[int]:
     """Ports at which some rule begins to treat a connection differently from the port below it."""
-    return sorted({port for table in tables for rules in table.chains.values() for rule in rules for port in rule.ports})
+    return sorted(
+        {port for table in tables for rules in table.chains.values() for rule in rules for port in rule.ports}
+    )
 
 
 def parts(tables: Iterable[Table], first: int, last: int) -> list[tuple[int, int]]:
@@ -350,7 +352,9 @@ def from_nft(listed: str) -> list[Table]:
             rule = item["rule"]
             table = found.get((rule["family"], rule["table"]))
             if table is not None and rule["table"] not in _TABLES_OF_KUBERNETES:
-                named = {key[2]: elements for key, elements in sets.items() if key[:2] == (rule["family"], rule["table"])}
+                named = {
+                    key[2]: elements for key, elements in sets.items() if key[:2] == (rule["family"], rule["table"])
+                }
                 table.chains.setdefault(rule["chain"], []).extend(_nft_rules(rule, named))
     return list(found.values())
 
@@ -415,7 +419,7 @@ def _match(match: dict, sets: dict, ports: list[int]) -> Callable[[Packet], Answ
         if not applies:
             return applies
         answers = [_equals(field, left, value, packet) for value in values]
-        if operator in ("<", ">", "<=", ">=") or any(answer is None for answer in answers) and True not in answers:
+        if operator in ("<", ">", "<=", ">=") or (any(answer is None for answer in answers) and True not in answers):
             return None
         return any(answers) != (operator == "!=")
 
@@ -439,13 +443,22 @@ def _field(left) -> str | None:
         return None
     ((kind, value),) = left.items()
     if kind == "payload" and isinstance(value, dict):
-        return {"dport": "port", "sport": "client", "saddr": "source", "daddr": "destination", "protocol": "protocol"}.get(
-            value.get("field", ""), None if value.get("protocol") not in ("icmp", "icmpv6") else "other protocol"
-        )
+        return {
+            "dport": "port",
+            "sport": "client",
+            "saddr": "source",
+            "daddr": "destination",
+            "protocol": "protocol",
+        }.get(value.get("field", ""), None if value.get("protocol") not in ("icmp", "icmpv6") else "other protocol")
     if kind == "meta":
-        return {"iifname": "iif", "iif": "iif", "oifname": "oif", "oif": "oif", "l4proto": "protocol", "mark": "mark"}.get(
-            value["key"], {"nfproto": "family", "protocol": "family", "pkttype": "pkttype"}.get(value["key"])
-        )
+        return {
+            "iifname": "iif",
+            "iif": "iif",
+            "oifname": "oif",
+            "oif": "oif",
+            "l4proto": "protocol",
+            "mark": "mark",
+        }.get(value["key"], {"nfproto": "family", "protocol": "family", "pkttype": "pkttype"}.get(value["key"]))
     if kind == "ct":
         return {"state": "state", "status": "status", "mark": "mark"}.get(value["key"])
     if kind == "fib":
@@ -481,7 +494,7 @@ def _equals(field: str, left: dict, value, packet: Packet) -> Answer:
     if field == "mark":
         return value == 0 if isinstance(value, int) else None
     if field == "type":
-        flags = (left["fib"].get("flags") or [])
+        flags = left["fib"].get("flags") or []
         wanted = "local" if packet.local and "daddr" in flags else "unicast"
         return value == wanted
     if field == "reverse":

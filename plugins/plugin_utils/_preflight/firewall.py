@@ -94,9 +94,7 @@ def _needs(node: dict, others: list[dict]) -> list[dict]:
 
 def _need(what: str, protocol: str, ports: tuple[int, int], peers: list[dict], to: str | None, **more) -> dict:
     text = str(ports[0]) if ports[0] == ports[1] else f"{ports[0]}-{ports[1]}"
-    rules = [
-        {"kind": "port", "source": source, "protocol": protocol, "ports": text} for source in _sources(peers)
-    ]
+    rules = [{"kind": "port", "source": source, "protocol": protocol, "ports": text} for source in _sources(peers)]
     need = {
         "id": f"{text}/{protocol}",
         "what": what,

@@ -20,7 +20,8 @@ _UNREAD = ("a task of this run failed, see above", "fix that and run playbooks/v
 def judge(seen: dict, check_mode: bool) -> dict:
     """judged (each host with its checks and what the report says about it) and checks (by host).
 
-    seen: hosts (all of the play), nodes (host, variables, read, planned, boot_id, firewall of those that took part), plan (of the
+    seen: hosts (all of the play), nodes (host, variables, read, planned, boot_id, firewall of those that took part),
+    plan (of the
     fabric tests), unplanned (why there is none, or empty), results and servers (what fabric_client and fabric_server
     returned on each host), failures (why a node dropped out, or empty), cluster (as pod_checks.cluster_checks
     takes it, or empty).

@@ -166,11 +166,14 @@ def test_firewalld_by_zone_and_source(node):
 
 def test_a_rule_of_neither_is_named_and_nobodys(node):
     state = node({NFT: text("nftables.nft.json")}, kernel=["inet filter"])
-    (one,) = [one for one in firewall.answers(state, [need((8472, 8472), "udp")])]
+    (one,) = firewall.answers(state, [need((8472, 8472), "udp")])
     assert (one["state"], one["tool"]) == ("blocked", "")
     assert "rule udp dport 8472 ip saddr 10.0.0.0/24 drop" in one["by"]
     assert one["remove"].startswith("nft delete rule inet filter input handle ")
-    assert shown(state, ACROSS) == [("open", "1-4999, 5001-65535", ["10.42.0.2"], ""), ("blocked", "5000", ["10.42.0.2"], "")]
+    assert shown(state, ACROSS) == [
+        ("open", "1-4999, 5001-65535", ["10.42.0.2"], ""),
+        ("blocked", "5000", ["10.42.0.2"], ""),
+    ]
 
 
 def test_legacy_tables_are_read_where_the_kernel_has_them(node):
@@ -197,7 +200,12 @@ UNREADABLE = [
     ({NFT: text("ufw.nft.json")}, {}, OF_UFW, "tables ip filter of iptables-nft, and no iptables-nft-save"),
     ({**UFW, "iptables-nft-save": 4}, {}, OF_UFW, "iptables-nft-save: no such luck"),
     ({}, {}, PermissionError(1, "Operation not permitted"), "tables of nftables: Operation not permitted"),
-    ({}, {"/proc/net/ip_tables_names": "filter\n"}, [], "tables filter of iptables-legacy, and no iptables-legacy-save"),
+    (
+        {},
+        {"/proc/net/ip_tables_names": "filter\n"},
+        [],
+        "tables filter of iptables-legacy, and no iptables-legacy-save",
+    ),
     ({}, {"/proc/net/ip_tables_names": None}, [], "/proc/net/ip_tables_names: not readable"),
 ]
 
@@ -265,12 +273,18 @@ def test_firewalld_gets_rich_rules_in_the_zone_that_the_peer_is_in(node):
 def test_pods_are_trusted_by_source_and_only_where_they_are_dropped(node):
     state = node(FIREWALLD, ZONES, OF_FIREWALLD)
     assert opening(state, FROM_PODS, ACROSS)["add"] == []
-    elsewhere = {**FROM_PODS, "peers": [{"host": "pods", "address": "10.44.0.2"}], "rules": [{"kind": "trust", "source": "10.44.0.0/16"}]}
+    elsewhere = {
+        **FROM_PODS,
+        "peers": [{"host": "pods", "address": "10.44.0.2"}],
+        "rules": [{"kind": "trust", "source": "10.44.0.0/16"}],
+    }
     assert sources(opening(state, elsewhere)["add"]) == [("trust", "10.44.0.0/16", None, "trusted")]
 
 
 def test_what_a_rule_of_neither_drops_is_not_opened_around_it(node):
-    assert opening(node({NFT: text("nftables.nft.json")}, kernel=["inet filter"]), need((8472, 8472), "udp"))["add"] == []
+    assert (
+        opening(node({NFT: text("nftables.nft.json")}, kernel=["inet filter"]), need((8472, 8472), "udp"))["add"] == []
+    )
 
 
 def recorded(*rules):

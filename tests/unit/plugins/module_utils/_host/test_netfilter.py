@@ -185,7 +185,7 @@ def test_a_text_that_is_no_ruleset_is_an_error_and_no_empty_firewall():
         with pytest.raises(ValueError, match="not iptables-save"):
             netfilter.from_iptables(text, "iptables")
     for text in ("", "{}", "[]", "null"):
-        with pytest.raises(ValueError):
+        with pytest.raises(ValueError, match=r"no ruleset of nft|Expecting value"):
             netfilter.from_nft(text)
 
 

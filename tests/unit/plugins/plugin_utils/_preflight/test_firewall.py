@@ -1,4 +1,4 @@
-"""Which ports a node needs by its role, from the options that have them, and what is said about those that are dropped."""
+"""Which ports a node needs by its role, from the options that have them, and what is said of those that are dropped."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ def node(number, *rails, server=False, member=True, **variables):
         "address": f"node{number}.example",
         "member": member,
         "server": server,
-        "firewall": {"address": f"10.0.0.{number}", "addresses": {"eth0": [f"10.0.0.{number}/24"], "bond1": [f"10.1.0.{number}/24"]}},
+        "firewall": {
+            "address": f"10.0.0.{number}",
+            "addresses": {"eth0": [f"10.0.0.{number}/24"], "bond1": [f"10.1.0.{number}/24"]},
+        },
         "facts": {"hcas": [one["hca"] for one in rails], "rails": [one["rail"] for one in rails]},
         "variables": {**VARIABLES, **variables},
     }
@@ -94,7 +97,10 @@ def test_sources_are_the_peers_joined_and_not_one_address_more():
 
 
 def test_the_tests_ports_on_the_rails_by_their_number():
-    nodes = [node(number, rail(0, f"10.10.0.{number}/24"), rail(1, f"10.10.1.{number}/24"), member=False) for number in (1, 2, 3)]
+    nodes = [
+        node(number, rail(0, f"10.10.0.{number}/24"), rail(1, f"10.10.1.{number}/24"), member=False)
+        for number in (1, 2, 3)
+    ]
     peers = lambda net: ([f"10.10.{net}.2", f"10.10.{net}.3"], f"10.10.{net}.1")  # noqa: E731
     assert needed(nodes) == {
         "18600-18603/tcp:10.10.0.1": peers(0),
@@ -114,12 +120,16 @@ def test_soft_roce_goes_through_the_firewall_and_hardware_does_not():
     soft = [node(number, rail(0, f"10.10.0.{number}/24", kind="software"), member=False) for number in (1, 2)]
     assert needed(soft)["4791/udp:10.10.0.1"] == (["10.10.0.2"], "10.10.0.1")
     hard = [node(number, rail(0, f"10.10.0.{number}/24"), member=False) for number in (1, 2)]
-    iwarp = [node(number, rail(0, f"10.10.0.{number}/24", kind="software", gid=None), member=False) for number in (1, 2)]
+    iwarp = [
+        node(number, rail(0, f"10.10.0.{number}/24", kind="software", gid=None), member=False) for number in (1, 2)
+    ]
     assert not [name for nodes in (hard, iwarp) for name in needed(nodes) if name.startswith("4791")]
 
 
 def test_without_ipv4_on_the_rail_the_handshake_is_over_the_nodes_own_address():
-    nodes = [node(number, rail(0, f"fd00::{number}/64", "fe80::1/64"), member=False, matrix_host=False) for number in (1, 2)]
+    nodes = [
+        node(number, rail(0, f"fd00::{number}/64", "fe80::1/64"), member=False, matrix_host=False) for number in (1, 2)
+    ]
     assert needed(nodes) == {"18600-18601/tcp:10.0.0.1": (["10.0.0.2"], "10.0.0.1")}
 
 
@@ -148,8 +158,9 @@ HAVE = {"community.general": True, "ansible.posix": True}
 
 def answer(**more):
     return {
-        "id": "6443/tcp", "what": "API server of k3s", "hook": "input", "protocol": "tcp", "ports": "6443", "every": True,
-        "peers": [NODE2], "state": "blocked", "by": "the policy of chain INPUT", "tool": "ufw", "remove": "", **more,
+        "id": "6443/tcp", "what": "API server of k3s", "hook": "input", "protocol": "tcp", "ports": "6443",
+        "every": True, "peers": [NODE2], "state": "blocked", "by": "the policy of chain INPUT", "tool": "ufw",
+        "remove": "", **more,
     }  # fmt: skip
 
 
@@ -205,8 +216,8 @@ COMMANDS = [
     ({"kind": "route", "source": "10.42.0.0/16", "tool": "ufw"}, "ufw route allow from 10.42.0.0/16"),
     (
         {**RULE, "tool": "firewalld", "zone": "public"},
-        "firewall-cmd --permanent --zone=public --add-rich-rule='rule family=\"ipv4\" source address=\"10.0.0.2\" port "
-        "port=\"6443\" protocol=\"tcp\" accept' && firewall-cmd --reload",
+        'firewall-cmd --permanent --zone=public --add-rich-rule=\'rule family="ipv4" source address="10.0.0.2" port '
+        'port="6443" protocol="tcp" accept\' && firewall-cmd --reload',
     ),
     (
         {"kind": "trust", "source": "10.42.0.0/16", "tool": "firewalld", "zone": "trusted"},
