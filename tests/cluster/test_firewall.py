@@ -1,7 +1,7 @@
-"""A firewall on the nodes: named before the first change, opened, then the cluster as without it; a planted DROP is named.
+"""A firewall on the nodes: named before the first change, opened, then site.yml as without it; a planted DROP is named.
 
-Each of the two firewalls of Debian starts closed, as its packages leave it, but for SSH. In a lab of one node there are no
-peers: what its pods need of it is dropped and opened all the same.
+Each of the two firewalls of Debian starts closed, as its packages leave it, but for SSH. In a lab of one node there are
+no peers: what its pods need of it is dropped and opened all the same.
 """
 
 from __future__ import annotations

@@ -115,8 +115,8 @@ def collections_used(root):
     return {match[1] for line in lines for match in called.finditer(line)}
 
 
-# Installed by who sets an option, and looked for before the first change: {collection: task file, which only that option
-# includes}. The drift recorder names their modules as harmless.
+# Installed by who sets an option, and looked for before the first change: {collection: task file, which only that
+# option includes}.
 OPTIONAL = {
     "ansible.posix": "roles/node_firewall/tasks/firewalld.yml",
     "community.general": "roles/node_firewall/tasks/ufw.yml",
