@@ -81,6 +81,7 @@ class Root:
             (folder / name).mkdir(parents=True)
         script = _HOLD.format(lower=image(), node=NODE)
         namespaces = ["unshare", "--mount", "--net", "--pid", "--fork", "--kill-child"]
+        self.started: list[subprocess.Popen] = []
         self.holder = subprocess.Popen([*namespaces, "sh", "-c", script], cwd=folder)
         while not (folder / "ready").exists():
             assert self.holder.poll() is None, "the namespaces were not made, see above"
@@ -91,13 +92,14 @@ class Root:
         self.inside = ["nsenter", "--target", listed.stdout.strip(), "--mount", "--net", "--pid"]
 
     def close(self) -> None:
-        self.holder.kill()
-        self.holder.wait()
+        for process in [*self.started, self.holder]:
+            process.kill()
+            process.wait()
 
     def start(self, *command: str) -> None:
         """A program of the root that keeps running."""
-        log = (self.folder / f"{command[0]}.log").open("w")
-        subprocess.Popen([*self.inside, "chroot", str(self.folder / "root"), *command], stdout=log, stderr=log)
+        into = [*self.inside, "chroot", str(self.folder / "root"), *command]
+        self.started.append(subprocess.Popen(into, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
 
     def run(self, command: str, check: bool = True) -> str:
         """A shell command in the root, its output; an exit status other than 0 fails."""

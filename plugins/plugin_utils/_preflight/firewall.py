@@ -284,13 +284,13 @@ def _for(rule: dict, one: dict) -> bool:
 
 
 def command(rule: dict) -> str:
-    """What a person types to have the rule."""
+    """What a person types to have the rule: with firewalld now and at boot, without a reload."""
     source = rule["source"]
     if rule["tool"] == "firewalld":
-        if rule["kind"] == "trust":
-            return f"firewall-cmd --permanent --zone=trusted --add-source={source} && firewall-cmd --reload"
-        rich = rich_rule(rule)
-        return f"firewall-cmd --permanent --zone={rule['zone']} --add-rich-rule='{rich}' && firewall-cmd --reload"
+        port = rule["kind"] == "port"
+        what = f"--add-rich-rule='{rich_rule(rule)}'" if port else f"--add-source={source}"
+        options = f"--zone={rule['zone']} {what}"
+        return f"firewall-cmd {options} && firewall-cmd --permanent {options}"
     if rule["kind"] == "port":
         return f"ufw allow proto {rule['protocol']} from {source} to any port {rule['ports'].replace('-', ':')}"
     return f"ufw {'route ' if rule['kind'] == 'route' else ''}allow from {source}"

@@ -210,18 +210,19 @@ def test_some_ports_of_pods_are_the_administrators_and_all_of_them_are_in_the_wa
     assert len(firewall.findings(read({**partly, "ports": "1-65535", "every": True}), "verify", {})) == 1
 
 
+RICH = '--add-rich-rule=\'rule family="ipv4" source address="10.0.0.2" port port="6443" protocol="tcp" accept\''
 COMMANDS = [
     ({**RULE, "ports": "2379-2380"}, "ufw allow proto tcp from 10.0.0.2 to any port 2379:2380"),
     ({"kind": "trust", "source": "10.42.0.0/16", "tool": "ufw"}, "ufw allow from 10.42.0.0/16"),
     ({"kind": "route", "source": "10.42.0.0/16", "tool": "ufw"}, "ufw route allow from 10.42.0.0/16"),
     (
         {**RULE, "tool": "firewalld", "zone": "public"},
-        'firewall-cmd --permanent --zone=public --add-rich-rule=\'rule family="ipv4" source address="10.0.0.2" port '
-        'port="6443" protocol="tcp" accept\' && firewall-cmd --reload',
+        f"firewall-cmd --zone=public {RICH} && firewall-cmd --permanent --zone=public {RICH}",
     ),
     (
         {"kind": "trust", "source": "10.42.0.0/16", "tool": "firewalld", "zone": "trusted"},
-        "firewall-cmd --permanent --zone=trusted --add-source=10.42.0.0/16 && firewall-cmd --reload",
+        "firewall-cmd --zone=trusted --add-source=10.42.0.0/16 && "
+        "firewall-cmd --permanent --zone=trusted --add-source=10.42.0.0/16",
     ),
 ]
 
