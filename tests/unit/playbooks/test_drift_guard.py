@@ -158,7 +158,8 @@ def test_the_host_layers_roles_are_compared_whole():
         ("driver", "plan"),
         ("kernel_modules", "initramfs"),
     ]
-    assert {role for role, file in named if file == "main"} == {"rdma_netns", "kernel_modules", "limits", "rail_links"}
+    whole = {"node_firewall", "rdma_netns", "kernel_modules", "limits", "rail_links"}
+    assert {role for role, file in named if file == "main"} == whole
 
 
 def test_no_action_on_the_way_is_one_that_the_guard_would_refuse():
@@ -166,6 +167,6 @@ def test_no_action_on_the_way_is_one_that_the_guard_would_refuse():
         if path.parents[1].name in ("verification", "reboot"):
             continue
         for task in tasks_of(path):
-            actions = [key for key in task if key.startswith(("ansible.", "gpufabric.rdma."))]
+            actions = [key for key in task if key.startswith(("ansible.", "community.", "gpufabric.rdma."))]
             for action in actions:
                 assert action in recorder.HARMLESS or action.startswith(recorder.OURS), f"{path}: {action}"
