@@ -12,6 +12,8 @@ version_added: 0.1.0
 description:
   - One finding for each connection that the node needs and its firewall drops, with the peers, the rule and how to open
     it.
+requirements:
+  - netaddr (the Python library, on the controller)
 author:
   - The gpufabric founders (@gpufabric)
 options:

@@ -133,8 +133,8 @@ def test_galaxy_requires_the_collections_that_shipped_code_uses():
 def test_an_optional_collection_is_in_one_task_file_that_is_included_dynamically(collection, path):
     users = [
         str(other.relative_to(ROOT))
-        for folder in ("roles", "playbooks")
-        for other in (ROOT / folder).rglob("*.yml")
+        for pattern in ("roles/*/tasks/*.yml", "playbooks/**/*.yml")
+        for other in ROOT.glob(pattern)
         if f"{collection}." in other.read_text()
     ]
     assert users == [path]
