@@ -46,7 +46,7 @@ drift: venv ## Compare nodes with the inventory: 0 converged, 2 drift, 3 reboot 
 	@python3 bin/drift.py -i $(INVENTORY) $(ARGS)
 
 ##@ The lab
-.PHONY: lab-up lab-down lab-ssh lab-test lab-pitfalls lab-matrix lab-cluster lab-scenarios reboot-test firewall-root driver-root driver-lab kubelet-lab plugin-lab bench-peer rails
+.PHONY: lab-up lab-down lab-ssh lab-test lab-pitfalls lab-matrix lab-cluster lab-scenarios reboot-test firewall-root driver-root driver-lab kubelet-lab plugin-lab bench-peer rails restore-test
 lab-up: venv lab-packages ## Build the image once and boot the nodes (they are reused while they run)
 	@lab/labctl up
 
@@ -84,6 +84,10 @@ lab-scenarios: venv lab-packages ## The cluster on a lab of its own: second run,
 
 reboot-test: venv ## Reboots of three servers with real members of etcd on this machine's loopback; needs Go
 	@lab/progress "reboots of three servers" pytest -n0 -v tests/reboot $(ARGS)
+
+restore-test: venv ## Backup, restore and the shared address on three servers with real etcd and keepalived, in network namespaces; needs root and Go
+	@lab/packages servers
+	@lab/progress "backup, restore and address of three servers" pytest -n0 -v -rs tests/restore $(ARGS)
 
 plugin-lab: venv lab-packages ## The device plugin on a lab node of its own: hot-plug, links, kubelet restarts, config swaps, growth
 	@lab/progress "device plugin on a lab node" python tests/device_plugin_lab/plugin_lab.py $(ARGS)

@@ -15,6 +15,7 @@ from collections.abc import Collection
 from .._core.change import Finding, Plan
 from .._core.text import listing
 from ..hca import paths
+from . import address, backup
 from . import config as k3s
 
 CNI_BINARIES = "/opt/cni/bin"
@@ -44,6 +45,8 @@ FOLDERS = (
     "/etc/gpufabric-rdma",
     "/etc/rdma-device-plugin",
     "/usr/local/lib/rdma-device-plugin",
+    backup.STAGED,
+    f"{backup.STAGED.rpartition('/')[0]}/k3s-restore",
 )
 # What a kubelet creates in its folder; anything else there is not ours.
 KUBELET = tuple(
@@ -66,6 +69,9 @@ FILES = (
     k3s.KUBECONFIG,
     k3s.TOKEN,
     k3s.RECORD,
+    address.CONFIG,
+    address.CHECK,
+    backup.RECORD,
     "/etc/rancher/node/password",
     "/etc/modules-load.d/gpufabric-rdma-pod-network.conf",
     "/etc/sysctl.d/zz-gpufabric-rdma-pod-network.conf",

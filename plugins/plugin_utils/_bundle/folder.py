@@ -10,6 +10,7 @@ the choosers are pure, `damaged` reads the files.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterable
@@ -80,14 +81,32 @@ def file_for(bundle: dict, name: str, architecture: str, distribution: str | Non
     return min(rows, key=lambda row: row["architecture"] == "any", default=None)
 
 
-def missing_file(bundle: dict, name: str, architecture: str, where: str) -> Finding:
-    """Why `file_for` found nothing: no such file, or none for this architecture."""
-    others = sorted({row["architecture"] for row in bundle.get("files") or [] if row["name"] == name})
+def missing_file(bundle: dict, name: str, architecture: str, where: str, distribution: str | None = None) -> Finding:
+    """Why `file_for` found nothing: no such file, or none for this architecture or distribution."""
+    rows = [row for row in bundle.get("files") or [] if row["name"] == name]
+    others = sorted({" on ".join([row["architecture"], *filter(None, [row.get("distribution")])]) for row in rows})
     return Finding(
         f"bundle {where}",
-        f"{name} for {architecture}",
+        f"{name} for {' on '.join([architecture, *([distribution] if distribution else [])])}",
         f"{name} for {', '.join(others)}" if others else f"no {name}",
-        _FILL,
+        fill(bundle, where, architecture, distribution),
+    )
+
+
+def fill(bundle: dict, where: str, architecture: str, distribution: str | None = None, digest_of: str = "") -> str:
+    """The command that adds to a bundle what it lacks, and keeps what it has."""
+    rows = [*(bundle.get("files") or []), *(bundle.get("images") or [])]
+    held = {row.get("architecture", "any") for row in rows} - {"any"}
+    wanted: dict = {"bundle_architectures": sorted({*held, architecture})}
+    distributions = {row["distribution"] for row in rows if row.get("distribution")} | {distribution} - {None}
+    if distributions:
+        wanted["bundle_distributions"] = sorted(distributions)
+    if digest_of:
+        wanted["bundle_image_digests"] = {digest_of: "sha256:…"}
+    more = ", with the digest that the image's publisher states" if digest_of else ""
+    return (
+        f"on a connected machine run ansible-playbook gpufabric.rdma.bundle -e bundle_dir={where} "
+        f"-e '{json.dumps(wanted, ensure_ascii=False)}'{more}, and copy all of the folder here"
     )
 
 
