@@ -198,6 +198,7 @@ func runServer() error {
 		if err := startNode(c, config, tls.dir, node, "--kubeconfig="+node); err != nil {
 			return err
 		}
+		go setRole(client, local+"/api/v1/nodes/"+config.NodeName)
 	}
 	manifests := filepath.Join(dir, "manifests")
 	if err := writeCoreDNS(manifests, config); err != nil {
@@ -335,6 +336,28 @@ func get(client *http.Client, address string) error {
 		return errors.New(answer.Status)
 	}
 	return nil
+}
+
+// setRole labels the server's own node as k3s does, which the kubelet may not do itself. k3s has two such labels; the other one,
+// etcd, is for servers with embedded etcd, which takes cluster-init.
+func setRole(client *http.Client, node string) {
+	const labels = `{"metadata": {"labels": {"node-role.kubernetes.io/control-plane": "true"}}}`
+	for ; ; time.Sleep(time.Second) {
+		request, err := http.NewRequest(http.MethodPatch, node+"?fieldManager=k3s", strings.NewReader(labels))
+		if err != nil {
+			fmt.Fprintf(os.Stderr, "level=error msg=\"%v\"\n", err)
+			return
+		}
+		request.Header.Set("Content-Type", "application/merge-patch+json")
+		answer, err := client.Do(request)
+		if err != nil {
+			continue
+		}
+		answer.Body.Close()
+		if answer.StatusCode == http.StatusOK {
+			return
+		}
+	}
 }
 
 func kubectlRun(kubeconfig, input string, arguments ...string) error {
