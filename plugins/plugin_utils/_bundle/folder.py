@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The bundle: one folder on the controller that holds all software a cluster needs, described by its bundle.yml.
 
-PRIVATE to the collection. bundle.yml is {schema: 1, origin: release|testbed, files: [{name, version, architecture,
+PRIVATE to the collection. bundle.yml is {schema: 1, origin: release|own|testbed, files: [{name, version, architecture,
 path, sha256}], images: [{reference, path, sha256, architecture?}]}; paths are relative to the folder. `problems` and
 the choosers are pure, `damaged` reads the files.
 """
@@ -17,11 +17,10 @@ from collections.abc import Iterable
 
 import yaml
 
-from ...module_utils._bundle.lock import DESCRIPTION, SCHEMA
+from ...module_utils._bundle.lock import DESCRIPTION, ORIGINS, SCHEMA
 from ...module_utils._core.change import Finding
 from ...module_utils._core.files import sha256_of
 
-ORIGINS = ("release", "testbed")
 ARCHITECTURES = ("amd64", "arm64", "any")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _FILL = "fill the folder with playbooks/bundle.yml on a connected machine and copy all of it here"

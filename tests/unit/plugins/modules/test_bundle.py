@@ -173,7 +173,7 @@ def test_an_unknown_name_and_a_missing_file_say_what_to_do(fill):
 GOOD = {"name": "k3s", "version": "v1", "architecture": "amd64", "path": "files/k3s", "sha256": "0" * 64}
 REFUSED = {
     "no schema": ({"files": [GOOD]}, "schema 1"),
-    "origin": ({"schema": 1, "origin": "mine", "files": [GOOD]}, "origin release or testbed"),
+    "origin": ({"schema": 1, "origin": "mine", "files": [GOOD]}, "origin release or own or testbed"),
     "no sum": ({"schema": 1, "origin": "release", "files": [{**GOOD, "sha256": None}]}, "a sha256"),
     "short sum": ({"schema": 1, "origin": "release", "files": [{**GOOD, "sha256": "abc"}]}, "a sha256"),
     "outside": ({"schema": 1, "origin": "release", "files": [{**GOOD, "path": "../k3s"}]}, "a path inside"),
