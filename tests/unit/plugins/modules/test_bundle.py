@@ -11,19 +11,24 @@ import pathlib
 import subprocess
 import sys
 import threading
+import zipfile
 
 import pytest
 import yaml
 from ansible_collections.gpufabric.rdma.plugins.module_utils._bundle import lock as bundle_lock
 from ansible_collections.gpufabric.rdma.plugins.modules import bundle
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import folder as bundle_folder
+from ansible_collections.gpufabric.rdma.tests.tools.base_images import SLIM, base_archive
 
 STATED = {"sha256": "2" * 64, "by": "https://github.com/Azure/azhpc-images"}
 DIGEST = f"sha256:{'1' * 64}"
 SKOPEO = """#!/bin/sh
 echo "$*" >> "$(dirname "$0")/calls"
 for word; do
-  case $word in docker-archive:*) file=${word#docker-archive:}; echo image > "${file%%:*}";; esac
+  case $word in
+    docker-archive:*:*python*) file=${word#docker-archive:}; cp "$(dirname "$0")/base.tar" "${file%%:*}";;
+    docker-archive:*) file=${word#docker-archive:}; echo image > "${file%%:*}";;
+  esac
 done
 """
 
@@ -168,6 +173,83 @@ def test_an_unknown_name_and_a_missing_file_say_what_to_do(fill):
     missing = fill(names=["k3s-airgap-images"], architectures=["arm64"])
     assert "404" in missing["findings"][0]["seen"]
     assert "bundle_mirrors" in missing["findings"][0]["next_step"]
+
+
+def test_a_lock_of_ones_own_is_checked_and_named(fill):
+    own = lock()
+    own["artifacts"][0]["files"][0]["sha256"] = "12"
+    refused = fill(lock=own)
+    assert refused["findings"][0]["object"] == "lock: artifacts, k3s"
+    assert not fill.folder.exists()
+    fill(lock={**lock(), "origin": "own"})
+    described = yaml.safe_load((fill.folder / "bundle.yml").read_text())
+    assert described["origin"] == "own"
+    assert bundle_folder.findings(described) == []
+
+
+ROOT = pathlib.Path(bundle.__file__).resolve().parents[2]
+LOCKED = yaml.safe_load((ROOT / "lock/artifacts.yml").read_text())
+IMAGE = "images/amd64/rdma-device-plugin-0.1.0.tar"
+
+
+@pytest.fixture
+def collection(fill, tmp_path):
+    """A base for skopeo, wheels of the lock in the folder's place for them, and a plugin of one file."""
+    base_archive(fill.tools / "base.tar", SLIM)
+    (fill.folder / "wheels").mkdir(parents=True)
+    wheel = fill.folder / "wheels/grpcio-1-cp312-cp312-manylinux2014_x86_64.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("grpc/__init__.py", "")
+    for folder in ("device_plugin/rdma_device_plugin", "plugins/module_utils/hca"):
+        (tmp_path / "collection" / folder).mkdir(parents=True)
+        (tmp_path / "collection" / folder / "__init__.py").write_text("")
+    file = {"file": wheel.name, "sha256": sha256(wheel.read_bytes())}
+    return {
+        "locked": LOCKED["plugin_image"],
+        "wheels": [{"name": "grpcio", "version": "1", "files": [file]}],
+        "collection": str(tmp_path / "collection"),
+    }
+
+
+def test_the_plugins_image_is_built_by_digest_described_and_left_alone_the_second_time(fill, collection):
+    checked = fill(check=True, plugin_image=collection)
+    assert [(change["object"], change["action"]) for change in checked["changes"]][-1] == (IMAGE, "build")
+    fill(plugin_image=collection)
+    digest = LOCKED["plugin_image"]["digests"]["index"]
+    assert f"docker://docker.io/library/python@{digest}" in (fill.tools / "calls").read_text()
+    described = yaml.safe_load((fill.folder / "bundle.yml").read_text())
+    assert bundle_folder.findings(described) == []
+    assert bundle_folder.damaged(str(fill.folder), described["images"]) == []
+    assert "localhost/rdma-device-plugin:0.1.0" in bundle_folder.references(described, "amd64")
+    assert [path.name for path in (fill.folder / "images/amd64").iterdir()] == [
+        "flannel-v2.tar",
+        pathlib.Path(IMAGE).name,
+    ]
+    again = fill(plugin_image=collection)
+    assert (again["changed"], again["changes"]) == (False, [])
+    assert fill.folder.joinpath(IMAGE).is_file()
+
+
+def test_a_changed_plugin_or_base_is_built_again(fill, collection):
+    fill(plugin_image=collection)
+    source = pathlib.Path(collection["collection"], "device_plugin/rdma_device_plugin/new.py")
+    source.write_text("NEW = True\n")
+    done = fill(plugin_image=collection)
+    assert [change["object"] for change in done["changes"]] == [IMAGE, "bundle.yml"]
+    other = {**collection, "base": f"example.org/python:3@{DIGEST}"}
+    done = fill(plugin_image=other)
+    assert [change["object"] for change in done["changes"]] == [IMAGE, "bundle.yml"]
+    assert f"docker://example.org/python@{DIGEST}" in (fill.tools / "calls").read_text()
+
+
+def test_a_base_that_cannot_carry_the_plugin_leaves_nothing(fill, collection):
+    base_archive(fill.tools / "base.tar", {name: to for name, to in SLIM.items() if "python" not in name})
+    refused = fill(plugin_image=collection)
+    assert refused["findings"][0]["object"] == "base image docker.io/library/python:3.12.14-slim-bookworm"
+    assert [path.name for path in (fill.folder / "images/amd64").iterdir()] == ["flannel-v2.tar"]
+    (fill.tools / "base.tar").write_text("no archive")
+    assert "base image" in fill(plugin_image=collection)["findings"][0]["object"]
+    assert [path.name for path in (fill.folder / "images/amd64").iterdir()] == ["flannel-v2.tar"]
 
 
 GOOD = {"name": "k3s", "version": "v1", "architecture": "amd64", "path": "files/k3s", "sha256": "0" * 64}
