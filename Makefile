@@ -46,7 +46,7 @@ drift: venv ## Compare nodes with the inventory: 0 converged, 2 drift, 3 reboot 
 	@python3 bin/drift.py -i $(INVENTORY) $(ARGS)
 
 ##@ The lab
-.PHONY: lab-up lab-down lab-ssh lab-test lab-pitfalls lab-matrix lab-cluster lab-scenarios reboot-test firewall-root driver-root driver-lab kubelet-lab plugin-lab bench-peer rails restore-test
+.PHONY: lab-up lab-down lab-ssh lab-test lab-pitfalls lab-matrix lab-cluster lab-scenarios reboot-test firewall-root driver-root driver-lab kubelet-lab plugin-lab bench-peer rails restore-test lab-mirror
 lab-up: venv lab-packages ## Build the image once and boot the nodes (they are reused while they run)
 	@lab/labctl up
 
@@ -78,6 +78,10 @@ lab-cluster: export LAB_DIR := .lab/cluster-single
 lab-cluster: export LAB_PORT_BASE := 22700
 lab-cluster: venv lab-packages ## One bare node to pods with verbs, then a second run that heals five pitfalls; needs Go
 	@lab/progress "one node's cluster" pytest -v -rs -n0 $(or $(ARGS),tests/cluster/test_first_run.py tests/cluster/test_second_run_heals.py)
+
+lab-mirror: venv lab-packages ## The way of the release, natively: a registry and a site on loopback, bundle.yml over them, compared with the test bed; needs Go
+	@lab/packages mirror
+	@lab/progress "bundle folder from a mirror" pytest -v -n0 -rP tests/lab_mirror $(ARGS)
 
 lab-scenarios: venv lab-packages ## The cluster on a lab of its own: second run, drift, pitfalls, reboots, from a saved state; needs Go
 	@LAB_DIR=.lab/cluster LAB_PORT_BASE=22600 lab/progress "scenarios of the lab's cluster" pytest -v -rs -n0 tests/cluster $(ARGS)
