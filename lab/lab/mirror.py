@@ -152,11 +152,13 @@ def serving(program: pathlib.Path, folder: pathlib.Path, lock: pathlib.Path):
         raise LabError("the lab's mirror", "skopeo on PATH", "no such program", "lab/packages mirror")
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "files").mkdir(parents=True)
-    with subprocess.Popen([program, folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    log = folder / "mirror.log"
+    with log.open("w") as stream, subprocess.Popen([program, folder], stderr=stream, **pipes) as process:
         try:
             address = process.stdout.readline().strip()
             if not address:
-                raise LabError("the lab's mirror", "its address", f"it ended with {process.wait()}", "see above")
+                raise LabError("the lab's mirror", "its address", f"it ended with {process.wait()}", f"see {log}")
             own = (folder / "ca.pem").read_text()
             known = pathlib.Path(os.environ.get("SSL_CERT_FILE") or SYSTEM_AUTHORITIES)
             (folder / "authorities.pem").write_text((known.read_text() if known.exists() else "") + own)

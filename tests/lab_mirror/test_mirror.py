@@ -1,4 +1,4 @@
-"""LAB_CLUSTER=mirror without a node: bundle.yml over a real registry gives the folder that the test bed makes by itself.
+"""LAB_CLUSTER=mirror without a node: bundle.yml over a real registry gives the folder that the test bed makes.
 
 Everything is real but what the test bed doubles: registry, https with an authority of its own, skopeo, Ansible.
 """
@@ -87,7 +87,7 @@ def test_the_roles_take_what_came_over_the_mirror(filled):
     assert bundle_folder.findings(bundle, str(folder)) == []
     assert bundle_folder.damaged(str(folder), [*bundle["files"], *bundle["images"]]) == []
     defaults = yaml.safe_load((ROOT / "roles/cni_plugins/defaults/main.yml").read_text())["cni_plugins_names"]
-    plugins, findings = cni.programs(bundle, str(folder), defaults, "x86_64")
+    plugins, findings = cni.choose(bundle, str(folder), defaults, "x86_64")
     assert findings == []
     assert set(plugins) == set(defaults)
     for role, variable in (("flannel", "flannel_image"), ("multus", "multus_image")):

@@ -35,6 +35,8 @@ TOLERATIONS = (
     {"key": "node-role.kubernetes.io/control-plane", "operator": "Exists", "effect": "NoSchedule"},
     {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"},
 )
+# A headless Service over the workload pods: by such names the ranks of MPI and torchrun reach each other.
+PEERS = "peers"
 # Pods end on their own in case an interrupted run does not remove them.
 _DEADLINE = 1800
 SOFTWARE_REASON = (
@@ -132,7 +134,8 @@ def plan(hosts: list[dict], cluster: dict, options: dict) -> dict:
         made += [manifest(pod, options["namespace"], tools) for pod in own]
         pods += [{**pod, "node_tools": bool(tools["mounts"])} for pod in own]
     namespace = options["namespace"]
-    objects = [namespace_object(namespace)] if pods else []
+    _name_peers(pods)
+    objects = [namespace_object(namespace), peers_service(namespace)] if pods else []
     objects += [_copied(nad, namespace) for nad in _definitions(cluster["nads"], used)]
     objects += made
     return {"namespace": namespace, "objects": objects, "pods": pods, "left_out": left_out}
@@ -140,6 +143,32 @@ def plan(hosts: list[dict], cluster: dict, options: dict) -> dict:
 
 def namespace_object(name: str) -> dict:
     return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": NAMESPACE_LABELS}}
+
+
+def peers_service(namespace: str) -> dict:
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": PEERS, "namespace": namespace},
+        "spec": {
+            "clusterIP": "None",
+            "selector": {"rdma.gpufabric.io/test": "workload"},
+            # As with a training job's: the ranks look for each other before any of them is ready.
+            "publishNotReadyAddresses": True,
+        },
+    }
+
+
+def _host_name(pod: dict) -> str:
+    """A pod's name as one label of DNS."""
+    return pod["name"].replace(".", "-")
+
+
+def _name_peers(pods: list[dict]) -> None:
+    """Each workload gets the next one to resolve, the last one the first; on one node its own name."""
+    carrying = [pod for pod in pods if pod["kind"] == "workload"]
+    for pod, other in zip(carrying, [*carrying[1:], *carrying[:1]]):
+        pod["peer"] = {"pod": other["name"], "name": f"{_host_name(other)}.{PEERS}"}
 
 
 def _definitions(nads: list[dict], used: dict) -> list[dict]:
@@ -215,6 +244,8 @@ def manifest(pod: dict, namespace: str, tools: dict) -> dict:
         ],
     }
     container = spec["containers"][0]
+    if pod["kind"] == "workload":
+        spec.update(hostname=_host_name(pod), subdomain=PEERS)
     if tools["mounts"]:
         mount_tools(spec, tools)
     if pod["kind"] == "host":

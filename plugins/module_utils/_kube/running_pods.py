@@ -100,13 +100,18 @@ def wait_for_dns(kubectl: Kubectl, seconds: float, clock=time) -> None:
         clock.sleep(2)
 
 
-def ask(kubectl: Kubectl, namespace: str, names: list[str], resolve: str) -> dict[str, str]:
-    """The script's output in each pod, or the reason why it could not run or its output is truncated."""
+def ask(
+    kubectl: Kubectl, namespace: str, names: list[str], resolve: str, peers: dict[str, str] | None = None
+) -> dict[str, str]:
+    """The script's output in each pod, or the reason why it could not run or its output is truncated.
+
+    resolve: a Service's name that every pod looks up. peers: {pod: name of another pod that it looks up}.
+    """
     silent: list[str] = []
 
     def one(name):
         try:
-            return silent[0] if silent else _ask(kubectl, namespace, name, resolve)
+            return silent[0] if silent else _ask(kubectl, namespace, name, resolve, (peers or {}).get(name, ""))
         except Unreachable as nobody:
             # None of the others is waited for as long.
             silent.append(pod_probe.unanswered(nobody.reason))
@@ -116,8 +121,8 @@ def ask(kubectl: Kubectl, namespace: str, names: list[str], resolve: str) -> dic
         return dict(zip(names, pool.map(one, names)))
 
 
-def _ask(kubectl: Kubectl, namespace: str, name: str, resolve: str) -> str:
-    argv = ["sh", "-c", pod_probe.SCRIPT, "sh", resolve]
+def _ask(kubectl: Kubectl, namespace: str, name: str, resolve: str, peer: str) -> str:
+    argv = ["sh", "-c", pod_probe.SCRIPT, "sh", resolve, peer if resolve else ""]
     code, said, error = kubectl.ask_pod(namespace, name, argv, 120, pod_probe.whole)
     if code == 0:
         return said
@@ -157,7 +162,8 @@ def _run(kubectl: Kubectl, params: dict, result: dict) -> None:
         wait_for_dns(kubectl, start + params["wait_seconds"] - time.monotonic())
         seconds["dns"] = round(time.monotonic() - start, 1) - seconds["pods"]
     start = time.monotonic()
-    answers = result["answers"] = ask(kubectl, namespace, running, params["resolve"])
+    peers = {pod["name"]: pod["peer"]["name"] for pod in pods if pod.get("peer")}
+    answers = result["answers"] = ask(kubectl, namespace, running, params["resolve"], peers)
     seconds["answers"] = round(time.monotonic() - start, 1)
     start = time.monotonic()
     parsed = {name: pod_probe.parse(text) for name, text in answers.items()} if params["traffic"] else {}

@@ -172,8 +172,11 @@ def judge(hosts: list[dict], cluster: dict, plan: dict, run: dict, options: dict
             )
             found.append((pod["host"], made))
             continue
-        for item in pod_checks(pod, state, answers.get(pod["name"]), by_host[pod["host"]], cluster):
+        answer = answers.get(pod["name"])
+        for item in pod_checks(pod, state, answer, by_host[pod["host"]], cluster):
             found.append((pod["host"], item))
+        if pod.get("peer") and state and state["ready"] and answer and answer["resolved"]:
+            found.append((pod["host"], _peer(pod, answer, run["pods"].get(pod["peer"]["pod"]))))
     found += verify_cluster_checks.clashes(plan["pods"], answers)
     found += traffic_checks(run.get("traffic") or {"tests": [], "left_out": []})
     return found
@@ -452,6 +455,20 @@ def _resolve(pod: dict, answer: dict, cluster: dict) -> dict:
     step = "check that CoreDNS runs and that no attachment takes the route to the service network"
     status = PASSED if answer["resolved"] else FAILED
     return check(identity, _obj(pod), status, wanted, answer["resolve_said"] or "no answer", step)
+
+
+def _peer(pod: dict, answer: dict, other) -> dict:
+    """Whether a headless Service gives a pod's address by its name, as ranks of MPI and torchrun find each other."""
+    identity, name = f"pod:{pod['kind']}:peer", pod["peer"]["name"]
+    step = "see the endpoints of the headless Service (k3s kubectl get endpointslices -A) and the log of CoreDNS"
+    ip = (other or {}).get("ip")
+    wanted = f"{name}, over a headless Service, is {ip or 'the address of its pod'}"
+    if ip is None or answer["peer"] is None:
+        seen = f"pod {pod['peer']['pod']} has no address" if ip is None else "the pod was not asked"
+        return check(identity, _obj(pod), NOT_VERIFIED, wanted, seen, step)
+    words = {word for line in answer["peer"] for word in line.split()}
+    seen = " ".join(dict.fromkeys(line.split()[0] for line in answer["peer"] if line.split())) or "no answer"
+    return check(identity, _obj(pod), PASSED if ip in words else FAILED, wanted, seen, step)
 
 
 # --- RDMA -------------------------------------------------------------------------------------------------------------
