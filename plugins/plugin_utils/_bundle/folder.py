@@ -5,7 +5,7 @@
 
 PRIVATE to the collection. bundle.yml is {schema: 1, origin: release|own|testbed, files: [{name, version, architecture,
 path, sha256}], images: [{reference, path, sha256, architecture?}]}; paths are relative to the folder. `problems` and
-the choosers are pure, `damaged` reads the files.
+the choosers are pure; `described` reads the description, `damaged` the files.
 """
 
 from __future__ import annotations

@@ -21,12 +21,13 @@ _CORRECT = "correct it where it is set (inventory, group_vars or -e)"
 _PLUGINS = ("loopback", "bridge", "host-local", "portmap", "flannel")
 
 
-def findings(role: str, values: dict, facts: dict | None, groups: dict) -> list[Finding]:
+def findings(role: str, values: dict, facts: dict | None, groups: dict, bundle: dict | None = None) -> list[Finding]:
     """values: the typed variables of all roles. facts: of the host, None where they were not read. groups: of the
-    inventory.
+    inventory. bundle: the description of the bundle folder, where there is one.
     """
     own = variables.options([role])
     found = host.values({name: value for name, value in values.items() if name in own}, own)
+    found += _plugin_image(values, bundle) if role == "device_plugin" else []
     return found + _RULES.get(role, _nothing)(values, facts, groups)
 
 
@@ -58,6 +59,20 @@ def _device_plugin(values: dict, facts: dict | None, groups: dict) -> list[Findi
         step = "name one, or set device_plugin_mode: systemd"
         found.append(Finding("variable device_plugin_server", wanted, server or _NO_SERVER, step))
     return found
+
+
+def _plugin_image(values: dict, bundle: dict | None) -> list[Finding]:
+    """An image of localhost can be pulled from nowhere: its nodes have it from the bundle, or not at all."""
+    image, folder = values["device_plugin_image"], values["k3s_bundle_dir"]
+    wanted = values["device_plugin_mode"] == "daemonset" and bundle is not None and image.startswith("localhost/")
+    images = (bundle or {}).get("images") or []
+    if not wanted or image in {row.get("reference") for row in images if isinstance(row, dict)}:
+        return []
+    step = (
+        f"add it with: ansible-playbook gpufabric.rdma.bundle -e bundle_dir={folder} -e bundle_plugin_image=true; or "
+        "name an image of a registry in device_plugin_image"
+    )
+    return [Finding(f"bundle {folder}", f"image {image}, for device_plugin_mode: daemonset", "no such image", step)]
 
 
 def _flannel(values: dict, facts: dict | None, _groups: dict) -> list[Finding]:
