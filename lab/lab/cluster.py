@@ -107,8 +107,10 @@ def from_mirror(settings: Settings, folder: pathlib.Path) -> None:
     """As from the release, out of a mirror that serves the test bed under the release's names."""
     built = programs.ensure([*PROGRAMS, "mirror"])
     images = containers.ensure(image.ensure(settings), list(containers.recipes()), built)
-    # Nothing that another source left may be taken for what this one brought.
-    shutil.rmtree(folder, ignore_errors=True)
+    # Nothing that another source left may be taken for what this one brought; the wheels are the same from each.
+    for kind in ("files", "images"):
+        shutil.rmtree(folder / kind, ignore_errors=True)
+    (folder / "bundle.yml").unlink(missing_ok=True)
     files = {"k3s": built["k3s"] / "k3s", "cni-plugins": plugins_archive(built["cni-plugins"])}
     versions = {"k3s": programs.PARTS["k3s"].version + DOUBLE}
     with mirror.serving(built["mirror"] / "mirror", settings.state / "mirror", LOCK) as site:
