@@ -56,9 +56,9 @@ def filled(tmp_path_factory):
     lab = type(lab)(**{**vars(lab), "state": folder})
     cluster.from_testbed(lab, folder / "testbed")
     begun = time.monotonic()
-    cluster.from_mirror(lab, folder / "mirror")
+    cluster.from_mirror(lab, folder / "over")
     print(f"{time.monotonic() - begun:7.1f} s  folder filled over the mirror, the programs being built")
-    return folder / "testbed", folder / "mirror"
+    return folder / "testbed", folder / "over"
 
 
 def test_both_ways_bring_the_same_programs_and_images(filled):
