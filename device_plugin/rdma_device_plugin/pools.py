@@ -141,7 +141,10 @@ class Wanted(NamedTuple):
     software: bool = False
 
 
-def discover(tree: Tree, wanted: Wanted = Wanted()) -> Inventory:
+_MINIMUM = Wanted()
+
+
+def discover(tree: Tree, wanted: Wanted = _MINIMUM) -> Inventory:
     """Every HCA that may be in a pool, PCI ones in address order, and the network functions without one."""
     tree = tree.snapshot()
     functions = pci.classes(tree)
@@ -260,10 +263,11 @@ def needs(wanted: CharDevices, hca: Hca) -> dict[str, str]:
 
 def judge(pool: Pool, hca: Hca, rdma_cm: bool = True) -> Optional[Out]:
     """Why an HCA is not in a pool; None when it is."""
-    return _unselected(pool, hca) or _incomplete(pool, hca, rdma_cm)
+    return unselected(pool, hca) or _incomplete(pool, hca, rdma_cm)
 
 
-def _unselected(pool: Pool, hca: Hca) -> Optional[Out]:
+def unselected(pool: Pool, hca: Hca) -> Optional[Out]:
+    """Why a pool's selectors leave an HCA out, whatever its character devices."""
     if hca.software and not pool.software:
         return Out("software", "software HCA, and the pool does not set softwareDevices: true")
     if not hca.network_class:

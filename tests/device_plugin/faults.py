@@ -98,7 +98,7 @@ FAULTS = (
         "pitfall 2",
         "a stream that ends goes unnoticed",
         "test_registration.py::test_a_lost_stream_leads_to_a_new_registration[watch]",
-        ("lifecycle.py", "return self.service.streams > 0", "return self.service.streams > 0 or self._was_registered"),
+        ("lifecycle.py", "return self.service.connected", "return self.service.connected or self._was_registered"),
     ),
     fault(
         "pitfall 2",
@@ -186,7 +186,7 @@ FAULTS = (
         "pitfall 3",
         "the kubelet's race ends with nothing allocatable",
         "test_registration.py::test_the_kubelet_race_at_an_upgrade_ends_registered",
-        ("lifecycle.py", "return self.service.streams > 0", "return self.service.streams > 0 or self._was_registered"),
+        ("lifecycle.py", "return self.service.connected", "return self.service.connected or self._was_registered"),
     ),
     fault(
         "pitfall 4",
@@ -446,8 +446,8 @@ FAULTS = (
         "a failed write leaves its unfinished file behind",
         "test_cdi.py::test_a_full_folder_gets_its_spec_once_there_is_room",
         (
-            "cdi.py",
-            "    except OSError:\n        _unlink(unfinished)\n        raise\n",
+            "files.py",
+            "    except OSError:\n        remove(unfinished)\n        raise\n",
             "    except OSError:\n        raise\n",
         ),
     ),

@@ -16,6 +16,7 @@ from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import fold
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 LOCK = yaml.safe_load((ROOT / "lock/artifacts.yml").read_text())
+COMPILED = ("grpcio-", "pyyaml-")
 VALIDATOR = jsonschema.Draft202012Validator(json.loads((ROOT / "lock/artifacts.schema.json").read_text()))
 
 
@@ -116,9 +117,9 @@ def test_each_wheel_is_named_by_its_package_and_version_and_is_what_the_plugin_r
 @pytest.mark.parametrize("architecture", ["x86_64", "aarch64"])
 def test_each_python_of_a_supported_distribution_has_a_compiled_wheel(architecture):
     """RHEL 9: 3.9; Ubuntu 22.04: 3.10; Debian 12: 3.11; Ubuntu 24.04 and RHEL 10: 3.12; Debian 13: 3.13; and 3.14"""
-    (grpcio,) = (wheel for wheel in LOCK["wheels"] if wheel["name"] == "grpcio")
-    tags = {entry["file"].split("-")[2] for entry in grpcio["files"] if architecture in entry["file"]}
-    assert tags == {f"cp3{minor}" for minor in range(9, 15)}
+    for prefix in COMPILED:
+        tags = {file.split("-")[2] for file in _files() if file.startswith(prefix) and architecture in file}
+        assert tags == {f"cp3{minor}" for minor in range(9, 15)}, prefix
 
 
 def test_a_bundle_has_the_wheels_of_every_python_that_the_lock_has_wheels_for():
@@ -128,7 +129,7 @@ def test_a_bundle_has_the_wheels_of_every_python_that_the_lock_has_wheels_for():
     locked = {tag.groups() for file in _files("grpcio") if (tag := re.search(r"-cp(\d)(\d+)-", file))}
     assert set(yaml.safe_load(default)) == {f"{major}.{minor}" for major, minor in locked}
     # What has no wheel of its own for a Python has one for all of them.
-    assert all("-abi3-" in file or "-none-any." in file for file in _files() if not file.startswith("grpcio-"))
+    assert all("-abi3-" in file or "-none-any." in file for file in _files() if not file.startswith(COMPILED))
 
 
 def _files(name: str = "") -> list[str]:
