@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any, Optional
 
 from . import slices
@@ -60,7 +61,7 @@ class Api:
         except Exception as error:
             raise self._problem(error, "list resourceslices") from error
 
-    async def watch(self, version: str, seconds: int) -> AsyncIterator[tuple[str, slices.Slice]]:
+    async def watch(self, version: str, seconds: int) -> AsyncGenerator[tuple[str, slices.Slice], None]:
         """(type, slice) of each change after a resource version; ends with an error only."""
         client = await self._open()
         try:
@@ -161,18 +162,23 @@ def _stamp(kubeconfig: str) -> Any:
 
 
 def _connect(kubeconfig: str, timeout: float) -> tuple[Any, dict[str, Any]]:
-    """(client, {name: class of a kind}). Plain dictionaries, whatever the cluster's version: no field gets lost."""
+    """(client, {name: class of a kind})."""
     from lightkube import AsyncClient, KubeConfig
     from lightkube.core.generic_client import httpx
-    from lightkube.generic_resource import create_global_resource, create_namespaced_resource
 
     config = KubeConfig.from_file(kubeconfig) if kubeconfig else KubeConfig.from_service_account()
     # No proxy from the environment: the API server is in the cluster, and NO_PROXY is often a list of networks.
-    client = AsyncClient(config=config.get(), timeout=httpx.Timeout(timeout), trust_env=False)
+    return AsyncClient(config=config.get(), timeout=httpx.Timeout(timeout), trust_env=False), _kinds()
+
+
+@functools.lru_cache(maxsize=None)  # the library takes each kind once
+def _kinds() -> dict[str, Any]:
+    """Plain dictionaries, whatever the cluster's version: no field gets lost."""
+    from lightkube.generic_resource import create_global_resource, create_namespaced_resource
+
     group, _slash, version = slices.API_VERSION.partition("/")
-    kinds = {
+    return {
         "node": create_global_resource("", "v1", "Node", "nodes"),
         "slice": create_global_resource(group, version, slices.KIND, "resourceslices"),
         "claim": create_namespaced_resource(group, version, "ResourceClaim", "resourceclaims"),
     }
-    return client, kinds

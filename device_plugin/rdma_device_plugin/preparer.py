@@ -191,21 +191,23 @@ class Preparer:
         """Make the CDI specs right: of claims whose HCA has come back under other file names, and lost ones."""
         by_hca = {(device.hca.name, device.port): device for device in self.devices}
         for record in list(self.records.values()):
-            chosen = tuple(
-                one._replace(files=self._paths(by_hca[one.hca, one.port])) if (one.hca, one.port) in by_hca else one
-                for one in record.devices
-            )
             try:
-                if chosen != record.devices:
-                    async with self._lock(record.key.uid):
-                        if self.records.get(record.key.uid) is record:
-                            record = record._replace(devices=chosen)
-                            await self._remember(record)
-                if record.key.uid in self.records:
-                    await self._spec(record)
+                async with self._lock(record.key.uid):
+                    if self.records.get(record.key.uid) is record:  # and not unprepared meanwhile
+                        await self._kept(record, by_hca)
             except Refused as refusal:
                 log.on_change("claims", str(refusal), logging.ERROR)
                 return
+
+    async def _kept(self, record: Record, by_hca: dict[tuple[str, Optional[int]], Device]) -> None:
+        chosen = tuple(
+            one._replace(files=self._paths(by_hca[one.hca, one.port])) if (one.hca, one.port) in by_hca else one
+            for one in record.devices
+        )
+        if chosen != record.devices:
+            record = record._replace(devices=chosen)
+            await self._remember(record)
+        await self._spec(record)
 
     async def _spec(self, record: Record) -> None:
         if not all(one.files for one in record.devices):

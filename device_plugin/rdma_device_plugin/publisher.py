@@ -49,6 +49,7 @@ class Publisher:
         self._pace = pace or Pace()
         self._wanted: tuple[Device, ...] = ()
         self._seen: dict[str, slices.Slice] = {}
+        self._gone: set[str] = set()
         self._owner = slices.Owner(api.node, "")
         self._kept = slices.Kept()
         self._wake = asyncio.Event()
@@ -84,8 +85,10 @@ class Publisher:
         """From reading everything to the first thing that needs it read again."""
         self._owner = slices.Owner(self._api.node, await self._api.node_uid())
         self._seen, version = await self._api.slices()
+        self._gone = set()
         await self._probe()
         watching = asyncio.ensure_future(self._watch(version))
+        deadline = asyncio.get_running_loop().time() + self._pace.watch * random.uniform(0.9, 1.0)
         try:
             rewrites = 0
             while True:
@@ -96,45 +99,35 @@ class Publisher:
                 if wrote:
                     continue
                 self._failures, self.error, self.current = 0, "", True
-                await self._change(watching)
+                await self._change(watching, deadline)
         finally:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
 
-    async def _change(self, watching: asyncio.Future) -> None:
-        """Wait for a change here or there."""
+    async def _change(self, watching: asyncio.Future, deadline: float) -> None:
+        """Wait for a change here or there. Stale when the watch has lasted long enough, or cannot go on."""
         waking = asyncio.ensure_future(self._wake.wait())
+        left = deadline - asyncio.get_running_loop().time()
         try:
-            await asyncio.wait({waking, watching}, return_when=asyncio.FIRST_COMPLETED)
+            done, _pending = await asyncio.wait({waking, watching}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
         finally:
             waking.cancel()
-        if watching.done():
-            watching.result()
+        if watching in done:
+            try:
+                watching.result()
+            except ApiProblem as problem:
+                if problem.code in (0, 401, 403):
+                    raise
+        if watching in done or not done:
+            raise Stale  # 410, too far behind, among others
         await asyncio.sleep(self._pace.settle)
         self._wake.clear()
 
     async def _watch(self, version: str) -> None:
-        """Follow the slices. Ends with Stale when one is gone, when it has lasted long enough, or with an error."""
-        limit = self._pace.watch * random.uniform(0.9, 1.0)
+        """Follow the slices. Ends with Stale when one is gone, or with an error."""
         changes = self._api.watch(version, self._pace.watch)
-        deadline = asyncio.get_running_loop().time() + limit
-        following = changes.__aiter__()
         try:
-            while True:
-                step = asyncio.ensure_future(following.__anext__())
-                done, _pending = await asyncio.wait({step}, timeout=deadline - asyncio.get_running_loop().time())
-                if not done:
-                    step.cancel()
-                    await asyncio.gather(step, return_exceptions=True)
-                    raise Stale
-                try:
-                    kind, found = step.result()
-                except StopAsyncIteration:
-                    raise Stale from None
-                except ApiProblem as problem:
-                    if problem.code in (0, 401, 403):
-                        raise
-                    raise Stale from None  # 410: too far behind; a restart of the API server
+            async for kind, found in changes:
                 self._note(kind, found)
         finally:
             await changes.aclose()
@@ -142,6 +135,7 @@ class Publisher:
     def _note(self, kind: str, found: slices.Slice) -> None:
         name = found["metadata"]["name"]
         if kind == "DELETED":
+            self._gone.add(name)
             if name in self._seen:
                 raise Stale  # by a starting kubelet, with its Node object, or by hand: not by us
             return
@@ -189,7 +183,11 @@ class Publisher:
         self.writes += 1
         if step.verb == "delete":
             return
-        self._seen[answer["metadata"]["name"]] = answer
+        name = answer["metadata"]["name"]
+        if name in self._gone:
+            raise Stale  # its deletion was heard of before the answer to its creation
+        if name not in self._seen or _version(answer) > _version(self._seen[name]):
+            self._seen[name] = answer
         if not self._kept.note(step.body, answer):
             before = self.form
             await self._probe()
