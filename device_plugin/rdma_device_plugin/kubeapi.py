@@ -171,7 +171,7 @@ def _connect(kubeconfig: str, timeout: float) -> tuple[Any, dict[str, Any]]:
     return AsyncClient(config=config.get(), timeout=httpx.Timeout(timeout), trust_env=False), _kinds()
 
 
-@functools.lru_cache(maxsize=None)  # the library takes each kind once
+@functools.cache  # the library takes each kind once
 def _kinds() -> dict[str, Any]:
     """Plain dictionaries, whatever the cluster's version: no field gets lost."""
     from lightkube.generic_resource import create_global_resource, create_namespaced_resource

@@ -6,30 +6,22 @@ stays a double, and so does the wipe of its start.
 
 from __future__ import annotations
 
-import json
 import os
 import pathlib
-import socket
-import subprocess
+import sys
 import time
 
 import pytest
 from harness import Node, Running, document, entry
 from kubelet_double import Kubelet
 
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "tools"))
+from control_plane import ControlPlane, answering, free_port
+
+SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 K3S = os.environ.get("DRA_K3S", "")
 DRIVER = "rdma.gpufabric.io"
 UP, DOWN = "mlx5-0", "mlx5-1"
-CONFIG = """\
-data-dir: {folder}/state
-https-listen-port: {port}
-bind-address: 127.0.0.1
-write-kubeconfig: {folder}/kubeconfig
-node-name: control-plane
-node-ip: 10.77.0.254
-disable-agent: true
-flannel-backend: none
-"""
 GATES = {
     "default": (),
     "consumable": ("DRAConsumableCapacity",),
@@ -39,98 +31,77 @@ GATES = {
 pytestmark = pytest.mark.skipif(not K3S, reason="not verified: no API server, make plugin-dra builds one")
 
 
-class ControlPlane:
+class Server:
     """The API server with its controllers, from nothing. gates: feature gates that are on."""
 
     def __init__(self, folder, gates):
-        self.folder = pathlib.Path(folder)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        self.folder.mkdir()
-        text = CONFIG.format(folder=folder, port=self.port)
-        if gates:
-            listed = ",".join(f"{gate}=true" for gate in gates)
-            text += f'kube-apiserver-arg: ["feature-gates={listed}"]\n'
-        (self.folder / "config.yaml").write_text(text)
-        self.kubeconfig = self.folder / "kubeconfig"
-        self.process = None
+        self.gates = gates
+        listed = ",".join(f"{gate}=true" for gate in gates)
+        options = {"kube-apiserver-arg": [f"feature-gates={listed}"]} if gates else {}
+        self.plane = ControlPlane(pathlib.Path(K3S), folder, free_port(), options)
+        self.api = None
 
-    def start(self):
-        with open(self.folder / "log", "ab") as log:
-            environment = {**os.environ, "K3S_CONFIG_FILE": str(self.folder / "config.yaml")}
-            self.process = subprocess.Popen([K3S, "server"], env=environment, stdout=log, stderr=log)
-        deadline = time.monotonic() + 180
-        while self.run("get", "--raw", "/readyz", check=False).strip() != "ok":
-            assert self.process.poll() is None and time.monotonic() < deadline, (self.folder / "log").read_text()[
-                -3000:
-            ]
-            time.sleep(0.5)
-        return self
+    def start(self, resume=False):
+        self.plane.resume() if resume else self.plane.start()
+        self.api = answering(self.plane)
 
-    def stop(self):
-        self.process.terminate()
-        self.process.wait(60)
+    def create_node(self):
+        """Its uid."""
+        node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node1"}}
+        return self.api.ask("POST", "/api/v1/nodes", node)["metadata"]["uid"]
 
-    def run(self, *arguments, check=True, **more):
-        command = [K3S, "kubectl", "--kubeconfig", str(self.kubeconfig), *arguments]
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, **more)
-        assert not check or answer.returncode == 0, answer.stderr
-        return answer.stdout
+    def slices(self):
+        return self.api.items(SLICES)
 
-    def create(self, document):
-        self.run("create", "--validate=false", "-f", "-", input=json.dumps(document))
+    def wipe(self):
+        if self.api:
+            self.api.ask("DELETE", SLICES)
 
     def devices(self):
         """{name: device} of the whole pool; None while it is not whole."""
-        found = [one["spec"] for one in json.loads(self.run("get", "resourceslices", "-o", "json"))["items"]]
+        found = [one["spec"] for one in self.slices()]
         latest = max((spec["pool"]["generation"] for spec in found), default=0)
         current = [spec for spec in found if spec["pool"]["generation"] == latest]
         if any(spec["pool"]["resourceSliceCount"] != len(current) for spec in current):
             return None
         return {device["name"]: device for spec in current for device in spec.get("devices") or ()}
 
-    def until(self, condition, seconds=60):
+    def until(self, condition, seconds=90):
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             if condition(self.devices()):
                 return True
-            time.sleep(0.2)
+            time.sleep(0.1)
         return False
 
 
 @pytest.fixture(scope="module", params=GATES)
 def server(request, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("api") / request.param
-    running = ControlPlane(folder, GATES[request.param])
+    running = Server(tmp_path_factory.mktemp(request.param) / "state", GATES[request.param])
     try:
         running.start()
-        running.gates = GATES[request.param]
-        running.create({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node1"}})
+        running.create_node()
         yield running
     finally:
-        running.stop()
+        running.plane.stop()
 
 
 def test_slices_on_a_real_api_server(base, server):
-    """The life of a pool in one: form, attributes, port down and up, wipe, 504 units, a new Node, an API server away."""
+    """The life of a pool: form, attributes, port down and up, wipe, 200 units, a new Node, an API server away."""
     shared, tainted = "DRAConsumableCapacity" in server.gates, "DRADeviceTaints" in server.gates
     node = Node(base / "node")
 
     def names(*hcas, count=3):
         return {name if shared else f"{name}-u{unit:02d}" for name in hcas for unit in range(1 if shared else count)}
 
-    def wipe():
-        server.run("delete", "resourceslices", "--all", "--wait=false")
-
     with (
-        Kubelet(base, started=wipe) as kubelet,
+        Kubelet(base, started=server.wipe) as kubelet,
         Running(
             base,
             document(entry(count=3, health={"upSeconds": 0.1})),
             node.root,
             settings_mode="dra",
-            kubeconfig=str(server.kubeconfig),
+            kubeconfig=str(server.plane.kubeconfig),
             node_name="node1",
             plugins_directory=f"{base}/plugins",
         ) as plugin,
@@ -158,25 +129,24 @@ def test_slices_on_a_real_api_server(base, server):
         begun = time.monotonic()
         kubelet.restart()
         assert server.until(usable, 20), plugin.problems()
-        print(f"{server.gates}: slices back after {time.monotonic() - begun:.1f} s")
+        sys.stdout.write(f"{server.gates}: slices back after {time.monotonic() - begun:.1f} s\n")
 
         plugin.configure(document(entry(count=200)))
         size = (2 if tainted else 1) * (1 if shared else 200)
         assert server.until(lambda found: found is not None and len(found) == size), plugin.problems()
 
-        server.stop()
+        server.plane.stop()
         assert plugin.until(lambda: any("API server" in line for line in plugin.problems()), 60)
         plugin.configure(document(entry(count=2)))
-        server.start()
+        server.start(resume=True)
         wanted = names(UP, DOWN, count=2) if tainted else names(UP, count=2)
-        assert server.until(lambda found: found is not None and set(found) == wanted, 90), plugin.problems()
+        assert server.until(lambda found: found is not None and set(found) == wanted), plugin.problems()
 
-        server.run("delete", "node", "node1", "--wait=false")
-        server.create({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node1"}})
-        uid = server.run("get", "node", "node1", "-o", "jsonpath={.metadata.uid}")
+        server.api.ask("DELETE", "/api/v1/nodes/node1")
+        uid = server.create_node()
 
         def owned(_found):
-            slices = json.loads(server.run("get", "resourceslices", "-o", "json"))["items"]
-            return slices and all(one["metadata"]["ownerReferences"][0]["uid"] == uid for one in slices)
+            found = server.slices()
+            return found and all(one["metadata"]["ownerReferences"][0]["uid"] == uid for one in found)
 
-        assert server.until(owned, 120), plugin.problems()
+        assert server.until(owned, 180), plugin.problems()
