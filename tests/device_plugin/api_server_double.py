@@ -17,6 +17,8 @@ import threading
 import time
 import urllib.parse
 
+from kubelet_double import PATIENCE
+
 GROUP = "/apis/resource.k8s.io/v1"
 _SLICE = re.compile(rf"{GROUP}/resourceslices(?:/([^/]+))?\Z")
 _CLAIM = re.compile(rf"{GROUP}/namespaces/([^/]+)/resourceclaims/([^/]+)\Z")
@@ -147,7 +149,7 @@ class ApiServer:
         pool = self.pool()
         return None if pool is None else sorted(pool[1])
 
-    def wait(self, condition, seconds=60.0):
+    def wait(self, condition, seconds=2 * PATIENCE):
         deadline = time.monotonic() + seconds
         with self.changed:
             while not condition():

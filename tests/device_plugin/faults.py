@@ -567,6 +567,46 @@ FAULTS = (
             "        return None\n        answer = api.PreferredAllocationResponse()\n",
         ),
     ),
+    fault(
+        "DRA",
+        "slices that a starting kubelet deleted stay away",
+        "test_dra.py::test_a_starting_kubelet_wipes_the_slices",
+        ("publisher.py", "raise Stale  # by a starting kubelet", "return  # by a starting kubelet"),
+    ),
+    fault(
+        "DRA",
+        "the API server is taken to keep every field",
+        "test_dra.py::test_the_form_is_what_the_api_server_keeps[False-False]",
+        ("publisher.py", "self.form = slices.form(answer)", "self.form = Form(True, True)"),
+    ),
+    fault(
+        "DRA",
+        "prepared claims are not remembered",
+        "test_dra.py::test_a_restart_knows_what_is_prepared",
+        ("preparer.py", "records[record.key.uid] = record", "pass"),
+    ),
+    fault(
+        "DRA",
+        "a uid becomes a path",
+        "test_dra.py::test_a_uid_becomes_no_path[../../etc/passwd]",
+        ("claims.py", "return bool(_UID.match(uid))", "return True"),
+    ),
+    fault(
+        "DRA",
+        "a device that has left the pool has no health",
+        "test_dra.py::test_a_port_that_goes_down_and_comes_back[False]",
+        ("draservice.py", "for device in known:", "for device in (one for one in known if one.up):"),
+    ),
+    fault(
+        "DRA",
+        "one HCA is counted by both APIs",
+        "test_dra.py::test_one_hca_for_both_is_refused_at_the_start",
+        (
+            "daemon.py",
+            "            if problem:\n                raise Fatal",
+            "            if False:\n                raise Fatal",
+        ),
+    ),
 )
 
 

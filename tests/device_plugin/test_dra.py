@@ -10,7 +10,7 @@ import time
 import pytest
 from api_server_double import ApiServer
 from harness import Node, Running, document, entry
-from kubelet_double import Kubelet
+from kubelet_double import PATIENCE, Kubelet
 from rdma_device_plugin import claimspecs
 from rdma_device_plugin.kubelet import dra_health_v1alpha1_pb2 as health
 
@@ -51,7 +51,7 @@ def units(name, count):
     return [f"{name}-u{unit:02d}" for unit in range(count)]
 
 
-def soon(plugin, api, names, seconds=60.0):
+def soon(plugin, api, names, seconds=2 * PATIENCE):
     assert api.wait(lambda: api.devices() == sorted(names), seconds), (api.pool(), plugin.problems(), api.calls[-5:])
 
 

@@ -19,7 +19,7 @@ sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "tools"))
 from control_plane import ControlPlane, answering, free_port
 
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
-K3S = os.environ.get("DRA_K3S", "")
+K3S = os.environ.get("DRA_K3S", "")  # the program of lab/testbed, or `build`
 DRIVER = "rdma.gpufabric.io"
 UP, DOWN = "mlx5-0", "mlx5-1"
 GATES = {
@@ -31,6 +31,15 @@ GATES = {
 pytestmark = pytest.mark.skipif(not K3S, reason="not verified: no API server, make plugin-dra builds one")
 
 
+def program():
+    if K3S != "build":
+        return pathlib.Path(K3S)
+    sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "lab"))
+    from lab import programs
+
+    return programs.ensure(["k3s"])["k3s"] / "k3s"
+
+
 class Server:
     """The API server with its controllers, from nothing. gates: feature gates that are on."""
 
@@ -38,7 +47,7 @@ class Server:
         self.gates = gates
         listed = ",".join(f"{gate}=true" for gate in gates)
         options = {"kube-apiserver-arg": [f"feature-gates={listed}"]} if gates else {}
-        self.plane = ControlPlane(pathlib.Path(K3S), folder, free_port(), options)
+        self.plane = ControlPlane(program(), folder, free_port(), options)
         self.api = None
 
     def start(self, resume=False):
