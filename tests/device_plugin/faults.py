@@ -74,7 +74,7 @@ FAULTS = (
         "pitfall 1",
         "the kubelet's root is fixed",
         "test_contract.py::test_another_kubelet_root",
-        ("cli.py", """{str(values['kubelet-root']).rstrip('/')}/plugins_registry""", "/none/plugins_registry"),
+        ("cli.py", """{kubelet}/plugins_registry""", "/none/plugins_registry"),
     ),
     fault(
         "pitfall 2",
