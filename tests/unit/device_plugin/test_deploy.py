@@ -142,6 +142,7 @@ def render(config="{}", links_up=False, **settings):
         "use_cdi": False,
         "metrics_address": "",
         "kubelet_root": "/var/lib/kubelet",
+        "api": "device-plugin",
     }
     return {item["kind"]: item for item in objects.objects(manifest(), config, links_up, {**plain, **settings})}
 
@@ -179,7 +180,7 @@ def test_the_manifest_is_not_changed_by_rendering_it():
         given,
         "{}",
         True,
-        {"image": "x", "node_selector": {}, "use_cdi": True, "metrics_address": ":1", "kubelet_root": "/k"},
+        {"image": "x", "node_selector": {}, "use_cdi": True, "metrics_address": ":1", "kubelet_root": "/k", "api": "both"},
     )
     assert given == before
 
