@@ -15,7 +15,8 @@ positional: settings
 options:
   _input:
     description:
-      - C(name) in the cluster and C(rails) of each node that serves over DRA, as from P(gpufabric.rdma.dra_rails#filter).
+      - C(name) in the cluster and C(rails) of each node that serves over DRA, the latter as from
+        P(gpufabric.rdma.dra_rails#filter).
     type: list
     elements: dict
     required: true

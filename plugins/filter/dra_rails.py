@@ -44,7 +44,8 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: By the number of the rail, as text, the extended resource that stands for it, or null. Empty without facts.
+  description:
+    - By the number of the rail, as text, the extended resource that stands for it, or null. Empty without facts.
   type: dict
 """
 

@@ -49,8 +49,8 @@ options:
     default: /var/lib/kubelet
   api_server:
     description:
-      - For a plugin that serves over DRA, how it reaches the API server. Without it the plugin has no kubeconfig, and one
-        of an earlier run is removed, with the token beside it.
+      - For a plugin that serves over DRA, how it reaches the API server. Without it the plugin has no kubeconfig, and
+        one of an earlier run is removed, with the token beside it.
     type: dict
     suboptions:
       kubeconfig:

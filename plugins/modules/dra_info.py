@@ -9,8 +9,8 @@ module: dra_info
 short_description: What the cluster can do with DRA
 version_added: 0.1.0
 description:
-  - Reads the version of Kubernetes, the kubelets and container runtimes of the nodes, and which fields of DRA the API server
-    keeps. It drops those of a feature gate that is off without a word, so two objects are applied as a dry run.
+  - Reads the version of Kubernetes, the kubelets and container runtimes of the nodes, and which fields of DRA the API
+    server keeps. It drops those of a feature gate that is off without a word, so two objects are applied as a dry run.
   - Runs where O(kubectl) runs, the first server.
 extends_documentation_fragment:
   - gpufabric.rdma.reading
@@ -41,8 +41,8 @@ down:
   type: str
 dra:
   description: >-
-    C(version) of Kubernetes; C(served), whether C(resource.k8s.io/v1) is; C(gates), for each feature gate whether the API server
-    keeps its fields; C(nodes), by name with C(kubelet) and C(runtime). Null where no API server responds.
+    C(version) of Kubernetes; C(served), whether C(resource.k8s.io/v1) is; C(gates), for each feature gate whether the
+    API server keeps its fields; C(nodes), by name with C(kubelet) and C(runtime). Null where no API server responds.
   returned: success
   type: dict
 """

@@ -9,7 +9,8 @@ module: dra_preflight
 short_description: Refuse a node that cannot serve over DRA
 version_added: 0.1.0
 description:
-  - Judges what M(gpufabric.rdma.dra_info) and M(gpufabric.rdma.runtime_info) have read, and names everything that is wrong.
+  - Judges what M(gpufabric.rdma.dra_info) and M(gpufabric.rdma.runtime_info) have read, and names everything that is
+    wrong.
   - Runs on the controller, makes no remote call and changes nothing.
 author:
   - The gpufabric founders (@gpufabric)
@@ -34,7 +35,8 @@ options:
     type: dict
     required: true
   cluster:
-    description: RV(gpufabric.rdma.dra_info#module:dra). Without it the API server does not respond yet, and is not judged.
+    description:
+      - RV(gpufabric.rdma.dra_info#module:dra). Without it the API server does not respond yet, and is not judged.
     type: dict
   extended_resources:
     description: Whether classes are to carry the names of extended resources.

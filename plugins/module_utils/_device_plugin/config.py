@@ -98,7 +98,9 @@ def matching(entry: dict, facts: dict) -> list[str]:
         if not pci and not keys.get("softwaredevices"):
             continue
         good = all(not wanted or have.get(name, set()) & set(wanted) for name, wanted in given.items())
-        if good and all(not wanted or _fits(further[name], wanted) for name, wanted in extra.items() if name in further):
+        if good and all(
+            not wanted or _fits(further[name], wanted) for name, wanted in extra.items() if name in further
+        ):
             found.append(hca["name"])
     return found
 

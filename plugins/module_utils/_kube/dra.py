@@ -22,8 +22,8 @@ _PROBE = "probe.rdma.gpufabric.io"
 
 
 def capabilities(kubectl: Kubectl) -> dict:
-    """version (of Kubernetes), served (whether resource.k8s.io/v1 is), gates {feature gate: whether the API server keeps
-    its fields}, nodes {name: {kubelet, runtime}}. Effect: none, two objects are applied as a dry run.
+    """version (of Kubernetes), served (whether resource.k8s.io/v1 is), gates {feature gate: whether the API server
+    keeps its fields}, nodes {name: {kubelet, runtime}}. Effect: none, two objects are applied as a dry run.
 
     An API server drops fields of a gate that is off, without a word.
     """

@@ -69,8 +69,8 @@ def own_resource(index: int) -> str:
 
 
 def rails_of(host: dict, node: dict, networks: list[dict]) -> list[dict]:
-    """Each RDMA resource of a node, or class of a rail that it offers over DRA, with its attachment, in the order of the
-    rails.
+    """Each RDMA resource of a node, or class of a rail that it offers over DRA, with its attachment, in the rails'
+    order.
 
     host: host, rails (index, hca, port, netdev, link_layer, kind, char_devices), netdevs. networks: as
     nad_lint.from_objects gives them. Each rail comes with `networks`, those that the node itself has on its netdev.
@@ -122,7 +122,8 @@ def plan(hosts: list[dict], cluster: dict, options: dict) -> dict:
     """namespace, objects (to apply) and pods (what each is for).
 
     hosts: see rails_of, and netdevs, tools (as from node_tools.read). cluster: nodes, networks, nads (objects).
-    options: namespace, image (None: the node's own tools), gpu_class (DeviceClass of GPUs, "" for none). A host that is not a cluster node, has no resource or no
+    options: namespace, image (None: the node's own tools), gpu_class (DeviceClass of GPUs, "" for none).
+    A host that is not a cluster node, has no resource or no
     image gets no pod and is listed under `left_out` with the reason.
     """
     pods, made, left_out, used = [], [], {}, {}

@@ -51,7 +51,9 @@ def _without_cdi(name: str, runtime: dict, program: str) -> list[Finding]:
     if not program or (kind == "containerd" and release >= (2, 0)) or (kind == "cri-o" and release >= (1, 28)):
         return []
     if kind == "containerd" and release >= (1, 7):
-        step = f"set enable_cdi = true for the CRI plugin in {place} and restart it, or upgrade to containerd 2, {_BACK}"
+        step = (
+            f"set enable_cdi = true for the CRI plugin in {place} and restart it, or upgrade to containerd 2, {_BACK}"
+        )
         return [] if runtime["cdi"] else [Finding(obj, wanted, f"containerd {version}, which has it off", step)]
     step = f"upgrade to containerd 2 or CRI-O 1.28, {_BACK}"
     return [Finding(obj, wanted, program, step)]
@@ -63,8 +65,8 @@ def notes(cluster: dict | None, extended_resources: bool) -> list[str]:
     made = [f"{gate} is {'on' if gates[gate] else 'off'}: {_GATES[gate][not gates[gate]]}" for gate in _GATES if gates]
     if gates and extended_resources and not gates["DRAExtendedResource"]:
         made.append(
-            "DRAExtendedResource is off: the API server drops the name of the extended resource from the classes, so pods "
-            "have to make claims; requests such as rdma/hca_shared_devices_0: 1 stay Pending"
+            "DRAExtendedResource is off: the API server drops the name of the extended resource from the classes, so "
+            "pods have to make claims; requests such as rdma/hca_shared_devices_0: 1 stay Pending"
         )
     return made
 

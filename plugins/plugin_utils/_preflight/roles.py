@@ -72,7 +72,11 @@ def _device_plugin(values: dict, facts: dict | None, groups: dict) -> list[Findi
 
 def _apis(values: dict, facts: dict | None) -> list[Finding]:
     """Which entries are served over which API; no HCA over both, for each would count its units alone."""
-    api, given, rails = values["device_plugin_api"], values["device_plugin_resources"], values["device_plugin_dra_rails"]
+    api, given, rails = (
+        values["device_plugin_api"],
+        values["device_plugin_resources"],
+        values["device_plugin_dra_rails"],
+    )
     obj, found = "variable device_plugin_resources", []
     if rails and (api != config.BOTH or given != config.RAILS):
         wanted = "none without device_plugin_api: both and device_plugin_resources: rails"
@@ -90,7 +94,11 @@ def _apis(values: dict, facts: dict | None) -> list[Finding]:
         said = config.api_of(entry, config.BOTH)
         if said != config.PLUGIN and said != api:
             step = "set device_plugin_api: both, or take the key out"
-            found.append(Finding(obj, f"entries for device_plugin_api: {api}", f"{config.full_name(entry)} with api: {said}", step))
+            found.append(
+                Finding(
+                    obj, f"entries for device_plugin_api: {api}", f"{config.full_name(entry)} with api: {said}", step
+                )
+            )
     if api != config.BOTH:
         return found
     of_kind = {
@@ -106,7 +114,8 @@ def _apis(values: dict, facts: dict | None) -> list[Finding]:
             shared = set(config.matching(entry, facts or {})) & set(config.matching(other, facts or {}))
             if shared:
                 wanted = "each HCA in entries of one kind, for each API counts its units alone"
-                seen = f"{core_text.listing(sorted(shared))} in {config.full_name(other)} and, with api: dra, in {config.full_name(entry)}"
+                names = core_text.listing(sorted(shared))
+                seen = f"{names} in {config.full_name(other)} and, with api: dra, in {config.full_name(entry)}"
                 found.append(Finding(obj, wanted, seen, "narrow the selectors of one of them"))
     return found
 

@@ -180,7 +180,14 @@ def test_the_manifest_is_not_changed_by_rendering_it():
         given,
         "{}",
         True,
-        {"image": "x", "node_selector": {}, "use_cdi": True, "metrics_address": ":1", "kubelet_root": "/k", "api": "both"},
+        {
+            "image": "x",
+            "node_selector": {},
+            "use_cdi": True,
+            "metrics_address": ":1",
+            "kubelet_root": "/k",
+            "api": "both",
+        },
     )
     assert given == before
 
