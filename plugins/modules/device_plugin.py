@@ -47,6 +47,12 @@ options:
       - The kubelet's C(--root-dir).
     type: str
     default: /var/lib/kubelet
+  api:
+    description:
+      - By which API the plugin serves; the config is checked for it.
+    type: str
+    choices: [device-plugin, dra, both]
+    default: device-plugin
   api_server:
     description:
       - For a plugin that serves over DRA, how it reaches the API server. Without it the plugin has no kubeconfig, and
@@ -262,6 +268,7 @@ def main() -> None:
             "unit": {"type": "str"},
             "wheel_dir": {"type": "str", "default": ""},
             "kubelet_root": {"type": "str", "default": "/var/lib/kubelet"},
+            "api": {"type": "str", "choices": ["device-plugin", "dra", "both"], "default": "device-plugin"},
             "api_server": {
                 "type": "dict",
                 "options": {

@@ -41,10 +41,12 @@ def entries(resources, rails: list[dict] | None, api: str = PLUGIN, dra_rails=()
             "wanted one rail or more in the node's facts, seen none; list the resources, or name the rails"
         )
     made = [_entry(rail) for rail in rails]
-    if api == BOTH:
-        for rail, entry in zip(rails, made):
-            if rail["index"] in dra_rails:
-                entry["api"] = DRA
+    for rail, entry in zip(rails, made):
+        if api == BOTH and rail["index"] in dra_rails:
+            entry["api"] = DRA
+        if api_of(entry, api) == DRA:
+            # The number of the facts, which may have been named; the plugin would count for itself.
+            entry["rail"] = rail["index"]
     return made
 
 

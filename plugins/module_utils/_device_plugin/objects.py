@@ -54,8 +54,6 @@ def objects(daemonset: dict, config: str, links_up: bool, settings: dict) -> lis
     if root != _KUBELET:
         # kubelet.sock stays where it is; the watched directory follows the kubelet's --root-dir.
         arguments += ["-kubelet-root", root]
-        if over_dra:
-            arguments += ["-plugins-dir", f"{root}/plugins", "-plugins-registry", root + _REGISTRY]
         for item in [*container["volumeMounts"], *(volume.get("hostPath", {}) for volume in pod["volumes"])]:
             for key in ("mountPath", "path"):
                 if str(item.get(key, "")).endswith((_REGISTRY, _FILES["path"].rpartition("/")[2])):
