@@ -251,6 +251,8 @@ class Node:
         foreign += [
             f"{self._networks}/{name}" for name in tree.listdir(self._networks) if not name.startswith(planner.ATTACHED)
         ]
+        # What containers were given by the device plugin and over DRA; other vendors' specs stay.
+        found += [f"{planner.CDI}/{name}" for name in tree.listdir(planner.CDI) if name.startswith(planner.CLAIMED)]
         placed, kept = self._plugins(tree)
         others = tree.listdir("/etc/cni/net.d")
         foreign += [f"/etc/cni/net.d/{name}" for name in others if f"/etc/cni/net.d/{name}" not in found]

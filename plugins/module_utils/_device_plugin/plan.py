@@ -144,8 +144,8 @@ def _credential(state: dict, wanted: dict | None, made: Plan) -> None:
     if cluster is None:
         made.not_verified.append(
             f"{KUBECONFIG} is not written: the kubelet's kubeconfig {wanted['source']} is not there or names no "
-            "server, so the node has not joined a cluster; until then the plugin serves nothing over DRA. Run again once "
-            "it has"
+            "server, so the node has not joined a cluster; until then the plugin serves nothing over DRA. Run again "
+            "once it has"
         )
         return
     _file(made, KUBECONFIG, state["kubeconfig"], kubeconfig({**cluster, **_server(wanted)}))

@@ -30,6 +30,9 @@ PROGRAMS = f"{k3s.DATA}/data/current/bin/aux"  # where k3s unpacks iptables
 NETWORKS = "/etc/cni/multus/net.d"
 ATTACHED = "gpufabric-rdma-"  # how our files there begin
 
+CDI = "/run/cdi"
+CLAIMED = ("gpufabric.io_rdma-shared_", "gpufabric.io_rdma-claim_")  # how our specs there begin
+
 # Folders that only this cluster fills.
 FOLDERS = (
     "/run/k3s",

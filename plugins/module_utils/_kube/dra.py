@@ -11,7 +11,8 @@ from __future__ import annotations
 import json
 
 from .._device_plugin import dra
-from .kubectl import Kubectl, KubectlError, last_words, parse_items
+from .kubectl import Kubectl, KubectlError, parse_items
+from .objects import unknown_types
 
 GROUP = "resource.k8s.io"
 TYPES = ("deviceclasses.resource.k8s.io", "resourceslices.resource.k8s.io", "resourceclaims.resource.k8s.io")
@@ -208,16 +209,22 @@ def held(found: dict, node: str) -> list[dict]:
     return sorted(made, key=lambda item: (item["claim"], item["device"]))
 
 
-def remove_slices(kubectl: Kubectl, nodes: list[str]) -> list[str]:
-    """Delete our slices of these nodes, whose plugin no longer runs; returns their names."""
-    found = kubectl.items("resourceslices.resource.k8s.io")
-    left = [
-        item for item in found if item["spec"]["driver"] == dra.DRIVER and item["spec"].get("nodeName") in set(nodes)
-    ]
-    for item in left:
-        code, out, error = kubectl.run_retrying(
-            "delete", "resourceslices.resource.k8s.io", item["metadata"]["name"], "--ignore-not-found"
-        )
-        if code:
-            raise KubectlError("the node's ResourceSlices deleted", last_words(error or out))
-    return [item["metadata"]["name"] for item in left]
+def left_slices(kubectl: Kubectl, nodes: list[str]) -> list[str]:
+    """The names of our slices of these nodes; none where the API server has no such type."""
+    try:
+        found = kubectl.items(TYPES[1])
+    except KubectlError as refused:
+        if unknown_types(refused.reason):
+            return []
+        raise
+    return sorted(
+        item["metadata"]["name"]
+        for item in found
+        if item["spec"]["driver"] == dra.DRIVER and item["spec"].get("nodeName") in nodes
+    )
+
+
+def remove_slice(kubectl: Kubectl, name: str) -> None:
+    code, out, error = kubectl.run_retrying("delete", TYPES[1], name, "--ignore-not-found")
+    if code:
+        raise KubectlError(f"ResourceSlice {name} deleted", error or out)

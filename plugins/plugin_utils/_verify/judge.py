@@ -9,6 +9,8 @@ PRIVATE to the collection. Pure; runs on the controller.
 from __future__ import annotations
 
 from ...module_utils._core import text as core_text
+from ...module_utils._kube import dra
+from ...module_utils._kube import pods as kube_pods
 from .._findings import diagnosis
 from .._findings.checks import FAILED, NOT_VERIFIED, check
 from .._preflight import host as preflight_host
@@ -75,6 +77,8 @@ def judge(seen: dict, check_mode: bool) -> dict:
             by_host[host].append(item)
         for host, item in pod_checks.cluster_checks({**seen["cluster"], "drivers": drivers}, check_mode):
             by_host[host].append(item)
+        for node in judged:
+            node["claims"] = _claims(node["host"], seen["cluster"])
     else:
         for node in seen["nodes"]:
             facts = node["read"].get("ansible_facts", {}).get("rdma", {})
@@ -91,6 +95,14 @@ def _gpu_layer(cluster: dict, read: dict):
     for host, facts in read.items():
         for item in gpu_checks.gpu_checks(host, facts, cluster["read"].get("cluster"), places.get(host)):
             yield host, item
+
+
+def _claims(host: str, seen: dict) -> list[dict]:
+    """Who holds the node's HCAs over DRA; empty where the cluster or the node was not read."""
+    cluster = seen["read"].get("cluster") or {}
+    known = next((one for one in seen["hosts"] if one["host"] == host), None)
+    node = kube_pods.find_node(known, cluster.get("nodes") or []) if known else None
+    return dra.held(cluster["dra"], node["name"]) if node and cluster.get("dra") else []
 
 
 def _judge_node(node: dict, check_mode: bool, loaded: set[str]) -> dict:
