@@ -99,6 +99,9 @@ plugin-lab: venv lab-packages ## The device plugin on a lab node of its own: hot
 firewall-root: venv lab-packages ## The role node_firewall against real ufw and firewalld in a Debian root: named, opened, closed
 	@pytest -n0 -x -rs tests/firewall $(ARGS)
 
+dra-objects: venv ## Our objects for DRA and the examples before Kubernetes' own code: decoding, CEL, the policy; needs Go
+	@pytest -n0 -rs tests/dra_objects
+
 driver-root: venv lab-packages ## The module driver in a root of the lab's image: faults, install, upgrade, downgrade, back to inbox
 	@DRIVER_IMAGE=$$(lab/labctl image | tail -n 1) pytest -n0 -x -rs tests/driver/test_in_root.py
 
