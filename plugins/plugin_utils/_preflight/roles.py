@@ -86,6 +86,7 @@ def _apis(values: dict, facts: dict | None) -> list[Finding]:
     if unknown and known and not found:
         seen = f"{core_text.listing(map(str, unknown))}; the node has {core_text.listing(map(str, known))}"
         found.append(Finding("variable device_plugin_dra_rails", "numbers of the node's rails", seen, _CORRECT))
+        return found
     try:
         entries = config.entries(given, known and facts["rails"], api, rails)
     except ValueError:
