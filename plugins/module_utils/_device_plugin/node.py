@@ -27,6 +27,8 @@ from .._core.change import Change, Refused
 from .._core.files import apply_file, remove_tree, rename, replacing, under, write
 from .._core.units import apply_units, running, started_at
 from .ask import ask_all
+from .config import PLUGIN, api_of
+from .config import names as resource_names
 from .plan import (
     CODE,
     CODE_SUM,
@@ -111,8 +113,19 @@ def served(root: str) -> dict[str, str]:
         by = rival["unit"] or f"process {rival['pid']} {rival['where']}"
         found.update(dict.fromkeys(rival["names"] or (), by))
     if os.path.lexists(under(root, ENABLED)):
-        found.update(dict.fromkeys(_resources(under(root, CONFIG)) or (), SERVICE))
+        found.update(dict.fromkeys(_own_resources(root), SERVICE))
     return found
+
+
+def _own_resources(root: str) -> list[str]:
+    """Those of our service that are the device plugin's; what is served over DRA has no socket of its own."""
+    mode = re.search(r"^ExecStart=.*\s-mode\s+(\S+)", _text(under(root, UNIT)) or "", re.MULTILINE)
+    api = mode[1] if mode else PLUGIN
+    try:
+        entries = json.loads(_text(under(root, CONFIG)) or "")["configList"]
+        return resource_names([entry for entry in entries if api_of(entry, api) == PLUGIN])
+    except (ValueError, KeyError, AttributeError, TypeError):
+        return []
 
 
 def _text(path: str) -> str | None:

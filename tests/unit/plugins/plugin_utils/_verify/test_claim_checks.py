@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import dra, pods
-from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import claim_checks
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import cluster, dra, pods, running_pods
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import claim_checks, pod_checks
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import pods as verify_pods
 from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster
 
 HOST = {**kubectl_cluster.hosts()[0], "dra_rails": [0], "tools": {"image": "pause", "mounts": {}}}
@@ -39,7 +40,12 @@ def gpus(*roots, node="node1"):
 def slice_of(node, driver, devices, generation=1):
     pool = {"name": node, "generation": generation, "resourceSliceCount": 1}
     spec = {"driver": driver, "nodeName": node, "pool": pool, "devices": devices}
-    return {"kind": "ResourceSlice", "metadata": {"name": f"{driver}-{node}-{generation}"}, "spec": spec}
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceSlice",
+        "metadata": {"name": f"{driver}-{node}-{generation}"},
+        "spec": spec,
+    }
 
 
 def claim(pod, *results, namespace="tests"):
@@ -65,7 +71,8 @@ def claim(pod, *results, namespace="tests"):
 
 
 CLASSES = [
-    {"kind": "DeviceClass", "metadata": {"name": name}} for name in ("rail-0.rdma.gpufabric.io", "gpu.nvidia.com")
+    {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": name}}
+    for name in ("rail-0.rdma.gpufabric.io", "gpu.nvidia.com")
 ]
 
 
@@ -238,3 +245,39 @@ def test_claims_on_a_nodes_hcas():
 def test_one_hca_of_two_units_is_one_hca():
     (one,) = dra.hcas(dra.read([*CLASSES, slices()]), "node1")
     assert one == {"hca": "mlx5_0", "rail": 0, "class": "rail-0.rdma.gpufabric.io", "devices": 2, "taints": []}
+
+
+# --- run for real against the double ----------------------------------------------------------------------------------
+
+
+def test_pods_with_claims_are_run_and_what_they_were_given_is_judged(tmp_path):
+    """Two nodes, an HCA and two GPUs each, GPU 1 at the HCA's root: the double allocates as the slices say."""
+    double = kubectl_cluster.make(tmp_path / "cluster.json")
+    double.add(*CLASSES)
+    for name in ("node1", "node2"):
+        for item in (slices(name), gpus(ROOTS[1], ROOTS[0], node=name)):
+            double.add(item)
+    hosts = [{**host, "dra_rails": [0], "tools": {"image": "pause", "mounts": {}}} for host in kubectl_cluster.hosts()]
+    client = double.client()
+    read, error = cluster.read(client)
+    assert error is None
+    # No resource: the rail is served over DRA alone.
+    read["nodes"] = [{**node, "capacity": {}, "allocatable": {}} for node in read["nodes"]]
+    plan = verify_pods.plan(
+        {"hosts": hosts, "read": {"cluster": read}, "namespace": "tests", "image": None, "gpu_class": "gpu.nvidia.com"}
+    )
+    assert sorted({pod["kind"] for pod in plan["pods"]}) == ["aligned", "seed", "workload"]
+    double.state(pending={"workload-node2": ["0/2 nodes are available: 2 cannot allocate all claims."]})
+    params = {"namespace": "tests", "traffic": False, "resolve": "", "wait_seconds": 1}
+    run = running_pods.run(client, {**params, "objects": plan["objects"], "pods": plan["pods"]})
+    seen = {**read, "networks": pod_checks.networks_of(read, hosts)}
+    options = {"check_mode": False, "gpu_class": "gpu.nvidia.com"}
+    found = {(host, one["id"]): one for host, one in pod_checks.judge(hosts, seen, plan, run, options)}
+    aligned = [found[host, "pod:aligned"] for host in ("node1", "node2")]
+    assert [one["status"] for one in aligned] == ["passed", "passed"], aligned
+    assert all("gpu-1 at pci0000:10, mlx5-0-u00 at pci0000:10" in one["seen"] for one in aligned)
+    assert found["node1", "pod:workload:claim"]["status"] == "passed"
+    pending = found["node2", "pod:workload:running"]
+    assert pending["status"] == "failed"
+    assert "cannot allocate all claims" in pending["seen"]
+    assert "kubectl get resourceslices" in pending["next_step"]
