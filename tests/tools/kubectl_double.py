@@ -27,6 +27,7 @@ import contextlib
 import copy
 import fcntl
 import io
+import itertools
 import json
 import pathlib
 import shutil
@@ -353,15 +354,17 @@ def allocate(state, pod) -> None:
         wanted = template["spec"]["spec"]["devices"]
         same = [item["matchAttribute"] for item in wanted.get("constraints") or []]
         devices = list(published(state, pod["spec"]["nodeName"]))
-        chosen: list = []
-        for request in wanted["requests"]:
-            fitting = [
-                device
-                for device in devices
-                if of_class(device, request["exactly"]["deviceClassName"])
-                and all(device["attributes"].get(key) == one["attributes"].get(key) for key in same for one in chosen)
-            ]
-            chosen.append({**fitting[0], "request": request["name"]})
+        names = [request["name"] for request in wanted["requests"]]
+        choices = [
+            [device for device in devices if of_class(device, request["exactly"]["deviceClassName"])]
+            for request in wanted["requests"]
+        ]
+        chosen = next(
+            picked
+            for picked in itertools.product(*choices)
+            if all(len({json.dumps(one["attributes"].get(name)) for one in picked}) == 1 for name in same)
+        )
+        chosen = [{**device, "request": name} for name, device in zip(names, chosen)]
         results = [{key: one[key] for key in ("request", "driver", "pool", "device")} for one in chosen]
         claim = {
             "apiVersion": "resource.k8s.io/v1",
