@@ -18,6 +18,8 @@ import (
 
 	"go.etcd.io/etcd/server/v3/embed"
 	api "k8s.io/client-go/tools/clientcmd/api"
+
+	"testbed/k3s/flags"
 )
 
 // nodeAccess lets agents join with the token and nodes run kube-proxy under their own identity.
@@ -42,16 +44,17 @@ subjects: [{apiGroup: rbac.authorization.k8s.io, kind: Group, name: "system:node
 `
 
 // unusedAdmission and unusedControllers are left out because nothing in the lab has an object for them: each costs emulated
-// cycles at every start or request.
-const unusedAdmission = "MutatingAdmissionPolicy,MutatingAdmissionWebhook,ValidatingAdmissionPolicy,ValidatingAdmissionWebhook," +
+// cycles at every start or request. What a scenario needs in spite of that it names itself, as on k3s:
+// `kube-controller-manager-arg: ["controllers-=cronjob-controller"]`, `kube-apiserver-arg: ["disable-admission-plugins=…"]`.
+const unusedAdmission = "MutatingAdmissionPolicy,MutatingAdmissionWebhook,ValidatingAdmissionWebhook," +
 	"CertificateSubjectRestriction,DefaultIngressClass,DefaultStorageClass,PersistentVolumeClaimResize,StorageObjectInUseProtection"
 
 var unusedControllers = []string{
 	"-clusterrole-aggregation-controller", "-cronjob-controller", "-disruption-controller", "-endpointslice-mirroring-controller",
 	"-ephemeral-volume-controller", "-horizontal-pod-autoscaler-controller", "-persistentvolume-attach-detach-controller",
 	"-persistentvolume-binder-controller", "-persistentvolume-expander-controller", "-persistentvolume-protection-controller",
-	"-persistentvolumeclaim-protection-controller", "-replicationcontroller-controller", "-resourceclaim-controller",
-	"-resourcequota-controller", "-selinux-warning-controller", "-statefulset-controller",
+	"-persistentvolumeclaim-protection-controller", "-replicationcontroller-controller",
+	"-resourcequota-controller", "-selinux-warning-controller",
 	"-storage-version-migrator-controller", "-storageversion-garbage-collector-controller", "-ttl-after-finished-controller",
 	"-validatingadmissionpolicy-status-controller", "-volumeattributesclass-protection-controller",
 }
@@ -148,7 +151,7 @@ func runServer() error {
 		arguments = append(arguments, "--encryption-provider-config="+file)
 	}
 	// One after the other: together they would time out on each other on two emulated cores.
-	if err := c.start("kube-apiserver", append(arguments, flags(config.APIServerArg)...)...); err != nil {
+	if err := c.start("kube-apiserver", flags.Merge(arguments, config.APIServerArg)...); err != nil {
 		return err
 	}
 	client, err := tls.client("client-admin")
@@ -172,7 +175,7 @@ func runServer() error {
 		"--kube-api-qps=100", "--kube-api-burst=200", "--secure-port=0", "--node-monitor-grace-period=2m", "--leader-elect=false",
 		"--flex-volume-plugin-dir=" + filepath.Join(dir, "flexvolumes"), "--controllers=*," + strings.Join(unusedControllers, ","),
 	}
-	if err := c.start("kube-controller-manager", append(arguments, flags(config.ControllerArg)...)...); err != nil {
+	if err := c.start("kube-controller-manager", flags.Merge(arguments, config.ControllerArg)...); err != nil {
 		return err
 	}
 	// Pods need the default ServiceAccount, which the controllers make.
@@ -186,7 +189,7 @@ func runServer() error {
 		return err
 	}
 	arguments = []string{"--kubeconfig=" + schedulerConfig, "--secure-port=0", "--kube-api-qps=100", "--kube-api-burst=200", "--leader-elect=false"}
-	if err := c.start("kube-scheduler", append(arguments, flags(config.SchedulerArg)...)...); err != nil {
+	if err := c.start("kube-scheduler", flags.Merge(arguments, config.SchedulerArg)...); err != nil {
 		return err
 	}
 	if !config.DisableAgent {

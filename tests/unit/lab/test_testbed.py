@@ -102,6 +102,7 @@ def test_the_version_of_each_part_is_in_its_go_mod():
         "coredns": "v1.14.6",
         "mirror": "v3.1.1",
         "peer-plugin": "v1.5.3",
+        "dra": "v1.35.8",
     }
 
 
