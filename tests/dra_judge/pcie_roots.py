@@ -19,6 +19,7 @@ CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(CHECKOUT / "lab"), str(CHECKOUT / "tests/tools")]
 
 import tree  # noqa: E402
+
 from lab import programs  # noqa: E402
 
 TABLE = CHECKOUT / "tests/fixtures/pcie_roots.json"
@@ -70,7 +71,7 @@ def main() -> None:
     }
     TABLE.write_text(json.dumps(document, indent=1) + "\n")
     count = sum(map(len, document["roots"].values()))
-    print(f"{count} functions of {len(document['roots'])} trees in {TABLE.relative_to(CHECKOUT)}")
+    sys.stdout.write(f"{count} functions of {len(document['roots'])} trees in {TABLE.relative_to(CHECKOUT)}\n")
 
 
 if __name__ == "__main__":

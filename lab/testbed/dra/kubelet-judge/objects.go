@@ -201,9 +201,12 @@ func (j *judge) handed(pod *v1.Pod) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
+	// A restarted kubelet asks again for what its state file has, and names each device twice.
 	var names []string
 	for _, device := range info.CDIDevices {
-		names = append(names, device.Name)
+		if !slices.Contains(names, device.Name) {
+			names = append(names, device.Name)
+		}
 	}
 	if len(names) == 0 {
 		return nil, errors.New("the kubelet has no CDI devices for the container")

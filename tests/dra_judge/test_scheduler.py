@@ -1,0 +1,152 @@
+"""The real scheduler over our slices and a GPU driver's: two machines, twelve PCIe roots, sixteen GPUs and rails."""
+
+from __future__ import annotations
+
+import collections
+import time
+
+import pytest
+from dra_bed import DRIVER, GPU_DRIVER, PODS, ROOT, Refused, attribute
+
+FIXTURES = {"node1": "a100-8x-cx6", "node2": "h100-8x-cx7-ib"}
+POOLS = [{"resourceName": "rails", "rdmaHcaMax": 4, "selectors": {"vendors": ["15b3"], "linkTypes": ["infiniband"]}}]
+PLACEMENTS = 100
+GPU = {"deviceClassName": GPU_DRIVER}
+RAIL = {"deviceClassName": f"rail.{DRIVER}"}
+ALIGNED = {"requests": ["gpu", "rail"], "matchAttribute": ROOT}
+
+
+@pytest.fixture(scope="module")
+def cluster(bed):
+    """Both nodes with their drivers, once all slices are there."""
+    bed.device_class(GPU_DRIVER, f"device.driver == '{GPU_DRIVER}'")
+    rail = f"device.attributes['{DRIVER}']"
+    bed.device_class(f"rail.{DRIVER}", f"device.driver == '{DRIVER}' && 'rail' in {rail}")
+    for index in range(8):
+        expression = f"device.driver == '{DRIVER}' && 'rail' in {rail} && {rail}.rail == {index}"
+        bed.device_class(f"rail-{index}.{DRIVER}", expression)
+    for name, fixture in FIXTURES.items():
+        node = bed.node(name, fixture)
+        node.kubelet()
+        node.gpus()
+        node.daemon(POOLS)
+    for node in bed.nodes.values():
+        bed.wait(lambda node=node: node.devices(GPU_DRIVER) and node.devices(DRIVER), f"slices of {node.name}")
+    return bed
+
+
+def hca(device):
+    return attribute(device, "name")
+
+
+def test_pairs_are_aligned_in_every_placement(cluster):
+    """GPU and rail of one PCIe root, as many at a time as there are GPUs, until a hundred were placed."""
+    cluster.template("pair", {"gpu": GPU, "rail": RAIL}, [ALIGNED])
+    roots, hcas, slowest, placed, start = collections.Counter(), collections.Counter(), 0.0, 0, time.monotonic()
+    while placed < PLACEMENTS:
+        names = [f"pair-{placed + number}" for number in range(min(16, PLACEMENTS - placed))]
+        for name in names:
+            cluster.pod(name, "pair")
+        slowest = max(
+            slowest,
+            cluster.wait(lambda names=names: all(cluster.phases()[name] == "Running" for name in names), "pods run"),
+        )
+        for name in names:
+            got = cluster.allocation(name)
+            (node, gpu), (_same, rail) = got["gpu"], got["rail"]
+            assert attribute(gpu, ROOT) == attribute(rail, ROOT), (name, gpu, rail)
+            roots[node.name, attribute(rail, ROOT)] += 1
+            hcas[node.name, hca(rail)] += 1
+        for name in names:
+            cluster.delete(name)
+        cluster.wait(lambda names=names: cluster.gone(names), "pods and claims gone")
+        placed += len(names)
+    assert len(roots) == 12, f"placements went to {sorted(roots)} only"
+    cluster.figures.append(
+        f"{cluster.form}: {placed} of {placed} pairs of GPU and rail on one PCIe root, {len(roots)} roots,"
+        f" {len(hcas)} HCAs, {time.monotonic() - start:.0f} s; 16 pods at once run after {slowest:.1f} s at most"
+    )
+
+
+def test_what_cannot_be_stays_pending_with_the_reason(cluster):
+    other = {"selectors": [{"cel": {"expression": f"device.attributes['{DRIVER}'].psid == 'MT_0000000000'"}}]}
+    cluster.template("nowhere", {"gpu": GPU, "rail": {**RAIL, **other}}, [ALIGNED])
+    cluster.pod("nowhere", "nowhere")
+    cluster.wait(lambda: cluster.reason("nowhere"), "the scheduler's reason")
+    assert "cannot allocate all claims" in cluster.reason("nowhere")
+    assert cluster.phases()["nowhere"] == "Pending"
+    cluster.figures.append(f"{cluster.form}: impossible claim Pending: {cluster.reason('nowhere')}")
+    cluster.delete("nowhere")
+    cluster.wait(lambda: cluster.gone(["nowhere"]), "pod and claim gone")
+
+
+def test_rails_of_one_claim_are_different_hcas(cluster):
+    """Two shares of one HCA are never taken for two rails: a class a rail, or distinctAttribute with the gate."""
+    forms = {"classes": ({f"rail{n}": {"deviceClassName": f"rail-{n}.{DRIVER}"} for n in range(8)}, [])}
+    if cluster.gates:
+        several = {f"rail{n}": RAIL for n in range(4)}
+        forms["distinct"] = (several, [{"requests": list(several), "distinctAttribute": f"{DRIVER}/name"}])
+    for form, (requests, constraints) in forms.items():
+        cluster.template(form, requests, constraints)
+        # More pods than there are nodes: each HCA is in several of them at once.
+        names = [f"{form}-{number}" for number in range(6)]
+        for name in names:
+            cluster.pod(name, form)
+        cluster.wait(lambda names=names: all(cluster.phases()[name] == "Running" for name in names), "pods run")
+        for name in names:
+            found = [hca(device) for _node, device in cluster.allocation(name).values()]
+            assert len(set(found)) == len(requests), (name, found)
+        for name in names:
+            cluster.delete(name)
+        cluster.wait(lambda names=names: cluster.gone(names), "pods and claims gone")
+        cluster.figures.append(
+            f"{cluster.form}: {len(names)} claims of {len(requests)} rails by {form}: {len(requests)} HCAs each"
+        )
+
+
+def test_without_a_constraint_two_shares_of_one_hca_can_be_one_claim(cluster):
+    """Why the examples name a class a rail: what is asked for twice may come from one HCA."""
+    first = hca(next(iter(cluster.nodes["node1"].devices(DRIVER).values())))
+    same = {"selectors": [{"cel": {"expression": f"device.attributes['{DRIVER}'].name == '{first}'"}}]}
+    cluster.template("twice", {f"rail{n}": {**RAIL, **same} for n in range(2)}, [])
+    cluster.pod("twice", "twice")
+    cluster.wait(lambda: cluster.phases()["twice"] == "Running", "pod runs")
+    assert {hca(device) for _node, device in cluster.allocation("twice").values()} == {first}
+    cluster.delete("twice")
+    cluster.wait(lambda: cluster.gone(["twice"]), "pod and claim gone")
+
+
+def test_an_hca_has_as_many_claims_as_shares_and_no_more(cluster):
+    cluster.template("rail0", {"rail": {"deviceClassName": f"rail-0.{DRIVER}"}}, [])
+    shares = POOLS[0]["rdmaHcaMax"] * len(cluster.nodes)
+    names = [f"share-{number}" for number in range(shares + 1)]
+    for name in names:
+        cluster.pod(name, "rail0")
+    cluster.wait(lambda: sum(cluster.phases()[name] == "Running" for name in names) == shares, f"{shares} pods run")
+    (left,) = (name for name in names if cluster.phases()[name] == "Pending")
+    cluster.wait(lambda: cluster.reason(left), "the scheduler's reason")
+    cluster.delete(next(name for name in names if name != left))
+    cluster.wait(lambda: cluster.phases()[left] == "Running", "the last one, as soon as a share is free")
+    for name in names:
+        cluster.delete(name)
+    cluster.wait(lambda: cluster.gone(names), "pods and claims gone")
+
+
+def test_nothing_is_left_on_the_nodes(cluster):
+    """After all of these pods: no CDI file of a claim, no prepared claim of the kubelet."""
+    for node in cluster.nodes.values():
+        left = [path.name for path in node.cdi.iterdir()]
+        assert not left, left
+        assert "ClaimUID" not in (node.base / "state/dra_manager_state").read_text()
+
+
+def test_pods_are_refused_by_nobody(cluster):
+    for node in cluster.nodes.values():
+        refused = [line for line in node.log("kubelet").read_text().splitlines() if " refused: " in line]
+        assert not refused, refused
+
+
+def test_the_api_server_refuses_nothing_to_us(cluster):
+    """A sanity check of these tests: the client does raise what is refused."""
+    with pytest.raises(Refused):
+        cluster.api.ask("GET", f"{PODS}/absent")
