@@ -46,7 +46,7 @@ drift: venv ## Compare nodes with the inventory: 0 converged, 2 drift, 3 reboot 
 	@python3 bin/drift.py -i $(INVENTORY) $(ARGS)
 
 ##@ The lab
-.PHONY: lab-up lab-down lab-ssh lab-test lab-pitfalls lab-matrix lab-cluster lab-scenarios reboot-test firewall-root driver-root driver-lab kubelet-lab plugin-lab bench-peer rails restore-test lab-mirror
+.PHONY: lab-up lab-down lab-ssh lab-test lab-pitfalls lab-matrix lab-cluster lab-scenarios reboot-test firewall-root driver-root driver-lab kubelet-lab plugin-lab bench-peer rails restore-test lab-mirror dra-judge
 lab-up: venv lab-packages ## Build the image once and boot the nodes (they are reused while they run)
 	@lab/labctl up
 
@@ -92,6 +92,9 @@ reboot-test: venv ## Reboots of three servers with real members of etcd on this 
 restore-test: venv ## Backup, restore and the shared address on three servers with real etcd and keepalived, in network namespaces; needs root and Go
 	@lab/packages servers
 	@lab/progress "backup, restore and address of three servers" pytest -n0 -v -rs tests/restore $(ARGS)
+
+dra-judge: venv $(PLUGIN_VENV)/.ready ## The DRA driver judged by the kubelet's and the scheduler's own code, without a machine; needs Go; [ARGS='-k scheduler']
+	@DRA_JUDGE=1 lab/progress "DRA under Kubernetes' own code" pytest -n0 -v -rs tests/dra_judge $(ARGS)
 
 plugin-lab: venv lab-packages ## The device plugin on a lab node of its own: hot-plug, links, kubelet restarts, config swaps, growth
 	@lab/progress "device plugin on a lab node" python tests/device_plugin_lab/plugin_lab.py $(ARGS)
