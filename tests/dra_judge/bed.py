@@ -119,6 +119,10 @@ class Node:
         command += ["-root", self.tree, "-cdi-dir", self.cdi, "-plugins-dir", self.base / "plugins"]
         self.start("gpus", [*command, "-plugins-registry", self.base / "plugins_registry", "-driver", GPU_DRIVER])
 
+    def use(self, token: str) -> None:
+        """The daemon's credential from now on; without it, it has the administrator's."""
+        self.credential = self.bed.api.kubeconfig(self.base / "daemon.kubeconfig", token)
+
     def require(self) -> None:
         """Nobody waits for a program that has ended."""
         for what, process in self.running.items():
@@ -149,7 +153,8 @@ class Bed:
         self.built = built["dra"]
         self.figures: list[str] = []
         self.nodes: dict[str, Node] = {}
-        self.plane = ControlPlane(built["k3s"] / "k3s", folder / "plane", free_port(), options(gates))
+        self.k3s = built["k3s"] / "k3s"
+        self.plane = ControlPlane(self.k3s, folder / "plane", free_port(), options(gates))
         self.plane.start()
         self.api: Api = answering(self.plane)
 
@@ -187,7 +192,36 @@ class Bed:
                 lines.append(f"== {node.name} {what}\n{node.log(what).read_text()[-1500:]}")
         return "\n".join(lines)
 
+    def remove(self, name: str) -> None:
+        """A node with all that is on it; its slices go with the Node object that owns them."""
+        node = self.nodes.pop(name)
+        for what in list(node.running):
+            node.end(what, kill=True)
+        self.api.ask("DELETE", f"/api/v1/nodes/{name}")
+        slices = f"{RESOURCES}/resourceslices"
+        self.wait(
+            lambda: not [row for row in self.api.items(slices) if row["spec"].get("nodeName") == name], "slices gone"
+        )
+
     # Objects
+
+    def apply(self, objects: list[dict]) -> None:
+        document = json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
+        command = [str(self.k3s), "kubectl", "--kubeconfig", str(self.plane.kubeconfig), "apply", "--server-side"]
+        done = subprocess.run(
+            [*command, "--force-conflicts", "-f", "-"], input=document, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+
+    def token(self, namespace: str, account: str, pod: dict | None = None) -> str:
+        """For a service account: one that any process may hold, or that of a pod."""
+        spec: dict = {"expirationSeconds": 7200}
+        if pod:
+            reference = {"apiVersion": "v1", "kind": "Pod", "name": pod["metadata"]["name"]}
+            spec["boundObjectRef"] = {**reference, "uid": pod["metadata"]["uid"]}
+        request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
+        path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token"
+        return self.api.ask("POST", path, request)["status"]["token"]
 
     def device_class(self, name: str, expression: str) -> None:
         spec = {"selectors": [{"cel": {"expression": expression}}]}

@@ -31,7 +31,7 @@ def figures(pytestconfig):
     return pytestconfig.stash[FIGURES]
 
 
-@pytest.fixture(scope="module", params=FORMS, ids=[name.replace(" ", "-") for name in FORMS])
+@pytest.fixture(scope="session", params=FORMS, ids=[name.replace(" ", "-") for name in FORMS])
 def bed(request, figures):
     if not os.environ.get("DRA_JUDGE"):
         pytest.skip("not verified: needs Go, and minutes (make dra-judge)")

@@ -6,14 +6,13 @@ import os
 import subprocess
 
 import dra_bed
-from dra_bed import RESOURCES
 
 POOLS = [{"resourceName": "rails", "rdmaHcaMax": 8, "selectors": {"vendors": ["15b3"], "linkTypes": ["infiniband"]}}]
 ROUNDS = os.environ.get("DRA_ROUNDS") or "5"
 
 
 def test_the_kubelet_and_the_driver_agree_in_every_case(bed):
-    node = bed.node("node1", "a100-8x-cx6")
+    node = bed.node("judged", "a100-8x-cx6")
     ports = sorted((node.tree / "sys/class/infiniband").glob("*/ports/1/state"))
     command = [
         *(bed.built / "kubelet-judge", "-kubeconfig", bed.plane.kubeconfig, "-base", node.base, "-cdi-dir", node.cdi),
@@ -32,18 +31,13 @@ def test_the_kubelet_and_the_driver_agree_in_every_case(bed):
     log = (node.base / "driver.log").read_text()
     assert done.returncode == 0, f"{done.stdout}{done.stderr}\n{log[-4000:]}"
     assert "Traceback" not in log, log[-4000:]
+    bed.remove(node.name)
 
 
 def test_slices_go_with_the_node(bed):
     """Their owner is the Node object: the garbage collector takes them."""
-    node = bed.node("node3", "gh200-cx7-roce")
+    node = bed.node("leaving", "gh200-cx7-roce")
     node.kubelet()
     node.daemon([{"resourceName": "rails", "rdmaHcaMax": 8, "selectors": {"vendors": ["15b3"]}}])
-    bed.wait(lambda: node.devices("rdma.gpufabric.io"), "slices")
-    node.end("daemon", kill=True)
-    node.end("kubelet", kill=True)
-    bed.api.ask("DELETE", "/api/v1/nodes/node3")
-    bed.wait(
-        lambda: not [row for row in bed.api.items(f"{RESOURCES}/resourceslices") if row["spec"]["nodeName"] == "node3"],
-        "slices gone",
-    )
+    bed.wait(lambda: node.devices(dra_bed.DRIVER), "slices")
+    bed.remove("leaving")

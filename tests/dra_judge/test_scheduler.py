@@ -6,7 +6,8 @@ import collections
 import time
 
 import pytest
-from dra_bed import DRIVER, GPU_DRIVER, PODS, ROOT, Refused, attribute
+from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import dra
+from dra_bed import DRIVER, GPU_DRIVER, RESOURCES, ROOT, Api, Refused, attribute
 
 FIXTURES = {"node1": "a100-8x-cx6", "node2": "h100-8x-cx7-ib"}
 POOLS = [{"resourceName": "rails", "rdmaHcaMax": 4, "selectors": {"vendors": ["15b3"], "linkTypes": ["infiniband"]}}]
@@ -18,21 +19,79 @@ ALIGNED = {"requests": ["gpu", "rail"], "matchAttribute": ROOT}
 
 @pytest.fixture(scope="module")
 def cluster(bed):
-    """Both nodes with their drivers, once all slices are there."""
+    """Both nodes with their drivers, once all slices are there.
+
+    Ours has the rights and the classes that the collection gives. Of the two forms of credential each bed tries one: an
+    account a node, as for the systemd service, or the token of a pod, as for the DaemonSet.
+    """
+    bed.in_pods = bool(bed.gates)
+    bed.space = "kube-system" if bed.in_pods else "gpufabric-rdma"
+    nodes = [{"name": name, "rails": dict.fromkeys(range(8))} for name in FIXTURES]
+    settings = {"in_pods": bed.in_pods, "namespace": bed.space, "extended_resources": False}
+    bed.apply(dra.objects(nodes, settings))
     bed.device_class(GPU_DRIVER, f"device.driver == '{GPU_DRIVER}'")
-    rail = f"device.attributes['{DRIVER}']"
-    bed.device_class(f"rail.{DRIVER}", f"device.driver == '{DRIVER}' && 'rail' in {rail}")
-    for index in range(8):
-        expression = f"device.driver == '{DRIVER}' && 'rail' in {rail} && {rail}.rail == {index}"
-        bed.device_class(f"rail-{index}.{DRIVER}", expression)
     for name, fixture in FIXTURES.items():
         node = bed.node(name, fixture)
+        node.token = credential(bed, name)
+        node.use(node.token)
         node.kubelet()
         node.gpus()
         node.daemon(POOLS)
     for node in bed.nodes.values():
         bed.wait(lambda node=node: node.devices(GPU_DRIVER) and node.devices(DRIVER), f"slices of {node.name}")
     return bed
+
+
+def credential(bed, name):
+    if not bed.in_pods:
+        return bed.token(bed.space, f"{dra.ACCOUNT_OF_NODE}{name}")
+    pods = f"/api/v1/namespaces/{bed.space}/pods"
+    spec = {"nodeName": name, "serviceAccountName": dra.ACCOUNT, "containers": [{"name": "main", "image": "none"}]}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": f"plugin-{name}"}, "spec": spec}
+    return bed.token(bed.space, dra.ACCOUNT, bed.api.ask("POST", pods, pod))
+
+
+def refused(api, method, path, body=None):
+    with pytest.raises(Refused) as error:
+        api.ask(method, path, body)
+    return f"{error.value.code} {error.value.message}"
+
+
+def test_a_node_writes_its_own_slices_and_no_others(cluster):
+    """Tried with the credential of node1's daemon; what is dry is admitted, and refused, all the same."""
+    api = Api(cluster.plane.kubeconfig, cluster.nodes["node1"].token)
+    slices, dry = f"{RESOURCES}/resourceslices", "?dryRun=All"
+
+    def made(node, driver=DRIVER, pool=None):
+        spec = {"driver": driver, "nodeName": node, "devices": []}
+        spec["pool"] = {"name": pool or node, "generation": 99, "resourceSliceCount": 1}
+        document = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice"}
+        return {**document, "metadata": {"name": f"tried-{node}"}, "spec": spec}
+
+    def of(node):
+        found = [row for row in api.items(slices) if row["spec"]["driver"] == DRIVER]
+        return next(row for row in found if row["spec"]["nodeName"] == node)
+
+    api.ask("POST", slices + dry, made("node1"))
+    other = of("node2")
+    path = f"{slices}/{other['metadata']['name']}"
+    said = [refused(api, "POST", slices + dry, made("node2")), refused(api, "PUT", path + dry, other)]
+    said.append(refused(api, "DELETE", path + dry))
+    assert all(text.startswith("403") and "node1" in text and "node2" in text for text in said), said
+    assert refused(api, "POST", slices + dry, made("node1", GPU_DRIVER)).startswith("403")
+    assert refused(api, "POST", slices + dry, made("node1", pool="node2")).startswith("403")
+    assert refused(api, "GET", "/api/v1/nodes").startswith("403")
+    assert refused(api, "GET", "/api/v1/namespaces/default/secrets").startswith("403")
+    form = "a pod's token" if cluster.in_pods else "an account a node"
+    cluster.figures.append(f"{cluster.form}: {form}: node1 on node2's slices: {said[0]}")
+
+
+def test_a_token_that_names_no_node_writes_nothing(cluster):
+    if not cluster.in_pods:
+        pytest.skip("an account a node has the node's name in its own")
+    api = Api(cluster.plane.kubeconfig, cluster.token(cluster.space, dra.ACCOUNT))
+    name = next(row["metadata"]["name"] for row in api.items(f"{RESOURCES}/resourceslices"))
+    assert "names no node" in refused(api, "DELETE", f"{RESOURCES}/resourceslices/{name}?dryRun=All")
 
 
 def hca(device):
@@ -144,9 +203,3 @@ def test_pods_are_refused_by_nobody(cluster):
     for node in cluster.nodes.values():
         refused = [line for line in node.log("kubelet").read_text().splitlines() if " refused: " in line]
         assert not refused, refused
-
-
-def test_the_api_server_refuses_nothing_to_us(cluster):
-    """A sanity check of these tests: the client does raise what is refused."""
-    with pytest.raises(Refused):
-        cluster.api.ask("GET", f"{PODS}/absent")
