@@ -293,7 +293,7 @@ class Bed:
 @contextlib.contextmanager
 def running(gates: tuple[str, ...] = ()) -> Iterator[Bed]:
     # Paths of sockets hold 107 characters; a node is a thousand files.
-    with tempfile.TemporaryDirectory(prefix="dra", dir=MEMORY) as folder:
+    with tempfile.TemporaryDirectory(prefix="dra", dir=MEMORY, ignore_cleanup_errors=True) as folder:
         bed = Bed(pathlib.Path(folder), gates)
         try:
             yield bed

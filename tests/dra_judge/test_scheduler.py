@@ -6,13 +6,17 @@ import collections
 import time
 
 import pytest
+import yaml
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import dra
-from dra_bed import DRIVER, GPU_DRIVER, RESOURCES, ROOT, Api, Refused, attribute
+from dra_bed import CHECKOUT, DRIVER, GPU_DRIVER, RESOURCES, ROOT, Api, Refused, attribute
 
 FIXTURES = {"node1": "a100-8x-cx6", "node2": "h100-8x-cx7-ib"}
 POOLS = [{"resourceName": "rails", "rdmaHcaMax": 4, "selectors": {"vendors": ["15b3"], "linkTypes": ["infiniband"]}}]
 PLACEMENTS = 100
-GPU = {"deviceClassName": GPU_DRIVER}
+# The class of the examples; here it stands for the double's devices.
+GPU_CLASS = "gpu.nvidia.com"
+EXAMPLES = CHECKOUT / "docs/examples/dra"
+GPU = {"deviceClassName": GPU_CLASS}
 RAIL = {"deviceClassName": f"rail.{DRIVER}"}
 ALIGNED = {"requests": ["gpu", "rail"], "matchAttribute": ROOT}
 
@@ -29,7 +33,7 @@ def cluster(bed):
     nodes = [{"name": name, "rails": dict.fromkeys(range(8))} for name in FIXTURES]
     settings = {"in_pods": bed.in_pods, "namespace": bed.space, "extended_resources": False}
     bed.apply(dra.objects(nodes, settings))
-    bed.device_class(GPU_DRIVER, f"device.driver == '{GPU_DRIVER}'")
+    bed.device_class(GPU_CLASS, f"device.driver == '{GPU_DRIVER}'")
     for name, fixture in FIXTURES.items():
         node = bed.node(name, fixture)
         node.token = credential(bed, name)
@@ -49,6 +53,13 @@ def credential(bed, name):
     spec = {"nodeName": name, "serviceAccountName": dra.ACCOUNT, "containers": [{"name": "main", "image": "none"}]}
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": f"plugin-{name}"}, "spec": spec}
     return bed.token(bed.space, dra.ACCOUNT, bed.api.ask("POST", pods, pod))
+
+
+def example(cluster, name):
+    """Applies the template of an example as it stands."""
+    documents = yaml.safe_load_all((EXAMPLES / f"{name}.yaml").read_text())
+    found = [document for document in documents if document["kind"] == "ResourceClaimTemplate"]
+    cluster.apply([{**one, "metadata": {**one["metadata"], "namespace": "default"}} for one in found])
 
 
 def refused(api, method, path, body=None):
@@ -100,12 +111,12 @@ def hca(device):
 
 def test_pairs_are_aligned_in_every_placement(cluster):
     """GPU and rail of one PCIe root, as many at a time as there are GPUs, until a hundred were placed."""
-    cluster.template("pair", {"gpu": GPU, "rail": RAIL}, [ALIGNED])
+    example(cluster, "gpu-and-its-rail")
     roots, hcas, slowest, placed, start = collections.Counter(), collections.Counter(), 0.0, 0, time.monotonic()
     while placed < PLACEMENTS:
         names = [f"pair-{placed + number}" for number in range(min(16, PLACEMENTS - placed))]
         for name in names:
-            cluster.pod(name, "pair")
+            cluster.pod(name, "gpu-and-its-rail")
         slowest = max(
             slowest,
             cluster.wait(lambda names=names: all(cluster.phases()[name] == "Running" for name in names), "pods run"),
@@ -125,6 +136,46 @@ def test_pairs_are_aligned_in_every_placement(cluster):
         f"{cluster.form}: {placed} of {placed} pairs of GPU and rail on one PCIe root, {len(roots)} roots,"
         f" {len(hcas)} HCAs, {time.monotonic() - start:.0f} s; 16 pods at once run after {slowest:.1f} s at most"
     )
+
+
+def test_a_node_of_eight_gpus_and_eight_rails_is_one_claim(cluster):
+    """The example for whole nodes: each node takes one pod, each of its GPUs has the rail at its root."""
+    example(cluster, "eight-gpus-and-eight-rails")
+    names = [f"whole-{number}" for number in range(len(FIXTURES) + 1)]
+    for name in names:
+        cluster.pod(name, "eight-gpus-and-eight-rails")
+    full = len(FIXTURES)
+    took = cluster.wait(lambda: sum(cluster.phases()[name] == "Running" for name in names) == full, "whole nodes")
+    ran = [name for name in names if cluster.phases()[name] == "Running"]
+    (left,) = set(names) - set(ran)
+    cluster.wait(lambda: cluster.reason(left), "the scheduler's reason")
+    for name in ran:
+        got = cluster.allocation(name)
+        rails = [got[f"rail{number}"][1] for number in range(8)]
+        assert [attribute(rail, "rail") for rail in rails] == list(range(8))
+        for number, rail in enumerate(rails):
+            assert attribute(rail, ROOT) == attribute(got[f"gpu{number}"][1], ROOT), (name, number, got)
+    for name in names:
+        cluster.delete(name)
+    cluster.wait(lambda: cluster.gone(names), "pods and claims gone")
+    cluster.figures.append(f"{cluster.form}: eight GPUs and eight rails in one claim, each pair aligned: {took:.1f} s")
+
+
+def test_two_rails_of_one_numa_node(cluster):
+    if not cluster.gates:
+        pytest.skip("the example needs DRAConsumableCapacity")
+    example(cluster, "two-rails-of-one-numa-node")
+    names = [f"numa-{number}" for number in range(4)]
+    for name in names:
+        cluster.pod(name, "two-rails-of-one-numa-node")
+    cluster.wait(lambda: all(cluster.phases()[name] == "Running" for name in names), "pods run")
+    for name in names:
+        found = [device for _node, device in cluster.allocation(name).values()]
+        assert len({attribute(device, "numaNode") for device in found}) == 1
+        assert len({attribute(device, "rail") for device in found}) == 2
+    for name in names:
+        cluster.delete(name)
+    cluster.wait(lambda: cluster.gone(names), "pods and claims gone")
 
 
 def test_what_cannot_be_stays_pending_with_the_reason(cluster):
