@@ -1,7 +1,7 @@
 """Shared RDMA over DRA on a lab node: claims that share an HCA, a GPU's double beside it, restarts and a reset.
 
-The node's fabric NICs are each behind a PCIe root of their own (pxb-pcie). What plays a GPU is the root port beside each:
-the double of a GPU's driver (lab/testbed/dra) offers the functions of one PCI class.
+The node's fabric NICs are each behind a PCIe root of their own (pxb-pcie). What plays a GPU is the root port above
+each: the double of a GPU's driver (lab/testbed/dra) offers the functions of one PCI class.
 """
 
 from __future__ import annotations
@@ -187,20 +187,17 @@ def test_two_claims_share_one_hca_and_both_speak(over_dra):
 
 
 def test_restarts_change_nothing_for_running_claims(over_dra):
-    before = (
-        files(over_dra),
-        set(slices(over_dra)),
-        [over_dra.get("pod", name, "-n", SPACE) for name in ("one", "other")],
-    )
+    pods = [over_dra.get("pod", name, "-n", SPACE) for name in ("one", "other")]
+    specs, offered = files(over_dra), set(slices(over_dra))
     for service in ("rdma-device-plugin", over_dra.kubelet_service(over_dra.server)):
         for number in range(ROUNDS):
             with over_dra.timed(f"DRA: {service} restarted, slices and driver back (round {number + 1})"):
                 over_dra.node(over_dra.server, f"systemctl restart {service}")
-                over_dra.wait(lambda: set(slices(over_dra)) == before[1], "the same slices", PATIENCE)
+                over_dra.wait(lambda: set(slices(over_dra)) == offered, "the same slices", PATIENCE)
                 start(over_dra, pod(over_dra, "next", "rail0"))
             remove(over_dra, "next")
-            assert files(over_dra) == before[0]
-    for was in before[2]:
+            assert files(over_dra) == specs
+    for was in pods:
         now = over_dra.get("pod", was["metadata"]["name"], "-n", SPACE)
         assert now["metadata"]["uid"] == was["metadata"]["uid"]
         assert now["status"]["containerStatuses"][0]["restartCount"] == 0
