@@ -29,9 +29,9 @@ def test_the_kubelet_and_the_driver_agree_in_every_case(bed):
     )
     bed.figures += [f"{bed.form}: the kubelet's code over the driver", *done.stdout.splitlines()]
     log = (node.base / "driver.log").read_text()
+    bed.remove(node.name)
     assert done.returncode == 0, f"{done.stdout}{done.stderr}\n{log[-4000:]}"
     assert "Traceback" not in log, log[-4000:]
-    bed.remove(node.name)
 
 
 def test_slices_go_with_the_node(bed):

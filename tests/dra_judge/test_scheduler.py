@@ -41,7 +41,7 @@ def cluster(bed):
         node.kubelet()
         node.gpus()
         node.daemon(POOLS)
-    for node in bed.nodes.values():
+    for node in map(bed.nodes.get, FIXTURES):
         bed.wait(lambda node=node: node.devices(GPU_DRIVER) and node.devices(DRIVER), f"slices of {node.name}")
     return bed
 

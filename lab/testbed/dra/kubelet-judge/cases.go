@@ -96,10 +96,19 @@ func (j *judge) offers() (string, error) {
 	return fmt.Sprintf("%d %s of %d HCAs", len(j.offered), form, len(hcas)), nil
 }
 
-// start prepares a pod's claims and returns the CDI devices of its container.
+// start prepares a pod's claims and returns the CDI devices of its container. While a driver that came back registers, the
+// kubelet knows none for a moment; its pod worker tries again.
 func (j *judge) start(pod *v1.Pod) ([]string, error) {
 	j.kubelet.admit(pod)
-	if err := j.kubelet.manager.PrepareResources(j.ctx, pod); err != nil {
+	var refused error
+	err := within(soon, func() error {
+		refused = j.kubelet.manager.PrepareResources(j.ctx, pod)
+		if refused != nil && strings.Contains(refused.Error(), "is not registered") {
+			return refused
+		}
+		return nil
+	})
+	if err := errors.Join(err, refused); err != nil {
 		return nil, err
 	}
 	return j.handed(pod)
@@ -596,10 +605,12 @@ func (j *judge) healthStream() (string, error) {
 	}
 	current := func() (v1.ResourceHealthStatus, error) {
 		status := v1.PodStatus{ContainerStatuses: []v1.ContainerStatus{{Name: "main"}}}
+		seen := pod.DeepCopy() // the kubelet looks for claims where those made from templates are named
 		for _, claim := range claims {
-			status.ResourceClaimStatuses = append(status.ResourceClaimStatuses, v1.PodResourceClaimStatus{Name: claim, ResourceClaimName: &claim})
+			seen.Status.ResourceClaimStatuses = append(seen.Status.ResourceClaimStatuses,
+				v1.PodResourceClaimStatus{Name: claim, ResourceClaimName: &claim})
 		}
-		j.kubelet.manager.UpdateAllocatedResourcesStatus(pod, &status)
+		j.kubelet.manager.UpdateAllocatedResourcesStatus(seen, &status)
 		for _, resource := range status.ContainerStatuses[0].AllocatedResourcesStatus {
 			for _, one := range resource.Resources {
 				return one.Health, nil
