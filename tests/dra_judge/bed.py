@@ -75,7 +75,12 @@ class Node:
         tree.lay_out(tree.load(fixture), self.tree)
         room = {"cpu": "192", "memory": "2Ti", "pods": "1000"}
         status = {"capacity": room, "allocatable": room, "conditions": [{"type": "Ready", "status": "True"}]}
-        node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}, "status": status}
+        node = {
+            "apiVersion": "v1",
+            "kind": "Node",
+            "metadata": {"name": name, "labels": {"pool": name}},
+            "status": status,
+        }
         bed.api.ask("POST", "/api/v1/nodes", node)
         # What the node controller does when the kubelet reports.
         bed.api.ask("PATCH", f"/api/v1/nodes/{name}", {"spec": {"taints": None}}, "application/merge-patch+json")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import collections
+import os
+import signal
 import time
 
 import pytest
@@ -13,6 +15,7 @@ from dra_bed import CHECKOUT, DRIVER, GPU_DRIVER, RESOURCES, ROOT, Api, Refused,
 FIXTURES = {"node1": "a100-8x-cx6", "node2": "h100-8x-cx7-ib"}
 POOLS = [{"resourceName": "rails", "rdmaHcaMax": 4, "selectors": {"vendors": ["15b3"], "linkTypes": ["infiniband"]}}]
 PLACEMENTS = 100
+AWAY = float(os.environ.get("DRA_AWAY_SECONDS") or 40)
 # The class of the examples; here it stands for the double's devices.
 GPU_CLASS = "gpu.nvidia.com"
 EXAMPLES = CHECKOUT / "docs/examples/dra"
@@ -240,6 +243,56 @@ def test_an_hca_has_as_many_claims_as_shares_and_no_more(cluster):
     for name in names:
         cluster.delete(name)
     cluster.wait(lambda: cluster.gone(names), "pods and claims gone")
+
+
+def usable(node, name):
+    """Whether pods may still get a port of this HCA."""
+    found = [device for device in node.devices(DRIVER).values() if hca(device) == name]
+    return bool(found) and not any(device.get("taints") for device in found)
+
+
+def set_port(node, name, state):
+    path = node.tree / f"sys/class/infiniband/{name}/ports/1/state"
+    path.with_suffix(".new").write_text(f"{state}\n")
+    path.with_suffix(".new").rename(path)
+
+
+def test_a_port_that_goes_down_leaves_or_is_tainted_and_comes_back(cluster):
+    node = cluster.nodes["node1"]
+    name = hca(next(iter(node.devices(DRIVER).values())))
+    set_port(node, name, "1: DOWN")
+    down = cluster.wait(lambda: not usable(node, name), f"{name} is not usable")
+    set_port(node, name, "4: ACTIVE")
+    up = cluster.wait(lambda: usable(node, name), f"{name} is usable again")
+    cluster.figures.append(f"{cluster.form}: port down to slice {down:.1f} s, up to slice {up:.1f} s (polled files)")
+
+
+def test_an_api_server_that_hangs_takes_nothing_away(cluster):
+    """Claims stay prepared, the daemon stays registered; what happened meanwhile is in the slices afterwards."""
+    node = cluster.nodes["node1"]
+    name = hca(next(iter(node.devices(DRIVER).values())))
+    cluster.template("held", {"rail": RAIL}, [])
+    cluster.pod("held", "held", nodeSelector={"pool": node.name})
+    cluster.wait(lambda: cluster.phases()["held"] == "Running", "pod runs")
+    files = sorted(path.name for path in node.cdi.iterdir())
+    assert files
+    cluster.plane.signal("kube-apiserver", signal.SIGSTOP)
+    try:
+        set_port(node, name, "1: DOWN")
+        time.sleep(AWAY)
+        node.require()
+        assert sorted(path.name for path in node.cdi.iterdir()) == files
+        assert (node.base / f"plugins/{DRIVER}/dra.sock").exists()
+    finally:
+        cluster.plane.signal("kube-apiserver", signal.SIGCONT)
+    took = cluster.wait(lambda: not usable(node, name), f"{name} is not usable")
+    set_port(node, name, "4: ACTIVE")
+    cluster.wait(lambda: usable(node, name), f"{name} is usable again")
+    cluster.delete("held")
+    cluster.wait(lambda: cluster.gone(["held"]), "pod and claim gone")
+    cluster.figures.append(
+        f"{cluster.form}: API server away for {AWAY:.0f} s: slices right {took:.1f} s after it came back"
+    )
 
 
 def test_nothing_is_left_on_the_nodes(cluster):

@@ -81,6 +81,15 @@ class ControlPlane:
         code = self.process.poll() if self.process else None
         assert code is None, f"the control plane ended with {code}, see {self.log}"
 
+    def signal(self, component: str, number: int) -> None:
+        """To one component, such as kube-apiserver: SIGSTOP makes an API server that takes calls and never answers."""
+        found = pathlib.Path(f"/proc/{self.process.pid}/task").glob("*/children")
+        for child in (word for path in found for word in path.read_text().split()):
+            if component in pathlib.Path(f"/proc/{child}/cmdline").read_text().split("\0"):
+                os.kill(int(child), number)
+                return
+        raise AssertionError(f"{component} does not run; see {self.log}")
+
     def stop(self) -> None:
         if self.process:
             self.process.terminate()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import pathlib
 import re
 import subprocess
@@ -117,6 +118,31 @@ def test_the_test_bed_is_built_from_what_the_lock_ships():
     assert {name: containers.recipes()[name].reference for name in references} == {
         name: rows[of]["reference"] for name, of in references.items()
     }
+
+
+def test_components_get_their_arguments_as_from_k3s():
+    """The double's own test, in Go: name=value, name+=value and name-=value."""
+    try:
+        go, _version = programs.find_go()
+    except settings.LabError as error:
+        pytest.skip(f"not verified: {error}")
+    done = subprocess.run(
+        [go, "test", "-trimpath", "-vet=off", "./flags"],
+        cwd=programs.PARTS["k3s"].source,
+        env={**os.environ, **programs.ENVIRONMENT},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_double_has_what_dra_needs():
+    """They are on in k3s: none may be among what the double leaves out."""
+    text = (programs.PARTS["k3s"].source / "server.go").read_text()
+    left_out = text[text.index("const unusedAdmission") : text.index("func runServer")]
+    for name in ("ValidatingAdmissionPolicy", "resourceclaim-controller", "statefulset-controller", "job-controller"):
+        assert not re.search(rf"[\",-]{name}[\",]", left_out), name
 
 
 def test_every_module_has_its_sums():
