@@ -40,7 +40,7 @@ TEMPLATES = f"{RESOURCES}/namespaces/default/resourceclaimtemplates"
 PODS = "/api/v1/namespaces/default/pods"
 GATES = ("DRAConsumableCapacity=true", "DRADeviceTaints=true", "ResourceHealthStatus=true")
 # Nothing here is heavy, but other work may have the cores.
-PATIENCE = 120.0
+PATIENCE = 300.0
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 

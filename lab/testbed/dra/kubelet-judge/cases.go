@@ -81,7 +81,7 @@ func (j *judge) deviceClass() error {
 }
 
 func (j *judge) offers() (string, error) {
-	err := within(30*time.Second, func() (err error) { j.offered, err = j.slices(); return err })
+	err := within(2*time.Minute, func() (err error) { j.offered, err = j.slices(); return err })
 	if err != nil {
 		return "", err
 	}
