@@ -33,6 +33,8 @@ class Look:
 
     def __init__(self, browser, path, scheme="light", width=1280, height=900):
         self.context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": height})
+        # Far beyond LOAD_LIMIT: a page that is late on a busy machine is a figure in the table, not a broken run.
+        self.context.set_default_timeout(180_000)
         self.page = self.context.new_page()
         self.requests, self.complaints = [], []
         self.page.on("request", lambda request: self.requests.append(request.url))
