@@ -1,7 +1,8 @@
 """browser.py FOLDER [--pictures FOLDER]: the pages in headless Chromium, measured; exit code 1 on a fault.
 
-For each page: size, load time, requests besides the page itself (0), findings of axe-core (0; the table counts
-those that are serious or critical first) in light and dark, whole-page overflow on a narrow screen, keyboard, links into folded nodes, and what print shows.
+For each page: size, load time, requests besides the page itself (0), findings of axe-core in light and dark (0; the
+table gives the grave of all), whole-page overflow on a narrow screen, keyboard, links into folded nodes, and what print
+shows.
 The gates are tried first on pages with a planted fault.
 """
 
