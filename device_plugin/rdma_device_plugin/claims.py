@@ -111,7 +111,7 @@ def _result(one: Any, key: Key, node: str) -> Result:
 
 
 def _no_parameters(allocation: Any, key: Key) -> None:
-    """Parameters that are not understood must not be ignored: somebody relies on them."""
+    """Parameters that are not understood must not be ignored: someone relies on them."""
     listed = _at(allocation, "devices", "config")
     for one in listed if isinstance(listed, list) else ():
         if _at(one, "opaque", "driver") == DRIVER:

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Keeps the node's ResourceSlices what they should be: writes, reads back, and writes again what somebody removed.
+"""Keeps the node's ResourceSlices what they should be: writes, reads back, and writes again what someone removed.
 
 A starting kubelet deletes its node's slices, and an API server drops fields of gates that are off without a word: the
 form is chosen by what it kept of a dry run, and every answer is compared with what was sent.
@@ -178,7 +178,7 @@ class Publisher:
 
     async def _carry_out(self, step: slices.Step) -> None:
         if step.verb == "delete":
-            self._seen.pop(step.name, None)  # before: the watch must not take it for somebody else's
+            self._seen.pop(step.name, None)  # before: the watch must not take it for someone else's
         answer = await self._api.write(step)
         self.writes += 1
         if step.verb == "delete":

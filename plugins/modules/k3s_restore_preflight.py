@@ -13,9 +13,6 @@ description:
   - Refuses a backup that is damaged, or was made by another cluster or another version of k3s, nodes that do not
     answer, servers that the run leaves out, and a token that was changed after the backup.
   - Asks for consent with what it would do. Knows a restore that was cut off, and one that is done.
-
-requirements:
-  - netaddr (the Python library, on the controller)
 author:
   - The gpufabric founders (@gpufabric)
 attributes:

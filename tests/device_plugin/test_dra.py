@@ -70,7 +70,7 @@ def checkpointed(base):
 def test_it_registers_as_a_dra_driver(base, node, kubelet, api):
     with dra(base, node, api) as plugin:
         assert kubelet.wait(lambda: kubelet.count("notified"))
-        info = next(entry[2] for entry in kubelet.log if entry[0] == "info")
+        info = next(line[2] for line in kubelet.log if line[0] == "info")
         assert (info.type, info.name) == ("DRAPlugin", DRIVER)
         assert list(info.supported_versions) == ["v1.DRAPlugin", "v1beta1.DRAPlugin", "v1alpha1.DRAResourceHealth"]
         assert info.endpoint == f"{base}/plugins/{DRIVER}/dra.sock"

@@ -122,7 +122,7 @@ def test_pairs_are_aligned_in_every_placement(cluster):
             cluster.pod(name, "gpu-and-its-rail")
         slowest = max(
             slowest,
-            cluster.wait(lambda names=names: all(cluster.phases()[name] == "Running" for name in names), "pods run"),
+            cluster.wait(lambda names=names: all(cluster.phases()[pod] == "Running" for pod in names), "pods run"),
         )
         for name in names:
             got = cluster.allocation(name)
@@ -148,7 +148,7 @@ def test_a_node_of_eight_gpus_and_eight_rails_is_one_claim(cluster):
     for name in names:
         cluster.pod(name, "eight-gpus-and-eight-rails")
     full = len(FIXTURES)
-    took = cluster.wait(lambda: sum(cluster.phases()[name] == "Running" for name in names) == full, "whole nodes")
+    took = cluster.wait(lambda: sum(cluster.phases()[pod] == "Running" for pod in names) == full, "whole nodes")
     ran = [name for name in names if cluster.phases()[name] == "Running"]
     (left,) = set(names) - set(ran)
     cluster.wait(lambda: cluster.reason(left), "the scheduler's reason")
@@ -171,7 +171,7 @@ def test_two_rails_of_one_numa_node(cluster):
     names = [f"numa-{number}" for number in range(4)]
     for name in names:
         cluster.pod(name, "two-rails-of-one-numa-node")
-    cluster.wait(lambda: all(cluster.phases()[name] == "Running" for name in names), "pods run")
+    cluster.wait(lambda: all(cluster.phases()[pod] == "Running" for pod in names), "pods run")
     for name in names:
         found = [device for _node, device in cluster.allocation(name).values()]
         assert len({attribute(device, "numaNode") for device in found}) == 1
@@ -205,7 +205,7 @@ def test_rails_of_one_claim_are_different_hcas(cluster):
         names = [f"{form}-{number}" for number in range(6)]
         for name in names:
             cluster.pod(name, form)
-        cluster.wait(lambda names=names: all(cluster.phases()[name] == "Running" for name in names), "pods run")
+        cluster.wait(lambda names=names: all(cluster.phases()[pod] == "Running" for pod in names), "pods run")
         for name in names:
             found = [hca(device) for _node, device in cluster.allocation(name).values()]
             assert len(set(found)) == len(requests), (name, found)
@@ -235,7 +235,7 @@ def test_an_hca_has_as_many_claims_as_shares_and_no_more(cluster):
     names = [f"share-{number}" for number in range(shares + 1)]
     for name in names:
         cluster.pod(name, "rail0")
-    cluster.wait(lambda: sum(cluster.phases()[name] == "Running" for name in names) == shares, f"{shares} pods run")
+    cluster.wait(lambda: sum(cluster.phases()[pod] == "Running" for pod in names) == shares, f"{shares} pods run")
     (left,) = (name for name in names if cluster.phases()[name] == "Pending")
     cluster.wait(lambda: cluster.reason(left), "the scheduler's reason")
     cluster.delete(next(name for name in names if name != left))

@@ -365,7 +365,7 @@ def allocate(state, pod) -> None:
             if all(len({json.dumps(one["attributes"].get(name)) for one in picked}) == 1 for name in same)
         )
         chosen = [{**device, "request": name} for name, device in zip(names, chosen)]
-        results = [{key: one[key] for key in ("request", "driver", "pool", "device")} for one in chosen]
+        results = [{field: one[field] for field in ("request", "driver", "pool", "device")} for one in chosen]
         claim = {
             "apiVersion": "resource.k8s.io/v1",
             "kind": "ResourceClaim",

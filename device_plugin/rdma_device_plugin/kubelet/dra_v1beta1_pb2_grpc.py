@@ -56,7 +56,7 @@ class DRAPluginServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def NodePrepareResources(self, request, context):
-        """An error of the call fails all claims; that of one claim belongs into its answer. Each claim of the request has to
+        """An error of the call fails all claims; that of one claim belongs in its answer. Each claim of the request has to
         have an answer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

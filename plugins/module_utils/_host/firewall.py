@@ -300,7 +300,7 @@ def answers(state: dict, needs: list[dict]) -> list[dict]:
             unread = what == OPEN and bool(state["unread"])
             found.append(
                 {
-                    **{key: need[key] for key in ("id", "what", "hook", "protocol")},
+                    **{name: need[name] for name in ("id", "what", "hook", "protocol")},
                     "state": NOT_KNOWN if unread else what,
                     "ports": _written(place["ports"]),
                     "every": _total(place["ports"]) == _total(parts),

@@ -13,11 +13,12 @@ from .kubectl import Kubectl, KubectlError
 from .objects import unknown_types
 
 TYPES = ("nodes", "services", "namespaces", "daemonsets.apps", "configmaps")
+RUNTIME_CLASSES = "runtimeclasses.node.k8s.io"
 OPTIONAL = (
     "network-attachment-definitions.k8s.cni.cncf.io",
     "ippools.nv-ipam.nvidia.com",
     "nicclusterpolicies.mellanox.com",
-    "runtimeclasses.node.k8s.io",
+    RUNTIME_CLASSES,
     *dra.TYPES,
 )
 # Where device plugins register, and the label with which Pod Security rejects them.
@@ -55,7 +56,7 @@ def read(kubectl: Kubectl) -> tuple[dict | None, str | None]:
         ),
         "namespaces": [item["metadata"]["name"] for item in items if item["kind"] == "Namespace"],
         "runtime_classes": [item["metadata"]["name"] for item in items if item["kind"] == "RuntimeClass"]
-        if OPTIONAL[-1] in kinds
+        if RUNTIME_CLASSES in kinds
         else None,
         "cni": cni_objects(items),
         "policies": [

@@ -9,7 +9,6 @@ moves RDMA past the kernel, so no firewall of the node sees it; a software one (
 
 from __future__ import annotations
 
-import ipaddress
 
 from ...module_utils._core import text as core_text
 from ...module_utils._core.change import Finding
@@ -49,8 +48,8 @@ def _known(node: dict) -> dict:
 
 def _literal(text: str) -> str | None:
     try:
-        return str(ipaddress.ip_address(text))
-    except ValueError:
+        return str(netaddr.IPAddress(text))
+    except (ValueError, netaddr.AddrFormatError):
         return None
 
 
@@ -113,11 +112,8 @@ def _need(what: str, protocol: str, ports: tuple[int, int], peers: list[dict], t
 
 def _sources(peers: list[dict]) -> list[str]:
     """The peers' addresses as networks: neighbours joined, and not one address more."""
-    networks = [ipaddress.ip_network(peer["address"], strict=False) for peer in peers]
-    found = []
-    for version in (4, 6):
-        found += ipaddress.collapse_addresses(network for network in networks if network.version == version)
-    return [str(network).removesuffix(f"/{network.max_prefixlen}") for network in found]
+    networks = netaddr.cidr_merge([netaddr.IPNetwork(peer["address"]).cidr for peer in peers])
+    return [str(network).removesuffix("/32" if network.version == 4 else "/128") for network in networks]
 
 
 def _peers(nodes: list[dict], address: str = "own") -> list[dict]:

@@ -148,7 +148,7 @@ def of_user(obj: str, claims: dict, state: dict, found: dict) -> list[dict]:
         devices = [(one, dra.device_of(found, one)) for one in claim["devices"]]
         made.append(check(identity, obj, PASSED, wanted, core_text.listing(map(_device, devices))))
         roots = {device["attributes"].get(PCIE_ROOT) for _one, device in devices if device}
-        kinds = {one["driver"] for one, _device in devices}
+        kinds = {one["driver"] for one in claim["devices"]}
         if DRIVER in kinds and len(kinds) > 1:
             good = len(roots) == 1 and None not in roots
             step = f"add a constraint to the claim: matchAttribute: {PCIE_ROOT} (docs/examples/dra)"

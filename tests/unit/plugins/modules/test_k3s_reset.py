@@ -18,6 +18,7 @@ NODE = """
 mkdir -p /srv/share /var/lib/rancher/k3s/server /var/lib/kubelet/pods /opt/double
 echo mine >/srv/share/file
 echo token >/var/lib/rancher/k3s/server/token
+rm -f /usr/sbin/ip*tables*-save /usr/sbin/ip*tables*-restore /usr/sbin/nft
 for name in iptables-save ip6tables-save; do printf '#!/bin/sh\n' >/usr/sbin/$name; chmod 755 /usr/sbin/$name; done
 """
 

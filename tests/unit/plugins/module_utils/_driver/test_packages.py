@@ -159,9 +159,9 @@ rdma-core:
         500 https://linux.mellanox.com/public/repo/doca/3.2.1/ubuntu24.04/x86_64 ./ Packages
         100 /var/lib/dpkg/status
      50.0-2ubuntu0.2 500
-        500 http://archive.ubuntu.com/ubuntu noble-updates/main amd64 Packages
+        500 http://mirror.example/ubuntu noble-updates/main amd64 Packages
      50.0-2build2 500
-        500 http://archive.ubuntu.com/ubuntu noble/main amd64 Packages
+        500 http://mirror.example/ubuntu noble/main amd64 Packages
 libibverbs1:
   Installed: 2510.0.11-1
   Candidate: 2510.0.11-1
@@ -169,7 +169,7 @@ libibverbs1:
  *** 2510.0.11-1 100
         100 /var/lib/dpkg/status
      50.0-2build2 500
-        500 http://archive.ubuntu.com/ubuntu noble/main amd64 Packages
+        500 http://mirror.example/ubuntu noble/main amd64 Packages
 librdmacm1t64:
   Installed: 2507mlnx58-1.2507097
   Candidate: 2507mlnx58-1.2507097
@@ -178,7 +178,7 @@ librdmacm1t64:
         500 file:/var/lib/gpufabric-rdma/doca-host-3.1.0/root/usr/share/doca-host-3.1.0/repo ./ Packages
         100 /var/lib/dpkg/status
      50.0-2build2 500
-        500 http://archive.ubuntu.com/ubuntu noble/main amd64 Packages
+        500 http://mirror.example/ubuntu noble/main amd64 Packages
 perftest:
   Installed: 25.10.0-0.128.g8f1c7ab
   Candidate: 25.10.0-0.128.g8f1c7ab
@@ -187,7 +187,7 @@ perftest:
         500 https://mirror.example.net/doca ./ Packages
         100 /var/lib/dpkg/status
      4.5-1 -1
-         -1 http://archive.ubuntu.com/ubuntu noble/universe amd64 Packages
+         -1 http://mirror.example/ubuntu noble/universe amd64 Packages
 mft:
   Installed: 4.34.1-10
   Candidate: 4.34.1-10
@@ -200,9 +200,9 @@ libibumad3:
   Candidate: 50.0-2ubuntu0.2
   Version table:
      50.0-2ubuntu0.2 500
-        500 http://archive.ubuntu.com/ubuntu noble-updates/main amd64 Packages
+        500 http://mirror.example/ubuntu noble-updates/main amd64 Packages
  *** 50.0-2build2 500
-        500 http://archive.ubuntu.com/ubuntu noble/main amd64 Packages
+        500 http://mirror.example/ubuntu noble/main amd64 Packages
         100 /var/lib/dpkg/status
 our-mlnx5-tool:
   Installed: 1.0mlnx5
@@ -226,7 +226,7 @@ def test_user_space_of_the_stack_is_known_by_where_it_came_from():
     replaced, foreign = packages.replaced_packages(installed, origins.parse_policy(POLICY, MIRROR))
     assert replaced == {name: installed[name] for name in ("libibverbs1", "librdmacm1t64", "perftest", "rdma-core")}
     assert foreign == ["mft"]
-    # A mirror that is not known to be one: its perftest is somebody's own.
+    # A mirror that is not known to be one: its perftest is someone's own.
     assert "perftest" not in packages.replaced_packages(installed, origins.parse_policy(POLICY, []))[0]
     assert packages.replaced_packages(installed, {}) == ({}, [])
 
