@@ -42,6 +42,7 @@ BUILT_IN = {
     "ClusterRole": "clusterroles.rbac.authorization.k8s.io",
     "ClusterRoleBinding": "clusterrolebindings.rbac.authorization.k8s.io",
     "CustomResourceDefinition": "customresourcedefinitions.apiextensions.k8s.io",
+    "RuntimeClass": "runtimeclasses.node.k8s.io",
     "DeviceClass": "deviceclasses.resource.k8s.io", "ResourceSlice": "resourceslices.resource.k8s.io",
     "ResourceClaim": "resourceclaims.resource.k8s.io",
     "ResourceClaimTemplate": "resourceclaimtemplates.resource.k8s.io",
@@ -55,6 +56,7 @@ GATED = {
     "DRADeviceTaints": ("ResourceSlice", "taints"),
 }
 CLUSTER_WIDE = {
+    "RuntimeClass",
     "Namespace",
     "Node",
     "ClusterRole",

@@ -250,7 +250,7 @@ def test_one_hca_of_two_units_is_one_hca():
 # --- run for real against the double ----------------------------------------------------------------------------------
 
 
-def test_pods_with_claims_are_run_and_what_they_were_given_is_judged(tmp_path):
+def test_pods_with_claims_are_run_and_what_they_were_given_is_judged(tmp_path, monkeypatch):
     """Two nodes, an HCA and two GPUs each, GPU 1 at the HCA's root: the double allocates as the slices say."""
     double = kubectl_cluster.make(tmp_path / "cluster.json")
     double.add(*CLASSES)
@@ -269,6 +269,7 @@ def test_pods_with_claims_are_run_and_what_they_were_given_is_judged(tmp_path):
     assert sorted({pod["kind"] for pod in plan["pods"]}) == ["aligned", "seed", "workload"]
     double.state(pending={"workload-node2": ["0/2 nodes are available: 2 cannot allocate all claims."]})
     params = {"namespace": "tests", "traffic": False, "resolve": "", "wait_seconds": 1, "port": 18700}
+    monkeypatch.setattr(running_pods.time, "sleep", lambda _seconds: None)
     run = running_pods.run(client, {**params, "objects": plan["objects"], "pods": plan["pods"]})
     seen = {**read, "networks": pod_checks.networks_of(read, hosts)}
     options = {"check_mode": False, "gpu_class": "gpu.nvidia.com"}
