@@ -9,7 +9,6 @@ moves RDMA past the kernel, so no firewall of the node sees it; a software one (
 
 from __future__ import annotations
 
-
 from ...module_utils._core import text as core_text
 from ...module_utils._core.change import Finding
 from .._core.addresses import netaddr

@@ -20,7 +20,8 @@ def findings(bundle, **changes):
         for name, value in (yaml.safe_load(path.read_text()) or {}).items()
     }
     given = {"device_plugin_mode": "daemonset", "k3s_bundle_dir": "/srv/bundle", **changes}
-    return roles.findings("device_plugin", {**values, **given}, None, GROUPS, bundle)
+    facts = {"rails": [{"index": 0, "netdev": "eth2", "hca": "mlx5_0", "pci": None}]}
+    return roles.findings("device_plugin", {**values, **given}, facts, GROUPS, bundle)
 
 
 def test_a_bundle_without_the_daemonsets_image_is_refused_with_the_command_that_adds_it():
