@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import re
 import shlex
 import subprocess
+import sys
 
 import pytest
 import yaml
@@ -80,7 +82,7 @@ def test_the_english_is_not_translated_word_by_word():
 
 def pipeline_stages():
     """Make targets of .ci/run without the set-up, and those that `make test` runs side by side."""
-    lines = re.findall(r"^\s*(?:stage|timeout) .*", (ROOT / ".ci/run").read_text(), re.MULTILINE)
+    lines = re.findall(r"^\s*(?:stage|rest) .*", (ROOT / ".ci/run").read_text(), re.MULTILINE)
     targets = [target for line in lines for target in re.findall(r"(?<!\()make ([\w-]+)(?: &&)?$", line)]
     text = (ROOT / "tests/run-test").read_text().replace("\\\n", "")
     lanes = re.findall(r"^(?:first|second)=\((.+)\)$", text, re.MULTILINE)
@@ -116,6 +118,29 @@ def test_the_pipeline_runs_nowhere_but_in_its_checkout(tmp_path):
     script.write_text(start.replace("$0", str(tmp_path / "nowhere/run")) + "\necho went on\n")
     done = subprocess.run(["bash", script], capture_output=True, text=True, check=False)
     assert (done.returncode != 0, done.stdout) == (True, "")
+
+
+def last_stage(tmp_path, elapsed, versions):
+    """The table's line of .ci/run's last stage, started after so many seconds, with a make that does nothing."""
+    (tmp_path / "tests").mkdir(exist_ok=True)
+    (tmp_path / "tests/versions.txt").write_text(versions)
+    (tmp_path / "make").write_text("#!/bin/sh\n")
+    (tmp_path / "make").chmod(0o755)
+    functions = (ROOT / ".ci/run").read_text().partition("\ndeclare ")[2].partition("\nmkdir ")[0]
+    for name in ("stages", "pythons"):
+        (tmp_path / f"tests/{name}.sh").write_text((ROOT / f"tests/{name}.sh").read_text())
+    script = f'declare {functions}\nSECONDS={elapsed}; newest_core_stage newest; echo "${{report[*]}}"'
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "HOME": os.environ["HOME"]}
+    return subprocess.run(
+        ["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    ).stdout.splitlines()[-1]
+
+
+def test_the_last_stage_of_the_pipeline_says_what_it_could_not_run(tmp_path):
+    here = f"2.21.5 {sys.version_info[0]}.{sys.version_info[1]}"
+    assert re.search(r"newest .*  ok$", last_stage(tmp_path, 0, here))
+    assert re.search(r"not verified: \d minutes are left, 15 at least are needed", last_stage(tmp_path, 76 * 60, here))
+    assert "not verified: no Python 3.99 on this machine" in last_stage(tmp_path, 0, "2.21.5 3.99")
 
 
 def test_no_script_goes_on_where_it_could_not_change_folder():
