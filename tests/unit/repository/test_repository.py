@@ -157,6 +157,32 @@ def test_no_script_goes_on_where_it_could_not_change_folder():
     assert unguarded == []
 
 
+def fragment_faults(text, sections):
+    """What the release could not take from a fragment: ["fixes: no section"]."""
+    try:
+        entries = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        return [str(error)]
+    if not isinstance(entries, dict):
+        return ["no sections"]
+    unknown = [f"{name}: no section" for name in entries if name not in sections]
+    return unknown + [
+        f"{name}: no list of texts"
+        for name, texts in entries.items()
+        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts)
+    ]
+
+
+def test_each_changelog_fragment_can_be_taken_into_a_release():
+    config = yaml.safe_load((ROOT / "changelogs/config.yaml").read_text())
+    sections = {name for name, _title in config["sections"]}
+    faults = {path.name: fragment_faults(path.read_text(), sections) for path in tracked("changelogs/fragments/*")}
+    assert {name: found for name, found in faults.items() if found} == {}
+    assert "mapping values" in fragment_faults("bugfixes:\n  - k3s - one\n    two: three.\n", sections)[0]
+    assert fragment_faults("fixes: [One.]", sections) == ["fixes: no section"]
+    assert fragment_faults("bugfixes:\n  - one: two\n", sections) == ["bugfixes: no list of texts"]
+
+
 # Jobs that are done in one place: what gives a second one away, and who may hold it.
 ONE_PLACE = {
     "the routing table": (
