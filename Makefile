@@ -46,7 +46,7 @@ drift: venv ## Compare nodes with the inventory: 0 converged, 2 drift, 3 reboot 
 	@python3 bin/drift.py -i $(INVENTORY) $(ARGS)
 
 ##@ The lab
-.PHONY: lab-up lab-down lab-ssh lab-test lab-pitfalls lab-matrix lab-cluster lab-scenarios reboot-test driver-root driver-lab kubelet-lab plugin-lab bench-peer rails
+.PHONY: lab-up lab-down lab-ssh lab-test lab-pitfalls lab-matrix lab-cluster lab-scenarios reboot-test firewall-root driver-root driver-lab kubelet-lab plugin-lab bench-peer rails restore-test lab-mirror dra-judge
 lab-up: venv lab-packages ## Build the image once and boot the nodes (they are reused while they run)
 	@lab/labctl up
 
@@ -79,14 +79,31 @@ lab-cluster: export LAB_PORT_BASE := 22700
 lab-cluster: venv lab-packages ## One bare node to pods with verbs, then a second run that heals five pitfalls; needs Go
 	@lab/progress "one node's cluster" pytest -v -rs -n0 $(or $(ARGS),tests/cluster/test_first_run.py tests/cluster/test_second_run_heals.py)
 
+lab-mirror: venv lab-packages ## The way of the release, natively: a registry and a site on loopback, bundle.yml over them, compared with the test bed; needs Go
+	@lab/packages mirror
+	@lab/progress "bundle folder from a mirror" pytest -v -n0 -rP tests/lab_mirror $(ARGS)
+
 lab-scenarios: venv lab-packages ## The cluster on a lab of its own: second run, drift, pitfalls, reboots, from a saved state; needs Go
 	@LAB_DIR=.lab/cluster LAB_PORT_BASE=22600 lab/progress "scenarios of the lab's cluster" pytest -v -rs -n0 tests/cluster $(ARGS)
 
 reboot-test: venv ## Reboots of three servers with real members of etcd on this machine's loopback; needs Go
 	@lab/progress "reboots of three servers" pytest -n0 -v tests/reboot $(ARGS)
 
+restore-test: venv ## Backup, restore and the shared address on three servers with real etcd and keepalived, in network namespaces; needs root and Go
+	@lab/packages servers
+	@lab/progress "backup, restore and address of three servers" pytest -n0 -v -rs tests/restore $(ARGS)
+
+dra-judge: venv $(PLUGIN_VENV)/.ready ## The DRA driver judged by the kubelet's and the scheduler's own code, without a machine; needs Go; [ARGS='-k scheduler']
+	@DRA_JUDGE=1 lab/progress "DRA under Kubernetes' own code" pytest -n0 -v -rs tests/dra_judge $(ARGS)
+
 plugin-lab: venv lab-packages ## The device plugin on a lab node of its own: hot-plug, links, kubelet restarts, config swaps, growth
 	@lab/progress "device plugin on a lab node" python tests/device_plugin_lab/plugin_lab.py $(ARGS)
+
+firewall-root: venv lab-packages ## The role node_firewall against real ufw and firewalld in a Debian root: named, opened, closed
+	@pytest -n0 -x -rs tests/firewall $(ARGS)
+
+dra-objects: venv ## Our objects for DRA and the examples before Kubernetes' own code: decoding, CEL, the policy; needs Go
+	@pytest -n0 -rs tests/dra_objects
 
 driver-root: venv lab-packages ## The module driver in a root of the lab's image: faults, install, upgrade, downgrade, back to inbox
 	@DRIVER_IMAGE=$$(lab/labctl image | tail -n 1) pytest -n0 -x -rs tests/driver/test_in_root.py
@@ -104,7 +121,7 @@ rails: venv lab-packages plugin-wheels ## The fast scenario with many nodes: N=1
 	@RAILS_NODES=$(N) lab/progress "molecule scenario rails ($(N) nodes)" molecule test --scenario-name rails
 
 ##@ Single stages
-.PHONY: venv unit report-test plugin-test plugin-faults plugin-wheels plugin-image bench-facts bench-drift bench-plugin lint sanity build test-versions gates judges judge-gates molecule-rails bench lab-packages dev-packages clean
+.PHONY: venv unit report-test plugin-test plugin-dra plugin-faults plugin-wheels plugin-image bench-facts bench-drift bench-plugin lint sanity build test-versions gates judges judge-gates molecule-rails bench lab-packages dev-packages clean
 venv: $(VENV)/.ready ## The virtual environment with the pinned tools and a link to this checkout
 
 $(VENV)/.ready: requirements-dev.txt tests/tools/junit_schema.txt lab/packages | dev-packages
@@ -140,6 +157,9 @@ $(REPORT_VENV)/.ready: tests/report/requirements.txt | dev-packages
 
 plugin-test: $(PLUGIN_VENV)/.ready ## The device plugin against a kubelet double, in a virtual environment of its own
 	@$(PLUGIN_VENV)/bin/python -m pytest -n 2 --basetemp=$(SCRATCH)-plugin tests/device_plugin $(ARGS)
+
+plugin-dra: $(PLUGIN_VENV)/.ready ## The DRA driver's ResourceSlices on a real API server of this machine, with its gates on and off; needs Go
+	@DRA_K3S=$${DRA_K3S:-build} $(PLUGIN_VENV)/bin/python -m pytest -n0 -v -rs --basetemp=$(SCRATCH)-dra tests/device_plugin/test_dra_real.py $(ARGS)
 
 plugin-faults: $(PLUGIN_VENV)/.ready ## Plant the Go plugin's behaviour, fault by fault, and see the named test fail
 	@$(PLUGIN_VENV)/bin/python tests/device_plugin/faults.py $(ARGS)

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
+from . import files
 from .allocation import Offer
 from .pools import Hca
 
@@ -56,7 +57,12 @@ def write(directory: str, offer: Offer) -> bool:
     path = f"{directory}/{file(offer.pool.name)}"
     if not offer.members:
         return False
-    text = json.dumps(spec(offer), indent=1) + "\n"
+    return update(directory, path, spec(offer))
+
+
+def update(directory: str, path: str, made: dict[str, Any]) -> bool:
+    """Write a spec to its file unless it is there; True when it was not."""
+    text = json.dumps(made, indent=1) + "\n"
     try:
         with open(path, encoding="utf-8") as present:
             if present.read() == text:
@@ -64,29 +70,10 @@ def write(directory: str, offer: Offer) -> bool:
     except (OSError, ValueError):
         pass  # absent or damaged: rewrite it
     os.makedirs(directory, exist_ok=True)
-    # Runtimes read *.json and *.yaml only; this suffix hides the unfinished file from them.
-    unfinished = f"{path}.new"
-    try:
-        with open(unfinished, "w", encoding="utf-8") as made:
-            made.write(text)
-            made.flush()
-            os.fsync(made.fileno())
-        os.chmod(unfinished, 0o644)
-        os.rename(unfinished, path)
-    except OSError:
-        _unlink(unfinished)
-        raise
-    return True
-
-
-def _unlink(path: str) -> bool:
-    try:
-        os.unlink(path)
-    except FileNotFoundError:
-        return False
+    files.replace(path, text.encode(), 0o644)
     return True
 
 
 def remove(directory: str, pool: str) -> bool:
     """Remove a pool's file."""
-    return _unlink(f"{directory}/{file(pool)}")
+    return files.remove(f"{directory}/{file(pool)}")

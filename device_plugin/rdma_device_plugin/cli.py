@@ -8,17 +8,20 @@ Exit codes: 0 done or stopped by a signal; 1 cannot run, or check-config found p
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Optional
 
 from . import __version__, log
 from .config import Config, ConfigError, load
 
 if TYPE_CHECKING:
+    from . import modes
     from .settings import Settings
 
 PROGRAM = "k8s-rdma-shared-dp"
@@ -37,6 +40,12 @@ class Flag(NamedTuple):
 
 
 CONFIG_FILE = Flag("config-file", "/k8s-rdma-shared-dev-plugin/config.json", "path to device plugin config file")
+MODE = Flag(
+    "mode",
+    "device-plugin",
+    "which API serves the config: device-plugin, dra, or both: entries with api dra over DRA, the others as ever",
+    ("device-plugin", "dra", "both"),
+)
 STRICT = Flag("strict", False, "refuse a config with unknown keys")
 ROOT = Flag("root", "/", "read the node below this folder; explain also takes a captured host file")
 VERSION_FLAGS = (Flag("v", False, "show application version"), Flag("version", False, "show application version"))
@@ -61,9 +70,18 @@ SERVE = (
         "host:port, or :port for every address of the node, for /metrics, /healthz and /readyz; empty for none",
     ),
     Flag("log-format", "text", "text or json", ("text", "json")),
+    MODE,
+    Flag("kubeconfig", "", "DRA: credential for the API server; if empty, the pod's service account"),
+    Flag("node-name", "", "DRA: name of the Node object; if empty, NODE_NAME, else the host name"),
+    Flag("plugins-dir", "", "DRA: the kubelet's directory for drivers; if empty, plugins below -kubelet-root"),
+    Flag("plugins-registry", "", "where plugins register; if empty, plugins_registry below -kubelet-root"),
 )
+CHECK_ROOT = Flag("root", "", "compare with the node below this folder, or in a captured host file; empty for none")
 COMMANDS = {
-    "check-config": ((STRICT,), "check-config [-strict] [FILE]: report every problem of a config file"),
+    "check-config": (
+        (STRICT, MODE, CHECK_ROOT),
+        "check-config [-strict] [-mode M] [-root R] [FILE]: report every problem of a config file",
+    ),
     "explain": ((CONFIG_FILE, STRICT, ROOT), "explain [flags]: report for each NIC and pool why it is in or out"),
 }
 
@@ -147,7 +165,8 @@ def main(arguments: Optional[list[str]] = None) -> int:
         sys.stderr.write((log.printable(text) + "\n" if text else "") + usage(flags, command))
         return 2 if text else 0
     if command == "check-config":
-        return check_config(rest[0] if rest else str(CONFIG_FILE.default), bool(values["strict"]))
+        path = rest[0] if rest else str(CONFIG_FILE.default)
+        return check_config(path, bool(values["strict"]), str(values["mode"]), str(values["root"]))
     if command == "explain":
         return explain(str(values["config-file"]), bool(values["strict"]), str(values["root"]))
     if values["v"] or values["version"]:
@@ -156,36 +175,65 @@ def main(arguments: Optional[list[str]] = None) -> int:
     return serve(values, rest)
 
 
-def check_config(path: str, strict: bool) -> int:
-    """For pipelines: one line per problem, exit code 1 if there is any."""
+def check_config(path: str, strict: bool, mode: str = "device-plugin", root: str = "") -> int:
+    """For pipelines: one line per problem, exit code 1 if there is any.
+
+    root: a node, or a captured one, whose HCAs must not be counted twice; empty for the file alone.
+    """
+    from . import captured, modes
+
     try:
         config = _load(path, strict)
+        parts = modes.split(config, mode)
+        problems = modes.contradictions(parts) or (_counted_twice(parts, root) if root else [])
+        if problems:
+            raise ConfigError(problems)
     except OSError as error:
         return _complain([f"{path}: {error.strerror}"])
     except ConfigError as error:
         return _complain([f"{path}: {problem}" for problem in error.problems])
-    for warning in config.warnings:
+    except captured.NoCapture as error:
+        return _complain([str(error)])
+    for warning in (*config.warnings, *parts.warnings):
         sys.stderr.write(log.printable(f"{path}: warning: {warning}") + "\n")
     names = ", ".join(f"{pool.resource} ({pool.count})" for pool in config.pools)
     _out(log.printable(f"{path}: ok, every {config.interval} s: {names}") + "\n")
     return 0
 
 
-def explain(path: str, strict: bool, root: str) -> int:
+def _counted_twice(parts: modes.Split, root: str) -> list[str]:
+    from . import modes, pools
+    from .hca import Tree
+
+    wanted = pools.Wanted(pkeys=any(pool.extra.pKeys for pool in (*parts.device, *parts.dra)))
+    with _node(root) as folder:
+        return [found.text for found in modes.overlaps(parts, pools.discover(Tree(folder), wanted))]
+
+
+@contextlib.contextmanager
+def _node(root: str) -> Iterator[str]:
+    """A folder that holds a node: root itself, or a captured host file laid out. NoCapture, OSError."""
     import pathlib
     import tempfile
 
+    from . import captured
+
+    if os.path.isdir(root):
+        yield root
+        return
+    with tempfile.TemporaryDirectory(prefix="rdma-explain-") as folder:
+        captured.lay_out(captured.load(root), pathlib.Path(folder).resolve())
+        yield folder
+
+
+def explain(path: str, strict: bool, root: str) -> int:
     from . import captured
     from . import explain as explanation
 
     try:
         config = _load(path, strict)
-        if os.path.isdir(root):
-            answer = explanation.explain(config, root)
-        else:
-            with tempfile.TemporaryDirectory(prefix="rdma-explain-") as folder:
-                captured.lay_out(captured.load(root), pathlib.Path(folder).resolve())
-                answer = explanation.explain(config, folder)
+        with _node(root) as folder:
+            answer = explanation.explain(config, folder)
     except OSError as error:
         return _complain([f"{error.filename or path}: {error.strerror}"])
     except ConfigError as error:
@@ -210,7 +258,7 @@ def serve(values: dict[str, object], rest: list[str]) -> int:
     """Run until a signal. Exits without joining threads: a hung read would block the interpreter."""
     _small_pages()
     _one_heap()
-    asyncio = _asyncio()
+    asyncio = _asyncio() if values["mode"] == MODE.default else importlib.import_module("asyncio")
     from . import daemon, endpoints
 
     log.set_up(values["log-format"] == "json")
@@ -276,6 +324,7 @@ def settings(values: dict[str, object]) -> Settings:
     from .lifecycle import Places
     from .settings import Settings
 
+    kubelet = str(values["kubelet-root"]).rstrip("/")
     return Settings(
         config_file=str(values["config-file"]),
         strict=bool(values["strict"]),
@@ -284,11 +333,15 @@ def settings(values: dict[str, object]) -> Settings:
         cdi_directory=str(values["cdi-dir"]),
         root=str(values["root"]),
         places=Places(
-            registry=f"{str(values['kubelet-root']).rstrip('/')}/plugins_registry",
+            registry=str(values["plugins-registry"]).rstrip("/") or f"{kubelet}/plugins_registry",
             plugins=str(values["device-plugin-dir"]).rstrip("/"),
             mode=str(values["registration"]),
         ),
         metrics=str(values["metrics-address"]),
+        mode=str(values["mode"]),
+        kubeconfig=str(values["kubeconfig"]),
+        node_name=str(values["node-name"]) or os.environ.get("NODE_NAME") or os.uname().nodename.strip().lower(),
+        plugins_directory=str(values["plugins-dir"]).rstrip("/") or f"{kubelet}/plugins",
     )
 
 

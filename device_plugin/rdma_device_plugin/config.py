@@ -26,6 +26,8 @@ TOPOLOGIES = ("none", "auto")
 PORTS = ("any", "all", "ignore")
 ENVS = ("none", "generic", "nccl", "ucx")
 NEEDS = ("required", "optional", "never")
+APIS = ("device-plugin", "dra")
+TAINTS = ("NoSchedule", "NoExecute")
 CHAR_DEVICES = ("uverbs", "umad", "issm", "rdma_cm")
 
 KUBELET_SOCKET = "kubelet.sock"
@@ -77,15 +79,22 @@ class CharDevices(NamedTuple):
 
 
 class Health(NamedTuple):
-    """ports: which ports must be ACTIVE. A port counts as down after downSeconds, as up again after upSeconds."""
+    """ports: which ports must be ACTIVE. A port counts as down after downSeconds, as up again after upSeconds.
+
+    taint: over DRA, the effect of a port that is down, where the cluster has device taints.
+    """
 
     ports: str = "any"
     downSeconds: float = 0.3
     upSeconds: float = 2.0
+    taint: str = "NoSchedule"
 
 
 class Pool(NamedTuple):
-    """One entry of configList: a resource, how many units of it there are, and which HCAs are behind it."""
+    """One entry of configList: a resource, how many units of it there are, and which HCAs are behind it.
+
+    api: device-plugin or dra, None for the default of the mode. rail: the number of its HCAs, for DRA; None: automatic.
+    """
 
     name: str
     prefix: str = DEFAULT_PREFIX
@@ -101,6 +110,8 @@ class Pool(NamedTuple):
     link_up: bool = True
     max_per_container: int = 0
     software: bool = False
+    api: Optional[str] = None
+    rail: Optional[int] = None
 
     @property
     def resource(self) -> str:
@@ -134,7 +145,9 @@ _EXTRA = struct(
     }
 )
 _CHAR_DEVICES = struct(dict.fromkeys(CHAR_DEVICES, _CHOICE))
-_HEALTH = struct({"ports": _CHOICE, "downSeconds": (seconds, nothing), "upSeconds": (seconds, nothing)})
+_HEALTH = struct(
+    {"ports": _CHOICE, "downSeconds": (seconds, nothing), "upSeconds": (seconds, nothing), "taint": _CHOICE}
+)
 
 
 def _env(decoder: gojson.Decoder, value: Any, before: Any, path: str) -> Any:
@@ -159,6 +172,8 @@ _ENTRY = struct(
         "linkUp": (nullable(boolean), nothing),
         "maxPerContainer": (integer, int),
         "softwareDevices": (boolean, bool),
+        "api": _CHOICE,
+        "rail": (nullable(integer), nothing),
     }
 )
 _DOCUMENT = struct(
@@ -241,6 +256,8 @@ class _Entry:
             link_up=entry["linkUp"] is not False,
             max_per_container=self._natural("maxPerContainer", entry["maxPerContainer"]),
             software=entry["softwareDevices"],
+            api=self._choice("api", entry["api"], APIS) if entry["api"] else None,
+            rail=None if entry["rail"] is None else self._natural("rail", entry["rail"]),
         )
         if self.pool.hcas_per_unit and self.pool.allocation == "all":
             self._problem("hcasPerUnit", "has a meaning only with allocation spread or numa, this pool has all")
@@ -340,6 +357,7 @@ class _Entry:
     def _health(self, given: dict[str, Any]) -> Health:
         values = {name: value for name, value in given.items() if value not in (None, "")}
         self._choice("health.ports", given.get("ports", ""), PORTS)
+        self._choice("health.taint", given.get("taint", ""), TAINTS)
         return Health(**values)
 
     def _envs(self, words: list[str]) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Iterable
 from typing import Any, Callable, Optional
 
-from . import allocation, cdi, endpoints, events, links, log, notify, pools, status
+from . import allocation, cdi, endpoints, events, links, log, modes, notify, pools, status
 from .config import Config, ConfigError, Pool
 from .configfile import ConfigFile
 from .hca import Tree
@@ -43,6 +43,7 @@ class Plugin(State):
     ):
         super().__init__(settings)
         self.config: Config
+        self.parts: modes.Split
         self.ready = asyncio.Event()
         self._tree = tree or Tree(settings.root)
         self._link_up = link_up or (links.set_up if settings.root == "/" else None)
@@ -93,6 +94,12 @@ class Plugin(State):
     async def _work(self) -> None:
         """Start, then run the permanent tasks; one that ends is an error."""
         self.config = await self._first_config()
+        self._split()
+        if self.settings.mode != modes.DEVICE_PLUGIN:
+            from . import dra  # only where it is used: it needs twice the memory
+
+            self.front = dra.Front(self.settings, self._directories, self.files, stale=self.rescan)
+            self.front.hung = lambda: self.hung
         listeners = [events.watch_devices(self.rescan), events.watch_links(self.poll_ports)] if self._listen else []
         self._directories.watch(self._config_file.directory, self._config_changed)
         first = asyncio.ensure_future(self._scan())
@@ -101,6 +108,11 @@ class Plugin(State):
             await asyncio.wait({first}, timeout=self.settings.first_scan)
             if not first.done():
                 log.error("the first scan of sysfs does not return; serving empty pools until it does")
+            problem = self._counted_twice(self.config)
+            if problem:
+                raise Fatal(f"Exiting.. one or more invalid configuration(s) given: {problem}")
+            if self.front:
+                await self.front.start()
             await self._apply(self.config)
             await self._sockets_tried()
             self.ready.set()
@@ -108,6 +120,8 @@ class Plugin(State):
             parts = [self._scanner(first), self._port_poller(), self._reloader(), self._watchdog(), self._supervisor()]
             if self.settings.use_cdi:
                 parts.append(self._cdi_keeper())
+            if self.front:
+                parts.append(self.front.run())
             if self.settings.metrics:
                 parts.append(endpoints.serve(self, self.settings.metrics))
             eternal = [asyncio.ensure_future(part) for part in parts]
@@ -124,19 +138,25 @@ class Plugin(State):
         """Until each resource has its socket or a reason to wait for one. The kubelet need not be up: it may start
         after us.
         """
-        tried = [asyncio.ensure_future(served.resource.tried.wait()) for served in self.served.values()]
-        await asyncio.wait(tried, timeout=self.settings.first_scan)
+        resources = [served.resource for served in self.served.values()] + ([self.front.driver] if self.front else [])
+        tried = [asyncio.ensure_future(resource.tried.wait()) for resource in resources]
+        if tried:
+            await asyncio.wait(tried, timeout=self.settings.first_scan)
         await _end(tried)
-        _raise_for(served.task for served in self.served.values())
+        _raise_for(self._registrations())
 
     async def _supervisor(self) -> None:
         while True:
-            tasks = {served.task for served in self.served.values()}
+            tasks = self._registrations()
             if not tasks:
                 await asyncio.sleep(self.settings.timing.backstop)
                 continue
             await asyncio.wait(tasks, timeout=self.settings.timing.backstop, return_when=asyncio.FIRST_COMPLETED)
             _raise_for(tasks)
+
+    def _registrations(self) -> set[asyncio.Task]:
+        tasks = {served.task for served in self.served.values()}
+        return tasks | {self.front.task} if self.front and self.front.task else tasks
 
     async def _stop_all(self) -> None:
         for served in self.served.values():
@@ -144,6 +164,8 @@ class Plugin(State):
         await asyncio.gather(*(served.task for served in self.served.values()), return_exceptions=True)
         # Each removes its sockets before it waits for anything; the servers end with the process at the latest.
         ending = [asyncio.ensure_future(served.resource.stop()) for served in self.served.values()]
+        if self.front:
+            ending.append(asyncio.ensure_future(self.front.stop()))
         if ending:
             await asyncio.wait(ending, timeout=self.settings.stop)
         self.served.clear()
@@ -162,6 +184,17 @@ class Plugin(State):
             log.error("left out of the pools, because the kubelet would refuse it", entries=self.config_error)
         return config
 
+    def _split(self) -> None:
+        """Which API serves which entry of the config in force."""
+        self.parts = modes.split(self.config, self.settings.mode)
+        for warning in self.parts.warnings:
+            log.on_change(f"split {warning}", warning, logging.WARNING)
+
+    def _counted_twice(self, config: Config) -> str:
+        """Why a config must not be served: HCAs that DRA and another entry would count; empty for none."""
+        parts = modes.split(config, self.settings.mode)
+        return modes.problem(modes.overlaps(parts, self.inventory), modes.contradictions(parts))
+
     def _config_changed(self, _name: str) -> None:
         self._reload_wanted.set()
 
@@ -176,6 +209,9 @@ class Plugin(State):
                     continue
                 await asyncio.sleep(self.settings.settle)
                 config = await self._config_file.read()
+                problem = self._counted_twice(config)
+                if problem:
+                    raise ConfigError([problem])
             except (OSError, ConfigError) as error:
                 self.reloads["failed"] += self.config_error != str(error)
                 self.config_error = str(error)
@@ -186,20 +222,23 @@ class Plugin(State):
                 self.reloads["applied"] += 1
                 log.on_change("reload", "config applied", pools=len(config.pools), number=self.reloads["applied"])
                 self.config = config
+                self._split()
                 await self._apply(config, forced)
             self.rescan()
 
     async def _apply(self, config: Config, force: bool = False) -> None:
         """Start, change and stop resources to match the config."""
         async with self._updating:
-            await self._replace(config)
+            await self._replace()
         await self._update(force)
         if force:
             for served in self.served.values():
                 served.resource.announce()
+            if self.front:
+                self.front.driver.announce()
 
-    async def _replace(self, config: Config) -> None:
-        wanted = {pool.name: pool for pool in config.pools}
+    async def _replace(self) -> None:
+        wanted = {pool.name: pool for pool in self.parts.device}
         ending = [
             served
             for name, served in self.served.items()
@@ -245,6 +284,7 @@ class Plugin(State):
             await self._set_up_links()
             interval = float(self.config.interval) or None
             empty = any(not served.service.offer.members for served in self.served.values())
+            empty = empty or (self.front is not None and not self.front.devices)
             if interval and empty:
                 interval = min(interval, self.settings.empty_scan)
             await take(self._scan_wanted, interval)
@@ -253,10 +293,14 @@ class Plugin(State):
             await self._scan()
 
     async def _scan(self) -> None:
-        pkeys = any(pool.extra.pKeys for pool in self.config.pools)
+        wanted = pools.Wanted(
+            pkeys=any(pool.extra.pKeys for pool in self.config.pools),
+            details=bool(self.parts.dra),
+            software=any(pool.software for pool in self.parts.dra),
+        )
         begun = time.monotonic()
         try:
-            inventory = await self.sysfs.run(pools.discover, self._tree, pkeys)
+            inventory = await self.sysfs.run(pools.discover, self._tree, wanted)
         except Exception as error:  # noqa: BLE001 - a node we cannot read must not end what is served already
             self.scan_failures += 1
             log.on_change("scan", f"the scan of sysfs failed, the last one stays in force: {error!r}", logging.ERROR)
@@ -274,6 +318,8 @@ class Plugin(State):
         """Poll port states often: InfiniBand ports change without an event."""
         while True:
             memories = [(served.pool.health, served.memory) for served in self.served.values()]
+            if self.front:
+                memories += [(pool.health, self.front.memories.get(pool.name, {})) for pool in self.parts.dra]
             await take(self._poll_wanted, next_look(memories, time.monotonic(), self.settings.port_poll))
             try:
                 states = await self.sysfs.run(pools.port_states, self._tree, tuple(self.ports.states))
@@ -283,9 +329,12 @@ class Plugin(State):
                 )
                 continue
             log.on_change("poll", "port states can be read", logging.DEBUG)
-            waiting = pending(served.memory for served in self.served.values())
-            if self.ports.polled(states) or waiting:
+            waiting = pending(memory for _health, memory in memories)
+            changed = self.ports.polled(states)
+            if changed or waiting:
                 await self._update()
+            if changed and self.front:
+                self.rescan()  # a link may have come up at another rate, which is an attribute
 
     async def _watchdog(self) -> None:
         told = ""
@@ -325,6 +374,8 @@ class Plugin(State):
                     await self._write_cdi(served.service, offer)
                 served.service.offers(offer, force)
                 self._log_offer(offer)
+            if self.front:
+                self.front.update(self.parts, self.inventory, self.ports)
 
     def _log_offer(self, offer: allocation.Offer) -> None:
         name = offer.pool.resource
@@ -370,14 +421,16 @@ class Plugin(State):
 
     async def _set_up_links(self) -> None:
         """As upstream does for each interface it selects, once when the interface appears."""
-        for served in list(self.served.values()) if self._link_up else ():
-            for hca in served.service.offer.members if served.pool.link_up else ():
+        chosen = [(served.pool, served.service.offer.members) for served in self.served.values()]
+        chosen += [(pool, pools.members(pool, self.inventory)) for pool in self.parts.dra]
+        for pool, members in chosen if self._link_up else ():
+            for hca in members if pool.link_up else ():
                 for netdev in sorted({port.netdev for port in hca.ports if port.netdev}):
                     if netdev not in self._linked:
                         self._linked.add(netdev)
                         problem = await self.sysfs.run(self._link_up, netdev)
                         if problem:
-                            log.warning(f"cannot set {netdev} up", reason=problem, resource=served.pool.resource)
+                            log.warning(f"cannot set {netdev} up", reason=problem, resource=pool.resource)
 
 
 def _raise_for(tasks: Iterable[asyncio.Task]) -> None:

@@ -14,7 +14,7 @@ from .pools import Inventory
 def explain(config: Config, root: str) -> list[str]:
     """The report for the node below root, as lines."""
     tree = Tree(root)
-    found = pools.discover(tree, any(pool.extra.pKeys for pool in config.pools))
+    found = pools.discover(tree, pools.Wanted(any(pool.extra.pKeys for pool in config.pools)))
     # The library knows more about a Mellanox card without RDMA: which module is blocked, and by which file.
     facts = gather(tree, subset=["pci"])["cards_without_rdma"]
     return lines(config, found, {card["address"]: f"{card['reason']} {card['next_step']}" for card in facts})

@@ -89,11 +89,11 @@ class CannotServe(Exception):
 
 
 class Resource(Observer):
-    """Keeps one resource registered for as long as `run` runs."""
+    """Keeps one resource, or a DRA driver, registered for as long as `run` runs."""
 
     def __init__(self, service: Service, places: Places, directories: Directories, timing: Timing):
         self.service = service
-        self.name = service.offer.pool.resource
+        self.name = service.name
         self.registrations: Counter[tuple[str, str]] = Counter()
         self.mode: Optional[str] = None
         self.state = "starting"
@@ -103,7 +103,7 @@ class Resource(Observer):
         self._places = places
         self._directories = directories
         self._timing = timing
-        self._socket = service.offer.pool.socket
+        self._socket = service.socket
         self._watched_names = (self._socket, KUBELET_SOCKET)
         self._claims: dict[str, sockets.Claim] = {}
         self._listeners: dict[str, Listener] = {}
@@ -126,7 +126,7 @@ class Resource(Observer):
     @property
     def registered(self) -> bool:
         """The kubelet listens to our list."""
-        return self.service.streams > 0
+        return self.service.connected
 
     # Events from the RPCs and the file system.
 
@@ -221,6 +221,7 @@ class Resource(Observer):
             self._kubelet = sockets.identity(self._places.kubelet)
             self._failures = 0
             self._asked = False
+            self.service.kubelet_replaced()
             if not watched and self._places.mode != WATCH:
                 await self._register()
                 return

@@ -7,13 +7,18 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import Optional
+from typing import Optional, Protocol
 from urllib.parse import quote
 
 import grpc
 
 from . import sockets
-from .server import Service, attach
+
+
+class Servicer(Protocol):
+    """What can be served: it adds its services to a server."""
+
+    def attach(self, server: grpc.aio.Server) -> None: ...
 
 
 class Listener:
@@ -37,7 +42,7 @@ class Listener:
         """Whether another process serves our path."""
         return not self.published and sockets.answers(self.path)
 
-    async def start(self, service: Service, generation: int) -> None:
+    async def start(self, service: Servicer, generation: int) -> None:
         """Serve, then publish: a visible socket responds. OSError when the directory does not allow it."""
         if len(os.fsencode(self.path)) > sockets.MAX_PATH:
             raise OSError(errno.ENAMETOOLONG, f"socket paths hold {sockets.MAX_PATH} bytes", self.path)
@@ -47,7 +52,7 @@ class Listener:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), self._directory)
         bound = sockets.hidden(self._directory, self._name, generation)
         server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
-        attach(service, server)
+        service.attach(server)
         try:
             try:
                 server.add_insecure_port(f"unix:{quote(bound)}")

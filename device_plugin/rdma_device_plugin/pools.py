@@ -11,7 +11,7 @@ from typing import NamedTuple, Optional
 
 from .config import CharDevices, Health, Pool
 from .hca import Tree, hcas, netns, paths, pci
-from .hca.text import integer
+from .hca.text import integer, is_unknown
 
 ACTIVE = "ACTIVE"
 RDMA_CM = "/dev/infiniband/rdma_cm"
@@ -42,6 +42,18 @@ class Port(NamedTuple):
     netdev: Optional[str]
 
 
+class Details(NamedTuple):
+    """What only DRA publishes of an HCA. root: its PCIe root. rails, rates: {port: index or Gb/s}."""
+
+    model: Optional[str] = None
+    psid: Optional[str] = None
+    firmware: Optional[str] = None
+    node_guid: Optional[str] = None
+    root: Optional[str] = None
+    rails: tuple[tuple[int, int], ...] = ()
+    rates: tuple[tuple[int, float], ...] = ()
+
+
 class Hca(NamedTuple):
     """What a pool needs to know about an RDMA device. Software devices (rxe, siw) have no address, vendor or driver."""
 
@@ -59,6 +71,7 @@ class Hca(NamedTuple):
     issm: tuple[str, ...] = ()
     ports: tuple[Port, ...] = ()
     pkeys: frozenset[int] = frozenset()
+    details: Details = Details()
 
     @property
     def software(self) -> bool:
@@ -116,22 +129,31 @@ class Out(NamedTuple):
 
 def _parents_node(tree: Tree, ports: list) -> int:
     """NUMA node of a software HCA: that of its parent NIC, through virtio too; -1 on a virtual one."""
-    netdev = next((port["netdev"] for port in ports if port["netdev"]), None)
-    address = pci.above(tree.realpath(f"{paths.NET}/{netdev}/device"))[0] if netdev else None
+    address = pci.below(tree, next((port["netdev"] for port in ports if port["netdev"]), None))
     return pci.numa_node(tree, address) if address else -1
 
 
-def discover(tree: Tree, pkeys: bool = False) -> Inventory:
-    """Every HCA that may be in a pool, PCI ones in address order, and the network functions without one.
+class Wanted(NamedTuple):
+    """What to read beyond the minimum. software: count rxe and siw among the automatic rails."""
 
-    pkeys: read the partition tables too, which only a pool with that selector needs.
-    """
+    pkeys: bool = False
+    details: bool = False
+    software: bool = False
+
+
+_MINIMUM = Wanted()
+
+
+def discover(tree: Tree, wanted: Wanted = _MINIMUM) -> Inventory:
+    """Every HCA that may be in a pool, PCI ones in address order, and the network functions without one."""
     tree = tree.snapshot()
     functions = pci.classes(tree)
     network = {address for address, code in functions.items() if code.startswith(pci.NETWORK_CLASS)}
     found = []
     taken = set()
-    for fact in hcas.hcas(tree, gids=False, functions=functions):
+    facts = hcas.hcas(tree, gids=False, functions=functions)
+    details = _details(tree, facts, functions, wanted.software) if wanted.details else {}
+    for fact in facts:
         function = fact["pci"] or {}
         taken.update([function.get("address"), *fact["bonded_functions"]])
         names = [netdev["name"] for netdev in fact["netdevs"]]
@@ -154,7 +176,8 @@ def discover(tree: Tree, pkeys: bool = False) -> Inventory:
                 ports=tuple(
                     Port(port["number"], port["state"], port["link_layer"], port["netdev"]) for port in fact["ports"]
                 ),
-                pkeys=_pkeys(tree, fact["name"], fact["ports"]) if pkeys else frozenset(),
+                pkeys=_pkeys(tree, fact["name"], fact["ports"]) if wanted.pkeys else frozenset(),
+                details=details.get(fact["name"], Details()),
             )
         )
     cards = tuple(
@@ -167,6 +190,33 @@ def discover(tree: Tree, pkeys: bool = False) -> Inventory:
         rdma_cm=any(tree.exists(sign) for sign in _RDMA_CM_SIGNS),
         netns=netns.running(tree),
     )
+
+
+def _details(tree: Tree, facts: list[dict], functions: dict[str, str], software: bool) -> dict[str, Details]:
+    """{HCA: Details}. The rails are those of the collection's facts, where no rail is named."""
+    from .hca import rails, roots  # for DRA only
+
+    gpus = pci.gpus(tree, functions)
+    hcas.place(tree, facts, gpus)
+    numbers: dict[str, dict[int, int]] = {}
+    for rail in rails.rails(tree, facts, gpus, software=software)[0]:
+        numbers.setdefault(rail["hca"], {})[rail["port"]] = rail["index"]
+    return {
+        fact["name"]: Details(
+            model=_known(fact["pci"] and fact["pci"]["model"]),
+            psid=fact["psid"],
+            firmware=fact["firmware"],
+            node_guid=fact["node_guid"],
+            root=roots.hca_root(tree, fact, functions),
+            rails=tuple(sorted(numbers.get(fact["name"], {}).items())),
+            rates=tuple((port["number"], port["rate_gbps"]) for port in fact["ports"] if port["rate_gbps"]),
+        )
+        for fact in facts
+    }
+
+
+def _known(text: Optional[str]) -> Optional[str]:
+    return None if is_unknown(text) else text
 
 
 def _pkeys(tree: Tree, name: str, ports: list[dict]) -> frozenset[int]:
@@ -213,10 +263,11 @@ def needs(wanted: CharDevices, hca: Hca) -> dict[str, str]:
 
 def judge(pool: Pool, hca: Hca, rdma_cm: bool = True) -> Optional[Out]:
     """Why an HCA is not in a pool; None when it is."""
-    return _unselected(pool, hca) or _incomplete(pool, hca, rdma_cm)
+    return unselected(pool, hca) or _incomplete(pool, hca, rdma_cm)
 
 
-def _unselected(pool: Pool, hca: Hca) -> Optional[Out]:
+def unselected(pool: Pool, hca: Hca) -> Optional[Out]:
+    """Why a pool's selectors leave an HCA out, whatever its character devices."""
     if hca.software and not pool.software:
         return Out("software", "software HCA, and the pool does not set softwareDevices: true")
     if not hca.network_class:

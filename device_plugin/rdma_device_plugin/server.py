@@ -117,6 +117,28 @@ class Service:
         self._feed.publish(device_list(offer))
         return True
 
+    @property
+    def name(self) -> str:
+        """What it registers as."""
+        return self.offer.pool.resource
+
+    @property
+    def socket(self) -> str:
+        return self.offer.pool.socket
+
+    @property
+    def connected(self) -> bool:
+        """Whether the kubelet listens to our list."""
+        return self.streams > 0
+
+    def kubelet_replaced(self) -> None:
+        """Its streams say it too, once they end."""
+
+    def attach(self, server: grpc.aio.Server) -> None:
+        """Register both services: the kubelet calls GetInfo on the same socket as the rest."""
+        deviceplugin_pb2_grpc.add_DevicePluginServicer_to_server(self, server)
+        pluginregistration_pb2_grpc.add_RegistrationServicer_to_server(self, server)
+
     def close(self) -> None:
         """End the streams, so that a server can stop without waiting for them."""
         self._feed.close()
@@ -201,9 +223,3 @@ class Service:
     async def NotifyRegistrationStatus(self, request: Any, context: Any) -> registration.RegistrationStatusResponse:
         self.observer.notified(request.plugin_registered, request.error)
         return _NOTED
-
-
-def attach(service: Service, server: grpc.aio.Server) -> None:
-    """Register both services: the kubelet calls GetInfo on the same socket as the rest."""
-    deviceplugin_pb2_grpc.add_DevicePluginServicer_to_server(service, server)
-    pluginregistration_pb2_grpc.add_RegistrationServicer_to_server(service, server)

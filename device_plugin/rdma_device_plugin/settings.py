@@ -26,13 +26,19 @@ class Settings(NamedTuple):
     places: Places = Places()
     timing: Timing = Timing()
     metrics: str = ""
+    # DRA: which API serves the config's entries; credential and node name, and the kubelet's directory for drivers.
+    mode: str = "device-plugin"
+    kubeconfig: str = ""
+    node_name: str = ""
+    plugins_directory: str = "/var/lib/kubelet/plugins"
     # Seconds: between looks at port states; from an event to the scan, so that one scan serves a burst; the longest
     # wait for the first scan; between scans while a pool is empty; after which a read counts as hung; the longest wait
-    # for a CDI spec to be written, and for all servers to end.
+    # for a CDI spec to be written, for an answer of the API server, and for all servers to end.
     port_poll: float = 0.5
     settle: float = 0.1
     first_scan: float = 3.0
     empty_scan: float = 5.0
     hung: float = 30.0
     cdi_patience: float = 5.0
+    api_timeout: float = 10.0
     stop: float = 5.0

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from typing import TYPE_CHECKING, Optional
 
 from .config import Pool
 from .health import Memory, Ports
@@ -15,6 +16,9 @@ from .pools import Inventory
 from .server import Service
 from .settings import Settings
 from .worker import Worker
+
+if TYPE_CHECKING:
+    from .dra import Front
 
 
 class Served:
@@ -43,6 +47,8 @@ class State:
         self.scan_seconds_total = 0.0
         self.reloads: Counter[str] = Counter()
         self.config_error = ""
+        # The DRA side, where the mode has one.
+        self.front: Optional[Front] = None
         # Reads of sysfs can hang with the hardware; the plugin's own files must not wait for them.
         self.sysfs = Worker("sysfs")
         self.files = Worker("files")

@@ -27,6 +27,8 @@ def problems(state: State) -> list[str]:
         for served in state.served.values()
         if not served.resource.registered
     ]
+    if state.front:
+        found += state.front.problems()
     if state.inventory.exclusive:
         found.append(EXCLUSIVE)
     if state.hung:
@@ -40,7 +42,11 @@ def line(state: State) -> str:
     """One line for a service manager."""
     registered = sum(served.resource.registered for served in state.served.values())
     why = log.printable("; ".join(problems(state)))
-    return f"{registered} of {len(state.served)} resources registered" + (f": {why}" if why else "")
+    known = [f"{registered} of {len(state.served)} resources registered"] if state.served or not state.front else []
+    if state.front:
+        published = state.front.publisher.published
+        known.append(f"DRA driver {'' if state.front.driver.registered else 'not '}registered, {published} devices")
+    return ", ".join(known) + (f": {why}" if why else "")
 
 
 def report(config: Config, inventory: Inventory) -> None:

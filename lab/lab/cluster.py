@@ -16,11 +16,11 @@ import tarfile
 import urllib.error
 import urllib.request
 
-from . import containers, image, programs
+from . import containers, image, mirror, programs
 from .settings import CHECKOUT, LabError, Settings, say
 
 LOCK = CHECKOUT / "lock" / "artifacts.yml"
-CHOICES = ("auto", "release", "testbed", "none")
+CHOICES = ("auto", "release", "testbed", "mirror", "none")
 PROBE_SECONDS = 4
 PROGRAMS = ["k3s", "cni-plugins", "flannel", "multus", "coredns"]
 # What the double says it is (`k3s --version`).
@@ -38,21 +38,21 @@ LAB_VARIABLES = {
 
 
 def choose() -> tuple[str, str]:
-    """(none, testbed or release; why), from LAB_CLUSTER."""
+    """(none, testbed, mirror or release; why), from LAB_CLUSTER. auto prefers what has been seen to work."""
     wanted = os.environ.get("LAB_CLUSTER") or "auto"
     if wanted not in CHOICES:
         next_step = "unset LAB_CLUSTER or correct it"
         raise LabError("environment variable LAB_CLUSTER", ", ".join(CHOICES), wanted, next_step)
     if wanted != "auto":
         return wanted, f"LAB_CLUSTER={wanted}"
-    url = release_url()
-    if unreachable := probe(url):
-        try:
-            _go, version = programs.find_go()
-        except LabError as error:
-            return "none", f"the k3s release is unavailable ({unreachable}), and so is the test bed: {error}"
-        return "testbed", f"the k3s release is unavailable ({unreachable}); {version} builds the test bed"
-    return "release", f"{url} answers"
+    try:
+        _go, version = programs.find_go()
+    except LabError as error:
+        url = release_url()
+        if unreachable := probe(url):
+            return "none", f"no test bed: {error}\n  and no k3s release ({unreachable})"
+        return "release", f"{url} answers; no test bed: {error}"
+    return "testbed", f"{version} builds it"
 
 
 def release_url() -> str:
@@ -80,7 +80,10 @@ def fill(settings: Settings) -> pathlib.Path | None:
         return None
     say(f"cluster: {chosen} ({why})")
     if chosen == "release":
-        from_release(folder)
+        say("not verified: no run on the release itself is on record; docs/evidence.md has those on the test bed")
+        fill_by_playbook(folder)
+    elif chosen == "mirror":
+        from_mirror(settings, folder)
     else:
         from_testbed(settings, folder)
     given = {
@@ -92,11 +95,28 @@ def fill(settings: Settings) -> pathlib.Path | None:
     return folder
 
 
-def from_release(folder: pathlib.Path) -> None:
+def fill_by_playbook(folder: pathlib.Path, further: dict | None = None, environment: dict | None = None) -> None:
+    """playbooks/bundle.yml, as users run it. further: variables. environment: of the process, beside ours."""
     playbook = CHECKOUT / "playbooks" / "bundle.yml"
-    command = ["ansible-playbook", str(playbook), "-e", json.dumps({"bundle_dir": str(folder)})]
-    if subprocess.run(command, cwd=CHECKOUT, check=False).returncode:
+    command = ["ansible-playbook", str(playbook), "-e", json.dumps({"bundle_dir": str(folder), **(further or {})})]
+    if subprocess.run(command, cwd=CHECKOUT, env={**os.environ, **(environment or {})}, check=False).returncode:
         raise LabError("bundle folder", f"{folder} filled by {playbook.name}", "it failed, see above", "run it again")
+
+
+def from_mirror(settings: Settings, folder: pathlib.Path) -> None:
+    """As from the release, out of a mirror that serves the test bed under the release's names."""
+    built = programs.ensure([*PROGRAMS, "mirror"])
+    images = containers.ensure(image.ensure(settings), list(containers.recipes()), built)
+    # Nothing that another source left may be taken for what this one brought; the wheels are the same from each.
+    for kind in ("files", "images"):
+        shutil.rmtree(folder / kind, ignore_errors=True)
+    (folder / "bundle.yml").unlink(missing_ok=True)
+    files = {"k3s": built["k3s"] / "k3s", "cni-plugins": plugins_archive(built["cni-plugins"])}
+    versions = {"k3s": programs.PARTS["k3s"].version + DOUBLE}
+    with mirror.serving(built["mirror"] / "mirror", settings.state / "mirror", LOCK) as site:
+        site.fill(files, images, versions)
+        fill_by_playbook(folder, site.variables, site.environment)
+    say(f"bundle: {folder}, filled by bundle.yml from a mirror at {site.address}")
 
 
 def from_testbed(settings: Settings, folder: pathlib.Path) -> None:
@@ -109,9 +129,7 @@ def from_testbed(settings: Settings, folder: pathlib.Path) -> None:
     rows = [
         ("k3s", version["k3s"] + DOUBLE, "k3s", built["k3s"] / "k3s"),
     ]
-    plugins = programs.CACHE / f"cni-plugins-linux-amd64-{version['cni-plugins']}-{built['cni-plugins'].name}.tgz"
-    if not plugins.exists():
-        plugins.write_bytes(packed(built["cni-plugins"]))
+    plugins = plugins_archive(built["cni-plugins"])
     release = f"cni-plugins-linux-amd64-{version['cni-plugins']}.tgz"
     rows.append(("cni-plugins", version["cni-plugins"], release, plugins))
     files = []
@@ -134,6 +152,14 @@ def fetch_wheels(folder: pathlib.Path) -> None:
     script = CHECKOUT / "device_plugin" / "fetch_wheels.py"
     if subprocess.run([sys.executable, str(script), str(folder)], check=False).returncode:
         raise LabError("wheels of the device plugin", f"those of its lock in {folder}", "see above", "run it again")
+
+
+def plugins_archive(built: pathlib.Path) -> pathlib.Path:
+    """The CNI plugins as they are released; the same programs give the same bytes."""
+    kept = programs.CACHE / f"cni-plugins-linux-amd64-{programs.PARTS['cni-plugins'].version}-{built.name}.tgz"
+    if not kept.exists():
+        kept.write_bytes(packed(built))
+    return kept
 
 
 def packed(folder: pathlib.Path) -> bytes:

@@ -16,6 +16,7 @@ import tempfile
 from ansible.module_utils.common.yaml import yaml_load
 from ansible.plugins.action import ActionBase
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core import files
+from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin.config import PLUGIN
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import device_plugin
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded
 
@@ -39,7 +40,7 @@ class ActionModule(ActionBase):
             folder = pathlib.Path(scratch)
             code = device_plugin.archive(COLLECTION)
             files.write(str(folder / "plugin.pyz"), code)
-            problem = check_config(folder, args.get("config") or "")
+            problem = check_config(folder, args.get("config") or "", args.get("api") or PLUGIN)
             if problem:
                 return {"failed": True, "changed": False, "msg": problem}
             args["code_sha256"] = hashlib.sha256(code).hexdigest()
@@ -79,11 +80,12 @@ def locked_wheels() -> list:
     ]
 
 
-def check_config(folder: pathlib.Path, text: str) -> str:
+def check_config(folder: pathlib.Path, text: str, api: str = PLUGIN) -> str:
     """What the plugin that is about to be installed rejects in a config; empty if it accepts it."""
     path = folder / "config.json"
     files.write(str(path), text)
-    command = [sys.executable, "-I", "-B", str(folder / "plugin.pyz"), "check-config", "-strict", str(path)]
+    mode = [] if api == PLUGIN else ["-mode", api]
+    command = [sys.executable, "-I", "-B", str(folder / "plugin.pyz"), "check-config", "-strict", *mode, str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env={"PATH": os.defpath})
     if not done.returncode:
         return ""

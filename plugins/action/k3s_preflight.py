@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import pathlib
 
 import yaml
 from ansible.module_utils.common.yaml import yaml_load
@@ -14,9 +15,11 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import folder as bundle_folder
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import terminal
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import bundle as needs
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host as preflight_host
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import k3s
 
+LOCK = pathlib.Path(__file__).resolve().parents[2] / "lock/artifacts.yml"
 CONTROLLER = "the controller"
 
 
@@ -41,6 +44,7 @@ class ActionModule(ActionBase):
         decided = k3s.decide(args["nodes"], bundle, folder, changing_version=args["upgrade"])
         findings += decided["findings"]
         if bundle is not None:
+            findings += lacking(args["nodes"], bundle, folder)
             rows = k3s.needed(decided["nodes"], bundle)
             findings += at(CONTROLLER, bundle_folder.damaged(folder, rows))
         if args["upgrade"]:
@@ -54,6 +58,18 @@ class ActionModule(ActionBase):
             return {"changed": False, "failed": True, "msg": msg, "findings": findings}
         notes = decided["notes"]
         return {"changed": False, "nodes": decided["nodes"], "notes": notes, "warnings": terminal.warnings(notes)}
+
+
+def lacking(nodes: list[dict], bundle: dict, folder: str) -> list[dict]:
+    """What the roles need and the bundle, or the folder of wheels, does not hold."""
+    lock = yaml_load(LOCK.read_text(encoding="utf-8"))
+    pinned, found = needs.with_digest(lock), []
+    for node in [node for node in nodes if node["state"]]:
+        where = (node.get("needs") or {}).get("wheels")
+        names = set(os.listdir(where)) if where and os.path.isdir(where) else set()
+        lacks = needs.lacking(node, bundle, folder, pinned)
+        found += at(node["host"], lacks + needs.lacking_wheels(node, names, lock["wheels"]))
+    return found
 
 
 def read(folder: str | None, nodes: list[dict]) -> tuple[dict | None, list[dict]]:

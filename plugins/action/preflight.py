@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from ansible.plugins.action import ActionBase
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import folder as bundle_folder
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import terminal
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host
@@ -53,7 +54,8 @@ class ActionModule(ActionBase):
         elif args["failure"]:
             findings.insert(0, host.unread(args["failure"]))
         elif args["facts"]:
-            found, notes = host.combinations(args["facts"], variables)
+            bundle = bundle_folder.described(variables["k3s_bundle_dir"])
+            found, notes = host.combinations(args["facts"], variables, bundle)
             outcome = host.plan(args["facts"], variables)
             findings += found + outcome["findings"]
             result.update(

@@ -8,6 +8,7 @@ from __future__ import annotations
 from ansible.plugins.action import ActionBase
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Finding, at
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.text import sentence
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import folder as bundle_folder
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import libraries
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import roles, variables
@@ -37,7 +38,8 @@ class ActionModule(ActionBase):
             # The argument spec refuses an invalid value; the rules see its default instead.
             typed, _invalid = variables.effective(variables.options(), task_vars, self._templar.template)
             facts = (task_vars.get("ansible_facts") or {}).get("rdma")
-            findings = roles.findings(args["variables_of"], typed, facts, task_vars["groups"])
+            bundle = bundle_folder.described(typed["k3s_bundle_dir"])
+            findings = roles.findings(args["variables_of"], typed, facts, task_vars["groups"], bundle)
         elif args["libraries"]:
             findings = libraries.findings(args["libraries"])
         else:

@@ -33,9 +33,11 @@ OURS = "gpufabric.rdma."
 # Actions that change nothing on a host in check mode, or at all.
 _NAMES = """
     add_host assert command copy debug dnf fail file find group_by import_role import_tasks include_role include_tasks
-    meta set_fact slurp stat
+    meta package set_fact slurp stat
 """
-HARMLESS = frozenset(f"ansible.builtin.{name}" for name in _NAMES.split())
+# Those of other collections that roles use: the role node_firewall alone.
+_OTHERS = ("ansible.posix.firewalld", "community.general.ufw")
+HARMLESS = frozenset({*(f"ansible.builtin.{name}" for name in _NAMES.split()), *_OTHERS})
 GUARD_VARIABLE = "__drift_guarded"
 # Workers are forked from this process, so the tasks of the run see that the recorder is loaded.
 LISTENING = "GPUFABRIC_RDMA_DRIFT_RECORDER"

@@ -11,7 +11,7 @@ short_description: Config of the RDMA shared device plugin from a node's rails
 version_added: 0.1.0
 description:
   - Renders C(config.json), and says what the unit or the pod needs for it.
-positional: rails, interval
+positional: rails, interval, api, dra_rails
 options:
   _input:
     description:
@@ -29,6 +29,17 @@ options:
       - Seconds between two scans, C(periodicUpdateInterval).
     type: int
     required: true
+  api:
+    description:
+      - C(device_plugin_api).
+    type: str
+    default: device-plugin
+  dra_rails:
+    description:
+      - With C(both), the rails that DRA serves.
+    type: list
+    elements: int
+    default: []
 """
 
 EXAMPLES = r"""
@@ -48,9 +59,9 @@ _value:
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import config
 
 
-def device_plugin_files(resources, rails, interval: int) -> dict:
+def device_plugin_files(resources, rails, interval: int, api: str = config.PLUGIN, dra_rails=()) -> dict:
     try:
-        entries = config.entries(resources, rails)
+        entries = config.entries(resources, rails, api, dra_rails)
     except ValueError as error:
         return {"config": "", "links_up": False, "problem": str(error)}
     return {

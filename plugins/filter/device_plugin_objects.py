@@ -31,7 +31,7 @@ options:
     required: true
   settings:
     description:
-      - C(image), C(node_selector), C(use_cdi), C(metrics_address) and C(kubelet_root).
+      - C(image), C(node_selector), C(use_cdi), C(metrics_address), C(kubelet_root) and C(api).
     type: dict
     required: true
 """
@@ -49,6 +49,7 @@ EXAMPLES = r"""
       use_cdi: false
       metrics_address: ""
       kubelet_root: /var/lib/kubelet
+      api: device-plugin
 """
 
 RETURN = r"""

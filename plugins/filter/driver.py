@@ -38,7 +38,7 @@ options:
 EXAMPLES = r"""
 - name: Show where DOCA comes from
   ansible.builtin.debug:
-    msg: "{{ lock | gpufabric.rdma.driver_repository(ansible_facts['rdma'], 'doca', '3.2.1') }}"
+    msg: "{{ lock | gpufabric.rdma.driver_repository(ansible_facts['rdma'], 'doca', '3.2.3') }}"
   vars:
     lock: "{{ lookup('ansible.builtin.file', 'lock/artifacts.yml') | from_yaml }}"
 """
@@ -46,8 +46,10 @@ EXAMPLES = r"""
 RETURN = r"""
 _value:
   description:
-    - C(url), C(label) and C(fingerprint) of the repository, and C(known), which lists what the lock has for this stack
-      when it has nothing for this node. C(url) is empty then.
+    - C(url), C(label) and C(fingerprints) of the repository, and C(known), which lists what the lock has for this stack
+      when it has nothing for this node. C(url) is empty then. C(fingerprints) are the keys that the lock has verified.
+    - C(known_keys) are all keys that the lock names for the stack, each with C(id), C(fingerprint), C(release) and
+      C(stated_by); what is not verified has no fingerprint.
   type: dict
 """
 
@@ -58,6 +60,11 @@ def driver_repository(lock: dict, facts: dict, flavor: str, version: str) -> dic
     node = facts.get("node", facts)
     kind, wanted = packages.manager(node), (packages.distribution(node), packages.architecture(node))
     rows = [row for row in lock.get("repositories", []) if row["name"] == flavor]
+    known_keys = [
+        {**key, "release": f"{row['version']} for {', '.join(sorted({p['distribution'] for p in row['places']}))}"}
+        for row in rows
+        for key in row["keys"]
+    ]
     for row in rows:
         for place in row["places"]:
             if (row["kind"], str(row["version"])) == (kind, str(version)) and wanted == (
@@ -68,15 +75,16 @@ def driver_repository(lock: dict, facts: dict, flavor: str, version: str) -> dic
                 return {
                     "url": place["url"],
                     "label": label,
-                    "fingerprint": row["key"]["fingerprint"] or "",
+                    "fingerprints": [key["fingerprint"] for key in row["keys"] if key["fingerprint"]],
                     "known": "",
+                    "known_keys": known_keys,
                 }
     known = sorted(
         f"{row['version']} for {place['distribution']} {place['architecture']}"
         for row in rows
         for place in row["places"]
     )
-    return {"url": "", "label": "", "fingerprint": "", "known": ", ".join(known)}
+    return {"url": "", "label": "", "fingerprints": [], "known": ", ".join(known), "known_keys": known_keys}
 
 
 class FilterModule:

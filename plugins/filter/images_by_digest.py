@@ -41,26 +41,14 @@ _value:
 
 import pathlib
 
-import yaml
 from ansible.module_utils.common.yaml import yaml_load
-from ansible_collections.gpufabric.rdma.plugins.module_utils._bundle.lock import DESCRIPTION
-from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import images
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import folder, images
 
 LOCK = pathlib.Path(__file__).resolve().parents[2] / "lock/artifacts.yml"
 
 
 def images_by_digest(objects: list[dict], bundle: str | None = None) -> list[dict]:
-    return images.by_digest(objects, yaml_load(LOCK.read_text(encoding="utf-8")), _described(bundle))
-
-
-def _described(folder):
-    """bundle.yml of the folder. The preflight of the role k3s names a folder without one."""
-    if not folder:
-        return None
-    try:
-        return yaml_load((pathlib.Path(folder) / DESCRIPTION).read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
-        return None
+    return images.by_digest(objects, yaml_load(LOCK.read_text(encoding="utf-8")), folder.described(bundle))
 
 
 class FilterModule:

@@ -12,7 +12,8 @@ description:
   - Runs on a machine with internet access. Downloads missing files and image archives, checks each against the lock's
     SHA-256 or digest, and lists the folder's content in its C(bundle.yml).
   - Nothing is fetched that cannot be checked. A file that does not match the lock is deleted.
-  - Images are copied with C(skopeo), which checks their digest.
+  - Images are copied with C(skopeo), which checks their digest. The device plugin's own image is built from a base
+    image and the locked wheels, without running anything.
 extends_documentation_fragment:
   - gpufabric.rdma.changing
 author:
@@ -23,7 +24,7 @@ options:
     type: path
     required: true
   lock:
-    description: Content of C(lock/artifacts.yml).
+    description: Content of C(lock/artifacts.yml), or of a file like it with the checksums of builds of your own.
     type: dict
     required: true
   names:
@@ -43,6 +44,15 @@ options:
     type: list
     elements: str
     default: []
+  driver_version:
+    description: Version of C(doca-host) to add for each of O(distributions) and O(architectures), so that the folder
+      holds the driver too. Empty for no driver.
+    type: str
+    default: ""
+  sums:
+    description: SHA-256 by file name, for files without one in the lock.
+    type: dict
+    default: {}
   mirrors:
     description: Mirrors to fetch from, by prefix of the URL or of the image reference.
     type: dict
@@ -51,6 +61,26 @@ options:
     description: Digests by image reference, for images without a digest in the lock.
     type: dict
     default: {}
+  plugin_image:
+    description: Builds the device plugin's image, too, which O(names) does not list.
+    type: dict
+    suboptions:
+      locked:
+        description: C(plugin_image) of C(lock/artifacts.yml), which names the image and the base it is built on.
+        type: dict
+        required: true
+      wheels:
+        description: C(wheels) of C(lock/artifacts.yml). The files are in C(wheels) of O(folder).
+        type: list
+        elements: dict
+        required: true
+      collection:
+        description: The folder of the collection, with the plugin's source.
+        type: path
+        required: true
+      base:
+        description: Another base, as C(REFERENCE@DIGEST). It needs Python, glibc and libstdc++.
+        type: str
 """
 
 EXAMPLES = r"""
@@ -129,14 +159,17 @@ notes:
 import hashlib
 import json
 import os
+import tarfile
 from urllib.error import URLError
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.urls import open_url
 from ansible_collections.gpufabric.rdma.plugins.module_utils._bundle import lock as bundle_lock
+from ansible_collections.gpufabric.rdma.plugins.module_utils._bundle import plugin_image
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Finding, Plan, Refused, failure, result
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import rename, replacing, sha256_of, write
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
+from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import wheels as locked_wheels
 
 CLUSTER_ROLES = ("cni_plugins", "k3s", "flannel", "multus", "networks", "device_plugin", "node_ready", "verification")
 SECONDS = 60
@@ -158,8 +191,9 @@ def plan(folder: str, wanted: dict) -> Plan:
     for row in wanted["images"]:
         before = known.get(row["path"], {})
         seen = sum_or_nothing(os.path.join(folder, row["path"]))
-        if not seen or (before.get("digest"), before.get("sha256")) != (row["digest"], seen):
-            made.change(row["path"], "copy", seen, row["digest"])
+        kept = (before.get("digest"), before.get("sha256"), before.get("made_of"))
+        if not seen or kept != (row["digest"], seen, row.get("made_of")):
+            made.change(row["path"], "build" if "base" in row else "copy", seen, row["digest"])
     return made
 
 
@@ -212,33 +246,56 @@ def fetch(folder: str, row: dict, mirrors: dict, opener=open_url) -> None:
 def copy(folder: str, row: dict, mirrors: dict, run) -> None:
     """Copy the image by digest, under its own name, as an archive that k3s imports at start."""
     place = os.path.join(folder, row["path"])
-    os.makedirs(os.path.dirname(place), exist_ok=True)
-    repository = row["reference"].rpartition(":")[0]
-    source = f"docker://{mirrored(repository, mirrors)}@{row['digest']}"
     temporary = f"{place}.fetching"
+    _copy(temporary, row, row["reference"], mirrors, run)
+    rename(temporary, place)
+
+
+def build(folder: str, row: dict, mirrors: dict, run, given: dict) -> None:
+    """Copy the base by digest and put the device plugin on top of it. given: the option plugin_image."""
+    place = os.path.join(folder, row["path"])
+    base = f"{place}.base"
+    _copy(base, row, row["base"], mirrors, run)
+    parts = {
+        "code": plugin_image.code(given["collection"]),
+        "wheel_dir": os.path.join(folder, "wheels"),
+        "fitting": lambda python, machine: locked_wheels.fitting(given["wheels"], python, machine),
+    }
+    try:
+        plugin_image.build(base, place, row["base"], row["reference"], row["architecture"], parts)
+    except (tarfile.TarError, KeyError, ValueError, OSError) as error:
+        step = "name another base in bundle_plugin_base, or run it again"
+        raise Refused.because(f"base image {row['base']}", "an image that can be read", str(error), step) from error
+    finally:
+        os.unlink(base)
+
+
+def _copy(temporary: str, row: dict, reference: str, mirrors: dict, run) -> None:
+    os.makedirs(os.path.dirname(temporary), exist_ok=True)
+    repository = reference.rpartition(":")[0]
+    source = f"docker://{mirrored(repository, mirrors)}@{row['digest']}"
     if os.path.exists(temporary):
         os.unlink(temporary)
     architecture = ["--override-os", "linux", "--override-arch", row["architecture"]]
     code, out, error = run(
-        ["skopeo", "copy", "--quiet", *architecture, source, f"docker-archive:{temporary}:{row['reference']}"]
+        ["skopeo", "copy", "--quiet", *architecture, source, f"docker-archive:{temporary}:{reference}"]
     )
     if code:
         raise Refused.because(
             row["path"],
-            f"image {row['reference']} with digest {row['digest']}",
+            f"image {reference} with digest {row['digest']}",
             (error or out).strip()[-400:],
             "install skopeo; run this where the registry can be reached, or set a mirror in bundle_mirrors",
         )
-    rename(temporary, place)
 
 
-def describe(folder: str, wanted: dict) -> str:
+def describe(folder: str, wanted: dict, origin: str) -> str:
     images = [{**row, "sha256": sum_or_nothing(os.path.join(folder, row["path"]))} for row in wanted["images"]]
-    text = bundle_lock.describe("release", wanted["files"], images)
-    digests = {row["path"]: row["digest"] for row in wanted["images"]}
+    text = bundle_lock.describe(origin, wanted["files"], images)
+    rows = {row["path"]: row for row in wanted["images"]}
     for row in text["images"]:
-        if row["path"] in digests:
-            row["digest"] = digests[row["path"]]
+        known = rows.get(row["path"], {})
+        row.update({name: known[name] for name in ("digest", "base", "made_of") if name in known})
     return HEADER + json.dumps(text, indent=2) + "\n"
 
 
@@ -251,13 +308,26 @@ def main() -> None:
             "names": {"type": "list", "elements": "str", "default": []},
             "architectures": {"type": "list", "elements": "str", "choices": ["amd64", "arm64"], "default": ["amd64"]},
             "distributions": {"type": "list", "elements": "str", "default": []},
+            "driver_version": {"type": "str", "default": ""},
+            "sums": {"type": "dict", "default": {}},
             "mirrors": {"type": "dict", "default": {}},
             "image_digests": {"type": "dict", "default": {}},
+            "plugin_image": {
+                "type": "dict",
+                "options": {
+                    "locked": {"type": "dict", "required": True},
+                    "wheels": {"type": "list", "elements": "dict", "required": True},
+                    "collection": {"type": "path", "required": True},
+                    "base": {"type": "str"},
+                },
+            },
         },
         supports_check_mode=True,
     )
     given = module.params
     folder, lock, digests = given["folder"], given["lock"], given["image_digests"]
+    if malformed := bundle_lock.malformed(lock):
+        module.fail_json(**failure(Refused(malformed)))
     names = given["names"] or [name for name in every_name(lock) if not bundle_lock.unpinned(lock, [name], digests)]
     unknown = sorted(set(names) - set(every_name(lock)))
     findings = [
@@ -265,11 +335,14 @@ def main() -> None:
         for name in unknown
     ]
     findings += bundle_lock.unpinned(lock, names, digests)
-    wanted = bundle_lock.wanted(lock, names, given["architectures"], given["distributions"], digests)
+    platforms = (given["architectures"], given["distributions"])
+    findings += bundle_lock.undrivable(lock, given["driver_version"], *platforms, given["sums"])
+    wanted = bundle_lock.wanted(lock, names, *platforms, digests, given["driver_version"], given["sums"])
     made, done = Plan(), []
     try:
         if findings:
             raise Refused(findings)
+        wanted["images"] += _plugin_images(given)
         made = plan(folder, wanted)
         for name in sorted(set(every_name(lock)) - set(names)) if not given["names"] else ():
             made.not_applied.append(
@@ -280,18 +353,30 @@ def main() -> None:
             if not module.check_mode:
                 if change.action == "fetch":
                     fetch(folder, rows[change.object], given["mirrors"])
+                elif change.action == "build":
+                    build(folder, rows[change.object], given["mirrors"], module.run_command, given["plugin_image"])
                 else:
                     copy(folder, rows[change.object], given["mirrors"], module.run_command)
             done.append(change)
         if not module.check_mode:
-            _write_description(folder, wanted, made, done)
+            _write_description(folder, wanted, made, done, lock.get("origin", "release"))
     except Refused as refused:
         module.fail_json(**failure(Refused(refused.findings, done)))
     module.exit_json(**result(made, done))
 
 
-def _write_description(folder: str, wanted: dict, made: Plan, done: list) -> None:
-    path, text = os.path.join(folder, bundle_lock.DESCRIPTION), describe(folder, wanted)
+def _plugin_images(given: dict) -> list[dict]:
+    """Rows of the device plugin's image, each with the digest of what it is made of."""
+    wanted = given["plugin_image"]
+    if not wanted:
+        return []
+    made_of = plugin_image.made_of(plugin_image.code(wanted["collection"]), wanted["wheels"])
+    rows = bundle_lock.plugin_image(wanted["locked"], wanted["base"], given["architectures"])
+    return [{**row, "made_of": made_of} for row in rows]
+
+
+def _write_description(folder: str, wanted: dict, made: Plan, done: list, origin: str) -> None:
+    path, text = os.path.join(folder, bundle_lock.DESCRIPTION), describe(folder, wanted, origin)
     try:
         with open(path, encoding="utf-8", errors="replace") as stream:
             before = stream.read()

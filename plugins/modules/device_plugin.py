@@ -47,6 +47,26 @@ options:
       - The kubelet's C(--root-dir).
     type: str
     default: /var/lib/kubelet
+  api:
+    description:
+      - By which API the plugin serves; the config is checked for it.
+    type: str
+    choices: [device-plugin, dra, both]
+    default: device-plugin
+  api_server:
+    description:
+      - For a plugin that serves over DRA, how it reaches the API server. Without it the plugin has no kubeconfig, and
+        one of an earlier run is removed, with the token beside it.
+    type: dict
+    suboptions:
+      kubeconfig:
+        description: The kubelet's own kubeconfig; its server and the CA of it are taken, and no credential.
+        type: path
+        required: true
+      server:
+        description: URL of the API server, if not the kubelet's.
+        type: str
+        default: ""
   migrate_allowed:
     description:
       - What to do about another plugin that serves one of the same resources.
@@ -196,6 +216,7 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import
 )
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin.config import names
+from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin.dra import DRIVER
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin.node import Installer, read
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin.plan import CODE, VENV, plan, rivals
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin.wheels import (
@@ -210,6 +231,7 @@ def wants(params: dict, state: dict) -> dict:
     """The wanted state for the planner."""
     if params["state"] == "absent":
         return {"present": False, "names": []}
+    api = params["api_server"]
     return {
         "present": True,
         "code": params["code_sha256"],
@@ -220,7 +242,13 @@ def wants(params: dict, state: dict) -> dict:
         "wheels_missing": without(params["wheels"], state["python"], state["machine"]),
         "from_index": not params["wheel_dir"],
         "migrate_allowed": params["migrate_allowed"],
-        "directories": ["/var/lib/kubelet", params["kubelet_root"], f"{params['kubelet_root']}/plugins_registry"],
+        "kubeconfig": api and {"source": api["kubeconfig"], "server": api["server"]},
+        "directories": [
+            "/var/lib/kubelet",
+            params["kubelet_root"],
+            f"{params['kubelet_root']}/plugins_registry",
+            *([f"{params['kubelet_root']}/plugins/{DRIVER}"] if api else []),
+        ],
     }
 
 
@@ -240,6 +268,14 @@ def main() -> None:
             "unit": {"type": "str"},
             "wheel_dir": {"type": "str", "default": ""},
             "kubelet_root": {"type": "str", "default": "/var/lib/kubelet"},
+            "api": {"type": "str", "choices": ["device-plugin", "dra", "both"], "default": "device-plugin"},
+            "api_server": {
+                "type": "dict",
+                "options": {
+                    "kubeconfig": {"type": "path", "required": True},
+                    "server": {"type": "str", "default": ""},
+                },
+            },
             "migrate_allowed": {"type": "bool"},
             "code_sha256": {"type": "str"},
             "wheels": {"type": "list", "elements": "dict", "default": []},
@@ -250,7 +286,8 @@ def main() -> None:
         supports_check_mode=True,
     )
     root, from_index = module.params["root"], not module.params["wheel_dir"]
-    state = read(root)
+    kubeconfigs = [module.params["api_server"]["kubeconfig"]] if module.params["api_server"] else []
+    state = read(root, kubeconfigs)
     wanted = wants(module.params, state)
     wheels = fitting(module.params["wheels"], state["python"], state["machine"])
     more = {"needs": [], "rivals": rivals(state, wanted["names"])}
@@ -270,7 +307,7 @@ def main() -> None:
     )
 
     def read_again() -> dict:
-        state.update(read(root))
+        state.update(read(root, kubeconfigs))
         return state
 
     try:

@@ -15,8 +15,8 @@ description:
     repository, the version exists, no other package would be removed, and the base DKMS module builds with the real
     C(dkms) for the running and for the newest kernel. Only C(dkms), headers and their dependencies are installed before
     that build.
-  - The C(apt) path runs against real packages in the lab. The C(dnf) path is only compared as text, and its only trial
-    is that of the key.
+  - The C(apt) path runs against real packages in the lab. The C(dnf) path has the same steps, compared as command
+    lines; its packages are checked and unpacked by the real C(rpm) tools in the tests.
 extends_documentation_fragment:
   - gpufabric.rdma.changing
 author:
@@ -52,10 +52,24 @@ options:
         description:
           - The public key that signs it, armored.
         type: str
-      fingerprint:
+      fingerprints:
         description:
-          - The fingerprint that the key must have. A file with further keys is refused.
-        type: str
+          - The fingerprints that are accepted. A key file with any other key is refused.
+        type: list
+        elements: str
+        default: []
+      known_keys:
+        description:
+          - Keys that the lock names for the stack, each with C(id), C(fingerprint), C(release) and C(stated_by), for
+            the message about a key that is not accepted.
+        type: list
+        elements: dict
+        default: []
+      trusted:
+        description:
+          - Whether the repository came out of a package whose SHA-256 was verified, which stands for a signature.
+        type: bool
+        default: false
       label:
         description:
           - The label in the repository's Release file, for the pin that blocks its C(dkms).
@@ -77,6 +91,11 @@ options:
   downgrade_allowed:
     description:
       - Whether an older version may replace a newer one.
+    type: bool
+  nvidia_rebuild_allowed:
+    description:
+      - Whether DKMS may rebuild a closed NVIDIA driver whose C(nvidia_peermem) was built against another RDMA stack.
+        V(false) names the command. If not set, the module stops with an explanation.
     type: bool
   hold_kernel:
     description:
@@ -101,11 +120,11 @@ EXAMPLES = r"""
 - name: DOCA-OFED of the 2025 LTS
   gpufabric.rdma.driver:
     flavor: doca
-    version: 3.2.1
+    version: 3.2.3
     repository:
-      url: https://mirror.example.net/doca/3.2.1/ubuntu24.04/x86_64/
-      key: "{{ lookup('ansible.builtin.file', 'GPG-KEY-Mellanox.pub') }}"
-      fingerprint: "{{ driver_repository_fingerprint }}"
+      url: https://mirror.example.net/doca/3.2.3/ubuntu24.04/x86_64/
+      key: "{{ lookup('ansible.builtin.file', 'nvidia-doca-host.asc') }}"
+      fingerprints: [70454E6BF5D9C2D3B78709E8DC726C5E41B9CC50]
 
 - name: Back to the kernel's own driver
   gpufabric.rdma.driver:
@@ -187,20 +206,38 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._driver import stat
 from ansible_collections.gpufabric.rdma.plugins.module_utils._driver.plan import DKMS_MODULES, INBOX, plan, sentence
 from ansible_collections.gpufabric.rdma.plugins.module_utils._driver.proof import (
     Proof,
+    Trial,
     base_package,
     build_failed,
+    build_source,
     needed,
 )
+from ansible_collections.gpufabric.rdma.plugins.module_utils._driver.rpm_proof import RpmProof
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host import gpudirect
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather
 
-SUBSET = ["driver", "initramfs"]
+SUBSET = ["driver", "initramfs", "gpus", "gpudirect", "modules"]
 _ADDS = ("install", "upgrade", "downgrade")
 
 
-def read(root: str, run) -> dict:
+# Verdicts of the GPUDirect doctor that a rebuild of the NVIDIA driver ends.
+_STALE = ("stub", "crc-mismatch")
+
+
+def read(root: str, run, ask_origins: bool = False, unpack=None) -> dict:
+    """unpack: runs a program of the node on a compressed module and returns its output."""
     tree = Tree(root)
     seams = Seams.of(tree)
-    return driver_state.read(tree, gather(tree, seams, SUBSET), seams, run)
+    facts = gpudirect.complete(gather(tree, seams, SUBSET), tree, seams, unpack)
+    state = driver_state.read(tree, facts, seams, run, ask_origins)
+    evidence = facts["gpudirect"].get("evidence")
+    if evidence:
+        found = gpudirect.diagnose(evidence)
+        state["nvidia"] = {
+            "closed": evidence["nvidia"]["open"] is False,
+            "stale": found.sentence if found.verdict in _STALE else None,
+        }
+    return state
 
 
 class Installer:
@@ -214,6 +251,8 @@ class Installer:
         pins = {}
         if self._kind == packages.APT and self._wanted["flavor"] != INBOX:
             pins = yield from self._prove(changes)
+        elif self._wanted["flavor"] != INBOX:
+            yield from self._prove_rpms(changes)
         else:
             yield from self._need(changes)
         yield from self._finish(changes)
@@ -222,6 +261,7 @@ class Installer:
         yield from self._return(changes)
         yield from self._add(changes, pins)
         yield from self._build(changes)
+        yield from self._rebuild(changes)
         yield from self._hold(changes)
 
     def _prove(self, changes):
@@ -257,6 +297,23 @@ class Installer:
                     proof.build(archive, self._state["kernels"], self._architecture())
         return exact
 
+    def _prove_rpms(self, changes):
+        """The same on dnf: what is downloaded is installed later from dnf's cache."""
+        adding = [change for change in changes if change.action in _ADDS]
+        if not adding:
+            yield from self._need(changes)
+            return
+        version, repository = self._wanted["version"], self._wanted["repository"]
+        names = [packages.pinned(self._kind, change.object.split()[1], f"{version}*") for change in adding]
+        with RpmProof(self._run) as proof:
+            proof.prepare(repository, f"{self._wanted['flavor']} {version}")
+            proof.tools(needed(changes))
+            archives = proof.fetch(names, any(change.action == "downgrade" for change in adding))
+            proof.signatures(archives, repository)
+            yield from self._need(changes)
+            if self._trial_build:
+                proof.build(archives, self._state["kernels"], self._architecture())
+
     def _need(self, changes):
         mine = [change for change in changes if change.action == "need"]
         if mine:
@@ -283,9 +340,9 @@ class Installer:
     def _return(self, changes):
         for change in changes:
             if change.action == "return":
-                names = [line.split()[0] for line in change.before.splitlines()]
-                command = packages.restore_command(self._kind, names)
-                self._do_pinned(command, packages.restore_pins(names), "the distribution's user space")
+                versions = dict(line.split() for line in change.before.splitlines())
+                command = packages.restore_command(self._kind, list(versions))
+                self._do_pinned(command, packages.restore_pins(versions), "the distribution's user space")
                 yield change
 
     def _add(self, changes, exact):
@@ -314,6 +371,21 @@ class Installer:
                 code, out, error = self._run(packages.build_command(module, version, kernel))
                 if code:
                     raise build_failed(module, version, kernel, self._architecture(), out + error)
+                yield change
+
+    def _rebuild(self, changes):
+        """The GPU driver against the RDMA stack that is on disk by now; built beside the old one before that goes."""
+        for change in changes:
+            if change.action == "rebuild":
+                _dkms, _module, module, version, _for, kernel = change.object.split()
+                with Trial(self._run) as trial:
+                    build_source(
+                        self._run, (module, version), "/usr/src", trial.directory, [kernel], self._architecture()
+                    )
+                for command in packages.rebuild_commands(module, version, kernel):
+                    code, out, error = self._run(command)
+                    if code:
+                        raise build_failed(module, version, kernel, self._architecture(), out + error)
                 yield change
 
     def _hold(self, changes):
@@ -380,7 +452,9 @@ def main() -> None:
                 "options": {
                     "url": {"type": "str"},
                     "key": {"type": "str", "no_log": False},
-                    "fingerprint": {"type": "str"},
+                    "fingerprints": {"type": "list", "elements": "str", "default": []},
+                    "known_keys": {"type": "list", "elements": "dict", "no_log": False, "default": []},
+                    "trusted": {"type": "bool", "default": False},
                     "label": {"type": "str", "default": "DOCA-HOST*"},
                     "known": {"type": "str"},
                 },
@@ -388,6 +462,7 @@ def main() -> None:
             "sha256": {"type": "dict", "default": {}},
             "remove_allowed": {"type": "bool"},
             "downgrade_allowed": {"type": "bool"},
+            "nvidia_rebuild_allowed": {"type": "bool"},
             "hold_kernel": {"type": "bool"},
             "trial_build": {"type": "bool", "default": True},
             "root": {"type": "path", "default": "/"},
@@ -406,7 +481,7 @@ def main() -> None:
     states: list[dict] = []
 
     def read_again() -> dict:
-        states.append(read(root, run))
+        states.append(read(root, run, wanted["flavor"] == INBOX, gpudirect.Runner(module)))
         return states[-1]
 
     try:

@@ -21,6 +21,13 @@ options:
   tests_namespace:
     description: Name of the namespace that test pods will use. On a server it is looked at, if it exists.
     type: str
+  shared_address:
+    description: Address that servers are to share. The result says whether a machine answers at it, and whether
+      keepalived is installed or can be.
+    type: str
+  token:
+    description: Token to compare the node's with; C(token.differs) of the result says whether it is another one.
+    type: str
   kubectl:
     description: The kubectl command, word by word.
     type: list
@@ -43,6 +50,9 @@ k3s:
     architecture:
       description: Architecture, V(amd64) or V(arm64).
       type: str
+    python:
+      description: Version of Python that modules run with, such as V(3.11).
+      type: str
     version:
       description: Version of the installed program, such as C(v1.35.8+k3s1).
       type: str
@@ -58,6 +68,21 @@ k3s:
     foreign_files:
       description: Files of a k3s that this collection did not set up.
       type: list
+    shared_address:
+      description: The address that this node shares with other servers by its configuration, or nothing.
+      type: str
+    shared:
+      description: Of O(shared_address), C(answers), C(installed) and C(offered).
+      type: dict
+    datastore:
+      description: What the node holds of the cluster's datastore, V(etcd), V(sqlite), V(external) or nothing.
+      type: str
+    authority:
+      description: SHA-256 of the certificate of the cluster's CA, or nothing on a node outside a cluster.
+      type: str
+    restore:
+      description: Name of the backup that was last restored here, and how far that went.
+      type: dict
     namespaces:
       description: Findings about O(tests_namespace), where it exists and is not ours.
       type: list
@@ -69,6 +94,7 @@ k3s:
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
+from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import neighbour
 from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s.state import node
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import ownership
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.kubectl import Kubectl, KubectlError
@@ -90,6 +116,8 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "tests_namespace": {"type": "str"},
+            "shared_address": {"type": "str"},
+            "token": {"type": "str", "no_log": True},
             "kubectl": {"type": "list", "elements": "str", "default": ["k3s", "kubectl"]},
             "root": {"type": "path", "default": "/"},
         },
@@ -97,11 +125,13 @@ def main() -> None:
     )
     name = module.params["tests_namespace"]
     try:
-        found = node(module.params["root"], module.run_command)
+        found = node(module.params["root"], module.run_command, module.params["token"])
     except OSError as error:
         module.fail_json(
             msg=f"{error.filename}: wanted a readable file, seen {error.strerror}. Next step: make it readable"
         )
+    if module.params["shared_address"] and not module.params["root"].rstrip("/"):
+        found["shared"] = neighbour.shared(module.params["shared_address"], module.run_command)
     serving = found["services"]["k3s"]["active"]
     kubectl = Kubectl(module.params["kubectl"], limit=20)
     found["namespaces"] = refused_namespaces(kubectl, name) if name and serving else []

@@ -45,6 +45,10 @@ options:
   takeover_allowed:
     description: Whether files of a k3s that this collection did not set up may be replaced. A copy of each is kept.
     type: bool
+  started:
+    description: Whether k3s is enabled and started; otherwise it is only configured.
+    type: bool
+    default: true
   start_timeout_seconds:
     description: How long k3s may take to start.
     type: int
@@ -135,17 +139,15 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure, finish, settle
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import apply_file, under, write
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import apply_units, systemctl
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import apply_units
 from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import config as k3s
 from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import plan as planner
 from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import state
+from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s.service import Service
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.kubectl import Kubectl
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import paths
 
-POLL_SECONDS = 2
 _ANSWER_SECONDS = 30
-# After so many restarts by systemd, k3s will not come up on its own.
-GIVE_UP_AFTER = 5
 
 
 class Node:
@@ -154,9 +156,8 @@ class Node:
     def __init__(self, root, wanted, token, run, limit, kubectl=None, clock=time.monotonic, sleep=time.sleep):
         self.seconds = 0.0
         self._root, self._wanted, self._given, self._run = root, wanted, token, run
-        self._limit, self._clock, self._sleep = limit, clock, sleep
         self._kubectl = kubectl or Kubectl([k3s.BINARY, "kubectl"], limit=_ANSWER_SECONDS)
-        self._service = k3s.SERVICES[wanted["role"]]
+        self._service = Service(k3s.SERVICES[wanted["role"]], run, limit, self._answers, clock, sleep)
 
     def read(self) -> dict:
         return state.converging(self._root, self._run, self._given)
@@ -168,7 +169,7 @@ class Node:
         yield from apply_units(self._root, files, self._run, self._apply_file, starting=bool(acts))
         for change in acts:
             if change.action == "enable":
-                self._systemctl("enable", self._service)
+                self._service.systemctl("enable", self._service.name)
             else:
                 self._start(change.action)
             yield change
@@ -204,43 +205,14 @@ class Node:
             write(f"{path}.before-gpufabric-rdma", content, 0o600)  # it may hold a token
 
     def _start(self, action: str) -> None:
-        began, restarts = self._clock(), None
-        # --no-block: an agent without its server would block systemctl forever.
-        self._systemctl(action, "--no-block", self._service)
-        while True:
-            seen, tried = self._seen()
-            restarts = tried if restarts is None else restarts
-            if seen == "active" and self._answers():
-                break
-            if seen == "failed" or tried - restarts >= GIVE_UP_AFTER or self._clock() - began > self._limit:
-                raise Refused.because(
-                    f"service {self._service}",
-                    f"ready within {self._limit} s of its {action}",
-                    f"{seen}; its journal ends with: {self._journal()}",
-                    f"see journalctl -u {self._service} on the node, fix what it reports and run again",
-                )
-            self._sleep(POLL_SECONDS)
-        self.seconds = round(self._clock() - began, 1)
+        self.seconds = self._service.start(action)
         state.remember(self._root, self._run)
-
-    def _seen(self) -> tuple[str, int]:
-        """ActiveState, and how many times systemd has restarted the service."""
-        asked = ["systemctl", "show", "--property=ActiveState,NRestarts", self._service]
-        said = dict(line.split("=", 1) for line in self._run(asked)[1].splitlines() if "=" in line)
-        return said.get("ActiveState", "unknown"), int(said.get("NRestarts") or 0)
 
     def _answers(self) -> bool:
         """A server is up when its API server is ready. Nodes become Ready with the pod network."""
         if self._wanted["role"] == "agent":
             return True
         return self._kubectl.run("get", "--raw=/readyz")[0] == 0
-
-    def _journal(self) -> str:
-        _code, out, _error = self._run(["journalctl", "-u", self._service, "-n", "4", "-o", "cat", "--no-pager"])
-        return " | ".join(line.strip()[:300] for line in out.splitlines() if line.strip()) or "nothing"
-
-    def _systemctl(self, *words: str) -> None:
-        systemctl(self._run, f"service {self._service}", *words)
 
 
 @guarded
@@ -253,13 +225,14 @@ def main() -> None:
             "token": {"type": "str", "no_log": True},
             "token_allowed_to_be_made": {"type": "bool", "default": False, "no_log": False},
             "takeover_allowed": {"type": "bool"},
+            "started": {"type": "bool", "default": True},
             "start_timeout_seconds": {"type": "int", "default": 600},
             "root": {"type": "path", "default": "/"},
         },
         supports_check_mode=True,
     )
     given = module.params
-    wanted = {name: given[name] for name in ("role", "options", "registries", "takeover_allowed")}
+    wanted = {name: given[name] for name in ("role", "options", "registries", "takeover_allowed", "started")}
     wanted["token_given"] = bool(given["token"]) or not given["token_allowed_to_be_made"]
     live = not given["root"].rstrip("/")
     node = Node(given["root"], wanted, given["token"], module.run_command, given["start_timeout_seconds"])

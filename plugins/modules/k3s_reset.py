@@ -115,11 +115,11 @@ import ipaddress
 import json
 import os
 import re
-import shutil
 import signal
 import time
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core import programs
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure, finish, settle
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import remove, remove_tree, sha256_of, under
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
@@ -130,9 +130,6 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import state a
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 
 KILL_SECONDS = 10
-FIREWALLS = ("iptables", "ip6tables")
-# The plain name is a link to one of the others, which a node may have without it.
-BACKENDS = ("", "-nft", "-legacy")
 # Made with a file system, and never removed: its check puts there what it finds.
 FILE_SYSTEM = "lost+found"
 
@@ -254,6 +251,8 @@ class Node:
         foreign += [
             f"{self._networks}/{name}" for name in tree.listdir(self._networks) if not name.startswith(planner.ATTACHED)
         ]
+        # What containers were given by the device plugin and over DRA; other vendors' specs stay.
+        found += [f"{planner.CDI}/{name}" for name in tree.listdir(planner.CDI) if name.startswith(planner.CLAIMED)]
         placed, kept = self._plugins(tree)
         others = tree.listdir("/etc/cni/net.d")
         foreign += [f"/etc/cni/net.d/{name}" for name in others if f"/etc/cni/net.d/{name}" not in found]
@@ -306,9 +305,9 @@ class Node:
     def _firewalls(self) -> list[str]:
         """The programs to read rules with: what the node has of iptables, or nft where it has none of it."""
         there = []
-        for family in FIREWALLS:
-            programs = [f"{family}{backend}" for backend in BACKENDS]
-            usable = [name for name in programs if _found(f"{name}-save") and _found(f"{name}-restore")]
+        for family in programs.FIREWALLS:
+            names = [f"{family}{backend}" for backend in programs.BACKENDS]
+            usable = [name for name in names if _found(f"{name}-save") and _found(f"{name}-restore")]
             there += usable[:1] if family in usable else usable
         return there or [program for program in ("nft",) if _found(program)]
 
@@ -393,8 +392,7 @@ class Node:
 
 def _found(program: str) -> str | None:
     """Where a program is: the node's own, else the one that k3s brings."""
-    folders = [os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin", planner.PROGRAMS]
-    return shutil.which(program, path=os.pathsep.join(folders))
+    return programs.found(program, planner.PROGRAMS)
 
 
 def containers_of(tree: Tree) -> set[str]:

@@ -63,8 +63,8 @@ missing:
   returned: where there is none
   type: str
 item:
-  description: C(namespace), C(name), C(annotations), C(host_paths), C(host_network), C(security) and C(containers) of
-    the pod.
+  description: C(namespace), C(name), C(annotations), C(host_paths), C(host_network), C(claims), C(security) and
+    C(containers) of the pod.
   returned: where there is one
   type: dict
 pods:

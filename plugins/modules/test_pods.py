@@ -97,6 +97,11 @@ pods:
   description: State of each pod, with C(phase), C(reasons), C(status) (set by Multus) and C(ip).
   returned: O(state=present)
   type: dict
+claims:
+  description: The claims of the pods, with C(of), the pods that they were made for, and C(devices).
+  returned: O(state=present)
+  type: list
+  elements: dict
 answers:
   description: Probe output of each running pod.
   returned: O(state=present)

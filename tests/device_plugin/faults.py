@@ -74,7 +74,7 @@ FAULTS = (
         "pitfall 1",
         "the kubelet's root is fixed",
         "test_contract.py::test_another_kubelet_root",
-        ("cli.py", """{str(values['kubelet-root']).rstrip('/')}/plugins_registry""", "/none/plugins_registry"),
+        ("cli.py", """{kubelet}/plugins_registry""", "/none/plugins_registry"),
     ),
     fault(
         "pitfall 2",
@@ -98,7 +98,7 @@ FAULTS = (
         "pitfall 2",
         "a stream that ends goes unnoticed",
         "test_registration.py::test_a_lost_stream_leads_to_a_new_registration[watch]",
-        ("lifecycle.py", "return self.service.streams > 0", "return self.service.streams > 0 or self._was_registered"),
+        ("lifecycle.py", "return self.service.connected", "return self.service.connected or self._was_registered"),
     ),
     fault(
         "pitfall 2",
@@ -186,7 +186,7 @@ FAULTS = (
         "pitfall 3",
         "the kubelet's race ends with nothing allocatable",
         "test_registration.py::test_the_kubelet_race_at_an_upgrade_ends_registered",
-        ("lifecycle.py", "return self.service.streams > 0", "return self.service.streams > 0 or self._was_registered"),
+        ("lifecycle.py", "return self.service.connected", "return self.service.connected or self._was_registered"),
     ),
     fault(
         "pitfall 4",
@@ -446,8 +446,8 @@ FAULTS = (
         "a failed write leaves its unfinished file behind",
         "test_cdi.py::test_a_full_folder_gets_its_spec_once_there_is_room",
         (
-            "cdi.py",
-            "    except OSError:\n        _unlink(unfinished)\n        raise\n",
+            "files.py",
+            "    except OSError:\n        remove(unfinished)\n        raise\n",
             "    except OSError:\n        raise\n",
         ),
     ),
@@ -565,6 +565,46 @@ FAULTS = (
             "server.py",
             "        answer = api.PreferredAllocationResponse()\n",
             "        return None\n        answer = api.PreferredAllocationResponse()\n",
+        ),
+    ),
+    fault(
+        "DRA",
+        "slices that a starting kubelet deleted stay away",
+        "test_dra.py::test_a_starting_kubelet_wipes_the_slices",
+        ("publisher.py", "raise Stale  # by a starting kubelet", "return  # by a starting kubelet"),
+    ),
+    fault(
+        "DRA",
+        "the API server is taken to keep every field",
+        "test_dra.py::test_the_form_is_what_the_api_server_keeps[False-False]",
+        ("publisher.py", "self.form = slices.form(answer)", "self.form = Form(True, True)"),
+    ),
+    fault(
+        "DRA",
+        "prepared claims are not remembered",
+        "test_dra.py::test_a_restart_knows_what_is_prepared",
+        ("preparer.py", "records[record.key.uid] = record", "pass"),
+    ),
+    fault(
+        "DRA",
+        "a uid becomes a path",
+        "test_dra.py::test_a_uid_becomes_no_path[../../etc/passwd]",
+        ("claims.py", "return bool(_UID.match(uid))", "return True"),
+    ),
+    fault(
+        "DRA",
+        "a device that has left the pool has no health",
+        "test_dra.py::test_a_port_that_goes_down_and_comes_back[False]",
+        ("draservice.py", "for device in known:", "for device in (one for one in known if one.up):"),
+    ),
+    fault(
+        "DRA",
+        "one HCA is counted by both APIs",
+        "test_dra.py::test_one_hca_for_both_is_refused_at_the_start",
+        (
+            "daemon.py",
+            "            if problem:\n                raise Fatal",
+            "            if False:\n                raise Fatal",
         ),
     ),
 )

@@ -63,6 +63,7 @@ class Running:
         link_up=None,
         folder="config",
         own_netns=False,
+        settings_mode="device-plugin",
         **settings,
     ):
         self.base = pathlib.Path(base)
@@ -75,6 +76,7 @@ class Running:
             places=Places(f"{base}/plugins_registry", f"{base}/device-plugins", mode),
             timing=timing,
             cdi_directory=f"{base}/cdi",
+            mode=settings_mode,
             **{"port_poll": 0.05, "settle": 0.02, **settings},
         )
         self.plugin = None

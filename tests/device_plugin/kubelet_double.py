@@ -18,6 +18,9 @@ from concurrent import futures
 import grpc
 from rdma_device_plugin.kubelet import deviceplugin_pb2 as api
 from rdma_device_plugin.kubelet import deviceplugin_pb2_grpc as api_grpc
+from rdma_device_plugin.kubelet import dra_health_v1alpha1_pb2 as health_api
+from rdma_device_plugin.kubelet import dra_health_v1alpha1_pb2_grpc as health_grpc
+from rdma_device_plugin.kubelet import dra_v1_pb2, dra_v1_pb2_grpc, dra_v1beta1_pb2, dra_v1beta1_pb2_grpc
 from rdma_device_plugin.kubelet import pluginregistration_pb2 as registration
 from rdma_device_plugin.kubelet import pluginregistration_pb2_grpc as registration_grpc
 
@@ -90,15 +93,78 @@ class Client:
         self.channel.close()
 
 
+class Driver:
+    """The kubelet's side of a DRA driver: cm/dra/plugin. health: {device: status} of the last message."""
+
+    SERVICES = {
+        "v1.DRAPlugin": (dra_v1_pb2, dra_v1_pb2_grpc),
+        "v1beta1.DRAPlugin": (dra_v1beta1_pb2, dra_v1beta1_pb2_grpc),
+    }
+
+    def __init__(self, kubelet, info, path, endpoint):
+        self.name, self.path, self.endpoint = info.name, path, endpoint
+        self.service = next(one for one in info.supported_versions if one in kubelet.dra_versions)
+        self.api, stubs = self.SERVICES[self.service]
+        self.channel = grpc.insecure_channel(f"unix:{endpoint}", options=(("grpc.use_local_subchannel_pool", 1),))
+        self.stub = stubs.DRAPluginStub(self.channel)
+        self.health, self.messages, self._call = {}, 0, None
+        self._kubelet = kubelet
+        if kubelet.health:
+            self._call = health_grpc.DRAResourceHealthStub(self.channel).NodeWatchResources(
+                health_api.NodeWatchResourcesRequest(), wait_for_ready=True
+            )
+            threading.Thread(target=self._follow, daemon=True).start()
+
+    def _follow(self):
+        with contextlib.suppress(grpc.RpcError, ValueError):
+            for answer in self._call:
+                with self._kubelet.changed:
+                    self.health = {one.device.device_name: one.health for one in answer.devices}
+                    self.messages += 1
+                    self._kubelet.changed.notify_all()
+
+    def _claims(self, claims):
+        return [self.api.Claim(namespace=space, name=name, uid=uid) for space, name, uid in claims]
+
+    def prepare(self, *claims, timeout=45):
+        """{uid: answer}; each claim is (namespace, name, uid). As the kubelet checks: no answer is left out."""
+        request = self.api.NodePrepareResourcesRequest(claims=self._claims(claims))
+        answer = self.stub.NodePrepareResources(request, timeout=timeout, wait_for_ready=True).claims
+        assert set(answer) == {uid for _space, _name, uid in claims}
+        return answer
+
+    def unprepare(self, *claims, timeout=45):
+        request = self.api.NodeUnprepareResourcesRequest(claims=self._claims(claims))
+        answer = self.stub.NodeUnprepareResources(request, timeout=timeout, wait_for_ready=True).claims
+        assert set(answer) == {uid for _space, _name, uid in claims}
+        return answer
+
+    def close(self):
+        if self._call is not None:
+            self._call.cancel()
+        self.channel.close()
+
+
 class Kubelet:
     """device-plugins and plugins_registry below `base`.
 
     watches: whether it looks at plugins_registry at all (another --root-dir, or a kubelet before 1.12, does not).
     refuse: error text for every registration. racy: releases before kubernetes#135437, where the end of an old stream
-    disconnects the plugin that serves the resource now.
+    disconnects the plugin that serves the resource now. started: called when it starts: it wipes its node's slices.
+    dra_versions: services that it knows, its favourite first. health: gate ResourceHealthStatus.
     """
 
-    def __init__(self, base, watches=True, refuse="", racy=False):
+    def __init__(
+        self,
+        base,
+        watches=True,
+        refuse="",
+        racy=False,
+        started=lambda: None,
+        dra_versions=("v1.DRAPlugin", "v1beta1.DRAPlugin"),
+        health=False,
+    ):
+        self.drivers, self.started, self.dra_versions, self.health = {}, started, dra_versions, health
         self.plugins = f"{base}/device-plugins"
         self.registry = f"{base}/plugins_registry"
         self.watches, self.refuse, self.racy = watches, refuse, racy
@@ -125,6 +191,7 @@ class Kubelet:
         server.add_insecure_port(f"unix:{self.plugins}/kubelet.sock")
         server.start()
         self._server = server
+        self.started()
         if self.watches:
             self._watcher = threading.Thread(target=self._watch, args=(self._stopping,), daemon=True)
             self._watcher.start()
@@ -138,7 +205,8 @@ class Kubelet:
             self._watcher = None
         server, self._server = self._server, None
         with self.changed:
-            clients, self.clients = list(self.clients.values()), {}
+            clients, self.clients = [*self.clients.values(), *self.drivers.values()], {}
+            self.drivers = {}
         for client in clients:
             client.close()
         if server:
@@ -272,7 +340,9 @@ class Kubelet:
             self.note("info", path, info)
             endpoint = info.endpoint or path
             problem = self.refuse or self._invalid(info)
-            if not problem:
+            if not problem and info.type == "DRAPlugin":
+                problem = self._drive(info, path, endpoint)
+            elif not problem:
                 self.connect(info.name, endpoint)
             stub.NotifyRegistrationStatus(
                 registration.RegistrationStatus(plugin_registered=not problem, error=problem), timeout=NOTIFY
@@ -285,7 +355,27 @@ class Kubelet:
             channel.close()
         return True
 
+    def _drive(self, info, path, endpoint):
+        """DRAPluginManager.RegisterPlugin: an endpoint belongs to one plugin until its socket is gone."""
+        with self.changed:
+            before = self.drivers.get(info.name)
+            if before and before.endpoint == endpoint and before.path != path:
+                return f"endpoint {endpoint} already registered for DRA driver plugin {info.name}"
+            if before:
+                before.close()
+            self.drivers[info.name] = Driver(self, info, path, endpoint)
+            self.changed.notify_all()
+        return ""
+
+    def driver(self, name="rdma.gpufabric.io"):
+        """The registered driver."""
+        assert self.wait(lambda: name in self.drivers), self.log
+        return self.drivers[name]
+
     def _invalid(self, info):
+        if info.type == "DRAPlugin":
+            known = set(info.supported_versions) & set(self.dra_versions)
+            return "" if known else f"none of {info.supported_versions} are supported by the kubelet"
         if info.type != "DevicePlugin":
             return f"no handler for type {info.type}"
         if "v1beta1" not in info.supported_versions:
@@ -297,6 +387,10 @@ class Kubelet:
         for client in list(self.clients.values()):
             if client.path == path:
                 client.close()
+        for name, driver in list(self.drivers.items()):
+            if driver.path == path:
+                driver.close()
+                del self.drivers[name]
 
 
 class _Registration(api_grpc.RegistrationServicer):

@@ -19,7 +19,7 @@ def pool(**more):
 
 
 def chosen(root, pkeys=False, **more):
-    found = pools.discover(Tree(str(root)), pkeys)
+    found = pools.discover(Tree(str(root)), pools.Wanted(pkeys))
     return [hca.name for hca in pools.members(pool(**more), found)]
 
 

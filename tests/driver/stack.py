@@ -19,6 +19,11 @@ MODULES = ("mlx_compat", "mlx5_core", "mlx5_ib")
 NAME = "mlnx-ofed-kernel"
 # DOCA release -> version of its kernel package; the same pairs as in the vendor's release notes.
 RELEASES = {"3.2.1": "25.10.OFED.25.10.1.6.6.1", "3.3.0": "26.01.OFED.26.01.1.0.0.1"}
+# User space of the stack as DOCA 3.2.1 calls it, and what the distribution of the tests has instead.
+USER_SPACE, DISTRIBUTION = ("srptools", "2510.0.11-1"), ("srptools", "50.0-2")
+# What GPU memory registers with has another CRC in each release, as the vendor's has had.
+_CLIENTS = {"3.2.1": "const void *client, int version", "3.3.0": "const void *client, unsigned long version"}
+NVIDIA = "570.86.15"
 LABEL = "DOCA-HOST test"
 
 # Without <linux/module.h>, which takes a compiler on an emulated processor seven times as long as all the rest.
@@ -35,6 +40,8 @@ _BODIES = {
     "EXPORT_SYMBOL(mlx_compat_present);",
     "mlx5_core": "int mlx_compat_present(void);\nint mlx5_core_present(void);\n"
     "int mlx5_core_present(void) { return mlx_compat_present(); }\nEXPORT_SYMBOL(mlx5_core_present);",
+    "ib_core": "void *ib_register_peer_memory_client(CLIENT);\n"
+    "void *ib_register_peer_memory_client(CLIENT) { return 0; }\nEXPORT_SYMBOL(ib_register_peer_memory_client);",
     "mlx5_ib": "int mlx5_core_present(void);\n"
     "int init_module(void) { return mlx5_core_present() ? 0 : -EIO; }\nvoid cleanup_module(void) {}",
 }
@@ -42,6 +49,30 @@ _POSTINST = """#!/bin/sh
 set -e
 case "$1" in configure) /usr/lib/dkms/common.postinst {name} {version} "" "" ;; esac
 """
+# As the vendor's, a build leaves behind what the modules of others are built against.
+_POST_BUILD = """#!/bin/sh
+case "$PWD" in /var/lib/dkms/*) ;; *) exit 0 ;; esac
+mkdir -p /usr/src/ofa_kernel/default
+echo 'void *ib_register_peer_memory_client(CLIENT);' > /usr/src/ofa_kernel/default/peer.h
+cp Module.symvers /usr/src/ofa_kernel/default/
+"""
+# A closed GPU driver, which finds the symbol where the RDMA stack has left it, or becomes a stub.
+_NVIDIA_MAKE = """obj-m := nvidia.o nvidia-peermem.o
+OFA := /usr/src/ofa_kernel/default
+ifneq ($(wildcard $(OFA)/peer.h),)
+ccflags-y += -DPEER -include $(OFA)/peer.h
+KBUILD_EXTRA_SYMBOLS := $(OFA)/Module.symvers
+endif
+"""
+_NVIDIA_PEERMEM = """
+#ifdef PEER
+int init_module(void) { return ib_register_peer_memory_client(0, 0) ? 0 : -EINVAL; }
+#else
+int init_module(void) { return -EINVAL; }
+#endif
+void cleanup_module(void) {}
+"""
+_NVIDIA_GPU = "int nvidia_present(void);\nint nvidia_present(void) { return 1; }"
 _PRERM = """#!/bin/sh
 set -e
 case "$1" in
@@ -53,11 +84,11 @@ esac
 class Key:
     """An OpenPGP key in a keyring of its own."""
 
-    def __init__(self, home: pathlib.Path, user: str = "Driver test <driver@test.invalid>"):
+    def __init__(self, home: pathlib.Path, user: str = "Driver test <driver@test.invalid>", kind: str = "ed25519"):
         self.home = home
         home.mkdir(parents=True, mode=0o700, exist_ok=True)
         if not (home / "pubring.kbx").exists():
-            self._gpg("--quick-generate-key", user, "ed25519", "sign", "never")
+            self._gpg("--quick-generate-key", user, kind, "sign", "never")
         self.public = self._gpg("--armor", "--export").decode()
         listing = self._gpg("--with-colons", "--fingerprint").decode()
         self.fingerprint = next(line.split(":")[9] for line in listing.splitlines() if line.startswith("fpr:"))
@@ -84,13 +115,19 @@ class Repository:
     def url(self) -> str:
         return f"file://{self.folder}/"
 
-    def stack(self, release: str, broken: bool = False, architecture: str = "all") -> Repository:
-        """The packages of one DOCA release; broken: its sources do not compile."""
+    def stack(self, release: str, broken: bool = False, architecture: str = "all", whole: bool = False) -> Repository:
+        """The packages of one DOCA release; broken: its sources do not compile. whole: with user space and an ib_core
+        that GPU memory registers with, which would keep a machine's other RDMA modules from loading.
+        """
         kernel_version = RELEASES[release]
+        user_space = ""
+        if whole:
+            self.package(*USER_SPACE, {"/usr/share/driver-test/user-space": "the stack's\n"}, {}, "Multi-Arch: foreign")
+            user_space = f", {USER_SPACE[0]} (= {USER_SPACE[1]})"
         self.package(
             f"{NAME}-dkms",
             f"{kernel_version}-1",
-            _sources(kernel_version, broken),
+            _sources(kernel_version, broken, _CLIENTS[release] if whole else None),
             {
                 "postinst": _POSTINST.format(name=NAME, version=kernel_version),
                 "prerm": _PRERM.format(name=NAME, version=kernel_version),
@@ -103,7 +140,7 @@ class Repository:
             f"{release}-044000",
             {},
             {},
-            f"Depends: {NAME}-dkms (= {kernel_version}-1)",
+            f"Depends: {NAME}-dkms (= {kernel_version}-1){user_space}",
             architecture,
         )
 
@@ -115,6 +152,7 @@ class Repository:
             target = tree / path.lstrip("/")
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(text)
+            target.chmod(0o755 if text.startswith("#!") else 0o644)
         (control / "control").write_text(
             f"Package: {name}\nVersion: {version}\nArchitecture: {architecture}\nSection: kernel\nPriority: optional\n"
             f"Maintainer: gpufabric tests <driver@test.invalid>\n{fields}\nDescription: stand-in of the driver tests\n"
@@ -194,19 +232,39 @@ def tools(folder: pathlib.Path, status: str, kernel: str, target: pathlib.Path, 
     return repository
 
 
-def _sources(version: str, broken: bool) -> dict[str, str]:
+def nvidia_sources() -> dict[str, str]:
+    """{path: text} of the closed GPU driver in DKMS."""
+    base = f"/usr/src/nvidia-{NVIDIA}"
+    bodies = {"nvidia": _NVIDIA_GPU, "nvidia-peermem": _NVIDIA_PEERMEM}
+    files = {f"{base}/dkms.conf": _conf("nvidia", NVIDIA, bodies), f"{base}/Makefile": _NVIDIA_MAKE}
+    for module, body in bodies.items():
+        text = _SOURCE.format(body=body, version=NVIDIA)
+        files[f"{base}/{module}.c"] = (
+            text.replace('license, "GPL"', 'license, "NVIDIA"') if module == "nvidia" else text
+        )
+    return files
+
+
+def _conf(name: str, version: str, modules) -> str:
+    conf = [f'PACKAGE_NAME="{name}"', f'PACKAGE_VERSION="{version}"', "AUTOINSTALL=yes"]
+    conf += ['MAKE[0]="make -C ${kernel_source_dir} M=${dkms_tree}/${PACKAGE_NAME}/${PACKAGE_VERSION}/build modules"']
+    for number, module in enumerate(modules):
+        conf += [f'BUILT_MODULE_NAME[{number}]="{module}"', f'DEST_MODULE_LOCATION[{number}]="/updates/dkms"']
+    return "\n".join(conf) + "\n"
+
+
+def _sources(version: str, broken: bool, client: str | None = None) -> dict[str, str]:
     base = f"/usr/src/{NAME}-{version}"
     shown = version.partition(".OFED.")[2].rpartition(".")[0]
-    conf = [f'PACKAGE_NAME="{NAME}"', f'PACKAGE_VERSION="{version}"', "AUTOINSTALL=yes"]
-    conf += ['MAKE[0]="make -C ${kernel_source_dir} M=${dkms_tree}/${PACKAGE_NAME}/${PACKAGE_VERSION}/build modules"']
-    for number, module in enumerate(MODULES):
-        conf += [f'BUILT_MODULE_NAME[{number}]="{module}"', f'DEST_MODULE_LOCATION[{number}]="/updates/dkms"']
+    modules = [*MODULES, "ib_core"] if client else MODULES
     files = {
-        f"{base}/dkms.conf": "\n".join(conf) + "\n",
-        f"{base}/Makefile": "obj-m := " + " ".join(f"{module}.o" for module in MODULES) + "\n",
+        f"{base}/dkms.conf": _conf(NAME, version, modules) + ("POST_BUILD=post_build\n" if client else ""),
+        f"{base}/Makefile": "obj-m := " + " ".join(f"{module}.o" for module in modules) + "\n",
     }
-    for module in MODULES:
-        body = _BODIES[module]
+    if client:
+        files[f"{base}/post_build"] = _POST_BUILD.replace("CLIENT", client)
+    for module in modules:
+        body = _BODIES[module].replace("CLIENT", client or "")
         if broken and module == "mlx5_core":
             body += '\n#error "this kernel has no struct devlink_port_ops as the driver knows it"\n'
         files[f"{base}/{module}.c"] = _SOURCE.format(body=body, version=shown)

@@ -13,6 +13,8 @@ import shutil
 
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._driver import packages
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host import gpudirect, module_file
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 from ansible_collections.gpufabric.rdma.tests.driver import root as roots
 from ansible_collections.gpufabric.rdma.tests.driver import stack
 
@@ -41,7 +43,7 @@ class Driver:
             "repository": {
                 "url": f"file:///srv/driver/repositories/{name}/",
                 "key": (self.root.given / f"repositories/{key}.asc").read_text(),
-                "fingerprint": self.about["fingerprint"],
+                "fingerprints": [self.about["fingerprint"]],
                 "label": "DOCA-HOST*",
                 "known": "",
             },
@@ -160,4 +162,80 @@ def test_back_to_inbox(driver):
     assert "driver_remove_allowed: true" in driver.refusal(flavor="inbox")
     assert ("stack", "take out") in driver.changes(flavor="inbox", remove_allowed=True)
     assert driver.state() == INBOX
+    assert driver.changes(flavor="inbox", remove_allowed=True) == set()
+
+
+@pytest.fixture(scope="module")
+def gpu_node(driver, tools):
+    """A GPU on PCI, its closed driver in DKMS as a stub, user space of the distribution, and two whole releases."""
+    given, root = driver.root.given, driver.root
+    key = stack.Key(given / "repositories/key")
+    for name, release in (("whole", "3.2.1"), ("newer", "3.3.0")):
+        stack.Repository(given / f"repositories/{name}").stack(release, whole=True).publish(key)
+    stack.Repository(given / "distribution").package(*stack.DISTRIBUTION, {}, {}, "Multi-Arch: foreign").publish(
+        key, "driver test distribution"
+    )
+    key.close()
+    source = (
+        "Types: deb\nURIs: file:///srv/driver/distribution/\nSuites: ./\nSigned-By: /srv/driver/repositories/key.asc\n"
+    )
+    (given / "distribution.sources").write_text(source)
+    for path, text in stack.nvidia_sources().items():
+        target = given / f"nvidia{path}"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text)
+    root.run("cp /srv/driver/distribution.sources /etc/apt/sources.list.d/ && apt-get -q update")
+    root.run(f"apt-get -q install --yes --no-install-recommends dkms linux-headers-{root.kernel} {stack.USER_SPACE[0]}")
+    device = "/sys/bus/pci/devices/0000:17:00.0"
+    values = {"vendor": "0x10de", "device": "0x2330", "class": "0x030200", "numa_node": "0"}
+    root.run(f"mkdir -p {device} && " + " && ".join(f"echo {text} > {device}/{name}" for name, text in values.items()))
+    root.run(f"mkdir -p /sys/module/nvidia && echo {stack.NVIDIA} > /sys/module/nvidia/version")
+    root.run("cp -r /srv/driver/nvidia/usr/src/* /usr/src/")
+    root.run(f"dkms install -m nvidia -v {stack.NVIDIA} -k {root.kernel}")
+    return root
+
+
+def wants_peer_memory(root) -> bool:
+    return "ib_core" in root.run(f"modinfo -k {root.kernel} -F depends nvidia-peermem").split(",")
+
+
+def crc(root, module: str) -> str:
+    """The CRC of the peer-memory symbol that a module file exports or imports."""
+    path = root.run(f"modinfo -k {root.kernel} -n {module}")
+    root.run(f"case {path} in *.xz) xz -dc {path} ;; *) cat {path} ;; esac > /srv/driver/module.ko")
+    tree = Tree(str(root.given))
+    found = module_file.read(tree, "/module.ko")
+    return found.exports.get(gpudirect.SYMBOL) or found.imports.get(gpudirect.SYMBOL)
+
+
+def test_a_closed_nvidia_driver_is_rebuilt_under_the_new_stack_in_the_same_run(driver, gpu_node):
+    assert not wants_peer_memory(gpu_node)  # built before there was a stack: a stub, whose init fails without a word
+    refusal = driver.refusal(**driver.wanted("whole", version="3.2.1"))
+    assert "driver_nvidia_rebuild_allowed: true" in refusal
+    assert f"dkms remove -m nvidia -v {stack.NVIDIA} -k {gpu_node.kernel}" in refusal
+    assert driver.state()["module"] == "inbox"
+    made = driver.changes(**driver.wanted("whole", version="3.2.1", nvidia_rebuild_allowed=True))
+    assert {("doca-ofed", "install"), (gpu_node.kernel, "rebuild")} <= made
+    assert wants_peer_memory(gpu_node)
+    assert crc(gpu_node, "nvidia-peermem") == crc(gpu_node, "ib_core")
+    assert driver.changes(**driver.wanted("whole", version="3.2.1", nvidia_rebuild_allowed=True)) == set()
+
+
+def test_an_upgrade_that_leaves_it_behind_names_the_command_and_a_later_run_heals_it(driver, gpu_node):
+    left = gpu_node.module(**driver.wanted("newer", nvidia_rebuild_allowed=False))
+    assert not left.get("failed"), left["msg"]
+    assert any("dkms remove -m nvidia" in note for note in left["notes"])
+    assert crc(gpu_node, "nvidia-peermem") != crc(gpu_node, "ib_core")
+    made = driver.changes(**driver.wanted("newer", nvidia_rebuild_allowed=True))
+    assert made == {(gpu_node.kernel, "rebuild")}
+    assert crc(gpu_node, "nvidia-peermem") == crc(gpu_node, "ib_core")
+
+
+def test_back_to_inbox_takes_user_space_by_where_it_came_from(driver, gpu_node):
+    name, version = stack.USER_SPACE
+    shown = f"dpkg-query -W -f '${{Version}}' {name}"
+    assert gpu_node.run(shown) == version
+    made = driver.changes(flavor="inbox", remove_allowed=True)
+    assert ("stack", "take out") in made
+    assert gpu_node.run(shown) == stack.DISTRIBUTION[1]
     assert driver.changes(flavor="inbox", remove_allowed=True) == set()

@@ -31,6 +31,7 @@ from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster, node
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 AWAY = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 9}
+LIMIT = 300  # seconds; a busy machine needs many
 ROCE_RAIL = [{"pci": "0000:01:00.0"}]
 
 
@@ -181,6 +182,7 @@ def metrics(site: Site, target: pathlib.Path) -> None:
     (site.folder / "config.json").write_text(json.dumps(config))
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"127.0.0.1:{free.getsockname()[1]}"
+    url = f"http://{address}/metrics"
     words = ["-config-file", site.folder / "config.json", "-root", root, "-metrics-address", address]
     for flag, name in (("-kubelet-root", "kubelet"), ("-device-plugin-dir", "kubelet/plugins"), ("-cdi-dir", "cdi")):
         (site.folder / name).mkdir(exist_ok=True)
@@ -194,13 +196,15 @@ def metrics(site: Site, target: pathlib.Path) -> None:
         text=True,
     )
     try:
-        until = time.monotonic() + 30
+        until = time.monotonic() + LIMIT
         while time.monotonic() < until and plugin.poll() is None:
-            with contextlib.suppress(OSError), urllib.request.urlopen(f"http://{address}/metrics", timeout=5) as answer:
+            with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=60) as answer:
                 (target / "metrics.prom").write_bytes(answer.read())
                 return
             time.sleep(0.2)
-        sys.exit(f"the device plugin serves no metrics at {address} within 30 s:\n{plugin.communicate()[0][-2000:]}")
+        plugin.kill()  # it would never close what is read here
+        said = plugin.communicate()[0][-2000:]
+        sys.exit(f"the device plugin serves no metrics at {url} within {LIMIT} s:\n{said}")
     finally:
         plugin.kill()
         plugin.wait()

@@ -15,6 +15,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -36,14 +37,13 @@ class NotVerified(Exception):
 
 
 class Run(NamedTuple):
-    """One command. stdin: a file. failing: what in its output is a finding although it exits with 0. unable: what says
-    that it could not judge."""
+    """One command. stdin: a file. failing: what in its output is a finding although it exits with 0."""
 
     words: list
     stdin: pathlib.Path | None = None
     failing: str = ""
-    unable: str = ""
     cwd: pathlib.Path = ROOT
+    env: dict = {}
 
 
 class Judge(NamedTuple):
@@ -132,9 +132,19 @@ def galaxy_importer():
         shutil.copy2(path, target)
     yield Run([BIN / "ansible-galaxy", "collection", "build", "--force", "--output-path", WORK, source])
     (tarball,) = WORK.glob("gpufabric-rdma-*.tar.gz")
-    # It gives ansible-lint 180 s, which a busy machine may need.
-    lint = "Timeout on call to ansible-lint"
-    yield Run([BIN / "python", "-m", "galaxy_importer.main", tarball], failing="WARNING|ERROR", unable=lint, cwd=WORK)
+    # It calls ansible-lint with these options, and gives it 180 s, which are not enough on a busy machine.
+    alone = {"GALAXY_IMPORTER_RUN_ANSIBLE_LINT": "false"}
+    yield Run([BIN / "python", "-m", "galaxy_importer.main", tarball], failing="WARNING|ERROR", cwd=WORK, env=alone)
+    skipped = "yaml,var-naming,avoid-dot-notation,import-task-no-when,single-entry-point,use-loop"
+    options = ["--profile", "production", "--format=pep8", "--nocolor", "--offline", "-x", skipped]
+    # Outside of this repository, whose .gitignore would hide all files from it.
+    with tempfile.TemporaryDirectory(prefix="judges.") as folder:
+        collections = pathlib.Path(folder)
+        subprocess.run([ROOT / "tests/declared-collections", collections], check=True, stdout=subprocess.DEVNULL)
+        env = {"ANSIBLE_COLLECTIONS_PATH": folder}
+        yield Run([BIN / "ansible-galaxy", "collection", "install", "--offline", "-p", collections, tarball], env=env)
+        cwd = collections / "ansible_collections/gpufabric/rdma"
+        yield Run([BIN / "ansible-lint", *options], failing=r"^\S+:\d+(:\d+)?: ", cwd=cwd, env=env)
 
 
 def antsibull_docs():
@@ -325,10 +335,8 @@ def judged(judge: Judge) -> Verdict:
             raise NotVerified(reason)
         for one in judge.runs():
             with open(one.stdin or os.devnull) as stdin:
-                done = run(one.words, stdin=stdin, cwd=one.cwd)
+                done = run(one.words, stdin=stdin, cwd=one.cwd, env=one.env)
             shown.append(command(one))
-            if one.unable and one.unable in done.stdout:
-                raise NotVerified(one.unable)
             lines = [line for line in done.stdout.splitlines() if one.failing and re.search(one.failing, line)]
             if done.returncode != 0 or lines:
                 findings.append("\n".join([f"$ {shown[-1]}", *(lines or [done.stdout.strip()])]))

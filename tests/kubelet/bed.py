@@ -19,6 +19,7 @@ import tarfile
 import tempfile
 import time
 
+from ansible_collections.gpufabric.rdma.tests.tools.control_plane import SERVER_CONFIG, ControlPlane
 from ansible_collections.gpufabric.rdma.tests.tools.node_tools_pod import with_tools
 
 CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
@@ -54,17 +55,6 @@ RAIL0 = {
 # The pool of an HCA that comes while the plugin runs.
 LATE = {**RAIL0, "resourceName": "late", "rdmaHcaMax": 5, "selectors": {"ifNames": ["dm9"]}}
 
-# The control plane runs on this machine: emulated, it would take most of the node's time. The node's way to it is SSH.
-SERVER_CONFIG = """\
-data-dir: {state}
-https-listen-port: {port}
-bind-address: 127.0.0.1
-write-kubeconfig: {kubeconfig}
-node-name: control-plane
-node-ip: 10.77.0.254
-disable-agent: true
-flannel-backend: none
-"""
 AGENT_CONFIG = """\
 server: https://127.0.0.1:6443
 node-ip: 10.77.0.1
@@ -100,57 +90,6 @@ systemctl start --no-block k3s-agent
 """
 
 
-class ControlPlane:
-    """API server, controllers and scheduler on this machine; one folder holds their state."""
-
-    def __init__(self, k3s: pathlib.Path, folder: pathlib.Path, port: int):
-        self.k3s = k3s
-        self.folder = folder
-        self.port = port
-        self.kubeconfig = folder / "kubeconfig"
-        self.process: subprocess.Popen | None = None
-
-    def start(self, state: pathlib.Path | None = None) -> None:
-        """With a saved state, or from nothing."""
-        shutil.rmtree(self.folder, ignore_errors=True)
-        if state:
-            shutil.copytree(state, self.folder, symlinks=True)
-        self.resume()
-
-    def resume(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        config = self.folder / "config.yaml"
-        config.write_text(SERVER_CONFIG.format(state=self.folder, port=self.port, kubeconfig=self.kubeconfig))
-        with (self.folder.parent / "control-plane.log").open("w") as log:
-            self.process = subprocess.Popen(
-                [str(self.k3s), "server"],
-                env={**os.environ, "K3S_CONFIG_FILE": str(config)},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
-
-    def token(self) -> str:
-        return (self.folder / "server/node-token").read_text().strip()
-
-    def save(self, state: pathlib.Path) -> None:
-        self.stop()
-        shutil.rmtree(state, ignore_errors=True)
-        shutil.copytree(self.folder, state, symlinks=True)
-        self.resume()
-
-    def require(self) -> None:
-        """Nobody waits for a control plane that has ended."""
-        code = self.process.poll() if self.process else None
-        assert code is None, f"the control plane ended with {code}, see {self.folder.parent / 'control-plane.log'}"
-
-    def stop(self) -> None:
-        if self.process:
-            self.process.terminate()
-            self.process.wait()
-            self.process = None
-
-
 class Bed:
     def __init__(self) -> None:
         self.disk, self.k3s = bed_disk()
@@ -158,6 +97,7 @@ class Bed:
         self.loaded = 0
         self.times: dict[str, float] = {}
         self.tunnel: subprocess.Popen | None = None
+        # On this machine: emulated, it would take most of the node's time. The node's way to it is SSH.
         self.plane = ControlPlane(self.k3s, STATE / "control-plane", PORT_BASE + 5)
 
     # The machine

@@ -12,4 +12,5 @@ WANTED = {
     "wheels_missing": [],
     "from_index": False,
     "migrate_allowed": None,
+    "kubeconfig": None,
 }

@@ -98,6 +98,7 @@ GIVEN = {
     ),
     "__node_ready_node": {"contents": {"/proc/sys/kernel/hostname": ""}},
     "__device_plugin_files": {"links_up": True, "config": {}},
+    "__device_plugin_dra": {"name": ""},
     "hostvars": {"node1": {"__node_ready_name": ""}, "node2": {"__node_ready_name": ""}},
     "ansible_facts": {"rdma": {"hcas": [{"name": "", "kind": "pci"}], "rails": []}},
     "groups": {"all": ["node1", "node2"], "gpu_nodes": ["node1", "node2"], "k3s_servers": ["node1"]},

@@ -173,4 +173,6 @@ def answer_of(text: str, pod: dict) -> str:
     last = number * 16 + 2
     text = text.replace("10.56.0.2", f"10.56.0.{last}").replace("0a38:0002", f"0a38:{last:04x}")
     text = text.replace("10.42.0.9/24", f"10.42.{number}.9/24")
+    # In the double's two nodes the peer is the pod of the other one.
+    text = text.replace("10.42.0.9  ", f"10.42.{1 - number}.9  ")
     return text.replace("@@ user\n1000", "@@ user\n0") if pod["kind"] in ("seed", "host") else text

@@ -13,6 +13,8 @@ dry runs, defaults that a server fills in), starts pods, and evicts them. Anythi
     never     [word]: a wait with such a word times out
     answers   {pod: its output for an exec of sh}
     pending   {pod: [reason]}: pods that never run; all others run as soon as they are applied
+    gates     [feature gate]: those of DRA that are on; version: of the server
+    without   [kind]: those that the API server does not serve
     budgets   [pod]: pods that may not be evicted
     tokens    {account: token}, or {"*": token}: what the token controller adds after the call
     processes {KIND/NAMESPACE/NAME: folder}: what is gone from the node's /proc once the object is
@@ -25,6 +27,7 @@ import contextlib
 import copy
 import fcntl
 import io
+import itertools
 import json
 import pathlib
 import shutil
@@ -39,14 +42,31 @@ BUILT_IN = {
     "ClusterRole": "clusterroles.rbac.authorization.k8s.io",
     "ClusterRoleBinding": "clusterrolebindings.rbac.authorization.k8s.io",
     "CustomResourceDefinition": "customresourcedefinitions.apiextensions.k8s.io",
+    "RuntimeClass": "runtimeclasses.node.k8s.io",
+    "DeviceClass": "deviceclasses.resource.k8s.io", "ResourceSlice": "resourceslices.resource.k8s.io",
+    "ResourceClaim": "resourceclaims.resource.k8s.io",
+    "ResourceClaimTemplate": "resourceclaimtemplates.resource.k8s.io",
+    "ValidatingAdmissionPolicy": "validatingadmissionpolicies.admissionregistration.k8s.io",
+    "ValidatingAdmissionPolicyBinding": "validatingadmissionpolicybindings.admissionregistration.k8s.io",
 }  # fmt: skip
+# Fields that the API server drops where the gate of this name is not on.
+GATED = {
+    "DRAExtendedResource": ("DeviceClass", "extendedResourceName"),
+    "DRAConsumableCapacity": ("ResourceSlice", "allowMultipleAllocations"),
+    "DRADeviceTaints": ("ResourceSlice", "taints"),
+}
 CLUSTER_WIDE = {
+    "RuntimeClass",
     "Namespace",
     "Node",
     "ClusterRole",
     "ClusterRoleBinding",
     "CustomResourceDefinition",
     "NicClusterPolicy",
+    "DeviceClass",
+    "ResourceSlice",
+    "ValidatingAdmissionPolicy",
+    "ValidatingAdmissionPolicyBinding",
 }
 # The API server makes it, and makes it again.
 DEFAULT = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "default"}}
@@ -171,7 +191,7 @@ def key(item) -> str:
 
 def kinds(state) -> dict:
     """{kind: plural.group} with those of the installed definitions."""
-    found = dict(BUILT_IN)
+    found = {kind: plural for kind, plural in BUILT_IN.items() if kind not in state.get("without", [])}
     for item in state["objects"].values():
         if item["kind"] == "CustomResourceDefinition":
             spec = item["spec"]
@@ -213,6 +233,8 @@ def get(state, words) -> None:
     managed = "--show-managed-fields" in words
     if words[1] == "--raw=/readyz":
         print("ok")
+    elif words[1] == "--raw=/version":
+        print(json.dumps({"gitVersion": state.get("version", "v1.35.8+k3s1")}))
     elif "--filename=-" in words:
         items, there = given(), {"Namespace//default": DEFAULT, **state["objects"]}
         show([there[key(item)] for item in items if key(item) in there], managed)
@@ -255,6 +277,7 @@ def apply(state, words) -> None:
         state.setdefault("applied", {}).setdefault(manager, []).extend(items)
     errors, done = unmapped(state, items), []
     for item in items:
+        drop_gated(state, item)
         namespace, name = item["metadata"].get("namespace"), item["metadata"]["name"]
         if item["kind"] not in kinds(state):
             continue
@@ -310,9 +333,73 @@ def apply_one(state, item, manager, force) -> dict:
     meta["managedFields"] = [{"manager": name, "fieldsV1": paths} for name, paths in held]
     meta["resourceVersion"] = str(len(state["calls"]))
     if item["kind"] == "Pod":
-        start(live, state.get("pending", {}).get(meta["name"]))
+        start(state, live, state.get("pending", {}).get(meta["name"]))
     state["objects"][key(item)] = live
     return live
+
+
+def drop_gated(state, item) -> None:
+    for gate, (kind, name) in GATED.items():
+        if item["kind"] == kind and gate not in state.get("gates", []):
+            for place in (item["spec"], *item["spec"].get("devices", [])):
+                place.pop(name, None)
+
+
+def allocate(state, pod) -> None:
+    """The claims of a pod that starts: for each request a device of its class, as the slices have them.
+
+    Classes are known by their names: rail-N, rail, or that of the driver. A constraint on an attribute is kept.
+    """
+    for one in pod["spec"].get("resourceClaims") or []:
+        namespace, name = pod["metadata"]["namespace"], f"{pod['metadata']['name']}-{one['name']}-x7k2p"
+        template = state["objects"][f"ResourceClaimTemplate/{namespace}/{one['resourceClaimTemplateName']}"]
+        wanted = template["spec"]["spec"]["devices"]
+        same = [item["matchAttribute"] for item in wanted.get("constraints") or []]
+        devices = list(published(state, pod["spec"]["nodeName"]))
+        names = [request["name"] for request in wanted["requests"]]
+        choices = [
+            [device for device in devices if of_class(device, request["exactly"]["deviceClassName"])]
+            for request in wanted["requests"]
+        ]
+        chosen = next(
+            picked
+            for picked in itertools.product(*choices)
+            if all(len({json.dumps(one["attributes"].get(name)) for one in picked}) == 1 for name in same)
+        )
+        chosen = [{**device, "request": name} for name, device in zip(names, chosen)]
+        results = [{field: one[field] for field in ("request", "driver", "pool", "device")} for one in chosen]
+        claim = {
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "ResourceClaim",
+            "metadata": {
+                "name": name,
+                "namespace": namespace,
+                "ownerReferences": [{"kind": "Pod", "name": pod["metadata"]["name"], "controller": True}],
+            },
+            "spec": template["spec"]["spec"],
+            "status": {
+                "allocation": {"devices": {"results": results}},
+                "reservedFor": [{"resource": "pods", "name": pod["metadata"]["name"]}],
+            },
+        }
+        state["objects"][key(claim)] = claim
+        pod["status"].setdefault("resourceClaimStatuses", []).append({"name": one["name"], "resourceClaimName": name})
+
+
+def published(state, node):
+    for item in state["objects"].values():
+        if item["kind"] == "ResourceSlice" and item["spec"].get("nodeName") == node:
+            driver, pool = item["spec"]["driver"], item["spec"]["pool"]["name"]
+            for device in item["spec"]["devices"]:
+                yield {"driver": driver, "pool": pool, "device": device["name"], "attributes": device["attributes"]}
+
+
+def of_class(device, name) -> bool:
+    kind, _dot, driver = name.partition(".")
+    if name == device["driver"]:
+        return True
+    rail = device["attributes"].get("rail", {}).get("int")
+    return driver == device["driver"] and kind in ("rail", f"rail-{rail}")
 
 
 def leaves(value, path="") -> dict:
@@ -353,7 +440,7 @@ def fill_in_tokens(state) -> None:
 # --- pods -------------------------------------------------------------------------------------------------------------
 
 
-def start(pod, reasons) -> None:
+def start(state, pod, reasons) -> None:
     if reasons:
         conditions = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": reasons[0]}]
         waiting = {"waiting": {"reason": reasons[-1], "message": "planted"}}
@@ -371,6 +458,7 @@ def start(pod, reasons) -> None:
         "podIP": f"10.42.{number}.9",
         "conditions": [{"type": "Ready", "status": "True"}],
     }
+    allocate(state, pod)
     wanted = json.loads(pod["metadata"].get("annotations", {}).get(NETWORKS) or "[]")
     if wanted:
         noted = [{"name": "cbr0", "interface": "eth0", "ips": [f"10.42.{number}.9"], "default": True}]

@@ -179,6 +179,9 @@ class World:
             state = {"phase": "Running", "ready": True, "reasons": [], "ip": f"10.42.{number}.9", "node": pod["node"]}
             states[pod["name"]] = {**state, "status": json.dumps(noted), **planted}
             text = self.answers.get(pod["host"]) or at(ROCE, pod["host"])
+            if pod.get("peer"):
+                other = next(one["host"] for one in pods if one["name"] == pod["peer"]["pod"])
+                text = text.replace("10.42.0.9  ", f"10.42.{HOSTS.index(other)}.9  ")
             if pod["kind"] == "seed":
                 text = text.replace("@@ user\n1000", "@@ user\n0")
             answers[pod["name"]] = text if states[pod["name"]]["ready"] else ""

@@ -5,13 +5,17 @@ from __future__ import annotations
 import sys
 
 from ansible_collections.gpufabric.rdma.tests.tools import (
+    render_doca,
     render_failures,
     render_options,
     render_pitfalls,
     render_upstream,
 )
 
-PAGES = {page.TARGET: page.render for page in (render_failures, render_options, render_pitfalls, render_upstream)}
+PAGES = {
+    page.TARGET: page.render
+    for page in (render_doca, render_failures, render_options, render_pitfalls, render_upstream)
+}
 
 
 def main() -> int:

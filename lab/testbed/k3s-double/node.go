@@ -25,6 +25,8 @@ import (
 	clientcmd "k8s.io/client-go/tools/clientcmd"
 	api "k8s.io/client-go/tools/clientcmd/api"
 	"sigs.k8s.io/yaml"
+
+	"testbed/k3s/flags"
 )
 
 // spawn starts every child from one thread that lives as long as the process: Pdeathsig fires when that thread ends.
@@ -304,7 +306,7 @@ func startKubelet(c *children, config *Config, dir string, identity ...string) e
 	if config.ProtectKernel {
 		arguments = append(arguments, "--protect-kernel-defaults=true")
 	}
-	return c.start("kubelet", append(arguments, flags(config.KubeletArg)...)...)
+	return c.start("kubelet", flags.Merge(arguments, config.KubeletArg)...)
 }
 
 // resolver is the node's resolv.conf, or, as in k3s, one of our own where that names no server that a pod can reach.
@@ -322,15 +324,6 @@ func resolver(config *Config) string {
 		fmt.Fprintf(os.Stderr, "level=error msg=\"%v\"\n", err)
 	}
 	return file
-}
-
-// flags turns k3s' `name=value` into `--name=value`.
-func flags(arguments []string) []string {
-	made := make([]string, len(arguments))
-	for i, argument := range arguments {
-		made[i] = "--" + argument
-	}
-	return made
 }
 
 func runAgent() error {
@@ -395,7 +388,7 @@ func startNode(c *children, config *Config, dir, kubeconfig string, identity ...
 func startProxy(c *children, config *Config, kubeconfig string) error {
 	arguments := []string{"--kubeconfig=" + kubeconfig, "--cluster-cidr=" + config.ClusterCIDR, "--proxy-mode=iptables",
 		"--hostname-override=" + config.NodeName, "--healthz-bind-address=127.0.0.1:10256", "--conntrack-max-per-core=0"}
-	return c.start("kube-proxy", append(arguments, flags(config.ProxyArg)...)...)
+	return c.start("kube-proxy", flags.Merge(arguments, config.ProxyArg)...)
 }
 
 // parseToken takes K10<sha256 of the CA>::<user>:<secret>, or a bare secret (then the CA isn't verified, as in k3s).

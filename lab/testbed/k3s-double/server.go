@@ -18,6 +18,8 @@ import (
 
 	"go.etcd.io/etcd/server/v3/embed"
 	api "k8s.io/client-go/tools/clientcmd/api"
+
+	"testbed/k3s/flags"
 )
 
 // nodeAccess lets agents join with the token and nodes run kube-proxy under their own identity.
@@ -42,16 +44,17 @@ subjects: [{apiGroup: rbac.authorization.k8s.io, kind: Group, name: "system:node
 `
 
 // unusedAdmission and unusedControllers are left out because nothing in the lab has an object for them: each costs emulated
-// cycles at every start or request.
-const unusedAdmission = "MutatingAdmissionPolicy,MutatingAdmissionWebhook,ValidatingAdmissionPolicy,ValidatingAdmissionWebhook," +
+// cycles at every start or request. What a scenario needs in spite of that it names itself, as on k3s:
+// `kube-controller-manager-arg: ["controllers-=cronjob-controller"]`, `kube-apiserver-arg: ["disable-admission-plugins=…"]`.
+const unusedAdmission = "MutatingAdmissionPolicy,MutatingAdmissionWebhook,ValidatingAdmissionWebhook," +
 	"CertificateSubjectRestriction,DefaultIngressClass,DefaultStorageClass,PersistentVolumeClaimResize,StorageObjectInUseProtection"
 
 var unusedControllers = []string{
 	"-clusterrole-aggregation-controller", "-cronjob-controller", "-disruption-controller", "-endpointslice-mirroring-controller",
 	"-ephemeral-volume-controller", "-horizontal-pod-autoscaler-controller", "-persistentvolume-attach-detach-controller",
 	"-persistentvolume-binder-controller", "-persistentvolume-expander-controller", "-persistentvolume-protection-controller",
-	"-persistentvolumeclaim-protection-controller", "-replicationcontroller-controller", "-resourceclaim-controller",
-	"-resourcequota-controller", "-selinux-warning-controller", "-statefulset-controller",
+	"-persistentvolumeclaim-protection-controller", "-replicationcontroller-controller",
+	"-resourcequota-controller", "-selinux-warning-controller",
 	"-storage-version-migrator-controller", "-storageversion-garbage-collector-controller", "-ttl-after-finished-controller",
 	"-validatingadmissionpolicy-status-controller", "-volumeattributesclass-protection-controller",
 }
@@ -123,6 +126,7 @@ func runServer() error {
 	if err := startEtcd(filepath.Join(dir, "db/etcd"), store, peer); err != nil {
 		return err
 	}
+	os.Remove(filepath.Join(dir, "db/reset-flag"))
 	c := &children{ended: make(chan error, 8)}
 	arguments := []string{
 		"--etcd-servers=http://" + store, "--etcd-healthcheck-timeout=1m", "--etcd-readycheck-timeout=1m", "--request-timeout=3m",
@@ -147,7 +151,7 @@ func runServer() error {
 		arguments = append(arguments, "--encryption-provider-config="+file)
 	}
 	// One after the other: together they would time out on each other on two emulated cores.
-	if err := c.start("kube-apiserver", append(arguments, flags(config.APIServerArg)...)...); err != nil {
+	if err := c.start("kube-apiserver", flags.Merge(arguments, config.APIServerArg)...); err != nil {
 		return err
 	}
 	client, err := tls.client("client-admin")
@@ -171,7 +175,7 @@ func runServer() error {
 		"--kube-api-qps=100", "--kube-api-burst=200", "--secure-port=0", "--node-monitor-grace-period=2m", "--leader-elect=false",
 		"--flex-volume-plugin-dir=" + filepath.Join(dir, "flexvolumes"), "--controllers=*," + strings.Join(unusedControllers, ","),
 	}
-	if err := c.start("kube-controller-manager", append(arguments, flags(config.ControllerArg)...)...); err != nil {
+	if err := c.start("kube-controller-manager", flags.Merge(arguments, config.ControllerArg)...); err != nil {
 		return err
 	}
 	// Pods need the default ServiceAccount, which the controllers make.
@@ -185,7 +189,7 @@ func runServer() error {
 		return err
 	}
 	arguments = []string{"--kubeconfig=" + schedulerConfig, "--secure-port=0", "--kube-api-qps=100", "--kube-api-burst=200", "--leader-elect=false"}
-	if err := c.start("kube-scheduler", append(arguments, flags(config.SchedulerArg)...)...); err != nil {
+	if err := c.start("kube-scheduler", flags.Merge(arguments, config.SchedulerArg)...); err != nil {
 		return err
 	}
 	if !config.DisableAgent {
@@ -197,6 +201,7 @@ func runServer() error {
 		if err := startNode(c, config, tls.dir, node, "--kubeconfig="+node); err != nil {
 			return err
 		}
+		go setRole(client, local+"/api/v1/nodes/"+config.NodeName)
 	}
 	manifests := filepath.Join(dir, "manifests")
 	if err := writeCoreDNS(manifests, config); err != nil {
@@ -293,6 +298,36 @@ func startEtcd(dir, clients, peers string) error {
 	}
 }
 
+// runSnapshot is `k3s etcd-snapshot`, of which the double has `save`.
+func runSnapshot(arguments []string) error {
+	if len(arguments) == 0 || arguments[0] != "save" {
+		return errors.New("the double has etcd-snapshot save only")
+	}
+	config, err := readConfig()
+	if err != nil {
+		return err
+	}
+	return saveSnapshot(arguments[1:], "http://127.0.0.1:2379", config.DataDir, config.NodeName)
+}
+
+// runReset is `k3s server --cluster-reset`.
+func runReset(path string) error {
+	config, err := readConfig()
+	if err != nil {
+		return err
+	}
+	own := member{name: embed.DefaultName, peer: "http://127.0.0.1:2380"}
+	if err := resetCluster(config.DataDir, path, config.Server, config.Token, own); err != nil {
+		return err
+	}
+	// As k3s does, it ends only once the new cluster has answered.
+	if err := startEtcd(filepath.Join(config.DataDir, "server/db/etcd"), "127.0.0.1:2379", own.peer[len("http://"):]); err != nil {
+		return err
+	}
+	resetDone()
+	return nil
+}
+
 // get asks the API server for something that is there once it is ready.
 func get(client *http.Client, address string) error {
 	answer, err := client.Get(address)
@@ -304,6 +339,28 @@ func get(client *http.Client, address string) error {
 		return errors.New(answer.Status)
 	}
 	return nil
+}
+
+// setRole labels the server's own node as k3s does, which the kubelet may not do itself. k3s has two such labels; the other one,
+// etcd, is for servers with embedded etcd, which takes cluster-init.
+func setRole(client *http.Client, node string) {
+	const labels = `{"metadata": {"labels": {"node-role.kubernetes.io/control-plane": "true"}}}`
+	for ; ; time.Sleep(time.Second) {
+		request, err := http.NewRequest(http.MethodPatch, node+"?fieldManager=k3s", strings.NewReader(labels))
+		if err != nil {
+			fmt.Fprintf(os.Stderr, "level=error msg=\"%v\"\n", err)
+			return
+		}
+		request.Header.Set("Content-Type", "application/merge-patch+json")
+		answer, err := client.Do(request)
+		if err != nil {
+			continue
+		}
+		answer.Body.Close()
+		if answer.StatusCode == http.StatusOK {
+			return
+		}
+	}
 }
 
 func kubectlRun(kubeconfig, input string, arguments ...string) error {

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A node's container runtime: the keys of containerd's config.toml that CNI and test pods depend on.
+"""A node's container runtime: the keys of containerd's config.toml that CNI, CDI and test pods depend on.
 
 PRIVATE to the collection. Pure but for `read`; standard library only, and Python 3.9 has no TOML parser, so this reads
 the subset that containerd's own and k3s' rendered files use: tables, strings, integers, booleans, arrays of strings.
@@ -35,6 +35,7 @@ _SANDBOX = (
     ("plugins.io.containerd.grpc.v1.cri", "sandbox_image"),
     ("plugins.io.containerd.cri.v1.images.pinned_images", "sandbox"),
 )
+_CDI = ("plugins.io.containerd.grpc.v1.cri", "plugins.io.containerd.cri.v1.runtime")
 
 
 def read(tree: Tree) -> tuple[Optional[str], list[str]]:
@@ -131,3 +132,13 @@ def sandbox_image(texts: list[str]) -> Optional[str]:
         for table, key in _SANDBOX:
             found = named.get(table, {}).get(key) or found
     return found if isinstance(found, str) else None
+
+
+def cdi(texts: list[str]) -> Optional[bool]:
+    """Whether the files switch CDI on or off; None where they leave it to containerd: on since 2.0, off before."""
+    found = None
+    for text in texts:
+        named = tables(text)
+        for table in _CDI:
+            found = named.get(table, {}).get("enable_cdi", found)
+    return found if isinstance(found, bool) else None

@@ -8,25 +8,30 @@ PRIVATE to the collection. Pure; runs on the controller.
 
 from __future__ import annotations
 
+import fnmatch
 import json
 
 RAILS = "rails"
+PLUGIN, DRA, BOTH = "device-plugin", "dra", "both"
 # What users' manifests of the Go plugin assume; its own default is silently 0.
 COUNT = 63
 WANTED = "rails, or a list of mappings as in configList"
 NAME = "hca_shared_devices_{index}"
 
 
-def document(resources, rails: list[dict] | None, interval: int) -> str:
-    """The text of config.json.
+def document(resources, rails: list[dict] | None, interval: int, api: str = PLUGIN, dra_rails=()) -> str:
+    """The text of config.json. ValueError describes problems; see entries."""
+    made = {"periodicUpdateInterval": interval, "configList": entries(resources, rails, api, dra_rails)}
+    return json.dumps(made, indent=2) + "\n"
 
-    resources: `rails`, or the list used as configList unchanged. rails: those of the node's facts, each with index,
-    netdev and pci. ValueError describes problems.
+
+def entries(resources, rails: list[dict] | None, api: str = PLUGIN, dra_rails=()) -> list[dict]:
+    """The configList.
+
+    resources: `rails`, or the list used as it is. rails: those of the node's facts, each with index, netdev and pci.
+    api: by which the plugin serves; with both the entries of dra_rails say that they are DRA's. ValueError describes
+    problems.
     """
-    return json.dumps({"periodicUpdateInterval": interval, "configList": entries(resources, rails)}, indent=2) + "\n"
-
-
-def entries(resources, rails: list[dict] | None) -> list[dict]:
     if not is_known(resources):
         raise ValueError(f"wanted {WANTED}, seen {_short(resources)}")
     if resources != RAILS:
@@ -35,7 +40,14 @@ def entries(resources, rails: list[dict] | None) -> list[dict]:
         raise ValueError(
             "wanted one rail or more in the node's facts, seen none; list the resources, or name the rails"
         )
-    return [_entry(rail) for rail in rails]
+    made = [_entry(rail) for rail in rails]
+    for rail, entry in zip(rails, made):
+        if api == BOTH and rail["index"] in dra_rails:
+            entry["api"] = DRA
+        if api_of(entry, api) == DRA:
+            # The number of the facts, which may have been named; the plugin would count for itself.
+            entry["rail"] = rail["index"]
+    return made
 
 
 def is_known(resources) -> bool:
@@ -47,15 +59,70 @@ def is_known(resources) -> bool:
 
 def names(resources: list[dict]) -> list[str]:
     """The resource names of a configList; the plugin's keys are case-insensitive."""
-    found = [{str(key).lower(): value for key, value in item.items()}.get("resourcename") for item in resources]
+    found = [_keys(item).get("resourcename") for item in resources]
     return [name for name in found if isinstance(name, str)]
+
+
+def full_name(entry: dict) -> str:
+    """The resource as pods name it."""
+    keys = _keys(entry)
+    return f"{keys.get('resourceprefix') or 'rdma'}/{keys.get('resourcename')}"
+
+
+def api_of(entry: dict, api: str) -> str:
+    """By which API the plugin serves an entry; api: its mode."""
+    return (_keys(entry).get("api") or PLUGIN) if api == BOTH else api
+
+
+def matching(entry: dict, facts: dict) -> list[str]:
+    """Names of a node's HCAs that an entry selects: OR inside a list, AND between lists. Partitions are not judged."""
+    keys = _keys(entry)
+    given, extra = _keys(keys.get("selectors") or {}), _keys(keys.get("extraselectors") or {})
+    if keys.get("devices") and not given:
+        given = {"ifnames": keys["devices"]}
+    found = []
+    for hca in facts.get("hcas") or []:
+        pci, netdevs = hca.get("pci") or {}, hca.get("netdevs") or []
+        names = {netdev["name"] for netdev in netdevs}
+        have = {
+            "vendors": {pci.get("vendor")},
+            "deviceids": {pci.get("device")},
+            "drivers": {pci.get("driver")},
+            "ifnames": names,
+            "linktypes": {netdev.get("type") for netdev in netdevs},
+        }
+        further = {
+            "rdmadevices": {hca["name"]},
+            "pciaddresses": {pci.get("address")},
+            "ifnames": names,
+            "numanodes": {pci.get("numa_node")},
+        }
+        if not pci and not keys.get("softwaredevices"):
+            continue
+        good = all(not wanted or have.get(name, set()) & set(wanted) for name, wanted in given.items())
+        if good and all(
+            not wanted or _fits(further[name], wanted) for name, wanted in extra.items() if name in further
+        ):
+            found.append(hca["name"])
+    return found
+
+
+def _fits(values: set, wanted: list) -> bool:
+    return any(
+        fnmatch.fnmatchcase(value, one) if isinstance(one, str) and isinstance(value, str) else value == one
+        for value in values
+        for one in wanted
+    )
+
+
+def _keys(item: dict) -> dict:
+    """With keys in lower case: the plugin accepts any."""
+    return {str(key).lower(): value for key, value in item.items()}
 
 
 def sets_links_up(resources: list[dict]) -> bool:
     """Whether an entry leaves linkUp at its default, true, which needs CAP_NET_ADMIN."""
-    return any(
-        {str(key).lower(): value for key, value in item.items()}.get("linkup") is not False for item in resources
-    )
+    return any(_keys(item).get("linkup") is not False for item in resources)
 
 
 def _entry(rail: dict) -> dict:

@@ -14,6 +14,7 @@ import json
 import os
 import platform
 import py_compile
+import re
 import shutil
 import subprocess
 import sys
@@ -26,7 +27,25 @@ from .._core.change import Change, Refused
 from .._core.files import apply_file, remove_tree, rename, replacing, under, write
 from .._core.units import apply_units, running, started_at
 from .ask import ask_all
-from .plan import CODE, CODE_SUM, CONFIG, ENABLED, GO, HOME, NAME, OBJECT, OURS, SERVICE, STAMP, UNIT, VENV
+from .config import PLUGIN, api_of
+from .config import names as resource_names
+from .plan import (
+    CODE,
+    CODE_SUM,
+    CONFIG,
+    ENABLED,
+    GO,
+    HOME,
+    KUBECONFIG,
+    NAME,
+    OBJECT,
+    OURS,
+    SERVICE,
+    STAMP,
+    TOKEN,
+    UNIT,
+    VENV,
+)
 from .wheels import PIP
 
 KUBELET = "/var/lib/kubelet"
@@ -37,8 +56,11 @@ UPSTREAM_CONFIG = "/k8s-rdma-shared-dev-plugin/config.json"
 _SHOWN = ("ActiveState", "SubState", "MainPID", "NeedDaemonReload", "ExecMainStartTimestampMonotonic", "StatusText")
 
 
-def read(root: str) -> dict:
+def read(root: str, kubeconfigs: Iterable[str] = ()) -> dict:
     """The state of the node.
+
+    kubeconfigs: of kubelets; `clusters` holds what each of them says of its API server (server, and its CA as a path or
+    as data) or None; kubeconfig: {content, mode} or None; token: the same, without the token.
 
     code: sha256 of the sources, None when they are missing or incomplete; stamp: packages of the environment, "" for
     none; config, unit: {content, mode} or None;
@@ -55,6 +77,9 @@ def read(root: str) -> dict:
         "stamp": _text(under(root, STAMP)) or "",
         "config": _file(under(root, CONFIG)),
         "unit": _file(under(root, UNIT)),
+        "kubeconfig": _file(under(root, KUBECONFIG)),
+        "token": {"content": "a token", "mode": ""} if os.path.lexists(under(root, TOKEN)) else None,
+        "clusters": {path: _cluster(under(root, path)) for path in kubeconfigs},
         "enabled": os.path.lexists(under(root, ENABLED)),
         "home": os.path.isdir(under(root, HOME)),
         "service": service,
@@ -88,8 +113,19 @@ def served(root: str) -> dict[str, str]:
         by = rival["unit"] or f"process {rival['pid']} {rival['where']}"
         found.update(dict.fromkeys(rival["names"] or (), by))
     if os.path.lexists(under(root, ENABLED)):
-        found.update(dict.fromkeys(_resources(under(root, CONFIG)) or (), SERVICE))
+        found.update(dict.fromkeys(_own_resources(root), SERVICE))
     return found
+
+
+def _own_resources(root: str) -> list[str]:
+    """Those of our service that are the device plugin's; what is served over DRA has no socket of its own."""
+    mode = re.search(r"^ExecStart=.*\s-mode\s+(\S+)", _text(under(root, UNIT)) or "", re.MULTILINE)
+    api = mode[1] if mode else PLUGIN
+    try:
+        entries = json.loads(_text(under(root, CONFIG)) or "")["configList"]
+        return resource_names([entry for entry in entries if api_of(entry, api) == PLUGIN])
+    except (ValueError, KeyError, AttributeError, TypeError):
+        return []
 
 
 def _text(path: str) -> str | None:
@@ -103,6 +139,13 @@ def _text(path: str) -> str | None:
 def _file(path: str) -> dict | None:
     content = _text(path)
     return None if content is None else {"content": content, "mode": f"{os.stat(path).st_mode & 0o7777:04o}"}
+
+
+def _cluster(path: str) -> dict | None:
+    """What a kubeconfig says of its API server; credentials in it are not looked at."""
+    keys = "server|certificate-authority(?:-data)?"
+    found = dict(re.findall(rf"^\s*-?\s*({keys}):\s*[\"']?([^\"'\s]+)[\"']?\s*$", _text(path) or "", re.MULTILINE))
+    return found if found.get("server", "").startswith("https://") else None
 
 
 def _sha256(path: str) -> str | None:
@@ -263,8 +306,8 @@ class Installer:
 
     def apply(self, changes: list[Change]) -> Iterable[Change]:
         """In an order that keeps the node served: other plugins stop first, ours starts last."""
-        files = [change for change in changes if change.object in (CONFIG, UNIT, ENABLED)]
-        config = [change for change in files if change.object == CONFIG]
+        files = [change for change in changes if change.object in (CONFIG, KUBECONFIG, TOKEN, UNIT, ENABLED)]
+        config = [change for change in files if change.object in (CONFIG, KUBECONFIG, TOKEN)]
         for change in changes:
             if change.action in ("stop", "stop and disable"):
                 yield self._stop(change)
@@ -303,7 +346,7 @@ class Installer:
 
     def _config(self, change: Change) -> None:
         apply_file(self.root, change)
-        if change.action == "remove":
+        if change.action == "remove" and change.object == CONFIG:
             os.rmdir(os.path.dirname(under(self.root, CONFIG)))
 
     def _install_code(self) -> None:

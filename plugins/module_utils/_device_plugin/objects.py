@@ -11,16 +11,22 @@ from __future__ import annotations
 import copy
 from typing import Callable
 
+from .config import PLUGIN
+
 OWNER = "rdma-device-plugin"
 MANAGER = "gpufabric.rdma"
 LABELS = {"app.kubernetes.io/name": OWNER, "app.kubernetes.io/managed-by": MANAGER}
 CONFIG_MAP = "rdma-devices"
+ACCOUNT = OWNER
+_KUBELET = "/var/lib/kubelet"
 _REGISTRY = "/plugins_registry"
+# Its socket for the kubelet and its checkpoint.
+_FILES = {"name": "plugin", "path": f"{_KUBELET}/plugins/rdma.gpufabric.io"}
 _CDI = {"name": "cdi", "path": "/var/run/cdi"}
 
 
 def objects(daemonset: dict, config: str, links_up: bool, settings: dict) -> list[dict]:
-    """ConfigMap and DaemonSet. settings: image, node_selector, use_cdi, metrics_address, kubelet_root."""
+    """ConfigMap and DaemonSet. settings: image, node_selector, use_cdi, metrics_address, kubelet_root, api."""
     made = copy.deepcopy(daemonset)
     meta = made["metadata"]
     meta["labels"] = {**meta.get("labels", {}), **LABELS}
@@ -31,22 +37,27 @@ def objects(daemonset: dict, config: str, links_up: bool, settings: dict) -> lis
     arguments = []
     if links_up:
         container["securityContext"]["capabilities"]["add"] = ["NET_ADMIN"]
+    over_dra = settings["api"] != PLUGIN
     if settings["use_cdi"]:
         arguments.append("-use-cdi")
+    if settings["use_cdi"] or over_dra:
         container["volumeMounts"].append({"name": _CDI["name"], "mountPath": _CDI["path"]})
         pod["volumes"].append(
             {"name": _CDI["name"], "hostPath": {"path": _CDI["path"], "type": "DirectoryOrCreate"}},
         )
+    if over_dra:
+        arguments += ["-mode", settings["api"], "-node-name", "$(NODE_NAME)"]
+        _over_dra(pod, container)
     if settings["metrics_address"]:
         arguments += ["-metrics-address", settings["metrics_address"]]
     root = settings["kubelet_root"].rstrip("/")
-    if root != "/var/lib/kubelet":
+    if root != _KUBELET:
         # kubelet.sock stays where it is; the watched directory follows the kubelet's --root-dir.
         arguments += ["-kubelet-root", root]
         for item in [*container["volumeMounts"], *(volume.get("hostPath", {}) for volume in pod["volumes"])]:
             for key in ("mountPath", "path"):
-                if str(item.get(key, "")).endswith(_REGISTRY):
-                    item[key] = root + _REGISTRY
+                if str(item.get(key, "")).endswith((_REGISTRY, _FILES["path"].rpartition("/")[2])):
+                    item[key] = root + item[key].removeprefix(_KUBELET)
     if arguments:
         container["args"] = arguments
     config_map = {
@@ -58,14 +69,21 @@ def objects(daemonset: dict, config: str, links_up: bool, settings: dict) -> lis
     return [config_map, made]
 
 
+def _over_dra(pod: dict, container: dict) -> None:
+    """What the plugin needs over DRA: a token that names its node, that name, and a folder in the kubelet's."""
+    pod["serviceAccountName"] = ACCOUNT
+    pod["automountServiceAccountToken"] = True
+    container["env"] = [{"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}]
+    container["volumeMounts"].append({"name": _FILES["name"], "mountPath": _FILES["path"]})
+    pod["volumes"].append(
+        {"name": _FILES["name"], "hostPath": {"path": _FILES["path"], "type": "DirectoryOrCreate"}},
+    )
+
+
 def plugins(daemon_sets: list[dict], ours: Callable[[dict], bool]) -> list[dict]:
     """The device plugins among the DaemonSets of a cluster.
 
-    <<<<<<< HEAD
-        Each with namespace, name, image, ours (created by this role), owner (the object that would recreate it, or "").
-    =======
-        Each with namespace, name, image, ours (what `ours` says), owner (the object that would bring it back, or "").
-    >>>>>>> b7e3b60 (device plugin: ask before a DaemonSet with our labels alone is deleted)
+    Each with namespace, name, image, ours (what `ours` says), owner (the object that would bring it back, or "").
     """
     found = []
     for item in daemon_sets:

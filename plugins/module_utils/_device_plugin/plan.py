@@ -8,6 +8,8 @@ PRIVATE to the collection. Pure: state and options in, Plan out.
 
 from __future__ import annotations
 
+import json
+
 from .._core.change import Plan
 
 NAME = "rdma-device-plugin"
@@ -18,6 +20,8 @@ CODE_SUM = f"{CODE}.sha256"
 VENV = f"{HOME}/venv"
 STAMP = f"{VENV}/packages.txt"
 CONFIG = f"/etc/{NAME}/config.json"
+KUBECONFIG = f"/etc/{NAME}/kubeconfig"
+TOKEN = f"/etc/{NAME}/token"
 UNIT = f"/etc/systemd/system/{SERVICE}"
 ENABLED = f"/etc/systemd/system/multi-user.target.wants/{SERVICE}"
 OBJECT = f"service {NAME}"
@@ -33,7 +37,8 @@ def rivals(state: dict, names: list[str]) -> list[dict]:
 def plan(state: dict, wanted: dict) -> Plan:
     """state: see _device_plugin.node.read. wanted: present; and, where it is: code (sha256), stamp, config, unit
     (texts), names (of the resources), wheels_missing (packages without a wheel for this node), from_index,
-    migrate_allowed.
+    migrate_allowed, kubeconfig (None where the plugin has no use for the API server; else source, the kubelet's own,
+    and server, which stands above that one's).
     """
     made = Plan()
     if not wanted["present"]:
@@ -49,6 +54,7 @@ def plan(state: dict, wanted: dict) -> Plan:
     if state["stamp"] != wanted["stamp"]:
         made.change(VENV, "install", state["stamp"], wanted["stamp"])
     _file(made, CONFIG, state["config"], wanted["config"])
+    _credential(state, wanted["kubeconfig"], made)
     _file(made, UNIT, state["unit"], wanted["unit"])
     if not state["enabled"]:
         made.change(ENABLED, "link", "", UNIT)
@@ -127,6 +133,41 @@ def _requirements(state: dict, wanted: dict, made: Plan) -> None:
         )
 
 
+def _credential(state: dict, wanted: dict | None, made: Plan) -> None:
+    """The kubeconfig of the plugin: the API server and the CA of the kubelet, and a token of its own."""
+    if wanted is None:
+        for path, name in ((KUBECONFIG, "kubeconfig"), (TOKEN, "token")):
+            if state[name] is not None:
+                made.change(path, "remove", state[name]["content"], "")
+        return
+    cluster = state["clusters"].get(wanted["source"])
+    if cluster is None:
+        made.not_verified.append(
+            f"{KUBECONFIG} is not written: the kubelet's kubeconfig {wanted['source']} is not there or names no "
+            "server, so the node has not joined a cluster; until then the plugin serves nothing over DRA. Run again "
+            "once it has"
+        )
+        return
+    _file(made, KUBECONFIG, state["kubeconfig"], kubeconfig({**cluster, **_server(wanted)}))
+
+
+def _server(wanted: dict) -> dict:
+    return {"server": wanted["server"]} if wanted["server"] else {}
+
+
+def kubeconfig(cluster: dict) -> str:
+    """The file as text, which holds no secret. It is JSON, which is YAML."""
+    document = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": NAME, "cluster": cluster}],
+        "users": [{"name": NAME, "user": {"tokenFile": TOKEN}}],
+        "contexts": [{"name": NAME, "context": {"cluster": NAME, "user": NAME}}],
+        "current-context": NAME,
+    }
+    return json.dumps(document, indent=2) + "\n"
+
+
 def _file(made: Plan, path: str, seen: dict | None, text: str) -> None:
     if seen is None or seen["content"] != text:
         made.change(path, "write", seen["content"] if seen else "", text)
@@ -140,7 +181,7 @@ def _service(state: dict, made: Plan) -> None:
         made.not_verified.append(f"{OBJECT}: no systemd to start it with; it starts with the node")
         return
     # A changed config is not among these: the plugin rereads it, and running allocations are not disturbed.
-    replaced = {change.object for change in made.changes} & {CODE, VENV, UNIT}
+    replaced = {change.object for change in made.changes} & {CODE, VENV, UNIT, KUBECONFIG}
     if not service["active"]:
         made.change(OBJECT, "start", service["state"], "active")
     elif replaced or service["stale"]:
@@ -154,8 +195,8 @@ def _absent(state: dict, made: Plan) -> None:
         made.change(OBJECT, "stop", "active", "inactive")
     if state["enabled"]:
         made.change(ENABLED, "unlink", UNIT, "")
-    for path in (UNIT, CONFIG):
-        seen = state["unit" if path == UNIT else "config"]
+    for path, name in ((UNIT, "unit"), (KUBECONFIG, "kubeconfig"), (TOKEN, "token"), (CONFIG, "config")):
+        seen = state[name]
         if seen is not None:
             made.change(path, "remove", seen["content"], "")
     if state["home"]:

@@ -36,10 +36,21 @@ _STACK = re.compile(
     r"|(kmod-)?(iser|isert|srp|kernel-mft|kernel-mft-mlnx|knem|xpmem|fwctl)(-dkms|-modules)?"
     r")$"
 )
+# What rdma-core and its companions are called in Debian, Ubuntu and RHEL.
+_USER_SPACE = re.compile(
+    r"^(rdma-core(-dev|-devel)?|lib(ibverbs|rdmacm|ibumad|ibmad|ibnetdisc|osm|opensm|osmcomp|osmvendor)[0-9a-z-]*"
+    r"|ibverbs-(providers|utils)|rdmacm-utils|infiniband-diags|ibacm|iwpmd|srptools|srp_daemon|perftest|opensm[a-z-]*"
+    r"|python3-pyverbs|mstflint)$"
+)
 # Kernel packages to hold: those of one release and the metapackages that pull in the next one.
 _KERNEL_META = re.compile(
     r"^linux-(image-|headers-|modules-extra-)?"
     r"(amd64|arm64|cloud-\w+|rt-\w+|(generic|virtual|nvidia|aws|azure|gcp|oracle|lowlatency)[\w.-]*)$"
+)
+# What to do about a node of the RHEL family without dkms.
+EPEL = (
+    "enable EPEL (dnf install epel-release; on RHEL its release package, and the CodeReady Builder repository), or a "
+    "mirror of it, or install dkms 3.2 or newer yourself"
 )
 _INSTALL = ["--yes", "--no-install-recommends", "-o", "Dpkg::Options::=--force-confold"]
 _DNF_INSTALL = ["--assumeyes", "--setopt=install_weak_deps=False"]
@@ -70,11 +81,24 @@ def stack_packages(packages: dict[str, str]) -> dict[str, str]:
     return {name: version for name, version in packages.items() if _STACK.match(name)}
 
 
-def replaced_packages(packages: dict[str, str]) -> list[str]:
-    """Distribution packages of user space that a stack has replaced with its own build."""
-    return sorted(
-        name for name, version in packages.items() if not _STACK.match(name) and re.search(r"mlnx\d", version)
-    )
+def replaced_packages(packages: dict[str, str], origins: dict[str, dict]) -> tuple[dict[str, str], list[str]]:
+    """({name: version} of the stack's builds that the distribution has its own of, names that it has none of).
+
+    origins: as origins.read returns it. A version says nothing: DOCA's rdma-core is called 2510.0.11-1. What no
+    repository of the node offers in that version counts if it is RDMA user space, as after the stack's has gone.
+    """
+    replaced, foreign = {}, []
+    for name, version in sorted(packages.items()):
+        origin = origins.get(name)
+        if _STACK.match(name) or not origin:
+            continue
+        if not origin["vendor"] and (origin["offered"] or not _USER_SPACE.match(name)):
+            continue
+        if origin["elsewhere"]:
+            replaced[name] = version
+        elif origin["vendor"]:
+            foreign.append(name)
+    return replaced, foreign
 
 
 def headers_package(kind: str, kernel: str) -> str:
@@ -100,14 +124,16 @@ def kernel_packages(packages: dict[str, str], kernel: str) -> list[str]:
 
 
 def repository_file(kind: str, repository: dict, title: str) -> str:
-    """The repository file for apt or dnf, tied to the one key."""
+    """The repository file for apt or dnf, tied to its key. One out of a verified package (trusted) needs none."""
     if kind == APT:
-        return f"{HEADER}Types: deb\nURIs: {repository['url']}\nSuites: ./\nSigned-By: {KEYS[APT]}\n"
+        trust = "Trusted: yes" if repository.get("trusted") else f"Signed-By: {KEYS[APT]}"
+        return f"{HEADER}Types: deb\nURIs: {repository['url']}\nSuites: ./\n{trust}\n"
+    trust = "gpgcheck=0\n" if repository.get("trusted") else f"gpgcheck=1\ngpgkey=file://{KEYS[DNF]}\n"
     # A priority keeps the distribution's newer rdma-core from replacing the stack's (as with EL 9.8) without an
     # exclusion in files that are not ours; the stack's own dkms stays out, as the pin does for apt.
     return (
         f"{HEADER}[gpufabric-rdma-driver]\nname=HCA driver {title}\nbaseurl={repository['url']}\nenabled=1\n"
-        f"gpgcheck=1\ngpgkey=file://{KEYS[DNF]}\npriority=10\nexcludepkgs=dkms\n"
+        f"{trust}priority=10\nexcludepkgs=dkms\n"
     )
 
 
@@ -174,9 +200,11 @@ def restore_command(kind: str, names: list[str]) -> list[str]:
     return ["dnf", "distro-sync", "--assumeyes", *names]
 
 
-def restore_pins(names: list[str]) -> str:
+def restore_pins(versions: dict[str, str]) -> str:
     """Hide the stack's builds from apt, the installed ones included."""
-    return f"Package: {' '.join(names)}\nPin: version *mlnx*\nPin-Priority: -1\n"
+    return "\n".join(
+        f"Package: {name}\nPin: version {version}\nPin-Priority: -1\n" for name, version in versions.items()
+    )
 
 
 def downgrade_pins(label: str) -> str:
@@ -191,6 +219,20 @@ def with_preferences(path: str) -> list[str]:
 
 def hold_command(names: list[str], hold: bool) -> list[str]:
     return ["apt-mark", "hold" if hold else "unhold", *names]
+
+
+def unpack_command(archive: str, folder: str) -> list[str]:
+    """Extract a deb or an rpm; the folder must exist."""
+    if archive.endswith(".rpm"):
+        script = 'set -e; cd "$2"; rpm2cpio "$1" >.cpio; cpio --extract --make-directories --quiet <.cpio; rm .cpio'
+        return ["sh", "-c", script, "sh", archive, folder]
+    return ["dpkg-deb", "--extract", archive, folder]
+
+
+def rebuild_commands(module: str, version: str, kernel: str) -> list[list[str]]:
+    """Build a DKMS module again although DKMS has a build of it, which `dkms build --force` refuses."""
+    where = ["-m", module, "-v", version, "-k", kernel]
+    return [["dkms", "remove", *where], ["dkms", "install", *where, "--force"]]
 
 
 def build_command(module: str, version: str, kernel: str) -> list[str]:

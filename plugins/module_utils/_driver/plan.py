@@ -13,20 +13,27 @@ import re
 
 from .._core.change import Plan, kernel_out_of_reach
 from ..hca.driver import DOCA, INBOX, MLNX_OFED, UBUNTU_ARCHIVE
-from . import dkms, packages
-from .openpgp import fingerprints
+from . import dkms, keys, packages
 from .versions import compare, satisfies
 
 _FROM_REPOSITORY = (DOCA, MLNX_OFED)
 BASE_DKMS = {packages.APT: "mlnx-ofed-kernel", packages.DNF: "mlnx-ofa_kernel"}
 DKMS_MODULES = ("mlnx-ofed-kernel", "mlnx-ofa_kernel", "iser", "isert", "srp", "mlnx-nvme", "mlnx-nfsrdma")
+# As NVIDIA's, Debian's and Ubuntu's packages call the GPU driver in DKMS; nvidia-fs and the like are none.
+_NVIDIA = re.compile(r"^nvidia(-(current|legacy|tesla|srv)[\w.-]*|-\d[\w.-]*)?$")
+# Repositories that come with RHEL and its rebuilds, none of which has dkms.
+_DISTRIBUTIONS = re.compile(
+    r"^(gpufabric-rdma-driver|rhel-|ubi-|baseos|appstream|crb|codeready|extras|plus|devel|highavailability|"
+    r"resilientstorage|nfv|rt|saphana|sap|media|rocky|almalinux)",
+    re.IGNORECASE,
+)
 _CHANGES_MODULES = ("install", "upgrade", "downgrade", "build", "finish", "take out")
 _ANCHORS = {DOCA: ["doca-ofed"], MLNX_OFED: ["mlnx-ofed-kernel-only"]}
 
 
 def plan(state: dict, wanted: dict, root: str = "/") -> Plan:
-    """wanted: flavor, version, repository {url, key, fingerprint, label}, packages, hold_kernel, remove_allowed,
-    downgrade_allowed.
+    """wanted: flavor, version, repository {url, key, fingerprints, known_keys, trusted, label}, packages, hold_kernel,
+    remove_allowed, downgrade_allowed, nvidia_rebuild_allowed.
     """
     made = Plan()
     node, flavor = state["facts"]["node"], wanted["flavor"]
@@ -54,6 +61,7 @@ def plan(state: dict, wanted: dict, root: str = "/") -> Plan:
         _add_packages(made, state, wanted)
         _write(made, state, packages.SERVICE, packages.service_file())
         _build(made, state)
+        _rebuild_nvidia(made, state, wanted)
     if wanted.get("hold_kernel") is not None:
         _hold(made, state, wanted["hold_kernel"])
     return made
@@ -105,6 +113,7 @@ def _refuse_what_cannot_work(made: Plan, state: dict, wanted: dict) -> None:
         _refuse_archive(made, state, where)
     if flavor in _FROM_REPOSITORY:
         _refuse_repository(made, state, wanted, where)
+        _refuse_without_dkms(made, state, where)
     if wanted.get("hold_kernel") and kind == packages.DNF:
         made.finding(
             "driver_hold_kernel",
@@ -142,23 +151,9 @@ def _refuse_repository(made: Plan, state: dict, wanted: dict, where: str) -> Non
             "choose a version that the lock lists for this distribution, or set driver_repository_url to your mirror",
         )
         return
-    found = fingerprints(repository.get("key") or "")
-    pinned = (repository.get("fingerprint") or "").replace(" ", "").upper()
-    if not pinned:
-        made.finding(
-            "driver_repository_fingerprint",
-            "the 40 digits of the key that signs the repository",
-            "nothing",
-            "get it from the vendor, not from the repository itself, and set it",
-        )
-    elif found != [pinned]:
-        made.finding(
-            "key of the driver repository",
-            f"one key, with the fingerprint {pinned}",
-            ", ".join(found) or "no OpenPGP key in the file",
-            "use the right key file (driver_repository_key), or correct driver_repository_fingerprint if the vendor "
-            "announced a new key",
-        )
+    key = keys.problem(repository)
+    if key:
+        made.finding(*key)
     for path in state["foreign_repositories"]:
         made.finding(
             path,
@@ -166,6 +161,21 @@ def _refuse_repository(made: Plan, state: dict, wanted: dict, where: str) -> Non
             "it points to another NVIDIA repository",
             f"remove {path}, which {packages.REPOSITORIES[state['manager']]} replaces, and run again",
         )
+
+
+def _refuse_without_dkms(made: Plan, state: dict, where: str) -> None:
+    """On RHEL dkms comes from EPEL. A repository of another name may be a mirror of it; the trial looks into that."""
+    if state["manager"] != packages.DNF or "dkms" in state["packages"]:
+        return
+    enabled = state["enabled_repositories"]
+    if any(not _DISTRIBUTIONS.match(name) or "epel" in f"{name}{text}".lower() for name, text in enabled):
+        return
+    made.finding(
+        "package dkms",
+        f"a repository that has it: on {where} it comes from EPEL",
+        f"enabled: {', '.join(sorted(name for name, _text in enabled)) or 'no repository'}",
+        packages.EPEL,
+    )
 
 
 def _remove_stack(made: Plan, state: dict, wanted: dict) -> None:
@@ -195,9 +205,13 @@ def _restore_inbox(made: Plan, state: dict) -> None:
     for path in (packages.REPOSITORIES[kind], packages.PINS, packages.KEYS[kind], packages.SERVICE):
         if state["files"].get(path) is not None:
             made.change(path, "remove", state["files"][path], "")
-    replaced = packages.replaced_packages(state["packages"])
+    replaced, foreign = packages.replaced_packages(state["packages"], state["origins"])
+    if foreign:
+        made.notes.append(
+            f"packages of the stack's repository that the distribution has none of stay: {', '.join(foreign)}"
+        )
     if replaced:
-        before = "".join(f"{name} {state['packages'][name]}\n" for name in replaced)
+        before = "".join(f"{name} {version}\n" for name, version in replaced.items())
         after = "".join(f"{name} (the distribution's)\n" for name in replaced)
         made.change("user space of the stack", "return", before, after)
 
@@ -219,7 +233,7 @@ def _add_repository(made: Plan, state: dict, wanted: dict) -> None:
         return
     kind, repository = state["manager"], wanted["repository"]
     title = f"{wanted['flavor']} {wanted['version']}"
-    texts = {packages.KEYS[kind]: repository["key"].strip() + "\n"}
+    texts = {} if repository.get("trusted") else {packages.KEYS[kind]: repository["key"].strip() + "\n"}
     if kind == packages.APT:
         texts[packages.PINS] = packages.pins_file(repository["label"])
     texts[packages.REPOSITORIES[kind]] = packages.repository_file(kind, repository, title)
@@ -261,6 +275,39 @@ def _build(made: Plan, state: dict) -> None:
     known = [name for name in DKMS_MODULES if any(build.module == name for build in state["builds"])]
     for module, version, kernel, seen in dkms.not_installed(state["builds"], known, state["kernels"]):
         made.change(f"DKMS module {module} {version} for {kernel}", "build", seen, "installed")
+
+
+def _rebuild_nvidia(made: Plan, state: dict, wanted: dict) -> None:
+    """A closed NVIDIA driver has nvidia_peermem built against the RDMA stack that was there at the time."""
+    nvidia = state.get("nvidia") or {}
+    changing = any(change.action in _CHANGES_MODULES for change in made.changes)
+    if not nvidia.get("closed") or not (changing or nvidia.get("stale")):
+        return
+    builds = [build for build in state["builds"] if _NVIDIA.match(build.module) and build.kernel in state["kernels"]]
+    why = nvidia.get("stale") or "nvidia_peermem is built against the RDMA stack that this run replaces"
+    if not builds:
+        made.notes.append(f"{why}; DKMS has no NVIDIA driver here: install it again after this run, by the way it came")
+        return
+    names = sorted({f"{build.module} {build.version}" for build in builds})
+    commands = [
+        " ".join(command)
+        for build in builds
+        for command in packages.rebuild_commands(build.module, build.version, build.kernel)
+    ]
+    if wanted.get("nvidia_rebuild_allowed") is True:
+        for build in builds:
+            obj = f"DKMS module {build.module} {build.version} for {build.kernel}"
+            made.change(obj, "rebuild", "built against another RDMA stack", "built against the installed one")
+    elif wanted.get("nvidia_rebuild_allowed") is False:
+        made.notes.append(f"{why}; rebuild the NVIDIA driver after this run: {' && '.join(commands)}")
+    else:
+        made.finding(
+            f"NVIDIA driver {', '.join(names)}",
+            "rebuilt by DKMS against the RDMA stack, so that nvidia_peermem loads",
+            f"the closed driver: {why}",
+            "set driver_nvidia_rebuild_allowed: true to have it rebuilt in the same run (what is in memory stays), or "
+            f"false to leave it; then run {' && '.join(commands)} yourself",
+        )
 
 
 def _hold(made: Plan, state: dict, hold: bool) -> None:

@@ -20,7 +20,7 @@ from typing import Any, Callable, Optional
 
 from .._core.change import Change, Refused
 from .._core.files import write
-from . import dkms, packages
+from . import dkms, keys, packages
 from .plan import BASE_DKMS
 from .versions import compare, satisfies
 
@@ -32,21 +32,34 @@ _HASH_TROUBLE = re.compile(r"Hash Sum mismatch|unexpected size|Hashes of expecte
 _LINES = 12
 
 
-class Proof:
-    """A directory in which apt and dkms try the change; a context manager."""
+class Trial:
+    """A directory in which a change is tried; a context manager."""
 
-    def __init__(self, run: Run, etc: str = "/etc/apt", lists: str = "/var/lib/apt/lists"):
+    def __init__(self, run: Run):
         self._run = run
-        self._etc = etc
-        self._lists = lists
         self.directory = ""
 
-    def __enter__(self) -> Proof:
+    def __enter__(self):
         self.directory = tempfile.mkdtemp(prefix="gpufabric-driver-", dir="/var/tmp")
         return self
 
     def __exit__(self, *_exception: Any) -> None:
         shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self.directory, name)
+
+    def _write(self, name: str, text: str) -> None:
+        write(self._path(name), text)
+
+
+class Proof(Trial):
+    """apt and dkms try the change."""
+
+    def __init__(self, run: Run, etc: str = "/etc/apt", lists: str = "/var/lib/apt/lists"):
+        super().__init__(run)
+        self._etc = etc
+        self._lists = lists
 
     def prepare(self, repository: Optional[dict], title: str) -> None:
         """Create apt's directories; with a repository, its key and source are added to the node's own."""
@@ -59,7 +72,7 @@ class Proof:
             if os.path.isfile(path) and not path.endswith("/lock"):
                 _share(path, self._path(f"lists/{os.path.basename(path)}"))
         if repository:
-            self._write("key.asc", repository["key"])
+            self._write("key.asc", repository.get("key") or "")
             source = packages.repository_file(packages.APT, repository, title)
             self._write(self._source(), source.replace(packages.KEYS[packages.APT], self._path("key.asc")))
             self._write("preferences.d/" + os.path.basename(packages.PINS), packages.pins_file(repository["label"]))
@@ -97,28 +110,24 @@ class Proof:
                 "add the archive that has it (archives drop old kernels), or boot a kernel whose headers are available",
             )
         raise Refused.because(
-            f"packages {', '.join(names)}", "installable", _last(error), "correct the node's apt sources and run again"
+            f"packages {', '.join(names)}", "installable", last(error), "correct the node's apt sources and run again"
         )
 
     def update(self, repository: dict) -> None:
         """The repository responds, and its index is signed by the pinned key."""
         code, out, error = self._apt(*packages.update_command(self._path(self._source())))
         text = error + out
-        if not code and not _KEY_TROUBLE.search(text):
+        foreign = not repository.get("trusted") and _KEY_TROUBLE.search(text)
+        if not code and not foreign:
             return
-        if _KEY_TROUBLE.search(text):
-            raise Refused.because(
-                f"repository {repository['url']}",
-                f"signed by the key {repository['fingerprint']}",
-                _chosen(text, _KEY_TROUBLE),
-                "do not install from it: find out who signed it, and correct the URL, the key or the fingerprint",
-            )
+        if foreign:
+            raise _foreign_signature(repository, text)
         if _HASH_TROUBLE.search(text):
             raise _altered(f"index of {repository['url']}", text)
         raise Refused.because(
             f"repository {repository['url']}",
             "reachable from this node",
-            _last(text),
+            last(text),
             "check name resolution, proxy and firewall, or set driver_repository_url to a mirror",
         )
 
@@ -157,18 +166,11 @@ class Proof:
             raise Refused.because(
                 f"packages {' '.join(names)}",
                 "installable beside the node's packages",
-                _last(error + out),
+                last(error + out),
                 "resolve the conflict that apt names and run again",
             )
         removed = set(re.findall(r"^Remv (\S+)", out, re.MULTILINE))
-        removed = {name for name in removed if not packages.stack_packages({name: ""})}
-        if removed:
-            raise Refused.because(
-                f"packages {' '.join(names)}",
-                "installed without removing anything else",
-                f"apt would remove {', '.join(sorted(removed))}",
-                "remove those yourself if nothing needs them, or choose another driver version",
-            )
+        refuse_removal("apt", names, removed)
         return dict(re.findall(r"^Inst (\S+) (?:\[[^]]*\] )?\((\S+)", out, re.MULTILINE))
 
     def fetch(self, wanted: dict[str, str]) -> list[str]:
@@ -185,28 +187,17 @@ class Proof:
             raise Refused.because(
                 f"package {', '.join(names)}",
                 "downloaded",
-                _last(error + out),
+                last(error + out),
                 "check the repository's web server, or set driver_repository_url to a mirror",
             )
         return sorted(self._path(name) for name in set(os.listdir(self.directory)) - before)
 
     def build(self, archive: str, kernels: list[str], architecture: str) -> None:
         """The base module builds for every kernel, with the real dkms in a separate tree."""
-        sources, tree = self._path("root/usr/src"), self._path("dkms")
-        os.makedirs(tree, exist_ok=True)
-        code, _out, error = self._run(["dpkg-deb", "--extract", archive, self._path("root")])
+        code, _out, error = self._run(packages.unpack_command(archive, self._path("root")))
         if code:
-            raise Refused.because(archive, "a Debian package", _last(error), "resync the mirror and run again")
-        for conf in sorted(glob.glob(f"{sources}/*/dkms.conf")):
-            module, version = _identity(conf)
-            where = ["--sourcetree", sources, "--dkmstree", tree, "-m", module, "-v", version]
-            code, out, error = self._run(["dkms", "add", *where])
-            if code:
-                raise Refused.because(f"DKMS module {module}", "known to dkms", _last(error + out), "report it")
-            for kernel in kernels:
-                code, out, error = self._run(["dkms", "build", *where, "-k", kernel])
-                if code:
-                    raise build_failed(module, version, kernel, architecture, out + error, tree, "trial build")
+            raise Refused.because(archive, "a Debian package", last(error), "resync the mirror and run again")
+        build_sources(self._run, self._path("root/usr/src"), self._path("dkms"), kernels, architecture)
 
     def _offered(self, name: str) -> dict[str, dict[str, str]]:
         """{version: stanza} of a package in the new repository alone."""
@@ -233,12 +224,6 @@ class Proof:
 
     def _source(self) -> str:
         return "sources.list.d/" + os.path.basename(packages.REPOSITORIES[packages.APT])
-
-    def _path(self, name: str) -> str:
-        return os.path.join(self.directory, name)
-
-    def _write(self, name: str, text: str) -> None:
-        write(self._path(name), text)
 
 
 def base_package(kind: str) -> str:
@@ -271,6 +256,40 @@ def build_failed(
     )
 
 
+def refuse_removal(program: str, names: list[str], removed: set[str]) -> None:
+    """Parts of a driver stack may go, nothing else."""
+    removed = {name for name in removed if not packages.stack_packages({name: ""})}
+    if removed:
+        raise Refused.because(
+            f"packages {' '.join(names)}",
+            "installed without removing anything else",
+            f"{program} would remove {', '.join(sorted(removed))}",
+            "remove those yourself if nothing needs them, or choose another driver version",
+        )
+
+
+def build_sources(run: Run, sources: str, tree: str, kernels: list[str], architecture: str) -> None:
+    """Every DKMS module below sources builds for every kernel, with the real dkms in a separate tree."""
+    for conf in sorted(glob.glob(f"{sources}/*/dkms.conf")):
+        build_source(run, _identity(conf), sources, tree, kernels, architecture)
+
+
+def build_source(
+    run: Run, identity: tuple[str, str], sources: str, tree: str, kernels: list[str], architecture: str
+) -> None:
+    """The same for one module. identity: name and version."""
+    module, version = identity
+    os.makedirs(tree, exist_ok=True)
+    where = ["--sourcetree", sources, "--dkmstree", tree, "-m", module, "-v", version]
+    code, out, error = run(["dkms", "add", *where])
+    if code:
+        raise Refused.because(f"DKMS module {module}", "known to dkms", last(error + out), "report it")
+    for kernel in kernels:
+        code, out, error = run(["dkms", "build", *where, "-k", kernel])
+        if code:
+            raise build_failed(module, version, kernel, architecture, out + error, tree, "trial build")
+
+
 def _identity(conf: str) -> tuple[str, str]:
     """Name and version in a dkms.conf, which is a shell script; the directory's name where they are computed."""
     with open(conf, encoding="utf-8", errors="replace") as stream:
@@ -278,6 +297,19 @@ def _identity(conf: str) -> tuple[str, str]:
     found = dict(re.findall(r"""^PACKAGE_(NAME|VERSION)=["']?([^"'$\s]+)["']?\s*$""", text, re.MULTILINE))
     name, _dash, version = os.path.basename(os.path.dirname(conf)).rpartition("-")
     return found.get("NAME", name), found.get("VERSION", version)
+
+
+def _foreign_signature(repository: dict, text: str) -> Refused:
+    signer = next(iter(re.findall(r"NO_PUBKEY ([0-9A-F]{16,40})", text)), None)
+    meant = f"\n{signer}: {keys.meaning(signer, repository)}" if signer else ""
+    return Refused.because(
+        f"repository {repository['url']}",
+        f"signed by the key {' or '.join(keys.accepted(repository))}",
+        _chosen(text, _KEY_TROUBLE) + meant,
+        "do not install from it: find out who signed it, and correct the URL or the key. If the vendor or the owner of "
+        "your mirror confirms that key, set driver_repository_key to its file and driver_repository_fingerprint to its "
+        "fingerprint",
+    )
 
 
 def _share(path: str, target: str) -> None:
@@ -300,7 +332,7 @@ def _chosen(text: str, pattern: re.Pattern) -> str:
     return next(line.strip() for line in text.splitlines() if pattern.search(line))
 
 
-def _last(text: str) -> str:
+def last(text: str) -> str:
     return "\n".join([line for line in text.strip().splitlines() if line.strip()][-_LINES:])
 
 

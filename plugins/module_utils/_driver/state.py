@@ -15,22 +15,29 @@ from typing import Any, Callable
 from ..hca.driver import DPKG_STATUS
 from ..hca.seams import Seams
 from ..hca.tree import Tree
-from . import dkms, packages
+from . import dkms, origins, packages
 from .risk import newest_kernel
 
-_VENDOR = re.compile(r"(linux|www|content)\.mellanox\.com|/usr/share/doca-host|/usr/share/mlnx-ofed")
 _SOURCES = {
     packages.APT: ("/etc/apt/sources.list.d", (".list", ".sources")),
     packages.DNF: ("/etc/yum.repos.d", (".repo",)),
 }
 
 
-def read(tree: Tree, facts: dict, seams: Seams, run: Callable[[list[str]], tuple[int, str, str]]) -> dict[str, Any]:
+def read(
+    tree: Tree,
+    facts: dict,
+    seams: Seams,
+    run: Callable[[list[str]], tuple[int, str, str]],
+    ask_origins: bool = False,
+) -> dict[str, Any]:
+    """ask_origins: also where packages came from, which takes the package manager a second."""
     tree = tree.snapshot()
     kind = packages.manager(facts["node"])
     installed, held, unfinished = _packages(tree, kind, seams)
     kernels = _kernels(tree, facts["node"]["kernel"])
     own = [table[kind] for table in (packages.KEYS, packages.REPOSITORIES) if kind]
+    asked = sorted(installed) if ask_origins and tree.live else []
     return {
         "facts": facts,
         "manager": kind,
@@ -39,6 +46,8 @@ def read(tree: Tree, facts: dict, seams: Seams, run: Callable[[list[str]], tuple
         "unfinished": {name: seen for name, seen in unfinished.items() if packages.stack_packages({name: ""})},
         "files": {path: _text(tree, path) for path in [*own, packages.PINS, packages.SERVICE]},
         "foreign_repositories": list(_foreign(tree, kind)),
+        "enabled_repositories": list(_enabled(tree)) if kind == packages.DNF else [],
+        "origins": origins.read(kind, asked, _text(tree, own[-1]) or "" if own else "", run),
         "kernels": kernels,
         "headers": {kernel: tree.exists(f"/lib/modules/{kernel}/build/Makefile") for kernel in kernels},
         "builds": _builds(tree, run),
@@ -84,8 +93,19 @@ def _foreign(tree: Tree, kind: str | None) -> Iterator[str]:
         path = f"{directory}/{name}"
         if name.endswith(endings) and path != packages.REPOSITORIES[kind]:
             lines = (line.split("#", 1)[0] for line in (tree.read(path) or "").splitlines())
-            if any(_VENDOR.search(line) for line in lines):
+            if any(origins.VENDOR.search(line) for line in lines):
                 yield path
+
+
+def _enabled(tree: Tree) -> Iterator[tuple[str, str]]:
+    """(id, text) of each section of dnf's repository files that is not switched off."""
+    directory, (ending,) = _SOURCES[packages.DNF]
+    for name in tree.listdir(directory) if tree.isdir(directory) else ():
+        if name.endswith(ending):
+            for section in re.split(r"(?m)^\[", tree.read(f"{directory}/{name}") or "")[1:]:
+                identity, _bracket, text = section.partition("]")
+                if not re.search(r"(?mi)^enabled\s*=\s*(0|false|no)\s*$", text):
+                    yield identity, text
 
 
 def _builds(tree: Tree, run: Callable[[list[str]], tuple[int, str, str]]) -> list[dkms.Build]:

@@ -144,8 +144,9 @@ def cluster(typed: dict) -> dict:
         options["cluster-dns"] = typed["cluster_dns"]
     if not typed["network_policy"]:
         options["disable-network-policy"] = True
-    if typed["tls_san"]:
-        options["tls-san"] = list(typed["tls_san"])
+    names = [*typed["tls_san"], *([typed["api_address"]] if typed.get("api_address") else [])]
+    if names:
+        options["tls-san"] = list(dict.fromkeys(names))
     return options
 
 

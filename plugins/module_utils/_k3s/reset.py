@@ -15,6 +15,7 @@ from collections.abc import Collection
 from .._core.change import Finding, Plan
 from .._core.text import listing
 from ..hca import paths
+from . import address, backup
 from . import config as k3s
 
 CNI_BINARIES = "/opt/cni/bin"
@@ -28,6 +29,9 @@ VOLUMES = f"{k3s.DATA}/storage"
 PROGRAMS = f"{k3s.DATA}/data/current/bin/aux"  # where k3s unpacks iptables
 NETWORKS = "/etc/cni/multus/net.d"
 ATTACHED = "gpufabric-rdma-"  # how our files there begin
+
+CDI = "/run/cdi"
+CLAIMED = ("gpufabric.io_rdma-shared_", "gpufabric.io_rdma-claim_")  # how our specs there begin
 
 # Folders that only this cluster fills.
 FOLDERS = (
@@ -44,6 +48,8 @@ FOLDERS = (
     "/etc/gpufabric-rdma",
     "/etc/rdma-device-plugin",
     "/usr/local/lib/rdma-device-plugin",
+    backup.STAGED,
+    f"{backup.STAGED.rpartition('/')[0]}/k3s-restore",
 )
 # What a kubelet creates in its folder; anything else there is not ours.
 KUBELET = tuple(
@@ -66,6 +72,9 @@ FILES = (
     k3s.KUBECONFIG,
     k3s.TOKEN,
     k3s.RECORD,
+    address.CONFIG,
+    address.CHECK,
+    backup.RECORD,
     "/etc/rancher/node/password",
     "/etc/modules-load.d/gpufabric-rdma-pod-network.conf",
     "/etc/sysctl.d/zz-gpufabric-rdma-pod-network.conf",

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import re
+import sys
 from typing import Callable
 
 from .._core.files import under, write
@@ -20,6 +21,7 @@ from ..hca import Seams, Tree
 from ..hca.node import os_release
 from ..hca.routes import destinations
 from ..hca.units import drop_ins, fragment
+from . import address, backup
 from . import config as k3s
 from .plan import ours
 
@@ -37,25 +39,30 @@ _OTHERS = {
 _IPTABLES = re.compile(r"iptables v(\d+)\.(\d+)\.(\d+)")
 
 
-def node(root: str, run: Callable) -> dict:
+def node(root: str, run: Callable, token: str | None = None) -> dict:
     """What preflight needs. run(argv) returns exit status, output and error text; used on the live root only."""
     tree = Tree(root)
-    state = converging(root, run)
+    state = converging(root, run, token)
     del state["files"]  # they may contain secrets and stay on the node
+    shared = address.configured(tree.read(address.CONFIG))
     release = os_release(tree)
     family = {release.get("ID"), *(release.get("ID_LIKE") or "").split()}
     return {
         **state,
+        **backup.facts(tree),
         "architecture": _architecture(tree.read("/proc/sys/kernel/arch") or Seams.of(tree).machine()),
-        "hostname": (tree.read("/proc/sys/kernel/hostname") or "").strip().lower(),
+        "python": f"{sys.version_info[0]}.{sys.version_info[1]}" if tree.live else None,
+        "hostname": hostname(tree),
         "family": "rhel" if family & {"rhel", "fedora", "centos"} else "debian",
         "distribution": f"{release.get('ID', '')}{(release.get('VERSION_ID') or '').partition('.')[0]}",
-        "addresses": _addresses(tree),
+        # Without the address that servers share: it is not the node's own, and may be elsewhere in a second.
+        "addresses": [row for row in _addresses(tree) if row["address"].partition("/")[0] != shared],
+        "shared_address": shared,
         "routes": destinations(tree),
         "selinux": _selinux(tree),
         "selinux_policy": tree.exists("/usr/share/selinux/packages/k3s.pp"),
         "iptables": _iptables(run) if tree.live else None,
-        "version": _version(tree, run),
+        "version": version(tree, run),
         "others": sorted(set(others(tree).values())),
         "listening": _listening(tree),
         "server_url": _server_url(tree),
@@ -63,6 +70,10 @@ def node(root: str, run: Callable) -> dict:
         "cluster": tree.isdir(f"{k3s.DATA}/server/db") or tree.exists(f"{k3s.DATA}/server/tls/server-ca.crt"),
         "sums": _sums(tree, root),
     }
+
+
+def hostname(tree: Tree) -> str:
+    return (tree.read("/proc/sys/kernel/hostname") or "").strip().lower()
 
 
 def others(tree: Tree) -> dict[str, str]:
@@ -253,7 +264,7 @@ def _iptables(run: Callable) -> list[int] | None:
     return [int(part) for part in matched.groups()] if matched else None
 
 
-def _version(tree: Tree, run: Callable) -> str | None:
+def version(tree: Tree, run: Callable) -> str | None:
     """`k3s version v1.35.8+k3s1 (…)`"""
     if not tree.exists(k3s.BINARY):
         return None

@@ -8,14 +8,18 @@ PRIVATE to the collection. Reads the API server.
 
 from __future__ import annotations
 
+from . import dra
 from .kubectl import Kubectl, KubectlError
 from .objects import unknown_types
 
 TYPES = ("nodes", "services", "namespaces", "daemonsets.apps", "configmaps")
+RUNTIME_CLASSES = "runtimeclasses.node.k8s.io"
 OPTIONAL = (
     "network-attachment-definitions.k8s.cni.cncf.io",
     "ippools.nv-ipam.nvidia.com",
     "nicclusterpolicies.mellanox.com",
+    RUNTIME_CLASSES,
+    *dra.TYPES,
 )
 # Where device plugins register, and the label with which Pod Security rejects them.
 SOCKETS = ("/var/lib/kubelet/device-plugins", "/var/lib/kubelet")
@@ -25,7 +29,8 @@ ENFORCE = "pod-security.kubernetes.io/enforce"
 def read(kubectl: Kubectl) -> tuple[dict | None, str | None]:
     """(cluster, None), or (None, why it could not be read).
 
-    cluster: nodes, nads (with pools of nv-ipam), dns (bool), namespaces, cni, policies, plugins, security.
+    cluster: nodes, nads (with pools of nv-ipam), dns (bool), namespaces, cni, policies, plugins, security,
+    runtime_classes (names; None where the server has no such type), dra (see dra.read).
     """
     kinds = [*TYPES, *OPTIONAL]
     while True:
@@ -39,14 +44,20 @@ def read(kubectl: Kubectl) -> tuple[dict | None, str | None]:
             if known == kinds:
                 return None, refused.reason
             kinds = known
+    claimed = dra.read(items)
+    nodes = [node(item) for item in items if item["kind"] == "Node"]
     return {
-        "nodes": [node(item) for item in items if item["kind"] == "Node"],
+        "nodes": [{**one, "hcas": dra.hcas(claimed, one["name"])} for one in nodes],
+        "dra": claimed,
         "nads": [bare(item) for item in items if item["kind"] in ("NetworkAttachmentDefinition", "IPPool")],
         "dns": any(
             item["kind"] == "Service" and (item["metadata"].get("labels") or {}).get("k8s-app") == "kube-dns"
             for item in items
         ),
         "namespaces": [item["metadata"]["name"] for item in items if item["kind"] == "Namespace"],
+        "runtime_classes": [item["metadata"]["name"] for item in items if item["kind"] == "RuntimeClass"]
+        if RUNTIME_CLASSES in kinds
+        else None,
         "cni": cni_objects(items),
         "policies": [
             {**bare(item), "status": item.get("status") or {}} for item in items if item["kind"] == "NicClusterPolicy"

@@ -18,7 +18,8 @@ _REGISTER_PORT = 18599
 # The script's last line: without it an answer is not whole.
 END = "@@."
 
-# $1: a name to resolve. Registration is real: a server of ibv_rc_pingpong registers its buffer before it listens, and
+# $1: a name to resolve. $2: that of another pod, which CoreDNS may learn of some seconds late.
+# Registration is real: a server of ibv_rc_pingpong registers its buffer before it listens, and
 # the kernel counts registered memory as VmPin of the process. No packet is sent.
 SCRIPT = f"""
 probe() {{ echo "@@ $1"; shift; "$@" 2>&1; echo "@@= $?"; }}
@@ -79,6 +80,19 @@ environment() {{ if [ -n "${{NCCL_IB_GID_INDEX+set}}" ]; then echo "NCCL_IB_GID_
 resolve() {{
     if command -v getent >/dev/null; then getent hosts "$1"; else nslookup "$1"; fi
 }}
+# A pod's name is known once its endpoint is, and that it was unknown is remembered for some seconds.
+addresses_of() {{
+    if command -v getent >/dev/null; then getent ahosts "$1"; else nslookup "$1"; fi
+}}
+peer() {{
+    tries=0
+    until addresses_of "$1"; do
+        code=$?
+        tries=$((tries + 1))
+        if [ "$code" = 127 ] || [ "$tries" = 10 ]; then return "$code"; fi
+        sleep 3
+    done
+}}
 probe user id -u
 probe memlock memlock
 probe capabilities capabilities
@@ -99,6 +113,8 @@ granted | while read -r node hca; do
     done
 done
 [ -n "$1" ] && probe resolve resolve "$1"
+# Without the cluster's DNS each try would wait for its time to be up.
+[ -n "$2" ] && resolve "$1" >/dev/null 2>&1 && probe peer peer "$2"
 echo "{END}"
 """
 
@@ -169,6 +185,7 @@ def parse(text: str) -> dict:
             name.partition(" ")[2]: _registered(*said[name]) for name in said if name.startswith("register ")
         },
         "resolved": None if "resolve" not in said or "resolve" in missing else said["resolve"][0] == 0,
+        "peer": None if "peer" not in said or "peer" in missing else lines_of("peer"),
         "resolve_said": " ".join(lines_of("resolve")),
     }
 

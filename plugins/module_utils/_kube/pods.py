@@ -6,7 +6,8 @@
 PRIVATE to the collection. Pure. Standard library only: the pods are planned on the controller, their traffic on the
 server node, once their addresses are known.
 
-Four kinds of pod on each node. `workload`: uid 1000, one resource, one attachment, within the profile `restricted`.
+Kinds of pod on each node. `workload`: uid 1000, one resource, one attachment, within the profile `restricted`.
+`claim`: the same with a claim (DRA), where both are served. `aligned`: a claim for a GPU and an HCA at one PCIe root.
 `seed`: root with IPC_LOCK added, as published guides write it. `rails`: every rail at once, net1 to netN. `host`: in
 the node's own network, for verbs of HCAs that carry none from another network namespace (soft-RoCE).
 """
@@ -18,7 +19,8 @@ import json
 
 from .._cni import nad_lint
 from .._device_plugin import config
-from . import node_tools
+from .._device_plugin.dra import CLASS, PCIE_ROOT
+from . import dra, node_tools
 from .ownership import OWNER_LABEL, TESTS
 
 NAMESPACE_LABELS = {
@@ -35,6 +37,8 @@ TOLERATIONS = (
     {"key": "node-role.kubernetes.io/control-plane", "operator": "Exists", "effect": "NoSchedule"},
     {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"},
 )
+# A headless Service over the workload pods: by such names the ranks of MPI and torchrun reach each other.
+PEERS = "peers"
 # Pods end on their own in case an interrupted run does not remove them.
 _DEADLINE = 1800
 SOFTWARE_REASON = (
@@ -65,7 +69,8 @@ def own_resource(index: int) -> str:
 
 
 def rails_of(host: dict, node: dict, networks: list[dict]) -> list[dict]:
-    """Each RDMA resource of a node with its attachment, in the order of the rails.
+    """Each RDMA resource of a node, or class of a rail that it offers over DRA, with its attachment, in the rails'
+    order.
 
     host: host, rails (index, hca, port, netdev, link_layer, kind, char_devices), netdevs. networks: as
     nad_lint.from_objects gives them. Each rail comes with `networks`, those that the node itself has on its netdev.
@@ -79,14 +84,29 @@ def rails_of(host: dict, node: dict, networks: list[dict]) -> list[dict]:
         if name in node["capacity"] and (name, network["name"]) not in attached:
             attached.add((name, network["name"]))
             rail = by_netdev.get(nad_lint.type_and_master(network, host["host"])[1]) or rails.get(name)
-            found.append({"resource": name, "rail": rail, "network": network})
+            found.append({"resource": name, "class": None, "rail": rail, "network": network})
     alone = set(node["capacity"]) - {name for name, _network in attached}
     found += [
-        {"resource": name, "rail": rails.get(name), "network": None}
+        {"resource": name, "class": None, "rail": rails.get(name), "network": None}
         for name in alone
         if name in rails or name.startswith("rdma/")
     ]
-    return sorted(found, key=lambda one: ((one["rail"] or {}).get("index", 1000), one["resource"]))
+    found += _over_dra(host, node, known, networks)
+    return sorted(found, key=lambda one: ((one["rail"] or {}).get("index", 1000), one["resource"] or one["class"]))
+
+
+def _over_dra(host: dict, node: dict, rails: list[dict], networks: list[dict]):
+    """The rails whose class a node's slices serve, each with the network on its netdev."""
+    for one in node.get("hcas") or []:
+        rail = next((rail for rail in rails if rail["index"] == one["rail"]), None)
+        if rail is None or one["class"] is None:
+            continue
+        here = [
+            network
+            for network in networks
+            if rail["netdev"] and nad_lint.type_and_master(network, host["host"])[1] == rail["netdev"]
+        ]
+        yield {"resource": None, "class": one["class"], "rail": rail, "network": here[0] if here else None}
 
 
 def _own_networks(netdev) -> list[str]:
@@ -102,7 +122,8 @@ def plan(hosts: list[dict], cluster: dict, options: dict) -> dict:
     """namespace, objects (to apply) and pods (what each is for).
 
     hosts: see rails_of, and netdevs, tools (as from node_tools.read). cluster: nodes, networks, nads (objects).
-    options: namespace, image (None: the node's own tools). A host that is not a cluster node, has no resource or no
+    options: namespace, image (None: the node's own tools), gpu_class (DeviceClass of GPUs, "" for none).
+    A host that is not a cluster node, has no resource or no
     image gets no pod and is listed under `left_out` with the reason.
     """
     pods, made, left_out, used = [], [], {}, {}
@@ -114,7 +135,9 @@ def plan(hosts: list[dict], cluster: dict, options: dict) -> dict:
             continue
         served = rails_of(host, node, cluster["networks"])
         if not served:
-            left_out[host["host"]] = f"node {node['name']} has no RDMA resource in its capacity"
+            left_out[host["host"]] = (
+                f"node {node['name']} has no RDMA resource in its capacity, and no rail with a class in a ResourceSlice"
+            )
             continue
         tools = {"image": options["image"], "mounts": {}} if options["image"] else host["tools"]
         if tools["image"] is None:
@@ -129,10 +152,17 @@ def plan(hosts: list[dict], cluster: dict, options: dict) -> dict:
             own.append(_pod("rails", host, node, served))
         if any((item["rail"] or {}).get("kind") == "software" for item in served):
             own.append(_pod("host", host, node, served))
+        over_dra = [item for item in served if item["class"]]
+        if over_dra and not first["class"]:
+            own.append(_pod("claim", host, node, over_dra[:1]))
+        if over_dra and options.get("gpu_class") and dra.neighbours(cluster["dra"], node["name"]):
+            own.append({**_pod("aligned", host, node, []), "requests": _aligned(options["gpu_class"]), "matched": True})
+        made += [template(pod, options["namespace"]) for pod in own if pod["requests"]]
         made += [manifest(pod, options["namespace"], tools) for pod in own]
         pods += [{**pod, "node_tools": bool(tools["mounts"])} for pod in own]
     namespace = options["namespace"]
-    objects = [namespace_object(namespace)] if pods else []
+    _name_peers(pods)
+    objects = [namespace_object(namespace), peers_service(namespace)] if pods else []
     objects += [_copied(nad, namespace) for nad in _definitions(cluster["nads"], used)]
     objects += made
     return {"namespace": namespace, "objects": objects, "pods": pods, "left_out": left_out}
@@ -140,6 +170,32 @@ def plan(hosts: list[dict], cluster: dict, options: dict) -> dict:
 
 def namespace_object(name: str) -> dict:
     return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": NAMESPACE_LABELS}}
+
+
+def peers_service(namespace: str) -> dict:
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": PEERS, "namespace": namespace},
+        "spec": {
+            "clusterIP": "None",
+            "selector": {"rdma.gpufabric.io/test": "workload"},
+            # As with a training job's: the ranks look for each other before any of them is ready.
+            "publishNotReadyAddresses": True,
+        },
+    }
+
+
+def _host_name(pod: dict) -> str:
+    """A pod's name as one label of DNS."""
+    return pod["name"].replace(".", "-")
+
+
+def _name_peers(pods: list[dict]) -> None:
+    """Each workload gets the next one to resolve, the last one the first; on one node its own name."""
+    carrying = [pod for pod in pods if pod["kind"] == "workload"]
+    for pod, other in zip(carrying, [*carrying[1:], *carrying[:1]]):
+        pod["peer"] = {"pod": other["name"], "name": f"{_host_name(other)}.{PEERS}"}
 
 
 def _definitions(nads: list[dict], used: dict) -> list[dict]:
@@ -171,7 +227,9 @@ def _pod(kind: str, host: dict, node: dict, served: list[dict]) -> dict:
         "kind": kind,
         "host": host["host"],
         "node": node["name"],
-        "resources": list(dict.fromkeys(item["resource"] for item in served)),
+        "resources": list(dict.fromkeys(item["resource"] for item in served if item["resource"])),
+        # Of a claim: {its name: DeviceClass}.
+        "requests": {f"rail-{item['rail']['index']}": item["class"] for item in served if item["class"]},
         "rails": [item["rail"] for item in served if item["rail"]],
         "attachments": [
             {
@@ -182,6 +240,25 @@ def _pod(kind: str, host: dict, node: dict, served: list[dict]) -> dict:
             }
             for number, item in enumerate(attached, 1)
         ],
+    }
+
+
+def _aligned(gpu_class: str) -> dict:
+    return {"gpu": gpu_class, "rail": CLASS}
+
+
+def template(pod: dict, namespace: str) -> dict:
+    """What a pod's claim is made from."""
+    devices: dict = {
+        "requests": [{"name": name, "exactly": {"deviceClassName": kind}} for name, kind in pod["requests"].items()]
+    }
+    if pod.get("matched"):
+        devices["constraints"] = [{"requests": list(pod["requests"]), "matchAttribute": PCIE_ROOT}]
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaimTemplate",
+        "metadata": {"name": pod["name"], "namespace": namespace},
+        "spec": {"spec": {"devices": devices}},
     }
 
 
@@ -215,6 +292,11 @@ def manifest(pod: dict, namespace: str, tools: dict) -> dict:
         ],
     }
     container = spec["containers"][0]
+    if pod["kind"] == "workload":
+        spec.update(hostname=_host_name(pod), subdomain=PEERS)
+    if pod["requests"]:
+        spec["resourceClaims"] = [{"name": "hcas", "resourceClaimTemplateName": pod["name"]}]
+        container["resources"]["claims"] = [{"name": "hcas"}]
     if tools["mounts"]:
         mount_tools(spec, tools)
     if pod["kind"] == "host":

@@ -12,7 +12,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from .._core.change import Refused
-from . import cluster, ownership, pod_probe, pod_traffic
+from . import cluster, dra, ownership, pod_probe, pod_traffic
 from . import pods as kube_pods
 from .kubectl import Kubectl, KubectlError, Unreachable, last_words, lost
 
@@ -100,13 +100,18 @@ def wait_for_dns(kubectl: Kubectl, seconds: float, clock=time) -> None:
         clock.sleep(2)
 
 
-def ask(kubectl: Kubectl, namespace: str, names: list[str], resolve: str) -> dict[str, str]:
-    """The script's output in each pod, or the reason why it could not run or its output is truncated."""
+def ask(
+    kubectl: Kubectl, namespace: str, names: list[str], resolve: str, peers: dict[str, str] | None = None
+) -> dict[str, str]:
+    """The script's output in each pod, or the reason why it could not run or its output is truncated.
+
+    resolve: a Service's name that every pod looks up. peers: {pod: name of another pod that it looks up}.
+    """
     silent: list[str] = []
 
     def one(name):
         try:
-            return silent[0] if silent else _ask(kubectl, namespace, name, resolve)
+            return silent[0] if silent else _ask(kubectl, namespace, name, resolve, (peers or {}).get(name, ""))
         except Unreachable as nobody:
             # None of the others is waited for as long.
             silent.append(pod_probe.unanswered(nobody.reason))
@@ -116,8 +121,8 @@ def ask(kubectl: Kubectl, namespace: str, names: list[str], resolve: str) -> dic
         return dict(zip(names, pool.map(one, names)))
 
 
-def _ask(kubectl: Kubectl, namespace: str, name: str, resolve: str) -> str:
-    argv = ["sh", "-c", pod_probe.SCRIPT, "sh", resolve]
+def _ask(kubectl: Kubectl, namespace: str, name: str, resolve: str, peer: str) -> str:
+    argv = ["sh", "-c", pod_probe.SCRIPT, "sh", resolve, peer if resolve else ""]
     code, said, error = kubectl.ask_pod(namespace, name, argv, 120, pod_probe.whole)
     if code == 0:
         return said
@@ -128,12 +133,12 @@ def _ask(kubectl: Kubectl, namespace: str, name: str, resolve: str) -> str:
 
 
 def run(kubectl: Kubectl, params: dict) -> dict:
-    """Effect: apply the pods, wait for them, probe each, send between them. pods, answers, traffic, seconds.
+    """Effect: apply the pods, wait for them, probe each, send between them. pods, claims, answers, traffic, seconds.
 
     params: namespace, objects, pods, traffic (bool), resolve, port, seconds, limit, wait_seconds. unanswered of the
     result: why the rest is not known, where the API server fell silent.
     """
-    result: dict = {"pods": {}, "answers": {}, "traffic": {"tests": [], "left_out": []}, "seconds": {}}
+    result: dict = {"pods": {}, "claims": [], "answers": {}, "traffic": {"tests": [], "left_out": []}, "seconds": {}}
     try:
         _run(kubectl, params, result)
     except Unreachable as silent:
@@ -152,12 +157,15 @@ def _run(kubectl: Kubectl, params: dict, result: dict) -> None:
     names = [pod["name"] for pod in pods]
     states = result["pods"] = wait_for_pods(kubectl, namespace, names, params["wait_seconds"])
     seconds["pods"] = round(time.monotonic() - start, 1)
+    if any(pod.get("requests") for pod in pods):
+        result["claims"] = dra.read(kubectl.items(dra.TYPES[-1], "-n", namespace))["claims"]
     running = [name for name in names if states.get(name, {}).get("ready")]
     if running and params["resolve"]:
         wait_for_dns(kubectl, start + params["wait_seconds"] - time.monotonic())
         seconds["dns"] = round(time.monotonic() - start, 1) - seconds["pods"]
     start = time.monotonic()
-    answers = result["answers"] = ask(kubectl, namespace, running, params["resolve"])
+    peers = {pod["name"]: pod["peer"]["name"] for pod in pods if pod.get("peer")}
+    answers = result["answers"] = ask(kubectl, namespace, running, params["resolve"], peers)
     seconds["answers"] = round(time.monotonic() - start, 1)
     start = time.monotonic()
     parsed = {name: pod_probe.parse(text) for name, text in answers.items()} if params["traffic"] else {}
@@ -212,6 +220,15 @@ def inspect_pod(kubectl: Kubectl, pod: str, resolve: str) -> dict:
         return {"api_error": silent.reason}
 
 
+def _claims(item: dict, known: list[dict]) -> dict:
+    """{name in the pod: its claim as dra.claim gives it, None where there is none yet}."""
+    made = {one["name"]: one.get("resourceClaimName") for one in item["spec"].get("resourceClaims") or []}
+    status = item.get("status") or {}
+    made.update((one["name"], one.get("resourceClaimName")) for one in status.get("resourceClaimStatuses") or [])
+    by_name = {one["name"]: one for one in known if one["namespace"] == item["metadata"]["namespace"]}
+    return {name: by_name.get(of) for name, of in made.items()}
+
+
 def _look_into(kubectl: Kubectl, pod: str, resolve: str, offered: dict) -> dict:
     namespace, _slash, name = pod.rpartition("/")
     namespace = namespace or "default"
@@ -237,6 +254,7 @@ def _look_into(kubectl: Kubectl, pod: str, resolve: str, offered: dict) -> dict:
             volume["hostPath"]["path"] for volume in item["spec"].get("volumes") or [] if "hostPath" in volume
         ],
         "host_network": bool(item["spec"].get("hostNetwork")),
+        "claims": _claims(item, offered["dra"]["claims"]),
         "security": item["spec"].get("securityContext") or {},
         "containers": [
             {

@@ -9,6 +9,7 @@ Source: /sys/bus/pci/devices, Documentation/ABI/testing/sysfs-bus-pci.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any, Optional
 
 from . import paths
@@ -87,6 +88,7 @@ MODELS = {
     "1002:74a1": "MI300X",
 }
 _NO_MODEL = "not in the table of models"
+_DEEPEST = 8  # bond over VLAN over NIC; more would be a loop
 
 
 def model(vendor: Optional[str], device: Optional[str]) -> str:
@@ -134,6 +136,25 @@ def above(path: str) -> tuple[Optional[str], list[str]]:
         if ADDRESS.match(parts[index]):
             return parts[index], parts[index + 1 :]
     return None, []
+
+
+def below(tree: Tree, netdev: Optional[str]) -> Optional[str]:
+    """PCI function below an interface, through virtio, VLANs and bonds; None on a virtual one, or when they differ."""
+    found = set(_functions(tree, netdev, _DEEPEST)) if netdev else set()
+    if len(found) == 1:
+        return found.pop()
+    # Members of one bond on one card are functions of it: the first stands for them.
+    return min(found, key=order) if len({slot(address) for address in found}) == 1 else None
+
+
+def _functions(tree: Tree, netdev: str, deeper: int) -> Iterator[str]:
+    address = above(tree.realpath(f"{paths.NET}/{netdev}/device"))[0]
+    if address:
+        yield address
+    elif deeper:
+        for entry in tree.listdir(f"{paths.NET}/{netdev}"):
+            if entry.startswith("lower_"):
+                yield from _functions(tree, entry[len("lower_") :], deeper - 1)
 
 
 def _numa(text: Optional[str]) -> int:

@@ -66,6 +66,11 @@ def _file(bundle: dict, directory: str, name: str, architecture: str) -> tuple[b
         return stream.read(), []
 
 
+def of_flannel(bundle: dict, architecture: str) -> dict | None:
+    """The row that has Flannel's plugin, a file or an image."""
+    return bundle_folder.file_for(bundle, FLANNEL, architecture) or _image(bundle, FLANNEL, architecture)
+
+
 def _image(bundle: dict, name: str, architecture: str) -> dict | None:
     """Flannel's plugin is released mainly as an image, with its one program in the image's root."""
     for row in bundle.get("images") or []:

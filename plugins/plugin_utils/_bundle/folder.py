@@ -3,22 +3,24 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The bundle: one folder on the controller that holds all software a cluster needs, described by its bundle.yml.
 
-PRIVATE to the collection. bundle.yml is {schema: 1, origin: release|testbed, files: [{name, version, architecture,
+PRIVATE to the collection. bundle.yml is {schema: 1, origin: release|own|testbed, files: [{name, version, architecture,
 path, sha256}], images: [{reference, path, sha256, architecture?}]}; paths are relative to the folder. `problems` and
-the choosers are pure, `damaged` reads the files.
+the choosers are pure; `described` reads the description, `damaged` the files.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterable
 
-from ...module_utils._bundle.lock import DESCRIPTION, SCHEMA
+import yaml
+
+from ...module_utils._bundle.lock import DESCRIPTION, ORIGINS, SCHEMA
 from ...module_utils._core.change import Finding
 from ...module_utils._core.files import sha256_of
 
-ORIGINS = ("release", "testbed")
 ARCHITECTURES = ("amd64", "arm64", "any")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _FILL = "fill the folder with playbooks/bundle.yml on a connected machine and copy all of it here"
@@ -54,6 +56,18 @@ def findings(bundle: dict, where: str = "bundle") -> list[Finding]:
     return found
 
 
+def described(folder: str | None) -> dict | None:
+    """bundle.yml of a folder; None without a folder or where it cannot be read. Who needs it says why it is missing."""
+    if not folder:
+        return None
+    try:
+        with open(os.path.join(folder, DESCRIPTION), encoding="utf-8") as stream:
+            document = yaml.safe_load(stream)
+    except (OSError, ValueError, yaml.YAMLError):
+        return None
+    return document if isinstance(document, dict) else None
+
+
 def file_for(bundle: dict, name: str, architecture: str, distribution: str | None = None) -> dict | None:
     """The row of a file for a node's architecture; one for any architecture matches too."""
     rows = [
@@ -66,14 +80,32 @@ def file_for(bundle: dict, name: str, architecture: str, distribution: str | Non
     return min(rows, key=lambda row: row["architecture"] == "any", default=None)
 
 
-def missing_file(bundle: dict, name: str, architecture: str, where: str) -> Finding:
-    """Why `file_for` found nothing: no such file, or none for this architecture."""
-    others = sorted({row["architecture"] for row in bundle.get("files") or [] if row["name"] == name})
+def missing_file(bundle: dict, name: str, architecture: str, where: str, distribution: str | None = None) -> Finding:
+    """Why `file_for` found nothing: no such file, or none for this architecture or distribution."""
+    rows = [row for row in bundle.get("files") or [] if row["name"] == name]
+    others = sorted({" on ".join([row["architecture"], *filter(None, [row.get("distribution")])]) for row in rows})
     return Finding(
         f"bundle {where}",
-        f"{name} for {architecture}",
+        f"{name} for {' on '.join([architecture, *([distribution] if distribution else [])])}",
         f"{name} for {', '.join(others)}" if others else f"no {name}",
-        _FILL,
+        fill(bundle, where, architecture, distribution),
+    )
+
+
+def fill(bundle: dict, where: str, architecture: str, distribution: str | None = None, digest_of: str = "") -> str:
+    """The command that adds to a bundle what it lacks, and keeps what it has."""
+    rows = [*(bundle.get("files") or []), *(bundle.get("images") or [])]
+    held = {row.get("architecture", "any") for row in rows} - {"any"}
+    wanted: dict = {"bundle_architectures": sorted({*held, architecture})}
+    distributions = {row["distribution"] for row in rows if row.get("distribution")} | {distribution} - {None}
+    if distributions:
+        wanted["bundle_distributions"] = sorted(distributions)
+    if digest_of:
+        wanted["bundle_image_digests"] = {digest_of: "sha256:…"}
+    more = ", with the digest that the image's publisher states" if digest_of else ""
+    return (
+        f"on a connected machine run ansible-playbook gpufabric.rdma.bundle -e bundle_dir={where} "
+        f"-e '{json.dumps(wanted, ensure_ascii=False)}'{more}, and copy all of the folder here"
     )
 
 

@@ -214,8 +214,11 @@ def _differences(task: Task, result: dict) -> list[dict]:
         return []
     if "censored" in result:
         return [_difference(task, task.name, HIDDEN, HIDDEN)]
-    # A module of Ansible itself: which file, or else which task.
-    name = result.get("dest") or result.get("path") or task.name
+    # A module of Ansible itself or of another collection: which file, or else which task, and which item of its loop.
+    label = result.get("_ansible_item_label")
+    name = (
+        result.get("dest") or result.get("path") or (f"{task.name}: {label}" if isinstance(label, str) else task.name)
+    )
     return [_difference(task, str(name), "otherwise", f"as after '{task.name}'")]
 
 

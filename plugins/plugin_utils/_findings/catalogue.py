@@ -56,7 +56,16 @@ _GIDS = ("pod:gids", "pod:*:gid:*")
 _DEVICES = ("pod:devices", "pod:*:devices")
 _VERBS = ("pod:*:verbs:*", "pod:*:ibstat:*", "pod:*:registration*", *_GIDS)
 _NETWORK = ("pod:net[0-9]*", "pod:*:net[0-9]*", "pod:address:*", "pod:*:network-status")
-_INSIDE = (*_NETWORK, *_DEVICES, *_VERBS, "pod:*:default-route", "pod:*:dns", "pod:answer", "pod:*:answer")
+_INSIDE = (
+    *_NETWORK,
+    *_DEVICES,
+    *_VERBS,
+    "pod:*:default-route",
+    "pod:*:dns",
+    "pod:*:peer",
+    "pod:answer",
+    "pod:*:answer",
+)
 _PODS = (*_STARTS, *_INSIDE, *_TRAFFIC)
 _OFFERED = ("resource:*", "cluster:node", *_PODS)
 
@@ -233,7 +242,7 @@ CATALOGUE = (
             Sign("cni:several-configurations"),
             Sign("pod:*:network-status", "no network-status annotation"),
         ],
-        ("cni:*", *_NETWORK, *_GIDS, "pod:*:dns", *_TRAFFIC),
+        ("cni:*", *_NETWORK, *_GIDS, "pod:*:dns", "pod:*:peer", *_TRAFFIC),
     ),
     Failure(
         "no-cni",

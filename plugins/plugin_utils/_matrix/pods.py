@@ -29,7 +29,8 @@ def pods(cluster: dict) -> dict:
     plan = test_pods.plan(cluster)
     chosen = [pod for pod in plan["pods"] if _needed(pod, plan["pods"])]
     names = {pod["name"] for pod in chosen}
-    kept = [item for item in plan["objects"] if item["kind"] != "Pod" or item["metadata"]["name"] in names]
+    of_pods = ("Pod", "ResourceClaimTemplate")
+    kept = [item for item in plan["objects"] if item["kind"] not in of_pods or item["metadata"]["name"] in names]
     return {**plan, "pods": chosen, "objects": kept}
 
 

@@ -35,6 +35,9 @@ _IMAGES = {
 # Variables about our own programs, or without a counterpart in a policy; reported when they are set.
 _NO_WORD = {
     "device_plugin_mode": "the operator runs its plugin in pods",
+    "device_plugin_api": "a policy has no shared HCAs over DRA; its DRA driver hands out VFs",
+    "device_plugin_dra_rails": "a policy has no shared HCAs over DRA; its DRA driver hands out VFs",
+    "device_plugin_extended_resources": "a policy has no shared HCAs over DRA; its DRA driver hands out VFs",
     "device_plugin_metrics_address": "the operator's plugin serves no metrics",
     "device_plugin_kubelet_root": "the operator knows /var/lib/kubelet only",
     "device_plugin_image": "the operator's own plugin serves the resources",

@@ -111,14 +111,15 @@ class Resources:
 
     def _say_matches(self, page: Page, path: tuple, selectors: dict, resource: str) -> None:
         became = f"device_plugin_resources: {resource}: {short(selectors)}"
-        without = {node["host"]: node["facts"] for node in self.nodes if not matching(selectors, node["facts"])}
+        chosen = {"selectors": selectors}
+        without = {node["host"]: node["facts"] for node in self.nodes if not config.matching(chosen, node["facts"])}
         if without:
             there = sorted({name for facts in without.values() for name in netdevs(facts)})
             why = f"matches nothing on {text.names(without)}: 0 would be allocatable and pods stay Pending. "
             why += f"Interfaces there: {text.listing(there) or 'none'}"
             page.say(path, WRONG, f"{became}, to be corrected", why)
             return
-        most = max((len(matching(selectors, node["facts"])) for node in self.nodes), default=0)
+        most = max((len(config.matching(chosen, node["facts"])) for node in self.nodes), default=0)
         if most > 1 or len(selectors.get("ifNames") or []) > 1:
             many = f"{most} HCAs" if most else "all that match"
             why = f"one pool of {many}: a pod gets the files of each, but a network uses only one; "
@@ -128,23 +129,6 @@ class Resources:
             page.say(path, TAKEN, became, why)
         else:
             page.say(path, TAKEN, became)
-
-
-def matching(selectors: dict, facts: dict) -> list[str]:
-    """Names of a node's HCAs that selectors match: OR inside a list, AND between lists."""
-    found = []
-    for hca in facts.get("hcas") or []:
-        pci = hca.get("pci") or {}
-        have = {
-            "vendors": {pci.get("vendor")},
-            "deviceIDs": {pci.get("device")},
-            "drivers": {pci.get("driver")},
-            "ifNames": {netdev["name"] for netdev in hca.get("netdevs") or []},
-            "linkTypes": {netdev.get("type") for netdev in hca.get("netdevs") or []},
-        }
-        if pci and all(not wanted or have[name] & set(wanted) for name, wanted in selectors.items()):
-            found.append(hca["name"])
-    return found
 
 
 def netdevs(facts: dict) -> dict:

@@ -19,6 +19,7 @@ from ...module_utils._device_plugin import config
 from ...module_utils._driver import plan as driver_plan
 from ...module_utils._host import kernel_modules, memlock, netns, rail_links
 from ...module_utils.hca import facts as hca_facts
+from .._bundle import driver as driver_bundle
 from .._findings import catalogue
 
 # Variables of the plays themselves, which no role documents.
@@ -264,8 +265,8 @@ def _short(value) -> str:
 # --- what the node has and what the variables ask for ----------------------------------------------------------------
 
 
-def combinations(facts: dict, variables: dict) -> tuple[list[Finding], list[str]]:
-    """Problems, and notes: worth knowing, but no reason to stop."""
+def combinations(facts: dict, variables: dict, bundle: dict | None = None) -> tuple[list[Finding], list[str]]:
+    """Problems, and notes: worth knowing, but no reason to stop. bundle: content of bundle.yml."""
     findings: list[Finding] = []
     notes = [
         f"{_card(card)}: {card['reason']} {card.get('next_step') or ''}".strip()
@@ -273,7 +274,7 @@ def combinations(facts: dict, variables: dict) -> tuple[list[Finding], list[str]
         if not _will_get_rdma(card, facts)
     ]
     findings += _system(facts)
-    findings += _driver(facts, variables)
+    findings += _driver(facts, variables, bundle)
     findings += _hcas(facts, variables)
     findings += _rails(facts, variables)
     findings += _expected_ports(facts, variables)
@@ -303,11 +304,13 @@ def _changes_driver(variables: dict) -> bool:
     return variables["driver_flavor"] != "verify"
 
 
-def _driver(facts: dict, variables: dict) -> list[Finding]:
+def _driver(facts: dict, variables: dict, bundle: dict | None) -> list[Finding]:
     """What the role driver cannot do on this node at all; it looks for blockers itself, node by node."""
     node = facts["node"]
-    foreign = driver_plan.unsupported(node) if _changes_driver(variables) and isinstance(node["os"], dict) else None
-    return [Finding(*foreign)] if foreign else []
+    if not _changes_driver(variables) or not isinstance(node["os"], dict):
+        return []
+    foreign = driver_plan.unsupported(node)
+    return [Finding(*foreign)] if foreign else driver_bundle.findings(variables, node, bundle)
 
 
 def _hcas(facts: dict, variables: dict) -> list[Finding]:

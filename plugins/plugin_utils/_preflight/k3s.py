@@ -56,6 +56,7 @@ def decide(nodes: list[dict], bundle: dict | None, folder: str, changing_version
         _bundled(node, decisions[node["host"]], bundle, folder, changing_version, report)
     _node_ips(decisions, report)
     _agree(decisions, report)
+    _shared_address(readable, decisions, report)
     return {"findings": found, "notes": notes, "nodes": decisions}
 
 
@@ -161,7 +162,10 @@ def _decision(node: dict, nodes: list[dict]) -> dict:
         "token_present": seen["token"]["present"],
         "version": seen["version"],
         "variables": typed,
+        "state": seen,
     }
+    decided["shared"] = _share(decided, nodes)
+    del decided["state"]
     decided["options"] = k3s.files(decided)
     meta = {"name": decided["name"], "labels": decided["labels"]}
     decided["object"] = {"apiVersion": "v1", "kind": "Node", "metadata": meta}
@@ -176,9 +180,12 @@ def _default_address(seen: dict) -> str | None:
 
 
 def _url(node: dict, nodes: list[dict]) -> str | None:
-    """Where to join: k3s_server_url, else the first server's address, else the server the node has joined already."""
+    """Where to join: k3s_server_url, else the address that the servers share, else the first server's address, else the
+    server the node has joined already."""
     if node["variables"]["server_url"]:
         return node["variables"]["server_url"]
+    if node["variables"].get("api_address"):
+        return f"https://{node['variables']['api_address']}:6443"
     first = next((other for other in nodes if other["host"] in node["servers"][:1] and other["state"]), None)
     if first:
         address = first["variables"]["node_ip"] or _default_address(first["state"])
@@ -230,6 +237,111 @@ def _node_ips(decisions: dict, report) -> None:
                     "set k3s_node_ip of each node to its address in the management network",
                 ),
             )
+
+
+# --- the address that servers share -----------------------------------------------------------------------------------
+
+
+def _share(decided: dict, nodes: list[dict]) -> dict | None:
+    """What a server needs to share the address (see _k3s.address.conf); None for an agent, or without one."""
+    typed = decided["variables"]
+    if not typed.get("api_address") or decided["role"] != "server":
+        return None
+    others = [
+        node["variables"]["node_ip"] or _default_address(node["state"])
+        for node in nodes
+        if node["state"] and node["host"] in node["servers"] and node["host"] != decided["host"]
+    ]
+    own = _own_network(decided["state"], decided["node_ip"])
+    return {
+        "address": typed["api_address"],
+        "interface": typed.get("api_interface") or (own[0] if own else None),
+        "node_ip": decided["node_ip"],
+        "peers": sorted(other for other in others if other),
+        "name": decided["name"],
+    }
+
+
+def _own_network(seen: dict, node_ip: str | None):
+    """(interface, network) of the node's own address."""
+    for row in seen["addresses"]:
+        if row["address"].partition("/")[0] == node_ip:
+            return row["netdev"], netaddr.IPNetwork(row["address"])
+    return None
+
+
+def _shared_address(nodes: list[dict], decisions: dict, report) -> None:
+    """k3s_api_address: one for all, free, and in the servers' own network."""
+    values = {node["variables"].get("api_address") or "" for node in nodes}
+    if not any(values):
+        return
+    name = f"k3s_api_address {next(value for value in sorted(values, reverse=True))}"
+    if len(values) > 1:
+        seen = ", ".join(sorted(f"{node['host']}: {node['variables'].get('api_address') or 'none'}" for node in nodes))
+        step = "set it once, for the group of all nodes"
+        report(nodes[0]["host"], Finding(name, "the same address for all nodes", seen, step))
+        return
+    try:
+        wanted = netaddr.IPAddress(values.pop())
+    except (netaddr.AddrFormatError, ValueError):
+        wanted = None
+    if wanted is None or wanted.version != 4:
+        report(nodes[0]["host"], Finding(name, "an address of IPv4, such as 192.0.2.5", name.split()[1], _VARIABLE))
+        return
+    holder = any(node["state"].get("shared_address") == str(wanted) for node in nodes)
+    for node in nodes:
+        decided = decisions[node["host"]]
+        own = [f"{row['address']} ({row['netdev']})" for row in node["state"]["addresses"]]
+        if any(row["address"].partition("/")[0] == str(wanted) for row in node["state"]["addresses"]):
+            seen = f"this node's own: {', '.join(own)}"
+            report(node["host"], Finding(name, "an address that no node has of its own", seen, _VARIABLE))
+        given = node["variables"]["server_url"]
+        if given and urlsplit(given).hostname != str(wanted):
+            step = "set one of the two: k3s_api_address is where nodes join"
+            report(node["host"], Finding("k3s_server_url", f"https://{wanted}:6443, or not set", given, step))
+        if decided["role"] == "server":
+            report(node["host"], *_serves(node, decided, wanted, name))
+            answers = (node["state"].get("shared") or {}).get("answers")
+            if answers and not holder:
+                seen = f"a machine with the link address {answers} answers at it"
+                report(node["host"], Finding(name, "a free address", seen, "take another one, or free it"))
+
+
+def _serves(node: dict, decided: dict, wanted, name: str) -> list[Finding]:
+    """Whether this server can have the address: its network, its interface, keepalived."""
+    found, seen = [], node["state"]
+    own = _own_network(seen, decided["node_ip"])
+    for option, text in (("k3s_cluster_cidr", "cluster_cidr"), ("k3s_service_cidr", "service_cidr")):
+        if _inside(str(wanted), _network(node["variables"][text])):
+            found.append(Finding(name, "an address outside the cluster's networks", f"in {option}", _VARIABLE))
+    if own:
+        netdev, network = own
+        if wanted not in network or (
+            network.prefixlen < 31 and wanted in (network.network, netaddr.IPAddress(network.last))
+        ):
+            wish = f"a host's address in {network.cidr}, the network of {netdev}, which has the node's own address"
+            found.append(Finding(name, wish, str(wanted), _VARIABLE))
+    interface = decided["shared"]["interface"]
+    netdevs = {row["netdev"] for row in seen["addresses"]}
+    if node["variables"].get("api_interface") and interface not in netdevs:
+        wish = f"an interface with an address: {', '.join(sorted(netdevs))}"
+        found.append(Finding("k3s_api_interface", wish, str(interface), _VARIABLE))
+    rails = [rail.get("netdev") for rail in (node.get("facts") or {}).get("rails") or ()]
+    if interface in [netdev for netdev in rails if netdev]:
+        step = "set k3s_node_ip to the management network, or k3s_api_interface to an interface of it"
+        found.append(Finding(name, "an interface of the management network", f"{interface}, a rail", step))
+    program = seen.get("shared") or {}
+    if program and not program["installed"] and program["offered"] is False:
+        step = "add the distribution's package sources (a mirror of it without the Internet), or install keepalived"
+        found.append(Finding("package keepalived", "installed, or to be had", "neither", step))
+    return found
+
+
+def _network(text: str):
+    try:
+        return netaddr.IPNetwork(text)
+    except (netaddr.AddrFormatError, ValueError, TypeError):
+        return ()
 
 
 def _agree(decisions: dict, report) -> None:
@@ -450,7 +562,10 @@ def _bundled(node: dict, decided: dict, bundle: dict | None, folder: str, changi
     if decided["selinux"] and seen["family"] == "rhel" and not seen["selinux_policy"]:
         policy = bundle_folder.file_for(bundle, "k3s-selinux", seen["architecture"], seen["distribution"])
         if policy is None:
-            report(host, bundle_folder.missing_file(bundle, "k3s-selinux", seen["architecture"], folder))
+            lacking = bundle_folder.missing_file(
+                bundle, "k3s-selinux", seen["architecture"], folder, seen["distribution"]
+            )
+            report(host, lacking)
         else:
             decided["packages"] = [{"src": policy["path"], "sha256": policy["sha256"]}]
 

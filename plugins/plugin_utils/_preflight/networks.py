@@ -17,11 +17,14 @@ from collections.abc import Sequence
 
 from ...module_utils._core import text as core_text
 from ...module_utils._core.change import Finding
+from ...module_utils._device_plugin import dra
 from ...module_utils._kube import pods
 from .._core.addresses import netaddr
 
 CNI_VERSION = "0.3.1"
 RESOURCE_ANNOTATION = "k8s.v1.cni.cncf.io/resourceName"
+# For people and tools: the class whose claims give the HCA of this network.
+CLASS_ANNOTATION = f"{dra.DRIVER}/device-class"
 TYPES = ("macvlan", "host-device", "ipoib", "sriov", "ib-sriov")
 OF_VFS = ("sriov", "ib-sriov")  # they take a VF that a device plugin has handed out
 # The component that installs a type or an IPAM, if it is not one of the reference plugins.
@@ -63,7 +66,10 @@ _NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 
 
 def rail_attachments(variables: dict, nodes: list[dict], resources=None) -> tuple[list[dict], list[Finding], list[str]]:
-    """One attachment a rail: (attachments, problems, notes). resources: device_plugin_resources of the play."""
+    """One attachment a rail: (attachments, problems, notes). resources: device_plugin_resources of the play.
+
+    A rail that every node serves over DRA has a class instead of a resource: rail0 is the network of class rail-0.
+    """
     findings, notes, made = [], [], []
     indices = sorted({rail["index"] for node in nodes for rail in node["rails"]})
     if not indices:
@@ -89,16 +95,23 @@ def rail_attachments(variables: dict, nodes: list[dict], resources=None) -> tupl
                 "namespaces": variables["networks_namespaces"],
                 "ipam": variables["networks_ipam"],
                 "subnet": subnets.get(index),
-                "resource_name": (
-                    rail_resource(index, resources, nodes)
-                    if variables["networks_rails_resource"] == "auto"
-                    else variables["networks_rails_resource"].replace("%d", str(index)) or None
-                ),
+                "resource_name": _rail_resource(index, variables["networks_rails_resource"], resources, nodes),
             }
         )
+        if index in {one for node in nodes for one in node.get("dra_rails") or ()}:
+            made[-1]["device_class"] = dra.class_of(index)
         if made[-1]["type"] == "macvlan" and variables["networks_mtu"]:
             made[-1]["mtu"] = variables["networks_mtu"]
     return made, findings, notes
+
+
+def _rail_resource(index: int, named: str, resources, nodes: list[dict]) -> str | None:
+    if named != "auto":
+        return named.replace("%d", str(index)) or None
+    having = [node for node in nodes if index in {rail["index"] for rail in node["rails"]}]
+    if all(index in (node.get("dra_rails") or ()) for node in having):
+        return None
+    return rail_resource(index, resources, nodes)
 
 
 def rail_subnets(supernet: str, prefix: int, indices) -> tuple[dict, list[Finding]]:
@@ -556,8 +569,9 @@ def _blocks(item: dict, size: int, serving: list[dict], taken: list[str], made: 
 
 def _nad(item: dict, namespace: str, text) -> dict:
     metadata: dict = {"name": item["name"], "namespace": namespace}
-    if item.get("resource_name"):
-        metadata["annotations"] = {RESOURCE_ANNOTATION: item["resource_name"]}
+    annotations = {RESOURCE_ANNOTATION: item.get("resource_name"), CLASS_ANNOTATION: item.get("device_class")}
+    if any(annotations.values()):
+        metadata["annotations"] = {key: value for key, value in annotations.items() if value}
     return {
         "apiVersion": "k8s.cni.cncf.io/v1",
         "kind": "NetworkAttachmentDefinition",

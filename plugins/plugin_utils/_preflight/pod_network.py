@@ -15,6 +15,9 @@ from .._core.addresses import netaddr
 
 # Bytes of encapsulation that a backend adds to each packet.
 OVERHEAD = {"vxlan": 50, "wireguard": 80, "host-gw": 0}
+# UDP ports that the backends listen at, as Flannel documents them where its configuration names none, and their links.
+PORTS = {"vxlan": 8472, "wireguard": 51820, "host-gw": None}
+LINKS = {"vxlan": "flannel.1", "wireguard": "flannel-wg"}
 _VARIABLE = "correct it where it is set (inventory, group_vars or -e)"
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9.-]+):\d{1,5}")
 

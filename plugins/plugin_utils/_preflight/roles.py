@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 
+from ...module_utils._core import text as core_text
 from ...module_utils._core.change import Finding
 from ...module_utils._device_plugin import config
 from . import host, pod_network, variables
@@ -21,12 +22,13 @@ _CORRECT = "correct it where it is set (inventory, group_vars or -e)"
 _PLUGINS = ("loopback", "bridge", "host-local", "portmap", "flannel")
 
 
-def findings(role: str, values: dict, facts: dict | None, groups: dict) -> list[Finding]:
+def findings(role: str, values: dict, facts: dict | None, groups: dict, bundle: dict | None = None) -> list[Finding]:
     """values: the typed variables of all roles. facts: of the host, None where they were not read. groups: of the
-    inventory.
+    inventory. bundle: the description of the bundle folder, where there is one.
     """
     own = variables.options([role])
     found = host.values({name: value for name, value in values.items() if name in own}, own)
+    found += _plugin_image(values, bundle) if role == "device_plugin" else []
     return found + _RULES.get(role, _nothing)(values, facts, groups)
 
 
@@ -57,7 +59,80 @@ def _device_plugin(values: dict, facts: dict | None, groups: dict) -> list[Findi
         wanted = "a host of the inventory that reaches the API server"
         step = "name one, or set device_plugin_mode: systemd"
         found.append(Finding("variable device_plugin_server", wanted, server or _NO_SERVER, step))
+    elif values["device_plugin_api"] != config.PLUGIN and server not in groups["all"]:
+        wanted = "a host of the inventory that reaches the API server, which DRA needs"
+        step = "name one, or set device_plugin_api: device-plugin"
+        found.append(Finding("variable device_plugin_server", wanted, server or _NO_SERVER, step))
+    url = values["device_plugin_api_server"]
+    if url and not re.match(r"https://[^/]+$", url):
+        wanted = "a URL such as https://192.0.2.10:6443, or nothing"
+        found.append(Finding("variable device_plugin_api_server", wanted, url, _CORRECT))
+    return found + _apis(values, facts)
+
+
+def _apis(values: dict, facts: dict | None) -> list[Finding]:
+    """Which entries are served over which API; no HCA over both, for each would count its units alone."""
+    api, given, rails = (
+        values["device_plugin_api"],
+        values["device_plugin_resources"],
+        values["device_plugin_dra_rails"],
+    )
+    obj, found = "variable device_plugin_resources", []
+    if rails and (api != config.BOTH or given != config.RAILS):
+        wanted = "none without device_plugin_api: both and device_plugin_resources: rails"
+        found.append(Finding("variable device_plugin_dra_rails", wanted, core_text.listing(map(str, rails)), _CORRECT))
+    known = [rail["index"] for rail in (facts or {}).get("rails") or []]
+    unknown = [index for index in rails if index not in known]
+    if unknown and known and not found:
+        seen = f"{core_text.listing(map(str, unknown))}; the node has {core_text.listing(map(str, known))}"
+        found.append(Finding("variable device_plugin_dra_rails", "numbers of the node's rails", seen, _CORRECT))
+        return found
+    try:
+        entries = config.entries(given, known and facts["rails"], api, rails)
+    except ValueError:
+        return found  # named already
+    for entry in entries if api != config.BOTH else ():
+        said = config.api_of(entry, config.BOTH)
+        if said != config.PLUGIN and said != api:
+            step = "set device_plugin_api: both, or take the key out"
+            found.append(
+                Finding(
+                    obj, f"entries for device_plugin_api: {api}", f"{config.full_name(entry)} with api: {said}", step
+                )
+            )
+    if api != config.BOTH:
+        return found
+    of_kind = {
+        kind: [entry for entry in entries if config.api_of(entry, api) == kind] for kind in (config.PLUGIN, config.DRA)
+    }
+    for kind, some in of_kind.items():
+        if not some:
+            step = "with rails, list those for DRA in device_plugin_dra_rails; in a list, give their entries api: dra"
+            seen = f"no entry for {kind}"
+            found.append(Finding(obj, "entries of both kinds with device_plugin_api: both", seen, step))
+    for entry in of_kind[config.DRA]:
+        for other in of_kind[config.PLUGIN]:
+            shared = set(config.matching(entry, facts or {})) & set(config.matching(other, facts or {}))
+            if shared:
+                wanted = "each HCA in entries of one kind, for each API counts its units alone"
+                names = core_text.listing(sorted(shared))
+                seen = f"{names} in {config.full_name(other)} and, with api: dra, in {config.full_name(entry)}"
+                found.append(Finding(obj, wanted, seen, "narrow the selectors of one of them"))
     return found
+
+
+def _plugin_image(values: dict, bundle: dict | None) -> list[Finding]:
+    """An image of localhost can be pulled from nowhere: its nodes have it from the bundle, or not at all."""
+    image, folder = values["device_plugin_image"], values["k3s_bundle_dir"]
+    wanted = values["device_plugin_mode"] == "daemonset" and bundle is not None and image.startswith("localhost/")
+    images = (bundle or {}).get("images") or []
+    if not wanted or image in {row.get("reference") for row in images if isinstance(row, dict)}:
+        return []
+    step = (
+        f"add it with: ansible-playbook gpufabric.rdma.bundle -e bundle_dir={folder} -e bundle_plugin_image=true; or "
+        "name an image of a registry in device_plugin_image"
+    )
+    return [Finding(f"bundle {folder}", f"image {image}, for device_plugin_mode: daemonset", "no such image", step)]
 
 
 def _flannel(values: dict, facts: dict | None, _groups: dict) -> list[Finding]:

@@ -40,6 +40,9 @@ _TEXT_OR_NULL = {"type": ["string", "null"]}
 _NUMBER_OR_NULL = {"type": ["number", "null"]}
 _WHOLE = {"type": "integer"}
 _WHOLE_OR_NULL = {"type": ["integer", "null"]}
+_CLAIMED = (
+    "Claims on the node's HCAs (DRA), each NAMESPACE/NAME with the pods that hold it. Absent where none was read."
+)
 _FUNCTION = {
     "address": _TEXT,
     "model": _TEXT_OR_NULL,
@@ -105,6 +108,9 @@ _FACTS = {
     ),
     "description": "What hca_facts returns as rdma; null when the node could not be read. Each part may be absent.",
 }
+_CLAIM = _object(
+    {"claim": _TEXT, "pods": _list(_TEXT), "hca": _TEXT_OR_NULL, "rail": _WHOLE_OR_NULL, "device": _TEXT},
+)
 _CHECK = _object(
     {**dict.fromkeys(Finding._fields, _TEXT), "status": {"enum": list(STATUSES)}},
     {
@@ -168,7 +174,10 @@ SCHEMA: dict[str, Any] = {
             "schema": {"const": NAME},
             "at": {"type": "string", "description": "When the checks were judged, ISO 8601, UTC."},
             "nodes": _list(
-                _object({"host": _TEXT, "facts": _FACTS, "checks": _list(_CHECK)}, {"reboot_reasons": _list(_TEXT)})
+                _object(
+                    {"host": _TEXT, "facts": _FACTS, "checks": _list(_CHECK)},
+                    {"reboot_reasons": _list(_TEXT), "claims": {**_list(_CLAIM), "description": _CLAIMED}},
+                )
             ),
         },
         {"drift": _DRIFT, "matrix": _MATRIX},
@@ -271,6 +280,7 @@ def collect(judged: list[dict], nodes: list[dict], at: str) -> dict:
                 "facts": _shareable(facts.get(node["host"])) if node["facts"] is not None else None,
                 "checks": node["checks"],
                 "reboot_reasons": node.get("reboot_reasons") or [],
+                **({"claims": node["claims"]} if node.get("claims") else {}),
             }
             for node in judged
         ],

@@ -8,9 +8,10 @@ PRIVATE to the collection. Pure. A drawing has a title and a description; the ta
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Optional
 
-from ...module_utils._core.text import clean
+from ...module_utils._core.text import clean, count
 from .judge import is_active, natural, rail_states
 
 WIDTH = 560
@@ -20,10 +21,12 @@ _LABEL_HEIGHT, _LEAF_HEIGHT, _GAP = 22, 40, 8
 _CHARACTER = 6.6  # of 12 px text, on the safe side
 
 
-def drawings(facts: dict, prefix: str) -> list[dict]:
-    """What map.svg.j2 draws of a node, a figure a NUMA node. prefix: what the ids in the drawings begin with."""
+def drawings(facts: dict, prefix: str, claims: Sequence[dict] = ()) -> list[dict]:
+    """What map.svg.j2 draws of a node, a figure a NUMA node. prefix: what the ids in the drawings begin with. claims:
+    on the node's HCAs, as in the results document.
+    """
     groups: dict[tuple, list[dict]] = {}
-    for leaf in _leaves(facts):
+    for leaf in _leaves(facts, claims):
         groups.setdefault(leaf["group"], []).append(leaf)
     return [_figure(group, groups[group], f"{prefix}-map-{number}") for number, group in enumerate(sorted(groups))]
 
@@ -42,7 +45,7 @@ def _group(function: Optional[dict]) -> tuple:
     return (1, 0) if node is None or node < 0 else (0, node)
 
 
-def _leaves(facts: dict) -> list[dict]:
+def _leaves(facts: dict, claims: Sequence[dict]) -> list[dict]:
     """GPUs, HCAs and cards without RDMA as {kind, group, path, address, name, detail, ports, ...}."""
     found = [
         {
@@ -64,7 +67,8 @@ def _leaves(facts: dict) -> list[dict]:
     # Virtual and sub-functions stand in the line of their card, however many they are.
     for hca in hcas:
         if hca.get("function") not in ("vf", "sf"):
-            found.append(_hca(hca, hcas, rails, names))
+            held = {one["claim"] for one in claims if one["hca"] == hca["name"]}
+            found.append(_hca(hca, hcas, rails, names, len(held)))
     found += [_card(card) for card in facts.get("cards_without_rdma") or []]
     return found
 
@@ -74,7 +78,7 @@ def _path(function: dict) -> list[str]:
     return path or ["?", function["address"]]
 
 
-def _hca(hca: dict, hcas: list[dict], rails: dict, names: dict) -> dict:
+def _hca(hca: dict, hcas: list[dict], rails: dict, names: dict, claims: int) -> dict:
     function = hca.get("pci")
     address = function["address"] if function else None
     below = [
@@ -90,6 +94,8 @@ def _hca(hca: dict, hcas: list[dict], rails: dict, names: dict) -> dict:
         detail.append(f"{link['speed_gts']:g} GT/s x{link.get('width') or '?'}")
     if below:
         detail.append(f"+{len(below)} VF/SF")
+    if claims:
+        detail.append(count(claims, "claim"))
     return {
         "kind": "nic",
         "group": _group(function),

@@ -155,14 +155,14 @@ def _node(node: dict, opened: bool) -> dict:
         ],
         "facts": None,
     }
-    return shown if facts is None else {**shown, **_of_facts(facts, node["anchor"])}
+    return shown if facts is None else {**shown, **_of_facts(facts, node["anchor"], node.get("claims") or [])}
 
 
-def _of_facts(facts: dict, anchor: str) -> dict:
+def _of_facts(facts: dict, anchor: str, claims: list[dict]) -> dict:
     hcas, bare = facts.get("hcas") or [], facts.get("cards_without_rdma") or []
     return {
         "facts": _facts(facts),
-        "maps": drawing.drawings(facts, anchor),
+        "maps": drawing.drawings(facts, anchor, claims),
         "ports": [*_ports(facts), *(_bare(card) for card in bare)],
         "virtual": sum(hca.get("function") in ("vf", "sf") for hca in hcas),
         "bare": [(card["address"], card.get("reason") or "", card.get("next_step") or "") for card in bare],

@@ -9,10 +9,12 @@ PRIVATE to the collection. Pure; runs on the controller.
 from __future__ import annotations
 
 from ...module_utils._core import text as core_text
+from ...module_utils._kube import dra
+from ...module_utils._kube import pods as kube_pods
 from .._findings import diagnosis
 from .._findings.checks import FAILED, NOT_VERIFIED, check
 from .._preflight import host as preflight_host
-from . import host_checks, pod_checks
+from . import firewall_checks, gpu_checks, host_checks, pod_checks
 
 _UNREAD = ("a task of this run failed, see above", "fix that and run playbooks/verify.yml again")
 
@@ -20,7 +22,8 @@ _UNREAD = ("a task of this run failed, see above", "fix that and run playbooks/v
 def judge(seen: dict, check_mode: bool) -> dict:
     """judged (each host with its checks and what the report says about it) and checks (by host).
 
-    seen: hosts (all of the play), nodes (host, variables, read, planned, boot_id of those that took part), plan (of the
+    seen: hosts (all of the play), nodes (host, variables, read, planned, boot_id, firewall of those that took part),
+    plan (of the
     fabric tests), unplanned (why there is none, or empty), results and servers (what fabric_client and fabric_server
     returned on each host), failures (why a node dropped out, or empty), cluster (as pod_checks.cluster_checks
     takes it, or empty).
@@ -70,21 +73,47 @@ def judge(seen: dict, check_mode: bool) -> dict:
                 by_host[node["host"]].append(item)
         read = {node["host"]: node["read"].get("ansible_facts", {}).get("rdma", {}) for node in seen["nodes"]}
         drivers = {host: facts.get("driver") for host, facts in read.items()}
+        for host, item in _gpu_layer(seen["cluster"], read):
+            by_host[host].append(item)
         for host, item in pod_checks.cluster_checks({**seen["cluster"], "drivers": drivers}, check_mode):
             by_host[host].append(item)
+        for node in judged:
+            node["claims"] = _claims(node["host"], seen["cluster"])
+    else:
+        for node in seen["nodes"]:
+            facts = node["read"].get("ansible_facts", {}).get("rdma", {})
+            by_host[node["host"]] += gpu_checks.gpu_checks(node["host"], facts, None, None)
     named, verdicts = diagnosis.diagnose(by_host)
     for node in judged:
         node.update(checks=named[node["host"]], diagnosis=verdicts.get(node["host"]))
     return {"judged": judged, "checks": named}
 
 
+def _gpu_layer(cluster: dict, read: dict):
+    """(host, check) of each node with GPUs, with what the cluster says of it."""
+    places = {one["host"]: one for one in cluster["hosts"]}
+    for host, facts in read.items():
+        for item in gpu_checks.gpu_checks(host, facts, cluster["read"].get("cluster"), places.get(host)):
+            yield host, item
+
+
+def _claims(host: str, seen: dict) -> list[dict]:
+    """Who holds the node's HCAs over DRA; empty where the cluster or the node was not read."""
+    cluster = seen["read"].get("cluster") or {}
+    known = next((one for one in seen["hosts"] if one["host"] == host), None)
+    node = kube_pods.find_node(known, cluster.get("nodes") or []) if known else None
+    return dra.held(cluster["dra"], node["name"]) if node and cluster.get("dra") else []
+
+
 def _judge_node(node: dict, check_mode: bool, loaded: set[str]) -> dict:
     facts = node["read"]["ansible_facts"]["rdma"]
     outcome = preflight_host.plan(facts, node["variables"])
+    checks = host_checks.host_checks(facts, node["variables"], node["read"]["probe"], check_mode, loaded)
+    checks += firewall_checks.checks(node.get("firewall"), node.get("firewall_failure"), node["variables"], check_mode)
     return {
         "host": node["host"],
         "facts": {key: facts[key] for key in ("hcas", "rails")},
-        "checks": host_checks.host_checks(facts, node["variables"], node["read"]["probe"], check_mode, loaded),
+        "checks": checks,
         "planned": node["planned"],
         "pending": outcome["changes"],
         "reboot_reasons": outcome["reboot_reasons"] + facts["reboot_reasons"],

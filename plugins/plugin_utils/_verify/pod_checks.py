@@ -18,6 +18,7 @@ from ...module_utils._kube import pod_probe, pods
 from ...module_utils._kube.kubectl import CANNOT_START
 from .._core.addresses import netaddr
 from .._findings.checks import FAILED, NOT_VERIFIED, PASSED, check
+from . import claim_checks
 from . import cluster_checks as verify_cluster_checks
 
 # What the runtime or the kubelet says where an image cannot be had: that is no word about RDMA.
@@ -69,7 +70,8 @@ def cluster_checks(seen: dict, check_mode: bool) -> list[tuple[str, dict]]:
         step = "fix that and run playbooks/verify.yml again"
         found.append((first, check("pod:tests", "test pods", FAILED, "test pods on each node", seen["failure"], step)))
     else:
-        found += judge(hosts, cluster, plan, _answered(seen["run"]), {"check_mode": check_mode})
+        options = {"check_mode": check_mode, "gpu_class": seen.get("gpu_class", "")}
+        found += judge(hosts, cluster, plan, _answered(seen["run"]), options)
     stopped, obj = _answered(seen["stopped"]), f"namespace {plan.get('namespace')}"
     told = stopped.get("unanswered") or (stopped.get("msg") if stopped.get("failed") else None)
     for status, why in ((FAILED, stopped.get("left")), (NOT_VERIFIED, told)):
@@ -153,7 +155,7 @@ def judge(hosts: list[dict], cluster: dict, plan: dict, run: dict, options: dict
     """(host, check) for everything that the pods showed.
 
     hosts: host, rails, netdevs. cluster: nodes, networks, dns. plan: pods. run: what test_pods returned. options:
-    check_mode.
+    check_mode, gpu_class.
     """
     found = [(one["pod"]["host"], _skipped(one)) for one in plan.get("skipped") or []]
     if options["check_mode"]:
@@ -164,6 +166,7 @@ def judge(hosts: list[dict], cluster: dict, plan: dict, run: dict, options: dict
         return found
     by_host = {host["host"]: host for host in hosts}
     answers = {name: pod_probe.parse(text) for name, text in run.get("answers", {}).items()}
+    published, claims = cluster.get("dra") or claim_checks.NOTHING, run.get("claims") or []
     for pod in plan["pods"]:
         state = run.get("pods", {}).get(pod["name"])
         if state is None and run.get("unanswered"):
@@ -172,10 +175,30 @@ def judge(hosts: list[dict], cluster: dict, plan: dict, run: dict, options: dict
             )
             found.append((pod["host"], made))
             continue
-        for item in pod_checks(pod, state, answers.get(pod["name"]), by_host[pod["host"]], cluster):
+        if pod["kind"] == "aligned":
+            found.append((pod["host"], claim_checks.aligned(pod, state, claims, published)))
+            continue
+        if state and state["ready"]:
+            found += [(pod["host"], item) for item in claim_checks.of_pod(pod, claims, published)]
+        answer = answers.get(pod["name"])
+        for item in pod_checks(pod, state, answer, by_host[pod["host"]], cluster):
             found.append((pod["host"], item))
+        if pod.get("peer") and state and state["ready"] and answer and answer["resolved"]:
+            found.append((pod["host"], _peer(pod, answer, run["pods"].get(pod["peer"]["pod"]))))
+    found += _not_aligned(hosts, cluster, plan, options.get("gpu_class", ""))
     found += verify_cluster_checks.clashes(plan["pods"], answers)
     found += traffic_checks(run.get("traffic") or {"tests": [], "left_out": []})
+    return found
+
+
+def _not_aligned(hosts: list[dict], cluster: dict, plan: dict, gpu_class: str) -> list[tuple[str, dict]]:
+    tried = [*plan["pods"], *(one["pod"] for one in plan.get("skipped") or [])]
+    found = []
+    for host in hosts:
+        node = pods.find_node(host, cluster["nodes"])
+        over_dra = node and any(one["class"] for one in node.get("hcas") or [])
+        if over_dra and not any((pod["kind"], pod["host"]) == ("aligned", host["host"]) for pod in tried):
+            found.append((host["host"], claim_checks.not_aligned(host, node, gpu_class)))
     return found
 
 
@@ -202,7 +225,8 @@ def node_checks(host: dict, node: dict) -> list[dict]:
     good = node["ready"] and not startup
     step = "see: k3s kubectl describe node; the startup taint is removed once CNI, resources and memlock are verified"
     found = [check("cluster:node", obj, PASSED if good else FAILED, "Ready, without startup taint", seen, step)]
-    expected = [pods.own_resource(rail["index"]) for rail in host["rails"]]
+    found += claim_checks.offered(host, node)
+    expected = claim_checks.served(host)
     served = [name for name in node["capacity"] if name.startswith("rdma/")]
     # A user's own resource names do not identify rails.
     names = served if served and not set(served) & set(expected) else sorted({*served, *expected})
@@ -297,7 +321,8 @@ _HINTS = (
 
 def next_step(reasons: list[str]) -> str:
     text = " ".join(reasons)
-    return next((step for word, step in _HINTS if word in text), "see: k3s kubectl describe pod")
+    step = claim_checks.next_step(reasons)
+    return step or next((step for word, step in _HINTS if word in text), "see: k3s kubectl describe pod")
 
 
 def _status(pod: dict, state: dict, host: dict, networks: dict, cluster: dict) -> list[dict]:
@@ -454,6 +479,20 @@ def _resolve(pod: dict, answer: dict, cluster: dict) -> dict:
     return check(identity, _obj(pod), status, wanted, answer["resolve_said"] or "no answer", step)
 
 
+def _peer(pod: dict, answer: dict, other) -> dict:
+    """Whether a headless Service gives a pod's address by its name, as ranks of MPI and torchrun find each other."""
+    identity, name = f"pod:{pod['kind']}:peer", pod["peer"]["name"]
+    step = "see the endpoints of the headless Service (k3s kubectl get endpointslices -A) and the log of CoreDNS"
+    ip = (other or {}).get("ip")
+    wanted = f"{name}, over a headless Service, is {ip or 'the address of its pod'}"
+    if ip is None or answer["peer"] is None:
+        seen = f"pod {pod['peer']['pod']} has no address" if ip is None else "the pod was not asked"
+        return check(identity, _obj(pod), NOT_VERIFIED, wanted, seen, step)
+    words = {word for line in answer["peer"] for word in line.split()}
+    seen = " ".join(dict.fromkeys(line.split()[0] for line in answer["peer"] if line.split())) or "no answer"
+    return check(identity, _obj(pod), PASSED if ip in words else FAILED, wanted, seen, step)
+
+
 # --- RDMA -------------------------------------------------------------------------------------------------------------
 
 
@@ -462,7 +501,9 @@ def _expected_devices(pod: dict):
     known = {pods.own_resource(rail["index"]): rail for rail in pod["rails"]}
     if set(pod["resources"]) - set(known):
         return None
-    names = {name for resource in pod["resources"] for name in known[resource]["char_devices"] if name}
+    given = [known[resource] for resource in pod["resources"]]
+    given += [rail for rail in pod["rails"] if f"rail-{rail['index']}" in (pod.get("requests") or {})]
+    names = {name for rail in given for name in rail["char_devices"] if name}
     return {*names, "rdma_cm"}
 
 
@@ -649,7 +690,10 @@ def diagnose(found: dict, hosts: list[dict], networks: list[dict], name: str) ->
         {one for container in item["containers"] for one in container["limits"] if _is_rdma(one, networks)}
     )
     made += _attachments(obj, item, wanted, networks, resources)
-    if refused is None:
+    made += claim_checks.of_user(
+        obj, item.get("claims") or {}, state, found["cluster"].get("dra") or claim_checks.NOTHING
+    )
+    if refused is None and not (item.get("claims") and not resources):
         made += _held_resources(obj, wanted, resources, item)
     made.append(_privileges(obj, item))
     answer = pod_probe.parse(found["answers"].get(item["name"], ""))

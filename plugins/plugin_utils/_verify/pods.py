@@ -26,10 +26,14 @@ def plan(cluster: dict) -> dict:
         return {"namespace": cluster["namespace"], "objects": [], "pods": [], "left_out": {}, "skipped": []}
     offered = {**read, "networks": pod_checks.networks_of(read, hosts)}
     offered["nads"] = [nad for nad in read["nads"] if nad["kind"] == "NetworkAttachmentDefinition"]
-    plan = kube_pods.plan(hosts, offered, {"namespace": cluster["namespace"], "image": cluster["image"]})
+    plan = kube_pods.plan(hosts, offered, _options(cluster))
     configs = {network["name"]: network["configs"] for network in offered["networks"]}
     blocked = {host["host"]: _blocked(host, kube_pods.find_node(host, read["nodes"])) for host in hosts}
     return _without(plan, {pod["name"]: _reason(pod, configs, *blocked[pod["host"]]) for pod in plan["pods"]})
+
+
+def _options(cluster: dict) -> dict:
+    return {key: cluster.get(key) for key in ("namespace", "image", "gpu_class")}
 
 
 # What every pod's sandbox needs, whatever networks it has. (Without any CNI configuration the node is not Ready.)
@@ -74,7 +78,11 @@ def _tolerated(taint: str) -> bool:
 def _without(plan: dict, reasons: dict) -> dict:
     """The plan without the pods that have a reason not to start, which are listed under `skipped`, each with it."""
     kept = [pod for pod in plan["pods"] if not reasons[pod["name"]]]
-    objects = [item for item in plan["objects"] if not (item["kind"] == "Pod" and reasons[item["metadata"]["name"]])]
+    objects = [
+        item
+        for item in plan["objects"]
+        if not (item["kind"] in ("Pod", "ResourceClaimTemplate") and reasons[item["metadata"]["name"]])
+    ]
     skipped = [{"pod": pod, "reason": reasons[pod["name"]]} for pod in plan["pods"] if reasons[pod["name"]]]
     return {
         **plan,

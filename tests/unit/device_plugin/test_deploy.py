@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 import yaml
-from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import objects
+from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import dra, objects
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.ownership import OWNER_LABEL
 from ansible_collections.gpufabric.rdma.plugins.modules import device_plugin_migration
 
@@ -122,7 +122,7 @@ def test_kustomize_keeps_the_names_that_pods_and_people_know(rendered):
 
 @pytest.mark.parametrize(
     ("component", "settings"),
-    [("link-up", {"links_up": True}), ("cdi", {"use_cdi": True})],
+    [("link-up", {"links_up": True}), ("cdi", {"use_cdi": True}), ("dra", {"api": "dra"})],
 )
 def test_a_component_gives_what_the_role_gives(rendered, tmp_path, component, settings):
     # kustomize takes no absolute paths.
@@ -135,6 +135,12 @@ def test_a_component_gives_what_the_role_gives(rendered, tmp_path, component, se
     assert made["spec"] == render(**settings)["DaemonSet"]["spec"]
 
 
+def test_the_objects_of_component_dra_are_those_of_the_role():
+    given = list(yaml.safe_load_all((DEPLOY / "components/dra/objects.yaml").read_text()))
+    settings = {"in_pods": True, "namespace": "kube-system", "extended_resources": True}
+    assert given == dra.objects([{"name": "any", "rails": {}}], settings)
+
+
 def render(config="{}", links_up=False, **settings):
     plain = {
         "image": "localhost/rdma-device-plugin:0.1.0",
@@ -142,6 +148,7 @@ def render(config="{}", links_up=False, **settings):
         "use_cdi": False,
         "metrics_address": "",
         "kubelet_root": "/var/lib/kubelet",
+        "api": "device-plugin",
     }
     return {item["kind"]: item for item in objects.objects(manifest(), config, links_up, {**plain, **settings})}
 
@@ -179,7 +186,14 @@ def test_the_manifest_is_not_changed_by_rendering_it():
         given,
         "{}",
         True,
-        {"image": "x", "node_selector": {}, "use_cdi": True, "metrics_address": ":1", "kubelet_root": "/k"},
+        {
+            "image": "x",
+            "node_selector": {},
+            "use_cdi": True,
+            "metrics_address": ":1",
+            "kubelet_root": "/k",
+            "api": "both",
+        },
     )
     assert given == before
 

@@ -67,7 +67,7 @@ class Rendered:
     def _config_map(self, resources):
         text = config.document(resources, self.node["rails"], self.variables["device_plugin_interval_seconds"])
         daemonset = yaml.safe_load((ROOT / "device_plugin/deploy/daemonset.yaml").read_text())
-        settings = {"image": "x", "node_selector": {}, "use_cdi": False, "metrics_address": ""}
+        settings = {"image": "x", "node_selector": {}, "use_cdi": False, "metrics_address": "", "api": "device-plugin"}
         settings["kubelet_root"] = "/var/lib/kubelet"
         return objects.objects(daemonset, text, False, settings)[0]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import pathlib
 import re
 import subprocess
@@ -18,7 +19,7 @@ import yaml
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "lab"))
 
-from lab import cluster, containers, programs, settings  # noqa: E402
+from lab import cluster, containers, mirror, programs, settings  # noqa: E402
 
 LOCK = yaml.safe_load((ROOT / "lock/testbed.yml").read_text())
 
@@ -100,7 +101,9 @@ def test_the_version_of_each_part_is_in_its_go_mod():
         "flannel": "v0.28.9",
         "multus": "v4.3.0",
         "coredns": "v1.14.6",
+        "mirror": "v3.1.1",
         "peer-plugin": "v1.5.3",
+        "dra": "v1.35.8",
     }
 
 
@@ -115,6 +118,31 @@ def test_the_test_bed_is_built_from_what_the_lock_ships():
     assert {name: containers.recipes()[name].reference for name in references} == {
         name: rows[of]["reference"] for name, of in references.items()
     }
+
+
+def test_components_get_their_arguments_as_from_k3s():
+    """The double's own test, in Go: name=value, name+=value and name-=value."""
+    try:
+        go, _version = programs.find_go()
+    except settings.LabError as error:
+        pytest.skip(f"not verified: {error}")
+    done = subprocess.run(
+        [go, "test", "-trimpath", "-vet=off", "./flags"],
+        cwd=programs.PARTS["k3s"].source,
+        env={**os.environ, **programs.ENVIRONMENT},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_double_has_what_dra_needs():
+    """They are on in k3s: none may be among what the double leaves out."""
+    text = (programs.PARTS["k3s"].source / "server.go").read_text()
+    left_out = text[text.index("const unusedAdmission") : text.index("func runServer")]
+    for name in ("ValidatingAdmissionPolicy", "resourceclaim-controller", "statefulset-controller", "job-controller"):
+        assert not re.search(rf"[\",-]{name}[\",]", left_out), name
 
 
 def test_every_module_has_its_sums():
@@ -224,23 +252,88 @@ def test_the_bundle_of_the_test_bed_is_one_that_the_roles_take(bench, tmp_path, 
     assert "docker.io/rancher/mirrored-pause:3.6" in bundle_folder.references(bundle, "amd64")
 
 
-def test_where_the_release_is_unavailable_the_test_bed_is_taken(bench, monkeypatch):
+def test_what_has_been_seen_to_work_comes_first(bench, monkeypatch):
+    """The release has never run in the lab: where Go can build the test bed, nobody is asked for it."""
     monkeypatch.setenv("LAB_CLUSTER", "auto")
-    monkeypatch.setattr(cluster, "probe", lambda url: "timed out" if url.endswith("/k3s") else pytest.fail(url))
-    chosen, why = cluster.choose()
-    assert chosen == "testbed"
-    assert "timed out" in why
+    monkeypatch.setattr(cluster, "probe", lambda url: pytest.fail(url))
+    assert cluster.choose() == ("testbed", "go1.26.1 builds it")
 
 
-def test_without_go_the_lab_says_so_and_ends_after_the_host_layer(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("unreachable", "chosen"), [(None, "release"), ("no route", "none")])
+def test_without_go_the_release_is_tried_or_the_lab_ends_after_the_host_layer(
+    tmp_path, monkeypatch, unreachable, chosen
+):
     go_double(tmp_path, "go1.19")
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.setenv("LAB_CLUSTER", "auto")
-    monkeypatch.setattr(cluster, "probe", lambda _url: "no route")
-    chosen, why = cluster.choose()
-    assert chosen == "none"
+    monkeypatch.delenv("LAB_CLUSTER", raising=False)
+    monkeypatch.setattr(cluster, "probe", lambda url: unreachable if url.endswith("/k3s") else pytest.fail(url))
+    seen, why = cluster.choose()
+    assert seen == chosen
     assert "go1.19" in why
-    assert "no route" in why
+    assert (unreachable or "answers") in why
+
+
+def test_the_release_is_named_as_not_verified(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("LAB_DIR", str(tmp_path))
+    monkeypatch.setenv("LAB_CLUSTER", "release")
+    monkeypatch.setattr(cluster, "fill_by_playbook", lambda folder: folder.mkdir())
+    assert cluster.fill(settings.load()) == tmp_path / "bundle"
+    assert "not verified" in capsys.readouterr().out
+    assert set(json.loads((tmp_path / "cluster.yml").read_text())) == {
+        *("k3s_bundle_dir", "device_plugin_wheel_dir"),
+        *cluster.LAB_VARIABLES,
+    }
+
+
+# The mirror
+
+SHIPPED = yaml.safe_load((ROOT / "lock/artifacts.yml").read_text())
+
+
+def test_the_mirror_is_told_to_bundle_as_a_user_tells_it(tmp_path):
+    """Documented variables of bundle.yml and nothing else; every address of the lock that it serves is covered."""
+    site = mirror.Site("127.0.0.1:1", tmp_path, SHIPPED)
+    assert site.variables == {
+        "bundle_lock": f"{tmp_path}/lock.yml",
+        "bundle_mirrors": {
+            "https://github.com": "https://127.0.0.1:1/github.com",
+            "docker.io": "127.0.0.1:1/docker.io",
+            "ghcr.io": "127.0.0.1:1/ghcr.io",
+        },
+    }
+    assert set(site.urls()) == {"k3s", "cni-plugins", "k3s-airgap-images"}
+    documented = (ROOT / "docs/cluster.md").read_text()
+    assert all(f"| `{name}` |" in documented for name in site.variables)
+    target = site.put(site.urls()["k3s"], ROOT / "README.md")
+    assert target == hashlib.sha256((ROOT / "README.md").read_bytes()).hexdigest()
+    assert (tmp_path / "files/github.com/k3s-io/k3s/releases/download/v1.35.8+k3s1/k3s").is_file()
+
+
+def test_the_mirrors_lock_has_the_releases_names_and_its_own_sums():
+    from ansible_collections.gpufabric.rdma.plugins.module_utils._bundle import lock as bundle_lock
+
+    digest = f"sha256:{'2' * 64}"
+    own = mirror.own_lock(SHIPPED, {"k3s": "1" * 64}, {"flannel": digest}, {"k3s": "v1.35.8+double1"})
+    assert bundle_lock.malformed(own) == []
+    assert bundle_lock.unpinned(own, None) == []
+    (k3s,), (flannel,) = own["artifacts"], own["images"]
+    (released,) = [row for row in SHIPPED["artifacts"] if row["name"] == "k3s"]
+    assert k3s["files"] == [{**released["files"][0], "sha256": "1" * 64}]
+    assert k3s["version"] == "v1.35.8+double1", "what the program says it is"
+    assert flannel["digests"] == {"amd64": digest}
+    assert flannel["reference"] == "ghcr.io/flannel-io/flannel:v0.28.9"
+    assert own["origin"] == "testbed"
+
+
+def test_several_images_fit_into_one_archive(tmp_path):
+    for name in ("one", "two"):
+        containers.archive(tmp_path / f"{name}.tar", f"localhost/{name}:1", (f"/{name}",), name.encode())
+    mirror.joined([tmp_path / "one.tar", tmp_path / "two.tar"], tmp_path / "both.tar")
+    files = members(tmp_path / "both.tar")
+    images = json.loads(files["manifest.json"])
+    assert [image["RepoTags"] for image in images] == [["localhost/one:1"], ["localhost/two:1"]]
+    assert [files[image["Layers"][0]] for image in images] == [b"one", b"two"]
+    assert [json.loads(files[image["Config"]])["config"]["Entrypoint"] for image in images] == [["/one"], ["/two"]]
 
 
 def test_an_unknown_choice_is_refused(monkeypatch):

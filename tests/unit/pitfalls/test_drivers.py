@@ -47,7 +47,7 @@ class Bench:
         self.wanted = {"flavor": "doca", "version": "3.2.1", "packages": []}
         if key:
             url = "https://mirror.example.net/doca/"
-            repository = {"url": url, "key": key.public, "fingerprint": key.fingerprint, "label": "DOCA-HOST*"}
+            repository = {"url": url, "key": key.public, "fingerprints": [key.fingerprint], "label": "DOCA-HOST*"}
             self.wanted["repository"] = {**repository, "known": ""}
 
     def driver(self, wanted=None, **state) -> str:
@@ -61,6 +61,8 @@ class Bench:
             "unfinished": {},
             "files": {},
             "foreign_repositories": [],
+            "enabled_repositories": [],
+            "origins": {},
             "kernels": [KERNEL],
             "headers": {KERNEL: True, NEWER: True},
             "builds": [],

@@ -112,7 +112,17 @@ def test_k1_k2_the_cni_directories_are_those_of_flannel_backend_none_and_no_rele
 def test_k3_the_plugins_come_before_anything_that_needs_them():
     play = yaml.safe_load((ROOT / "playbooks/cluster.yml").read_text())[-1]
     order = [role["role"].rpartition(".")[2] for role in play["roles"]]
-    assert order == ["cni_plugins", "k3s", "flannel", "node_ready", "multus", "networks", "device_plugin"]
+    # The ports are open before anything listens on them.
+    assert order == [
+        "node_firewall",
+        "cni_plugins",
+        "k3s",
+        "flannel",
+        "node_ready",
+        "multus",
+        "networks",
+        "device_plugin",
+    ]
 
 
 @pytest.mark.parametrize("version", sorted(k3s.BROKEN_VERSIONS))

@@ -10,11 +10,13 @@ import re
 import jsonschema
 import pytest
 import yaml
+from ansible_collections.gpufabric.rdma.plugins.filter.driver import driver_repository
 from ansible_collections.gpufabric.rdma.plugins.module_utils._bundle import lock as bundle_lock
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import folder as bundle_folder
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 LOCK = yaml.safe_load((ROOT / "lock/artifacts.yml").read_text())
+COMPILED = ("grpcio-", "pyyaml-")
 VALIDATOR = jsonschema.Draft202012Validator(json.loads((ROOT / "lock/artifacts.schema.json").read_text()))
 
 
@@ -53,6 +55,47 @@ def test_a_row_that_pins_nothing_is_refused(field, value):
     assert errors(lock)
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("stated_by", ["https://github.com/Azure/AgentBaker/pull/9256"]),
+        ("fingerprint", "70454E6B"),
+        ("id", None),
+        ("id", "DC726C5E"),
+    ],
+)
+def test_a_key_that_is_trusted_has_two_sources(field, value):
+    lock = copy.deepcopy(LOCK)
+    key = next(key for row in lock["repositories"] for key in row["keys"] if key["fingerprint"])
+    key[field] = value
+    assert errors(lock)
+
+
+def test_two_sources_of_a_key_are_two_projects_and_its_id_ends_its_fingerprint():
+    trusted = [key for row in LOCK["repositories"] for key in row["keys"] if key["fingerprint"]]
+    assert trusted
+    for key in trusted:
+        assert len({"/".join(source.split("/")[3:5]) for source in key["stated_by"]}) >= 2
+        assert key["fingerprint"].endswith(key["id"])
+
+
+def test_each_platform_has_one_row_a_release():
+    places = [
+        (row["name"], row["version"], row["kind"], place["distribution"], place["architecture"])
+        for row in LOCK["repositories"]
+        for place in row["places"]
+    ]
+    assert len(places) == len(set(places))
+    for row in LOCK["repositories"]:
+        assert all(f"/{row['version']}/" in place["url"] for place in row["places"])
+
+
+def test_the_default_release_of_the_driver_has_a_verified_key():
+    (version,) = re.findall(r'^driver_version: "(.+)"$', (ROOT / "roles/driver/defaults/main.yml").read_text(), re.M)
+    node = {"os": {"id": "ubuntu", "version_id": "24.04", "like": ["debian"]}, "architecture": "x86_64"}
+    assert driver_repository(LOCK, node, "doca", version)["fingerprints"]
+
+
 @pytest.mark.parametrize("version", ["latest", "master"])
 def test_a_moving_version_is_refused(version):
     lock = copy.deepcopy(LOCK)
@@ -74,9 +117,9 @@ def test_each_wheel_is_named_by_its_package_and_version_and_is_what_the_plugin_r
 @pytest.mark.parametrize("architecture", ["x86_64", "aarch64"])
 def test_each_python_of_a_supported_distribution_has_a_compiled_wheel(architecture):
     """RHEL 9: 3.9; Ubuntu 22.04: 3.10; Debian 12: 3.11; Ubuntu 24.04 and RHEL 10: 3.12; Debian 13: 3.13; and 3.14"""
-    (grpcio,) = (wheel for wheel in LOCK["wheels"] if wheel["name"] == "grpcio")
-    tags = {entry["file"].split("-")[2] for entry in grpcio["files"] if architecture in entry["file"]}
-    assert tags == {f"cp3{minor}" for minor in range(9, 15)}
+    for prefix in COMPILED:
+        tags = {file.split("-")[2] for file in _files() if file.startswith(prefix) and architecture in file}
+        assert tags == {f"cp3{minor}" for minor in range(9, 15)}, prefix
 
 
 def test_a_bundle_has_the_wheels_of_every_python_that_the_lock_has_wheels_for():
@@ -86,7 +129,7 @@ def test_a_bundle_has_the_wheels_of_every_python_that_the_lock_has_wheels_for():
     locked = {tag.groups() for file in _files("grpcio") if (tag := re.search(r"-cp(\d)(\d+)-", file))}
     assert set(yaml.safe_load(default)) == {f"{major}.{minor}" for major, minor in locked}
     # What has no wheel of its own for a Python has one for all of them.
-    assert all("-abi3-" in file or "-none-any." in file for file in _files() if not file.startswith("grpcio-"))
+    assert all("-abi3-" in file or "-none-any." in file for file in _files() if not file.startswith(COMPILED))
 
 
 def _files(name: str = "") -> list[str]:

@@ -193,12 +193,13 @@ ONE_PLACE = {
     ),
     "writing files": (
         r"mkstemp|NamedTemporaryFile|os\.(replace|rename|symlink|link|chmod|fchmod)\(|symlink_to|\.touch\("
-        r"|write_(text|bytes)\(|shutil\.(copy|move)|O_CREAT|open\(.*\"[wxa]b?\"",
+        r"|write_(text|bytes)\(|shutil\.(copy|move)|O_CREAT|open\((?!fileobj=).*\"[wxa]b?\"",
         "plugins/*.py",
         (
             "plugins/module_utils/_core/files.py",
             # Package lists and archives that are copied or linked into a folder of its own, for one simulation.
             "plugins/module_utils/_driver/proof.py",
+            "plugins/module_utils/_driver/rpm_proof.py",
             # What a process that was started says, for as long as it runs.
             "plugins/module_utils/_traffic/fabric.py",
             "plugins/module_utils/_traffic/rounds.py",

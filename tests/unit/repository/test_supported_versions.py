@@ -115,8 +115,32 @@ def collections_used(root):
     return {match[1] for line in lines for match in called.finditer(line)}
 
 
+# Installed by who sets an option, and looked for before the first change: {collection: task file, which only that
+# option includes}.
+OPTIONAL = {
+    "ansible.posix": "roles/node_firewall/tasks/firewalld.yml",
+    "community.general": "roles/node_firewall/tasks/ufw.yml",
+}
+
+
 def test_galaxy_requires_the_collections_that_shipped_code_uses():
-    assert set(yaml.safe_load(read(ROOT, "galaxy.yml"))["dependencies"]) == collections_used(ROOT)
+    required = set(yaml.safe_load(read(ROOT, "galaxy.yml"))["dependencies"])
+    assert required | set(OPTIONAL) == collections_used(ROOT)
+    assert not required & set(OPTIONAL)
+
+
+@pytest.mark.parametrize(("collection", "path"), OPTIONAL.items())
+def test_an_optional_collection_is_in_one_task_file_that_is_included_dynamically(collection, path):
+    users = [
+        str(other.relative_to(ROOT))
+        for pattern in ("roles/*/tasks/*.yml", "playbooks/**/*.yml")
+        for other in ROOT.glob(pattern)
+        if f"{collection}." in other.read_text()
+    ]
+    assert users == [path]
+    assert f"import_tasks: {pathlib.Path(path).name}" not in read(ROOT, "roles/node_firewall/tasks/rules.yml")
+    assert f"`{collection}`" in read(ROOT, "README.md")
+    assert collection in read(ROOT, EXAMPLE)
 
 
 @pytest.mark.parametrize(

@@ -168,3 +168,75 @@ def test_the_plugins_own_check_reads_the_config(place):
     assert "wanted a config that the plugin accepts (check-config -strict), seen: " in output
     assert "selecters" in output
     assert place.text(planner.CONFIG) is None
+
+
+# --- over DRA ---------------------------------------------------------------------------------------------------------
+
+KUBELET = "/var/lib/rancher/k3s/agent/kubelet.kubeconfig"
+ACCOUNT = "ServiceAccount/gpufabric-rdma/rdma-device-plugin-node1"
+
+
+def joined(place):
+    """A node whose kubelet has its kubeconfig, in a cluster that makes tokens."""
+    kubelet = place.root / KUBELET.lstrip("/")
+    kubelet.parent.mkdir(parents=True, exist_ok=True)
+    kubelet.write_text(
+        "clusters:\n- cluster:\n    server: https://127.0.0.1:6444\n    certificate-authority: /ca.crt\n"
+        "users:\n- user:\n    client-key-data: c2VjcmV0\n"
+    )
+    (place.root / "proc/sys/kernel/hostname").write_text("node1\n")
+    node = kubectl_cluster.node("node1")
+    node["status"] = {"nodeInfo": {"kubeletVersion": "v1.35.8", "containerRuntimeVersion": "containerd://2.1.4"}}
+    place.cluster.add(node)
+    place.cluster.state(tokens={"*": "the-token"})
+
+
+def test_over_dra_with_an_account_of_its_node_and_back(place):
+    joined(place)
+    output, changed = place.run(device_plugin_api="dra")
+    assert changed > 0, output
+    assert "the-token" not in output
+    secret = place.root / "etc/rdma-device-plugin/token"
+    assert (secret.read_text(), f"{secret.stat().st_mode & 0o777:o}") == ("the-token", "600")
+    kubeconfig = place.text(planner.KUBECONFIG)
+    assert '"server": "https://127.0.0.1:6444"' in kubeconfig
+    assert "c2VjcmV0" not in kubeconfig, "the kubelet's credential is not taken"
+    assert "-mode dra -node-name node1 -kubeconfig /etc/rdma-device-plugin/kubeconfig" in place.text(planner.UNIT)
+    assert [entry["rail"] for entry in json.loads(place.text(planner.CONFIG))["configList"]] == list(range(8))
+    classes = [name for name in place.objects if name.startswith("DeviceClass/")]
+    assert classes == ["DeviceClass//rail.rdma.gpufabric.io"] + [
+        f"DeviceClass//rail-{number}.rdma.gpufabric.io" for number in range(8)
+    ]
+    assert ACCOUNT in place.objects
+    assert "ValidatingAdmissionPolicyBinding//slices.rdma.gpufabric.io" in place.objects
+
+    output, changed = place.run(device_plugin_api="dra")
+    assert changed == 0, output
+
+    output, changed = place.run()
+    assert changed > 0, output
+    assert not secret.exists()
+    assert place.text(planner.KUBECONFIG) is None
+    assert not [name for name in place.objects if name.startswith(("DeviceClass/", "ClusterRole", "ValidatingAdm"))]
+    output, changed = place.run()
+    assert changed == 0, output
+
+
+def test_what_cannot_serve_over_dra_is_refused_before_anything_changes(place):
+    joined(place)
+    place.cluster.state(version="v1.33.2+k3s1", without=["ResourceSlice", "DeviceClass"])
+    config = place.root / "etc/containerd/config.toml"
+    config.parent.mkdir(parents=True, exist_ok=True)
+    config.write_text('version = 2\n[plugins."io.containerd.grpc.v1.cri"]\n  enable_cdi = false\n')
+    output, changed = place.run(fails=True, device_plugin_api="dra")
+    assert changed == 0
+    assert "API server: wanted Kubernetes 1.34 or newer, which serves resource.k8s.io/v1, seen v1.33.2+k3s1" in output
+    assert "container runtime of node1: wanted CDI switched on" in output
+    entries = [
+        {"resourceName": "a", "rdmaHcaMax": 4, "selectors": {"vendors": ["15b3"]}},
+        {"resourceName": "b", "rdmaHcaMax": 4, "api": "dra", "extraSelectors": {"rdmaDevices": ["mlx5_0"]}},
+    ]
+    output, changed = place.run(fails=True, device_plugin_api="both", device_plugin_resources=entries)
+    assert changed == 0
+    assert "mlx5_0 in rdma/a and, with api: dra, in rdma/b" in output
+    assert place.text(planner.UNIT) is None

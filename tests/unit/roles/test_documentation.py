@@ -44,7 +44,7 @@ def test_every_option_says_what_it_is_and_carries_the_name_of_its_role(role):
     for entry_point, spec in entry_points(role).items():
         assert spec.get("short_description"), f"{entry_point} has no short_description"
         for name, option in (spec.get("options") or {}).items():
-            assert name.startswith(f"{role.name}_"), name
+            assert name == role.name or name.startswith(f"{role.name}_"), name
             assert option.get("description"), f"{name} has no description"
             assert option.get("type"), f"{name} has no type"
 

@@ -22,13 +22,18 @@ SECRET = "4f7c-planted-token"
 def bundle(tmp_path):
     folder = tmp_path / "bundle"
     folder.mkdir()
-    rows = {"k3s": b"program", "images.tar": b"images"}
+    rows = {"k3s": b"program", "images.tar": b"images", "plugins.tgz": b"plugins"}
     for name, data in rows.items():
         (folder / name).write_bytes(data)
     sums = {name: hashlib.sha256(data).hexdigest() for name, data in rows.items()}
     program = {"name": "k3s", "version": "v1.35.8+k3s1", "architecture": "amd64", "path": "k3s", "sha256": sums["k3s"]}
     images = [{"reference": name, "path": "images.tar", "sha256": sums["images.tar"]} for name in ("a:1", "b:1")]
-    described = {"schema": 1, "origin": "release", "files": [program], "images": images}
+    # What the roles after this one take; a bundle without them is refused before k3s is touched.
+    plugins = [
+        {"name": name, "version": "v1", "architecture": "amd64", "path": "plugins.tgz", "sha256": sums["plugins.tgz"]}
+        for name in ("cni-plugins", "flannel-cni-plugin")
+    ]
+    described = {"schema": 1, "origin": "release", "files": [program, *plugins], "images": images}
     (folder / "bundle.yml").write_text(yaml.safe_dump(described))
     return folder
 

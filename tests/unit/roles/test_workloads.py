@@ -75,4 +75,4 @@ def test_tolerations_are_read_as_the_scheduler_reads_them(toleration, taint, tol
 def test_the_device_plugin_s_patches_keep_its_tolerations():
     """A kustomize component that set the list would replace it."""
     for path in sorted((rendered_objects.PLUGIN / "components").rglob("*.yaml")):
-        assert "tolerations" not in yaml.safe_dump(yaml.safe_load(path.read_text()))
+        assert "tolerations" not in yaml.safe_dump(list(yaml.safe_load_all(path.read_text())))

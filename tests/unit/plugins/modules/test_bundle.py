@@ -11,17 +11,24 @@ import pathlib
 import subprocess
 import sys
 import threading
+import zipfile
 
 import pytest
 import yaml
+from ansible_collections.gpufabric.rdma.plugins.module_utils._bundle import lock as bundle_lock
 from ansible_collections.gpufabric.rdma.plugins.modules import bundle
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import folder as bundle_folder
+from ansible_collections.gpufabric.rdma.tests.tools.base_images import SLIM, base_archive
 
+STATED = {"sha256": "2" * 64, "by": "https://github.com/Azure/azhpc-images"}
 DIGEST = f"sha256:{'1' * 64}"
 SKOPEO = """#!/bin/sh
 echo "$*" >> "$(dirname "$0")/calls"
 for word; do
-  case $word in docker-archive:*) file=${word#docker-archive:}; echo image > "${file%%:*}";; esac
+  case $word in
+    docker-archive:*:*python*) file=${word#docker-archive:}; cp "$(dirname "$0")/base.tar" "${file%%:*}";;
+    docker-archive:*) file=${word#docker-archive:}; echo image > "${file%%:*}";;
+  esac
 done
 """
 
@@ -168,10 +175,87 @@ def test_an_unknown_name_and_a_missing_file_say_what_to_do(fill):
     assert "bundle_mirrors" in missing["findings"][0]["next_step"]
 
 
+def test_a_lock_of_ones_own_is_checked_and_named(fill):
+    own = lock()
+    own["artifacts"][0]["files"][0]["sha256"] = "12"
+    refused = fill(lock=own)
+    assert refused["findings"][0]["object"] == "lock: artifacts, k3s"
+    assert not fill.folder.exists()
+    fill(lock={**lock(), "origin": "own"})
+    described = yaml.safe_load((fill.folder / "bundle.yml").read_text())
+    assert described["origin"] == "own"
+    assert bundle_folder.findings(described) == []
+
+
+ROOT = pathlib.Path(bundle.__file__).resolve().parents[2]
+LOCKED = yaml.safe_load((ROOT / "lock/artifacts.yml").read_text())
+IMAGE = "images/amd64/rdma-device-plugin-0.1.0.tar"
+
+
+@pytest.fixture
+def collection(fill, tmp_path):
+    """A base for skopeo, wheels of the lock in the folder's place for them, and a plugin of one file."""
+    base_archive(fill.tools / "base.tar", SLIM)
+    (fill.folder / "wheels").mkdir(parents=True)
+    wheel = fill.folder / "wheels/grpcio-1-cp312-cp312-manylinux2014_x86_64.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("grpc/__init__.py", "")
+    for folder in ("device_plugin/rdma_device_plugin", "plugins/module_utils/hca"):
+        (tmp_path / "collection" / folder).mkdir(parents=True)
+        (tmp_path / "collection" / folder / "__init__.py").write_text("")
+    file = {"file": wheel.name, "sha256": sha256(wheel.read_bytes())}
+    return {
+        "locked": LOCKED["plugin_image"],
+        "wheels": [{"name": "grpcio", "version": "1", "files": [file]}],
+        "collection": str(tmp_path / "collection"),
+    }
+
+
+def test_the_plugins_image_is_built_by_digest_described_and_left_alone_the_second_time(fill, collection):
+    checked = fill(check=True, plugin_image=collection)
+    assert [(change["object"], change["action"]) for change in checked["changes"]][-1] == (IMAGE, "build")
+    fill(plugin_image=collection)
+    digest = LOCKED["plugin_image"]["digests"]["index"]
+    assert f"docker://docker.io/library/python@{digest}" in (fill.tools / "calls").read_text()
+    described = yaml.safe_load((fill.folder / "bundle.yml").read_text())
+    assert bundle_folder.findings(described) == []
+    assert bundle_folder.damaged(str(fill.folder), described["images"]) == []
+    assert "localhost/rdma-device-plugin:0.1.0" in bundle_folder.references(described, "amd64")
+    assert [path.name for path in (fill.folder / "images/amd64").iterdir()] == [
+        "flannel-v2.tar",
+        pathlib.Path(IMAGE).name,
+    ]
+    again = fill(plugin_image=collection)
+    assert (again["changed"], again["changes"]) == (False, [])
+    assert fill.folder.joinpath(IMAGE).is_file()
+
+
+def test_a_changed_plugin_or_base_is_built_again(fill, collection):
+    fill(plugin_image=collection)
+    source = pathlib.Path(collection["collection"], "device_plugin/rdma_device_plugin/new.py")
+    source.write_text("NEW = True\n")
+    done = fill(plugin_image=collection)
+    assert [change["object"] for change in done["changes"]] == [IMAGE, "bundle.yml"]
+    other = {**collection, "base": f"example.org/python:3@{DIGEST}"}
+    done = fill(plugin_image=other)
+    assert [change["object"] for change in done["changes"]] == [IMAGE, "bundle.yml"]
+    assert f"docker://example.org/python@{DIGEST}" in (fill.tools / "calls").read_text()
+
+
+def test_a_base_that_cannot_carry_the_plugin_leaves_nothing(fill, collection):
+    base_archive(fill.tools / "base.tar", {name: to for name, to in SLIM.items() if "python" not in name})
+    refused = fill(plugin_image=collection)
+    assert refused["findings"][0]["object"] == "base image docker.io/library/python:3.12.14-slim-bookworm"
+    assert [path.name for path in (fill.folder / "images/amd64").iterdir()] == ["flannel-v2.tar"]
+    (fill.tools / "base.tar").write_text("no archive")
+    assert "base image" in fill(plugin_image=collection)["findings"][0]["object"]
+    assert [path.name for path in (fill.folder / "images/amd64").iterdir()] == ["flannel-v2.tar"]
+
+
 GOOD = {"name": "k3s", "version": "v1", "architecture": "amd64", "path": "files/k3s", "sha256": "0" * 64}
 REFUSED = {
     "no schema": ({"files": [GOOD]}, "schema 1"),
-    "origin": ({"schema": 1, "origin": "mine", "files": [GOOD]}, "origin release or testbed"),
+    "origin": ({"schema": 1, "origin": "mine", "files": [GOOD]}, "origin release or own or testbed"),
     "no sum": ({"schema": 1, "origin": "release", "files": [{**GOOD, "sha256": None}]}, "a sha256"),
     "short sum": ({"schema": 1, "origin": "release", "files": [{**GOOD, "sha256": "abc"}]}, "a sha256"),
     "outside": ({"schema": 1, "origin": "release", "files": [{**GOOD, "path": "../k3s"}]}, "a path inside"),
@@ -206,3 +290,55 @@ def test_the_row_of_the_processor_comes_before_the_one_for_any():
     assert bundle_folder.file_for({"files": [rows[2]]}, "k3s", "amd64", "rhel9")["path"] == "b"
     assert bundle_folder.file_for({"files": [rows[2]]}, "k3s", "amd64", "debian12") is None
     assert "k3s for amd64" in bundle_folder.missing_file({"files": [GOOD]}, "k3s", "arm64", "/srv").seen
+
+
+def driver_lock(data=b"deb"):
+    made = lock()
+    place = "https://example.org/3.2.3/doca-host_3.2.3-019000"
+    rows = [
+        {"architecture": "amd64", "distribution": "ubuntu24.04", "url": f"{place}_amd64.deb", "sha256": sha256(data)},
+        {"architecture": "arm64", "distribution": "ubuntu24.04", "url": f"{place}_arm64.deb", "sha256": None},
+        {
+            "architecture": "amd64",
+            "distribution": "rhel9",
+            "url": f"{place}.x86_64.rpm",
+            "sha256": None,
+            "stated": STATED,
+        },
+    ]
+    row = {"name": "doca-host", "version": "3.2.3", "kind": "package", "used_by": "driver", "files": rows}
+    made["artifacts"] += [row, {**row, "version": "3.2.1", "files": rows[:1]}]
+    return made
+
+
+def test_the_driver_is_in_the_folder_only_where_it_is_asked_for():
+    plain = bundle_lock.wanted(driver_lock(), ["k3s"], ["amd64"], ["ubuntu24.04"])
+    assert "doca-host" not in [row["name"] for row in plain["files"]]
+    with_driver = bundle_lock.wanted(driver_lock(), ["k3s"], ["amd64"], ["ubuntu24.04"], None, "3.2.3")
+    (row,) = [row for row in with_driver["files"] if row["name"] == "doca-host"]
+    assert row["path"] == "files/amd64/doca-host_3.2.3-019000_amd64.deb"
+    assert (row["version"], row["distribution"]) == ("3.2.3", "ubuntu24.04")
+
+
+@pytest.mark.parametrize(
+    ("version", "architectures", "distributions", "sums", "says"),
+    [
+        ("", ["amd64"], [], {}, None),
+        ("3.2.3", ["amd64"], ["ubuntu24.04"], {}, None),
+        ("3.2.3", ["amd64"], [], {}, "bundle_distributions"),
+        ("3.2.3", ["amd64"], ["debian12"], {}, "rhel9 amd64, ubuntu24.04 amd64, ubuntu24.04 arm64"),
+        ("9.9.9", ["amd64"], ["ubuntu24.04"], {}, "no row of this release"),
+        ("3.2.3", ["arm64"], ["ubuntu24.04"], {}, "bundle_sums: {doca-host_3.2.3-019000_arm64.deb: SHA256}"),
+        ("3.2.3", ["amd64"], ["rhel9"], {}, f"one public source states {'2' * 64}: {STATED['by']}"),
+        ("3.2.3", ["amd64"], ["rhel9"], {"doca-host_3.2.3-019000.x86_64.rpm": "2" * 64}, None),
+    ],
+)
+def test_a_driver_that_cannot_be_fetched_is_named_with_what_would_help(
+    version, architectures, distributions, sums, says
+):
+    found = bundle_lock.undrivable(driver_lock(), version, architectures, distributions, sums)
+    if says is None:
+        assert found == []
+    else:
+        (finding,) = found
+        assert says in " ".join(finding)

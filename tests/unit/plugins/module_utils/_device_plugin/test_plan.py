@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import plan as planner
 from ansible_collections.gpufabric.rdma.tests.tools.device_plugin_wanted import WANTED
@@ -11,6 +13,9 @@ NOTHING = {
     "stamp": "",
     "config": None,
     "unit": None,
+    "kubeconfig": None,
+    "token": None,
+    "clusters": {},
     "enabled": False,
     "home": False,
     "service": {"state": "inactive (dead)", "active": False, "main_pid": 0, "stale": False, "status": ""},
@@ -157,3 +162,42 @@ def test_what_the_libraries_lack_is_reported_before_anything_changes(state, want
     assert text in made.findings[0].wanted
     assert not made.changes
     assert planner.plan({**SERVED, **state}, {**WANTED, **wanted}).findings == []
+
+
+# --- over DRA ---------------------------------------------------------------------------------------------------------
+
+KUBELET = "/var/lib/rancher/k3s/agent/kubelet.kubeconfig"
+CLUSTER = {"server": "https://127.0.0.1:6444", "certificate-authority": "/ca.crt"}
+OVER_DRA = {"kubeconfig": {"source": KUBELET, "server": ""}}
+WRITTEN = {"content": planner.kubeconfig(CLUSTER), "mode": "0644"}
+
+
+def test_over_dra_a_kubeconfig_names_the_kubelets_server_and_a_token_of_its_own():
+    assert (planner.KUBECONFIG, "write") in actions({**NOTHING, "clusters": {KUBELET: CLUSTER}}, **OVER_DRA)
+    document = json.loads(WRITTEN["content"])
+    assert document["clusters"][0]["cluster"] == CLUSTER
+    assert document["users"][0]["user"] == {"tokenFile": planner.TOKEN}
+    known = {**SERVED, "clusters": {KUBELET: CLUSTER}, "kubeconfig": WRITTEN}
+    assert actions(known, **OVER_DRA) == []
+    moved = {"kubeconfig": {"source": KUBELET, "server": "https://10.0.0.1:6443"}}
+    assert actions(known, **moved) == [(planner.KUBECONFIG, "write"), (planner.OBJECT, "restart")]
+
+
+def test_a_node_that_has_joined_no_cluster_gets_the_plugin_and_is_told():
+    made = planner.plan({**NOTHING, "clusters": {KUBELET: None}}, {**WANTED, **OVER_DRA})
+    assert planner.KUBECONFIG not in [change.object for change in made.changes]
+    assert "has not joined a cluster" in made.not_verified[0]
+
+
+def test_without_dra_kubeconfig_and_token_of_an_earlier_run_go_and_no_token_is_shown():
+    left = {**SERVED, "kubeconfig": WRITTEN, "token": {"content": "a token", "mode": ""}}
+    assert actions(left) == [
+        (planner.KUBECONFIG, "remove"),
+        (planner.TOKEN, "remove"),
+        (planner.OBJECT, "restart"),
+    ]
+    assert [name for name, _action in actions(left, present=False)][2:5] == [
+        planner.UNIT,
+        planner.KUBECONFIG,
+        planner.TOKEN,
+    ]

@@ -8,7 +8,7 @@ import time
 
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import ask, node
-from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin.plan import CONFIG, ENABLED, SERVICE
+from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin.plan import CONFIG, ENABLED, SERVICE, UNIT
 
 NAMES = [f"rail{number}" for number in range(8)]
 
@@ -44,3 +44,17 @@ def test_eight_silent_sockets_take_no_longer_than_one(tmp_path, monkeypatch):
     assert [found[name]["sockets"] for name in NAMES] == [{path: why} for path, why in told.items()]
     assert found["gone"] == {"sockets": {}, "by": SERVICE}
     assert "../up" not in found
+
+
+@pytest.mark.parametrize(
+    ("mode", "wanted"),
+    [("", ["a", "b"]), (" -mode device-plugin", ["a", "b"]), (" -mode both", ["a"]), (" -mode dra", [])],
+)
+def test_what_is_served_over_dra_has_no_socket_to_ask(root, mode, wanted):
+    (root / ENABLED[1:]).symlink_to("../rdma-device-plugin.service")
+    (root / UNIT[1:]).write_text(f"[Service]\nExecStart=/venv/bin/python3 plugin.pyz -use-cdi{mode} -node-name n\n")
+    entries = [{"resourceName": "a"}, {"resourcename": "b", "API": "dra"}]
+    if mode in ("", " -mode device-plugin"):
+        entries[1].pop("API")
+    (root / CONFIG[1:]).write_text(json.dumps({"configList": entries}))
+    assert list(node.served(str(root))) == wanted

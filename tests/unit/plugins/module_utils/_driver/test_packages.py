@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.filter.driver import driver_repository
-from ansible_collections.gpufabric.rdma.plugins.module_utils._driver import packages
+from ansible_collections.gpufabric.rdma.plugins.module_utils._driver import origins, packages
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.paths import HEADER
 
 URL = "https://mirror.example.net/doca/3.2.1/"
@@ -44,6 +46,13 @@ def test_the_apt_files():
         "Pin: release l=DOCA-HOST*",
         "Pin-Priority: -1",
     ]
+
+
+def test_a_repository_out_of_a_verified_package_needs_no_key():
+    repository = {"url": "file:///var/lib/x/repo/", "trusted": True}
+    assert packages.repository_file("apt", repository, "doca").endswith("Suites: ./\nTrusted: yes\n")
+    assert "gpgcheck=0\npriority=10" in packages.repository_file("dnf", repository, "doca")
+    assert "gpgkey" not in packages.repository_file("dnf", repository, "doca")
 
 
 def test_the_drop_in_of_openibd():
@@ -140,9 +149,104 @@ def test_a_users_own_packages_are_no_stack():
     assert kept == {"doca-telemetry-of-ours", "my-doca-app", "rdma-core", "isert-notes"}
 
 
-def test_user_space_that_the_stack_has_replaced():
-    installed = {"rdma-core": "2507mlnx58-1.2507097", "libibverbs1": "50.0-2", "mlnx-tools": "24.10-1mlnx1"}
-    assert packages.replaced_packages(installed) == ["rdma-core"]
+# Version strings of DOCA 3.2.1 and of its predecessors, as apt shows them on a node.
+POLICY = """\
+rdma-core:
+  Installed: 2510.0.11-1
+  Candidate: 2510.0.11-1
+  Version table:
+ *** 2510.0.11-1 500
+        500 https://linux.mellanox.com/public/repo/doca/3.2.1/ubuntu24.04/x86_64 ./ Packages
+        100 /var/lib/dpkg/status
+     50.0-2ubuntu0.2 500
+        500 http://mirror.example/ubuntu noble-updates/main amd64 Packages
+     50.0-2build2 500
+        500 http://mirror.example/ubuntu noble/main amd64 Packages
+libibverbs1:
+  Installed: 2510.0.11-1
+  Candidate: 2510.0.11-1
+  Version table:
+ *** 2510.0.11-1 100
+        100 /var/lib/dpkg/status
+     50.0-2build2 500
+        500 http://mirror.example/ubuntu noble/main amd64 Packages
+librdmacm1t64:
+  Installed: 2507mlnx58-1.2507097
+  Candidate: 2507mlnx58-1.2507097
+  Version table:
+ *** 2507mlnx58-1.2507097 500
+        500 file:/var/lib/gpufabric-rdma/doca-host-3.1.0/root/usr/share/doca-host-3.1.0/repo ./ Packages
+        100 /var/lib/dpkg/status
+     50.0-2build2 500
+        500 http://mirror.example/ubuntu noble/main amd64 Packages
+perftest:
+  Installed: 25.10.0-0.128.g8f1c7ab
+  Candidate: 25.10.0-0.128.g8f1c7ab
+  Version table:
+ *** 25.10.0-0.128.g8f1c7ab 500
+        500 https://mirror.example.net/doca ./ Packages
+        100 /var/lib/dpkg/status
+     4.5-1 -1
+         -1 http://mirror.example/ubuntu noble/universe amd64 Packages
+mft:
+  Installed: 4.34.1-10
+  Candidate: 4.34.1-10
+  Version table:
+ *** 4.34.1-10 500
+        500 https://linux.mellanox.com/public/repo/doca/3.2.1/ubuntu24.04/x86_64 ./ Packages
+        100 /var/lib/dpkg/status
+libibumad3:
+  Installed: 50.0-2build2
+  Candidate: 50.0-2ubuntu0.2
+  Version table:
+     50.0-2ubuntu0.2 500
+        500 http://mirror.example/ubuntu noble-updates/main amd64 Packages
+ *** 50.0-2build2 500
+        500 http://mirror.example/ubuntu noble/main amd64 Packages
+        100 /var/lib/dpkg/status
+our-mlnx5-tool:
+  Installed: 1.0mlnx5
+  Candidate: 1.0mlnx5
+  Version table:
+ *** 1.0mlnx5 100
+        100 /var/lib/dpkg/status
+     0.9 500
+        500 http://apt.example.net/ours stable/main amd64 Packages
+"""
+MIRROR = ["https://mirror.example.net/doca/"]
+
+
+def installed_of(policy):
+    names = re.findall(r"^(\S+):$", policy, re.MULTILINE)
+    return dict(zip(names, re.findall(r"Installed: (\S+)", policy)))
+
+
+def test_user_space_of_the_stack_is_known_by_where_it_came_from():
+    installed = installed_of(POLICY)
+    replaced, foreign = packages.replaced_packages(installed, origins.parse_policy(POLICY, MIRROR))
+    assert replaced == {name: installed[name] for name in ("libibverbs1", "librdmacm1t64", "perftest", "rdma-core")}
+    assert foreign == ["mft"]
+    # A mirror that is not known to be one: its perftest is someone's own.
+    assert "perftest" not in packages.replaced_packages(installed, origins.parse_policy(POLICY, []))[0]
+    assert packages.replaced_packages(installed, {}) == ({}, [])
+
+
+def test_dnf_remembers_the_repository_of_each_package():
+    told = "rdma-core doca\nlibibverbs gpufabric-rdma-driver\nperftest appstream\nlibibumad @commandline\nmft doca\n\n"
+    offers = "rdma-core 57.0-2.el9 baseos\nlibibverbs 57.0-2.el9 baseos\nlibibumad 57.0-2.el9 baseos\nmft 4.34 doca\n"
+    installed = dict.fromkeys(["rdma-core", "libibverbs", "libibumad", "mft"], "2510.0.11-1.el9") | {
+        "perftest": "24.07"
+    }
+    replaced, foreign = packages.replaced_packages(installed, origins.parse_repoquery(told, offers))
+    assert list(replaced) == ["libibumad", "libibverbs", "rdma-core"]
+    assert foreign == ["mft"]
+
+
+def test_the_way_back_hides_exactly_the_versions_of_the_stack():
+    assert packages.restore_pins({"rdma-core": "2510.0.11-1", "perftest": "25.10.0-0.128"}) == (
+        "Package: rdma-core\nPin: version 2510.0.11-1\nPin-Priority: -1\n\n"
+        "Package: perftest\nPin: version 25.10.0-0.128\nPin-Priority: -1\n"
+    )
 
 
 def test_the_kernel_packages_that_a_hold_keeps():
@@ -174,7 +278,7 @@ LOCK = {
             "name": "doca",
             "version": "3.2.1",
             "kind": "dnf",
-            "key": {"url": "https://x", "fingerprint": None},
+            "keys": [{"id": None, "fingerprint": None, "stated_by": ["https://x"]}],
             "places": [{"distribution": "rhel9", "architecture": "amd64", "url": URL}],
         }
     ]

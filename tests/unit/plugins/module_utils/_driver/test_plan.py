@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import shutil
 
 import pytest
@@ -37,7 +38,7 @@ def wanted(keys):
         "repository": {
             "url": "https://mirror.example.net/doca/",
             "key": keys[0].public,
-            "fingerprint": keys[0].fingerprint,
+            "fingerprints": [keys[0].fingerprint],
             "label": "DOCA-HOST*",
             "known": "",
         },
@@ -59,6 +60,8 @@ def state(manager="apt", os=None, flavor="inbox", installed=None, **more):
         "unfinished": {},
         "files": dict.fromkeys(files),
         "foreign_repositories": [],
+        "enabled_repositories": [("baseos", ""), ("epel", "")],
+        "origins": {},
         "kernels": [KERNEL],
         "headers": {KERNEL: True},
         "builds": [],
@@ -81,8 +84,9 @@ def carried_out(node, wanted):
     done = []
 
     def run(argv, environment=None, cwd=None):
-        done.append(" ".join(argv))
-        return 0, "", ""
+        words = [re.sub(r"/var/tmp/gpufabric-driver-\w+", "TRIAL", word) for word in argv]
+        done.append(" ".join(words))
+        return 0, "there\n" if "repoquery" in argv else "", ""
 
     made = plan(node, wanted)
     installer = Installer(node, wanted, run, trial_build=False)
@@ -114,7 +118,13 @@ def test_the_whole_order_on_rhel(wanted, version, kernel):
     rhel = {"id": "rhel", "version_id": version, "like": ["fedora"], "pretty_name": f"RHEL {version}"}
     old = {"mlnx-ofa_kernel": "24.10-OFED.24.10.2.1.8.1", "kmod-mlnx-ofa_kernel": "24.10", "gcc": "11", "make": "4"}
     node = state("dnf", rhel, "mlnx_ofed", old, kernels=[kernel], headers={kernel: False})
+    trial = "dnf --setopt=reposdir=TRIAL/repos"
     assert carried_out(node, {**wanted, "remove_allowed": True}) == [
+        f"{trial} repoquery --available kernel-devel-{kernel}",
+        f"{trial} repoquery --available dkms",
+        f"{trial} repoquery --available elfutils-libelf-devel",
+        f"{trial} install --assumeyes --setopt=install_weak_deps=False doca-ofed-3.2.1* --downloadonly",
+        "rpmkeys --dbpath TRIAL/rpmdb --import TRIAL/key.asc",
         f"dnf install --assumeyes --setopt=install_weak_deps=False kernel-devel-{kernel} dkms elfutils-libelf-devel",
         "dnf remove --assumeyes --setopt=clean_requirements_on_remove=False kmod-mlnx-ofa_kernel mlnx-ofa_kernel",
         "/etc/pki/rpm-gpg/RPM-GPG-KEY-gpufabric-rdma-driver",
@@ -122,6 +132,71 @@ def test_the_whole_order_on_rhel(wanted, version, kernel):
         "/etc/systemd/system/openibd.service.d/20-gpufabric-rdma-driver.conf",
         "dnf install --assumeyes --setopt=install_weak_deps=False doca-ofed-3.2.1*",
     ]
+
+
+@pytest.mark.parametrize(
+    ("enabled", "stops"),
+    [
+        ([("rhel-9-for-x86_64-baseos-rpms", ""), ("rhel-9-for-x86_64-appstream-rpms", "")], True),
+        ([("baseos", ""), ("crb", "")], True),
+        ([], True),
+        ([("baseos", ""), ("epel", "")], False),
+        ([("appstream", "baseurl=https://mirror.example.net/epel/9/\n")], False),
+        ([("baseos", ""), ("site-extra", "")], False),
+    ],
+)
+def test_on_rhel_dkms_needs_epel_and_the_preflight_says_so(wanted, enabled, stops):
+    rhel = {"id": "rhel", "version_id": "9.6", "like": ["fedora"], "pretty_name": "RHEL 9.6"}
+    node = state("dnf", rhel, installed={"gcc": "11"}, enabled_repositories=enabled)
+    made = plan(node, wanted)
+    if stops:
+        assert one_problem(made).object == "package dkms"
+        assert "epel-release" in made.findings[0].next_step
+    else:
+        assert made.findings == []
+    node["packages"]["dkms"] = "3.2.2"
+    assert plan(node, wanted).findings == []
+
+
+NVIDIA = [
+    dkms.Build("nvidia", "570.86.15", KERNEL, "installed", ""),
+    dkms.Build("nvidia-fs", "2.24", KERNEL, "installed", ""),
+]
+
+
+def test_a_closed_nvidia_driver_is_rebuilt_on_consent_after_the_stack(wanted):
+    node = state(builds=NVIDIA, nvidia={"closed": True, "stale": None})
+    asked = one_problem_of(plan(node, wanted))
+    assert asked.object == "NVIDIA driver nvidia 570.86.15"
+    assert "driver_nvidia_rebuild_allowed: true" in asked.next_step
+    denied = plan(node, {**wanted, "nvidia_rebuild_allowed": False})
+    command = f"dkms remove -m nvidia -v 570.86.15 -k {KERNEL} && dkms install -m nvidia"
+    assert denied.findings == []
+    assert command in denied.notes[0]
+    allowed = plan(node, {**wanted, "nvidia_rebuild_allowed": True})
+    assert listed(allowed)[-1] == (f"DKMS module nvidia 570.86.15 for {KERNEL}", "rebuild")
+    rhel = {"id": "rhel", "version_id": "9.6", "like": ["fedora"], "pretty_name": "RHEL 9.6"}
+    tools = dict.fromkeys(["dkms", "gcc", "make", "elfutils-libelf-devel"], "1")
+    node = state("dnf", rhel, installed=tools, builds=NVIDIA, nvidia={"closed": True, "stale": None})
+    done = carried_out(node, {**wanted, "nvidia_rebuild_allowed": True})
+    assert done[-5] == "dnf install --assumeyes --setopt=install_weak_deps=False doca-ofed-3.2.1*"
+    # It is built beside the old one before that goes.
+    assert [line.split(" -")[0] for line in done[-4:]] == ["dkms add", "dkms build", "dkms remove", "dkms install"]
+    assert "--dkmstree TRIAL" in done[-3]
+
+
+def test_an_nvidia_driver_that_needs_no_rebuild_is_left_alone(wanted):
+    node = converged(wanted)
+    node["builds"] += NVIDIA
+    for nvidia, there in (({"closed": True, "stale": None}, []), ({"closed": False, "stale": "x"}, []), (None, [])):
+        node["nvidia"] = nvidia
+        assert listed(plan(node, wanted)) == there
+    # An earlier run, or whoever installed the stack, has left it behind.
+    node["nvidia"] = {"closed": True, "stale": "it was built without peer-memory support"}
+    allowed = {**wanted, "nvidia_rebuild_allowed": True}
+    assert listed(plan(node, allowed)) == [(f"DKMS module nvidia 570.86.15 for {KERNEL}", "rebuild")]
+    node["builds"] = [build for build in node["builds"] if build.module == BASE]
+    assert "install it again" in plan(node, allowed).notes[0]
 
 
 def test_rhel_8_is_refused(wanted):
@@ -175,7 +250,8 @@ def test_another_stack_goes_first_and_only_on_consent(wanted):
 
 def test_back_to_inbox(wanted):
     node = converged(wanted)
-    node["packages"]["rdma-core"] = "2507mlnx58-1.2507097"
+    node["packages"]["rdma-core"] = "2510.0.11-1"
+    node["origins"] = {"rdma-core": {"vendor": True, "offered": True, "elsewhere": True}}
     made = plan(node, {"flavor": "inbox", "remove_allowed": True})
     assert listed(made) == [
         ("driver stack", "take out"),
@@ -193,16 +269,37 @@ def test_the_key_is_the_pinned_one_and_alone(wanted, keys):
     def with_key(text, fingerprint=None):
         changed = copy.deepcopy(wanted)
         changed["repository"]["key"] = text
-        changed["repository"]["fingerprint"] = keys[0].fingerprint if fingerprint is None else fingerprint
+        changed["repository"]["fingerprints"] = [keys[0].fingerprint] if fingerprint is None else fingerprint
         return plan(state(), changed)
 
-    assert one_problem(with_key(keys[1].public)).seen == keys[1].fingerprint
+    other = one_problem(with_key(keys[1].public))
+    assert other.seen.startswith(f"{keys[1].fingerprint} (in no source that the lock names: ")
+    assert f"driver_repository_fingerprint: {keys[1].fingerprint}" in other.next_step
     both = one_problem(with_key(keys[0].public + keys[1].public))
-    assert both.seen == f"{keys[0].fingerprint}, {keys[1].fingerprint}"
-    assert one_problem(with_key("<html>")).seen == "no OpenPGP key in the file"
-    assert one_problem(with_key(keys[0].public, "")).object == "driver_repository_fingerprint"
+    assert both.seen.startswith(f"{keys[0].fingerprint} (accepted); {keys[1].fingerprint} (in no source")
+    assert both.next_step.endswith(f"driver_repository_fingerprint: {keys[1].fingerprint}")
+    page = one_problem(with_key("<html>"))
+    assert (page.seen, "accept" in page.next_step) == ("no OpenPGP key in the file", False)
+    unverified = one_problem(with_key(keys[0].public, []))
+    assert unverified.object == "driver_repository_fingerprint"
+    assert "not verified" in unverified.seen
+    assert f"driver_repository_fingerprint: {keys[0].fingerprint} to accept it" in unverified.next_step
     spaced = " ".join(keys[0].fingerprint[at : at + 4] for at in range(0, 40, 4)).lower()
-    assert with_key(keys[0].public, spaced).findings == []
+    assert with_key(keys[0].public, [spaced]).findings == []
+
+
+def test_either_of_two_keys_may_sign_and_a_file_may_hold_both(wanted, keys):
+    wanted["repository"]["fingerprints"] = [key.fingerprint for key in keys]
+    for text in (keys[0].public, keys[1].public, keys[0].public + keys[1].public):
+        wanted["repository"]["key"] = text
+        assert plan(state(), wanted).findings == []
+
+
+def test_a_key_that_the_lock_names_for_another_release_is_called_that(wanted, keys):
+    named = {"id": keys[1].fingerprint[-16:], "fingerprint": None, "release": "3.2.1 for ubuntu22.04"}
+    wanted["repository"] |= {"key": keys[1].public, "known_keys": [{**named, "stated_by": ["https://x.example"]}]}
+    seen = one_problem(plan(state(), wanted)).seen
+    assert "name a key with this id for 3.2.1 for ubuntu22.04, see https://x.example" in seen
 
 
 def test_fingerprints_are_those_that_gpg_prints(keys):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 
@@ -64,7 +65,7 @@ def proof(repositories):
         repository = {
             "url": f"file://{repositories['repositories'][name]}/",
             "key": (repositories["folder"] / f"{key}.asc").read_text(),
-            "fingerprint": fingerprint,
+            "fingerprints": [fingerprint],
             "label": "DOCA-HOST*",
         }
         proof.prepare(repository, "doca test")
@@ -99,8 +100,10 @@ def test_a_good_repository_passes_up_to_the_download(proof, repositories):
 def test_a_repository_signed_by_someone_else(proof):
     strange = proof("strange")
     finding = refused(strange.update, strange.repository)
-    assert finding.wanted == f"signed by the key {strange.repository['fingerprint']}"
+    assert finding.wanted == f"signed by the key {strange.repository['fingerprints'][0]}"
     assert "NO_PUBKEY" in finding.seen or "not signed" in finding.seen
+    assert re.search(r"\n[0-9A-F]{16,40}: in no source that the lock names", finding.seen), finding.seen
+    assert "driver_repository_fingerprint" in finding.next_step
 
 
 def test_a_repository_that_is_not_there(proof):
@@ -208,3 +211,22 @@ def test_a_build_that_fails_shows_the_error_of_the_compiler(proof, headers, kern
     assert finding.wanted == f"built for kernel {kernel}"
     assert "the node's driver is unchanged" in finding.seen
     assert "this kernel has no struct devlink_port_ops" in finding.seen
+
+
+@pytest.mark.parametrize("signature", ["foreign", "none", "no release file"])
+def test_a_repository_out_of_a_verified_package_needs_no_signature(repositories, tmp_path, signature):
+    folder = tmp_path / "repo"
+    shutil.copytree(repositories["repositories"]["strange"], folder)
+    if signature != "foreign":
+        text = (folder / "InRelease").read_text()
+        (folder / "InRelease").unlink()
+        if signature == "none":
+            body = text.partition("\n\n")[2].partition("-----BEGIN PGP SIGNATURE")[0]
+            (folder / "Release").write_text(body)
+    trusted = {"url": f"file://{folder}/", "key": "", "fingerprints": [], "label": "DOCA-HOST*", "trusted": True}
+    with Proof(run) as proof:
+        proof.prepare(trusted, "doca test")
+        proof.update(trusted)
+        assert proof.candidate("doca-ofed", "3.3.0", None) == "3.3.0-044000"
+        (archive,) = proof.fetch(SECOND)
+        assert os.path.exists(archive)

@@ -479,6 +479,67 @@ def test_without_a_dns_service_the_name_is_not_verified():
     assert (item["status"], item["seen"]) == ("not_verified", "the cluster has no DNS service")
 
 
+PEER = "@@ peer\n10.42.0.12     STREAM workload-node2.peers\n10.42.0.12     DGRAM\n@@= 0\n"
+
+
+def peer_checks(*sections, ip="10.42.0.12", hosts=2):
+    """The check of the first node's workload pod; ip: of the second's."""
+    nodes = [host(number) for number in range(1, hosts + 1)]
+    offered = cluster(nodes=[node(number) for number in range(1, hosts + 1)])
+    plan = kube_pods.plan(nodes, offered, OPTIONS)
+    states = {pod["name"]: {**running(), "ip": ip} for pod in plan["pods"]}
+    answer = ROCE.partition("@@ peer")[0] + "".join(sections)
+    run = {"pods": states, "answers": {pod["name"]: answer for pod in plan["pods"] if pod["kind"] == "workload"}}
+    found = pod_checks.judge(nodes, offered, plan, run, {"check_mode": False})
+    return plan, [item for name, item in found if item["id"] == "pod:workload:peer" and name == nodes[0]["host"]]
+
+
+def test_each_workload_looks_up_the_next_one_over_a_headless_service():
+    plan, _checks = peer_checks(PEER)
+    assert [pod["peer"]["name"] for pod in plan["pods"] if pod["kind"] == "workload"] == [
+        "workload-node2.peers",
+        "workload-node1.peers",
+    ]
+    assert not any("peer" in pod for pod in plan["pods"] if pod["kind"] != "workload")
+    (service,) = [one for one in plan["objects"] if one["kind"] == "Service"]
+    assert service["spec"] == {
+        "clusterIP": "None",
+        "selector": {"rdma.gpufabric.io/test": "workload"},
+        "publishNotReadyAddresses": True,
+    }
+    for pod in (one for one in plan["objects"] if one["kind"] == "Pod"):
+        named = {name: pod["spec"][name] for name in ("hostname", "subdomain") if name in pod["spec"]}
+        workload = pod["metadata"]["labels"]["rdma.gpufabric.io/test"] == "workload"
+        assert named == ({"hostname": pod["metadata"]["name"], "subdomain": "peers"} if workload else {})
+    (alone,) = [pod for pod in peer_checks(hosts=1)[0]["pods"] if pod["kind"] == "workload"]
+    assert alone["peer"]["pod"] == alone["name"]
+
+
+@pytest.mark.parametrize(
+    ("section", "ip", "status", "words"),
+    [
+        (PEER, "10.42.0.12", "passed", "10.42.0.12"),
+        (PEER, "10.42.0.13", "failed", "10.42.0.12"),
+        ("@@ peer\n@@= 2\n", "10.42.0.12", "failed", "no answer"),
+        ("", "10.42.0.12", "not_verified", "not asked"),
+        (PEER, None, "not_verified", "has no address"),
+    ],
+)
+def test_the_peers_name_has_to_give_its_pods_address(section, ip, status, words):
+    _plan, (item,) = peer_checks(section, ip=ip)
+    assert item["status"] == status
+    assert words in item["seen"]
+
+
+def test_a_node_with_dots_in_its_name_has_a_pod_with_a_name_of_dns():
+    (workload, *_others) = kube_pods.plan([host(1)], cluster(nodes=[node(1, name="node1.example.org")]), OPTIONS)[
+        "pods"
+    ]
+    made = kube_pods.manifest(workload, "tests", {"image": "a", "mounts": {}})
+    assert made["metadata"]["name"] == "workload-node1.example.org"
+    assert made["spec"]["hostname"] == "workload-node1-example-org"
+
+
 @pytest.mark.parametrize(
     ("noted", "words"),
     [

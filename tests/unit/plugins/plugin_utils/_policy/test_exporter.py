@@ -205,6 +205,8 @@ NO_MATTER = {
     "device_plugin_migrate_allowed",
     "device_plugin_server",
     "device_plugin_kubectl",
+    "device_plugin_api_server",
+    "device_plugin_kubelet_kubeconfig",
     "networks_sriov_recreate_allowed",
     "networks_takeover_allowed",
     "networks_wait_seconds",

@@ -397,7 +397,7 @@ def test_the_map_shows_every_gpu_and_every_port_of_a_physical_function(fixture):
 
 def test_the_tree_of_the_map_is_that_of_pci():
     facts = made.facts("a100-8x-cx6")
-    leaves = [leaf for leaf in drawing._leaves(facts) if leaf["group"] == (0, 1)]
+    leaves = [leaf for leaf in drawing._leaves(facts, []) if leaf["group"] == (0, 1)]
     rows = [(depth, row if isinstance(row, str) else row["name"]) for depth, row in drawing._flat(leaves, (0, 1))]
     names = [name for _depth, name in rows]
     assert [name for name in names if "GPU" in name or "mlx5" in name] == ["GPU 0", "GPU 1", "mlx5_0", "mlx5_1"]

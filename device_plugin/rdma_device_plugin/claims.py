@@ -1,0 +1,127 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""ResourceClaims: what the scheduler gave to one, and what was prepared for it. Pure; what the API holds is input."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple, Optional
+
+from .devices import DRIVER
+
+# A UID becomes part of a file name. The API server's are UUIDs; names of both kinds are DNS subdomains.
+_UID = re.compile(r"[0-9A-Za-z][0-9A-Za-z-]{0,63}\Z")
+_SHOWN = 80
+
+
+class Refused(Exception):
+    """Why a claim cannot be prepared: object, wanted, seen, next step. The kubelet shows it as the pod's event."""
+
+
+class Key(NamedTuple):
+    """Which claim the kubelet means."""
+
+    namespace: str
+    name: str
+    uid: str
+
+    @property
+    def text(self) -> str:
+        return f"{shown(self.namespace)}/{shown(self.name)}"
+
+
+class Result(NamedTuple):
+    """A device that was allocated. share: tells apart allocations of one device. requests: none means all."""
+
+    device: str
+    pool: str
+    requests: tuple[str, ...] = ()
+    share: Optional[str] = None
+
+
+class Prepared(NamedTuple):
+    """A device in a container. files: character devices; env: for the container's libraries."""
+
+    result: Result
+    hca: str
+    port: Optional[int] = None
+    files: tuple[str, ...] = ()
+    env: tuple[tuple[str, str], ...] = ()
+
+
+class Record(NamedTuple):
+    """A claim that is prepared."""
+
+    key: Key
+    devices: tuple[Prepared, ...] = ()
+
+
+def shown(text: Any) -> str:
+    """Text of others for a message: short, one line."""
+    plain = str(text)
+    short = plain if len(plain) <= _SHOWN else f"{plain[:_SHOWN]}..."
+    return short if short.isprintable() else short.encode("unicode_escape", "backslashreplace").decode("ascii")
+
+
+def valid_uid(uid: str) -> bool:
+    return bool(_UID.match(uid))
+
+
+def check(key: Key) -> None:
+    """Refused for what cannot be a claim."""
+    if not valid_uid(key.uid):
+        raise Refused(f'claim {key.text}: uid "{shown(key.uid)}" is not one: wanted letters, digits and -, at most 64')
+    if not key.name or not key.namespace:
+        raise Refused(f"claim {key.uid}: namespace or name is empty")
+
+
+def results(claim: Any, key: Key, node: str) -> tuple[Result, ...]:
+    """Our devices in a claim's allocation. Refused when it is another claim, not allocated, or not for this node."""
+    uid = _at(claim, "metadata", "uid")
+    if uid != key.uid:
+        raise Refused(
+            f"claim {key.text}: the kubelet wants uid {key.uid}, the API server has {shown(uid)}: it was deleted and "
+            "made again; delete the pod that uses the old one"
+        )
+    allocation = _at(claim, "status", "allocation")
+    listed = _at(allocation, "devices", "results")
+    if not isinstance(listed, list):
+        raise Refused(f"claim {key.text}: it is not allocated; the scheduler does that for the pod that uses it")
+    _no_parameters(allocation, key)
+    found = tuple(_result(one, key, node) for one in listed if _at(one, "driver") == DRIVER)
+    if not found:
+        raise Refused(f"claim {key.text}: no device of {DRIVER} is allocated to it")
+    return found
+
+
+def _result(one: Any, key: Key, node: str) -> Result:
+    pool, device, request = (_at(one, name) for name in ("pool", "device", "request"))
+    if not all(isinstance(value, str) and value for value in (pool, device)):
+        raise Refused(f"claim {key.text}: an allocated device has no pool or name: {shown(one)}")
+    if pool != node:
+        raise Refused(
+            f"claim {key.text}: device {shown(device)} is of pool {shown(pool)}, this node's is {node}; is -node-name "
+            "that of the Node object?"
+        )
+    share = _at(one, "shareID")
+    # A request with alternatives is allocated as request/alternative; pods name the request.
+    requests = (request.partition("/")[0],) if isinstance(request, str) and request else ()
+    return Result(device, pool, requests, share if isinstance(share, str) else None)
+
+
+def _no_parameters(allocation: Any, key: Key) -> None:
+    """Parameters that are not understood must not be ignored: someone relies on them."""
+    listed = _at(allocation, "devices", "config")
+    for one in listed if isinstance(listed, list) else ():
+        if _at(one, "opaque", "driver") == DRIVER:
+            raise Refused(
+                f"claim {key.text}: it has opaque parameters for {DRIVER}, which takes none: remove the config of that "
+                "driver from the claim or its DeviceClass"
+            )
+
+
+def _at(found: Any, *path: str) -> Any:
+    for name in path:
+        found = found.get(name) if isinstance(found, dict) else None
+    return found

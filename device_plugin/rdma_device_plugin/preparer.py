@@ -1,0 +1,276 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Prepares claims: what was allocated becomes a CDI spec and a line of the checkpoint. Each claim has an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable
+from typing import Any, Callable, Optional
+
+from . import allocation, checkpoint, claims, claimspecs, devices, log, pools
+from .claims import Key, Prepared, Record, Refused, Result
+from .devices import Device
+from .kubeapi import Api, ApiProblem
+from .pools import Inventory
+from .worker import Worker
+
+_NOT_IN_ENV = re.compile("[^A-Z0-9]")
+
+
+class Preparer:
+    """The claims of this node.
+
+    root: where /dev of the node is. stale: called when a character device of the pool is found missing.
+    patience: seconds for a write of a file.
+    """
+
+    def __init__(
+        self,
+        api: Api,
+        files: Worker,
+        path: str,
+        cdi_directory: str,
+        root: str = "/",
+        patience: float = 5.0,
+        stale: Callable[[], None] = lambda: None,
+    ):
+        self.records: dict[str, Record] = {}
+        self.answers: Counter[str] = Counter()
+        self.error = ""
+        self.devices: tuple[Device, ...] = ()
+        self.inventory = Inventory()
+        self._api, self._files = api, files
+        self._path, self._cdi = path, cdi_directory
+        self._root, self._patience, self._stale = root, patience, stale
+        self._writing = asyncio.Lock()
+        self._claims: dict[str, tuple[asyncio.Lock, int]] = {}
+        # Claims that have a spec but no record, after the loss of the checkpoint.
+        self._unknown: dict[str, Optional[Key]] = {}
+
+    # Start.
+
+    async def load(self) -> None:
+        """Read the checkpoint; a damaged one is set aside, and what was prepared is found by its CDI specs."""
+        lost = False
+        try:
+            self.records = await self._file(checkpoint.load, self._path)
+        except checkpoint.Damaged as damage:
+            lost = True
+            aside = await self._file(checkpoint.set_aside, self._path)
+            log.error(
+                "the checkpoint of prepared claims is damaged and was set aside; it is made anew from the CDI specs "
+                "and the API server",
+                reason=str(damage),
+                file=aside,
+            )
+        there = await self._file(claimspecs.present, self._cdi)
+        unknown = {uid: key for uid, key in there.items() if uid not in self.records}
+        if lost:
+            self._unknown = unknown
+        else:
+            for uid in unknown:  # a crash between the removal of a record and of its spec
+                await self._file(claimspecs.remove, self._cdi, uid)
+        await self.keep()
+        log.info("prepared claims", known=len(self.records), to_be_found=len(self._unknown))
+
+    async def rebuild(self) -> None:
+        """After a lost checkpoint: ask the API server for the claims that have a CDI spec. ApiProblem: try later."""
+        for uid, key in list(self._unknown.items()):
+            async with self._lock(uid):
+                if uid in self.records or uid not in self._unknown:
+                    self._unknown.pop(uid, None)
+                    continue
+                try:
+                    record = await self._found(uid, key)
+                except Refused as refusal:
+                    log.warning("a CDI spec without a claim is removed", uid=uid, reason=str(refusal))
+                    await self._file(claimspecs.remove, self._cdi, uid)
+                else:
+                    await self._remember(record)
+                    log.info("a prepared claim is known again", claim=record.key.text, uid=uid)
+                self._unknown.pop(uid, None)
+
+    async def _found(self, uid: str, key: Optional[Key]) -> Record:
+        if key is None:
+            raise Refused(f"the spec of uid {uid} does not say whose it is")
+        try:
+            found = await self._api.claim(key.namespace, key.name)
+        except ApiProblem as problem:
+            if problem.code == 404:
+                raise Refused(f"claim {key.text} does not exist any more") from None
+            raise
+        results = claims.results(found, key, self._api.node)
+        known = {device.name: device for device in self.devices}
+        chosen = [self._prepared(one, key, known, check=False) for one in results]
+        return Record(key, tuple(_with_env(chosen, self.devices)))
+
+    # The kubelet's calls.
+
+    async def prepare(self, key: Key) -> tuple[Record, str]:
+        """(record, error text) for one claim; a second time the same answer."""
+        try:
+            claims.check(key)
+            async with self._lock(key.uid):
+                record = self.records.get(key.uid) or await self._prepare(key)
+                await self._spec(record)
+            self.answers["prepared"] += 1
+            return record, ""
+        except (Refused, ApiProblem) as error:
+            self.answers["refused"] += 1
+            text = str(error)
+            log.on_change(f"claim {key.uid[:64]}", "claim not prepared", logging.WARNING, reason=text)
+            return Record(key), text
+
+    async def unprepare(self, key: Key) -> str:
+        """Error text; empty for a claim that is unknown: it is not prepared."""
+        if not claims.valid_uid(key.uid):
+            return ""
+        async with self._lock(key.uid):
+            try:
+                # The record goes last: while it is there, the kubelet's next attempt finds it.
+                await self._file(claimspecs.remove, self._cdi, key.uid)
+                if key.uid in self.records:
+                    await self._remember(None, key.uid)
+            except Refused as refusal:
+                return f"claim {key.text}: {refusal}"
+            self._unknown.pop(key.uid, None)
+        log.forget(f"claim {key.uid}")
+        self.answers["unprepared"] += 1
+        return ""
+
+    async def _prepare(self, key: Key) -> Record:
+        try:
+            found = await self._api.claim(key.namespace, key.name)
+        except ApiProblem as problem:
+            raise Refused(f"claim {key.text}: it cannot be read: {problem}; the kubelet tries again") from None
+        known = {device.name: device for device in self.devices}
+        chosen = [self._prepared(one, key, known) for one in claims.results(found, key, self._api.node)]
+        record = Record(key, tuple(_with_env(chosen, self.devices)))
+        # First the record, then the spec: what a crash leaves is known and cleaned up by the kubelet's unprepare.
+        await self._remember(record)
+        return record
+
+    def _prepared(self, result: Result, key: Key, known: dict[str, Device], check: bool = True) -> Prepared:
+        device = devices.find(result.device, known.values())
+        if device is None:
+            if not check:
+                return Prepared(result, hca="")
+            names = ", ".join(sorted(known)[:10]) or "none"
+            raise Refused(
+                f"claim {key.text}: device {claims.shown(result.device)} is not on this node any more; it has {names}. "
+                "Was its HCA removed? Delete the pod, it is scheduled anew"
+            )
+        if check:
+            self._usable(device, key)
+        return Prepared(result, device.hca.name, device.port, self._paths(device))
+
+    def _usable(self, device: Device, key: Key) -> None:
+        if self.inventory.exclusive:
+            raise Refused(
+                f"claim {key.text}: the RDMA subsystem is in netns mode exclusive, wanted shared (role rdma_netns)"
+            )
+        if not pools.present(self._root, pools.files(device.pool, device.hca)):
+            self._stale()
+            raise Refused(
+                f"claim {key.text}: the character devices of {device.hca.label} are gone from /dev/infiniband"
+            )
+
+    def _paths(self, device: Device) -> tuple[str, ...]:
+        offer = allocation.Offer(device.pool, rdma_cm=self.inventory.rdma_cm)
+        return tuple(offer.files((device.hca,)))
+
+    # Files.
+
+    async def keep(self) -> None:
+        """Make the CDI specs right: of claims whose HCA has come back under other file names, and lost ones."""
+        by_hca = {(device.hca.name, device.port): device for device in self.devices}
+        for record in list(self.records.values()):
+            try:
+                async with self._lock(record.key.uid):
+                    if self.records.get(record.key.uid) is record:  # and not unprepared meanwhile
+                        await self._kept(record, by_hca)
+            except Refused as refusal:
+                log.on_change("claims", str(refusal), logging.ERROR)
+                return
+
+    async def _kept(self, record: Record, by_hca: dict[tuple[str, Optional[int]], Device]) -> None:
+        chosen = tuple(
+            one._replace(files=self._paths(by_hca[one.hca, one.port])) if (one.hca, one.port) in by_hca else one
+            for one in record.devices
+        )
+        if chosen != record.devices:
+            record = record._replace(devices=chosen)
+            await self._remember(record)
+        await self._spec(record)
+
+    async def _spec(self, record: Record) -> None:
+        if not all(one.files for one in record.devices):
+            return  # its HCA was gone when a lost checkpoint was made anew: what is there is better than nothing
+        await self._file(claimspecs.write, self._cdi, record)
+
+    async def _remember(self, record: Optional[Record], forget: str = "") -> None:
+        """Write the checkpoint with one claim more or less, and only then believe it."""
+        async with self._writing:
+            records = dict(self.records)
+            if record:
+                records[record.key.uid] = record
+            records.pop(forget, None)
+            await self._file(checkpoint.save, self._path, list(records.values()))
+            self.records = records
+
+    async def _file(self, job: Callable[..., Any], *arguments: Any) -> Any:
+        """A job on files; Refused when it fails or hangs."""
+        try:
+            answer = await self._files.within(self._patience, job, *arguments)
+        except asyncio.TimeoutError:
+            self.error = f"{arguments[0]}: a file operation does not return"
+            raise Refused(f"{self.error} (a hung mount?)") from None
+        except OSError as error:
+            self.error = f"{error.filename or arguments[0]}: {error.strerror}"
+            raise Refused(self.error) from None
+        self.error = ""
+        return answer
+
+    @contextlib.asynccontextmanager
+    async def _lock(self, uid: str) -> AsyncIterator[None]:
+        """One at a time for a claim; others do not wait, for an API server may take its time."""
+        lock, users = self._claims.get(uid) or (asyncio.Lock(), 0)
+        self._claims[uid] = lock, users + 1
+        try:
+            async with lock:
+                yield
+        finally:
+            users = self._claims[uid][1] - 1
+            if users:
+                self._claims[uid] = lock, users
+            else:
+                del self._claims[uid]
+
+
+def _with_env(chosen: list[Prepared], known: Iterable[Device]) -> list[Prepared]:
+    """Environment for the libraries, as the entry of each HCA asks for it.
+
+    RDMA_<REQUEST>_DEVICES names the HCAs of a request. NCCL's and UCX's variable exists once a container: it names the
+    HCAs of the whole claim.
+    """
+    entries = {(device.hca.name, device.port): device.pool for device in known}
+    places = list(dict.fromkeys(f"{one.hca}:{one.port or 1}" for one in chosen))
+    made = []
+    for one in chosen:
+        words = entries[one.hca, one.port].env if (one.hca, one.port) in entries else ()
+        env = {}
+        for request in one.result.requests if words else ():
+            beside = dict.fromkeys(other.hca for other in chosen if request in other.result.requests)
+            env[f"RDMA_{_NOT_IN_ENV.sub('_', request.upper())}_DEVICES"] = ",".join(beside)
+        if "nccl" in words:
+            env["NCCL_IB_HCA"] = f"={','.join(places)}"
+        if "ucx" in words:
+            env["UCX_NET_DEVICES"] = ",".join(places)
+        made.append(one._replace(env=tuple(env.items())))
+    return made

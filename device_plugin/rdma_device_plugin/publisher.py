@@ -1,0 +1,200 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Keeps the node's ResourceSlices what they should be: writes, reads back, and writes again what someone removed.
+
+A starting kubelet deletes its node's slices, and an API server drops fields of gates that are off without a word: the
+form is chosen by what it kept of a dry run, and every answer is compared with what was sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Iterable
+from typing import NamedTuple, Optional
+
+from . import devices, log, slices
+from .devices import Device, Form
+from .kubeapi import Api, ApiProblem
+
+
+class Pace(NamedTuple):
+    """Seconds. watch: until everything is read anew, gates included. settle: from a change to the write, so that one
+    write serves a burst. rewrites: how often in a row a slice is written that the API server keeps changing.
+    """
+
+    watch: int = 300
+    settle: float = 0.05
+    retry_first: float = 0.2
+    retry_most: float = 5.0
+    rewrites: int = 5
+
+
+class Stale(Exception):
+    """The slices have to be read anew."""
+
+
+class Publisher:
+    """Publishes `offer`ed devices for as long as `run` runs. error: why it cannot now; empty while all is well."""
+
+    def __init__(self, api: Api, pace: Optional[Pace] = None):
+        self.error = ""
+        self.form: Optional[Form] = None
+        self.published = 0
+        self.writes = 0
+        self.current = False
+        self._api = api
+        self._pace = pace or Pace()
+        self._wanted: tuple[Device, ...] = ()
+        self._seen: dict[str, slices.Slice] = {}
+        self._gone: set[str] = set()
+        self._owner = slices.Owner(api.node, "")
+        self._kept = slices.Kept()
+        self._wake = asyncio.Event()
+        self._failures = 0
+
+    def offer(self, wanted: Iterable[Device]) -> bool:
+        """Set the devices; True when they differ from the last ones."""
+        wanted = tuple(wanted)
+        if wanted == self._wanted:
+            return False
+        self._wanted = wanted
+        self.current = False
+        self._wake.set()
+        return True
+
+    async def run(self) -> None:
+        while True:
+            try:
+                await self._session()
+            except Stale:
+                continue
+            except ApiProblem as problem:
+                self._fail(str(problem))
+                most = min(self._pace.retry_first * 2 ** min(self._failures, 16), self._pace.retry_most)
+                await asyncio.sleep(most * random.uniform(0.5, 1.0))
+
+    def _fail(self, text: str) -> None:
+        self._failures += 1
+        self.error, self.current = text, False
+        log.on_change("slices", "the ResourceSlices cannot be kept up to date", logging.WARNING, reason=text)
+
+    async def _session(self) -> None:
+        """From reading everything to the first thing that needs it read again."""
+        self._owner = slices.Owner(self._api.node, await self._api.node_uid())
+        self._seen, version = await self._api.slices()
+        self._gone = set()
+        await self._probe()
+        watching = asyncio.ensure_future(self._watch(version))
+        deadline = asyncio.get_running_loop().time() + self._pace.watch * random.uniform(0.9, 1.0)
+        try:
+            rewrites = 0
+            while True:
+                wrote = await self._reconcile()
+                rewrites = rewrites + 1 if wrote else 0
+                if rewrites > self._pace.rewrites:
+                    raise ApiProblem("resourceslices: something else keeps changing what the plugin writes")
+                if wrote:
+                    continue
+                self._failures, self.error, self.current = 0, "", True
+                await self._change(watching, deadline)
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+
+    async def _change(self, watching: asyncio.Future, deadline: float) -> None:
+        """Wait for a change here or there. Stale when the watch has lasted long enough, or cannot go on."""
+        waking = asyncio.ensure_future(self._wake.wait())
+        left = deadline - asyncio.get_running_loop().time()
+        try:
+            done, _pending = await asyncio.wait({waking, watching}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waking.cancel()
+        if watching in done:
+            try:
+                watching.result()
+            except ApiProblem as problem:
+                if problem.code in (0, 401, 403):
+                    raise
+        if watching in done or not done:
+            raise Stale  # 410, too far behind, among others
+        await asyncio.sleep(self._pace.settle)
+        self._wake.clear()
+
+    async def _watch(self, version: str) -> None:
+        """Follow the slices. Ends with Stale when one is gone, or with an error."""
+        changes = self._api.watch(version, self._pace.watch)
+        try:
+            async for kind, found in changes:
+                self._note(kind, found)
+        finally:
+            await changes.aclose()
+
+    def _note(self, kind: str, found: slices.Slice) -> None:
+        name = found["metadata"]["name"]
+        if kind == "DELETED":
+            self._gone.add(name)
+            if name in self._seen:
+                raise Stale  # by a starting kubelet, with its Node object, or by hand: not by us
+            return
+        there = self._seen.get(name)
+        if there is None or _version(found) > _version(there):
+            self._seen[name] = found
+            self._wake.set()
+
+    async def _probe(self) -> None:
+        """Which of the gated fields this API server keeps."""
+        answer = await self._api.write(slices.Step("create", "", slices.probe(self._owner)), dry_run=True)
+        self.form = slices.form(answer)
+        log.on_change(
+            "form",
+            "form of the ResourceSlices",
+            sharing="consumable capacity" if self.form.shared else "a device a share",
+            down="taint" if self.form.taints else "leaves the pool",
+        )
+
+    async def _reconcile(self) -> bool:
+        """One round of writes; False when there was nothing to write."""
+        form = self.form or Form()
+        self._wake.clear()
+        wanted = slices.chunks(devices.published(self._wanted, form), form)
+        self.published = sum(map(len, wanted))
+        steps = slices.plan(self._seen, wanted, self._owner, self._kept)
+        for step in steps:
+            try:
+                await self._carry_out(step)
+            except ApiProblem as problem:
+                if problem.code in (404, 409):
+                    log.on_change("conflict", "a slice was changed by others, reading all again", logging.DEBUG)
+                    await asyncio.sleep(self._pace.settle)
+                    raise Stale from None
+                raise
+        if steps:
+            count, size = self.published, len(wanted)
+            log.on_change("published", "ResourceSlices written", devices=count, slices=size, number=self.writes)
+        return bool(steps)
+
+    async def _carry_out(self, step: slices.Step) -> None:
+        if step.verb == "delete":
+            self._seen.pop(step.name, None)  # before: the watch must not take it for someone else's
+        answer = await self._api.write(step)
+        self.writes += 1
+        if step.verb == "delete":
+            return
+        name = answer["metadata"]["name"]
+        if name in self._gone:
+            raise Stale  # its deletion was heard of before the answer to its creation
+        if name not in self._seen or _version(answer) > _version(self._seen[name]):
+            self._seen[name] = answer
+        if not self._kept.note(step.body, answer):
+            before = self.form
+            await self._probe()
+            if self.form == before:
+                log.on_change("kept", "the API server changes what the plugin writes", logging.WARNING)
+
+
+def _version(found: slices.Slice) -> int:
+    text = str(found["metadata"].get("resourceVersion", ""))
+    return int(text) if text.isdecimal() else 0

@@ -1,0 +1,176 @@
+"""A mirror on loopback: the test bed under the release's names, and the lock file of who builds what the lock names.
+
+Users without a way to the release's servers have the same: a site and a registry of their own, and, where the content
+is their own build, a lock file with its sums (bundle_lock).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import io
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import tarfile
+import urllib.parse
+
+from .settings import LabError
+
+# Rows of the lock, by the recipe of their image. CoreDNS and pause travel in k3s' own archive, pause also by itself.
+IMAGES = {
+    "flannel": "flannel",
+    "flannel-cni-plugin": "flannel-cni-plugin",
+    "multus": "multus-thick",
+    "pause": "pause",
+}
+IN_K3S = ("pause", "coredns")
+AIRGAP = "k3s-airgap-images"
+ARCHITECTURE = "amd64"
+SYSTEM_AUTHORITIES = "/etc/ssl/certs/ca-certificates.crt"
+
+
+@dataclasses.dataclass(frozen=True)
+class Site:
+    """A running mirror. folder: its state. lock: content of lock/artifacts.yml."""
+
+    address: str
+    folder: pathlib.Path
+    lock: dict
+
+    @property
+    def variables(self) -> dict:
+        """What bundle.yml is told, as a user tells it."""
+        hosts = sorted({reference.partition("/")[0] for reference in self.references().values()})
+        sites = sorted({urllib.parse.urlsplit(url).netloc for url in self.urls().values()})
+        mirrors = {f"https://{host}": f"https://{self.address}/{host}" for host in sites}
+        return {
+            "bundle_lock": str(self.folder / "lock.yml"),
+            "bundle_mirrors": {**mirrors, **{host: f"{self.address}/{host}" for host in hosts}},
+        }
+
+    @property
+    def environment(self) -> dict:
+        """The mirror's authority beside those that the machine trusts, as update-ca-certificates would add it."""
+        return {"SSL_CERT_FILE": str(self.folder / "authorities.pem")}
+
+    def urls(self) -> dict[str, str]:
+        """Where the lock has each artifact for this architecture from, without what an operating system adds."""
+        return {
+            artifact["name"]: row["url"]
+            for artifact in self.lock["artifacts"]
+            if artifact["name"] in ("k3s", "cni-plugins", AIRGAP)
+            for row in artifact["files"]
+            if row["architecture"] == ARCHITECTURE
+        }
+
+    def references(self) -> dict[str, str]:
+        return {row["name"]: row["reference"] for row in self.lock["images"] if row["name"] in IMAGES.values()}
+
+    def fill(self, files: dict[str, pathlib.Path], images: dict[str, pathlib.Path], versions: dict[str, str]) -> None:
+        """Files by artifact and docker-archives by recipe go where the release has them; then the lock file is written.
+
+        versions: of artifacts that say another one than the release does.
+        """
+        airgap = self.folder / f"{AIRGAP}.tar"
+        joined([images[name] for name in IN_K3S], airgap)
+        _run("zstd", "--quiet", "--force", "--rm", airgap, "-o", f"{airgap}.zst")
+        held = {**files, AIRGAP: pathlib.Path(f"{airgap}.zst")}
+        sums = {name: self.put(url, held[name]) for name, url in self.urls().items()}
+        references = self.references()
+        digests = {row: self.push(images[recipe], references[row]) for recipe, row in IMAGES.items()}
+        own = own_lock(self.lock, sums, digests, {**versions, AIRGAP: versions.get("k3s")})
+        (self.folder / "lock.yml").write_text(json.dumps(own, indent=2) + "\n")
+
+    def put(self, url: str, source: pathlib.Path) -> str:
+        """The file's SHA-256, once it is where the URL has it."""
+        parts = urllib.parse.urlsplit(url)
+        target = self.folder / "files" / parts.netloc / urllib.parse.unquote(parts.path).lstrip("/")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.unlink(missing_ok=True)
+        shutil.copyfile(source, target)
+        with target.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+
+    def push(self, archive: pathlib.Path, reference: str) -> str:
+        """The digest that the registry has the image under."""
+        said = self.folder / "digest"
+        _run(
+            *("skopeo", "copy", "--quiet", "--insecure-policy", "--digestfile", said),
+            *(f"docker-archive:{archive}", f"docker://{self.address}/{reference}"),
+            environment=self.environment,
+        )
+        return said.read_text().strip()
+
+
+def own_lock(lock: dict, sums: dict[str, str], digests: dict[str, str], versions: dict[str, str | None]) -> dict:
+    """The lock of who serves builds of their own: what they have, the release's addresses, their sums."""
+    artifacts = []
+    for row in lock["artifacts"]:
+        if row["name"] in sums:
+            (file,) = [one for one in row["files"] if one["architecture"] == ARCHITECTURE]
+            changed = {"version": versions.get(row["name"]) or row["version"]}
+            artifacts.append({**row, **changed, "files": [{**file, "sha256": sums[row["name"]]}]})
+    images = [
+        {**row, "digests": {ARCHITECTURE: digests[row["name"]]}} for row in lock["images"] if row["name"] in digests
+    ]
+    return {"origin": "testbed", "artifacts": artifacts, "images": images}
+
+
+def joined(archives: list[pathlib.Path], out: pathlib.Path) -> None:
+    """One docker-archive with the images of several."""
+    manifest, held = [], set()
+    with tarfile.open(out, "w") as target:
+        for number, archive in enumerate(archives):
+            with tarfile.open(archive) as source:
+                for image in json.load(source.extractfile("manifest.json")):
+                    names = {name: f"{number}-{name}" for name in (image["Config"], *image["Layers"])}
+                    for name, renamed in names.items():
+                        entry = source.getmember(name)
+                        stream = source.extractfile(entry)
+                        entry.name = renamed
+                        if renamed not in held:
+                            target.addfile(entry, stream)
+                        held.add(renamed)
+                    layers = [names[name] for name in image["Layers"]]
+                    manifest.append({**image, "Config": names[image["Config"]], "Layers": layers})
+        text = json.dumps(manifest).encode()
+        entry = tarfile.TarInfo("manifest.json")
+        entry.size = len(text)
+        target.addfile(entry, io.BytesIO(text))
+
+
+@contextlib.contextmanager
+def serving(program: pathlib.Path, folder: pathlib.Path, lock: pathlib.Path):
+    """A Site in an empty folder, until the block ends."""
+    import yaml
+
+    if not shutil.which("skopeo"):
+        raise LabError("the lab's mirror", "skopeo on PATH", "no such program", "lab/packages mirror")
+    shutil.rmtree(folder, ignore_errors=True)
+    (folder / "files").mkdir(parents=True)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    log = folder / "mirror.log"
+    with log.open("w") as stream, subprocess.Popen([program, folder], stderr=stream, **pipes) as process:
+        try:
+            address = process.stdout.readline().strip()
+            if not address:
+                raise LabError("the lab's mirror", "its address", f"it ended with {process.wait()}", f"see {log}")
+            own = (folder / "ca.pem").read_text()
+            known = pathlib.Path(os.environ.get("SSL_CERT_FILE") or SYSTEM_AUTHORITIES)
+            (folder / "authorities.pem").write_text((known.read_text() if known.exists() else "") + own)
+            yield Site(address, folder, yaml.safe_load(lock.read_text()))
+        finally:
+            process.stdin.close()
+
+
+def _run(*command: str | pathlib.Path, environment: dict | None = None) -> None:
+    words = [str(word) for word in command]
+    settings = {**os.environ, **(environment or {})}
+    done = subprocess.run(words, env=settings, capture_output=True, text=True, check=False)
+    if done.returncode:
+        seen = (done.stderr or done.stdout).strip()[-400:]
+        raise LabError("the lab's mirror", f"exit code 0 of: {' '.join(words)}", seen, "see above")

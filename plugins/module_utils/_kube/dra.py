@@ -1,0 +1,230 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""DRA on the API server: what it can, which devices our plugin publishes, and who has claimed them.
+
+PRIVATE to the collection.
+"""
+
+from __future__ import annotations
+
+import json
+
+from .._device_plugin import dra
+from .kubectl import Kubectl, KubectlError, parse_items
+from .objects import unknown_types
+
+GROUP = "resource.k8s.io"
+TYPES = ("deviceclasses.resource.k8s.io", "resourceslices.resource.k8s.io", "resourceclaims.resource.k8s.io")
+_PROBE = "probe.rdma.gpufabric.io"
+
+
+# --- what the cluster can ---------------------------------------------------------------------------------------------
+
+
+def capabilities(kubectl: Kubectl) -> dict:
+    """version (of Kubernetes), served (whether resource.k8s.io/v1 is), gates {feature gate: whether the API server
+    keeps its fields}, nodes {name: {kubelet, runtime}}. Effect: none, two objects are applied as a dry run.
+
+    An API server drops fields of a gate that is off, without a word.
+    """
+    version = json.loads(_raw(kubectl, "/version"))["gitVersion"]
+    nodes = {
+        item["metadata"]["name"]: {
+            "kubelet": (item.get("status") or {}).get("nodeInfo", {}).get("kubeletVersion") or "",
+            "runtime": (item.get("status") or {}).get("nodeInfo", {}).get("containerRuntimeVersion") or "",
+        }
+        for item in kubectl.items("nodes")
+    }
+    code, out, error = kubectl.apply(_probes(), "--dry-run=server", "--force-conflicts", "--output=json")
+    if code and "no matches for kind" in error:
+        return {"version": version, "served": False, "gates": {}, "nodes": nodes}
+    if code:
+        raise KubectlError("a dry run of a DeviceClass and a ResourceSlice", error or out)
+    kept = {item["kind"]: item["spec"] for item in parse_items(out)}
+    device = (kept["ResourceSlice"].get("devices") or [{}])[0]
+    gates = {
+        "DRAConsumableCapacity": bool(device.get("allowMultipleAllocations")),
+        "DRADeviceTaints": bool(device.get("taints")),
+        "DRAExtendedResource": bool(kept["DeviceClass"].get("extendedResourceName")),
+    }
+    return {"version": version, "served": True, "gates": gates, "nodes": nodes}
+
+
+def _raw(kubectl: Kubectl, path: str) -> str:
+    code, out, error = kubectl.run_retrying("get", f"--raw={path}")
+    if code:
+        raise KubectlError(f"an answer to {path}", error or out)
+    return out
+
+
+def _probes() -> list[dict]:
+    selector = {"cel": {"expression": f"device.driver == '{_PROBE}'"}}
+    device = {
+        "name": "probe",
+        "allowMultipleAllocations": True,
+        "taints": [{"key": f"{_PROBE}/probe", "effect": "NoSchedule"}],
+    }
+    spec = {
+        "driver": _PROBE,
+        "nodeName": "probe",
+        "pool": {"name": "probe", "generation": 1, "resourceSliceCount": 1},
+        "devices": [device],
+    }
+    return [
+        {
+            "apiVersion": f"{GROUP}/v1",
+            "kind": "DeviceClass",
+            "metadata": {"name": _PROBE},
+            "spec": {"selectors": [selector], "extendedResourceName": f"{_PROBE}/probe"},
+        },
+        {"apiVersion": f"{GROUP}/v1", "kind": "ResourceSlice", "metadata": {"name": _PROBE}, "spec": spec},
+    ]
+
+
+# --- what is in it ----------------------------------------------------------------------------------------------------
+
+
+def read(items: list[dict]) -> dict:
+    """classes (names), devices (of all drivers: node, driver, pool, name, attributes {qualified name: value}, taints)
+    and claims (see claim) among objects of the API server.
+    """
+    slices = [item for item in items if item["kind"] == "ResourceSlice"]
+    return {
+        "classes": sorted(item["metadata"]["name"] for item in items if item["kind"] == "DeviceClass"),
+        "devices": [device for item in _newest(slices) for device in _devices(item)],
+        "claims": [claim(item) for item in items if item["kind"] == "ResourceClaim"],
+    }
+
+
+def _newest(slices: list[dict]) -> list[dict]:
+    """Of each pool the slices of its last generation: older ones are left over, and the scheduler ignores them."""
+    last: dict = {}
+    for item in slices:
+        pool = item["spec"]["pool"]
+        key = (item["spec"]["driver"], pool["name"])
+        last[key] = max(last.get(key, 0), pool["generation"])
+    return [
+        item
+        for item in slices
+        if item["spec"]["pool"]["generation"] == last[item["spec"]["driver"], item["spec"]["pool"]["name"]]
+    ]
+
+
+def _devices(item: dict):
+    spec = item["spec"]
+    for device in spec.get("devices") or []:
+        attributes = {
+            name if "/" in name else f"{spec['driver']}/{name}": next(iter(value.values()), None)
+            for name, value in (device.get("attributes") or {}).items()
+        }
+        yield {
+            "node": spec.get("nodeName"),
+            "driver": spec["driver"],
+            "pool": spec["pool"]["name"],
+            "name": device["name"],
+            "attributes": attributes,
+            "taints": [f"{one['key']}:{one['effect']}" for one in device.get("taints") or []],
+        }
+
+
+def claim(item: dict) -> dict:
+    """namespace, name, pods (that hold it), devices (driver, pool, device, request) of a ResourceClaim."""
+    status = item.get("status") or {}
+    allocated = ((status.get("allocation") or {}).get("devices") or {}).get("results") or []
+    owners = [one["name"] for one in item["metadata"].get("ownerReferences") or [] if one["kind"] == "Pod"]
+    return {
+        "namespace": item["metadata"]["namespace"],
+        "name": item["metadata"]["name"],
+        "of": owners,
+        "pods": sorted(one["name"] for one in status.get("reservedFor") or [] if one.get("resource") == "pods"),
+        "devices": [{key: one.get(key) for key in ("request", "driver", "pool", "device")} for one in allocated],
+    }
+
+
+def attribute(device: dict, name: str):
+    """An attribute under our domain; None where the device has none of that name."""
+    return device["attributes"].get(f"{dra.DRIVER}/{name}")
+
+
+def ours(found: dict, node: str) -> list[dict]:
+    """The devices that our plugin publishes for a node."""
+    return [one for one in found["devices"] if one["driver"] == dra.DRIVER and one["node"] == node]
+
+
+def hcas(found: dict, node: str) -> list[dict]:
+    """The HCAs that a node offers over DRA: hca, rail, class (of its rail, None where there is none), devices (how many
+    stand for it), taints.
+    """
+    made: dict = {}
+    for device in ours(found, node):
+        rail = attribute(device, "rail")
+        name = None if rail is None else dra.class_of(rail)
+        one = made.setdefault(
+            (attribute(device, "name") or device["name"], rail),
+            {
+                "hca": attribute(device, "name") or device["name"],
+                "rail": rail,
+                "class": name if name in found["classes"] else None,
+                "devices": 0,
+                "taints": [],
+            },
+        )
+        one["devices"] += 1
+        one["taints"] = list(dict.fromkeys([*one["taints"], *device["taints"]]))
+    return list(made.values())
+
+
+def neighbours(found: dict, node: str) -> list[dict]:
+    """Devices of other drivers on a node that say at which PCIe root they are: GPUs with a driver for DRA."""
+    return [
+        one
+        for one in found["devices"]
+        if one["driver"] != dra.DRIVER and one["node"] == node and dra.PCIE_ROOT in one["attributes"]
+    ]
+
+
+def device_of(found: dict, result: dict) -> dict | None:
+    """The published device of an allocation; None where it is published no longer."""
+    key = (result["driver"], result["pool"], result["device"])
+    return next((one for one in found["devices"] if (one["driver"], one["pool"], one["name"]) == key), None)
+
+
+def held(found: dict, node: str) -> list[dict]:
+    """The claims on a node's HCAs: claim (namespace/name), pods, hca, rail, device."""
+    made = []
+    for one in found["claims"]:
+        for result in one["devices"]:
+            device = device_of(found, result) if result["driver"] == dra.DRIVER else None
+            if device and device["node"] == node:
+                made.append(
+                    {
+                        "claim": f"{one['namespace']}/{one['name']}",
+                        "pods": one["pods"],
+                        "hca": attribute(device, "name"),
+                        "rail": attribute(device, "rail"),
+                        "device": device["name"],
+                    }
+                )
+    return sorted(made, key=lambda item: (item["claim"], item["device"]))
+
+
+def left_slices(kubectl: Kubectl, nodes: list[str]) -> list[str]:
+    """The names of our slices of these nodes; none where the API server has no such type."""
+    try:
+        found = kubectl.items(TYPES[1])
+    except KubectlError as refused:
+        if unknown_types(refused.reason):
+            return []
+        raise
+    return sorted(
+        item["metadata"]["name"]
+        for item in found
+        if item["spec"]["driver"] == dra.DRIVER and item["spec"].get("nodeName") in nodes
+    )
+
+
+def remove_slice(kubectl: Kubectl, name: str) -> None:
+    code, out, error = kubectl.run_retrying("delete", TYPES[1], name, "--ignore-not-found")
+    if code:
+        raise KubectlError(f"ResourceSlice {name} deleted", error or out)

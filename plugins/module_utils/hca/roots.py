@@ -1,0 +1,110 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The PCIe root of an HCA, as Kubernetes' standard device attribute resource.kubernetes.io/pcieRoot states it.
+
+A claim asks for a GPU and an HCA whose values are equal, so the text has to be what other drivers' helper makes of the
+same tree: k8s.io/dynamic-resource-allocation/deviceattribute, which knows domains of four digits and host bridges
+directly below /sys/devices. Where it refuses, there is no attribute.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Iterator
+from typing import Any, Optional
+
+from . import paths, pci
+from .text import hexadecimal
+from .tree import Tree
+
+_BUS_ID = re.compile(r"^[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]$")
+_DEVICES = "/sys/devices/"
+# The function through which a ConnectX-8 reaches GPU memory; it hangs below the GPU's root, the card's own may not.
+_DATA_DIRECT = ("2100",)
+# Vital product data (PCI Local Bus Specification, appendix I): tags of the read-only part and of the end.
+_READ_ONLY, _END = 0x90, 0x78
+
+
+def pcie_root(tree: Tree, address: Optional[str]) -> Optional[str]:
+    """`pciDDDD:BB` of a PCI function's root complex; None where the standard attribute has no value."""
+    if not address or not _BUS_ID.match(address):
+        return None
+    target = tree.readlink(f"{paths.PCI}/{address}")
+    if target is None:
+        return None
+    place = posixpath.normpath(posixpath.join(paths.PCI, target))
+    if not place.startswith(f"{_DEVICES}pci") or posixpath.basename(place) != address:
+        return None
+    return place[len(_DEVICES) :].partition("/")[0]
+
+
+def hca_root(tree: Tree, hca: dict[str, Any], functions: dict[str, str]) -> Optional[str]:
+    """The PCIe root of an HCA of the facts. functions: `pci.classes`.
+
+    Of a card with Data Direct that function's root counts; a software HCA takes that of the NIC below its netdev.
+    """
+    if hca["pci"]:
+        return pcie_root(tree, data_direct(tree, hca["pci"]["address"], functions) or hca["pci"]["address"])
+    return pcie_root(tree, pci.below(tree, next((port["netdev"] for port in hca["ports"] if port["netdev"]), None)))
+
+
+def data_direct(tree: Tree, address: str, functions: dict[str, str]) -> Optional[str]:
+    """The Data Direct function of a NIC's function: same card by the serial number in its VPD, and the same rank on it.
+
+    None without one, and where the two cannot be paired: a card with one NIC function and two of the others, say.
+    """
+    others = [one for one in functions if one != address and _device(tree, one) in _DATA_DIRECT]
+    if not others:
+        return None
+    serial = _serial(tree, address)
+    direct = [one for one in others if serial and _serial(tree, one) == serial]
+    if len(direct) <= 1:
+        return direct[0] if direct else None
+    beside = [one for one in functions if one not in others and pci.slot(one) == pci.slot(address)]
+    nics = [one for one in beside if functions[one].startswith(pci.NETWORK_CLASS) and not _virtual(tree, one)]
+    return direct[nics.index(address)] if address in nics and len(nics) == len(direct) else None
+
+
+def _device(tree: Tree, address: str) -> Optional[str]:
+    if tree.read(f"{paths.PCI}/{address}/vendor") != f"0x{pci.MELLANOX}":
+        return None
+    return hexadecimal(tree.read(f"{paths.PCI}/{address}/device"))
+
+
+def _virtual(tree: Tree, address: str) -> bool:
+    return tree.readlink(f"{paths.PCI}/{address}/physfn") is not None
+
+
+def _serial(tree: Tree, address: str) -> Optional[bytes]:
+    return vital_product_data(tree.read_bytes(f"{paths.PCI}/{address}/vpd") or b"").get(b"SN")
+
+
+def vital_product_data(data: bytes) -> dict[bytes, bytes]:
+    """{keyword: value} of the read-only part; what can be read of a cut-off or damaged one."""
+    found: dict[bytes, bytes] = {}
+    place = 0
+    while place < len(data):
+        tag = data[place]
+        if tag & 0x80:
+            length = int.from_bytes(data[place + 1 : place + 3], "little")
+            body = data[place + 3 : place + 3 + length]
+            place += 3 + length
+        else:
+            length = tag & 7
+            body = b""
+            place += 1 + length
+        if tag == _READ_ONLY:
+            found.update(_keywords(body))
+        elif tag & 0xF8 == _END:
+            break
+    return found
+
+
+def _keywords(body: bytes) -> Iterator[tuple[bytes, bytes]]:
+    place = 0
+    while place + 3 <= len(body):
+        keyword, length = body[place : place + 2], body[place + 2]
+        yield keyword, body[place + 3 : place + 3 + length].rstrip(b"\0 ")
+        place += 3 + length

@@ -1,0 +1,56 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: plan_firewall
+short_description: Plan which connections each node needs from its peers
+version_added: 0.1.0
+description:
+  - Runs on the controller, makes no remote call and changes nothing.
+  - Takes the ports from the options of the roles that use them. See C(docs/firewall.md).
+requirements:
+  - netaddr (the Python library, on the controller)
+author:
+  - The gpufabric founders (@gpufabric)
+attributes:
+  action:
+    description: Indicates this has a corresponding action plugin so some parts of the options can be executed on
+      the controller.
+    support: full
+  check_mode:
+    description: Can run in C(check_mode) and return changed status prediction without modifying the target.
+    support: full
+  diff_mode:
+    description: Will return details on what has changed, when in diff mode.
+    support: none
+options:
+  nodes:
+    description: For each host C(host), C(address), C(member) and C(server) (of the cluster), C(facts) of
+      M(gpufabric.rdma.hca_facts), C(variables), and C(firewall), which is what M(gpufabric.rdma.firewall_info)
+      returned.
+    type: list
+    elements: dict
+    required: true
+"""
+
+EXAMPLES = r"""
+- name: Plan the connections
+  gpufabric.rdma.plan_firewall:
+    nodes: "{{ ansible_play_hosts_all | map('extract', hostvars, 'known') }}"
+  register: planned
+  run_once: true
+"""
+
+RETURN = r"""
+hosts:
+  description: For each host its connections, as M(gpufabric.rdma.firewall_info) takes them.
+  returned: success
+  type: dict
+collections:
+  description: For each collection that opens a firewall whether the controller has it.
+  returned: success
+  type: dict
+"""

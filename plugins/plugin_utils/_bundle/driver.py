@@ -1,0 +1,62 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The HCA driver in a bundle folder: doca-host, a package that holds a whole repository.
+
+PRIVATE to the collection. Pure; runs on the controller.
+"""
+
+from __future__ import annotations
+
+import json
+
+from ...module_utils._bundle.lock import DRIVER
+from ...module_utils._core.change import Finding
+from ...module_utils._driver import packages as driver_packages
+
+
+def packages(bundle: dict, node: dict, version: str) -> list[dict]:
+    """Rows of bundle.yml with doca-host of this version for the node's distribution and architecture."""
+    wanted = (DRIVER, str(version), driver_packages.distribution(node), driver_packages.architecture(node))
+    fields = ("name", "version", "distribution", "architecture")
+    return [row for row in bundle.get("files") or [] if tuple(str(row.get(field)) for field in fields) == wanted]
+
+
+def from_bundle(variables: dict) -> bool:
+    """Whether the bundle is the source: with driver_source bundle; with auto, unless another is given."""
+    if variables["driver_flavor"] != "doca" or variables["driver_source"] == "repository":
+        return False
+    given = variables["driver_repository_url"] or variables["driver_host_package"]
+    return variables["driver_source"] == "bundle" or bool(variables["k3s_bundle_dir"] and not given)
+
+
+def findings(variables: dict, node: dict, bundle: dict | None) -> list[Finding]:
+    """Why the driver cannot come out of the bundle, with the command that adds it."""
+    folder, version = variables["k3s_bundle_dir"], variables["driver_version"]
+    if not from_bundle(variables) or packages(bundle or {}, node, version):
+        return []
+    if not folder:
+        step = "set k3s_bundle_dir to a folder that playbooks/bundle.yml has filled, or driver_source: repository"
+        return [Finding("variable driver_source", "a bundle folder to take the driver from", "no k3s_bundle_dir", step)]
+    distribution, architecture = driver_packages.distribution(node), driver_packages.architecture(node)
+    rows = [row for row in (bundle or {}).get("files") or [] if row.get("name") == DRIVER]
+    others = sorted(f"{row.get('version')} for {row.get('distribution')} {row.get('architecture')}" for row in rows)
+    # The command describes the folder anew, so it names all that is in it too.
+    every = (bundle or {}).get("files") or []
+    more = {
+        "bundle_architectures": sorted({architecture} | {row.get("architecture") for row in every} - {"any", None}),
+        "bundle_distributions": sorted({distribution} | {row.get("distribution") for row in every} - {None}),
+    }
+    command = (
+        f"ansible-playbook gpufabric.rdma.bundle -e bundle_dir={folder} -e bundle_driver_version={version} "
+        f"-e '{json.dumps(more)}'"
+    )
+    return [
+        Finding(
+            f"bundle {folder}",
+            f"{DRIVER} {version} for {distribution} {architecture}",
+            f"{DRIVER} {', '.join(others)}" if others else "no driver" if bundle else "no bundle.yml that can be read",
+            f"add it on a connected machine: {command}; or set driver_source: repository where the nodes reach "
+            "NVIDIA's server, or driver_repository_url to a mirror",
+        )
+    ]

@@ -1,0 +1,84 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a bundle lacks of all that the roles take from it, before any node is touched.
+
+PRIVATE to the collection. Pure. A node comes as for _preflight.k3s, with `needs`: plugins (names of CNI plugins),
+images (references that the roles deploy), pulled (whether nodes may pull an image that the bundle does not bring),
+wheels (the folder of the device plugin's libraries, or nothing where pip takes them from its index).
+"""
+
+from __future__ import annotations
+
+import json
+
+from ...module_utils._bundle import lock as bundle_lock
+from ...module_utils._core.change import Finding
+from ...module_utils._device_plugin import wheels as wheels_of
+from .._bundle import cni
+from .._bundle import folder as bundle_folder
+
+SYSTEM_IMAGES = "k3s-airgap-images"
+_MACHINES = {architecture: machine for machine, architecture in cni.ARCHITECTURES.items()}
+
+
+def lacking(node: dict, bundle: dict, folder: str, digests: set[str]) -> list[Finding]:
+    """What the bundle lacks for one node; k3s itself and its SELinux policy are the business of _preflight.k3s.
+
+    digests: references for which the lock has a digest, so that playbooks/bundle.yml needs none to be given.
+    """
+    needs, architecture, found = node.get("needs") or {}, node["state"]["architecture"], []
+    plugins = list(needs.get("plugins") or ())
+    if [name for name in plugins if name != "flannel"] and not bundle_folder.file_for(
+        bundle, cni.REFERENCE, architecture
+    ):
+        found.append(bundle_folder.missing_file(bundle, cni.REFERENCE, architecture, folder))
+    if "flannel" in plugins and not cni.of_flannel(bundle, architecture):
+        found.append(bundle_folder.missing_file(bundle, cni.FLANNEL, architecture, folder))
+    for reference in sorted(set(needs.get("images") or ())):
+        found += _image(bundle, reference, architecture, folder, needs, reference in digests)
+    system = [row for row in bundle.get("images") or () if row["reference"].startswith(f"{SYSTEM_IMAGES}:")]
+    if needs.get("pulled") is False and bundle["origin"] == "release":
+        there = [row["architecture"] for row in system]
+        if architecture not in there:
+            seen = f"that for {', '.join(sorted(there))}" if there else "none"
+            step = bundle_folder.fill(bundle, folder, architecture)
+            found.append(Finding(f"bundle {folder}", f"{SYSTEM_IMAGES} for {architecture}", seen, step))
+    return found
+
+
+def _image(bundle: dict, reference: str, architecture: str, folder: str, needs: dict, pinned: bool) -> list[Finding]:
+    there = {row.get("architecture", "any") for row in bundle.get("images") or () if row["reference"] == reference}
+    if {architecture, "any"} & there or (not there and needs.get("pulled") is not False):
+        return []
+    seen = f"the image for {', '.join(sorted(there))}" if there else "no such image, and k3s_images_pulled is false"
+    given = "" if pinned else reference
+    step = bundle_folder.fill(bundle, folder, architecture, digest_of=given)
+    return [Finding(f"bundle {folder}", f"image {reference} for {architecture}", seen, step)]
+
+
+def lacking_wheels(node: dict, names: set[str], locked: list[dict]) -> list[Finding]:
+    """Files that the folder of wheels lacks for a node's Python. names: the files in it."""
+    needs, state = node.get("needs") or {}, node["state"]
+    machine = _MACHINES.get(state["architecture"])
+    if not needs.get("wheels") or not state.get("python") or not machine:
+        return []
+    wanted = wheels_of.fitting(locked, state["python"], machine)
+    missing = sorted(set(wanted) - names)
+    if not missing:
+        return []
+    folder = needs["wheels"]
+    options = {"bundle_architectures": [state["architecture"]], "bundle_pythons": [state["python"]]}
+    step = (
+        "on a connected machine run ansible-playbook gpufabric.rdma.bundle -e bundle_dir=FOLDER "
+        f"-e '{json.dumps(options)}', which adds them to FOLDER/wheels, and copy that folder here"
+    )
+    wish = f"the device plugin's libraries for Python {state['python']} on {machine}"
+    return [Finding(f"device_plugin_wheel_dir {folder}", wish, f"no {', '.join(missing)}", step)]
+
+
+def with_digest(lock: dict) -> set[str]:
+    """References that the lock can be filled with as it is."""
+    return {
+        image["reference"] for image in lock["images"] if not bundle_lock.unpinned({"images": [image]}, [image["name"]])
+    }

@@ -1,0 +1,297 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which connections each node needs from its peers, and what a firewall in their way amounts to.
+
+PRIVATE to the collection. Pure; runs on the controller. Every port comes from the role that uses it. A hardware HCA
+moves RDMA past the kernel, so no firewall of the node sees it; a software one (soft-RoCE) sends UDP through it.
+"""
+
+from __future__ import annotations
+
+from ...module_utils._core import text as core_text
+from ...module_utils._core.change import Finding
+from .._core.addresses import netaddr
+from . import pod_network
+
+API, KUBELET, ETCD, ROCE = 6443, 10250, (2379, 2380), 4791
+BRIDGE, ALL_PORTS, PODS = "cni0", (1, 65535), "pods "
+OPTION = "node_firewall"
+# What opens with each tool, and where it is from.
+COLLECTIONS = {"ufw": "community.general", "firewalld": "ansible.posix"}
+# Two tests (rping, ib_write_bw) run on each rail of a server, each at a port of its own.
+_TESTS = 2
+
+
+# --- what is needed ---------------------------------------------------------------------------------------------------
+
+
+def plan(nodes: list[dict]) -> dict:
+    """{host: needs}, as the module firewall_info takes them.
+
+    nodes: host, address (how the inventory reaches it), firewall (what firewall_info returned, or None), facts (of
+    hca_facts, or None), member (of the cluster), server (of it), variables (typed, with their full names).
+    """
+    known = [_known(node) for node in nodes if node.get("firewall")]
+    return {node["host"]: _needs(node, [other for other in known if other is not node]) for node in known}
+
+
+def _known(node: dict) -> dict:
+    """The node with its addresses: on its own network, on the pod network's interface, and on each rail."""
+    variables, firewall = node["variables"], node["firewall"]
+    own = variables["k3s_node_ip"] or firewall["address"] or _literal(node["address"])
+    pods = _usable(firewall["addresses"].get(variables["flannel_interface"]) or [])
+    carrying = next((text.partition("/")[0] for text in pods if ":" not in text), None)
+    return {**node, "own": own, "pods": carrying or own, "rails": _rails(node)}
+
+
+def _literal(text: str) -> str | None:
+    try:
+        return str(netaddr.IPAddress(text))
+    except (ValueError, netaddr.AddrFormatError):
+        return None
+
+
+def _usable(addresses) -> list[str]:
+    if not isinstance(addresses, list):
+        return []
+    ips = {text: netaddr.IPNetwork(text).ip for text in addresses}
+    return [text for text, ip in ips.items() if not (ip.is_link_local() or ip.is_loopback())]
+
+
+def _rails(node: dict) -> list[dict]:
+    """Each rail with netdev, addresses, and whether its HCA's packets go through the kernel."""
+    facts = node["facts"] or {"hcas": [], "rails": []}
+    hcas = {hca["name"]: hca for hca in facts["hcas"]}
+    found = []
+    for rail in facts["rails"]:
+        hca = hcas.get(rail["hca"])
+        if hca is None:
+            continue
+        netdev = next((one for one in hca["netdevs"] if one["name"] == rail["netdev"]), None)
+        gids = [gid for port in hca["ports"] if isinstance(port["gids"], list) for gid in port["gids"]]
+        found.append(
+            {
+                "index": rail["index"],
+                "addresses": _usable(netdev["addresses"]) if netdev else [],
+                "soft_roce": hca["kind"] != "pci" and any(gid["type"] == "RoCE v2" for gid in gids),
+            }
+        )
+    return found
+
+
+def _needs(node: dict, others: list[dict]) -> list[dict]:
+    found = []
+    peers = [other for other in others if other["member"]]
+    if node["member"] and node["own"]:
+        found += _of_cluster(node, peers)
+        found += _of_pods(node)
+    found += _of_tests(node, others)
+    return [need for need in found if need["peers"]]
+
+
+def _need(what: str, protocol: str, ports: tuple[int, int], peers: list[dict], to: str | None, **more) -> dict:
+    text = str(ports[0]) if ports[0] == ports[1] else f"{ports[0]}-{ports[1]}"
+    rules = [{"kind": "port", "source": source, "protocol": protocol, "ports": text} for source in _sources(peers)]
+    need = {
+        "id": f"{text}/{protocol}",
+        "what": what,
+        "hook": "input",
+        "protocol": protocol,
+        "ports": list(ports),
+        "peers": peers,
+        "to": to,
+        "iif": None,
+        "oif": None,
+        "rules": rules,
+        "later": False,
+    }
+    return {**need, **more}
+
+
+def _sources(peers: list[dict]) -> list[str]:
+    """The peers' addresses as networks: neighbours joined, and not one address more."""
+    networks = netaddr.cidr_merge([netaddr.IPNetwork(peer["address"]).cidr for peer in peers])
+    return [str(network).removesuffix("/32" if network.version == 4 else "/128") for network in networks]
+
+
+def _peers(nodes: list[dict], address: str = "own") -> list[dict]:
+    return [{"host": node["host"], "address": node[address]} for node in nodes if node[address]]
+
+
+def _of_cluster(node: dict, peers: list[dict]) -> list[dict]:
+    variables = node["variables"]
+    found = []
+    if node["server"]:
+        clients = [{"host": text, "address": text} for text in variables["node_firewall_api_clients"]]
+        found.append(_need("API server of k3s", "tcp", (API, API), [*_peers(peers), *clients], node["own"]))
+        servers = _peers([other for other in peers if other["server"]])
+        found.append(_need("etcd of the k3s servers", "tcp", ETCD, servers, node["own"]))
+    found.append(_need("kubelet", "tcp", (KUBELET, KUBELET), _peers(peers), node["own"]))
+    backend = variables["flannel_backend"]
+    port = pod_network.PORTS[backend]
+    if port:
+        what = f"pods of other nodes (flannel_backend {backend})"
+        found.append(_need(what, "udp", (port, port), _peers(peers, "pods"), node["pods"]))
+    return found
+
+
+def _of_pods(node: dict) -> list[dict]:
+    """Pods are trusted as k3s documents it: pods and services by their networks."""
+    variables = node["variables"]
+    pods, services = variables["k3s_cluster_cidr"], variables["k3s_service_cidr"]
+    trust = [{"kind": "trust", "source": text} for text in (*pods.split(","), *services.split(",")) if ":" not in text]
+    first = netaddr.IPNetwork(pods.split(",")[0])
+    peer = [{"host": f"{PODS}{first}", "address": str(first[2])}]
+    more = {"rules": trust, "iif": BRIDGE}
+    found = [_need("kubelet, from pods of the node", "tcp", (KUBELET, KUBELET), peer, node["own"], **more)]
+    if node["server"]:
+        found.append(_need("API server of k3s, from pods of the node", "tcp", (API, API), peer, node["own"], **more))
+    link = pod_network.LINKS.get(variables["flannel_backend"])
+    for protocol in ("tcp", "udp"):
+        for way, iif, oif in (("to", BRIDGE, link), ("from", link, BRIDGE)):
+            what = f"traffic of pods {way} other nodes"
+            more = {"hook": "forward", "iif": iif, "oif": oif, "rules": trust[:1], "later": True}
+            found.append(_need(what, protocol, ALL_PORTS, peer, str(first[3]), **more))
+    return [{**need, "id": f"pods:{need['id']}" + (f":{need['oif']}" if need["oif"] else "")} for need in found]
+
+
+def _of_tests(node: dict, others: list[dict]) -> list[dict]:
+    variables, rails = node["variables"], node["rails"]
+    software = [rail for rail in rails if rail["soft_roce"]]
+    found = []
+    ranges = []
+    if variables["verification_fabric"] and rails:
+        first = variables["verification_port"]
+        ranges.append(("tests of verify on the rails", first, first + _TESTS * len(rails) - 1))
+    if variables["matrix_host"] and rails and others:
+        first, memories = variables["matrix_port"], 2 if variables["matrix_cuda"] else 1
+        ranges.append(("tests of matrix on the rails", first, first + memories * len(rails) * len(others) - 1))
+    for what, first, last in ranges:
+        found += _over_rails(node, others, rails, (what, "tcp", (first, last)))
+    found += _over_rails(node, others, software, ("soft-RoCE on the rails", "udp", (ROCE, ROCE)), handshake=False)
+    return found
+
+
+def _over_rails(node: dict, others: list[dict], rails: list[dict], wanted: tuple, handshake: bool = True) -> list[dict]:
+    """One need for each address of the node at which peers reach its rails.
+
+    The tests exchange their queue pairs over TCP: on the rail where it has IPv4, else over the node's own address.
+    """
+    found: dict[str, list[dict]] = {}
+    for rail in rails:
+        for other in others:
+            theirs = next((one for one in other["rails"] if one["index"] == rail["index"]), None)
+            if theirs is None:
+                continue
+            pair = _in_one_network(rail["addresses"], theirs["addresses"], handshake)
+            if pair is None and handshake and node["own"] and other["own"]:
+                pair = (node["own"], other["own"])
+            if pair is not None:
+                peer = {"host": other["host"], "address": pair[1]}
+                if peer not in found.setdefault(pair[0], []):
+                    found[pair[0]].append(peer)
+    what, protocol, ports = wanted
+    made = [_need(what, protocol, ports, peers, to) for to, peers in found.items()]
+    return [{**need, "id": f"{need['id']}:{need['to']}"} for need in made]
+
+
+def _in_one_network(mine: list[str], theirs: list[str], handshake: bool) -> tuple[str, str] | None:
+    for one in mine:
+        for other in theirs:
+            if (":" in one) != (":" in other) or (handshake and ":" in one):
+                continue
+            if netaddr.IPNetwork(one).cidr == netaddr.IPNetwork(other).cidr:
+                return one.partition("/")[0], other.partition("/")[0]
+    return None
+
+
+# --- what is in the way -----------------------------------------------------------------------------------------------
+
+
+def findings(firewall: dict, mode: str, collections: dict) -> list[Finding]:
+    """Why a run cannot start on a node. mode: node_firewall; collections: {name: whether the controller has it}.
+
+    A rule that drops some ports of pods is the administrator's; one that drops them all is in the way.
+    """
+    blocked = [one for one in firewall["answers"] if one["state"] == "blocked" and not _partly(one)]
+    if mode != "open":
+        return [fault(firewall, one) for one in blocked]
+    found = [fault(firewall, one) for one in blocked if not one["tool"]]
+    for one in firewall["answers"]:
+        if one["state"] == "unknown":
+            found.append(unread(one))
+    lacking = COLLECTIONS.get(firewall["tool"] or "")
+    if lacking and (firewall["add"] or firewall["remove"]) and not collections[lacking]:
+        wanted = f"the collection {lacking}, with which {OPTION}: open changes {firewall['tool']}"
+        step = f"ansible-galaxy collection install {lacking}, or open the ports by hand and set {OPTION}: verify"
+        found.append(Finding("controller", wanted, "that it is not installed", step))
+    return found
+
+
+def _partly(one: dict) -> bool:
+    return one["hook"] == "forward" and not one["every"]
+
+
+def fault(firewall: dict, one: dict) -> Finding:
+    """One thing that a firewall drops: which ports, from whom, by what, and how it is opened."""
+    whose = f"{one['tool']} drops it" if one["tool"] else "dropped"
+    return Finding(
+        f"firewall: {one['ports']}/{one['protocol']}",
+        f"{one['what']}: open for {_named(one['peers'])}",
+        f"{whose}: {one['by']}",
+        _step(firewall, one),
+        f"firewall:{one['id']}",
+    )
+
+
+def unread(one: dict) -> Finding:
+    return Finding(
+        f"firewall: {one['ports']}/{one['protocol']}",
+        f"{one['what']}: open for {_named(one['peers'])}",
+        f"unknown: {one['by']}",
+        f"see the rule on the node, or set {OPTION}: verify, which reports it as not verified",
+        f"firewall:{one['id']}",
+    )
+
+
+def _named(peers: list[dict]) -> str:
+    return core_text.listing((_name(**peer) for peer in peers), 6)
+
+
+def _name(host: str, address: str) -> str:
+    return host if host == address or host.startswith(PODS) else f"{host} ({address})"
+
+
+def _step(firewall: dict, one: dict) -> str:
+    if not one["tool"]:
+        if one["remove"]:
+            return f"{one['remove']}; remove it where it is loaded from, too"
+        return "accept it in the chain named here, where its rules are loaded from (nftables.conf, iptables-persistent)"
+    commands = [command(rule) for rule in firewall["add"] if _for(rule, one)]
+    return f"set {OPTION}: open, or on the node: {'; '.join(commands[:6]) or 'open it with ' + one['tool']}"
+
+
+def _for(rule: dict, one: dict) -> bool:
+    if rule["kind"] != "port":
+        return one["id"].startswith("pods:") and (rule["kind"] == "route") <= (one["hook"] == "forward")
+    return rule["protocol"] == one["protocol"] and one["id"].startswith(f"{rule['ports']}/")
+
+
+def command(rule: dict) -> str:
+    """What a person types to have the rule: with firewalld now and at boot, without a reload."""
+    source = rule["source"]
+    if rule["tool"] == "firewalld":
+        port = rule["kind"] == "port"
+        what = f"--add-rich-rule='{rich_rule(rule)}'" if port else f"--add-source={source}"
+        options = f"--zone={rule['zone']} {what}"
+        return f"firewall-cmd {options} && firewall-cmd --permanent {options}"
+    if rule["kind"] == "port":
+        return f"ufw allow proto {rule['protocol']} from {source} to any port {rule['ports'].replace('-', ':')}"
+    return f"ufw {'route ' if rule['kind'] == 'route' else ''}allow from {source}"
+
+
+def rich_rule(rule: dict) -> str:
+    family = "ipv6" if ":" in rule["source"] else "ipv4"
+    port = f'port port="{rule["ports"]}" protocol="{rule["protocol"]}"'
+    return f'rule family="{family}" source address="{rule["source"]}" {port} accept'

@@ -1,0 +1,188 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What must be true of claims on HCAs (DRA): published, allocated, aligned with a GPU; and why one is Pending.
+
+PRIVATE to the collection. Pure; runs on the controller. Checks have the form of _findings.checks.
+"""
+
+from __future__ import annotations
+
+from ...module_utils._core import text as core_text
+from ...module_utils._device_plugin.dra import DRIVER, PCIE_ROOT, class_of
+from ...module_utils._kube import dra, pods
+from .._findings.checks import FAILED, NOT_VERIFIED, PASSED, check
+
+NOTHING: dict = {"classes": [], "devices": [], "claims": []}
+# Of the scheduler, for claims.
+CANNOT = "cannot allocate all claims"
+_PLUGIN = "see the plugin's log on the node: journalctl -u rdma-device-plugin, or its pod in kube-system"
+_LOOK = "compare the claim's requests with k3s kubectl get resourceslices -o yaml"
+# Words in a reason of the scheduler, and the next step.
+HINTS = (
+    (
+        "does not exist",
+        "create the class (role device_plugin with device_plugin_api: dra), or correct the claim's deviceClassName",
+    ),
+    (
+        CANNOT,
+        "no node has free devices that meet all requests and constraints at once: "
+        f"{_LOOK}; see who holds the others with k3s kubectl get resourceclaims -A",
+    ),
+    ("resourceclaim in use", "the claim is held by other pods: make it from a ResourceClaimTemplate, one for each pod"),
+    ("not available on the node", "the claim is allocated to another node: let the pod go there, or delete the claim"),
+    (
+        "waiting for dynamic resource controller",
+        "the controller manager makes the claim: see its log, journalctl -u k3s",
+    ),
+    (
+        "failed to prepare dynamic resources",
+        "see the events of the pod, then the plugin's log on the node: journalctl -u rdma-device-plugin",
+    ),
+    ("NodePrepareResources", "see the plugin's log on the node: journalctl -u rdma-device-plugin"),
+    ("unresolvable CDI devices", "see /var/run/cdi on the node and enable_cdi in the configuration of its containerd"),
+)
+
+
+def offered(host: dict, node: dict) -> list[dict]:
+    """Whether each rail that the node is to serve over DRA is published, with its class, and takes claims."""
+    found = []
+    by_rail = {one["rail"]: one for one in node.get("hcas") or []}
+    for rail in host["rails"]:
+        if rail["index"] not in host.get("dra_rails", ()):
+            continue
+        one = by_rail.get(rail["index"])
+        obj, wanted = (
+            f"{rail['hca']} on {node['name']}",
+            f"published in a ResourceSlice, with class {class_of(rail['index'])}",
+        )
+        seen, good, step = "not published", False, _PLUGIN
+        if one:
+            number = core_text.count(one["devices"], "device")
+            good = one["class"] is not None and not one["taints"]
+            seen = f"{number}, class {one['class'] or 'missing'}"
+            seen += f", taint {core_text.listing(one['taints'])}" if one["taints"] else ""
+            step = "see the port's check on the node" if one["taints"] else "run the role device_plugin with all nodes"
+        found.append(check(f"slice:{rail['hca']}", obj, PASSED if good else FAILED, wanted, seen, step))
+    return found
+
+
+def of_pod(pod: dict, claims: list[dict], found: dict) -> list[dict]:
+    """Whether the claim of a running test pod has the HCAs that it asked for. claims: those in its namespace."""
+    if not pod.get("requests") or pod["kind"] == "aligned":
+        return []
+    identity, obj = f"pod:{pod['kind']}:claim", _obj(pod)
+    wanted = f"a claim with {core_text.listing(rail['hca'] for rail in pod['rails'])}, prepared for this pod"
+    claim = _made_for(pod, claims)
+    if claim is None:
+        step = "see k3s kubectl get resourceclaims -A"
+        return [check(identity, obj, FAILED, wanted, "no claim was made for the pod", step)]
+    had = {one["request"]: dra.device_of(found, one) for one in claim["devices"] if one["driver"] == DRIVER}
+    wrong = []
+    for name in pod["requests"]:
+        device = had.get(name)
+        rail = None if device is None else dra.attribute(device, "rail")
+        if device is None:
+            wrong.append(f"request {name} without a device of {DRIVER} that is published")
+        elif f"rail-{rail}" != name or device["node"] != pod["node"]:
+            wrong.append(f"request {name} has {device['name']} of rail {rail} on {device['node']}")
+    seen = "; ".join(wrong) or core_text.listing(one["device"] for one in claim["devices"])
+    return [check(identity, obj, FAILED if wrong else PASSED, wanted, seen, _LOOK)]
+
+
+def aligned(pod: dict, state: dict | None, claims: list[dict], found: dict) -> dict:
+    """Whether the scheduler has put a GPU and an HCA of one PCIe root into one claim, as the devices themselves say."""
+    identity, obj, wanted = "pod:aligned", _obj(pod), f"a GPU and an HCA with the same {PCIE_ROOT} in one claim"
+    claim = _made_for(pod, claims)
+    results = {one["request"]: dra.device_of(found, one) for one in (claim or {"devices": []})["devices"]}
+    gpu, rail = results.get("gpu"), results.get("rail")
+    if gpu is None or rail is None:
+        return _unallocated(pod, state, found, check(identity, obj, FAILED, wanted, ""))
+    roots = [one["attributes"].get(PCIE_ROOT) for one in (gpu, rail)]
+    seen = f"{gpu['name']} at {roots[0]}, {rail['name']} at {roots[1]}"
+    good = roots[0] is not None and roots[0] == roots[1]
+    step = "the attributes of one of the two have changed since, or its driver is wrong: " + _LOOK
+    return check(identity, obj, PASSED if good else FAILED, wanted, seen, step)
+
+
+def _unallocated(pod: dict, state: dict | None, found: dict, made: dict) -> dict:
+    reasons = (state or {}).get("reasons") or ["no claim was allocated"]
+    made.update(seen="; ".join(reasons), next_step=next_step(reasons) or "see: k3s kubectl describe pod")
+    gpus = dra.neighbours(found, pod["node"])
+    held = {(one["driver"], one["pool"], one["device"]) for claim in found["claims"] for one in claim["devices"]}
+    free = [one for one in gpus if (one["driver"], one["pool"], one["name"]) not in held]
+    if not free:
+        seen = f"all {len(gpus)} GPUs of {pod['node']} are claimed"
+        return {**made, "status": NOT_VERIFIED, "seen": seen, "next_step": "run playbooks/verify.yml when one is free"}
+    ours = {one["attributes"].get(PCIE_ROOT) for one in dra.ours(found, pod["node"])}
+    if CANNOT in " ".join(reasons) and not {one["attributes"][PCIE_ROOT] for one in free} & ours:
+        roots = core_text.listing(sorted(f"{one['name']} at {one['attributes'][PCIE_ROOT]}" for one in free))
+        made["seen"] = f"no HCA at the root of a free GPU: {roots}; HCAs at {core_text.listing(sorted(map(str, ours)))}"
+        made["next_step"] = (
+            "see the topology of the node (playbooks/discover.yml); where no HCA is at a GPU's root, leave "
+        )
+        made["next_step"] += "the constraint out or take rdma.gpufabric.io/numaNode"
+    return made
+
+
+def not_aligned(host: dict, node: dict, gpu_class: str) -> dict:
+    """Why nothing was tried where HCAs are served over DRA."""
+    why = f"no DRA driver publishes GPUs of {node['name']} with {PCIE_ROOT}"
+    step = "install the DRA driver of the GPUs, such as NVIDIA's, and run playbooks/verify.yml again"
+    if not gpu_class:
+        why, step = "verification_gpu_class is empty", "set it to the DeviceClass of the GPUs"
+    wanted = f"a GPU and an HCA with the same {PCIE_ROOT} in one claim"
+    return check("pod:aligned", f"pod aligned on {node['name']}", NOT_VERIFIED, wanted, why, step)
+
+
+def of_user(obj: str, claims: dict, state: dict, found: dict) -> list[dict]:
+    """The claims of a user's pod: what each has, or why it has nothing. claims: {name in the pod: claim or None}."""
+    made = []
+    for name, claim in claims.items():
+        identity, wanted = f"pod:claim:{name}", f"claim {name} allocated"
+        if claim is None or not claim["devices"]:
+            reasons = state["reasons"] or ["no reason given"]
+            step = next_step(reasons) or "see: k3s kubectl describe pod, and describe resourceclaim"
+            made.append(check(identity, obj, FAILED, wanted, "; ".join(reasons), step))
+            continue
+        devices = [(one, dra.device_of(found, one)) for one in claim["devices"]]
+        made.append(check(identity, obj, PASSED, wanted, core_text.listing(map(_device, devices))))
+        roots = {device["attributes"].get(PCIE_ROOT) for _one, device in devices if device}
+        kinds = {one["driver"] for one in claim["devices"]}
+        if DRIVER in kinds and len(kinds) > 1:
+            good = len(roots) == 1 and None not in roots
+            step = f"add a constraint to the claim: matchAttribute: {PCIE_ROOT} (docs/examples/dra)"
+            seen = core_text.listing(map(_device, devices))
+            wanted = f"GPU and HCA at one {PCIE_ROOT}"
+            status = PASSED if good else NOT_VERIFIED if None in roots else FAILED
+            # Several pairs in one claim have a root each.
+            if len(devices) == 2 or good:
+                made.append(check(f"pod:aligned:{name}", obj, status, wanted, seen, step))
+    return made
+
+
+def _device(item: tuple) -> str:
+    one, device = item
+    root = (device or {"attributes": {}})["attributes"].get(PCIE_ROOT)
+    return f"{one['request']}: {one['device']} of {one['driver']}" + (f" at {root}" if root else "")
+
+
+def next_step(reasons: list[str]) -> str:
+    """Empty where no reason is about claims."""
+    text = " ".join(reasons)
+    return next((step for word, step in HINTS if word in text), "")
+
+
+def _made_for(pod: dict, claims: list[dict]) -> dict | None:
+    return next((one for one in claims if pod["name"] in one["of"]), None)
+
+
+def _obj(pod: dict) -> str:
+    return f"pod {pod['kind']} on {pod['node']}"
+
+
+def served(host: dict) -> list[str]:
+    """The resources of rails that the device plugin serves; those over DRA have none."""
+    return [
+        pods.own_resource(rail["index"]) for rail in host["rails"] if rail["index"] not in host.get("dra_rails", ())
+    ]

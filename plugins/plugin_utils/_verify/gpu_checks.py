@@ -1,0 +1,78 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the GPU layer of a node lacks. The collection installs none of it, so nothing here fails.
+
+PRIVATE to the collection. Pure; runs on the controller. A check passes, or is not verified: RDMA works without a GPU
+driver, but no pod of this node can use GPUs and HCAs together.
+"""
+
+from __future__ import annotations
+
+from ...module_utils._kube import pods as kube_pods
+from ...module_utils.hca import pci
+from .._findings.checks import NOT_VERIFIED, PASSED, check
+
+RESOURCE, CLASS = "nvidia.com/gpu", "nvidia"
+_OURS = "not ours: this collection installs no GPU layer"
+
+
+def gpu_checks(host: str, facts: dict, cluster: dict | None, node: dict | None) -> list[dict]:
+    """Checks of a node with NVIDIA GPUs, none for others. cluster: what cluster_info read, None without an answer.
+
+    node: where its interfaces are, as kube_pods.find_node takes it; None if they were not read.
+    """
+    gpus = [gpu for gpu in facts.get("gpus") or [] if gpu["vendor"] == pci.NVIDIA]
+    if not gpus:
+        return []
+    made = [_driver(host, gpus, facts)]
+    known = kube_pods.find_node(node, cluster["nodes"]) if cluster and node else None
+    if known is None:
+        return made
+    allocatable = known["allocatable"].get(RESOURCE, 0)
+    made.append(
+        _item(
+            "gpu:resource",
+            f"{RESOURCE} on {known['name']}",
+            allocatable >= len(gpus),
+            f"{len(gpus)} allocatable, as many as GPUs on PCI",
+            f"{allocatable} allocatable" if allocatable else "not allocatable: no GPU device plugin has registered",
+            "install NVIDIA's device plugin or GPU Operator (driver.enabled=false where the host has the driver); then "
+            f"kubectl describe node {known['name']}",
+        )
+    )
+    classes = cluster.get("runtime_classes")
+    if classes is not None:
+        made.append(
+            _item(
+                "gpu:runtime-class",
+                f"RuntimeClass {CLASS}",
+                CLASS in classes,
+                "one that runs pods through NVIDIA's container runtime, or a toolkit that makes it the default",
+                "there" if CLASS in classes else "none",
+                "install nvidia-container-toolkit on the nodes and restart k3s, which then creates it, or let GPU "
+                "Operator do both",
+            )
+        )
+    return made
+
+
+def _driver(host: str, gpus: list[dict], facts: dict) -> dict:
+    evidence = ((facts.get("gpudirect") or {}).get("evidence") or {}).get("nvidia") or {}
+    return _item(
+        "gpu:driver",
+        f"GPU driver of {host}",
+        bool(evidence.get("loaded")),
+        f"the nvidia module loaded for {len(gpus)} GPU{'s' if len(gpus) > 1 else ''}",
+        f"loaded, version {evidence.get('version') or 'unknown'}"
+        if evidence.get("loaded")
+        else "on disk, not loaded"
+        if evidence.get("on_disk")
+        else "no nvidia module on this node",
+        "install NVIDIA's driver by its own packages or by GPU Operator, after the RDMA stack (nvidia_peermem is built "
+        "against it); then run playbooks/host.yml",
+    )
+
+
+def _item(identity: str, obj: str, good: bool, wanted: str, seen: str, step: str) -> dict:
+    return check(identity, obj, PASSED if good else NOT_VERIFIED, wanted, seen if good else f"{seen}; {_OURS}", step)

@@ -1,0 +1,107 @@
+"""A firewall on the nodes: named before the first change, opened, then site.yml as without it; a planted DROP is named.
+
+Each of the two firewalls of Debian starts closed, as its packages leave it, but for SSH. In a lab of one node there are
+no peers: what its pods need of it is dropped and opened all the same.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from ansible_collections.gpufabric.rdma.tests.tools import lab_pitfalls
+
+# What a server needs of its agents; alone it has its pods.
+OF_PEERS = {"10250/tcp", "8472/udp"}
+OF_PODS = {"10250/tcp", "6443/tcp"}
+FIREWALLS = {
+    "ufw": (
+        "systemctl -q unmask ufw; ufw allow 22/tcp >/dev/null; ufw --force enable",
+        "ufw status | sort",
+        "ufw --force reset >/dev/null; ufw disable",
+    ),
+    "firewalld": (
+        "systemctl -q unmask firewalld; systemctl start firewalld; firewall-cmd --state",
+        "for zone in public trusted; do firewall-cmd --permanent --zone=$zone --list-all; done",
+        "systemctl stop firewalld",
+    ),
+}
+PLANT = "iptables -I {} -p {} --dport {} -j DROP"
+
+
+def named(run):
+    """Ports that a refused run names: {"6443/tcp"}"""
+    return set(re.findall(r"firewall: ([\d-]+/\w+)", run.text))
+
+
+def refuses(cluster, *arguments):
+    run = cluster.run("site.yml", *arguments)
+    assert run.code != 0, run.text[-4000:]
+    assert "nothing has been changed" in run.text
+    return named(run)
+
+
+def verified(cluster):
+    """{check: its status} of the firewall on the worker after verify"""
+    found = lab_pitfalls.lines(lab_pitfalls.look(cluster), cluster.worker)
+    return {name: text for name, text in found.items() if name.startswith("firewall:")}
+
+
+@pytest.mark.parametrize("tool", FIREWALLS)
+def test_a_firewall_is_named_then_opened_then_the_cluster_is_whole(breakable, tool):
+    start, show, stop = FIREWALLS[tool]
+    for name in breakable.nodes:
+        breakable.node(name, start)
+    before = {name: breakable.node(name, show) for name in breakable.nodes}
+
+    with breakable.timed(f"{tool}: named by the preflight"):
+        missing = refuses(breakable)
+    assert missing >= (OF_PEERS | OF_PODS if len(breakable.nodes) > 1 else OF_PODS)
+    assert {name: breakable.node(name, show) for name in breakable.nodes} == before
+
+    announced = breakable.run("site.yml", "--check", "-e", "node_firewall=open")
+    assert announced.code == 0, announced.text[-4000:]
+    assert {name: breakable.node(name, show) for name in breakable.nodes} == before
+
+    with breakable.timed(f"{tool}: opened, and site.yml green"):
+        opened = breakable.run("site.yml", "-e", "node_firewall=open")
+    assert opened.code == 0, opened.text[-4000:]
+    after = {name: breakable.node(name, show) for name in breakable.nodes}
+    assert all(after[name] != before[name] for name in breakable.nodes)
+
+    with breakable.timed(f"{tool}: second run"):
+        again = breakable.run("site.yml", "-e", "node_firewall=open")
+    assert again.code == 0, again.text[-4000:]
+    for name in breakable.nodes:
+        assert again.changes(name) == set()
+        assert breakable.node(name, show) == after[name]
+
+    rules = json.loads(breakable.node(breakable.worker, "cat /var/lib/gpufabric-rdma/firewall.json"))["rules"]
+    breakable.note(f"{len(rules):7}    rules that node_firewall made in {tool} of {breakable.worker}")
+    for name in breakable.nodes:
+        breakable.node(name, stop)
+
+
+def test_a_planted_drop_is_named_as_what_blocks_pod_traffic_with_its_port(breakable):
+    worker = breakable.worker
+    alone = len(breakable.nodes) == 1
+    # VXLAN carries the pods of all nodes; a node alone has none to drop, but its pods' way to the API server.
+    chain, protocol, port = ("INPUT", "tcp", 6443) if alone else ("INPUT", "udp", 8472)
+    breakable.node(worker, PLANT.format(chain, protocol, port))
+    breakable.node(worker, PLANT.format("FORWARD", "tcp", 5000))
+
+    found = verified(breakable)
+    of_port = [text for text in found.values() if f"--dport {port} -j DROP" in text]
+    of_pods = [text for text in found.values() if "--dport 5000 -j DROP" in text]
+    assert of_port, found
+    assert of_pods, found
+    assert f"{port}/{protocol}" in refuses(breakable)
+
+    code, entries, text = breakable.drift()
+    assert code == 4, text
+    assert any(f"firewall: {port}/{protocol}" in reason for reason in entries[worker]["reasons"])
+
+    breakable.node(worker, PLANT.format(chain, protocol, port).replace("-I", "-D"))
+    breakable.node(worker, PLANT.format("FORWARD", "tcp", 5000).replace("-I", "-D"))
+    assert verified(breakable) == {}

@@ -1,0 +1,245 @@
+"""Plans of slices, checkpoints, claims and entries of both APIs, over many inputs; what mode device-plugin loads."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+
+import pytest
+from api_server_double import ApiServer, Refusal
+from harness import ENVIRONMENT, document, entry
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as some
+from rdma_device_plugin import checkpoint, claims, cli, devices, modes, slices
+from rdma_device_plugin.claims import Key, Prepared, Record, Refused, Result
+from rdma_device_plugin.config import load
+from rdma_device_plugin.devices import Form
+
+OWNER = slices.Owner("node1", "uid-of-node1")
+FORMS = some.builds(Form, shared=some.booleans(), taints=some.booleans())
+JSON = some.recursive(
+    some.none() | some.booleans() | some.integers() | some.text(max_size=8),
+    lambda inner: some.lists(inner, max_size=3) | some.dictionaries(some.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+QUIET = settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
+ANY_TIME = settings(deadline=None)  # machines are busy at times
+
+
+def listed(count, taints=False):
+    taint = {"taints": [{"key": devices.TAINT, "effect": "NoSchedule"}]} if taints else {}
+    return [{"name": f"d{index}", "attributes": {}, **taint} for index in range(count)]
+
+
+def carried_out(api, steps):
+    """As the publisher does it; at each moment a scheduler sees the whole new pool, or none."""
+    for step in steps:
+        verb = {"delete": "DELETE", "create": "POST", "replace": "PUT"}[step.verb]
+        with api.changed:
+            api._slices(verb, step.name or None, {}, step.body)
+        yield api.pool()
+
+
+@QUIET
+@given(some.lists(some.tuples(some.integers(0, 300), FORMS), min_size=1, max_size=5), some.booleans())
+def test_a_pool_is_whole_after_every_change_and_never_half_visible(tmp_path_factory, changes, duplicate):
+    api = ApiServer(tmp_path_factory.mktemp("api"), consumable=True, taints=True)
+    kept = slices.Kept()
+    for count, form in changes:
+        wanted = slices.chunks(listed(count, form.taints), form)
+        assert all(len(chunk) <= (64 if form.taints else 128) for chunk in wanted)
+        before = api.pool()
+        steps = slices.plan(api.slices, wanted, OWNER, kept)
+        for pool in carried_out(api, steps):
+            visible = pool if pool else (None, None)
+            assert pool is None or pool == before or pool[0] == slices.generation(api.slices), visible[0]
+        _generation, found = api.pool()
+        assert len(found) == count
+        assert slices.plan(api.slices, wanted, OWNER, kept) == [], "a second look changes nothing"
+        if duplicate and api.slices:
+            api.copy(next(iter(api.slices.values())), "another")
+
+
+def test_a_conflict_is_seen_by_the_api_server(tmp_path):
+    api = ApiServer(tmp_path)
+    kept = slices.Kept()
+    list(carried_out(api, slices.plan({}, [listed(1)], OWNER, kept)))
+    (step,) = slices.plan(copy.deepcopy(api.slices), [listed(2)], OWNER, kept)
+    api.meddle(lambda found: None)
+    with pytest.raises(Refusal, match="modified"):
+        list(carried_out(api, [step]))
+
+
+def test_a_slice_of_another_pool_name_is_replaced_by_a_new_one(tmp_path):
+    """Driver, node and pool name are immutable"""
+    api = ApiServer(tmp_path)
+    kept = slices.Kept()
+    list(carried_out(api, slices.plan({}, [listed(1)], OWNER, kept)))
+    api.meddle(lambda found: found["spec"]["pool"].update(name="old"))
+    assert [step.verb for step in slices.plan(api.slices, [listed(1)], OWNER, kept)] == ["create", "delete"]
+
+
+@pytest.mark.parametrize("consumable", [False, True])
+@pytest.mark.parametrize("taints", [False, True])
+def test_the_probe_finds_the_form(tmp_path, consumable, taints):
+    api = ApiServer(tmp_path, consumable=consumable, taints=taints)
+    answer = api._slices("POST", None, {"dryRun": "All"}, slices.probe(OWNER))
+    assert slices.form(answer) == Form(consumable, taints)
+    assert api.slices == {}
+
+
+# Names.
+
+
+@ANY_TIME
+@given(some.text(max_size=80))
+def test_every_name_becomes_a_label(name):
+    label = devices.label(name)
+    assert 0 < len(label) <= 52
+    assert set(label) <= set("abcdefghijklmnopqrstuvwxyz0123456789-")
+    assert label[0] != "-"
+
+
+# Checkpoints.
+
+TEXT = some.text(max_size=12)
+RESULTS = some.builds(Result, TEXT, TEXT, some.lists(TEXT, max_size=2).map(tuple), some.none() | TEXT)
+PREPARED = some.builds(
+    Prepared,
+    RESULTS,
+    TEXT,
+    some.none() | some.integers(0, 9),
+    some.lists(TEXT, max_size=3).map(tuple),
+    some.dictionaries(TEXT, TEXT, max_size=2).map(lambda found: tuple(sorted(found.items()))),
+)
+RECORDS = some.builds(
+    Record,
+    some.builds(Key, TEXT, TEXT, some.from_regex(r"[0-9a-f]{1,36}", fullmatch=True)),
+    some.lists(PREPARED, max_size=3).map(tuple),
+)
+
+
+@ANY_TIME
+@given(some.lists(RECORDS, max_size=4, unique_by=lambda record: record.key.uid))
+def test_a_checkpoint_holds_what_was_written(records):
+    assert checkpoint.decode(checkpoint.encode(records)) == {record.key.uid: record for record in records}
+
+
+@ANY_TIME
+@given(some.binary(max_size=200) | JSON.map(lambda found: json.dumps(found).encode()))
+def test_other_bytes_are_damage_and_no_surprise(data):
+    with pytest.raises(checkpoint.Damaged):
+        checkpoint.decode(data)
+
+
+@ANY_TIME
+@given(JSON)
+def test_claims_of_any_shape_with_a_right_checksum_are_damage_or_records(found):
+    document_ = {"version": 1, "checksum": checkpoint._checksum(found), "claims": found}
+    try:
+        records = checkpoint.decode(json.dumps(document_).encode())
+    except checkpoint.Damaged:
+        return
+    assert records == {} or all(claims.valid_uid(uid) for uid in records)
+
+
+@ANY_TIME
+@given(some.integers(0, 10_000), some.integers(1, 255))
+def test_a_flipped_byte_is_noticed(place, flip):
+    record = Record(Key("default", "one", "uid-1"), (Prepared(Result("mlx5-0", "node1"), "mlx5_0", 1, ("/dev/x",)),))
+    data = bytearray(checkpoint.encode([record]))
+    data[place % len(data)] ^= flip
+    try:
+        found = checkpoint.decode(bytes(data))
+    except checkpoint.Damaged:
+        return
+    assert found == {"uid-1": record}, "white space"
+
+
+# Claims.
+
+
+@ANY_TIME
+@given(JSON)
+def test_a_claim_of_any_shape_is_refused_with_its_name(found):
+    with pytest.raises(Refused, match="default/one"):
+        claims.results(found, Key("default", "one", "uid-1"), "node1")
+
+
+@ANY_TIME
+@given(JSON, JSON)
+def test_an_allocation_of_any_shape_is_refused_or_ours(results, config):
+    claim = {
+        "metadata": {"uid": "uid-1"},
+        "status": {"allocation": {"devices": {"results": results, "config": config}}},
+    }
+    with pytest.raises(Refused, match="default/one"):
+        claims.results(claim, Key("default", "one", "uid-1"), "node1")
+
+
+# Entries of both APIs.
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "refused"),
+    [
+        ({"selectors": {"vendors": ["15b3"]}}, {"selectors": {"vendors": ["15b3"]}}, True),
+        ({"selectors": {"vendors": ["15b3"], "ifNames": ["a"]}}, {"selectors": {"vendors": ["15b3", "8086"]}}, True),
+        ({"selectors": {"ifNames": ["a"]}}, {"selectors": {"ifNames": ["b"]}}, False),
+        ({"selectors": {"ifNames": ["a"]}}, {"selectors": {"vendors": ["15b3"]}}, False),
+        ({"devices": ["a"], "softwareDevices": True}, {"devices": ["a"]}, True),
+    ],
+)
+def test_entries_that_count_an_hca_twice_on_every_node(base, capsys, first, second, refused):
+    path = base / "config.json"
+    path.write_bytes(document(entry("a", api="dra", **first), entry("b", **second)))
+    code = cli.main(["check-config", "-mode", "both", str(path)])
+    assert code == (1 if refused else 0), capsys.readouterr()
+    if refused:
+        assert "counted more than once" in capsys.readouterr().err
+    assert cli.main(["check-config", str(path)]) == 0, "mode device-plugin may share an HCA between pools"
+
+
+def test_a_node_is_compared_on_request(base, node, capsys):
+    path = base / "config.json"
+    first = entry("a", api="dra", extraSelectors={"rdmaDevices": ["mlx5_*"]})
+    path.write_bytes(document(first, entry("b", selectors={"ifNames": ["enp1s0f0np0"]})))
+    assert cli.main(["check-config", "-mode", "both", str(path)]) == 0
+    assert cli.main(["check-config", "-mode", "both", "-root", str(node.root), str(path)]) == 1
+    assert "mlx5_0 0000:01:00.0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("mode", "over_dra"), [("device-plugin", ""), ("both", "b"), ("dra", "ab")])
+def test_the_mode_decides_who_serves_an_entry(mode, over_dra):
+    config = load(document(entry("a", allocation="spread"), entry("b", api="dra")))
+    parts = modes.split(config, mode)
+    assert "".join(pool.name for pool in parts.dra) == over_dra
+    assert any("allocation spread" in line for line in parts.warnings) == (mode == "dra")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "wanted"),
+    [
+        ("api", "gpu", "api wants one of"),
+        ("rail", -1, "rail wants 0 or more"),
+        ("health", {"taint": "x"}, "health.taint"),
+    ],
+)
+def test_keys_of_dra_are_checked(key, value, wanted):
+    with pytest.raises(ValueError, match=wanted):
+        load(document(entry(**{key: value})))
+
+
+def test_mode_device_plugin_loads_nothing_of_dra():
+    """Its start and its memory are those of before"""
+    program = (
+        "import sys; from rdma_device_plugin import cli; cli._asyncio(); from rdma_device_plugin import daemon;"
+        "print(*(name for name in sys.modules if 'dra' in name or name.partition('.')[0] in"
+        " ('lightkube', 'httpx', 'ssl', 'hashlib') or name.endswith(('.slices', '.claims', '.devices', '.roots'))))"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", program], env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert answer.stdout.strip() == ""

@@ -1,0 +1,161 @@
+"""The slices against a real API server: `make plugin-dra`, which builds it from Go modules (lab/testbed).
+
+The API server is the better judge of what it keeps, of validation and of the garbage collection of owners. The kubelet
+stays a double, and so does the wipe of its start.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import sys
+import time
+
+import pytest
+from harness import Node, Running, document, entry
+from kubelet_double import Kubelet
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "tools"))
+from control_plane import ControlPlane, answering, free_port
+
+SLICES = "/apis/resource.k8s.io/v1/resourceslices"
+K3S = os.environ.get("DRA_K3S", "")  # the program of lab/testbed, or `build`
+DRIVER = "rdma.gpufabric.io"
+UP, DOWN = "mlx5-0", "mlx5-1"
+GATES = {
+    "default": (),
+    "consumable": ("DRAConsumableCapacity",),
+    "both": ("DRAConsumableCapacity", "DRADeviceTaints", "DRADeviceTaintRules"),
+}
+
+pytestmark = pytest.mark.skipif(not K3S, reason="not verified: no API server, make plugin-dra builds one")
+
+
+def program():
+    if K3S != "build":
+        return pathlib.Path(K3S)
+    sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "lab"))
+    from lab import programs
+
+    return programs.ensure(["k3s"])["k3s"] / "k3s"
+
+
+class Server:
+    """The API server with its controllers, from nothing. gates: feature gates that are on."""
+
+    def __init__(self, folder, gates):
+        self.gates = gates
+        listed = ",".join(f"{gate}=true" for gate in gates)
+        options = {"kube-apiserver-arg": [f"feature-gates={listed}"]} if gates else {}
+        self.plane = ControlPlane(program(), folder, free_port(), options)
+        self.api = None
+
+    def start(self, resume=False):
+        self.plane.resume() if resume else self.plane.start()
+        self.api = answering(self.plane)
+
+    def create_node(self):
+        """Its uid."""
+        node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node1"}}
+        return self.api.ask("POST", "/api/v1/nodes", node)["metadata"]["uid"]
+
+    def slices(self):
+        return self.api.items(SLICES)
+
+    def wipe(self):
+        if self.api:
+            self.api.ask("DELETE", SLICES)
+
+    def devices(self):
+        """{name: device} of the whole pool; None while it is not whole."""
+        found = [one["spec"] for one in self.slices()]
+        latest = max((spec["pool"]["generation"] for spec in found), default=0)
+        current = [spec for spec in found if spec["pool"]["generation"] == latest]
+        if any(spec["pool"]["resourceSliceCount"] != len(current) for spec in current):
+            return None
+        return {device["name"]: device for spec in current for device in spec.get("devices") or ()}
+
+    def until(self, condition, seconds=90):
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if condition(self.devices()):
+                return True
+            time.sleep(0.1)
+        return False
+
+
+@pytest.fixture(scope="module", params=GATES)
+def server(request, tmp_path_factory):
+    running = Server(tmp_path_factory.mktemp(request.param) / "state", GATES[request.param])
+    try:
+        running.start()
+        running.create_node()
+        yield running
+    finally:
+        running.plane.stop()
+
+
+def test_slices_on_a_real_api_server(base, server):
+    """The life of a pool: form, attributes, port down and up, wipe, 200 units, a new Node, an API server away."""
+    shared, tainted = "DRAConsumableCapacity" in server.gates, "DRADeviceTaints" in server.gates
+    node = Node(base / "node")
+
+    def names(*hcas, count=3):
+        return {name if shared else f"{name}-u{unit:02d}" for name in hcas for unit in range(1 if shared else count)}
+
+    with (
+        Kubelet(base, started=server.wipe) as kubelet,
+        Running(
+            base,
+            document(entry(count=3, health={"upSeconds": 0.1})),
+            node.root,
+            settings_mode="dra",
+            kubeconfig=str(server.plane.kubeconfig),
+            node_name="node1",
+            plugins_directory=f"{base}/plugins",
+        ) as plugin,
+    ):
+        everything = names(UP, DOWN) if tainted else names(UP)
+        assert server.until(lambda found: found is not None and set(found) == everything), plugin.problems()
+        first = server.devices()[min(names(UP))]
+        assert bool(first.get("allowMultipleAllocations")) == shared
+        assert first["attributes"]["resource.kubernetes.io/pcieRoot"] == {"string": "pci0000:00"}
+        assert plugin.until(lambda: not plugin.problems()), plugin.problems()
+        writes = plugin.plugin.front.publisher.writes
+        time.sleep(2)
+        assert plugin.plugin.front.publisher.writes == writes, "what the API server made of it is not written again"
+
+        def usable(found):
+            return found is not None and any(
+                not device.get("taints") for name, device in found.items() if name in names(UP)
+            )
+
+        node.port("mlx5_0", "1: DOWN")
+        assert server.until(lambda found: found is not None and not usable(found)), plugin.problems()
+        node.port("mlx5_0", "4: ACTIVE")
+        assert server.until(usable), plugin.problems()
+
+        begun = time.monotonic()
+        kubelet.restart()
+        assert server.until(usable, 20), plugin.problems()
+        sys.stdout.write(f"{server.gates}: slices back after {time.monotonic() - begun:.1f} s\n")
+
+        plugin.configure(document(entry(count=200)))
+        size = (2 if tainted else 1) * (1 if shared else 200)
+        assert server.until(lambda found: found is not None and len(found) == size), plugin.problems()
+
+        server.plane.stop()
+        assert plugin.until(lambda: any("API server" in line for line in plugin.problems()), 60)
+        plugin.configure(document(entry(count=2)))
+        server.start(resume=True)
+        wanted = names(UP, DOWN, count=2) if tainted else names(UP, count=2)
+        assert server.until(lambda found: found is not None and set(found) == wanted), plugin.problems()
+
+        server.api.ask("DELETE", "/api/v1/nodes/node1")
+        uid = server.create_node()
+
+        def owned(_found):
+            found = server.slices()
+            return found and all(one["metadata"]["ownerReferences"][0]["uid"] == uid for one in found)
+
+        assert server.until(owned, 180), plugin.problems()

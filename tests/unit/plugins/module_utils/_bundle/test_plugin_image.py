@@ -1,0 +1,252 @@
+"""The device plugin's image: from a base and wheels, without running anything; what does not fit is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tarfile
+import zipfile
+
+import pytest
+from ansible_collections.gpufabric.rdma.plugins.module_utils._bundle import lock as bundle_lock
+from ansible_collections.gpufabric.rdma.plugins.module_utils._bundle import plugin_image
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused
+from ansible_collections.gpufabric.rdma.tests.tools.base_images import SLIM, base_archive, layer
+
+ROOT = pathlib.Path(__file__).resolve().parents[5]
+REFERENCE = "localhost/rdma-device-plugin:0.1.0"
+DIGEST = f"sha256:{'1' * 64}"
+
+
+@pytest.fixture
+def parts(tmp_path):
+    """Two wheels and a plugin that says which libraries it has."""
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    wheels = {}
+    for name, files in {
+        "grpcio": {"grpc/__init__.py": "NAME = 'grpc'\n", "grpcio-1.dist-info/LICENSE": "free\n"},
+        "pip": {"pip/__init__.py": ""},
+    }.items():
+        path = folder / f"{name}-1-cp312-cp312-manylinux2014_x86_64.whl"
+        with zipfile.ZipFile(path, "w") as archive:
+            for inner, text in files.items():
+                archive.writestr(inner, text)
+        sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+        wheels[path.name] = {"name": name, "version": "1", "sha256": sha256}
+    asked = []
+
+    def fitting(python, machine):
+        asked.append((python, machine))
+        return wheels if python != "3.8" else {}
+
+    main = b"import grpc\n\ndef main():\n    print(grpc.NAME)\n    return 0\n"
+    code = {"rdma_device_plugin/__init__.py": b"", "rdma_device_plugin/__main__.py": main}
+    return {"code": code, "wheel_dir": str(folder), "fitting": fitting, "asked": asked, "wheels": wheels}
+
+
+def build(tmp_path, parts, *layers, architecture="amd64", out="image.tar", **options):
+    base = base_archive(tmp_path / "base.tar", *(layers or (SLIM,)), architecture=architecture, **options)
+    plugin_image.build(base, str(tmp_path / out), "example.org/python:3.12", REFERENCE, architecture, parts)
+    return tmp_path / out
+
+
+def read(path):
+    """(manifest, config, {member: data})"""
+    with tarfile.open(path) as archive:
+        files = {entry.name: archive.extractfile(entry).read() for entry in archive}
+    (manifest,) = json.loads(files["manifest.json"])
+    return manifest, json.loads(files[manifest["Config"]]), files
+
+
+def unpacked(path, folder):
+    manifest, _config, files = read(path)
+    for name in manifest["Layers"]:
+        with tarfile.open(fileobj=io.BytesIO(files[name])) as archive:
+            archive.extractall(folder, filter="tar")
+    return folder
+
+
+def test_the_image_is_the_base_with_one_layer_more(tmp_path, parts):
+    manifest, config, files = read(build(tmp_path, parts))
+    assert manifest["RepoTags"] == [REFERENCE]
+    assert config["config"]["Entrypoint"] == ["/bin/k8s-rdma-shared-dp"]
+    assert config["config"]["Env"] == ["PATH=/usr/local/bin:/usr/bin:/bin"]
+    assert config["rootfs"]["diff_ids"] == [
+        f"sha256:{hashlib.sha256(files[name]).hexdigest()}" for name in manifest["Layers"]
+    ]
+    assert len(manifest["Layers"]) == 2
+    assert files[manifest["Layers"][0]] == layer(SLIM)
+    assert parts["asked"] == [("3.12", "x86_64")]
+
+
+def test_the_program_runs_from_the_image(tmp_path, parts):
+    """With the image's folders unpacked in a root and this Python in place of the base's."""
+    root = unpacked(build(tmp_path, parts), tmp_path / "root")
+    assert (root / "bin").is_symlink(), "the base's link to its folder of programs stays"
+    program = root / "bin/k8s-rdma-shared-dp"
+    assert program.stat().st_mode & 0o777 == 0o755
+    script = program.read_text()
+    assert script.startswith("#!/usr/local/bin/python3 -I\n")
+    moved = script.replace('"/opt', f'"{root}/opt')
+    done = subprocess.run([sys.executable, "-I", "-c", moved], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "grpc\n"), done.stderr
+    lib = root / "opt/rdma-device-plugin/lib"
+    assert not (lib / "pip").exists(), "nothing is installed in the image"
+    assert (lib / "grpcio-1.dist-info/LICENSE").read_text() == "free\n"
+
+
+def test_the_same_inputs_give_the_same_bytes(tmp_path, parts):
+    first = build(tmp_path, parts).read_bytes()
+    for wheel in pathlib.Path(parts["wheel_dir"]).iterdir():
+        os.utime(wheel, (1, 1))
+    assert build(tmp_path, parts, out="again.tar").read_bytes() == first
+    parts["code"] = {**parts["code"], "rdma_device_plugin/__init__.py": b"# another\n"}
+    assert build(tmp_path, parts, out="other.tar").read_bytes() != first
+
+
+def test_a_base_for_arm64_is_given_the_wheels_of_arm64(tmp_path, parts):
+    arm = {name.replace("x86_64", "aarch64").replace("x86-64.so.2", "aarch64.so.1"): to for name, to in SLIM.items()}
+    _manifest, config, _files = read(build(tmp_path, parts, arm, architecture="arm64"))
+    assert config["architecture"] == "arm64"
+    assert parts["asked"] == [("3.12", "aarch64")]
+
+
+def test_a_debian_with_its_own_python_serves(tmp_path, parts):
+    debian = {name: to for name, to in SLIM.items() if "python" not in name and name != "bin"}
+    debian |= {"usr/bin/python3": "-> python3.11", "usr/bin/python3.11": "python", "bin/sh": "sh"}
+    root = unpacked(build(tmp_path, parts, debian), tmp_path / "root")
+    assert parts["asked"] == [("3.11", "x86_64")]
+    assert (root / "bin/k8s-rdma-shared-dp").read_text().startswith("#!/usr/bin/python3 -I\n")
+    assert not (root / "usr/bin/k8s-rdma-shared-dp").exists()
+
+
+def without(*words):
+    return {name: to for name, to in SLIM.items() if not any(word in name for word in words)}
+
+
+REFUSED = {
+    "no python": (without("python"), {}, "python3 in /usr/local/bin or /usr/bin"),
+    "a python without a version": (
+        {**without("python"), "usr/bin/python3": "python"},
+        {},
+        "python3 in /usr/local/bin or /usr/bin",
+    ),
+    "a link into nothing": (without("python3.12"), {}, "python3 in /usr/local/bin or /usr/bin"),
+    "musl": (without("ld-linux"), {}, "ld-linux-x86-64.so.2"),
+    "no libstdc++": (without("libstdc"), {}, "libstdc++.so.6"),
+    "an old python": (
+        {**without("python"), "usr/bin/python3": "-> python3.8", "usr/bin/python3.8": "python"},
+        {},
+        "a Python that the lock has wheels for",
+    ),
+    "a damaged layer": (SLIM, {"damaged": True}, f"layer {DIGEST}"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_base_that_cannot_carry_the_plugin_is_refused_and_nothing_is_written(tmp_path, parts, name):
+    files, options, wanted = REFUSED[name]
+    with pytest.raises(Refused) as refused:
+        build(tmp_path, parts, files, **options)
+    (finding,) = refused.value.findings
+    assert finding.object == "base image example.org/python:3.12"
+    assert finding.wanted.startswith(wanted)
+    assert "bundle_plugin_base" in finding.next_step
+    assert not (tmp_path / "image.tar").exists()
+
+
+def test_a_base_for_another_processor_is_refused(tmp_path, parts):
+    base = base_archive(tmp_path / "base.tar", SLIM, architecture="arm64")
+    with pytest.raises(Refused, match="linux/amd64"):
+        plugin_image.build(base, str(tmp_path / "image.tar"), "a:1", REFERENCE, "amd64", parts)
+
+
+def test_missing_and_altered_wheels_are_listed_together(tmp_path, parts):
+    wheels = sorted(pathlib.Path(parts["wheel_dir"]).glob("grpcio*"))
+    wheels[0].write_bytes(b"altered")
+    parts["wheels"]["protobuf-1-py3-none-any.whl"] = {"name": "protobuf", "version": "1", "sha256": "0" * 64}
+    with pytest.raises(Refused) as refused:
+        build(tmp_path, parts)
+    assert [finding.object.rpartition("/")[2] for finding in refused.value.findings] == [
+        "grpcio-1-cp312-cp312-manylinux2014_x86_64.whl",
+        "protobuf-1-py3-none-any.whl",
+    ]
+
+
+def test_what_it_is_made_of_covers_the_plugin_and_its_wheels():
+    members = plugin_image.code(str(ROOT))
+    assert "rdma_device_plugin/__main__.py" in members
+    assert "rdma_device_plugin/hca/__init__.py" in members
+    before = plugin_image.made_of(members, [])
+    assert plugin_image.made_of({**members, "rdma_device_plugin/new.py": b""}, []) != before
+    assert plugin_image.made_of(members, [{"name": "grpcio"}]) != before
+
+
+def test_a_collection_without_the_plugin_is_refused(tmp_path):
+    with pytest.raises(Refused, match="no Python files"):
+        plugin_image.code(str(tmp_path))
+
+
+# The lock's base, or the user's
+
+LOCKED = {"reference": REFERENCE, "base": "docker.io/library/python:3", "digests": {"index": DIGEST}}
+
+
+def test_the_base_is_the_locks_or_the_one_that_is_given_with_its_digest():
+    (row,) = bundle_lock.plugin_image(LOCKED, None, ["arm64"])
+    assert (row["base"], row["digest"]) == ("docker.io/library/python:3", DIGEST)
+    assert row["path"] == "images/arm64/rdma-device-plugin-0.1.0.tar"
+    other = f"sha256:{'2' * 64}"
+    (row,) = bundle_lock.plugin_image(LOCKED, f"registry.example.org:5000/debian:12@{other}", ["amd64"])
+    assert (row["base"], row["digest"]) == ("registry.example.org:5000/debian:12", other)
+
+
+@pytest.mark.parametrize("base", ["registry.example.org/debian:12", "debian:12@sha256:12", "debian:12@"])
+def test_a_base_without_a_digest_is_refused(base):
+    with pytest.raises(Refused, match="bundle_plugin_base"):
+        bundle_lock.plugin_image(LOCKED, base, ["amd64"])
+    with pytest.raises(Refused, match="not verified"):
+        bundle_lock.plugin_image({**LOCKED, "digests": {"index": None}}, None, ["amd64"])
+
+
+# A lock of the user's own
+
+
+def row(**changes):
+    file = {"architecture": "amd64", "url": "https://example.org/k3s", "sha256": "0" * 64}
+    return {"name": "k3s", "version": "v1", "kind": "binary", "used_by": "k3s", "files": [file], **changes}
+
+
+IMAGE = {"name": "a", "version": "1", "used_by": "k3s", "reference": "b/a:1", "digests": {"amd64": DIGEST}}
+MALFORMED = {
+    "origin": ({"origin": "mine"}, "lock: origin"),
+    "no list": ({"artifacts": {"k3s": {}}}, "lock: artifacts"),
+    "no version": ({"artifacts": [row(version=None)]}, "lock: artifacts, k3s"),
+    "no name": ({"images": [{**IMAGE, "name": ""}]}, "lock: images, row 1"),
+    "no url": ({"artifacts": [row(files=[{"architecture": "amd64", "sha256": None}])]}, "lock: artifacts, k3s"),
+    "short sum": (
+        {"artifacts": [row(files=[{"architecture": "any", "url": "https://a/b", "sha256": "12"}])]},
+        "lock: artifacts, k3s",
+    ),
+    "bare digest": ({"images": [{**IMAGE, "digests": {"amd64": "0" * 64}}]}, "lock: images, a"),
+    "another key": ({"images": [{**IMAGE, "digests": {"x86_64": DIGEST}}]}, "lock: images, a"),
+}
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_a_lock_that_cannot_be_used_is_refused(name):
+    lock, wanted = MALFORMED[name]
+    (finding,) = bundle_lock.malformed(lock)
+    assert finding.object == wanted
+    assert "bundle_lock" in finding.next_step
+
+
+def test_null_is_no_fault_of_a_lock():
+    file = {"architecture": "amd64", "url": "https://a/b", "sha256": None}
+    assert bundle_lock.malformed({"artifacts": [row(files=[file])], "images": [IMAGE]}) == []

@@ -1,0 +1,284 @@
+"""Claims on HCAs: what test pods must have been given, when a GPU and an HCA are aligned, why a claim is Pending."""
+
+from __future__ import annotations
+
+import pytest
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import cluster, dra, pods, running_pods
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import claim_checks, pod_checks
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import pods as verify_pods
+from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster
+
+HOST = {**kubectl_cluster.hosts()[0], "dra_rails": [0], "tools": {"image": "pause", "mounts": {}}}
+ROOTS = ("pci0000:10", "pci0000:80")
+
+
+def slices(node="node1", taints=(), generation=1, rails=(0,), root=ROOTS[0]):
+    devices = [
+        {
+            "name": f"mlx5-{rail}-u{unit:02d}",
+            "attributes": {
+                "name": {"string": f"mlx5_{rail}"},
+                "rail": {"int": rail},
+                dra.dra.PCIE_ROOT: {"string": root},
+            },
+            "taints": [{"key": key, "effect": "NoSchedule"} for key in taints],
+        }
+        for rail in rails
+        for unit in (0, 1)
+    ]
+    return slice_of(node, dra.dra.DRIVER, devices, generation)
+
+
+def gpus(*roots, node="node1"):
+    devices = [
+        {"name": f"gpu-{number}", "attributes": {dra.dra.PCIE_ROOT: {"string": root}}}
+        for number, root in enumerate(roots)
+    ]
+    return slice_of(node, "gpu.nvidia.com", devices)
+
+
+def slice_of(node, driver, devices, generation=1):
+    pool = {"name": node, "generation": generation, "resourceSliceCount": 1}
+    spec = {"driver": driver, "nodeName": node, "pool": pool, "devices": devices}
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceSlice",
+        "metadata": {"name": f"{driver}-{node}-{generation}"},
+        "spec": spec,
+    }
+
+
+def claim(pod, *results, namespace="tests"):
+    return {
+        "kind": "ResourceClaim",
+        "metadata": {
+            "name": f"{pod}-hcas-abcde",
+            "namespace": namespace,
+            "ownerReferences": [{"kind": "Pod", "name": pod}],
+        },
+        "status": {
+            "allocation": {
+                "devices": {
+                    "results": [
+                        {"request": request, "driver": driver, "pool": "node1", "device": device}
+                        for request, driver, device in results
+                    ]
+                }
+            },
+            "reservedFor": [{"resource": "pods", "name": pod}],
+        },
+    }
+
+
+CLASSES = [
+    {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": name}}
+    for name in ("rail-0.rdma.gpufabric.io", "gpu.nvidia.com")
+]
+
+
+def offered(*items):
+    found = dra.read([*CLASSES, *items])
+    node = {"name": "node1", "capacity": {}, "addresses": [], "hcas": dra.hcas(found, "node1")}
+    return {"nodes": [node], "networks": [], "nads": [], "dra": found}
+
+
+def planned(*items, gpu_class="gpu.nvidia.com"):
+    return pods.plan([HOST], offered(*items), {"namespace": "tests", "image": None, "gpu_class": gpu_class})
+
+
+def test_test_pods_claim_the_rail_by_its_class_and_no_resource():
+    plan = planned(slices())
+    assert [pod["kind"] for pod in plan["pods"]] == ["workload", "seed"]
+    template, manifest = (
+        next(item for item in plan["objects"] if (item["kind"], item["metadata"]["name"]) == (kind, "workload-node1"))
+        for kind in ("ResourceClaimTemplate", "Pod")
+    )
+    assert template["spec"]["spec"]["devices"]["requests"] == [
+        {"name": "rail-0", "exactly": {"deviceClassName": "rail-0.rdma.gpufabric.io"}}
+    ]
+    assert "constraints" not in template["spec"]["spec"]["devices"]
+    (container,) = manifest["spec"]["containers"]
+    assert container["resources"]["claims"] == [{"name": "hcas"}]
+    assert container["resources"]["limits"] == {}
+    assert manifest["spec"]["securityContext"]["runAsUser"] == 1000
+    assert manifest["spec"]["resourceClaims"] == [{"name": "hcas", "resourceClaimTemplateName": "workload-node1"}]
+
+
+def test_a_pod_claims_a_gpu_with_a_rail_where_a_driver_publishes_gpus():
+    plan = planned(slices(), gpus(ROOTS[0]))
+    (template,) = [
+        item
+        for item in plan["objects"]
+        if item["kind"] == "ResourceClaimTemplate" and item["metadata"]["name"] == "aligned-node1"
+    ]
+    devices = template["spec"]["spec"]["devices"]
+    assert [one["exactly"]["deviceClassName"] for one in devices["requests"]] == [
+        "gpu.nvidia.com",
+        "rail.rdma.gpufabric.io",
+    ]
+    assert devices["constraints"] == [
+        {"requests": ["gpu", "rail"], "matchAttribute": "resource.kubernetes.io/pcieRoot"}
+    ]
+    for without in (planned(slices()), planned(slices(), gpus(ROOTS[0]), gpu_class=""), planned(gpus(ROOTS[0]))):
+        assert "aligned" not in [pod["kind"] for pod in without["pods"]]
+
+
+@pytest.mark.parametrize(
+    ("items", "status", "words"),
+    [
+        ([slices()], "passed", "2 devices, class rail-0.rdma.gpufabric.io"),
+        ([], "failed", "not published"),
+        ([slices(taints=["rdma.gpufabric.io/port-down"])], "failed", "taint rdma.gpufabric.io/port-down:NoSchedule"),
+        # What an older generation of the pool had is ignored, as the scheduler does.
+        ([slices(), slices(rails=(1,), generation=2)], "failed", "not published"),
+        ([slices(node="node2")], "failed", "not published"),
+    ],
+)
+def test_each_rail_over_dra_is_published_with_its_class(items, status, words):
+    (made,) = claim_checks.offered(HOST, offered(*items)["nodes"][0])
+    assert made["status"] == status
+    assert words in made["seen"]
+    assert claim_checks.served(HOST) == []
+    assert claim_checks.offered({**HOST, "dra_rails": []}, offered(*items)["nodes"][0]) == []
+
+
+RAIL = ("rail-0", dra.dra.DRIVER, "mlx5-0-u01")
+
+
+@pytest.mark.parametrize(
+    ("results", "status", "words"),
+    [
+        ([RAIL], "passed", "mlx5-0-u01"),
+        ([], "failed", "request rail-0 without a device"),
+        ([("rail-0", dra.dra.DRIVER, "gone")], "failed", "request rail-0 without a device"),
+        ([("rail-0", dra.dra.DRIVER, "mlx5-1-u00")], "failed", "has mlx5-1-u00 of rail 1"),
+    ],
+)
+def test_a_test_pod_holds_the_rail_that_it_claimed(results, status, words):
+    found = dra.read([slices(rails=(0, 1)), claim("workload-node1", *results)])
+    (pod, *_others) = planned(slices())["pods"]
+    (made,) = claim_checks.of_pod(pod, found["claims"], found)
+    assert made["status"] == status
+    assert words in made["seen"]
+
+
+def aligned(state, *items):
+    pod = next(pod for pod in planned(slices(), gpus(*ROOTS))["pods"] if pod["kind"] == "aligned")
+    found = dra.read(list(items))
+    return claim_checks.aligned(pod, state, found["claims"], found)
+
+
+PENDING = {"ready": False, "phase": "Pending", "reasons": ["Unschedulable: 0/2 nodes: 2 cannot allocate all claims."]}
+PAIR = ("gpu", "gpu.nvidia.com", "gpu-0"), ("rail", dra.dra.DRIVER, "mlx5-0-u00")
+
+
+def test_aligned_is_what_the_two_devices_themselves_say():
+    made = aligned({"ready": True}, slices(), gpus(*ROOTS), claim("aligned-node1", *PAIR))
+    assert (made["status"], made["seen"]) == ("passed", "gpu-0 at pci0000:10, mlx5-0-u00 at pci0000:10")
+    made = aligned({"ready": True}, slices(), gpus(*reversed(ROOTS)), claim("aligned-node1", *PAIR))
+    assert made["status"] == "failed"
+
+
+@pytest.mark.parametrize(
+    ("items", "status", "words"),
+    [
+        # Free, and an HCA beside it: the scheduler's reason and the step for it.
+        ([slices(), gpus(*ROOTS)], "failed", "cannot allocate all claims"),
+        ([slices(), gpus(ROOTS[1])], "failed", "no HCA at the root of a free GPU: gpu-0 at pci0000:80"),
+        ([slices(), gpus(ROOTS[0]), claim("other", PAIR[0], namespace="team")], "not_verified", "all 1 GPUs of node1"),
+    ],
+)
+def test_a_pair_that_cannot_be_had_is_named_with_its_reason(items, status, words):
+    made = aligned(PENDING, *items)
+    assert made["status"] == status
+    assert words in made["seen"]
+    assert made["next_step"]
+
+
+def test_without_a_gpu_driver_it_is_not_verified_with_the_reason():
+    node = offered(slices())["nodes"][0]
+    assert "no DRA driver publishes GPUs of node1" in claim_checks.not_aligned(HOST, node, "gpu.nvidia.com")["seen"]
+    made = claim_checks.not_aligned(HOST, node, "")
+    assert (made["status"], made["seen"]) == ("not_verified", "verification_gpu_class is empty")
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        ("0/1 nodes are available: 1 cannot allocate all claims.", "kubectl get resourceslices"),
+        ("request rail: device class rail-9.rdma.gpufabric.io does not exist", "create the class"),
+        ("waiting for dynamic resource controller to create the resourceclaim", "controller manager"),
+        ("resourceclaim in use", "ResourceClaimTemplate"),
+        ("FailedPrepareDynamicResources: NodePrepareResources failed", "journalctl -u rdma-device-plugin"),
+    ],
+)
+def test_a_pending_claim_of_a_user_is_named_with_the_schedulers_reason_and_the_next_step(reason, words):
+    state = {"reasons": [f"Unschedulable: {reason}"]}
+    (made,) = claim_checks.of_user("pod a/b", {"pair": None}, state, claim_checks.NOTHING)
+    assert (made["status"], made["seen"]) == ("failed", f"Unschedulable: {reason}")
+    assert words in made["next_step"]
+
+
+def test_a_users_pair_is_judged_and_eight_pairs_in_one_claim_are_listed_only():
+    found = dra.read([slices(), gpus(*ROOTS), claim("train", *PAIR)])
+    made = claim_checks.of_user("pod a/train", {"pair": found["claims"][0]}, {"reasons": []}, found)
+    assert [(one["id"], one["status"]) for one in made] == [
+        ("pod:claim:pair", "passed"),
+        ("pod:aligned:pair", "passed"),
+    ]
+    apart = dra.read([slices(root=ROOTS[1]), gpus(*ROOTS), claim("train", *PAIR)])
+    made = claim_checks.of_user("pod a/train", {"pair": apart["claims"][0]}, {"reasons": []}, apart)
+    assert made[1]["status"] == "failed"
+    many = dra.read([slices(), gpus(*ROOTS), claim("train", *PAIR, ("gpu1", "gpu.nvidia.com", "gpu-1"))])
+    made = claim_checks.of_user("pod a/train", {"node": many["claims"][0]}, {"reasons": []}, many)
+    assert [one["id"] for one in made] == ["pod:claim:node"]
+
+
+def test_claims_on_a_nodes_hcas():
+    found = dra.read([slices(), claim("train", *PAIR)])
+    assert dra.held(found, "node1") == [
+        {"claim": "tests/train-hcas-abcde", "pods": ["train"], "hca": "mlx5_0", "rail": 0, "device": "mlx5-0-u00"}
+    ]
+    assert dra.held(found, "node2") == []
+
+
+def test_one_hca_of_two_units_is_one_hca():
+    (one,) = dra.hcas(dra.read([*CLASSES, slices()]), "node1")
+    assert one == {"hca": "mlx5_0", "rail": 0, "class": "rail-0.rdma.gpufabric.io", "devices": 2, "taints": []}
+
+
+# --- run for real against the double ----------------------------------------------------------------------------------
+
+
+def test_pods_with_claims_are_run_and_what_they_were_given_is_judged(tmp_path, monkeypatch):
+    """Two nodes, an HCA and two GPUs each, GPU 1 at the HCA's root: the double allocates as the slices say."""
+    double = kubectl_cluster.make(tmp_path / "cluster.json")
+    double.add(*CLASSES)
+    for name in ("node1", "node2"):
+        for item in (slices(name), gpus(ROOTS[1], ROOTS[0], node=name)):
+            double.add(item)
+    hosts = [{**host, "dra_rails": [0], "tools": {"image": "pause", "mounts": {}}} for host in kubectl_cluster.hosts()]
+    client = double.client()
+    read, error = cluster.read(client)
+    assert error is None
+    # No resource: the rail is served over DRA alone.
+    read["nodes"] = [{**node, "capacity": {}, "allocatable": {}} for node in read["nodes"]]
+    plan = verify_pods.plan(
+        {"hosts": hosts, "read": {"cluster": read}, "namespace": "tests", "image": None, "gpu_class": "gpu.nvidia.com"}
+    )
+    assert sorted({pod["kind"] for pod in plan["pods"]}) == ["aligned", "seed", "workload"]
+    double.state(pending={"workload-node2": ["0/2 nodes are available: 2 cannot allocate all claims."]})
+    params = {"namespace": "tests", "traffic": False, "resolve": "", "wait_seconds": 1, "port": 18700}
+    monkeypatch.setattr(running_pods.time, "sleep", lambda _seconds: None)
+    run = running_pods.run(client, {**params, "objects": plan["objects"], "pods": plan["pods"]})
+    seen = {**read, "networks": pod_checks.networks_of(read, hosts)}
+    options = {"check_mode": False, "gpu_class": "gpu.nvidia.com"}
+    found = {(host, one["id"]): one for host, one in pod_checks.judge(hosts, seen, plan, run, options)}
+    aligned = [found[host, "pod:aligned"] for host in ("node1", "node2")]
+    assert [one["status"] for one in aligned] == ["passed", "passed"], aligned
+    assert all("gpu-1 at pci0000:10, mlx5-0-u00 at pci0000:10" in one["seen"] for one in aligned)
+    assert found["node1", "pod:workload:claim"]["status"] == "passed"
+    pending = found["node2", "pod:workload:running"]
+    assert pending["status"] == "failed"
+    assert "cannot allocate all claims" in pending["seen"]
+    assert "kubectl get resourceslices" in pending["next_step"]
