@@ -112,7 +112,7 @@ def tools(driver, tmp_path_factory):
 
 
 FAULTS = {
-    "key": ({"key": "stranger"}, "key of the driver repository: wanted one key"),
+    "key": ({"key": "stranger"}, "key of the driver repository: wanted only "),
     "signature": ({"name": "strange"}, "wanted signed by the key"),
     "package": ({"name": "altered"}, "the bytes that the repository's signed index promises"),
     "sha256": ({"sha256": {BASE: "0" * 64}}, f"SHA-256 {'0' * 64}, as in the lock"),

@@ -134,7 +134,7 @@ def tools(node, tmp_path_factory):
 
 SECOND = {"driver_version": "3.3.0"}
 FAULTS = {
-    "key": ({"key": "stranger"}, "key of the driver repository: wanted one key"),
+    "key": ({"key": "stranger"}, "key of the driver repository: wanted only "),
     "signature": ({"repository": "strange", **SECOND}, "wanted signed by the key"),
     "sha256": ({"driver_package_sha256": {KERNEL_PACKAGE: "0" * 64}}, f"SHA-256 {'0' * 64}, as in the lock"),
     "build": ({"repository": "broken", **SECOND}, "this kernel has no struct devlink_port_ops"),

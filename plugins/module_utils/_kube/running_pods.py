@@ -164,7 +164,7 @@ def _run(kubectl: Kubectl, params: dict, result: dict) -> None:
         wait_for_dns(kubectl, start + params["wait_seconds"] - time.monotonic())
         seconds["dns"] = round(time.monotonic() - start, 1) - seconds["pods"]
     start = time.monotonic()
-    peers = {pod["name"]: pod["peer"]["name"] for pod in pods if pod.get("peer")}
+    peers = {pod["name"]: pod["peer"]["name"] for pod in pods if pod.get("peer") and pod["peer"]["pod"] in running}
     answers = result["answers"] = ask(kubectl, namespace, running, params["resolve"], peers)
     seconds["answers"] = round(time.monotonic() - start, 1)
     start = time.monotonic()

@@ -486,7 +486,11 @@ def _peer(pod: dict, answer: dict, other) -> dict:
     ip = (other or {}).get("ip")
     wanted = f"{name}, over a headless Service, is {ip or 'the address of its pod'}"
     if ip is None or answer["peer"] is None:
-        seen = f"pod {pod['peer']['pod']} has no address" if ip is None else "the pod was not asked"
+        seen = (
+            f"pod {pod['peer']['pod']} has no address"
+            if ip is None
+            else "not asked: the other pod does not run, or this one has no getent and no nslookup"
+        )
         return check(identity, _obj(pod), NOT_VERIFIED, wanted, seen, step)
     words = {word for line in answer["peer"] for word in line.split()}
     seen = " ".join(dict.fromkeys(line.split()[0] for line in answer["peer"] if line.split())) or "no answer"
