@@ -155,8 +155,7 @@ def test_each_fabric_hca_is_at_a_root_of_its_own(over_dra):
 
 
 def test_a_gpu_and_its_rail_are_aligned_over_both_roots(over_dra):
-    documents = list(yaml.safe_load_all((CHECKOUT / "docs/examples/dra/gpu-and-its-rail.yaml").read_text()))
-    (made,) = (one for one in documents if one["kind"] == "ResourceClaimTemplate")
+    made = yaml.safe_load((CHECKOUT / "docs/examples/dra/gpu-and-its-rail.yaml").read_text())
     made["metadata"]["namespace"] = SPACE
     lab_pitfalls.apply(over_dra, made)
     pairs = [pod(over_dra, f"pair-{number}", "gpu-and-its-rail") for number in range(2)]

@@ -60,9 +60,8 @@ def credential(bed, name):
 
 def example(cluster, name):
     """Applies the template of an example as it stands."""
-    documents = yaml.safe_load_all((EXAMPLES / f"{name}.yaml").read_text())
-    found = [document for document in documents if document["kind"] == "ResourceClaimTemplate"]
-    cluster.apply([{**one, "metadata": {**one["metadata"], "namespace": "default"}} for one in found])
+    found = yaml.safe_load((EXAMPLES / f"{name}.yaml").read_text())
+    cluster.apply([{**found, "metadata": {**found["metadata"], "namespace": "default"}}])
 
 
 def refused(api, method, path, body=None):

@@ -16,7 +16,7 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin impo
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-EXAMPLES = sorted((ROOT / "docs/examples/dra").glob("*.yaml"))
+EXAMPLES = sorted((ROOT / "docs/examples/dra").rglob("*.yaml"))
 SETTINGS = {"in_pods": False, "namespace": "gpufabric-rdma", "extended_resources": True}
 NODES = [{"name": f"node{number}", "rails": {0: "rdma/hca_shared_devices_0", 1: None}} for number in (1, 2)]
 SERVICE, DAEMON = (
@@ -60,7 +60,7 @@ def expressions(value):
     return [one for item in value for one in expressions(item)] if isinstance(value, list) else []
 
 
-def device(name, **attributes):
+def device(name, /, **attributes):
     typed = {key: {"int": value} if isinstance(value, int) else {"string": value} for key, value in attributes.items()}
     return {"name": name, "attributes": typed}
 

@@ -132,7 +132,9 @@ class Machine:
         run("ip", "netns", "add", self.namespace)
         network.join(self.namespace, name, address)
         self.file("/run/systemd/system/.keep", "")
-        self.file("/usr/local/sbin/systemctl", HERE.joinpath("systemctl.py").read_text(), 0o755)
+        self.file(
+            "/usr/local/sbin/systemctl", "#!/usr/bin/python3\n" + HERE.joinpath("systemctl.py").read_text(), 0o755
+        )
         self.file("/usr/local/sbin/journalctl", "#!/bin/sh\ntail -n 4 /var/log/k3s*.log\n", 0o755)
 
     @property

@@ -1,4 +1,3 @@
-#!/usr/bin/python3
 """A double of systemctl on a node that is a root: starts, stops and shows services, and knows which are enabled."""
 
 import os

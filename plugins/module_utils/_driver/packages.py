@@ -201,9 +201,11 @@ def restore_command(kind: str, names: list[str]) -> list[str]:
 
 
 def restore_pins(versions: dict[str, str]) -> str:
-    """Hide the stack's builds from apt, the installed ones included."""
+    """Hide the stack's builds from apt, the installed ones included; 1001, because the others may be older."""
     return "\n".join(
-        f"Package: {name}\nPin: version {version}\nPin-Priority: -1\n" for name, version in versions.items()
+        f"Package: {name}\nPin: version {version}\nPin-Priority: -1\n\n"
+        f"Package: {name}\nPin: release *\nPin-Priority: 1001\n"
+        for name, version in versions.items()
     )
 
 

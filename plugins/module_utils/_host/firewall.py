@@ -13,9 +13,9 @@ import errno
 import ipaddress
 import json
 import re
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterable
 from typing import Callable
+from xml.etree import ElementTree
 
 from .._core import programs
 from ..hca import Tree

@@ -17,7 +17,9 @@ CLASSES = re.compile(rf"(gpu\.nvidia\.com|rail(-\d)?\.{re.escape(dra.DRIVER)})")
 
 
 def read(name):
-    return [item for item in yaml.safe_load_all((FOLDER / f"{name}.yaml").read_text()) if item]
+    """The template of an example, then the pod that goes with it, if there is one."""
+    paths = FOLDER / f"{name}.yaml", FOLDER / f"pods/{name}.yaml"
+    return [yaml.safe_load(path.read_text()) for path in paths if path.exists()]
 
 
 def devices(name):
@@ -27,6 +29,11 @@ def devices(name):
 def test_the_page_names_every_example_and_no_other():
     page = (ROOT / "docs/dra.md").read_text()
     assert set(re.findall(r"\(examples/dra/(\S+)\)", page)) == {path.name for path in FOLDER.glob("*.yaml")}
+
+
+def test_each_pod_has_its_template():
+    pods = {path.name for path in (FOLDER / "pods").glob("*.yaml")}
+    assert {"gpu-and-its-rail.yaml"} <= pods <= {path.name for path in FOLDER.glob("*.yaml")}
 
 
 def test_each_is_a_template_whose_requests_and_constraints_fit_together():

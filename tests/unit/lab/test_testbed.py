@@ -255,7 +255,7 @@ def test_the_bundle_of_the_test_bed_is_one_that_the_roles_take(bench, tmp_path, 
 def test_what_has_been_seen_to_work_comes_first(bench, monkeypatch):
     """The release has never run in the lab: where Go can build the test bed, nobody is asked for it."""
     monkeypatch.setenv("LAB_CLUSTER", "auto")
-    monkeypatch.setattr(cluster, "probe", lambda url: pytest.fail(url))
+    monkeypatch.setattr(cluster, "probe", pytest.fail)
     assert cluster.choose() == ("testbed", "go1.26.1 builds it")
 
 

@@ -245,7 +245,9 @@ def test_dnf_remembers_the_repository_of_each_package():
 def test_the_way_back_hides_exactly_the_versions_of_the_stack():
     assert packages.restore_pins({"rdma-core": "2510.0.11-1", "perftest": "25.10.0-0.128"}) == (
         "Package: rdma-core\nPin: version 2510.0.11-1\nPin-Priority: -1\n\n"
-        "Package: perftest\nPin: version 25.10.0-0.128\nPin-Priority: -1\n"
+        "Package: rdma-core\nPin: release *\nPin-Priority: 1001\n\n"
+        "Package: perftest\nPin: version 25.10.0-0.128\nPin-Priority: -1\n\n"
+        "Package: perftest\nPin: release *\nPin-Priority: 1001\n"
     )
 
 

@@ -101,7 +101,10 @@ def test_the_tests_ports_on_the_rails_by_their_number():
         node(number, rail(0, f"10.10.0.{number}/24"), rail(1, f"10.10.1.{number}/24"), member=False)
         for number in (1, 2, 3)
     ]
-    peers = lambda net: ([f"10.10.{net}.2", f"10.10.{net}.3"], f"10.10.{net}.1")  # noqa: E731
+
+    def peers(net):
+        return [f"10.10.{net}.2", f"10.10.{net}.3"], f"10.10.{net}.1"
+
     assert needed(nodes) == {
         "18600-18603/tcp:10.10.0.1": peers(0),
         "18600-18603/tcp:10.10.1.1": peers(1),
