@@ -121,7 +121,7 @@ rails: venv lab-packages plugin-wheels ## The fast scenario with many nodes: N=1
 	@RAILS_NODES=$(N) lab/progress "molecule scenario rails ($(N) nodes)" molecule test --scenario-name rails
 
 ##@ Single stages
-.PHONY: venv unit report-test plugin-test plugin-dra plugin-faults plugin-wheels plugin-image bench-facts bench-drift bench-plugin lint sanity build test-versions gates judges judge-gates molecule-rails bench lab-packages dev-packages clean
+.PHONY: venv unit report-test plugin-test plugin-dra plugin-faults plugin-wheels plugin-image bench-facts bench-drift bench-modules bench-plugin lint sanity build test-versions gates judges judge-gates molecule-rails bench lab-packages dev-packages clean
 venv: $(VENV)/.ready ## The virtual environment with the pinned tools and a link to this checkout
 
 $(VENV)/.ready: requirements-dev.txt tests/tools/junit_schema.txt lab/packages | dev-packages
@@ -211,6 +211,9 @@ bench-facts: venv ## Time hca_facts against raw reads and against the command-li
 
 bench-drift: venv lab-packages plugin-wheels ## Time drift on fast nodes beside a module that does nothing: [N=16]
 	@python tests/benchmarks/bench_drift.py $(N)
+
+bench-modules: venv ## What a call of each node module carries (bytes, files of ours) and the time of its imports: [ARGS=hca_facts]
+	@python tests/benchmarks/bench_modules.py $(ARGS)
 
 bench-plugin: $(PLUGIN_VENV)/.ready ## Time the device plugin over the kubelet double: [N=5] [ARGS=--realtime]
 	@$(PLUGIN_VENV)/bin/python tests/device_plugin/bench.py $(if $(filter command line environment,$(origin N)),$(N),5) $(ARGS)

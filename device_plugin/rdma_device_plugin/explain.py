@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from . import allocation, pools
 from .config import Config
-from .hca import Tree, gather
+from .hca import Tree
+from .hca.facts import gather
 from .pools import Inventory
 
 

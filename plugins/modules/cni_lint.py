@@ -139,7 +139,8 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._cni import containerd, node_lint
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import under
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
-from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, elf, node
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree, elf, node
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
 
 SOCKET = "/run/multus/multus.sock"
 

@@ -214,7 +214,9 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._driver.proof impor
 )
 from ansible_collections.gpufabric.rdma.plugins.module_utils._driver.rpm_proof import RpmProof
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host import gpudirect
-from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
 
 SUBSET = ["driver", "initramfs", "gpus", "gpudirect", "modules"]
 _ADDS = ("install", "upgrade", "downgrade")

@@ -135,7 +135,9 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import 
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.gpudirect import Runner, complete
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.kernel_modules import plan
-from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather, modules
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree, modules
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
 
 SUBSET = ["hcas", "gpus", "gpudirect", "modules", "initramfs", "owned_files", "!gids"]
 

@@ -137,7 +137,9 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import 
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.netlink import set_netns_mode
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.netns import OBJECT, plan
-from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
 
 SUBSET = ["subsystem", "initramfs", "owned_files"]
 

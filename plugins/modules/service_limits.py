@@ -108,7 +108,9 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import apply_units
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.memlock import parse, plan
-from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather, limits
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree, limits
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
 
 SUBSET = ["limits", "owned_files"]
 

@@ -10,7 +10,8 @@ import pytest
 from harness import HERE, Node, Running, document, entry
 from kubelet_double import Kubelet
 from rdma_device_plugin.config import ConfigError, ExtraSelectors, Health, Selectors, load
-from rdma_device_plugin.hca import Tree, gather
+from rdma_device_plugin.hca import Tree
+from rdma_device_plugin.hca.facts import gather
 
 _spec = importlib.util.spec_from_file_location(
     "role_config", HERE.parents[1] / "plugins/module_utils/_device_plugin/config.py"

@@ -7,7 +7,9 @@ import lzma
 import subprocess
 
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.gpudirect import VERDICTS, diagnose, examine
-from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
 
 OFED, DKMS = "updates/dkms/ib_core.ko", "updates/dkms/nvidia-peermem.ko"
 GPU = "/sys/devices/pci0000:00/0000:17:00.0"

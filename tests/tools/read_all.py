@@ -33,10 +33,10 @@ def main():
         name = path.relative_to(ROOT / "plugins").with_suffix("").as_posix().replace("/", ".")
         importlib.import_module(f"{PACKAGE}.{name}".removesuffix(".__init__"))
     lay_out()
-    hca = importlib.import_module(f"{PACKAGE}.module_utils.hca")
+    hca, read = (importlib.import_module(f"{PACKAGE}.module_utils.{name}") for name in ("hca", "hca.facts"))
     facts = {}
     for folder in sorted(LAID_OUT.iterdir()):
-        facts[folder.name] = hca.gather(hca.Tree(str(folder)), software_hcas=True)
+        facts[folder.name] = read.gather(hca.Tree(str(folder)), software_hcas=True)
     json.dump(facts, sys.stdout, indent=1, sort_keys=True)
 
 

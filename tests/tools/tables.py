@@ -8,7 +8,8 @@ from __future__ import annotations
 import pathlib
 import tempfile
 
-from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree, gather
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._findings.tables import report
 from ansible_collections.gpufabric.rdma.tests.tools import tree
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
 
 MANAGED = "# Managed by Ansible collection gpufabric.rdma; changes here are overwritten."
 DROP_IN = "/etc/systemd/system/{}.service.d/10-gpufabric-rdma.conf"

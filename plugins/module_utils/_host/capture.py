@@ -16,9 +16,11 @@ import errno
 import os
 import re
 
-from ..hca import Seams, Tree, gather, routes
+from ..hca import Tree, routes
 from ..hca.elf import parse
+from ..hca.facts import gather
 from ..hca.paths import HEADER
+from ..hca.seams import Seams
 from . import kept_words
 from .scrub import Scrubber
 

@@ -8,9 +8,10 @@ PRIVATE to the collection. Reads files only.
 
 from __future__ import annotations
 
-from ..hca import Seams, Tree
+from ..hca import Tree
 from ..hca.netdevs import Network
 from ..hca.routes import destinations
+from ..hca.seams import Seams
 from .sriov import UNIT
 
 

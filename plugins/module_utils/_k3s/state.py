@@ -17,9 +17,10 @@ from typing import Callable
 
 from .._core.files import under, write
 from .._core.units import started_at
-from ..hca import Seams, Tree
+from ..hca import Tree
 from ..hca.node import os_release
 from ..hca.routes import destinations
+from ..hca.seams import Seams
 from ..hca.units import drop_ins, fragment
 from . import address, backup
 from . import config as k3s

@@ -19,7 +19,9 @@ from collections.abc import Iterator, Mapping
 
 import yaml
 
-from ...module_utils.hca import Seams, Tree, gather
+from ...module_utils.hca import Tree
+from ...module_utils.hca.facts import gather
+from ...module_utils.hca.seams import Seams
 
 _SECTIONS = ("files", "links", "binary", "errors", "modes", "mtimes")
 _FOLDER, _FILE = stat.S_IFDIR | 0o755, stat.S_IFREG | 0o644

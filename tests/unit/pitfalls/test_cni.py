@@ -510,7 +510,9 @@ def test_an_api_server_that_is_named_is_reached_without_kube_proxy():
 
 def test_pod_traffic_over_the_fabric_and_a_foreign_network_are_refused(tmp_path):
     """K8 and K10."""
-    from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather
+    from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
+    from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
+    from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
 
     tree.lay_out(tree.load("h100-8x-cx7-ib"), tmp_path)
     facts = gather(Tree(str(tmp_path)), Seams.of(Tree(str(tmp_path))), ["hcas", "rails", "gpus", "!gids"])

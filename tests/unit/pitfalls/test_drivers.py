@@ -23,7 +23,9 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._driver.proof impor
 from ansible_collections.gpufabric.rdma.plugins.module_utils._driver.risk import read
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.gpudirect import complete
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.kernel_modules import plan as modules_plan
-from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather, paths
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree, paths
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
 from ansible_collections.gpufabric.rdma.plugins.modules.driver import stale_images
 from ansible_collections.gpufabric.rdma.plugins.modules.kernel_modules import SUBSET
 from ansible_collections.gpufabric.rdma.tests.driver import stack

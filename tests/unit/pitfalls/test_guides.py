@@ -8,7 +8,9 @@ import time
 
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._cni import nad_lint
-from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._findings import catalogue as findings_catalogue
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._findings import diagnosis
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host as preflight_host

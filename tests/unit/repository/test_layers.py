@@ -324,3 +324,12 @@ def test_a_planted_circle_is_seen(tmp_path):
     assert circles(files, lambda path: path.stem, names) == ["four", "one", "three", "two"]
     (tmp_path / "three.py").write_text("")
     assert circles(files, lambda path: path.stem, names) == []
+
+
+@pytest.mark.parametrize(
+    "package", sorted((PLUGINS / "module_utils").glob("*/__init__.py")), ids=lambda p: p.parent.name
+)
+def test_a_package_brings_no_more_than_its_base_along(package):
+    """Ansible sends what its __init__ imports, wherever in the file, with each module that uses any part of it."""
+    allowed = {f"{PREFIX}module_utils.hca.tree.Tree"} if package.parent.name == "hca" else set()
+    assert {name for name in imports(package) if name.startswith(PREFIX)} <= allowed

@@ -7,7 +7,8 @@ import json
 import pytest
 import yaml
 from ansible.module_utils.testing import patch_module_args
-from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import SUBSETS, Tree, gather
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import SUBSETS, gather
 from ansible_collections.gpufabric.rdma.plugins.modules import hca_facts
 
 OPTIONS_TEXT = yaml.safe_load(hca_facts.DOCUMENTATION)

@@ -12,7 +12,8 @@ import sys
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Change, Refused
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host import kernel_modules as host_kernel_modules
-from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree, gather, gpudirect, modules, paths
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree, gpudirect, modules, paths
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
 from ansible_collections.gpufabric.rdma.plugins.modules import (
     initramfs,
     kernel_modules,

@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._driver.gate import decide
 from ansible_collections.gpufabric.rdma.plugins.module_utils._driver.risk import read
-from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
 from ansible_collections.gpufabric.rdma.tests.tools import tree as fixtures
 from ansible_collections.gpufabric.rdma.tests.tools.overlays import (
     DEVICE,

@@ -11,7 +11,9 @@ import yaml
 from ansible_collections.gpufabric.rdma.plugins.filter.fixture_text import fixture_text
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host import capture as host_capture
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.capture import capture, fold, holes, trimmed
-from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
 from ansible_collections.gpufabric.rdma.tests.tools import tree
 
 COMPOSED = [name for name in tree.names() if tree.load(name)["provenance"]["kind"] == "composed"]

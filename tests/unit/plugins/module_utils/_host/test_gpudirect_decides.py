@@ -8,7 +8,9 @@ import shutil
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.gpudirect import REFUSED, complete
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.kernel_modules import plan
-from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather, paths
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree, paths
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
 from ansible_collections.gpufabric.rdma.plugins.modules.kernel_modules import SUBSET
 from ansible_collections.gpufabric.rdma.tests.tools.gpu_node import DKMS, GPU, OFED, OPEN, Node
 

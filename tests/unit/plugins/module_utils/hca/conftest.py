@@ -9,7 +9,9 @@ import os
 from pathlib import Path
 
 import pytest
-from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
 
 ZERO = "0000:0000:0000:0000:0000:0000:0000:0000"
 KERNEL = "6.1.0-test"

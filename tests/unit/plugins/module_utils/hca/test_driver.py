@@ -9,7 +9,8 @@ import lzma
 import struct
 
 import pytest
-from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, driver, elf, gpudirect, modules
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import driver, elf, gpudirect, modules
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
 
 KERNEL = "6.1.0-test"
 DPKG = """Package: rdma-core

@@ -12,8 +12,10 @@ import shutil
 import subprocess
 
 import pytest
-from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import SUBSETS, Seams, Tree, gather, initramfs, paths
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree, initramfs, paths
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import node as machine
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import SUBSETS, gather
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
 
 from_seams = Seams.recorded({"addresses": {"enp1s0f0np0": ["10.0.0.1/24"]}})
 

@@ -6,7 +6,8 @@ import os
 import stat
 
 import pytest
-from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, seams
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree, seams
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
 
 
 def test_live_addresses_come_without_a_fork():

@@ -9,7 +9,9 @@ import pathlib
 import pytest
 import yaml
 from ansible_collections.gpufabric.rdma.plugins.action import policy_import
-from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Seams, Tree, gather
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._policy import importer
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._policy.page import Page, explanation
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host, networks
