@@ -60,9 +60,9 @@ def expressions(value):
     return [one for item in value for one in expressions(item)] if isinstance(value, list) else []
 
 
-def device(name, /, **attributes):
+def device(label, **attributes):
     typed = {key: {"int": value} if isinstance(value, int) else {"string": value} for key, value in attributes.items()}
-    return {"name": name, "attributes": typed}
+    return {"name": label, "attributes": typed}
 
 
 DEVICES = [
