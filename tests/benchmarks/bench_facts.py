@@ -23,7 +23,9 @@ import time
 HERE = pathlib.Path(__file__).resolve()
 sys.path[:0] = [str(HERE.parents[2] / "plugins/module_utils"), str(HERE.parents[1] / "tools")]
 
-from hca import Seams, Tree, gather  # noqa: E402
+from hca import Tree  # noqa: E402
+from hca.facts import gather  # noqa: E402
+from hca.seams import Seams  # noqa: E402
 
 FIXTURE = "h100-8x-cx7-ib"
 GOAL_RATIO = 3.0

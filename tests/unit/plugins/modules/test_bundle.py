@@ -221,7 +221,7 @@ def test_the_plugins_image_is_built_by_digest_described_and_left_alone_the_secon
     assert bundle_folder.findings(described) == []
     assert bundle_folder.damaged(str(fill.folder), described["images"]) == []
     assert "localhost/rdma-device-plugin:0.1.0" in bundle_folder.references(described, "amd64")
-    assert [path.name for path in (fill.folder / "images/amd64").iterdir()] == [
+    assert sorted(path.name for path in (fill.folder / "images/amd64").iterdir()) == [
         "flannel-v2.tar",
         pathlib.Path(IMAGE).name,
     ]
@@ -246,10 +246,10 @@ def test_a_base_that_cannot_carry_the_plugin_leaves_nothing(fill, collection):
     base_archive(fill.tools / "base.tar", {name: to for name, to in SLIM.items() if "python" not in name})
     refused = fill(plugin_image=collection)
     assert refused["findings"][0]["object"] == "base image docker.io/library/python:3.12.14-slim-bookworm"
-    assert [path.name for path in (fill.folder / "images/amd64").iterdir()] == ["flannel-v2.tar"]
+    assert sorted(path.name for path in (fill.folder / "images/amd64").iterdir()) == ["flannel-v2.tar"]
     (fill.tools / "base.tar").write_text("no archive")
     assert "base image" in fill(plugin_image=collection)["findings"][0]["object"]
-    assert [path.name for path in (fill.folder / "images/amd64").iterdir()] == ["flannel-v2.tar"]
+    assert sorted(path.name for path in (fill.folder / "images/amd64").iterdir()) == ["flannel-v2.tar"]
 
 
 GOOD = {"name": "k3s", "version": "v1", "architecture": "amd64", "path": "files/k3s", "sha256": "0" * 64}
