@@ -243,7 +243,11 @@ class Cluster(Lab):
         )
 
     def kubectl(self, *words: str, stdin: str | None = None) -> str:
-        done = self.try_kubectl(*words, stdin=stdin)
+        """Its output. A connection that a busy server did not take up is tried again: nothing has happened yet."""
+        for _try in range(4):
+            done = self.try_kubectl(*words, stdin=stdin)
+            if "TLS handshake timeout" not in done.stderr:
+                break
         assert done.returncode == 0, f"kubectl {' '.join(words)}: {done.stdout}{done.stderr}"
         return done.stdout.strip()
 
