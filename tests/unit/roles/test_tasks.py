@@ -91,3 +91,13 @@ def test_every_task_has_a_name(path):
 @pytest.mark.parametrize("path", TASK_FILES, ids=name_of)
 def test_news_is_a_warning_or_a_report_and_no_debug_task(path):
     assert not [task["name"] for task in load(path) if "ansible.builtin.debug" in task]
+
+
+@pytest.mark.parametrize("path", TASK_FILES, ids=name_of)
+def test_a_host_that_may_not_be_there_is_no_empty_name(path):
+    """Ansible works out delegate_to before `when`, and refuses an empty name."""
+    for task in load(path):
+        host = re.fullmatch(r"{{ (\w+) }}", task.get("delegate_to", ""))
+        conditions = task.get("when", [])
+        guards = conditions if isinstance(conditions, list) else [conditions]
+        assert not (host and f"{host[1]} in groups['all']" in guards), task["name"]
