@@ -114,7 +114,10 @@ class Root:
         return done.stdout.strip()
 
     def play(self, *arguments: str, tasks_from: str = "main", collections: str | None = None, **variables) -> Run:
-        """The role for node1, the server of a cluster whose agent, 10.0.0.2, is only known by its address."""
+        """The role for node1, the server of a cluster whose agent, 10.0.0.2, is only known by its address.
+
+        With k3s_api_address 10.0.0.2 is a server, too.
+        """
         role = {"name": "gpufabric.rdma.node_firewall", "tasks_from": tasks_from, "rolespec_validate": False}
         play = {
             "hosts": "all",
@@ -122,14 +125,16 @@ class Root:
             "tasks": [{"name": "Role", "ansible.builtin.include_role": role}],
         }
         here = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
-        far = {**here, "discovery_root": str(self.folder / "empty"), "k3s_node_ip": PEER}
+        shared = variables.get("k3s_api_address")
+        far = {**here, "discovery_root": str(self.folder / "empty"), "k3s_node_ip": PEER, "k3s_api_address": shared}
         there = {
             "ansible_connection": "community.general.chroot",
             "ansible_host": str(self.folder / "root"),
             "ansible_python_interpreter": "/usr/bin/python3",
             **variables,
         }
-        groups = {"gpu_nodes": {"hosts": {"node1": there, "node2": far}}, "k3s_servers": {"hosts": {"node1": {}}}}
+        servers = {"node1": {}, "node2": {}} if shared else {"node1": {}}
+        groups = {"gpu_nodes": {"hosts": {"node1": there, "node2": far}}, "k3s_servers": {"hosts": servers}}
         (self.folder / "hosts.json").write_text(json.dumps(groups))
         (self.folder / "play.yml").write_text(json.dumps([play]))
         paths = collections or ":".join(path for path in sys.path if path)

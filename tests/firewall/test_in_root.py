@@ -16,6 +16,7 @@ pytestmark = pytest.mark.skipif(bool(roots.reason_against()), reason=f"not verif
 
 # What a server of k3s needs of its agent, and its pods of it.
 DROPPED = {"6443/tcp", "10250/tcp", "8472/udp"}
+SHARED = "10.0.0.100"
 RECORD = "/var/lib/gpufabric-rdma/firewall.json"
 PLANT = "iptables -I INPUT -p udp --dport 8472 -j DROP"
 
@@ -151,6 +152,20 @@ def test_a_run_without_the_peer_gives_nothing_up_and_a_run_with_it_does(node):
     run = root.play("--limit", "node1", node_firewall="open")
     assert (run.code, run.changed) == (0, 0), run.text
     assert root.run(show) == opened
+
+
+def test_servers_that_share_an_address_get_vrrp_through(node):
+    root, tool, show, _before = node
+    run = root.play(k3s_api_address=SHARED)
+    assert run.code != 0
+    assert names(run) == {"VRRP (IP protocol 112)", "2379-2380/tcp"}, run.text
+    assert root.play(node_firewall="open", k3s_api_address=SHARED).code == 0
+    assert root.play(k3s_api_address=SHARED).code == 0
+    second = root.play(node_firewall="open", k3s_api_address=SHARED)
+    assert (second.code, second.changed) == (0, 0), second.text
+    assert "vrrp" in root.run(show), tool
+    assert root.play(node_firewall="open").code == 0
+    assert "vrrp" not in root.run(show), "a rule that nothing needs any longer"
 
 
 def test_reset_removes_what_was_opened_and_nothing_else(node):

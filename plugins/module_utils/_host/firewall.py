@@ -34,6 +34,8 @@ _FILTERING = frozenset({"filter", "mangle", "raw", "security"})
 _OF_IPTABLES = frozenset(f"{family} {name}" for family in ("ip", "ip6") for name in (*_FILTERING, "nat"))
 # Answers of a kernel that has no nftables.
 _WITHOUT_NFTABLES = frozenset({errno.EPROTONOSUPPORT, errno.EINVAL, errno.EOPNOTSUPP})
+# The first ufw that can name VRRP in a rule: https://launchpad.net/bugs/1996636
+_UFW_WITH_VRRP = (0, 36, 2)
 _UFW_CHAIN = re.compile(r"ufw6?-")
 _FIREWALLD_CHAIN = re.compile(r"(INPUT|FORWARD|IN|FWD[IO]?|FORWARD_(IN|OUT))_")
 _FIREWALLD_UNITS = (
@@ -91,7 +93,8 @@ def _default_address(routes: Iterable[Route], addresses: dict) -> str | None:
 
 def read(tree: Tree, run: Callable, tables_of_kernel: Callable = netlink.nft_tables) -> dict:
     """tables; tool (ufw, firewalld or None); zones and default_zone of firewalld; unread and at_boot (sentences);
-    routes; recorded (rules that we opened); permanent (those of firewalld's files, as keys).
+    routes; recorded (rules that we opened); permanent (those of firewalld's files, as keys); unnamed (protocols that
+    the tool knows no name of).
 
     run(argv) returns exit status, output and error text.
     """
@@ -105,6 +108,7 @@ def read(tree: Tree, run: Callable, tables_of_kernel: Callable = netlink.nft_tab
         "routes": usable(tree),
         "recorded": _recorded(tree),
         "permanent": set(),
+        "unnamed": frozenset(),
     }
     if not tree.live:
         state["unread"].append(f"{tree.root} is a tree of files, which filters nothing")
@@ -112,7 +116,7 @@ def read(tree: Tree, run: Callable, tables_of_kernel: Callable = netlink.nft_tab
     _read_nft(state, tree, run, tables_of_kernel)
     _read_legacy(state, tree, run)
     _read_firewalld(state, tree, run)
-    _read_ufw(state, tree)
+    _read_ufw(state, tree, run)
     return state
 
 
@@ -224,14 +228,22 @@ def _read_firewalld(state: dict, tree: Tree, run: Callable) -> None:
             state["permanent"] |= permanent(name[: -len(".xml")], tree.read(f"/etc/firewalld/zones/{name}") or "")
 
 
-def _read_ufw(state: dict, tree: Tree) -> None:
+def _read_ufw(state: dict, tree: Tree, run: Callable) -> None:
     enabled = re.search(r"^ENABLED=[\"']?yes", tree.read("/etc/ufw/ufw.conf") or "", re.MULTILINE) is not None
     if any(_UFW_CHAIN.match(name) for table in state["tables"] for name in table.chains):
         state["tool"] = state["tool"] or UFW
+        command = programs.found("ufw")
+        if command and not _ufw_names_vrrp(run([command, "version"])[1]):
+            state["unnamed"] = netfilter.WITHOUT_PORTS
         if not enabled:
             state["at_boot"].append("ufw's rules are in the kernel although ufw is not enabled: until the next boot")
     elif enabled and not state["unread"]:
         state["at_boot"].append("ufw is enabled and its rules are not in the kernel: after the next boot it filters")
+
+
+def _ufw_names_vrrp(said: str) -> bool:
+    version = re.match(r"ufw (\d+)\.(\d+)(?:\.(\d+))?", said)
+    return version is not None and tuple(int(part or 0) for part in version.groups()) >= _UFW_WITH_VRRP
 
 
 def zones(text: str) -> dict:
@@ -257,9 +269,14 @@ def permanent(zone: str, text: str) -> set[tuple]:
         ("trust", _network(one.get("address")), "", "", zone) for one in top.findall("source") if one.get("address")
     }
     for rule in top.findall("rule"):
-        source, port = rule.find("source"), rule.find("port")
-        if rule.find("accept") is not None and source is not None and source.get("address") and port is not None:
-            found.add(("port", _network(source.get("address")), port.get("protocol"), port.get("port"), zone))
+        source, port, protocol = rule.find("source"), rule.find("port"), rule.find("protocol")
+        if rule.find("accept") is None or source is None or not source.get("address"):
+            continue
+        address = _network(source.get("address"))
+        if port is not None:
+            found.add(("port", address, port.get("protocol"), port.get("port"), zone))
+        elif protocol is not None:
+            found.add(("protocol", address, protocol.get("value"), "", zone))
     return found
 
 
@@ -280,9 +297,9 @@ def _line(text: str) -> str:
 def answers(state: dict, needs: list[dict]) -> list[dict]:
     """What becomes of each need: one answer for all that is open, and one for each reason why the rest is not.
 
-    A need: id, what, hook (input or forward), protocol, ports ([first, last]), peers ([{host, address}]), to (address
-    of the node, or of a pod of another), iif and oif (None: by the route to the peer), rules (what opens it), later
-    (whether Flannel accepts it in the FORWARD chain of iptables, which it appends to).
+    A need: id, what, hook (input or forward), protocol, ports ([first, last]; 0 for a protocol without ports), peers
+    ([{host, address}]), to (address of the node, or of a pod of another), iif and oif (None: by the route to the peer),
+    rules (what opens it), later (whether Flannel accepts it in the FORWARD chain of iptables, which it appends to).
     An answer: id, what, hook, protocol, ports (as text), every (whether these are all of the need's ports), peers,
     state, by (which rule), tool (whose rule; empty for one that neither wrote), remove (the command that takes it out).
     """
@@ -306,7 +323,7 @@ def answers(state: dict, needs: list[dict]) -> list[dict]:
                     "every": _total(place["ports"]) == _total(parts),
                     "peers": place["peers"],
                     "by": "; ".join(state["unread"]) if unread else by,
-                    "tool": _owner(state, place["outcome"]),
+                    "tool": _owner(state, place["outcome"], need["protocol"]),
                     "remove": _removal(place["outcome"]),
                 }
             )
@@ -360,9 +377,9 @@ def _written(ports: list[tuple[int, int]]) -> str:
     return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in joined)
 
 
-def _owner(state: dict, outcome: Outcome | None) -> str:
+def _owner(state: dict, outcome: Outcome | None, protocol: str) -> str:
     """The tool that wrote what drops a packet, so far as it runs: only there a rule of it would open the port."""
-    if outcome is None or outcome.verdict == UNKNOWN:
+    if outcome is None or outcome.verdict == UNKNOWN or protocol in state["unnamed"]:
         return ""
     table, chain = outcome.table, outcome.chain
     of_iptables = table.program != "nft" and table.name == "filter"
@@ -381,7 +398,7 @@ def _removal(outcome: Outcome | None) -> str:
 
 
 def key(rule: dict) -> tuple:
-    """What makes two rules the same: kind (port, trust or route), source, protocol, ports, zone."""
+    """What makes two rules the same: kind (port, protocol, trust or route), source, protocol, ports, zone."""
     parts = [rule.get(part) or "" for part in ("kind", "source", "protocol", "ports", "zone")]
     return (parts[0], _network(parts[1]), *parts[2:])
 

@@ -28,8 +28,16 @@ _TABLES_OF_KUBERNETES = ("kube-proxy", "kube-router", "cilium")
 Answer = Optional[bool]
 
 
+# Protocols that packets may have here, with their numbers; VRRP has no ports.
+_NUMBERS = {"tcp": "6", "udp": "17", "vrrp": "112"}
+WITHOUT_PORTS = frozenset({"vrrp"})
+
+
 class Packet(NamedTuple):
-    """The first packet of a connection. destination is an address of the node where `local`, else of a pod or peer."""
+    """The first packet of a connection. destination is an address of the node where `local`, else of a pod or peer.
+
+    port is 0 where the protocol has none.
+    """
 
     protocol: str
     port: int
@@ -296,7 +304,7 @@ def _not(condition: Callable[[Packet], Answer]) -> Callable[[Packet], Answer]:
 
 
 def _protocol(wanted: str, packet: Packet) -> bool:
-    return str(wanted).lower() in ("all", packet.protocol, {"tcp": "6", "udp": "17"}[packet.protocol])
+    return str(wanted).lower() in ("all", packet.protocol, _NUMBERS[packet.protocol])
 
 
 def _named(name: str | None, pattern: str) -> Answer:
@@ -472,7 +480,7 @@ def _applies(left: dict, packet: Packet) -> bool:
     if not isinstance(payload, dict):
         return True
     wanted = payload.get("protocol")
-    return wanted in (packet.protocol, packet.family, "th")
+    return wanted in (packet.protocol, packet.family) or (wanted == "th" and packet.protocol not in WITHOUT_PORTS)
 
 
 def _equals(field: str, left: dict, value, packet: Packet) -> Answer:

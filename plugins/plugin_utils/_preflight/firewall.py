@@ -15,6 +15,7 @@ from .._core.addresses import netaddr
 from . import pod_network
 
 API, KUBELET, ETCD, ROCE = 6443, 10250, (2379, 2380), 4791
+VRRP = "vrrp"
 BRIDGE, ALL_PORTS, PODS = "cni0", (1, 65535), "pods "
 OPTION = "node_firewall"
 # What opens with each tool, and where it is from.
@@ -109,6 +110,11 @@ def _need(what: str, protocol: str, ports: tuple[int, int], peers: list[dict], t
     return {**need, **more}
 
 
+def _without_ports(need: dict) -> dict:
+    rules = [{"kind": "protocol", "source": rule["source"], "protocol": need["protocol"]} for rule in need["rules"]]
+    return {**need, "id": need["protocol"], "rules": rules}
+
+
 def _sources(peers: list[dict]) -> list[str]:
     """The peers' addresses as networks: neighbours joined, and not one address more."""
     networks = netaddr.cidr_merge([netaddr.IPNetwork(peer["address"]).cidr for peer in peers])
@@ -127,6 +133,9 @@ def _of_cluster(node: dict, peers: list[dict]) -> list[dict]:
         found.append(_need("API server of k3s", "tcp", (API, API), [*_peers(peers), *clients], node["own"]))
         servers = _peers([other for other in peers if other["server"]])
         found.append(_need("etcd of the k3s servers", "tcp", ETCD, servers, node["own"]))
+        if variables["k3s_api_address"]:
+            what = f"k3s_api_address {variables['k3s_api_address']}, which the servers share"
+            found.append(_without_ports(_need(what, VRRP, (0, 0), servers, node["own"])))
     found.append(_need("kubelet", "tcp", (KUBELET, KUBELET), _peers(peers), node["own"]))
     backend = variables["flannel_backend"]
     port = pod_network.PORTS[backend]
@@ -237,7 +246,7 @@ def fault(firewall: dict, one: dict) -> Finding:
     """One thing that a firewall drops: which ports, from whom, by what, and how it is opened."""
     whose = f"{one['tool']} drops it" if one["tool"] else "dropped"
     return Finding(
-        f"firewall: {one['ports']}/{one['protocol']}",
+        f"firewall: {_opening(one)}",
         f"{one['what']}: open for {_named(one['peers'])}",
         f"{whose}: {one['by']}",
         _step(firewall, one),
@@ -247,12 +256,16 @@ def fault(firewall: dict, one: dict) -> Finding:
 
 def unread(one: dict) -> Finding:
     return Finding(
-        f"firewall: {one['ports']}/{one['protocol']}",
+        f"firewall: {_opening(one)}",
         f"{one['what']}: open for {_named(one['peers'])}",
         f"unknown: {one['by']}",
         f"see the rule on the node, or set {OPTION}: verify, which reports it as not verified",
         f"firewall:{one['id']}",
     )
+
+
+def _opening(one: dict) -> str:
+    return "VRRP (IP protocol 112)" if one["protocol"] == VRRP else f"{one['ports']}/{one['protocol']}"
 
 
 def _named(peers: list[dict]) -> str:
@@ -267,12 +280,17 @@ def _step(firewall: dict, one: dict) -> str:
     if not one["tool"]:
         if one["remove"]:
             return f"{one['remove']}; remove it where it is loaded from, too"
+        if firewall["tool"] == "ufw" and one["protocol"] == VRRP:
+            rules = ", ".join(f"-A ufw-before-input -p vrrp -s {peer['address']} -j ACCEPT" for peer in one["peers"])
+            return f"ufw can name VRRP from 0.36.2 on; before, add to /etc/ufw/before.rules: {rules}; then ufw reload"
         return "accept it in the chain named here, where its rules are loaded from (nftables.conf, iptables-persistent)"
     commands = [command(rule) for rule in firewall["add"] if _for(rule, one)]
     return f"set {OPTION}: open, or on the node: {'; '.join(commands[:6]) or 'open it with ' + one['tool']}"
 
 
 def _for(rule: dict, one: dict) -> bool:
+    if rule["kind"] == "protocol":
+        return rule["protocol"] == one["protocol"]
     if rule["kind"] != "port":
         return one["id"].startswith("pods:") and (rule["kind"] == "route") <= (one["hook"] == "forward")
     return rule["protocol"] == one["protocol"] and one["id"].startswith(f"{rule['ports']}/")
@@ -282,16 +300,21 @@ def command(rule: dict) -> str:
     """What a person types to have the rule: with firewalld now and at boot, without a reload."""
     source = rule["source"]
     if rule["tool"] == "firewalld":
-        port = rule["kind"] == "port"
-        what = f"--add-rich-rule='{rich_rule(rule)}'" if port else f"--add-source={source}"
+        rich = rule["kind"] in ("port", "protocol")
+        what = f"--add-rich-rule='{rich_rule(rule)}'" if rich else f"--add-source={source}"
         options = f"--zone={rule['zone']} {what}"
         return f"firewall-cmd {options} && firewall-cmd --permanent {options}"
     if rule["kind"] == "port":
         return f"ufw allow proto {rule['protocol']} from {source} to any port {rule['ports'].replace('-', ':')}"
+    if rule["kind"] == "protocol":
+        return f"ufw allow proto {rule['protocol']} from {source}"
     return f"ufw {'route ' if rule['kind'] == 'route' else ''}allow from {source}"
 
 
 def rich_rule(rule: dict) -> str:
     family = "ipv6" if ":" in rule["source"] else "ipv4"
-    port = f'port port="{rule["ports"]}" protocol="{rule["protocol"]}"'
-    return f'rule family="{family}" source address="{rule["source"]}" {port} accept'
+    if rule["kind"] == "protocol":
+        what = f'protocol value="{rule["protocol"]}"'
+    else:
+        what = f'port port="{rule["ports"]}" protocol="{rule["protocol"]}"'
+    return f'rule family="{family}" source address="{rule["source"]}" {what} accept'

@@ -263,6 +263,33 @@ def test_ufw_gets_a_rule_for_each_peer_that_it_drops_and_for_no_other(node):
     assert made["remove"] == []
 
 
+VRRP = need((0, 0), "vrrp", id="vrrp", rules=[{"kind": "protocol", "source": PEER, "protocol": "vrrp"}])
+NAMES_VRRP = {**UFW, "ufw version": "ufw 0.36.2\nCopyright 2008-2023 Canonical Ltd.\n"}
+
+
+def test_vrrp_has_no_port_and_gets_a_rule_by_its_name(node):
+    state = node(NAMES_VRRP, ENABLED, OF_UFW)
+    assert shown(state, VRRP) == [("blocked", "0", [PEER], "ufw")]
+    assert opening(state, VRRP)["add"] == [{**VRRP["rules"][0], "tool": "ufw"}]
+    state = node(FIREWALLD, ZONES, OF_FIREWALLD)
+    assert opening(state, VRRP)["add"] == [{**VRRP["rules"][0], "tool": "firewalld", "zone": "public"}]
+
+
+@pytest.mark.parametrize("said", ["ufw 0.36.1\n", "ufw 0.36\n", "", "ERROR: no such thing\n"])
+def test_a_ufw_without_a_name_for_vrrp_is_not_asked_to_open_it(node, said):
+    state = node({**UFW, "ufw version": said}, ENABLED, OF_UFW)
+    assert shown(state, VRRP) == [("blocked", "0", [PEER], "")]
+    assert opening(state, VRRP)["add"] == []
+
+
+def test_firewalld_knows_its_own_rule_for_vrrp(node):
+    mine = {**VRRP["rules"][0], "tool": "firewalld", "zone": "public"}
+    rule = f'<rule family="ipv4"><source address="{PEER}"/><protocol value="vrrp"/><accept/></rule>'
+    files = {**ZONES, "/etc/firewalld/zones/public.xml": f"<zone>{rule}</zone>", **recorded(mine)}
+    state = node(FIREWALLD, files, OF_FIREWALLD)
+    assert firewall.key(mine) in state["permanent"]
+
+
 def test_firewalld_gets_rich_rules_in_the_zone_that_the_peer_is_in(node):
     state = node(FIREWALLD, ZONES, OF_FIREWALLD)
     state["zones"]["work"] = {"interfaces": [], "sources": ["10.0.0.8/31"]}

@@ -42,11 +42,13 @@ RECORDED = [
     ("ufw.iptables-save", into(9100), OPEN),
     ("ufw.iptables-save", into(9100, OTHER), "the policy of chain INPUT"),
     ("ufw.iptables-save", into(8472, protocol="udp"), "the policy of chain INPUT"),
+    ("ufw.iptables-save", into(0, protocol="vrrp"), "the policy of chain INPUT"),
     ("ufw.iptables-save", into(6443, POD, iif="cni0"), "the policy of chain INPUT"),
     ("ufw.iptables-save", across(80), "the policy of chain FORWARD"),
     ("firewalld.nft.json", into(22), OPEN),
     ("firewalld.nft.json", into(9100), OPEN),
     ("firewalld.nft.json", into(9100, OTHER), "rule reject of chain filter_IN_public (nft, table inet firewalld)"),
+    ("firewalld.nft.json", into(0, protocol="vrrp"), "rule reject of chain filter_IN_public"),
     ("firewalld.nft.json", into(6443, POD, iif="cni0"), OPEN),
     ("firewalld.nft.json", across(80), OPEN),
     ("firewalld.nft.json", Packet("tcp", 80, "10.99.0.1", THEIRS, "eth0", "cni0", False), "reject of chain filter_F"),
@@ -70,6 +72,25 @@ RECORDED = [
 def test_recorded_rulesets_say_what_the_kernel_did(name, packet, wanted):
     found = seen(recorded(name), packet)
     assert found == (OPEN, "") if wanted == OPEN else (found[0] == "drop" and wanted in found[1]), found
+
+
+@pytest.mark.parametrize("spelled", ["vrrp", "112"])
+def test_vrrp_passes_where_its_name_or_number_is_accepted(spelled):
+    saved = f"*filter\n:INPUT DROP [0:0]\n-A INPUT -s {PEER}/32 -p {spelled} -j ACCEPT\nCOMMIT\n"
+    tables = netfilter.from_iptables(saved, "iptables-nft")
+    assert verdict(tables, into(0, protocol="vrrp")) == OPEN
+    assert verdict(tables, into(0, OTHER, "vrrp")) == "drop"
+    assert verdict(tables, into(6443)) == "drop"
+
+
+def test_a_rule_for_ports_is_none_for_vrrp():
+    port = {"match": {"op": "==", "left": {"payload": {"protocol": "th", "field": "dport"}}, "right": 0}}
+    chain = {"family": "inet", "table": "t", "name": "input", "type": "filter", "hook": "input", "policy": "accept"}
+    rule = {"family": "inet", "table": "t", "chain": "input", "handle": 2, "expr": [port, {"drop": None}]}
+    listed = {"nftables": [{"table": {"family": "inet", "name": "t"}}, {"chain": chain}, {"rule": rule}]}
+    tables = netfilter.from_nft(json.dumps(listed))
+    assert verdict(tables, into(0)) == "drop"
+    assert verdict(tables, into(0, protocol="vrrp")) == OPEN
 
 
 def test_a_rate_limit_makes_the_answer_unknown_and_names_the_rule():

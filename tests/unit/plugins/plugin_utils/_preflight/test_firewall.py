@@ -7,6 +7,7 @@ from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import f
 
 VARIABLES = {
     "k3s_node_ip": None,
+    "k3s_api_address": None,
     "k3s_cluster_cidr": "10.42.0.0/16",
     "k3s_service_cidr": "10.43.0.0/16",
     "flannel_backend": "vxlan",
@@ -72,6 +73,15 @@ def test_etcd_between_servers_alone():
     nodes = [node(1, server=True), node(2, server=True), node(3, server=True), node(4)]
     assert needed(nodes)["2379-2380/tcp"] == (["10.0.0.2", "10.0.0.3"], "10.0.0.1")
     assert "2379-2380/tcp" not in needed(nodes, "node4")
+
+
+def test_servers_that_share_an_address_need_vrrp_from_each_other():
+    nodes = [node(number, server=number < 4, k3s_api_address="10.0.0.100") for number in range(1, 5)]
+    assert needed(nodes)["vrrp"] == (["10.0.0.2", "10.0.0.3"], "10.0.0.1")
+    assert "vrrp" not in needed(nodes, "node4")
+    (need,) = [need for need in firewall.plan(nodes)["node2"] if need["id"] == "vrrp"]
+    assert need["rules"][0] == {"kind": "protocol", "source": "10.0.0.1", "protocol": "vrrp"}
+    assert "vrrp" not in needed([node(number, server=True) for number in (1, 2, 3)])
 
 
 @pytest.mark.parametrize(("backend", "port"), [("vxlan", "8472/udp"), ("wireguard", "51820/udp"), ("host-gw", None)])
@@ -213,9 +223,33 @@ def test_some_ports_of_pods_are_the_administrators_and_all_of_them_are_in_the_wa
     assert len(firewall.findings(read({**partly, "ports": "1-65535", "every": True}), "verify", {})) == 1
 
 
+VRRP = {"id": "vrrp", "protocol": "vrrp", "ports": "0", "what": "k3s_api_address 10.0.0.100"}
+
+
+def test_vrrp_is_named_without_a_port_and_opened_by_its_name():
+    rule = {"kind": "protocol", "source": "10.0.0.2", "protocol": "vrrp", "tool": "ufw"}
+    (found,) = firewall.findings(read(answer(**VRRP), add=[RULE, rule]), "verify", {})
+    assert found.object == "firewall: VRRP (IP protocol 112)"
+    assert found.next_step.endswith("on the node: ufw allow proto vrrp from 10.0.0.2")
+
+
+def test_a_ufw_that_has_no_name_for_vrrp_is_told_apart():
+    (found,) = firewall.findings(read(answer(**VRRP, tool="")), "open", HAVE)
+    assert "before.rules: -A ufw-before-input -p vrrp -s 10.0.0.2 -j ACCEPT; then ufw reload" in found.next_step
+
+
 RICH = '--add-rich-rule=\'rule family="ipv4" source address="10.0.0.2" port port="6443" protocol="tcp" accept\''
+RICH_VRRP = '--add-rich-rule=\'rule family="ipv4" source address="10.0.0.2" protocol value="vrrp" accept\''
 COMMANDS = [
     ({**RULE, "ports": "2379-2380"}, "ufw allow proto tcp from 10.0.0.2 to any port 2379:2380"),
+    (
+        {"kind": "protocol", "source": "10.0.0.2", "protocol": "vrrp", "tool": "ufw"},
+        "ufw allow proto vrrp from 10.0.0.2",
+    ),
+    (
+        {"kind": "protocol", "source": "10.0.0.2", "protocol": "vrrp", "tool": "firewalld", "zone": "public"},
+        f"firewall-cmd --zone=public {RICH_VRRP} && firewall-cmd --permanent --zone=public {RICH_VRRP}",
+    ),
     ({"kind": "trust", "source": "10.42.0.0/16", "tool": "ufw"}, "ufw allow from 10.42.0.0/16"),
     ({"kind": "route", "source": "10.42.0.0/16", "tool": "ufw"}, "ufw route allow from 10.42.0.0/16"),
     (
