@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -52,7 +53,8 @@ def server(tmp_path):
 
 
 def rows(path):
-    with sqlite3.connect(path) as opened:
+    # A connection's own context ends its transaction, and does not close it.
+    with contextlib.closing(sqlite3.connect(path)) as opened:
         return opened.execute("SELECT count(*) FROM kine").fetchone()[0]
 
 
