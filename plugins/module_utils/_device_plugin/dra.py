@@ -130,7 +130,8 @@ def _policy(in_pods: bool, namespace: str) -> list[dict]:
     if in_pods:
         who = f"{user} == '{before}{ACCOUNT}'"
         claim = f"'{_NODE_CLAIM}'"
-        node = f"{claim} in request.userInfo.extra ? request.userInfo.extra[{claim}][0] : ''"
+        # A token of no pod has no such claim, and a user without any claims has not even `extra`.
+        node = f"request.userInfo.?extra[?{claim}][?0].orValue('')"
     else:
         prefix = before + ACCOUNT_OF_NODE
         who = f"{user}.startsWith('{prefix}')"
