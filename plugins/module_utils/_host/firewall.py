@@ -46,7 +46,7 @@ _FIREWALLD_UNITS = (
 
 def info(tree: Tree, run: Callable, needs: list[dict], partial: bool = False) -> dict:
     """What the module firewall_info returns of a node: see its documentation."""
-    state = read(tree, run)
+    state = read(tree, run, protocols={need["protocol"] for need in needs})
     found = answers(state, needs)
     addresses = {name: netdev["addresses"] for name, netdev in netdevs(tree).items()}
     return {
@@ -91,10 +91,12 @@ def _default_address(routes: Iterable[Route], addresses: dict) -> str | None:
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def read(tree: Tree, run: Callable, tables_of_kernel: Callable = netlink.nft_tables) -> dict:
+def read(
+    tree: Tree, run: Callable, tables_of_kernel: Callable = netlink.nft_tables, protocols: Iterable[str] = ()
+) -> dict:
     """tables; tool (ufw, firewalld or None); zones and default_zone of firewalld; unread and at_boot (sentences);
     routes; recorded (rules that we opened); permanent (those of firewalld's files, as keys); unnamed (protocols that
-    the tool knows no name of).
+    the tool knows no name of, of the given ones).
 
     run(argv) returns exit status, output and error text.
     """
@@ -116,7 +118,8 @@ def read(tree: Tree, run: Callable, tables_of_kernel: Callable = netlink.nft_tab
     _read_nft(state, tree, run, tables_of_kernel)
     _read_legacy(state, tree, run)
     _read_firewalld(state, tree, run)
-    _read_ufw(state, tree, run)
+    _read_ufw(state, tree)
+    state["unnamed"] = _unnamed(state["tool"], run, netfilter.WITHOUT_PORTS.intersection(protocols))
     return state
 
 
@@ -228,17 +231,19 @@ def _read_firewalld(state: dict, tree: Tree, run: Callable) -> None:
             state["permanent"] |= permanent(name[: -len(".xml")], tree.read(f"/etc/firewalld/zones/{name}") or "")
 
 
-def _read_ufw(state: dict, tree: Tree, run: Callable) -> None:
+def _read_ufw(state: dict, tree: Tree) -> None:
     enabled = re.search(r"^ENABLED=[\"']?yes", tree.read("/etc/ufw/ufw.conf") or "", re.MULTILINE) is not None
     if any(_UFW_CHAIN.match(name) for table in state["tables"] for name in table.chains):
         state["tool"] = state["tool"] or UFW
-        command = programs.found("ufw")
-        if command and not _ufw_names_vrrp(run([command, "version"])[1]):
-            state["unnamed"] = netfilter.WITHOUT_PORTS
         if not enabled:
             state["at_boot"].append("ufw's rules are in the kernel although ufw is not enabled: until the next boot")
     elif enabled and not state["unread"]:
         state["at_boot"].append("ufw is enabled and its rules are not in the kernel: after the next boot it filters")
+
+
+def _unnamed(tool: str | None, run: Callable, protocols: frozenset[str]) -> frozenset[str]:
+    command = programs.found("ufw") if tool == UFW and protocols else None
+    return protocols if command and not _ufw_names_vrrp(run([command, "version"])[1]) else frozenset()
 
 
 def _ufw_names_vrrp(said: str) -> bool:

@@ -50,7 +50,7 @@ def node(monkeypatch):
     kernel: tables of nftables that the kernel names, or what asking it raises.
     """
 
-    def read(said=(), files=(), kernel=()):
+    def read(said=(), files=(), kernel=(), protocols=("vrrp",)):
         said, asked = dict(said), []
         names = {command.split()[0] for command in said}
         monkeypatch.setattr(programs, "found", lambda name, *_folders: name if name in names else None)
@@ -65,7 +65,7 @@ def node(monkeypatch):
                 raise kernel
             return list(kernel)
 
-        return firewall.read(Node(dict(files)), run, tables)
+        return firewall.read(Node(dict(files)), run, tables, protocols)
 
     return read
 
@@ -280,6 +280,13 @@ def test_a_ufw_without_a_name_for_vrrp_is_not_asked_to_open_it(node, said):
     state = node({**UFW, "ufw version": said}, ENABLED, OF_UFW)
     assert shown(state, VRRP) == [("blocked", "0", [PEER], "")]
     assert opening(state, VRRP)["add"] == []
+
+
+def test_ufw_is_asked_for_its_version_only_for_a_protocol_that_it_may_not_know(node):
+    said = {name: answer for name, answer in NAMES_VRRP.items() if name != "ufw version"} | {"ufw status": ""}
+    assert node(said, ENABLED, OF_UFW, protocols=("tcp", "udp"))["unnamed"] == frozenset()
+    with pytest.raises(KeyError, match="ufw version"):
+        node(said, ENABLED, OF_UFW, protocols=("tcp", "vrrp"))
 
 
 def test_firewalld_knows_its_own_rule_for_vrrp(node):
