@@ -140,6 +140,8 @@ class Lab:
         node = self.node(name)
         if not node.disk.exists():
             raise LabError(name, "a node of this lab", "it was never made", "lab/labctl up")
+        if how == "reboot":
+            node.reboot()
         if how in ("off", "reset"):
             node.stop()
             say(f"{name}: off")
@@ -206,9 +208,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     link.add_argument("node", choices=NODES)
     link.add_argument("nic", choices=CABLES)
     link.add_argument("how", choices=("up", "down"))
-    power = commands.add_parser("power", help="the power button; reset and off are as rude as on a real machine")
+    power = commands.add_parser("power", help="the power button, as rude as on a real machine; reboot asks systemd")
     power.add_argument("node", choices=NODES)
-    power.add_argument("how", choices=("reset", "off", "on"))
+    power.add_argument("how", choices=("reset", "off", "on", "reboot"))
     return parser.parse_args(arguments)
 
 

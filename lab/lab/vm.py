@@ -211,6 +211,30 @@ class Node:
         how = "restored" if snapshot else "booted"
         say(f"{self.name}: {how}, SSH on 127.0.0.1:{self.port}, {time.monotonic() - start:.1f} s")
 
+    def reboot(self) -> None:
+        """By the node's own systemd, within the same QEMU. Such a boot hangs as a cold one does: the same retry."""
+        before = self.boot_id()
+        if not before:
+            next_step = f"lab/labctl power {self.name} reset"
+            raise LabError(f"{self.name}: reboot", "a node that answers", "no SSH", next_step)
+        start = time.monotonic()
+        ssh.run(self.settings, self.name, "systemd-run --quiet --on-active=1 systemctl reboot", timeout=BOOT_SECONDS)
+        while self.boot_id() in ("", before):
+            if seen := self.wait_for_banner():
+                say(f"{self.name}: {seen}, once more; end of the console:\n{self.console_tail()}")
+                self.stop()
+                self.boot(self.record()["accelerator"])
+            elif time.monotonic() - start > BOOT_SECONDS:
+                wanted, next_step = "systemd to end the boot", f"lab/labctl ssh {self.name} systemctl list-jobs"
+                raise LabError(f"{self.name}: reboot", wanted, f"it runs on after {BOOT_SECONDS} s", next_step)
+            time.sleep(0.5)
+        self.settle(restored=False)
+        say(f"{self.name}: rebooted, {time.monotonic() - start:.1f} s")
+
+    def boot_id(self) -> str:
+        """Nothing while the node does not answer."""
+        return ssh.run(self.settings, self.name, "cat /proc/sys/kernel/random/boot_id", timeout=10).stdout.strip()
+
     def wait_for_banner(self) -> str | None:
         """None when sshd answers, else what was seen.
 

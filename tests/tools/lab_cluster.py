@@ -189,10 +189,7 @@ class Cluster(Lab):
         self.node(name, "find /var/lib/rancher/k3s/server -type f -exec sync {} + 2>/dev/null; true")
         script = "cat /proc/sys/kernel/random/boot_id"
         before = self.node(name, script)
-        if how == "hard reset":
-            self.labctl("power", name, "reset")
-        else:
-            self.node(name, "systemd-run --quiet --on-active=1 systemctl reboot")
+        self.labctl("power", name, "reset" if how == "hard reset" else "reboot")
         self.wait(lambda: self.try_node(name, script) not in ("", before), f"a new boot of {name}")
 
     def came_back(self, name: str) -> bool:

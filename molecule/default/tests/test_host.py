@@ -18,7 +18,7 @@ def settings(text):
 
 def test_every_required_module_is_loaded(host):
     loaded = {line.split()[0] for line in host.check_output("cat /proc/modules").splitlines()}
-    assert not set(MODULES) - loaded
+    assert sorted(set(MODULES) - loaded) == [], host.run("journalctl --boot --no-pager --dmesg").stdout
 
 
 def test_every_required_module_loads_at_boot(host):
@@ -85,4 +85,6 @@ def test_the_initramfs_has_todays_module_options(host):
 
 
 def test_no_unit_failed(host):
-    assert host.check_output("systemctl list-units --failed --no-legend --plain") == ""
+    listed = host.check_output("systemctl list-units --failed --no-legend --plain").splitlines()
+    failed = [line.split()[0] for line in listed]
+    assert failed == [], "\n".join(host.run(f"journalctl --boot --no-pager --unit={unit}").stdout for unit in failed)
