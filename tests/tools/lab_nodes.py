@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import datetime
 import json
 import os
 import pathlib
@@ -23,6 +25,7 @@ class Run:
     text: str
     results: dict
     record: dict  # what tests/tools/callback_plugins/run_record.py wrote
+    seconds: list  # [(seconds, task)] in the order in which they ran
 
     def changes(self, host):
         """(object, action) of everything the modules changed, or would change in check mode."""
@@ -37,6 +40,13 @@ class Run:
         facts = [result["ansible_facts"] for result in self.results[host] if "ansible_facts" in result]
         checks = next(fact["rdma_checks"] for fact in facts if "rdma_checks" in fact)
         return [check for check in checks if check["status"] == status]
+
+    def longest(self, count):
+        """[(seconds, task)] of so many tasks, the longest first; a task that ran several times is one."""
+        total = collections.Counter()
+        for seconds, task in self.seconds:
+            total[task] += seconds
+        return [(seconds, task) for task, seconds in total.most_common(count)]
 
     def messages(self, host):
         """What was printed to the user about this host."""
@@ -79,9 +89,14 @@ class Lab:
         text = done.stdout + done.stderr
         start = done.stdout.find("{\n")
         assert start >= 0, text
-        results = {}
+        results, started = {}, []
         for play in json.loads(done.stdout[start:])["plays"]:
             for task in play["tasks"]:
+                when = datetime.datetime.fromisoformat(task["task"]["duration"]["start"])
+                started.append((when, task["task"]["name"]))
                 for host, result in task["hosts"].items():
                     results.setdefault(host, []).append(result)
-        return Run(done.returncode, done.stdout[:start], text, results, record)
+        # Until the next task starts, so that the controller's own work counts.
+        ends = [when for when, _task in started[1:]] + [datetime.datetime.now(datetime.timezone.utc)]
+        seconds = [((end - start).total_seconds(), task) for (start, task), end in zip(started, ends)]
+        return Run(done.returncode, done.stdout[:start], text, results, record, seconds)
