@@ -217,8 +217,7 @@ def _read_firewalld(state: dict, tree: Tree, run: Callable) -> None:
     command = programs.found("firewall-cmd")
     if command is None:
         return
-    code, said, _error = run([command, "--state"])
-    if code or said.strip() != "running":
+    if not _firewalld_runs(state, command, run):
         masked = tree.readlink("/etc/systemd/system/firewalld.service") == "/dev/null"
         if not masked and any(tree.readlink(path) is not None for path in _FIREWALLD_UNITS):
             state["at_boot"].append("firewalld is enabled and does not run: after the next boot it filters")
@@ -229,6 +228,19 @@ def _read_firewalld(state: dict, tree: Tree, run: Callable) -> None:
     for name in tree.listdir("/etc/firewalld/zones"):
         if name.endswith(".xml"):
             state["permanent"] |= permanent(name[: -len(".xml")], tree.read(f"/etc/firewalld/zones/{name}") or "")
+
+
+def _firewalld_runs(state: dict, command: str, run: Callable) -> bool:
+    """firewall-cmd is a Python program: it is asked only where firewalld's rules are in the kernel, or may be."""
+    chains = ((table, name) for table in state["tables"] for name in table.chains)
+    if not state["unread"] and not any(_of_firewalld(*one) for one in chains):
+        return False
+    code, said, _error = run([command, "--state"])
+    return code == 0 and said.strip() == "running"
+
+
+def _of_firewalld(table: Table, chain: str) -> bool:
+    return table.name.endswith(" firewalld") or _FIREWALLD_CHAIN.match(chain) is not None
 
 
 def _read_ufw(state: dict, tree: Tree) -> None:
@@ -390,7 +402,7 @@ def _owner(state: dict, outcome: Outcome | None, protocol: str) -> str:
     of_iptables = table.program != "nft" and table.name == "filter"
     theirs = {
         UFW: of_iptables and (_UFW_CHAIN.match(chain) is not None or outcome.rule is None),
-        FIREWALLD: table.name.endswith(" firewalld") or _FIREWALLD_CHAIN.match(chain) is not None,
+        FIREWALLD: _of_firewalld(table, chain),
     }
     return state["tool"] if theirs.get(state["tool"]) else ""
 

@@ -239,6 +239,15 @@ def test_running_and_at_boot_are_two_states(node):
     assert node(stopped)["at_boot"] == []
 
 
+def test_firewall_cmd_is_asked_only_where_rules_of_firewalld_are_or_may_be(node):
+    """It is a program that takes a second on a busy node, and the preflight of each run would call it twice."""
+    said = {"firewall-cmd --state": "running\n", "firewall-cmd --get-default-zone": "public\n"}
+    said["firewall-cmd --get-active-zones"] = ""
+    assert node(said)["tool"] is None
+    assert node({**UFW, **said}, ENABLED, OF_UFW)["tool"] == "ufw"
+    assert node(said, kernel=OSError(1, "Operation not permitted"))["tool"] == "firewalld"
+
+
 # --- the FORWARD chain before Flannel ---------------------------------------------------------------------------------
 
 
