@@ -584,6 +584,9 @@ func (j *judge) generation() (string, error) {
 	for _, slice := range list.Items {
 		names = append(names, string(slice.UID))
 	}
+	if len(names) == 0 {
+		return "", errors.New("no slice is there any more") // wiped between the two questions
+	}
 	slices.Sort(names)
 	return strings.Join(names, " "), nil
 }
