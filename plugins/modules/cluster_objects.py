@@ -294,6 +294,7 @@ class Cluster:
 
     def read(self, wanted: list, owner: str, prune_types: list, force: bool, revert_edits: bool) -> dict:
         """revert_edits: whether to predict, and later apply, the wanted values of fields changed by hand."""
+        self._kubectl.dial()
         live, missing = self._live(wanted)
         known = planner.by_key(wanted, live)
         predicted, errors, edited = self._predict(planner.predictable(wanted, known, missing), force, revert_edits)

@@ -9,8 +9,10 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import time
+from urllib.parse import urlsplit
 
 from .._core.change import Finding, Refused
 
@@ -19,6 +21,10 @@ SEE_K3S = "see systemctl status k3s on the first server (journalctl -u k3s) and 
 POLL_SECONDS = 3
 # How long an API server that gives no answer is asked again before it is named.
 API_SECONDS = 60
+# How long one that answers at all may take for a TLS handshake.
+HANDSHAKE_SECONDS = 30
+# Where `k3s kubectl` reads the server's address.
+_OF_K3S = "/etc/rancher/k3s/k3s.yaml"
 # In place of an exit status, and no program's: kubectl came to no end of its own, or could not be started.
 NO_END, NOT_STARTED = -1, -2
 CANNOT_START = "cannot be started"
@@ -98,6 +104,35 @@ def _is_anchor(item: dict) -> bool:
 def as_list(objects: list[dict]) -> str:
     """The objects as the one document that kubectl reads from its standard input."""
     return json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
+
+
+def silence(config: str, seconds: float) -> str | None:
+    """Why no TLS server answers at the address in a kubeconfig within so many seconds; None where one does.
+
+    Where packets are dropped, kubectl dials for minutes before it says so. Whose certificate it is, kubectl checks.
+    """
+    import ssl  # half a second on a slow node, for this alone
+
+    try:
+        with open(config, encoding="utf-8") as text:
+            found = re.search(r"^\s*server:\s*[\"']?https://([^\s\"'/]+)", text.read(), re.MULTILINE)
+        where = urlsplit(f"//{found.group(1)}") if found else None
+        host, port = (where.hostname, where.port or 443) if where else (None, None)
+    except (OSError, ValueError):
+        return None  # kubectl names what is wrong with it
+    if host is None:
+        return None
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    try:
+        with socket.create_connection((host, port), seconds) as connection, context.wrap_socket(connection):
+            return None
+    except ssl.SSLError:
+        return None  # something answered
+    except socket.timeout:
+        return f"connection to the server {host}:{port}: no answer within {seconds:g} s"
+    except OSError as error:
+        return f"connection to the server {host}:{port}: {error.strerror or error}"
 
 
 # --- the client -------------------------------------------------------------------------------------------------------
@@ -197,6 +232,25 @@ class Kubectl:
             self.await_server()
             answer = self._run_whole(words, None, limit, whole)
         return answer
+
+    def dial(self) -> None:
+        """Raises Unreachable where nothing answers at the API server's address."""
+        config = self._config()
+
+        def call():
+            why = silence(config, HANDSHAKE_SECONDS) if config else None
+            return (NO_END, "", why) if why else (0, "", "")
+
+        code, _out, error = retry_until(call, self._patience, self._clock, self._sleep)
+        if code:
+            raise Unreachable(error, self._next_step)
+
+    def _config(self) -> str | None:
+        """The kubeconfig that the command reads, where it says so."""
+        for word, following in zip(self._argv, [*self._argv[1:], ""]):
+            if word.startswith("--kubeconfig"):
+                return word.partition("=")[2] or following or None
+        return _OF_K3S if os.path.basename(self._argv[0]) == "k3s" else None
 
     def await_server(self) -> None:
         """Raises Unreachable where the API server stays silent."""

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
+import ssl
+import subprocess
+import threading
+
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import kubectl
 
@@ -36,3 +42,111 @@ def calls_until(patience, seconds, answers):
 )
 def test_a_silent_server_is_asked_again_and_not_for_ever(patience, seconds, answers, wanted):
     assert calls_until(patience, seconds, answers) == wanted
+
+
+# --- whether anything answers at all ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tls")
+    made = folder / "server.pem", folder / "server.key"
+    words = ["openssl", "req", "-x509", "-newkey", "ed25519", "-nodes", "-subj", "/CN=api"]
+    subprocess.run([*words, "-out", made[0], "-keyout", made[1]], check=True, capture_output=True)
+    return made
+
+
+@contextlib.contextmanager
+def listening(serve):
+    """The port of a listener; serve(connection) is what it does with each."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def accept():
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _peer = server.accept()
+                    serve(connection)
+
+        thread = threading.Thread(target=accept, daemon=True)
+        thread.start()
+        yield server.getsockname()[1]
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join(5)
+
+
+def config_of(folder, server):
+    path = folder / "k3s.yaml"
+    path.write_text(
+        f"clusters:\n- cluster:\n    certificate-authority-data: AAAA\n    server: {server}\n  name: default\n"
+    )
+    return str(path)
+
+
+def test_a_server_that_speaks_tls_answers(tmp_path, certificate):
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*certificate)
+
+    def serve(connection):
+        with contextlib.suppress(OSError), context.wrap_socket(connection, server_side=True) as spoken:
+            spoken.recv(1)
+
+    with listening(serve) as port:
+        assert kubectl.silence(config_of(tmp_path, f"https://127.0.0.1:{port}"), 5) is None
+
+
+def test_a_server_that_takes_connections_and_says_nothing_is_silent(tmp_path):
+    held = []
+    with listening(held.append) as port:
+        why = kubectl.silence(config_of(tmp_path, f"https://127.0.0.1:{port}"), 0.2)
+    assert why == f"connection to the server 127.0.0.1:{port}: no answer within 0.2 s"
+    assert kubectl.unreachable(why)
+    for connection in held:
+        connection.close()
+
+
+def test_a_closed_port_is_silent_and_any_answer_is_one(tmp_path):
+    with listening(lambda connection: connection.close()) as port:
+        pass
+    why = kubectl.silence(config_of(tmp_path, f'"https://127.0.0.1:{port}"'), 5)
+    assert why == f"connection to the server 127.0.0.1:{port}: Connection refused"
+    assert kubectl.unreachable(why)
+
+    def greet(connection):
+        connection.sendall(b"HTTP/1.0 400 Bad Request\r\n\r\n")
+        connection.close()
+
+    with listening(greet) as port:
+        assert kubectl.silence(config_of(tmp_path, f"https://127.0.0.1:{port}"), 5) is None
+
+
+@pytest.mark.parametrize("server", ["http://x", "https://[::1", "https://host:port", "", "https:///path"])
+def test_an_address_that_cannot_be_read_is_left_to_kubectl(tmp_path, server):
+    assert kubectl.silence(config_of(tmp_path, server), 5) is None
+    assert kubectl.silence(str(tmp_path / "none"), 5) is None
+
+
+@pytest.mark.parametrize(
+    ("argv", "config"),
+    [
+        (["k3s", "kubectl"], "/etc/rancher/k3s/k3s.yaml"),
+        (["/usr/local/bin/k3s", "kubectl"], "/etc/rancher/k3s/k3s.yaml"),
+        (["kubectl", "--kubeconfig", "/a"], "/a"),
+        (["kubectl", "--kubeconfig=/a", "-v=1"], "/a"),
+        (["kubectl"], None),
+    ],
+)
+def test_the_kubeconfig_of_a_command(argv, config):
+    assert kubectl.Kubectl(argv)._config() == config
+
+
+def test_a_silent_server_is_named_before_kubectl_is_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(kubectl, "HANDSHAKE_SECONDS", 0.2)
+    held = []
+    with listening(held.append) as port:
+        config = config_of(tmp_path, f"https://127.0.0.1:{port}")
+        client = kubectl.Kubectl(["kubectl", "--kubeconfig", config])
+        with pytest.raises(kubectl.Unreachable, match="no answer within"):
+            client.dial()
+    assert client.calls == 0
+    for connection in held:
+        connection.close()
