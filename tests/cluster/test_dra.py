@@ -29,6 +29,7 @@ GPUS = (
 )
 CLAIM_FILES = "ls /var/run/cdi 2>/dev/null | grep rdma-claim; true"
 CHECKPOINT = f"cat /var/lib/kubelet/plugins/{DRIVER}/checkpoint.json 2>/dev/null; true"
+SAID = "journalctl --boot --no-pager --unit=rdma-device-plugin --unit=k3s | grep -vi heartbeat | tail -n 60"
 SPACE = lab_pitfalls.NAMESPACE
 PATIENCE = 600
 ROUNDS = int(os.environ.get("DRA_ROUNDS") or 3)
@@ -48,7 +49,8 @@ def pod(cluster, name, claim, command=("sleep", "100000")):
     """In the node's network, because soft-RoCE sends through it; as uid 1000 with what the claim brings."""
     made = lab_pitfalls.pod(name, None, on=cluster.server)
     spec = made["spec"]
-    spec.update(hostNetwork=True, restartPolicy="Never")
+    # With a grace of 0 the API server would drop the pod at once, and the kubelet unprepare its claim some time after.
+    spec.update(hostNetwork=True, restartPolicy="Never", terminationGracePeriodSeconds=1)
     spec["securityContext"] = {"runAsUser": 1000, "runAsNonRoot": True}
     spec["resourceClaims"] = [{"name": "fabric", "resourceClaimTemplateName": claim}]
     spec["tolerations"] = [{"operator": "Exists"}]
@@ -89,6 +91,11 @@ def results(cluster, name):
 
 def files(cluster):
     return cluster.node(cluster.server, CLAIM_FILES).split()
+
+
+def ready(cluster):
+    conditions = cluster.get("node", cluster.server).get("status", {}).get("conditions", ())
+    return any((row["type"], row["status"]) == ("Ready", "True") for row in conditions)
 
 
 def inside(cluster, name, *words):
@@ -195,7 +202,8 @@ def test_restarts_change_nothing_for_running_claims(over_dra):
                 over_dra.wait(lambda: set(slices(over_dra)) == offered, "the same slices", PATIENCE)
                 start(over_dra, pod(over_dra, "next", "rail0"))
             remove(over_dra, "next")
-            assert files(over_dra) == specs
+            # The kubelet unprepares before it lets the pod go.
+            assert files(over_dra) == specs, over_dra.node(over_dra.server, SAID)
     for was in pods:
         now = over_dra.get("pod", was["metadata"]["name"], "-n", SPACE)
         assert now["metadata"]["uid"] == was["metadata"]["uid"]
@@ -207,6 +215,7 @@ def test_a_node_reset_with_prepared_claims_leaks_nothing(over_dra):
     with over_dra.timed("DRA: node reset with two prepared claims, back"):
         over_dra.reboot(over_dra.server)
         over_dra.wait(lambda: slices(over_dra), "slices after the boot", PATIENCE)
+    over_dra.wait(lambda: ready(over_dra), "the node Ready", PATIENCE)
     remove(over_dra, "one", "other")
     nothing_left(over_dra)
     with over_dra.timed("DRA: a pod with a claim after the reset, claim to running"):
