@@ -112,7 +112,9 @@ class Node:
         config = self.base / "config.json"
         config.write_text(json.dumps({"configList": pools}))
         places = ["-kubelet-root", self.base, "-device-plugin-dir", self.base / "device-plugins", "-cdi-dir", self.cdi]
-        words = [PYTHON, "-m", "rdma_device_plugin", "-mode", "dra", "-config-file", config, "-root", self.tree]
+        # faulthandler: the judge asks a daemon that does not end what its threads do.
+        words = [PYTHON, "-X", "faulthandler", "-m", "rdma_device_plugin", "-mode", "dra"]
+        words += ["-config-file", config, "-root", self.tree]
         words += [*places, "-kubeconfig", self.credential, "-node-name", self.name]
         return [str(word) for word in words]
 

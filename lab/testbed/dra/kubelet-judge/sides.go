@@ -61,6 +61,8 @@ func (d *daemon) end(number syscall.Signal) error {
 		d.command = nil
 		return nil
 	case <-time.After(20 * time.Second):
+		d.command.Process.Signal(syscall.SIGABRT) // Python's faulthandler writes what each thread does
+		time.Sleep(time.Second)
 		d.command.Process.Kill()
 		<-d.ended
 		d.command = nil
