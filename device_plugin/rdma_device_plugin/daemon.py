@@ -20,7 +20,7 @@ from .lifecycle import CannotServe, Resource
 from .server import Service
 from .settings import Settings
 from .state import Served, State
-from .worker import take
+from .worker import end, take
 
 
 class Fatal(Exception):
@@ -84,7 +84,7 @@ class Plugin(State):
                 work.result()
         finally:
             notify.tell("STOPPING=1")
-            await _end([work, halt])
+            await end([work, halt], self.settings.stop)
             await self._stop_all()
             self._directories.close()
             self.sysfs.close()
@@ -129,7 +129,7 @@ class Plugin(State):
             for task in done:
                 task.result()
         finally:
-            await _end(eternal)
+            await end(eternal, self.settings.stop / 2)
             for listener in listeners:
                 if listener:
                     listener.close()
@@ -142,7 +142,7 @@ class Plugin(State):
         tried = [asyncio.ensure_future(resource.tried.wait()) for resource in resources]
         if tried:
             await asyncio.wait(tried, timeout=self.settings.first_scan)
-        await _end(tried)
+        await end(tried, self.settings.stop / 2)
         _raise_for(self._registrations())
 
     async def _supervisor(self) -> None:
@@ -159,9 +159,7 @@ class Plugin(State):
         return tasks | {self.front.task} if self.front and self.front.task else tasks
 
     async def _stop_all(self) -> None:
-        for served in self.served.values():
-            served.task.cancel()
-        await asyncio.gather(*(served.task for served in self.served.values()), return_exceptions=True)
+        await end([served.task for served in self.served.values()], self.settings.stop / 2)
         # Each removes its sockets before it waits for anything; the servers end with the process at the latest.
         ending = [asyncio.ensure_future(served.resource.stop()) for served in self.served.values()]
         if self.front:
@@ -246,8 +244,7 @@ class Plugin(State):
         ]
         for served in ending:
             del self.served[served.pool.name]
-            served.task.cancel()
-            await asyncio.gather(served.task, return_exceptions=True)
+            await end([served.task], self.settings.stop / 2)
             await served.resource.stop()
             if served.pool.name not in wanted:
                 await self._files_of_cdi(served.pool.name, cdi.remove, served.pool.name)
@@ -439,12 +436,6 @@ def _raise_for(tasks: Iterable[asyncio.Task]) -> None:
         if task.done() and not task.cancelled():
             error = task.exception()
             raise Fatal(str(error)) if isinstance(error, CannotServe) else error or Fatal("a resource ended")
-
-
-async def _end(tasks: list[asyncio.Future]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _identity(pool: Pool) -> tuple[Any, ...]:

@@ -26,7 +26,7 @@ from .pools import Inventory
 from .preparer import Preparer
 from .publisher import Publisher
 from .settings import Settings
-from .worker import Worker, take
+from .worker import Worker, end, take
 
 SOCKET = "dra.sock"
 CHECKPOINT = "checkpoint.json"
@@ -106,14 +106,11 @@ class Front:
             for task in done:
                 task.result()
         finally:
-            for task in eternal:
-                task.cancel()
-            await asyncio.gather(*eternal, return_exceptions=True)
+            await end(eternal, 2.0)
 
     async def stop(self) -> None:
         if self.task:
-            self.task.cancel()
-            await asyncio.gather(self.task, return_exceptions=True)
+            await end([self.task], 1.0)
         await self.driver.stop()
         await self._api.close()
 
@@ -193,8 +190,7 @@ class Front:
                     await asyncio.wait({publishing}, timeout=self._settings.timing.backstop)
             publishing.result()
         finally:
-            publishing.cancel()
-            await asyncio.gather(publishing, return_exceptions=True)
+            await end([publishing], 1.5)
 
     async def _keeper(self) -> None:
         """Keep the claims' CDI specs right, as the pools' are kept."""

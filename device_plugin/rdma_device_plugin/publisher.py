@@ -18,6 +18,7 @@ from typing import NamedTuple, Optional
 from . import devices, log, slices
 from .devices import Device, Form
 from .kubeapi import Api, ApiProblem
+from .worker import end
 
 
 class Pace(NamedTuple):
@@ -101,8 +102,7 @@ class Publisher:
                 self._failures, self.error, self.current = 0, "", True
                 await self._change(watching, deadline)
         finally:
-            watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
+            await end([watching], 1.0)
 
     async def _change(self, watching: asyncio.Future, deadline: float) -> None:
         """Wait for a change here or there. Stale when the watch has lasted long enough, or cannot go on."""

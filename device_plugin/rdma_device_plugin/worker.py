@@ -12,7 +12,10 @@ import asyncio
 import queue
 import threading
 import time
+from collections.abc import Iterable
 from typing import Any, Callable, Optional
+
+from . import log
 
 
 class Worker:
@@ -94,3 +97,28 @@ async def take(event: asyncio.Event, seconds: Optional[float]) -> None:
     finally:
         waiter.cancel()
     event.clear()
+
+
+async def end(tasks: Iterable[asyncio.Future], seconds: float) -> None:
+    """Cancel tasks and wait for their end, at most so long: one that swallows its cancellation is named and left."""
+    tasks = set(tasks)
+    for task in tasks:
+        task.cancel()
+    if not tasks:
+        return
+    ended, left = await asyncio.wait(tasks, timeout=seconds)
+    for task in ended:
+        if not task.cancelled():
+            task.exception()  # has been seen
+    for task in left:
+        log.error("a task does not end, continuing without it", task=_where(task))
+
+
+def _where(task: asyncio.Future) -> str:
+    """What a task waits in, outermost first."""
+    names = []
+    at: Any = task.get_coro() if isinstance(task, asyncio.Task) else None
+    while at is not None and len(names) < 20:
+        names.append(getattr(at, "__qualname__", type(at).__name__))
+        at = getattr(at, "cr_await", None) or getattr(at, "ag_await", None)
+    return " > ".join(names) or repr(task)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import sys
@@ -11,7 +12,7 @@ import pytest
 from api_server_double import ApiServer
 from harness import Node, Running, document, entry
 from kubelet_double import PATIENCE, Kubelet
-from rdma_device_plugin import claimspecs
+from rdma_device_plugin import claimspecs, kubeapi
 from rdma_device_plugin.kubelet import dra_health_v1alpha1_pb2 as health
 
 DRIVER = "rdma.gpufabric.io"
@@ -97,6 +98,27 @@ def test_an_older_kubelet_takes_the_older_version(base, node, api):
         claim = api.allocate("one", {"rail": f"{UP}-u00"})
         assert kubelet.driver().service == "v1beta1.DRAPlugin"
         assert [one.device_name for one in kubelet.driver().prepare(claim)[claim[2]].devices] == [f"{UP}-u00"]
+
+
+def test_a_watch_that_swallows_its_cancellation_keeps_nothing_from_its_end(base, node, kubelet, api, monkeypatch):
+    """As a library between us and the network can: sockets go, and the process ends in its time."""
+    watch = kubeapi.Api.watch
+
+    async def stubborn(self, version, seconds):
+        try:
+            async for change in watch(self, version, seconds):
+                yield change
+        except asyncio.CancelledError:
+            await asyncio.sleep(3600)
+
+    monkeypatch.setattr(kubeapi.Api, "watch", stubborn)
+    with dra(base, node, api) as plugin:
+        soon(plugin, api, units(UP, 3))
+        assert plugin.until(lambda: plugin.plugin.front.publisher.current)
+        start = time.monotonic()
+    assert time.monotonic() - start < 5
+    assert os.listdir(base / "plugins_registry") == []
+    assert not [name for name in os.listdir(base / f"plugins/{DRIVER}") if "sock" in name]
 
 
 # Slices.

@@ -15,8 +15,8 @@ SOURCES = sorted((PACKAGE / "rdma_device_plugin").glob("*.py"))
 LIBRARY = PACKAGE.parent / "plugins/module_utils/hca"
 # Lowest first: each imports only from the lines above it, never from its own line.
 LAYERS = [
-    {"gojson", "log", "worker", "sockets", "links", "captured", "notify", "files", "_build"},
-    {"config", "events", "listener"},
+    {"gojson", "log", "sockets", "links", "captured", "notify", "files", "_build"},
+    {"config", "events", "listener", "worker"},
     {"pools", "configfile"},
     {"allocation", "health", "devices", "modes"},
     {"cdi", "slices", "claims"},
