@@ -23,7 +23,7 @@ POLL_SECONDS = 3
 API_SECONDS = 60
 # How long one that answers at all may take for a TLS handshake.
 HANDSHAKE_SECONDS = 30
-# Where `k3s kubectl` reads the server's address.
+# KUBECONFIG of _k3s.config, whose import would double that of a module that asks kubectl; a test compares them.
 _OF_K3S = "/etc/rancher/k3s/k3s.yaml"
 # In place of an exit status, and no program's: kubectl came to no end of its own, or could not be started.
 NO_END, NOT_STARTED = -1, -2
@@ -111,28 +111,34 @@ def silence(config: str, seconds: float) -> str | None:
 
     Where packets are dropped, kubectl dials for minutes before it says so. Whose certificate it is, kubectl checks.
     """
+    address = _server(config)
+    if address is None:
+        return None
     import ssl  # half a second on a slow node, for this alone
 
-    try:
-        with open(config, encoding="utf-8") as text:
-            found = re.search(r"^\s*server:\s*[\"']?https://([^\s\"'/]+)", text.read(), re.MULTILINE)
-        where = urlsplit(f"//{found.group(1)}") if found else None
-        host, port = (where.hostname, where.port or 443) if where else (None, None)
-    except (OSError, ValueError):
-        return None  # kubectl names what is wrong with it
-    if host is None:
-        return None
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    where = "connection to the server {}:{}".format(*address)
     try:
-        with socket.create_connection((host, port), seconds) as connection, context.wrap_socket(connection):
+        with socket.create_connection(address, seconds) as connection, context.wrap_socket(connection):
             return None
     except ssl.SSLError:
         return None  # something answered
     except socket.timeout:
-        return f"connection to the server {host}:{port}: no answer within {seconds:g} s"
+        return f"{where}: no answer within {seconds:g} s"
     except OSError as error:
-        return f"connection to the server {host}:{port}: {error.strerror or error}"
+        return f"{where}: {error.strerror or error}"
+
+
+def _server(config: str) -> tuple[str, int] | None:
+    """(host, port) of the server in a kubeconfig; None where it cannot be read, for kubectl to say why."""
+    try:
+        with open(config, encoding="utf-8") as text:
+            found = re.search(r"^\s*server:\s*[\"']?https://([^\s\"'/]+)", text.read(), re.MULTILINE)
+        where = urlsplit(f"//{found.group(1) if found else ''}")
+        return (where.hostname, where.port or 443) if where.hostname else None
+    except (OSError, ValueError):
+        return None
 
 
 # --- the client -------------------------------------------------------------------------------------------------------
@@ -236,9 +242,11 @@ class Kubectl:
     def dial(self) -> None:
         """Raises Unreachable where nothing answers at the API server's address."""
         config = self._config()
+        if config is None:
+            return
 
         def call():
-            why = silence(config, HANDSHAKE_SECONDS) if config else None
+            why = silence(config, HANDSHAKE_SECONDS)
             return (NO_END, "", why) if why else (0, "", "")
 
         code, _out, error = retry_until(call, self._patience, self._clock, self._sleep)

@@ -9,6 +9,7 @@ import subprocess
 import threading
 
 import pytest
+from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s.config import KUBECONFIG
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import kubectl
 
 SILENT = (1, "", "Unable to connect to the server: net/http: TLS handshake timeout")
@@ -136,6 +137,7 @@ def test_an_address_that_cannot_be_read_is_left_to_kubectl(tmp_path, server):
     ],
 )
 def test_the_kubeconfig_of_a_command(argv, config):
+    assert kubectl._OF_K3S == KUBECONFIG
     assert kubectl.Kubectl(argv)._config() == config
 
 
