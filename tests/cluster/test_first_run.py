@@ -16,8 +16,7 @@ def test_site_takes_bare_nodes_to_pods_with_verbs(cluster):
     for name in cluster.nodes:
         assert cluster.first.checks(name, "failed") == []
 
-    for seconds, task in cluster.first.longest(20):
-        cluster.note(f"{seconds:7.1f} s  of the first run: {task}")
+    cluster.note_longest(cluster.first, "the first run", 20)
     found = components(cluster)
     for part, seconds in found.items():
         assert seconds >= 0, part

@@ -10,8 +10,7 @@ def test_a_second_run_changes_nothing_and_restarts_nothing(cluster):
         second = cluster.run("site.yml")
 
     assert second.code == 0, second.text[-6000:]
-    for seconds, task in second.longest(20):
-        cluster.note(f"{seconds:7.1f} s  of the second run: {task}")
+    cluster.note_longest(second, "the second run", 20)
     for name in cluster.nodes:
         assert second.record["hosts"][name]["changed"] == []
         calls = second.record["hosts"][name]["calls"]

@@ -169,6 +169,11 @@ class Cluster(Lab):
         self.figures.append(figure)
         print(figure, flush=True)
 
+    def note_longest(self, run, what: str, count: int) -> None:
+        """A line for each of the longest tasks of a run."""
+        for seconds, task in run.longest(count):
+            self.note(f"{seconds:7.1f} s  of {what}: {task}")
+
     @contextlib.contextmanager
     def timed(self, what: str):
         start = time.monotonic()
