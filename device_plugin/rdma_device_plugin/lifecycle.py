@@ -31,7 +31,7 @@ from .kubelet import deviceplugin_pb2 as api
 from .kubelet import deviceplugin_pb2_grpc
 from .listener import Listener
 from .server import VERSION, Observer, Service
-from .worker import take
+from .worker import end, take
 
 WATCH, LEGACY = "watch", "legacy"
 REGISTERED = "registered"
@@ -309,8 +309,7 @@ class Resource(Observer):
                 if self._kubelet_is_new() or not self._listeners[self._places.plugins].published:
                     return None
         finally:
-            call.cancel()
-            await asyncio.gather(call, return_exceptions=True)
+            await end([call], self._timing.grace)
             await channel.close()
 
     async def _answer_of(self, channel: grpc.aio.Channel) -> str:

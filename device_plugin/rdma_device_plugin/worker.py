@@ -100,7 +100,10 @@ async def take(event: asyncio.Event, seconds: Optional[float]) -> None:
 
 
 async def end(tasks: Iterable[asyncio.Future], seconds: float) -> None:
-    """Cancel tasks and wait for their end, at most so long: one that swallows its cancellation is named and left."""
+    """Cancel tasks and wait for their end, at most so long: one that swallows its cancellation is named and left.
+
+    A task that ends others as it ends gets longer than they do: publisher 1 s, then dra 1.5 and 2, then daemon.
+    """
     tasks = set(tasks)
     for task in tasks:
         task.cancel()
