@@ -168,18 +168,28 @@ def _of_pods(node: dict) -> list[dict]:
 def _of_tests(node: dict, others: list[dict]) -> list[dict]:
     variables, rails = node["variables"], node["rails"]
     software = [rail for rail in rails if rail["soft_roce"]]
-    found = []
-    ranges = []
-    if variables["verification_fabric"] and rails:
-        first = variables["verification_port"]
-        ranges.append(("tests of verify on the rails", first, first + _TESTS * len(rails) - 1))
-    if variables["matrix_host"] and rails and others:
-        first, memories = variables["matrix_port"], 2 if variables["matrix_cuda"] else 1
-        ranges.append(("tests of matrix on the rails", first, first + memories * len(rails) * len(others) - 1))
-    for what, first, last in ranges:
-        found += _over_rails(node, others, rails, (what, "tcp", (first, last)))
-    found += _over_rails(node, others, software, ("soft-RoCE on the rails", "udp", (ROCE, ROCE)), handshake=False)
-    return found
+    members = [other for other in others if other["member"]] if node["member"] else []
+    wanted = []  # (what, first port, how many, for whom)
+    if variables["verification_fabric"]:
+        wanted.append(("tests of verify on the rails", variables["verification_port"], _TESTS * len(rails), others))
+    if variables["matrix_host"]:
+        count = (2 if variables["matrix_cuda"] else 1) * len(rails) * len(others)
+        wanted.append(("tests of matrix on the rails", variables["matrix_port"], count, others))
+    # soft-RoCE does no verbs in a pod's own network: its test pods listen in the node's.
+    if software and variables["verification_pods"] is not False:
+        # On a hardware rail the pods with networks of their own are tested too, and take from the same ports.
+        count = _TESTS * (2 * len(rails) - len(software))
+        wanted.append(("tests of verify between pods", variables["verification_pod_port"], count, members))
+    if software and variables["matrix_pods"] is not False:
+        count = len(rails) * len(members)
+        wanted.append(("tests of matrix between pods", variables["matrix_pod_port"], count, members))
+    found: dict[str, dict] = {}
+    for what, first, count, whom in wanted:
+        needs = _over_rails(node, whom, rails, (what, "tcp", (first, first + count - 1))) if count else []
+        # matrix takes the same ports on the host and between pods, one after the other.
+        found.update({need["id"]: need for need in needs if need["id"] not in found})
+    roce = _over_rails(node, others, software, ("soft-RoCE on the rails", "udp", (ROCE, ROCE)), handshake=False)
+    return [*found.values(), *roce]
 
 
 def _over_rails(node: dict, others: list[dict], rails: list[dict], wanted: tuple, handshake: bool = True) -> list[dict]:

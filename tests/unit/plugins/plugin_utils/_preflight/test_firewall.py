@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import pods
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import firewall
 
 VARIABLES = {
@@ -14,8 +15,12 @@ VARIABLES = {
     "flannel_interface": "",
     "verification_fabric": True,
     "verification_port": 18600,
+    "verification_pods": None,
+    "verification_pod_port": 18700,
     "matrix_host": True,
+    "matrix_pods": None,
     "matrix_port": 18800,
+    "matrix_pod_port": 18800,
     "matrix_cuda": False,
     "node_firewall_api_clients": [],
 }
@@ -137,6 +142,60 @@ def test_soft_roce_goes_through_the_firewall_and_hardware_does_not():
         node(number, rail(0, f"10.10.0.{number}/24", kind="software", gid=None), member=False) for number in (1, 2)
     ]
     assert not [name for nodes in (hard, iwarp) for name in needed(nodes) if name.startswith("4791")]
+
+
+def test_soft_roce_is_tested_in_the_nodes_network_by_the_pods_of_members():
+    def made(**variables):
+        rails = [[rail(n, f"10.10.{n}.{number}/24", kind="software") for n in range(2)] for number in (1, 2, 3)]
+        return [node(number, *rails[number - 1], member=number < 3, **variables) for number in (1, 2, 3)]
+
+    whom = (["10.10.0.2"], "10.10.0.1")
+    assert needed(made())["18700-18703/tcp:10.10.0.1"] == whom
+    assert needed(made(matrix_pod_port=19000))["19000-19001/tcp:10.10.0.1"] == whom
+    # The same ports as on the host are one need, which has the peers of both.
+    assert needed(made(matrix_pod_port=18800))["18800-18803/tcp:10.10.0.1"] == (["10.10.0.2", "10.10.0.3"], whom[1])
+    off = needed(made(verification_pods=False, matrix_pods=False, matrix_pod_port=19000))
+    assert not [name for name in off if name.startswith(("187", "190"))]
+    hard = [node(number, rail(0, f"10.10.0.{number}/24")) for number in (1, 2)]
+    assert not [name for name in needed(hard) if name.startswith("187")]
+
+
+@pytest.mark.parametrize("kinds", [("software",), ("software", "software"), ("pci", "software", "pci"), ("pci", "pci")])
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_every_port_at_which_a_test_pod_listens_in_the_nodes_network_is_needed(kinds, count):
+    """The traffic that _kube.pods plans, by the needs of the node that serves it."""
+    nodes, planned, answers = [], [], {}
+    for number in range(1, count + 1):
+        rails = [rail(n, f"10.10.{n}.{number}/24", kind=kind) for n, kind in enumerate(kinds)]
+        nodes.append(node(number, *rails))
+        served = [
+            {**one["rail"], "port": 1, "kind": kind, "link_layer": "Ethernet", "networks": [f"10.10.{n}.0/24"]}
+            for n, (one, kind) in enumerate(zip(rails, kinds))
+        ]
+        attached = [{"rail": one, "interface": f"net{one['index']}"} for one in served]
+        for kind in ("rails", "host"):
+            name = f"{kind}-node{number}"
+            planned.append(
+                {"name": name, "kind": kind, "host": f"node{number}", "node": f"node{number}", "rails": served}
+                | {"attachments": attached if kind == "rails" else []}
+            )
+            addresses = {one["netdev"]: [f"10.10.{one['index']}.{number}/24"] for one in served}
+            addresses |= {f"net{one['index']}": [f"10.56.{one['index']}.{number}/24"] for one in served}
+            answers[name] = {"missing": {}, "addresses": addresses, "gids": []}
+    if "software" not in kinds:
+        planned = [pod for pod in planned if pod["kind"] == "rails"]  # as _kube.pods.plan has it
+    here = [test for test in pods.traffic(planned, answers, 18700)["tests"] if test["place"] == "the node's network"]
+    assert bool(here) == ("software" in kinds)
+    for test in here:
+        server, client = test["server"]["host"], test["client"]["host"]
+        open_to = [
+            peer["host"]
+            for need in firewall.plan(nodes)[server]
+            if need["to"] == test["address"] and need["ports"][0] <= test["tcp_port"] <= need["ports"][1]
+            for peer in need["peers"]
+            if need["what"] == "tests of verify between pods"
+        ]
+        assert client in open_to, test
 
 
 def test_without_ipv4_on_the_rail_the_handshake_is_over_the_nodes_own_address():
