@@ -1,15 +1,19 @@
-"""Shared RDMA over DRA on a lab node: claims that share an HCA, a GPU's double beside it, restarts and a reset.
+"""Shared RDMA over DRA on the lab's nodes: claims that share an HCA, a GPU's double beside it, restarts and a reset.
 
-The node's fabric NICs are each behind a PCIe root of their own (pxb-pcie). What plays a GPU is the root port above
-each: the double of a GPU's driver (lab/testbed/dra) offers the functions of one PCI class.
+A node's fabric NICs are each behind a PCIe root of their own (pxb-pcie). What plays a GPU is the root port above
+each: the double of a GPU's driver (lab/testbed/dra) offers the functions of one PCI class. DRA_ROUNDS says how often
+plugin and k3s are restarted (3), DRA_PLACEMENTS how many pods with GPU and rail are placed (8). DRA_GATES names
+feature gates that are turned on, such as DRAConsumableCapacity,DRADeviceTaints,ResourceHealthStatus.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import statistics
 import subprocess
 import sys
+import time
 
 import pytest
 import yaml
@@ -22,17 +26,26 @@ from lab import programs  # noqa: E402
 
 DRIVER, GPU_DRIVER, GPU_CLASS = "rdma.gpufabric.io", "gpu.example.com", "gpu.nvidia.com"
 ROOT = "resource.kubernetes.io/pcieRoot"
+ROOTS = {"pci0000:40", "pci0000:80"}
 ROOT_PORTS = "0604"  # the PCI class of what plays a GPU
+# The kubelet's credential may write the slices of its own node.
 GPUS = (
     "systemd-run --quiet --unit=gpu-dra /usr/local/bin/gpu-dra -class {kind} -node-name {node}"
-    " -kubeconfig /etc/rancher/k3s/k3s.yaml"
+    " -kubeconfig /var/lib/rancher/k3s/agent/kubelet.kubeconfig"
 )
+RESIDENT = "sed -n 's/^VmRSS:[^0-9]*\\([0-9]*\\) kB/\\1/p' /proc/$(systemctl show -P MainPID rdma-device-plugin)/status"
 CLAIM_FILES = "ls /var/run/cdi 2>/dev/null | grep rdma-claim; true"
 CHECKPOINT = f"cat /var/lib/kubelet/plugins/{DRIVER}/checkpoint.json 2>/dev/null; true"
 SAID = "journalctl --boot --no-pager --unit=rdma-device-plugin --unit=k3s | grep -vi heartbeat | tail -n 60"
 SPACE = lab_pitfalls.NAMESPACE
 PATIENCE = 600
 ROUNDS = int(os.environ.get("DRA_ROUNDS") or 3)
+PLACEMENTS = int(os.environ.get("DRA_PLACEMENTS") or 8)
+STARTS = 5  # pods whose start is timed
+GATES = tuple(filter(None, os.environ.get("DRA_GATES", "").split(",")))
+GATED = ("kube-apiserver-arg", "kube-controller-manager-arg", "kube-scheduler-arg", "kubelet-arg")
+# In the form of the lab's double of k3s (docs/lab.md).
+GATES_ON = {"k3s_config_extra": {component: [f"feature-gates+={gate}=true" for gate in GATES] for component in GATED}}
 
 
 def template(name, **classes):
@@ -45,17 +58,28 @@ def template(name, **classes):
     }
 
 
-def pod(cluster, name, claim, command=("sleep", "100000")):
-    """In the node's network, because soft-RoCE sends through it; as uid 1000 with what the claim brings."""
+def plain(cluster, name):
+    """On the server, in its network, because soft-RoCE sends through it; as uid 1000."""
     made = lab_pitfalls.pod(name, None, on=cluster.server)
-    spec = made["spec"]
     # With a grace of 0 the API server would drop the pod at once, and the kubelet unprepare its claim some time after.
-    spec.update(hostNetwork=True, restartPolicy="Never", terminationGracePeriodSeconds=1)
-    spec["securityContext"] = {"runAsUser": 1000, "runAsNonRoot": True}
-    spec["resourceClaims"] = [{"name": "fabric", "resourceClaimTemplateName": claim}]
-    spec["tolerations"] = [{"operator": "Exists"}]
-    spec["containers"][0].update(command=list(command), resources={"claims": [{"name": "fabric"}]})
+    made["spec"].update(hostNetwork=True, restartPolicy="Never", terminationGracePeriodSeconds=1)
+    made["spec"]["securityContext"] = {"runAsUser": 1000, "runAsNonRoot": True}
+    made["spec"]["tolerations"] = [{"operator": "Exists"}]
     return made
+
+
+def pod(cluster, name, claim):
+    """The same with what a claim of this template brings."""
+    made = plain(cluster, name)
+    made["spec"]["resourceClaims"] = [{"name": "fabric", "resourceClaimTemplateName": claim}]
+    made["spec"]["containers"][0]["resources"] = {"claims": [{"name": "fabric"}]}
+    return made
+
+
+def anywhere(pod):
+    """The pod, on the node that the scheduler takes."""
+    del pod["spec"]["nodeSelector"]
+    return pod
 
 
 def start(cluster, *pods):
@@ -70,23 +94,32 @@ def remove(cluster, *names):
 
 
 def slices(cluster, driver=DRIVER):
-    """{name: {attribute: value}} of the devices that the node offers."""
+    """{(node, device): {attribute: value}} of what the nodes offer; what is tainted is offered to nobody."""
     found = {}
     for item in cluster.get("resourceslices").get("items", ()):
-        if item["spec"]["driver"] == driver and item["spec"].get("nodeName") == cluster.server:
+        if item["spec"]["driver"] == driver:
             for device in item["spec"].get("devices") or ():
+                if device.get("taints"):
+                    continue
                 attributes = device.get("attributes", {})
-                found[device["name"]] = {key: next(iter(value.values())) for key, value in attributes.items()}
+                key = (item["spec"]["nodeName"], device["name"])
+                found[key] = {key: next(iter(value.values())) for key, value in attributes.items()}
     return found
 
 
-def results(cluster, name):
-    """{request: (driver, device)} of a pod's claim."""
+def offering(cluster, driver=DRIVER):
+    """The nodes with devices."""
+    return {node for node, _device in slices(cluster, driver)}
+
+
+def results(cluster):
+    """{pod: {request: (driver, pool, device)}} of all claims. A pool is a node's."""
+    found = {}
     for claim in cluster.get("resourceclaims", "-n", SPACE).get("items", ()):
-        if any(owner["name"] == name for owner in claim["metadata"].get("ownerReferences") or ()):
-            rows = claim["status"]["allocation"]["devices"]["results"]
-            return {row["request"]: (row["driver"], row["device"]) for row in rows}
-    return {}
+        rows = claim.get("status", {}).get("allocation", {}).get("devices", {}).get("results", ())
+        for owner in claim["metadata"].get("ownerReferences") or ():
+            found[owner["name"]] = {row["request"]: (row["driver"], row["pool"], row["device"]) for row in rows}
+    return found
 
 
 def files(cluster):
@@ -127,19 +160,46 @@ def nothing_left(cluster):
     cluster.wait(lambda: not cluster.get("resourceclaims", "-n", SPACE).get("items"), "no claim", PATIENCE)
 
 
+def note_starts(cluster, what, make):
+    """From the request for a pod until it is seen running, for pods one after the other."""
+    took = []
+    for number in range(STARTS):
+        name = f"start-{number}"
+        begun = time.monotonic()
+        start(cluster, make(name))
+        took.append(time.monotonic() - begun)
+        remove(cluster, name)
+    cluster.note(
+        f"{min(took):7.1f} s  {what}: pod to running, least of {STARTS}; median {statistics.median(took):.1f} s"
+    )
+
+
+def note_resident(cluster, mode):
+    rows = [int(cluster.node(name, RESIDENT)) / 1024 for name in cluster.nodes]
+    cluster.note(f"{max(rows):7.1f} MiB RSS of the plugin, -mode {mode}")
+
+
+def changed_to(cluster, mode, *more):
+    with cluster.timed(f"cluster.yml: plugin to {mode}"):
+        done = cluster.run("cluster.yml", "-e", f"device_plugin_api={mode}", *more)
+    assert done.code == 0, done.text[-6000:]
+
+
 @pytest.fixture(scope="module")
 def over_dra(brought_up):
     """The cluster with the plugin in mode dra and the double of a GPU's driver."""
-    with brought_up.timed("cluster.yml: device plugin to DRA"):
-        done = brought_up.run("cluster.yml", "-e", "device_plugin_api=dra")
-    assert done.code == 0, done.text[-6000:]
+    note_resident(brought_up, "device-plugin")
+    note_starts(brought_up, "device plugin", lambda name: lab_pitfalls.taking(plain(brought_up, name), 1))
+
+    changed_to(brought_up, "dra", *(("-e", json.dumps(GATES_ON)) if GATES else ()))
     with brought_up.timed("DRA: slices after the run"):
-        brought_up.wait(lambda: slices(brought_up), "slices", PATIENCE)
+        brought_up.wait(lambda: offering(brought_up) == set(brought_up.nodes), "slices", PATIENCE)
     program = programs.ensure(["dra"])["dra"] / "gpu-dra"
     receive = "cat >/usr/local/bin/gpu-dra && chmod 755 /usr/local/bin/gpu-dra"
-    with program.open("rb") as stream:
-        subprocess.run([CHECKOUT / "lab/labctl", "ssh", brought_up.server, receive], stdin=stream, check=True)
-    brought_up.node(brought_up.server, GPUS.format(kind=ROOT_PORTS, node=brought_up.server))
+    for name in brought_up.nodes:
+        with program.open("rb") as stream:
+            subprocess.run([CHECKOUT / "lab/labctl", "ssh", name, receive], stdin=stream, check=True)
+        brought_up.node(name, GPUS.format(kind=ROOT_PORTS, node=name))
     expression = f"device.driver == '{GPU_DRIVER}'"
     gpus = {
         "apiVersion": "resource.k8s.io/v1",
@@ -148,48 +208,130 @@ def over_dra(brought_up):
         "spec": {"selectors": [{"cel": {"expression": expression}}]},
     }
     lab_pitfalls.apply(brought_up, gpus, template("rail0", rail=f"rail-0.{DRIVER}"))
-    brought_up.wait(lambda: len(slices(brought_up, GPU_DRIVER)) == 2, "two GPUs", PATIENCE)
+    count = len(ROOTS) * len(brought_up.nodes)
+    brought_up.wait(lambda: len(slices(brought_up, GPU_DRIVER)) == count, f"{count} GPUs", PATIENCE)
     yield brought_up
     brought_up.labctl("restore", "cluster")
     brought_up.wait(brought_up.settled, "all nodes Ready and all pods running")
 
 
 def test_each_fabric_hca_is_at_a_root_of_its_own(over_dra):
-    roots = {found["name"]: found.get(ROOT) for found in slices(over_dra).values()}
-    assert roots["rxe0"] == "pci0000:40"
-    assert roots["rxe1"] == "pci0000:80"
-    assert {found[ROOT] for found in slices(over_dra, GPU_DRIVER).values()} == {"pci0000:40", "pci0000:80"}
+    hcas, gpus = slices(over_dra), slices(over_dra, GPU_DRIVER)
+    for name in over_dra.nodes:
+        roots = {found["name"]: found.get(ROOT) for (node, _device), found in hcas.items() if node == name}
+        assert (roots["rxe0"], roots["rxe1"]) == ("pci0000:40", "pci0000:80")
+        assert {found[ROOT] for (node, _device), found in gpus.items() if node == name} == ROOTS
 
 
-def test_a_gpu_and_its_rail_are_aligned_over_both_roots(over_dra):
+def test_a_claim_starts_a_pod_as_fast_as_the_device_plugin(over_dra):
+    note_starts(over_dra, "DRA", lambda name: pod(over_dra, name, "rail0"))
+    note_resident(over_dra, "dra")
+    nothing_left(over_dra)
+
+
+def test_gpus_and_their_rails_are_aligned_wherever_they_are_placed(over_dra):
+    """As many pods at once as there are GPUs, on the nodes and roots that the scheduler takes."""
     made = yaml.safe_load((CHECKOUT / "docs/examples/dra/gpu-and-its-rail.yaml").read_text())
     made["metadata"]["namespace"] = SPACE
     lab_pitfalls.apply(over_dra, made)
-    pairs = [pod(over_dra, f"pair-{number}", "gpu-and-its-rail") for number in range(2)]
-    with over_dra.timed("DRA: two pods with GPU and rail, claim to running"):
-        start(over_dra, *pairs)
     devices = {DRIVER: slices(over_dra), GPU_DRIVER: slices(over_dra, GPU_DRIVER)}
-    seen = set()
-    for number in range(2):
-        roots = {devices[driver][name][ROOT] for driver, name in results(over_dra, f"pair-{number}").values()}
-        assert len(roots) == 1
-        seen |= roots
-    assert seen == {"pci0000:40", "pci0000:80"}
-    lab_pitfalls.apply(over_dra, pod(over_dra, "third", "gpu-and-its-rail"))
-    over_dra.wait(lambda: "cannot allocate all claims" in lab_pitfalls.unscheduled(over_dra, "third"), "the reason")
-    remove(over_dra, "pair-0", "pair-1", "third")
+    at_once, places = len(devices[GPU_DRIVER]), []
+    while len(places) < PLACEMENTS:
+        names = [f"pair-{number}" for number in range(min(at_once, PLACEMENTS - len(places)))]
+        begun = time.monotonic()
+        start(over_dra, *(anywhere(pod(over_dra, name, "gpu-and-its-rail")) for name in names))
+        took = time.monotonic() - begun
+        had = results(over_dra)
+        for name in names:
+            found = {(pool, devices[driver][pool, device][ROOT]) for driver, pool, device in had[name].values()}
+            assert len(had[name]) == 2
+            assert len(found) == 1, had[name]
+            places += found
+        if len(names) == at_once:
+            assert len(set(places[-at_once:])) == at_once  # each root of each node once
+            lab_pitfalls.apply(over_dra, anywhere(pod(over_dra, "more", "gpu-and-its-rail")))
+            over_dra.wait(lambda: "cannot allocate all claims" in lab_pitfalls.unscheduled(over_dra, "more"), "why")
+            if len(places) == at_once:
+                over_dra.note(f"{took:7.1f} s  DRA: {at_once} pods with GPU and rail, claim to running")
+                is_named(over_dra, "more")
+            names.append("more")
+        remove(over_dra, *names)
+    over_dra.note(f"{len(places):7}    pairs of GPU and rail placed, all aligned, over {len(set(places))} roots")
+    nothing_left(over_dra)
+
+
+def is_named(cluster, name):
+    """verify says why the claim of this pod is not allocated, and what to do next."""
+    run = cluster.run("verify.yml", "-e", f"verification_pod={SPACE}/{name}")
+    found = [
+        check for host in cluster.nodes for check in run.checks(host, "failed") if check["id"] == "pod:claim:fabric"
+    ]
+    assert found, run.text[-4000:]
+    assert "cannot allocate all claims" in found[0]["seen"]
+    assert "resourceclaims -A" in found[0]["next_step"]
+
+
+def test_a_rail_comes_with_its_network_by_the_number_of_its_class(over_dra):
+    """What docs/dra.md says of the network of the allocated rail; soft-RoCE has no verbs over it."""
+    one = pod(over_dra, "railed", "rail0")
+    one["metadata"]["annotations"] = {"k8s.v1.cni.cncf.io/networks": "default/rail0"}
+    one["spec"]["hostNetwork"] = False
+    attachment = over_dra.get("network-attachment-definition", "rail0")["metadata"]["annotations"]
+    assert attachment[f"{DRIVER}/device-class"] == f"rail-0.{DRIVER}"
+    start(over_dra, one)
+    assert "net1" in lab_pitfalls.interfaces(over_dra, "railed")
+    hca = next(slices(over_dra)[pool, device] for _driver, pool, device in results(over_dra)["railed"].values())
+    assert (hca["rail"], hca["name"]) == (0, "rxe0")
+    assert "uverbs" in inside(over_dra, "railed", "ls", "/dev/infiniband")
+    remove(over_dra, "railed")
     nothing_left(over_dra)
 
 
 def test_two_claims_share_one_hca_and_both_speak(over_dra):
     with over_dra.timed("DRA: two pods on one HCA, claim to running"):
         start(over_dra, pod(over_dra, "one", "rail0"), pod(over_dra, "other", "rail0"))
-    hcas = {slices(over_dra)[name]["name"] for one in ("one", "other") for _d, name in results(over_dra, one).values()}
-    assert hcas == {"rxe0"}
+    offered, had = slices(over_dra), results(over_dra)
+    taken = [row for one in ("one", "other") for row in had[one].values()]
+    assert [offered[pool, device]["name"] for _driver, pool, device in taken] == ["rxe0", "rxe0"]
     assert len(files(over_dra)) == 2
     at = address(over_dra, "eth2")
     talk(over_dra, "one", "other", at)
     talk(over_dra, "other", "one", at)
+
+
+def health(cluster, name):
+    """What the status of a pod says of its claim's devices, with gate ResourceHealthStatus."""
+    containers = cluster.get("pod", name, "-n", SPACE).get("status", {}).get("containerStatuses", ())
+    rows = [row for one in containers for row in one.get("allocatedResourcesStatus") or ()]
+    return {device["health"] for row in rows for device in row.get("resources") or ()}
+
+
+@pytest.mark.parametrize(
+    ("hca", "what", "take", "give"),
+    [
+        ("rxe0", "link", "ip link set eth2 down", "ip link set eth2 up"),
+        ("rxe1", "HCA", "rdma link delete rxe1", "rdma link add rxe1 type rxe netdev eth3"),
+    ],
+)
+def test_what_goes_leaves_the_slices_and_comes_back(over_dra, hca, what, take, give):
+    def offered():
+        return [found for (node, _device), found in slices(over_dra).items() if (node, found["name"]) == wanted]
+
+    wanted, told = (over_dra.server, hca), what == "link" and "ResourceHealthStatus" in GATES
+    assert offered()
+    if told:
+        over_dra.wait(lambda: health(over_dra, "one") == {"Healthy"}, "a healthy claim", PATIENCE)
+    with over_dra.timed(f"DRA: {what} of {hca} gone -> offered to nobody"):
+        over_dra.node(over_dra.server, take)
+        over_dra.wait(lambda: slices(over_dra) and not offered(), f"no {hca}", PATIENCE)
+    if told:
+        with over_dra.timed("DRA: the same -> Unhealthy in the status of the pod that has it"):
+            over_dra.wait(lambda: health(over_dra, "one") == {"Unhealthy"}, "an unhealthy claim", PATIENCE)
+    with over_dra.timed(f"DRA: {what} of {hca} back -> offered"):
+        over_dra.node(over_dra.server, give)
+        over_dra.wait(offered, hca, PATIENCE)
+    if told:
+        over_dra.wait(lambda: health(over_dra, "one") == {"Healthy"}, "a healthy claim", PATIENCE)
 
 
 def test_restarts_change_nothing_for_running_claims(over_dra):
@@ -214,7 +356,7 @@ def test_restarts_change_nothing_for_running_claims(over_dra):
 def test_a_node_reset_with_prepared_claims_leaks_nothing(over_dra):
     with over_dra.timed("DRA: node reset with two prepared claims, back"):
         over_dra.reboot(over_dra.server)
-        over_dra.wait(lambda: slices(over_dra), "slices after the boot", PATIENCE)
+        over_dra.wait(lambda: offering(over_dra) == set(over_dra.nodes), "slices after the boot", PATIENCE)
     over_dra.wait(lambda: ready(over_dra), "the node Ready", PATIENCE)
     remove(over_dra, "one", "other")
     nothing_left(over_dra)
@@ -223,3 +365,14 @@ def test_a_node_reset_with_prepared_claims_leaks_nothing(over_dra):
     assert len(files(over_dra)) == 1
     remove(over_dra, "after")
     nothing_left(over_dra)
+
+
+def test_both_serves_each_rail_one_way(over_dra):
+    changed_to(over_dra, "both", "-e", '{"device_plugin_dra_rails": [1]}')
+
+    def rails():
+        return {(node, found["rail"]) for (node, _device), found in slices(over_dra).items()}
+
+    over_dra.wait(lambda: rails() == {(name, 1) for name in over_dra.nodes}, "rail 1 alone over DRA", PATIENCE)
+    over_dra.wait(lambda: (over_dra.allocatable(lab_pitfalls.RESOURCE) or 0) > 0, "rail 0 as a resource", PATIENCE)
+    note_resident(over_dra, "both")
