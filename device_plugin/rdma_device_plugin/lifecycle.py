@@ -31,7 +31,7 @@ from .kubelet import deviceplugin_pb2 as api
 from .kubelet import deviceplugin_pb2_grpc
 from .listener import Listener
 from .server import VERSION, Observer, Service
-from .worker import end, take
+from .worker import backstop, end, take
 
 WATCH, LEGACY = "watch", "legacy"
 REGISTERED = "registered"
@@ -329,7 +329,7 @@ class Resource(Observer):
         self._was_registered = True
         self.error = ""
         self._say(REGISTERED, "", mode=self.mode or WATCH)
-        await self._pause(self._timing.backstop)
+        await self._pause(backstop(self._timing.backstop))
 
     async def _streaming(self, seconds: float, until_asked: bool = False) -> bool:
         """Wait for a stream. Ends early on a refusal, a new kubelet, or (until_asked) when the kubelet has asked."""
