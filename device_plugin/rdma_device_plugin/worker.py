@@ -144,7 +144,7 @@ async def take(event: asyncio.Event, seconds: Optional[float]) -> None:
 
 
 def backstop(period: float) -> float:
-    """Seconds to the next multiple of a period on the loop's clock: whoever waits for one then wakes with the others."""
+    """Seconds to the next multiple of a period on the loop's clock: all who wait for one wake together."""
     return period - asyncio.get_running_loop().time() % period
 
 
