@@ -5,7 +5,7 @@ bursts of a length that the seed decides, at the same time: Allocate from three 
 plugged, kubelet restarts with refusals, config changes (by rename, in place, invalid, SIGHUP), scrapes, DRA claims, an
 API server that goes away, wall clock steps (see stepped.py), a file system that is full and free again.
 
-After each burst all holds its breath: within BOUND seconds the kubelet, the slices, the CDI specs, the checkpoint and
+After each burst all holds its breath: within --bound seconds the kubelet, the slices, the CDI specs, the checkpoint and
 the sockets have to be what the node and the config say. Then single events are timed. The first violation ends the run
 with exit code 1.
 
@@ -23,6 +23,7 @@ import os
 import pathlib
 import random
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -41,12 +42,13 @@ import measure  # noqa: E402
 import slopes  # noqa: E402
 from kubelet_double import Kubelet  # noqa: E402
 from node import Node  # noqa: E402
-from soak_bed import BOUND, Bed, Load, Log, Violation, actors, loopback_up  # noqa: E402
+from soak_bed import Bed, Load, Log, Violation, actors, loopback_up  # noqa: E402
 
 RAILS = {f"rdma/rail{number}": f"mlx5_{number}" for number in range(2)}
 UNITS = 100
-# Seconds: of load between two moments of calm, of silence at the end, between samples; from which a slope is judged.
-BURST, SILENCE, SAMPLE, JUDGED = (6, 25), 6.0, 1.0, 300
+# Seconds: of load between two moments of calm, of silence at the end, between samples; from which a slope is judged; the
+# longest start, which takes the DRA libraries' import.
+BURST, SILENCE, SAMPLE, JUDGED, START = (6, 25), 6.0, 1.0, 300, 60
 # What a calm process may have more of at the end than after its warm-up, and by how much it may grow in an hour.
 SERIES = {"RSS (MiB)": (8.0, 1.0), "descriptors": (8, 1.0), "threads": (8, 1.0)}
 BLOCKS = 30
@@ -151,12 +153,13 @@ class Run:
         # How often after what, and how long it took where the first look found something to wait for.
         self.looked, self.took = Counter(), defaultdict(list)
         self.begun, self.cpu = time.monotonic(), 0.0
-        self.settle("start", self.begun)
+        self.settle("start", self.begun, START)
         self.load = Load(bed, seed)
 
-    def settle(self, what, since):
+    def settle(self, what, since, bound=0):
         """Wait until all is right; how long that took belongs to `what`."""
-        deadline = time.monotonic() + BOUND
+        bound = bound or self.bed.truth.bound
+        deadline = time.monotonic() + bound
         at_once = True
         while True:
             wrong = self.bed.differences()
@@ -165,7 +168,7 @@ class Run:
                 break
             at_once = False
             if time.monotonic() > deadline:
-                raise Violation(f"{BOUND:.0f} s after `{what}`: " + "; ".join(wrong))
+                raise Violation(f"{bound:.0f} s after `{what}`: " + "; ".join(wrong))
             time.sleep(0.01)
         self.looked[what] += 1
         if not at_once:
@@ -276,12 +279,12 @@ def report(run, first, last):
     return lines, document, well
 
 
-def one_run(seconds, seed, over_dra, announce, tell):
+def one_run(seconds, seed, bound, over_dra, announce, tell):
     """(document, exit code)"""
     base = pathlib.Path(tempfile.mkdtemp(prefix="dp", dir="/dev/shm"))
     bed = run = None
     try:
-        bed = Bed(base, over_dra, announce)
+        bed = Bed(base, bound, over_dra, announce)
         if bed.no_disk:
             tell(f"disk full and free: not verified, no tmpfs can be mounted here ({bed.no_disk})")
         run = Run(bed, seed, tell)
@@ -335,20 +338,26 @@ def main():
     parser.add_argument("minutes", nargs="?", type=float, default=10)
     parser.add_argument("--seed", type=int, default=None, help="printed by each run; the same seed, the same events")
     parser.add_argument("--legacy", action="store_true", help="mode device-plugin by Register, without DRA")
+    parser.add_argument("--bound", type=float, default=15, help="seconds within which all has to be right again")
     parser.add_argument("--json", type=pathlib.Path, help="write the figures here too")
     parser.add_argument("--restarts", type=int, metavar="ROUNDS", help="only restarts of the kubelet")
     chosen = parser.parse_args()
     if chosen.restarts:
         return restart_rounds(chosen.restarts)
     announce = alone()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the bed is taken down as after Ctrl-C
     seed = chosen.seed if chosen.seed is not None else random.SystemRandom().randrange(1 << 32)
     load = os.getloadavg()[0]
     way = "mode device-plugin, Register" if chosen.legacy else "mode both, plugins_registry"
     tell = _tell
-    tell(f"soak: {chosen.minutes:g} minutes, seed {seed}, {way}, {os.cpu_count()} processors, load {load:.1f}")
+    tell(
+        f"soak: {chosen.minutes:g} minutes, seed {seed}, bound {chosen.bound:g} s, {way}, {os.cpu_count()} processors, load {load:.1f}"
+    )
     tell(f"a plug is seen by {'a kernel event' if announce else 'the scan each second (no network namespace here)'}")
-    document, code = one_run(chosen.minutes * 60, seed, not chosen.legacy, announce, tell)
-    document.update(seed=seed, minutes=chosen.minutes, legacy=chosen.legacy, load=[load, os.getloadavg()[0]])
+    document, code = one_run(chosen.minutes * 60, seed, chosen.bound, not chosen.legacy, announce, tell)
+    document.update(
+        seed=seed, bound=chosen.bound, minutes=chosen.minutes, legacy=chosen.legacy, load=[load, os.getloadavg()[0]]
+    )
     if chosen.json:
         chosen.json.parent.mkdir(parents=True, exist_ok=True)
         chosen.json.write_text(json.dumps(document, indent=1) + "\n")

@@ -34,8 +34,6 @@ OVER_DRA = ("mlx5_6", "mlx5_7")
 SHARES = 4
 UNITS = (90, 100, 110)
 UP, DOWN = "4: ACTIVE", "1: DOWN"
-# Seconds within which everything has to be right again after the last event, on a machine with other work.
-BOUND = 15.0
 DISK = 256  # KiB
 _BAD = grpc.StatusCode.INVALID_ARGUMENT
 _UNFINISHED = re.compile(r"\.new$|^\..*\.sock\.\d+$")
@@ -46,9 +44,13 @@ class Violation(AssertionError):
 
 
 class Truth:
-    """What the node and the config say, and which events there were."""
+    """What the node and the config say, and which events there were.
 
-    def __init__(self):
+    bound: seconds within which everything has to be right again after the last event.
+    """
+
+    def __init__(self, bound):
+        self.bound = bound
         self.lock = threading.RLock()
         self.up = dict.fromkeys([*RAILS.values(), *OVER_DRA], True)
         self.plugged = dict(self.up)
@@ -60,7 +62,7 @@ class Truth:
 
     @contextlib.contextmanager
     def changing(self, kind, *subjects):
-        """An event; until BOUND seconds after it, its subjects may be in between."""
+        """An event; until `bound` seconds after it, its subjects may be in between."""
         with self.lock:
             self.last.append((round(time.monotonic(), 2), kind, subjects))
             self.events[kind, None] += 1
@@ -77,7 +79,7 @@ class Truth:
 
     def in_between(self, begun, *subjects):
         with self.lock:
-            return any(self._active[one] or self._touched.get(one, -BOUND) > begun - BOUND for one in subjects)
+            return any(self._active[one] or self._touched.get(one, 0) > begun - self.bound for one in subjects)
 
     def settled(self):
         with self.lock:
@@ -109,10 +111,10 @@ class Bed:
     announce: the kernel's event after a plug; None: the scan each second sees it.
     """
 
-    def __init__(self, base, over_dra=True, announce=None):
+    def __init__(self, base, bound, over_dra=True, announce=None):
         self.base, self.over_dra, self.announce = pathlib.Path(base), over_dra, announce
         self.node = Node(self.base / "node", "h100-8x-cx7-ib")
-        self.truth = Truth()
+        self.truth = Truth(bound)
         self.disk = self.base / "disk"
         self.disk.mkdir()
         size = ["-o", f"size={DISK}k"]
@@ -131,6 +133,7 @@ class Bed:
             self.port = probe.getsockname()[1]
         self.log = self.base / "log"
         self.process = measure.Process(measure.Subject("ours", self._command(), bench.ENVIRONMENT), self.log)
+        self.hardware = threading.Lock()
         self.claims = {}
         self.answers = Counter()
 
@@ -177,29 +180,32 @@ class Bed:
     # Single events. Each returns (its name, the moment of its last change).
 
     def flap(self, chance):
-        there = [hca for hca, plugged in self.truth.plugged.items() if plugged]
-        hca = _rather(chance, [one for one in there if not self.truth.up[one]], there)
-        subject = self._subject(hca)
-        up = not self.truth.up[hca]
-        with self.truth.changing("port", hca, subject):
-            self.truth.up[hca] = up
-            self.node.port(hca, UP if up else DOWN)
-        if chance.random() < 0.2:  # a blip, shorter than downSeconds or upSeconds
-            time.sleep(chance.uniform(0.02, 0.2))
-            with self.truth.changing("port", hca, subject):
-                self.truth.up[hca] = not up
-                self.node.port(hca, DOWN if up else UP)
-            return "port blip", time.monotonic()
+        with self.hardware:
+            there = [hca for hca, plugged in self.truth.plugged.items() if plugged]
+            hca = _rather(chance, [one for one in there if not self.truth.up[one]], there)
+            up = not self.truth.up[hca]
+            self._port(hca, up)
+            if chance.random() < 0.2:  # a blip, shorter than downSeconds or upSeconds
+                time.sleep(chance.uniform(0.02, 0.2))
+                self._port(hca, not up)
+                return "port blip", time.monotonic()
         return f"port {'up' if up else 'down'}", time.monotonic()
 
+    def _port(self, hca, up):
+        with self.truth.changing("port", hca, self._subject(hca)):
+            self.truth.up[hca] = up
+            self.node.port(hca, UP if up else DOWN)
+
     def swap(self, chance):
-        hca = _rather(chance, [one for one, there in self.truth.plugged.items() if not there], list(self.truth.plugged))
-        there = not self.truth.plugged[hca]
-        with self.truth.changing("plug", hca, self._subject(hca)):
-            self.truth.plugged[hca] = there
-            (self.node.plug if there else self.node.unplug)(hca)
-            if self.announce:
-                self.announce()
+        with self.hardware:
+            gone = [hca for hca, there in self.truth.plugged.items() if not there]
+            hca = _rather(chance, gone, list(self.truth.plugged))
+            there = not self.truth.plugged[hca]
+            with self.truth.changing("plug", hca, self._subject(hca)):
+                self.truth.plugged[hca] = there
+                (self.node.plug if there else self.node.unplug)(hca)
+                if self.announce:
+                    self.announce()
         return f"HCA {'plugged' if there else 'unplugged'}", time.monotonic()
 
     def restart_kubelet(self, chance):
@@ -297,14 +303,14 @@ class Bed:
     def unprepare(self, uid):
         key = self.claims[uid]
         if self._ask(lambda driver: driver.unprepare(key, timeout=10)[uid], *OVER_DRA) is None:
-            raise Violation(f"claim {uid}: it could not be unprepared in {2 * BOUND:.0f} s")
+            raise Violation(f"claim {uid}: it could not be unprepared in {2 * self.truth.bound:.0f} s")
         del self.claims[uid]
         del self.api.claims[key[:2]]
 
     def _ask(self, call, *hcas):
         """The answer without an error, asked again while something is in between; None when its time is over."""
         subjects = ("kubelet", "api", "disk", "config", "dra", *hcas)
-        deadline = time.monotonic() + 2 * BOUND
+        deadline = time.monotonic() + 2 * self.truth.bound
         while time.monotonic() < deadline:
             begun, problem = time.monotonic(), "the driver is not registered"
             driver = self.kubelet.drivers.get(DRIVER)
@@ -317,7 +323,9 @@ class Bed:
             except (grpc.RpcError, ValueError) as error:  # ValueError: the channel was closed before the call
                 problem = str(error)
             if not self.truth.in_between(begun, *subjects):
-                raise Violation(f"a claim's call failed, and nothing has happened for {BOUND:.0f} s: {problem}")
+                raise Violation(
+                    f"a claim's call failed, and nothing has happened for {self.truth.bound:.0f} s: {problem}"
+                )
             if "is not on this node" in problem:
                 return None
             time.sleep(0.1)
@@ -465,7 +473,7 @@ class Log:
         (r"port (mlx5_\d+)/1 is ", ("port", "plug")),
         (r"(rdma/rail\d+): (?:offer |has |stopped, )", ("port", "plug", "config")),
         (r"(rdma/rail\d+): (?:registered|stream lost|waiting for the kubelet|refused)", ("kubelet", "config")),
-        (rf"{DRIVER}: (?:registered|waiting for the kubelet|refused)", ("kubelet",)),
+        (rf"{DRIVER}: (?:registered|stream lost|waiting for the kubelet|refused)", ("kubelet",)),
         (rf"{DRIVER}: devices", ("port", "plug", "config")),
         (r"(?:the|cannot write the) CDI spec of ", ("disk", "config", "plug")),
         (r"config applied|the changed config cannot be used", ("config",)),
