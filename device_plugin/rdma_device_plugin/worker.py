@@ -91,7 +91,6 @@ class Poller(Worker):
     """
 
     def __init__(self, name: str) -> None:
-        self.looks = 0
         self._nudged = threading.Event()
         self._closed = False
         super().__init__(name)
@@ -115,7 +114,6 @@ class Poller(Worker):
             left = deadline - time.monotonic()
             nudged = self._pause(self._nudged, max(0.0, min(every, left)))
             self._nudged.clear()
-            self.looks += 1
             found = look()
             if nudged or left <= every or found != known or self._closed:
                 return found

@@ -133,7 +133,7 @@ class Bed:
             self.port = probe.getsockname()[1]
         self.log = self.base / "log"
         self.process = measure.Process(measure.Subject("ours", self._command(), bench.ENVIRONMENT), self.log)
-        self.hardware = threading.Lock()
+        self.hardware, self.token_is_new = threading.Lock(), False
         self.claims = {}
         self.answers = Counter()
 
@@ -273,6 +273,7 @@ class Bed:
                 self.api.start()
             elif how == "token":
                 self.api.rotate()
+                self.token_is_new = True  # the next call finds out, and the one after it has read the new one
             else:
                 self.api.expire()
             self.api.calls.clear()
@@ -344,15 +345,17 @@ class Bed:
         unit = str(chance.randrange(self.truth.known[resource]))
         self.truth.asked("allocate", resource)
         subjects = (resource, "kubelet", "config")
+        client = self.kubelet.clients.get(resource)
         try:
-            client = self.kubelet.clients[resource]
             answer = client.stub.Allocate(_one(unit), timeout=10).container_responses[0]
-        except (KeyError, ValueError, grpc.RpcError) as error:
+        except (AttributeError, ValueError, grpc.RpcError) as error:  # no client; a closed channel; the plugin's word
             code = error.code() if isinstance(error, grpc.RpcError) else None
             if code == _BAD and not self.truth.plugged[hca]:
                 self.answers["refused: no HCA"] += 1
             elif code == grpc.StatusCode.DEADLINE_EXCEEDED or not (
-                self.truth.in_between(begun, *subjects) or resource not in self.truth.counts
+                self.truth.in_between(begun, *subjects)
+                or resource not in self.truth.counts
+                or self.kubelet.clients.get(resource) is not client
             ):
                 raise Violation(f"Allocate {resource} {unit}: wanted {hca}, got {error}") from None
             else:
