@@ -210,8 +210,8 @@ class Run:
         return truth.count("port", "plug", "kubelet", "config", "clock", "disk", "api")
 
     def silent(self):
-        """Wait until the log has nothing to say. A registration that an earlier event led to may be repeated late, as when
-        both ways came to work; what is said again and again is a violation.
+        """Wait until the log has nothing to say. A registration that an earlier event led to may be repeated late, as
+        when both ways came to work; what is said again and again is a violation.
         """
         deadline, lines, since = time.monotonic() + self.bed.truth.bound, self.log.lines, time.monotonic()
         while time.monotonic() - since < SILENCE:
