@@ -301,8 +301,11 @@ class Resource(Observer):
         try:
             while True:
                 waking = asyncio.ensure_future(self._wake.wait())
-                await asyncio.wait({call, waking}, timeout=self._timing.backstop, return_when=asyncio.FIRST_COMPLETED)
-                waking.cancel()
+                try:
+                    both, most = {call, waking}, self._timing.backstop
+                    await asyncio.wait(both, timeout=most, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    waking.cancel()  # also when this resource is removed meanwhile
                 self._wake.clear()
                 if call.done():
                     return call.result()
