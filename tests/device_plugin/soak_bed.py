@@ -406,6 +406,13 @@ class Bed:
                 found += self._claims_kept()
             found += self._specs() + self._sockets()
         if not found:
+            # A port that is down says nothing at the kubelet about whether the HCA behind it is known.
+            _code, text = self.get("metrics")
+            pairs = dict(re.findall(r'^rdma_device_plugin_hcas\{resource="([^"]+)"\} (\d+)', text, re.MULTILINE))
+            wanted = {name: str(int(truth.plugged[RAILS[name]])) for name in truth.counts}
+            if pairs != wanted:
+                found.append(f"/metrics: wanted HCAs {wanted}, seen {pairs}")
+        if not found:
             code, text = self.get("readyz")
             if code != 200:
                 found.append(f"/readyz: wanted 200, seen {code}: {text.strip()}")
