@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import pathlib
@@ -187,6 +188,8 @@ class Run:
         """Bursts and single events until the time is over, then the end: (calm after the warm-up, calm at the end)."""
         warm, first = seconds * 0.25, None
         single = [step for step, _short, _long in actors(self.bed).values()]
+        self.chance.shuffle(single)
+        turns = itertools.cycle(single)
         while time.monotonic() - self.begun < seconds:
             self.load.gate.open()
             until = time.monotonic() + min(self.chance.uniform(*BURST), seconds / 4)
@@ -195,7 +198,7 @@ class Run:
                 self.check()
             self.load.gate.close()
             self.settle("burst of all", time.monotonic())
-            for step in self.chance.sample(single, 3):
+            for step in itertools.islice(turns, 3):
                 self.settle(*step(self.chance))
             now = time.monotonic() - self.begun
             if first is None and now >= warm:

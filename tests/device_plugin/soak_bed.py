@@ -126,6 +126,7 @@ class Bed:
         self.no_disk = made.stderr.decode().strip() if made.returncode else ""
         self.clock = self.base / "clock"
         self.clock.write_bytes(bytes(8))
+        self.clock_is = 0
         self.config = self.base / "config" / "config.json"
         self.config.parent.mkdir()
         self.config.write_bytes(self._document())
@@ -253,9 +254,15 @@ class Bed:
         return f"config: {how}", time.monotonic()
 
     def step_clock(self, chance):
+        """To now, or far from it; or back, in the middle of a port's hysteresis."""
         far = chance.choice((3600, 86400, 10 * 365 * 86400))
+        target = chance.choice((0, far, -far))
+        if chance.random() < 0.7:
+            self.flap(chance)
+            target = self.clock_is - 3600
         with self.truth.changing("clock", "clock"):
-            stepped.step(self.clock, chance.choice((0, far, -far)))
+            self.clock_is = target
+            stepped.step(self.clock, target)
         return "clock step", time.monotonic()
 
     def fill_disk(self, chance):
@@ -406,12 +413,14 @@ class Bed:
                 found += self._claims_kept()
             found += self._specs() + self._sockets()
         if not found:
-            # A port that is down says nothing at the kubelet about whether the HCA behind it is known.
+            # A port that is down hides at the kubelet whether the HCA behind it and the new count are known.
             _code, text = self.get("metrics")
-            pairs = dict(re.findall(r'^rdma_device_plugin_hcas\{resource="([^"]+)"\} (\d+)', text, re.MULTILINE))
-            wanted = {name: str(int(truth.plugged[RAILS[name]])) for name in truth.counts}
-            if pairs != wanted:
-                found.append(f"/metrics: wanted HCAs {wanted}, seen {pairs}")
+            wanted = {name: (count, 1) for name, count in truth.counts.items() if truth.plugged[RAILS[name]]}
+            seen = {name: (_sum(text, "devices", name), _sum(text, "hcas", name)) for name in wanted}
+            if seen != wanted:
+                found.append(f"/metrics: wanted devices and HCAs {wanted}, seen {seen}")
+            gone = [name for name in set(truth.counts) - set(wanted) if _sum(text, "hcas", name)]
+            found += [f"/metrics: {name} has an HCA that is unplugged" for name in gone]
         if not found:
             code, text = self.get("readyz")
             if code != 200:
@@ -462,6 +471,12 @@ class Bed:
 def _rather(chance, broken, all_of_them):
     """Mend rather than break, so that most of the node works most of the time."""
     return chance.choice(broken if broken and chance.random() < 0.6 else all_of_them)
+
+
+def _sum(text, metric, resource):
+    """Of all samples of a resource in a page of metrics."""
+    name, label = f"rdma_device_plugin_{metric}", re.escape(f'resource="{resource}"')
+    return sum(int(float(value)) for value in re.findall(rf"^{name}{{[^}}]*{label}[^}}]*}} (\S+)", text, re.MULTILINE))
 
 
 def _listed(directory):
