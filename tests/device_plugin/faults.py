@@ -641,8 +641,8 @@ FAULTS = (
         "test_soak.py::test_everything_at_once[both]",
         (
             "preparer.py",
-            "                if key.uid in self.records:\n",
-            "                if key.uid not in self.records:\n",
+            "            records.pop(forget, None)\n",
+            "            records.pop(record, None)\n",
         ),
     ),
     fault(
