@@ -469,7 +469,7 @@ class Bed:
 
 
 def _rather(chance, broken, all_of_them):
-    """Mend rather than break, so that most of the node works most of the time."""
+    """Mostly what is broken is repaired, so that most of the node works most of the time."""
     return chance.choice(broken if broken and chance.random() < 0.6 else all_of_them)
 
 
