@@ -382,7 +382,7 @@ class Bed:
     def get(self, page):
         """(code, text) of a page of the plugin."""
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/{page}", timeout=10) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/{page}", timeout=self.truth.bound) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
