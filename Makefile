@@ -23,6 +23,7 @@ INVENTORY ?= inventory/lab
 ARGS ?=
 NODE ?= node1
 N ?= 16
+MINUTES ?= 10
 
 ##@ The two commands
 .PHONY: lab test
@@ -121,7 +122,7 @@ rails: venv lab-packages plugin-wheels ## The fast scenario with many nodes: N=1
 	@RAILS_NODES=$(N) lab/progress "molecule scenario rails ($(N) nodes)" molecule test --scenario-name rails
 
 ##@ Single stages
-.PHONY: venv unit report-test plugin-test plugin-dra plugin-faults plugin-wheels plugin-image bench-facts bench-drift bench-modules bench-plugin lint sanity build test-versions gates judges judge-gates molecule-rails bench lab-packages dev-packages clean
+.PHONY: venv unit report-test plugin-test plugin-dra soak plugin-faults plugin-wheels plugin-image bench-facts bench-drift bench-modules bench-plugin lint sanity build test-versions gates judges judge-gates molecule-rails bench lab-packages dev-packages clean
 venv: $(VENV)/.ready ## The virtual environment with the pinned tools and a link to this checkout
 
 $(VENV)/.ready: requirements-dev.txt tests/tools/junit_schema.txt lab/packages | dev-packages
@@ -160,6 +161,9 @@ plugin-test: $(PLUGIN_VENV)/.ready ## The device plugin against a kubelet double
 
 plugin-dra: $(PLUGIN_VENV)/.ready ## The DRA driver's ResourceSlices on a real API server of this machine, with its gates on and off; needs Go
 	@DRA_K3S=$${DRA_K3S:-build} $(PLUGIN_VENV)/bin/python -m pytest -n0 -v -rs --basetemp=$(SCRATCH)-dra tests/device_plugin/test_dra_real.py $(ARGS)
+
+soak: $(PLUGIN_VENV)/.ready ## The device plugin under everything at once, against doubles: MINUTES=10 [ARGS='--seed 7 --legacy']; figures in build/soak.json
+	@$(PLUGIN_VENV)/bin/python tests/device_plugin/soak.py $(MINUTES) --json build/soak.json $(ARGS)
 
 plugin-faults: $(PLUGIN_VENV)/.ready ## Plant the Go plugin's behaviour, fault by fault, and see the named test fail
 	@$(PLUGIN_VENV)/bin/python tests/device_plugin/faults.py $(ARGS)

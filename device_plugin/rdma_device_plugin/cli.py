@@ -256,6 +256,8 @@ def _complain(problems: list[str]) -> int:
 
 def serve(values: dict[str, object], rest: list[str]) -> int:
     """Run until a signal. Exits without joining threads: a hung read would block the interpreter."""
+    # The library's core tells of each connection that a kubelet cuts, past our log and once for each call.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     _small_pages()
     _one_heap()
     asyncio = _asyncio() if values["mode"] == MODE.default else importlib.import_module("asyncio")

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import time
 from collections.abc import Awaitable, Iterable
@@ -20,7 +21,7 @@ from .lifecycle import CannotServe, Resource
 from .server import Service
 from .settings import Settings
 from .state import Served, State
-from .worker import end, take
+from .worker import backstop, end, take
 
 
 class Fatal(Exception):
@@ -50,7 +51,6 @@ class Plugin(State):
         self._listen = listen
         self._linked: set[str] = set()
         self._scan_wanted = asyncio.Event()
-        self._poll_wanted = asyncio.Event()
         self._reload_wanted = asyncio.Event()
         self._directories: events.Directories
         self._updating = asyncio.Lock()
@@ -69,7 +69,7 @@ class Plugin(State):
         self._reload_wanted.set()
 
     def poll_ports(self) -> None:
-        self._poll_wanted.set()
+        self.port_reads.nudge()
 
     # Life cycle.
 
@@ -88,6 +88,7 @@ class Plugin(State):
             await self._stop_all()
             self._directories.close()
             self.sysfs.close()
+            self.port_reads.close()
             self.files.close()
             self._config_file.close()
 
@@ -149,9 +150,10 @@ class Plugin(State):
         while True:
             tasks = self._registrations()
             if not tasks:
-                await asyncio.sleep(self.settings.timing.backstop)
+                await asyncio.sleep(backstop(self.settings.timing.backstop))
                 continue
-            await asyncio.wait(tasks, timeout=self.settings.timing.backstop, return_when=asyncio.FIRST_COMPLETED)
+            timeout = backstop(self.settings.timing.backstop)
+            await asyncio.wait(tasks, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
             _raise_for(tasks)
 
     def _registrations(self) -> set[asyncio.Task]:
@@ -199,7 +201,7 @@ class Plugin(State):
     async def _reloader(self) -> None:
         """Apply a changed config. If it is invalid, the running one stays in force."""
         while True:
-            await take(self._reload_wanted, self.settings.timing.backstop)
+            await take(self._reload_wanted, backstop(self.settings.timing.backstop))
             self._directories.watch(self._config_file.directory, self._config_changed)
             forced = self._config_file.forgotten
             try:
@@ -307,19 +309,25 @@ class Plugin(State):
         self.scans += 1
         self.inventory = inventory
         self.ports.scanned(inventory)
+        self.poll_ports()  # it compares with what was known before
         self._linked &= {netdev for hca in inventory.hcas for netdev in hca.netdevs}
         status.report(self.config, inventory)
         await self._update()
 
     async def _port_poller(self) -> None:
-        """Poll port states often: InfiniBand ports change without an event."""
+        """Poll port states often: InfiniBand ports change without an event. This loop turns only when there is news, a
+        change is to become final, or as a backstop.
+        """
+        timing, poll = self.settings.timing, self.settings.port_poll
         while True:
             memories = [(served.pool.health, served.memory) for served in self.served.values()]
             if self.front:
                 memories += [(pool.health, self.front.memories.get(pool.name, {})) for pool in self.parts.dra]
-            await take(self._poll_wanted, next_look(memories, time.monotonic(), self.settings.port_poll))
+            known = self.ports.states
+            look = functools.partial(pools.port_states, self._tree, tuple(known))
+            most = next_look(memories, time.monotonic(), backstop(timing.backstop))
             try:
-                states = await self.sysfs.run(pools.port_states, self._tree, tuple(self.ports.states))
+                states = await self.port_reads.until(look, known, poll, most)
             except OSError as error:
                 log.on_change(
                     "poll", f"port states cannot be read, the last ones stay in force: {error.strerror}", logging.ERROR
@@ -336,7 +344,7 @@ class Plugin(State):
     async def _watchdog(self) -> None:
         told = ""
         while True:
-            await asyncio.sleep(self.settings.timing.backstop)
+            await asyncio.sleep(backstop(self.settings.timing.backstop))
             notify.tell("WATCHDOG=1")
             if told != status.line(self):
                 told = status.line(self)
@@ -388,7 +396,7 @@ class Plugin(State):
         """Keep the specs correct: rewrite removed or damaged ones, retry failed ones."""
         while True:
             self._directories.watch(self.settings.cdi_directory, self._cdi_changed)
-            await take(self._cdi_wanted, self.settings.timing.backstop)
+            await take(self._cdi_wanted, backstop(self.settings.timing.backstop))
             async with self._updating:
                 for served in self.served.values():
                     await self._write_cdi(served.service, served.service.offer)

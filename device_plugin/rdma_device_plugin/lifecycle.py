@@ -31,7 +31,7 @@ from .kubelet import deviceplugin_pb2 as api
 from .kubelet import deviceplugin_pb2_grpc
 from .listener import Listener
 from .server import VERSION, Observer, Service
-from .worker import end, take
+from .worker import backstop, end, take
 
 WATCH, LEGACY = "watch", "legacy"
 REGISTERED = "registered"
@@ -301,8 +301,11 @@ class Resource(Observer):
         try:
             while True:
                 waking = asyncio.ensure_future(self._wake.wait())
-                await asyncio.wait({call, waking}, timeout=self._timing.backstop, return_when=asyncio.FIRST_COMPLETED)
-                waking.cancel()
+                try:
+                    both, most = {call, waking}, self._timing.backstop
+                    await asyncio.wait(both, timeout=most, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    waking.cancel()  # also when this resource is removed meanwhile
                 self._wake.clear()
                 if call.done():
                     return call.result()
@@ -329,7 +332,7 @@ class Resource(Observer):
         self._was_registered = True
         self.error = ""
         self._say(REGISTERED, "", mode=self.mode or WATCH)
-        await self._pause(self._timing.backstop)
+        await self._pause(backstop(self._timing.backstop))
 
     async def _streaming(self, seconds: float, until_asked: bool = False) -> bool:
         """Wait for a stream. Ends early on a refusal, a new kubelet, or (until_asked) when the kubelet has asked."""

@@ -48,6 +48,13 @@ def _trace(record: logging.LogRecord) -> str:
     return "\n" + logging.Formatter().formatException(record.exc_info) if record.exc_info else ""
 
 
+class _HungUp(logging.Filter):
+    """Drops grpc's traceback for a peer that hung up before it had its answer, as a kubelet does that restarts."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not record.getMessage().startswith("ExecuteBatchError raised in core by servicer method")
+
+
 # Lines waiting to be written; more are dropped and counted.
 _MOST_WAITING = 1000
 
@@ -99,6 +106,7 @@ def set_up(as_json: bool = False, stream: Optional[TextIO] = None) -> None:
     """Send everything to stderr, asyncio's and grpc's complaints included."""
     handler = logging.StreamHandler(stream) if stream else _Background(sys.stderr.fileno())
     handler.setFormatter(_Json() if as_json else _Text())
+    handler.addFilter(_HungUp())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)

@@ -135,8 +135,7 @@ class Preparer:
             try:
                 # The record goes last: while it is there, the kubelet's next attempt finds it.
                 await self._file(claimspecs.remove, self._cdi, key.uid)
-                if key.uid in self.records:
-                    await self._remember(None, key.uid)
+                await self._remember(None, key.uid)
             except Refused as refusal:
                 return f"claim {key.text}: {refusal}"
             self._unknown.pop(key.uid, None)
@@ -215,8 +214,16 @@ class Preparer:
         await self._file(claimspecs.write, self._cdi, record)
 
     async def _remember(self, record: Optional[Record], forget: str = "") -> None:
-        """Write the checkpoint with one claim more or less, and only then believe it."""
+        """Write the checkpoint with one claim more or less, and only then believe it.
+
+        Both, even where the caller is cancelled because the kubelet hung up: the file must not know what we do not.
+        """
+        await asyncio.shield(self._written(record, forget))
+
+    async def _written(self, record: Optional[Record], forget: str) -> None:
         async with self._writing:
+            if not record and forget not in self.records:
+                return
             records = dict(self.records)
             if record:
                 records[record.key.uid] = record

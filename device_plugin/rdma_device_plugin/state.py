@@ -15,7 +15,7 @@ from .lifecycle import Resource
 from .pools import Inventory
 from .server import Service
 from .settings import Settings
-from .worker import Worker
+from .worker import Poller, Worker
 
 if TYPE_CHECKING:
     from .dra import Front
@@ -51,12 +51,13 @@ class State:
         self.front: Optional[Front] = None
         # Reads of sysfs can hang with the hardware; the plugin's own files must not wait for them.
         self.sysfs = Worker("sysfs")
+        self.port_reads = Poller("ports")
         self.files = Worker("files")
 
     @property
     def hangs(self) -> float:
         """Seconds that the current read of sysfs has taken so far."""
-        return self.sysfs.hangs()
+        return max(self.sysfs.hangs(), self.port_reads.hangs())
 
     @property
     def hung(self) -> bool:

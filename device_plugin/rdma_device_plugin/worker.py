@@ -57,6 +57,14 @@ class Worker:
     def close(self) -> None:
         self._jobs.put(None)
 
+    def _pause(self, event: threading.Event, seconds: float) -> bool:
+        """For a job: whether an event came within so many seconds, which do not count as hung."""
+        self._busy_since = None
+        try:
+            return event.wait(seconds)
+        finally:
+            self._busy_since = time.monotonic()
+
     def _work(self) -> None:
         while True:
             item = self._jobs.get()
@@ -75,6 +83,40 @@ class Worker:
                 loop.call_soon_threadsafe(_settle, future, result, failure)
             except RuntimeError:
                 return  # the loop is closed: nothing is waiting any more
+
+
+class Poller(Worker):
+    """Repeats a read that may hang. A look that finds nothing new costs no turn of the event loop, which would take
+    three times what the look itself does.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._nudged = threading.Event()
+        self._closed = False
+        super().__init__(name)
+
+    def nudge(self) -> None:
+        """Look now, and tell the caller whatever is seen."""
+        self._nudged.set()
+
+    def close(self) -> None:
+        self._closed = True
+        self.nudge()
+        super().close()
+
+    async def until(self, look: Callable[[], Any], known: Any, every: float, most: float) -> Any:
+        """What `look` returns once that differs from `known`, at the latest after `most` seconds or a nudge."""
+        return await self.run(self._until, look, known, every, most)
+
+    def _until(self, look: Callable[[], Any], known: Any, every: float, most: float) -> Any:
+        deadline = time.monotonic() + most
+        while True:
+            left = deadline - time.monotonic()
+            nudged = self._pause(self._nudged, max(0.0, min(every, left)))
+            self._nudged.clear()
+            found = look()
+            if nudged or left <= every or found != known or self._closed:
+                return found
 
 
 def _settle(future: asyncio.Future, result: Any, failure: Optional[BaseException]) -> None:
@@ -97,6 +139,11 @@ async def take(event: asyncio.Event, seconds: Optional[float]) -> None:
     finally:
         waiter.cancel()
     event.clear()
+
+
+def backstop(period: float) -> float:
+    """Seconds to the next multiple of a period on the loop's clock: all who wait for one wake together."""
+    return period - asyncio.get_running_loop().time() % period
 
 
 async def end(tasks: Iterable[asyncio.Future], seconds: float) -> None:

@@ -607,6 +607,105 @@ FAULTS = (
             "            if False:\n                raise Fatal",
         ),
     ),
+    fault(
+        "soak",
+        "a port that is down counts as up",
+        "test_soak.py::test_everything_at_once[both]",
+        ("health.py", "up = self.states.get(key) == pools.ACTIVE", "up = key in self.states"),
+    ),
+    fault(
+        "soak",
+        "hysteresis by the wall clock, which is stepped",
+        "test_soak.py::test_everything_at_once[both]",
+        ("daemon.py", "judge(pool, chosen, memory, time.monotonic())", "judge(pool, chosen, memory, time.time())"),
+    ),
+    fault(
+        "soak",
+        "an ID that was advertised is refused later",
+        "test_soak.py::test_everything_at_once[both]",
+        ("allocation.py", "        known=max(known, count),\n", "        known=count,\n"),
+    ),
+    fault(
+        "soak",
+        "the CDI spec of a removed pool stays",
+        "test_soak.py::test_everything_at_once[both]",
+        (
+            "daemon.py",
+            "            if served.pool.name not in wanted:\n",
+            "            if served.pool.name in wanted:\n",
+        ),
+    ),
+    fault(
+        "soak",
+        "the record of an unprepared claim stays",
+        "test_soak.py::test_everything_at_once[both]",
+        (
+            "preparer.py",
+            "            records.pop(forget, None)\n",
+            "            records.pop(record, None)\n",
+        ),
+    ),
+    fault(
+        "soak",
+        "sockets stay behind",
+        "test_soak.py::test_everything_at_once[both]",
+        (
+            "sockets.py",
+            "    if ours is None or identity(path) != ours:\n        return False\n    try:\n",
+            "    return False\n    try:\n",
+        ),
+    ),
+    fault(
+        "soak",
+        "an exit code that is not 0",
+        "test_soak.py::test_everything_at_once[both]",
+        ("cli.py", "    _exit(0)\n", "    _exit(3)\n"),
+    ),
+    fault(
+        "soak",
+        "a descriptor for each file written",
+        "test_soak.py::test_everything_at_once[both]",
+        ("files.py", "        os.close(directory)\n", "        os.dup(directory)\n"),
+    ),
+    fault(
+        "soak",
+        "a thread for each file of a claim",
+        "test_soak.py::test_everything_at_once[both]",
+        ("preparer.py", "await self._files.within(", 'await Worker("files").within('),
+    ),
+    fault(
+        "soak",
+        "100 KiB for each Allocate",
+        "test_soak.py::test_everything_at_once[both]",
+        (
+            "server.py",
+            '        self.allocations["granted"] += len(answer.container_responses)\n',
+            '        self.allocations["granted"] += len(answer.container_responses)\n'
+            '        self.kept = [*getattr(self, "kept", ()), b"x" * (200 << 10)]\n',
+        ),
+    ),
+    fault(
+        "soak",
+        "a state is logged again and again",
+        "test_soak.py::test_everything_at_once[both]",
+        ("log.py", "    if _said.get(key) != state:\n", "    if True:\n"),
+    ),
+    fault(
+        "soak",
+        "a changed device is not published",
+        "test_soak.py::test_everything_at_once[both]",
+        (
+            "publisher.py",
+            "        self.current = False\n        self._wake.set()\n        return True\n",
+            "        self.current = False\n        return True\n",
+        ),
+    ),
+    fault(
+        "soak",
+        "never ready",
+        "test_soak.py::test_everything_at_once[both]",
+        ("endpoints.py", "(503 if problems else 200)", "503"),
+    ),
 )
 
 

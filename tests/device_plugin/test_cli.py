@@ -6,8 +6,10 @@ import contextlib
 import fcntl
 import io
 import json
+import logging
 import os
 import pathlib
+import re
 import shutil
 import signal
 import socket
@@ -20,7 +22,7 @@ from harness import COMMAND, ENVIRONMENT, HERE, Node, Process, document, entry
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kubelet_double import Kubelet
-from rdma_device_plugin import cli
+from rdma_device_plugin import cli, log
 from rdma_device_plugin.config import ConfigError, load
 from rdma_device_plugin.log import printable
 
@@ -293,6 +295,33 @@ def test_only_changes_are_logged_also_as_json(base, node):
     assert len({json.dumps({**line, "time": ""}) for line in lines}) == len(lines)
     assert {"resource", "mode", "devices"} & set().union(*lines)
     assert lines[-1]["level"] in ("info", "warning")
+
+
+def test_a_kubelet_that_ends_before_it_answers_is_no_line_of_the_library(base, node, monkeypatch):
+    """grpc's core writes one for each call in a format of its own, its Python half a traceback"""
+    kubelet = Kubelet(base, watches=False)
+    monkeypatch.setattr(kubelet, "connect", lambda *_arguments: time.sleep(3))
+    with kubelet, Process(base, document(entry("a"), entry("b")), node.root) as plugin:
+        assert kubelet.wait(lambda: kubelet.count("register") == 2)
+        kubelet.stop()
+        time.sleep(0.5)
+        assert plugin.end(signal.SIGTERM)[0] == 0
+        lines = plugin.log.read_text().splitlines()
+    assert [line for line in lines if not re.match(r"\d{4}/\d\d/\d\d \d\d:\d\d:\d\d ", line)] == []
+    records = [
+        logging.LogRecord("grpc._cython.cygrpc", logging.ERROR, "", 0, text, (), None)
+        for text in ("ExecuteBatchError raised in core by servicer method [/v1beta1.DevicePlugin/Allocate]", "other")
+    ]
+    stream = io.StringIO()
+    handlers, level = logging.getLogger().handlers[:], logging.getLogger().level
+    try:
+        log.set_up(stream=stream)
+        for record in records:
+            logging.getLogger().handle(record)
+    finally:
+        logging.getLogger().handlers[:] = handlers
+        logging.getLogger().setLevel(level)
+    assert stream.getvalue().splitlines()[0].endswith("Error: other")
 
 
 def test_a_service_manager_is_notified_of_start_and_stop(base, node, monkeypatch):

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import sys
+import threading
 import time
 
+import grpc
 import pytest
 from api_server_double import ApiServer
 from harness import Node, Running, document, entry
 from kubelet_double import PATIENCE, Kubelet
-from rdma_device_plugin import claimspecs, kubeapi
+from rdma_device_plugin import checkpoint, claimspecs, kubeapi
 from rdma_device_plugin.kubelet import dra_health_v1alpha1_pb2 as health
 
 DRIVER = "rdma.gpufabric.io"
@@ -495,3 +498,31 @@ def test_mode_device_plugin_says_what_it_does_not_serve(base, node, kubelet, api
         assert set(kubelet.clients) == {"rdma/a"}
         assert plugin.plugin.parts.warnings == ("rdma/b: not served, its api is dra and the mode is device-plugin",)
         assert plugin.plugin.front is None
+
+
+def test_a_kubelet_that_hangs_up_while_a_claim_is_written_leaves_no_record(base, node, kubelet, api, monkeypatch):
+    """The file has the claim then, and so must we: the unprepare that follows has to take it out"""
+    save, saving = checkpoint.save, threading.Event()
+
+    def slow(*arguments):
+        saving.set()
+        time.sleep(1)
+        save(*arguments)
+
+    with dra(base, node, api) as plugin:
+        soon(plugin, api, units(UP, 3))
+        claim = api.allocate("one", {"rail": f"{UP}-u00"})
+        monkeypatch.setattr(checkpoint, "save", slow)
+        call = threading.Thread(target=_given_up, args=(kubelet.driver(), claim))
+        call.start()
+        assert saving.wait(10)
+        call.join()
+        monkeypatch.setattr(checkpoint, "save", save)
+        assert kubelet.driver().unprepare(claim)[claim[2]].error == ""
+        assert checkpointed(base) == []
+        assert specs(base) == []
+
+
+def _given_up(driver, claim):
+    with contextlib.suppress(grpc.RpcError):
+        driver.prepare(claim, timeout=0.7)

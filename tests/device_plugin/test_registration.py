@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import subprocess
@@ -210,6 +211,20 @@ def test_the_kubelet_race_at_an_upgrade_ends_registered(base, node):
             kubelet.connect(NAME, str(base / "device-plugins/test_server.sock"))
             kubelet.wait(lambda: kubelet.clients[NAME].stopped, 2)
             kubelet.wait_allocatable(NAME, 100)
+
+
+def test_a_resource_that_is_removed_while_it_registers_leaves_no_task(base, node, monkeypatch, caplog):
+    """asyncio tells of one that nobody waits for when it is collected"""
+    kubelet = Kubelet(base, watches=False)
+    monkeypatch.setattr(kubelet, "connect", lambda *_arguments: time.sleep(3))
+    with kubelet, Running(base, document(entry("a"), entry("b")), node.root) as plugin:
+        assert kubelet.wait(lambda: kubelet.count("register") == 2)
+        plugin.configure(document(entry("a")))
+        assert plugin.until(lambda: "b" not in plugin.plugin.served)
+        for _time in range(20):
+            time.sleep(0.1)
+            plugin.call(gc.collect)
+    assert "destroyed" not in caplog.text
 
 
 def test_two_instances_take_turns(base, node):
