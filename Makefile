@@ -122,7 +122,7 @@ rails: venv lab-packages plugin-wheels ## The fast scenario with many nodes: N=1
 	@RAILS_NODES=$(N) lab/progress "molecule scenario rails ($(N) nodes)" molecule test --scenario-name rails
 
 ##@ Single stages
-.PHONY: venv unit report-test plugin-test plugin-dra soak plugin-faults plugin-wheels plugin-image bench-facts bench-drift bench-modules bench-plugin lint sanity build test-versions gates judges judge-gates molecule-rails bench lab-packages dev-packages clean
+.PHONY: venv unit report-test plugin-test plugin-dra soak plugin-faults plugin-wheels plugin-image bench-facts bench-modules bench-plugin scale scale-actions lint sanity build test-versions gates judges judge-gates molecule-rails bench lab-packages dev-packages clean
 venv: $(VENV)/.ready ## The virtual environment with the pinned tools and a link to this checkout
 
 $(VENV)/.ready: requirements-dev.txt tests/tools/junit_schema.txt lab/packages | dev-packages
@@ -213,8 +213,12 @@ bench: bench-facts bench-plugin ## All figures; on a quiet machine
 bench-facts: venv ## Time hca_facts against raw reads and against the command-line route
 	@python tests/benchmarks/bench_facts.py $(ARGS)
 
-bench-drift: venv lab-packages plugin-wheels ## Time drift on fast nodes beside a module that does nothing: [N=16]
-	@python tests/benchmarks/bench_drift.py $(N)
+# N is one number for other goals.
+scale: venv lab-packages plugin-wheels ## What each further fast node costs, first and second run and drift: table, projection, plot: [N='1 2'] [ARGS='--rounds 2']
+	@python tests/benchmarks/bench_scale.py $(if $(filter command line environment,$(origin N)),$(N),1 2 4 8 16 32 64) --plot build/scale/scale.svg $(ARGS)
+
+scale-actions: venv ## Processor time of what handles all nodes at once, at 64 and 1,000 synthetic nodes: [ARGS='--only report --profile']
+	@python tests/benchmarks/bench_actions.py $(ARGS)
 
 bench-modules: venv ## What a call of each node module carries (bytes, files of ours) and the time of its imports: [ARGS=hca_facts]
 	@python tests/benchmarks/bench_modules.py $(ARGS)

@@ -285,6 +285,8 @@ def inventory() -> dict[str, Any]:
     shared = {
         "ansible_user": "root",
         "ansible_ssh_common_args": f"-F {SSH_CONFIG}",
+        # Ansible names a kept connection by host, port and user alone: node1 of another checkout has the same name.
+        "ansible_control_path_dir": f"~/.ansible/cp/{LAB_ID}",
         "ansible_python_interpreter": "/usr/bin/python3",
     }
     return {**groups, "all": {"vars": shared}, "_meta": {"hostvars": {}}}

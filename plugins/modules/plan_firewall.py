@@ -46,7 +46,9 @@ EXAMPLES = r"""
 
 RETURN = r"""
 hosts:
-  description: For each host its connections, as M(gpufabric.rdma.firewall_info) takes them.
+  description:
+    - For each host its connections, as M(gpufabric.rdma.firewall_info) takes them.
+    - None for a host that filters nothing and has no rule that was opened before, which is asked no second time.
   returned: success
   type: dict
 collections:

@@ -1,4 +1,4 @@
-"""Two sound nodes in a cluster, as verify sees them, for tests that plant one failure and check its name.
+"""Two sound nodes in a cluster, or more, as verify sees them, for tests that plant one failure and check its name.
 
 Host facts are those of a captured node. Objects of the API server, states of pods and their answers are composed; they
 go through _kube and verify_checks' judge as in a run.
@@ -53,13 +53,14 @@ def converged(facts: dict, variables: dict) -> dict:
 
 
 class World:
-    def __init__(self, facts: dict, variables: dict):
-        self.facts = {host: copy.deepcopy(facts) for host in HOSTS}
-        self.variables = {host: copy.deepcopy(variables) for host in HOSTS}
-        self.probes = {host: _probe() for host in HOSTS}
-        self.netdevs = {host: netdevs(number) for number, host in enumerate(HOSTS, 1)}
-        self.cni = {host: cni_state() for host in HOSTS}
-        self.objects = [_node(number) for number in (1, 2)]
+    def __init__(self, facts: dict, variables: dict, count: int = len(HOSTS)):
+        self.hosts = [f"node{number}" for number in range(1, count + 1)]
+        self.facts = {host: copy.deepcopy(facts) for host in self.hosts}
+        self.variables = {host: copy.deepcopy(variables) for host in self.hosts}
+        self.probes = {host: _probe() for host in self.hosts}
+        self.netdevs = {host: netdevs(number) for number, host in enumerate(self.hosts, 1)}
+        self.cni = {host: cni_state() for host in self.hosts}
+        self.objects = [_node(number) for number in range(1, count + 1)]
         self.objects += [network(), flannel()]
         self.states: dict = {}
         self.answers: dict = {}
@@ -104,17 +105,20 @@ class World:
 
     def judge(self) -> dict:
         """What verify_checks returns."""
-        seen = {
-            "hosts": list(HOSTS),
-            "nodes": [self._read(host) for host in HOSTS],
+        return judge.judge(self.seen(), check_mode=False)
+
+    def seen(self) -> dict:
+        """What verify_checks takes."""
+        return {
+            "hosts": list(self.hosts),
+            "nodes": [self._read(host) for host in self.hosts],
             "plan": {"tests": [], "unpaired": [], "clashes": []},
             "unplanned": "",
             "results": [],
             "servers": [],
-            "failures": ["", ""],
+            "failures": [""] * len(self.hosts),
             "cluster": self._cluster(),
         }
-        return judge.judge(seen, check_mode=False)
 
     def _read(self, host: str) -> dict:
         return {
@@ -142,7 +146,7 @@ class World:
                     "configurations": [],
                 },
             }
-            for host in HOSTS
+            for host in self.hosts
         ]
         given = {
             "hosts": hosts,
@@ -167,31 +171,41 @@ class World:
 
     def _run(self, pods: list) -> dict:
         states, answers = {}, {}
+        numbers = {host: number for number, host in enumerate(self.hosts)}
+        on = {pod["name"]: pod["host"] for pod in pods}
         for pod in pods:
-            number = HOSTS.index(pod["host"])
-            address = f"10.56.0.{number * 16 + 2}"
+            number = numbers[pod["host"]]
+            address = rail_address(number)
             planted = self.states.get(pod["host"]) or {}
-            noted = [{"interface": "eth0", "ips": [f"10.42.{number}.9"], "default": True}]
+            noted = [{"interface": "eth0", "ips": [pod_address(number)], "default": True}]
             noted += [
                 {"name": f"tests/{item['network']}", "interface": item["interface"], "ips": [address]}
                 for item in pod["attachments"]
             ]
-            state = {"phase": "Running", "ready": True, "reasons": [], "ip": f"10.42.{number}.9", "node": pod["node"]}
+            state = {"phase": "Running", "ready": True, "reasons": [], "ip": pod_address(number), "node": pod["node"]}
             states[pod["name"]] = {**state, "status": json.dumps(noted), **planted}
             text = self.answers.get(pod["host"]) or at(ROCE, pod["host"])
             if pod.get("peer"):
-                other = next(one["host"] for one in pods if one["name"] == pod["peer"]["pod"])
-                text = text.replace("10.42.0.9  ", f"10.42.{HOSTS.index(other)}.9  ")
+                text = text.replace("10.42.0.9  ", f"{pod_address(numbers[on[pod['peer']['pod']]])}  ")
             if pod["kind"] == "seed":
                 text = text.replace("@@ user\n1000", "@@ user\n0")
             answers[pod["name"]] = text if states[pod["name"]]["ready"] else ""
         return {"pods": states, "answers": answers, "traffic": {"tests": [], "left_out": []}}
 
 
+def rail_address(number: int) -> str:
+    """Of the pods on the node of this number, from 0 on."""
+    return f"10.56.{number // 16}.{number % 16 * 16 + 2}"
+
+
+def pod_address(number: int) -> str:
+    return f"10.{42 + number // 256 * 2}.{number % 256}.9"
+
+
 def at(text: str, host: str) -> str:
     """An answer with the address that pods of this host get."""
-    last = HOSTS.index(host) * 16 + 2
-    return text.replace("10.56.0.2/", f"10.56.0.{last}/").replace("0a38:0002", f"0a38:{last:04x}")
+    number = int(host.removeprefix("node")) - 1
+    return text.replace("10.56.0.2/", f"{rail_address(number)}/").replace("0a38:0002", f"0a38:{number * 16 + 2:04x}")
 
 
 class _Api:
@@ -218,7 +232,7 @@ def network(**changes) -> dict:
         "name": "rail0",
         "type": "macvlan",
         "master": NETDEV,
-        "ipam": {"type": "whereabouts", "range": "10.56.0.0/24"},
+        "ipam": {"type": "whereabouts", "range": "10.56.0.0/16"},
     }
     resource = changes.pop("resource", RESOURCE)
     return {
@@ -273,15 +287,19 @@ def policy(state: str = "ready", parts=(), **spec) -> dict:
     }
 
 
+def management_address(number: int) -> str:
+    return f"10.0.{number // 256}.{number % 256}"
+
+
 def _node(number: int) -> dict:
     resources = {"cpu": "72", RESOURCE: "63"}
     return {
         "apiVersion": "v1",
         "kind": "Node",
         "metadata": {"name": f"node{number}", "labels": {}},
-        "spec": {"podCIDRs": [f"10.42.{number - 1}.0/24"]},
+        "spec": {"podCIDRs": [pod_address(number - 1).removesuffix("9") + "0/24"]},
         "status": {
-            "addresses": [{"type": "InternalIP", "address": f"10.0.0.{number}"}],
+            "addresses": [{"type": "InternalIP", "address": management_address(number)}],
             "conditions": [{"type": "Ready", "status": "True"}],
             "capacity": resources,
             "allocatable": dict(resources),
@@ -305,7 +323,7 @@ def _probe() -> dict:
 
 def netdevs(number: int) -> dict:
     plain = {"mtu": 9000, "type": "ether", "addresses": [], "default_route": False}
-    management = {"index": 2, "mtu": 1500, "addresses": [f"10.0.0.{number}/24"], "default_route": True}
+    management = {"index": 2, "mtu": 1500, "addresses": [f"{management_address(number)}/24"], "default_route": True}
     return {
         "eth0": {**plain, **management},
         NETDEV: {**plain, "index": 5},

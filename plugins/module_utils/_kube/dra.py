@@ -190,14 +190,16 @@ def device_of(found: dict, result: dict) -> dict | None:
     return next((one for one in found["devices"] if (one["driver"], one["pool"], one["name"]) == key), None)
 
 
-def held(found: dict, node: str) -> list[dict]:
-    """The claims on a node's HCAs: claim (namespace/name), pods, hca, rail, device."""
-    made = []
+def held(found: dict) -> dict[str, list[dict]]:
+    """{node: claims on its HCAs}: claim (namespace/name), pods, hca, rail, device."""
+    devices = {(one["driver"], one["pool"], one["name"]): one for one in reversed(found["devices"])}
+    made: dict[str, list[dict]] = {}
     for one in found["claims"]:
         for result in one["devices"]:
-            device = device_of(found, result) if result["driver"] == dra.DRIVER else None
-            if device and device["node"] == node:
-                made.append(
+            key = (result["driver"], result["pool"], result["device"])
+            device = devices.get(key) if result["driver"] == dra.DRIVER else None
+            if device:
+                made.setdefault(device["node"], []).append(
                     {
                         "claim": f"{one['namespace']}/{one['name']}",
                         "pods": one["pods"],
@@ -206,7 +208,7 @@ def held(found: dict, node: str) -> list[dict]:
                         "device": device["name"],
                     }
                 )
-    return sorted(made, key=lambda item: (item["claim"], item["device"]))
+    return {node: sorted(claims, key=lambda item: (item["claim"], item["device"])) for node, claims in made.items()}
 
 
 def left_slices(kubectl: Kubectl, nodes: list[str]) -> list[str]:

@@ -18,6 +18,7 @@ import ipaddress
 import json
 
 from .._cni import nad_lint
+from .._core import text as core_text
 from .._device_plugin import config
 from .._device_plugin.dra import CLASS, PCIE_ROOT
 from . import dra, node_tools
@@ -56,11 +57,26 @@ NO_IMAGE = (
 
 def find_node(host: dict, nodes: list[dict]):
     """The cluster node of an inventory host: by name, else by one of its addresses."""
-    for node in nodes:
-        if node["name"].lower() == host["host"].lower():
-            return node
-    held = {address.partition("/")[0] for netdev in host["netdevs"].values() for address in netdev["addresses"]}
-    return next((node for node in nodes if held & set(node["addresses"])), None)
+    return find_nodes([host], nodes)[host["host"]]
+
+
+def find_nodes(hosts: list[dict], nodes: list[dict]) -> dict:
+    """{host: its cluster node, or None}, without a look at each node for each host."""
+    by_name: dict = {}
+    by_address: dict = {}
+    for number, node in enumerate(nodes):
+        by_name.setdefault(node["name"].lower(), node)
+        for address in node["addresses"]:
+            by_address.setdefault(address, number)
+    found = {}
+    for host in hosts:
+        node = by_name.get(host["host"].lower())
+        if node is None:
+            held = (address.partition("/")[0] for netdev in host["netdevs"].values() for address in netdev["addresses"])
+            numbers = [by_address[address] for address in held if address in by_address]
+            node = nodes[min(numbers)] if numbers else None
+        found[host["host"]] = node
+    return found
 
 
 def own_resource(index: int) -> str:
@@ -127,10 +143,11 @@ def plan(hosts: list[dict], cluster: dict, options: dict) -> dict:
     image gets no pod and is listed under `left_out` with the reason.
     """
     pods, made, left_out, used = [], [], {}, {}
+    known = core_text.names(sorted(item["name"] for item in cluster["nodes"])) or "none"
+    found = find_nodes(hosts, cluster["nodes"])
     for host in hosts:
-        node = find_node(host, cluster["nodes"])
+        node = found[host["host"]]
         if node is None:
-            known = ", ".join(sorted(item["name"] for item in cluster["nodes"])) or "none"
             left_out[host["host"]] = f"no node of the cluster has its name or one of its addresses; nodes: {known}"
             continue
         served = rails_of(host, node, cluster["networks"])

@@ -56,7 +56,10 @@ def diagnose(by_host: dict, catalogue=findings_catalogue.CATALOGUE) -> tuple[dic
     found = [one for failure in catalogue for host, items in checks.items() for one in _shown(failure, host, items)]
     causes = _unexplained(found)
     # A root may be another host's, so all are named before the first verdict.
-    explained = {host: _name_all(host, items, found, causes) for host, items in checks.items()}
+    on: dict = {}
+    for one in found:
+        on.setdefault(one.host, []).append(one)
+    explained = {host: _name_all(host, items, on.get(host, []), causes) for host, items in checks.items()}
     roots = {host: [*causes.get(host, []), *explained[host]] for host in checks}
     return checks, {host: _verdict(found[0], host, checks[host]) for host, found in roots.items() if found}
 
@@ -145,12 +148,15 @@ def _among(item: dict, items: list[dict]) -> bool:
 
 
 def _name_all(host: str, items: list[dict], found: list[_Found], causes: dict) -> list[_Found]:
-    """Set failure, root and consequence_of on a host's checks; returns what explains some of them."""
+    """Set failure, root and consequence_of on a host's checks; returns what explains some of them.
+
+    found: the failures that the host's own checks show.
+    """
     beneath = []
     own = causes.get(host, [])
     for item in items:
         shown = next((one for one in own if _among(item, one.shown)), None)
-        name = shown or next((one for one in found if one.host == host and _among(item, one.shown)), None)
+        name = shown or next((one for one in found if _among(item, one.shown)), None)
         if name:
             item["failure"] = name.failure.id
         by = None if shown else _by(host, item, causes)

@@ -9,6 +9,8 @@ moves RDMA past the kernel, so no firewall of the node sees it; a software one (
 
 from __future__ import annotations
 
+import functools
+
 from ...module_utils._core import text as core_text
 from ...module_utils._core.change import Finding
 from .._core.addresses import netaddr
@@ -28,13 +30,21 @@ _TESTS = 2
 
 
 def plan(nodes: list[dict]) -> dict:
-    """{host: needs}, as the module firewall_info takes them.
+    """{host: needs}, as the module firewall_info takes them; none for a node on which nothing is in the way.
 
     nodes: host, address (how the inventory reaches it), firewall (what firewall_info returned, or None), facts (of
     hca_facts, or None), member (of the cluster), server (of it), variables (typed, with their full names).
     """
     known = [_known(node) for node in nodes if node.get("firewall")]
-    return {node["host"]: _needs(node, [other for other in known if other is not node]) for node in known}
+    return {
+        node["host"]: _needs(node, [other for other in known if other is not node]) if _may_drop(node) else []
+        for node in known
+    }
+
+
+def _may_drop(node: dict) -> bool:
+    """Whether the node filters, or has rules of ours: the others are not asked a second time."""
+    return bool(node["firewall"]["filters"] or node["firewall"]["recorded"])
 
 
 def _known(node: dict) -> dict:
@@ -197,7 +207,7 @@ def _over_rails(node: dict, others: list[dict], rails: list[dict], wanted: tuple
 
     The tests exchange their queue pairs over TCP: on the rail where it has IPv4, else over the node's own address.
     """
-    found: dict[str, list[dict]] = {}
+    found: dict[str, dict[tuple, dict]] = {}
     for rail in rails:
         for other in others:
             theirs = next((one for one in other["rails"] if one["index"] == rail["index"]), None)
@@ -208,10 +218,9 @@ def _over_rails(node: dict, others: list[dict], rails: list[dict], wanted: tuple
                 pair = (node["own"], other["own"])
             if pair is not None:
                 peer = {"host": other["host"], "address": pair[1]}
-                if peer not in found.setdefault(pair[0], []):
-                    found[pair[0]].append(peer)
+                found.setdefault(pair[0], {})[(other["host"], pair[1])] = peer
     what, protocol, ports = wanted
-    made = [_need(what, protocol, ports, peers, to) for to, peers in found.items()]
+    made = [_need(what, protocol, ports, list(peers.values()), to) for to, peers in found.items()]
     return [{**need, "id": f"{need['id']}:{need['to']}"} for need in made]
 
 
@@ -220,9 +229,15 @@ def _in_one_network(mine: list[str], theirs: list[str], handshake: bool) -> tupl
         for other in theirs:
             if (":" in one) != (":" in other) or (handshake and ":" in one):
                 continue
-            if netaddr.IPNetwork(one).cidr == netaddr.IPNetwork(other).cidr:
+            if _network(one) == _network(other):
                 return one.partition("/")[0], other.partition("/")[0]
     return None
+
+
+@functools.lru_cache(maxsize=65536)
+def _network(address: str):
+    """Asked for each pair of nodes."""
+    return netaddr.IPNetwork(address).cidr
 
 
 # --- what is in the way -----------------------------------------------------------------------------------------------

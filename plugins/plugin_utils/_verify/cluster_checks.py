@@ -39,8 +39,9 @@ def lint(cluster: dict, hosts: list[dict], drivers: dict, fabric_allowed: bool =
     found += [(first, item) for item in _security(cluster)]
     configs, broken = _configs(cluster)
     found += [(first, item) for item in broken]
+    known = kube_pods.find_nodes(hosts, cluster["nodes"])
     for host in hosts:
-        node = kube_pods.find_node(host, cluster["nodes"])
+        node = known[host["host"]]
         if node is None:
             continue
         made = _driver(cluster, host, drivers.get(host["host"])) + _labels(cluster, host, node)

@@ -67,8 +67,9 @@ def judge(seen: dict, check_mode: bool) -> dict:
         item = check("cluster:api", "cluster", NOT_VERIFIED, "its state collected", why, _UNREAD[1])
         by_host[seen["hosts"][0]].append(item)
     elif seen["cluster"]:
+        placed = {one["host"] for one in seen["cluster"]["hosts"]}
         for node in seen["nodes"]:
-            if node["read"].get("probe") and node["host"] not in [one["host"] for one in seen["cluster"]["hosts"]]:
+            if node["read"].get("probe") and node["host"] not in placed:
                 item = check("cluster:node", "cluster node", NOT_VERIFIED, "its interfaces and routes read", *_UNREAD)
                 by_host[node["host"]].append(item)
         read = {node["host"]: node["read"].get("ansible_facts", {}).get("rdma", {}) for node in seen["nodes"]}
@@ -77,8 +78,9 @@ def judge(seen: dict, check_mode: bool) -> dict:
             by_host[host].append(item)
         for host, item in pod_checks.cluster_checks({**seen["cluster"], "drivers": drivers}, check_mode):
             by_host[host].append(item)
+        claims = _claims(seen["cluster"])
         for node in judged:
-            node["claims"] = _claims(node["host"], seen["cluster"])
+            node["claims"] = claims.get(node["host"], [])
     else:
         for node in seen["nodes"]:
             facts = node["read"].get("ansible_facts", {}).get("rdma", {})
@@ -92,17 +94,22 @@ def judge(seen: dict, check_mode: bool) -> dict:
 def _gpu_layer(cluster: dict, read: dict):
     """(host, check) of each node with GPUs, with what the cluster says of it."""
     places = {one["host"]: one for one in cluster["hosts"]}
+    offered = cluster["read"].get("cluster")
+    known = kube_pods.find_nodes(cluster["hosts"], offered["nodes"]) if offered else {}
     for host, facts in read.items():
-        for item in gpu_checks.gpu_checks(host, facts, cluster["read"].get("cluster"), places.get(host)):
+        own = offered and {**offered, "nodes": [known[host]] if known.get(host) else []}
+        for item in gpu_checks.gpu_checks(host, facts, own, places.get(host)):
             yield host, item
 
 
-def _claims(host: str, seen: dict) -> list[dict]:
-    """Who holds the node's HCAs over DRA; empty where the cluster or the node was not read."""
+def _claims(seen: dict) -> dict[str, list[dict]]:
+    """Who holds the HCAs of each host over DRA; of those where cluster and node were read."""
     cluster = seen["read"].get("cluster") or {}
-    known = next((one for one in seen["hosts"] if one["host"] == host), None)
-    node = kube_pods.find_node(known, cluster.get("nodes") or []) if known else None
-    return dra.held(cluster["dra"], node["name"]) if node and cluster.get("dra") else []
+    if not cluster.get("dra"):
+        return {}
+    held = dra.held(cluster["dra"])
+    known = kube_pods.find_nodes(seen["hosts"], cluster.get("nodes") or [])
+    return {host: held.get(node["name"], []) for host, node in known.items() if node}
 
 
 def _judge_node(node: dict, check_mode: bool, loaded: set[str]) -> dict:

@@ -140,8 +140,9 @@ def cni_checks(host: dict) -> list[dict]:
 def judge_nodes(hosts: list[dict], cluster: dict, plan: dict) -> list[tuple[str, dict]]:
     """(host, check) for what each node is in the cluster. hosts: host, rails, netdevs. plan: left_out."""
     found: list[tuple[str, dict]] = []
+    known = pods.find_nodes(hosts, cluster["nodes"])
     for host in hosts:
-        node = pods.find_node(host, cluster["nodes"])
+        node = known[host["host"]]
         if node is None:
             seen = plan.get("left_out", {}).get(host["host"], "no node of the cluster")
             step = "join it to the cluster (role k3s), or remove it from the group"
@@ -164,6 +165,7 @@ def judge(hosts: list[dict], cluster: dict, plan: dict, run: dict, options: dict
             made = check(identity, _obj(pod), NOT_VERIFIED, "a pod that does RDMA", seen, "verified in a real run")
             found.append((pod["host"], made))
         return found
+    known = pods.find_nodes(hosts, cluster["nodes"])
     by_host = {host["host"]: host for host in hosts}
     answers = {name: pod_probe.parse(text) for name, text in run.get("answers", {}).items()}
     published, claims = cluster.get("dra") or claim_checks.NOTHING, run.get("claims") or []
@@ -181,7 +183,8 @@ def judge(hosts: list[dict], cluster: dict, plan: dict, run: dict, options: dict
         if state and state["ready"]:
             found += [(pod["host"], item) for item in claim_checks.of_pod(pod, claims, published)]
         answer = answers.get(pod["name"])
-        for item in pod_checks(pod, state, answer, by_host[pod["host"]], cluster):
+        own = {**cluster, "nodes": [known[pod["host"]]]}
+        for item in pod_checks(pod, state, answer, by_host[pod["host"]], own):
             found.append((pod["host"], item))
         if pod.get("peer") and state and state["ready"] and answer and answer["resolved"]:
             found.append((pod["host"], _peer(pod, answer, run["pods"].get(pod["peer"]["pod"]))))
@@ -193,11 +196,13 @@ def judge(hosts: list[dict], cluster: dict, plan: dict, run: dict, options: dict
 
 def _not_aligned(hosts: list[dict], cluster: dict, plan: dict, gpu_class: str) -> list[tuple[str, dict]]:
     tried = [*plan["pods"], *(one["pod"] for one in plan.get("skipped") or [])]
+    aligned = {pod["host"] for pod in tried if pod["kind"] == "aligned"}
+    known = pods.find_nodes(hosts, cluster["nodes"])
     found = []
     for host in hosts:
-        node = pods.find_node(host, cluster["nodes"])
+        node = known[host["host"]]
         over_dra = node and any(one["class"] for one in node.get("hcas") or [])
-        if over_dra and not any((pod["kind"], pod["host"]) == ("aligned", host["host"]) for pod in tried):
+        if over_dra and host["host"] not in aligned:
             found.append((host["host"], claim_checks.not_aligned(host, node, gpu_class)))
     return found
 

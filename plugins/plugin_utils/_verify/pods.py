@@ -28,7 +28,8 @@ def plan(cluster: dict) -> dict:
     offered["nads"] = [nad for nad in read["nads"] if nad["kind"] == "NetworkAttachmentDefinition"]
     plan = kube_pods.plan(hosts, offered, _options(cluster))
     configs = {network["name"]: network["configs"] for network in offered["networks"]}
-    blocked = {host["host"]: _blocked(host, kube_pods.find_node(host, read["nodes"])) for host in hosts}
+    known = kube_pods.find_nodes(hosts, read["nodes"])
+    blocked = {host["host"]: _blocked(host, known[host["host"]]) for host in hosts}
     return _without(plan, {pod["name"]: _reason(pod, configs, *blocked[pod["host"]]) for pod in plan["pods"]})
 
 

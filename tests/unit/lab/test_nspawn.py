@@ -143,3 +143,10 @@ def test_the_inventory_groups_nodes_by_fixture_and_is_empty_without_any(tmp_path
         "playing_gh200_cx7_roce": ["node1"],
         "playing_efa": ["node2"],
     }
+
+
+def test_the_nodes_of_two_checkouts_share_no_kept_connection():
+    """Ansible's name for one is made of host, port and user; node1 of both is root@node1."""
+    folder = lab.inventory()["all"]["vars"]["ansible_control_path_dir"]
+    assert lab.LAB_ID in folder
+    assert len(folder) < 40, "the path of a socket has at most 107 characters"

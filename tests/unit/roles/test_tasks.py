@@ -101,3 +101,49 @@ def test_a_host_that_may_not_be_there_is_no_empty_name(path):
         conditions = task.get("when", [])
         guards = conditions if isinstance(conditions, list) else [conditions]
         assert not (host and f"{host[1]} in groups['all']" in guards), task["name"]
+
+
+OF_ALL = re.compile(
+    r"ansible_play_hosts(_all)?\b[^}]*\|\s*map\('extract', hostvars|groups\['all'\] \| map\('extract', hostvars"
+)
+SECTIONS = ("block", "rescue", "always", "pre_tasks", "tasks", "post_tasks", "handlers", "roles")
+
+
+def looks_at_all(text, names):
+    return bool(OF_ALL.search(text)) or any(re.search(rf"\b{name}\b", text) for name in names)
+
+
+def per_node(tasks, names, once=False):
+    """Tasks that every node runs and that look at all nodes, themselves or by one of these variables."""
+    for task in tasks:
+        own = {key: value for key, value in task.items() if key not in SECTIONS}
+        # What one host does for all is as good as run_once.
+        here = (
+            once
+            or own.get("run_once")
+            or own.get("hosts") == "localhost"
+            or re.search(
+                r"inventory_hostname == ansible_play_hosts(_all)? \| first|\b__\w+_asking\b", str(own.get("when", ""))
+            )
+        )
+        below = set(names)
+        for name, value in (own.pop("vars", None) or {}).items():
+            if looks_at_all(str(value), below):
+                below.add(name)
+        if not here and looks_at_all(str({**own, "name": ""}), below):
+            yield task.get("name", "a play")
+        for section in SECTIONS:
+            yield from per_node([one for one in task.get(section) or [] if isinstance(one, dict)], below, here)
+
+
+@pytest.mark.parametrize("path", [*TASK_FILES, *PLAYS], ids=name_of)
+def test_what_looks_at_all_nodes_is_done_once_for_all(path):
+    """Done by each of 1,000 nodes, it is done a million times."""
+    variables = path.parents[1] / "vars/main.yml"
+    known = yaml.safe_load(variables.read_text()) if "tasks" in path.parts and variables.exists() else {}
+    names: set = set()
+    for _again in known:
+        names |= {name for name, value in known.items() if looks_at_all(str(value), names)}
+    found = yaml.safe_load(path.read_text())
+    if isinstance(found, list) and all(isinstance(item, dict) for item in found):
+        assert list(per_node(found, names)) == []

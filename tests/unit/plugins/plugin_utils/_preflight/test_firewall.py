@@ -47,6 +47,8 @@ def node(number, *rails, server=False, member=True, **variables):
         "server": server,
         "firewall": {
             "address": f"10.0.0.{number}",
+            "filters": True,
+            "recorded": [],
             "addresses": {"eth0": [f"10.0.0.{number}/24"], "bond1": [f"10.1.0.{number}/24"]},
         },
         "facts": {"hcas": [one["hca"] for one in rails], "rails": [one["rail"] for one in rails]},
