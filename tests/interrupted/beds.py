@@ -60,14 +60,14 @@ class Bed:
     playbooks = ("playbooks/site.yml",)
     words: tuple[str, ...] = ()
 
-    def start(self, after: str = "", **environment: str) -> Ended:
+    def start(self, after: str = "", words: tuple[str, ...] = ()) -> Ended:
         """The playbooks on the node, killed right after the result that is named, or as they end by themselves."""
         with tempfile.TemporaryDirectory() as folder:
             steps = pathlib.Path(folder, "steps")
             steps.touch()
             begun = time.monotonic()
             done = subprocess.run(
-                ["ansible-playbook", *self.words, *self.playbooks],
+                ["ansible-playbook", *self.words, *words, *self.playbooks],
                 cwd=CHECKOUT,
                 env={
                     **os.environ,
@@ -76,7 +76,6 @@ class Bed:
                     "ANSIBLE_NOCOLOR": "true",
                     "CUT_OFF_STEPS": str(steps),
                     "CUT_OFF_AFTER": f"{NODE} {after}",
-                    **environment,
                 },
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -94,7 +93,7 @@ class Fast(Bed):
     """A systemd node under nspawn, made anew for each case; the device plugin's role follows site.yml."""
 
     name = "fast"
-    # The MTU that the captured rail has: /sys is read-only, so of rail_links only the files for the next boot are written.
+    # The rail's captured MTU: /sys is read-only there, so rail_links only writes what the next boot reads.
     settings = {"rail_links_settings": [{"pci": "0000:18:00.0", "mtu": 2044}]}
     phases = {"booted": ""}
     fixture = "h100-8x-cx7-ib"

@@ -3,9 +3,9 @@
     make kill-sweep [BED=fast|lab] [CASES=N] [ARGS='-k TEXT --sample 30 --seed SEED']
 
 For each: a node in the state in which the task's phase begins, a run whose processes all get SIGKILL once the task has
-reported, then a run that must converge: exit code 0, as many checks passed as in an undisturbed run, and (fast bed) a
-node that looks like one that was never interrupted. What is done is written to .lab/kill-sweep and is not done again
-as long as the sources are the same; the tasks and the sample are kept there too.
+reported, then a run that must converge: exit code 0, no fewer checks passed than in an undisturbed run, and (fast
+bed) a node that looks like one that was never interrupted. What is done is written to .lab/kill-sweep and is not done
+again as long as the sources are the same; the tasks and the sample are kept there too.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def judge(bed, case: dict, wanted: dict) -> dict:
     differs = sorted(bed.look() ^ set(wanted["look"])) if after.code == 0 else []
     if after.code:
         verdict = f"exit code {after.code}"
-    elif after.passed != wanted["passed"]:
+    elif after.passed < wanted["passed"]:  # what the killed run has installed is checked as well
         verdict = f"{after.passed} checks passed, not {wanted['passed']}"
     elif differs:
         verdict = f"{len(differs)} differences"
