@@ -102,8 +102,8 @@ def _clocks(readable: list[dict], now: float, report, notes: list[str]) -> None:
                 host,
                 Finding(
                     "clock",
-                    f"the time of the other nodes and the controller, within {_CLOCK_LIMIT // 60} minutes: certificates "
-                    "that one node makes must be valid on all",
+                    f"the time of the other nodes and the controller, within {_CLOCK_LIMIT // 60} minutes: "
+                    "certificates that one node makes must be valid on all",
                     f"{_apart(seconds - usual)} them",
                     "set the one that is wrong (timedatectl set-ntp true, or chrony) and run again",
                 ),
