@@ -7,6 +7,7 @@ start(...)      site.yml on it, in a session of its own
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import json
 import os
 import pathlib
@@ -21,6 +22,7 @@ from ansible_collections.gpufabric.rdma.tests.tools.lab_cluster import Cluster
 from ansible_collections.gpufabric.rdma.tests.tools.lab_nodes import CHECKOUT
 
 NODE = "node1"
+LOCK = CHECKOUT / ".lab/interrupted.lock"
 KILLED = -signal.SIGKILL
 # Files of ours, of systemd and of the node's settings. Keys, times and what Ansible keeps differ from node to node.
 LOOK = """
@@ -107,6 +109,9 @@ class Fast(Bed):
 
     def __init__(self) -> None:
         super().__init__()
+        # One at a time: the fast nodes of a checkout are one set.
+        self.lock = open(LOCK, "w")  # noqa: SIM115
+        fcntl.flock(self.lock, fcntl.LOCK_EX)
         self.reports = tempfile.TemporaryDirectory()
         given = {
             "device_plugin_wheel_dir": str(CHECKOUT / "build/wheels"),
