@@ -21,7 +21,6 @@ from collections.abc import Iterator
 
 TUNSETIFF = 0x400454CA
 IFF_TUN, IFF_NO_PI = 0x0001, 0x1000
-CLONE_NEWNET = 0x40000000
 LARGEST = 65536
 
 
@@ -33,19 +32,16 @@ class Link:
     queue: int = 100  # packets that wait before more are dropped
 
 
-def device(name: str, address: str, peer: str, namespace: str | None = None) -> int:
-    """Descriptor of a new TUN device, in the network namespace of that file."""
-    enter = ["nsenter", f"--net={namespace}"] if namespace else []
-    with contextlib.ExitStack() as stack:
-        if namespace:
-            ours = stack.enter_context(open("/proc/thread-self/ns/net"))
-            theirs = stack.enter_context(open(namespace))
-            os.setns(theirs.fileno(), CLONE_NEWNET)
-            stack.callback(os.setns, ours.fileno(), CLONE_NEWNET)
-        handle = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-        fcntl.ioctl(handle, TUNSETIFF, struct.pack("16sH", name.encode(), IFF_TUN | IFF_NO_PI))
+def device(name: str, address: str, peer: str, pid: int | None = None) -> int:
+    """Descriptor of a new TUN device; with pid, in the network namespace of that process."""
+    handle = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+    fcntl.ioctl(handle, TUNSETIFF, struct.pack("16sH", name.encode(), IFF_TUN | IFF_NO_PI))
+    inside = []
+    if pid:
+        subprocess.run(["ip", "link", "set", name, "netns", str(pid)], check=True)
+        inside = ["nsenter", f"--net=/proc/{pid}/ns/net"]
     for words in (["address", "add", address, "peer", peer, "dev", name], ["link", "set", name, "up"]):
-        subprocess.run([*enter, "ip", *words], check=True)
+        subprocess.run([*inside, "ip", *words], check=True)
     return handle
 
 
@@ -89,7 +85,7 @@ def _carry(ends: tuple[int, int], ways: tuple[_Way, _Way], stop: threading.Event
 def between(here: str, there: str, pid: int, link: Link, seed: str) -> Iterator[tuple[_Way, _Way]]:
     """The link between this machine (address here) and the network namespace of a process (address there)."""
     chance = random.Random(seed)
-    ends = (device("rdmaslow0", here, there), device("rdmaslow1", there, here, f"/proc/{pid}/ns/net"))
+    ends = (device("rdmaslow0", here, there), device("rdmaslow1", there, here, pid))
     ways = (_Way(link, ends[1], chance), _Way(link, ends[0], chance))
     stop = threading.Event()
     carrier = threading.Thread(target=_carry, args=(ends, ways, stop))
