@@ -47,7 +47,7 @@ drift: venv ## Compare nodes with the inventory: 0 converged, 2 drift, 3 reboot 
 	@python3 bin/drift.py -i $(INVENTORY) $(ARGS)
 
 ##@ The lab
-.PHONY: lab-up lab-down lab-ssh lab-test lab-pitfalls lab-matrix lab-cluster lab-scenarios reboot-test firewall-root driver-root driver-lab kubelet-lab plugin-lab bench-peer rails restore-test lab-mirror dra-judge
+.PHONY: lab-up lab-down lab-ssh lab-test lab-pitfalls lab-matrix lab-cluster lab-scenarios reboot-test firewall-root driver-root driver-lab kill-sweep kill-modules bad-network kubelet-lab plugin-lab bench-peer rails restore-test lab-mirror dra-judge
 lab-up: venv lab-packages ## Build the image once and boot the nodes (they are reused while they run)
 	@lab/labctl up
 
@@ -86,6 +86,20 @@ lab-mirror: venv lab-packages ## The way of the release, natively: a registry an
 
 lab-scenarios: venv lab-packages ## The cluster on a lab of its own: second run, drift, pitfalls, reboots, from a saved state; needs Go
 	@LAB_DIR=.lab/cluster LAB_PORT_BASE=22600 lab/progress "scenarios of the lab's cluster" pytest -v -rs -n0 tests/cluster $(ARGS)
+
+# Where: a fast node (native, host layer and device plugin), or a lab node with a cluster (BED=lab, needs Go).
+BED ?= fast
+KILL_LAB = $(if $(filter lab,$(BED)),LAB_NODES=node1 LAB_CLUSTER=testbed LAB_MEMORY_MIB=4096 LAB_DIR=.lab/kill LAB_PORT_BASE=22800)
+
+kill-sweep: venv lab-packages plugin-wheels ## site.yml killed right after each task that changed something and after a sample: BED=fast|lab [CASES=N] [ARGS='-k limits']
+	@$(KILL_LAB) lab/progress "killed after each task ($(BED))" python tests/interrupted/kill_sweep.py $(BED) $(if $(CASES),--cases $(CASES)) $(ARGS)
+
+kill-modules: venv lab-packages plugin-wheels ## Modules killed on a fast node at random moments, then a run that must converge: [MODULE_KILLS=15]
+	@lab/progress "modules killed on the node" pytest -n0 -v -rs tests/interrupted/test_killed_modules.py $(ARGS)
+
+bad-network: venv lab-packages plugin-wheels ## A first run over 100 ms, 2 % loss and 1 Mbit/s, with full disks and without DNS (BED=lab: API server hangs, clock off, tc netem; needs Go)
+	@$(KILL_LAB) lab/progress "bad network and broken nodes ($(BED))" pytest -n0 -v -rs \
+		$(if $(filter lab,$(BED)),tests/cluster/test_bad_conditions.py,tests/interrupted/test_bad_network.py tests/interrupted/test_broken_nodes.py) $(ARGS)
 
 reboot-test: venv ## Reboots of three servers with real members of etcd on this machine's loopback; needs Go
 	@lab/progress "reboots of three servers" pytest -n0 -v tests/reboot $(ARGS)

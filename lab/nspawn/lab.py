@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import secrets
 import shutil
 import socket
 import subprocess
@@ -153,7 +154,12 @@ def up(count: int, fixtures: Sequence[str], spare: str | None = None) -> None:
     root = Image(HOME / "base").ensure()
     machines = {name: Machine(HOME / "machines", fixture_path(name), root) for name in dict.fromkeys(parts)}
     playing = {f"node{number}": machines[part] for number, part in enumerate(parts, 1)}
-    state: dict[str, Any] = {"backend": backend, "subnet": str(bridge.subnet), "nodes": {}}
+    state: dict[str, Any] = {
+        "backend": backend,
+        "boot": secrets.token_hex(4),
+        "subnet": str(bridge.subnet),
+        "nodes": {},
+    }
     for number, (name, machine) in enumerate(playing.items(), 1):
         state["nodes"][name] = {
             "address": str(bridge.node_address(number)),
@@ -278,16 +284,18 @@ def down() -> int:
 def inventory() -> dict[str, Any]:
     """The running nodes as Ansible's script inventory wants them, also grouped by fixture; empty where none run."""
     groups: dict[str, Any] = {"gpu_nodes": {"hosts": []}, "spare_nodes": {"hosts": []}}
-    for name, record in read_state().get("nodes", {}).items():
+    state = read_state()
+    for name, record in state.get("nodes", {}).items():
         for group in (record["group"], "playing_" + re.sub(r"\W", "_", record["fixture"])):
             groups.setdefault(group, {"hosts": []})["hosts"].append(name)
     # The user is set here too: only then does Ansible see that `become: root` needs no sudo.
     shared = {
         "ansible_user": "root",
         "ansible_ssh_common_args": f"-F {SSH_CONFIG}",
-        # Ansible names a kept connection by host, port and user alone: node1 of another checkout has the same name.
-        "ansible_control_path_dir": f"~/.ansible/cp/{LAB_ID}",
         "ansible_python_interpreter": "/usr/bin/python3",
+        # Ansible names the socket of a shared connection after the host's name, user and port alone: a run would
+        # reach the node1 of another checkout, or wait for one that is gone, for as long as that socket is there.
+        "ansible_control_path": f"%(directory)s/{LAB_ID}-{state.get('boot')}-%%h",
     }
     return {**groups, "all": {"vars": shared}, "_meta": {"hostvars": {}}}
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import time
 
 import yaml
 from ansible.module_utils.common.yaml import yaml_load
@@ -41,7 +42,7 @@ class ActionModule(ActionBase):
         )
         folder = args["bundle_dir"] or ""
         bundle, findings = read(args["bundle_dir"], args["nodes"])
-        decided = k3s.decide(args["nodes"], bundle, folder, changing_version=args["upgrade"])
+        decided = k3s.decide(args["nodes"], bundle, folder, changing_version=args["upgrade"], now=time.time())
         findings += decided["findings"]
         if bundle is not None:
             findings += lacking(args["nodes"], bundle, folder)

@@ -53,6 +53,9 @@ k3s:
     python:
       description: Version of Python that modules run with, such as V(3.11).
       type: str
+    clock:
+      description: Seconds since the epoch by the node's clock, as it was read.
+      type: float
     version:
       description: Version of the installed program, such as C(v1.35.8+k3s1).
       type: str

@@ -18,7 +18,7 @@ def pytest_terminal_summary(terminalreporter, config):
 @pytest.fixture(scope="session")
 def brought_up(pytestconfig):
     found = Cluster()
-    pytestconfig.stash[FIGURES] = found.figures
+    found.figures = pytestconfig.stash.setdefault(FIGURES, [])
     found.bring_up()
     return found
 
@@ -35,3 +35,14 @@ def breakable(brought_up):
     yield brought_up
     brought_up.labctl("restore", SNAPSHOT)
     brought_up.wait(brought_up.settled, "all nodes Ready and all pods running")
+
+
+@pytest.fixture
+def bare(pytestconfig):
+    """Nodes as after their first boot, for a test that has no use for the cluster that others break."""
+    found = Cluster()
+    found.figures = pytestconfig.stash.setdefault(FIGURES, [])
+    found.labctl("up")
+    found.labctl("bundle")
+    found.labctl("restore", "ready")
+    return found

@@ -17,6 +17,7 @@ import time
 
 from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import config as k3s
 from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import plan as planner
+from ansible_collections.gpufabric.rdma.tests.tools import recording
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 HERE = pathlib.Path(__file__).parent
@@ -60,7 +61,7 @@ def playbook(folder: pathlib.Path, name: str, *words: str, cut_off: str = "") ->
             "ANSIBLE_CONFIG": str(folder / "ansible.cfg"),
             "ANSIBLE_COLLECTIONS_PATH": ":".join(sys.path),
             "ANSIBLE_CONNECTION_PLUGINS": str(HERE / "connection_plugins"),
-            "ANSIBLE_CALLBACK_PLUGINS": str(HERE / "callback_plugins"),
+            "ANSIBLE_CALLBACK_PLUGINS": str(recording.PLUGINS),
             "ANSIBLE_CALLBACKS_ENABLED": "cut_off",
             "ANSIBLE_HOME": str(folder / "home"),
             "CUT_OFF_AFTER": cut_off,
@@ -258,7 +259,7 @@ class Cluster:
         return {"gpu_nodes": {"hosts": hosts}, "k3s_servers": {"hosts": servers}}
 
     def play(self, name: str, *words: str, cut_off: str = "") -> tuple[int, str]:
-        """A playbook of the collection; (exit code, output). cut_off: "TASK HOST" after which the run is killed."""
+        """A playbook of the collection; (exit code, output). cut_off: "HOST TASK" after which the run is killed."""
         (self.folder / "hosts.json").write_text(json.dumps(self.inventory()))
         return playbook(self.folder, f"gpufabric.rdma.{name}", *words, cut_off=cut_off)
 

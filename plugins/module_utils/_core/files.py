@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import os
+import re
 import secrets
 import stat
+import time
 from collections.abc import Collection, Iterator
 from typing import IO, Callable
 
@@ -23,8 +26,10 @@ from .text import listing
 
 MODE = f"{paths.MODE:04o}"
 HEADER = paths.HEADER + "\n"
-# Prefix of temporary files; a killed run leaves one behind.
+# Prefix of temporary files. A killed run leaves one behind; the next file or link that is written there removes it.
 BESIDE = ".gpufabric-"
+_LEFT = re.compile(re.escape(BESIDE) + "[0-9a-f]{16}")
+_LINK_SECONDS = 60  # a link cannot be locked; to make one takes no time
 _LINKS_MAX = 40  # the kernel's own limit (ELOOP)
 # Search permission on a folder is enough; it need not be readable.
 _FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
@@ -99,19 +104,55 @@ def replacing(path: str, mode: int = paths.MODE) -> Iterator[IO[bytes]]:
     file for its owner only is for its owner only, too.
     """
     with _folder_of(path, make=True, private=not mode & 0o077) as (folder, name):
-        beside = f"{BESIDE}{secrets.token_hex(8)}"
-        handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder)
+        _remove_left(folder)
+        beside, handle = _beside(folder)
         try:
             with os.fdopen(handle, "wb") as stream:
                 os.fchmod(handle, mode)
                 yield stream
                 stream.flush()
                 os.fsync(handle)
-            os.replace(beside, name, src_dir_fd=folder, dst_dir_fd=folder)
+                os.replace(beside, name, src_dir_fd=folder, dst_dir_fd=folder)
         except BaseException:
             os.unlink(beside, dir_fd=folder)
             raise
         _sync(folder)
+
+
+def _beside(folder: int) -> tuple[str, int]:
+    """A new file of ours in the folder, locked for as long as it is open."""
+    while True:
+        name = f"{BESIDE}{secrets.token_hex(8)}"
+        handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder)
+        with contextlib.suppress(OSError):  # a file system without locks, where nobody takes it for left behind either
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        if os.fstat(handle).st_nlink:
+            return name, handle
+        os.close(handle)  # removed by _remove_left before it was locked
+
+
+def _remove_left(folder: int) -> None:
+    """Remove what killed runs have left in the folder: files that nobody has locked, and links that are not new."""
+    try:
+        listed = os.open(".", _LISTED, dir_fd=folder)
+    except PermissionError:
+        return  # a folder that is writable but not readable
+    try:
+        for name in filter(_LEFT.fullmatch, os.listdir(listed)):
+            with contextlib.suppress(OSError):  # locked, or gone
+                found = os.stat(name, dir_fd=listed, follow_symlinks=False)
+                if stat.S_ISLNK(found.st_mode):
+                    if time.time() - found.st_mtime > _LINK_SECONDS:
+                        os.unlink(name, dir_fd=listed)
+                    continue
+                handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=listed)
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    os.unlink(name, dir_fd=listed)
+                finally:
+                    os.close(handle)
+    finally:
+        os.close(listed)
 
 
 @contextlib.contextmanager
@@ -120,7 +161,10 @@ def built_beside(path: str) -> Iterator[str]:
 
     Whatever the program does to its output when it fails, the path has the old content or the new one.
     """
-    beside = os.path.join(os.path.dirname(path), f"{BESIDE}{secrets.token_hex(8)}")
+    # Always the same name: what a killed run has left here is as large as an initramfs, and goes before the next.
+    beside = os.path.join(os.path.dirname(path), f"{BESIDE}{os.path.basename(path)}")
+    with contextlib.suppress(FileNotFoundError):
+        remove(beside)
     try:
         yield beside
         rename(beside, path)
@@ -156,6 +200,7 @@ def rename(source: str, target: str) -> None:
 def link(path: str, target: str) -> None:
     """Create a symbolic link; it replaces a file or link of that name."""
     with _folder_of(path, make=True) as (folder, name):
+        _remove_left(folder)
         beside = f"{BESIDE}{secrets.token_hex(8)}"
         os.symlink(target, beside, dir_fd=folder)
         try:

@@ -13,6 +13,7 @@ import json
 import os
 import re
 import sys
+import time
 from typing import Callable
 
 from .._core.files import under, write
@@ -53,6 +54,7 @@ def node(root: str, run: Callable, token: str | None = None) -> dict:
         **backup.facts(tree),
         "architecture": _architecture(tree.read("/proc/sys/kernel/arch") or Seams.of(tree).machine()),
         "python": f"{sys.version_info[0]}.{sys.version_info[1]}" if tree.live else None,
+        "clock": time.time() if tree.live else None,
         "hostname": hostname(tree),
         "family": "rhel" if family & {"rhel", "fedora", "centos"} else "debian",
         "distribution": f"{release.get('ID', '')}{(release.get('VERSION_ID') or '').partition('.')[0]}",

@@ -25,14 +25,18 @@ from . import host as host_rules
 BROKEN_VERSIONS = {"v1.28.6+k3s1": "v1.28.7+k3s1 or newer", "v1.29.1+k3s1": "v1.29.2+k3s1 or newer"}
 # Duplicate rules pile up with these (k3s#3117), so k3s brings its own.
 _ODD_IPTABLES = ([1, 8, 0], [1, 8, 4])
+# Seconds that a node's clock may be off; reading many nodes takes a while.
+_CLOCK_LIMIT = 600
 _PORTS = {"server": (6443, 10250), "agent": (10250,)}
 _ETCD_PORTS = (2379, 2380)
 _VARIABLE = "correct it where it is set (inventory, group_vars or -e)"
 _LABEL = re.compile(r"([a-z0-9.-]+/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 
 
-def decide(nodes: list[dict], bundle: dict | None, folder: str, changing_version: bool = False) -> dict:
-    """{findings: of all hosts (see at), notes: [...], nodes: {host: decision}}."""
+def decide(
+    nodes: list[dict], bundle: dict | None, folder: str, changing_version: bool = False, now: float | None = None
+) -> dict:
+    """{findings: of all hosts (see at), notes: [...], nodes: {host: decision}}. now: by the controller's clock."""
     found: list[dict] = []
     notes: list[str] = []
 
@@ -42,6 +46,8 @@ def decide(nodes: list[dict], bundle: dict | None, folder: str, changing_version
     _cluster(nodes, report)
     _first_server(nodes, report)
     readable = [node for node in nodes if node["state"]]
+    if now is not None:
+        _clocks(readable, now, report, notes)
     for node in nodes:
         if not node["state"]:
             report(
@@ -82,6 +88,32 @@ def _cluster(nodes, report) -> None:
                     "add or remove one; etcd with an even number survives no more failures than with one fewer",
                 ),
             )
+
+
+def _clocks(readable: list[dict], now: float, report, notes: list[str]) -> None:
+    """Nodes that do not have the time that the others and the controller have."""
+    ahead = {node["host"]: node["state"]["clock"] - now for node in readable if node["state"].get("clock")}
+    clocks = [0.0, *ahead.values()]
+    # What most agree on; between two that do not, the controller's.
+    usual = max(clocks, key=lambda one: sum(abs(one - other) <= _CLOCK_LIMIT for other in clocks))
+    for host, seconds in ahead.items():
+        if abs(seconds - usual) > _CLOCK_LIMIT:
+            report(
+                host,
+                Finding(
+                    "clock",
+                    f"the time of the other nodes and the controller, within {_CLOCK_LIMIT // 60} minutes: "
+                    "certificates that one node makes must be valid on all",
+                    f"{_apart(seconds - usual)} them",
+                    "set the one that is wrong (timedatectl set-ntp true, or chrony) and run again",
+                ),
+            )
+    if abs(usual) > _CLOCK_LIMIT:
+        notes.append(f"the controller's clock is {_apart(-usual)} that of the nodes, which agree: set it")
+
+
+def _apart(seconds: float) -> str:
+    return f"{abs(seconds) / 3600:.1f} hours {'ahead of' if seconds > 0 else 'behind'}"
 
 
 def _first_server(nodes: list[dict], report) -> None:

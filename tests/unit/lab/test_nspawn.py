@@ -145,8 +145,11 @@ def test_the_inventory_groups_nodes_by_fixture_and_is_empty_without_any(tmp_path
     }
 
 
-def test_the_nodes_of_two_checkouts_share_no_kept_connection():
-    """Ansible's name for one is made of host, port and user; node1 of both is root@node1."""
-    folder = lab.inventory()["all"]["vars"]["ansible_control_path_dir"]
-    assert lab.LAB_ID in folder
-    assert len(folder) < 40, "the path of a socket has at most 107 characters"
+def test_a_shared_connection_is_that_of_this_checkout_and_this_boot(tmp_path, monkeypatch):
+    monkeypatch.setattr(lab, "STATE", tmp_path / "state.json")
+    paths = []
+    for checkout, boot in (("gfr-0001", "aa"), ("gfr-0001", "bb"), ("gfr-0002", "aa")):
+        monkeypatch.setattr(lab, "LAB_ID", checkout)
+        lab.STATE.write_text(json.dumps({"boot": boot, "nodes": {}}))
+        paths.append(lab.inventory()["all"]["vars"]["ansible_control_path"] % {"directory": "/d"})
+    assert paths == ["/d/gfr-0001-aa-%h", "/d/gfr-0001-bb-%h", "/d/gfr-0002-aa-%h"]

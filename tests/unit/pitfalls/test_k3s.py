@@ -81,8 +81,8 @@ def bundle(version="v1.35.8+k3s1", architecture="amd64", **more):
     return {"schema": 1, "origin": "release", "files": [row], "images": [], **more}
 
 
-def decide(*nodes, held=None, upgrade=False):
-    return k3s.decide(list(nodes), held or bundle(), "/srv/bundle", changing_version=upgrade)
+def decide(*nodes, held=None, upgrade=False, now=None):
+    return k3s.decide(list(nodes), held or bundle(), "/srv/bundle", changing_version=upgrade, now=now)
 
 
 def options(*nodes, host="node1"):
@@ -610,3 +610,36 @@ def test_another_token_and_another_role_are_refused():
     for found in ("active", "activating"):
         agent = services(agent=found)
         assert plan.plan(settled(services=agent), WANTED).findings[0].object == "service k3s-agent"
+
+
+NOON, DAY = 1795608000.0, 86400
+
+
+@pytest.mark.parametrize(
+    ("clocks", "named"),
+    [
+        ([NOON], []),
+        ([NOON - 590], []),
+        ([NOON + DAY], ["node1"]),
+        ([NOON, NOON - DAY], ["node2"]),
+        ([NOON, NOON + DAY, NOON + 30], ["node2"]),
+        ([None, NOON], []),
+    ],
+)
+def test_a_clock_that_is_off_is_named(clocks, named):
+    nodes = [node(number, seen={"clock": clock}) for number, clock in enumerate(clocks, 1)]
+    decided = decide(*nodes, now=NOON)
+    assert [row["host"] for row in decided["findings"] if row["object"] == "clock"] == named
+    assert decided["notes"] == decide(*nodes)["notes"]
+
+
+def test_how_far_a_clock_is_off_is_said():
+    (row,) = decide(node(seen={"clock": NOON - DAY}), now=NOON)["findings"]
+    assert row["seen"] == "24.0 hours behind them"
+    assert "within 10 minutes" in row["wanted"]
+
+
+def test_nodes_that_agree_against_the_controller_are_not_refused():
+    decided = decide(*(node(number, seen={"clock": NOON + DAY}) for number in (1, 2, 3)), now=NOON)
+    assert decided["findings"] == []
+    assert "the controller's clock is 24.0 hours behind that of the nodes, which agree: set it" in decided["notes"]

@@ -157,6 +157,61 @@ def test_a_link_killed_anywhere_is_the_old_one_or_the_new(tmp_path):
     assert seen == {"old", "new"}
 
 
+def test_what_a_killed_write_leaves_goes_with_the_next_one_in_the_folder(tmp_path):
+    litter, number, going = 0, 0, True
+    while going:
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        going = killed_at(number, lambda folder=folder: files.write(str(folder / "file"), "new"))
+        litter += len([path for path in folder.iterdir() if path.name != "file"])
+        files.write(str(folder / "other"), "")
+        assert {path.name for path in folder.iterdir()} <= {"file", "other"}
+        number += 1
+    assert litter > 2, "killed writes leave something, or this test shows nothing"
+
+
+def test_what_a_killed_link_leaves_goes_once_it_is_not_new(tmp_path):
+    litter, number, going = 0, 0, True
+    while going:
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        going = killed_at(number, lambda folder=folder: files.link(str(folder / "link"), "new"))
+        for path in folder.iterdir():
+            litter += path.name != "link"
+            os.utime(path, (0, 0), follow_symlinks=False)
+        files.link(str(folder / "other"), "x")
+        assert {path.name for path in folder.iterdir()} <= {"link", "other"}
+        number += 1
+    assert litter > 0
+
+
+def test_what_others_still_write_stays(tmp_path):
+    fresh, ours = tmp_path / ".gpufabric-0123456789abcdef", tmp_path / ".gpufabric-1a2b3c4d"
+    fresh.symlink_to("x")
+    ours.write_text("of a unit on the node, which names its own")
+    with files.replacing(str(tmp_path / "slow")) as stream:
+        stream.write(b"slow")
+        files.write(str(tmp_path / "quick"), "quick")
+        assert len([path for path in tmp_path.iterdir() if path.name.startswith(files.BESIDE)]) == 3
+    assert {path.name for path in tmp_path.iterdir()} == {"slow", "quick", fresh.name, ours.name}
+
+
+def test_a_program_never_finds_what_a_killed_one_has_built(tmp_path):
+    image = tmp_path / "initrd.img"
+    for _turn in range(3):
+        child = os.fork()
+        if child == 0:
+            with files.built_beside(str(image)) as beside:
+                pathlib.Path(beside).write_text("half")
+                os.kill(os.getpid(), signal.SIGKILL)
+        os.waitpid(child, 0)
+        assert len(list(tmp_path.iterdir())) == 1
+    with files.built_beside(str(image)) as beside:
+        assert not os.path.exists(beside)
+        pathlib.Path(beside).write_text("whole")
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"initrd.img": "whole"}
+
+
 def test_the_file_and_then_its_folder_are_on_the_disk(tmp_path, monkeypatch):
     order = []
     real_sync, real_replace = os.fsync, os.replace

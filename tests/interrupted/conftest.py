@@ -1,0 +1,57 @@
+"""A fast node (tests/interrupted/beds.py) that a test may break, and how it looks after runs that nothing disturbed."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+sys.path.insert(0, __file__.rpartition("/")[0])
+
+import beds
+
+FIGURES = pytest.StashKey()
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    if config.stash.get(FIGURES, None):
+        terminalreporter.section("figures of interrupted runs")
+        for line in config.stash[FIGURES]:
+            terminalreporter.write_line(line)
+
+
+@pytest.fixture(scope="session")
+def note(pytestconfig):
+    """A line for the end of the session, and at once with pytest's -s."""
+    pytestconfig.stash[FIGURES] = []
+
+    def write(line: str) -> None:
+        pytestconfig.stash[FIGURES].append(line)
+        print(line, flush=True)
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def bed():
+    found = beds.Fast()
+    yield found
+    found.end()
+
+
+@pytest.fixture(scope="session")
+def undisturbed(bed, note):
+    """A first run that nothing disturbed, with what a finished node looks like."""
+    bed.fresh()
+    run = bed.start()
+    assert run.code == 0, run.last()
+    note(f"{run.seconds:7.1f} s  undisturbed first run, {run.passed} checks passed")
+    run.look = bed.look()
+    return run
+
+
+@pytest.fixture
+def node(bed, undisturbed):
+    """The bed with a node that no run has touched."""
+    bed.fresh()
+    return bed
