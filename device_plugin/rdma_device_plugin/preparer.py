@@ -218,7 +218,9 @@ class Preparer:
 
         Both, even where the caller is cancelled because the kubelet hung up: the file must not know what we do not.
         """
-        await asyncio.shield(self._written(record, forget))
+        writing = asyncio.ensure_future(self._written(record, forget))
+        writing.add_done_callback(_seen)
+        await asyncio.shield(writing)
 
     async def _written(self, record: Optional[Record], forget: str) -> None:
         async with self._writing:
@@ -258,6 +260,12 @@ class Preparer:
                 self._claims[uid] = lock, users
             else:
                 del self._claims[uid]
+
+
+def _seen(task: asyncio.Future) -> None:
+    """A failure is told by who waits; where nobody does any more, the kubelet asks again."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _with_env(chosen: list[Prepared], known: Iterable[Device]) -> list[Prepared]:
