@@ -12,6 +12,7 @@ which the first is the server; else empty), first_addresses (what the inventory 
 from __future__ import annotations
 
 import re
+import statistics
 from urllib.parse import urlsplit
 
 from ...module_utils._core.change import Finding, at
@@ -25,8 +26,8 @@ from . import host as host_rules
 BROKEN_VERSIONS = {"v1.28.6+k3s1": "v1.28.7+k3s1 or newer", "v1.29.1+k3s1": "v1.29.2+k3s1 or newer"}
 # Duplicate rules pile up with these (k3s#3117), so k3s brings its own.
 _ODD_IPTABLES = ([1, 8, 0], [1, 8, 4])
-# Seconds that a node's clock may be off; reading many nodes takes a while.
-_CLOCK_LIMIT = 600
+# Seconds that a node's clock may be off, and for each node, because they are read one after the other.
+_CLOCK_LIMIT, _CLOCK_READING = 600, 5
 _PORTS = {"server": (6443, 10250), "agent": (10250,)}
 _ETCD_PORTS = (2379, 2380)
 _VARIABLE = "correct it where it is set (inventory, group_vars or -e)"
@@ -93,22 +94,22 @@ def _cluster(nodes, report) -> None:
 def _clocks(readable: list[dict], now: float, report, notes: list[str]) -> None:
     """Nodes that do not have the time that the others and the controller have."""
     ahead = {node["host"]: node["state"]["clock"] - now for node in readable if node["state"].get("clock")}
-    clocks = [0.0, *ahead.values()]
-    # What most agree on; between two that do not, the controller's.
-    usual = max(clocks, key=lambda one: sum(abs(one - other) <= _CLOCK_LIMIT for other in clocks))
+    clocks, limit = [0.0, *ahead.values()], _CLOCK_LIMIT + _CLOCK_READING * len(readable)
+    # What most agree on; between two that do not, the controller's, which counts twice then.
+    usual = statistics.median([*clocks, 0.0] if len(clocks) % 2 == 0 else clocks)
     for host, seconds in ahead.items():
-        if abs(seconds - usual) > _CLOCK_LIMIT:
+        if abs(seconds - usual) > limit:
             report(
                 host,
                 Finding(
                     "clock",
-                    f"the time of the other nodes and the controller, within {_CLOCK_LIMIT // 60} minutes: "
+                    f"the time of the other nodes and the controller, within {limit // 60} minutes: "
                     "certificates that one node makes must be valid on all",
                     f"{_apart(seconds - usual)} them",
                     "set the one that is wrong (timedatectl set-ntp true, or chrony) and run again",
                 ),
             )
-    if abs(usual) > _CLOCK_LIMIT:
+    if abs(usual) > limit:
         notes.append(f"the controller's clock is {_apart(-usual)} that of the nodes, which agree: set it")
 
 

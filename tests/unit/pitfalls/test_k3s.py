@@ -620,6 +620,9 @@ NOON, DAY = 1795608000.0, 86400
     [
         ([NOON], []),
         ([NOON - 590], []),
+        ([NOON - 620], ["node1"]),
+        # Read within 20 minutes.
+        ([NOON - 5 * number for number in range(240)], []),
         ([NOON + DAY], ["node1"]),
         ([NOON, NOON - DAY], ["node2"]),
         ([NOON, NOON + DAY, NOON + 30], ["node2"]),
