@@ -65,6 +65,10 @@ class Bed:
     def __init__(self) -> None:
         self.built = tempfile.TemporaryDirectory()  # the archives of modules, which each run would build anew
 
+    def close(self) -> None:
+        self.end()
+        self.built.cleanup()
+
     def start(self, after: str = "", words: tuple[str, ...] = ()) -> Ended:
         """The playbooks on the node, killed right after the result that is named, or as they end by themselves."""
         with tempfile.TemporaryDirectory() as folder:
@@ -128,6 +132,11 @@ class Fast(Bed):
 
     def end(self) -> None:
         self._run(self.control, "down")
+
+    def close(self) -> None:
+        super().close()
+        self.reports.cleanup()
+        self.lock.close()
 
     def node(self, script: str) -> str:
         return self._run(self.control, "ssh", NODE, script)

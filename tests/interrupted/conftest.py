@@ -36,7 +36,7 @@ def note(pytestconfig):
 def bed():
     found = beds.Fast()
     yield found
-    found.end()
+    found.close()
 
 
 @pytest.fixture(scope="session")

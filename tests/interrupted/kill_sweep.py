@@ -124,7 +124,7 @@ def main() -> int:
         )
         for line in row["said"].splitlines()[-MOST_SHOWN:]:
             print(f"           {line}")
-    bed.end()
+    bed.close()
     bad = [row for row in done if row["next"] != "converged"]
     print("\n".join(["", *table(done), ""]))
     counts = f"{len(done)} of {len(known['cases'])} cases, {len(done) - len(bad)} converged, {len(bad)} not"

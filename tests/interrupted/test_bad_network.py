@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import pathlib
+import subprocess
+import tempfile
+import time
 
 import pytest
 import slow_link
@@ -34,12 +37,12 @@ def over_the_link(node, tmp_path):
     text = (HOME / "ssh/config").read_text()
     address = next(line.split()[1] for line in text.splitlines() if line.strip().startswith("HostName "))
     config.write_text(text.replace(f"HostName {address}", f"HostName {THERE}\n  HostKeyAlias node1"))
-    variables = {
-        "ansible_ssh_common_args": f"-F {config}",
-        "ansible_control_path": f"%(directory)s/{tmp_path.name}-%%h",
-    }
-    with slow_link.between(HERE, THERE, node_pid(), BAD, SEED) as ways:
-        yield variables, ways
+    with tempfile.TemporaryDirectory() as sockets, slow_link.between(HERE, THERE, node_pid(), BAD, SEED) as ways:
+        yield {"ansible_ssh_common_args": f"-F {config}", "ansible_control_path": f"{sockets}/%%h"}, ways
+        # A connection that is cut off keeps the node's network for minutes, and its bridge on this machine.
+        end = ["ssh", "-F", config, "-o", f"ControlPath={sockets}/%h", "-O", "exit", "node1"]
+        subprocess.run(end, check=False, capture_output=True)
+        time.sleep(3)
 
 
 def test_a_first_run_over_a_bad_link_converges(node, undisturbed, over_the_link, note):
