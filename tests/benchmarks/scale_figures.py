@@ -5,6 +5,7 @@ rows: [{"nodes", "run", "calls", "ours": figures of process_tree.py, "nothing": 
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 import textwrap
@@ -52,7 +53,7 @@ def _minutes(seconds: float, slope: float) -> str:
 
 
 def _goal(value: float, goal: float) -> str:
-    if value != value:
+    if math.isnan(value):
         return f"goal {goal:g}: not verified: takes a quiet machine and two numbers of nodes"
     return f"goal {goal:g}: {'met' if value <= goal else 'missed'}"
 
@@ -159,7 +160,7 @@ def _panel(left: float, top: float, title: str, unit: str, series: dict[str, dic
         drawn.append(f'<text x="{x(value):.1f}" y="{top + HEIGHT + 16}" text-anchor="middle">{value:g}</text>')
     for name, points in series.items():
         slope, start = line(points)
-        if slope == slope:
+        if not math.isnan(slope):
             ends = f'x1="{x(0)}" y1="{y(start):.1f}" x2="{x(widest)}" y2="{y(start + slope * widest):.1f}"'
             drawn.append(f'<line {ends} stroke="{COLOURS[name]}"/>')
         for count, value in points.items():

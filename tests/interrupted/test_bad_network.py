@@ -35,7 +35,7 @@ def over_the_link(node, tmp_path):
     """The node over the link only: (variables of a run, the link's two ways)."""
     config = tmp_path / "ssh_config"
     text = (HOME / "ssh/config").read_text()
-    address = next(line.split()[1] for line in text.splitlines() if line.strip().startswith("HostName "))
+    (address,) = [line.split()[1] for line in text.splitlines() if line.strip().startswith("HostName ")]
     config.write_text(text.replace(f"HostName {address}", f"HostName {THERE}\n  HostKeyAlias node1"))
     with tempfile.TemporaryDirectory() as sockets, slow_link.between(HERE, THERE, node_pid(), BAD, SEED) as ways:
         yield {"ansible_ssh_common_args": f"-F {config}", "ansible_control_path": f"{sockets}/%%h"}, ways
