@@ -43,9 +43,12 @@ ROUNDS = int(os.environ.get("DRA_ROUNDS") or 3)
 PLACEMENTS = int(os.environ.get("DRA_PLACEMENTS") or 8)
 STARTS = 5  # pods whose start is timed
 GATES = tuple(filter(None, os.environ.get("DRA_GATES", "").split(",")))
-GATED = ("kube-apiserver-arg", "kube-controller-manager-arg", "kube-scheduler-arg", "kubelet-arg")
+GATED = ("kube-apiserver-arg", "kube-controller-manager-arg", "kube-scheduler-arg")
 # In the form of the lab's double of k3s (docs/lab.md).
-GATES_ON = {"k3s_config_extra": {component: [f"feature-gates+={gate}=true" for gate in GATES] for component in GATED}}
+GATES_ON = {
+    "k3s_config_extra": {component: [f"feature-gates+={gate}=true" for gate in GATES] for component in GATED},
+    "k3s_kubelet_args": {"feature-gates": ",".join(f"{gate}=true" for gate in GATES)},
+}
 
 
 def template(name, **classes):
