@@ -97,6 +97,10 @@ plan:
   returned: success
   type: list
   elements: raw
+settled:
+  description: Whether RV(plan) is empty and no role of the host layer would have anything to report either.
+  returned: without O(results)
+  type: bool
 reboot_reasons:
   description: Why the node would have to be rebooted.
   returned: without O(results)

@@ -14,7 +14,7 @@ import re
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 
 from ...module_utils._core import text as core_text
-from ...module_utils._core.change import Finding
+from ...module_utils._core.change import Finding, Plan
 from ...module_utils._device_plugin import config
 from ...module_utils._driver import plan as driver_plan
 from ...module_utils._host import kernel_modules, memlock, netns, rail_links
@@ -482,8 +482,13 @@ def plans(facts: dict, variables: dict) -> dict:
 
 
 def plan(facts: dict, variables: dict) -> dict:
-    """What a run would change on this node: changes, problems, reboot_reasons, notes."""
+    """What a run would change on this node: changes, problems, reboot_reasons, notes.
+
+    settled: whether no role of the host layer would have anything to do or to say.
+    """
+    made_by = plans(facts, variables)
     outcome: dict = {
+        "settled": not (_changes_driver(variables) or facts["unfinished"] or any(made != Plan() for made in made_by.values())),
         "changes": [],
         "findings": [],
         "reboot_reasons": [],
@@ -491,7 +496,7 @@ def plan(facts: dict, variables: dict) -> dict:
         "notes": hca_facts.reboot_reasons({"driver": facts["driver"]}),
     }
     stale: list[str] = []
-    for role, made in plans(facts, variables).items():
+    for role, made in made_by.items():
         why = _WHY[role].format(**variables)
         outcome["changes"] += [{**change._asdict(), "why": why} for change in made.changes]
         outcome["findings"] += made.findings
