@@ -98,7 +98,7 @@ plan:
   type: list
   elements: raw
 settled:
-  description: Whether RV(plan) is empty and no role of the host layer would have anything to report either.
+  description: Whether no role of the host layer would do more on the node than repeat the notes of this plan.
   returned: without O(results)
   type: bool
 reboot_reasons:

@@ -14,7 +14,7 @@ import re
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 
 from ...module_utils._core import text as core_text
-from ...module_utils._core.change import Finding, Plan
+from ...module_utils._core.change import Finding
 from ...module_utils._device_plugin import config
 from ...module_utils._driver import plan as driver_plan
 from ...module_utils._host import kernel_modules, memlock, netns, rail_links
@@ -484,11 +484,14 @@ def plans(facts: dict, variables: dict) -> dict:
 def plan(facts: dict, variables: dict) -> dict:
     """What a run would change on this node: changes, problems, reboot_reasons, notes.
 
-    settled: whether no role of the host layer would have anything to do or to say.
+    settled: whether no role of the host layer would do more than repeat the notes.
     """
     made_by = plans(facts, variables)
+    pending = [
+        bool(made.changes or made.findings or made.reboot_reasons or made.stale_images) for made in made_by.values()
+    ]
     outcome: dict = {
-        "settled": not (_changes_driver(variables) or facts["unfinished"] or any(made != Plan() for made in made_by.values())),
+        "settled": not (_changes_driver(variables) or facts["unfinished"] or any(pending)),
         "changes": [],
         "findings": [],
         "reboot_reasons": [],

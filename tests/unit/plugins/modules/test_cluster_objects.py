@@ -442,7 +442,10 @@ def test_several_parts_are_applied_as_a_call_each_applies_them_and_cost_as_many_
         server.edit("ConfigMap/kube-multus/multus", "argocd", b="theirs")
         server.edit("ConfigMap/kube-system/plugin", "argocd", c="theirs")
     healed = same()
-    assert {name for name, _action in actions(healed)} == {"ConfigMap kube-flannel/conf", "ConfigMap kube-system/plugin"}
+    assert {name for name, _action in actions(healed)} == {
+        "ConfigMap kube-flannel/conf",
+        "ConfigMap kube-system/plugin",
+    }
     assert healed["not_applied"] == ["ConfigMap kube-multus/multus is left as it is: argocd: .data.b"]
     lost = [part("flannel", namespace(), config_map(a="1")), part("networks", prune_types=PARTS[2]["prune_types"])]
     pruned, apart = several(one, lost), one_by_one(other, lost)
@@ -462,7 +465,10 @@ def test_a_problem_in_one_part_stops_all_before_the_first_change(server):
 
 def test_of_a_wait_that_is_left_for_later_the_next_task_learns_what_is_not_met_yet(server):
     waits = [{"resource": "daemonset/ds", "namespace": "kube-flannel"}, {"resource": "node/a node/b", "until": READY}]
-    parts = [part("flannel", namespace(), daemon_set(), wait=waits[:1]), part("k3s", node("a"), node("b"), wait=waits[1:])]
+    parts = [
+        part("flannel", namespace(), daemon_set(), wait=waits[:1]),
+        part("k3s", node("a"), node("b"), wait=waits[1:]),
+    ]
     server.state(objects={f"Node//{name}": {**node(name), "status": {"conditions": []}} for name in "ab"})
     first = several(server, parts, wait_later=True)
     assert [item["resource"] for item in first["pending"]] == ["daemonset/ds", "node/a node/b"]

@@ -35,6 +35,7 @@ PARAMS = {
     "seconds": 1,
     "limit": 5,
     "wait_seconds": 9,
+    "removed_afterwards": False,
 }
 OFTEN = 9**9
 CUTS = 6
