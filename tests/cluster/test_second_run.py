@@ -1,7 +1,6 @@
 """What a second run promises: it changes nothing."""
 
-# Of a server with a peer; docs/cluster.md has each of them with its reason.
-REMOTE_CALLS = 25
+REMOTE_CALLS = 30
 
 
 def test_a_second_run_changes_nothing_and_restarts_nothing(cluster):
