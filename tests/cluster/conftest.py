@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import pytest
+from ansible_collections.gpufabric.rdma.tests.tools.figures import Section
 from ansible_collections.gpufabric.rdma.tests.tools.lab_cluster import SNAPSHOT, Cluster
 
-FIGURES = pytest.StashKey()
+FIGURES = Section("figures of the lab's cluster")
 
 
 def pytest_terminal_summary(terminalreporter, config):
-    if config.stash.get(FIGURES, None):
-        terminalreporter.section("figures of the lab's cluster")
-        for line in config.stash[FIGURES]:
-            terminalreporter.write_line(line)
+    FIGURES.write(terminalreporter, config)
 
 
 @pytest.fixture(scope="session")
 def brought_up(pytestconfig):
     found = Cluster()
-    found.figures = pytestconfig.stash.setdefault(FIGURES, [])
+    found.figures = FIGURES.lines(pytestconfig)
     found.bring_up()
     return found
 
@@ -41,7 +39,7 @@ def breakable(brought_up):
 def bare(pytestconfig):
     """Nodes as after their first boot, for a test that has no use for the cluster that others break."""
     found = Cluster()
-    found.figures = pytestconfig.stash.setdefault(FIGURES, [])
+    found.figures = FIGURES.lines(pytestconfig)
     found.labctl("up")
     found.labctl("bundle")
     found.labctl("restore", "ready")

@@ -8,27 +8,24 @@ import pathlib
 import sys
 
 import pytest
+from ansible_collections.gpufabric.rdma.tests.tools.figures import Section
 
 _spec = importlib.util.spec_from_file_location("dra_bed", pathlib.Path(__file__).with_name("bed.py"))
 bed_module = importlib.util.module_from_spec(_spec)
 sys.modules["dra_bed"] = bed_module
 _spec.loader.exec_module(bed_module)
 
-FIGURES = pytest.StashKey()
+FIGURES = Section("what Kubernetes' own code said")
 FORMS = {"as Kubernetes 1.35 comes": (), "with gates": bed_module.GATES}
 
 
 def pytest_terminal_summary(terminalreporter, config):
-    if config.stash.get(FIGURES, None):
-        terminalreporter.section("what Kubernetes' own code said")
-        for line in config.stash[FIGURES]:
-            terminalreporter.write_line(line)
+    FIGURES.write(terminalreporter, config)
 
 
 @pytest.fixture(scope="session")
 def figures(pytestconfig):
-    pytestconfig.stash[FIGURES] = []
-    return pytestconfig.stash[FIGURES]
+    return FIGURES.lines(pytestconfig)
 
 
 @pytest.fixture(scope="session", params=FORMS, ids=[name.replace(" ", "-") for name in FORMS])

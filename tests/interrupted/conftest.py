@@ -5,28 +5,26 @@ from __future__ import annotations
 import sys
 
 import pytest
+from ansible_collections.gpufabric.rdma.tests.tools.figures import Section
 
 sys.path.insert(0, __file__.rpartition("/")[0])
 
 import beds
 
-FIGURES = pytest.StashKey()
+FIGURES = Section("figures of interrupted runs")
 
 
 def pytest_terminal_summary(terminalreporter, config):
-    if config.stash.get(FIGURES, None):
-        terminalreporter.section("figures of interrupted runs")
-        for line in config.stash[FIGURES]:
-            terminalreporter.write_line(line)
+    FIGURES.write(terminalreporter, config)
 
 
 @pytest.fixture(scope="session")
 def note(pytestconfig):
     """A line for the end of the session, and at once with pytest's -s."""
-    pytestconfig.stash[FIGURES] = []
+    lines = FIGURES.lines(pytestconfig)
 
     def write(line: str) -> None:
-        pytestconfig.stash[FIGURES].append(line)
+        lines.append(line)
         print(line, flush=True)
 
     return write

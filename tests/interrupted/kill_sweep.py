@@ -18,6 +18,7 @@ import sys
 import time
 
 import beds
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core import text as core_text
 from ansible_collections.gpufabric.rdma.tests.tools.lab_cluster import made_of
 from ansible_collections.gpufabric.rdma.tests.tools.lab_nodes import CHECKOUT
 
@@ -77,13 +78,10 @@ def judge(bed, case: dict, wanted: dict) -> dict:
     return {**case, **ended, "next": verdict, "said": said, "seconds": round(time.monotonic() - begun, 1)}
 
 
-def table(done: list[dict]) -> list[str]:
+def table(done: list[dict]) -> str:
     header = ("TASK", "PLACE", "KIND", "PHASE", "NEXT RUN", "SECONDS")
-    rows = [
-        (row["task"], row["place"], row["kind"], row["phase"], row["next"], f"{row['seconds']:.0f}") for row in done
-    ]
-    widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in [header, *rows]]
+    keys = ("task", "place", "kind", "phase", "next")
+    return core_text.table(header, [(*(row[key] for key in keys), f"{row['seconds']:.0f}") for row in done])
 
 
 def main() -> int:
@@ -126,7 +124,7 @@ def main() -> int:
             print(f"           {line}")
     bed.close()
     bad = [row for row in done if row["next"] != "converged"]
-    print("\n".join(["", *table(done), ""]))
+    print(f"\n{table(done)}\n")
     counts = f"{len(done)} of {len(known['cases'])} cases, {len(done) - len(bad)} converged, {len(bad)} not"
     print(f"bed {bed.name}: {counts}; seed {known['seed']}, load {os.getloadavg()[0]:.0f}")
     return 1 if bad else 0

@@ -157,31 +157,34 @@ def test_a_link_killed_anywhere_is_the_old_one_or_the_new(tmp_path):
     assert seen == {"old", "new"}
 
 
-def test_what_a_killed_write_leaves_goes_with_the_next_one_in_the_folder(tmp_path):
-    litter, number, going = 0, 0, True
+def killed_anywhere(tmp_path, work):
+    """A folder for each call at which work(folder) was killed, and one in which it came to its end."""
+    number, going = 0, True
     while going:
         folder = tmp_path / str(number)
         folder.mkdir()
-        going = killed_at(number, lambda folder=folder: files.write(str(folder / "file"), "new"))
+        going = killed_at(number, lambda folder=folder: work(folder))
+        yield folder
+        number += 1
+
+
+def test_what_a_killed_write_leaves_goes_with_the_next_one_in_the_folder(tmp_path):
+    litter = 0
+    for folder in killed_anywhere(tmp_path, lambda folder: files.write(str(folder / "file"), "new")):
         litter += len([path for path in folder.iterdir() if path.name != "file"])
         files.write(str(folder / "other"), "")
         assert {path.name for path in folder.iterdir()} <= {"file", "other"}
-        number += 1
     assert litter > 2, "killed writes leave something, or this test shows nothing"
 
 
 def test_what_a_killed_link_leaves_goes_once_it_is_not_new(tmp_path):
-    litter, number, going = 0, 0, True
-    while going:
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        going = killed_at(number, lambda folder=folder: files.link(str(folder / "link"), "new"))
+    litter = 0
+    for folder in killed_anywhere(tmp_path, lambda folder: files.link(str(folder / "link"), "new")):
         for path in folder.iterdir():
             litter += path.name != "link"
             os.utime(path, (0, 0), follow_symlinks=False)
         files.link(str(folder / "other"), "x")
         assert {path.name for path in folder.iterdir()} <= {"link", "other"}
-        number += 1
     assert litter > 0
 
 
