@@ -46,6 +46,7 @@ class ActionModule(ActionBase):
             # Ansible prints and stores results, so they must not hold a secret.
             "variables": {name: value for name, value in variables.items() if not options[name].get("no_log")},
             "plan": [],
+            "settled": False,
             "reboot_reasons": [],
             "notes": [],
         }
@@ -59,7 +60,10 @@ class ActionModule(ActionBase):
             outcome = host.plan(args["facts"], variables)
             findings += found + outcome["findings"]
             result.update(
-                plan=outcome["changes"], reboot_reasons=outcome["reboot_reasons"], notes=notes + outcome["notes"]
+                plan=outcome["changes"],
+                settled=outcome["settled"],
+                reboot_reasons=outcome["reboot_reasons"],
+                notes=notes + outcome["notes"],
             )
         result["findings"] = [finding._asdict() for finding in findings]
         return result

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: cluster_objects
-short_description: Apply a set of cluster objects through kubectl on a server node
+short_description: Apply sets of cluster objects through kubectl on a server node
 version_added: 0.1.0
 description:
   - Applies the objects of one owner server-side under the field manager C(gpufabric.rdma), and deletes objects of the
@@ -17,6 +17,7 @@ description:
     O(takeover_allowed).
   - In check mode without an API server every object is listed as to be created.
   - With objects from Git (O(applied_by=gitops)) it changes nothing and fails with every difference.
+  - Several owners' objects go in one call as O(parts), and cost as many calls of kubectl as those of one owner.
   - Nodes, namespaces and custom resource definitions are never deleted. Nodes and namespaces get no owner label,
     because others create them too.
 extends_documentation_fragment:
@@ -30,9 +31,9 @@ options:
       - Namespaces and custom resource definitions are applied first, and the module waits for the definitions;
         otherwise the order is kept.
       - An object of kind C(Secret) is refused here; it belongs in O(secrets).
+      - Required together with O(owner), unless O(parts) is given.
     type: list
     elements: dict
-    required: true
   secrets:
     description:
       - Secrets, whose values appear in no log, no diff and no command line.
@@ -61,7 +62,6 @@ options:
       - Value of the label C(rdma.gpufabric.io/owner) on each object. Objects with this label that are no longer in
         O(objects) or O(secrets) are deleted.
     type: str
-    required: true
   prune_types:
     description:
       - Resource types to look for such leftovers in, besides C(configmaps), C(secrets), C(serviceaccounts),
@@ -91,7 +91,8 @@ options:
     default: collection
   render:
     description:
-      - Only return the objects as they would be sent, in RV(rendered). No cluster is contacted.
+      - Only return the objects as they would be sent, in RV(rendered), and for O(parts) of another task, in RV(part).
+        Done on the controller; no host is contacted.
     type: bool
     default: false
   kubectl:
@@ -112,9 +113,10 @@ options:
     type: list
     elements: dict
     default: []
-    suboptions:
+    suboptions: &wait
       resource:
         description: Type and name, such as V(daemonset/kube-flannel-ds); a type alone, such as V(nodes), means all.
+          Several names are separated by spaces.
         type: str
         required: true
       namespace:
@@ -135,6 +137,48 @@ options:
         description: Whether to wait for it before anything is read and applied, such as nodes to be labelled.
         type: bool
         default: false
+  wait_later:
+    description:
+      - Whether to wait only for what comes O(wait[].first), and to leave the rest to a later task. RV(pending) says
+        what that is.
+    type: bool
+    default: false
+  parts:
+    description:
+      - In place of O(objects), several sets of them. Each is the RV(part) that a task with O(render) has returned, and
+        stands for what that task would do.
+      - All problems of all parts are found before the first change.
+    type: list
+    elements: dict
+    suboptions:
+      objects:
+        description: As O(objects).
+        type: list
+        elements: dict
+        required: true
+      owner:
+        description: As O(owner).
+        type: str
+        required: true
+      prune_types:
+        description: As O(prune_types).
+        type: list
+        elements: str
+        default: []
+      takeover_allowed:
+        description: As O(takeover_allowed).
+        type: bool
+      applied_by:
+        description: As O(applied_by).
+        type: str
+        choices: [collection, gitops]
+        default: collection
+      wait:
+        description: As O(wait).
+        type: list
+        elements: dict
+        default: []
+        suboptions: *wait
 """
 
 EXAMPLES = r"""
@@ -146,6 +190,12 @@ EXAMPLES = r"""
       - resource: daemonset/kube-flannel-ds
         namespace: kube-flannel
         timeout_seconds: 300
+  delegate_to: "{{ groups['k3s_servers'][0] }}"
+  run_once: true
+
+- name: Apply what two tasks with render have returned
+  gpufabric.rdma.cluster_objects:
+    parts: "{{ [flannel['part'], multus['part']] }}"
   delegate_to: "{{ groups['k3s_servers'][0] }}"
   run_once: true
 
@@ -243,6 +293,15 @@ not_rendered:
   returned: when O(render) is true
   type: list
   elements: str
+part:
+  description: The options of this task, for O(parts) of another one.
+  returned: when O(render) is true
+  type: dict
+pending:
+  description: Items of O(wait) that are not met yet, for a later task. Without O(wait_later) there is none.
+  returned: success, when O(render) is false
+  type: list
+  elements: dict
 kubectl_calls:
   description: How many times kubectl was run.
   returned: success
@@ -262,7 +321,6 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import
     Refused,
     failure,
     finish,
-    result,
     settle,
 )
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
@@ -292,20 +350,20 @@ class Cluster:
     def __init__(self, kubectl: Kubectl):
         self._kubectl = kubectl
 
-    def read(self, wanted: list, owner: str, prune_types: list, force: bool, revert_edits: bool) -> dict:
-        """revert_edits: whether to predict, and later apply, the wanted values of fields changed by hand."""
+    def read(self, parts: list) -> dict:
+        """parts: see planner.prepare."""
         self._kubectl.dial()
+        wanted = planner.of_all(parts)
         live, missing = self._live(wanted)
         known = planner.by_key(wanted, live)
-        predicted, errors, edited = self._predict(planner.predictable(wanted, known, missing), force, revert_edits)
-        return {
-            "down": None,
-            "live": known,
-            "predicted": predicted,
-            "errors": errors,
-            "edited": edited,
-            "owned": self._owned(owner, prune_types),
-        }
+        asked = planner.predictable(wanted, known, missing)
+        state: dict = {"down": None, "live": known, "predicted": {}, "errors": {}, "edited": {}}
+        for (force, revert_edits), items in planner.alike(parts, asked):
+            predicted, errors, edited = self._predict(items, force, revert_edits)
+            state["predicted"].update(predicted)
+            state["errors"].update(errors)
+            state["edited"].update(edited)
+        return {**state, "owned": self._owned(parts)}
 
     def _live(self, wanted: list) -> tuple[list, set]:
         """The live objects, and the kinds whose definition is not installed yet."""
@@ -325,52 +383,60 @@ class Cluster:
             missing |= absent
 
     def _predict(self, asked: list, force: bool, revert_edits: bool) -> tuple[dict, dict, dict]:
-        """What the server would make of each object. One call; one per object only when that call is rejected."""
+        """What the server would make of each object. One call; where it is rejected, one for each half.
+
+        revert_edits: whether to predict, and later apply, the wanted values of fields changed by hand.
+        """
         if not asked:
             return {}, {}, {}
         code, out, error = self._dry_run(asked, force)
         if code == 0:
             return planner.by_key(asked, parse_items(out)), {}, {}
-        predicted, errors, edited = {}, {}, {}
-        for item in asked:
-            key = planner.Key.of(item)
-            code, out, error = self._dry_run([item], force)
-            clash = planner.conflict(error) if code else None
-            if clash and revert_edits and planner.by_hand(clash):
-                edited[key] = clash
-                code, out, error = self._dry_run([item], True)
-            if code:
-                errors[key] = error
-            else:
-                predicted.update(planner.by_key([item], parse_items(out)))
-        return predicted, errors, edited
+        if len(asked) > 1:
+            middle = len(asked) // 2
+            halves = (self._predict(half, force, revert_edits) for half in (asked[:middle], asked[middle:]))
+            predicted, errors, edited = ({**one, **other} for one, other in zip(*halves))
+            return predicted, errors, edited
+        (key,) = map(planner.Key.of, asked)
+        clash = planner.conflict(error)
+        if not (clash and revert_edits and planner.by_hand(clash)):
+            return {}, {key: error}, {}
+        code, out, error = self._dry_run(asked, True)
+        if code:
+            return {}, {key: error}, {key: clash}
+        return planner.by_key(asked, parse_items(out)), {}, {key: clash}
 
     def _dry_run(self, objects: list, force: bool) -> tuple[int, str, str]:
         return self._kubectl.apply(objects, "--output=json", "--dry-run=server", *_forced(force))
 
-    def _owned(self, owner: str, prune_types: list) -> list:
-        types = list(dict.fromkeys([*PRUNE_TYPES, *prune_types]))
+    def _owned(self, parts: list) -> list:
+        owners = ",".join(part["owner"] for part in parts)
+        types = list(dict.fromkeys([*PRUNE_TYPES, *(name for part in parts for name in part["prune_types"])]))
         while types:
-            asked = (",".join(types), "--all-namespaces", f"--selector={OWNER_LABEL}={owner}", SHOW, "--output=json")
-            code, out, error = self._kubectl.run_retrying("get", *asked)
+            selector = f"--selector={OWNER_LABEL} in ({owners})"
+            code, out, error = self._kubectl.run_retrying(
+                "get", ",".join(types), "--all-namespaces", selector, SHOW, "--output=json"
+            )
             if code == 0:
                 return parse_items(out)
             unknown = {name.partition(".")[0] for name in planner.unknown_types(error)}
             left = [name for name in types if name.partition(".")[0] not in unknown]
             if len(left) == len(types):
-                raise _failed(f"reading the objects of owner {owner}", error)
+                raise _failed(f"reading the objects of owner {owners}", error)
             types = left
         return []
 
-    def apply(self, changes: list, wanted: list, force: bool, edited: dict):
+    def apply(self, changes: list, parts: list, edited: dict):
         """edited: objects by key whose hand-edited fields are reverted."""
+        wanted = planner.of_all(parts)
+        overridden = planner.overridden(parts) | set(edited)
         for stage in planner.stages(wanted, changes):
             names = {str(planner.Key.of(item)) for item in stage}
-            for by_hand in (False, True):
-                part = [item for item in stage if (planner.Key.of(item) in edited) is by_hand]
-                if not part:
+            for force in (False, True):
+                some = [item for item in stage if (planner.Key.of(item) in overridden) is force]
+                if not some:
                     continue
-                code, _out, error = self._kubectl.apply(part, "--output=json", *_forced(force or by_hand))
+                code, _out, error = self._kubectl.apply(some, "--output=json", *_forced(force))
                 if code:
                     raise _failed(f"applying {', '.join(sorted(names))}", error)
             yield from (change for change in changes if change.object in names and change.action != "prune")
@@ -435,9 +501,30 @@ def _not_reached(item: dict, text: str):
 
 @guarded
 def main() -> None:
+    strings: dict = {"type": "list", "elements": "str", "default": []}
+    of_owner: dict = {
+        "prune_types": strings,
+        "takeover_allowed": {"type": "bool"},
+        "applied_by": {"type": "str", "choices": ["collection", "gitops"], "default": "collection"},
+        "wait": {
+            "type": "list",
+            "elements": "dict",
+            "default": [],
+            "options": {
+                "resource": {"type": "str", "required": True},
+                "namespace": {"type": "str"},
+                "selector": {"type": "str"},
+                "until": {"type": "str", "default": "rollout"},
+                "timeout_seconds": {"type": "int", "default": 300},
+                "first": {"type": "bool", "default": False},
+            },
+        },
+    }
     module = AnsibleModule(
         argument_spec={
-            "objects": {"type": "list", "elements": "dict", "required": True},
+            "objects": {"type": "list", "elements": "dict"},
+            "owner": {"type": "str"},
+            **of_owner,
             "secrets": {
                 "type": "list",
                 "elements": "dict",
@@ -450,49 +537,42 @@ def main() -> None:
                     "string_data": {"type": "dict", "required": True, "no_log": True},
                 },
             },
-            "owner": {"type": "str", "required": True},
-            "prune_types": {"type": "list", "elements": "str", "default": []},
-            "takeover_allowed": {"type": "bool"},
-            "applied_by": {"type": "str", "choices": ["collection", "gitops"], "default": "collection"},
-            "render": {"type": "bool", "default": False},
-            "kubectl": {"type": "list", "elements": "str", "default": ["k3s", "kubectl"]},
-            "api_timeout_seconds": {"type": "int", "default": 120},
-            "wait": {
+            "parts": {
                 "type": "list",
                 "elements": "dict",
-                "default": [],
                 "options": {
-                    "resource": {"type": "str", "required": True},
-                    "namespace": {"type": "str"},
-                    "selector": {"type": "str"},
-                    "until": {"type": "str", "default": "rollout"},
-                    "timeout_seconds": {"type": "int", "default": 300},
-                    "first": {"type": "bool", "default": False},
+                    "objects": {"type": "list", "elements": "dict", "required": True},
+                    "owner": {"type": "str", "required": True},
+                    **of_owner,
                 },
             },
+            "render": {"type": "bool", "default": False},
+            "wait_later": {"type": "bool", "default": False},
+            "kubectl": {"type": "list", "elements": "str", "default": ["k3s", "kubectl"]},
+            "api_timeout_seconds": {"type": "int", "default": 120},
         },
+        mutually_exclusive=[("objects", "parts")],
+        required_one_of=[("objects", "parts")],
+        required_together=[("objects", "owner")],
         supports_check_mode=True,
     )
     given = module.params
-    wanted, findings = planner.prepare(given["objects"], given["secrets"], given["owner"])
+    if given["render"]:
+        module.fail_json(msg="render is answered by the action plugin of this module, which did not run")
+    parts, findings = planner.prepare(given["parts"] or [given])
     if findings:
         module.fail_json(**failure(Refused(findings)))
-    if given["render"]:
-        module.exit_json(waited=[], kubectl_calls=0, **_rendered(wanted), **result(Plan(), []))
 
     patience = 0 if module.check_mode else given["api_timeout_seconds"]
     kubectl = Kubectl(given["kubectl"], limit=_CALL_SECONDS, patience=patience)
     cluster = Cluster(kubectl)
-    elsewhere = given["applied_by"] == "gitops"
-    # Objects from Git are not applied, and in a dry run field managers do not matter.
-    force = elsewhere or given["takeover_allowed"] is True
-    revert_edits = given["takeover_allowed"] is not False
+    wait = [item for part in parts for item in part["wait"]]
     state: dict = {}
 
     def read() -> dict:
         state.clear()
         try:
-            found = cluster.read(wanted, given["owner"], given["prune_types"], force, revert_edits)
+            found = cluster.read(parts)
         except Unreachable as silence:
             if not module.check_mode:
                 raise
@@ -501,35 +581,28 @@ def main() -> None:
         return state
 
     waited: list = []
+    pending: list = []
     changes: list = []
     try:
         if not module.check_mode:
-            waited += cluster.wait([item for item in given["wait"] if item["first"]], [])
+            waited += cluster.wait([item for item in wait if item["first"]], [])
         made, changes = settle(
             read=read,
-            plan=lambda state: (
-                planner.verify(state, wanted, given["owner"])
-                if elsewhere
-                else planner.plan(state, wanted, given["owner"], given["takeover_allowed"])
-            ),
-            apply=lambda changes: cluster.apply(changes, wanted, force, state["edited"]),
+            plan=lambda state: planner.plan_parts(state, parts),
+            apply=lambda changes: cluster.apply(changes, parts, state["edited"]),
             check_mode=module.check_mode,
         )
+        last = [item for item in wait if not item["first"]]
         if module.check_mode:
-            _note_skipped_waits(made, changes, given["wait"])
+            _note_skipped_waits(made, changes, wait)
+        elif given["wait_later"]:
+            pending = [item for item in last if not planner.satisfied(item, state["live"].values())]
         else:
-            waited += cluster.wait([item for item in given["wait"] if not item["first"]], list(state["live"].values()))
+            waited += cluster.wait(last, list(state["live"].values()))
     except Refused as refused:
         module.fail_json(**failure(Refused(refused.findings, refused.done or changes)))
-    finish(module, made, changes, waited=waited, kubectl_calls=kubectl.calls, down=state.get("down"))
-
-
-def _rendered(wanted: list) -> dict:
-    stages = planner.in_order(wanted)
-    return {
-        "rendered": [item for item in stages if item["kind"] != "Secret"],
-        "not_rendered": [str(planner.Key.of(item)) for item in stages if item["kind"] == "Secret"],
-    }
+    more = {"waited": waited, "pending": pending, "kubectl_calls": kubectl.calls, "down": state.get("down")}
+    finish(module, made, changes, **more)
 
 
 def _note_skipped_waits(made: Plan, changes: list, wait: list) -> None:

@@ -11,6 +11,7 @@ version_added: 0.1.0
 description:
   - Gathers the facts of M(gpufabric.rdma.hca_facts) and looks for the character devices and test tools that a container
     would use.
+  - Reads its interfaces, routes and network configuration files as M(gpufabric.rdma.network_info) does.
   - Locks memory as O(user) under the limit of each of O(services), in a short-lived child process.
 extends_documentation_fragment:
   - gpufabric.rdma.reading
@@ -55,6 +56,10 @@ options:
     description: User that locks memory, and whose rights on the character devices are told.
     type: str
     default: nobody
+  directory:
+    description: As for M(gpufabric.rdma.network_info).
+    type: path
+    default: /etc/cni/multus/net.d
   kubelet_root:
     description: The kubelet's C(--root-dir), below which device plugins are found.
     type: path
@@ -72,6 +77,10 @@ ansible_facts:
   description: The facts as M(gpufabric.rdma.hca_facts) returns them.
   returned: success
   type: dict
+networks:
+  description: What M(gpufabric.rdma.network_info) returns.
+  returned: success
+  type: dict
 probe:
   description: C(char_devices) by name with their rights, C(memlock) by service, C(plugins) by resource with what its
     sockets answered (null or empty below another root than V(/)), C(tools), and C(loaded), modules that the reading has
@@ -83,7 +92,9 @@ probe:
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import node as device_plugin
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host.networks import network_info
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.probe import probe, rdma_modules
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import node_tools
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
@@ -109,6 +120,7 @@ def main() -> None:
             },
             "services": {"type": "list", "elements": "str", "default": []},
             "user": {"type": "str", "default": "nobody"},
+            "directory": {"type": "path", "default": "/etc/cni/multus/net.d"},
             "kubelet_root": {"type": "path", "default": device_plugin.KUBELET},
         },
         supports_check_mode=True,
@@ -123,12 +135,13 @@ def main() -> None:
             "plugins": device_plugin.answers(params["root"], params["kubelet_root"]),
             "loaded": sorted(rdma_modules() - before),
         }
+        networks = {"tools": node_tools.read(tree), **network_info(tree, params["directory"])}
     except (OSError, ValueError) as error:
         module.fail_json(
             msg=f"root {params['root']}: wanted a node whose facts and limits can be read, seen {error}. "
             "Next step: fix what it reports and run again"
         )
-    module.exit_json(changed=False, ansible_facts={"rdma": facts}, probe=probed)
+    module.exit_json(changed=False, ansible_facts={"rdma": facts}, probe=probed, networks=networks)
 
 
 if __name__ == "__main__":

@@ -146,7 +146,7 @@ class Node:
     def read(self) -> dict:
         tree = Tree(self._root)
         files = {}
-        for path in (address.CONFIG, address.CHECK, address.UNIT):
+        for path in address.FILES:
             content = tree.read(path)
             if content is not None:
                 files[path] = {"content": content, "mode": f"{tree.mode(path) or 0:04o}"}

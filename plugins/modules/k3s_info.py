@@ -74,6 +74,9 @@ k3s:
     shared_address:
       description: The address that this node shares with other servers by its configuration, or nothing.
       type: str
+    address_files:
+      description: Files that M(gpufabric.rdma.k3s_address) has written, now or in an earlier run.
+      type: list
     shared:
       description: Of O(shared_address), C(answers), C(installed) and C(offered).
       type: dict

@@ -97,6 +97,10 @@ plan:
   returned: success
   type: list
   elements: raw
+settled:
+  description: Whether no role of the host layer would do more on the node than repeat the notes of this plan.
+  returned: without O(results)
+  type: bool
 reboot_reasons:
   description: Why the node would have to be rebooted.
   returned: without O(results)

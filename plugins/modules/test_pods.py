@@ -70,6 +70,10 @@ options:
     description: Seconds after which a test is aborted.
     type: int
     default: 30
+  removed_afterwards:
+    description: Whether to delete the pods and their namespace again, whatever came of the tests.
+    type: bool
+    default: false
   wait_seconds:
     description: How long the pods may take to start, and to be removed.
     type: int
@@ -114,6 +118,10 @@ seconds:
   description: How long the parts took.
   returned: O(state=present)
   type: dict
+removed:
+  description: C(left) and C(unanswered), as with O(state=absent).
+  returned: O(removed_afterwards=true)
+  type: dict
 left:
   description: kubectl's message about what could not be removed, or null.
   returned: O(state=absent)
@@ -145,6 +153,7 @@ def main() -> None:
             "port": {"type": "int", "default": 18700},
             "seconds": {"type": "int", "default": 2},
             "limit": {"type": "int", "default": 30},
+            "removed_afterwards": {"type": "bool", "default": False},
             "wait_seconds": {"type": "int", "default": 180},
             "api_seconds": {"type": "int", "default": API_SECONDS},
         },

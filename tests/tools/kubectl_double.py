@@ -247,7 +247,7 @@ def get(state, words) -> None:
         wanted = {kind_of(state, word) for word in words[1].split(",")}
         everywhere = "-A" in words or "--all-namespaces" in words
         namespace = option(words, "n", "namespace", empty="default")
-        label, value = option(words, "selector").partition("=")[::2]
+        label, values = selected(option(words, "selector"))
         node = option(words, "field-selector").partition("spec.nodeName=")[2]
         only = option(words, "field-selector").partition("metadata.name=")[2]
         items = [
@@ -255,11 +255,20 @@ def get(state, words) -> None:
             for name, item in state["objects"].items()
             if item["kind"] in wanted
             and (everywhere or item["kind"] in CLUSTER_WIDE or name.split("/")[1] == namespace)
-            and (not label or (item["metadata"].get("labels") or {}).get(label) == value)
+            and (not label or (item["metadata"].get("labels") or {}).get(label) in values)
             and (not node or item["spec"].get("nodeName") == node)
             and (not only or item["metadata"]["name"] == only)
         ]
         print(json.dumps({"apiVersion": "v1", "kind": "List", "items": [seen(item, managed) for item in items]}))
+
+
+def selected(text) -> tuple:
+    """(label, its values) of `label=value` or `label in (value,value)`."""
+    label, _in, values = text.partition(" in ")
+    if values:
+        return label, values.strip("()").split(",")
+    label, _is, value = text.partition("=")
+    return label, [value]
 
 
 def wait(state, words) -> None:

@@ -23,6 +23,7 @@ CONFIG = "/etc/keepalived/gpufabric-rdma-k3s.conf"
 CHECK = "/usr/libexec/keepalived/gpufabric-rdma-k3s-ready"
 SERVICE = "gpufabric-rdma-k3s-address"
 UNIT = f"{SYSTEM}/{SERVICE}.service"
+FILES = (CONFIG, CHECK, UNIT)
 PORT = 6443
 # A site's own VRRP is kept apart by the unicast peers; the number only has to be one.
 ROUTER = 51

@@ -61,6 +61,7 @@ def node(root: str, run: Callable, token: str | None = None) -> dict:
         # Without the address that servers share: it is not the node's own, and may be elsewhere in a second.
         "addresses": [row for row in _addresses(tree) if row["address"].partition("/")[0] != shared],
         "shared_address": shared,
+        "address_files": [path for path in address.FILES if tree.exists(path)],
         "routes": destinations(tree),
         "selinux": _selinux(tree),
         "selinux_policy": tree.exists("/usr/share/selinux/packages/k3s.pp"),

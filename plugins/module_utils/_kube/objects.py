@@ -54,11 +54,28 @@ class Key(NamedTuple):
 # --- wanted objects ---------------------------------------------------------------------------------------------------
 
 
-def prepare(objects: list[dict], secrets: list[dict], owner: str) -> tuple[list[dict], list[Finding]]:
-    """The objects as they are sent (lists flattened, secrets built, owner's label set), and problems found in them."""
-    findings, wanted, seen = [], [], set()
+def prepare(parts: list[dict]) -> tuple[list[dict], list[Finding]]:
+    """The parts with `wanted`, their objects as they are sent, and problems found in them.
+
+    A part is what one owner wants: objects, secrets (if any), owner, prune_types, takeover_allowed, applied_by, wait.
+    """
+    findings: list[Finding] = []
+    seen: set[Key] = set()
+    prepared = [{**part, "wanted": _as_sent(part, findings)} for part in parts]
+    for item in of_all(prepared):
+        if Key.of(item) in seen:
+            findings.append(_wrong(str(Key.of(item)), "each object once", "several of that name"))
+        seen.add(Key.of(item))
+    return prepared, findings
+
+
+def _as_sent(part: dict, findings: list[Finding]) -> list[dict]:
+    """A part's objects with lists flattened, secrets built and the owner's label set."""
+    wanted = []
     flat = [
-        item for given in objects for item in (given.get("items") or [] if given.get("kind") == "List" else [given])
+        item
+        for given in part["objects"]
+        for item in (given.get("items") or [] if given.get("kind") == "List" else [given])
     ]
     for number, item in enumerate(flat, 1):
         meta = item.get("metadata") or {}
@@ -80,15 +97,35 @@ def prepare(objects: list[dict], secrets: list[dict], owner: str) -> tuple[list[
             )
         else:
             wanted.append(copy.deepcopy(item))
-    wanted += [_secret(item) for item in secrets]
+    wanted += [_secret(item) for item in part.get("secrets") or []]
     for item in wanted:
-        key = Key.of(item)
-        if key in seen:
-            findings.append(_wrong(str(key), "each object once", "several of that name"))
-        seen.add(key)
-        if key.kind not in _SHARED:
-            item["metadata"]["labels"] = {**(item["metadata"].get("labels") or {}), OWNER_LABEL: owner}
-    return wanted, findings
+        if item["kind"] not in _SHARED:
+            item["metadata"]["labels"] = {**(item["metadata"].get("labels") or {}), OWNER_LABEL: part["owner"]}
+    return wanted
+
+
+def of_all(parts: list[dict]) -> list[dict]:
+    """The objects of all parts."""
+    return [item for part in parts for item in part["wanted"]]
+
+
+def _force(part: dict) -> bool:
+    """Whether fields of other managers do not matter: taken over, or from Git, where only values count."""
+    return part["applied_by"] == "gitops" or part["takeover_allowed"] is True
+
+
+def overridden(parts: list[dict]) -> set[Key]:
+    """The objects whose fields are set whoever manages them."""
+    return {Key.of(item) for part in parts if _force(part) for item in part["wanted"]}
+
+
+def alike(parts: list[dict], items: list[dict]) -> Iterable[tuple[tuple[bool, bool], list[dict]]]:
+    """((force, whether to revert what was changed by hand), those of the items that the server is asked so about)."""
+    ways = {
+        Key.of(item): (_force(part), part["takeover_allowed"] is not False) for part in parts for item in part["wanted"]
+    }
+    for way in sorted(set(ways.values())):
+        yield way, [item for item in items if ways[Key.of(item)] == way]
 
 
 def _wrong(obj: str, wanted: str, seen: str) -> Finding:
@@ -167,6 +204,29 @@ def by_hand(clash: str) -> bool:
 
 
 # --- the decision -----------------------------------------------------------------------------------------------------
+
+
+def plan_parts(state: dict, parts: list[dict]) -> Plan:
+    """What is to be done for all parts; state: as for plan, of all of them."""
+    if state["down"]:
+        here, elsewhere = ([part for part in parts if (part["applied_by"] == "gitops") is git] for git in (False, True))
+        return _joined([plan(state, of_all(here), "", None), verify(state, of_all(elsewhere), "")])
+    return _joined([_plan_part(state, part) for part in parts])
+
+
+def _plan_part(state: dict, part: dict) -> Plan:
+    mine = {**state, "live": by_key(part["wanted"], state["live"].values())}
+    if part["applied_by"] == "gitops":
+        return verify(mine, part["wanted"], part["owner"])
+    return plan(mine, part["wanted"], part["owner"], part["takeover_allowed"])
+
+
+def _joined(plans: list[Plan]) -> Plan:
+    joined = Plan()
+    for one in plans:
+        for name, rows in vars(one).items():
+            getattr(joined, name).extend(rows)
+    return joined
 
 
 def plan(state: dict, wanted: list[dict], owner: str, takeover_allowed: bool | None) -> Plan:
@@ -353,9 +413,13 @@ def stages(wanted: list[dict], changes: list[Change]) -> list[list[dict]]:
     return [stage for stage in _split(chosen) if stage]
 
 
-def in_order(wanted: list[dict]) -> list[dict]:
-    """The objects in the order in which the stages send them."""
-    return [item for stage in _split(wanted) for item in stage]
+def rendered(part: dict) -> dict:
+    """What a prepared part amounts to without a cluster: its objects in the order in which the stages send them."""
+    stages = [item for stage in _split(part["wanted"]) for item in stage]
+    return {
+        "rendered": [item for item in stages if item["kind"] != "Secret"],
+        "not_rendered": [str(Key.of(item)) for item in stages if item["kind"] == "Secret"],
+    }
 
 
 def _split(items: list[dict]) -> tuple[list[dict], list[dict]]:
@@ -378,8 +442,12 @@ def wait_arguments(item: dict) -> list[str]:
 
 
 def satisfied(item: dict, live: Iterable[dict]) -> bool:
-    """Whether an object just read already meets the condition, so no further call is needed."""
-    kind, name = item["resource"].partition("/")[::2]
+    """Whether objects just read already meet the condition, so no further call is needed."""
+    return all(_satisfied(name, item, live) for name in item["resource"].split())
+
+
+def _satisfied(resource: str, item: dict, live: Iterable[dict]) -> bool:
+    kind, name = resource.partition("/")[::2]
     for seen in live:
         meta, status = seen["metadata"], seen.get("status") or {}
         here = (seen["kind"].lower(), meta["name"], meta.get("namespace") or "")

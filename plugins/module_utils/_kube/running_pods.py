@@ -135,22 +135,25 @@ def _ask(kubectl: Kubectl, namespace: str, name: str, resolve: str, peer: str) -
 def run(kubectl: Kubectl, params: dict) -> dict:
     """Effect: apply the pods, wait for them, probe each, send between them. pods, claims, answers, traffic, seconds.
 
-    params: namespace, objects, pods, traffic (bool), resolve, port, seconds, limit, wait_seconds. unanswered of the
-    result: why the rest is not known, where the API server fell silent.
+    params: namespace, objects, pods, traffic (bool), resolve, port, seconds, limit, wait_seconds, removed_afterwards.
+    unanswered of the result: why the rest is not known, where the API server fell silent. removed: what remove() gave.
     """
     result: dict = {"pods": {}, "claims": [], "answers": {}, "traffic": {"tests": [], "left_out": []}, "seconds": {}}
+    result["unanswered"] = None
     try:
         _run(kubectl, params, result)
     except Unreachable as silent:
-        return {**result, "unanswered": silent.reason}
-    return {**result, "unanswered": None}
+        result["unanswered"] = silent.reason
+    if params["removed_afterwards"]:
+        result["removed"] = remove(kubectl, params["namespace"], params["wait_seconds"])
+    return result
 
 
 def _run(kubectl: Kubectl, params: dict, result: dict) -> None:
     namespace, pods, seconds = params["namespace"], params["pods"], result["seconds"]
     start = time.monotonic()
     if ownership.tests_namespace(kubectl, namespace):
-        remove_pods(kubectl, namespace)
+        _clear(kubectl, namespace, params["wait_seconds"])
     code, said, error = kubectl.apply(params["objects"], "--force-conflicts")
     if code:
         raise KubectlError("the test pods applied", error or said)
@@ -178,20 +181,22 @@ def _run(kubectl: Kubectl, params: dict, result: dict) -> None:
     seconds["traffic"] = round(time.monotonic() - start, 1)
 
 
-def remove_pods(kubectl: Kubectl, namespace: str) -> None:
-    """Pods of an interrupted run: a pod cannot be changed, only recreated."""
-    words = ["delete", "pods", "--all", "-n", namespace, "--grace-period=1", "--ignore-not-found"]
-    code, said, error = kubectl.run_retrying(*words)
+def _clear(kubectl: Kubectl, namespace: str, seconds: int) -> None:
+    """What an earlier run has left: a pod cannot be changed, and in a namespace that is ending nothing can be made."""
+    words = ("delete", "namespace", namespace, "--ignore-not-found", f"--timeout={seconds}s")
+    code, said, error = kubectl.run_retrying(*words, limit=seconds + 20)
     if code:
         raise KubectlError("the test pods of an earlier run deleted", error or said)
 
 
 def remove(kubectl: Kubectl, namespace: str, seconds: int) -> dict:
-    """Remove the namespace with all that is in it, if it is ours.
+    """Remove the namespace with all that is in it, if it is ours, and wait for the end of the pods in it.
 
+    The namespace itself goes in its own time: nothing runs in it by then, and the next run waits for it.
     left: what is left after so many seconds. unanswered: why it is not known whether something is.
     """
-    words = ["delete", "namespace", namespace, "--ignore-not-found", "--wait=true", f"--timeout={seconds}s"]
+    space = ["delete", "namespace", namespace, "--ignore-not-found", "--wait=false"]
+    pods = ["delete", "pods", "--all", "-n", namespace, "--ignore-not-found", f"--timeout={seconds}s"]
     for _try in range(2):
         try:
             # The deletion may take all the time there is: a silent API server shows here, sooner.
@@ -203,7 +208,10 @@ def remove(kubectl: Kubectl, namespace: str, seconds: int) -> dict:
             return {"left": last_words(failed.reason), "unanswered": None}
         except Refused:
             return {"left": None, "unanswered": None}  # nothing of ours is in it, and run() has said so
-        code, said, error = kubectl.run(*words, limit=seconds + 20)
+        for words in (space, pods):
+            code, said, error = kubectl.run(*words, limit=seconds + 20)
+            if code:
+                break
         if not lost(code, error):
             return {"left": (error or said).strip() if code else None, "unanswered": None}
     return {"left": None, "unanswered": f"asked twice: {last_words(error)}"}

@@ -482,8 +482,16 @@ def plans(facts: dict, variables: dict) -> dict:
 
 
 def plan(facts: dict, variables: dict) -> dict:
-    """What a run would change on this node: changes, problems, reboot_reasons, notes."""
+    """What a run would change on this node: changes, problems, reboot_reasons, notes.
+
+    settled: whether no role of the host layer would do more than repeat the notes.
+    """
+    made_by = plans(facts, variables)
+    pending = [
+        bool(made.changes or made.findings or made.reboot_reasons or made.stale_images) for made in made_by.values()
+    ]
     outcome: dict = {
+        "settled": not (_changes_driver(variables) or facts["unfinished"] or any(pending)),
         "changes": [],
         "findings": [],
         "reboot_reasons": [],
@@ -491,7 +499,7 @@ def plan(facts: dict, variables: dict) -> dict:
         "notes": hca_facts.reboot_reasons({"driver": facts["driver"]}),
     }
     stale: list[str] = []
-    for role, made in plans(facts, variables).items():
+    for role, made in made_by.items():
         why = _WHY[role].format(**variables)
         outcome["changes"] += [{**change._asdict(), "why": why} for change in made.changes]
         outcome["findings"] += made.findings

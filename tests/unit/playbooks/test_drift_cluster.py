@@ -150,6 +150,23 @@ def test_a_server_that_does_not_answer_leaves_the_other_node_its_verdict(cluster
     assert any("not verified: the cluster's objects, because node1" in text for text in hosts["node2"]["reasons"])
 
 
+def test_an_api_server_that_is_silent_is_asked_by_one_role_and_the_others_are_not_verified(cluster):
+    kept, before = cluster.cluster.path.read_bytes(), len(cluster.cluster.calls())
+    cluster.cluster.state(down=True)
+    try:
+        code, hosts, output = cluster.drift()
+        asked = cluster.cluster.calls()[before:]
+    finally:
+        cluster.cluster.path.write_bytes(kept)
+    assert code == 4, output
+    assert len(asked) == 1, asked
+    reasons = hosts["node1"]["reasons"]
+    assert [text.partition(", no API")[0] for text in reasons if "no API server answers" in text] == [
+        "not read: role flannel: the cluster's objects"
+    ]
+    assert any("objects of the roles after the first that got no answer" in text for text in reasons)
+
+
 def test_a_role_that_refuses_one_node_is_that_nodes_reason_and_the_later_roles_are_compared(cluster):
     code, hosts, output = cluster.drift(node2={"k3s_node_ip": "198.18.1.2"})
     assert code == 4, output

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from ansible_collections.gpufabric.rdma.plugins.action.cluster_objects import render
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import kubectl
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import objects as planner
 from ansible_collections.gpufabric.rdma.plugins.modules import cluster_objects
@@ -53,6 +54,13 @@ def attachment(name="rail0"):
     }
 
 
+READY = "condition=Ready"
+
+
+def node(name):
+    return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": {"rdma.gpufabric.io/rails": "2"}}}
+
+
 class Server(kubectl_cluster.Cluster):
     def edit(self, name, manager, **fields):
         """Someone else applies fields of an object, by force."""
@@ -77,6 +85,8 @@ class Server(kubectl_cluster.Cluster):
             "_ansible_check_mode": check,
             "_ansible_diff": True,
         }
+        if "parts" in options:
+            del arguments["objects"], arguments["owner"]
         done = subprocess.run(
             [sys.executable, cluster_objects.__file__],
             input=json.dumps({"ANSIBLE_MODULE_ARGS": arguments}),
@@ -374,13 +384,113 @@ def test_objects_that_are_invalid_are_refused_before_anything_is_asked(server, n
     found = server.run([config_map(), item])
     assert words in found["msg"]
     assert server.calls() == []
-    _wanted, findings = planner.prepare([item, item], [], "flannel")
+    _parts, findings = planner.prepare([{"objects": [item, item], "owner": "flannel"}])
     assert findings
 
 
-def test_the_same_object_twice_is_refused():
-    _wanted, findings = planner.prepare([config_map(), {"kind": "List", "items": [config_map()]}], [], "x")
+@pytest.mark.parametrize("parts", [[[config_map()], [config_map()]], [[{"kind": "List", "items": [config_map()] * 2}]]])
+def test_the_same_object_twice_is_refused(parts):
+    _parts, findings = planner.prepare([{"objects": objects, "owner": "x"} for objects in parts])
     assert "several of that name" in findings[0].seen
+
+
+def part(owner, *objects, **options):
+    return {"owner": owner, "objects": list(objects), **options}
+
+
+PARTS = (
+    part("crds", definition()),
+    part("flannel", namespace(), config_map(a="1"), daemon_set()),
+    part("networks", attachment(), prune_types=["network-attachment-definitions.k8s.cni.cncf.io"]),
+    part("multus", namespace("kube-multus"), config_map("multus", "kube-multus", b="1"), takeover_allowed=False),
+    part("plugin", config_map("plugin", "kube-system", c="1"), takeover_allowed=True),
+)
+
+
+def several(server, parts, **options):
+    return server.run([], parts=list(parts), **options)
+
+
+def one_by_one(server, parts, **options):
+    done = [server.run(**{**one, **options}) for one in parts]
+    return {key: [row for result in done for row in result[key]] for key in ("changes", "not_applied", "notes")}
+
+
+@pytest.fixture
+def servers(tmp_path):
+    return Server(tmp_path / "one.json"), Server(tmp_path / "other.json")
+
+
+def test_several_parts_are_applied_as_a_call_each_applies_them_and_cost_as_many_calls_as_one(servers):
+    """From nothing, again, and after what others have done to the objects: edited, taken over, copied, deleted."""
+    one, other = servers
+
+    def same():
+        together, apart = several(one, PARTS), one_by_one(other, PARTS)
+        assert sorted(actions(together)) == sorted(actions(apart))
+        assert (together["not_applied"], together["notes"]) == (apart["not_applied"], apart["notes"])
+        assert one.objects.keys() == other.objects.keys()
+        for name, item in one.objects.items():
+            assert planner.normalised(item) == planner.normalised(other.objects[name]), name
+        return together
+
+    assert len(same()["changes"]) == 8
+    again = same()
+    assert (again["changed"], again["kubectl_calls"]) == (False, 5), "three, and one for each further consent"
+    for server in servers:
+        server.edit("ConfigMap/kube-flannel/conf", "kubectl-edit", a="by hand")
+        server.edit("ConfigMap/kube-multus/multus", "argocd", b="theirs")
+        server.edit("ConfigMap/kube-system/plugin", "argocd", c="theirs")
+    healed = same()
+    assert {name for name, _action in actions(healed)} == {
+        "ConfigMap kube-flannel/conf",
+        "ConfigMap kube-system/plugin",
+    }
+    assert healed["not_applied"] == ["ConfigMap kube-multus/multus is left as it is: argocd: .data.b"]
+    lost = [part("flannel", namespace(), config_map(a="1")), part("networks", prune_types=PARTS[2]["prune_types"])]
+    pruned, apart = several(one, lost), one_by_one(other, lost)
+    assert sorted(actions(pruned)) == sorted(actions(apart))
+    assert {action for _name, action in actions(pruned)} == {"prune"}
+    assert one.objects.keys() == other.objects.keys()
+
+
+def test_a_problem_in_one_part_stops_all_before_the_first_change(server):
+    several(server, PARTS)
+    server.edit("ConfigMap/kube-flannel/conf", "argocd", a="theirs")
+    before = server.objects
+    found = several(server, [*PARTS[1:], part("more", config_map("more", "kube-system"))])
+    assert [row["object"] for row in found["findings"]] == ["ConfigMap kube-flannel/conf"]
+    assert server.objects == before
+
+
+def test_of_a_wait_that_is_left_for_later_the_next_task_learns_what_is_not_met_yet(server):
+    waits = [{"resource": "daemonset/ds", "namespace": "kube-flannel"}, {"resource": "node/a node/b", "until": READY}]
+    parts = [
+        part("flannel", namespace(), daemon_set(), wait=waits[:1]),
+        part("k3s", node("a"), node("b"), wait=waits[1:]),
+    ]
+    server.state(objects={f"Node//{name}": {**node(name), "status": {"conditions": []}} for name in "ab"})
+    first = several(server, parts, wait_later=True)
+    assert [item["resource"] for item in first["pending"]] == ["daemonset/ds", "node/a node/b"]
+    assert server.calls("rollout") + server.calls("wait") == []
+    objects = server.objects
+    for name in "ab":
+        objects[f"Node//{name}"]["status"] = {"conditions": [{"type": "Ready", "status": "True"}]}
+    server.state(objects=objects)
+    again = several(server, parts, wait_later=True)
+    assert [item["resource"] for item in again["pending"]] == ["daemonset/ds"], "both nodes are Ready"
+    last = server.run([], wait=again["pending"])
+    assert [item["resource"] for item in last["waited"]] == ["daemonset/ds"]
+
+
+def test_what_render_returns_does_for_another_task_what_the_first_would_have_done(servers):
+    one, other = servers
+    given = {"objects": [daemon_set(), namespace()], "owner": "flannel", "takeover_allowed": None}
+    found = render(given)
+    assert [item["kind"] for item in found["rendered"]] == ["Namespace", "DaemonSet"]
+    assert found["part"] == given
+    assert actions(several(one, [found["part"]])) == actions(other.run(given["objects"]))
+    assert "no kind" in render({"objects": [{}], "owner": "x"})["msg"]
 
 
 ADVICE = "\nPlease review the fields above--they currently have other managers."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core import text as core_text
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Finding, at
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Change, Finding, Plan, at
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host as preflight_host
 
 ROLES = ("discovery", "kernel_modules", "limits", "rail_links", "rdma_netns", "reboot", "verification")
@@ -202,6 +202,28 @@ def test_the_plan_names_each_change_and_its_reason(facts_of, variables):
     assert ("/etc/modules-load.d/gpufabric-rdma.conf", "write") in changes
     assert ("/etc/systemd/system/k3s.service.d/10-gpufabric-rdma.conf", "write") in changes
     assert all(change["why"] for change in outcome["changes"])
+
+
+CHANGE = Change("/etc/modules-load.d/gpufabric-rdma.conf", "write", "", "ib_umad")
+PENDING = {
+    "a change": Plan(changes=[CHANGE]),
+    "a problem": Plan(findings=[Finding("a", "b", "c", "d")]),
+    "a reboot": Plan(reboot_reasons=["the mode is set at boot"]),
+    "an old image": Plan(stale_images=["/boot/initrd.img"]),
+}
+
+
+@pytest.mark.parametrize("name", PENDING)
+def test_a_node_is_settled_only_where_no_planner_has_anything_to_do(facts_of, variables, monkeypatch, name):
+    """Then no role of the host layer asks it again, and what was read of it still holds."""
+    facts = facts_of("gh200-cx7-roce")
+    made = {"limits": Plan(), "rail_links": Plan(notes=["a note"], not_verified=["a tree of files"])}
+    monkeypatch.setattr(preflight_host, "plans", lambda *_given: made)
+    assert preflight_host.plan(facts, variables)["settled"] is True
+    assert preflight_host.plan(facts, {**variables, "driver_flavor": "inbox"})["settled"] is False
+    assert preflight_host.plan({**facts, "unfinished": ["reboot"]}, variables)["settled"] is False
+    made["kernel_modules"] = PENDING[name]
+    assert preflight_host.plan({**facts}, variables)["settled"] is False
 
 
 def test_a_foreign_netns_file_is_a_problem_of_the_plan(facts_of, variables):
