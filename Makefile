@@ -27,8 +27,8 @@ MINUTES ?= 10
 
 ##@ The two commands
 .PHONY: lab test
-lab: lab-up ## Boot the lab's two nodes, run playbooks/site.yml on them, print a summary and where the report page is
-	@lab/labctl bundle
+lab: venv lab-packages ## Boot the lab's two nodes, run playbooks/site.yml on them, print a summary and where the report page is
+	@lab/progress "the lab's nodes and bundle" lab/labctl up --bundle
 	@lab/progress "site.yml on inventory/lab" ansible-playbook -i inventory/lab playbooks/site.yml \
 		$$([ ! -e $(LAB_FOLDER)/cluster.yml ] || echo "-e @$(LAB_FOLDER)/cluster.yml") $(ARGS)
 

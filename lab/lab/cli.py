@@ -82,6 +82,12 @@ class Lab:
         self.each(Node.require_hardware, running)
         say("up: " + ", ".join(f"`lab/labctl ssh {node.name}`" for node in self.nodes))
 
+    def up_with_bundle(self) -> None:
+        """Both, and the programs that the bundle lacks are built while the image is made and the nodes boot."""
+        with programs.built_meanwhile(cluster.programs_wanted()):
+            self.up()
+        cluster.fill(self.settings)
+
     def down(self, keep_image: bool) -> None:
         """Removes what labctl made, and nothing else in the state folder (the fast nodes, another lab)."""
         self.each(Node.remove)
@@ -188,7 +194,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         "read-only, each node), LAB_CLUSTER (auto; release, testbed, none).",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    commands.add_parser("up", help="build the image once, boot both nodes or reuse them")
+    up = commands.add_parser("up", help="build the image once, boot both nodes or reuse them")
+    up.add_argument("--bundle", action="store_true", help="also `bundle`, whose programs are built meanwhile")
     down = commands.add_parser("down", help="remove nodes, disks, keys and image")
     down.add_argument("--keep-image", action="store_true", help="leave the image for the next `up`")
     shell = commands.add_parser("ssh", help="a shell on a node, or one command")
@@ -255,7 +262,7 @@ def main(arguments: list[str]) -> int:
 
 def change(lab: Lab, given: argparse.Namespace) -> None:
     if given.command == "up":
-        lab.up()
+        lab.up_with_bundle() if given.bundle else lab.up()
     elif given.command == "image":
         print(image.ensure(lab.settings).folder)
     elif given.command == "bundle":

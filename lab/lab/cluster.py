@@ -23,6 +23,7 @@ LOCK = CHECKOUT / "lock" / "artifacts.yml"
 CHOICES = ("auto", "release", "testbed", "mirror", "none")
 PROBE_SECONDS = 4
 PROGRAMS = ["k3s", "cni-plugins", "flannel", "multus", "coredns"]
+WANTED = {"testbed": PROGRAMS, "mirror": [*PROGRAMS, "mirror"]}
 # What the double says it is (`k3s --version`).
 DOUBLE = "+double1"
 LAB_VARIABLES = {
@@ -69,6 +70,11 @@ def probe(url: str) -> str | None:
         return str(getattr(error, "reason", error)) or type(error).__name__
 
 
+def programs_wanted() -> list[str]:
+    """The parts of the test bed that fill() will take; none where they come from a release, or there is no cluster."""
+    return WANTED.get(choose()[0], [])
+
+
 def fill(settings: Settings) -> pathlib.Path | None:
     """The bundle folder, or None where the lab stops after the host layer. Prints which source was chosen and why."""
     chosen, why = choose()
@@ -105,7 +111,7 @@ def fill_by_playbook(folder: pathlib.Path, further: dict | None = None, environm
 
 def from_mirror(settings: Settings, folder: pathlib.Path) -> None:
     """As from the release, out of a mirror that serves the test bed under the release's names."""
-    built = programs.ensure([*PROGRAMS, "mirror"])
+    built = programs.ensure(WANTED["mirror"])
     images = containers.ensure(image.ensure(settings), list(containers.recipes()), built)
     # Nothing that another source left may be taken for what this one brought; the wheels are the same from each.
     for kind in ("files", "images"):
@@ -121,7 +127,7 @@ def from_mirror(settings: Settings, folder: pathlib.Path) -> None:
 
 def from_testbed(settings: Settings, folder: pathlib.Path) -> None:
     """Fills the folder with the test bed's programs and images; what is there already stays."""
-    built = programs.ensure(PROGRAMS)
+    built = programs.ensure(WANTED["testbed"])
     images = containers.ensure(image.ensure(settings), list(containers.recipes()), built)
     for kind in ("files", "images"):
         (folder / kind / "amd64").mkdir(parents=True, exist_ok=True)

@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import tarfile
+import time
 import zipfile
 
 import pytest
@@ -91,6 +92,54 @@ def test_a_failed_build_leaves_nothing_and_says_why(bench, tmp_path):
     with pytest.raises(settings.LabError, match="broken on purpose"):
         programs.ensure(["flannel"])
     assert [path.name for path in (tmp_path / "cache").rglob("*") if path.is_file()] == ["lock"]
+
+
+@pytest.fixture
+def labctl(tmp_path, monkeypatch):
+    """A double of the process that builds: what it is to do, as a shell script."""
+    path = tmp_path / "lab/labctl"
+    path.parent.mkdir()
+    monkeypatch.setattr(programs, "CHECKOUT", tmp_path)
+
+    def write(script):
+        path.write_text(f"#!/bin/bash\ncd {tmp_path}\n{script}\n")
+        path.chmod(0o755)
+
+    return write
+
+
+def test_programs_are_built_while_nodes_boot_and_are_there_when_both_are_done(labctl, tmp_path):
+    labctl('echo "$@" >begun; until [ -e booted ]; do sleep 0.02; done; touch built')
+    with programs.built_meanwhile(["k3s", "multus"]):
+        (tmp_path / "booted").touch()
+    assert (tmp_path / "built").exists()
+    assert (tmp_path / "begun").read_text() == "programs k3s multus\n"
+
+
+def test_a_build_that_fails_meanwhile_ends_the_command(labctl):
+    labctl("exit 1")
+    with pytest.raises(settings.LabError, match="the build failed"), programs.built_meanwhile(["k3s"]):
+        pass
+
+
+def test_nodes_that_do_not_boot_end_the_build(labctl, tmp_path):
+    labctl("trap 'touch ended; exit 1' INT; touch begun; for i in {1..1000}; do sleep 0.05; done")
+
+    def no_boot():
+        while not (tmp_path / "begun").exists():
+            time.sleep(0.02)
+        raise settings.LabError("node1", "a boot", "no boot", "")
+
+    with pytest.raises(settings.LabError, match="no boot"), programs.built_meanwhile(["k3s"]):
+        no_boot()
+    assert (tmp_path / "ended").exists()
+
+
+def test_only_a_cluster_of_the_test_bed_has_programs_built(bench, monkeypatch):
+    monkeypatch.setenv("LAB_CLUSTER", "none")
+    assert cluster.programs_wanted() == []
+    monkeypatch.setenv("LAB_CLUSTER", "auto")
+    assert cluster.programs_wanted() == ["k3s", "cni-plugins", "flannel", "multus", "coredns"]
 
 
 def test_the_version_of_each_part_is_in_its_go_mod():
