@@ -160,10 +160,10 @@ class LabNode(Bed):
     name = "lab"
     # How a run gets from one phase to the next: it is killed right after the result that is named.
     phases = {
-        "ready": "gpufabric.rdma.cni_plugins : Validate variables",
-        "host": "gpufabric.rdma.k3s : Wait for nodes to register and label them",
-        "k3s": "gpufabric.rdma.networks : Apply attachments, address pools and components",
-        "networks": "",
+        "ready": "gpufabric.rdma.cni_plugins : Install the CNI plugins",
+        "host": "gpufabric.rdma.k3s : Configure and start k3s",
+        "k3s": "gpufabric.rdma.cluster_objects : Apply the objects of all roles",
+        "objects": "",
     }
 
     def __init__(self) -> None:
