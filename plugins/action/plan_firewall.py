@@ -21,10 +21,15 @@ class ActionModule(ActionBase):
     def run(self, tmp=None, task_vars=None):
         super().run(tmp, task_vars)
         _validation, args = self.validate_argument_spec(
-            argument_spec={"nodes": {"type": "list", "elements": "dict", "required": True}}
+            argument_spec={
+                "nodes": {"type": "list", "elements": "dict", "required": True},
+                "all_nodes": {"type": "list", "elements": "str", "default": []},
+            }
         )
+        hosts = firewall.plan(args["nodes"])
+        partial = not hosts.keys() >= set(args["all_nodes"])
         collections = {name: installed(name) for name in firewall.COLLECTIONS.values()}
-        return {"changed": False, "hosts": firewall.plan(args["nodes"]), "collections": collections}
+        return {"changed": False, "hosts": hosts, "partial": partial, "collections": collections}
 
 
 def installed(collection: str) -> bool:

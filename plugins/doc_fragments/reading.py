@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Documentation shared by modules that only read a node: attributes and the root option."""
+"""Documentation shared by modules that only read a node: attributes, and the options root and rails."""
 
 from __future__ import annotations
 
@@ -27,4 +27,35 @@ options:
       - Root directory of the node, for a captured or mounted tree.
     type: path
     default: /
+"""
+
+    RAILS = r"""
+options:
+  rails:
+    description:
+      - The rails in order, each named by exactly one of O(rails[].hca), O(rails[].pci), O(rails[].netdev) and
+        O(rails[].mac).
+      - An empty list means automatic rails, the ports of all physical functions except the HCA with the
+        default route, in GPU order where each GPU has its own nearest card, else in PCI order.
+      - The number of an automatic rail does not depend on cables. A port that is down and has no address while another
+        port of the same card is in use counts as unused, and its number stays empty.
+    type: list
+    elements: dict
+    default: []
+    suboptions:
+      hca:
+        description: Name of the HCA, such as V(mlx5_0).
+        type: str
+      pci:
+        description: PCI address of the HCA, such as V(0000:3b:00.0).
+        type: str
+      netdev:
+        description: Name of one of its interfaces.
+        type: str
+      mac:
+        description: MAC of one of its interfaces.
+        type: str
+      port:
+        description: Port of the HCA. Needed only for an HCA with several ports that its name does not determine.
+        type: int
 """

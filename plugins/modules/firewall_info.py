@@ -104,9 +104,8 @@ notes:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import warn
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
-from ansible_collections.gpufabric.rdma.plugins.module_utils._host.firewall import info, remarks
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host.firewall import told
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 
 
@@ -121,14 +120,8 @@ def main() -> None:
         supports_check_mode=True,
     )
 
-    def run(argv):
-        return module.run_command(argv, environ_update={"LC_ALL": "C"})
-
     root, needs, partial = (module.params[name] for name in ("root", "needs", "partial"))
-    found = info(Tree(root), run, needs, partial)
-    more = remarks(found) if needs else {"not_verified": [], "notes": found["at_boot"]}
-    warn(module, [*more["not_verified"], *more["notes"]])
-    module.exit_json(changed=False, firewall=found, **more)
+    module.exit_json(changed=False, **told(module, Tree(root), needs, partial))
 
 
 if __name__ == "__main__":

@@ -31,6 +31,8 @@ attributes:
     description: Changes nothing.
 author:
   - The gpufabric founders (@gpufabric)
+extends_documentation_fragment:
+  - gpufabric.rdma.reading.rails
 options:
   root:
     description:
@@ -81,33 +83,6 @@ options:
       - Whether software HCAs (C(rdma_rxe), C(siw)) may be automatic rails. They are listed under C(hcas) either way.
     type: bool
     default: false
-  rails:
-    description:
-      - The rails in order, each named by exactly one of O(rails[].hca), O(rails[].pci), O(rails[].netdev) and
-        O(rails[].mac).
-      - An empty list means automatic rails, the ports of all physical functions except the HCA with the
-        default route, in GPU order where each GPU has its own nearest card, else in PCI order.
-      - The number of an automatic rail does not depend on cables. A port that is down and has no address while another
-        port of the same card is in use counts as unused, and its number stays empty.
-    type: list
-    elements: dict
-    default: []
-    suboptions:
-      hca:
-        description: Name of the HCA, such as V(mlx5_0).
-        type: str
-      pci:
-        description: PCI address of the HCA, such as V(0000:3b:00.0).
-        type: str
-      netdev:
-        description: Name of one of its interfaces.
-        type: str
-      mac:
-        description: MAC of one of its interfaces.
-        type: str
-      port:
-        description: Port of the HCA. Needed only for an HCA with several ports that its name does not determine.
-        type: int
 seealso:
   - module: gpufabric.rdma.kernel_modules
   - module: gpufabric.rdma.rdma_netns
@@ -575,14 +550,10 @@ forks:
   type: int
 """
 
-import os
-
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
-from ansible_collections.gpufabric.rdma.plugins.module_utils._host.gpudirect import Runner, complete
-from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
-from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import SUBSETS, gather
-from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host.gathering import RAILS, rdma_facts
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import SUBSETS
 
 CHOICES = ["all", "min", *SUBSETS, "!all", *(f"!{name}" for name in SUBSETS)]
 
@@ -594,35 +565,12 @@ def main() -> None:
             "root": {"type": "path", "default": "/"},
             "gather_subset": {"type": "list", "elements": "str", "default": ["all"], "choices": CHOICES},
             "software_hcas": {"type": "bool", "default": False},
-            "rails": {
-                "type": "list",
-                "elements": "dict",
-                "default": [],
-                "options": {
-                    "hca": {"type": "str"},
-                    "pci": {"type": "str"},
-                    "netdev": {"type": "str"},
-                    "mac": {"type": "str"},
-                    "port": {"type": "int"},
-                },
-                "mutually_exclusive": [("hca", "pci", "netdev", "mac")],
-                "required_one_of": [("hca", "pci", "netdev", "mac")],
-            },
+            "rails": RAILS,
         },
         supports_check_mode=True,
     )
-    root = module.params["root"]
-    if not os.path.isdir(root):
-        module.fail_json(
-            msg=f"root {root}: wanted the root directory of a node, seen none; use / for this machine, or the "
-            "directory with the tree of a captured node"
-        )
-    tree = Tree(root)
-    seams = Seams.of(tree)
-    facts = gather(tree, seams, module.params["gather_subset"], module.params["software_hcas"], module.params["rails"])
-    run = Runner(module)
-    facts = complete(facts, tree, seams, run)
-    module.exit_json(changed=False, ansible_facts={"rdma": facts}, forks=seams.forks + run.forks)
+    facts, forks = rdma_facts(module, module.params["gather_subset"])
+    module.exit_json(changed=False, ansible_facts={"rdma": facts}, forks=forks)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ description:
   - Locks memory as O(user) under the limit of each of O(services), in a short-lived child process.
 extends_documentation_fragment:
   - gpufabric.rdma.reading
+  - gpufabric.rdma.reading.rails
 author:
   - The gpufabric founders (@gpufabric)
 options:
@@ -26,27 +27,6 @@ options:
     description: Whether soft-RoCE and siw devices count as HCAs.
     type: bool
     default: false
-  rails:
-    description: As for M(gpufabric.rdma.hca_facts).
-    type: list
-    elements: dict
-    default: []
-    suboptions:
-      hca:
-        description: Name of the HCA.
-        type: str
-      pci:
-        description: PCI address.
-        type: str
-      netdev:
-        description: Name of its network device.
-        type: str
-      mac:
-        description: MAC address of its network device.
-        type: str
-      port:
-        description: Number of the port, where the HCA has several.
-        type: int
   services:
     description: Services under whose limit to lock memory.
     type: list
@@ -60,6 +40,19 @@ options:
     description: As for M(gpufabric.rdma.network_info).
     type: path
     default: /etc/cni/multus/net.d
+  firewall:
+    description: Read the firewall. Without it that is left out.
+    type: dict
+    suboptions:
+      needs:
+        description: As for M(gpufabric.rdma.firewall_info).
+        type: list
+        elements: dict
+        default: []
+      partial:
+        description: As for M(gpufabric.rdma.firewall_info).
+        type: bool
+        default: false
   kubelet_root:
     description: The kubelet's C(--root-dir), below which device plugins are found.
     type: path
@@ -81,6 +74,14 @@ networks:
   description: What M(gpufabric.rdma.network_info) returns.
   returned: success
   type: dict
+firewall:
+  description: What M(gpufabric.rdma.firewall_info) returns as C(firewall).
+  returned: with O(firewall)
+  type: dict
+firewall_asked:
+  description: O(firewall) as it was given.
+  returned: with O(firewall)
+  type: dict
 probe:
   description: C(char_devices) by name with their rights, C(memlock) by service, C(plugins) by resource with what its
     sockets answered (null or empty below another root than V(/)), C(tools), and C(loaded), modules that the reading has
@@ -92,7 +93,8 @@ probe:
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import node as device_plugin
-from ansible_collections.gpufabric.rdma.plugins.module_utils._host.networks import network_info
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host import firewall
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host.gathering import RAILS
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.probe import probe, rdma_modules
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import node_tools
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
@@ -106,21 +108,17 @@ def main() -> None:
         argument_spec={
             "root": {"type": "path", "default": "/"},
             "software_hcas": {"type": "bool", "default": False},
-            "rails": {
-                "type": "list",
-                "elements": "dict",
-                "default": [],
-                "options": {
-                    "hca": {"type": "str"},
-                    "pci": {"type": "str"},
-                    "netdev": {"type": "str"},
-                    "mac": {"type": "str"},
-                    "port": {"type": "int"},
-                },
-            },
+            "rails": RAILS,
             "services": {"type": "list", "elements": "str", "default": []},
             "user": {"type": "str", "default": "nobody"},
             "directory": {"type": "path", "default": "/etc/cni/multus/net.d"},
+            "firewall": {
+                "type": "dict",
+                "options": {
+                    "needs": {"type": "list", "elements": "dict", "default": []},
+                    "partial": {"type": "bool", "default": False},
+                },
+            },
             "kubelet_root": {"type": "path", "default": device_plugin.KUBELET},
         },
         supports_check_mode=True,
@@ -135,13 +133,19 @@ def main() -> None:
             "plugins": device_plugin.answers(params["root"], params["kubelet_root"]),
             "loaded": sorted(rdma_modules() - before),
         }
-        networks = {"tools": node_tools.read(tree), **network_info(tree, params["directory"])}
+        networks = node_tools.networks(tree, params["directory"])
+        read = _firewall(module, tree) if params["firewall"] is not None else {}
     except (OSError, ValueError) as error:
         module.fail_json(
             msg=f"root {params['root']}: wanted a node whose facts and limits can be read, seen {error}. "
             "Next step: fix what it reports and run again"
         )
-    module.exit_json(changed=False, ansible_facts={"rdma": facts}, probe=probed, networks=networks)
+    module.exit_json(changed=False, ansible_facts={"rdma": facts}, probe=probed, networks=networks, **read)
+
+
+def _firewall(module: AnsibleModule, tree: Tree) -> dict:
+    asked = module.params["firewall"]
+    return {"firewall": firewall.told(module, tree, **asked)["firewall"], "firewall_asked": asked}
 
 
 if __name__ == "__main__":

@@ -98,23 +98,8 @@ k3s:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
-from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import neighbour
-from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s.state import node
-from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import ownership
-from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.kubectl import Kubectl, KubectlError
-
-
-def refused_namespaces(kubectl: Kubectl, name: str) -> list[dict]:
-    """Why test pods cannot use the namespace; nothing if the API server is silent, for they ask again themselves."""
-    try:
-        ownership.tests_namespace(kubectl, name)
-    except KubectlError:
-        return []
-    except Refused as refused:
-        return [finding._asdict() for finding in refused.findings]
-    return []
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import k3s
 
 
 @guarded
@@ -129,18 +114,12 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    name = module.params["tests_namespace"]
     try:
-        found = node(module.params["root"], module.run_command, module.params["token"])
+        found = k3s.state(module.run_command, **module.params)
     except OSError as error:
         module.fail_json(
             msg=f"{error.filename}: wanted a readable file, seen {error.strerror}. Next step: make it readable"
         )
-    if module.params["shared_address"] and not module.params["root"].rstrip("/"):
-        found["shared"] = neighbour.shared(module.params["shared_address"], module.run_command)
-    serving = found["services"]["k3s"]["active"]
-    kubectl = Kubectl(module.params["kubectl"], limit=20)
-    found["namespaces"] = refused_namespaces(kubectl, name) if name and serving else []
     module.exit_json(changed=False, k3s=found)
 
 

@@ -56,7 +56,6 @@ tools:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
-from ansible_collections.gpufabric.rdma.plugins.module_utils._host.networks import network_info
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import node_tools
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 
@@ -70,9 +69,7 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    tree = Tree(module.params["root"])
-    found = network_info(tree, module.params["directory"])
-    module.exit_json(changed=False, tools=node_tools.read(tree), **found)
+    module.exit_json(changed=False, **node_tools.networks(Tree(module.params["root"]), module.params["directory"]))
 
 
 if __name__ == "__main__":

@@ -34,6 +34,11 @@ options:
     type: list
     elements: dict
     required: true
+  all_nodes:
+    description: Names of all nodes, also of those that this run leaves out.
+    type: list
+    elements: str
+    default: []
 """
 
 EXAMPLES = r"""
@@ -51,6 +56,10 @@ hosts:
     - None for a host that filters nothing and has no rule that was opened before, which is asked no second time.
   returned: success
   type: dict
+partial:
+  description: Whether any of O(all_nodes) is not among the hosts.
+  returned: success
+  type: bool
 collections:
   description: For each collection that opens a firewall whether the controller has it.
   returned: success

@@ -14,10 +14,11 @@ import ipaddress
 import json
 import re
 from collections.abc import Iterable
-from typing import Callable
+from typing import Any, Callable
 from xml.etree import ElementTree
 
 from .._core import programs
+from .._core.change import warn
 from ..hca import Tree
 from ..hca.routes import Route, usable
 from . import netfilter, netlink
@@ -61,6 +62,14 @@ def info(tree: Tree, run: Callable, needs: list[dict], partial: bool = False) ->
         "installed": [tool for tool, program in zip(TOOLS, ("ufw", "firewall-cmd")) if programs.found(program)],
         **opening(state, needs, found, partial),
     }
+
+
+def told(module: Any, tree: Tree, needs: list[dict], partial: bool = False) -> dict:
+    """firewall, not_verified and notes of the module firewall_info; the last two are warnings of the AnsibleModule."""
+    found = info(tree, lambda argv: module.run_command(argv, environ_update={"LC_ALL": "C"}), needs, partial)
+    more = remarks(found) if needs else {"not_verified": [], "notes": found["at_boot"]}
+    warn(module, [*more["not_verified"], *more["notes"]])
+    return {"firewall": found, **more}
 
 
 def remarks(found: dict) -> dict:

@@ -11,6 +11,7 @@ providers, DOCA's included, no registry is asked, and nothing has to be built fo
 from __future__ import annotations
 
 from .._cni import containerd
+from .._host.networks import network_info
 from ..hca import Tree
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -26,3 +27,8 @@ def read(tree: Tree) -> dict:
     _source, texts = containerd.read(tree)
     mounts = {path: tree.realpath(path) for path in (*_FOLDERS, *_FURTHER) if tree.exists(path)}
     return {"image": containerd.sandbox_image(texts), "mounts": mounts}
+
+
+def networks(tree: Tree, directory: str) -> dict:
+    """What the module network_info returns: see its documentation."""
+    return {"tools": read(tree), **network_info(tree, directory)}

@@ -263,7 +263,7 @@ def test_without_check_mode_the_playbook_stops_before_it_reads_anything(site):
     code, output = site.command("ansible-playbook", "-i", "hosts.yml", "gpufabric.rdma.drift")
     assert code != 0
     assert "run again with --check" in output
-    assert "Gather RDMA facts" not in output
+    assert "Gather facts of the node" not in output
 
 
 def test_ansible_playbook_by_itself_writes_the_same_reports(site):

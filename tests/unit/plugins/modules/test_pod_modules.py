@@ -11,9 +11,9 @@ import time
 
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import config
-from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import pod_probe, pods
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import k3s, pod_probe, pods
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import pod_traffic as kube_traffic
-from ansible_collections.gpufabric.rdma.plugins.modules import cluster_info, k3s_info, pod_info, pod_traffic, test_pods
+from ansible_collections.gpufabric.rdma.plugins.modules import cluster_info, pod_info, pod_traffic, test_pods
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import pod_checks
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import pods as planned_pods
 from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster
@@ -373,10 +373,10 @@ def test_a_server_whose_exec_hangs_is_told_from_one_that_refuses(monkeypatch, ha
 
 def test_the_preflight_of_a_server_names_a_namespace_that_is_not_ours(cluster):
     name = "ml-team"
-    assert k3s_info.refused_namespaces(cluster.client(), name) == []
+    assert k3s.refused_namespaces(cluster.client(), name) == []
     meta = {"name": name, "managedFields": [{"manager": "argocd-controller", "fieldsV1": []}]}
     cluster.add({"apiVersion": "v1", "kind": "Namespace", "metadata": meta})
-    (finding,) = k3s_info.refused_namespaces(cluster.client(), name)
+    (finding,) = k3s.refused_namespaces(cluster.client(), name)
     assert "argocd-controller" in finding["seen"]
     cluster.state(down=True)
-    assert k3s_info.refused_namespaces(cluster.client(), name) == []
+    assert k3s.refused_namespaces(cluster.client(), name) == []

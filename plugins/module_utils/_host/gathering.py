@@ -1,0 +1,45 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""How modules gather the facts of a node. PRIVATE to the collection."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Optional
+
+from ..hca import Tree
+from ..hca.facts import gather
+from ..hca.seams import Seams
+from .gpudirect import Runner, complete
+
+# The option `rails`, as gpufabric.rdma.reading.rails documents it.
+RAILS = {
+    "type": "list",
+    "elements": "dict",
+    "default": [],
+    "options": {
+        "hca": {"type": "str"},
+        "pci": {"type": "str"},
+        "netdev": {"type": "str"},
+        "mac": {"type": "str"},
+        "port": {"type": "int"},
+    },
+    "mutually_exclusive": [("hca", "pci", "netdev", "mac")],
+    "required_one_of": [("hca", "pci", "netdev", "mac")],
+}
+
+
+def rdma_facts(module: Any, subsets: Optional[list[str]] = None) -> tuple[dict, int]:
+    """The facts of the node below the module's root, and how many processes that took. No such root: fail_json."""
+    params = module.params
+    if not os.path.isdir(params["root"]):
+        module.fail_json(
+            msg=f"root {params['root']}: wanted the root directory of a node, seen none; use / for this machine, or the "
+            "directory with the tree of a captured node"
+        )
+    tree = Tree(params["root"])
+    seams = Seams.of(tree)
+    facts = gather(tree, seams, subsets or ["all"], params["software_hcas"], params["rails"])
+    run = Runner(module)
+    return complete(facts, tree, seams, run), seams.forks + run.forks

@@ -1,0 +1,45 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The k3s state of a node, with what its cluster and its neighbours say. PRIVATE to the collection."""
+
+from __future__ import annotations
+
+from typing import Callable, Optional
+
+from .._core.change import Refused
+from .._k3s import neighbour
+from .._k3s import state as k3s_state
+from . import ownership
+from .kubectl import Kubectl, KubectlError
+
+PATIENCE = 20  # seconds
+
+
+def state(
+    run: Callable,
+    root: str,
+    tests_namespace: Optional[str],
+    shared_address: Optional[str],
+    token: Optional[str],
+    kubectl: list[str],
+) -> dict:
+    """What the module k3s_info returns: see its documentation. run: as AnsibleModule.run_command. Raises OSError."""
+    found = k3s_state.node(root, run, token)
+    if shared_address and not root.rstrip("/"):
+        found["shared"] = neighbour.shared(shared_address, run)
+    serving = found["services"]["k3s"]["active"]
+    client = Kubectl(kubectl, limit=PATIENCE)
+    found["namespaces"] = refused_namespaces(client, tests_namespace) if tests_namespace and serving else []
+    return found
+
+
+def refused_namespaces(kubectl: Kubectl, name: str) -> list[dict]:
+    """Why test pods cannot use the namespace; nothing if the API server is silent, for they ask again themselves."""
+    try:
+        ownership.tests_namespace(kubectl, name)
+    except KubectlError:
+        return []
+    except Refused as refused:
+        return [finding._asdict() for finding in refused.findings]
+    return []
