@@ -146,7 +146,7 @@ def built_meanwhile(names: list[str]) -> Iterator[None]:
         try:
             yield
         except BaseException:
-            os.killpg(building.pid, signal.SIGINT)
+            os.killpg(building.pid, signal.SIGTERM)
             raise
     if building.returncode:
         raise LabError("the test bed's programs", "all built", "the build failed, see above", "run the command again")
@@ -160,6 +160,8 @@ def ensure_one(name: str, go: str, version: str) -> pathlib.Path:
         return target
     say(f"{name} {part.version}: building from Go modules (once; the first time it takes minutes)")
     target.parent.mkdir(exist_ok=True)
+    for leftover in CACHE.glob("building-*"):  # of a build that was killed: the lock lets one work at a time
+        shutil.rmtree(leftover)
     work = pathlib.Path(tempfile.mkdtemp(prefix="building-", dir=CACHE))
     try:
         build(part, go, work)

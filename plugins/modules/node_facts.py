@@ -83,8 +83,6 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._host.gathering imp
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import k3s, node_tools
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 
-KUBECTL = ["k3s", "kubectl"]
-
 
 @guarded
 def main() -> None:
@@ -116,7 +114,7 @@ def further(module: AnsibleModule, tree: Tree) -> dict:
     """What is asked besides the facts."""
     params, found = module.params, {}
     if params["k3s"] is not None:
-        found["k3s"] = k3s.state(module.run_command, params["root"], token=None, kubectl=KUBECTL, **params["k3s"])
+        found["k3s"] = k3s.state(module.run_command, params["root"], **params["k3s"])
     if params["networks"] is not None:
         found["networks"] = node_tools.networks(tree, params["networks"]["directory"])
     if params["firewall"]:

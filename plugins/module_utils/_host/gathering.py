@@ -35,8 +35,8 @@ def rdma_facts(module: Any, subsets: Optional[list[str]] = None) -> tuple[dict, 
     params = module.params
     if not os.path.isdir(params["root"]):
         module.fail_json(
-            msg=f"root {params['root']}: wanted the root directory of a node, seen none; use / for this machine, or the "
-            "directory with the tree of a captured node"
+            msg=f"root {params['root']}: wanted the root directory of a node, seen none; use / for this machine, or "
+            "the directory with the tree of a captured node"
         )
     tree = Tree(params["root"])
     seams = Seams.of(tree)

@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Callable, Optional
 
 from .._core.change import Refused
 from .._k3s import neighbour
 from .._k3s import state as k3s_state
 from . import ownership
-from .kubectl import Kubectl, KubectlError
+from .kubectl import OF_K3S, Kubectl, KubectlError
 
 PATIENCE = 20  # seconds
 
@@ -21,8 +22,8 @@ def state(
     root: str,
     tests_namespace: Optional[str],
     shared_address: Optional[str],
-    token: Optional[str],
-    kubectl: list[str],
+    token: Optional[str] = None,
+    kubectl: Sequence[str] = OF_K3S,
 ) -> dict:
     """What the module k3s_info returns: see its documentation. run: as AnsibleModule.run_command. Raises OSError."""
     found = k3s_state.node(root, run, token)

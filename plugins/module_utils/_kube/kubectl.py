@@ -18,6 +18,8 @@ from .._core.change import Finding, Refused
 
 MANAGER = "gpufabric.rdma"
 SEE_K3S = "see systemctl status k3s on the first server (journalctl -u k3s) and run again"
+# The command on a server of k3s.
+OF_K3S = ("k3s", "kubectl")
 POLL_SECONDS = 3
 # How long an API server that gives no answer is asked again before it is named.
 API_SECONDS = 60

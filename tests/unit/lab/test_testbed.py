@@ -123,7 +123,7 @@ def test_a_build_that_fails_meanwhile_ends_the_command(labctl):
 
 
 def test_nodes_that_do_not_boot_end_the_build(labctl, tmp_path):
-    labctl("trap 'touch ended; exit 1' INT; touch begun; for i in {1..1000}; do sleep 0.05; done")
+    labctl("trap 'touch ended; exit 1' TERM; touch begun; for i in {1..1000}; do sleep 0.05; done")
 
     def no_boot():
         while not (tmp_path / "begun").exists():

@@ -129,10 +129,20 @@ def roles_named(path):
     return [(item["name"].rpartition(".")[2], item.get("tasks_from", "main")) for item in found]
 
 
+def applied(play):
+    """The roles that a play applies, in their order; of some the nodes come first and the objects of all later."""
+    found = [role["role"] for role in play["roles"]]
+    for task in play.get("tasks", []):
+        for word in ("ansible.builtin.import_role", "ansible.builtin.include_role"):
+            if task.get(word, {}).get("tasks_from", "main") in ("main", "nodes"):
+                found += task["loop"] if "loop" in task else [task[word]["name"]] if word in task else []
+    return [role.rpartition(".")[2] for role in found]
+
+
 def test_drift_compares_every_role_that_host_and_cluster_apply_in_their_order():
     def order(name):
         plays = yaml.safe_load((ROOT / "playbooks" / name).read_text())
-        return [role["role"].rpartition(".")[2] for play in plays for role in play.get("roles", [])]
+        return [role for play in plays if "roles" in play for role in applied(play)]
 
     compared = list(dict.fromkeys(role for role, _file in roles_named(ROOT / "roles/drift/tasks/host.yml")))
     assert compared == ["driver", *(role for role in order("host.yml") if role != "reboot")]
