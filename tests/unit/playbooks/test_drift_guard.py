@@ -133,9 +133,9 @@ def applied(play):
     """The roles that a play applies, in their order; of some the nodes come first and the objects of all later."""
     found = [role["role"] for role in play["roles"]]
     for task in play.get("tasks", []):
-        for word in ("ansible.builtin.import_role", "ansible.builtin.include_role"):
-            if task.get(word, {}).get("tasks_from", "main") in ("main", "nodes"):
-                found += task["loop"] if "loop" in task else [task[word]["name"]] if word in task else []
+        named = task.get("ansible.builtin.import_role") or task.get("ansible.builtin.include_role")
+        if named and named.get("tasks_from", "main") in ("main", "nodes"):
+            found += task.get("loop") or [named["name"]]
     return [role.rpartition(".")[2] for role in found]
 
 
