@@ -1,6 +1,7 @@
 """What a second run promises: it changes nothing."""
 
-REMOTE_CALLS = 30
+# On the first server, and on every other node; those of docs/cluster.md.
+ON_THE_SERVER, ON_AN_AGENT = 15, 12
 
 
 def test_a_second_run_changes_nothing_and_restarts_nothing(cluster):
@@ -15,7 +16,7 @@ def test_a_second_run_changes_nothing_and_restarts_nothing(cluster):
         assert second.record["hosts"][name]["changed"] == []
         calls = second.record["hosts"][name]["calls"]
         cluster.note(f"{len(calls):7}    remote calls of the second run to {name}")
-        assert len(calls) <= REMOTE_CALLS, calls
+        assert len(calls) <= (ON_THE_SERVER if name == cluster.server else ON_AN_AGENT), calls
         assert second.checks(name, "failed") == []
     assert cluster.main_pids() == pids
     assert set(cluster.pods()) == pods
