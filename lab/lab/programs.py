@@ -42,6 +42,7 @@ class Part:
     stamps: tuple[str, ...] = ()
     arguments: tuple[str, ...] = ()
     inside: str | None = None  # a part whose programs travel in this one's
+    minutes: int = 1  # the first build on two processors, with the modules it downloads
 
     @property
     def source(self) -> pathlib.Path:
@@ -70,6 +71,7 @@ PARTS = {
         CONTAINERD,
         stamps=(f"{CONTAINERD}/version.Version",),
         arguments=("-tags", "no_btrfs,no_zfs,no_aufs"),
+        minutes=2,
     ),
     "k3s": Part(
         "k3s-double",
@@ -77,6 +79,7 @@ PARTS = {
         packages=(".",),
         stamps=("k8s.io/component-base/version.gitVersion",),
         inside="containerd",
+        minutes=5,
     ),
     "cni-plugins": Part("cni-plugins", CNI, stamps=(f"{CNI}/pkg/utils/buildversion.BuildVersion",)),
     "flannel": Part("flannel", "github.com/flannel-io/flannel", packages=("./flanneld", "./flannel")),
@@ -158,7 +161,7 @@ def ensure_one(name: str, go: str, version: str) -> pathlib.Path:
     target = CACHE / name / digest(part, version)
     if target.is_dir():
         return target
-    say(f"{name} {part.version}: building from Go modules (once; the first time it takes minutes)")
+    say(f"{name} {part.version}: building from Go modules (once; about {part.minutes} min on two processors)")
     target.parent.mkdir(exist_ok=True)
     for leftover in CACHE.glob("building-*"):  # of a build that was killed: the lock lets one work at a time
         shutil.rmtree(leftover)
