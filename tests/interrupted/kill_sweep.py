@@ -88,7 +88,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("bed", choices=beds.BEDS)
     parser.add_argument("--cases", type=int, help="at most so many more")
-    parser.add_argument("-k", dest="text", default="", help="only those whose phase, place or task holds the text")
+    parser.add_argument("-k", dest="text", default="", help="only those whose phase, place, task and kind hold each word")
     parser.add_argument("--sample", type=int, default=30, help="how many of the tasks that changed nothing")
     parser.add_argument("--seed", default=str(time.time_ns()), help="of the sample")
     given = parser.parse_args()
@@ -110,7 +110,7 @@ def main() -> int:
     done = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
     over = {(row["phase"], row["place"]) for row in done}
     todo = [case for case in known["cases"] if (case["phase"], case["place"]) not in over]
-    todo = [case for case in todo if given.text in " ".join(case.values())][: given.cases]
+    todo = [case for case in todo if all(word in " ".join(case.values()) for word in given.text.split())][: given.cases]
     print(f"{len(known['cases'])} cases, {len(done)} done before, {len(todo)} now; seed of the sample {known['seed']}")
     for case in todo:
         row = judge(bed, case, known)
