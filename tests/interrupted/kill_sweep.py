@@ -88,7 +88,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("bed", choices=beds.BEDS)
     parser.add_argument("--cases", type=int, help="at most so many more")
-    parser.add_argument("-k", dest="text", default="", help="only those whose phase, place, task and kind hold each word")
+    parser.add_argument(
+        "-k", dest="text", default="", help="only those whose phase, place, task and kind hold each word"
+    )
     parser.add_argument("--sample", type=int, default=30, help="how many of the tasks that changed nothing")
     parser.add_argument("--seed", default=str(time.time_ns()), help="of the sample")
     given = parser.parse_args()

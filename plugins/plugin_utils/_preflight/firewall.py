@@ -53,7 +53,19 @@ def _known(node: dict) -> dict:
     own = variables["k3s_node_ip"] or firewall["address"] or _literal(node["address"])
     pods = _usable(firewall["addresses"].get(variables["flannel_interface"]) or [])
     carrying = next((text.partition("/")[0] for text in pods if ":" not in text), None)
-    return {**node, "own": own, "pods": carrying or own, "rails": _rails(node)}
+    rails = _rails(node)
+    by_index = {rail["index"]: rail["reached"] for rail in reversed(rails)}
+    addresses = {own, *(address for rail in rails for address in rail["reached"].values())}
+    as_peer = {address: {"host": node["host"], "address": address} for address in addresses if address}
+    return {
+        **node,
+        "own": own,
+        "pods": carrying or own,
+        "rails": rails,
+        # What each pair of nodes asks: {rail: {network: address}}, {address: the peer as needs have it}.
+        "by_index": by_index,
+        "as_peer": as_peer,
+    }
 
 
 def _literal(text: str) -> str | None:
@@ -81,10 +93,15 @@ def _rails(node: dict) -> list[dict]:
             continue
         netdev = next((one for one in hca["netdevs"] if one["name"] == rail["netdev"]), None)
         gids = [gid for port in hca["ports"] if isinstance(port["gids"], list) for gid in port["gids"]]
+        addresses = _usable(netdev["addresses"]) if netdev else []
+        reached: dict = {}
+        for text in addresses:
+            reached.setdefault(_network(text), text.partition("/")[0])
         found.append(
             {
                 "index": rail["index"],
-                "addresses": _usable(netdev["addresses"]) if netdev else [],
+                "addresses": addresses,
+                "reached": reached,  # {network: the address to reach the rail at from there}
                 "soft_roce": hca["kind"] != "pci" and any(gid["type"] == "RoCE v2" for gid in gids),
             }
         )
@@ -101,9 +118,13 @@ def _needs(node: dict, others: list[dict]) -> list[dict]:
     return [need for need in found if need["peers"]]
 
 
-def _need(what: str, protocol: str, ports: tuple[int, int], peers: list[dict], to: str | None, **more) -> dict:
+def _need(
+    node: dict, what: str, protocol: str, ports: tuple[int, int], peers: list[dict], to: str | None, **more
+) -> dict:
+    """A need of the node; with the rules that open it where a tool runs that has rules."""
     text = str(ports[0]) if ports[0] == ports[1] else f"{ports[0]}-{ports[1]}"
-    rules = [{"kind": "port", "source": source, "protocol": protocol, "ports": text} for source in _sources(peers)]
+    sources = _sources(tuple(peer["address"] for peer in peers)) if node["firewall"]["tool"] else []
+    rules = [{"kind": "port", "source": source, "protocol": protocol, "ports": text} for source in sources]
     need = {
         "id": f"{text}/{protocol}",
         "what": what,
@@ -125,9 +146,10 @@ def _without_ports(need: dict) -> dict:
     return {**need, "id": need["protocol"], "rules": rules}
 
 
-def _sources(peers: list[dict]) -> list[str]:
+@functools.lru_cache(maxsize=256)
+def _sources(addresses: tuple[str, ...]) -> list[str]:
     """The peers' addresses as networks: neighbours joined, and not one address more."""
-    networks = netaddr.cidr_merge([netaddr.IPNetwork(peer["address"]).cidr for peer in peers])
+    networks = netaddr.cidr_merge([netaddr.IPNetwork(address).cidr for address in addresses])
     return [str(network).removesuffix("/32" if network.version == 4 else "/128") for network in networks]
 
 
@@ -140,18 +162,18 @@ def _of_cluster(node: dict, peers: list[dict]) -> list[dict]:
     found = []
     if node["server"]:
         clients = [{"host": text, "address": text} for text in variables["node_firewall_api_clients"]]
-        found.append(_need("API server of k3s", "tcp", (API, API), [*_peers(peers), *clients], node["own"]))
+        found.append(_need(node, "API server of k3s", "tcp", (API, API), [*_peers(peers), *clients], node["own"]))
         servers = _peers([other for other in peers if other["server"]])
-        found.append(_need("etcd of the k3s servers", "tcp", ETCD, servers, node["own"]))
+        found.append(_need(node, "etcd of the k3s servers", "tcp", ETCD, servers, node["own"]))
         if variables["k3s_api_address"]:
             what = f"k3s_api_address {variables['k3s_api_address']}, which the servers share"
-            found.append(_without_ports(_need(what, VRRP, (0, 0), servers, node["own"])))
-    found.append(_need("kubelet", "tcp", (KUBELET, KUBELET), _peers(peers), node["own"]))
+            found.append(_without_ports(_need(node, what, VRRP, (0, 0), servers, node["own"])))
+    found.append(_need(node, "kubelet", "tcp", (KUBELET, KUBELET), _peers(peers), node["own"]))
     backend = variables["flannel_backend"]
     port = pod_network.PORTS[backend]
     if port:
         what = f"pods of other nodes (flannel_backend {backend})"
-        found.append(_need(what, "udp", (port, port), _peers(peers, "pods"), node["pods"]))
+        found.append(_need(node, what, "udp", (port, port), _peers(peers, "pods"), node["pods"]))
     return found
 
 
@@ -163,15 +185,17 @@ def _of_pods(node: dict) -> list[dict]:
     first = netaddr.IPNetwork(pods.split(",")[0])
     peer = [{"host": f"{PODS}{first}", "address": str(first[2])}]
     more = {"rules": trust, "iif": BRIDGE}
-    found = [_need("kubelet, from pods of the node", "tcp", (KUBELET, KUBELET), peer, node["own"], **more)]
+    found = [_need(node, "kubelet, from pods of the node", "tcp", (KUBELET, KUBELET), peer, node["own"], **more)]
     if node["server"]:
-        found.append(_need("API server of k3s, from pods of the node", "tcp", (API, API), peer, node["own"], **more))
+        found.append(
+            _need(node, "API server of k3s, from pods of the node", "tcp", (API, API), peer, node["own"], **more)
+        )
     link = pod_network.LINKS.get(variables["flannel_backend"])
     for protocol in ("tcp", "udp"):
         for way, iif, oif in (("to", BRIDGE, link), ("from", link, BRIDGE)):
             what = f"traffic of pods {way} other nodes"
             more = {"hook": "forward", "iif": iif, "oif": oif, "rules": trust[:1], "later": True}
-            found.append(_need(what, protocol, ALL_PORTS, peer, str(first[3]), **more))
+            found.append(_need(node, what, protocol, ALL_PORTS, peer, str(first[3]), **more))
     return [{**need, "id": f"pods:{need['id']}" + (f":{need['oif']}" if need["oif"] else "")} for need in found]
 
 
@@ -193,51 +217,56 @@ def _of_tests(node: dict, others: list[dict]) -> list[dict]:
     if software and variables["matrix_pods"] is not False:
         count = len(rails) * len(members)
         wanted.append(("tests of matrix between pods", variables["matrix_pod_port"], count, members))
+    reached = functools.cache(lambda for_all: _reached(node, others if for_all else members, rails, handshake=True))
     found: dict[str, dict] = {}
     for what, first, count, whom in wanted:
-        needs = _over_rails(node, whom, rails, (what, "tcp", (first, first + count - 1))) if count else []
+        ports = (first, first + count - 1)
+        needs = _at_each(node, (what, "tcp", ports), reached(whom is others)) if count else []
         # matrix takes the same ports on the host and between pods, one after the other.
         found.update({need["id"]: need for need in needs if need["id"] not in found})
-    roce = _over_rails(node, others, software, ("soft-RoCE on the rails", "udp", (ROCE, ROCE)), handshake=False)
+    soft = _reached(node, others, software, handshake=False)
+    roce = _at_each(node, ("soft-RoCE on the rails", "udp", (ROCE, ROCE)), soft)
     return [*found.values(), *roce]
 
 
-def _over_rails(node: dict, others: list[dict], rails: list[dict], wanted: tuple, handshake: bool = True) -> list[dict]:
-    """One need for each address of the node at which peers reach its rails.
-
-    The tests exchange their queue pairs over TCP: on the rail where it has IPv4, else over the node's own address.
-    """
-    found: dict[str, dict[tuple, dict]] = {}
-    for rail in rails:
-        for other in others:
-            theirs = next((one for one in other["rails"] if one["index"] == rail["index"]), None)
-            if theirs is None:
-                continue
-            pair = _in_one_network(rail["addresses"], theirs["addresses"], handshake)
-            if pair is None and handshake and node["own"] and other["own"]:
-                pair = (node["own"], other["own"])
-            if pair is not None:
-                peer = {"host": other["host"], "address": pair[1]}
-                found.setdefault(pair[0], {})[(other["host"], pair[1])] = peer
-    what, protocol, ports = wanted
-    made = [_need(what, protocol, ports, list(peers.values()), to) for to, peers in found.items()]
+def _at_each(node: dict, wanted: tuple, reached: dict[str, list[dict]]) -> list[dict]:
+    """One need (what, protocol, ports) for each address of the node that peers reach."""
+    made = [_need(node, *wanted, peers, to) for to, peers in reached.items()]
     return [{**need, "id": f"{need['id']}:{need['to']}"} for need in made]
 
 
-def _in_one_network(mine: list[str], theirs: list[str], handshake: bool) -> tuple[str, str] | None:
-    for one in mine:
-        for other in theirs:
-            if (":" in one) != (":" in other) or (handshake and ":" in one):
+def _reached(node: dict, others: list[dict], rails: list[dict], handshake: bool) -> dict[str, list[dict]]:
+    """{address of the node: the peers that reach its rails at it}.
+
+    The tests exchange their queue pairs over TCP: on the rail where it has IPv4, else over the node's own address.
+    """
+    found: dict[str, dict[int, dict]] = {}
+    for rail in rails:
+        index = rail["index"]
+        mine = [
+            (_network(text), text.partition("/")[0]) for text in rail["addresses"] if not (handshake and ":" in text)
+        ]
+        for other in others:
+            theirs = other["by_index"].get(index)
+            if theirs is None:
                 continue
-            if _network(one) == _network(other):
-                return one.partition("/")[0], other.partition("/")[0]
-    return None
+            for network, at in mine:
+                if network in theirs:
+                    to, address = at, theirs[network]
+                    break
+            else:
+                to, address = node["own"], other["own"]
+                if not (handshake and to and address):
+                    continue
+            peer = other["as_peer"][address]
+            found.setdefault(to, {})[id(peer)] = peer
+    return {to: list(peers.values()) for to, peers in found.items()}
 
 
 @functools.lru_cache(maxsize=65536)
-def _network(address: str):
-    """Asked for each pair of nodes."""
-    return netaddr.IPNetwork(address).cidr
+def _network(address: str) -> str:
+    """The network of an address, as text: it is looked up for each pair of nodes."""
+    return str(netaddr.IPNetwork(address).cidr)
 
 
 # --- what is in the way -----------------------------------------------------------------------------------------------

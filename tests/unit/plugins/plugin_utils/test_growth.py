@@ -107,8 +107,24 @@ def node(number: int, filters: bool) -> dict:
         "address": f"10.0.0.{number}",
         "member": True,
         "server": number == 0,
-        "firewall": {"address": f"10.0.0.{number}", "addresses": {}, "filters": filters, "recorded": []},
-        "facts": None,
+        "firewall": {
+            "address": f"10.0.0.{number}",
+            "addresses": {},
+            "filters": filters,
+            "recorded": [],
+            "tool": None,
+        },
+        "facts": {
+            "hcas": [
+                {
+                    "name": "mlx5_0",
+                    "kind": "pci",
+                    "netdevs": [{"name": "rail0", "addresses": [f"10.1.0.{number}/24"]}],
+                    "ports": [{"gids": []}],
+                }
+            ],
+            "rails": [{"index": 0, "hca": "mlx5_0", "netdev": "rail0"}],
+        },
         "variables": variables,
     }
 
@@ -116,9 +132,33 @@ def node(number: int, filters: bool) -> dict:
 def test_the_plan_of_connections_where_nothing_filters():
     def prepare(count):
         nodes = [node(number, filters=False) for number in range(count)]
-        return lambda: firewall.plan(nodes)
+
+        def plan():
+            firewall._network.cache_clear()
+            firewall.plan(nodes)
+
+        return plan
 
     assert growth(prepare) < GENEROUS
+
+
+def test_where_all_filter_no_address_is_parsed_for_a_pair_of_nodes(monkeypatch):
+    """As on each node of a cluster, where kube-proxy has rules. Each is asked about each peer, but of what is known."""
+    parse, parsed = firewall.netaddr.IPNetwork, []
+
+    def counted(text):
+        parsed.append(text)
+        return parse(text)
+
+    def times(count):
+        firewall._network.cache_clear()
+        parsed.clear()
+        planned = firewall.plan([node(number, filters=True) for number in range(count)])
+        assert {len(need["peers"]) for need in planned["node1"] if "verify" in need["what"]} == {count - 1}
+        return len(parsed)
+
+    monkeypatch.setattr(firewall.netaddr, "IPNetwork", counted)
+    assert times(MANY) / times(FEW) / (MANY / FEW) < GENEROUS
 
 
 def test_a_node_that_filters_is_asked_about_each_peer_and_one_that_does_not_about_none():

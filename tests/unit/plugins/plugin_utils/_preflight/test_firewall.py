@@ -48,6 +48,7 @@ def node(number, *rails, server=False, member=True, **variables):
         "firewall": {
             "address": f"10.0.0.{number}",
             "filters": True,
+            "tool": "ufw",
             "recorded": [],
             "addresses": {"eth0": [f"10.0.0.{number}/24"], "bond1": [f"10.1.0.{number}/24"]},
         },
@@ -328,3 +329,15 @@ COMMANDS = [
 @pytest.mark.parametrize(("rule", "wanted"), COMMANDS)
 def test_a_rule_as_a_person_types_it(rule, wanted):
     assert firewall.command(rule) == wanted
+
+
+def test_rules_are_only_for_a_node_on_which_a_tool_has_rules():
+    """As on each node of a cluster, where kube-proxy filters: nothing would be opened there."""
+    nodes = [node(1, server=True), node(2), node(3)]
+    with_tool = firewall.plan(nodes)["node1"]
+    nodes[0]["firewall"]["tool"] = None
+    without = firewall.plan(nodes)["node1"]
+    (api,) = [need for need in with_tool if need["id"] == "6443/tcp"]
+    assert [rule["source"] for rule in api["rules"]] == ["10.0.0.2/31"]
+    assert [{**need, "rules": []} for need in with_tool] == [{**need, "rules": []} for need in without]
+    assert {rule["kind"] for need in without for rule in need["rules"]} == {"trust"}
