@@ -268,7 +268,14 @@ def test_pods_with_claims_are_run_and_what_they_were_given_is_judged(tmp_path, m
     )
     assert sorted({pod["kind"] for pod in plan["pods"]}) == ["aligned", "seed", "workload"]
     double.state(pending={"workload-node2": ["0/2 nodes are available: 2 cannot allocate all claims."]})
-    params = {"namespace": "tests", "traffic": False, "resolve": "", "wait_seconds": 1, "port": 18700}
+    params = {
+        "namespace": "tests",
+        "traffic": False,
+        "resolve": "",
+        "wait_seconds": 1,
+        "port": 18700,
+        "removed_afterwards": False,
+    }
     monkeypatch.setattr(running_pods.time, "sleep", lambda _seconds: None)
     run = running_pods.run(client, {**params, "objects": plan["objects"], "pods": plan["pods"]})
     seen = {**read, "networks": pod_checks.networks_of(read, hosts)}
