@@ -11,6 +11,7 @@ import yaml
 from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import config, plan, reset
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import k3s
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight.variables import documented_roles
+from ansible_collections.gpufabric.rdma.tests.tools import play_roles
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 SHA = "0" * 64
@@ -111,7 +112,7 @@ def test_k1_k2_the_cni_directories_are_those_of_flannel_backend_none_and_no_rele
 
 def test_k3_the_plugins_come_before_anything_that_needs_them():
     play = yaml.safe_load((ROOT / "playbooks/cluster.yml").read_text())[-1]
-    order = [role["role"].rpartition(".")[2] for role in play["roles"]]
+    order = play_roles.applied(play)
     # The ports are open before anything listens on them.
     assert order == [
         "node_firewall",

@@ -11,7 +11,7 @@ import sys
 import pytest
 import yaml
 from ansible_collections.gpufabric.rdma.plugins.callback import drift as recorder
-from ansible_collections.gpufabric.rdma.tests.tools import ansible_playbook, node_python
+from ansible_collections.gpufabric.rdma.tests.tools import ansible_playbook, node_python, play_roles
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 PLAYBOOK = yaml.safe_load((ROOT / "playbooks/drift.yml").read_text())
@@ -129,20 +129,10 @@ def roles_named(path):
     return [(item["name"].rpartition(".")[2], item.get("tasks_from", "main")) for item in found]
 
 
-def applied(play):
-    """The roles that a play applies, in their order; of some the nodes come first and the objects of all later."""
-    found = [role["role"] for role in play["roles"]]
-    for task in play.get("tasks", []):
-        named = task.get("ansible.builtin.import_role") or task.get("ansible.builtin.include_role")
-        if named and named.get("tasks_from", "main") in ("main", "nodes"):
-            found += task.get("loop") or [named["name"]]
-    return [role.rpartition(".")[2] for role in found]
-
-
 def test_drift_compares_every_role_that_host_and_cluster_apply_in_their_order():
     def order(name):
         plays = yaml.safe_load((ROOT / "playbooks" / name).read_text())
-        return [role for play in plays if "roles" in play for role in applied(play)]
+        return [role for play in plays if "roles" in play for role in play_roles.applied(play)]
 
     compared = list(dict.fromkeys(role for role, _file in roles_named(ROOT / "roles/drift/tasks/host.yml")))
     assert compared == ["driver", *(role for role in order("host.yml") if role != "reboot")]
