@@ -99,6 +99,7 @@ k3s:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.text import unreadable
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import k3s
 
 
@@ -117,9 +118,7 @@ def main() -> None:
     try:
         found = k3s.state(module.run_command, **module.params)
     except OSError as error:
-        module.fail_json(
-            msg=f"{error.filename}: wanted a readable file, seen {error.strerror}. Next step: make it readable"
-        )
+        module.fail_json(msg=unreadable(error))
     module.exit_json(changed=False, k3s=found)
 
 

@@ -78,6 +78,7 @@ firewall:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.text import unreadable
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host import firewall
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.gathering import RAILS, rdma_facts
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import k3s, node_tools
@@ -104,9 +105,7 @@ def main() -> None:
     try:
         found = further(module, Tree(module.params["root"]))
     except OSError as error:
-        module.fail_json(
-            msg=f"{error.filename}: wanted a readable file, seen {error.strerror}. Next step: make it readable"
-        )
+        module.fail_json(msg=unreadable(error))
     module.exit_json(changed=False, ansible_facts={"rdma": facts}, **found)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from ansible_collections.gpufabric.rdma.tests.tools import lab_pitfalls as pitfalls
 
 # Those of a converged node, and what installs the plugin there.
-REMOTE_CALLS = 16 + 6
+REMOTE_CALLS = 15 + 6
 
 
 def test_a_second_run_heals_five_pitfalls_and_touches_nothing_else(breakable):

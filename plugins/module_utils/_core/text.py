@@ -127,3 +127,8 @@ def listing(items, most: int = 12) -> str:
     items = list(items)
     shown = ", ".join(itertools.islice(items, most))
     return f"{shown} and {len(items) - most} more" if len(items) > most else shown
+
+
+def unreadable(error: OSError) -> str:
+    """What a module says of a file of the node that it has to read and cannot."""
+    return f"{error.filename}: wanted a readable file, seen {error.strerror}. Next step: make it readable"

@@ -203,25 +203,25 @@ def _of_tests(node: dict, others: list[dict]) -> list[dict]:
     variables, rails = node["variables"], node["rails"]
     software = [rail for rail in rails if rail["soft_roce"]]
     members = [other for other in others if other["member"]] if node["member"] else []
-    wanted = []  # (what, first port, how many, for whom)
+    by_all = _reached(node, others, rails, handshake=True)
+    by_members = _reached(node, members, rails, handshake=True) if software else {}
+    wanted = []  # (what, first port, how many, who reaches the rails)
     if variables["verification_fabric"]:
-        wanted.append(("tests of verify on the rails", variables["verification_port"], _TESTS * len(rails), others))
+        wanted.append(("tests of verify on the rails", variables["verification_port"], _TESTS * len(rails), by_all))
     if variables["matrix_host"]:
         count = (2 if variables["matrix_cuda"] else 1) * len(rails) * len(others)
-        wanted.append(("tests of matrix on the rails", variables["matrix_port"], count, others))
+        wanted.append(("tests of matrix on the rails", variables["matrix_port"], count, by_all))
     # soft-RoCE does no verbs in a pod's own network: its test pods listen in the node's.
     if software and variables["verification_pods"] is not False:
         # On a hardware rail the pods with networks of their own are tested too, and take from the same ports.
         count = _TESTS * (2 * len(rails) - len(software))
-        wanted.append(("tests of verify between pods", variables["verification_pod_port"], count, members))
+        wanted.append(("tests of verify between pods", variables["verification_pod_port"], count, by_members))
     if software and variables["matrix_pods"] is not False:
         count = len(rails) * len(members)
-        wanted.append(("tests of matrix between pods", variables["matrix_pod_port"], count, members))
-    reached = functools.cache(lambda for_all: _reached(node, others if for_all else members, rails, handshake=True))
+        wanted.append(("tests of matrix between pods", variables["matrix_pod_port"], count, by_members))
     found: dict[str, dict] = {}
-    for what, first, count, whom in wanted:
-        ports = (first, first + count - 1)
-        needs = _at_each(node, (what, "tcp", ports), reached(whom is others)) if count else []
+    for what, first, count, reached in wanted:
+        needs = _at_each(node, (what, "tcp", (first, first + count - 1)), reached) if count else []
         # matrix takes the same ports on the host and between pods, one after the other.
         found.update({need["id"]: need for need in needs if need["id"] not in found})
     soft = _reached(node, others, software, handshake=False)
