@@ -14,7 +14,7 @@ from ansible.module_utils.common.yaml import yaml_load
 from ansible.plugins.action import ActionBase
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Finding, at
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import folder as bundle_folder
-from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import terminal
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import fleet, terminal
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import bundle as needs
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host as preflight_host
@@ -34,25 +34,27 @@ class ActionModule(ActionBase):
         super().run(tmp, task_vars)
         _validation, args = self.validate_argument_spec(
             argument_spec={
-                "nodes": {"type": "list", "elements": "dict", "required": True},
+                "hosts": {"type": "list", "elements": "str", "required": True},
+                "variable": {"type": "str", "required": True},
                 "bundle_dir": {"type": "path"},
                 "upgrade": {"type": "bool", "default": False},
                 "collect": {"type": "bool", "default": False},
             },
         )
+        nodes = fleet.each(task_vars, args["hosts"], args["variable"])
         folder = args["bundle_dir"] or ""
-        bundle, findings = read(args["bundle_dir"], args["nodes"])
-        decided = k3s.decide(args["nodes"], bundle, folder, changing_version=args["upgrade"], now=time.time())
+        bundle, findings = read(args["bundle_dir"], nodes)
+        decided = k3s.decide(nodes, bundle, folder, changing_version=args["upgrade"], now=time.time())
         findings += decided["findings"]
         if bundle is not None:
-            findings += lacking(args["nodes"], bundle, folder)
+            findings += lacking(nodes, bundle, folder)
             rows = k3s.needed(decided["nodes"], bundle)
             findings += at(CONTROLLER, bundle_folder.damaged(folder, rows))
         if args["upgrade"]:
             findings += k3s.upgrade(decided["nodes"])
         if findings:
-            nodes = [{"host": node["host"], "findings": []} for node in args["nodes"]]
-            head, text = preflight_host.failure_text(preflight_host.with_further(nodes, findings))
+            clean = [{"host": node["host"], "findings": []} for node in nodes]
+            head, text = preflight_host.failure_text(preflight_host.with_further(clean, findings))
             if not args["collect"]:
                 terminal.show(f"{head}\n\n{text}\n")
             msg = f"{head} Each is listed {'at the end' if args['collect'] else 'above'}."

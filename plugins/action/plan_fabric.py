@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from ansible.plugins.action import ActionBase
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import fleet
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import pairs
 
@@ -20,7 +21,8 @@ class ActionModule(ActionBase):
         super().run(tmp, task_vars)
         _validation, args = self.validate_argument_spec(
             argument_spec={
-                "nodes": {"type": "list", "elements": "dict", "required": True},
+                "hosts": {"type": "list", "elements": "str", "required": True},
+                "variable": {"type": "str", "required": True},
             }
         )
-        return {"changed": False, **pairs.plan_nodes(args["nodes"])}
+        return {"changed": False, **pairs.plan_nodes(fleet.each(task_vars, args["hosts"], args["variable"]))}

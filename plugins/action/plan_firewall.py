@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 
 from ansible.plugins.action import ActionBase
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import fleet
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import firewall
 
@@ -22,11 +23,12 @@ class ActionModule(ActionBase):
         super().run(tmp, task_vars)
         _validation, args = self.validate_argument_spec(
             argument_spec={
-                "nodes": {"type": "list", "elements": "dict", "required": True},
+                "hosts": {"type": "list", "elements": "str", "required": True},
+                "variable": {"type": "str", "required": True},
                 "all_nodes": {"type": "list", "elements": "str", "default": []},
             }
         )
-        hosts = firewall.plan(args["nodes"])
+        hosts = firewall.plan(fleet.some(task_vars, args["hosts"], args["variable"]))
         partial = not hosts.keys() >= set(args["all_nodes"])
         collections = {name: installed(name) for name in firewall.COLLECTIONS.values()}
         return {"changed": False, "hosts": hosts, "partial": partial, "collections": collections}

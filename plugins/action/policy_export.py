@@ -11,7 +11,7 @@ import yaml
 from ansible.plugins.action import ActionBase
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core import text as core_text
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import at
-from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import terminal
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import fleet, terminal
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._policy import exporter
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host
@@ -30,18 +30,20 @@ class ActionModule(ActionBase):
         super().run(tmp, task_vars)
         _validation, args = self.validate_argument_spec(
             argument_spec={
-                "nodes": {"type": "list", "elements": "dict", "default": []},
+                "hosts": {"type": "list", "elements": "str", "required": True},
+                "variable": {"type": "str", "required": True},
                 "version": {"type": "str", "default": exporter.VERSION},
                 "namespace": {"type": "str", "default": exporter.NAMESPACE},
             }
         )
+        known = fleet.each(task_vars, args["hosts"], args["variable"])
         options = preflight_variables.options(EXPORTED)
         given, findings = preflight_variables.given(options, task_vars or {}, self._templar.template)
         effective, invalid = host.validate(options, given)
         findings += invalid
         made = {"objects": [], "left_out": []}
         if not findings:
-            nodes = [node for node in args["nodes"] if node.get("facts")]
+            nodes = [node for node in known if node.get("facts")]
             made = exporter.run(effective, given, nodes, args)
             findings = made["findings"]
         if findings:
@@ -51,7 +53,7 @@ class ActionModule(ActionBase):
             listed = "; ".join(f"{item['object']}: {item['seen']}" for item in findings)
             return {"failed": True, "findings": findings, "msg": f"{count}, nothing is written: {listed}"}
         explanation = exporter.explanation(made["left_out"])
-        unread = [node["host"] for node in args["nodes"] if not node.get("facts")]
+        unread = [node["host"] for node in known if not node.get("facts")]
         if unread:
             explanation += f"\nnot verified: {core_text.names(unread)} could not be read and may have other rails"
         terminal.show(f"{explanation or 'The policy expresses everything that is set.'}\n")

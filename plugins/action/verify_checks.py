@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from ansible.plugins.action import ActionBase
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import fleet
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import judge
 
@@ -21,13 +22,30 @@ class ActionModule(ActionBase):
         _validation, args = self.validate_argument_spec(
             argument_spec={
                 "hosts": {"type": "list", "elements": "str", "required": True},
-                "nodes": {"type": "list", "elements": "dict", "required": True},
+                "variables": {
+                    "type": "dict",
+                    "required": True,
+                    "options": {
+                        "node": {"type": "str", "required": True},
+                        "results": {"type": "str", "required": True},
+                        "servers": {"type": "str", "required": True},
+                        "failure": {"type": "str", "required": True},
+                    },
+                },
                 "plan": {"type": "dict", "required": True},
                 "unplanned": {"type": "str", "default": ""},
-                "results": {"type": "list", "elements": "dict", "default": []},
-                "servers": {"type": "list", "elements": "dict", "default": []},
-                "failures": {"type": "list", "elements": "str", "default": []},
                 "cluster": {"type": "dict", "default": {}},
             }
         )
-        return {"changed": False, **judge.judge(args, self._task.check_mode)}
+        names = args["variables"]
+        known = fleet.variables(task_vars, args["hosts"], list(names.values()))
+        # Those that have left the play since, too: what they showed is known.
+        known = [of_host for of_host in known if names["node"] in of_host]
+        seen = {
+            **args,
+            "nodes": [of_host[names["node"]] for of_host in known],
+            "results": [of_host.get(names["results"], {}) for of_host in known],
+            "servers": [of_host.get(names["servers"], {}) for of_host in known],
+            "failures": [of_host.get(names["failure"], "") for of_host in known],
+        }
+        return {"changed": False, **judge.judge(seen, self._task.check_mode)}

@@ -23,15 +23,16 @@ class ActionModule(ActionBase):
         super().run(tmp, task_vars)
         _validation, args = self.validate_argument_spec(
             argument_spec={
-                "nodes": {"type": "list", "elements": "dict", "required": True},
+                "judged": {"type": "str", "required": True},
             }
         )
-        verdicts = {node["host"]: node["diagnosis"] for node in args["nodes"] if node.get("diagnosis")}
-        text = host_checks.report_text(args["nodes"], self._task.check_mode)
+        judged = task_vars[args["judged"]]["judged"]
+        verdicts = {node["host"]: node["diagnosis"] for node in judged if node.get("diagnosis")}
+        text = host_checks.report_text(judged, self._task.check_mode)
         if verdicts:
             text = f"Root causes\n{diagnosis.text(verdicts)}\n\n{text}"
         terminal.show(f"{text}\n")
-        total = host_checks.tally([item for node in args["nodes"] for item in node["checks"]])
+        total = host_checks.tally([item for node in judged for item in node["checks"]])
         if total[host_checks.FAILED]:
             return {
                 "changed": False,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime
 
 from ansible.plugins.action import ActionBase
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import fleet
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._report import document, files
 
@@ -22,12 +23,14 @@ class ActionModule(ActionBase):
         super().run(tmp, task_vars)
         _validation, args = self.validate_argument_spec(
             argument_spec={
-                "judged": {"type": "list", "elements": "dict", "required": True},
-                "nodes": {"type": "list", "elements": "dict", "required": True},
+                "judged": {"type": "str", "required": True},
+                "variable": {"type": "str", "required": True},
                 "path": {"type": "path", "required": True},
             }
         )
         now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-        made = document.collect(args["judged"], args["nodes"], now)
+        judged = task_vars[args["judged"]]["judged"]
+        nodes = fleet.some(task_vars, [node["host"] for node in judged], args["variable"])
+        made = document.collect(judged, nodes, now)
         files.refuse([("the results of this run", finding) for finding in document.findings(made)])
         return files.write({args["path"]: files.as_json(made)}, self._task.check_mode)

@@ -30,11 +30,17 @@ attributes:
     description: Will return details on what has changed, when in diff mode.
     support: none
 options:
-  nodes:
-    description: For each host C(host), C(servers), C(variables), C(facts), C(failure) and C(state), which is what
-      M(gpufabric.rdma.k3s_info) returned.
+  hosts:
+    description: All hosts of the cluster that take part.
     type: list
-    elements: dict
+    elements: str
+    required: true
+  variable:
+    description:
+      - Name of the variable that holds what is known of a host, that is C(host), C(servers), C(variables), C(facts),
+        C(failure) and C(state), which is what M(gpufabric.rdma.k3s_info) returned.
+      - A host that lacks it fails the task.
+    type: str
     required: true
   bundle_dir:
     description: Folder on the controller that holds a bundle.
@@ -52,7 +58,8 @@ options:
 EXAMPLES = r"""
 - name: Fail with all problems of all hosts, or plan each node
   gpufabric.rdma.k3s_preflight:
-    nodes: "{{ ansible_play_hosts_all | map('extract', hostvars, '__k3s_node') }}"
+    hosts: "{{ ansible_play_hosts_all }}"
+    variable: __k3s_node
     bundle_dir: /srv/bundle
   run_once: true
 """

@@ -27,18 +27,25 @@ attributes:
     description: Will return details on what has changed, when in diff mode.
     support: none
 options:
-  nodes:
-    description: Data of each host, that is C(host), C(address), C(variables) and what
-      M(gpufabric.rdma.host_probe) returned as C(read).
+  hosts:
+    description: Hosts between which to plan.
     type: list
-    elements: dict
+    elements: str
+    required: true
+  variable:
+    description:
+      - Name of the variable that holds what is known of a host, that is C(host), C(address), C(variables) and what
+        M(gpufabric.rdma.host_probe) returned as C(read).
+      - A host that lacks it fails the task.
+    type: str
     required: true
 """
 
 EXAMPLES = r"""
 - name: Plan the fabric tests
   gpufabric.rdma.plan_fabric:
-    nodes: "{{ ansible_play_hosts | map('extract', hostvars, 'known') }}"
+    hosts: "{{ ansible_play_hosts }}"
+    variable: known
   register: fabric
   run_once: true
 """

@@ -27,12 +27,18 @@ attributes:
     description: Will return details on what has changed, when in diff mode.
     support: none
 options:
-  nodes:
-    description: For each host C(host), C(address), C(member) and C(server) (of the cluster), C(facts) of
-      M(gpufabric.rdma.hca_facts), C(variables), and C(firewall), which is what M(gpufabric.rdma.firewall_info)
-      returned.
+  hosts:
+    description: Hosts that need connections of each other.
     type: list
-    elements: dict
+    elements: str
+    required: true
+  variable:
+    description:
+      - Name of the variable that holds what is known of a host, that is C(host), C(address), C(member) and C(server)
+        (of the cluster), C(facts) of M(gpufabric.rdma.hca_facts), C(variables), and C(firewall), which is what
+        M(gpufabric.rdma.firewall_info) returned.
+      - A host that lacks it is left out.
+    type: str
     required: true
   all_nodes:
     description: Names of all nodes, also of those that this run leaves out.
@@ -44,7 +50,8 @@ options:
 EXAMPLES = r"""
 - name: Plan the connections
   gpufabric.rdma.plan_firewall:
-    nodes: "{{ ansible_play_hosts_all | map('extract', hostvars, 'known') }}"
+    hosts: "{{ ansible_play_hosts_all }}"
+    variable: known
   register: planned
   run_once: true
 """

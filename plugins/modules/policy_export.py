@@ -29,13 +29,18 @@ attributes:
     description: Will return details on what has changed, when in diff mode.
     support: none
 options:
-  nodes:
-    description:
-      - Nodes whose rails and interfaces are exported, each with C(host) and C(facts) (what
-        M(gpufabric.rdma.hca_facts) returns as C(rdma)).
+  hosts:
+    description: Nodes whose rails and interfaces are exported.
     type: list
-    elements: dict
-    default: []
+    elements: str
+    required: true
+  variable:
+    description:
+      - Name of the variable that holds a node's C(host) and C(facts) (what M(gpufabric.rdma.hca_facts) returns as
+        C(rdma)).
+      - A host that lacks it fails the task.
+    type: str
+    required: true
   version:
     description: Release of the Network Operator whose images the policy uses.
     type: str
@@ -49,9 +54,8 @@ options:
 EXAMPLES = r"""
 - name: Show the variables as a policy
   gpufabric.rdma.policy_export:
-    nodes:
-      - host: "{{ inventory_hostname }}"
-        facts: "{{ ansible_facts['rdma'] }}"
+    hosts: "{{ ansible_play_hosts_all }}"
+    variable: known
   register: policy
 """
 

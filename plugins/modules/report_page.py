@@ -39,13 +39,13 @@ options:
     type: str
     default: RDMA report
   judged:
-    description: RV(gpufabric.rdma.verify_checks#module:judged). Needs O(nodes).
-    type: list
-    elements: dict
-  nodes:
-    description: Each node's C(host) and what M(gpufabric.rdma.host_probe) returned as C(read). Needs O(judged).
-    type: list
-    elements: dict
+    description: Name of the variable that holds the result of M(gpufabric.rdma.verify_checks). Needs O(variable).
+    type: str
+  variable:
+    description:
+      - Name of the variable that holds a node's C(host) and what M(gpufabric.rdma.host_probe) returned as C(read).
+      - Needs O(judged); a host of it that lacks the variable has no facts on the page.
+    type: str
 """
 
 EXAMPLES = r"""
@@ -56,8 +56,8 @@ EXAMPLES = r"""
 - name: Write the page
   gpufabric.rdma.report_page:
     file: site.html
-    judged: "{{ judgement['judged'] }}"
-    nodes: "{{ ansible_play_hosts | map('extract', hostvars, 'known') }}"
+    judged: judgement
+    variable: known
   run_once: true
 """
 

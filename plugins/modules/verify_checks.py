@@ -32,15 +32,31 @@ attributes:
     support: none
 options:
   hosts:
-    description: All hosts of the play; one without an entry in O(nodes) fails its check.
+    description: All hosts of the play; one that lacks O(variables.node) fails its check.
     type: list
     elements: str
     required: true
-  nodes:
-    description: Data of each host, as M(gpufabric.rdma.plan_fabric) takes it.
-    type: list
-    elements: dict
+  variables:
+    description: Names of the variables that hold what is known of a host.
+    type: dict
     required: true
+    suboptions:
+      node:
+        description: Data of the host, as M(gpufabric.rdma.plan_fabric) takes it.
+        type: str
+        required: true
+      results:
+        description: What M(gpufabric.rdma.fabric_client) returned on the host, if it ran.
+        type: str
+        required: true
+      servers:
+        description: What M(gpufabric.rdma.fabric_server) returned on the host, if it ran.
+        type: str
+        required: true
+      failure:
+        description: Why the fabric tests were aborted on the host, if they were.
+        type: str
+        required: true
   plan:
     description: The RV(gpufabric.rdma.plan_fabric#module:plan).
     type: dict
@@ -49,21 +65,6 @@ options:
     description: Why there is no O(plan), or empty.
     type: str
     default: ""
-  results:
-    description: What M(gpufabric.rdma.fabric_client) returned on each host.
-    type: list
-    elements: dict
-    default: []
-  servers:
-    description: What M(gpufabric.rdma.fabric_server) returned on each host.
-    type: list
-    elements: dict
-    default: []
-  failures:
-    description: Why the fabric tests were aborted on each of O(nodes), or empty.
-    type: list
-    elements: str
-    default: []
   cluster:
     description: What M(gpufabric.rdma.cluster_info), M(gpufabric.rdma.test_pods) and M(gpufabric.rdma.pod_info)
       returned, and the hosts with their rails and interfaces; empty without a cluster.
@@ -75,7 +76,7 @@ EXAMPLES = r"""
 - name: Evaluate checks
   gpufabric.rdma.verify_checks:
     hosts: "{{ ansible_play_hosts_all }}"
-    nodes: "{{ ansible_play_hosts | map('extract', hostvars, 'known') }}"
+    variables: {node: known, results: connected, servers: served, failure: aborted}
     plan: "{{ fabric['plan'] }}"
   register: judgement
   run_once: true

@@ -26,17 +26,16 @@ attributes:
     description: Will return details on what has changed, when in diff mode.
     support: none
 options:
-  nodes:
-    description: The RV(gpufabric.rdma.verify_checks#module:judged) nodes.
-    type: list
-    elements: dict
+  judged:
+    description: Name of the variable that holds the result of M(gpufabric.rdma.verify_checks).
+    type: str
     required: true
 """
 
 EXAMPLES = r"""
 - name: Report, and fail if a check failed
   gpufabric.rdma.verify_report:
-    nodes: "{{ judgement['judged'] }}"
+    judged: judgement
   run_once: true
 """
 

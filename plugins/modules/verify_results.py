@@ -26,14 +26,14 @@ attributes:
     support: none
 options:
   judged:
-    description: RV(gpufabric.rdma.verify_checks#module:judged).
-    type: list
-    elements: dict
+    description: Name of the variable that holds the result of M(gpufabric.rdma.verify_checks).
+    type: str
     required: true
-  nodes:
-    description: Each node's C(host) and what M(gpufabric.rdma.host_probe) returned as C(read).
-    type: list
-    elements: dict
+  variable:
+    description:
+      - Name of the variable that holds a node's C(host) and what M(gpufabric.rdma.host_probe) returned as C(read).
+      - A host of O(judged) that lacks it has no facts in the results.
+    type: str
     required: true
   path:
     description: The file to write.
@@ -44,8 +44,8 @@ options:
 EXAMPLES = r"""
 - name: Write the results
   gpufabric.rdma.verify_results:
-    judged: "{{ judgement['judged'] }}"
-    nodes: "{{ ansible_play_hosts | map('extract', hostvars, 'known') }}"
+    judged: judgement
+    variable: known
     path: results.json
   run_once: true
 """

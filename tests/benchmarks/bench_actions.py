@@ -38,9 +38,11 @@ PLAYBOOKS = CHECKOUT / "playbooks"
 
 PAGE = {
     "report_file": "{{ scratch }}/page.html",
-    "__report_judged": "{{ __verification_judged['judged'] }}",
-    "__report_nodes": "{{ ansible_play_hosts_all | map('extract', hostvars, '__verification_node') }}",
+    "__report_judged": "__verification_judged",
+    "__report_variable": "__verification_node",
 }
+# As discovery passes it to the cluster layer's roles: what was read of the node.
+GIVEN = {"__discovery_given": "{{ __discovery_read }}"}
 # (role and file, or playbook; task; once for all or for each node; what to run it with)
 ROWS = (
     ("discovery/main", "Set whether all nodes could be read", "once", {}),
@@ -51,10 +53,10 @@ ROWS = (
     ("discovery/preflight", "Fail with all findings, or print the plan", "once", {}),
     ("node_firewall/read", "Plan which connections the node needs", "once", {}),
     ("node_firewall/read", "Follow them through the node's packet filters", "a node", {}),
-    ("k3s/preflight", "Collect the node's state and variables", "a node", {}),
+    ("k3s/preflight", "Collect the node's state and variables", "a node", GIVEN),
     ("k3s/preflight", "Validate variables and plan the role of each node", "once", {"__discovery_role": "k3s"}),
     ("k3s/preflight", "Record the node's role and plan", "a node", {}),
-    ("networks/preflight", "Collect the node's networks", "a node", {}),
+    ("networks/preflight", "Collect the node's networks", "a node", GIVEN),
     ("networks/preflight", "Validate variables and plan the networks", "once", {"__discovery_role": "networks"}),
     ("cluster.yml", "Fail with all findings before the first change", "once", {}),
     ("verification/fabric", "Plan the pairs of nodes", "once", {}),
@@ -98,7 +100,8 @@ def record() -> dict:
             for host, values in json.loads(known.read_text()).items():
                 kept = found.setdefault(host, {"facts": {}, "registered": {}})
                 kept["facts"].update(values["facts"])
-                kept["registered"].update(values["registered"])
+                # discover.yml reads less of a node than the run before it, under the same name.
+                kept["registered"] = {**values["registered"], **kept["registered"]}
             known.unlink()
         shutil.copytree(folder / "bundle", BUNDLE, dirs_exist_ok=True)
     return found
@@ -277,7 +280,7 @@ def seconds_of(fleet: Fleet, row: tuple, profile: bool) -> float:
         profiler.disable()
         taken.append(time.process_time() - start)
     if result.get("failed") and name not in ENDS_FAILED:
-        sys.exit(f"{where}: {name}: wanted: a result, seen: {str(result.get('msg'))[:2000]}")
+        sys.exit(f"{where}: {name}: wanted: a result, seen: {json.dumps(result, default=str)[:3000]}")
     if profile:
         pstats.Stats(profiler).sort_stats("cumulative").print_stats(45)
     fleet.keep(task, host, result)

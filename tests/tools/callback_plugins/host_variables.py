@@ -41,7 +41,7 @@ class CallbackModule(CallbackBase):
     def v2_playbook_on_stats(self, stats):
         registered, facts = self._manager._nonpersistent_fact_cache, self._manager._fact_cache
         known = {
-            host: {"facts": dict(facts.get(host)) if host in facts else {}, "registered": dict(values)}
+            host: {"facts": dict(facts.get(host)) if facts.contains(host) else {}, "registered": dict(values)}
             for host, values in registered.items()
         }
         pathlib.Path(os.environ["HOST_VARIABLES"]).write_text(json.dumps(known, default=str), encoding="utf-8")

@@ -130,7 +130,14 @@ def test_a_module_that_may_have_changed_something_does_not_claim_otherwise(tmp_p
 def test_an_action_plugin_ends_so_too(tmp_path, check):
     ansible = [sys.executable, "-m", "ansible", "adhoc", "localhost", "-m", "gpufabric.rdma.plan_fabric"]
     done = subprocess.run(
-        [*ansible, "-a", json.dumps({"nodes": [{}]}), *(["--check"] if check else [])],
+        [
+            *ansible,
+            "-a",
+            json.dumps({"hosts": ["localhost"], "variable": "known"}),
+            "-e",
+            json.dumps({"known": {}}),
+            *(["--check"] if check else []),
+        ],
         capture_output=True,
         text=True,
         check=False,

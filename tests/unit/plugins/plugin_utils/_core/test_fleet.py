@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from ansible.errors import AnsibleError
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import fleet
+
+
+class HostVars:
+    """In place of Ansible's, which puts a host's variables together anew at each look."""
+
+    def __init__(self, known):
+        self.known, self.looks = known, Counter()
+
+    def raw_get(self, host):
+        self.looks[host] += 1
+        return self.known[host]
+
+
+def variables_of(**known):
+    return {"hostvars": HostVars(known)}
+
+
+def test_a_host_is_looked_at_once_however_many_variables_are_asked_for():
+    task_vars = variables_of(a={"x": 1, "y": 2, "z": 3}, b={"y": None}, c={})
+
+    assert fleet.variables(task_vars, ["c", "a", "b"], ["x", "y"]) == [{}, {"x": 1, "y": 2}, {"y": None}]
+    assert task_vars["hostvars"].looks == {"a": 1, "b": 1, "c": 1}
+
+
+def test_some_leaves_out_hosts_that_lack_the_variable_not_those_where_it_is_empty():
+    assert fleet.some(variables_of(a={"x": {}}, b={}, c={"x": 0}), ["a", "b", "c"], "x") == [{}, 0]
+
+
+def test_each_names_all_hosts_that_lack_the_variable():
+    with pytest.raises(AnsibleError) as error:
+        fleet.each(variables_of(a={"x": {}}, b={}, c={"y": 1}), ["a", "b", "c"], "x")
+    assert str(error.value).startswith("b, c: wanted the variable x, seen undefined. Next step: see above")
+
+
+def test_values_are_those_that_ansible_holds():
+    node = {"text": "{{ not a template here }}"}
+    assert fleet.each(variables_of(a={"x": node}), ["a"], "x")[0] is node
