@@ -1,4 +1,6 @@
-"""python tests/device_plugin_lab/bench_peer.py [--rounds N]: this plugin and the Go one, in one run on one lab node.
+"""python bench_peer.py [--rounds N] [--rest SECONDS] [--before CHECKOUT]: this plugin and the Go one on one lab node.
+
+In one run; with --before also that of another checkout of this repository.
 
 The Go plugin (Mellanox/k8s-rdma-shared-dev-plugin, version in lab/testbed/peer-plugin/go.mod) is built from its Go
 module. Both get the same config.json, the same laid-over sysfs tree of 8 HCAs and the same kubelet double. The node is
@@ -29,7 +31,7 @@ PACKAGE = "github.com/Mellanox/k8s-rdma-shared-dev-plugin/cmd/k8s-rdma-shared-dp
 FIXTURE = "h100-8x-cx7-ib"
 PLACE = "/run/bench-peer"
 EXTRA = "/opt/plugin-lab-peer"
-OURS, THEIRS = "ours", "theirs"
+OURS, THEIRS, BEFORE = "ours", "theirs", "before"
 
 
 def peer():
@@ -79,12 +81,16 @@ def laid_out(packed):
 
 
 def show(mode, results):
-    """Lines: the median of each figure, ours and theirs, and theirs in ours."""
-    rows = [(mode, OURS, THEIRS, "THEIRS / OURS")]
+    """Lines: the median of each figure for each plugin, and that of each other one in ours."""
+    others = [who for who in results if who != OURS]
+    rows = [(mode, OURS, *(head for who in others for head in (who, f"{who.upper()} / OURS")))]
     for name in results[OURS][0]:
-        ours, theirs = (middle([one[name] for one in results[who]]) for who in (OURS, THEIRS))
-        ratio = f"{theirs / ours:.2f}" if ours and theirs is not None else ""
-        rows.append((name, shown(ours), shown(theirs), ratio))
+        ours = middle([one[name] for one in results[OURS]])
+        row = [name, shown(ours)]
+        for who in others:
+            value = middle([one[name] for one in results[who]])
+            row += [shown(value), f"{value / ours:.2f}" if ours and value is not None else ""]
+        rows.append(tuple(row))
     return table(rows)
 
 
@@ -100,19 +106,24 @@ def shown(value):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3, help="rounds of each plugin and registration mode")
+    parser.add_argument("--rest", type=float, default=3.0, help="seconds in which an idle plugin is watched")
+    parser.add_argument("--before", type=pathlib.Path, help="a checkout whose plugin is measured too")
     given = parser.parse_args()
     try:
         folder = labnode.payload()
         extra = labnode.CACHE / "payload-peer"
         extra.mkdir(exist_ok=True)
         shutil.copy(peer(), extra)
+        shutil.rmtree(extra / BEFORE, ignore_errors=True)
+        if given.before:
+            labnode.package(given.before, extra / BEFORE)
         laid_out(extra / "tree.tar")
         with labnode.running():
             labnode.bring(folder)
             labnode.bring(extra, EXTRA)
             script = (
                 f"rm -rf {PLACE} && mkdir {PLACE} && tar -C {PLACE} -xf {EXTRA}/tree.tar && cd {labnode.TARGET} && "
-                f"exec {labnode.PYTHON} peer_node.py {PLACE} {EXTRA}/k8s-rdma-shared-dp {given.rounds}"
+                f"exec {labnode.PYTHON} peer_node.py {PLACE} {EXTRA} {given.rounds} {given.rest}"
             )
             done = labnode.on_node(script, stdout=subprocess.PIPE)
     except labnode.Failed as error:

@@ -27,6 +27,7 @@ PYTHON = "env GRPC_ENABLE_FORK_SUPPORT=0 GRPC_VERBOSITY=NONE python3"
 PROGRAMS = ("scenarios.py", "traced.py", "peer_node.py")
 # The node image is Debian 12; its Python is not asked, so that the wheels are there before it boots.
 WHEELS = ("--only-binary", ":all:", "--python-version", "3.11", "--implementation", "cp")
+SKIP = shutil.ignore_patterns("__pycache__")
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 
 
@@ -79,14 +80,18 @@ def libraries():
     return folder
 
 
+def package(checkout, folder):
+    """The plugin of a checkout, as its build lays it out, below the folder."""
+    shutil.copytree(checkout / "device_plugin/rdma_device_plugin", folder / "rdma_device_plugin", ignore=SKIP)
+    shutil.copytree(checkout / "plugins/module_utils/hca", folder / "rdma_device_plugin/hca", ignore=SKIP)
+
+
 def payload():
     """Everything the node needs in one folder: libraries, the plugin as its build lays it out, the double, programs."""
     folder = CACHE / "payload"
     shutil.rmtree(folder, ignore_errors=True)
-    skip = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(libraries(), folder, ignore=skip)
-    shutil.copytree(CHECKOUT / "device_plugin/rdma_device_plugin", folder / "rdma_device_plugin", ignore=skip)
-    shutil.copytree(CHECKOUT / "plugins/module_utils/hca", folder / "rdma_device_plugin/hca", ignore=skip)
+    shutil.copytree(libraries(), folder, ignore=SKIP)
+    package(CHECKOUT, folder)
     double = CHECKOUT / "tests/device_plugin"
     for file in (double / "kubelet_double.py", double / "measure.py", *(HERE / name for name in PROGRAMS)):
         shutil.copy(file, folder)

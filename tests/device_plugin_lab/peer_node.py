@@ -1,5 +1,6 @@
-"""python3 peer_node.py TREE GO_PLUGIN ROUNDS: on a lab node, both plugins in turn on one sysfs tree with one config.
+"""python3 peer_node.py TREE PLUGINS ROUNDS REST: on a lab node, the plugins in turn on one sysfs tree with one config.
 
+PLUGINS holds the Go plugin, and `before` if another version of ours is measured too.
 Runs in a mount namespace of its own: TREE/sys lies over /sys, TREE/dev/infiniband over /dev/infiniband, and
 /var/lib/kubelet is empty. The real /sys stays at TREE/real-sys; a uevent is played by writing to a file of it.
 Prints {mode: {plugin: [figures of each round]}} as JSON.
@@ -19,10 +20,13 @@ import measure
 KUBELET = pathlib.Path("/var/lib/kubelet")
 UNITS = 1000
 INTERVAL = 5
-OURS, THEIRS = "ours", "theirs"
+OURS, THEIRS, BEFORE = "ours", "theirs", "before"
+GO_PLUGIN = "k8s-rdma-shared-dp"
 # What labnode.PYTHON sets for the double is not for the plugins.
 PLUGIN_ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("GRPC_")}
 ALONE = "PEER_MOUNTS_DONE"
+# `-m` takes the working directory's package, which is ours; the libraries lie there too.
+RUN = "import runpy, sys; sys.path.insert(0, sys.argv.pop(1)); runpy.run_module('rdma_device_plugin', None, '__main__')"
 
 
 class Tree:
@@ -77,15 +81,20 @@ def interfaces(names):
             subprocess.run(["ip", "link", "add", name, "type", "dummy"], check=True)
 
 
-def subjects(config_file, peer):
+def subjects(config_file, plugins):
     flags = ("-config-file", str(config_file))
-    return (
-        measure.Subject(OURS, (sys.executable, "-m", "rdma_device_plugin", *flags), PLUGIN_ENVIRONMENT),
-        measure.Subject(THEIRS, (peer, *flags), PLUGIN_ENVIRONMENT),
-    )
+    ours = (sys.executable, "-m", "rdma_device_plugin", *flags)
+    found = [
+        measure.Subject(OURS, ours, PLUGIN_ENVIRONMENT),
+        measure.Subject(THEIRS, (str(plugins / GO_PLUGIN), *flags), PLUGIN_ENVIRONMENT),
+    ]
+    if (plugins / BEFORE).exists():
+        command = (sys.executable, "-c", RUN, str(plugins / BEFORE), *flags)
+        found.append(measure.Subject(BEFORE, command, PLUGIN_ENVIRONMENT))
+    return found
 
 
-def main(root, peer, rounds):
+def main(root, plugins, rounds, rest):
     tree = Tree(root)
     rails = {f"rdma/rail{number}": hca for number, hca in enumerate(sorted(tree.hcas))}
     names = {resource: tree.netdev(hca) for resource, hca in rails.items()}
@@ -95,9 +104,10 @@ def main(root, peer, rounds):
     found = {}
     try:
         for mode, watches in (("watch", True), ("legacy", False)):
-            found[mode] = {OURS: [], THEIRS: []}
+            measured = subjects(config_file, plugins)
+            found[mode] = {subject.name: [] for subject in measured}
             for number in range(rounds):
-                for subject in subjects(config_file, peer):
+                for subject in measured:
                     for path in KUBELET.iterdir():
                         shutil.rmtree(path)
                     log = root / f"{subject.name}.log"
@@ -108,7 +118,7 @@ def main(root, peer, rounds):
                         tree,
                         tree.announce,
                         calls=400,
-                        rest=3.0,
+                        rest=rest,
                         patience=30.0,
                         start=300.0,
                         log=log,
@@ -131,4 +141,4 @@ if __name__ == "__main__":
         os.environ[ALONE] = "1"
         os.execvp("unshare", ["unshare", "--mount", sys.executable, *sys.argv])
     lay_over(place)
-    main(place, sys.argv[2], int(sys.argv[3]))
+    main(place, pathlib.Path(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]))

@@ -35,17 +35,20 @@ _BROKE_OFF = "the answer broke off"
 _OWN_END = "command terminated with exit code"
 # sudo and non-interactive SSH leave /usr/local/bin, where k3s is, out of PATH.
 _FOLDERS = ("/usr/local/bin", "/usr/bin", "/bin")
-# The server validates better than kubectl, which would first fetch all types to check one object.
 # The API server makes this namespace, and makes it again whenever it is gone.
 _ANCHOR = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "default"}}
+# The server validates better than kubectl, which would first fetch all types to check one object.
 _APPLY = ("apply", "--server-side", "--validate=false", f"--field-manager={MANAGER}", "--filename=-")
 _UNREACHABLE = re.compile(
     r"connection to the server|connection refused|Unable to connect to the server|TLS handshake timeout|i/o timeout"
     r"|unable to read .*k3s\.yaml|no configuration has been provided|k3s\.yaml: no such file"
     r"|currently unable to handle the request|etcdserver: |no route to host|ServiceUnavailable"
-    r"|apiserver not ready|connection reset by peer|unexpected EOF|client connection lost|stream error: stream ID",
+    r"|apiserver not ready|connection reset by peer|unexpected EOF|client connection lost|stream error: stream ID"
+    r"|couldn't get (?:resource list|current server API group list)",
     re.IGNORECASE,
 )
+_LOGGED = re.compile(r"^[EWIF]\d{4} .*?\] ?")
+_LIST_FAILED = re.compile(r"couldn't get resource list for ([^/\s]+)/")
 
 
 class KubectlError(Refused):
@@ -61,7 +64,7 @@ class Unreachable(KubectlError):
     """No API server responds, or kubectl is missing."""
 
     def __init__(self, reason: str, next_step: str):
-        super().__init__("an answer", last_words(reason), next_step)
+        super().__init__("an answer", _silent_words(reason), next_step)
 
 
 # --- kubectl's messages -----------------------------------------------------------------------------------------------
@@ -79,8 +82,31 @@ def lost(code: int, error: str) -> bool:
 
 def last_words(text: str) -> str:
     """kubectl's last sentence, without the log lines before it."""
-    lines = [line for line in text.splitlines() if line.strip() and not re.match(r"[EWI]\d{4} ", line)]
+    lines = [line for line in text.splitlines() if line.strip() and not _LOGGED.match(line)]
     return (lines or text.splitlines() or ["no reason given"])[-1].strip()[:300]
+
+
+def _silent_words(text: str) -> str:
+    """The last line that says that no API server responds: a list of types that could not be had is a log line, and
+    kubectl then ends with a type that the server is said not to have."""
+    lines = [_LOGGED.sub("", line) for line in text.splitlines() if unreachable(line)]
+    return lines[-1].strip()[:300] if lines else last_words(text)
+
+
+def about(asked: str, error: str) -> str:
+    """kubectl's message without its log lines about API groups that were not asked for.
+
+    Before each answer kubectl lists the types of all groups. Those of another server, such as metrics.k8s.io, fail
+    while that server is down; that says nothing about the answer, and of a type that is absent nothing else is known.
+    """
+    lines = error.splitlines(keepends=True)
+    return "".join(line for line in lines if not _of_another_server(_LIST_FAILED.search(line), asked))
+
+
+def _of_another_server(failed: re.Match | None, asked: str) -> bool:
+    group = failed.group(1) if failed else ""
+    own = "." not in group or (group.endswith(".k8s.io") and not group.endswith("metrics.k8s.io"))
+    return not own and group not in asked
 
 
 def parse_items(text: str) -> list[dict]:
@@ -211,7 +237,7 @@ class Kubectl:
             return NOT_STARTED, "", f"{self._argv[0]} {CANNOT_START}: {error.strerror}"
         if done.returncode < 0:
             return NO_END, done.stdout, f"kubectl was ended by signal {-done.returncode}"
-        return done.returncode, done.stdout, done.stderr
+        return done.returncode, done.stdout, about(f"{' '.join(words)} {text or ''}", done.stderr)
 
     def run_retrying(self, *words: str, text: str | None = None, limit: float | None = None) -> tuple[int, str, str]:
         """run() for an idempotent call; raises Unreachable when no API server responds in time.

@@ -45,6 +45,46 @@ def test_a_silent_server_is_asked_again_and_not_for_ever(patience, seconds, answ
     assert calls_until(patience, seconds, answers) == wanted
 
 
+# --- lists of types that could not be had -----------------------------------------------------------------------------
+
+LOGGED = "E1126 00:12:13.456789    4242 memcache.go:287] couldn't get "
+METRICS = (
+    f"{LOGGED}resource list for custom.metrics.k8s.io/v1beta1: the server is currently unable to handle the request"
+)
+ROLES = f"{LOGGED}resource list for rbac.authorization.k8s.io/v1: context deadline exceeded"
+NADS = f"{LOGGED}resource list for k8s.cni.cncf.io/v1: Internal error"
+ALL = f"{LOGGED}current server API group list: context deadline exceeded"
+ABSENT = 'error: the server doesn\'t have a resource type "roles"'
+
+
+@pytest.mark.parametrize(
+    ("logged", "asked", "silent"),
+    [
+        ([], "roles.rbac.authorization.k8s.io", False),
+        ([METRICS], "roles.rbac.authorization.k8s.io", False),
+        ([METRICS], "pods.custom.metrics.k8s.io", True),
+        ([METRICS, ROLES], "roles.rbac.authorization.k8s.io", True),
+        ([ROLES, METRICS], "roles", True),
+        ([NADS], "network-attachment-definitions.k8s.cni.cncf.io", True),
+        ([NADS], "pods", False),
+        ([ALL], "roles", True),
+    ],
+)
+def test_a_type_is_absent_only_where_its_list_was_there(tmp_path, logged, asked, silent):
+    program = tmp_path / "kubectl"
+    program.write_text(f"#!/bin/sh\ncat >&2 <<'END'\n{chr(10).join([*logged, ABSENT])}\nEND\nexit 1\n")
+    program.chmod(0o755)
+    client = kubectl.Kubectl([str(program)])
+    if not silent:
+        assert client.run_retrying("get", asked)[2].strip().splitlines() == [ABSENT]
+        return
+    with pytest.raises(kubectl.Unreachable) as error:
+        client.run_retrying("get", asked)
+    (finding,) = error.value.findings
+    assert finding.wanted == "an answer"
+    assert finding.seen in [line.partition("] ")[2] for line in logged]
+
+
 # --- whether anything answers at all ----------------------------------------------------------------------------------
 
 
