@@ -9,7 +9,7 @@ import datetime
 
 from ansible.plugins.action import ActionBase
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.text import clean
-from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import terminal
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import fleet, terminal
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._matrix import judge
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._matrix import plan as matrix_plan
@@ -25,19 +25,29 @@ class ActionModule(ActionBase):
         super().run(tmp, task_vars)
         _validation, args = self.validate_argument_spec(
             argument_spec={
-                "nodes": {"type": "list", "elements": "dict", "required": True},
+                "hosts": {"type": "list", "elements": "str", "required": True},
+                "variables": {
+                    "type": "dict",
+                    "required": True,
+                    "options": {
+                        "node": {"type": "str", "required": True},
+                        "failure": {"type": "str", "required": True},
+                    },
+                },
                 "plans": {"type": "list", "elements": "dict", "required": True},
                 "results": {"type": "dict", "default": {}},
-                "failures": {"type": "dict", "default": {}},
             }
         )
+        names = args["variables"]
+        known = fleet.variables(task_vars, args["hosts"], list(names.values()))
+        seen = [of_host[names["node"]] for of_host in known]
         options = {
-            **matrix_plan.settings(args["nodes"]),
-            "hosts": [node["host"] for node in args["nodes"]],
-            "failures": args["failures"],
+            **matrix_plan.settings(seen),
+            "hosts": args["hosts"],
+            "failures": {host: of_host.get(names["failure"], "") for host, of_host in zip(args["hosts"], known)},
             "check_mode": self._task.check_mode,
         }
-        nodes = {node["host"]: node["read"] for node in args["nodes"]}
+        nodes = {node["host"]: node["read"] for node in seen}
         at = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
         document = judge.document(args["plans"], args["results"], nodes, options, at)
         text = judge.table(document)

@@ -10,7 +10,7 @@ import json
 import yaml
 from ansible.plugins.action import ActionBase
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core import text as core_text
-from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import terminal
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import fleet, terminal
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._nccl import job
 
@@ -30,11 +30,13 @@ class ActionModule(ActionBase):
         super().run(tmp, task_vars)
         _validation, args = self.validate_argument_spec(
             argument_spec={
-                "nodes": {"type": "list", "elements": "dict", "required": True},
+                "hosts": {"type": "list", "elements": "str", "required": True},
+                "variable": {"type": "str", "required": True},
                 "options": {"type": "dict", "required": True},
             }
         )
-        findings = job.findings(args["nodes"], args["options"])
+        nodes = fleet.each(task_vars, args["hosts"], args["variable"])
+        findings = job.findings(nodes, args["options"])
         if findings:
             terminal.show(f"{core_text.four_facts(findings)}\n")
             count = core_text.count(len(findings), "problem")
@@ -44,7 +46,7 @@ class ActionModule(ActionBase):
                 "msg": f"{count} with the nccl-tests job; nothing was written. Each is listed above.",
             }
         # The controller tags the values it templates; YAML needs plain ones.
-        made = json.loads(json.dumps(job.objects(args["nodes"], args["options"])))
+        made = json.loads(json.dumps(job.objects(nodes, args["options"])))
         return {
             "changed": False,
             "objects": made,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ansible.plugins.action import ActionBase
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core import text as core_text
-from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import terminal
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import fleet, terminal
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._matrix import plan as matrix_plan
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._matrix import pods
@@ -23,11 +23,13 @@ class ActionModule(ActionBase):
         super().run(tmp, task_vars)
         _validation, args = self.validate_argument_spec(
             argument_spec={
-                "nodes": {"type": "list", "elements": "dict", "required": True},
+                "hosts": {"type": "list", "elements": "str", "required": True},
+                "variable": {"type": "str", "required": True},
                 "cluster": {"type": "dict"},
             }
         )
-        nodes, options = [matrix_plan.known(node) for node in args["nodes"]], matrix_plan.settings(args["nodes"])
+        known = fleet.each(task_vars, args["hosts"], args["variable"])
+        nodes, options = [matrix_plan.known(node) for node in known], matrix_plan.settings(known)
         if args["cluster"]:
             plan = pods.plan(args["cluster"], nodes, options)
         else:

@@ -28,12 +28,25 @@ attributes:
     description: Will return details on what has changed, when in diff mode.
     support: none
 options:
-  nodes:
-    description: Data of each host, that is C(host), C(address), C(variables), C(facts) and what
-      M(gpufabric.rdma.matrix_info) returned as C(read).
+  hosts:
+    description: Hosts that took part.
     type: list
-    elements: dict
+    elements: str
     required: true
+  variables:
+    description: Names of the variables that hold what is known of a host.
+    type: dict
+    required: true
+    suboptions:
+      node:
+        description: C(host), C(address), C(variables), C(facts) and what M(gpufabric.rdma.matrix_info) returned as
+          C(read).
+        type: str
+        required: true
+      failure:
+        description: Why the host returned no results, if it returned none.
+        type: str
+        required: true
   plans:
     description: The RV(gpufabric.rdma.plan_matrix#module:plan) between hosts, and the one between pods, if any.
     type: list
@@ -43,16 +56,13 @@ options:
     description: The RV(gpufabric.rdma.matrix_progress#module:results) of all rounds.
     type: dict
     default: {}
-  failures:
-    description: Why a host returned no results, by host.
-    type: dict
-    default: {}
 """
 
 EXAMPLES = r"""
 - name: Judge and print
   gpufabric.rdma.matrix_report:
-    nodes: "{{ ansible_play_hosts | map('extract', hostvars, 'known') }}"
+    hosts: "{{ ansible_play_hosts }}"
+    variables: {node: known, failure: aborted}
     plans: ["{{ planned['plan'] }}"]
     results: "{{ progress['results'] }}"
   run_once: true

@@ -28,10 +28,16 @@ attributes:
     description: Will return details on what has changed, when in diff mode.
     support: none
 options:
-  nodes:
-    description: Host and facts of each node.
+  hosts:
+    description: Nodes the job runs on.
     type: list
-    elements: dict
+    elements: str
+    required: true
+  variable:
+    description:
+      - Name of the variable that holds what is known of a host, that is C(host) and C(facts).
+      - A host that lacks it fails the task.
+    type: str
     required: true
   options:
     description: C(image), C(namespace), C(networks), C(gpus_per_node), C(address_range).
@@ -42,7 +48,8 @@ options:
 EXAMPLES = r"""
 - name: Render the job
   gpufabric.rdma.nccl_tests_job:
-    nodes: "{{ ansible_play_hosts | map('extract', hostvars, 'known') }}"
+    hosts: "{{ ansible_play_hosts }}"
+    variable: known
     options: {image: "example.test/nccl-tests@sha256:...", namespace: default, networks: [], gpus_per_node: 8}
   register: job
   run_once: true

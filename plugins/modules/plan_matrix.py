@@ -32,11 +32,17 @@ attributes:
     description: Will return details on what has changed, when in diff mode.
     support: none
 options:
-  nodes:
-    description: Data of each host, that is C(host), C(address), C(variables), C(facts) and what
-      M(gpufabric.rdma.matrix_info) returned as C(read).
+  hosts:
+    description: Hosts between which to measure.
     type: list
-    elements: dict
+    elements: str
+    required: true
+  variable:
+    description:
+      - Name of the variable that holds what is known of a host, that is C(host), C(address), C(variables), C(facts)
+        and what M(gpufabric.rdma.matrix_info) returned as C(read).
+      - A host that lacks it fails the task.
+    type: str
     required: true
   cluster:
     description:
@@ -48,7 +54,8 @@ options:
 EXAMPLES = r"""
 - name: Plan the rounds
   gpufabric.rdma.plan_matrix:
-    nodes: "{{ ansible_play_hosts | map('extract', hostvars, 'known') }}"
+    hosts: "{{ ansible_play_hosts }}"
+    variable: known
   register: planned
   run_once: true
 """
