@@ -35,6 +35,7 @@ LAB_VARIABLES = {
     "networks_wait_seconds": 900,
     "node_ready_wait_seconds": 900,
     "verification_pod_wait_seconds": 600,
+    "verification_api_seconds": 300,
 }
 
 

@@ -53,6 +53,11 @@ class Ended:
         found = re.findall(r"^Verification on .*: (\d+) passed", self.text, re.MULTILINE)
         return int(found[-1]) if found else 0
 
+    def not_verified(self) -> list[str]:
+        """The report's lines about what could not be checked."""
+        found = re.search(r"^Not verified\n((?:.+\n)+)", self.text, re.MULTILINE)
+        return [line.strip() for line in found.group(1).splitlines()] if found else []
+
     def last(self) -> str:
         """The last lines of what it said, without Ansible's decoration."""
         return "\n".join(line for line in self.text.splitlines() if line.strip(" *"))[-3000:]

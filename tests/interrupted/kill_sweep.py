@@ -70,6 +70,7 @@ def judge(bed, case: dict, wanted: dict) -> dict:
         verdict = f"exit code {after.code}"
     elif after.passed < wanted["passed"]:  # what the killed run has installed is checked as well
         verdict = f"{after.passed} checks passed, not {wanted['passed']}"
+        differs = after.not_verified()
     elif differs:
         verdict = f"{len(differs)} differences"
     else:

@@ -45,12 +45,15 @@ def cluster_checks(seen: dict, check_mode: bool) -> list[tuple[str, dict]]:
     first = hosts[0]["host"]
     # What stands on a node is told whether the API server answers or not; without kubectl there is no cluster.
     why = read.get("api_error") or read.get("msg") or "no answer"
-    found = [] if CANNOT_START in why else [(host["host"], item) for host in hosts for item in cni_checks(host)]
+    deployed = CANNOT_START not in why
+    found = [(host["host"], item) for host in hosts for item in cni_checks(host)] if deployed else []
     if not read.get("cluster"):
+        # A silent API server is a fault of the cluster that is there, and no pod has run.
+        status = FAILED if deployed and read.get("api_error") and not check_mode else NOT_VERIFIED
         step = (
             "check that k3s runs on the first server: systemctl status k3s; without a cluster: verification_pods: false"
         )
-        return [(first, check("cluster:api", "cluster", NOT_VERIFIED, "an API server that answers", why, step)), *found]
+        return [(first, check("cluster:api", "cluster", status, "an API server that answers", why, step)), *found]
     cluster = {**read["cluster"], "networks": networks_of(read["cluster"], hosts)}
     found += [(first, item) for item in lint_checks(cluster, hosts, seen)]
     found += [(first, _finding(one, "cni:")) for one in node_lint.lint_objects(cluster.get("cni") or [])]

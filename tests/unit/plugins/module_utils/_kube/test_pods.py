@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import config as device_plugin_config
-from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import pod_probe
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import kubectl, pod_probe
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import pods as kube_pods
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import pod_checks
 
@@ -706,7 +706,9 @@ def test_a_sound_cluster_passes_with_the_linter_among_the_checks():
 @pytest.mark.parametrize(
     ("changes", "failing", "not_verified"),
     [
-        ({"read": {"api_error": "connection refused", "cluster": None}}, [], ["cluster:api"]),
+        ({"read": {"api_error": "connection refused", "cluster": None}}, ["cluster:api"], []),
+        ({"read": {"api_error": f"k3s {kubectl.CANNOT_START}: none", "cluster": None}}, [], ["cluster:api"]),
+        ({"read": {"unreachable": True, "msg": "no route to host"}}, [], ["cluster:api"]),
         ({"failure": "no end after 60 s"}, ["pod:tests"], []),
         ({"stopped": {"left": "timed out"}}, ["pod:removed"], []),
         ({"pod_name": "default/mine"}, [], ["pod:look"]),
@@ -733,6 +735,11 @@ def test_what_the_node_and_the_objects_of_cni_show_is_reported_as_failed_checks_
     told = {(name, item["id"], item["status"]) for name, item in found}
     assert {("node1", "cni:conf-empty", "failed"), ("node1", "cni:image-not-pinned", "failed")} <= told
     assert ("node1", "cni:lint", "passed") not in told
+
+
+def test_check_mode_may_yet_start_the_api_server():
+    found = pod_checks.cluster_checks(seen(read={"api_error": "connection refused", "cluster": None}), True)
+    assert (ids(found), ids(found, "not_verified")) == ([], ["cluster:api"])
 
 
 def test_check_mode_starts_no_pod_and_lints_all_the_same():
