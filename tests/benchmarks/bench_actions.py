@@ -107,13 +107,13 @@ def record() -> dict:
     return found
 
 
-def synthetic(recorded: dict, count: int) -> dict:
+def synthetic(recorded: dict, count: int, filtering: bool) -> dict:
     """The first node as it is; all further ones are the second, each with a name and addresses of its own."""
     first, second = recorded
     for host in recorded.values():
-        # A tree of files cannot say whether it filters; nodes that filter are a matter of their own (docs/scale.md).
+        # A tree of files cannot say whether it filters.
         firewall = host["registered"]["__node_firewall_node"]["firewall"]
-        firewall.update(filters=False, recorded=[])
+        firewall.update(filters=filtering, recorded=[])
     known = recorded[second]["registered"]
     # What a task that runs once registers is one object, which all nodes have.
     shared = {name: value for name, value in known.items() if recorded[first]["registered"].get(name) == value}
@@ -308,6 +308,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", nargs="+", type=int, default=[64, 1000])
     parser.add_argument("--only", default="", help="rows whose text contains it")
+    parser.add_argument("--filtering", action="store_true", help="nodes filter packets, as with kube-proxy")
     parser.add_argument("--profile", action="store_true", help="print where the time goes")
     parser.add_argument("--record", action="store_true", help=f"record anew, though there is {RECORDED.name}")
     options = parser.parse_args()
@@ -321,7 +322,7 @@ def main() -> None:
         for count in options.nodes:
             scratch = pathlib.Path(name) / str(count)
             scratch.mkdir()
-            fleet = Fleet(synthetic(recorded, count), scratch)
+            fleet = Fleet(synthetic(recorded, count, options.filtering), scratch)
             for row in ROWS:
                 if options.only in f"{row[0]}: {row[1]}":
                     key = (*row[:3], "")
