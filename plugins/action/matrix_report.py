@@ -25,26 +25,17 @@ class ActionModule(ActionBase):
         super().run(tmp, task_vars)
         _validation, args = self.validate_argument_spec(
             argument_spec={
-                "hosts": {"type": "list", "elements": "str", "required": True},
-                "variables": {
-                    "type": "dict",
-                    "required": True,
-                    "options": {
-                        "node": {"type": "str", "required": True},
-                        "failure": {"type": "str", "required": True},
-                    },
-                },
+                **fleet.several("node", "failure"),
                 "plans": {"type": "list", "elements": "dict", "required": True},
                 "results": {"type": "dict", "default": {}},
             }
         )
-        names = args["variables"]
-        known = fleet.variables(task_vars, args["hosts"], list(names.values()))
-        seen = [of_host[names["node"]] for of_host in known]
+        known = fleet.variables(task_vars, args["hosts"], args["variables"])
+        seen = [of_host["node"] for of_host in known]
         options = {
             **matrix_plan.settings(seen),
             "hosts": args["hosts"],
-            "failures": {host: of_host.get(names["failure"], "") for host, of_host in zip(args["hosts"], known)},
+            "failures": {host: of_host.get("failure", "") for host, of_host in zip(args["hosts"], known)},
             "check_mode": self._task.check_mode,
         }
         nodes = {node["host"]: node["read"] for node in seen}

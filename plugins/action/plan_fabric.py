@@ -19,10 +19,5 @@ class ActionModule(ActionBase):
     @guarded
     def run(self, tmp=None, task_vars=None):
         super().run(tmp, task_vars)
-        _validation, args = self.validate_argument_spec(
-            argument_spec={
-                "hosts": {"type": "list", "elements": "str", "required": True},
-                "variable": {"type": "str", "required": True},
-            }
-        )
+        _validation, args = self.validate_argument_spec(argument_spec=fleet.ONE)
         return {"changed": False, **pairs.plan_nodes(fleet.each(task_vars, args["hosts"], args["variable"]))}

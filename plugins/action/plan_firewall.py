@@ -23,8 +23,7 @@ class ActionModule(ActionBase):
         super().run(tmp, task_vars)
         _validation, args = self.validate_argument_spec(
             argument_spec={
-                "hosts": {"type": "list", "elements": "str", "required": True},
-                "variable": {"type": "str", "required": True},
+                **fleet.ONE,
                 "all_nodes": {"type": "list", "elements": "str", "default": []},
             }
         )

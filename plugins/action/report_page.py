@@ -5,14 +5,12 @@
 
 from __future__ import annotations
 
-import datetime
-
 from ansible.plugins.action import ActionBase
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import at
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.text import sentence
-from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import fleet, terminal
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import terminal
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded
-from ansible_collections.gpufabric.rdma.plugins.plugin_utils._report import document, files, page, place
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._report import files, page, place
 
 
 class ActionModule(ActionBase):
@@ -35,11 +33,7 @@ class ActionModule(ActionBase):
         path = place.page(args["file"], (task_vars or {}).get("ansible_inventory_sources") or [])
         if args["judged"] is None:
             return self._refuse(path)
-        now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-        judged = task_vars[args["judged"]]["judged"]
-        nodes = fleet.some(task_vars, [node["host"] for node in judged], args["variable"])
-        made = document.collect(judged, nodes, now)
-        files.refuse([("the results of this run", finding) for finding in document.findings(made)])
+        made = files.of_this_run(task_vars, args["judged"], args["variable"])
         files.write({path: page.page(made, args["title"])}, self._task.check_mode)
         terminal.show(f"The report {'would be' if self._task.check_mode else 'is'} {path}\n")
         return {"changed": False, "path": str(path)}

@@ -21,31 +21,20 @@ class ActionModule(ActionBase):
         super().run(tmp, task_vars)
         _validation, args = self.validate_argument_spec(
             argument_spec={
-                "hosts": {"type": "list", "elements": "str", "required": True},
-                "variables": {
-                    "type": "dict",
-                    "required": True,
-                    "options": {
-                        "node": {"type": "str", "required": True},
-                        "results": {"type": "str", "required": True},
-                        "servers": {"type": "str", "required": True},
-                        "failure": {"type": "str", "required": True},
-                    },
-                },
+                **fleet.several("node", "results", "servers", "failure"),
                 "plan": {"type": "dict", "required": True},
                 "unplanned": {"type": "str", "default": ""},
                 "cluster": {"type": "dict", "default": {}},
             }
         )
-        names = args["variables"]
-        known = fleet.variables(task_vars, args["hosts"], list(names.values()))
+        known = fleet.variables(task_vars, args["hosts"], args["variables"])
         # Those that have left the play since, too: what they showed is known.
-        known = [of_host for of_host in known if names["node"] in of_host]
+        known = [of_host for of_host in known if "node" in of_host]
         seen = {
             **args,
-            "nodes": [of_host[names["node"]] for of_host in known],
-            "results": [of_host.get(names["results"], {}) for of_host in known],
-            "servers": [of_host.get(names["servers"], {}) for of_host in known],
-            "failures": [of_host.get(names["failure"], "") for of_host in known],
+            "nodes": [of_host["node"] for of_host in known],
+            "results": [of_host.get("results", {}) for of_host in known],
+            "servers": [of_host.get("servers", {}) for of_host in known],
+            "failures": [of_host.get("failure", "") for of_host in known],
         }
         return {"changed": False, **judge.judge(seen, self._task.check_mode)}

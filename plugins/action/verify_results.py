@@ -5,12 +5,9 @@
 
 from __future__ import annotations
 
-import datetime
-
 from ansible.plugins.action import ActionBase
-from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import fleet
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded
-from ansible_collections.gpufabric.rdma.plugins.plugin_utils._report import document, files
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._report import files
 
 
 class ActionModule(ActionBase):
@@ -28,9 +25,5 @@ class ActionModule(ActionBase):
                 "path": {"type": "path", "required": True},
             }
         )
-        now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-        judged = task_vars[args["judged"]]["judged"]
-        nodes = fleet.some(task_vars, [node["host"] for node in judged], args["variable"])
-        made = document.collect(judged, nodes, now)
-        files.refuse([("the results of this run", finding) for finding in document.findings(made)])
+        made = files.of_this_run(task_vars, args["judged"], args["variable"])
         return files.write({args["path"]: files.as_json(made)}, self._task.check_mode)

@@ -57,6 +57,7 @@ EXAMPLES = r"""
     hosts: "{{ ansible_play_hosts_all }}"
     variable: known
   register: policy
+  run_once: true
 """
 
 RETURN = r"""

@@ -17,21 +17,31 @@ from ansible.errors import AnsibleError
 from ...module_utils._core.change import Finding
 from ...module_utils._core.text import sentence
 
+_HOSTS = {"hosts": {"type": "list", "elements": "str", "required": True}}
+_NAME = {"type": "str", "required": True}
+# Options of an action that takes one variable of each host.
+ONE = {**_HOSTS, "variable": _NAME}
 
-def variables(task_vars: dict, hosts: list[str], names: list[str]) -> list[dict[str, Any]]:
-    """Of each host those of the variables that are defined, by name, in the order of the hosts."""
+
+def several(*keys: str) -> dict:
+    """Options of an action that takes several variables of each host, whose names it is given by these keys."""
+    return {**_HOSTS, "variables": {"type": "dict", "required": True, "options": dict.fromkeys(keys, _NAME)}}
+
+
+def variables(task_vars: dict, hosts: list[str], names: dict[str, str]) -> list[dict[str, Any]]:
+    """Of each host those of the variables that are defined, in the order of the hosts. names: {key: variable}."""
     known = [task_vars["hostvars"].raw_get(host) for host in hosts]
-    return [{name: of_host[name] for name in names if name in of_host} for of_host in known]
+    return [{key: of_host[name] for key, name in names.items() if name in of_host} for of_host in known]
 
 
 def some(task_vars: dict, hosts: list[str], name: str) -> list[Any]:
     """The variable of each host that has it."""
-    return [of_host[name] for of_host in variables(task_vars, hosts, [name]) if of_host]
+    return [value for of_host in variables(task_vars, hosts, {name: name}) for value in of_host.values()]
 
 
 def each(task_vars: dict, hosts: list[str], name: str) -> list[Any]:
     """The variable of each host. AnsibleError names all hosts that lack it."""
-    known = variables(task_vars, hosts, [name])
+    known = variables(task_vars, hosts, {name: name})
     lacking = [host for host, of_host in zip(hosts, known) if not of_host]
     if lacking:
         step = "see above which task failed on these hosts, fix that and run again"

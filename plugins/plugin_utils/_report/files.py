@@ -8,6 +8,7 @@ PRIVATE to the collection.
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import pathlib
@@ -17,6 +18,7 @@ from ansible.errors import AnsibleActionFail
 from ...module_utils._core import files as core_files
 from ...module_utils._core.change import Finding
 from ...module_utils._core.text import sentence
+from .._core import fleet
 from . import document
 
 _MADE_BY = {
@@ -49,6 +51,17 @@ def _replace(path: pathlib.Path, data: bytes) -> None:
         raise AnsibleActionFail(
             f"{path}: wanted to write it on the controller, seen: {error.strerror}; name a folder that you may write to"
         ) from error
+
+
+def of_this_run(task_vars: dict, judged: str, node: str) -> dict:
+    """The results document of what a run knows by now. judged, node: names of the variables with what verify_checks
+    returned and with what was read of each host.
+    """
+    now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    rows = task_vars[judged]["judged"]
+    made = document.collect(rows, fleet.some(task_vars, [row["host"] for row in rows], node), now)
+    refuse([("the results of this run", finding) for finding in document.findings(made)])
+    return made
 
 
 def load(kind: str, path: str) -> tuple:

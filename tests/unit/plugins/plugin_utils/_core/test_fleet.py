@@ -25,7 +25,8 @@ def variables_of(**known):
 def test_a_host_is_looked_at_once_however_many_variables_are_asked_for():
     task_vars = variables_of(a={"x": 1, "y": 2, "z": 3}, b={"y": None}, c={})
 
-    assert fleet.variables(task_vars, ["c", "a", "b"], ["x", "y"]) == [{}, {"x": 1, "y": 2}, {"y": None}]
+    asked = {"first": "x", "second": "y"}
+    assert fleet.variables(task_vars, ["c", "a", "b"], asked) == [{}, {"first": 1, "second": 2}, {"second": None}]
     assert task_vars["hostvars"].looks == {"a": 1, "b": 1, "c": 1}
 
 
