@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from ansible.plugins.action import ActionBase
-from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import terminal
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import fleet, terminal
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._matrix import judge
 
@@ -21,12 +21,15 @@ class ActionModule(ActionBase):
         super().run(tmp, task_vars)
         _validation, args = self.validate_argument_spec(
             argument_spec={
-                "plan": {"type": "dict", "required": True},
+                **fleet.ONE,
+                "planned": {"type": "str", "required": True},
                 "numbers": {"type": "list", "elements": "int", "required": True},
-                "answers": {"type": "list", "elements": "dict", "required": True},
+                "earlier": {"type": "str", "required": True},
             }
         )
-        results, total = judge.joined(args["answers"]), len(args["plan"]["rounds"])
+        plan = fleet.registered(task_vars, args["planned"])["plan"]
+        results = judge.joined(fleet.some(task_vars, args["hosts"], args["variable"]))
         for number in args["numbers"]:
-            terminal.show(judge.round_line(number, total, args["plan"], results))
-        return {"changed": False, "results": results}
+            terminal.show(judge.round_line(number, len(plan["rounds"]), plan, results))
+        earlier = fleet.registered(task_vars, args["earlier"]).get("results") or {}
+        return {"changed": False, "results": {**earlier, **results}}

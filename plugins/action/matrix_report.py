@@ -26,11 +26,14 @@ class ActionModule(ActionBase):
         _validation, args = self.validate_argument_spec(
             argument_spec={
                 **fleet.several("node", "failure"),
-                "plans": {"type": "list", "elements": "dict", "required": True},
-                "results": {"type": "dict", "default": {}},
+                "planned": {"type": "list", "elements": "str", "required": True},
+                "progress": {"type": "str", "required": True},
             }
         )
         known = fleet.variables(task_vars, args["hosts"], args["variables"])
+        planned = [fleet.registered(task_vars, name) for name in args["planned"]]
+        plans = [one["plan"] for one in planned if "plan" in one]
+        results = fleet.registered(task_vars, args["progress"]).get("results") or {}
         seen = [of_host["node"] for of_host in known]
         options = {
             **matrix_plan.settings(seen),
@@ -40,9 +43,9 @@ class ActionModule(ActionBase):
         }
         nodes = {node["host"]: node["read"] for node in seen}
         at = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-        document = judge.document(args["plans"], args["results"], nodes, options, at)
+        document = judge.document(plans, results, nodes, options, at)
         text = judge.table(document)
-        clashes = [clash for plan in args["plans"] for clash in plan["clashes"]]
+        clashes = [clash for plan in plans for clash in plan["clashes"]]
         for clash in clashes:
             seen = " and ".join(f"{end['host']} ({end['netdev']})" for end in clash["ends"])
             text = f"Address {clash['address']} is held by {seen}; give each node its own.\n\n{text}"

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from ansible.plugins.action import ActionBase
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import fleet
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._matrix import plan as matrix_plan
 
@@ -20,8 +21,9 @@ class ActionModule(ActionBase):
         super().run(tmp, task_vars)
         _validation, args = self.validate_argument_spec(
             argument_spec={
-                "plan": {"type": "dict", "required": True},
+                "planned": {"type": "str", "required": True},
                 "numbers": {"type": "list", "elements": "int", "required": True},
             }
         )
-        return {"changed": False, "hosts": matrix_plan.steps(args["plan"], args["numbers"])}
+        plan = fleet.registered(task_vars, args["planned"])["plan"]
+        return {"changed": False, "hosts": matrix_plan.steps(plan, args["numbers"])}

@@ -29,10 +29,15 @@ class ActionModule(ActionBase):
         )
         known = fleet.each(task_vars, args["hosts"], args["variable"])
         nodes, options = [matrix_plan.known(node) for node in known], matrix_plan.settings(known)
-        if args["cluster"]:
-            plan = pods.plan(args["cluster"], nodes, options)
-        else:
-            plan = matrix_plan.plan(nodes, options)
+        try:
+            plan = pods.plan(args["cluster"], nodes, options) if args["cluster"] else matrix_plan.plan(nodes, options)
+        except matrix_plan.TooMany as many:
+            return {
+                "changed": False,
+                "failed": True,
+                "msg": f"{core_text.sentence(many.finding)} Nothing has been sent.",
+            }
+        if not args["cluster"]:
             findings = matrix_plan.consent_findings([plan], nodes)
             if findings and not self._task.check_mode:
                 terminal.show(f"{core_text.four_facts(findings)}\n")

@@ -24,35 +24,47 @@ attributes:
     description: Will return details on what has changed, when in diff mode.
     support: none
 options:
-  plan:
-    description: The RV(gpufabric.rdma.plan_matrix#module:plan).
-    type: dict
+  planned:
+    description: Name of the variable that holds what M(gpufabric.rdma.plan_matrix) returned.
+    type: str
     required: true
   numbers:
     description: Numbers of rounds, from 0.
     type: list
     elements: int
     required: true
-  answers:
-    description: What M(gpufabric.rdma.matrix_rounds) returned on each host, or M(gpufabric.rdma.pod_traffic).
+  hosts:
+    description: Hosts that ran them.
     type: list
-    elements: dict
+    elements: str
+    required: true
+  variable:
+    description:
+      - Name of the variable that holds what M(gpufabric.rdma.matrix_rounds) or M(gpufabric.rdma.pod_traffic) returned
+        on a host. A host without it gave no answer.
+    type: str
+    required: true
+  earlier:
+    description: Name of the variable that holds what this module returned for the rounds before, if there were any.
+    type: str
     required: true
 """
 
 EXAMPLES = r"""
 - name: Show the results of the rounds
   gpufabric.rdma.matrix_progress:
-    plan: "{{ planned['plan'] }}"
+    planned: planned
     numbers: "{{ planned['tranches'][0] }}"
-    answers: "{{ ansible_play_hosts | map('extract', hostvars, 'collected') }}"
+    hosts: "{{ ansible_play_hosts }}"
+    variable: collected
+    earlier: progress
   register: progress
   run_once: true
 """
 
 RETURN = r"""
 results:
-  description: Results of both ends by test.
+  description: Results of both ends by test, of these rounds and of the ones before.
   returned: success
   type: dict
 """

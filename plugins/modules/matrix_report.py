@@ -47,15 +47,16 @@ options:
         description: Why the host returned no results, if it returned none.
         type: str
         required: true
-  plans:
-    description: The RV(gpufabric.rdma.plan_matrix#module:plan) between hosts, and the one between pods, if any.
+  planned:
+    description: Names of the variables that hold what M(gpufabric.rdma.plan_matrix) returned for hosts and for pods.
+      Those that hold no plan count for nothing.
     type: list
-    elements: dict
+    elements: str
     required: true
-  results:
-    description: The RV(gpufabric.rdma.matrix_progress#module:results) of all rounds.
-    type: dict
-    default: {}
+  progress:
+    description: Name of the variable that holds what M(gpufabric.rdma.matrix_progress) returned last, if it ran.
+    type: str
+    required: true
 """
 
 EXAMPLES = r"""
@@ -63,8 +64,8 @@ EXAMPLES = r"""
   gpufabric.rdma.matrix_report:
     hosts: "{{ ansible_play_hosts }}"
     variables: {node: known, failure: aborted}
-    plans: ["{{ planned['plan'] }}"]
-    results: "{{ progress['results'] }}"
+    planned: [planned]
+    progress: progress
   run_once: true
 """
 

@@ -26,9 +26,9 @@ attributes:
     description: Will return details on what has changed, when in diff mode.
     support: none
 options:
-  plan:
-    description: The RV(gpufabric.rdma.plan_matrix#module:plan).
-    type: dict
+  planned:
+    description: Name of the variable that holds what M(gpufabric.rdma.plan_matrix) returned.
+    type: str
     required: true
   numbers:
     description: Numbers of rounds, from 0.
@@ -40,7 +40,7 @@ options:
 EXAMPLES = r"""
 - name: Compute each node's part
   gpufabric.rdma.matrix_steps:
-    plan: "{{ planned['plan'] }}"
+    planned: planned
     numbers: "{{ planned['tranches'][0] }}"
   register: parts
   run_once: true

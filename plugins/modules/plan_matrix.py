@@ -11,9 +11,9 @@ version_added: 0.1.0
 description:
   - Runs on the controller, makes no remote call and changes nothing.
   - Every two nodes that share a rail are measured in both directions, in rounds in which no HCA and no PCIe link serves
-    two tests.
+    two tests. With C(matrix_peers), each rail of a node is measured with at least so many other nodes.
   - Prints the load of the rounds and their duration. Fails where an HCA is in use and C(matrix_load_allowed) is not
-    set.
+    set, and where there are more tests than a run can handle.
 requirements:
   - netaddr (the Python library, on the controller)
 author:

@@ -2,8 +2,9 @@
 
     make scale-actions [ARGS='--nodes 64 1000 --only drift --profile']
 
-Two laid-out nodes with the cluster layer (a double of kubectl) are set up, verified and compared once; Ansible's own
-store of facts and registered results is kept. Each synthetic node is one of them with a name and addresses of its own.
+Two laid-out nodes with the cluster layer (a double of kubectl) are set up, verified, compared and measured (a double of
+ib_write_bw) once; Ansible's own store of facts and registered results is kept. Each synthetic node is one of them with
+a name and addresses of its own.
 A row is one task as Ansible's worker runs it: variables, condition, arguments, action, and the pickled answer.
 
     once         the task runs once for all nodes: seconds, goal 10
@@ -41,6 +42,10 @@ PAGE = {
     "__report_judged": "__verification_judged",
     "__report_variable": "__verification_node",
 }
+NCCL = {"nccl_tests_image": f"example.test/nccl@sha256:{'0' * 64}"}
+# Rounds of one call of the bandwidth matrix. Two rails with 16 peers make as many tests as eight rails with four.
+ROUNDS = {"__matrix_numbers": list(range(7))}
+MEASURE = {"matrix_peers": 16, "matrix_pods": False, "matrix_seconds": 1, "matrix_round_seconds": 8}
 # As discovery passes it to the cluster layer's roles: what was read of the node.
 GIVEN = {"__discovery_given": "{{ __discovery_read }}"}
 # (role and file, or playbook; task; once for all or for each node; what to run it with)
@@ -73,11 +78,19 @@ ROWS = (
     ("drift/read", "Close the drift records of nodes with findings", "once", {}),
     ("discover.yml", "Print the tables", "once", {}),
     ("export_policy.yml", "Render the policy", "once", {}),
+    ("matrix/plan", "Plan the rounds", "once", {}),
+    ("matrix/call", "Plan each node's part", "once", ROUNDS),
+    ("matrix/call", "Start the rounds on the node", "a node", ROUNDS),
+    ("matrix/call", "Report progress", "once", ROUNDS),
+    ("matrix/report", "Compare and print results", "once", {}),
+    ("matrix/report", "Set the matrix fact", "once", {}),
+    ("nccl_tests/main", "Render the manifest", "once", NCCL),
 )
 
 
 def record() -> dict:
     """{host: {facts, registered}} of the two nodes after host, cluster, verify and drift."""
+    from ansible_collections.gpufabric.rdma.tests.tools import bandwidth_double
     from ansible_collections.gpufabric.rdma.tests.unit.playbooks import test_drift_cluster
 
     found: dict = {}
@@ -90,11 +103,17 @@ def record() -> dict:
             ANSIBLE_CALLBACKS_ENABLED="host_variables",
             HOST_VARIABLES=str(known),
         )
+        for number, (name, root) in enumerate(bed.nodes.items(), 1):
+            # One machine plays both nodes, so each needs ports of its own.
+            bed.inventory["gpu_nodes"]["hosts"][name]["matrix_port"] = 18800 + 50 * number
+            bandwidth_double.install(root)
+        planted = folder / "planted.json"
+        planted.write_text(json.dumps({"gbit": 10}))
+        bed.environment["BANDWIDTH_DOUBLE"] = str(planted)
         # verify ends with failed checks here, since nothing boots: what it found is what counts.
-        for playbooks in (("host", "cluster", "verify"), ("drift",), ("discover", "export_policy")):
-            _code, output = bed.command(
-                "ansible-playbook", "-i", "hosts.json", *(f"gpufabric.rdma.{one}" for one in playbooks)
-            )
+        for playbooks in (("host", "cluster", "verify"), ("drift",), ("discover", "export_policy"), ("matrix",)):
+            words = [f"gpufabric.rdma.{one}" for one in playbooks]
+            _code, output = bed.command("ansible-playbook", "-i", "hosts.json", *words, "-e", json.dumps(MEASURE))
             if not known.exists():
                 sys.exit(f"{' '.join(playbooks)} on two laid-out nodes: wanted: results, seen:\n{output[-3000:]}")
             for host, values in json.loads(known.read_text()).items():
@@ -248,6 +267,37 @@ class Fleet:
             self.variables.set_nonpersistent_facts(one.name, known)
 
 
+def measured(fleet: Fleet) -> None:
+    """What each node returns of the rounds of one call: as the recorded nodes did, of its own tests."""
+    known = fleet.variables.get_vars(host=fleet.hosts[1])["__matrix_collected"]
+    said = {result["role"]: result for result in known["results"]}
+    parts = fleet.variables.get_vars(host=fleet.hosts[0])["__matrix_parts"]["hosts"]
+    for host in fleet.hosts:
+        steps = [step for part in parts.get(host.name, []) for step in part["steps"]]
+        results = [{**said[step["role"]], "id": step["id"]} for step in steps]
+        fleet.variables.set_nonpersistent_facts(host.name, {"__matrix_collected": {**known, "results": results}})
+
+
+def with_gpus(fleet: Fleet) -> None:
+    """The nodes of the job, which asks for GPUs: a captured machine's facts, an object of its own for each node."""
+    from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
+    from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
+    from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
+    from ansible_collections.gpufabric.rdma.tests.tools import tree
+
+    with tempfile.TemporaryDirectory() as name:
+        tree.lay_out(tree.load("h100-8x-cx7-ib"), pathlib.Path(name))
+        reader = Tree(name)
+        text = json.dumps(gather(reader, Seams.of(reader)))
+    for host in fleet.hosts:
+        facts = json.loads(text)
+        fleet.variables.set_nonpersistent_facts(host.name, {"__nccl_tests_node": {"host": host.name, "facts": facts}})
+
+
+# What the nodes would have done before a row.
+BEFORE = {("matrix/call", "Report progress"): measured, ("nccl_tests/main", "Render the manifest"): with_gpus}
+
+
 class Silent:
     """In place of the queue to the callbacks."""
 
@@ -267,6 +317,7 @@ class Nothing:
 
 def seconds_of(fleet: Fleet, row: tuple, profile: bool) -> float:
     where, name, kind, more = row
+    BEFORE.get((where, name), lambda _fleet: None)(fleet)
     play, task = fleet.find(where, name, more)
     host = fleet.hosts[0] if kind == "once" else fleet.hosts[-1]
     profiler = cProfile.Profile()
@@ -307,7 +358,7 @@ def table(found: dict[tuple, dict[int, float]], sizes: list[int]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", nargs="+", type=int, default=[64, 1000])
-    parser.add_argument("--only", default="", help="rows whose text contains it")
+    parser.add_argument("--only", default="", help="rows whose text contains it; what comes before them runs too")
     parser.add_argument("--filtering", action="store_true", help="nodes filter packets, as with kube-proxy")
     parser.add_argument("--profile", action="store_true", help="print where the time goes")
     parser.add_argument("--record", action="store_true", help=f"record anew, though there is {RECORDED.name}")
@@ -323,11 +374,15 @@ def main() -> None:
             scratch = pathlib.Path(name) / str(count)
             scratch.mkdir()
             fleet = Fleet(synthetic(recorded, count, options.filtering), scratch)
-            for row in ROWS:
-                if options.only in f"{row[0]}: {row[1]}":
-                    key = (*row[:3], "")
-                    found.setdefault(key, {})[count] = seconds_of(fleet, row, options.profile)
-                    print(count, row[:2], found[key][count], flush=True, file=sys.stderr)
+            chosen = [number for number, row in enumerate(ROWS) if options.only in f"{row[0]}: {row[1]}"]
+            if not chosen:
+                sys.exit(f"--only {options.only}: wanted: a row with it, seen: none. Next step: see ROWS in {__file__}")
+            for number, row in enumerate(ROWS[: chosen[-1] + 1]):
+                # A later row judges what earlier ones registered.
+                taken = seconds_of(fleet, row, options.profile and number in chosen)
+                if number in chosen:
+                    found.setdefault((*row[:3], ""), {})[count] = taken
+                    print(count, row[:2], taken, flush=True, file=sys.stderr)
     print(table(found, options.nodes))
 
 

@@ -27,7 +27,13 @@ import time
 import urllib.request
 
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import pods
-from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster, node_python, report_documents, tree
+from ansible_collections.gpufabric.rdma.tests.tools import (
+    bandwidth_double,
+    kubectl_cluster,
+    node_python,
+    report_documents,
+    tree,
+)
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 AWAY = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 9}
@@ -119,7 +125,6 @@ def verify(site: Site, target: pathlib.Path) -> None:
 
 def matrix(site: Site, target: pathlib.Path) -> None:
     site.variables.update(discovery_software_hcas=True, matrix_seconds=1, matrix_round_seconds=8)
-    program = f"#!{sys.executable} -ES\n" + (ROOT / "tests/tools/bandwidth_double.py").read_text()
     captured = tree.load("lab-rxe-debian12")
     for number in (1, 2):
         fixture = copy.deepcopy(captured)
@@ -129,10 +134,7 @@ def matrix(site: Site, target: pathlib.Path) -> None:
         for index in range(2, 8):
             addresses[f"dm{index}"] = [f"198.19.{number * 10 + index}.1/24"]
         # One machine plays all nodes, so each needs ports of its own.
-        perftest = site.add(f"node{number}", fixture, matrix_port=18400 + 50 * number) / "usr/bin/ib_write_bw"
-        perftest.parent.mkdir(parents=True, exist_ok=True)
-        perftest.write_text(program)
-        perftest.chmod(0o755)
+        bandwidth_double.install(site.add(f"node{number}", fixture, matrix_port=18400 + 50 * number))
     planted = site.folder / "planted.json"
     planted.write_text(json.dumps({"gbit": 10, "rails": {"node1/rxe1": 2}, "log": str(site.folder / "log")}))
     # 2: the throttled rail is found.

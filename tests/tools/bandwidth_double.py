@@ -43,6 +43,15 @@ def main(words):
     return 0
 
 
+def install(root):
+    """As the perftest of a laid-out node; its path."""
+    program = root / "usr/bin/ib_write_bw"
+    program.parent.mkdir(parents=True, exist_ok=True)
+    program.write_text(f"#!{sys.executable} -ES\n" + pathlib.Path(__file__).read_text())
+    program.chmod(0o755)
+    return program
+
+
 def log(planted, line):
     if planted.get("log"):
         with open(planted["log"], "a", encoding="utf-8") as stream:

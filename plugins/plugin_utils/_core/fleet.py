@@ -34,6 +34,11 @@ def variables(task_vars: dict, hosts: list[str], names: dict[str, str]) -> list[
     return [{key: of_host[name] for key, name in names.items() if name in of_host} for of_host in known]
 
 
+def registered(task_vars: dict, name: str) -> dict:
+    """What an earlier task of this host registered under the name; empty where it did not run."""
+    return task_vars.get(name) or {}
+
+
 def some(task_vars: dict, hosts: list[str], name: str) -> list[Any]:
     """The variable of each host that has it."""
     return [value for of_host in variables(task_vars, hosts, {name: name}) for value in of_host.values()]

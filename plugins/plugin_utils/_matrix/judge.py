@@ -8,7 +8,9 @@ PRIVATE to the collection. Pure; runs on the controller. The document is describ
 
 from __future__ import annotations
 
+import bisect
 import statistics
+from typing import Optional
 
 from ...module_utils._core import text as core_text
 from ...module_utils.hca.counters import CONGESTION, KINDS, LINK, TRANSPORT
@@ -18,6 +20,8 @@ SCHEMA = "gpufabric.rdma/matrix/1"
 OK, OUTLIER, NOT_VERIFIED = "ok", "outlier", "not_verified"
 # Tests of software HCAs are compared with each other; with fewer peers than this there is no verdict.
 PEERS = 2
+# A table of more nodes is wider than a terminal; the rail then has one line.
+WIDEST = 32
 _FAR = ("NODE", "SYS")
 _ROUND_OFF = "the median of its peers"
 
@@ -31,11 +35,11 @@ def document(plans: list[dict], results: dict, nodes: dict, options: dict, at: s
     tests = []
     for plan in plans:
         usual = expect.usual_rates(plan["carries"])
-        measured = {name: _figure(results.get(name)) for name in plan["tests"]}
+        measured = _measured(plan["tests"], results)
         for name, test in plan["tests"].items():
             expected = expect.pair(test, plan["carries"], usual)
             if expected["gbit_per_s"] is None:
-                expected = {**expected, **_from_peers(test, plan["tests"], measured)}
+                expected = {**expected, **_from_peers(_figure(results.get(name)), measured[test["memory"]])}
             tests.append(_row(test, expected, results.get(name) or {}, plan["carries"], nodes, options))
         tests += [_alone(end, plan["path"]) for end in plan["alone"]]
     order = {name: number for number, name in enumerate(options["hosts"])}
@@ -59,18 +63,28 @@ def _figure(result):
     return client.get("gbps") if client.get("ok") else None
 
 
-def _from_peers(test: dict, tests: dict, measured: dict) -> dict:
-    """The median of the other tests between software HCAs of the same path and memory."""
-    others = [
-        measured[name]
-        for name, other in tests.items()
-        if name != test["id"] and other["memory"] == test["memory"] and measured[name] is not None
-    ]
+def _measured(tests: dict, results: dict) -> dict[str, list]:
+    """{memory: the figures of all tests that have one, ascending}."""
+    found: dict[str, list] = {test["memory"]: [] for test in tests.values()}
+    for name, test in tests.items():
+        figure = _figure(results.get(name))
+        if figure is not None:
+            found[test["memory"]].append(figure)
+    return {memory: sorted(figures) for memory, figures in found.items()}
+
+
+def _from_peers(figure: Optional[float], measured: list) -> dict:
+    """The median of the other tests between software HCAs of the same path and memory. measured: ascending."""
+    others = measured
+    if figure is not None:
+        own = bisect.bisect_left(measured, figure)
+        others = measured[:own] + measured[own + 1 :]
     if len(others) < PEERS:
         came = core_text.count(len(others), "other test")
         why = f"a software HCA is compared with its peers, and only {came} ran"
         return {"gbit_per_s": None, "why": why}
-    return {"gbit_per_s": round(statistics.median(others), 3), "why": _ROUND_OFF}
+    middle = (others[(len(others) - 1) // 2] + others[len(others) // 2]) / 2
+    return {"gbit_per_s": round(middle, 3), "why": _ROUND_OFF}
 
 
 def _row(test: dict, expected: dict, result: dict, carries: dict, nodes: dict, options: dict) -> dict:
@@ -217,7 +231,7 @@ def round_line(number: int, total: int, plan: dict, results: dict) -> str:
 
 
 def table(document: dict) -> str:
-    """A matrix for each path, memory and rail, then the outliers with their reason, then what was not verified."""
+    """A matrix or a line for each path, memory and rail, then outliers and why, then what was not verified."""
     parts = []
     groups: dict = {}
     for row in document["tests"]:
@@ -243,17 +257,33 @@ _MEMORY = {"host": "", "cuda": " from GPU memory (evidence level E5: hardware)"}
 
 def _matrix(title: str, rows: list[dict]) -> str:
     """Senders down, receivers across; an outlier carries a mark, and a pair without a result a dash."""
-    cells = {(row["from"], row["to"]): row for row in rows}
     senders = list(dict.fromkeys(row["from"] for row in rows))
+    if len(senders) > WIDEST:
+        return _spread(title, rows, len(senders))
+    cells = {(row["from"], row["to"]): row for row in rows}
     receivers = list(dict.fromkeys(row["to"] for row in sorted(rows, key=lambda row: _at(senders, row["to"]))))
     lines = [[sender, *(_cell(cells.get((sender, to))) for to in receivers)] for sender in senders]
     text = core_text.table(["from \\ to", *receivers], lines)
+    return "\n".join([_head(title, rows), *(f"  {line}" for line in text.splitlines())])
+
+
+def _head(title: str, rows: list[dict]) -> str:
     expected = sorted({row["expected_gbit_per_s"] for row in rows if row["expected_gbit_per_s"] is not None})
-    head = title
-    if expected:
-        figures = f"{expected[0]:g}" + (f" to {expected[-1]:g}" if len(expected) > 1 else "")
-        head += f"; expected {figures}: {rows[0]['expected_from']}"
-    return "\n".join([head, *(f"  {line}" for line in text.splitlines())])
+    if not expected:
+        return title
+    figures = f"{expected[0]:g}" + (f" to {expected[-1]:g}" if len(expected) > 1 else "")
+    return f"{title}; expected {figures}: {rows[0]['expected_from']}"
+
+
+def _spread(title: str, rows: list[dict], senders: int) -> str:
+    """The rail of many nodes in a line: how many tests, and the slowest, the median and the fastest."""
+    figures = sorted(row["gbit_per_s"] for row in rows if row["gbit_per_s"] is not None)
+    told = f"{core_text.count(len(rows), 'test')} from {senders} nodes"
+    if len(figures) < len(rows):
+        told += f", {len(rows) - len(figures)} without a result"
+    if figures:
+        told += f"; slowest {figures[0]:g}, median {statistics.median(figures):g}, fastest {figures[-1]:g}"
+    return f"{_head(title, rows)}\n  {told}"
 
 
 def _at(names: list, name: str) -> int:

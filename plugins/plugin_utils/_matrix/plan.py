@@ -20,6 +20,8 @@ HOST, POD = "host", "pod"
 OVERHEAD_SECONDS = 3
 # Nodes run rounds on their own; one call covers as many as take about this long.
 CALL_SECONDS = 60
+# Tests of one run: 130,000 (128 nodes, 8 rails, all pairs) take 0.2 GB in each task that handles them.
+MOST_TESTS = 150_000
 # Nodes start in groups of `forks`; the first ones wait this long for the last ones.
 GRACE_SECONDS = 20
 
@@ -133,14 +135,15 @@ def known(node: dict) -> dict:
 def settings(nodes: list[dict]) -> dict:
     """The settings of the run; those of the first node count where nodes differ."""
     variables = nodes[0]["variables"]
-    names = ("host", "seconds", "round_seconds", "rounds_per_call", "minimum_percent", "peer_percent", "cuda")
+    names = ("host", "peers", "seconds", "round_seconds", "rounds_per_call", "minimum_percent", "peer_percent", "cuda")
     return {name: variables[f"matrix_{name}"] for name in names}
 
 
 def plan(nodes: list[dict], options: dict) -> dict:
     """rounds (lists of test ids), tests ({id: test}), ends, alone (ends without a test, each with its reason), clashes.
 
-    options: seconds, round_seconds, cuda. Each pair is measured in both directions, in rounds that follow each other.
+    options: peers, seconds, round_seconds, cuda. Each pair is measured in both directions, in rounds that follow each
+    other. TooMany where that makes more tests than a run can handle.
     """
     every = [end for node in nodes for end in ends_of(node)]
     return _planned(every, {node["host"]: node["base_port"] for node in nodes}, options, HOST, len(nodes))
@@ -153,12 +156,17 @@ def plan_pods(ends: list[dict], base_ports: dict, options: dict) -> dict:
 
 def _planned(every: list[dict], next_port: dict, options: dict, path: str, nodes: int) -> dict:
     planned: dict = {"path": path, "rounds": [], "tests": {}, "alone": [], "clashes": []}
-    for memory in ("host", "cuda") if options["cuda"] else ("host",):
-        ends = every if memory == "host" else [_with_gpu(end) for end in every]
-        groups, clashes = _groups(ends)
+    memories = {"host": every, **({"cuda": [_with_gpu(end) for end in every]} if options["cuda"] else {})}
+    grouped = {memory: _groups(ends) for memory, ends in memories.items()}
+    _refuse_too_many(
+        [len(chain) for groups, _clashes in grouped.values() for _network, chain in groups], options, nodes
+    )
+    for memory, ends in memories.items():
+        groups, clashes = grouped[memory]
         by_id = {end["id"]: end for end in ends}
         networks = {end_id: network for network, chain in groups for end_id in chain}
-        pairs = schedule.rounds([chain for _network, chain in groups], {end["id"]: end["resources"] for end in ends})
+        resources = {end["id"]: end["resources"] for end in ends}
+        pairs = schedule.rounds([chain for _network, chain in groups], resources, options["peers"])
         for edges in pairs:
             for ways in (edges, [(other, one) for one, other in edges]):
                 number = len(planned["rounds"])
@@ -172,6 +180,30 @@ def _planned(every: list[dict], next_port: dict, options: dict, path: str, nodes
         planned["alone"] += [_alone(end, every, nodes, memory) for end in ends if end["id"] not in met]
         planned["clashes"] = clashes
     return {**planned, "carries": {label(end): end["carries"] for end in every}}
+
+
+class TooMany(Exception):
+    """More tests than one run can handle. finding: what to tell the user."""
+
+    def __init__(self, finding: Finding) -> None:
+        super().__init__()
+        self.finding = finding
+
+
+def _refuse_too_many(chains: list[int], options: dict, nodes: int) -> None:
+    """chains: how many ends each network of each rail has."""
+
+    def tests(peers):
+        return 2 * sum(schedule.count(length, peers) for length in chains)
+
+    if tests(options["peers"]) <= MOST_TESTS:
+        return
+    fits = next((peers for peers in (16, 8, 4, 2, 1) if tests(peers) <= MOST_TESTS), None)
+    step = "measure some of the nodes at a time: --limit"
+    if fits:
+        step = f"set matrix_peers: {fits}, which makes {text.count(tests(fits), 'test')}; or {step}"
+    seen = f"{text.count(tests(options['peers']), 'test')} between {text.count(nodes, 'node')}"
+    raise TooMany(Finding("matrix_peers", f"at most {text.count(MOST_TESTS, 'test')} in a run", seen, step))
 
 
 def _groups(ends: list[dict]) -> tuple:

@@ -12,38 +12,55 @@ fit never needs more than 2d - 1 rounds, d being the most pairs that one shared 
 
 from __future__ import annotations
 
+from typing import Optional
 
-def circle(names: list) -> list[list[tuple]]:
-    """Rounds of disjoint pairs in which every two names meet exactly once.
+
+def circle(names: list, peers: Optional[int] = None) -> list[list[tuple]]:
+    """Rounds of disjoint pairs in which every two names meet exactly once, or each name at least `peers` others.
 
     The first name keeps its seat, the others move on by one seat a round, and who sits opposite is the partner. With an
-    odd number of names the one opposite the empty seat pauses.
+    odd number of names the one opposite the empty seat pauses, once in all rounds: for `peers`, one more round.
     """
     seats: list = [*names, *([None] if len(names) % 2 else [])]
     half = len(seats) // 2
     rounds = []
-    for _turn in range(len(seats) - 1):
+    for _turn in range(turns(len(names), peers)):
         pairs = zip(seats[:half], reversed(seats[half:]))
         rounds.append([(one, other) for one, other in pairs if one is not None and other is not None])
         seats = [seats[0], seats[-1], *seats[1:-1]]
     return [pairs for pairs in rounds if pairs]
 
 
-def rounds(groups: list[list], resources: dict) -> list[list[tuple]]:
+def turns(names: int, peers: Optional[int] = None) -> int:
+    """How many rounds the circle of so many names has."""
+    every = max(0, names - 1 + names % 2)
+    return every if peers is None else min(every, peers + names % 2)
+
+
+def count(names: int, peers: Optional[int] = None) -> int:
+    """How many pairs the circle of so many names has."""
+    return turns(names, peers) * (names // 2)
+
+
+def rounds(groups: list[list], resources: dict, peers: Optional[int] = None) -> list[list[tuple]]:
     """Rounds of pairs: every two ends of a group meet once, and within a round no resource is needed by two pairs.
 
-    groups: lists of ends. resources: {end: names of what it uses}. The two ends of a pair may share none either.
+    groups: lists of ends. resources: {end: names of what it uses}. The two ends of a pair may share none either. peers:
+    with how many others of its group an end meets at least; None: with all.
     """
-    busy: list[set] = []
+    busy: dict = {}  # {resource: the rounds in which it is used, a bit for each}
     found: list[list[tuple]] = []
     for group in groups:
-        for pairs in circle(group):
+        for pairs in circle(group, peers):
             for one, other in pairs:
-                needed = resources[one] | resources[other]
-                number = next((index for index, taken in enumerate(busy) if not taken & needed), len(busy))
-                if number == len(busy):
-                    busy.append(set())
+                needed, taken = resources[one] | resources[other], 0
+                for resource in needed:
+                    taken |= busy.get(resource, 0)
+                first = ~taken & (taken + 1)
+                for resource in needed:
+                    busy[resource] = busy.get(resource, 0) | first
+                number = first.bit_length() - 1
+                if number == len(found):
                     found.append([])
-                busy[number] |= needed
                 found[number].append((one, other))
     return found

@@ -149,7 +149,7 @@ def values(variables: dict, options: dict) -> list[Finding]:
             seen = "one of these" if option.get("no_log") else _short(variables[name])
             found.append(_odd(name, "text without control, bidi and invisible characters", seen))
     for name, least in _LEAST.items():
-        if variables.get(name, least) < least:
+        if variables.get(name) is not None and variables[name] < least:
             found.append(_odd(name, f"{least} or more", str(variables[name])))
     port = variables.get("verification_port")
     if port is not None and not 1024 <= port <= 65000:
@@ -176,6 +176,10 @@ def values(variables: dict, options: dict) -> list[Finding]:
 
 _LEAST = {
     "device_plugin_interval_seconds": 0,
+    "matrix_peers": 1,
+    "matrix_round_seconds": 1,
+    "matrix_rounds_per_call": 1,
+    "matrix_seconds": 1,
     "rdma_netns_retry_seconds": 0,
     "reboot_serial": 1,
     "reboot_timeout_seconds": 1,

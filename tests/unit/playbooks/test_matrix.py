@@ -7,14 +7,12 @@ import json
 import os
 import pathlib
 import subprocess
-import sys
 
 import pytest
 import yaml
-from ansible_collections.gpufabric.rdma.tests.tools import ansible_playbook, node_python, tree
+from ansible_collections.gpufabric.rdma.tests.tools import ansible_playbook, bandwidth_double, node_python, tree
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
-DOUBLE = ROOT / "tests/tools/bandwidth_double.py"
 LAB = tree.load("lab-rxe-debian12")
 
 
@@ -27,10 +25,7 @@ def lay_out(folder, number):
     for index in range(2, 8):
         addresses[f"dm{index}"] = [f"198.19.{number * 10 + index}.1/24"]
     tree.lay_out(fixture, folder)
-    program = folder / "usr/bin/ib_write_bw"
-    program.parent.mkdir(parents=True, exist_ok=True)
-    program.write_text(f"#!{sys.executable} -ES\n" + DOUBLE.read_text())
-    program.chmod(0o755)
+    bandwidth_double.install(folder)
     return folder
 
 
@@ -126,6 +121,15 @@ def test_three_nodes_meet_pairwise_and_no_node_sends_twice_at_once(matrix, tmp_p
         _at, event, node, _hca, _port = line.split()
         assert (node in running) == (event == "end"), line
         running ^= {node}
+
+
+def test_with_one_peer_each_rail_of_each_node_is_measured_and_not_every_pair(matrix):
+    code, output, document = matrix({"gbit": 10}, nodes=4, matrix_peers=1)
+    assert code == 0, output
+    pairs = {frozenset((row["from"], row["to"])) for row in sent(document)}
+    assert len(pairs) == 2
+    assert frozenset.union(*pairs) == {"node1", "node2", "node3", "node4"}
+    assert len(sent(document)) == 2 * 2 * 2
 
 
 def test_a_node_without_the_tool_is_reported_and_the_others_are_measured(matrix):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pathlib
-import sys
 import threading
 import time
 
@@ -20,10 +18,7 @@ OPTIONS = {"seconds": 1, "round_seconds": 3, "grace_seconds": 0}
 @pytest.fixture
 def tool(tmp_path, monkeypatch):
     """The double as a program, on a node called node1."""
-    program = tmp_path / "node1/usr/bin/ib_write_bw"
-    program.parent.mkdir(parents=True)
-    program.write_text(f"#!{sys.executable} -ES\n" + pathlib.Path(bandwidth_double.__file__).read_text())
-    program.chmod(0o755)
+    program = bandwidth_double.install(tmp_path / "node1")
     planted = tmp_path / "planted.json"
     planted.write_text(json.dumps({"gbit": 10}))
     monkeypatch.setenv("BANDWIDTH_DOUBLE", str(planted))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import pathlib
+import random
+import statistics
 
 import jsonschema
 import pytest
@@ -18,7 +20,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[5]
 SCHEMA = json.loads((ROOT / "docs/schemas/matrix-1.json").read_text())
 AT = "2026-11-22T07:10:00Z"
 HOSTS = ["node1", "node2", "node3", "node4"]
-PLAN = {"seconds": 5, "round_seconds": 30, "rounds_per_call": None, "cuda": False}
+PLAN = {"peers": None, "seconds": 5, "round_seconds": 30, "rounds_per_call": None, "cuda": False}
 JUDGE = {"minimum_percent": 80, "peer_percent": 50, "hosts": HOSTS, "failures": {}, "check_mode": False}
 
 
@@ -289,3 +291,28 @@ def test_the_table_has_senders_down_and_receivers_across(facts):
     assert block[1].split() == ["from", "\\", "to", *HOSTS]
     assert block[3].split() == ["node2", "390", "390", "90", "!"]
     assert "Outliers\n  host rail 3 node2" in text
+
+
+def test_more_nodes_than_a_terminal_is_wide_get_a_line_for_each_rail(hardware):
+    hosts = [f"node{number:02d}" for number in range(judge.WIDEST + 1)]
+    plan = planned({host: json.loads(hardware) for host in hosts}, peers=2)
+    slow = next(test for test in plan["tests"].values() if test["rail"] == 3)
+    results = good(plan, **{slow["id"]: {"gbps": 90.0}})
+    del results[next(name for name, test in plan["tests"].items() if test["rail"] == 5)]
+    text = judge.table(judged(plan, results, hosts=hosts))
+    assert "rail 3, Gb/s; expected 395: link of 400 Gb/s without packet headers\n" in text
+    assert "  96 tests from 33 nodes; slowest 90, median 390, fastest 390\n" in text
+    assert "  96 tests from 33 nodes, 1 without a result; slowest 390, median 390, fastest 390\n" in text
+    ends = [f"{slow[role]['host']} {slow[role]['hca']}" for role in ("client", "server")]
+    assert f"host rail 3 {' -> '.join(ends)}: 90 of 395 Gb/s" in text
+    assert "from \\ to" not in text
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_median_of_the_others_leaves_one_test_out(seed):
+    chance = random.Random(seed)
+    figures = [round(chance.choice([1, 2, 3]) + chance.random(), 1) for _ in range(chance.randint(1, 9))]
+    for number, figure in enumerate(figures):
+        others = figures[:number] + figures[number + 1 :]
+        wanted = round(statistics.median(others), 3) if len(others) >= judge.PEERS else None
+        assert judge._from_peers(figure, sorted(figures))["gbit_per_s"] == wanted

@@ -13,7 +13,7 @@ from ansible_collections.gpufabric.rdma.plugins.plugin_utils._matrix import plan
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._matrix import schedule
 from ansible_collections.gpufabric.rdma.tests.tools import tree
 
-OPTIONS = {"seconds": 5, "round_seconds": 30, "rounds_per_call": None, "cuda": False}
+OPTIONS = {"peers": None, "seconds": 5, "round_seconds": 30, "rounds_per_call": None, "cuda": False}
 
 
 def check(groups, resources, rounds):
@@ -74,6 +74,33 @@ def test_uneven_rails_and_links_stay_within_the_bound(seed):
             degree[name] = degree.get(name, 0) + 1
     most = max(degree.values(), default=0)
     assert most <= len(rounds) <= max(0, 2 * most - 1)
+
+
+@pytest.mark.parametrize("peers", [1, 2, 3, 7, 100])
+@pytest.mark.parametrize("seed", range(12))
+def test_with_peers_each_end_meets_so_many_others_and_hardly_more(seed, peers):
+    chance = random.Random(seed)
+    groups = [[(f"node{number}", rail) for number in range(chance.randint(0, 40))] for rail in range(4)]
+    share = chance.choice([1, 2])
+    resources = own(groups, share=lambda end: (end[0], end[1] // share))
+    rounds = schedule.rounds(groups, resources, peers)
+    pairs = [pair for made in rounds for pair in made]
+    assert len({frozenset(pair) for pair in pairs}) == len(pairs) == sum(schedule.count(len(g), peers) for g in groups)
+    for group in groups:
+        for end in group:
+            met = sum(end in pair for pair in pairs)
+            wanted = min(peers, len(group) - 1)
+            assert wanted <= met <= wanted + len(group) % 2
+    for made in rounds:
+        used = [name for one, other in made for name in resources[one] | resources[other]]
+        assert made
+        assert len(used) == len(set(used))
+
+
+def test_a_thousand_nodes_have_as_many_rounds_as_peers():
+    groups = [[(number, rail) for number in range(1000)] for rail in range(8)]
+    rounds = schedule.rounds(groups, own(groups), 4)
+    assert [len(made) for made in rounds] == [8 * 500] * 4
 
 
 # --- from facts -------------------------------------------------------------------------------------------------------
@@ -157,6 +184,22 @@ def test_what_one_call_runs_keeps_the_order_on_each_host(node):
             assert one["order"] == tranches[0].index(one["round"])
             assert all(step["test"][step["role"]]["host"] == host for step in one["steps"])
     assert [len(numbers) for numbers in matrix_plan.tranches(plan, {**OPTIONS, "rounds_per_call": 4})] == [4, 4, 2]
+
+
+def test_more_tests_than_a_run_can_handle_are_refused_with_what_fits(node, monkeypatch):
+    nodes = [node("h100-8x-cx7-ib", number) for number in range(1, 11)]
+    monkeypatch.setattr(matrix_plan, "MOST_TESTS", 700)
+    with pytest.raises(matrix_plan.TooMany) as refused:
+        matrix_plan.plan(nodes, OPTIONS)
+    finding = refused.value.finding
+    assert (finding.object, finding.wanted) == ("matrix_peers", "at most 700 tests in a run")
+    assert finding.seen == "720 tests between 10 nodes"
+    assert finding.next_step.startswith("set matrix_peers: 8, which makes 640 tests; or measure some of the nodes")
+    assert len(matrix_plan.plan(nodes, {**OPTIONS, "peers": 8})["tests"]) == 640
+    monkeypatch.setattr(matrix_plan, "MOST_TESTS", 79)
+    with pytest.raises(matrix_plan.TooMany) as refused:
+        matrix_plan.plan(nodes, {**OPTIONS, "peers": 1})
+    assert refused.value.finding.next_step == "measure some of the nodes at a time: --limit"
 
 
 def test_consent_is_asked_for_loaded_hcas_only(node):
