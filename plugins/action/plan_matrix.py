@@ -32,11 +32,7 @@ class ActionModule(ActionBase):
         try:
             plan = pods.plan(args["cluster"], nodes, options) if args["cluster"] else matrix_plan.plan(nodes, options)
         except matrix_plan.TooMany as many:
-            return {
-                "changed": False,
-                "failed": True,
-                "msg": f"{core_text.sentence(many.finding)} Nothing has been sent.",
-            }
+            return {"changed": False, "failed": True, "msg": core_text.sentence(many.finding)}
         if not args["cluster"]:
             findings = matrix_plan.consent_findings([plan], nodes)
             if findings and not self._task.check_mode:

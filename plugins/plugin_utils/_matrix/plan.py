@@ -202,7 +202,7 @@ def _refuse_too_many(chains: list[int], options: dict, nodes: int) -> None:
     step = "measure some of the nodes at a time: --limit"
     if fits:
         step = f"set matrix_peers: {fits}, which makes {text.count(tests(fits), 'test')}; or {step}"
-    seen = f"{text.count(tests(options['peers']), 'test')} between {text.count(nodes, 'node')}"
+    seen = f"{text.count(tests(options['peers']), 'test')} between {text.count(nodes, 'node')}; nothing has been sent"
     raise TooMany(Finding("matrix_peers", f"at most {text.count(MOST_TESTS, 'test')} in a run", seen, step))
 
 

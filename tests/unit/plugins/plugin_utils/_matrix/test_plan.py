@@ -193,7 +193,7 @@ def test_more_tests_than_a_run_can_handle_are_refused_with_what_fits(node, monke
         matrix_plan.plan(nodes, OPTIONS)
     finding = refused.value.finding
     assert (finding.object, finding.wanted) == ("matrix_peers", "at most 700 tests in a run")
-    assert finding.seen == "720 tests between 10 nodes"
+    assert finding.seen == "720 tests between 10 nodes; nothing has been sent"
     assert finding.next_step.startswith("set matrix_peers: 8, which makes 640 tests; or measure some of the nodes")
     assert len(matrix_plan.plan(nodes, {**OPTIONS, "peers": 8})["tests"]) == 640
     monkeypatch.setattr(matrix_plan, "MOST_TESTS", 79)
