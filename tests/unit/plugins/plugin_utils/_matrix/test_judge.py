@@ -311,7 +311,7 @@ def test_more_nodes_than_a_terminal_is_wide_get_a_line_for_each_rail(hardware):
 @pytest.mark.parametrize("seed", range(20))
 def test_the_median_of_the_others_leaves_one_test_out(seed):
     chance = random.Random(seed)
-    figures = [round(chance.choice([1, 2, 3]) + chance.random(), 1) for _ in range(chance.randint(1, 9))]
+    figures = [round(chance.choice([1, 2, 3]) + chance.random(), 1) for _number in range(chance.randint(1, 9))]
     for number, figure in enumerate(figures):
         others = figures[:number] + figures[number + 1 :]
         wanted = round(statistics.median(others), 3) if len(others) >= judge.PEERS else None
