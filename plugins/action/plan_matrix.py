@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from ansible.plugins.action import ActionBase
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core import text as core_text
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import fleet, terminal
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._matrix import plan as matrix_plan
@@ -31,8 +32,8 @@ class ActionModule(ActionBase):
         nodes, options = [matrix_plan.known(node) for node in known], matrix_plan.settings(known)
         try:
             plan = pods.plan(args["cluster"], nodes, options) if args["cluster"] else matrix_plan.plan(nodes, options)
-        except matrix_plan.TooMany as many:
-            return {"changed": False, "failed": True, "msg": core_text.sentence(many.finding)}
+        except Refused as refused:
+            return {"changed": False, "failed": True, "msg": str(refused)}
         if not args["cluster"]:
             findings = matrix_plan.consent_findings([plan], nodes)
             if findings and not self._task.check_mode:

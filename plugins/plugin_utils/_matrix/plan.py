@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 
 from ...module_utils._core import text
-from ...module_utils._core.change import Finding, at
+from ...module_utils._core.change import Finding, Refused, at
 from .._verify import pairs as verify_pairs
 from . import schedule
 
@@ -143,7 +143,7 @@ def plan(nodes: list[dict], options: dict) -> dict:
     """rounds (lists of test ids), tests ({id: test}), ends, alone (ends without a test, each with its reason), clashes.
 
     options: peers, seconds, round_seconds, cuda. Each pair is measured in both directions, in rounds that follow each
-    other. TooMany where that makes more tests than a run can handle.
+    other. Refused where that makes more tests than a run can handle.
     """
     every = [end for node in nodes for end in ends_of(node)]
     return _planned(every, {node["host"]: node["base_port"] for node in nodes}, options, HOST, len(nodes))
@@ -182,14 +182,6 @@ def _planned(every: list[dict], next_port: dict, options: dict, path: str, nodes
     return {**planned, "carries": {label(end): end["carries"] for end in every}}
 
 
-class TooMany(Exception):
-    """More tests than one run can handle. finding: what to tell the user."""
-
-    def __init__(self, finding: Finding) -> None:
-        super().__init__()
-        self.finding = finding
-
-
 def _refuse_too_many(chains: list[int], options: dict, nodes: int) -> None:
     """chains: how many ends each network of each rail has."""
 
@@ -203,7 +195,7 @@ def _refuse_too_many(chains: list[int], options: dict, nodes: int) -> None:
     if fits:
         step = f"set matrix_peers: {fits}, which makes {text.count(tests(fits), 'test')}; or {step}"
     seen = f"{text.count(tests(options['peers']), 'test')} between {text.count(nodes, 'node')}; nothing has been sent"
-    raise TooMany(Finding("matrix_peers", f"at most {text.count(MOST_TESTS, 'test')} in a run", seen, step))
+    raise Refused.because("matrix_peers", f"at most {text.count(MOST_TESTS, 'test')} in a run", seen, step)
 
 
 def _groups(ends: list[dict]) -> tuple:

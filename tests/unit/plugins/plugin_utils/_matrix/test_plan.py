@@ -6,6 +6,7 @@ import itertools
 import random
 
 import pytest
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
@@ -189,17 +190,17 @@ def test_what_one_call_runs_keeps_the_order_on_each_host(node):
 def test_more_tests_than_a_run_can_handle_are_refused_with_what_fits(node, monkeypatch):
     nodes = [node("h100-8x-cx7-ib", number) for number in range(1, 11)]
     monkeypatch.setattr(matrix_plan, "MOST_TESTS", 700)
-    with pytest.raises(matrix_plan.TooMany) as refused:
+    with pytest.raises(Refused) as refused:
         matrix_plan.plan(nodes, OPTIONS)
-    finding = refused.value.finding
+    finding = refused.value.findings[0]
     assert (finding.object, finding.wanted) == ("matrix_peers", "at most 700 tests in a run")
     assert finding.seen == "720 tests between 10 nodes; nothing has been sent"
     assert finding.next_step.startswith("set matrix_peers: 8, which makes 640 tests; or measure some of the nodes")
     assert len(matrix_plan.plan(nodes, {**OPTIONS, "peers": 8})["tests"]) == 640
     monkeypatch.setattr(matrix_plan, "MOST_TESTS", 79)
-    with pytest.raises(matrix_plan.TooMany) as refused:
+    with pytest.raises(Refused) as refused:
         matrix_plan.plan(nodes, {**OPTIONS, "peers": 1})
-    assert refused.value.finding.next_step == "measure some of the nodes at a time: --limit"
+    assert refused.value.findings[0].next_step == "measure some of the nodes at a time: --limit"
 
 
 def test_consent_is_asked_for_loaded_hcas_only(node):
