@@ -196,9 +196,10 @@ plugin-image: plugin-wheels ## The device plugin's image on a Debian base, offli
 	@lab/packages image
 	@python lab/plugin-image
 
-lint: venv ## ruff and ansible-lint (production)
+lint: venv ## ruff, import-linter and ansible-lint (production)
 	@ruff check .
 	@ruff format --check .
+	@lint-imports --no-cache --no-logo
 	@ansible-lint --offline
 
 sanity: venv ## ansible-test sanity on a copy of what git tracks

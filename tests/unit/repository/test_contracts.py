@@ -1,0 +1,193 @@
+"""Two places that must agree do: specs and defaults, the lock and its schema, node code and the node's Python."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import json
+import pathlib
+import re
+import sys
+
+import ansible_collections
+import jsonschema
+import pytest
+import yaml
+from ansible_collections.gpufabric.rdma.plugins.filter.driver import driver_repository
+from ansible_collections.gpufabric.rdma.plugins.module_utils._bundle import lock as bundle_lock
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+PLUGINS = ROOT / "plugins"
+ROLES = sorted(path for path in (ROOT / "roles").iterdir() if path.is_dir())
+
+
+def load(path):
+    return yaml.safe_load(path.read_text()) if path.exists() else {}
+
+
+@pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
+def test_argument_specs_equal_the_defaults_in_names_and_values(role):
+    documented: dict = {}
+    for entry_point, spec in load(role / "meta/argument_specs.yml")["argument_specs"].items():
+        assert (role / f"tasks/{entry_point}.yml").is_file(), entry_point
+        for name, option in (spec.get("options") or {}).items():
+            assert name == role.name or name.startswith(f"{role.name}_"), name
+            assert documented.setdefault(name, option.get("default")) == option.get("default"), name
+    assert documented == (load(role / "defaults/main.yml") or {})
+    assert [name for name in load(role / "vars/main.yml") or {} if not name.startswith(f"__{role.name}_")] == []
+
+
+def test_every_place_claims_the_same_oldest_ansible_core():
+    requires = load(ROOT / "meta/runtime.yml")["requires_ansible"].removeprefix(">=")
+    claims = {load(role / "meta/main.yml")["galaxy_info"]["min_ansible_version"] for role in ROLES}
+    versions = (ROOT / "tests/versions.txt").read_text()
+    assert claims == {requires.removesuffix(".0")}
+    assert re.search(r"^(\d+\.\d+)", versions, re.MULTILINE)[1] in claims
+
+
+def test_galaxy_requires_the_collections_that_shipped_code_uses():
+    """ufw.yml and firewalld.yml are included for node_firewall: open, whose preflight asks for their collection."""
+    optional = {"roles/node_firewall/tasks/firewalld.yml": "ansible.posix",
+                "roles/node_firewall/tasks/ufw.yml": "community.general"}  # fmt: skip
+    installed = pathlib.Path(ansible_collections.__path__[0])
+    names = {f"{path.parent.name}.{path.name}" for path in installed.glob("*/*") if path.is_dir()} - {"gpufabric.rdma"}
+    called = re.compile(rf"(?<![\w./-])({'|'.join(map(re.escape, sorted(names)))})\.[a-z]\w+")
+    used = {
+        str(path.relative_to(ROOT)): match[1]
+        for path in [*ROOT.glob("roles/*/tasks/*.yml"), *ROOT.glob("playbooks/*.yml")]
+        for match in called.finditer(path.read_text())
+    }
+    assert load(ROOT / "galaxy.yml")["dependencies"] == {}
+    assert used == optional
+
+
+def test_the_action_group_of_the_nodes_holds_each_module_that_runs_there():
+    """A module without AnsibleModule documents an action plugin; `bundle` runs on the controller."""
+    modules = sorted((PLUGINS / "modules").glob("*.py"))
+    for_nodes = [path.stem for path in modules if "AnsibleModule(" in path.read_text() and path.stem != "bundle"]
+    groups = load(ROOT / "meta/runtime.yml")["action_groups"]
+    assert groups["node"] == [f"gpufabric.rdma.{name}" for name in for_nodes]
+
+
+def imports(path):
+    """(level, module) of each import of a file."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from ((0, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.level, node.module or ""
+
+
+# What each tree may import besides Python's standard library; import-linter (pyproject.toml) holds their order.
+FOREIGN = {
+    "plugins/module_utils/hca": set(),
+    "plugins/module_utils": {"ansible", "ansible_collections"},
+    "plugins/modules": {"ansible", "ansible_collections"},
+    "device_plugin/rdma_device_plugin": {"grpc", "google", "lightkube", "prometheus_client", "yaml"},
+}
+
+
+@pytest.mark.parametrize("tree", FOREIGN)
+def test_what_runs_on_a_node_needs_the_standard_library_only(tree):
+    found = {
+        module.partition(".")[0]
+        for path in (ROOT / tree).rglob("*.py")
+        for level, module in imports(path)
+        if not level and "_pb2" not in path.name
+    }
+    assert found - set(sys.stdlib_module_names) - {"rdma_device_plugin", "__future__"} <= FOREIGN[tree]
+
+
+def test_the_device_plugin_takes_hca_alone_from_the_collection():
+    package = ROOT / "device_plugin/rdma_device_plugin"
+    own = {path.stem for path in package.glob("*.py")} | {"", "kubelet", "_build", "hca"}
+    named = {module.partition(".")[0] for path in package.glob("*.py") for level, module in imports(path) if level}
+    assert named <= own
+
+
+LOCK = yaml.safe_load((ROOT / "lock/artifacts.yml").read_text())
+SCHEMA = jsonschema.Draft202012Validator(json.loads((ROOT / "lock/artifacts.schema.json").read_text()))
+
+
+def test_the_lock_follows_its_schema():
+    assert [error.message for error in SCHEMA.iter_errors(LOCK)] == []
+
+
+CARELESS = [
+    (("artifacts", 0, "version"), "latest"),
+    (("artifacts", 0, "files", 0, "sha256"), "b98f74"),
+    (("artifacts", 0, "files", 0, "url"), "http://github.com/x/v1.9.1.tgz"),
+    (("artifacts", 0, "files", 0, "architecture"), "x86_64"),
+    (("wheels", 0, "files", 0, "sha256"), "b98f74"),
+    (("wheels", 0, "files", 0, "file"), "grpcio-1.80.1.tar.gz"),
+    (("wheels", 0, "files", 0, "file"), "../x"),
+    (("images", 0, "digests"), {}),
+    (("images", 0, "digests"), {"index": "latest"}),
+    (("images", 0, "digests"), {"x86_64": f"sha256:{'0' * 64}"}),
+]
+
+
+@pytest.mark.parametrize(("place", "value"), CARELESS, ids=str)
+def test_a_careless_row_of_the_lock_is_refused(place, value):
+    lock = copy.deepcopy(LOCK)
+    row = lock
+    for step in place[:-1]:
+        row = row[step]
+    row[place[-1]] = value
+    assert list(SCHEMA.iter_errors(lock))
+
+
+def test_a_sum_that_is_null_is_named_as_unpinned():
+    lock = copy.deepcopy(LOCK)
+    lock["artifacts"][0]["files"][0]["sha256"] = None
+    lock["images"][0]["digests"] = {"index": None}
+    assert list(SCHEMA.iter_errors(lock)) == []
+    before = {finding.object for finding in bundle_lock.unpinned(LOCK, names=None)}
+    assert len({finding.object for finding in bundle_lock.unpinned(lock, names=None)} - before) == 2
+
+
+def test_each_download_has_one_row_and_its_url_names_the_version():
+    rows = [
+        (artifact["name"], artifact["version"], file["architecture"], file.get("distribution"), file["url"])
+        for artifact in LOCK["artifacts"]
+        for file in artifact["files"]
+    ]
+    places = [
+        (row["name"], row["version"], row["kind"], place["distribution"], place["architecture"])
+        for row in LOCK["repositories"]
+        for place in row["places"]
+    ]
+    references = [image["reference"] for image in LOCK["images"]]
+    for keys in ([row[:4] for row in rows], places, references):
+        assert len(keys) == len(set(keys))
+    assert [url for _name, version, *_, url in rows if version.lstrip("v").replace("+", "%2B") not in url] == []
+    assert [
+        ref for ref, image in zip(references, LOCK["images"]) if image["version"] not in ref.rpartition(":")[2]
+    ] == []
+
+
+def test_a_trusted_key_is_stated_by_two_projects():
+    trusted = [key for row in LOCK["repositories"] for key in row["keys"] if key["fingerprint"]]
+    assert trusted
+    for key in trusted:
+        assert len({"/".join(source.split("/")[3:5]) for source in key["stated_by"]}) >= 2
+        assert key["fingerprint"].endswith(key["id"])
+
+
+def test_the_default_release_of_the_driver_has_a_verified_key():
+    version = load(ROOT / "roles/driver/defaults/main.yml")["driver_version"]
+    node = {"os": {"id": "ubuntu", "version_id": "24.04", "like": ["debian"]}, "architecture": "x86_64"}
+    assert driver_repository(LOCK, node, "doca", version)["fingerprints"]
+
+
+def test_the_wheels_are_what_the_plugin_requires_for_every_python_of_a_supported_distribution():
+    required = (ROOT / "device_plugin/requirements.txt").read_text().splitlines()
+    locked = {f"{wheel['name']}=={wheel['version']}" for wheel in LOCK["wheels"] if wheel["name"] != "pip"}
+    assert locked == {line for line in required if line and not line.startswith("#")}
+    for wheel in LOCK["wheels"]:
+        files = [entry["file"] for entry in wheel["files"]]
+        assert [file for file in files if not file.startswith(f"{wheel['name']}-{wheel['version']}-")] == []
+        compiled = [file for file in files if "-abi3-" not in file and "-none-any." not in file]
+        for machine in ("x86_64", "aarch64") if compiled else ():
+            pythons = {file.split("-")[2] for file in compiled if machine in file}
+            assert pythons == {f"cp3{minor}" for minor in range(9, 15)}, (wheel["name"], machine)
