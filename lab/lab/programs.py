@@ -87,7 +87,7 @@ PARTS = {
     "coredns": Part("coredns", "github.com/coredns/coredns", packages=(".",)),
     "mirror": Part("mirror", "github.com/distribution/distribution/v3", packages=(".",)),
     "peer-plugin": Part("peer-plugin", "github.com/Mellanox/k8s-rdma-shared-dev-plugin"),
-    "dra": Part("dra", "k8s.io/kubernetes", packages=("./gpu-dra", "./kubelet-judge", "./pcieroot")),
+    "dra": Part("dra", "k8s.io/kubernetes", packages=("./gpu-dra",)),
 }
 
 

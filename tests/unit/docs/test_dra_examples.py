@@ -1,6 +1,4 @@
 """The claims of docs/examples/dra: what each of them promises in its first lines, and that the page lists them all.
-
-tests/dra_objects has Kubernetes' own code read them.
 """
 
 from __future__ import annotations

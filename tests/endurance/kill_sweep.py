@@ -1,0 +1,214 @@
+"""kill_sweep.py [--cases N] [-k WORDS] [--sample N] [--seed S]: site.yml killed after each task that changed something,
+and after a sample of the others, on a fast node that is made anew each time; the next run has to converge.
+
+The node has systemd under nspawn, the host layer and the device plugin. A case is right when the next run ends with 0,
+passes as many checks as a run that nothing disturbed, and leaves the node as that one did. What is done is kept in
+.lab/kill-sweep, and is not done again while the sources are the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import fcntl
+import json
+import os
+import pathlib
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core import text as core_text
+from ansible_collections.gpufabric.rdma.tests.tools import recording
+from ansible_collections.gpufabric.rdma.tests.tools.lab_cluster import made_of
+from ansible_collections.gpufabric.rdma.tests.tools.lab_nodes import CHECKOUT
+
+HOME = CHECKOUT / ".lab/kill-sweep"
+NODE = "node1"
+KILLED = -signal.SIGKILL
+CONTROL = CHECKOUT / "lab/nspawnctl"
+PLAYBOOKS = ("playbooks/host.yml", "molecule/rails/plays/device_plugin.yml", "playbooks/verify.yml")
+# Files of ours, of systemd and of the node's settings. Keys, times and what Ansible keeps differ from node to node.
+LOOK = """
+cd /
+find etc opt usr/local var/lib/rdma-device-plugin var/lib/kubelet root run/rdma-device-plugin -xdev \
+  \\( -path root/.ansible -o -name 'ssh_host_*' -o -path root/.ssh -o -path usr/local/lib/lab -o -name '*.pyc' \\
+     -o -name __pycache__ \\) -prune -o -printf '%y %m %u %p %l\\n' 2>/dev/null | sort
+find etc usr/local var/lib/rdma-device-plugin -xdev -type f \
+  ! -name 'ssh_host_*' ! -path 'usr/local/lib/lab/*' ! -name '*.pyc' -exec sha256sum {} + 2>/dev/null | sort
+systemctl list-unit-files --no-legend
+systemctl show --property=Id,ActiveState,LimitMEMLOCK 'gpufabric*' rdma-device-plugin k3s k3s-agent containerd
+for link in /sys/class/net/*; do echo "$link $(cat $link/mtu)"; done
+"""
+
+
+@dataclasses.dataclass
+class Ended:
+    """A run that ended, by itself or killed. steps: what tests/tools/callback_plugins/cut_off.py wrote down."""
+
+    code: int
+    text: str
+    steps: list[dict]
+    seconds: float
+
+    @property
+    def passed(self) -> int:
+        """How many checks the run saw passed."""
+        found = re.findall(r"^Verification on .*: (\d+) passed", self.text, re.MULTILINE)
+        return int(found[-1]) if found else 0
+
+    def last(self) -> str:
+        """The last lines of its output, without Ansible's decoration."""
+        return "\n".join(line for line in self.text.splitlines() if line.strip(" *"))[-3000:]
+
+
+def control(*words) -> str:
+    command = [str(CONTROL), *map(str, words)]
+    done = subprocess.run(command, cwd=CHECKOUT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+class Bed:
+    """A fast node, and site.yml's playbooks on it."""
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        given = {
+            "device_plugin_wheel_dir": str(CHECKOUT / "build/wheels"),
+            "report_file": f"{folder}/report.html",
+            # The rail's captured MTU: /sys is read-only there, so rail_links only writes what the next boot reads.
+            "rail_links_settings": [{"pci": "0000:18:00.0", "mtu": 2044}],
+        }
+        inventory = ("-i", str(CONTROL), "-i", str(CHECKOUT / "molecule/rails/inventory"))
+        self.command = ["ansible-playbook", *inventory, "-e", json.dumps(given), *PLAYBOOKS]
+        self.steps = folder / "steps"
+        self.environment = {
+            **os.environ,
+            "ANSIBLE_CALLBACK_PLUGINS": str(recording.PLUGINS),
+            "ANSIBLE_CALLBACKS_ENABLED": "cut_off",
+            "ANSIBLE_NOCOLOR": "true",
+            "BUILT_MODULES": str(folder / "built"),  # archives of modules, which each run would build anew
+            "CUT_OFF_STEPS": str(self.steps),
+        }
+        (folder / "built").mkdir()
+
+    def fresh(self) -> None:
+        control("down")
+        control("up", "1", "--fixture", "h100-8x-cx7-ib")
+        # As molecule/rails/prepare.yml does: a running service would rightly be asked to restart.
+        control("ssh", NODE, "systemctl stop k3s k3s-agent containerd 2>/dev/null || true")
+
+    def look(self) -> set[str]:
+        return set(control("ssh", NODE, LOOK).splitlines())
+
+    def start(self, after: str = "") -> Ended:
+        """The playbooks, killed right after the result that is named, or as they end by themselves."""
+        self.steps.write_text("")
+        begun = time.monotonic()
+        done = subprocess.run(
+            self.command,
+            cwd=CHECKOUT,
+            env={**self.environment, "CUT_OFF_AFTER": f"{NODE} {after}"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+            start_new_session=True,
+        )
+        steps = [json.loads(line) for line in self.steps.read_text().splitlines()]
+        seconds = time.monotonic() - begun
+        return Ended(done.returncode, done.stdout, [step for step in steps if step["host"] == NODE], seconds)
+
+
+def cases(steps: list[dict], size: int, seed: str) -> list[dict]:
+    """Each task that changed something, then a sample of the other results, a place once."""
+    changed = [step for step in steps if step["kind"] == "changed"]
+    taken = {step["place"] for step in changed}
+    others = {step["place"]: step for step in steps if step["place"] not in taken}
+    sample = random.Random(seed).sample(sorted(others), min(size, len(others)))
+    rows = [("changed", step) for step in changed] + [("sample", others[place]) for place in sample]
+    return [{"place": step["place"], "task": step["task"], "kind": kind} for kind, step in rows]
+
+
+def judge(bed: Bed, case: dict, wanted: dict) -> dict:
+    """The case, with what became of it: `next` is "converged", or says what differs."""
+    begun = time.monotonic()
+    bed.fresh()
+    killed = bed.start(case["place"])
+    if killed.code != KILLED:
+        return {**case, "next": f"not killed: exit code {killed.code}", "said": killed.last(), "seconds": 0.0}
+    after = bed.start()
+    differs = sorted(bed.look() ^ set(wanted["look"])) if after.code == 0 else []
+    if after.code:
+        verdict = f"exit code {after.code}"
+    elif after.passed < wanted["passed"]:  # what the killed run has installed is checked as well
+        verdict = f"{after.passed} checks passed, not {wanted['passed']}"
+    else:
+        verdict = f"{len(differs)} differences" if differs else "converged"
+    said = after.last() if after.code else "\n".join(differs)
+    return {**case, "next": verdict, "said": said, "seconds": round(time.monotonic() - begun, 1)}
+
+
+def planned(bed: Bed, sources: str, given) -> dict:
+    """The plan that is kept, or a new one from a run that nothing disturbs."""
+    plan = HOME / "plan.json"
+    known = json.loads(plan.read_text()) if plan.exists() else {}
+    if known.get("sources") == sources:
+        return known
+    (HOME / "results.jsonl").unlink(missing_ok=True)
+    bed.fresh()
+    run = bed.start()
+    if run.code:
+        sys.exit(f"undisturbed run: wanted exit code 0; seen {run.code}\n{run.last()}")
+    print(f"{run.seconds:7.1f} s  undisturbed: {len(run.steps)} results, {run.passed} checks passed", flush=True)
+    known = {"sources": sources, "seed": given.seed, "passed": run.passed, "look": sorted(bed.look())}
+    known["cases"] = cases(run.steps, given.sample, given.seed)
+    plan.write_text(json.dumps(known, indent=1))
+    return known
+
+
+def sweep(bed: Bed, given) -> list[dict]:
+    known, results = planned(bed, made_of(), given), HOME / "results.jsonl"
+    done = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
+    over = {row["place"] for row in done}
+    todo = [case for case in known["cases"] if case["place"] not in over]
+    todo = [case for case in todo if all(word in " ".join(case.values()) for word in given.text.split())][: given.cases]
+    print(f"{len(known['cases'])} cases, {len(done)} done before, {len(todo)} now; seed of the sample {known['seed']}")
+    for case in todo:
+        row = judge(bed, case, known)
+        done.append(row)
+        with results.open("a") as stream:
+            stream.write(json.dumps(row) + "\n")
+        print(f"{row['seconds']:7.1f} s  {row['next']:<12}  {row['kind']:<7}  {row['task']}", flush=True)
+        for line in row["said"].splitlines()[-12:]:
+            print(f"           {line}")
+    return done
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
+    parser.add_argument("--cases", type=int, help="at most so many more")
+    parser.add_argument("-k", dest="text", default="", help="only those whose place, task and kind hold each word")
+    parser.add_argument("--sample", type=int, default=30, help="how many of the tasks that changed nothing")
+    parser.add_argument("--seed", default=str(time.time_ns()), help="of the sample")
+    given = parser.parse_args()
+    HOME.mkdir(parents=True, exist_ok=True)
+    with open(HOME / "lock", "w") as lock, tempfile.TemporaryDirectory() as folder:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the fast nodes of a checkout are one set
+        done = sweep(Bed(pathlib.Path(folder)), given)
+        control("down")
+    bad = [row for row in done if row["next"] != "converged"]
+    rows = [(row["task"], row["kind"], row["next"], f"{row['seconds']:.0f}") for row in done]
+    print(f"\n{core_text.table(('TASK', 'KIND', 'NEXT RUN', 'SECONDS'), rows)}\n")
+    print(f"kill-sweep: {len(done)} cases, {len(done) - len(bad)} converged, {len(bad)} not")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
