@@ -5,7 +5,7 @@
 
 Medians of many rounds, the two ways in turn. Raw means: open, read and close each file that gathering opened, GID slots
 included, by their paths, in a loop that does nothing with what it reads. On a node without this collection the folders
-plugins/module_utils/hca and tests/benchmarks are enough, side by side as they are here.
+plugins/module_utils/hca and tests/endurance are enough, side by side as they are here.
 """
 
 from __future__ import annotations

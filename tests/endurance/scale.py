@@ -1,0 +1,172 @@
+"""scale.py [NODES ...]: what each further node costs: the host layer's first run, its second run and drift on 1, 2, 4 ...
+fast nodes (systemd under nspawn, captured machines as their /sys; nodes that run already are replaced).
+
+Beside each run, in the same minute, runs a play of as many calls of a module that does nothing. Each run opens its
+connections anew. Processor time and memory are those of the controller's processes: the command, all its descendants
+and the connections that ssh keeps. Seconds are not a fleet's: nodes and controller share this machine's processors.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import pathlib
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(CHECKOUT / "tests/tools"))
+
+import recording  # noqa: E402
+
+NODES = CHECKOUT / "lab/nspawnctl"
+INVENTORY = ("-i", str(NODES), "-i", str(CHECKOUT / "molecule/rails/inventory"))
+# Two of InfiniBand with eight HCAs, one of RoCE with two: machines whose addresses may be there twice.
+FIXTURES = "h100-8x-cx7-ib,gh200-cx7-roce,a100-8x-cx6"
+PR_SET_CHILD_SUBREAPER = 36
+TICKS = os.sysconf("SC_CLK_TCK")
+RUNS = ("first run", "second run", "drift")
+
+
+def descendants() -> set[int]:
+    """All processes below this one."""
+    found, waiting = set(), [os.getpid()]
+    while waiting:
+        parent = waiting.pop()
+        try:
+            children = list(map(int, pathlib.Path(f"/proc/{parent}/task/{parent}/children").read_text().split()))
+        except OSError:  # it has ended
+            continue
+        found.update(children)
+        waiting += children
+    return found
+
+
+def shared_memory(process: int) -> float:
+    """MB that the process holds, a page that n processes share counted as 1/n; 0 when it has ended."""
+    try:
+        text = pathlib.Path(f"/proc/{process}/smaps_rollup").read_text()
+    except OSError:
+        return 0.0
+    return int(text.partition("Pss:")[2].split()[0]) / 1024 if "Pss:" in text else 0.0
+
+
+def processor(process: int) -> float:
+    """Seconds of processor time; 0 when it has ended."""
+    try:
+        fields = pathlib.Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+def spent(command: list[str], environment: dict[str, str]) -> dict[str, float]:
+    """Seconds, processor seconds and MB (the most at one time) of a command; ends this program where it fails."""
+    others, most, look = descendants(), 0.0, 0.0
+    with tempfile.TemporaryFile() as output:
+        start = time.monotonic()
+        child = subprocess.Popen(
+            command,
+            cwd=CHECKOUT,
+            env={**os.environ, **environment},
+            stdout=output,
+            stderr=output,
+            stdin=subprocess.DEVNULL,
+        )
+        ended = 0
+        while not ended:
+            ended, status, usage = os.wait4(child.pid, os.WNOHANG)
+            seconds = time.monotonic() - start
+            if seconds >= look:
+                most, look = max(most, sum(map(shared_memory, descendants() - others))), seconds + 0.5
+            time.sleep(0.02)
+        child.returncode = os.waitstatus_to_exitcode(status)
+        left = descendants() - others
+        total = usage.ru_utime + usage.ru_stime + sum(map(processor, left))
+        for process in left:
+            os.kill(process, signal.SIGTERM)
+            os.waitpid(process, 0)
+        if child.returncode:
+            output.seek(0)
+            text = output.read().decode(errors="replace")[-5000:]
+            sys.exit(f"{' '.join(command)}: exit code {child.returncode}, its output ends:\n{text}")
+    return {"seconds": seconds, "processor": total, "MB": most}
+
+
+def measured(command, folder: pathlib.Path) -> tuple[dict[str, float], int]:
+    """Figures of a run with connections of its own, and the remote calls of the node that got most."""
+    with tempfile.TemporaryDirectory(dir=folder) as own:
+        record = pathlib.Path(own) / "record"
+        words = [*map(str, command), "-e", f"ansible_control_path_dir={own}"]
+        figures = spent(words, recording.environment(record))
+        hosts = recording.written(record)["hosts"].values()
+    return figures, max(host["remote_calls"] for host in hosts)
+
+
+def nothing(calls: int, folder: pathlib.Path) -> pathlib.Path:
+    """A play of as many calls that do nothing."""
+    path = folder / f"nothing-{calls}.yml"
+    tasks = [{"name": f"Call {number}", "ansible.builtin.ping": {}} for number in range(calls)]
+    path.write_text(json.dumps([{"hosts": "gpu_nodes", "gather_facts": False, "become": True, "tasks": tasks}]))
+    return path
+
+
+def size(count: int) -> list[dict]:
+    """The runs on so many nodes, each beside one that does nothing."""
+    rows = []
+    for words in (("down",), ("up", str(count), "--fixture", FIXTURES)):
+        subprocess.run([NODES, *words], check=True, capture_output=True)
+    play = ("ansible-playbook", *INVENTORY)
+    site = (*play, CHECKOUT / "playbooks/site.yml", "-e", "report_written=false")
+    drift = (sys.executable, CHECKOUT / "bin/drift.py", "--playbook", CHECKOUT / "playbooks/drift.yml", *INVENTORY)
+    with tempfile.TemporaryDirectory(prefix="scale") as name:
+        folder = pathlib.Path(name)
+        measured((*play, CHECKOUT / "molecule/rails/prepare.yml"), folder)
+        for run, command in zip(RUNS, (site, site, (*drift, "-e", f"drift_directory={folder}"))):
+            ours, calls = measured(command, folder)
+            none, called = measured((*play, nothing(calls, folder)), folder)
+            if called != calls:
+                sys.exit(f"calls that do nothing: wanted {calls} a node, seen {called}")
+            rows.append({"nodes": count, "run": run, "calls": calls, "ours": ours, "nothing": none})
+            print(f"{count:3} nodes, {run:10} {calls:3} calls: {ours['seconds']:7.1f} s", flush=True)
+    return rows
+
+
+def table(rows: list[dict]) -> None:
+    """Each run by number of nodes, with what each further node adds (least squares)."""
+    print(f"\n{os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}; beside each figure as many calls of a no-op")
+    for run in RUNS:
+        of_run = sorted((row for row in rows if row["run"] == run), key=lambda row: row["nodes"])
+        print(f"\n{run:10}  nodes  calls   seconds            processor s        MB")
+        for row in of_run:
+            ours, none = row["ours"], row["nothing"]
+            cells = "  ".join(f"{ours[what]:8.1f} {none[what]:8.1f}" for what in ("seconds", "processor"))
+            print(f"            {row['nodes']:5}  {row['calls']:5}  {cells}  {ours['MB']:8.0f}")
+        if len(of_run) > 1:
+            nodes = [row["nodes"] for row in of_run]
+            for what in ("processor", "MB"):
+                ours, none = (
+                    statistics.linear_regression(nodes, [row[which][what] for row in of_run]).slope
+                    for which in ("ours", "nothing")
+                )
+                print(f"            each further node: {ours:.2f} {what} ({none:.2f} for the calls)")
+
+
+def main(sizes: list[int]) -> int:
+    # What a command leaves behind becomes a child of this process.
+    if ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
+        sys.exit("scale: the kernel refuses to let this process adopt what a command leaves behind (prctl)")
+    try:
+        table([row for count in sizes for row in size(count)])
+    finally:
+        subprocess.run([NODES, "down"], check=False, capture_output=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main([int(word) for word in sys.argv[1:]] or [1, 2, 4, 8]))
