@@ -1,5 +1,6 @@
-"""scale.py [NODES ...]: what each further node costs: the host layer's first run, its second run and drift on 1, 2, 4 ...
-fast nodes (systemd under nspawn, captured machines as their /sys; nodes that run already are replaced).
+"""scale.py [NODES ...]: what each further node costs: the host layer's first run, second run and drift on fast nodes.
+
+The nodes are systemd under nspawn with captured machines as their /sys; nodes that run already are replaced.
 
 Beside each run, in the same minute, runs a play of as many calls of a module that does nothing. Each run opens its
 connections anew. Processor time and memory are those of the controller's processes: the command, all its descendants
