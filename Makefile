@@ -52,6 +52,7 @@ lint: $(VENV)/.ready ## ruff, import-linter and ansible-lint (production)
 	@ruff check .
 	@ruff format --check .
 	@lint-imports --no-cache --no-logo
+	@python tests/figures.py
 	@ansible-lint --offline
 
 sanity: $(VENV)/.ready ## ansible-test sanity on a copy of what git tracks

@@ -20,10 +20,13 @@ mount -t overlay overlay -o lowerdir=/,upperdir=world/upper,workdir=world/work w
 mount -t proc proc world/root/proc
 mount -t sysfs sysfs world/root/sys
 mount --bind /dev world/root/dev
-for folder in run tmp; do mount -t tmpfs $folder world/root/$folder; done
+mount -t tmpfs run world/root/run
+for place; do mkdir -p "world/root$place"; mount --bind "$place" "world/root$place"; done
 cp script world/root/tmp/script
-exec chroot world/root "$@" /tmp/script
+exec chroot world/root sh /tmp/script
 """
+# Where the collection and its Python lie, which may be on file systems of their own: the overlay has none of those.
+_NEEDED = sorted({str(pathlib.Path(__file__).resolve().parents[2]), sys.prefix, sys.base_prefix})
 _APART = ("unshare", "--mount", "--net", "--pid", "--fork")
 # Run by the script: a module of ours with these arguments; its answer as text.
 MODULE = """
@@ -57,7 +60,7 @@ def run(folder: pathlib.Path, script: str) -> tuple[dict, str]:
     text = f"set -e\n{MODULE.replace('{python}', sys.executable)}\n{script}\necho; cat /tmp/answer\n"
     (folder / "script").write_text(text)
     done = subprocess.run(
-        [*_APART, "sh", "-ec", _ENTER, "sh", "sh"],
+        [*_APART, "sh", "-ec", _ENTER, "sh", *_NEEDED],
         cwd=folder,
         capture_output=True,
         text=True,
