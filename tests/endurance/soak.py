@@ -1,11 +1,8 @@
 """soak.py [MINUTES] [--seed N]: the device plugin under everything at once, for minutes or hours.
 
 The plugin is a process with its real times on a laid-out node, mode both, against doubles of kubelet and API server. A
-burst is a run of random events, while clients ask for Allocate: port flaps, HCAs unplugged and plugged,
-kubelet restarts with refusals, config changes (by rename, in place, invalid, SIGHUP), claims over DRA, an API server
-that is away or has a new token, a file system that is full. After each burst kubelet, slices, CDI specs, checkpoint and
-sockets have to be what node and config say, within BOUND seconds. The first violation ends the run with exit code 1.
-
+burst is a run of random events, while a client asks for Allocate. After each burst kubelet, slices, CDI specs,
+checkpoint and sockets have to be what node and config say, within BOUND seconds; a violation ends the run with 1.
 After a quarter of the time memory, descriptors and threads may rise by what LIMITS says.
 """
 
@@ -278,8 +275,7 @@ def go(bed: Bed, seconds: float, seed: str) -> list[str]:
     bed.process.send_signal(signal.SIGTERM)
     if bed.process.wait(10) != 0:
         raise AssertionError(f"SIGTERM: wanted exit code 0, got {bed.process.returncode}")
-    lines = len(bed.log.read_text().splitlines())
-    print(f"  {dict(bed.happened)}; {lines} lines of log; right again after {statistics.median(took):.1f} s (median)")
+    print(f"  {dict(bed.happened)}; right again after {statistics.median(took):.1f} s (median)")
     warm = next(row for row in held if row[0] >= seconds / 4)
     rises = {name: held[-1][column] - warm[column] for column, name in enumerate(LIMITS, 1)}
     print("  from the first quarter on: " + ", ".join(f"{name} {rise:+.1f}" for name, rise in rises.items()))

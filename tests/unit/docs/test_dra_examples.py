@@ -1,5 +1,4 @@
-"""The claims of docs/examples/dra: what each of them promises in its first lines, and that the page lists them all.
-"""
+"""The claims of docs/examples/dra: what each of them promises in its first lines, and that the page lists them all."""
 
 from __future__ import annotations
 
