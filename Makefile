@@ -48,12 +48,14 @@ unit: $(VENV)/.ready ## Unit tests, and the node side under Python 3.9 where one
 plugin-test: $(PLUGIN_VENV)/.ready ## The device plugin against a kubelet double, in a virtual environment of its own
 	@$(PLUGIN_VENV)/bin/python -m pytest -n 2 --basetemp=$(SCRATCH)-plugin $(or $(ARGS),tests/device_plugin)
 
-lint: $(VENV)/.ready ## ruff, import-linter and ansible-lint (production)
+lint: $(VENV)/.ready ## ruff, import-linter, ansible-lint (production), schemas of the example pipelines
 	@ruff check .
 	@ruff format --check .
 	@lint-imports --no-cache --no-logo
 	@python tests/figures.py
 	@ansible-lint --offline
+	@check-jsonschema --builtin-schema vendor.github-workflows docs/examples/drift/github-actions.yml
+	@check-jsonschema --builtin-schema vendor.gitlab-ci docs/examples/drift/gitlab-ci.yml
 
 sanity: $(VENV)/.ready ## ansible-test sanity on a copy of what git tracks
 	@tests/run-sanity $(ARGS)

@@ -1,4 +1,4 @@
-"""docs/examples/drift: each platform's file fits its schema, and the commands in it give drift's exit codes here.
+"""docs/examples/drift: the commands in the examples give drift's exit codes here; make lint checks their schemas.
 
 That a platform runs them so is not verified: none of them is here.
 """
@@ -14,17 +14,13 @@ import shutil
 import subprocess
 import sys
 
-import ansiblelint
-import jsonschema
 import pytest
 import yaml
 from ansible_collections.gpufabric.rdma.tests.tools import ansible_playbook, node_python, tree
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 EXAMPLES = ROOT / "docs/examples/drift"
-SCHEMAS = ROOT / "tests/fixtures/schemas"
 SYSTEM = "/usr/share/ansible/collections"
-LINT = pathlib.Path(ansiblelint.__file__).parent / "schemas"
 
 
 def load(name):
@@ -36,23 +32,6 @@ def unit(name):
     parser.optionxform = str
     parser.read(EXAMPLES / name)
     return parser
-
-
-@pytest.mark.parametrize(
-    ("name", "schema", "spoil"),
-    [
-        ("github-actions.yml", SCHEMAS / "github-workflows.json", {"jobs": {"drift": {"steps": [{"runs": "x"}]}}}),
-        ("gitlab-ci.yml", SCHEMAS / "gitlab-ci.json", {"drift": {"script": 1}}),
-        ("execution-environment.yml", LINT / "execution-environment.json", {"version": 3, "dependency": {}}),
-    ],
-)
-def test_an_example_fits_the_schema_of_its_platform(name, schema, spoil):
-    known = json.loads(schema.read_text())
-    validator = jsonschema.validators.validator_for(known)(known)
-    # YAML 1.1 reads the key `on` as true; GitHub does not.
-    document = {"on" if key is True else key: value for key, value in load(name).items()}
-    assert list(validator.iter_errors(document)) == []
-    assert list(validator.iter_errors(spoil)) != [], "a schema that refuses nothing proves nothing"
 
 
 def test_the_tekton_task_refers_only_to_what_it_declares():
