@@ -152,7 +152,9 @@ def up(count: int, fixtures: Sequence[str], spare: str | None = None) -> None:
     backend, bridge = choose(), Bridge(LAB_ID)
     parts = [fixtures[number % len(fixtures)] for number in range(count)] + ([spare] if spare else [])
     root = Image(HOME / "base").ensure()
-    machines = {name: Machine(HOME / "machines", fixture_path(name), root) for name in dict.fromkeys(parts)}
+    machines = {
+        name: Machine(HOME / "machines", fixture_path(name, HOME / "machines"), root) for name in dict.fromkeys(parts)
+    }
     playing = {f"node{number}": machines[part] for number, part in enumerate(parts, 1)}
     state: dict[str, Any] = {
         "backend": backend,

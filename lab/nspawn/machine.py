@@ -1,4 +1,4 @@
-"""A captured machine (tests/fixtures/hosts/*.yml) as a tree that a node's overlay can include, laid out once."""
+"""A machine of tests/fixtures as a tree that a node's overlay can include, laid out once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from .programs import run
 sys.path.append(str(CHECKOUT / "plugins/module_utils"))
 from hca import routes
 
-FIXTURES = CHECKOUT / "tests/fixtures/hosts"
 TREE_TOOL = CHECKOUT / "tests/tools/tree.py"
 UNIT_FOLDERS = ("etc/systemd/system", "usr/lib/systemd/system")
 STAND_IN = """#!/usr/bin/python3
@@ -44,13 +43,13 @@ def _python_with_yaml() -> str:
     raise LabError("captured machines", "a Python that has PyYAML", f"none of {', '.join(pythons)}", "run: make venv")
 
 
-def fixture_path(name: str) -> Path:
-    path = Path(name) if name.endswith(".yml") else FIXTURES / f"{name}.yml"
-    if not path.is_file():
-        known = ", ".join(sorted(found.stem for found in FIXTURES.glob("*.yml"))) or "none"
-        raise LabError(
-            f"fixture {name}", f"the file {path}", f"no such file; there are: {known}", "name one that exists"
-        )
+def fixture_path(name: str, cache: Path) -> Path:
+    """The capture of that name, or the file itself where it is named."""
+    if name.endswith(".yml"):
+        return Path(name)
+    cache.mkdir(parents=True, exist_ok=True)
+    path = cache / f"{name}.yml"
+    run([_python_with_yaml(), str(TREE_TOOL), name, str(path)], f"fixture {name}", "name one that exists")
     return path
 
 

@@ -1,4 +1,4 @@
-"""Runs a Plugin in a thread with a node of tests/fixtures/hosts below it, and changes that node."""
+"""Runs a Plugin in a thread with a node of tests/fixtures below it, and changes that node."""
 
 from __future__ import annotations
 

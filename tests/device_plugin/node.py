@@ -1,4 +1,4 @@
-"""A node of tests/fixtures/hosts that changes as hardware would. Needs PyYAML and nothing of the plugin."""
+"""A node of tests/fixtures that changes as hardware would. Needs PyYAML and nothing of the plugin."""
 
 from __future__ import annotations
 

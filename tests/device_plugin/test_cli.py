@@ -18,10 +18,11 @@ import time
 
 import grpc
 import pytest
-from harness import COMMAND, ENVIRONMENT, HERE, Node, Process, document, entry
+from harness import COMMAND, ENVIRONMENT, Node, Process, document, entry
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kubelet_double import Kubelet
+from node import fixture_tree
 from rdma_device_plugin import cli, log
 from rdma_device_plugin.config import ConfigError, load
 from rdma_device_plugin.log import printable
@@ -195,7 +196,7 @@ def test_check_config(base):
 def test_explain(base):
     """Pitfall 5: for each NIC and each pool one line"""
     (base / "config.json").write_bytes(document(entry("a"), entry("b", selectors={"ifNames": ["enp1s0f1np1"]})))
-    captured = HERE.parent / "fixtures/hosts/gh200-cx7-roce.yml"
+    captured = fixture_tree.write("gh200-cx7-roce", base)
     answer = run("explain", "-config-file", str(base / "config.json"), "--root", str(captured))
     assert (answer.returncode, answer.stderr) == (0, "")
     assert answer.stdout.splitlines() == [
@@ -237,7 +238,7 @@ def test_explain_refuses_an_invalid_capture(base, content, text):
     assert len(answer.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize("name", [path.stem for path in sorted((HERE.parent / "fixtures/hosts").glob("*.yml"))])
+@pytest.mark.parametrize("name", fixture_tree.names())
 def test_a_captured_file_is_explained_as_its_tree_is(base, name):
     from rdma_device_plugin import captured
     from rdma_device_plugin import explain as explanation
@@ -246,7 +247,7 @@ def test_a_captured_file_is_explained_as_its_tree_is(base, name):
     config = load(document(entry(), entry("s", extraSelectors={"ifNames": ["*"]}, softwareDevices=True)))
     node = Node(base / "node", name)
     (base / "laid").mkdir()
-    captured.lay_out(captured.load(str(HERE.parent / f"fixtures/hosts/{name}.yml")), base / "laid")
+    captured.lay_out(captured.load(str(fixture_tree.write(name, base))), base / "laid")
     assert explanation.explain(config, str(base / "laid")) == explanation.explain(config, str(node.root))
 
 

@@ -147,7 +147,7 @@ def describe(found: dict, what: str, rounds: int, cli: bool) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", help="the tree to read; default: the fixture, laid out in a temporary folder")
-    parser.add_argument("--fixture", default=FIXTURE, help="another fixture of tests/fixtures/hosts")
+    parser.add_argument("--fixture", default=FIXTURE, help="another node of tests/fixtures")
     parser.add_argument("--cli", action="store_true", help="time the command-line route too (with --root /)")
     parser.add_argument("--rounds", type=int, default=51)
     parser.add_argument("--assert", dest="strict", action="store_true", help="exit 1 when a goal is missed")

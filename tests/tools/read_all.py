@@ -23,7 +23,7 @@ def lay_out():
     script = (
         "import pathlib, shutil, sys; sys.path.insert(0, 'tests/tools'); import tree; "
         "target = pathlib.Path('.cache/fixtures'); shutil.rmtree(target, ignore_errors=True); "
-        "[tree.lay_out(tree.load(p.stem), target / p.stem) for p in pathlib.Path('tests/fixtures/hosts').glob('*.yml')]"
+        "[tree.lay_out(tree.load(name), target / name) for name in tree.names()]"
     )
     subprocess.run([ROOT / os.environ.get("VENV", ".venv") / "bin/python", "-c", script], cwd=ROOT, check=True)
 

@@ -1,4 +1,4 @@
-"""Results documents for tests of the report, made of the captured and composed nodes in tests/fixtures/hosts.
+"""Results documents for tests of the report, made of the captured and composed nodes in tests/fixtures.
 
 report_documents.py KIND    prints one: lab, rails or fleet
 """

@@ -1,4 +1,4 @@
-"""Writes tests/fixtures/tables: what playbooks/discover.yml prints for nodes of tests/fixtures/hosts.
+"""Writes tests/fixtures/tables: what playbooks/discover.yml prints for nodes of tests/fixtures.
 
 A test compares them; run this after a wanted change and look at the difference.
 """

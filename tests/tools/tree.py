@@ -1,6 +1,7 @@
-"""Captured and composed nodes: load a fixture, write it below a folder as the tree that the library reads.
+"""Captured nodes (tests/fixtures/hosts) and composed ones (tests/fixtures/machines.yml), loaded and laid out alike.
 
-    tree.py NAME TARGET    lays out tests/fixtures/hosts/NAME.yml below TARGET
+    tree.py NAME TARGET    lays out a node of that name, or of that file, below TARGET
+    tree.py NAME FILE.yml  writes it as a capture, in one file
 
 The format is described in tests/fixtures/README.md.
 """
@@ -11,23 +12,29 @@ import base64
 import json
 import os
 import pathlib
+import runpy
 import sys
 
 import yaml
 
-HOSTS = pathlib.Path(__file__).resolve().parents[1] / "fixtures/hosts"
+HERE = pathlib.Path(__file__).resolve().parent
+HOSTS = HERE.parent / "fixtures/hosts"
+# By its path: who loads this file by its own path has no package to import from.
+COMPOSED = runpy.run_path(str(HERE / "compose_hosts.py"))
 
 
 def names() -> list[str]:
-    """Names of all fixtures."""
-    return sorted(path.stem for path in HOSTS.glob("*.yml"))
+    """Names of all nodes."""
+    return sorted([*COMPOSED["names"](), *(path.stem for path in HOSTS.glob("*.yml"))])
 
 
 def load(name: str | os.PathLike) -> dict:
-    """Reads a fixture by its name in tests/fixtures/hosts, or by the path of a file."""
-    path = pathlib.Path(name)
-    if path.suffix != ".yml":
-        path = HOSTS / f"{name}.yml"
+    """A node by its name, or a capture by the path of its file."""
+    if str(name) in COMPOSED["names"]():
+        return COMPOSED["compose"](str(name))
+    path = pathlib.Path(name) if str(name).endswith(".yml") else HOSTS / f"{name}.yml"
+    if not path.is_file():
+        raise FileNotFoundError(f"no node {name}; there are: {', '.join(names())}")
     return expand(yaml.load(path.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
 
 
@@ -53,6 +60,14 @@ def unfold(section: dict, folder: str = ""):
             yield from unfold(value, path)
         else:
             yield path, value
+
+
+def write(name: str, target: str | os.PathLike) -> pathlib.Path:
+    """Writes a node as a capture: the file target, or NAME.yml in the folder target; returns the file."""
+    target = pathlib.Path(target)
+    path = target / f"{name}.yml" if target.is_dir() else target
+    path.write_text(yaml.safe_dump(load(name), sort_keys=False))
+    return path
 
 
 def lay_out(fixture: dict, target: str | os.PathLike) -> pathlib.Path:
@@ -128,4 +143,5 @@ def modalias(device: pathlib.Path) -> str:
 if __name__ == "__main__":
     if len(sys.argv) != 3:
         sys.exit(__doc__)
-    print(lay_out(load(sys.argv[1]), sys.argv[2]))
+    put = write if sys.argv[2].endswith(".yml") else lambda name, target: lay_out(load(name), target)
+    print(put(*sys.argv[1:]))

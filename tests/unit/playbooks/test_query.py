@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pathlib
-import shutil
 import subprocess
 import sys
 
@@ -38,7 +37,7 @@ def discover(tmp_path):
 def test_captures_answer_as_a_table_and_as_json(discover, tmp_path):
     (tmp_path / "captured").mkdir()
     for name in ("bond", "gh200-cx7-roce"):
-        shutil.copy(tree.HOSTS / f"{name}.yml", tmp_path / "captured")
+        tree.write(name, tmp_path / "captured")
     (tmp_path / "captured/notes.yml").write_text("- buy a cable")
     code, output = discover("-e", "discover_captures=captured", "-e", OLD, "-e", f"discover_json={tmp_path}/out.json")
     assert code == 0, output

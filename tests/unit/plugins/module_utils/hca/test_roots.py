@@ -4,10 +4,9 @@
 
 from __future__ import annotations
 
-import pathlib
-
 import pytest
-from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import hcas, pci, roots
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree, hcas, pci, roots
+from ansible_collections.gpufabric.rdma.tests.tools import tree as fixtures
 
 CARD = ("15b3", "1021", "0x020000", "mlx5_core")
 DIRECT = ("15b3", "2100", "0x088000")
@@ -121,16 +120,4 @@ def test_every_hca_on_pci_of_the_fixtures_has_a_root(fixture_trees):
 
 @pytest.fixture
 def fixture_trees(tmp_path):
-    import importlib.util
-
-    here = pathlib.Path(__file__).resolve().parents[4]
-    spec = importlib.util.spec_from_file_location("fixture_tree", here / "tools/tree.py")
-    tool = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tool)
-    from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
-
-    found = []
-    for path in sorted((here / "fixtures/hosts").glob("*.yml")):
-        tool.lay_out(tool.load(path.stem), tmp_path / path.stem)
-        found.append((path.stem, Tree(str(tmp_path / path.stem))))
-    return found
+    return [(name, Tree(str(fixtures.lay_out(fixtures.load(name), tmp_path / name)))) for name in fixtures.names()]

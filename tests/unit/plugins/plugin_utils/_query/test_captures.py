@@ -11,8 +11,8 @@ from ansible_collections.gpufabric.rdma.tests.tools import tree
 
 @pytest.mark.parametrize("name", tree.names())
 def test_a_capture_gives_the_facts_of_its_tree(name, tmp_path):
-    tree.lay_out(tree.load(name), tmp_path)
-    assert captures.facts(tree.HOSTS / f"{name}.yml") == gather(Tree(str(tmp_path)), software_hcas=True)
+    root = tree.lay_out(tree.load(name), tmp_path / "node")
+    assert captures.facts(tree.write(name, tmp_path)) == gather(Tree(str(root)), software_hcas=True)
 
 
 def test_nothing_of_a_capture_leads_to_the_controller(tmp_path):
