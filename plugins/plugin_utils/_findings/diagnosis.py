@@ -78,7 +78,7 @@ def _shows(item: dict, failure: findings_catalogue.Failure) -> bool:
         (item["status"] == FAILED or (sign.hint and item["status"] == NOT_VERIFIED))
         and _is(item["id"], (sign.check,))
         and re.search(sign.text, seen)
-        for sign in failure.signs
+        for sign in failure.shown_by
     )
 
 

@@ -18,7 +18,7 @@ def _gathered(tmp_path_factory):
     found = {}
 
     def facts(name, **options):
-        key = (name, *sorted(options))
+        key = (name, repr(sorted(options.items())))
         if key not in found:
             root = tmp_path_factory.mktemp(name)
             tree.lay_out(tree.load(name), root)

@@ -14,7 +14,7 @@ import tarfile
 import pytest
 import yaml
 from ansible_collections.gpufabric.rdma.tests.tools import ansible_playbook, kubectl_cluster, node_python, tree
-from ansible_collections.gpufabric.rdma.tests.unit.pitfalls.test_cni import program
+from ansible_collections.gpufabric.rdma.tests.unit.plugins.module_utils._cni.test_cni_lint import program
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 ROLES = ["cni_plugins", "flannel", "node_ready", "multus"]

@@ -17,7 +17,7 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import
 from ansible_collections.gpufabric.rdma.plugins.modules import cni_plugins, service_account_tokens
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import cni
 from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster
-from ansible_collections.gpufabric.rdma.tests.unit.pitfalls.test_cni import program
+from ansible_collections.gpufabric.rdma.tests.unit.plugins.module_utils._cni.test_cni_lint import program
 
 NAMES = ["bridge", "flannel", "loopback"]
 

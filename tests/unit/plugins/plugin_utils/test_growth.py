@@ -8,9 +8,6 @@ import pytest
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import firewall
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import judge, pods
 from ansible_collections.gpufabric.rdma.tests.tools.pitfall_world import World
-from ansible_collections.gpufabric.rdma.tests.unit.pitfalls import test_guides
-
-captured = test_guides.captured
 
 FEW, MANY = 20, 80
 # Beyond what is linear: a judge has a part for the cluster as a whole, and sorts.

@@ -14,7 +14,7 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._bundle import lock
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import wheels as wheels_of
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import bundle as needs
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import k3s
-from ansible_collections.gpufabric.rdma.tests.unit.pitfalls import test_k3s as machines
+from ansible_collections.gpufabric.rdma.tests.unit.plugins.plugin_utils._preflight import test_k3s as machines
 
 LOCK = yaml.safe_load(LOCK_FILE.read_text())
 ROLES = LOCK_FILE.parents[1] / "roles"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import address, config, reset
-from ansible_collections.gpufabric.rdma.tests.unit.pitfalls.test_k3s import decide, node
+from ansible_collections.gpufabric.rdma.tests.unit.plugins.plugin_utils._preflight.test_k3s import decide, node
 
 SERVERS = ("node1", "node2", "node3")
 SHARED = "192.0.2.5"
