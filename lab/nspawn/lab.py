@@ -40,7 +40,7 @@ LAB_ID = f"gfr-{hashlib.sha256(str(CHECKOUT).encode()).hexdigest()[:4]}"
 INSIDE = "usr/local/lib/lab"  # where a node finds node_init.py
 NEEDS = (
     "the nodes need root with CAP_SYS_ADMIN and CAP_NET_ADMIN, a writable cgroup hierarchy, overlay, veth and\n"
-    "          bridge; a machine that cannot give that still runs the VM scenario: make lab-test"
+    "          bridge; a machine that cannot give that still runs the VM scenario: make molecule SCENARIO=default"
 )
 
 

@@ -1,4 +1,4 @@
-"""The slices against a real API server: `make plugin-dra`, which builds it from Go modules (lab/testbed).
+"""The slices against a real API server: DRA_K3S=build has it built from Go modules (lab/testbed).
 
 The API server is the better judge of what it keeps, of validation and of the garbage collection of owners. The kubelet
 stays a double, and so does the wipe of its start.
@@ -28,7 +28,7 @@ GATES = {
     "both": ("DRAConsumableCapacity", "DRADeviceTaints", "DRADeviceTaintRules"),
 }
 
-pytestmark = pytest.mark.skipif(not K3S, reason="not verified: no API server, make plugin-dra builds one")
+pytestmark = pytest.mark.skipif(not K3S, reason="not verified: no API server, DRA_K3S=build builds one")
 
 
 def program():

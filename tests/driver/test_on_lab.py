@@ -1,7 +1,7 @@
 """The driver role on a lab node with a kernel of its own: packages by apt, modules by DKMS, reboots.
 
-Not part of `make test`: it takes a lab node for itself and many minutes under emulation. `make driver-lab` brings that
-node up and takes it away again. What needs no booted node is shown by test_in_root.py, faults of all kinds among it.
+It takes a lab node for itself and many minutes under emulation: tests/run-driver-lab brings the node up and takes it
+away again. What needs no booted node is shown by test_in_root.py, faults of all kinds among it.
 
 The tests build on one another and are run in the order in which they stand here. The repositories lie in the lab's
 folder, so that after a failure a restored snapshot of the node can be taken up where it was saved.

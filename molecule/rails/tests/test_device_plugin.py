@@ -51,7 +51,7 @@ def run(ansible, name):
 def installed(run, node) -> dict[str, str]:
     """The service after a first run."""
     if not WHEELS.is_dir():
-        pytest.fail(f"{WHEELS}: wanted: the locked wheels; seen: absent; next: make plugin-wheels")
+        pytest.fail(f"{WHEELS}: no wheels: python device_plugin/fetch_wheels.py build/wheels")
     code, text, changed = run()
     assert (code, changed) == (0, 1), text
     return shown(node)

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The catalogue of failures, catalogue.yml beside this file: the sign, its cause, where to look, and the fix.
 
-PRIVATE to the collection. `diagnosis` matches checks against CATALOGUE, and docs/failures.md is generated from DOCUMENT.
+PRIVATE to the collection. `diagnosis` matches checks against CATALOGUE; docs/failures.md is generated from DOCUMENT.
 """
 
 from __future__ import annotations
