@@ -210,11 +210,9 @@ def objects() -> list[dict]:
 
 
 def custom_resources() -> dict[str, tuple[dict, list[dict]]]:
-    """{Kind.group-version: (schema, objects)} of those whose definition is rendered, or kept in tests/fixtures/crds."""
+    """{Kind.group-version: (schema, objects)} of those whose definition is rendered."""
     known, found = objects(), {}
-    kept = "\n---\n".join(path.read_text() for path in tracked("tests/fixtures/crds/*.yaml"))
-    definitions = [item for item in (*known, *yaml.safe_load_all(kept)) if item]
-    for spec in (item["spec"] for item in definitions if item.get("kind") == "CustomResourceDefinition"):
+    for spec in (item["spec"] for item in known if item.get("kind") == "CustomResourceDefinition"):
         for version in spec["versions"]:
             kind = (spec["names"]["kind"], f"{spec['group']}/{version['name']}")
             items = [item for item in known if (item["kind"], item["apiVersion"]) == kind]
