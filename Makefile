@@ -104,9 +104,9 @@ bad-network: venv lab-packages plugin-wheels ## A first run over 100 ms, 2 % los
 reboot-test: venv ## Reboots of three servers with real members of etcd on this machine's loopback; needs Go
 	@lab/progress "reboots of three servers" pytest -n0 -v tests/reboot $(ARGS)
 
-restore-test: venv ## Backup, restore and the shared address on three servers with real etcd and keepalived, in network namespaces; needs root and Go
+restore-test: venv ## The shared address on three servers with real keepalived, in network namespaces; needs root and Go
 	@lab/packages servers
-	@lab/progress "backup, restore and address of three servers" pytest -n0 -v -rs tests/restore $(ARGS)
+	@lab/progress "address of three servers" pytest -n0 -v -rs tests/restore $(ARGS)
 
 dra-judge: venv $(PLUGIN_VENV)/.ready ## The DRA driver judged by the kubelet's and the scheduler's own code, without a machine; needs Go; [ARGS='-k scheduler']
 	@DRA_JUDGE=1 lab/progress "DRA under Kubernetes' own code" pytest -n0 -v -rs tests/dra_judge $(ARGS)

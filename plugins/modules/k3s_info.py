@@ -25,9 +25,6 @@ options:
     description: Address that servers are to share. The result says whether a machine answers at it, and whether
       keepalived is installed or can be.
     type: str
-  token:
-    description: Token to compare the node's with; C(token.differs) of the result says whether it is another one.
-    type: str
   kubectl:
     description: The kubectl command, word by word.
     type: list
@@ -80,15 +77,6 @@ k3s:
     shared:
       description: Of O(shared_address), C(answers), C(installed) and C(offered).
       type: dict
-    datastore:
-      description: What the node holds of the cluster's datastore, V(etcd), V(sqlite), V(external) or nothing.
-      type: str
-    authority:
-      description: SHA-256 of the certificate of the cluster's CA, or nothing on a node outside a cluster.
-      type: str
-    restore:
-      description: Name of the backup that was last restored here, and how far that went.
-      type: dict
     namespaces:
       description: Findings about O(tests_namespace), where it exists and is not ours.
       type: list
@@ -109,7 +97,6 @@ def main() -> None:
         argument_spec={
             "tests_namespace": {"type": "str"},
             "shared_address": {"type": "str"},
-            "token": {"type": "str", "no_log": True},
             "kubectl": {"type": "list", "elements": "str", "default": ["k3s", "kubectl"]},
             "root": {"type": "path", "default": "/"},
         },

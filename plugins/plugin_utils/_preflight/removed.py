@@ -7,7 +7,10 @@ from __future__ import annotations
 
 _NO_EXPORT = "take it out: a policy is imported (import_policy), no longer written"
 
+_NO_BACKUP = "take it out: k3s saves and restores its datastore itself, as docs/cluster.md says under Save the cluster"
+
 VARIABLES = {
+    **dict.fromkeys(("k3s_backup", "k3s_backup_dir", "k3s_restore_again", "k3s_restore_allowed"), _NO_BACKUP),
     "policy_operator_namespace": _NO_EXPORT,
     "policy_operator_version": _NO_EXPORT,
 }

@@ -23,7 +23,7 @@ NODE = [("hca",), ("_core",), DOMAINS, ("_kube",)]
 # What only the controller runs, lowest first; packages of one rank do not import each other.
 CONTROLLER = [
     ("_core",),
-    ("_findings", "_bundle", "_gitops", "_backup"),
+    ("_findings", "_bundle", "_gitops"),
     ("_preflight", "_query"),
     ("_verify", "_policy"),
     ("_matrix", "_nccl", "_drift", "_report"),

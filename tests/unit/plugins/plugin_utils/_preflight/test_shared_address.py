@@ -131,6 +131,6 @@ def test_files_of_others_are_left_and_a_service_older_than_its_files_restarts():
     assert "keepalived" in finding.next_step
 
 
-def test_a_reset_takes_what_an_address_and_a_restore_leave():
+def test_a_reset_takes_what_an_address_leaves():
     assert {address.CONFIG, address.CHECK} <= set(reset.FILES)
     assert reset.ours(address.UNIT, address.unit())
