@@ -47,7 +47,7 @@ drift: venv ## Compare nodes with the inventory: 0 converged, 2 drift, 3 reboot 
 	@python3 bin/drift.py -i $(INVENTORY) $(ARGS)
 
 ##@ The lab
-.PHONY: lab-up lab-down lab-ssh lab-test lab-pitfalls lab-matrix lab-cluster lab-scenarios reboot-test firewall-root driver-root driver-lab kill-sweep kill-modules bad-network kubelet-lab plugin-lab bench-peer rails restore-test lab-mirror dra-judge
+.PHONY: lab-up lab-down lab-ssh lab-test lab-pitfalls lab-matrix lab-cluster lab-scenarios servers-test firewall-root driver-root driver-lab kill-sweep kill-modules bad-network kubelet-lab plugin-lab bench-peer rails lab-mirror dra-judge
 lab-up: venv lab-packages ## Build the image once and boot the nodes (they are reused while they run)
 	@lab/labctl up
 
@@ -101,12 +101,9 @@ bad-network: venv lab-packages plugin-wheels ## A first run over 100 ms, 2 % los
 	@$(KILL_LAB) lab/progress "bad network and broken nodes ($(BED))" pytest -n0 -v -rs \
 		$(if $(filter lab,$(BED)),tests/cluster/test_bad_conditions.py,tests/interrupted/test_bad_network.py tests/interrupted/test_broken_nodes.py) $(ARGS)
 
-reboot-test: venv ## Reboots of three servers with real members of etcd on this machine's loopback; needs Go
-	@lab/progress "reboots of three servers" pytest -n0 -v tests/reboot $(ARGS)
-
-restore-test: venv ## The shared address on three servers with real keepalived, in network namespaces; needs root and Go
+servers-test: venv ## Three servers on this machine: reboots with real members of etcd, the shared address with real keepalived; needs root and Go
 	@lab/packages servers
-	@lab/progress "address of three servers" pytest -n0 -v -rs tests/restore $(ARGS)
+	@lab/progress "three servers" pytest -n0 -v -rs tests/three_servers $(ARGS)
 
 dra-judge: venv $(PLUGIN_VENV)/.ready ## The DRA driver judged by the kubelet's and the scheduler's own code, without a machine; needs Go; [ARGS='-k scheduler']
 	@DRA_JUDGE=1 lab/progress "DRA under Kubernetes' own code" pytest -n0 -v -rs tests/dra_judge $(ARGS)

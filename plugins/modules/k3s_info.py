@@ -72,7 +72,7 @@ k3s:
       description: The address that this node shares with other servers by its configuration, or nothing.
       type: str
     address_files:
-      description: Files that M(gpufabric.rdma.k3s_address) has written, now or in an earlier run.
+      description: Files by which this node shares an address with other servers, of now or of an earlier run.
       type: list
     shared:
       description: Of O(shared_address), C(answers), C(installed) and C(offered).
