@@ -279,10 +279,13 @@ def measured(fleet: Fleet) -> None:
 
 def with_gpus(fleet: Fleet) -> None:
     """The nodes of the job, which asks for GPUs: a captured machine's facts, an object of its own for each node."""
-    from ansible_collections.gpufabric.rdma.plugins.plugin_utils._query import captures
+    from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
+    from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
     from ansible_collections.gpufabric.rdma.tests.tools import tree
 
-    text = json.dumps(captures.facts(tree.HOSTS / "h100-8x-cx7-ib.yml"))
+    with tempfile.TemporaryDirectory() as root:
+        tree.lay_out(tree.load("h100-8x-cx7-ib"), pathlib.Path(root))
+        text = json.dumps(gather(Tree(root)))
     for host in fleet.hosts:
         facts = json.loads(text)
         fleet.variables.set_nonpersistent_facts(host.name, {"__nccl_tests_node": {"host": host.name, "facts": facts}})

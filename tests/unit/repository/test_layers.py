@@ -24,7 +24,7 @@ NODE = [("hca",), ("_core",), DOMAINS, ("_kube",)]
 CONTROLLER = [
     ("_core",),
     ("_findings", "_bundle", "_gitops"),
-    ("_preflight", "_query"),
+    ("_preflight",),
     ("_verify", "_policy"),
     ("_matrix", "_nccl", "_drift", "_report"),
 ]
