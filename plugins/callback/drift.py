@@ -143,13 +143,11 @@ def summary(document: dict) -> str:
 
 
 def write_reports(document: dict, settings: dict) -> None:
-    """The verdict last: once it exists, so do the reports. Each whole: node_exporter never sees half a file."""
+    """The verdict last: once it exists, so do the reports, each whole."""
     verdict = json.dumps(verdicts.verdict_of(document, settings["run"]), indent=2) + "\n"
     texts = {
         "json_file": json.dumps(document, indent=2) + "\n",
         "junit_file": formats.junit(document),
-        "markdown_file": formats.markdown(document),
-        "prometheus_file": formats.prometheus(document),
         "verdict_file": verdict,
     }
     for name, text in texts.items():
