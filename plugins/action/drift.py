@@ -11,7 +11,7 @@ import pathlib
 from ansible.plugins.action import ActionBase
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded
 
-FILES = ("json_file", "junit_file", "markdown_file", "prometheus_file", "verdict_file")
+FILES = ("json_file", "junit_file", "verdict_file")
 LISTENING = "GPUFABRIC_RDMA_DRIFT_RECORDER"
 
 

@@ -33,7 +33,7 @@ OURS = "gpufabric.rdma."
 # Actions that change nothing on a host in check mode, or at all.
 _NAMES = """
     add_host assert command copy debug dnf fail file find group_by import_role import_tasks include_role include_tasks
-    meta package set_fact slurp stat
+    meta package set_fact slurp stat wait_for
 """
 # Those of other collections that roles use: the role node_firewall alone.
 _OTHERS = ("ansible.posix.firewalld", "community.general.ufw")
@@ -143,13 +143,11 @@ def summary(document: dict) -> str:
 
 
 def write_reports(document: dict, settings: dict) -> None:
-    """The verdict last: once it exists, so do the reports. Each whole: node_exporter never sees half a file."""
+    """The verdict last: once it exists, so do the reports, each whole."""
     verdict = json.dumps(verdicts.verdict_of(document, settings["run"]), indent=2) + "\n"
     texts = {
         "json_file": json.dumps(document, indent=2) + "\n",
         "junit_file": formats.junit(document),
-        "markdown_file": formats.markdown(document),
-        "prometheus_file": formats.prometheus(document),
         "verdict_file": verdict,
     }
     for name, text in texts.items():

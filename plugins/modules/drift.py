@@ -59,14 +59,6 @@ options:
     description: Where the JUnit XML goes; empty writes none.
     type: str
     default: ""
-  markdown_file:
-    description: Where the readable report goes; empty writes none.
-    type: str
-    default: ""
-  prometheus_file:
-    description: Where the textfile for node_exporter goes; empty writes none.
-    type: str
-    default: ""
   verdict_file:
     description: Where the verdict goes; empty writes none.
     type: str

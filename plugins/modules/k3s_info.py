@@ -25,9 +25,6 @@ options:
     description: Address that servers are to share. The result says whether a machine answers at it, and whether
       keepalived is installed or can be.
     type: str
-  token:
-    description: Token to compare the node's with; C(token.differs) of the result says whether it is another one.
-    type: str
   kubectl:
     description: The kubectl command, word by word.
     type: list
@@ -75,19 +72,10 @@ k3s:
       description: The address that this node shares with other servers by its configuration, or nothing.
       type: str
     address_files:
-      description: Files that M(gpufabric.rdma.k3s_address) has written, now or in an earlier run.
+      description: Files by which this node shares an address with other servers, of now or of an earlier run.
       type: list
     shared:
       description: Of O(shared_address), C(answers), C(installed) and C(offered).
-      type: dict
-    datastore:
-      description: What the node holds of the cluster's datastore, V(etcd), V(sqlite), V(external) or nothing.
-      type: str
-    authority:
-      description: SHA-256 of the certificate of the cluster's CA, or nothing on a node outside a cluster.
-      type: str
-    restore:
-      description: Name of the backup that was last restored here, and how far that went.
       type: dict
     namespaces:
       description: Findings about O(tests_namespace), where it exists and is not ours.
@@ -109,7 +97,6 @@ def main() -> None:
         argument_spec={
             "tests_namespace": {"type": "str"},
             "shared_address": {"type": "str"},
-            "token": {"type": "str", "no_log": True},
             "kubectl": {"type": "list", "elements": "str", "default": ["k3s", "kubectl"]},
             "root": {"type": "path", "default": "/"},
         },

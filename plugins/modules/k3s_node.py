@@ -45,10 +45,6 @@ options:
   takeover_allowed:
     description: Whether files of a k3s that this collection did not set up may be replaced. A copy of each is kept.
     type: bool
-  started:
-    description: Whether k3s is enabled and started; otherwise it is only configured.
-    type: bool
-    default: true
   start_timeout_seconds:
     description: How long k3s may take to start.
     type: int
@@ -225,14 +221,13 @@ def main() -> None:
             "token": {"type": "str", "no_log": True},
             "token_allowed_to_be_made": {"type": "bool", "default": False, "no_log": False},
             "takeover_allowed": {"type": "bool"},
-            "started": {"type": "bool", "default": True},
             "start_timeout_seconds": {"type": "int", "default": 600},
             "root": {"type": "path", "default": "/"},
         },
         supports_check_mode=True,
     )
     given = module.params
-    wanted = {name: given[name] for name in ("role", "options", "registries", "takeover_allowed", "started")}
+    wanted = {name: given[name] for name in ("role", "options", "registries", "takeover_allowed")}
     wanted["token_given"] = bool(given["token"]) or not given["token_allowed_to_be_made"]
     live = not given["root"].rstrip("/")
     node = Node(given["root"], wanted, given["token"], module.run_command, given["start_timeout_seconds"])

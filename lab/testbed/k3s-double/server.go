@@ -298,36 +298,6 @@ func startEtcd(dir, clients, peers string) error {
 	}
 }
 
-// runSnapshot is `k3s etcd-snapshot`, of which the double has `save`.
-func runSnapshot(arguments []string) error {
-	if len(arguments) == 0 || arguments[0] != "save" {
-		return errors.New("the double has etcd-snapshot save only")
-	}
-	config, err := readConfig()
-	if err != nil {
-		return err
-	}
-	return saveSnapshot(arguments[1:], "http://127.0.0.1:2379", config.DataDir, config.NodeName)
-}
-
-// runReset is `k3s server --cluster-reset`.
-func runReset(path string) error {
-	config, err := readConfig()
-	if err != nil {
-		return err
-	}
-	own := member{name: embed.DefaultName, peer: "http://127.0.0.1:2380"}
-	if err := resetCluster(config.DataDir, path, config.Server, config.Token, own); err != nil {
-		return err
-	}
-	// As k3s does, it ends only once the new cluster has answered.
-	if err := startEtcd(filepath.Join(config.DataDir, "server/db/etcd"), "127.0.0.1:2379", own.peer[len("http://"):]); err != nil {
-		return err
-	}
-	resetDone()
-	return nil
-}
-
 // get asks the API server for something that is there once it is ready.
 func get(client *http.Client, address string) error {
 	answer, err := client.Get(address)

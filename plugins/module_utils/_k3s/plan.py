@@ -54,8 +54,6 @@ def plan(state: dict, wanted: dict, root: str = "/") -> Plan:
     _plan_links(made, state["links"])
     if state["binary"] and state["binary"]["mode"] != "0755":
         made.change(BINARY, "mode", state["binary"]["mode"], "0755")
-    if wanted.get("started") is False:
-        return made
     service = state["services"][SERVICES[role]]
     if root.rstrip("/"):
         made.not_verified.append(f"{root} is a tree of files: service {SERVICES[role]} is neither enabled nor started")

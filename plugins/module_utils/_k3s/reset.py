@@ -15,7 +15,7 @@ from collections.abc import Collection
 from .._core.change import Finding, Plan
 from .._core.text import listing
 from ..hca import paths
-from . import address, backup
+from . import address
 from . import config as k3s
 
 CNI_BINARIES = "/opt/cni/bin"
@@ -48,8 +48,6 @@ FOLDERS = (
     "/etc/gpufabric-rdma",
     "/etc/rdma-device-plugin",
     "/usr/local/lib/rdma-device-plugin",
-    backup.STAGED,
-    f"{backup.STAGED.rpartition('/')[0]}/k3s-restore",
 )
 # What a kubelet creates in its folder; anything else there is not ours.
 KUBELET = tuple(
@@ -74,7 +72,6 @@ FILES = (
     k3s.RECORD,
     address.CONFIG,
     address.CHECK,
-    backup.RECORD,
     "/etc/rancher/node/password",
     "/etc/modules-load.d/gpufabric-rdma-pod-network.conf",
     "/etc/sysctl.d/zz-gpufabric-rdma-pod-network.conf",

@@ -23,7 +23,7 @@ from ..hca.node import os_release
 from ..hca.routes import destinations
 from ..hca.seams import Seams
 from ..hca.units import drop_ins, fragment
-from . import address, backup
+from . import address
 from . import config as k3s
 from .plan import ours
 
@@ -41,17 +41,16 @@ _OTHERS = {
 _IPTABLES = re.compile(r"iptables v(\d+)\.(\d+)\.(\d+)")
 
 
-def node(root: str, run: Callable, token: str | None = None) -> dict:
+def node(root: str, run: Callable) -> dict:
     """What preflight needs. run(argv) returns exit status, output and error text; used on the live root only."""
     tree = Tree(root)
-    state = converging(root, run, token)
+    state = converging(root, run)
     del state["files"]  # they may contain secrets and stay on the node
     shared = address.configured(tree.read(address.CONFIG))
     release = os_release(tree)
     family = {release.get("ID"), *(release.get("ID_LIKE") or "").split()}
     return {
         **state,
-        **backup.facts(tree),
         "architecture": _architecture(tree.read("/proc/sys/kernel/arch") or Seams.of(tree).machine()),
         "python": f"{sys.version_info[0]}.{sys.version_info[1]}" if tree.live else None,
         "clock": time.time() if tree.live else None,

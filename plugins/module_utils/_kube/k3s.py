@@ -22,11 +22,10 @@ def state(
     root: str,
     tests_namespace: Optional[str],
     shared_address: Optional[str],
-    token: Optional[str] = None,
     kubectl: Sequence[str] = OF_K3S,
 ) -> dict:
     """What the module k3s_info returns: see its documentation. run: as AnsibleModule.run_command. Raises OSError."""
-    found = k3s_state.node(root, run, token)
+    found = k3s_state.node(root, run)
     if shared_address and not root.rstrip("/"):
         found["shared"] = neighbour.shared(shared_address, run)
     serving = found["services"]["k3s"]["active"]

@@ -1,21 +1,17 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A drift document as JUnit XML, as Markdown and as a textfile of node_exporter.
+"""A drift document as JUnit XML.
 
 PRIVATE to the collection. Pure: a document in, text out.
 """
 
 from __future__ import annotations
 
-import datetime
 import difflib
-import re
 
-from ...module_utils._core.text import clean
-from .._core import exposition
 from .._core import junit as xml
-from .verdicts import CONVERGED, DRIFT, REBOOT, UNREACHABLE, UNSAFE, VERDICTS
+from .verdicts import CONVERGED, DRIFT, REBOOT, UNREACHABLE, UNSAFE
 
 _TITLES = {
     CONVERGED: "converged",
@@ -67,71 +63,3 @@ def comparison(item: dict) -> list[str]:
 def _brief(text: str) -> str:
     lines = text.splitlines()
     return text.strip() if len(lines) < 2 else f"{len(lines)} lines"
-
-
-def markdown(document: dict) -> str:
-    """A summary table, then each host that is not converged."""
-    lines = [
-        f"# Drift: {title(document['verdict'])}",
-        "",
-        f"{document['at']}, exit code {document['exit_code']}.",
-        "",
-        "| host | verdict | differences |",
-        "|---|---|---:|",
-    ]
-    for host in document["hosts"]:
-        lines.append(f"| {_cell(host['host'])} | {title(host['verdict'])} | {len(host['differences'])} |")
-    for host in document["hosts"]:
-        if host["differences"] or host["reasons"]:
-            lines += ["", f"## {_cell(host['host'])}: {title(host['verdict'])}", ""]
-            lines += [f"- {_cell(reason)}" for reason in host["reasons"]]
-            lines += [line for item in host["differences"] for line in _section(item)]
-    return "\n".join(lines) + "\n"
-
-
-def _section(item: dict) -> list[str]:
-    body = comparison(item)
-    # A fence longer than any in the text.
-    longest = max([2, *(len(run) for line in body for run in re.findall("`+", line))])
-    fence = "`" * (longest + 1)
-    return ["", f"### {_cell(item['role'])}: {_cell(item['object'])}", "", f"{fence}diff", *map(clean, body), fence]
-
-
-def _cell(text: str) -> str:
-    """Text that Markdown shows as it is, in one line."""
-    return re.sub(r"([\\`*_{}\[\]<>|#])", r"\\\1", " ".join(clean(text).split()))
-
-
-def prometheus(document: dict) -> str:
-    """The textfile of node_exporter: a state set a host, counts, and the time."""
-    at = datetime.datetime.strptime(document["at"], "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=datetime.timezone.utc)
-    hosts = document["hosts"]
-    states = [
-        ({"host": host["host"], "verdict": verdict}, int(host["verdict"] == verdict))
-        for host in hosts
-        for verdict in VERDICTS
-    ]
-    return exposition.text(
-        [
-            _gauge("verdict", "1 for the verdict of a host, 0 for the others.", states),
-            _gauge(
-                "differences",
-                "Differences between inventory and host.",
-                [({"host": host["host"]}, len(host["differences"])) for host in hosts],
-            ),
-            _gauge(
-                "exit_code",
-                "Exit code of the run: 0 converged, 2 drift, 3 reboot pending, 4 unsafe or unreachable.",
-                [({}, document["exit_code"])],
-            ),
-            _gauge(
-                "timestamp_seconds",
-                "When the hosts were compared; alert when it is too old.",
-                [({}, int(at.timestamp()))],
-            ),
-        ]
-    )
-
-
-def _gauge(name: str, text: str, samples: list) -> exposition.Gauge:
-    return exposition.Gauge(f"gpufabric_rdma_drift_{name}", text, samples)

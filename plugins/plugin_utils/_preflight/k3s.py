@@ -6,7 +6,8 @@
 PRIVATE to the collection. Pure; runs on the controller, where netaddr is. A node comes as {host, state (what k3s_info
 read, or None), failure, variables (typed, without the prefix k3s_), facts (of hca_facts, or empty), servers (names of
 all hosts of k3s_servers in order, also those that this run leaves out), guessed_from (without that group: the nodes, of
-which the first is the server; else empty), first_addresses (what the inventory says of a guessed server)}.
+which the first is the server; else empty), first_addresses (what the inventory says of a guessed server),
+server_addresses {host of servers: (k3s_node_ip, ansible_host)} where servers share an address}.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import re
 import statistics
 from urllib.parse import urlsplit
 
+from ...module_utils._core import text as core_text
 from ...module_utils._core.change import Finding, at
 from ...module_utils._k3s import config as k3s
 from ...module_utils._k3s.plan import stale
@@ -276,23 +278,29 @@ def _node_ips(decisions: dict, report) -> None:
 
 
 def _share(decided: dict, nodes: list[dict]) -> dict | None:
-    """What a server needs to share the address (see _k3s.address.conf); None for an agent, or without one."""
+    """What a server needs to share the address, with the servers whose own is unknown; None for others."""
     typed = decided["variables"]
     if not typed.get("api_address") or decided["role"] != "server":
         return None
-    others = [
-        node["variables"]["node_ip"] or _default_address(node["state"])
-        for node in nodes
-        if node["state"] and node["host"] in node["servers"] and node["host"] != decided["host"]
-    ]
     own = _own_network(decided["state"], decided["node_ip"])
+    here = {node["host"]: node for node in nodes if node["state"]}
+    servers = here[decided["host"]]["servers"]
+    peers = {host: _peer(here, decided["host"], host, own) for host in servers if host != decided["host"]}
     return {
         "address": typed["api_address"],
         "interface": typed.get("api_interface") or (own[0] if own else None),
         "node_ip": decided["node_ip"],
-        "peers": sorted(other for other in others if other),
-        "name": decided["name"],
+        "peers": sorted(peer for peer in peers.values() if peer),
+        "unknown": [host for host, peer in peers.items() if not peer],
     }
+
+
+def _peer(here: dict, host: str, other: str, own) -> str | None:
+    """The own address of another server: as it was read, else as the inventory has it."""
+    if other in here:
+        return here[other]["variables"]["node_ip"] or _default_address(here[other]["state"])
+    given, reached = here[host]["server_addresses"][other]
+    return given or (reached if own and _inside(reached, own[1]) else None)
 
 
 def _own_network(seen: dict, node_ip: str | None):
@@ -344,9 +352,9 @@ def _serves(node: dict, decided: dict, wanted, name: str) -> list[Finding]:
     """Whether this server can have the address: its network, its interface, keepalived."""
     found, seen = [], node["state"]
     own = _own_network(seen, decided["node_ip"])
-    for option, text in (("k3s_cluster_cidr", "cluster_cidr"), ("k3s_service_cidr", "service_cidr")):
-        if _inside(str(wanted), _network(node["variables"][text])):
-            found.append(Finding(name, "an address outside the cluster's networks", f"in {option}", _VARIABLE))
+    for option in ("cluster_cidr", "service_cidr"):
+        if _inside(str(wanted), _network(node["variables"][option])):
+            found.append(Finding(name, "an address outside the cluster's networks", f"in k3s_{option}", _VARIABLE))
     if own:
         netdev, network = own
         if wanted not in network or (
@@ -354,6 +362,10 @@ def _serves(node: dict, decided: dict, wanted, name: str) -> list[Finding]:
         ):
             wish = f"a host's address in {network.cidr}, the network of {netdev}, which has the node's own address"
             found.append(Finding(name, wish, str(wanted), _VARIABLE))
+    if decided["shared"]["unknown"]:
+        wish = "the own address of each server that shares it, also of those that this run leaves out or does not reach"
+        step = "set k3s_node_ip of them in the inventory, or run again with all servers"
+        found.append(Finding(name, wish, f"none of {core_text.names(decided['shared']['unknown'])}", step))
     interface = decided["shared"]["interface"]
     netdevs = {row["netdev"] for row in seen["addresses"]}
     if node["variables"].get("api_interface") and interface not in netdevs:

@@ -335,13 +335,7 @@ def config(item: dict, master, ranges=None, taken=()) -> dict:
 # --- objects and files ------------------------------------------------------------------------------------------------
 
 
-def plan(
-    variables: dict,
-    nodes: list[dict],
-    hosts: Sequence[str] = (),
-    resources=None,
-    nv_ipam_namespace: str = "kube-system",
-) -> dict:
+def plan(variables: dict, nodes: list[dict], hosts: Sequence[str] = (), resources=None) -> dict:
     """Everything the role renders.
 
     variables: the networks_* of the play. nodes, in the order that numbers their address blocks: host, number, rails
@@ -379,7 +373,7 @@ def plan(
     if findings:
         return made
     for item in attachments:
-        _render(item, variables, nodes, total, made, nv_ipam_namespace)
+        _render(item, variables, nodes, total, made)
     made["objects"] = _namespaces(attachments) + made["objects"]
     return made
 
@@ -477,7 +471,7 @@ def masters(item: dict, nodes: list[dict]) -> dict:
     }
 
 
-def _render(item: dict, variables: dict, nodes: list[dict], total: int, made: dict, nv_ipam_namespace: str) -> None:
+def _render(item: dict, variables: dict, nodes: list[dict], total: int, made: dict) -> None:
     obj = f"attachment {item['name']}"
     by_host = masters(item, nodes)
     missing = [host for host, name in by_host.items() if item.get("rail") is not None and name is None]
@@ -523,7 +517,7 @@ def _render(item: dict, variables: dict, nodes: list[dict], total: int, made: di
         for host, text in configs.items():
             made["files"][host][item["name"]] = text + "\n"
     if item["ipam"] == "nv-ipam" and item.get("subnet"):
-        made["objects"].append(_pool(item, size, taken, nv_ipam_namespace))
+        made["objects"].append(_pool(item, size, taken))
     if item["ipam"] == "whereabouts":
         made["notes"].append(
             f"{obj}: NVIDIA's Network Operator deprecated whereabouts in 25.4; nv-ipam takes its place"
@@ -580,7 +574,7 @@ def _nad(item: dict, namespace: str, text) -> dict:
     }
 
 
-def _pool(item: dict, size: int, taken: list[str], namespace: str) -> dict:
+def _pool(item: dict, size: int, taken: list[str]) -> dict:
     spec: dict = {"subnet": item["subnet"], "perNodeBlockSize": size}
     if item.get("gateway"):
         spec["gateway"] = item["gateway"]
@@ -594,6 +588,6 @@ def _pool(item: dict, size: int, taken: list[str], namespace: str) -> dict:
     return {
         "apiVersion": "nv-ipam.nvidia.com/v1alpha1",
         "kind": "IPPool",
-        "metadata": {"name": item.get("pool") or item["name"], "namespace": namespace},
+        "metadata": {"name": item.get("pool") or item["name"], "namespace": "kube-system"},
         "spec": spec,
     }

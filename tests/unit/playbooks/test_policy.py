@@ -1,4 +1,4 @@
-"""import_policy and export_policy, run for real: files in, files out, check mode, bad input, nodes to compare with."""
+"""import_policy, run for real: files in, variables out, check mode, bad input, nodes to compare with."""
 
 from __future__ import annotations
 
@@ -92,21 +92,3 @@ def test_what_the_role_would_refuse_is_refused_here(play, tmp_path):
     code, output = play("import_policy", "-e", "policy_files=c.yaml")
     assert code != 0
     assert "sideways" in output
-
-
-def test_variables_become_a_policy_and_what_it_cannot_express_is_named(play, node, tmp_path):
-    variables = {"networks_rails": True, "networks_components": ["ipoib-cni", "nv-ipam"], "driver_flavor": "verify"}
-    code, output = play("export_policy", **node, **variables)
-    assert code == 0, output
-    objects = list(yaml.safe_load_all((tmp_path / "nic-cluster-policy.yaml").read_text()))
-    kinds = [item["kind"] for item in objects]
-    assert kinds == ["NicClusterPolicy", *["IPPool"] * 8, *["IPoIBNetwork"] * 8]
-    assert "things that the policy cannot express" in output
-    assert "driver_flavor: verify" in output
-
-
-def test_a_variable_that_holds_no_value_is_refused_before_anything_is_written(play, node, tmp_path):
-    code, output = play("export_policy", **node, networks_ipam="magic")
-    assert code != 0
-    assert "networks_ipam" in output
-    assert not (tmp_path / "nic-cluster-policy.yaml").exists()

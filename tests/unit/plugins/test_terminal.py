@@ -67,8 +67,6 @@ def outputs():
     drift = planted(report_documents.fleet(64)["drift"])
     drift["hosts"][0]["host"] += PLANT
     yield "the drift JUnit", formats.junit(drift)
-    yield "the drift Markdown", formats.markdown(drift)
-    yield "the drift textfile", formats.prometheus(drift)
     results = planted(report_documents.rails())
     yield "the report's page", page.page(results, PLANT)
     yield "the report's JUnit", junit.text(results)

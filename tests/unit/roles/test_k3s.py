@@ -9,6 +9,7 @@ import subprocess
 
 import pytest
 import yaml
+from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import address as shared_address
 from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import state
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.node import MARK
 from ansible_collections.gpufabric.rdma.tests.tools import ansible_playbook, kubectl_cluster, node_python, tree
@@ -247,3 +248,21 @@ def test_a_cordon_of_someone_else_survives_an_upgrade(upgrade, cluster):
     assert code == 0, output
     assert steps(cluster) == [*each("node1"), ("drain", "node2")]
     assert cluster.objects["Node//node2"]["spec"]["unschedulable"] is True
+
+
+def test_a_limited_run_knows_the_servers_that_it_leaves_out_as_peers(play, tmp_path):
+    others = {"node2": {}, "node3": {"k3s_node_ip": "198.18.1.3"}, "node4": {"ansible_host": "198.18.1.4"}, "node5": {}}
+    servers = {"k3s_servers": {"hosts": {"node1": {}, **others}}}
+    (tmp_path / "servers.yml").write_text(yaml.safe_dump(servers))
+    words = ("-i", "servers.yml", "--limit", "node1")
+    code, output = play("role.yml", *words, k3s_api_address="198.18.1.5")
+    assert code != 0
+    assert "none of node5" in output
+    servers["k3s_servers"]["hosts"]["node5"] = {"k3s_node_ip": "198.18.1.6"}
+    (tmp_path / "servers.yml").write_text(yaml.safe_dump(servers))
+    code, output = play("role.yml", *words, k3s_api_address="198.18.1.5")
+    assert code == 0, output
+    text = (tmp_path / "node1" / shared_address.CONFIG[1:]).read_text()
+    assert shared_address.configured(text) == "198.18.1.5"
+    peers = text.partition("unicast_peer {")[2].partition("}")[0].split()
+    assert peers == [ADDRESSES["node2"], "198.18.1.3", "198.18.1.4", "198.18.1.6"]

@@ -47,7 +47,6 @@ def test_in_one_call_it_says_what_four_modules_say(root):
     found = call(node_facts, root, software_hcas=True, k3s={}, networks={}, firewall=True)
     assert found["ansible_facts"] == call(hca_facts, root, software_hcas=True)["ansible_facts"]
     assert without_time(found["k3s"]) == without_time(call(k3s_info, root)["k3s"])
-    assert found["k3s"]["datastore"] == "etcd"
     alone = call(network_info, root)
     assert found["networks"].items() <= alone.items()
     assert list(found["networks"]["files"]) == ["gpufabric-rdma-rail0.conf"]

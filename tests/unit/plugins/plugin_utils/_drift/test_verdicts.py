@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pathlib
-import re
 from xml.etree import ElementTree as ET
 
 import jsonschema
@@ -305,37 +304,6 @@ def test_junit_has_a_suite_a_host_whose_counts_are_its_cases():
     assert plain.get("message") == "/etc/x: wanted new, seen old"
     assert "-old <b>\ufffd[0m" in nasty.text
     assert "+new & more" in nasty.text
-
-
-def test_markdown_shows_every_host_and_every_difference_and_nothing_escapes_its_fence():
-    text = formats.markdown(document())
-    assert text.startswith("# Drift: unreachable\n")
-    assert "| drifted | drift | 2 |" in text
-    assert "wanted: new\nseen:   old" in text
-    assert "````diff\n" in text
-    assert "older \\<driver\\>" in text
-    assert "### rdma\\_netns: /etc/\\<a\\>&\\|\\`x\\`" in text
-
-
-def test_prometheus_is_a_textfile_that_node_exporter_reads():
-    text = formats.prometheus(document())
-    assert text.endswith("\n")
-    sample = re.compile(r'[a-z_]+(\{([a-z]+="(?:[^"\\\n]|\\["\\n])*",?)+\})? [0-9]+')
-    announced = []
-    for line in text.splitlines():
-        if line.startswith("# TYPE "):
-            announced.append(line.split()[2])
-            assert line.split()[3] == "gauge"
-        elif not line.startswith("# HELP "):
-            assert sample.fullmatch(line), line
-            assert re.match("[a-z_]+", line)[0] == announced[-1]
-    assert len(announced) == len(set(announced))
-    states = [line for line in text.splitlines() if line.startswith("gpufabric_rdma_drift_verdict{")]
-    assert len(states) == 5 * len(verdicts.VERDICTS)
-    assert sum(line.endswith(" 1") for line in states) == 5
-    assert 'gpufabric_rdma_drift_verdict{host="odd\\"\\\\name",verdict="unreachable"} 1' in states
-    assert "gpufabric_rdma_drift_exit_code 4" in text
-    assert "gpufabric_rdma_drift_timestamp_seconds 1795331400" in text
 
 
 @pytest.mark.parametrize("verdict", verdicts.VERDICTS)

@@ -387,13 +387,3 @@ def test_no_file_however_broken_breaks_the_import(name, data):
     explanation(made["lines"])
     for finding in made["findings"]:
         assert all(getattr(finding, fact) for fact in ("object", "wanted", "next_step"))
-
-
-def test_the_page_shows_what_is_really_said():
-    found = documents("guide-001")
-    for number, document in enumerate(found, 1):
-        document["source"] = f"policy.yaml, document {number}"
-    made = importer.run(found)
-    page = (ROOT / "docs/nicclusterpolicy.md").read_text()
-    assert f"```text\n{explanation(made['lines'])}\n```" in page
-    assert f"```yaml\n{policy_import.text(made['variables'], ['policy.yaml'])}```" in page

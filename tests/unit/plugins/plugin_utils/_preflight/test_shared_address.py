@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import pathlib
+
 import pytest
+import yaml
 from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import address, config, reset
 from ansible_collections.gpufabric.rdma.tests.unit.plugins.plugin_utils._preflight.test_k3s import decide, node
 
 SERVERS = ("node1", "node2", "node3")
 SHARED = "192.0.2.5"
+ROLE = pathlib.Path(__file__).resolve().parents[5] / "roles/k3s"
 
 
 def nodes(change=None, seen=None, facts=None, **variables):
@@ -33,7 +37,7 @@ def test_nodes_join_at_the_address_and_the_certificate_has_it():
             "interface": "eth0",
             "node_ip": own,
             "peers": sorted({"192.0.2.11", "192.0.2.12", "192.0.2.13"} - {own}),
-            "name": made[host]["name"],
+            "unknown": [],
         }
     assert "server" not in made["node1"]["options"][config.CONFIG], "the first server makes the cluster"
     for host in ("node2", "node3", "node4"):
@@ -99,38 +103,39 @@ def test_a_package_manager_that_cannot_tell_refuses_nothing():
     assert decide(*nodes(seen={"shared": {"answers": "", "installed": False, "offered": None}}))["findings"] == []
 
 
-WANTED = {"address": SHARED, "interface": "eth0", "node_ip": "192.0.2.11", "peers": ["192.0.2.12"], "name": "node1"}
+LEFT_OUT = {
+    "by k3s_node_ip": (("192.0.2.13", "server3.example.org"), ["192.0.2.12", "192.0.2.13"], []),
+    "by where Ansible reaches it": (("", "192.0.2.13"), ["192.0.2.12", "192.0.2.13"], []),
+    "by a name": (("", "server3.example.org"), ["192.0.2.12"], [f"k3s_api_address {SHARED}"]),
+    "in another network": (("", "198.51.100.13"), ["192.0.2.12"], [f"k3s_api_address {SHARED}"]),
+}
 
 
-def test_our_configuration_is_known_by_its_address_and_no_other_is():
-    text = address.conf(WANTED)
-    assert address.configured(text) == SHARED
-    assert address.configured(text.split("\n", 1)[1]) == "", "without our header it is the site's"
+@pytest.mark.parametrize("name", LEFT_OUT)
+@pytest.mark.parametrize("unreachable", [False, True])
+def test_a_server_outside_the_run_stays_a_peer_or_is_missed(name, unreachable):
+    given, peers, objects = LEFT_OUT[name]
+    here = nodes()[:2]
+    for made in here:
+        made["server_addresses"] = {"node1": ("", ""), "node2": ("", ""), "node3": given}
+    away = {**nodes()[2], "state": None}
+    decided = decide(*here, *([away] if unreachable else []))
+    assert decided["nodes"]["node1"]["shared"]["peers"] == peers
+    found = [item["object"] for item in decided["findings"] if item["host"] == "node1"]
+    assert found == objects
+
+
+VARIABLES = yaml.safe_load((ROLE / "vars/main.yml").read_text())
+
+
+def test_the_role_writes_what_the_node_is_read_and_reset_by():
+    paths = (VARIABLES["__k3s_address_config"], VARIABLES["__k3s_address_check"])
+    assert (*paths, VARIABLES["__k3s_address_files"][2]["path"]) == address.FILES
+    assert set(paths) <= set(reset.FILES)
+    template = (ROLE / "templates/address.conf.j2").read_text()
+    text = template.replace("{{ __k3s_header }}", VARIABLES["__k3s_header"])
+    assert address.configured(text.replace("{{ shared['address'] }}", SHARED)) == SHARED
+    assert address.configured(template) == "", "without our header it is the site's"
     assert address.configured(None) == ""
-    assert "unicast_peer" not in address.conf({**WANTED, "peers": []})
-
-
-def test_files_of_others_are_left_and_a_service_older_than_its_files_restarts():
-    none = {"program": True, "files": {}, "enabled": False, "active": False, "stale": False}
-    made = address.plan(none, WANTED, "/usr/bin/python3")
-    assert [change.action for change in made.changes] == ["write", "write", "write", "enable", "start"]
-    files = {
-        path: {"content": text, "mode": mode}
-        for path, (text, mode) in address.texts(WANTED, "/usr/bin/python3").items()
-    }
-    there = {"program": True, "files": files, "enabled": True, "active": True, "stale": False}
-    assert address.plan(there, WANTED, "/usr/bin/python3").changes == []
-    (change,) = address.plan({**there, "stale": True}, WANTED, "/usr/bin/python3").changes
-    assert change.action == "restart"
-    theirs = {**there, "files": {**files, address.CONFIG: {"content": "vrrp_instance site {}", "mode": "0644"}}}
-    (finding,) = address.plan(theirs, WANTED, "/usr/bin/python3").findings
-    assert finding.object == address.CONFIG
-    gone = address.plan(theirs, None, "/usr/bin/python3").changes
-    assert address.CONFIG not in [change.object for change in gone]
-    (finding,) = address.plan({**none, "program": False}, WANTED, "/usr/bin/python3").findings
-    assert "keepalived" in finding.next_step
-
-
-def test_a_reset_takes_what_an_address_and_a_restore_leave():
-    assert {address.CONFIG, address.CHECK} <= set(reset.FILES)
-    assert reset.ours(address.UNIT, address.unit())
+    unit = (ROLE / "templates/address.service.j2").read_text()
+    assert reset.ours(address.UNIT, unit.replace("{{ __k3s_header }}", VARIABLES["__k3s_header"]))

@@ -20,6 +20,7 @@ import urllib.error
 import urllib.request
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+HERE = pathlib.Path(__file__).parent
 ETCD = "var/lib/rancher/k3s/server/db/etcd"
 KERNEL = "6.8"
 
@@ -29,10 +30,40 @@ def build(folder: pathlib.Path) -> pathlib.Path:
     go = shutil.which("go") or shutil.which("go", path="/usr/local/go/bin")
     for path in (ROOT / "lab/testbed/k3s-double/go.mod", ROOT / "lab/testbed/k3s-double/go.sum"):
         shutil.copy(path, folder)
-    shutil.copy(ROOT / "tests/reboot/main.go", folder)
+    shutil.copy(HERE / "main.go", folder)
     command = [go, "build", "-trimpath", "-buildvcs=false", "-mod=mod", "-o", "member", "."]
     subprocess.run(command, cwd=folder, check=True, env={**os.environ, "CGO_ENABLED": "0"})
     return folder / "member"
+
+
+def wait(condition) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def playbook(folder: pathlib.Path, plays: list, inventory: dict, *words: str) -> tuple[int, str]:
+    """Plays over an inventory, with the connections of this bed; (exit code, output)."""
+    (folder / "play.yml").write_text(json.dumps(plays))
+    (folder / "hosts.json").write_text(json.dumps(inventory))
+    (folder / "ansible.cfg").touch()
+    done = subprocess.run(
+        [sys.executable, "-m", "ansible", "playbook", "-i", "hosts.json", *words, "play.yml"],
+        cwd=folder,
+        env={
+            **os.environ,
+            "ANSIBLE_CONFIG": str(folder / "ansible.cfg"),
+            "ANSIBLE_COLLECTIONS_PATH": ":".join(sys.path),
+            "ANSIBLE_CONNECTION_PLUGINS": str(HERE / "connection_plugins"),
+            "ANSIBLE_HOME": str(folder / "home"),
+            "LC_ALL": "C.UTF-8",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout + done.stderr
 
 
 def free_ports(count: int) -> list[int]:

@@ -1,0 +1,19 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Variables that are gone, and what takes their place: the preflight refuses them by name."""
+
+from __future__ import annotations
+
+_NO_EXPORT = "take it out: a policy is imported (import_policy), no longer written"
+
+_NO_BACKUP = "take it out: k3s saves and restores its datastore itself, as docs/cluster.md says under Save the cluster"
+
+VARIABLES = {
+    **dict.fromkeys(
+        ("drift_markdown_file", "drift_prometheus_file"), "take it out: drift.json and drift.xml have what it had"
+    ),
+    **dict.fromkeys(("k3s_backup", "k3s_backup_dir", "k3s_restore_again", "k3s_restore_allowed"), _NO_BACKUP),
+    "policy_operator_namespace": _NO_EXPORT,
+    "policy_operator_version": _NO_EXPORT,
+}
