@@ -8,6 +8,8 @@ from __future__ import annotations
 import pathlib
 
 from ansible.plugins.action import ActionBase
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Finding, at
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.text import sentence
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._report import document, files, judge, junit, page
 
@@ -29,25 +31,29 @@ class ActionModule(ActionBase):
                 "title": {"type": "str", "default": "RDMA report"},
             }
         )
-        read = {kind: files.load(kind, args[kind]) for kind in ("results", "drift", "matrix") if args[kind]}
-        findings = [
-            (args[kind], finding) for kind, (found, wrong) in read.items() for finding in wrong or _wrong(kind, found)
-        ]
-        files.refuse(findings)
+        paths = {kind: args[kind] for kind in document.SCHEMAS if args[kind]}
+        read = {kind: files.load(kind, path) for kind, path in paths.items()}
+        wrong = [(paths[kind], finding) for kind, (_found, finding) in read.items() if finding]
+        if wrong:
+            return _failed(wrong)
         results = {"drift": None, "matrix": None, **read["results"][0]}
-        results.update({kind: found for kind, (found, _wrong_with_it) in read.items() if kind != "results"})
+        results.update({kind: found for kind, (found, _finding) in read.items() if kind != "results"})
+        try:
+            texts = {
+                "report.html": page.page(results, args["title"]),
+                "report.json": files.as_json(results),
+                "report.xml": junit.text(results),
+            }
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            wanted, seen = "documents as docs/schemas/results-1.json describes them", f"{type(error).__name__}: {error}"
+            return _failed([(", ".join(paths.values()), Finding("content", wanted, seen, document.ANEW))])
         directory = pathlib.Path(args["directory"])
-        written = files.write(
-            {
-                directory / "report.html": page.page(results, args["title"]),
-                directory / "report.json": files.as_json(results),
-                directory / "report.xml": junit.text(results),
-            },
-            self._task.check_mode,
-        )
+        written = files.write({directory / name: text for name, text in texts.items()}, self._task.check_mode)
         level, headline = judge.headline(judge.nodes(results))
         return {**written, "level": level, "headline": headline}
 
 
-def _wrong(kind, found):
-    return document.findings(found) if kind == "results" else document.of_kind(found, kind)
+def _failed(wrong: list) -> dict:
+    told = [f"{path}: {sentence(finding)}" for path, finding in wrong]
+    findings = at("the controller", [finding for _path, finding in wrong])
+    return {"changed": False, "failed": True, "findings": findings, "msg": "\n".join(["Nothing was written.", *told])}

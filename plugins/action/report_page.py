@@ -10,7 +10,7 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.text import sentence
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import terminal
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded
-from ansible_collections.gpufabric.rdma.plugins.plugin_utils._report import files, page, place
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._report import files, page
 
 
 class ActionModule(ActionBase):
@@ -30,7 +30,7 @@ class ActionModule(ActionBase):
             },
             required_together=[("judged", "variable")],
         )
-        path = place.page(args["file"], (task_vars or {}).get("ansible_inventory_sources") or [])
+        path = files.page_path(args["file"], (task_vars or {}).get("ansible_inventory_sources") or [])
         if args["judged"] is None:
             return self._refuse(path)
         made = files.of_this_run(task_vars, args["judged"], args["variable"])
@@ -39,6 +39,6 @@ class ActionModule(ActionBase):
         return {"changed": False, "path": str(path)}
 
     def _refuse(self, path):
-        findings = place.findings(path)
+        findings = files.unwritable(path)
         result = {"changed": False, "path": str(path), "findings": at("the controller", findings)}
         return {**result, "failed": True, "msg": "\n".join(map(sentence, findings))} if findings else result

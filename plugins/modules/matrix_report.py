@@ -71,7 +71,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 document:
-  description: The matrix, as docs/schemas/matrix-1.json describes it.
+  description: The matrix, as docs/schemas/results-1.json describes it.
   returned: success
   type: dict
 text:

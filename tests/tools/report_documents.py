@@ -35,7 +35,7 @@ def facts(name: str) -> dict:
 
 
 def results(nodes: list[dict], drift: dict | None = None, matrix: dict | None = None) -> dict:
-    return {"schema": document.NAME, "at": AT, "nodes": nodes, "drift": drift, "matrix": matrix}
+    return {"schema": document.SCHEMAS["results"], "at": AT, "nodes": nodes, "drift": drift, "matrix": matrix}
 
 
 def node(host: str, fixture: str | None, more: list[dict] | None = None, reboot: list[str] | None = None) -> dict:
@@ -147,7 +147,7 @@ def matrix(hosts: list[str], rails: int, expected: float, slow: dict) -> dict:
                 figure = None if factor is None else round(expected * factor, 1)
                 pair = (host, hosts[(place + 1) % len(hosts)])
                 tests.append(measurement(rail, path, pair, figure, expected, **more))
-    return {"schema": document.MATRIX, "at": AT, "tests": tests}
+    return {"schema": document.SCHEMAS["matrix"], "at": AT, "tests": tests}
 
 
 def drift(hosts: dict[str, tuple[str, list[dict], list[str]]]) -> dict:
@@ -159,7 +159,13 @@ def drift(hosts: dict[str, tuple[str, list[dict], list[str]]]) -> dict:
         for name, entry in hosts.items()
     ]
     codes = {"converged": 0, "drift": 2, "reboot_pending": 3}
-    return {"schema": document.DRIFT, "at": AT, "verdict": worst, "exit_code": codes.get(worst, 4), "hosts": listed}
+    return {
+        "schema": document.SCHEMAS["drift"],
+        "at": AT,
+        "verdict": worst,
+        "exit_code": codes.get(worst, 4),
+        "hosts": listed,
+    }
 
 
 _MEMLOCK = {

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The bandwidth matrix after it ran: what each test should have reached, which did not, and the likely reason.
 
-PRIVATE to the collection. Pure; runs on the controller. The document is described by docs/schemas/matrix-1.json.
+PRIVATE to the collection. Pure; runs on the controller. The document is described by docs/schemas/results-1.json.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Files of a report on the controller: reading its source documents, writing its files.
+"""Files of a report on the controller: where the page goes, reading source documents, writing.
 
 PRIVATE to the collection.
 """
@@ -12,12 +12,12 @@ import datetime
 import json
 import os
 import pathlib
+from typing import Any, Optional
 
 from ansible.errors import AnsibleActionFail
 
 from ...module_utils._core import files as core_files
 from ...module_utils._core.change import Finding
-from ...module_utils._core.text import sentence
 from .._core import fleet
 from . import document
 
@@ -53,33 +53,44 @@ def _replace(path: pathlib.Path, data: bytes) -> None:
         ) from error
 
 
+def page_path(file: Optional[str], sources: list[str]) -> pathlib.Path:
+    """The absolute path of the page: the one given, else beside the first inventory that exists, never inside one that
+    is a folder, where Ansible would read it; else in the working directory.
+    """
+    if file:
+        return pathlib.Path(os.path.abspath(file))
+    for path in map(pathlib.Path, map(os.path.abspath, sources)):
+        if path.exists():
+            return path.with_name(f"{path.name if path.is_dir() else path.stem}-report.html")
+    return pathlib.Path("report.html").absolute()
+
+
+def unwritable(path: pathlib.Path) -> list[Finding]:
+    """Why a file cannot be written at this absolute path."""
+    folder = next(parent for parent in path.parents if parent.exists())
+    if path.is_dir() or not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
+        step = "set report_file to a path that can be written, or report_written to false"
+        seen = "a folder" if path.is_dir() else f"{folder} takes no file"
+        return [Finding(f"the report {path}", "a file that can be written on the controller", seen, step)]
+    return []
+
+
 def of_this_run(task_vars: dict, judged: str, node: str) -> dict:
     """The results document of what a run knows by now. judged, node: names of the variables with what verify_checks
     returned and with what was read of each host.
     """
     now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     rows = task_vars[judged]["judged"]
-    made = document.collect(rows, fleet.some(task_vars, [row["host"] for row in rows], node), now)
-    refuse([("the results of this run", finding) for finding in document.findings(made)])
-    return made
+    return document.collect(rows, fleet.some(task_vars, [row["host"] for row in rows], node), now)
 
 
-def load(kind: str, path: str) -> tuple:
-    """(document, findings) of a file."""
+def load(kind: str, path: str) -> tuple[Any, Optional[Finding]]:
+    """(document, why the file is none)"""
     try:
-        return json.loads(pathlib.Path(path).read_bytes()), []
+        found = json.loads(pathlib.Path(path).read_bytes())
+        return found, document.finding(kind, found)
     except OSError as error:
         seen = error.strerror
     except ValueError as error:
         seen = f"not valid JSON: {error}"
-    wanted = f"the {kind} document that {_MADE_BY[kind]} writes"
-    return None, [Finding("the file", wanted, seen, document.ANEW)]
-
-
-def refuse(findings: list[tuple[str, Finding]]) -> None:
-    """Raise if there are any, each with its file; the first twenty are named."""
-    if not findings:
-        return
-    shown = [f"{file}: {sentence(finding)}" for file, finding in findings[:20]]
-    more = [f"and {len(findings) - 20} more"] if len(findings) > 20 else []
-    raise AnsibleActionFail("\n".join([f"Nothing was written; problems: {len(findings)}", *shown, *more]))
+    return None, Finding("the file", f"the {kind} document that {_MADE_BY[kind]} writes", seen, document.ANEW)

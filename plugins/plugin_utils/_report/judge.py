@@ -12,8 +12,9 @@ import re
 from typing import Any
 
 from ...module_utils._core.text import count
-from .document import STATUSES
 
+STATUSES = ("passed", "failed", "not_verified", "unused")
+VERDICTS = ("ok", "outlier", "not_verified")
 OK, OPEN, BAD = LEVELS = ("ok", "open", "bad")
 _DRIFT_LEVEL = {"converged": OK, "drift": OPEN, "reboot_pending": OPEN, "unsafe": BAD, "unreachable": BAD}
 _DRIFT_WORDS = {
@@ -38,7 +39,15 @@ def natural(text: str) -> list:
 
 
 def tally(checks: list[dict]) -> dict[str, int]:
-    return {status: sum(item["status"] == status for item in checks) for status in STATUSES}
+    return _counted(STATUSES, [item["status"] for item in checks])
+
+
+def _counted(words: tuple, seen: list[str]) -> dict[str, int]:
+    """How often each word was seen; another one is an error."""
+    counts = dict.fromkeys(words, 0)
+    for word in seen:
+        counts[word] += 1
+    return counts
 
 
 def rail_states(facts: dict) -> list[tuple[dict, Any]]:
@@ -112,6 +121,7 @@ def _node(node: dict, drift: Any, slow: list[dict]) -> dict:
         "rails": rails,
         "active": sum(is_active(port) for _rail, port in rails),
         "reboot_reasons": reboot,
+        "claims": node.get("claims") or [],
     }
 
 
@@ -133,9 +143,7 @@ def headline(judged: list[dict]) -> tuple[str, str]:
 def bandwidth(matrix: Any) -> tuple[str, str, str]:
     """(level, figure, explanation) of a matrix document, or of its absence."""
     tests = (matrix or {}).get("tests", [])
-    counts = {
-        verdict: sum(test["verdict"] == verdict for test in tests) for verdict in ("ok", "outlier", "not_verified")
-    }
+    counts = _counted(VERDICTS, [test["verdict"] for test in tests])
     if not tests:
         return OPEN, "not measured", "no measurement is part of this report"
     measured = counts["ok"] + counts["outlier"]

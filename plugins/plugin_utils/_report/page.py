@@ -10,47 +10,82 @@ stands in templates/.
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
+import pathlib
+import re
 from typing import Any
 
+import jinja2
 from markupsafe import Markup
 
-from ...module_utils._core.text import count
-from . import drawing, heat, judge, layout
+from ...module_utils._core.text import clean, count
+from . import heat, judge, maps
 from .judge import BAD, OK, OPEN
 
+TEMPLATES = pathlib.Path(__file__).parent / "templates"
 # With more nodes than this, even failed ones start folded: the fixes above list their failures.
 _OPEN_AT_MOST = 4
 _WORDS = {OK: "passed", OPEN: "open", BAD: "needs attention"}
 
 
 def page(document: dict, title: str = "RDMA report") -> str:
-    """HTML of a results document that `document.findings` accepts."""
+    """HTML of a results document."""
     judged = judge.nodes(document)
     anchors = {node["host"]: node["anchor"] for node in judged}
     level, headline = judge.headline(judged)
-    return layout.render(
-        "page.html.j2",
-        title=title,
-        at=document["at"],
-        schema=document["schema"],
-        level=level,
-        headline=headline,
-        tiles=_tiles(judged, document),
-        marks=[_mark(node) for node in sorted(judged, key=lambda node: judge.natural(node["host"]))],
-        fixes=_fixes(judged),
-        nodes=_nodes(judged),
-        bandwidth=heat.section(document.get("matrix"), anchors),
-        drift=_drift(document.get("drift"), anchors),
-        policy=policy(),
-        style=Markup(layout.asset("page.css")),
-        script=Markup(layout.asset("page.js")),
+    return (
+        environment()
+        .get_template("page.html.j2")
+        .render(
+            title=title,
+            at=document["at"],
+            schema=document["schema"],
+            level=level,
+            headline=headline,
+            tiles=_tiles(judged, document),
+            marks=[_mark(node) for node in sorted(judged, key=lambda node: judge.natural(node["host"]))],
+            fixes=_fixes(judged),
+            nodes=_nodes(judged),
+            bandwidth=heat.section(document.get("matrix"), anchors),
+            drift=_drift(document.get("drift"), anchors),
+            policy=policy(),
+            style=Markup(asset("page.css")),
+            script=Markup(asset("page.js")),
+        )
     )
+
+
+def _shown(value: Any) -> Any:
+    """What is written for a value: nothing for None; markup that a template has made is clean already."""
+    if value is None:
+        return ""
+    return value if hasattr(value, "__html__") or isinstance(value, jinja2.Undefined) else clean(value)
+
+
+@functools.cache
+def environment() -> jinja2.Environment:
+    """Escapes each value and replaces characters that mislead; values are data, never templates themselves."""
+    made = jinja2.Environment(
+        # A line break of a template, with the blanks around it, is no part of the page.
+        loader=jinja2.FunctionLoader(lambda name: re.sub(r"\s*\n\s*", "", asset(name))),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=_shown,
+        auto_reload=False,
+    )
+    made.globals["count"] = count
+    return made
+
+
+@functools.cache
+def asset(name: str) -> str:
+    return (TEMPLATES / name).read_text(encoding="utf-8")
 
 
 def policy() -> str:
     """Content security policy: the one style sheet and the one script of this page, and nothing else."""
-    style_hash, script_hash = (_hash(layout.asset(name)) for name in ("page.css", "page.js"))
+    style_hash, script_hash = (_hash(asset(name)) for name in ("page.css", "page.js"))
     return (
         f"default-src 'none'; style-src '{style_hash}'; script-src '{script_hash}'; "
         "img-src data:; base-uri 'none'; form-action 'none'"
@@ -83,13 +118,13 @@ def _tile(title: str, level: str, figure: str, explanation: str) -> dict:
     return {"title": title, "level": level, "figure": figure, "explanation": explanation}
 
 
-def _node_tile(judged: list[dict]) -> Markup:
+def _node_tile(judged: list[dict]) -> dict:
     counts = {level: sum(node["level"] == level for node in judged) for level in judge.LEVELS}
     explanation = f"nodes passed; {counts[BAD]} need attention, {counts[OPEN]} open"
     return _tile("Nodes", judge.headline(judged)[0], f"{counts[OK]} of {len(judged)}", explanation)
 
 
-def _check_tile(judged: list[dict]) -> Markup:
+def _check_tile(judged: list[dict]) -> dict:
     total = judge.tally([item for node in judged for item in node["checks"]])
     needed = total["passed"] + total["failed"] + total["not_verified"]
     level = BAD if total["failed"] else OPEN if total["not_verified"] or not total["passed"] else OK
@@ -99,7 +134,7 @@ def _check_tile(judged: list[dict]) -> Markup:
     return _tile("Checks", level, f"{total['passed']} of {needed}", explanation)
 
 
-def _rail_tile(judged: list[dict]) -> Markup:
+def _rail_tile(judged: list[dict]) -> dict:
     rails = sum(len(node["rails"]) for node in judged)
     active = sum(node["active"] for node in judged)
     unread = sum(node["facts"] is None for node in judged)
@@ -155,16 +190,16 @@ def _node(node: dict, opened: bool) -> dict:
         ],
         "facts": None,
     }
-    return shown if facts is None else {**shown, **_of_facts(facts, node["anchor"], node.get("claims") or [])}
+    return shown if facts is None else {**shown, **_of_facts(facts, node["claims"])}
 
 
-def _of_facts(facts: dict, anchor: str, claims: list[dict]) -> dict:
+def _of_facts(facts: dict, claims: list[dict]) -> dict:
     hcas, bare = facts.get("hcas") or [], facts.get("cards_without_rdma") or []
     return {
         "facts": _facts(facts),
-        "maps": drawing.drawings(facts, anchor, claims),
+        "maps": maps.maps(facts, claims),
         "ports": [*_ports(facts), *(_bare(card) for card in bare)],
-        "virtual": sum(hca.get("function") in ("vf", "sf") for hca in hcas),
+        "virtual": sum(hca.get("function") in maps.VIRTUAL for hca in hcas),
         "bare": [(card["address"], card.get("reason") or "", card.get("next_step") or "") for card in bare],
         "excluded": [
             (item["hca"] or "a named rail", item["reason"])
@@ -190,18 +225,18 @@ def _facts(facts: dict) -> tuple:
 
 def _ports(facts: dict) -> list[tuple]:
     rails = {(rail["hca"], rail["port"]): rail for rail, _found in judge.rail_states(facts)}
-    names = {gpu["address"]: f"GPU {gpu.get('index', '?')}" for gpu in facts.get("gpus") or []}
+    names = maps.gpu_names(facts)
     return [
         _port(hca, port, rails.get((hca["name"], port["number"])), names)
         for hca in facts.get("hcas") or []
-        if hca.get("function") not in ("vf", "sf")
+        if hca.get("function") not in maps.VIRTUAL
         for port in hca["ports"]
     ]
 
 
 def _port(hca: dict, port: dict, rail: Any, names: dict) -> tuple:
     function = hca.get("pci") or {}
-    link, able = function.get("link") or {}, drawing.slow_link(hca.get("pci"))
+    able = maps.slow_link(function)
     level = OK if judge.is_active(port) else BAD if rail else "off"
     nearest = [rail] if rail and rail.get("gpu") else hca.get("nearest_gpus") or []
     gpus = [
@@ -210,7 +245,7 @@ def _port(hca: dict, port: dict, rail: Any, names: dict) -> tuple:
         for address in [near.get("gpu") or near.get("address")]
     ]
     state = f"{port.get('state') or '?'} {port.get('phys_state') or ''}".strip()
-    speed = f"{link['speed_gts']:g} GT/s x{link.get('width') or '?'}" if link.get("speed_gts") else "-"
+    speed = maps.link_speed(function) or "-"
     return (
         f"{hca['name']}/{port['number']}",
         rail["index"] if rail else "-",
