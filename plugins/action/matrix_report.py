@@ -25,15 +25,14 @@ class ActionModule(ActionBase):
         super().run(tmp, task_vars)
         _validation, args = self.validate_argument_spec(
             argument_spec={
-                **fleet.several("node", "failure"),
+                **fleet.several("node", "failure", "nodes", "pods"),
                 "planned": {"type": "list", "elements": "str", "required": True},
-                "progress": {"type": "str", "required": True},
             }
         )
         known = fleet.variables(task_vars, args["hosts"], args["variables"])
         planned = [fleet.registered(task_vars, name) for name in args["planned"]]
         plans = [one["plan"] for one in planned if "plan" in one]
-        results = fleet.registered(task_vars, args["progress"]).get("results") or {}
+        results = judge.joined([of_host[kind] for of_host in known for kind in ("nodes", "pods") if kind in of_host])
         seen = [of_host["node"] for of_host in known]
         options = {
             **matrix_plan.settings(seen),

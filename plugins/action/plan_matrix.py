@@ -52,6 +52,7 @@ class ActionModule(ActionBase):
         return {
             "changed": False,
             "plan": plan,
-            "tranches": matrix_plan.tranches(plan, options),
+            "parts": {} if args["cluster"] else matrix_plan.steps(plan),
             "grace_seconds": matrix_plan.grace_seconds(len(nodes)),
+            "wait_seconds": matrix_plan.wait_seconds(plan, len(nodes), options),
         }

@@ -47,15 +47,19 @@ options:
         description: Why the host returned no results, if it returned none.
         type: str
         required: true
+      nodes:
+        description: What M(gpufabric.rdma.matrix_rounds) returned. A host without it gave no answer.
+        type: str
+        required: true
+      pods:
+        description: What M(gpufabric.rdma.pod_traffic) returned, on the host that asked.
+        type: str
+        required: true
   planned:
     description: Names of the variables that hold what M(gpufabric.rdma.plan_matrix) returned for hosts and for pods.
       Those that hold no plan count for nothing.
     type: list
     elements: str
-    required: true
-  progress:
-    description: Name of the variable that holds what M(gpufabric.rdma.matrix_progress) returned last, if it ran.
-    type: str
     required: true
 """
 
@@ -63,9 +67,8 @@ EXAMPLES = r"""
 - name: Judge and print
   gpufabric.rdma.matrix_report:
     hosts: "{{ ansible_play_hosts }}"
-    variables: {node: known, failure: aborted}
+    variables: {node: known, failure: aborted, nodes: collected, pods: collected_from_pods}
     planned: [planned]
-    progress: progress
   run_once: true
 """
 

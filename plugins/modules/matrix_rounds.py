@@ -9,7 +9,7 @@ module: matrix_rounds
 short_description: Run a node's part of the bandwidth matrix in a separate process
 version_added: 0.1.0
 description:
-  - Runs the rounds of M(gpufabric.rdma.matrix_steps) in a process that outlives the call, so that all nodes
+  - Runs the rounds of M(gpufabric.rdma.plan_matrix) in a process that outlives the call, so that all nodes
     send at the same time.
   - Makes no permanent change. The process exits on its own; V(finished) or V(absent) removes its files.
 author:
@@ -63,7 +63,7 @@ EXAMPLES = r"""
 - name: Start the rounds
   gpufabric.rdma.matrix_rounds:
     state: started
-    rounds: "{{ parts['hosts'][inventory_hostname] }}"
+    rounds: "{{ planned['parts'][inventory_hostname] }}"
 
 - name: Wait for the results
   gpufabric.rdma.matrix_rounds:

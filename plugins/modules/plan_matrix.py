@@ -13,7 +13,7 @@ description:
   - Every two nodes that share a rail are measured in both directions, in rounds in which no HCA and no PCIe link serves
     two tests. With C(matrix_peers), each rail of a node is measured with at least so many other nodes.
   - Prints the load of the rounds and their duration. Fails where an HCA is in use and C(matrix_load_allowed) is not
-    set, and where there are more tests than a run can handle.
+    set, and where there are more tests than a plan can have.
 requirements:
   - netaddr (the Python library, on the controller)
 author:
@@ -65,13 +65,16 @@ plan:
   description: C(rounds) (names of tests), C(tests), what has no peer (C(alone)) and why, and C(clashes) of addresses.
   returned: success
   type: dict
-tranches:
-  description: Numbers of the rounds in each call.
+parts:
+  description: What each host runs, round by round. Empty with O(cluster).
   returned: success
-  type: list
-  elements: list
+  type: dict
 grace_seconds:
   description: How long the first node waits for the last one to start.
+  returned: success
+  type: int
+wait_seconds:
+  description: After how long every node has ended its rounds.
   returned: success
   type: int
 """

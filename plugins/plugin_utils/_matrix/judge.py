@@ -215,20 +215,6 @@ def _alone(end: dict, path: str) -> dict:
 # --- text for people --------------------------------------------------------------------------------------------------
 
 
-def round_line(number: int, total: int, plan: dict, results: dict) -> str:
-    """One line a round, when it has ended: how many tests, the slowest and what failed."""
-    names = plan["rounds"][number]
-    figures = [(_figure(results.get(name)), plan["tests"][name]) for name in names]
-    known = [(figure, test) for figure, test in figures if figure is not None]
-    line = f"{plan['path']} round {number + 1} of {total}: {core_text.count(len(names), 'test')}"
-    if known:
-        least, test = min(known, key=lambda one: one[0])
-        line += f", slowest {least:g} Gb/s (rail {test['rail']}: {test['client']['host']} -> {test['server']['host']})"
-    if len(known) < len(names):
-        line += f", {len(names) - len(known)} without a result"
-    return line
-
-
 def table(document: dict) -> str:
     """A matrix or a line for each path, memory and rail, then outliers and why, then what was not verified."""
     parts = []

@@ -18,10 +18,8 @@ from . import schedule
 HOST, POD = "host", "pod"
 # Seconds that a test takes besides sending: starting both ends, the handshake, reading the counters.
 OVERHEAD_SECONDS = 3
-# Nodes run rounds on their own; one call covers as many as take about this long.
-CALL_SECONDS = 60
-# Tests of one run: 130,000 (128 nodes, 8 rails, all pairs) take 0.2 GB in each task that handles them.
-MOST_TESTS = 150_000
+# Tests of one plan: all pairs of 64 nodes with 8 rails are 32,256 of them, 23 MB and 17 minutes.
+MOST_TESTS = 33_000
 # Nodes start in groups of `forks`; the first ones wait this long for the last ones.
 GRACE_SECONDS = 20
 
@@ -135,7 +133,7 @@ def known(node: dict) -> dict:
 def settings(nodes: list[dict]) -> dict:
     """The settings of the run; those of the first node count where nodes differ."""
     variables = nodes[0]["variables"]
-    names = ("host", "peers", "seconds", "round_seconds", "rounds_per_call", "minimum_percent", "peer_percent", "cuda")
+    names = ("host", "peers", "seconds", "round_seconds", "minimum_percent", "peer_percent", "cuda")
     return {name: variables[f"matrix_{name}"] for name in names}
 
 
@@ -143,7 +141,7 @@ def plan(nodes: list[dict], options: dict) -> dict:
     """rounds (lists of test ids), tests ({id: test}), ends, alone (ends without a test, each with its reason), clashes.
 
     options: peers, seconds, round_seconds, cuda. Each pair is measured in both directions, in rounds that follow each
-    other. Refused where that makes more tests than a run can handle.
+    other. Refused where that makes more tests than a plan can have.
     """
     every = [end for node in nodes for end in ends_of(node)]
     return _planned(every, {node["host"]: node["base_port"] for node in nodes}, options, HOST, len(nodes))
@@ -190,7 +188,7 @@ def _refuse_too_many(chains: list[int], options: dict, nodes: int) -> None:
 
     if tests(options["peers"]) <= MOST_TESTS:
         return
-    fits = next((peers for peers in (16, 8, 4, 2, 1) if tests(peers) <= MOST_TESTS), None)
+    fits = max((peers for peers in range(1, max(chains)) if tests(peers) <= MOST_TESTS), default=None)
     step = "measure some of the nodes at a time: --limit"
     if fits:
         step = f"set matrix_peers: {fits}, which makes {text.count(tests(fits), 'test')}; or {step}"
@@ -268,23 +266,16 @@ def _side(end: dict, network: str, memory: str) -> dict:
 # --- what each node runs ----------------------------------------------------------------------------------------------
 
 
-def tranches(planned: dict, options: dict) -> list[list[int]]:
-    """Numbers of the rounds that one call runs."""
-    size = options["rounds_per_call"] or max(1, CALL_SECONDS // round_seconds(options))
-    numbers = list(range(len(planned["rounds"])))
-    return [numbers[start : start + size] for start in range(0, len(numbers), size)]
-
-
-def steps(planned: dict, numbers: list[int]) -> dict:
-    """{host: [{round, steps: [{id, role, test}]}]} for the rounds of one call; rounds keep their order on each host."""
+def steps(planned: dict) -> dict:
+    """{host: [{order, steps: [{id, role, test}]}]}; order: the number of the round."""
     found: dict = {}
-    for order, number in enumerate(numbers):
-        for identity in planned["rounds"][number]:
+    for order, identities in enumerate(planned["rounds"]):
+        for identity in identities:
             test = planned["tests"][identity]
             for role in ("server", "client"):
                 mine = found.setdefault(test[role]["host"], [])
-                if not mine or mine[-1]["round"] != number:
-                    mine.append({"round": number, "order": order, "steps": []})
+                if not mine or mine[-1]["order"] != order:
+                    mine.append({"order": order, "steps": []})
                 mine[-1]["steps"].append({"id": identity, "role": role, "test": test})
     return found
 
@@ -296,6 +287,11 @@ def round_seconds(options: dict) -> int:
 
 def grace_seconds(hosts: int) -> int:
     return GRACE_SECONDS + hosts
+
+
+def wait_seconds(planned: dict, hosts: int, options: dict) -> int:
+    """After how long every node has given up its last round."""
+    return grace_seconds(hosts) + len(planned["rounds"]) * options["round_seconds"] + 10
 
 
 # --- the announcement -------------------------------------------------------------------------------------------------

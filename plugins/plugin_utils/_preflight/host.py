@@ -179,7 +179,6 @@ _LEAST = {
     "device_plugin_interval_seconds": 0,
     "matrix_peers": 1,
     "matrix_round_seconds": 1,
-    "matrix_rounds_per_call": 1,
     "matrix_seconds": 1,
     "rdma_netns_retry_seconds": 0,
     "reboot_serial": 1,

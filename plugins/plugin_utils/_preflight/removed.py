@@ -14,6 +14,7 @@ VARIABLES = {
         ("drift_markdown_file", "drift_prometheus_file"), "take it out: drift.json and drift.xml have what it had"
     ),
     **dict.fromkeys(("k3s_backup", "k3s_backup_dir", "k3s_restore_again", "k3s_restore_allowed"), _NO_BACKUP),
+    "matrix_rounds_per_call": "take it out: the nodes run all rounds in one call",
     "policy_operator_namespace": _NO_EXPORT,
     "policy_operator_version": _NO_EXPORT,
 }

@@ -89,7 +89,6 @@ def test_an_untouched_matrix_names_none_and_says_beforehand_what_it_does(matrix,
     _before, _mark, rest = output.partition("Bandwidth matrix of 2 nodes: 4 tests in 4 rounds, up to 1 at once")
     assert rest, output
     assert "Load: in its rounds an HCA sends or receives at full rate for 1 s" in rest
-    assert [f"host round {number} of 4" in rest for number in (1, 2, 3, 4)] == [True] * 4
     assert {(row["rail"], row["from"], row["to"]) for row in sent(document)} == {
         (rail, *pair) for rail in (0, 1) for pair in (("node1", "node2"), ("node2", "node1"))
     }

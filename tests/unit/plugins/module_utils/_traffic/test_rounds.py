@@ -44,8 +44,7 @@ def made(identity, port, hca="rxe0", cpus=None, gpu=None):
 
 def part(role, *tests):
     return [
-        {"round": order, "order": order, "steps": [{"id": test["id"], "role": role, "test": test}]}
-        for order, test in enumerate(tests)
+        {"order": order, "steps": [{"id": test["id"], "role": role, "test": test}]} for order, test in enumerate(tests)
     ]
 
 

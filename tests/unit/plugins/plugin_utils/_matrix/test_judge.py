@@ -21,7 +21,7 @@ SCHEMA = json.loads((ROOT / "docs/schemas/results-1.json").read_text())
 VALIDATOR = jsonschema.Draft202012Validator({**SCHEMA["$defs"]["matrix"], "$defs": SCHEMA["$defs"]})
 AT = "2026-11-22T07:10:00Z"
 HOSTS = ["node1", "node2", "node3", "node4"]
-PLAN = {"peers": None, "seconds": 5, "round_seconds": 30, "rounds_per_call": None, "cuda": False}
+PLAN = {"peers": None, "seconds": 5, "round_seconds": 30, "cuda": False}
 JUDGE = {"minimum_percent": 80, "peer_percent": 50, "hosts": HOSTS, "failures": {}, "check_mode": False}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 
 import pytest
@@ -14,94 +13,51 @@ from ansible_collections.gpufabric.rdma.plugins.plugin_utils._matrix import plan
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._matrix import schedule
 from ansible_collections.gpufabric.rdma.tests.tools import tree
 
-OPTIONS = {"peers": None, "seconds": 5, "round_seconds": 30, "rounds_per_call": None, "cuda": False}
-
-
-def check(groups, resources, rounds):
-    """What must hold of any schedule: every pair once, nothing used twice in a round."""
-    wanted = sorted(tuple(sorted(pair)) for group in groups for pair in itertools.combinations(group, 2))
-    assert sorted(tuple(sorted(pair)) for pairs in rounds for pair in pairs) == wanted
-    for pairs in rounds:
-        assert pairs, "no round is empty"
-        used = [name for pair in pairs for name in resources[pair[0]] | resources[pair[1]]]
-        assert len(used) == len(set(used)), pairs
+OPTIONS = {"peers": None, "seconds": 5, "round_seconds": 30, "cuda": False}
 
 
 def own(groups, share=lambda end: end):
     return {end: frozenset([share(end)]) for group in groups for end in group}
 
 
-@pytest.mark.parametrize("nodes", range(2, 65))
-def test_one_rail_needs_as_few_rounds_as_there_can_be(nodes):
-    groups = [[(f"node{number}", 0) for number in range(nodes)]]
-    rounds = schedule.rounds(groups, own(groups))
-    check(groups, own(groups), rounds)
-    assert len(rounds) == (nodes - 1 if nodes % 2 == 0 else nodes)
-
-
-@pytest.mark.parametrize("nodes", [2, 3, 8, 15, 32])
-def test_rails_run_beside_each_other(nodes):
-    groups = [[(f"node{number}", rail) for number in range(nodes)] for rail in range(8)]
-    rounds = schedule.rounds(groups, own(groups))
-    check(groups, own(groups), rounds)
-    assert len(rounds) == (nodes - 1 if nodes % 2 == 0 else nodes)
-
-
-@pytest.mark.parametrize("nodes", [2, 4, 7, 16])
-def test_rails_on_one_link_take_turns(nodes):
-    """Rails 0 and 1 share a link, as do 2 and 3: twice the rounds, and no more."""
-    groups = [[(f"node{number}", rail) for number in range(nodes)] for rail in range(4)]
-    resources = own(groups, share=lambda end: (end[0], end[1] // 2))
-    rounds = schedule.rounds(groups, resources)
-    check(groups, resources, rounds)
-    assert len(rounds) <= 2 * (nodes if nodes % 2 else nodes - 1)
-
-
-@pytest.mark.parametrize("seed", range(60))
-def test_uneven_rails_and_links_stay_within_the_bound(seed):
+@pytest.mark.parametrize("peers", [None, 1, 2, 3, 7, 100])
+@pytest.mark.parametrize("seed", range(20))
+def test_a_schedule_uses_nothing_twice_in_a_round_and_each_end_meets_so_many_others(seed, peers):
     chance = random.Random(seed)
-    nodes = chance.randint(2, 24)
+    nodes = chance.randint(2, 32)
     groups = [
         [(f"node{number}", rail) for number in range(nodes) if chance.random() < 0.8]
         for rail in range(chance.randint(1, 8))
     ]
     links = {f"node{number}": chance.randint(1, 8) for number in range(nodes)}
     resources = own(groups, share=lambda end: (end[0], end[1] % links[end[0]]))
-    rounds = schedule.rounds(groups, resources)
-    check(groups, resources, rounds)
-    degree: dict = {}
-    for pair in (pair for pairs in rounds for pair in pairs):
-        for name in resources[pair[0]] | resources[pair[1]]:
-            degree[name] = degree.get(name, 0) + 1
-    most = max(degree.values(), default=0)
-    assert most <= len(rounds) <= max(0, 2 * most - 1)
-
-
-@pytest.mark.parametrize("peers", [1, 2, 3, 7, 100])
-@pytest.mark.parametrize("seed", range(12))
-def test_with_peers_each_end_meets_so_many_others_and_hardly_more(seed, peers):
-    chance = random.Random(seed)
-    groups = [[(f"node{number}", rail) for number in range(chance.randint(0, 40))] for rail in range(4)]
-    share = chance.choice([1, 2])
-    resources = own(groups, share=lambda end: (end[0], end[1] // share))
     rounds = schedule.rounds(groups, resources, peers)
     pairs = [pair for made in rounds for pair in made]
     assert len({frozenset(pair) for pair in pairs}) == len(pairs) == sum(schedule.count(len(g), peers) for g in groups)
     for group in groups:
+        wanted = len(group) - 1 if peers is None else min(peers, len(group) - 1)
         for end in group:
-            met = sum(end in pair for pair in pairs)
-            wanted = min(peers, len(group) - 1)
-            assert wanted <= met <= wanted + len(group) % 2
+            met = [other for pair in pairs if end in pair for other in pair if other != end]
+            assert set(met) <= set(group)
+            assert wanted <= len(met) <= wanted + len(group) % 2 * (peers is not None)
     for made in rounds:
         used = [name for one, other in made for name in resources[one] | resources[other]]
         assert made
         assert len(used) == len(set(used))
+    every = [name for one, other in pairs for name in resources[one] | resources[other]]
+    most = max(map(every.count, set(every)), default=0)
+    assert most <= len(rounds) <= max(0, 2 * most - 1)
+
+
+@pytest.mark.parametrize("nodes", range(2, 65))
+def test_rails_that_share_nothing_need_as_few_rounds_as_there_can_be(nodes):
+    groups = [[(number, rail) for number in range(nodes)] for rail in range(2)]
+    assert len(schedule.rounds(groups, own(groups))) == (nodes - 1 if nodes % 2 == 0 else nodes)
 
 
 def test_a_thousand_nodes_have_as_many_rounds_as_peers():
     groups = [[(number, rail) for number in range(1000)] for rail in range(8)]
-    rounds = schedule.rounds(groups, own(groups), 4)
-    assert [len(made) for made in rounds] == [8 * 500] * 4
+    assert [len(made) for made in schedule.rounds(groups, own(groups), 4)] == [8 * 500] * 4
 
 
 # --- from facts -------------------------------------------------------------------------------------------------------
@@ -174,33 +130,36 @@ def test_two_ports_of_a_card_take_turns(node):
     assert len({leader for leaders in slots.values() for leader in leaders}) == len(slots)
 
 
-def test_what_one_call_runs_keeps_the_order_on_each_host(node):
+def test_each_host_has_both_its_ends_of_every_test_in_the_order_of_the_rounds(node):
     plan = matrix_plan.plan([node("h100-8x-cx7-ib", number) for number in range(1, 6)], OPTIONS)
-    tranches = matrix_plan.tranches(plan, OPTIONS)
-    assert [number for numbers in tranches for number in numbers] == list(range(len(plan["rounds"])))
-    assert len(tranches) == 2, "10 rounds of 8 s, about a minute a call"
-    for host, mine in matrix_plan.steps(plan, tranches[0]).items():
-        assert [one["round"] for one in mine] == sorted({one["round"] for one in mine})
+    parts = matrix_plan.steps(plan)
+    for host, mine in parts.items():
+        orders = [one["order"] for one in mine]
+        assert orders == sorted(set(orders))
         for one in mine:
-            assert one["order"] == tranches[0].index(one["round"])
             assert all(step["test"][step["role"]]["host"] == host for step in one["steps"])
-    assert [len(numbers) for numbers in matrix_plan.tranches(plan, {**OPTIONS, "rounds_per_call": 4})] == [4, 4, 2]
+            assert {step["id"] for step in one["steps"]} <= set(plan["rounds"][one["order"]])
+    assert sum(len(one["steps"]) for mine in parts.values() for one in mine) == 2 * len(plan["tests"])
 
 
-def test_more_tests_than_a_run_can_handle_are_refused_with_what_fits(node, monkeypatch):
+@pytest.mark.parametrize(
+    ("most", "peers", "fits"),
+    [(720, None, None), (719, None, 8), (639, None, 7), (639, 8, 7), (80, None, 1), (79, 1, 0)],
+)
+def test_more_tests_than_fit_in_a_plan_are_refused_with_the_peers_that_fit(node, monkeypatch, most, peers, fits):
     nodes = [node("h100-8x-cx7-ib", number) for number in range(1, 11)]
-    monkeypatch.setattr(matrix_plan, "MOST_TESTS", 700)
+    monkeypatch.setattr(matrix_plan, "MOST_TESTS", most)
+    if fits is None:
+        assert len(matrix_plan.plan(nodes, {**OPTIONS, "peers": peers})["tests"]) == most
+        return
     with pytest.raises(Refused) as refused:
-        matrix_plan.plan(nodes, OPTIONS)
-    finding = refused.value.findings[0]
-    assert (finding.object, finding.wanted) == ("matrix_peers", "at most 700 tests in a run")
-    assert finding.seen == "720 tests between 10 nodes; nothing has been sent"
-    assert finding.next_step.startswith("set matrix_peers: 8, which makes 640 tests; or measure some of the nodes")
-    assert len(matrix_plan.plan(nodes, {**OPTIONS, "peers": 8})["tests"]) == 640
-    monkeypatch.setattr(matrix_plan, "MOST_TESTS", 79)
-    with pytest.raises(Refused) as refused:
-        matrix_plan.plan(nodes, {**OPTIONS, "peers": 1})
-    assert refused.value.findings[0].next_step == "measure some of the nodes at a time: --limit"
+        matrix_plan.plan(nodes, {**OPTIONS, "peers": peers})
+    (finding,) = refused.value.findings
+    assert finding.object == "matrix_peers"
+    assert (f"matrix_peers: {fits}," in finding.next_step) == bool(fits)
+    assert "--limit" in finding.next_step
+    if fits:
+        assert len(matrix_plan.plan(nodes, {**OPTIONS, "peers": fits})["tests"]) <= most
 
 
 def test_consent_is_asked_for_loaded_hcas_only(node):

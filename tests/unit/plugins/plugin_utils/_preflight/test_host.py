@@ -87,7 +87,6 @@ def test_a_consent_has_three_states(options, answer):
         ("matrix_peers", 0),
         ("matrix_seconds", 0),
         ("matrix_round_seconds", -1),
-        ("matrix_rounds_per_call", 0),
         ("rail_links_settings", [{"pci": "0000:01:00.0", "mac": "02:00:00:00:00:01", "mtu": 9000}]),
         ("rail_links_settings", [{"mtu": 9000}]),
         ("rail_links_settings", [{"pci": "0000:01:00.0"}]),
