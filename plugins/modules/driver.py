@@ -54,10 +54,15 @@ options:
         type: str
       fingerprints:
         description:
-          - The fingerprints that are accepted. A key file with any other key is refused.
+          - The fingerprints that are accepted. A key file that C(gpg) reads as anything but one such key is refused.
+            The node gets the key as C(gpg) exports it.
         type: list
         elements: str
         default: []
+      key_sha256:
+        description:
+          - SHA-256 of the key file, for a node without C(gpg).
+        type: str
       known_keys:
         description:
           - Keys that the lock names for the stack, each with C(id), C(fingerprint), C(release) and C(stated_by), for
@@ -201,7 +206,7 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import write
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import apply_units
-from ansible_collections.gpufabric.rdma.plugins.module_utils._driver import dkms, packages
+from ansible_collections.gpufabric.rdma.plugins.module_utils._driver import dkms, keys, packages
 from ansible_collections.gpufabric.rdma.plugins.module_utils._driver import state as driver_state
 from ansible_collections.gpufabric.rdma.plugins.module_utils._driver.plan import DKMS_MODULES, INBOX, plan, sentence
 from ansible_collections.gpufabric.rdma.plugins.module_utils._driver.proof import (
@@ -455,6 +460,7 @@ def main() -> None:
                     "url": {"type": "str"},
                     "key": {"type": "str", "no_log": False},
                     "fingerprints": {"type": "list", "elements": "str", "default": []},
+                    "key_sha256": {"type": "str", "no_log": False},
                     "known_keys": {"type": "list", "elements": "dict", "no_log": False, "default": []},
                     "trusted": {"type": "bool", "default": False},
                     "label": {"type": "str", "default": "DOCA-HOST*"},
@@ -480,6 +486,8 @@ def main() -> None:
         more = {"LC_ALL": "C", "DEBIAN_FRONTEND": "noninteractive", "NEEDRESTART_SUSPEND": "1", **(environment or {})}
         return module.run_command([program, *argv[1:]], environ_update=more, cwd=cwd)
 
+    if wanted["repository"]:
+        wanted["repository"] = keys.checked(wanted["repository"], run, module.get_bin_path("gpg"))
     states: list[dict] = []
 
     def read_again() -> dict:

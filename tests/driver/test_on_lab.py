@@ -9,6 +9,7 @@ folder, so that after a failure a restored snapshot of the node can be taken up 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import pathlib
@@ -58,6 +59,7 @@ class Node:
         given = {
             "driver_repository_url": f"file://{THERE}/{repository}/",
             "driver_repository_key": str(self.folder / f"{key}.asc"),
+            "driver_repository_key_sha256": hashlib.sha256((self.folder / "key.asc").read_bytes()).hexdigest(),
             "driver_repository_fingerprint": self.about["fingerprint"],
             # Whether a reload would do depends on the soft-RoCE devices that the lab's hardware unit has made by then.
             "driver_reload_allowed": False,
@@ -134,7 +136,7 @@ def tools(node, tmp_path_factory):
 
 SECOND = {"driver_version": "3.3.0"}
 FAULTS = {
-    "key": ({"key": "stranger"}, "key of the driver repository: wanted only "),
+    "key": ({"key": "stranger"}, "key of the driver repository"),
     "signature": ({"repository": "strange", **SECOND}, "wanted signed by the key"),
     "sha256": ({"driver_package_sha256": {KERNEL_PACKAGE: "0" * 64}}, f"SHA-256 {'0' * 64}, as in the lock"),
     "build": ({"repository": "broken", **SECOND}, "this kernel has no struct devlink_port_ops"),

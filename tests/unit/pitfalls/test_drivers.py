@@ -50,7 +50,7 @@ class Bench:
         if key:
             url = "https://mirror.example.net/doca/"
             repository = {"url": url, "key": key.public, "fingerprints": [key.fingerprint], "label": "DOCA-HOST*"}
-            self.wanted["repository"] = {**repository, "known": ""}
+            self.wanted["repository"] = {**repository, "primary": [key.fingerprint], "known": ""}
 
     def driver(self, wanted=None, **state) -> str:
         """What the driver planner makes of an Ubuntu node: problems, then changes with what they write."""
