@@ -21,6 +21,7 @@ from ...module_utils._host import kernel_modules, memlock, netns, rail_links
 from ...module_utils.hca import facts as hca_facts
 from .._bundle import driver as driver_bundle
 from .._findings import catalogue
+from . import removed
 
 # Variables of the plays themselves, which no role documents.
 PLAY_VARIABLES = frozenset({"discovery_hosts"})
@@ -239,12 +240,16 @@ def unresolved(name: str, message: str) -> Finding:
 
 
 def unknown(names, options, roles, accepted=()) -> list[dict]:
-    """Variables that look like ours but that no role knows: ours by prefix, or one typo away from one of ours."""
+    """Variables that are gone, and those that look like ours (by prefix, or one typo away) but that no role knows."""
     prefixes = tuple(f"{role}_" for role in roles)
     known = set(options) | PLAY_VARIABLES
     findings = []
     for name in sorted(set(names) - known - set(accepted)):
         if name.startswith("ansible_"):  # Ansible's own: dozens for each host, none similar to ours
+            continue
+        if name in removed.VARIABLES:
+            wanted, step = "a variable that this version has", removed.VARIABLES[name]
+            findings.append(Finding(f"variable {name}", wanted, "one that is gone", step))
             continue
         near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.6 if name.startswith(prefixes) else _NEAR)
         if not near and not name.startswith(prefixes):

@@ -6,6 +6,7 @@ import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core import text as core_text
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Change, Finding, Plan, at
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host as preflight_host
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import removed
 
 ROLES = ("discovery", "kernel_modules", "limits", "rail_links", "rdma_netns", "reboot", "verification")
 FACTS = {"object", "wanted", "seen", "next_step"}
@@ -114,6 +115,13 @@ def test_a_mistyped_variable_is_found_with_the_nearest_known_name(options, name,
     assert finding.object == f"variable {name}"
     assert hint in finding.next_step
     assert preflight_host.unknown([name], options, ROLES, accepted=[name]) == []
+
+
+@pytest.mark.parametrize("name", removed.VARIABLES)
+def test_a_variable_that_is_gone_is_refused_with_what_takes_its_place(options, name):
+    assert name not in options
+    (finding,) = preflight_host.unknown([name], options, ROLES)
+    assert (finding.object, finding.next_step) == (f"variable {name}", removed.VARIABLES[name])
 
 
 @pytest.mark.parametrize("name", ["ansible_host", "limit", "k3s_version", "discovery_hosts", "inventory_hostname"])
