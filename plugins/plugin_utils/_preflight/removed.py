@@ -8,6 +8,7 @@ from __future__ import annotations
 _NO_EXPORT = "take it out: a policy is imported (import_policy), no longer written"
 
 VARIABLES = {
+    "driver_attachments": "take it out: names of interfaces are no longer predicted",
     "policy_operator_namespace": _NO_EXPORT,
     "policy_operator_version": _NO_EXPORT,
 }
