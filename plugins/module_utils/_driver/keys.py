@@ -16,6 +16,8 @@ import re
 import tempfile
 from typing import Callable, Optional
 
+from .._core.files import write
+
 _ACCEPT = "driver_repository_fingerprint"
 _ARMOUR = "-----BEGIN PGP PUBLIC KEY BLOCK-----"
 _BLOCKS = re.compile(r"^-----BEGIN PGP .*?-----", re.MULTILINE)
@@ -38,8 +40,7 @@ def checked(repository: dict, run: Callable[..., tuple[int, str, str]], gpg: Opt
         return made
     with tempfile.TemporaryDirectory(prefix="gpufabric-keyring-") as home:
         path = os.path.join(home, "key.asc")
-        with open(path, "w", encoding="utf-8") as stream:
-            stream.write(text)
+        write(path, text)
         here = [gpg, "--homedir", home, "--batch", "--quiet", "--no-options", "--no-autostart"]
         code, _out, error = run([*here, "--import", path])
         _code, listed, _error = run([*here, "--with-colons", "--list-keys"])

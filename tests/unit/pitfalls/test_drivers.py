@@ -19,8 +19,8 @@ from ansible_collections.gpufabric.rdma.plugins.filter.driver import driver_repo
 from ansible_collections.gpufabric.rdma.plugins.module_utils._driver import dkms, packages
 from ansible_collections.gpufabric.rdma.plugins.module_utils._driver.gate import decide
 from ansible_collections.gpufabric.rdma.plugins.module_utils._driver.plan import anchors, plan
-from ansible_collections.gpufabric.rdma.plugins.module_utils._driver.proof import build_failed
 from ansible_collections.gpufabric.rdma.plugins.module_utils._driver.risk import read
+from ansible_collections.gpufabric.rdma.plugins.module_utils._driver.trial import build_failed
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.gpudirect import complete
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.kernel_modules import plan as modules_plan
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree, paths

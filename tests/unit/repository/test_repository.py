@@ -198,8 +198,7 @@ ONE_PLACE = {
         (
             "plugins/module_utils/_core/files.py",
             # Package lists and archives that are copied or linked into a folder of its own, for one simulation.
-            "plugins/module_utils/_driver/proof.py",
-            "plugins/module_utils/_driver/rpm_proof.py",
+            "plugins/module_utils/_driver/trial.py",
             # What a process that was started says, for as long as it runs.
             "plugins/module_utils/_traffic/fabric.py",
             "plugins/module_utils/_traffic/rounds.py",
