@@ -47,7 +47,7 @@ drift: venv ## Compare nodes with the inventory: 0 converged, 2 drift, 3 reboot 
 	@python3 bin/drift.py -i $(INVENTORY) $(ARGS)
 
 ##@ The lab
-.PHONY: lab-up lab-down lab-ssh lab-test lab-pitfalls lab-matrix lab-cluster lab-scenarios reboot-test firewall-root driver-root driver-lab kill-sweep kill-modules bad-network kubelet-lab plugin-lab bench-peer rails restore-test lab-mirror dra-judge
+.PHONY: lab-up lab-down lab-ssh lab-test lab-pitfalls lab-matrix lab-cluster lab-scenarios reboot-test driver-root driver-lab kill-sweep kill-modules bad-network kubelet-lab plugin-lab bench-peer rails restore-test lab-mirror dra-judge
 lab-up: venv lab-packages ## Build the image once and boot the nodes (they are reused while they run)
 	@lab/labctl up
 
@@ -113,9 +113,6 @@ dra-judge: venv $(PLUGIN_VENV)/.ready ## The DRA driver judged by the kubelet's 
 
 plugin-lab: venv lab-packages ## The device plugin on a lab node of its own: hot-plug, links, kubelet restarts, config swaps, growth
 	@lab/progress "device plugin on a lab node" python tests/device_plugin_lab/plugin_lab.py $(ARGS)
-
-firewall-root: venv lab-packages ## The role node_firewall against real ufw and firewalld in a Debian root: named, opened, closed
-	@pytest -n0 -x -rs tests/firewall $(ARGS)
 
 dra-objects: venv ## Our objects for DRA and the examples before Kubernetes' own code: decoding, CEL, the policy; needs Go
 	@pytest -n0 -rs tests/dra_objects
