@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 
 from ansible.plugins.action import ActionBase
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import as_dict
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import fleet
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import firewall
@@ -24,13 +25,21 @@ class ActionModule(ActionBase):
         _validation, args = self.validate_argument_spec(
             argument_spec={
                 **fleet.ONE,
+                "listening": {"type": "str"},
+                "told": {"type": "str"},
                 "all_nodes": {"type": "list", "elements": "str", "default": []},
             }
         )
-        hosts = firewall.plan(fleet.some(task_vars, args["hosts"], args["variable"]))
-        partial = not hosts.keys() >= set(args["all_nodes"])
-        collections = {name: installed(name) for name in firewall.COLLECTIONS.values()}
-        return {"changed": False, "hosts": hosts, "partial": partial, "collections": collections}
+        names = {key: args[key] for key in ("variable", "listening", "told") if args[key]}
+        known = fleet.variables(task_vars, args["hosts"], names)
+        nodes = [{**one, **one.pop("variable")} for one in known if (one.get("variable") or {}).get("firewall")]
+        partial = not {node["host"] for node in nodes} >= set(args["all_nodes"])
+        planned = firewall.plan(nodes, partial)
+        lacking = {tool: name for tool, name in firewall.COLLECTIONS.items() if not installed(name)}
+        for node in nodes:
+            mine = planned[node["host"]]
+            mine["findings"] = [as_dict(finding) for finding in firewall.findings(node, mine, lacking)]
+        return {"changed": False, "hosts": planned, "lacking": lacking, "seconds": max(300, 5 * len(nodes))}
 
 
 def installed(collection: str) -> bool:

@@ -54,10 +54,15 @@ options:
         type: str
       fingerprints:
         description:
-          - The fingerprints that are accepted. A key file with any other key is refused.
+          - The fingerprints that are accepted. A key file that C(gpg) reads as anything but one such key is refused.
+            The node gets the key as C(gpg) exports it.
         type: list
         elements: str
         default: []
+      key_sha256:
+        description:
+          - SHA-256 of the key file, for a node without C(gpg).
+        type: str
       known_keys:
         description:
           - Keys that the lock names for the stack, each with C(id), C(fingerprint), C(release) and C(stated_by), for
@@ -201,18 +206,9 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import write
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import apply_units
-from ansible_collections.gpufabric.rdma.plugins.module_utils._driver import dkms, packages
+from ansible_collections.gpufabric.rdma.plugins.module_utils._driver import dkms, keys, packages, trial
 from ansible_collections.gpufabric.rdma.plugins.module_utils._driver import state as driver_state
 from ansible_collections.gpufabric.rdma.plugins.module_utils._driver.plan import DKMS_MODULES, INBOX, plan, sentence
-from ansible_collections.gpufabric.rdma.plugins.module_utils._driver.proof import (
-    Proof,
-    Trial,
-    base_package,
-    build_failed,
-    build_source,
-    needed,
-)
-from ansible_collections.gpufabric.rdma.plugins.module_utils._driver.rpm_proof import RpmProof
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host import gpudirect
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
@@ -250,76 +246,38 @@ class Installer:
         self._kind = state["manager"]
 
     def apply(self, changes):
-        pins = {}
-        if self._kind == packages.APT and self._wanted["flavor"] != INBOX:
-            pins = yield from self._prove(changes)
-        elif self._wanted["flavor"] != INBOX:
-            yield from self._prove_rpms(changes)
+        if self._wanted["flavor"] != INBOX:
+            exact = yield from self._prove(changes)
         else:
-            yield from self._need(changes)
+            exact = yield from self._need(changes)
         yield from self._finish(changes)
         yield from self._take_out(changes)
         yield from self._files(changes)
         yield from self._return(changes)
-        yield from self._add(changes, pins)
+        yield from self._add(changes, exact or {})
         yield from self._build(changes)
         yield from self._rebuild(changes)
         yield from self._hold(changes)
 
     def _prove(self, changes):
-        """Trial run beside the node. Returns {package: exact version}."""
+        """A trial beside the node. Returns {package: exact version}."""
         adding = [change for change in changes if change.action in _ADDS]
-        tools = needed(changes)
         if not adding:
             yield from self._need(changes)
             return {}
         names = [change.object.split()[1] for change in adding]
-        version, repository = self._wanted["version"], self._wanted["repository"]
         downgrade = any(change.action == "downgrade" for change in adding)
-        pins = packages.downgrade_pins(repository["label"]) if downgrade else None
-        with Proof(self._run) as proof:
-            pinned = repository if repository and repository.get("url") else None
-            proof.prepare(pinned, f"{self._wanted['flavor']} {version}")
-            proof.tools(tools)
-            exact = {}
-            if pinned:
-                proof.update(pinned)
-                exact = {name: proof.candidate(name, version, self._wanted["sha256"].get(name)) for name in names}
-            chosen = [packages.pinned(self._kind, name, exact.get(name)) for name in names]
-            coming = proof.simulate(chosen, pins)
-            base = base_package(self._kind)
-            archives = []
-            if base in coming:
-                if pinned and base in self._wanted["sha256"]:
-                    proof.candidate(base, None, self._wanted["sha256"][base])
-                archives = proof.fetch({base: coming[base]})
+        with trial.OF[self._kind](self._run) as beside:
+            exact, archives = beside.resolve(self._wanted, names, _needed(changes), downgrade)
             yield from self._need(changes)
             if self._trial_build:
-                for archive in archives:
-                    proof.build(archive, self._state["kernels"], self._architecture())
+                beside.build(archives, self._state["kernels"], self._architecture())
         return exact
-
-    def _prove_rpms(self, changes):
-        """The same on dnf: what is downloaded is installed later from dnf's cache."""
-        adding = [change for change in changes if change.action in _ADDS]
-        if not adding:
-            yield from self._need(changes)
-            return
-        version, repository = self._wanted["version"], self._wanted["repository"]
-        names = [packages.pinned(self._kind, change.object.split()[1], f"{version}*") for change in adding]
-        with RpmProof(self._run) as proof:
-            proof.prepare(repository, f"{self._wanted['flavor']} {version}")
-            proof.tools(needed(changes))
-            archives = proof.fetch(names, any(change.action == "downgrade" for change in adding))
-            proof.signatures(archives, repository)
-            yield from self._need(changes)
-            if self._trial_build:
-                proof.build(archives, self._state["kernels"], self._architecture())
 
     def _need(self, changes):
         mine = [change for change in changes if change.action == "need"]
         if mine:
-            self._do(packages.install_command(self._kind, needed(changes)), "build tools and kernel headers")
+            self._do(packages.install_command(self._kind, _needed(changes)), "build tools and kernel headers")
             yield from mine
 
     def _finish(self, changes):
@@ -356,8 +314,7 @@ class Installer:
         names = []
         for change in adding:
             name = change.object.split()[1]
-            version = exact.get(name) or (f"{self._wanted['version']}*" if self._kind == packages.DNF else None)
-            names.append(packages.pinned(self._kind, name, version))
+            names.append(packages.pinned(self._kind, name, exact.get(name)))
         downgrade = any(change.action == "downgrade" for change in adding)
         command = packages.install_command(self._kind, names, downgrade)
         if downgrade:
@@ -372,7 +329,7 @@ class Installer:
                 _dkms, _module, module, version, _for, kernel = change.object.split()
                 code, out, error = self._run(packages.build_command(module, version, kernel))
                 if code:
-                    raise build_failed(module, version, kernel, self._architecture(), out + error)
+                    raise trial.build_failed(module, version, kernel, self._architecture(), out + error)
                 yield change
 
     def _rebuild(self, changes):
@@ -380,14 +337,12 @@ class Installer:
         for change in changes:
             if change.action == "rebuild":
                 _dkms, _module, module, version, _for, kernel = change.object.split()
-                with Trial(self._run) as trial:
-                    build_source(
-                        self._run, (module, version), "/usr/src", trial.directory, [kernel], self._architecture()
-                    )
+                with trial.OF[self._kind](self._run) as beside:
+                    beside.build_source((module, version), "/usr/src", [kernel], self._architecture())
                 for command in packages.rebuild_commands(module, version, kernel):
                     code, out, error = self._run(command)
                     if code:
-                        raise build_failed(module, version, kernel, self._architecture(), out + error)
+                        raise trial.build_failed(module, version, kernel, self._architecture(), out + error)
                 yield change
 
     def _hold(self, changes):
@@ -432,7 +387,12 @@ class Installer:
             dkms.parse(out), list(DKMS_MODULES), self._state["kernels"]
         ):
             if any(map(os.path.exists, dkms.log_path(module, version, kernel, self._architecture()))):
-                raise build_failed(module, version, kernel, self._architecture(), "")
+                raise trial.build_failed(module, version, kernel, self._architecture(), "")
+
+
+def _needed(changes) -> list[str]:
+    """Missing packages that builds need."""
+    return [change.object.split()[1] for change in changes if change.action == "need"]
 
 
 def stale_images(facts: dict, changes) -> list[str]:
@@ -455,6 +415,7 @@ def main() -> None:
                     "url": {"type": "str"},
                     "key": {"type": "str", "no_log": False},
                     "fingerprints": {"type": "list", "elements": "str", "default": []},
+                    "key_sha256": {"type": "str", "no_log": False},
                     "known_keys": {"type": "list", "elements": "dict", "no_log": False, "default": []},
                     "trusted": {"type": "bool", "default": False},
                     "label": {"type": "str", "default": "DOCA-HOST*"},
@@ -480,6 +441,8 @@ def main() -> None:
         more = {"LC_ALL": "C", "DEBIAN_FRONTEND": "noninteractive", "NEEDRESTART_SUSPEND": "1", **(environment or {})}
         return module.run_command([program, *argv[1:]], environ_update=more, cwd=cwd)
 
+    if wanted["repository"]:
+        wanted["repository"] = keys.checked(wanted["repository"], run, module.get_bin_path("gpg"))
     states: list[dict] = []
 
     def read_again() -> dict:

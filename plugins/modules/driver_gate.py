@@ -35,11 +35,6 @@ options:
     description:
       - Whether the new modules have a signature that Secure Boot accepts.
     type: bool
-  port_names:
-    description:
-      - Whether the new driver shows port names, which become part of interface names (C(np0)). If not set, names are
-        predicted for the current driver.
-    type: bool
   reload_allowed:
     description:
       - Whether the driver may be reloaded.
@@ -50,25 +45,8 @@ options:
     type: bool
   rename_allowed:
     description:
-      - Whether interfaces may change their names although files refer to them.
+      - Whether the driver may change although an interface that carries management is configured by name.
     type: bool
-  attachments:
-    description:
-      - NetworkAttachmentDefinitions that name an interface of the node, known only to the controller.
-    type: list
-    elements: dict
-    default: []
-    suboptions:
-      name:
-        description:
-          - Namespace and name.
-        type: str
-        required: true
-      master:
-        description:
-          - The interface it names.
-        type: str
-        required: true
   software_hcas:
     description:
       - Count interfaces of rxe and siw devices as interfaces of HCAs.
@@ -163,19 +141,9 @@ def main() -> None:
             "change": {"type": "str"},
             "activation": {"type": "str", "choices": ["auto", "reload", "reboot"], "default": "auto"},
             "signed": {"type": "bool"},
-            "port_names": {"type": "bool"},
             "reload_allowed": {"type": "bool"},
             "drain_allowed": {"type": "bool"},
             "rename_allowed": {"type": "bool"},
-            "attachments": {
-                "type": "list",
-                "elements": "dict",
-                "default": [],
-                "options": {
-                    "name": {"type": "str", "required": True},
-                    "master": {"type": "str", "required": True},
-                },
-            },
             "software_hcas": {"type": "bool", "default": False},
             "root": {"type": "path", "default": "/"},
         },
@@ -184,7 +152,7 @@ def main() -> None:
     options = module.params
     tree = Tree(options["root"])
     facts = gather(tree, Seams.of(tree), SUBSET)
-    risk = read(tree, facts, options["attachments"], options["software_hcas"], options["port_names"])
+    risk = read(tree, facts, options["software_hcas"])
     decision = decide(facts, risk, {name: options[name] for name in ANSWERS})
     restore = {"netdevs": risk["netdevs"], "virtual_functions": risk["virtual_functions"]}
     module.exit_json(changed=False, restore=restore, **decision.as_dict())

@@ -41,18 +41,9 @@ options:
     type: path
     default: /etc/cni/multus/net.d
   firewall:
-    description: Read the firewall. Without it that is left out.
-    type: dict
-    suboptions:
-      needs:
-        description: As for M(gpufabric.rdma.firewall_info).
-        type: list
-        elements: dict
-        default: []
-      partial:
-        description: As for M(gpufabric.rdma.firewall_info).
-        type: bool
-        default: false
+    description: Whether to read the firewall.
+    type: bool
+    default: false
   kubelet_root:
     description: The kubelet's C(--root-dir), below which device plugins are found.
     type: path
@@ -76,10 +67,6 @@ networks:
   type: dict
 firewall:
   description: What M(gpufabric.rdma.firewall_info) returns as C(firewall).
-  returned: with O(firewall)
-  type: dict
-firewall_asked:
-  description: O(firewall) as it was given.
   returned: with O(firewall)
   type: dict
 probe:
@@ -112,13 +99,7 @@ def main() -> None:
             "services": {"type": "list", "elements": "str", "default": []},
             "user": {"type": "str", "default": "nobody"},
             "directory": {"type": "path", "default": "/etc/cni/multus/net.d"},
-            "firewall": {
-                "type": "dict",
-                "options": {
-                    "needs": {"type": "list", "elements": "dict", "default": []},
-                    "partial": {"type": "bool", "default": False},
-                },
-            },
+            "firewall": {"type": "bool", "default": False},
             "kubelet_root": {"type": "path", "default": device_plugin.KUBELET},
         },
         supports_check_mode=True,
@@ -134,18 +115,13 @@ def main() -> None:
             "loaded": sorted(rdma_modules() - before),
         }
         networks = node_tools.networks(tree, params["directory"])
-        read = _firewall(module, tree) if params["firewall"] is not None else {}
+        read = {"firewall": firewall.info(tree, module.run_command)} if params["firewall"] else {}
     except (OSError, ValueError) as error:
         module.fail_json(
             msg=f"root {params['root']}: wanted a node whose facts and limits can be read, seen {error}. "
             "Next step: fix what it reports and run again"
         )
     module.exit_json(changed=False, ansible_facts={"rdma": facts}, probe=probed, networks=networks, **read)
-
-
-def _firewall(module: AnsibleModule, tree: Tree) -> dict:
-    asked = module.params["firewall"]
-    return {"firewall": firewall.told(module, tree, **asked)["firewall"], "firewall_asked": asked}
 
 
 if __name__ == "__main__":

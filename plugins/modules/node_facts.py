@@ -71,7 +71,7 @@ networks:
   returned: with O(networks)
   type: dict
 firewall:
-  description: What M(gpufabric.rdma.firewall_info) returns as C(firewall) without needs.
+  description: What M(gpufabric.rdma.firewall_info) returns as C(firewall).
   returned: with O(firewall)
   type: dict
 """
@@ -117,7 +117,7 @@ def further(module: AnsibleModule, tree: Tree) -> dict:
     if params["networks"] is not None:
         found["networks"] = node_tools.networks(tree, params["networks"]["directory"])
     if params["firewall"]:
-        found["firewall"] = firewall.told(module, tree, [])["firewall"]
+        found["firewall"] = firewall.info(tree, module.run_command)
     return found
 
 

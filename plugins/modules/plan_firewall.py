@@ -6,7 +6,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: plan_firewall
-short_description: Plan which connections each node needs from its peers
+short_description: Plan who asks whom about the ports that nodes need, and judge the answers
 version_added: 0.1.0
 description:
   - Runs on the controller, makes no remote call and changes nothing.
@@ -40,6 +40,12 @@ options:
       - A host that lacks it is left out.
     type: str
     required: true
+  listening:
+    description: Name of the variable that holds what M(gpufabric.rdma.port_probe) returned on a host as it listened.
+    type: str
+  told:
+    description: The same for what the host was told as it asked.
+    type: str
   all_nodes:
     description: Names of all nodes, also of those that this run leaves out.
     type: list
@@ -59,16 +65,16 @@ EXAMPLES = r"""
 RETURN = r"""
 hosts:
   description:
-    - For each host its connections, as M(gpufabric.rdma.firewall_info) takes them.
-    - None for a host that filters nothing and has no rule that was opened before, which is asked no second time.
+    - For each host C(listen) and C(ask) for M(gpufabric.rdma.port_probe), C(add), C(remove) and C(record), rules of its
+      firewall, C(results), one for each connection with its C(state), and C(findings).
   returned: success
   type: dict
-partial:
-  description: Whether any of O(all_nodes) is not among the hosts.
-  returned: success
-  type: bool
-collections:
-  description: For each collection that opens a firewall whether the controller has it.
+lacking:
+  description: The collections that open a firewall and that the controller does not have, by tool.
   returned: success
   type: dict
+seconds:
+  description: How long to listen, for all hosts to have asked.
+  returned: success
+  type: int
 """

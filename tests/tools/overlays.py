@@ -84,36 +84,7 @@ def mounted(mount, source, kind="ext4", options="rw", number="259:5"):
     )
 
 
-def udev(name=NIC, index=3):
-    """What udev has recorded about an interface, and the .link file that every system ships."""
-    return Over(
-        {
-            f"/run/udev/data/n{index}": f"I:1\nE:ID_NET_NAMING_SCHEME=v252\nE:ID_NET_NAME_PATH={name}\nG:systemd",
-            "/usr/lib/systemd/network/99-default.link": "[Match]\nOriginalName=*\n\n[Link]\n"
-            "NamePolicy=keep kernel database onboard slot path\nMACAddressPolicy=persistent",
-        }
-    )
-
-
-def old_style_netdev():
-    """A second interface of the card, from a driver that shows no port name."""
-    base = f"{DEVICE}/net/enp59s0"
-    values = {"ifindex": "9", "type": "1", "address": "a0:88:c2:b0:00:09", "mtu": "1500", "flags": "0x1003"}
-    return Over(
-        {f"{base}/{name}": value for name, value in values.items()},
-        {"/sys/class/net/enp59s0": f"../..{base[4:]}", f"{base}/device": "../.."},
-    )
-
-
-NAMED_FABRIC = file(
-    "/etc/systemd/network/10-fabric.link", "[Match]\nMACAddress=a0:88:c2:b0:00:00\n[Link]\nName=fabric0"
-)
-STRIPS = file(
-    "/etc/udev/rules.d/77-mlnx-net-names.rules",
-    'DRIVERS=="mlx5_core", ENV{ID_NET_NAME_PATH}!="", \\\n'
-    "PROGRAM=\"/bin/sh -c 'echo $env{ID_NET_NAME_PATH} | sed -r -e s/np[01]$// -e s/np[01]v/v/'\", "
-    'ENV{ID_NET_NAME_PATH}="$result"',
-)
+PINNED = file("/run/systemd/network/10-fabric.link", f"[Match]\nMACAddress=a0:88:c2:b0:00:00\n[Link]\nName={NIC}")
 NETPLAN = file("/etc/netplan/50-fabric.yaml", f"network:\n  ethernets:\n    {NIC}:\n      mtu: 9000\n")
 EFI = "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
 SECURE = Over(binary={EFI: "BgAAAAE="})  # attributes 6, value 1

@@ -261,20 +261,18 @@ def _lock(secure: dict) -> str:
 
 
 def _names(risk: dict, wanted: dict) -> Iterator[Reason]:
-    for rename in risk["renames"]:
-        if not rename["references"] or wanted.get("rename_allowed") is True:
-            continue
-        places = [
-            f"{entry['path']}:{entry['line']}" if entry["line"] else entry["path"] for entry in rename["references"]
-        ]
+    """Nobody is there to correct the name of the interface that a node is reached by."""
+    if wanted.get("rename_allowed") is True:
+        return
+    for one in risk["named"]:
+        places = [f"{place['path']}:{place['line']}" for place in one["places"]]
         yield Reason(
             Finding(
-                f"interface {rename['netdev']}",
-                "an unchanged name",
-                f"it comes back as {rename['predicted']} ({rename['because']}), and {_listing(places)} "
-                f"{'refers' if len(places) == 1 else 'refer'} to {rename['netdev']}",
-                f"name it there by MAC ({rename['mac']}) or by {rename['predicted']}, or set "
-                "driver_rename_allowed: true when this is prepared",
+                f"interface {one['netdev']}",
+                "an interface that carries management configured by its MAC: another driver may show other port names",
+                f"{_listing(places)} {'has' if len(places) == 1 else 'have'} the name {one['netdev']}",
+                f"match {one['mac']} there, or tie the name to it with a .link file, or set driver_rename_allowed: "
+                "true where the node can be reached in another way",
                 "name-change",
             ),
             EVERYTHING,
@@ -455,13 +453,6 @@ def _lost_by_reload(risk: dict) -> Iterator[Reason]:
 
 def _notes(facts: dict, risk: dict, wanted: dict) -> list[str]:
     found = []
-    for rename in risk["renames"]:
-        if rename["predicted"] is None:
-            found.append(f"Not verified: the next name of {rename['netdev']}: {rename['because']}.")
-        elif not rename["references"]:
-            found.append(f"{rename['netdev']} comes back as {rename['predicted']}: {rename['because']}.")
-        elif wanted.get("rename_allowed") is True:
-            found.append(f"{rename['netdev']} comes back as {rename['predicted']}, as driver_rename_allowed permits.")
     if is_unknown(risk["secure_boot"]["enabled"]):
         found.append(f"Not verified: Secure Boot is {risk['secure_boot']['enabled']}.")
     if is_unknown(facts["driver"]["agree"]) and facts["driver"]["loaded"]["modules"]:

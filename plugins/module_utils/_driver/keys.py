@@ -3,15 +3,25 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Which key may sign a driver repository, and what another one would mean.
 
-PRIVATE to the collection. Pure. A repository has `fingerprints` (accepted), `known_keys` (every key that the lock names
-for the stack: id, fingerprint or None, release, stated_by) and `key`, the armored file.
+PRIVATE to the collection. A repository has `fingerprints` (accepted), `known_keys` (every key that the lock names for
+the stack: id, fingerprint or None, release, stated_by), `key`, the armored file, and `key_sha256`. checked() has gpg
+read the file; what a node trusts is what gpg exports, because every program has its own reading of a key file.
 """
 
 from __future__ import annotations
 
-from .openpgp import fingerprints
+import hashlib
+import os
+import re
+import tempfile
+from typing import Callable, Optional
+
+from .._core.files import write
 
 _ACCEPT = "driver_repository_fingerprint"
+_ARMOUR = "-----BEGIN PGP PUBLIC KEY BLOCK-----"
+_BLOCKS = re.compile(r"^-----BEGIN PGP .*?-----", re.MULTILINE)
+_OBJECT = "key of the driver repository"
 
 
 def accepted(repository: dict) -> list[str]:
@@ -19,19 +29,48 @@ def accepted(repository: dict) -> list[str]:
     return [text.replace(" ", "").upper() for text in repository.get("fingerprints") or []]
 
 
+def checked(repository: dict, run: Callable[..., tuple[int, str, str]], gpg: Optional[str]) -> dict:
+    """The repository with `primary`, the fingerprints in the key file, and with the key as gpg exports it.
+
+    Without gpg, primary is None and the file stays as it is: only its SHA-256 can be compared.
+    """
+    text = repository.get("key") or ""
+    made = {**repository, "file_sha256": hashlib.sha256(text.encode()).hexdigest(), "primary": None}
+    if repository.get("trusted") or not gpg:
+        return made
+    with tempfile.TemporaryDirectory(prefix="gpufabric-keyring-") as home:
+        path = os.path.join(home, "key.asc")
+        write(path, text)
+        here = [gpg, "--homedir", home, "--batch", "--quiet", "--no-options", "--no-autostart"]
+        code, _out, error = run([*here, "--import", path])
+        _code, listed, _error = run([*here, "--with-colons", "--list-keys"])
+        _code, exported, _error = run([*here, "--armor", "--export"])
+    made["primary"] = re.findall(r"^pub:.*\n(?:(?!fpr:).*\n)*fpr:{9}([0-9A-F]+):", listed, re.MULTILINE)
+    if code:
+        made["unread"] = error.strip().splitlines()[-1] if error.strip() else f"gpg exits with {code}"
+    elif _BLOCKS.findall(text) != [_ARMOUR]:
+        made["unread"] = f"blocks of the file: {', '.join(_BLOCKS.findall(text)) or 'none'}"
+    else:
+        made["key"] = exported
+    return made
+
+
 def problem(repository: dict) -> tuple[str, str, str, str] | None:
-    """(object, wanted, seen, next step) if the key file is not one to trust; None if each of its keys is accepted.
+    """(object, wanted, seen, next step) if the key file, as checked() has read it, is not one to trust; else None.
 
     A repository that came out of a package of a pinned SHA-256 (trusted) needs no key.
     """
     if repository.get("trusted"):
         return None
-    found, wanted = fingerprints(repository.get("key") or ""), accepted(repository)
-    seen = "; ".join(f"{one} ({meaning(one, repository)})" for one in found) or "no OpenPGP key in the file"
-    others = [one for one in found if one not in wanted]
-    if found and not others:
+    found, wanted = repository["primary"], accepted(repository)
+    if found is None:
+        return _without_gpg(repository)
+    unread = [f"gpg cannot use the file: {repository['unread']}"] if repository.get("unread") else []
+    seen = "; ".join([f"{one} ({meaning(one, repository)})" for one in found] + unread) or "no key"
+    if len(found) == 1 and found[0] in wanted and not unread:
         return None
-    if not wanted:
+    others = [one for one in found if one not in wanted]
+    if found and not wanted and not unread:
         return (
             _ACCEPT,
             "a fingerprint that two public sources state for this release and platform",
@@ -39,17 +78,30 @@ def problem(repository: dict) -> tuple[str, str, str, str] | None:
             "compare it with the vendor's, on a way that does not lead over the repository, and set "
             f"{_ACCEPT}{f': {found[0]}' if len(found) == 1 else ''} to accept it",
         )
-    return (
-        "key of the driver repository",
-        f"only {' or '.join(wanted)}, since a program trusts each key of a file",
-        seen,
-        "take the key file of this release (driver_repository_key)"
-        + (
+    step = "take the key file of this release (driver_repository_key)"
+    if others and len(found) == 1:
+        step += (
             f"; to accept the key nevertheless, once the vendor or the owner of your mirror has confirmed it, set "
-            f"{_ACCEPT}: {', '.join(others)}"
-            if others
-            else ""
-        ),
+            f"{_ACCEPT}: {others[0]}"
+        )
+    return (
+        _OBJECT,
+        f"one armored public key, {' or '.join(wanted) or 'an accepted fingerprint'}, and nothing else",
+        seen,
+        step,
+    )
+
+
+def _without_gpg(repository: dict) -> tuple[str, str, str, str] | None:
+    """Where no program can say which keys a file holds, its bytes decide."""
+    wanted, seen = (repository.get("key_sha256") or "").lower(), repository["file_sha256"]
+    if wanted == seen:
+        return None
+    return (
+        _OBJECT,
+        f"SHA-256 {wanted}" if wanted else "gpg on the node, or the SHA-256 of the key file",
+        f"no gpg; the file has {seen}",
+        "install gpg on the node, or compare the file with the vendor's and set driver_repository_key_sha256",
     )
 
 

@@ -32,7 +32,7 @@ _ANCHORS = {DOCA: ["doca-ofed"], MLNX_OFED: ["mlnx-ofed-kernel-only"]}
 
 
 def plan(state: dict, wanted: dict, root: str = "/") -> Plan:
-    """wanted: flavor, version, repository {url, key, fingerprints, known_keys, trusted, label}, packages, hold_kernel,
+    """wanted: flavor, version, repository (as keys.checked returns it), packages, hold_kernel,
     remove_allowed, downgrade_allowed, nvidia_rebuild_allowed.
     """
     made = Plan()

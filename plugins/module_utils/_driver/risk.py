@@ -19,7 +19,7 @@ from ..hca.modules import Catalogue
 from ..hca.netns import unit_of
 from ..hca.text import integer, is_unknown, natural
 from ..hca.tree import Tree
-from . import netdev_names
+from . import names
 from .secure_boot import secure_boot
 
 # Consumers of the RDMA stack that openibd and `modprobe -r` of the HCA driver do not unload (openibd knows ipoib and
@@ -76,32 +76,23 @@ _ADDRESS_OPTION = re.compile(r"^(?:mount)?(?:addr|ip)=(.+)$")
 _Table = list[routes.Route]
 
 
-def read(
-    tree: Tree,
-    facts: dict,
-    attachments: Optional[list[dict]] = None,
-    software_hcas: bool = False,
-    port_names: Optional[bool] = None,
-) -> dict[str, Any]:
-    """Everything the gate needs besides the facts.
-
-    attachments: NetworkAttachmentDefinitions by name and master, known only to a controller. port_names: whether the
-    new driver shows port names, which become part of interface names.
-    """
+def read(tree: Tree, facts: dict, software_hcas: bool = False) -> dict[str, Any]:
+    """Everything the gate needs besides the facts."""
     tree = tree.snapshot()
     kinds = ("pci", "software") if software_hcas else ("pci",)
     facts = {**facts, "hcas": [hca for hca in facts["hcas"] if hca["kind"] in kinds]}
     ours = hca_netdevs(facts)
     holding, sockets = processes(tree)
+    access = management(tree, ours, sockets)
     return {
         "modules": loaded_modules(tree),
         "processes": holding,
-        "management": management(tree, ours, sockets),
+        "management": access,
+        "named": named(tree, access),
         "storage": storage(tree, ours),
         "virtual_functions": virtual_functions(tree, facts),
         "netdevs": settings(tree, facts),
         "secure_boot": secure_boot(tree),
-        "renames": netdev_names.renames(tree, ours, attachments or [], port_names),
         "pods": pods(tree),
         "operators": operators(tree),
         "next_kernel": next_kernel(tree, facts),
@@ -201,6 +192,16 @@ def management(tree: Tree, ours: list[str], sockets: set[str]) -> list[dict[str,
         via = _route_to(table, ipaddress.ip_address(peer))
         if via:
             add(via, f"the SSH session from {peer}")
+    return found
+
+
+def named(tree: Tree, access: list[dict[str, str]]) -> list[dict[str, Any]]:
+    """Interfaces that carry management and are configured by name: [{netdev, mac, places}]."""
+    found = []
+    for netdev in sorted({way["netdev"] for way in access}):
+        places = names.configured(tree, netdev)
+        if places:
+            found.append({"netdev": netdev, "mac": tree.read(f"{paths.NET}/{netdev}/address"), "places": places})
     return found
 
 

@@ -13,23 +13,16 @@ import os
 import socket
 import struct
 
-NETLINK_NETFILTER = 12
-NFT_MSG_GETTABLE = (10 << 8) | 1  # NFNL_SUBSYS_NFTABLES, NFT_MSG_GETTABLE of linux/netfilter
-NFTA_TABLE_NAME = 1
 NETLINK_RDMA = 20
 RDMA_NL_NLDEV = 5
 RDMA_NLDEV_CMD_SYS_SET = 7
 RDMA_NLDEV_SYS_ATTR_NETNS_MODE = 66  # u8: 1 shared, 0 exclusive
 NLM_F_REQUEST = 0x01
 NLM_F_ACK = 0x04
-NLM_F_DUMP = 0x300
 NLMSG_ERROR = 0x02
-NLMSG_DONE = 0x03
 
 _HEADER = struct.Struct("=IHHII")  # nlmsghdr: length, type, flags, sequence, port
 _ATTRIBUTE = struct.Struct("=HH")  # nlattr: length, type
-_NFGENMSG = struct.Struct("!BBH")  # nfgenmsg: family, version, resource
-_FAMILIES = {1: "inet", 2: "ip", 3: "arp", 5: "netdev", 7: "bridge", 10: "ip6"}
 _MODES = {"exclusive": 0, "shared": 1}
 
 
@@ -65,45 +58,3 @@ def set_netns_mode(mode: str, timeout: float = 5.0) -> None:
             code = acknowledged_errno(channel.recv(8192), sequence)
     if code:
         raise OSError(code, os.strerror(code))
-
-
-def tables_in(answer: bytes) -> tuple[list[str], bool]:
-    """Tables of nftables in one part of a dump, as "inet filter", and whether it is the last; OSError for a refusal."""
-    found, offset = [], 0
-    while offset + _HEADER.size <= len(answer):
-        length, message_type, _flags, _sequence, _port = _HEADER.unpack_from(answer, offset)
-        if length < _HEADER.size or offset + length > len(answer):
-            raise ValueError(f"netlink answer is truncated: {answer[offset:].hex()}")
-        if message_type in (NLMSG_ERROR, NLMSG_DONE):
-            code = -struct.unpack_from("=i", answer, offset + _HEADER.size)[0] if length > _HEADER.size else 0
-            if code > 0:
-                raise OSError(code, os.strerror(code))
-            return found, True
-        family = answer[offset + _HEADER.size]
-        place = offset + _HEADER.size + _NFGENMSG.size
-        while place + _ATTRIBUTE.size <= offset + length:
-            size, kind = _ATTRIBUTE.unpack_from(answer, place)
-            if size < _ATTRIBUTE.size:
-                break
-            if kind & 0x3FFF == NFTA_TABLE_NAME:
-                name = answer[place + _ATTRIBUTE.size : place + size].rstrip(b"\0").decode(errors="replace")
-                found.append(f"{_FAMILIES.get(family, family)} {name}")
-            place += (size + 3) & ~3
-        offset += (length + 3) & ~3
-    return found, False
-
-
-def nft_tables(timeout: float = 5.0) -> list[str]:
-    """All tables of nftables in this network namespace, as "inet filter". To ask loads the module nf_tables."""
-    header = _HEADER.size + _NFGENMSG.size
-    message = _HEADER.pack(header, NFT_MSG_GETTABLE, NLM_F_REQUEST | NLM_F_DUMP, 1, 0) + _NFGENMSG.pack(0, 0, 0)
-    found: list[str] = []
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_NETFILTER) as channel:
-        channel.settimeout(timeout)
-        channel.bind((0, 0))
-        channel.send(message)
-        last = False
-        while not last:
-            tables, last = tables_in(channel.recv(65536))
-            found += tables
-    return found

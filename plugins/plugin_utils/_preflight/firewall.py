@@ -1,7 +1,4 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
-"""Which connections each node needs from its peers, and what a firewall in their way amounts to.
+"""Which ports each node needs open for its peers: who asks whom about them, what an answer means, and what opens them.
 
 PRIVATE to the collection. Pure; runs on the controller. Every port comes from the role that uses it. A hardware HCA
 moves RDMA past the kernel, so no firewall of the node sees it; a software one (soft-RoCE) sends UDP through it.
@@ -12,39 +9,46 @@ from __future__ import annotations
 import functools
 
 from ...module_utils._core import text as core_text
-from ...module_utils._core.change import Finding
+from ...module_utils._core.change import Finding, as_dict
 from .._core.addresses import netaddr
 from . import pod_network
 
 API, KUBELET, ETCD, ROCE = 6443, 10250, (2379, 2380), 4791
 VRRP = "vrrp"
-BRIDGE, ALL_PORTS, PODS = "cni0", (1, 65535), "pods "
 OPTION = "node_firewall"
+OPEN, BLOCKED, UNKNOWN = "open", "blocked", "unknown"
 # What opens with each tool, and where it is from.
 COLLECTIONS = {"ufw": "community.general", "firewalld": "ansible.posix"}
 # Two tests (rping, ib_write_bw) run on each rail of a server, each at a port of its own.
 _TESTS = 2
 
 
-# --- what is needed ---------------------------------------------------------------------------------------------------
-
-
-def plan(nodes: list[dict]) -> dict:
-    """{host: needs}, as the module firewall_info takes them; none for a node on which nothing is in the way.
+def plan(nodes: list[dict], partial: bool = False) -> dict:
+    """{host: {listen, ask, add, remove, record, results}}.
 
     nodes: host, address (how the inventory reaches it), firewall (what firewall_info returned, or None), facts (of
-    hca_facts, or None), member (of the cluster), server (of it), variables (typed, with their full names).
+    hca_facts, or None), member (of the cluster), server (of it), variables (typed, with their full names),
+    listening and told (what port_probe returned, once it was asked). partial: some nodes are not among them.
     """
     known = [_known(node) for node in nodes if node.get("firewall")]
-    return {
-        node["host"]: _needs(node, [other for other in known if other is not node]) if _may_drop(node) else []
-        for node in known
-    }
+    members = [node for node in known if node["member"] and node["own"]]
+    made = {node["host"]: {"listen": [], "ask": [], "results": [], **_opening(node, known, partial)} for node in known}
+    told: dict[tuple, list[dict]] = {}
+    for one in (one for node in known for one in node.get("told", {}).get("answers", ())):
+        told.setdefault((one["host"], one["id"]), []).append(one)
+    for number, node in enumerate(members):
+        # Every node asks each server; in the ring each node is asked by the one before it.
+        askers = members if node["server"] else [members[number - 1]]
+        mine = made[node["host"]]
+        for need in _of_cluster(node, [one for one in askers if one is not node]):
+            if need["protocol"] != VRRP:
+                _question(made, node, need, {one["host"]: one for one in askers})
+                mine["results"].append(_result(node, need, told.get((node["host"], need["id"]), []), mine["add"]))
+        mine["results"] += _of_pods(node)
+    return made
 
 
-def _may_drop(node: dict) -> bool:
-    """Whether the node filters, or has rules of ours: the others are not asked a second time."""
-    return bool(node["firewall"]["filters"] or node["firewall"]["recorded"])
+# --- what is needed ---------------------------------------------------------------------------------------------------
 
 
 def _known(node: dict) -> dict:
@@ -108,48 +112,16 @@ def _rails(node: dict) -> list[dict]:
     return found
 
 
-def _needs(node: dict, others: list[dict]) -> list[dict]:
-    found = []
-    peers = [other for other in others if other["member"]]
-    if node["member"] and node["own"]:
-        found += _of_cluster(node, peers)
-        found += _of_pods(node)
-    found += _of_tests(node, others)
-    return [need for need in found if need["peers"]]
-
-
-def _need(
-    node: dict, what: str, protocol: str, ports: tuple[int, int], peers: list[dict], to: str | None, **more
-) -> dict:
-    """A need of the node; with the rules that open it where a tool runs that has rules."""
+def _need(node: dict, what: str, protocol: str, ports: tuple[int, int], peers: list[dict], to: str | None) -> dict:
     text = str(ports[0]) if ports[0] == ports[1] else f"{ports[0]}-{ports[1]}"
-    sources = _sources(tuple(peer["address"] for peer in peers)) if node["firewall"]["tool"] else []
-    rules = [{"kind": "port", "source": source, "protocol": protocol, "ports": text} for source in sources]
-    need = {
-        "id": f"{text}/{protocol}",
-        "what": what,
-        "hook": "input",
-        "protocol": protocol,
-        "ports": list(ports),
-        "peers": peers,
-        "to": to,
-        "iif": None,
-        "oif": None,
-        "rules": rules,
-        "later": False,
-    }
-    return {**need, **more}
-
-
-def _without_ports(need: dict) -> dict:
-    rules = [{"kind": "protocol", "source": rule["source"], "protocol": need["protocol"]} for rule in need["rules"]]
-    return {**need, "id": need["protocol"], "rules": rules}
+    name = protocol if protocol == VRRP else f"{text}/{protocol}"
+    return {"id": name, "what": what, "protocol": protocol, "ports": list(ports), "peers": peers, "to": to}
 
 
 @functools.lru_cache(maxsize=256)
 def _sources(addresses: tuple[str, ...]) -> list[str]:
     """The peers' addresses as networks: neighbours joined, and not one address more."""
-    networks = netaddr.cidr_merge([netaddr.IPNetwork(address).cidr for address in addresses])
+    networks = netaddr.cidr_merge([_cidr(address) for address in addresses])
     return [str(network).removesuffix("/32" if network.version == 4 else "/128") for network in networks]
 
 
@@ -167,36 +139,14 @@ def _of_cluster(node: dict, peers: list[dict]) -> list[dict]:
         found.append(_need(node, "etcd of the k3s servers", "tcp", ETCD, servers, node["own"]))
         if variables["k3s_api_address"]:
             what = f"k3s_api_address {variables['k3s_api_address']}, which the servers share"
-            found.append(_without_ports(_need(node, what, VRRP, (0, 0), servers, node["own"])))
+            found.append(_need(node, what, VRRP, (0, 0), servers, node["own"]))
     found.append(_need(node, "kubelet", "tcp", (KUBELET, KUBELET), _peers(peers), node["own"]))
     backend = variables["flannel_backend"]
     port = pod_network.PORTS[backend]
     if port:
         what = f"pods of other nodes (flannel_backend {backend})"
         found.append(_need(node, what, "udp", (port, port), _peers(peers, "pods"), node["pods"]))
-    return found
-
-
-def _of_pods(node: dict) -> list[dict]:
-    """Pods are trusted as k3s documents it: pods and services by their networks."""
-    variables = node["variables"]
-    pods, services = variables["k3s_cluster_cidr"], variables["k3s_service_cidr"]
-    trust = [{"kind": "trust", "source": text} for text in (*pods.split(","), *services.split(",")) if ":" not in text]
-    first = netaddr.IPNetwork(pods.split(",")[0])
-    peer = [{"host": f"{PODS}{first}", "address": str(first[2])}]
-    more = {"rules": trust, "iif": BRIDGE}
-    found = [_need(node, "kubelet, from pods of the node", "tcp", (KUBELET, KUBELET), peer, node["own"], **more)]
-    if node["server"]:
-        found.append(
-            _need(node, "API server of k3s, from pods of the node", "tcp", (API, API), peer, node["own"], **more)
-        )
-    link = pod_network.LINKS.get(variables["flannel_backend"])
-    for protocol in ("tcp", "udp"):
-        for way, iif, oif in (("to", BRIDGE, link), ("from", link, BRIDGE)):
-            what = f"traffic of pods {way} other nodes"
-            more = {"hook": "forward", "iif": iif, "oif": oif, "rules": trust[:1], "later": True}
-            found.append(_need(node, what, protocol, ALL_PORTS, peer, str(first[3]), **more))
-    return [{**need, "id": f"pods:{need['id']}" + (f":{need['oif']}" if need["oif"] else "")} for need in found]
+    return [need for need in found if need["peers"]]
 
 
 def _of_tests(node: dict, others: list[dict]) -> list[dict]:
@@ -265,110 +215,205 @@ def _reached(node: dict, others: list[dict], rails: list[dict], handshake: bool)
 
 @functools.lru_cache(maxsize=65536)
 def _network(address: str) -> str:
-    """The network of an address, as text: it is looked up for each pair of nodes."""
-    return str(netaddr.IPNetwork(address).cidr)
+    """The network of an address, as text."""
+    return str(_cidr(address))
 
 
-# --- what is in the way -----------------------------------------------------------------------------------------------
+@functools.lru_cache(maxsize=65536)
+def _cidr(address: str):
+    """It is looked up for each pair of nodes."""
+    return netaddr.IPNetwork(address).cidr
 
 
-def findings(firewall: dict, mode: str, collections: dict) -> list[Finding]:
-    """Why a run cannot start on a node. mode: node_firewall; collections: {name: whether the controller has it}.
+# --- who asks whom ----------------------------------------------------------------------------------------------------
 
-    A rule that drops some ports of pods is the administrator's; one that drops them all is in the way.
+
+def _question(made: dict, node: dict, need: dict, askers: dict[str, dict]) -> None:
+    """Listen where nothing does yet, and ask. The port that the kernel has for pods is answered from behind it."""
+    bound = node["firewall"]["bound"][need["protocol"]]
+    behind = _link(node) if need["protocol"] == "udp" else None
+    for port in range(need["ports"][0], need["ports"][1] + 1):
+        one = {"protocol": need["protocol"], "address": need["to"], "port": port}
+        if port not in bound:
+            made[node["host"]]["listen"].append(one)
+        elif need["protocol"] == "udp":
+            one = {**one, "protocol": "ping", "address": behind}
+        for peer in need["peers"]:
+            asker = askers.get(peer["host"])
+            # Where one of the two has no pod network yet, nobody can ask; nor can clients of the API server.
+            if asker and (one["protocol"] != "ping" or (behind and _link(asker))):
+                made[asker["host"]]["ask"].append({**one, "id": need["id"], "host": node["host"], "peer": peer})
+
+
+def _link(node: dict) -> str | None:
+    name = pod_network.LINKS.get(node["variables"]["flannel_backend"])
+    texts = _usable(node["firewall"]["addresses"].get(name) or [])
+    return texts[0].partition("/")[0] if texts else None
+
+
+# --- what opens them --------------------------------------------------------------------------------------------------
+
+
+def _opening(node: dict, known: list[dict], partial: bool) -> dict:
+    """add: rules of the node's tool that are not there; remove: rules of ours that nothing needs any longer; record:
+    those that are ours afterwards. A rule of others is never ours. With partial, none is given up.
     """
-    blocked = [one for one in firewall["answers"] if one["state"] == "blocked" and not _partly(one)]
-    if mode != "open":
-        return [fault(firewall, one) for one in blocked]
-    found = [fault(firewall, one) for one in blocked if not one["tool"]]
-    for one in firewall["answers"]:
-        if one["state"] == "unknown":
-            found.append(unread(one))
-    lacking = COLLECTIONS.get(firewall["tool"] or "")
-    if lacking and (firewall["add"] or firewall["remove"]) and not collections[lacking]:
-        wanted = f"the collection {lacking}, with which {OPTION}: open changes {firewall['tool']}"
-        step = f"ansible-galaxy collection install {lacking}, or open the ports by hand and set {OPTION}: verify"
-        found.append(Finding("controller", wanted, "that it is not installed", step))
+    recorded = node["firewall"]["recorded"]
+    tool = node["firewall"]["tool"]
+    if tool not in COLLECTIONS or node["variables"][OPTION] != "open":
+        return {"add": [], "remove": [], "record": recorded}
+    others = [other for other in known if other is not node]
+    wanted = {_key(rule): rule for rule in _rules(node, others)}
+    there = {tuple(rule) for rule in node["firewall"]["rules"]}
+    add = [rule for name, rule in wanted.items() if name not in there]
+    lost = [rule for rule in recorded if (rule.get("tool"), _key(rule)) not in {(tool, name) for name in wanted}]
+    remove = [] if partial else lost
+    ours = {_key(rule): rule for rule in [*(rule for rule in recorded if rule not in remove), *add]}
+    return {"add": add, "remove": remove, "record": list(ours.values())}
+
+
+def _key(rule: dict) -> tuple:
+    return tuple(str(rule.get(part) or "") for part in ("kind", "source", "protocol", "ports", "zone"))
+
+
+def _rules(node: dict, others: list[dict]) -> list[dict]:
+    """What k3s documents for its nodes, and the tests' ports: pods and services by their networks, peers by their
+    addresses.
+    """
+    tool, found = node["firewall"]["tool"], []
+    needs = _of_tests(node, others)
+    if node["member"] and node["own"]:
+        needs = [*_of_cluster(node, [other for other in others if other["member"]]), *needs]
+        found += _trust(node)
+    for need in needs:
+        for source in _sources(tuple(peer["address"] for peer in need["peers"])):
+            rule = {"tool": tool, "kind": "port", "source": source, "protocol": need["protocol"]}
+            rule |= {"kind": "protocol"} if need["protocol"] == VRRP else {"ports": need["id"].partition("/")[0]}
+            if need["protocol"] == VRRP and not node["firewall"]["names_vrrp"]:
+                continue
+            found.append({**rule, "zone": _zone(node["firewall"], source)} if tool == "firewalld" else rule)
     return found
 
 
-def _partly(one: dict) -> bool:
-    return one["hook"] == "forward" and not one["every"]
+def _trust(node: dict) -> list[dict]:
+    """Pods and services by their networks, and pods through the node, as k3s documents it."""
+    tool, pods = node["firewall"]["tool"], node["variables"]["k3s_cluster_cidr"].split(",")
+    zone = {"zone": "trusted"} if tool == "firewalld" else {}
+    texts = [text for text in (*pods, *node["variables"]["k3s_service_cidr"].split(",")) if ":" not in text]
+    through = [{"tool": tool, "kind": "route", "source": pods[0]}] if tool == "ufw" else []
+    return [*({"tool": tool, "kind": "trust", "source": text, **zone} for text in texts), *through]
 
 
-def fault(firewall: dict, one: dict) -> Finding:
-    """One thing that a firewall drops: which ports, from whom, by what, and how it is opened."""
-    whose = f"{one['tool']} drops it" if one["tool"] else "dropped"
-    return Finding(
-        f"firewall: {_opening(one)}",
-        f"{one['what']}: open for {_named(one['peers'])}",
-        f"{whose}: {one['by']}",
-        _step(firewall, one),
-        f"firewall:{one['id']}",
-    )
+def _zone(firewall: dict, source: str) -> str:
+    """A zone bound to the source comes before that of the interface, as firewalld does it."""
+    network = netaddr.IPNetwork(source)
+    for name, zone in firewall["zones"].items():
+        for text in zone["sources"]:
+            if _literal(text.partition("/")[0]) and network in netaddr.IPNetwork(text):
+                return name
+    texts = {text: netdev for netdev, some in firewall["addresses"].items() for text in some}
+    netdev = next((texts[text] for text in texts if network in netaddr.IPNetwork(text)), firewall["netdev"])
+    for name, zone in firewall["zones"].items():
+        if netdev in zone["interfaces"]:
+            return name
+    return firewall["default_zone"]
 
 
-def unread(one: dict) -> Finding:
-    return Finding(
-        f"firewall: {_opening(one)}",
-        f"{one['what']}: open for {_named(one['peers'])}",
-        f"unknown: {one['by']}",
-        f"see the rule on the node, or set {OPTION}: verify, which reports it as not verified",
-        f"firewall:{one['id']}",
-    )
+# --- what an answer means ---------------------------------------------------------------------------------------------
 
 
-def _opening(one: dict) -> str:
-    return "VRRP (IP protocol 112)" if one["protocol"] == VRRP else f"{one['ports']}/{one['protocol']}"
+def _result(node: dict, need: dict, told: list[dict], add: list[dict]) -> dict:
+    """One need as a check: open, blocked, or unknown where nobody could ask."""
+    asked = {one["peer"]["host"]: one for one in told}
+    listening = node.get("listening", {})
+    deaf = [why for name, why in listening.get("deaf", {}).items() if name.endswith(f"/{need['protocol']}")]
+    deaf += [listening["msg"]] if "deaf" not in listening and "msg" in listening else []
+    failed = [one for one in told if one["state"] != "answered"]
+    obj, peers = f"firewall: {need['id']}", core_text.listing((_name(one["peer"]) for one in asked.values()), 6)
+    wanted = f"{need['what']}: open for {peers or 'its peers'}"
+    if told and not failed:
+        return _as_result(OPEN, Finding(obj, wanted, "open", "", need["id"]))
+    if deaf or not told:
+        seen = f"nothing could listen on {node['host']}: {deaf[0]}" if deaf else "nobody could ask"
+        return _as_result(
+            UNKNOWN, Finding(obj, wanted, seen, "run playbooks/verify.yml once the cluster is up", need["id"])
+        )
+    ways = [f"{_name(one['peer'])} to {node['host']} ({one['address']}): {one['why']}" for one in failed]
+    seen = core_text.listing(dict.fromkeys(ways), 4)
+    return _as_result(BLOCKED, Finding(obj, wanted, seen, _step(node, need, failed, add), need["id"]))
 
 
-def _named(peers: list[dict]) -> str:
-    return core_text.listing((_name(**peer) for peer in peers), 6)
+def _as_result(state: str, finding: Finding) -> dict:
+    return {**as_dict(finding), "state": state}
 
 
-def _name(host: str, address: str) -> str:
-    return host if host == address or host.startswith(PODS) else f"{host} ({address})"
+def _of_pods(node: dict) -> list[dict]:
+    """Pods cannot be asked before there are any: where a tool runs, its rules for their networks are looked for."""
+    there = {tuple(rule) for rule in node["firewall"]["rules"]}
+    lacking = [rule for rule in _trust(node) if _key(rule) not in there]
+    if node["firewall"]["tool"] not in COLLECTIONS or not lacking or node["variables"][OPTION] == "open":
+        return []
+    networks = ", ".join(rule["source"] for rule in lacking)
+    seen = f"{node['firewall']['tool']} runs, without a rule for {networks}"
+    step = f"set {OPTION}: open, or on {node['host']}: {'; '.join(map(command, lacking))}"
+    return [_as_result(UNKNOWN, Finding("firewall: pods", "pods let to the node, and through it", seen, step, "pods"))]
 
 
-def _step(firewall: dict, one: dict) -> str:
-    if not one["tool"]:
-        if one["remove"]:
-            return f"{one['remove']}; remove it where it is loaded from, too"
-        if firewall["tool"] == "ufw" and one["protocol"] == VRRP:
-            rules = ", ".join(f"-A ufw-before-input -p vrrp -s {peer['address']} -j ACCEPT" for peer in one["peers"])
-            return f"ufw can name VRRP from 0.36.2 on; before, add to /etc/ufw/before.rules: {rules}; then ufw reload"
-        return "accept it in the chain named here, where its rules are loaded from (nftables.conf, iptables-persistent)"
-    commands = [command(rule) for rule in firewall["add"] if _for(rule, one)]
-    return f"set {OPTION}: open, or on the node: {'; '.join(commands[:6]) or 'open it with ' + one['tool']}"
+def _step(node: dict, need: dict, failed: list[dict], add: list[dict]) -> str:
+    firewall, tool = node["firewall"], node["firewall"]["tool"]
+    between = "what lies between the nodes, such as a switch or a cloud's security group"
+    sources = _sources(tuple(sorted({one["peer"]["address"] for one in failed})))
+    rule = {"tool": tool, "kind": "port", "protocol": need["protocol"], "ports": need["id"].partition("/")[0]}
+    commands = [command({**rule, "source": source, "zone": _zone(firewall, source)}) for source in sources[:6]]
+    if tool in COLLECTIONS and node["variables"][OPTION] == "open" and not add:
+        return f"{tool} has its rules: look for one that drops before them, then at {between}"
+    if tool in COLLECTIONS:
+        return f"set {OPTION}: open, or on {node['host']}: {'; '.join(commands)}; then look at {between}"
+    if tool:
+        return f"on {node['host']}: {'; '.join(commands)} (and where its rules are loaded from), or look at {between}"
+    return f"no firewall runs on {node['host']}: look at {between}"
 
 
-def _for(rule: dict, one: dict) -> bool:
-    if rule["kind"] == "protocol":
-        return rule["protocol"] == one["protocol"]
-    if rule["kind"] != "port":
-        return one["id"].startswith("pods:") and (rule["kind"] == "route") <= (one["hook"] == "forward")
-    return rule["protocol"] == one["protocol"] and one["id"].startswith(f"{rule['ports']}/")
+def _name(peer: dict) -> str:
+    return peer["host"] if peer["host"] == peer["address"] else f"{peer['host']} ({peer['address']})"
 
 
 def command(rule: dict) -> str:
     """What a person types to have the rule: with firewalld now and at boot, without a reload."""
-    source = rule["source"]
-    if rule["tool"] == "firewalld":
-        rich = rule["kind"] in ("port", "protocol")
-        what = f"--add-rich-rule='{rich_rule(rule)}'" if rich else f"--add-source={source}"
-        options = f"--zone={rule['zone']} {what}"
+    source, tool = rule["source"], rule["tool"]
+    if tool == "firewalld":
+        family = "ipv6" if ":" in source else "ipv4"
+        port = f'port port="{rule.get("ports")}" protocol="{rule.get("protocol")}"'
+        rich = f'--add-rich-rule=\'rule family="{family}" source address="{source}" {port} accept\''
+        options = f"--zone={rule['zone']} {rich if rule['kind'] == 'port' else f'--add-source={source}'}"
         return f"firewall-cmd {options} && firewall-cmd --permanent {options}"
-    if rule["kind"] == "port":
+    if tool == "ufw" and rule["kind"] == "port":
         return f"ufw allow proto {rule['protocol']} from {source} to any port {rule['ports'].replace('-', ':')}"
-    if rule["kind"] == "protocol":
-        return f"ufw allow proto {rule['protocol']} from {source}"
-    return f"ufw {'route ' if rule['kind'] == 'route' else ''}allow from {source}"
+    if tool == "ufw":
+        return f"ufw {'route ' if rule['kind'] == 'route' else ''}allow from {source}"
+    family = "ip6" if ":" in source else "ip"
+    return f"nft insert rule inet filter input {family} saddr {source} {rule['protocol']} dport {rule['ports']} accept"
 
 
-def rich_rule(rule: dict) -> str:
-    family = "ipv6" if ":" in rule["source"] else "ipv4"
-    if rule["kind"] == "protocol":
-        what = f'protocol value="{rule["protocol"]}"'
-    else:
-        what = f'port port="{rule["ports"]}" protocol="{rule["protocol"]}"'
-    return f'rule family="{family}" source address="{rule["source"]}" {what} accept'
+def findings(node: dict, planned: dict, lacking: dict) -> list[Finding]:
+    """Why a run cannot start, or go on, on a node. lacking: {tool: collection that the controller does not have}."""
+    firewall, opens = node["firewall"], node["variables"][OPTION] == "open"
+    found = [
+        Finding(one["object"], one["wanted"], one["seen"], one["next_step"], f"firewall:{one['id']}")
+        for one in planned["results"]
+        if one["state"] == BLOCKED and not (opens and planned["add"])
+    ]
+    for tool in sorted({rule["tool"] for rule in (*planned["add"], *planned["remove"])}):
+        if tool in lacking:
+            wanted = f"the collection {lacking[tool]}, with which {OPTION}: open changes {tool}"
+            step = (
+                f"ansible-galaxy collection install {lacking[tool]}, or open the ports by hand and set {OPTION}: verify"
+            )
+            found.append(Finding("controller", wanted, "that it is not installed", step, "firewall:collection"))
+    if opens and node["server"] and node["variables"]["k3s_api_address"] and not firewall["names_vrrp"]:
+        step = "in /etc/ufw/before.rules: -A ufw-before-input -p vrrp -s SERVER -j ACCEPT for each other server; then "
+        step += f"ufw reload, and set {OPTION}: verify"
+        found.append(
+            Finding("firewall: VRRP (IP protocol 112)", "ufw 0.36.2 or newer", "an older one", step, "firewall:vrrp")
+        )
+    return found

@@ -15,6 +15,7 @@ VARIABLES = {
     ),
     **dict.fromkeys(("k3s_backup", "k3s_backup_dir", "k3s_restore_again", "k3s_restore_allowed"), _NO_BACKUP),
     "matrix_rounds_per_call": "take it out: the nodes run all rounds in one call",
+    "driver_attachments": "take it out: names of interfaces are no longer predicted",
     "policy_operator_namespace": _NO_EXPORT,
     "policy_operator_version": _NO_EXPORT,
 }

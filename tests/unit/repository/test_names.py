@@ -67,8 +67,7 @@ ONE_PLACE = {
         {
             "plugins/module_utils/_core/files.py",
             # Copies in a folder of their own, for one simulation.
-            "plugins/module_utils/_driver/proof.py",
-            "plugins/module_utils/_driver/rpm_proof.py",
+            "plugins/module_utils/_driver/trial.py",
             # Output of a process that was started.
             "plugins/module_utils/_traffic/fabric.py",
             "plugins/module_utils/_traffic/rounds.py",

@@ -20,15 +20,14 @@ from ansible_collections.gpufabric.rdma.tests.tools.overlays import (
     INSTALL,
     KEY,
     LOOSE,
-    NAMED_FABRIC,
     NET,
     NETPLAN,
     NEWER,
     NIC,
+    PINNED,
     POD,
     SECURE,
     STALE,
-    STRIPS,
     VFS,
     Over,
     bonded,
@@ -38,11 +37,9 @@ from ansible_collections.gpufabric.rdma.tests.tools.overlays import (
     module,
     mounted,
     newer_kernel,
-    old_style_netdev,
     pod,
     process,
     ssh,
-    udev,
 )
 
 
@@ -59,6 +56,53 @@ class Row:
 
 
 RELOAD = {"reload_allowed": True}
+MANAGED, MAC = {"name-change", "management-path"}, "a0:88:c2:b0:00:00"
+BY_NAME = {
+    "netplan": ("/etc/netplan/50-f.yaml", f"network:\n  ethernets:\n    {NIC}:\n      dhcp4: true", True),
+    "netplan by MAC": (
+        "/etc/netplan/50-f.yaml",
+        f"network:\n  ethernets:\n    {NIC}:\n      match:\n        macaddress: {MAC}\n      dhcp4: true",
+        False,
+    ),
+    "netplan, a MAC that is set": (
+        "/etc/netplan/50-f.yaml",
+        f"network:\n ethernets:\n  {NIC}:\n   macaddress: {MAC}",
+        True,
+    ),
+    "NetworkManager": (
+        "/etc/NetworkManager/system-connections/f.nmconnection",
+        f"[connection]\nid={NIC}\ninterface-name={NIC}",
+        True,
+    ),
+    "NetworkManager by MAC": (
+        "/etc/NetworkManager/system-connections/f.nmconnection",
+        f"[connection]\nid={NIC}\n[ethernet]\nmac-address={MAC}",
+        False,
+    ),
+    "ifcfg": (f"/etc/sysconfig/network-scripts/ifcfg-{NIC}", f"DEVICE={NIC}", True),
+    "networkd": ("/etc/systemd/network/f.network", f"[Match]\nName={NIC}", True),
+    "networkd, a pattern that fits any name": ("/etc/systemd/network/f.network", "[Match]\nName=en*", False),
+    "networkd by MAC": ("/etc/systemd/network/f.network", f"[Match]\nMACAddress={MAC}", False),
+    "ifupdown": ("/etc/network/interfaces", f"iface {NIC} inet dhcp", True),
+    "ifupdown, a comment": ("/etc/network/interfaces.d/x", f"# iface {NIC} inet dhcp", False),
+}
+NAMED = [
+    Row(
+        f"management over the HCA, configured by {name}" if named else f"management over the HCA: {name}",
+        "refuse" if named else "reboot",
+        MANAGED if named else {"management-path"},
+        default_route(NIC) + file(path, text),
+        says=path if named else "",
+        consents=["driver_rename_allowed"] if named else [],
+    )
+    for name, (path, text, named) in BY_NAME.items()
+]
+NAMED += [
+    Row("configured by name, and no management", "reload", over=NETPLAN, wanted=RELOAD),
+    Row("by name, and allowed", "reboot", {"management-path"}, ssh(NIC) + NETPLAN, {"rename_allowed": True}),
+    Row("by name, and denied", "refuse", MANAGED, ssh(NIC) + NETPLAN, {"rename_allowed": False}),
+    Row("a .link file ties the name to the MAC", "reboot", {"management-path"}, ssh(NIC) + NETPLAN + PINNED),
+]
 ROWS = [
     # Nothing to do.
     Row("inbox, and memory agrees", "nothing", fixture="gh200-cx7-roce", says="same driver: inbox"),
@@ -111,31 +155,6 @@ ROWS = [
     Row("Secure Boot off in the firmware", "reload", over=LOOSE, wanted=RELOAD),
     Row("Secure Boot with an enrolled DKMS key", "reload", over=SECURE + KEY + ENROLLED, wanted=RELOAD),
     Row("Secure Boot with signed modules", "reload", over=SECURE, wanted=RELOAD | {"signed": True}),
-    Row(
-        "a renamed interface that nobody refers to",
-        "reload",
-        over=udev() + NAMED_FABRIC,
-        wanted=RELOAD,
-        says="as fabric0",
-    ),
-    Row("the name stays, and netplan refers to it", "reload", over=udev() + NETPLAN, wanted=RELOAD),
-    Row(
-        "netplan finds the interface by MAC",
-        "reload",
-        over=udev()
-        + NAMED_FABRIC
-        + file(
-            "/etc/netplan/50-f.yaml",
-            f"network:\n  ethernets:\n    {NIC}:\n      match:\n        macaddress: a0:88:c2:b0:00:00\n      mtu: 9000",
-        ),
-        wanted=RELOAD,
-    ),
-    Row(
-        "a rename that is allowed",
-        "reload",
-        over=udev() + NAMED_FABRIC + NETPLAN,
-        wanted=RELOAD | {"rename_allowed": True},
-    ),
     Row("the next kernel has the driver too", "reload", over=newer_kernel("updates/dkms/mlx5_core.ko"), wanted=RELOAD),
     # Reboot: a reload is ruled out.
     Row("default route over the HCA", "reboot", {"management-path"}, default_route(NIC), says="the default route"),
@@ -313,70 +332,7 @@ ROWS = [
         {"secure-boot"},
         file("/sys/module/module/parameters/sig_enforce", "Y"),
     ),
-    Row(
-        "a .link renames, netplan refers to the old name",
-        "refuse",
-        {"name-change"},
-        udev() + NAMED_FABRIC + NETPLAN,
-        says="50-fabric.yaml:3",
-    ),
-    Row(
-        "the old ifcfg name, NetworkManager",
-        "refuse",
-        {"name-change"},
-        udev()
-        + NAMED_FABRIC
-        + file(
-            "/etc/NetworkManager/system-connections/f.nmconnection", f"[connection]\nid={NIC}\ninterface-name={NIC}"
-        ),
-        says="f.nmconnection:3",
-        consents=["driver_rename_allowed"],
-    ),
-    Row(
-        "ifcfg refers",
-        "refuse",
-        {"name-change"},
-        udev() + NAMED_FABRIC + file(f"/etc/sysconfig/network-scripts/ifcfg-{NIC}", f"DEVICE={NIC}"),
-    ),
-    Row(
-        "networkd refers",
-        "refuse",
-        {"name-change"},
-        udev() + NAMED_FABRIC + file("/etc/systemd/network/f.network", f"[Match]\nName={NIC}"),
-    ),
-    Row(
-        "networkd's pattern fits both",
-        "reload",
-        set(),
-        udev() + NAMED_FABRIC + file("/etc/systemd/network/f.network", "[Match]\nName=en* fab*"),
-        RELOAD,
-    ),
-    Row(
-        "a NAD refers",
-        "refuse",
-        {"name-change"},
-        udev() + NAMED_FABRIC,
-        {"attachments": [{"name": "jobs/rail0", "master": NIC}]},
-        "jobs/rail0",
-    ),
-    Row(
-        "np0 goes away by NVIDIA's rule",
-        "refuse",
-        {"name-change"},
-        udev() + STRIPS + NETPLAN,
-        says="comes back as enp59s0 ",
-    ),
-    Row(
-        "np0 comes with the new driver",
-        "refuse",
-        {"name-change"},
-        old_style_netdev()
-        + udev("enp59s0", index=9)
-        + file("/etc/network/interfaces.d/up", "# enp59s0 of old\niface enp59s0 inet manual"),
-        INSTALL | {"port_names": True},
-        "comes back as enp59s0np0 (/usr/lib/systemd/network/99-default.link names by path), and "
-        "/etc/network/interfaces.d/up:2 refers",
-    ),
+    *NAMED,
     Row(
         "NVIDIA's Network Operator runs the driver",
         "refuse",
@@ -432,10 +388,7 @@ def test_the_gate_answers(row, tmp_path):
     lay_over(row.over, tmp_path)
     tree = Tree(str(tmp_path))
     facts = gather(tree, Seams.of(tree))
-    wanted = dict(row.wanted)
-    attachments, port_names = wanted.pop("attachments", []), wanted.pop("port_names", None)
-    risk = read(tree, facts, attachments, port_names=port_names)
-    decision = decide(facts, risk, wanted)
+    decision = decide(facts, read(tree, facts), row.wanted)
     text = " ".join([decision.summary, *map(str, decision.reasons), *decision.steps, *decision.notes])
     assert decision.verdict == row.verdict, text
     assert {reason.finding.id for reason in decision.reasons} == row.codes, text

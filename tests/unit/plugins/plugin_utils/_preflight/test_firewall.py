@@ -1,7 +1,8 @@
-"""Which ports a node needs by its role, from the options that have them, and what is said of those that are dropped."""
+"""Which ports a node needs by its role, who asks whom about them, what an answer means, and which rules open them."""
 
 from __future__ import annotations
 
+import netaddr
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import pods
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import firewall
@@ -22,6 +23,7 @@ VARIABLES = {
     "matrix_port": 18800,
     "matrix_pod_port": 18800,
     "matrix_cuda": False,
+    "node_firewall": "open",
     "node_firewall_api_clients": [],
 }
 
@@ -39,18 +41,23 @@ def rail(index, *addresses, kind="pci", gid="RoCE v2"):
     }
 
 
-def node(number, *rails, server=False, member=True, **variables):
+def node(number, *rails, server=False, member=True, tool="ufw", **variables):
     return {
         "host": f"node{number}",
         "address": f"node{number}.example",
         "member": member,
         "server": server,
         "firewall": {
+            "tool": tool,
+            "rules": [],
+            "zones": {"public": {"interfaces": ["eth0"], "sources": []}},
+            "default_zone": "drop",
+            "names_vrrp": True,
             "address": f"10.0.0.{number}",
-            "filters": True,
-            "tool": "ufw",
-            "recorded": [],
+            "netdev": "eth0",
             "addresses": {"eth0": [f"10.0.0.{number}/24"], "bond1": [f"10.1.0.{number}/24"]},
+            "bound": {"tcp": [], "udp": []},
+            "recorded": [],
         },
         "facts": {"hcas": [one["hca"] for one in rails], "rails": [one["rail"] for one in rails]},
         "variables": {**VARIABLES, **variables},
@@ -58,109 +65,73 @@ def node(number, *rails, server=False, member=True, **variables):
 
 
 def needed(nodes, host="node1"):
-    """{id: (addresses of the peers, at which address)} without what pods need."""
-    return {
-        need["id"]: ([peer["address"] for peer in need["peers"]], need["to"])
-        for need in firewall.plan(nodes)[host]
-        if not need["id"].startswith("pods:")
-    }
+    """{port/protocol: the sources that rules open it to}"""
+    found = {}
+    for rule in firewall.plan(nodes)[host]["add"]:
+        if rule["kind"] in ("port", "protocol"):
+            name = f"{rule['ports']}/{rule['protocol']}" if rule["kind"] == "port" else rule["protocol"]
+            found.setdefault(name, []).append(rule["source"])
+    return found
 
 
-def test_a_server_an_agent_and_a_single_node():
-    nodes = [node(1, server=True), node(2), node(3)]
+PORTS = {
+    "a server": ([node(1, server=True), node(2), node(4)], {"6443/tcp", "10250/tcp", "8472/udp"}),
+    "an agent": ([node(1), node(2, server=True)], {"10250/tcp", "8472/udp"}),
+    "alone": ([node(1, server=True)], set()),
+    "wireguard": ([node(1, flannel_backend="wireguard"), node(2)], {"10250/tcp", "51820/udp"}),
+    "host-gw": ([node(1, flannel_backend="host-gw"), node(2)], {"10250/tcp"}),
+    "servers": ([node(1, server=True), node(2, server=True)], {"6443/tcp", "2379-2380/tcp", "10250/tcp", "8472/udp"}),
+    "an address that they share": (
+        [node(number, server=True, k3s_api_address="10.0.0.9") for number in (1, 2)],
+        {"6443/tcp", "2379-2380/tcp", "10250/tcp", "8472/udp", "vrrp"},
+    ),
+    "rails": (
+        [node(n, rail(0, f"10.8.0.{n}/24"), rail(1, f"10.8.1.{n}/24"), member=False) for n in (1, 2, 3)],
+        {"18600-18603/tcp", "18800-18803/tcp"},
+    ),
+    "rails, with CUDA": (
+        [node(n, rail(0, f"10.8.0.{n}/24"), member=False, matrix_cuda=True) for n in (1, 2)],
+        {"18600-18601/tcp", "18800-18801/tcp"},
+    ),
+    "rails without tests": (
+        [
+            node(n, rail(0, f"10.8.0.{n}/24"), member=False, matrix_host=False, verification_fabric=False)
+            for n in (1, 2)
+        ],
+        set(),
+    ),
+    "soft-RoCE": (
+        [node(n, rail(0, f"10.8.0.{n}/24", kind="software"), member=False, matrix_host=False) for n in (1, 2)],
+        {"18600-18601/tcp", "4791/udp"},
+    ),
+    "iWARP": (
+        [
+            node(n, rail(0, f"10.8.0.{n}/24", kind="software", gid=None), member=False, matrix_host=False)
+            for n in (1, 2)
+        ],
+        {"18600-18601/tcp"},
+    ),
+    "a tool that does not run": ([node(1, server=True, tool=None), node(2)], set()),
+    "verify": ([node(1, server=True, node_firewall="verify"), node(2)], set()),
+}
+
+
+@pytest.mark.parametrize("case", PORTS)
+def test_ports_by_the_role_of_the_node(case):
+    nodes, ports = PORTS[case]
+    assert set(needed(nodes)) == ports
+
+
+def test_sources_are_the_peers_at_their_addresses_joined_and_not_one_more():
+    nodes = [node(1, server=True, flannel_interface="bond1"), *(node(number) for number in (8, 9, 10, 11, 13))]
+    for one in nodes[1:]:
+        one["variables"]["flannel_interface"] = "bond1"
+    nodes[0]["variables"]["node_firewall_api_clients"] = ["192.0.2.0/24"]
     assert needed(nodes) == {
-        "6443/tcp": (["10.0.0.2", "10.0.0.3"], "10.0.0.1"),
-        "10250/tcp": (["10.0.0.2", "10.0.0.3"], "10.0.0.1"),
-        "8472/udp": (["10.0.0.2", "10.0.0.3"], "10.0.0.1"),
+        "6443/tcp": ["10.0.0.8/30", "10.0.0.13", "192.0.2.0/24"],
+        "10250/tcp": ["10.0.0.8/30", "10.0.0.13"],
+        "8472/udp": ["10.1.0.8/30", "10.1.0.13"],
     }
-    assert set(needed(nodes, "node2")) == {"10250/tcp", "8472/udp"}
-    assert needed([node(1, server=True)]) == {}
-
-
-def test_etcd_between_servers_alone():
-    nodes = [node(1, server=True), node(2, server=True), node(3, server=True), node(4)]
-    assert needed(nodes)["2379-2380/tcp"] == (["10.0.0.2", "10.0.0.3"], "10.0.0.1")
-    assert "2379-2380/tcp" not in needed(nodes, "node4")
-
-
-def test_servers_that_share_an_address_need_vrrp_from_each_other():
-    nodes = [node(number, server=number < 4, k3s_api_address="10.0.0.100") for number in range(1, 5)]
-    assert needed(nodes)["vrrp"] == (["10.0.0.2", "10.0.0.3"], "10.0.0.1")
-    assert "vrrp" not in needed(nodes, "node4")
-    (need,) = [need for need in firewall.plan(nodes)["node2"] if need["id"] == "vrrp"]
-    assert need["rules"][0] == {"kind": "protocol", "source": "10.0.0.1", "protocol": "vrrp"}
-    assert "vrrp" not in needed([node(number, server=True) for number in (1, 2, 3)])
-
-
-@pytest.mark.parametrize(("backend", "port"), [("vxlan", "8472/udp"), ("wireguard", "51820/udp"), ("host-gw", None)])
-def test_the_port_of_flannels_backend(backend, port):
-    found = needed([node(1, flannel_backend=backend), node(2, flannel_backend=backend)])
-    assert {name for name in found if name.endswith("/udp")} == ({port} if port else set())
-
-
-def test_flannels_interface_and_the_nodes_own_address():
-    nodes = [node(1, flannel_interface="bond1"), node(2, flannel_interface="bond1", k3s_node_ip="10.9.0.2")]
-    assert needed(nodes) == {"10250/tcp": (["10.9.0.2"], "10.0.0.1"), "8472/udp": (["10.1.0.2"], "10.1.0.1")}
-
-
-def test_clients_of_the_api_server_outside_of_the_nodes():
-    nodes = [node(1, server=True, node_firewall_api_clients=["192.0.2.0/24"]), node(2)]
-    assert needed(nodes)["6443/tcp"] == (["10.0.0.2", "192.0.2.0/24"], "10.0.0.1")
-
-
-def test_sources_are_the_peers_joined_and_not_one_address_more():
-    nodes = [node(1, server=True), *(node(number) for number in (8, 9, 10, 11, 13))]
-    (need,) = [need for need in firewall.plan(nodes)["node1"] if need["id"] == "6443/tcp"]
-    assert [rule["source"] for rule in need["rules"]] == ["10.0.0.8/30", "10.0.0.13"]
-
-
-def test_the_tests_ports_on_the_rails_by_their_number():
-    nodes = [
-        node(number, rail(0, f"10.10.0.{number}/24"), rail(1, f"10.10.1.{number}/24"), member=False)
-        for number in (1, 2, 3)
-    ]
-
-    def peers(net):
-        return [f"10.10.{net}.2", f"10.10.{net}.3"], f"10.10.{net}.1"
-
-    assert needed(nodes) == {
-        "18600-18603/tcp:10.10.0.1": peers(0),
-        "18600-18603/tcp:10.10.1.1": peers(1),
-        "18800-18803/tcp:10.10.0.1": peers(0),
-        "18800-18803/tcp:10.10.1.1": peers(1),
-    }
-    for one in nodes:
-        one["variables"].update(matrix_cuda=True, verification_port=20000)
-    assert set(needed(nodes)) >= {"18800-18807/tcp:10.10.0.1", "20000-20003/tcp:10.10.0.1"}
-    for one in nodes:
-        one["variables"].update(matrix_host=False, verification_fabric=False)
-    assert needed(nodes) == {}
-
-
-def test_soft_roce_goes_through_the_firewall_and_hardware_does_not():
-    soft = [node(number, rail(0, f"10.10.0.{number}/24", kind="software"), member=False) for number in (1, 2)]
-    assert needed(soft)["4791/udp:10.10.0.1"] == (["10.10.0.2"], "10.10.0.1")
-    hard = [node(number, rail(0, f"10.10.0.{number}/24"), member=False) for number in (1, 2)]
-    iwarp = [
-        node(number, rail(0, f"10.10.0.{number}/24", kind="software", gid=None), member=False) for number in (1, 2)
-    ]
-    assert not [name for nodes in (hard, iwarp) for name in needed(nodes) if name.startswith("4791")]
-
-
-def test_soft_roce_is_tested_in_the_nodes_network_by_the_pods_of_members():
-    def made(**variables):
-        rails = [[rail(n, f"10.10.{n}.{number}/24", kind="software") for n in range(2)] for number in (1, 2, 3)]
-        return [node(number, *rails[number - 1], member=number < 3, **variables) for number in (1, 2, 3)]
-
-    whom = (["10.10.0.2"], "10.10.0.1")
-    assert needed(made())["18700-18703/tcp:10.10.0.1"] == whom
-    assert needed(made(matrix_pod_port=19000))["19000-19001/tcp:10.10.0.1"] == whom
-    # The same ports as on the host are one need, which has the peers of both.
-    assert needed(made(matrix_pod_port=18800))["18800-18803/tcp:10.10.0.1"] == (["10.10.0.2", "10.10.0.3"], whom[1])
-    off = needed(made(verification_pods=False, matrix_pods=False, matrix_pod_port=19000))
-    assert not [name for name in off if name.startswith(("187", "190"))]
-    hard = [node(number, rail(0, f"10.10.0.{number}/24")) for number in (1, 2)]
-    assert not [name for name in needed(hard) if name.startswith("187")]
 
 
 @pytest.mark.parametrize("kinds", [("software",), ("software", "software"), ("pci", "software", "pci"), ("pci", "pci")])
@@ -191,153 +162,173 @@ def test_every_port_at_which_a_test_pod_listens_in_the_nodes_network_is_needed(k
     assert bool(here) == ("software" in kinds)
     for test in here:
         server, client = test["server"]["host"], test["client"]["host"]
-        open_to = [
-            peer["host"]
-            for need in firewall.plan(nodes)[server]
-            if need["to"] == test["address"] and need["ports"][0] <= test["tcp_port"] <= need["ports"][1]
-            for peer in need["peers"]
-            if need["what"] == "tests of verify between pods"
+        ports = [rule for rule in firewall.plan(nodes)[server]["add"] if rule["kind"] == "port"]
+        sources = [
+            netaddr.IPNetwork(rule["source"])
+            for rule in ports
+            for first, _dash, last in [rule["ports"].partition("-")]
+            if int(first) <= test["tcp_port"] <= int(last or first)
         ]
-        assert client in open_to, test
+        mine = [f"10.10.{n}.{client.removeprefix('node')}" for n in range(len(kinds))]
+        assert any(address in source for address in mine for source in sources), test
 
 
-def test_without_ipv4_on_the_rail_the_handshake_is_over_the_nodes_own_address():
-    nodes = [
-        node(number, rail(0, f"fd00::{number}/64", "fe80::1/64"), member=False, matrix_host=False) for number in (1, 2)
-    ]
-    assert needed(nodes) == {"18600-18601/tcp:10.0.0.1": (["10.0.0.2"], "10.0.0.1")}
+# --- rules ------------------------------------------------------------------------------------------------------------
 
 
-def test_pods_are_trusted_by_the_networks_of_pods_and_services():
-    found = {need["id"]: need for need in firewall.plan([node(1, server=True)])["node1"]}
-    assert set(found) == {
-        "pods:10250/tcp", "pods:6443/tcp",
-        "pods:1-65535/tcp:flannel.1", "pods:1-65535/tcp:cni0", "pods:1-65535/udp:flannel.1", "pods:1-65535/udp:cni0",
+def opened(tool="ufw", partial=False, **firewall_info):
+    nodes = [node(1, server=True, tool=tool, verification_fabric=False, matrix_host=False), node(2)]
+    nodes[0]["firewall"].update(firewall_info)
+    return firewall.plan(nodes, partial)["node1"]
+
+
+@pytest.mark.parametrize(("tool", "kinds"), [("ufw", ["trust", "trust", "route"]), ("firewalld", ["trust", "trust"])])
+def test_pods_and_services_are_trusted_and_what_is_there_is_not_added_again(tool, kinds):
+    first = opened(tool)
+    assert [rule["kind"] for rule in first["add"] if rule["kind"] != "port"] == kinds
+    assert first["record"] == first["add"]
+    there = [list(firewall._key(rule)) for rule in first["add"]]
+    again = opened(tool, rules=there, recorded=first["add"])
+    assert (again["add"], again["remove"], again["record"]) == ([], [], first["add"])
+    foreign = opened(tool, rules=there)
+    assert (foreign["add"], foreign["record"]) == ([], [])
+
+
+@pytest.mark.parametrize("partial", [False, True])
+def test_a_rule_of_ours_that_nothing_needs_goes_unless_nodes_are_left_out(partial):
+    old = {"tool": "ufw", "kind": "port", "source": "10.0.0.77", "protocol": "tcp", "ports": "6443"}
+    made = opened(partial=partial, recorded=[old])
+    assert made["remove"] == ([] if partial else [old])
+    assert (old in made["record"]) is partial
+
+
+@pytest.mark.parametrize(
+    ("zones", "zone"),
+    [
+        ({"public": {"interfaces": ["eth0"], "sources": []}}, "public"),
+        (
+            {"public": {"interfaces": ["eth0"], "sources": []}, "nodes": {"interfaces": [], "sources": ["10.0.0.0/8"]}},
+            "nodes",
+        ),
+        ({"public": {"interfaces": ["eth7"], "sources": ["ipset:x"]}}, "drop"),
+    ],
+)
+def test_a_rule_of_firewalld_is_in_the_zone_that_the_peer_is_in(zones, zone):
+    made = opened("firewalld", zones=zones)["add"]
+    assert {rule["zone"] for rule in made if rule["kind"] == "port"} == {zone}
+
+
+# --- who asks whom, and what an answer means --------------------------------------------------------------------------
+
+
+def asked(nodes):
+    """{(who, whom, protocol, port)}"""
+    made = firewall.plan(nodes)
+    return {
+        (host[-1], one["host"][-1], one["protocol"], one["port"]) for host, mine in made.items() for one in mine["ask"]
+    }
+
+
+def test_every_node_asks_each_server_and_in_the_ring_each_is_asked_by_the_one_before_it():
+    nodes = [node(1, server=True), node(2), node(3), node(4)]
+    found = asked(nodes)
+    assert {one for one in found if one[3] == 6443} == {(who, "1", "tcp", 6443) for who in "234"}
+    assert {one[:2] for one in found if one[3] == 10250} == {
+        ("2", "1"),
+        ("3", "1"),
+        ("4", "1"),
+        ("1", "2"),
+        ("2", "3"),
+        ("3", "4"),
+    }
+    assert {one["port"] for one in firewall.plan(nodes)["node1"]["listen"]} == {6443, 10250, 8472}
+    both = asked([node(1, server=True), node(2, server=True)])
+    assert {one[3] for one in both} == {6443, 2379, 2380, 10250, 8472}
+    assert asked([node(1, server=True)]) == set()
+
+
+def test_a_port_in_use_is_not_listened_at_and_that_of_the_kernel_is_asked_behind_it():
+    nodes = [node(1, server=True), node(2)]
+    nodes[0]["firewall"]["bound"] = {"tcp": [6443, 10250], "udp": [8472]}
+    assert firewall.plan(nodes)["node1"]["listen"] == []
+    assert not [one for one in asked(nodes) if one[1:] == ("1", "ping", 8472)]  # no pod network yet
+    for number, one in enumerate(nodes):
+        one["firewall"]["addresses"]["flannel.1"] = [f"10.42.{number}.0/32"]
+    (ping,) = [one for one in firewall.plan(nodes)["node2"]["ask"] if one["protocol"] == "ping"]
+    assert (ping["address"], ping["id"]) == ("10.42.0.0", "8472/udp")
+
+
+def judged(state, mode="verify", tool="ufw", rules=(), listening=None):
+    nodes = [node(1, server=True, tool=tool, node_firewall=mode), node(2)]
+    nodes[0]["firewall"]["rules"] = list(rules)
+    nodes[0]["listening"] = listening or {}
+    for one, mine in zip(nodes, firewall.plan(nodes).values()):
+        one["told"] = {"answers": [{**ask, "state": state, "why": "no answer within 4 s"} for ask in mine["ask"]]}
+    made = firewall.plan(nodes)["node1"]
+    return made, firewall.findings(firewall._known(nodes[0]), made, {})
+
+
+@pytest.mark.parametrize(("state", "means"), [("answered", "open"), ("silent", "blocked"), ("refused", "blocked")])
+def test_what_an_answer_means(state, means):
+    made, found = judged(state)
+    assert {one["id"]: one["state"] for one in made["results"]} == {
+        "6443/tcp": means, "10250/tcp": means, "8472/udp": means, "pods": "unknown",
     }  # fmt: skip
-    assert [rule["source"] for rule in found["pods:6443/tcp"]["rules"]] == ["10.42.0.0/16", "10.43.0.0/16"]
-    across = found["pods:1-65535/tcp:flannel.1"]
-    assert (across["hook"], across["iif"], across["oif"], across["later"]) == ("forward", "cni0", "flannel.1", True)
+    blocked = {"firewall:6443/tcp", "firewall:10250/tcp", "firewall:8472/udp"} if means == "blocked" else set()
+    assert {one.id for one in found} == blocked
+
+
+@pytest.mark.parametrize(
+    ("listening", "unknown"),
+    [
+        ({"deaf": {"6443/tcp": "no such address"}}, {"6443/tcp", "10250/tcp"}),
+        ({"unreachable": True, "msg": "no route to host"}, {"6443/tcp", "10250/tcp", "8472/udp"}),
+    ],
+)
+def test_where_nothing_could_listen_silence_says_nothing(listening, unknown):
+    made, _found = judged("silent", listening=listening)
+    assert {one["id"] for one in made["results"] if one["state"] == "unknown"} == unknown | {"pods"}
+    assert {one["state"] for one in judged("answered", listening=listening)[0]["results"]} == {"open", "unknown"}
+
+
+COMMANDS = {
+    "ufw": "ufw allow proto tcp from 10.0.0.2 to any port 6443",
+    "firewalld": 'firewall-cmd --zone=public --add-rich-rule=\'rule family="ipv4" source address="10.0.0.2" port',
+    "nftables": "nft insert rule inet filter input ip saddr 10.0.0.2 tcp dport 6443 accept",
+    None: "switch",
+}
+
+
+@pytest.mark.parametrize("tool", COMMANDS)
+def test_a_port_that_does_not_answer_is_named_with_both_ends_and_the_command_of_what_runs(tool):
+    _made, found = judged("silent", tool=tool)
+    (api,) = [one for one in found if one.id == "firewall:6443/tcp"]
+    assert "node2 (10.0.0.2) to node1 (10.0.0.1)" in api.seen
+    assert COMMANDS[tool] in api.next_step
+
+
+def test_open_leaves_to_the_tool_what_it_can_open_and_refuses_what_is_left():
+    made, found = judged("silent", "open")
+    assert (len(made["add"]) > 0, found) == (True, [])
+    there = [list(firewall._key(rule)) for rule in made["add"]]
+    assert {one.id for one in judged("silent", "open", rules=there)[1]} >= {"firewall:6443/tcp"}
+    assert {one.id for one in judged("silent", "open", tool="nftables")[1]} >= {"firewall:6443/tcp"}
+
+
+@pytest.mark.parametrize("tool", firewall.COLLECTIONS)
+def test_open_without_the_collection_is_refused(tool):
+    nodes = [node(1, server=True, tool=tool), node(2)]
+    found = firewall.findings(firewall._known(nodes[0]), firewall.plan(nodes)["node1"], {tool: "x.y"})
+    assert [one.id for one in found] == ["firewall:collection"]
+
+
+def test_a_ufw_that_has_no_name_for_vrrp():
+    nodes = [node(number, server=True, k3s_api_address="10.0.0.9") for number in (1, 2)]
+    nodes[0]["firewall"]["names_vrrp"] = False
+    made = firewall.plan(nodes)["node1"]
+    assert [one.id for one in firewall.findings(firewall._known(nodes[0]), made, {})] == ["firewall:vrrp"]
+    assert not [rule for rule in made["add"] if rule["kind"] == "protocol"]
 
 
 def test_a_node_that_was_not_read_is_no_peer():
-    nodes = [node(1, server=True), {**node(2), "firewall": None}]
-    assert list(firewall.plan(nodes)) == ["node1"]
-
-
-# --- findings ---------------------------------------------------------------------------------------------------------
-
-NODE2 = {"host": "node2", "address": "10.0.0.2"}
-RULE = {"kind": "port", "source": "10.0.0.2", "protocol": "tcp", "ports": "6443", "tool": "ufw"}
-HAVE = {"community.general": True, "ansible.posix": True}
-
-
-def answer(**more):
-    return {
-        "id": "6443/tcp", "what": "API server of k3s", "hook": "input", "protocol": "tcp", "ports": "6443",
-        "every": True, "peers": [NODE2], "state": "blocked", "by": "the policy of chain INPUT", "tool": "ufw",
-        "remove": "", **more,
-    }  # fmt: skip
-
-
-def read(*answers, tool="ufw", add=(RULE,)):
-    return {"tool": tool, "answers": list(answers), "add": list(add), "remove": []}
-
-
-def test_verify_names_port_peer_rule_and_what_opens_it():
-    (found,) = firewall.findings(read(answer()), "verify", {})
-    assert found[:4] == (
-        "firewall: 6443/tcp",
-        "API server of k3s: open for node2 (10.0.0.2)",
-        "ufw drops it: the policy of chain INPUT",
-        "set node_firewall: open, or on the node: ufw allow proto tcp from 10.0.0.2 to any port 6443",
-    )
-
-
-def test_open_leaves_to_the_tool_what_the_tool_drops_and_refuses_what_others_drop():
-    assert firewall.findings(read(answer()), "open", HAVE) == []
-    remove = "iptables -t filter -D INPUT -p tcp -j DROP"
-    (found,) = firewall.findings(read(answer(tool="", by="rule -A INPUT -p tcp -j DROP", remove=remove)), "open", HAVE)
-    assert found.seen == "dropped: rule -A INPUT -p tcp -j DROP"
-    assert found.next_step == f"{remove}; remove it where it is loaded from, too"
-    (found,) = firewall.findings(read(answer(tool="", by="the policy of chain input")), "verify", {})
-    assert found.next_step.startswith("accept it in the chain named here")
-
-
-def test_open_refuses_what_it_cannot_know_and_verify_goes_on():
-    unknown = answer(state="unknown", by="no nft is there", tool="")
-    assert firewall.findings(read(unknown), "verify", {}) == []
-    (found,) = firewall.findings(read(unknown), "open", HAVE)
-    assert found.seen == "unknown: no nft is there"
-
-
-@pytest.mark.parametrize(("tool", "collection"), [("ufw", "community.general"), ("firewalld", "ansible.posix")])
-def test_open_without_the_collection_is_refused_with_the_command_that_installs_it(tool, collection):
-    lacking = {**HAVE, collection: False}
-    (found,) = firewall.findings(read(answer(tool=tool), tool=tool), "open", lacking)
-    assert f"ansible-galaxy collection install {collection}" in found.next_step
-    assert firewall.findings(read(answer(tool=tool), tool=tool), "verify", lacking) != [found]
-    assert firewall.findings(read(tool=tool, add=()), "open", lacking) == [], "nothing to open: nothing is lacking"
-
-
-def test_some_ports_of_pods_are_the_administrators_and_all_of_them_are_in_the_way():
-    partly = answer(id="pods:1-65535/tcp:cni0", hook="forward", ports="25", every=False, tool="")
-    assert firewall.findings(read(partly), "verify", {}) == []
-    assert len(firewall.findings(read({**partly, "ports": "1-65535", "every": True}), "verify", {})) == 1
-
-
-VRRP = {"id": "vrrp", "protocol": "vrrp", "ports": "0", "what": "k3s_api_address 10.0.0.100"}
-
-
-def test_vrrp_is_named_without_a_port_and_opened_by_its_name():
-    rule = {"kind": "protocol", "source": "10.0.0.2", "protocol": "vrrp", "tool": "ufw"}
-    (found,) = firewall.findings(read(answer(**VRRP), add=[RULE, rule]), "verify", {})
-    assert found.object == "firewall: VRRP (IP protocol 112)"
-    assert found.next_step.endswith("on the node: ufw allow proto vrrp from 10.0.0.2")
-
-
-def test_a_ufw_that_has_no_name_for_vrrp_is_told_apart():
-    (found,) = firewall.findings(read(answer(**VRRP, tool="")), "open", HAVE)
-    assert "before.rules: -A ufw-before-input -p vrrp -s 10.0.0.2 -j ACCEPT; then ufw reload" in found.next_step
-
-
-RICH = '--add-rich-rule=\'rule family="ipv4" source address="10.0.0.2" port port="6443" protocol="tcp" accept\''
-RICH_VRRP = '--add-rich-rule=\'rule family="ipv4" source address="10.0.0.2" protocol value="vrrp" accept\''
-COMMANDS = [
-    ({**RULE, "ports": "2379-2380"}, "ufw allow proto tcp from 10.0.0.2 to any port 2379:2380"),
-    (
-        {"kind": "protocol", "source": "10.0.0.2", "protocol": "vrrp", "tool": "ufw"},
-        "ufw allow proto vrrp from 10.0.0.2",
-    ),
-    (
-        {"kind": "protocol", "source": "10.0.0.2", "protocol": "vrrp", "tool": "firewalld", "zone": "public"},
-        f"firewall-cmd --zone=public {RICH_VRRP} && firewall-cmd --permanent --zone=public {RICH_VRRP}",
-    ),
-    ({"kind": "trust", "source": "10.42.0.0/16", "tool": "ufw"}, "ufw allow from 10.42.0.0/16"),
-    ({"kind": "route", "source": "10.42.0.0/16", "tool": "ufw"}, "ufw route allow from 10.42.0.0/16"),
-    (
-        {**RULE, "tool": "firewalld", "zone": "public"},
-        f"firewall-cmd --zone=public {RICH} && firewall-cmd --permanent --zone=public {RICH}",
-    ),
-    (
-        {"kind": "trust", "source": "10.42.0.0/16", "tool": "firewalld", "zone": "trusted"},
-        "firewall-cmd --zone=trusted --add-source=10.42.0.0/16 && "
-        "firewall-cmd --permanent --zone=trusted --add-source=10.42.0.0/16",
-    ),
-]
-
-
-@pytest.mark.parametrize(("rule", "wanted"), COMMANDS)
-def test_a_rule_as_a_person_types_it(rule, wanted):
-    assert firewall.command(rule) == wanted
-
-
-def test_rules_are_only_for_a_node_on_which_a_tool_has_rules():
-    """As on each node of a cluster, where kube-proxy filters: nothing would be opened there."""
-    nodes = [node(1, server=True), node(2), node(3)]
-    with_tool = firewall.plan(nodes)["node1"]
-    nodes[0]["firewall"]["tool"] = None
-    without = firewall.plan(nodes)["node1"]
-    (api,) = [need for need in with_tool if need["id"] == "6443/tcp"]
-    assert [rule["source"] for rule in api["rules"]] == ["10.0.0.2/31"]
-    assert [{**need, "rules": []} for need in with_tool] == [{**need, "rules": []} for need in without]
-    assert {rule["kind"] for need in without for rule in need["rules"]} == {"trust"}
+    assert list(firewall.plan([node(1, server=True), {**node(2), "firewall": None}])) == ["node1"]

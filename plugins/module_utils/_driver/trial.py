@@ -1,0 +1,378 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Trial of a driver installation before it touches the node.
+
+PRIVATE to the collection. In a folder of its own, with the node's sources plus the new one: apt-get --simulate or
+dnf --assumeno say what would be installed and removed, the signature is checked, and the real dkms builds the base
+module. So a wrong key, a missing version or a failing build does not cost the node its driver.
+"""
+
+from __future__ import annotations
+
+import functools
+import glob
+import os
+import re
+import shutil
+import tempfile
+from typing import Any, Callable, Optional
+
+from .._core.change import Refused
+from .._core.files import write
+from . import dkms, keys, packages
+from .plan import BASE_DKMS
+from .versions import compare, satisfies
+
+Run = Callable[..., tuple[int, str, str]]
+_KEY_TROUBLE = re.compile(
+    r"NO_PUBKEY|BADSIG|EXPKEYSIG|REVKEYSIG|not signed|no longer signed|signatures? (couldn't|were)"
+)
+_HASH_TROUBLE = re.compile(r"Hash Sum mismatch|unexpected size|Hashes of expected file")
+_MISSING = re.compile(
+    r"Unable to locate package (\S+)|Package '?(\S+?)'? has no installation candidate|No match for argument: (\S+)"
+)
+_LINES = 12
+
+
+class Trial:
+    """A folder in which a change is tried; a context manager."""
+
+    kind = ""
+
+    def __init__(self, run: Run):
+        self._run = run
+        self.directory = ""
+
+    def __enter__(self):
+        self.directory = tempfile.mkdtemp(prefix="gpufabric-driver-", dir="/var/tmp")
+        return self
+
+    def __exit__(self, *_exception: Any) -> None:
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def resolve(
+        self, wanted: dict, names: list[str], tools: list[str], downgrade: bool
+    ) -> tuple[dict[str, str], list[str]]:
+        """({name: exact version}, archives whose DKMS sources can be built). Nothing on the node changes."""
+        raise NotImplementedError
+
+    def build(self, archives: list[str], kernels: list[str], architecture: str) -> None:
+        """The base module builds for every kernel, with the real dkms in a separate tree."""
+        root, sources = self._path("root"), self._path("root/usr/src")
+        for archive in archives:
+            os.makedirs(root, exist_ok=True)
+            code, _out, error = self._run(packages.unpack_command(archive, root))
+            if code:
+                raise Refused.because(
+                    archive, "a package that can be unpacked", last(error), "resync the mirror and run again"
+                )
+        for conf in sorted(glob.glob(f"{sources}/*/dkms.conf")):
+            self.build_source(_identity(conf), sources, kernels, architecture)
+
+    def build_source(self, identity: tuple[str, str], sources: str, kernels: list[str], architecture: str) -> None:
+        """One module, by name and version."""
+        module, version = identity
+        tree = self._path("dkms")
+        os.makedirs(tree, exist_ok=True)
+        where = ["--sourcetree", sources, "--dkmstree", tree, "-m", module, "-v", version]
+        code, out, error = self._run(["dkms", "add", *where])
+        if code:
+            raise Refused.because(f"DKMS module {module}", "known to dkms", last(error + out), "report it")
+        for kernel in kernels:
+            code, out, error = self._run(["dkms", "build", *where, "-k", kernel])
+            if code:
+                raise build_failed(module, version, kernel, architecture, out + error, tree, "trial build")
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self.directory, name)
+
+    def _source(self, folder: str, repository: dict, wanted: dict) -> None:
+        """The repository file, and the key beside it."""
+        write(self._path("key.asc"), repository.get("key") or "")
+        text = packages.repository_file(self.kind, repository, f"{wanted['flavor']} {wanted['version']}")
+        path = self._path(os.path.join(folder, os.path.basename(packages.REPOSITORIES[self.kind])))
+        write(path, text.replace(packages.KEYS[self.kind], self._path("key.asc")))
+
+    def _refuse_removal(self, names: list[str], removed: set[str]) -> None:
+        """Parts of a driver stack may go, nothing else."""
+        removed = {name for name in removed if not packages.stack_packages({name: ""})}
+        if removed:
+            raise Refused.because(
+                f"packages {' '.join(names)}",
+                "installed without removing anything else",
+                f"{self.kind} would remove {', '.join(sorted(removed))}",
+                "remove those yourself if nothing needs them, or choose another driver version",
+            )
+
+
+class AptTrial(Trial):
+    kind = packages.APT
+
+    def __init__(self, run: Run, etc: str = "/etc/apt", lists: str = "/var/lib/apt/lists"):
+        super().__init__(run)
+        self._etc = etc
+        self._lists = lists
+
+    def resolve(self, wanted, names, tools, downgrade):
+        repository = wanted["repository"] if (wanted["repository"] or {}).get("url") else None
+        exact, sums = {}, wanted["sha256"]
+        self._prepare(repository, wanted)
+        if repository:
+            self._update(repository)
+            exact = {name: self._candidate(name, wanted["version"], sums.get(name)) for name in names}
+        chosen = [packages.pinned(self.kind, name, exact.get(name)) for name in names]
+        coming = self._simulate([*tools, *chosen], packages.downgrade_pins(repository["label"]) if downgrade else None)
+        base = f"{BASE_DKMS[self.kind]}-dkms"
+        if base not in coming:
+            return exact, []
+        if repository and base in sums:
+            self._candidate(base, None, sums[base])
+        return exact, self._fetch(base, coming[base])
+
+    def _prepare(self, repository: Optional[dict], wanted: dict) -> None:
+        """apt's folders with copies of the node's; the repository is added to the node's own sources."""
+        for name in ("lists/partial", "sources.list.d", "preferences.d", "archives/partial"):
+            os.makedirs(self._path(name))
+        for name in ("sources.list.d", "preferences.d"):
+            for path in glob.glob(f"{self._etc}/{name}/*"):
+                shutil.copy(path, self._path(name))
+        for path in glob.glob(f"{self._lists}/*"):
+            if os.path.isfile(path) and not path.endswith("/lock"):
+                _share(path, self._path(f"lists/{os.path.basename(path)}"))
+        if repository:
+            self._source("sources.list.d", repository, wanted)
+            pins = f"preferences.d/{os.path.basename(packages.PINS)}"
+            write(self._path(pins), packages.pins_file(repository["label"]))
+        settings = {
+            "Dir::State::Lists": self._path("lists"),
+            "Dir::Etc::SourceParts": self._path("sources.list.d"),
+            "Dir::Etc::PreferencesParts": self._path("preferences.d"),
+            "Dir::Cache::archives": self._path("archives"),
+            # Separate and existing caches: without them each call would read all lists of the node again.
+            "Dir::Cache::pkgcache": self._path("pkgcache.bin"),
+            "Dir::Cache::srcpkgcache": self._path("srcpkgcache.bin"),
+            "Acquire::GzipIndexes": "false",
+            "Acquire::Languages": "none",
+            "APT::Sandbox::User": "root",
+        }
+        write(self._path("apt.conf"), "".join(f'{key} "{value}";\n' for key, value in settings.items()))
+
+    def _update(self, repository: dict) -> None:
+        """The repository answers, and its index is signed by the accepted key."""
+        code, out, error = self._apt(*packages.update_command(self._path(self._file())))
+        text = error + out
+        if not repository.get("trusted") and _KEY_TROUBLE.search(text):
+            signer = next(iter(re.findall(r"NO_PUBKEY ([0-9A-F]{16,40})", text)), None)
+            meant = f"\n{signer}: {keys.meaning(signer, repository)}" if signer else ""
+            raise _unsigned(f"repository {repository['url']}", repository, _line(text, _KEY_TROUBLE) + meant)
+        if code:
+            raise _altered(f"index of {repository['url']}", text) or Refused.because(
+                f"repository {repository['url']}",
+                "reachable from this node",
+                last(text),
+                "check name resolution, proxy and firewall, or set driver_repository_url to a mirror",
+            )
+
+    def _candidate(self, name: str, version: Optional[str], sha256: Optional[str]) -> str:
+        """The exact version in the new repository that matches the wanted one."""
+        only = [f"Dir::Etc::SourceList={self._path(self._file())}", "Dir::Etc::SourceParts=/dev/null"]
+        options = [word for one in [*only, "Dir::State::status=/dev/null"] for word in ("-o", one)]
+        _code, out, _error = self._apt("apt-cache", "show", name, *options)
+        stanzas = [dict(re.findall(r"^(\w+): (.*)", stanza, re.MULTILINE)) for stanza in out.split("\n\n")]
+        offered = {one["Version"]: one.get("SHA256", "none") for one in stanzas if one.get("Package") == name}
+        fitting = [found for found in offered if not version or satisfies(found, version)]
+        if not fitting:
+            raise Refused.because(
+                f"package {name}",
+                f"version {version}",
+                f"the repository offers {', '.join(sorted(offered)) or 'no such package'}",
+                "correct driver_version or driver_repository_url; they must match",
+            )
+        chosen = max(fitting, key=functools.cmp_to_key(compare))
+        if sha256 and offered[chosen] != sha256:
+            raise Refused.because(
+                f"package {name} {chosen}",
+                f"SHA-256 {sha256}, as in the lock",
+                f"{offered[chosen]} in the repository's signed index",
+                "do not install it: compare it with the vendor's release; correct lock/artifacts.yml if that changed",
+            )
+        return chosen
+
+    def _simulate(self, names: list[str], pins: Optional[str]) -> dict[str, str]:
+        """{name: version} of what would be installed. pins: what allows a downgrade."""
+        flags = []
+        if pins:
+            write(self._path("preferences"), pins)
+            flags = ["--allow-downgrades", *packages.with_preferences(self._path("preferences"))]
+        code, out, error = self._apt("apt-get", "install", "--simulate", "--no-install-recommends", *flags, *names)
+        if code:
+            raise _impossible(names, error + out)
+        self._refuse_removal(names, set(re.findall(r"^Remv (\S+)", out, re.MULTILINE)))
+        return dict(re.findall(r"^Inst (\S+) (?:\[[^]]*\] )?\((\S+)", out, re.MULTILINE))
+
+    def _fetch(self, name: str, version: str) -> list[str]:
+        """Download a package; apt checks it against the signed index. Without the version apt would pick the newest."""
+        code, out, error = self._apt(
+            "apt-get", "download", packages.pinned(self.kind, name, version), cwd=self.directory
+        )
+        if code:
+            raise _altered(f"package {name}", error + out) or Refused.because(
+                f"package {name}",
+                "downloaded",
+                last(error + out),
+                "check the repository's web server, or set driver_repository_url to a mirror",
+            )
+        return glob.glob(self._path("*.deb"))
+
+    def _apt(self, *argv: str, cwd: Optional[str] = None) -> tuple[int, str, str]:
+        return self._run(list(argv), environment={"APT_CONFIG": self._path("apt.conf")}, cwd=cwd)
+
+    def _file(self) -> str:
+        return "sources.list.d/" + os.path.basename(packages.REPOSITORIES[self.kind])
+
+
+class DnfTrial(Trial):
+    """What is downloaded here stays in dnf's cache for the installation."""
+
+    kind = packages.DNF
+
+    def __init__(self, run: Run, etc: str = "/etc/yum.repos.d", cache: str = "/var/cache/dnf"):
+        super().__init__(run)
+        self._etc = etc
+        self._cache = cache
+
+    def resolve(self, wanted, names, tools, downgrade):
+        repository = wanted["repository"]
+        os.makedirs(self._path("repos"))
+        for path in glob.glob(f"{self._etc}/*.repo"):
+            shutil.copy(path, self._path("repos"))
+        self._source("repos", repository, wanted)
+        exact = dict.fromkeys(names, f"{wanted['version']}*")
+        chosen = [packages.pinned(self.kind, name, exact[name]) for name in names]
+        # A downgrade takes installed packages only, so what builds need is asked for on its own.
+        for some, back in ((tools, False), (chosen, downgrade)):
+            if some:
+                command = packages.install_command(self.kind, some, back)
+                code, out, error = self._dnf(*["--assumeno" if word == "--assumeyes" else word for word in command[1:]])
+                if code and "aborted" not in out + error:
+                    raise _impossible(some, error + out)
+                sections = re.findall(r"^Removing[^\n]*:\n((?: .+\n)+)", out, re.MULTILINE)
+                self._refuse_removal(some, set(re.findall(r"^ (\S+)", "".join(sections), re.MULTILINE)))
+        code, out, error = self._dnf(*packages.install_command(self.kind, chosen, downgrade)[1:], "--downloadonly")
+        if code:
+            raise _impossible(chosen, error + out)
+        archives = sorted(glob.glob(f"{self._cache}/gpufabric-rdma-driver-*/packages/*.rpm"))
+        if not repository.get("trusted"):
+            self._signatures(archives, repository)
+        base = f"{BASE_DKMS[self.kind]}-dkms-"
+        return exact, [archive for archive in archives if os.path.basename(archive).startswith(base)]
+
+    def _signatures(self, archives: list[str], repository: dict) -> None:
+        """Each package is signed by the accepted key: rpmkeys accepts an unsigned one, so its words are read too."""
+        database = ["rpmkeys", "--dbpath", self._path("rpmdb")]
+        code, _out, error = self._run([*database, "--import", self._path("key.asc")])
+        if code:
+            raise Refused.because(
+                "key of the driver repository", "an OpenPGP key for rpm", last(error), "correct the key"
+            )
+        for archive in archives:
+            code, out, error = self._run([*database, "--checksig", archive])
+            if code or not re.search(r":.*\bsignatures OK$", out.strip()):
+                raise _unsigned(os.path.basename(archive), repository, last(out + error))
+
+    def _dnf(self, *argv: str) -> tuple[int, str, str]:
+        return self._run(["dnf", f"--setopt=reposdir={self._path('repos')}", *argv])
+
+
+OF = {packages.APT: AptTrial, packages.DNF: DnfTrial}
+
+
+def build_failed(
+    module: str,
+    version: str,
+    kernel: str,
+    architecture: str,
+    output: str,
+    tree: str = "/var/lib/dkms",
+    what: str = "build",
+) -> Refused:
+    """A failed build, with the end of its log."""
+    log = ""
+    for path in dkms.log_path(module, version, kernel, architecture, tree):
+        if os.path.exists(path):
+            with open(path, encoding="utf-8", errors="replace") as stream:
+                log = stream.read()
+            break
+    left = "; the node's driver is unchanged" if what == "trial build" else ""
+    return Refused.because(
+        f"DKMS module {module} {version}",
+        f"built for kernel {kernel}",
+        f"the {what} failed{left}. The end of make.log:\n{dkms.tail(log or output)}",
+        "choose a driver version that supports this kernel, or boot a kernel that it supports",
+    )
+
+
+def _identity(conf: str) -> tuple[str, str]:
+    """Name and version in a dkms.conf, which is a shell script; the directory's name where they are computed."""
+    with open(conf, encoding="utf-8", errors="replace") as stream:
+        text = stream.read()
+    found = dict(re.findall(r"""^PACKAGE_(NAME|VERSION)=["']?([^"'$\s]+)["']?\s*$""", text, re.MULTILINE))
+    name, _dash, version = os.path.basename(os.path.dirname(conf)).rpartition("-")
+    return found.get("NAME", name), found.get("VERSION", version)
+
+
+def _impossible(names: list[str], text: str) -> Refused:
+    """Why packages cannot be installed: one that nobody has, or what the package manager says."""
+    missing = [next(filter(None, found)) for found in _MISSING.findall(text)]
+    for name in missing:
+        headers = re.match(r"(?:linux-headers|kernel(?:-\w+)?-devel)-(.*)", name)
+        if headers:
+            return Refused.because(
+                f"kernel headers for {headers.group(1)}",
+                f"the package {name}, without which DKMS cannot build the driver",
+                "no such package in the archives of this node",
+                "add the archive that has it (archives drop old kernels), or boot a kernel whose headers are available",
+            )
+    step = "correct driver_version or driver_repository_url, or resolve the conflict that is named"
+    if "dkms" in missing:
+        step = packages.EPEL
+    return Refused.because(f"packages {' '.join(names)}", "installable beside the node's packages", last(text), step)
+
+
+def _unsigned(what: str, repository: dict, seen: str) -> Refused:
+    return Refused.because(
+        what,
+        f"signed by the key {' or '.join(keys.accepted(repository))}",
+        seen,
+        "do not install from it: find out who signed it, and correct the URL or the key. If the vendor or the owner of "
+        "your mirror confirms that key, set driver_repository_key to its file and driver_repository_fingerprint to its "
+        "fingerprint",
+    )
+
+
+def _altered(what: str, text: str) -> Optional[Refused]:
+    """None where no checksum is in the way."""
+    if not _HASH_TROUBLE.search(text):
+        return None
+    return Refused.because(
+        what,
+        "the bytes that the repository's signed index promises",
+        _line(text, _HASH_TROUBLE),
+        "do not install it: resync the mirror (a stale proxy cache also causes this) and run again",
+    )
+
+
+def _share(path: str, target: str) -> None:
+    try:
+        os.link(path, target)
+    except OSError:
+        shutil.copy2(path, target)
+
+
+def _line(text: str, pattern: re.Pattern) -> str:
+    return next(line.strip() for line in text.splitlines() if pattern.search(line))
+
+
+def last(text: str) -> str:
+    return "\n".join([line for line in text.strip().splitlines() if line.strip()][-_LINES:])

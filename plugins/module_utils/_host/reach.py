@@ -1,0 +1,200 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Whether a port of another node can be reached: listen there, ask from here.
+
+PRIVATE to the collection. A connection is an answer over TCP; over UDP it is what was sent, sent back; where the kernel
+has the port (VXLAN, WireGuard) it is an echo of the address behind it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import selectors
+import signal
+import socket
+import struct
+import time
+from typing import Optional
+
+ANSWERED, REFUSED, SILENT = "answered", "refused", "silent"
+_HELLO = b"gpufabric-rdma port probe"
+_EVERY = 1.0  # how often a datagram is sent again
+_STREAM = {"tcp": socket.SOCK_STREAM, "udp": socket.SOCK_DGRAM}
+
+
+def listen(ports: list[dict], seconds: float) -> dict:
+    """Answer at ports ({protocol, address, port}) from the background for so long.
+
+    listener: what stop() takes, None if there is nothing to do. deaf: {port/protocol: why nothing can listen}; a port
+    that is taken answers by itself.
+    """
+    sockets, deaf = [], {}
+    for one in ports:
+        made = socket.socket(_family(one["address"]), _STREAM[one["protocol"]])
+        try:
+            made.bind((one["address"], one["port"]))
+            if one["protocol"] == "tcp":
+                made.listen(128)
+            made.setblocking(False)
+            sockets.append(made)
+        except OSError as error:
+            made.close()
+            if error.errno != errno.EADDRINUSE:
+                deaf[f"{one['port']}/{one['protocol']}"] = error.strerror or str(error)
+    listener = _background(sockets, seconds) if sockets else None
+    for made in sockets:
+        made.close()
+    return {"listener": listener, "deaf": deaf}
+
+
+def _background(sockets: list[socket.socket], seconds: float) -> dict:
+    """A process that outlives this one, without its standard streams: who started it would wait for those."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setsid()
+            if os.fork() == 0:
+                os.write(writing, str(os.getpid()).encode())
+                _only({one.fileno() for one in sockets})
+                _answer(sockets, time.monotonic() + seconds)
+        finally:
+            os._exit(0)
+    os.close(writing)
+    os.waitpid(child, 0)
+    with os.fdopen(reading) as stream:
+        pid = int(stream.read())
+    return {"pid": pid, "born": _born(pid)}
+
+
+def _only(keep: set[int]) -> None:
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) not in keep:
+            try:
+                os.close(int(name))
+            except OSError:
+                pass  # that of the listing itself
+    null = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(null, stream)
+
+
+def _answer(sockets: list[socket.socket], until: float) -> None:
+    with selectors.DefaultSelector() as waiting:
+        for one in sockets:
+            waiting.register(one, selectors.EVENT_READ)
+        while (left := until - time.monotonic()) > 0:
+            for key, _events in waiting.select(left):
+                try:
+                    if key.fileobj.type == socket.SOCK_STREAM:
+                        key.fileobj.accept()[0].close()
+                    else:
+                        data, peer = key.fileobj.recvfrom(64)
+                        if data == _HELLO:
+                            key.fileobj.sendto(data, peer)
+                except OSError:
+                    pass  # who asked has gone
+
+
+def stop(listener: dict) -> None:
+    """End a listener, and no process that has its number by now."""
+    if listener["born"] and _born(listener["pid"]) == listener["born"]:
+        os.kill(listener["pid"], signal.SIGKILL)
+
+
+def _born(pid: int) -> Optional[str]:
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8") as stream:
+            return stream.read().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return None
+
+
+def ask(questions: list[dict], seconds: float) -> list[dict]:
+    """Each question ({protocol: tcp, udp or ping, address, port}) with its state and why, all at the same time."""
+    states: list = [None] * len(questions)
+    until, again = time.monotonic() + seconds, 0.0
+    with selectors.DefaultSelector() as waiting:
+        for number, one in enumerate(questions):
+            try:
+                _open(waiting, number, one)
+            except OSError as error:
+                states[number] = _state(error)
+        while None in states and time.monotonic() < until:
+            if time.monotonic() >= again:
+                again = time.monotonic() + _EVERY
+                for key in list(waiting.get_map().values()):
+                    _send(key, questions[key.data], states)
+            for key, _events in waiting.select(min(again, until) - time.monotonic()):
+                state = _heard(key.fileobj, questions[key.data], key.data)
+                if state:
+                    states[key.data] = state
+                    waiting.unregister(key.fileobj)
+                    key.fileobj.close()
+        for key in list(waiting.get_map().values()):
+            key.fileobj.close()
+    return [
+        {**one, "state": state[0], "why": state[1]}
+        for one, state in zip(questions, (state or (SILENT, f"no answer within {seconds:g} s") for state in states))
+    ]
+
+
+def _open(waiting: selectors.BaseSelector, number: int, one: dict) -> None:
+    family = _family(one["address"])
+    if one["protocol"] == "ping":
+        protocol = socket.getprotobyname("ipv6-icmp" if family == socket.AF_INET6 else "icmp")
+        made = socket.socket(family, socket.SOCK_RAW, protocol)
+    else:
+        made = socket.socket(family, _STREAM[one["protocol"]])
+    made.setblocking(False)
+    code = made.connect_ex((one["address"], 0 if one["protocol"] == "ping" else one["port"]))
+    if code not in (0, errno.EINPROGRESS):
+        made.close()
+        raise OSError(code, os.strerror(code))
+    waiting.register(made, selectors.EVENT_WRITE if one["protocol"] == "tcp" else selectors.EVENT_READ, number)
+
+
+def _send(key: selectors.SelectorKey, one: dict, states: list) -> None:
+    if one["protocol"] == "tcp":
+        return
+    try:
+        key.fileobj.send(_HELLO if one["protocol"] == "udp" else _echo(key.fileobj.family, key.data))
+    except OSError as error:
+        states[key.data] = states[key.data] or _state(error)
+
+
+def _heard(made: socket.socket, one: dict, number: int) -> Optional[tuple[str, str]]:
+    """What a socket that is ready says; None where that is no answer."""
+    if one["protocol"] == "tcp":
+        code = made.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        return _state(OSError(code, os.strerror(code))) if code else (ANSWERED, "")
+    try:
+        data = made.recv(2048)
+    except OSError as error:
+        return _state(error)
+    if one["protocol"] == "udp":
+        return (ANSWERED, "") if data == _HELLO else None
+    data = data if made.family == socket.AF_INET6 else data[(data[0] & 15) * 4 :]
+    wanted = 129 if made.family == socket.AF_INET6 else 0
+    mine = struct.pack("!HH", os.getpid() & 0xFFFF, number & 0xFFFF)
+    return (ANSWERED, "") if data[:1] == bytes([wanted]) and data[4:8] == mine else None
+
+
+def _echo(family: int, number: int) -> bytes:
+    kind = 128 if family == socket.AF_INET6 else 8
+    packet = struct.pack("!BBHHH", kind, 0, 0, os.getpid() & 0xFFFF, number & 0xFFFF) + _HELLO + b"\0"
+    if family == socket.AF_INET6:
+        return packet  # the kernel has the checksum
+    total = sum(struct.unpack(f"!{len(packet) // 2}H", packet))
+    total = (total >> 16) + (total & 0xFFFF)
+    return packet[:2] + struct.pack("!H", ~(total + (total >> 16)) & 0xFFFF) + packet[4:]
+
+
+def _state(error: OSError) -> tuple[str, str]:
+    return (REFUSED if error.errno == errno.ECONNREFUSED else SILENT), error.strerror or str(error)
+
+
+def _family(address: str) -> int:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
