@@ -30,6 +30,7 @@ document.addEventListener("click", (event) => {
 reveal();
 function reachable() {
   for (const box of document.querySelectorAll(".scroll")) {
+    if (!box.checkVisibility()) { continue; } // to measure what is folded would lay out all of it
     if (box.scrollWidth > box.clientWidth) {
       box.tabIndex = 0;
       box.setAttribute("role", "region");
