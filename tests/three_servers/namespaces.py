@@ -11,7 +11,6 @@ import subprocess
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 TLS = "var/lib/rancher/k3s/server/tls"
-# What the role asks of systemctl: show, daemon-reload, start, restart and stop of one service.
 SYSTEMCTL = """#!/bin/sh
 for unit; do :; done
 pid=$(cat "/run/$unit.pid" 2>/dev/null) && kill -0 "$pid" 2>/dev/null || pid=
@@ -88,6 +87,7 @@ class Machine:
         run("mount", "-t", "overlay", "-o", layers, "overlay", str(self.root))
         run("mount", "-t", "proc", "proc", str(self.root / "proc"))
         run("mount", "--bind", "/dev", str(self.root / "dev"))
+        run("mount", "-o", "remount,ro,bind", str(self.root / "dev"))  # whoever deletes this folder deletes no device
         run("ip", "netns", "add", self.namespace)
         network.join(self.namespace, name, address)
         (self.root / "run/systemd/system").mkdir(parents=True, exist_ok=True)
