@@ -98,18 +98,6 @@ def test_each_field_is_that_of_the_recipe_or_differs_for_a_reason():
     assert different == set(DIFFERENCES)
 
 
-def test_what_the_cluster_depends_on_is_reported():
-    pod = manifest()["spec"]["template"]["spec"]
-    (container,) = pod["containers"]
-    assert pod["hostNetwork"] is True
-    assert pod["priorityClassName"] == "system-node-critical"
-    assert pod["tolerations"] == [{"operator": "Exists"}]
-    assert pod["nodeSelector"] == {"feature.node.kubernetes.io/rdma.capable": "true"}
-    assert container["resources"] == {"requests": {"cpu": "100m", "memory": "50Mi"}, "limits": {"memory": "150Mi"}}
-    assert container["securityContext"]["privileged"] is False
-    assert "add" not in container["securityContext"]["capabilities"]
-
-
 def test_kustomize_keeps_the_names_that_pods_and_people_know(rendered):
     assert set(rendered) == {"ConfigMap", "DaemonSet"}
     for kind, item in rendered.items():
@@ -124,7 +112,11 @@ def test_kustomize_keeps_the_names_that_pods_and_people_know(rendered):
     ("component", "settings"),
     [("link-up", {"links_up": True}), ("cdi", {"use_cdi": True}), ("dra", {"api": "dra"})],
 )
-def test_a_component_gives_what_the_role_gives(rendered, tmp_path, component, settings):
+def test_the_role_and_its_settings_apply_what_kustomize_and_its_components_make(
+    rendered, tmp_path, component, settings
+):
+    config = (DEPLOY / "config.json").read_text()
+    assert {kind: render(config)[kind] for kind in ("DaemonSet", "ConfigMap")} == rendered
     # kustomize takes no absolute paths.
     shutil.copytree(DEPLOY, tmp_path / "deploy")
     (tmp_path / "mine").mkdir()
@@ -141,61 +133,34 @@ def test_the_objects_of_component_dra_are_those_of_the_role():
     assert given == dra.objects([{"name": "any", "rails": {}}], settings)
 
 
+PLAIN = {
+    "image": "localhost/rdma-device-plugin:0.1.0",
+    "node_selector": {"feature.node.kubernetes.io/rdma.capable": "true"},
+    "use_cdi": False,
+    "metrics_address": "",
+    "kubelet_root": "/var/lib/kubelet",
+    "api": "device-plugin",
+}
+
+
 def render(config="{}", links_up=False, **settings):
-    plain = {
-        "image": "localhost/rdma-device-plugin:0.1.0",
-        "node_selector": {"feature.node.kubernetes.io/rdma.capable": "true"},
-        "use_cdi": False,
-        "metrics_address": "",
-        "kubelet_root": "/var/lib/kubelet",
-        "api": "device-plugin",
-    }
-    return {item["kind"]: item for item in objects.objects(manifest(), config, links_up, {**plain, **settings})}
-
-
-def test_the_role_applies_what_kustomize_makes(rendered):
-    config = (DEPLOY / "config.json").read_text()
-    made = render(config)
-    assert made["DaemonSet"] == rendered["DaemonSet"]
-    assert made["ConfigMap"] == rendered["ConfigMap"]
+    given = manifest()
+    made = objects.objects(given, config, links_up, {**PLAIN, **settings})
+    assert given == manifest(), "the manifest is not changed by rendering it"
+    return {item["kind"]: item for item in made}
 
 
 def test_settings_of_the_role():
-    made = render(
-        image="registry.example/p:1",
-        node_selector={},
-        use_cdi=True,
-        metrics_address=":9808",
-        kubelet_root="/data/kubelet",
-    )["DaemonSet"]["spec"]["template"]["spec"]
+    changed = {"image": "registry.example/p:1", "node_selector": {}, "use_cdi": True, "kubelet_root": "/data/kubelet"}
+    made = render(metrics_address=":9808", **changed)["DaemonSet"]["spec"]["template"]["spec"]
     (container,) = made["containers"]
     assert container["image"] == "registry.example/p:1"
     assert container["args"] == ["-use-cdi", "-metrics-address", ":9808", "-kubelet-root", "/data/kubelet"]
     assert made["nodeSelector"] == {}
     mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
-    assert mounts["plugins-registry"] == "/data/kubelet/plugins_registry"
-    assert mounts["device-plugin"] == "/var/lib/kubelet/device-plugins"
-    assert mounts["cdi"] == "/var/run/cdi"
+    wanted = ("/data/kubelet/plugins_registry", "/var/lib/kubelet/device-plugins", "/var/run/cdi")
+    assert tuple(mounts[name] for name in ("plugins-registry", "device-plugin", "cdi")) == wanted
     assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in made["volumes"]}
-
-
-def test_the_manifest_is_not_changed_by_rendering_it():
-    before = manifest()
-    given = manifest()
-    objects.objects(
-        given,
-        "{}",
-        True,
-        {
-            "image": "x",
-            "node_selector": {},
-            "use_cdi": True,
-            "metrics_address": ":1",
-            "kubelet_root": "/k",
-            "api": "both",
-        },
-    )
-    assert given == before
 
 
 def test_the_config_of_the_manifest_is_one_that_keeps_to_its_privileges():
@@ -215,26 +180,27 @@ def listed(name, container, labels=None, owner=None):
     return {"metadata": meta, "spec": {"template": {"spec": {"containers": [container]}}}}
 
 
-def test_daemonsets_that_run_the_plugin_are_known_by_image_or_command():
+PROGRAM = {"image": "x", "command": ["/bin/k8s-rdma-shared-dp"]}
+OURS = {OWNER_LABEL: objects.OWNER}
+MINE = [{"manager": "gpufabric.rdma", "operation": "Apply"}]
+NIC = ("NicClusterPolicy", "nic")
+
+
+@pytest.mark.parametrize(
+    ("container", "labels", "owner", "managed", "wanted"),
+    [
+        ({"image": "ghcr.io/mellanox/k8s-rdma-shared-dev-plugin:latest"}, {}, None, [], [(False, "")]),
+        ({**PROGRAM, "image": "nvcr.io/x/plugin:1"}, {}, None, [], [(False, "")]),
+        (PROGRAM, objects.LABELS, None, [], [(False, "")]),
+        (PROGRAM, OURS, None, [], [(False, "")]),
+        (PROGRAM, OURS, None, MINE, [(True, "")]),
+        ({"image": "k8s-rdma-shared-dev-plugin"}, {}, NIC, [], [(False, "NicClusterPolicy nic")]),
+        ({"image": "kube-flannel"}, {}, None, [], []),
+    ],
+    ids=["image", "command", "rendered", "copied", "applied", "operator", "other"],
+)
+def test_daemonsets_that_run_the_plugin_are_known_by_image_or_command(container, labels, owner, managed, wanted):
     """Ours is the one that the role has applied, and not a copy with its labels, which is asked about."""
-    applied = listed("applied", {"image": "x", "command": ["/bin/k8s-rdma-shared-dp"]}, {OWNER_LABEL: objects.OWNER})
-    applied["metadata"]["managedFields"] = [{"manager": "gpufabric.rdma", "operation": "Apply"}]
-    found = device_plugin_migration.found(
-        [
-            listed("a", {"image": "ghcr.io/mellanox/k8s-rdma-shared-dev-plugin:latest"}),
-            listed("b", {"image": "nvcr.io/x/plugin:1", "command": ["/bin/k8s-rdma-shared-dp"]}),
-            listed("rendered", {"image": "x", "command": ["/bin/k8s-rdma-shared-dp"]}, objects.LABELS),
-            listed("copied", {"image": "x", "command": ["/bin/k8s-rdma-shared-dp"]}, {OWNER_LABEL: objects.OWNER}),
-            applied,
-            listed("operator", {"image": "k8s-rdma-shared-dev-plugin"}, owner=("NicClusterPolicy", "nic")),
-            listed("other", {"image": "kube-flannel"}),
-        ]
-    )
-    assert [(item["name"], item["ours"], item["owner"]) for item in found] == [
-        ("a", False, ""),
-        ("b", False, ""),
-        ("rendered", False, ""),
-        ("copied", False, ""),
-        ("applied", True, ""),
-        ("operator", False, "NicClusterPolicy nic"),
-    ]
+    item = listed("one", container, labels, owner)
+    item["metadata"]["managedFields"] = managed
+    assert [(one["ours"], one["owner"]) for one in device_plugin_migration.found([item])] == wanted

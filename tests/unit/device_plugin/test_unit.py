@@ -27,14 +27,9 @@ VARIANTS = {
     "links": {"__device_plugin_sets_links_up": True},
     "metrics": {"__device_plugin_metrics": ":9808"},
     "dra": {"__device_plugin_over_dra": True},
-    "all": {
-        "__device_plugin_over_dra": True,
-        "__device_plugin_sets_links_up": True,
-        "__device_plugin_metrics": ":9808",
-        "__device_plugin_kubelet": "/data/kubelet",
-        "device_plugin_use_cdi": True,
-    },
 }
+VARIANTS["all"] = {key: value for variant in VARIANTS.values() for key, value in variant.items()}
+VARIANTS["all"] |= {"__device_plugin_kubelet": "/data/kubelet", "device_plugin_use_cdi": True}
 
 
 def render(**settings):
@@ -84,63 +79,41 @@ def test_it_is_exposed_no_more_than_it_was(unit):
     assert float(exposure[1]) <= MOST[unit.parent.name]
 
 
-def test_it_is_up_before_any_kubelet():
-    found = options(render())
+def test_it_is_up_before_any_kubelet_and_restarted_when_it_is_stuck_but_not_when_it_is_slow(unit):
+    """tests/device_plugin/test_stopped.py shows that only the loop that serves feeds the watchdog, every 5 s."""
+    found = options(unit.read_text())
     assert set(found["Before"][0].split()) == {"k3s.service", "k3s-agent.service", "kubelet.service"}
     assert found["Type"] == ["notify"]
     assert found["Restart"] == ["always"]
     assert found["StartLimitIntervalSec"] == ["0"]
     # A node that boots on all its cores may need minutes for what takes a second otherwise.
     assert int(found["TimeoutStartSec"][0]) >= 300
+    assert 10 * 5 <= int(found["WatchdogSec"][0]) <= 300
+
+
+DIRECTORIES, INET = "kubelet/device-plugins kubelet/plugins_registry", "AF_UNIX AF_NETLINK AF_INET"
 
 
 @pytest.mark.parametrize(
-    ("settings", "option", "value"),
+    ("variant", "option", "value"),
     [
-        ({}, "CapabilityBoundingSet", ""),
-        ({}, "RestrictAddressFamilies", "AF_UNIX AF_NETLINK"),
-        ({}, "IPAddressDeny", "any"),
-        ({}, "StateDirectory", "kubelet/device-plugins kubelet/plugins_registry"),
-        (VARIANTS["links"], "CapabilityBoundingSet", "CAP_NET_ADMIN"),
-        (VARIANTS["links"], "RestrictAddressFamilies", "AF_UNIX AF_NETLINK AF_INET"),
-        (VARIANTS["links"], "IPAddressDeny", "any"),
-        (VARIANTS["metrics"], "RestrictAddressFamilies", "AF_UNIX AF_NETLINK AF_INET AF_INET6"),
-        (VARIANTS["metrics"], "IPAddressDeny", None),
-        (VARIANTS["dra"], "RestrictAddressFamilies", "AF_UNIX AF_NETLINK AF_INET AF_INET6"),
-        (VARIANTS["dra"], "IPAddressDeny", None),
-        (VARIANTS["dra"], "CapabilityBoundingSet", ""),
-        (VARIANTS["dra"], "RuntimeDirectory", "cdi"),
-        (
-            VARIANTS["dra"],
-            "StateDirectory",
-            "kubelet/device-plugins kubelet/plugins_registry kubelet/plugins/rdma.gpufabric.io",
-        ),
-        (VARIANTS["all"], "ReadWritePaths", "-/data/kubelet/plugins_registry"),
-        (VARIANTS["all"], "StateDirectory", "kubelet/device-plugins"),
-        (VARIANTS["all"], "RuntimeDirectory", "cdi"),
+        ("plain", "CapabilityBoundingSet", ""),
+        ("plain", "RestrictAddressFamilies", "AF_UNIX AF_NETLINK"),
+        ("plain", "IPAddressDeny", "any"),
+        ("plain", "StateDirectory", DIRECTORIES),
+        ("links", "CapabilityBoundingSet", "CAP_NET_ADMIN"),
+        ("links", "RestrictAddressFamilies", INET),
+        ("links", "IPAddressDeny", "any"),
+        ("metrics", "RestrictAddressFamilies", f"{INET} AF_INET6"),
+        ("metrics", "IPAddressDeny", None),
+        ("dra", "RestrictAddressFamilies", f"{INET} AF_INET6"),
+        ("dra", "IPAddressDeny", None),
+        ("dra", "CapabilityBoundingSet", ""),
+        ("dra", "RuntimeDirectory", "cdi"),
+        ("dra", "StateDirectory", f"{DIRECTORIES} kubelet/plugins/rdma.gpufabric.io"),
+        ("all", "ReadWritePaths", "-/data/kubelet/plugins_registry"),
+        ("all", "StateDirectory", "kubelet/device-plugins"),
     ],
 )
-def test_a_privilege_is_there_for_the_option_that_needs_it(settings, option, value):
-    assert options(render(**settings)).get(option, [None])[0] == value
-
-
-def test_the_documentation_names_each_privilege_that_is_left():
-    page = (ROOT / "docs/device-plugin.md").read_text()
-    for left in (
-        "User=root",
-        "AF_NETLINK",
-        "AF_UNIX",
-        "PrivateNetwork",
-        "PrivateDevices",
-        "PrivateUsers",
-        "CAP_NET_ADMIN",
-    ):
-        assert left in page, left
-
-
-def test_a_stopped_or_stuck_process_is_restarted_and_a_slow_one_is_not(unit):
-    """tests/device_plugin/test_stopped.py shows that only the loop that serves feeds the watchdog, every 5 s."""
-    found = options(unit.read_text())
-    assert found["Type"] == ["notify"]
-    assert found["Restart"] == ["always"]
-    assert 10 * 5 <= int(found["WatchdogSec"][0]) <= 300
+def test_a_privilege_is_there_for_the_option_that_needs_it(variant, option, value):
+    assert options(render(**VARIANTS[variant])).get(option, [None])[0] == value

@@ -110,11 +110,12 @@ def test_the_same_inputs_give_the_same_bytes(tmp_path, parts):
     assert build(tmp_path, parts, out="other.tar").read_bytes() != first
 
 
-def test_a_base_for_arm64_is_given_the_wheels_of_arm64(tmp_path, parts):
+def test_a_base_for_another_processor_is_given_its_wheels_or_refused(tmp_path, parts):
     arm = {name.replace("x86_64", "aarch64").replace("x86-64.so.2", "aarch64.so.1"): to for name, to in SLIM.items()}
     _manifest, config, _files = read(build(tmp_path, parts, arm, architecture="arm64"))
-    assert config["architecture"] == "arm64"
-    assert parts["asked"] == [("3.12", "aarch64")]
+    assert (config["architecture"], parts["asked"]) == ("arm64", [("3.12", "aarch64")])
+    with pytest.raises(Refused, match="linux/amd64"):
+        plugin_image.build(str(tmp_path / "base.tar"), str(tmp_path / "x.tar"), "a:1", REFERENCE, "amd64", parts)
 
 
 def test_a_debian_with_its_own_python_serves(tmp_path, parts):
@@ -130,28 +131,25 @@ def without(*words):
     return {name: to for name, to in SLIM.items() if not any(word in name for word in words)}
 
 
-REFUSED = {
-    "no python": (without("python"), {}, "python3 in /usr/local/bin or /usr/bin"),
-    "a python without a version": (
-        {**without("python"), "usr/bin/python3": "python"},
-        {},
-        "python3 in /usr/local/bin or /usr/bin",
-    ),
-    "a link into nothing": (without("python3.12"), {}, "python3 in /usr/local/bin or /usr/bin"),
-    "musl": (without("ld-linux"), {}, "ld-linux-x86-64.so.2"),
-    "no libstdc++": (without("libstdc"), {}, "libstdc++.so.6"),
-    "an old python": (
-        {**without("python"), "usr/bin/python3": "-> python3.8", "usr/bin/python3.8": "python"},
-        {},
-        "a Python that the lock has wheels for",
-    ),
-    "a damaged layer": (SLIM, {"damaged": True}, f"layer {DIGEST}"),
-}
+NO_PYTHON = "python3 in /usr/local/bin or /usr/bin"
+OWN = {**without("python"), "usr/bin/python3": "-> python3.8", "usr/bin/python3.8": "python"}
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_a_base_that_cannot_carry_the_plugin_is_refused_and_nothing_is_written(tmp_path, parts, name):
-    files, options, wanted = REFUSED[name]
+@pytest.mark.parametrize(
+    ("files", "options", "wanted"),
+    [
+        pytest.param(without("python"), {}, NO_PYTHON, id="no python"),
+        pytest.param(
+            {**without("python"), "usr/bin/python3": "python"}, {}, NO_PYTHON, id="a python without a version"
+        ),
+        pytest.param(without("python3.12"), {}, NO_PYTHON, id="a link into nothing"),
+        pytest.param(without("ld-linux"), {}, "ld-linux-x86-64.so.2", id="musl"),
+        pytest.param(without("libstdc"), {}, "libstdc++.so.6", id="no libstdc++"),
+        pytest.param(OWN, {}, "a Python that the lock has wheels for", id="an old python"),
+        pytest.param(SLIM, {"damaged": True}, f"layer {DIGEST}", id="a damaged layer"),
+    ],
+)
+def test_a_base_that_cannot_carry_the_plugin_is_refused_and_nothing_is_written(tmp_path, parts, files, options, wanted):
     with pytest.raises(Refused) as refused:
         build(tmp_path, parts, files, **options)
     (finding,) = refused.value.findings
@@ -159,12 +157,6 @@ def test_a_base_that_cannot_carry_the_plugin_is_refused_and_nothing_is_written(t
     assert finding.wanted.startswith(wanted)
     assert "bundle_plugin_base" in finding.next_step
     assert not (tmp_path / "image.tar").exists()
-
-
-def test_a_base_for_another_processor_is_refused(tmp_path, parts):
-    base = base_archive(tmp_path / "base.tar", SLIM, architecture="arm64")
-    with pytest.raises(Refused, match="linux/amd64"):
-        plugin_image.build(base, str(tmp_path / "image.tar"), "a:1", REFERENCE, "amd64", parts)
 
 
 def test_missing_and_altered_wheels_are_listed_together(tmp_path, parts):
@@ -179,16 +171,11 @@ def test_missing_and_altered_wheels_are_listed_together(tmp_path, parts):
     ]
 
 
-def test_what_it_is_made_of_covers_the_plugin_and_its_wheels():
+def test_what_it_is_made_of_covers_the_plugin_and_its_wheels(tmp_path):
     members = plugin_image.code(str(ROOT))
-    assert "rdma_device_plugin/__main__.py" in members
-    assert "rdma_device_plugin/hca/__init__.py" in members
-    before = plugin_image.made_of(members, [])
-    assert plugin_image.made_of({**members, "rdma_device_plugin/new.py": b""}, []) != before
-    assert plugin_image.made_of(members, [{"name": "grpcio"}]) != before
-
-
-def test_a_collection_without_the_plugin_is_refused(tmp_path):
+    assert {"rdma_device_plugin/__main__.py", "rdma_device_plugin/hca/__init__.py"} <= set(members)
+    more = ((members, []), ({**members, "rdma_device_plugin/new.py": b""}, []), (members, [{"name": "grpcio"}]))
+    assert len({plugin_image.made_of(*one) for one in more}) == len(more)
     with pytest.raises(Refused, match="no Python files"):
         plugin_image.code(str(tmp_path))
 
@@ -198,21 +185,26 @@ def test_a_collection_without_the_plugin_is_refused(tmp_path):
 LOCKED = {"reference": REFERENCE, "base": "docker.io/library/python:3", "digests": {"index": DIGEST}}
 
 
-def test_the_base_is_the_locks_or_the_one_that_is_given_with_its_digest():
-    (row,) = bundle_lock.plugin_image(LOCKED, None, ["arm64"])
-    assert (row["base"], row["digest"]) == ("docker.io/library/python:3", DIGEST)
+OTHER = f"sha256:{'2' * 64}"
+
+
+@pytest.mark.parametrize(
+    ("given", "base", "digest"),
+    [
+        (None, "docker.io/library/python:3", DIGEST),
+        (f"registry.example.org:5000/debian:12@{OTHER}", "registry.example.org:5000/debian:12", OTHER),
+    ],
+)
+def test_the_base_is_the_locks_or_the_one_that_is_given_with_its_digest(given, base, digest):
+    (row,) = bundle_lock.plugin_image(LOCKED, given, ["arm64"])
+    assert (row["base"], row["digest"]) == (base, digest)
     assert row["path"] == "images/arm64/rdma-device-plugin-0.1.0.tar"
-    other = f"sha256:{'2' * 64}"
-    (row,) = bundle_lock.plugin_image(LOCKED, f"registry.example.org:5000/debian:12@{other}", ["amd64"])
-    assert (row["base"], row["digest"]) == ("registry.example.org:5000/debian:12", other)
 
 
-@pytest.mark.parametrize("base", ["registry.example.org/debian:12", "debian:12@sha256:12", "debian:12@"])
+@pytest.mark.parametrize("base", ["registry.example.org/debian:12", "debian:12@sha256:12", "debian:12@", None])
 def test_a_base_without_a_digest_is_refused(base):
-    with pytest.raises(Refused, match="bundle_plugin_base"):
-        bundle_lock.plugin_image(LOCKED, base, ["amd64"])
-    with pytest.raises(Refused, match="not verified"):
-        bundle_lock.plugin_image({**LOCKED, "digests": {"index": None}}, None, ["amd64"])
+    with pytest.raises(Refused, match="bundle_plugin_base" if base else "not verified"):
+        bundle_lock.plugin_image({**LOCKED, "digests": {"index": DIGEST if base else None}}, base, ["amd64"])
 
 
 # A lock of the user's own
@@ -224,29 +216,24 @@ def row(**changes):
 
 
 IMAGE = {"name": "a", "version": "1", "used_by": "k3s", "reference": "b/a:1", "digests": {"amd64": DIGEST}}
-MALFORMED = {
-    "origin": ({"origin": "mine"}, "lock: origin"),
-    "no list": ({"artifacts": {"k3s": {}}}, "lock: artifacts"),
-    "no version": ({"artifacts": [row(version=None)]}, "lock: artifacts, k3s"),
-    "no name": ({"images": [{**IMAGE, "name": ""}]}, "lock: images, row 1"),
-    "no url": ({"artifacts": [row(files=[{"architecture": "amd64", "sha256": None}])]}, "lock: artifacts, k3s"),
-    "short sum": (
-        {"artifacts": [row(files=[{"architecture": "any", "url": "https://a/b", "sha256": "12"}])]},
-        "lock: artifacts, k3s",
-    ),
-    "bare digest": ({"images": [{**IMAGE, "digests": {"amd64": "0" * 64}}]}, "lock: images, a"),
-    "another key": ({"images": [{**IMAGE, "digests": {"x86_64": DIGEST}}]}, "lock: images, a"),
-}
+NULL = {"architecture": "amd64", "url": "https://a/b", "sha256": None}
 
 
-@pytest.mark.parametrize("name", MALFORMED)
-def test_a_lock_that_cannot_be_used_is_refused(name):
-    lock, wanted = MALFORMED[name]
-    (finding,) = bundle_lock.malformed(lock)
-    assert finding.object == wanted
-    assert "bundle_lock" in finding.next_step
-
-
-def test_null_is_no_fault_of_a_lock():
-    file = {"architecture": "amd64", "url": "https://a/b", "sha256": None}
-    assert bundle_lock.malformed({"artifacts": [row(files=[file])], "images": [IMAGE]}) == []
+@pytest.mark.parametrize(
+    ("lock", "wanted"),
+    [
+        ({"artifacts": [row(files=[NULL])], "images": [IMAGE]}, None),  # null is no fault
+        ({"origin": "mine"}, "lock: origin"),
+        ({"artifacts": {"k3s": {}}}, "lock: artifacts"),
+        ({"artifacts": [row(version=None)]}, "lock: artifacts, k3s"),
+        ({"images": [{**IMAGE, "name": ""}]}, "lock: images, row 1"),
+        ({"artifacts": [row(files=[{"architecture": "amd64", "sha256": None}])]}, "lock: artifacts, k3s"),
+        ({"artifacts": [row(files=[{**NULL, "sha256": "12"}])]}, "lock: artifacts, k3s"),
+        ({"images": [{**IMAGE, "digests": {"amd64": "0" * 64}}]}, "lock: images, a"),
+        ({"images": [{**IMAGE, "digests": {"x86_64": DIGEST}}]}, "lock: images, a"),
+    ],
+)
+def test_a_lock_that_cannot_be_used_is_refused(lock, wanted):
+    found = bundle_lock.malformed(lock)
+    assert [finding.object for finding in found] == ([wanted] if wanted else [])
+    assert all("bundle_lock" in finding.next_step for finding in found)

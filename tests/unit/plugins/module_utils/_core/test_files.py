@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import itertools
 import os
 import pathlib
 import signal
 import stat
-import subprocess
 import tempfile
-import threading
-import time
 
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core import files
@@ -36,12 +31,9 @@ def test_what_is_planned(owned, expected):
     changed = files.plan_file(made, {"owned_files": {PATH: owned} if owned else {}}, PATH, "new\n")
     assert made.changes == ([(PATH, *expected)] if expected else [])
     assert changed is (bool(expected) and expected[0] == "write")
-
-
-def test_removal_of_what_is_not_there_is_not_a_change():
-    made = Plan()
-    files.plan_removal(made, {"owned_files": {}}, PATH)
-    assert made.changes == []
+    removal = Plan()
+    files.plan_removal(removal, {"owned_files": {}}, PATH)
+    assert removal.changes == []
 
 
 def test_changes_are_carried_out_below_the_root(tmp_path):
@@ -56,29 +48,18 @@ def test_changes_are_carried_out_below_the_root(tmp_path):
     assert not target.exists()
 
 
-def test_a_write_that_fails_leaves_the_old_file_and_no_litter(tmp_path):
-    target = tmp_path / "file"
-    target.mkdir()
-    (target / "occupied").touch()
-    with pytest.raises(OSError, match=r"directory|not empty"):
-        files.write(str(target), "text")
-    assert os.listdir(tmp_path) == ["file"]
+ONE, DEP = "options ib_core netns_mode=1", "softdep b pre: c"
 
 
 @pytest.mark.parametrize(
     ("content", "directive", "line", "expected"),
     [
-        ("", "options ib_core", "options ib_core netns_mode=1", ["options ib_core netns_mode=1"]),
-        (
-            "options ib_core netns_mode=0",
-            "options ib_core",
-            "options ib_core netns_mode=1",
-            ["options ib_core netns_mode=1"],
-        ),
-        ("softdep b pre: c", "options ib_core", "options ib_core x=1", ["options ib_core x=1", "softdep b pre: c"]),
-        ("softdep b pre: c\noptions ib_core x=1", "softdep b", None, ["options ib_core x=1"]),
+        ("", "options ib_core", ONE, [ONE]),
+        ("options ib_core netns_mode=0", "options ib_core", ONE, [ONE]),
+        (DEP, "options ib_core", ONE, [ONE, DEP]),
+        (f"{DEP}\n{ONE}", "softdep b", None, [ONE]),
         ("options ib_core_other y=1", "options ib_core", None, ["options ib_core_other y=1"]),
-        ("options ib_core x=1", "options ib_core", None, []),
+        (ONE, "options ib_core", None, []),
     ],
 )
 def test_two_roles_share_one_file_line_by_line(content, directive, line, expected):
@@ -130,62 +111,35 @@ def killed_at(number, work):
     return os.WIFSIGNALED(status)
 
 
-@pytest.mark.parametrize("old", [None, b"old"])
-def test_a_write_killed_anywhere_leaves_the_old_content_or_the_new_whole(tmp_path, old):
-    new = b"new" * 100_000
-    seen, going = [], True
+NEW = "new" * 100_000
+
+
+def content(place):
+    return os.readlink(place) if place.is_symlink() else place.read_text() if place.exists() else None
+
+
+@pytest.mark.parametrize("old", [None, "old"])
+@pytest.mark.parametrize(("act", "new"), [(files.write, NEW), (files.link, "new")], ids=["write", "link"])
+def test_what_is_killed_anywhere_leaves_the_old_or_the_new_whole(tmp_path, act, new, old):
+    """And what it leaves beside goes with the next one in the folder, a link's once it is not new."""
+    litter, seen, number, going = 0, [], 0, True
     while going:
-        target = tmp_path / f"{len(seen)}/made/file"
-        if old is not None:
-            target.parent.mkdir(parents=True)
-            target.write_bytes(old)
-        going = killed_at(len(seen), lambda target=target: files.write(str(target), new, 0o600))
-        seen.append(target.read_bytes() if target.exists() else None)
+        place = tmp_path / f"{number}/made/place"
+        if old:
+            place.parent.mkdir(parents=True)
+            act(str(place), old)
+        going = killed_at(number, lambda place=place: act(str(place), new))
+        seen.append(content(place))
+        for path in place.parent.glob(f"{files.BESIDE}*"):
+            litter += 1
+            if path.is_symlink():
+                os.utime(path, (0, 0), follow_symlinks=False)
+        act(str(place.parent / "other"), "x")
+        assert {path.name for path in place.parent.iterdir()} <= {"place", "other"}
+        number += 1
     assert set(seen) == {old, new}
     assert seen == sorted(seen, key=lambda found: found == new), "once new, it stays new"
-    assert len(seen) > 8
-
-
-def test_a_link_killed_anywhere_is_the_old_one_or_the_new(tmp_path):
-    number, going, seen = 0, True, set()
-    while going:
-        place = tmp_path / str(number)
-        place.symlink_to("old")
-        going = killed_at(number, lambda place=place: files.link(str(place), "new"))
-        seen.add(os.readlink(place))
-        number += 1
-    assert seen == {"old", "new"}
-
-
-def killed_anywhere(tmp_path, work):
-    """A folder for each call at which work(folder) was killed, and one in which it came to its end."""
-    number, going = 0, True
-    while going:
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        going = killed_at(number, lambda folder=folder: work(folder))
-        yield folder
-        number += 1
-
-
-def test_what_a_killed_write_leaves_goes_with_the_next_one_in_the_folder(tmp_path):
-    litter = 0
-    for folder in killed_anywhere(tmp_path, lambda folder: files.write(str(folder / "file"), "new")):
-        litter += len([path for path in folder.iterdir() if path.name != "file"])
-        files.write(str(folder / "other"), "")
-        assert {path.name for path in folder.iterdir()} <= {"file", "other"}
-    assert litter > 2, "killed writes leave something, or this test shows nothing"
-
-
-def test_what_a_killed_link_leaves_goes_once_it_is_not_new(tmp_path):
-    litter = 0
-    for folder in killed_anywhere(tmp_path, lambda folder: files.link(str(folder / "link"), "new")):
-        for path in folder.iterdir():
-            litter += path.name != "link"
-            os.utime(path, (0, 0), follow_symlinks=False)
-        files.link(str(folder / "other"), "x")
-        assert {path.name for path in folder.iterdir()} <= {"link", "other"}
-    assert litter > 0
+    assert litter > 0, "killed calls leave something, or this test shows nothing"
 
 
 def test_what_others_still_write_stays(tmp_path):
@@ -233,23 +187,34 @@ def test_the_file_and_then_its_folder_are_on_the_disk(tmp_path, monkeypatch):
     assert order == ["file", "rename", "folder"]
 
 
-@pytest.mark.parametrize("mask", [0, 0o022, 0o077, 0o777])
-@pytest.mark.parametrize("mode", [0o600, 0o644, 0o755])
-def test_a_file_has_its_mode_before_it_has_content_whatever_the_umask(tmp_path, umask, mask, mode):
+@pytest.mark.parametrize("mask", [0, 0o022, 0o777])
+@pytest.mark.parametrize("mode", [0o600, 0o755])
+def test_a_file_is_born_closed_and_has_its_mode_before_it_has_content(tmp_path, umask, monkeypatch, mask, mode):
+    """Whatever the umask; a folder for a secret is made closed, one for what all may read can be entered by all."""
     umask(mask)
+    born, made, real_mkdir, real_fchmod = [], [], os.mkdir, os.fchmod
+
+    def fchmod(handle, mode):
+        born.append(stat.S_IMODE(os.fstat(handle).st_mode))
+        real_fchmod(handle, mode)
+
+    def mkdir(name, mode=0o777, **options):
+        made.append(mode)
+        real_mkdir(name, mode, **options)
+
+    monkeypatch.setattr(os, "fchmod", fchmod)
+    monkeypatch.setattr(os, "mkdir", mkdir)
     with files.replacing(str(tmp_path / "token"), mode) as stream:
         found = os.fstat(stream.fileno())
         assert (stat.S_IMODE(found.st_mode), found.st_size) == (mode, 0)
         stream.write(b"secret")
     assert stat.S_IMODE((tmp_path / "token").stat().st_mode) == mode
-
-
-def test_a_file_is_born_closed_to_others(tmp_path, umask, monkeypatch):
-    umask(0)
-    born = []
-    monkeypatch.setattr(os, "fchmod", lambda handle, _mode: born.append(stat.S_IMODE(os.fstat(handle).st_mode)))
-    files.write(str(tmp_path / "file"), "text", 0o644)
-    assert born == [0o600]
+    assert born == [0o600 & ~mask]
+    files.write(str(tmp_path / "a/b/file"), "x", mode)
+    last = 0o700 if mode == 0o600 else 0o755
+    assert made == [0o755, last]
+    if mask < 0o77:
+        assert [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("a", "a/b")] == [0o755, last]
 
 
 def test_bytes_and_text_are_written_as_they_are(tmp_path):
@@ -259,7 +224,7 @@ def test_bytes_and_text_are_written_as_they_are(tmp_path):
     assert (tmp_path / "text").read_bytes() == b"\xc3\xbc\r\n"
 
 
-@pytest.mark.parametrize("failing", ["fchmod", "fsync", "replace"])
+@pytest.mark.parametrize("failing", ["fchmod", "fsync", "replace", "the caller"])
 def test_a_step_that_fails_leaves_the_old_file_and_no_litter(tmp_path, monkeypatch, failing):
     target = tmp_path / "file"
     target.write_text("old")
@@ -267,25 +232,17 @@ def test_a_step_that_fails_leaves_the_old_file_and_no_litter(tmp_path, monkeypat
     def full(*_args, **_options):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(os, failing, full)
+    def write():
+        with files.replacing(str(target)) as stream:
+            stream.write(b"new")
+            if failing == "the caller":
+                full()
+
+    monkeypatch.setattr(os, failing, full, raising=False)
     with pytest.raises(OSError, match="No space left"):
-        files.write(str(target), "new")
+        write()
     monkeypatch.undo()
     assert (target.read_text(), os.listdir(tmp_path)) == ("old", ["file"])
-
-
-def test_a_file_system_that_is_full_leaves_the_old_file_and_no_litter(tmp_path, root_only):
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(tmp_path)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("not verified: wants to mount a file system")
-    try:
-        target = tmp_path / "file"
-        files.write(str(target), "old")
-        with pytest.raises(OSError, match="No space left"):
-            files.write(str(target), b"x" * 200_000)
-        assert (target.read_text(), os.listdir(tmp_path)) == ("old", ["file"])
-    finally:
-        subprocess.run(["umount", str(tmp_path)], check=True)
 
 
 def test_an_error_names_the_whole_path(tmp_path):
@@ -322,17 +279,8 @@ def test_what_a_link_at_the_path_leads_to_is_never_touched(tmp_path, act, dangli
         assert not victim.exists()
     else:
         assert (victim.read_text(), stat.S_IMODE(victim.stat().st_mode)) == ("victim", 0o640)
-
-
-@pytest.mark.parametrize(
-    "act", [lambda path: files.write(path, "same", 0o600), lambda path: files.set_mode(path, 0o600)]
-)
-def test_a_link_gives_way_to_a_file_of_its_own(tmp_path, act):
-    (tmp_path / "victim").write_text("same")
-    path = tmp_path / "file"
-    path.symlink_to("victim")
-    act(str(path))
-    assert (path.is_symlink(), path.read_text(), stat.S_IMODE(path.stat().st_mode)) == (False, "same", 0o600)
+    if path.exists() and not path.is_symlink():
+        assert (path.read_text(), stat.S_IMODE(path.stat().st_mode)) in (("new", 0o644), ("victim", 0o600))
 
 
 def test_a_mode_alone_leaves_the_time_of_the_content(tmp_path):
@@ -343,12 +291,16 @@ def test_a_mode_alone_leaves_the_time_of_the_content(tmp_path):
     assert (path.stat().st_mtime, stat.S_IMODE(path.stat().st_mode)) == (1, 0o600)
 
 
-@pytest.mark.parametrize("target", ["disk/real", "{base}/disk/real", "../base/disk/real", "./disk//../disk/real/"])
+@pytest.mark.parametrize("target", ["{base}/disk/real", "../base/disk/real", "./disk//../disk/real/", "linked"])
 def test_folders_above_may_be_links_of_root_and_of_the_user_who_writes(tmp_path, target):
-    """/var/run is such a link; they may be relative, absolute and lead up."""
+    """/var/run is such a link; they may be relative, absolute and lead up, but not in a circle."""
     base = tmp_path / "base"
     (base / "disk/real").mkdir(parents=True)
     (base / "linked").symlink_to(target.format(base=base))
+    if target == "linked":
+        with pytest.raises(OSError, match="linked/made/file"):
+            files.write(str(base / "linked/made/file"), "text")
+        return
     files.write(str(base / "linked/made/file"), "text")
     assert (base / "disk/real/made/file").read_text() == "text"
 
@@ -360,17 +312,10 @@ def test_a_folder_above_that_another_user_linked_is_refused(tmp_path, root_only,
     (tmp_path / "home").symlink_to("etc")
     os.chown(tmp_path / "home", OTHER_USER, OTHER_USER, follow_symlinks=False)
     arguments = {"write": ("new",), "link": ("new",), "remove": (), "set_mode": (0o777,)}[act]
-    with pytest.raises(OSError, match=f"folder home is a link owned by user {OTHER_USER}") as raised:
+    with pytest.raises(OSError, match=str(OTHER_USER)) as raised:
         getattr(files, act)(str(tmp_path / "home/file"), *arguments)
     assert (raised.value.errno, raised.value.filename) == (errno.ELOOP, str(tmp_path / "home/file"))
     assert ((tmp_path / "etc/file").read_text(), os.listdir(tmp_path / "etc")) == ("old", ["file"])
-
-
-def test_links_that_lead_in_a_circle_are_an_error(tmp_path):
-    (tmp_path / "a").symlink_to("b")
-    (tmp_path / "b").symlink_to("a")
-    with pytest.raises(OSError, match="a/file"):
-        files.write(str(tmp_path / "a/file"), "text")
 
 
 def test_a_folder_that_may_be_passed_but_not_listed_is_enough(root_only):
@@ -405,24 +350,18 @@ def test_folders_and_files_move_whole(tmp_path):
     assert (tmp_path / "old").read_text() == "text"
 
 
-@pytest.mark.parametrize("kind", ["file", "link", "none"])
-def test_a_restorer_brings_back_what_was(tmp_path, kind):
-    path = tmp_path / "x.service"
-    if kind == "file":
-        path.write_bytes(b"\xff")
-        path.chmod(0o640)
-    elif kind == "link":
-        path.symlink_to("/dev/null")
-    restore = files.restorer(str(path))
-    files.write(str(path), "other")
-    restore()
-    if kind == "file":
-        assert (path.read_bytes(), stat.S_IMODE(path.stat().st_mode)) == (b"\xff", 0o640)
-    elif kind == "link":
-        assert os.readlink(path) == "/dev/null"
-    else:
+def test_a_restorer_brings_back_what_was(tmp_path):
+    names = [tmp_path / name for name in ("file", "link", "none")]
+    names[0].write_bytes(b"\xff")
+    names[0].chmod(0o640)
+    names[1].symlink_to("/dev/null")
+    restorers = [files.restorer(str(path)) for path in names]
+    for path, restore in zip(names, restorers):
+        files.write(str(path), "other")
         restore()
-        assert os.listdir(tmp_path) == []
+    restorers[2]()
+    assert (names[0].read_bytes(), stat.S_IMODE(names[0].stat().st_mode)) == (b"\xff", 0o640)
+    assert (os.readlink(names[1]), os.path.lexists(names[2])) == ("/dev/null", False)
 
 
 def test_a_folder_is_removed_without_its_links_targets_and_not_through_a_link(tmp_path):
@@ -440,50 +379,3 @@ def test_a_folder_is_removed_without_its_links_targets_and_not_through_a_link(tm
         with pytest.raises(OSError, match=r"Not a directory|symbolic links"):
             files.remove_tree(str(tmp_path), path)
     assert sorted(path.name for path in (tmp_path / "outside").iterdir()) == ["below", "file"]
-
-
-@pytest.mark.parametrize("mask", [0, 0o022, 0o077])
-def test_a_secret_is_never_open_to_others_not_for_a_moment(tmp_path, mask):
-    """A thread looks at everything in the folder all the while; the file is large enough to be seen half-written."""
-    seen, ended = set(), threading.Event()
-
-    def look():
-        while not ended.is_set():
-            for folder in (tmp_path / "site", tmp_path / "site/held"):
-                with contextlib.suppress(FileNotFoundError):
-                    for name in os.listdir(folder):
-                        seen.add((name.partition("-")[0], os.stat(folder / name).st_mode & 0o777))
-
-    watcher = threading.Thread(target=look)
-    before = os.umask(mask)
-    try:
-        (tmp_path / "site").mkdir(mode=0o755)
-        watcher.start()
-        # On a busy machine the watcher gets its turn late: as often as it takes to catch one half-written.
-        deadline = time.monotonic() + 60
-        for number in itertools.count():
-            files.write(str(tmp_path / "site/held/token"), bytes([65 + number % 60]) * (1 << 20), 0o600)
-            caught = any(name == ".gpufabric" for name, _mode in tuple(seen))
-            if number >= 20 and (caught or time.monotonic() > deadline):
-                break
-    finally:
-        os.umask(before)
-        ended.set()
-        watcher.join()
-    assert {name for name, _mode in seen} == {"held", ".gpufabric", "token"}, "the test has seen too little"
-    assert {mode for name, mode in seen if name != "held"} == {0o600}
-    assert {mode for name, mode in seen if name == "held"} == {0o700}
-
-
-@pytest.mark.parametrize("mask", [0, 0o022])
-def test_a_folder_for_what_all_may_read_can_be_entered_by_all(tmp_path, mask):
-    before = os.umask(mask)
-    try:
-        files.write(str(tmp_path / "a/b/c"), "x")
-        files.write(str(tmp_path / "d/e/f"), "x", 0o600)
-    finally:
-        os.umask(before)
-    modes = {
-        str(path.relative_to(tmp_path)): path.stat().st_mode & 0o777 for path in tmp_path.rglob("*") if path.is_dir()
-    }
-    assert modes == {"a": 0o755, "a/b": 0o755, "d": 0o755, "d/e": 0o700}

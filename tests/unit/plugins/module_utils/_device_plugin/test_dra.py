@@ -1,9 +1,70 @@
-"""What a cluster gets before nodes serve over DRA: which rails, classes, rights; and that the policy names the node."""
+"""The plugin's configuration, of rails or a list as it is, and what a cluster gets before nodes serve over DRA."""
 
 from __future__ import annotations
 
+import json
+import pathlib
+import subprocess
+import sys
+
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import config, dra
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import device_plugin as code
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host
+
+ROOT = pathlib.Path(__file__).resolve().parents[5]
+RAILS = [
+    {"index": 0, "hca": "mlx5_0", "port": 1, "netdev": "ens8f0np0", "pci": "0000:18:00.0"},
+    {"index": 1, "hca": "mlx5_1", "port": 1, "netdev": None, "pci": "0000:2a:00.0"},
+    {"index": 2, "hca": "rxe0", "port": 1, "netdev": "eth1", "pci": None},
+]
+
+
+def test_each_rail_becomes_a_resource_of_63_that_sets_no_link_up():
+    made = json.loads(config.document("rails", RAILS, 300))
+    assert made["periodicUpdateInterval"] == 300
+    same = {"rdmaHcaMax": 63, "linkUp": False, "topology": "auto"}
+    assert made["configList"] == [
+        {"resourceName": "hca_shared_devices_0", "selectors": {"ifNames": ["ens8f0np0"]}, **same},
+        {"resourceName": "hca_shared_devices_1", "extraSelectors": {"pciAddresses": ["0000:2a:00.0"]}, **same},
+        {"resourceName": "hca_shared_devices_2", "selectors": {"ifNames": ["eth1"]}, "softwareDevices": True, **same},
+    ]
+
+
+def test_the_plugin_takes_what_is_made_of_rails(tmp_path):
+    (tmp_path / "plugin.pyz").write_bytes(code.archive(ROOT))
+    (tmp_path / "config.json").write_text(config.document("rails", RAILS, 300))
+    command = [sys.executable, "-I", "-B", tmp_path / "plugin.pyz", "check-config", "-strict", tmp_path / "config.json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "rdma/hca_shared_devices_0 (63), rdma/hca_shared_devices_1 (63)" in done.stdout
+
+
+def test_a_list_passes_through_as_it_is():
+    given = [{"ResourceName": "a", "whatever": [1], "linkup": False}, {"resourceName": "b"}]
+    assert json.loads(config.document(given, None, 0)) == {"periodicUpdateInterval": 0, "configList": given}
+    assert config.names(given) == ["a", "b"]
+    assert config.sets_links_up(given)
+    assert not config.sets_links_up(given[:1])
+
+
+@pytest.mark.parametrize(
+    ("given", "rails"),
+    [*((given, RAILS) for given in ("rail", [], ["a"], {"resourceName": "a"})), ("rails", None), ("rails", [])],
+)
+def test_other_input_and_no_rails_are_refused(given, rails):
+    with pytest.raises(ValueError, match="one rail or more" if given == "rails" else "a list of mappings"):
+        config.document(given, rails, 300)
+
+
+def test_the_preflight_of_all_roles_tells_what_no_type_can(variables, options):
+    assert host.values(variables, options) == []
+    variables.update(device_plugin_resources="rail", device_plugin_interval_seconds=-1)
+    told = {finding.object for finding in host.values(variables, options)}
+    assert told == {"variable device_plugin_resources", "variable device_plugin_interval_seconds"}
+
+
+# --- over DRA ---------------------------------------------------------------------------------------------------------
 
 
 def hca(number, **more):
@@ -29,6 +90,10 @@ def entry(name, api=None, **selectors):
     return {"resourceName": name, "rdmaHcaMax": 8, **({"api": api} if api else {}), **selectors}
 
 
+OTHER_CASE = {"resourcename": "b", "RESOURCEPREFIX": "x.io", "Api": "dra"}
+OTHER_CASE["extraselectors"] = {"rdmadevices": ["mlx5_[2]"]}
+
+
 def rails(resources, api, dra_rails=()):
     return dra.rails(dra.served(resources, api, dra_rails, FACTS)[1], FACTS)
 
@@ -42,20 +107,7 @@ def rails(resources, api, dra_rails=()):
         # A pool of all HCAs stands for no single rail.
         ([entry("pool", selectors={"vendors": ["15b3"]})], "dra", (), {0: None, 1: None, 2: None}),
         # Keys in any case, our own prefix, a shell pattern, the other entry left to the device plugin.
-        (
-            [
-                entry("a", selectors={"ifNames": ["eth0"]}),
-                {
-                    "resourcename": "b",
-                    "RESOURCEPREFIX": "x.io",
-                    "Api": "dra",
-                    "extraselectors": {"rdmadevices": ["mlx5_[2]"]},
-                },
-            ],
-            "both",
-            (),
-            {2: "x.io/b"},
-        ),
+        ([entry("a", selectors={"ifNames": ["eth0"]}), OTHER_CASE], "both", (), {2: "x.io/b"}),
         # Two entries on one HCA: which of them a request for the rail means is not known.
         ([entry("a", devices=["eth0"]), entry("b", selectors={"ifNames": ["eth0"]})], "dra", (), {0: None}),
     ],
@@ -66,13 +118,12 @@ def test_rails_over_dra_with_the_resource_that_stands_for_each(resources, api, d
 
 def test_the_config_says_which_entries_are_of_dra_and_is_as_before_without():
     assert not [item for item in config.entries("rails", FACTS["rails"]) if {"api", "rail"} & set(item)]
-    made = config.entries("rails", FACTS["rails"], "both", [2])
-    assert [(item.get("api"), item.get("rail")) for item in made] == [(None, None), (None, None), ("dra", 2)]
-    assert [(item.get("api"), item.get("rail")) for item in config.entries("rails", FACTS["rails"], "dra")] == [
-        (None, 0),
-        (None, 1),
-        (None, 2),
-    ]
+    for api, chosen, wanted in (
+        ("both", [2], [(None, None), (None, None), ("dra", 2)]),
+        ("dra", [], [(None, 0), (None, 1), (None, 2)]),
+    ):
+        made = config.entries("rails", FACTS["rails"], api, chosen)
+        assert [(item.get("api"), item.get("rail")) for item in made] == wanted
 
 
 @pytest.mark.parametrize(
@@ -134,7 +185,4 @@ def test_rights_are_those_and_no_more():
         ("resourceclaims", "get"),
         ("nodes", "get"),
     }
-
-
-def test_without_nodes_there_is_nothing():
     assert dra.objects([], SETTINGS) == []

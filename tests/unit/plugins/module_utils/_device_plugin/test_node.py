@@ -1,17 +1,24 @@
-"""The device plugin on a node: other plugins found, files written and read back."""
+"""The device plugin on a node: other plugins found, files, wheels that fit, sockets that answer."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import pathlib
+import socket
+import time
 
 import pytest
-from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import node
+import yaml
+from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import ask, migration, node, wheels
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import plan as planner
+from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin.plan import CONFIG, ENABLED, SERVICE, UNIT
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import device_plugin as code
 from ansible_collections.gpufabric.rdma.tests.tools.device_plugin_wanted import WANTED
 
 ROOT = pathlib.Path(__file__).resolve().parents[5]
+LOCKED = yaml.safe_load((ROOT / "lock/artifacts.yml").read_text())["wheels"]
+NAMES = [f"rail{number}" for number in range(8)]
 
 
 def process(root, pid, program, *arguments, cgroup="0::/user.slice\n", config_text=None):
@@ -38,10 +45,9 @@ def test_plugins_are_seen_with_the_resources_of_the_config_they_were_started_wit
     process(tmp_path, 15, "/usr/bin/vim", "vim", PLUGIN)
     process(tmp_path, 16, "/usr/bin/k3s", "k3s")
     found = {rival["pid"]: rival for rival in node.read(str(tmp_path))["rivals"]}
-    assert sorted(found) == [10, 11, 12]
-    assert (found[10]["kind"], found[10]["pod"], found[10]["names"]) == (planner.GO, True, ["a", "b"])
-    assert (found[11]["kind"], found[11]["pod"], found[11]["names"]) == (planner.OURS, True, ["a", "b"])
-    assert (found[12]["pod"], found[12]["names"]) == (False, None)
+    known = {pid: (rival["kind"], rival["pod"], rival["names"]) for pid, rival in found.items()}
+    ab = ["a", "b"]
+    assert known == {10: (planner.GO, True, ab), 11: (planner.OURS, True, ab), 12: (planner.GO, False, None)}
     assert "/etc/other.json" in found[12]["config"]
 
 
@@ -71,21 +77,21 @@ def installer(root, staged, wanted):
     return node.Installer(str(root), refuse, wanted, str(staged), {}, "")
 
 
-def settled(root, staged):
+@pytest.fixture
+def folders(tmp_path):
+    for name in ("root/proc", "staged"):
+        (tmp_path / name).mkdir(parents=True)
+    return tmp_path / "root", tmp_path / "staged"
+
+
+def test_code_config_and_unit_are_put_in_place_and_read_back(folders):
+    root, staged = folders
     source = code.archive(ROOT)
     (staged / "plugin.pyz").write_bytes(source)
     wanted = {**WANTED, "code": hashlib.sha256(source).hexdigest()}
-    state = node.read(str(root))
-    made = planner.plan({**state, "stamp": wanted["stamp"]}, wanted)
-    return [change.object for change in installer(root, staged, wanted).apply(made.changes)], wanted
-
-
-def test_code_config_and_unit_are_put_in_place_and_read_back(tmp_path):
-    root, staged = tmp_path / "root", tmp_path / "staged"
-    (root / "proc").mkdir(parents=True)
-    staged.mkdir()
-    done, wanted = settled(root, staged)
-    assert done == [planner.CODE, planner.CONFIG, planner.UNIT, planner.ENABLED]
+    made = planner.plan({**node.read(str(root)), "stamp": wanted["stamp"]}, wanted)
+    done = [change.object for change in installer(root, staged, wanted).apply(made.changes)]
+    assert done == [planner.CODE, CONFIG, UNIT, ENABLED]
     state = node.read(str(root))
     assert state["code"] == wanted["code"]
     assert (state["config"]["content"], state["unit"]["mode"]) == (wanted["config"], "0644")
@@ -98,12 +104,102 @@ def test_code_config_and_unit_are_put_in_place_and_read_back(tmp_path):
     assert [path for path in root.rglob("*") if path.is_file()] == []
 
 
-def test_code_that_was_truncated_on_the_way_is_not_installed(tmp_path):
-    root, staged = tmp_path / "root", tmp_path / "staged"
-    (root / "proc").mkdir(parents=True)
-    staged.mkdir()
+def test_code_that_was_truncated_on_the_way_is_not_installed(folders):
+    root, staged = folders
     (staged / "plugin.pyz").write_bytes(b"half")
     made = planner.plan(node.read(str(root)), {**WANTED, "stamp": ""})
-    with pytest.raises(node.Refused, match="transfer was incomplete"):
+    with pytest.raises(node.Refused, match="incomplete"):
         list(installer(root, staged, WANTED).apply(made.changes))
     assert node.read(str(root))["code"] is None
+
+
+# --- sockets that answer ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def root(tmp_path):
+    for path in (CONFIG, ENABLED):
+        (tmp_path / path[1:]).parent.mkdir(parents=True, exist_ok=True)
+    return tmp_path
+
+
+def test_eight_silent_sockets_take_no_longer_than_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # a socket's path holds 107 characters
+    monkeypatch.setattr(ask.ask, "__defaults__", (1.0,))
+    listeners = []
+    for name in NAMES:
+        listeners.append(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        listeners[-1].bind(f"{name}.sock")
+        listeners[-1].listen()
+    begun = time.monotonic()
+    found = ask.ask_all({**dict.fromkeys(NAMES, SERVICE), "gone": SERVICE, "../up": SERVICE}, ["."])
+    assert time.monotonic() - begun < 6
+    for listener in listeners:
+        listener.close()
+    assert [list(found[name]["sockets"]) for name in NAMES] == [[f"./{name}.sock"] for name in NAMES]
+    assert all("no answer within 1 s" in said for name in NAMES for said in found[name]["sockets"].values())
+    assert found["gone"] == {"sockets": {}, "by": SERVICE}
+    assert "../up" not in found
+
+
+@pytest.mark.parametrize(
+    ("mode", "wanted"),
+    [("", ["a", "b"]), (" -mode device-plugin", ["a", "b"]), (" -mode both", ["a"]), (" -mode dra", [])],
+)
+def test_what_is_served_over_dra_has_no_socket_to_ask(root, mode, wanted):
+    (root / ENABLED[1:]).symlink_to("../rdma-device-plugin.service")
+    (root / UNIT[1:]).write_text(f"[Service]\nExecStart=/venv/bin/python3 plugin.pyz -use-cdi{mode} -node-name n\n")
+    entries = [{"resourceName": "a"}, {"resourcename": "b", "API": "dra"}]
+    if mode in ("", " -mode device-plugin"):
+        entries[1].pop("API")
+    (root / CONFIG[1:]).write_text(json.dumps({"configList": entries}))
+    assert node.served(str(root)) == dict.fromkeys(wanted, SERVICE)
+    (root / ENABLED[1:]).unlink()
+    assert node.served(str(root)) == {}
+
+
+# --- wheels, and DaemonSets of another plugin ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("python", ["3.9", "3.12", "3.14"])
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_each_node_gets_one_wheel_of_each_package(python, machine):
+    found = wheels.fitting(LOCKED, python, machine)
+    assert sorted(wheel["name"] for wheel in found.values()) == sorted(wheel["name"] for wheel in LOCKED)
+    assert wheels.without(LOCKED, python, machine) == []
+    assert all(machine in file or file.endswith("-any.whl") for file in found)
+
+
+def test_a_python_without_a_compiled_wheel_is_reported():
+    assert wheels.without(LOCKED, "3.8", "x86_64") == ["grpcio", "pyyaml"]
+    assert wheels.without(LOCKED, "3.11", "riscv64") == ["grpcio", "protobuf", "pyyaml"]
+
+
+def test_pip_gets_every_locked_hash_and_not_itself():
+    lines = wheels.requirements(LOCKED).splitlines()
+    listed = [wheel for wheel in LOCKED if wheel["name"] != "pip"]
+    assert [line.split("==")[0] for line in lines] == [wheel["name"] for wheel in listed]
+    assert sum(line.count("--hash=sha256:") for line in lines) == sum(len(wheel["files"]) for wheel in listed)
+
+
+FOUND = {"namespace": "kube-system", "name": "rdma-shared-dp-ds", "image": "go:1", "ours": False, "owner": ""}
+THERE = "kube-system/rdma-shared-dp-ds"
+
+
+@pytest.mark.parametrize(
+    ("found", "replaced", "allowed", "outcome"),
+    [
+        ([], "", None, (0, 0, 0)),
+        ([FOUND], "", None, (0, 1, 0)),
+        ([FOUND], "", True, (1, 0, 0)),
+        ([FOUND], "", False, (0, 0, 1)),
+        ([FOUND], THERE, None, (0, 0, 0)),
+        ([{**FOUND, "name": "other"}], THERE, None, (0, 1, 0)),
+        ([{**FOUND, "ours": True}], "", None, (1, 0, 0)),
+        ([{**FOUND, "owner": "NicClusterPolicy nic"}], "", True, (0, 1, 0)),
+        ([{**FOUND, "owner": "NicClusterPolicy nic"}], THERE, True, (0, 1, 0)),
+    ],
+)
+def test_daemonsets_go_on_consent_and_those_of_an_operator_never(found, replaced, allowed, outcome):
+    made = migration.plan(found, replaced, allowed)
+    assert (len(made.changes), len(made.findings), len(made.not_applied)) == outcome

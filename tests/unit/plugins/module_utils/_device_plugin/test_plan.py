@@ -8,17 +8,13 @@ import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import plan as planner
 from ansible_collections.gpufabric.rdma.tests.tools.device_plugin_wanted import WANTED
 
+STOPPED = {"state": "inactive (dead)", "active": False, "main_pid": 0, "stale": False, "status": ""}
 NOTHING = {
-    "code": None,
+    **dict.fromkeys(("code", "config", "unit", "kubeconfig", "token")),
+    **dict.fromkeys(("enabled", "home"), False),
     "stamp": "",
-    "config": None,
-    "unit": None,
-    "kubeconfig": None,
-    "token": None,
     "clusters": {},
-    "enabled": False,
-    "home": False,
-    "service": {"state": "inactive (dead)", "active": False, "main_pid": 0, "stale": False, "status": ""},
+    "service": STOPPED,
     "rivals": [],
     "python": "3.11",
     "machine": "x86_64",
@@ -26,24 +22,15 @@ NOTHING = {
 }
 SERVED = {
     **NOTHING,
+    **dict.fromkeys(("enabled", "home"), True),
     "code": "c1",
     "stamp": WANTED["stamp"],
     "config": {"content": "{}\n", "mode": "0644"},
     "unit": {"content": "[Unit]\n", "mode": "0644"},
-    "enabled": True,
-    "home": True,
-    "service": {"state": "active (running)", "active": True, "main_pid": 7, "stale": False, "status": ""},
+    "service": {**STOPPED, "state": "active (running)", "active": True, "main_pid": 7},
 }
-GO = {
-    "pid": 9,
-    "kind": planner.GO,
-    "program": "/bin/k8s-rdma-shared-dp",
-    "where": "in a pod",
-    "pod": True,
-    "unit": "",
-    "config": "config /k8s-rdma-shared-dev-plugin/config.json in a pod",
-    "names": ["a", "b"],
-}
+GO = {"pid": 9, "kind": planner.GO, "program": "/bin/k8s-rdma-shared-dp", "where": "in a pod", "pod": True, "unit": ""}
+GO |= {"config": "config /k8s-rdma-shared-dev-plugin/config.json in a pod", "names": ["a", "b"]}
 
 
 def actions(state, **wanted):
@@ -52,102 +39,73 @@ def actions(state, **wanted):
     return [(change.object, change.action) for change in made.changes]
 
 
-def test_everything_is_installed_and_started_where_nothing_is():
-    assert actions(NOTHING) == [
-        (planner.CODE, "install"),
-        (planner.VENV, "install"),
-        (planner.CONFIG, "write"),
-        (planner.UNIT, "write"),
-        (planner.ENABLED, "link"),
-        (planner.OBJECT, "start"),
-    ]
+def changed(state, **wanted):
+    """What is changed, found and not done or not seen."""
+    made = planner.plan(state, {**WANTED, **wanted})
+    objects = [finding.object for finding in made.findings]
+    return [change.object for change in made.changes], objects, made.not_applied, made.not_verified
 
 
-def test_nothing_changes_where_all_is_as_wanted():
-    assert actions(SERVED) == []
+INSTALLED = [(planner.CODE, "install"), (planner.VENV, "install"), (planner.CONFIG, "write"), (planner.UNIT, "write")]
+RESTART = (planner.OBJECT, "restart")
+GONE = [(planner.OBJECT, "stop"), (planner.ENABLED, "unlink"), (planner.UNIT, "remove"), (planner.CONFIG, "remove")]
+STALE = {**SERVED, "service": {**SERVED["service"], "stale": True}}
+UNIT = {**GO, "pod": False, "unit": "k8s-rdma-shared-dp.service", "where": "unit k8s-rdma-shared-dp.service"}
 
 
 @pytest.mark.parametrize(
-    ("wanted", "written", "restarts"),
+    ("state", "wanted", "done"),
     [
-        ({"config": '{"a": 1}\n'}, planner.CONFIG, False),
-        ({"unit": "[Unit]\nBefore=k3s.service\n"}, planner.UNIT, True),
-        ({"code": "c2"}, planner.CODE, True),
-        ({"stamp": "python 3.13\n"}, planner.VENV, True),
+        pytest.param(
+            NOTHING, {}, [*INSTALLED, (planner.ENABLED, "link"), (planner.OBJECT, "start")], id="nothing there"
+        ),
+        pytest.param(SERVED, {}, [], id="all as wanted"),
+        pytest.param(SERVED, {"config": '{"a": 1}\n'}, [(planner.CONFIG, "write")], id="config"),
+        pytest.param(SERVED, {"unit": "[Unit]\n\n"}, [(planner.UNIT, "write"), RESTART], id="unit"),
+        pytest.param(SERVED, {"code": "c2"}, [(planner.CODE, "install"), RESTART], id="code"),
+        pytest.param(SERVED, {"stamp": "python 3.13\n"}, [(planner.VENV, "install"), RESTART], id="libraries"),
+        pytest.param(STALE, {}, [RESTART], id="interrupted before the restart"),
+        pytest.param(
+            {**SERVED, "config": {"content": "{}\n", "mode": "0600"}}, {}, [(planner.CONFIG, "mode")], id="mode"
+        ),
+        pytest.param(SERVED, {"present": False}, [*GONE, (planner.HOME, "remove")], id="absent"),
+        pytest.param(NOTHING, {"present": False}, [], id="absent and nothing there"),
+        pytest.param({**SERVED, "rivals": [GO]}, {"names": ["c"]}, [], id="another plugin with other resources"),
+        pytest.param(
+            {**NOTHING, "rivals": [GO, UNIT]}, {"migrate_allowed": True}, [], id="nothing before the pods are gone"
+        ),
     ],
 )
-def test_only_code_libraries_and_unit_restart_it(wanted, written, restarts):
-    made = actions(SERVED, **wanted)
-    assert written in [obj for obj, _action in made]
-    assert ((planner.OBJECT, "restart") in made) == restarts
-
-
-def test_a_run_that_was_interrupted_before_the_restart_is_completed():
-    stale = {**SERVED, "service": {**SERVED["service"], "stale": True}}
-    assert actions(stale) == [(planner.OBJECT, "restart")]
-
-
-def test_a_mode_that_someone_changed_is_put_back():
-    assert actions({**SERVED, "config": {"content": "{}\n", "mode": "0600"}}) == [(planner.CONFIG, "mode")]
+def test_what_is_done(state, wanted, done):
+    assert actions(state, **wanted) == done
 
 
 def test_without_systemd_the_files_are_written_and_the_rest_is_reported():
-    made = planner.plan({**NOTHING, "service": None}, WANTED)
-    assert (planner.OBJECT, "start") not in [(change.object, change.action) for change in made.changes]
-    assert made.not_verified
-
-
-def test_absent_takes_all_of_it_away_and_then_there_is_nothing_to_do():
-    assert actions(SERVED, present=False) == [
-        (planner.OBJECT, "stop"),
-        (planner.ENABLED, "unlink"),
-        (planner.UNIT, "remove"),
-        (planner.CONFIG, "remove"),
-        (planner.HOME, "remove"),
-    ]
-    assert actions(NOTHING, present=False) == []
-
-
-def test_beside_the_go_plugin_with_the_same_resource_nothing_is_installed_without_consent():
-    made = planner.plan({**NOTHING, "rivals": [GO]}, WANTED)
-    (finding,) = made.findings
-    assert not made.changes
-    assert finding.object == "process 9 (the Go plugin, in a pod)"
-    assert finding.wanted == "no other plugin that serves a"
-    assert "/k8s-rdma-shared-dev-plugin/config.json" in finding.seen
-    assert "device_plugin_migrate_allowed: true" in finding.next_step
-
-
-def test_with_other_resources_both_may_run():
-    assert actions({**SERVED, "rivals": [GO]}, names=["c"]) == []
-
-
-def test_one_that_does_not_tell_its_resources_may_serve_ours():
-    assert planner.plan({**NOTHING, "rivals": [{**GO, "names": None}]}, WANTED).findings
-
-
-def test_the_answer_no_leaves_the_node_as_it_is_and_says_so():
-    made = planner.plan({**NOTHING, "rivals": [GO]}, {**WANTED, "migrate_allowed": False})
-    assert (made.changes, made.findings) == ([], [])
-    assert "keeps serving a" in made.not_applied[0]
+    done, findings, _not_applied, not_verified = changed({**NOTHING, "service": None})
+    assert (planner.UNIT in done, planner.OBJECT in done, findings, bool(not_verified)) == (True, False, [], True)
 
 
 def test_a_unit_is_stopped_before_ours_is_installed():
-    rival = {**GO, "pod": False, "unit": "k8s-rdma-shared-dp.service", "where": "unit k8s-rdma-shared-dp.service"}
-    made = actions({**NOTHING, "rivals": [rival]}, migrate_allowed=True)
+    made = actions({**NOTHING, "rivals": [UNIT]}, migrate_allowed=True)
     assert made[0] == ("unit k8s-rdma-shared-dp.service", "stop and disable")
     assert made[-1] == (planner.OBJECT, "start")
 
 
-def test_nothing_is_installed_before_the_pods_are_gone():
-    unit = {**GO, "pod": False, "unit": "x.service"}
-    assert actions({**NOTHING, "rivals": [GO, unit]}, migrate_allowed=True) == []
+BY_HAND = {**GO, "pod": False, "where": "started by hand"}
 
 
-def test_a_process_that_cannot_be_stopped_is_a_problem_even_with_consent():
-    rival = {**GO, "pod": False, "where": "started by hand"}
-    (finding,) = planner.plan({**NOTHING, "rivals": [rival]}, {**WANTED, "migrate_allowed": True}).findings
-    assert "/bin/k8s-rdma-shared-dp" in finding.next_step
+@pytest.mark.parametrize(
+    ("rival", "allowed", "findings", "left"),
+    [
+        pytest.param(GO, None, ["process 9 (the Go plugin, in a pod)"], 0, id="no consent"),
+        pytest.param({**GO, "names": None}, None, ["process 9 (the Go plugin, in a pod)"], 0, id="it may serve ours"),
+        pytest.param(GO, False, [], 1, id="the answer is no"),
+        pytest.param(BY_HAND, True, ["process 9 (the Go plugin)"], 0, id="it cannot be stopped"),
+    ],
+)
+def test_beside_another_plugin_nothing_is_installed_without_consent(rival, allowed, findings, left):
+    done, found, not_applied, _not_verified = changed({**NOTHING, "rivals": [rival]}, migrate_allowed=allowed)
+    assert (done, found, len(not_applied)) == ([], findings, left)
 
 
 @pytest.mark.parametrize(
@@ -184,20 +142,12 @@ def test_over_dra_a_kubeconfig_names_the_kubelets_server_and_a_token_of_its_own(
 
 
 def test_a_node_that_has_joined_no_cluster_gets_the_plugin_and_is_told():
-    made = planner.plan({**NOTHING, "clusters": {KUBELET: None}}, {**WANTED, **OVER_DRA})
-    assert planner.KUBECONFIG not in [change.object for change in made.changes]
-    assert "has not joined a cluster" in made.not_verified[0]
+    done, _findings, _not_applied, not_verified = changed({**NOTHING, "clusters": {KUBELET: None}}, **OVER_DRA)
+    assert (planner.KUBECONFIG in done, len(not_verified)) == (False, 1)
 
 
 def test_without_dra_kubeconfig_and_token_of_an_earlier_run_go_and_no_token_is_shown():
     left = {**SERVED, "kubeconfig": WRITTEN, "token": {"content": "a token", "mode": ""}}
-    assert actions(left) == [
-        (planner.KUBECONFIG, "remove"),
-        (planner.TOKEN, "remove"),
-        (planner.OBJECT, "restart"),
-    ]
-    assert [name for name, _action in actions(left, present=False)][2:5] == [
-        planner.UNIT,
-        planner.KUBECONFIG,
-        planner.TOKEN,
-    ]
+    assert actions(left) == [(planner.KUBECONFIG, "remove"), (planner.TOKEN, "remove"), RESTART]
+    removed = [name for name, _action in actions(left, present=False)]
+    assert removed[2:5] == [planner.UNIT, planner.KUBECONFIG, planner.TOKEN]

@@ -17,7 +17,7 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Se
 from ansible_collections.gpufabric.rdma.tests.tools import tree
 
 COMPOSED = [name for name in tree.names() if tree.load(name)["provenance"]["kind"] == "composed"]
-NEVER_SECRET = ("127.0.0.1", "0.0.0.0")
+NEVER_SECRET = ("127.0.0.1", "0.0.0.0", "7f000001", "7f00:0001")
 
 
 @pytest.fixture(params=tree.names())
@@ -65,10 +65,7 @@ def originals(fixture):
             host = ipaddress.ip_interface(address).ip
             found.update((str(host), host.packed.hex(), f"{host.packed.hex()[:4]}:{host.packed.hex()[4:]}"))
     trivial = re.compile(r"[0:]*|ff[:f]*|.*00000000$")
-    return {text for text in found if not trivial.fullmatch(text) and text not in NEVER_SECRET} - {
-        "7f000001",
-        "7f00:0001",
-    }
+    return {text for text in found if not trivial.fullmatch(text) and text not in NEVER_SECRET}
 
 
 # Captured nodes hold replacements already, and a second capture may choose the same ones.
@@ -78,11 +75,9 @@ def test_no_original_survives(node):
     text = fixture_text(capture(str(root), name)[0]).lower()
     binary = yaml.safe_load(text).get("binary") or {}
     text += "".join(base64.b64decode(data).decode("latin-1") for data in binary.values())
-    wanted = originals(fixture)
+    wanted = [word.lower() for word in originals(fixture)]
     assert len(wanted) > 5
-    assert (
-        sorted(word for word in wanted if re.search(rf"(?<![0-9a-f]){re.escape(word.lower())}(?![0-9a-f])", text)) == []
-    )
+    assert [word for word in wanted if re.search(rf"(?<![0-9a-f]){re.escape(word)}(?![0-9a-f])", text)] == []
 
 
 @pytest.fixture
@@ -94,46 +89,25 @@ def real_node(tmp_path):
     old, new = "c633:64fd", "cb00:7142"  # 203.0.113.66
     for path in [path for path in files if old in files[path]]:
         files[path] = files[path].replace(old, new)
-    fixture["seams"]["addresses"] = {
-        "lo": ["127.0.0.1/8"],
-        "enp1s0f0np0": ["203.0.113.66/26", "10.20.30.40/8"],
-        "enxa088c2a75cd5": [],
-    }
-    files["/proc/net/route"] = (
-        files["/proc/net/route"].splitlines()[0]
-        + "\nenp1s0f0np0\t00000000\t417100CB\t0003\t0\t0\t100\t00000000\t0\t0\t0"
-        + "\nenp1s0f0np0\t0000000A\t00000000\t0001\t0\t0\t100\t000000FF\t0\t0\t0"
-    )
-    files["/proc/net/if_inet6"] = "\n".join(
-        (
-            "20010db8beef0001a288c2fffea75cd4 02 40 00 00 enp1s0f0np0",
-            "20010db8beef00010000000000000053 02 40 00 00 enp1s0f0np0",
-            "20010db8beef0001d1f20a9b3c4d5e6f 02 40 00 00 enp1s0f0np0",
-            "fe80000000000000a288c2fffea75cd4 02 40 20 80 enp1s0f0np0",
-        )
-    )
+    given = {"enp1s0f0np0": ["203.0.113.66/26", "10.20.30.40/8"], "enxa088c2a75cd5": []}
+    fixture["seams"]["addresses"] = {"lo": ["127.0.0.1/8"], **given}
+    head = files["/proc/net/route"].splitlines()[0]
+    rows = ("00000000\t417100CB\t0003\t0\t0\t100\t00000000", "0000000A\t00000000\t0001\t0\t0\t100\t000000FF")
+    files["/proc/net/route"] = "\n".join([head, *(f"enp1s0f0np0\t{row}\t0\t0\t0" for row in rows)])
+    hosts = ("a288c2fffea75cd4", "0000000000000053", "d1f20a9b3c4d5e6f")
+    rows = [f"20010db8beef0001{host} 02 40 00 00 enp1s0f0np0" for host in hosts]
+    files["/proc/net/if_inet6"] = "\n".join([*rows, f"fe80000000000000{hosts[0]} 02 40 20 80 enp1s0f0np0"])
     files["/proc/sys/kernel/hostname"] = "gpu-17.prod.example"
-    files["/proc/cmdline"] = (
-        "root=UUID=7d4f9a52-1c1e-4f0a-9f3b-0123456789ab ip=203.0.113.66::203.0.113.65 systemd.hostname=gpu-17 ro"
-    )
-    files["/etc/modprobe.d/zz-gpufabric-rdma.conf"] = (
-        "# Managed by Ansible collection gpufabric.rdma; changes here are overwritten."
-    )
+    words = "root=UUID=7d4f9a52-1c1e-4f0a-9f3b-0123456789ab ip=203.0.113.66::203.0.113.65"
+    files["/proc/cmdline"] = f"{words} systemd.hostname=gpu-17 ro"
     files["/usr/local/libexec/gpufabric-rdma-links"] = "#!/bin/sh\nset_link a0:88:c2:a7:5c:d4 9000"
-    files["/etc/systemd/system/k3s.service.d/token.conf"] = (
-        "[Service]\nEnvironment=K3S_TOKEN=K10swordfish\nLimitMEMLOCK=infinity"
-    )
-    files["/etc/systemd/system/k3s.service"] = (
-        "[Service]\nExecStart=/usr/local/bin/k3s server \\\n  --token swordfish\nLimitNOFILE=1048576"
-    )
+    drop_in = "/etc/systemd/system/k3s.service.d/token.conf"
+    files[drop_in] = "[Service]\nEnvironment=K3S_TOKEN=K10swordfish\nLimitMEMLOCK=infinity"
     files["/var/lib/dpkg/status"] += "\n\nPackage: acme-agent\nStatus: install ok installed\nVersion: 1.0"
     fixture["modes"]["/usr/local/libexec/gpufabric-rdma-links"] = "0755"
     # An interface of a container keeps no secret; a pod's cgroup does.
-    files["/proc/4021/cgroup"] = (
-        "0::/kubepods.slice/kubepods-pod3f9c1b7e_5d1a_4c7e_8a55_aabbccddeeff.slice/cri-containerd-"
-        + "ab12" * 16
-        + ".scope"
-    )
+    pod = "kubepods-pod3f9c1b7e_5d1a_4c7e_8a55_aabbccddeeff.slice"
+    files["/proc/4021/cgroup"] = f"0::/kubepods.slice/{pod}/cri-containerd-{'ab12' * 16}.scope"
     files[f"{net}/ifalias"] = "rack 12"
     files["/proc/1/mountinfo"] += "\n99 25 0:50 / /home rw shared:9 - nfs filer.corp:/home rw,addr=203.0.113.9"
     router = "20010db8beef00010000000000000001"
@@ -153,14 +127,12 @@ def test_relations_survive_scrubbing(real_node, tmp_path):
         for netdev in side["hcas"][0]["netdevs"]:
             netdev["addresses"].sort()
     assert found == wanted
-    assert [(source["path"], source["line"]) for source in found["subsystem"]["netns_sources"]] == [
-        ("/etc/modprobe.d/site.conf", 2)
-    ]
+    (source,) = found["subsystem"]["netns_sources"]
+    assert (source["path"], source["line"]) == ("/etc/modprobe.d/site.conf", 2)
     first, second = found["hcas"]
     netdev = first["netdevs"][0]
     tail = netdev["mac"][9:]
-    assert netdev["mac"].startswith("a0:88:c2:")
-    assert tail != "a7:5c:d4"
+    assert (netdev["mac"][:9], tail != "a7:5c:d4") == ("a0:88:c2:", True)
     assert first["node_guid"].replace(":", "")[10:] == tail.replace(":", "")
     assert first["sys_image_guid"] == second["sys_image_guid"] == first["node_guid"]
     # Neighbouring ports of one card stay neighbours.
@@ -175,56 +147,36 @@ def test_relations_survive_scrubbing(real_node, tmp_path):
     gateway = captured["files"]["/proc/net"]["route"].splitlines()[1].split()[2]
     network = next(address.network for address in addresses if address.network.prefixlen == 26)
     assert ipaddress.ip_address(bytes.fromhex(gateway)[::-1]) in network
-    assert found["owned_files"]["/usr/local/libexec/gpufabric-rdma-links"] == {
-        "mode": "0755",
-        "content": f"#!/bin/sh\nset_link {netdev['mac']} 9000\n",
-    }
+    content = f"#!/bin/sh\nset_link {netdev['mac']} 9000\n"
+    assert found["owned_files"]["/usr/local/libexec/gpufabric-rdma-links"] == {"mode": "0755", "content": content}
 
 
-@pytest.mark.parametrize(
-    "secret",
-    [
+def test_a_production_machine_keeps_its_secrets_and_a_second_capture_is_the_same_file(real_node):
+    text = fixture_text(capture(str(real_node), "gh200")[0])
+    secrets = [
         *("swordfish", "acme-agent", "gpu-17", "prod.example", "7d4f9a52", "rack 12", "filer", "jane"),
-        *("203.0.113.66", "203.0.113.65", "cb00:7142", "417100CB", "10.20.30.40", "a7:5c:d4", "a7:5cd4", "a75cd4"),
-        *("2001:db8:beef", "20010db8beef", "d1f20a9b3c4d5e6f", "3f9c1b7e", "ab12ab12", "GPU-d4431139"),
-    ],
-)
-def test_a_production_machine_keeps_its_secrets(real_node, secret):
-    assert secret.lower() not in fixture_text(capture(str(real_node), "gh200")[0]).lower()
-
-
-def test_the_same_capture_twice_is_the_same_file(real_node):
-    assert fixture_text(capture(str(real_node), "a")[0]) == fixture_text(capture(str(real_node), "a")[0])
+        *("203.0.113.66", "203.0.113.65", "cb00:7142", "417100cb", "10.20.30.40", "a7:5c:d4", "a7:5cd4", "a75cd4"),
+        *("2001:db8:beef", "20010db8beef", "d1f20a9b3c4d5e6f", "3f9c1b7e", "ab12ab12", "gpu-d4431139"),
+    ]
+    assert [secret for secret in secrets if secret in text.lower()] == []
+    assert fixture_text(capture(str(real_node), "gh200")[0]) == text
 
 
 def test_answers_of_seams_are_recorded():
-    live = Seams(
-        addresses=lambda: {"eth0": ["192.0.2.1/24"]}, machine=lambda: "aarch64", modinfo=lambda path: {"version": path}
-    )
+    addresses = {"eth0": ["192.0.2.1/24"]}
+    live = Seams(addresses=lambda: addresses, machine=lambda: "aarch64", modinfo=lambda path: {"version": path})
     seams, answers = host_capture.recording_seams(live)
-    assert (seams.machine(), seams.modinfo("/a.ko.zst"), seams.rpm_query()) == (
-        "aarch64",
-        {"version": "/a.ko.zst"},
-        None,
-    )
-    assert answers == {
-        "addresses": None,
-        "machine": "aarch64",
-        "modinfo": {"/a.ko.zst": {"version": "/a.ko.zst"}},
-        "rpm": None,
-    }
+    module = {"version": "/a.ko.zst"}
+    assert (seams.machine(), seams.modinfo("/a.ko.zst"), seams.rpm_query()) == ("aarch64", module, None)
+    assert answers == {"addresses": None, "machine": "aarch64", "modinfo": {"/a.ko.zst": module}, "rpm": None}
 
 
 def test_a_refusing_file_is_kept_as_an_error(tmp_path):
     """On a live node the kernel answers EINVAL; here a path whose reading fails in the same place."""
-    root = tree.lay_out(tree.load("two-cards-cx6dx"), tmp_path / "node")
-    found = tree.expand(capture(str(root), "refusing")[0])
-    refused = {path for path in found["directories"] if path.endswith("/carrier")} | set(found["errors"])
-    assert refused == set()
-    fixture = tree.load("gh200-cx7-roce")
-    root = tree.lay_out(fixture, tmp_path / "down")
+    root = tree.lay_out(tree.load("gh200-cx7-roce"), tmp_path / "down")
     found = tree.expand(capture(str(root), "down")[0])
-    assert any(path.endswith("/enp1s0f1np1/carrier") for path in (*found["errors"], *found["directories"]))
+    refused = [path for path in (*found["errors"], *found["directories"]) if path.endswith("/carrier")]
+    assert [path.split("/")[-2] for path in refused] == ["enp1s0f1np1"]
 
 
 def test_what_proc_links_to_its_reader_is_scrubbed_and_has_no_process_number(tmp_path):
@@ -241,15 +193,19 @@ def test_what_proc_links_to_its_reader_is_scrubbed_and_has_no_process_number(tmp
     assert "/proc/self" not in found["links"]
 
 
-def test_the_environment_of_init_keeps_the_container_only():
-    assert trimmed("/proc/1/environ", b"TOKEN=x\0container=lxc\0HOME=/\0") == b"container=lxc\0"
-
-
-def test_depmods_files_keep_modules_that_facts_ask_for():
-    kept = trimmed(
-        "/usr/lib/modules/6/modules.dep", b"kernel/a/acme.ko: x\nkernel/b/mlx5_core.ko.zst: kernel/c/mlxfw.ko.zst\n"
-    )
-    assert kept == b"kernel/b/mlx5_core.ko.zst: kernel/c/mlxfw.ko.zst\n"
+@pytest.mark.parametrize(
+    ("path", "given", "kept"),
+    [
+        ("/proc/1/environ", b"TOKEN=x\0container=lxc\0HOME=/\0", b"container=lxc\0"),
+        (
+            "/usr/lib/modules/6/modules.dep",
+            b"kernel/a/acme.ko: x\nkernel/b/mlx5_core.ko: y\n",
+            b"kernel/b/mlx5_core.ko: y\n",
+        ),
+    ],
+)
+def test_what_facts_do_not_ask_for_is_trimmed(path, given, kept):
+    assert trimmed(path, given) == kept
 
 
 @pytest.mark.parametrize(
@@ -266,29 +222,24 @@ def test_folding_is_undone_by_loading():
     assert fold(flat) == {"/a": {"b": "1", "c": "2"}, "/a/d/e": "3"}
 
 
-# Secrets of twenty kinds, planted in every file that people write and a capture reads. {t} and {n} tell them apart.
-KINDS = {
-    "password option": "password=pw{t}",
-    "URL with credentials": "inst.ks=http://user:pw{t}@boot.corp{t}.example/ks.cfg",
-    "iSCSI target": "netroot=iscsi:chap{t}:pw{t}pw{t}@10.200.{n}.9::3260::iqn.2026-01.corp{t}:disk",
-    "BOOTIF": "BOOTIF=01-a0-88-c2-ee-{n:02x}-77",
-    "static IPv6": "ip=[2001:db8:77:{n:x}::7]::[2001:db8:77:{n:x}::1]:64:host{t}:eth0:none",
-    "static IPv4": "ip=10.201.{n}.7::10.201.{n}.1:255.255.255.0:host{t}:eth0:none",
-    "partition": "root=PARTUUID=0123abcd-0000-4000-8000-{n:012x}",
-    "volume group": "root=/dev/mapper/vg_host{t}-root",
-    "machine id": "systemd.machine_id=5e{n:030x}",
-    "host name": "systemd.hostname=host{t}.corp.example",
-    "join token": "K10{n:032x}::server:pw{t}",
-    "cloud key": "AKIAKEY{t}KEY",
-    "private key": "-----BEGIN PRIVATE KEY----- key{t} -----END",
-    "environment": "API_TOKEN=tok{t}",
-    "asset number": "asset=rack{t}",
-    "file server": "nfsroot=filer{t}.corp.example:/export",
-    "proxy": "https_proxy=http://pw{t}@proxy{t}.corp:3128",
-    "mail address": "jane.{t}@corp.example",
-    "encrypted disk": "rd.luks.uuid=luks-0123abce-0000-4000-8000-{n:012x}",
-    "module option": "acme.secret=pw{t}",
-}
+# Secrets of many kinds, planted in every file that people write and a capture reads. {t} and {n} tell them apart.
+KINDS = r"""
+inst.ks=http://user:pw{t}@boot.corp{t}.example/ks.cfg
+netroot=iscsi:chap{t}:pw{t}pw{t}@10.200.{n}.9::3260::iqn.2026-01.corp{t}:disk
+BOOTIF=01-a0-88-c2-ee-{n:02x}-77
+ip=[2001:db8:77:{n:x}::7]::[2001:db8:77:{n:x}::1]:64:host{t}:eth0:none
+ip=10.201.{n}.7::10.201.{n}.1:255.255.255.0:host{t}:eth0:none
+root=PARTUUID=0123abcd-0000-4000-8000-{n:012x}
+root=/dev/mapper/vg_host{t}-root
+systemd.machine_id=5e{n:030x}
+systemd.hostname=host{t}.corp.example
+K10{n:032x}::server:pw{t}
+-----BEGIN PRIVATE KEY----- key{t} -----END
+https_proxy=http://pw{t}@proxy{t}.corp:3128
+jane.{t}@corp.example
+rd.luks.uuid=luks-0123abce-0000-4000-8000-{n:012x}
+acme.secret=pw{t}
+""".strip().splitlines()
 # Where someone may have written them: the file, and the lines around a secret.
 PLACES = {
     "/proc/cmdline": "{s}",
@@ -309,7 +260,7 @@ PLACES = {
     "/proc/1/environ": "TOKEN={s}\0container=lxc\0",
 }
 PLANTS = [
-    (path, kind, KINDS[kind].format(t=f"{place}x{number}z", n=place * 20 + number))
+    (path, kind.format(t=f"{place}x{number}z", n=place * 20 + number))
     for place, path in enumerate(PLACES, 1)
     for number, kind in enumerate(KINDS)
 ]
@@ -328,7 +279,7 @@ def telling(secret):
 def test_no_secret_that_someone_wrote_into_a_file_survives(name, tmp_path):
     fixture = tree.load(name)
     for path, around in PLACES.items():
-        secrets = [secret for place, _kind, secret in PLANTS if place == path]
+        secrets = [secret for place, secret in PLANTS if place == path]
         joint = " " if path == "/proc/cmdline" else "\n"
         planted = joint.join(around.replace("{s}", secret) for secret in secrets)
         fixture["files"][path] = joint.join(text for text in (fixture["files"].get(path), planted) if text)
@@ -338,11 +289,8 @@ def test_no_secret_that_someone_wrote_into_a_file_survives(name, tmp_path):
     text = str(tree.expand(captured)) + "".join(
         base64.b64decode(data).decode("latin-1") for data in (captured.get("binary") or {}).values()
     )
-    survived = [
-        (path, kind, part) for path, kind, secret in PLANTS for part in telling(secret) if part.lower() in text.lower()
-    ]
-    assert all(telling(secret) for _path, _kind, secret in PLANTS)
-    assert survived == []
+    assert all(telling(secret) for _path, secret in PLANTS)
+    assert [(path, part) for path, kind in PLANTS for part in telling(kind) if part.lower() in text.lower()] == []
     assert again(captured, tmp_path) == scrubber.apply(facts)
 
 

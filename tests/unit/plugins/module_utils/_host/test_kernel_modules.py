@@ -1,10 +1,12 @@
-"""Which modules a node gets, as tables over small facts."""
+"""Which modules a node gets, and which initramfs images are rebuilt by which command."""
 
 from __future__ import annotations
 
 import copy
 
 import pytest
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Plan
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host import initramfs
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.kernel_modules import PEERMEM, PEERMEM_SOFTDEP, plan
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import paths
 
@@ -13,7 +15,11 @@ ABSENT = {**LOADED, "loaded": False}
 NOT_THERE = {**ABSENT, "available": False}
 GPU = {"index": 0, "address": "0009:01:00.0", "vendor": "10de"}
 WANTED = {"required": ["mlx5_core", "ib_umad"], "ipoib": "auto", "gpudirect": "auto"}
-LOAD_FILE = paths.OWN_MODULES_LOAD
+LOAD_FILE, OURS = paths.OWN_MODULES_LOAD, paths.OWN_MODPROBE
+LISTED = f"{paths.HEADER}\nmlx5_core\nib_umad\n"
+NETNS = f"{paths.HEADER}\noptions ib_core netns_mode=1\n"
+UMAD = ("module ib_umad", "load", "absent", "loaded")
+OLD, NEW = "/boot/initrd.img-6.1", "/boot/initrd.img-6.8"
 
 
 def owned(text: str, mode: str = "0644") -> dict:
@@ -26,6 +32,7 @@ def port(layer: str) -> dict:
 
 @pytest.fixture
 def facts() -> dict:
+    images = [{"path": OLD, "kernel": "6.1", "mtime": 100.0}, {"path": NEW, "kernel": "6.8", "mtime": 300.0}]
     return {
         "node": {"kernel": "6.1.0-56-amd64", "container": None, "os": {"id": "debian", "like": []}},
         "hcas": [port("Ethernet")],
@@ -33,34 +40,33 @@ def facts() -> dict:
         "gpus": [],
         "gpudirect": {"mode": "none", "verdict": "No GPU.", "action": None, "peermem_loadable": False},
         "modules": {name: copy.deepcopy(LOADED) for name in ("mlx5_core", "ib_umad", "ib_ipoib", PEERMEM)},
-        "initramfs": {"generator": None, "images": []},
-        "owned_files": {LOAD_FILE: owned(paths.HEADER + "\nmlx5_core\nib_umad\n")},
+        "initramfs": {"generator": "update-initramfs", "images": images},
+        "owned_files": {LOAD_FILE: owned(LISTED)},
     }
 
 
-def test_a_node_that_has_everything_is_left_alone(facts):
-    made = plan(facts, WANTED)
-    assert (made.changes, made.findings, made.notes, made.not_verified) == ([], [], [], [])
-
-
-def test_what_is_missing_is_loaded_and_persisted_in_the_given_order(facts):
-    facts["modules"]["ib_umad"] = ABSENT
-    facts["owned_files"] = {}
-    made = plan(facts, WANTED)
-    assert made.changes == [
-        ("module ib_umad", "load", "absent", "loaded"),
-        (LOAD_FILE, "write", "", paths.HEADER + "\nmlx5_core\nib_umad\n"),
-    ]
-
-
-def test_a_module_that_the_facts_do_not_name_is_tried(facts):
-    made = plan(facts, {**WANTED, "required": ["irdma"]})
-    assert ("module irdma", "load", "absent", "loaded") in made.changes
-
-
-def test_a_file_with_another_mode_is_put_right(facts):
-    facts["owned_files"][LOAD_FILE]["mode"] = "0600"
-    assert plan(facts, WANTED).changes == [(LOAD_FILE, "mode", "0600", "0644")]
+@pytest.mark.parametrize(
+    ("umad", "files", "required", "changes"),
+    [
+        pytest.param(LOADED, {LOAD_FILE: owned(LISTED)}, None, [], id="it has everything"),
+        pytest.param(ABSENT, {}, None, [UMAD, (LOAD_FILE, "write", "", LISTED)], id="in the given order"),
+        pytest.param(
+            LOADED, {LOAD_FILE: owned(LISTED, "0600")}, None, [(LOAD_FILE, "mode", "0600", "0644")], id="mode"
+        ),
+        pytest.param(
+            LOADED,
+            {LOAD_FILE: owned(f"{paths.HEADER}\nirdma\n")},
+            ["irdma"],
+            [("module irdma", "load", "absent", "loaded")],
+            id="one that the facts do not name is tried",
+        ),
+    ],
+)
+def test_what_is_missing_is_loaded_and_persisted(facts, umad, files, required, changes):
+    facts["modules"]["ib_umad"] = umad
+    facts["owned_files"] = files
+    made = plan(facts, {**WANTED, "required": required or WANTED["required"]})
+    assert (made.changes, made.findings, made.notes, made.not_verified) == (changes, [], [], [])
 
 
 @pytest.mark.parametrize(
@@ -89,61 +95,43 @@ def test_a_blacklist_is_named_with_path_and_line_and_never_forced(facts, loaded)
     facts["modules"]["ib_umad"] = {**ABSENT, "loaded": loaded, "blocked_by": [line]}
     made = plan(facts, WANTED)
     assert [finding.object for finding in made.findings] == ["module ib_umad"]
-    assert "/etc/modprobe.d/ofed-blacklist.conf:3 says 'blacklist ib_umad'" in made.findings[0].seen
-    assert "kernel_modules_required" in made.findings[0].next_step
+    assert "/etc/modprobe.d/ofed-blacklist.conf:3" in made.findings[0].seen
     assert not any(change.action == "load" for change in made.changes)
 
 
 @pytest.mark.parametrize(
-    ("system", "package"),
+    ("system", "like", "package"),
     [
-        ({"id": "debian", "like": []}, "linux-image-amd64"),
-        ({"id": "ubuntu", "like": ["debian"]}, "linux-modules-extra-6.1.0-56-amd64"),
-        ({"id": "rocky", "like": ["rhel", "centos", "fedora"]}, "kernel-modules-extra-6.1.0-56-amd64"),
-        ({"id": "arch", "like": []}, "full kernel package"),
+        ("debian", "", "linux-image-amd64"),
+        ("ubuntu", "debian", "linux-modules-extra-6.1.0-56-amd64"),
+        ("rocky", "rhel centos fedora", "kernel-modules-extra-6.1.0-56-amd64"),
+        ("arch", "", "kernel package"),
     ],
 )
-def test_a_module_that_the_kernel_lacks_names_kernel_and_package(facts, system, package):
-    facts["modules"]["ib_umad"] = NOT_THERE
-    facts["node"]["os"] = system
-    (finding,) = plan(facts, WANTED).findings
-    assert "6.1.0-56-amd64" in finding.seen
-    assert package in finding.next_step
-
-
-def test_all_problems_are_reported_at_once(facts):
+def test_modules_that_the_kernel_lacks_name_kernel_and_package_all_at_once(facts, system, like, package):
     facts["modules"] = {"mlx5_core": NOT_THERE, "ib_umad": NOT_THERE}
-    assert [finding.object for finding in plan(facts, WANTED).findings] == ["module mlx5_core", "module ib_umad"]
+    facts["node"]["os"] = {"id": system, "like": like.split()}
+    found = plan(facts, WANTED).findings
+    assert [finding.object for finding in found] == ["module mlx5_core", "module ib_umad"]
+    assert all("6.1.0-56-amd64" in finding.seen and package in finding.next_step for finding in found)
 
 
-def test_in_a_container_files_are_written_and_the_kernel_is_left_alone(facts):
-    facts["node"]["container"] = "systemd-nspawn"
+@pytest.mark.parametrize(("container", "root"), [("systemd-nspawn", "/"), (None, "/captured")])
+def test_in_a_container_or_another_root_files_are_written_and_the_kernel_is_left_alone(facts, container, root):
+    facts["node"]["container"] = container
     facts["modules"]["ib_umad"] = NOT_THERE
     facts["owned_files"] = {}
-    made = plan(facts, WANTED)
-    assert [change.object for change in made.changes] == [LOAD_FILE]
-    assert made.findings == []
+    made = plan(facts, WANTED, root=root)
+    assert ([change.object for change in made.changes], made.findings) == ([LOAD_FILE], [])
     assert "ib_umad" in made.not_verified[0]
-    assert "systemd-nspawn" in made.not_verified[0]
-
-
-def test_below_another_root_the_kernel_of_this_machine_is_left_alone(facts):
-    facts["modules"]["ib_umad"] = ABSENT
-    assert plan(facts, WANTED, root="/captured").changes == []
 
 
 @pytest.mark.parametrize(
     ("choice", "gpus", "mode", "expected"),
     [
-        ("auto", [GPU], "loadable", True),
-        ("off", [GPU], "loadable", False),
-        ("auto", [], "none", False),
-        ("auto", [GPU], "none", False),
-        ("auto", [GPU], "dmabuf", False),
-        ("auto", [GPU], "peermem", True),
-        ("peermem", [], "none", False),
-        ("peermem", [GPU], "dmabuf", True),
-        ("dmabuf", [GPU], "peermem", False),
+        *(("auto", [GPU], "loadable", True), ("off", [GPU], "loadable", False), ("auto", [], "none", False)),
+        *(("auto", [GPU], "none", False), ("auto", [GPU], "dmabuf", False), ("auto", [GPU], "peermem", True)),
+        *(("peermem", [], "none", False), ("peermem", [GPU], "dmabuf", True), ("dmabuf", [GPU], "peermem", False)),
         ("off", [GPU], "peermem", False),
     ],
 )
@@ -154,57 +142,88 @@ def test_peermem_only_where_it_is_of_use(facts, choice, gpus, mode, expected):
     made = plan(facts, {**WANTED, "gpudirect": choice})
     assert made.findings == []
     assert (f"module {PEERMEM}" in [change.object for change in made.changes]) is expected
-    softdep = [change.after for change in made.changes if change.object == paths.OWN_MODPROBE]
+    softdep = [change.after for change in made.changes if change.object == OURS]
     assert softdep == ([f"{paths.HEADER}\n{PEERMEM_SOFTDEP}\n"] if expected else [])
+    assert made.stale_images == ([OLD, NEW] if expected else []), "a written modprobe file makes images stale"
 
 
-def test_peermem_that_was_asked_for_and_is_not_there_is_a_problem(facts):
+BLOCKED = {**LOADED, "blocked_by": [{"path": "/etc/modprobe.d/x.conf", "line": 1, "text": "blacklist x"}]}
+
+
+@pytest.mark.parametrize(
+    ("choice", "gpudirect", "peermem", "findings", "note"),
+    [
+        pytest.param("peermem", {}, NOT_THERE, [f"module {PEERMEM}"], None, id="asked for and not there"),
+        pytest.param("auto", {"mode": "peermem"}, BLOCKED, [], "/etc/modprobe.d/x.conf:1", id="blocked"),
+        pytest.param("off", {}, LOADED, [], "nothing is unloaded", id="nothing is unloaded"),
+        pytest.param(
+            "auto", {"verdict": "stub.", "action": "rebuild"}, LOADED, [], "rebuild", id="the doctor's advice"
+        ),
+    ],
+)
+def test_what_is_said_of_peermem(facts, choice, gpudirect, peermem, findings, note):
     facts["gpus"] = [GPU]
-    facts["modules"][PEERMEM] = NOT_THERE
-    (finding,) = plan(facts, {**WANTED, "gpudirect": "peermem"}).findings
-    assert finding.object == f"module {PEERMEM}"
-    assert "NVIDIA driver" in finding.next_step
-
-
-def test_a_blacklisted_peermem_stays_out_when_nobody_asked_for_it(facts):
-    facts["gpus"] = [GPU]
-    facts["gpudirect"]["mode"] = "peermem"
-    facts["modules"][PEERMEM]["blocked_by"] = [{"path": "/etc/modprobe.d/x.conf", "line": 1, "text": "blacklist x"}]
-    made = plan(facts, WANTED)
-    assert made.findings == []
-    assert any("/etc/modprobe.d/x.conf:1" in note for note in made.notes)
-
-
-def test_nothing_is_unloaded(facts):
-    facts["gpus"] = [GPU]
-    made = plan(facts, {**WANTED, "gpudirect": "off"})
-    assert made.changes == []
-    assert any("nothing is unloaded" in note for note in made.notes)
-
-
-def test_the_doctor_s_advice_is_passed_on(facts):
-    facts["gpus"] = [GPU]
-    facts["gpudirect"] = {
-        "mode": "none",
-        "verdict": "nvidia_peermem is a stub.",
-        "action": "rebuild the driver",
-        "peermem_loadable": False,
-    }
-    assert plan(facts, WANTED).notes == ["GPUDirect: nvidia_peermem is a stub. Next step: rebuild the driver"]
+    facts["gpudirect"].update(gpudirect)
+    facts["modules"][PEERMEM] = peermem
+    made = plan(facts, {**WANTED, "gpudirect": choice})
+    assert [finding.object for finding in made.findings] == findings
+    assert note is None or note in "".join(made.notes)
+    assert f"module {PEERMEM}" not in [change.object for change in made.changes]
 
 
 def test_the_softdep_goes_without_taking_other_lines_along(facts):
-    other = "options ib_core netns_mode=1\n"
-    facts["owned_files"][paths.OWN_MODPROBE] = owned(f"{paths.HEADER}\n{other}{PEERMEM_SOFTDEP}\n")
+    facts["owned_files"][OURS] = owned(f"{NETNS}{PEERMEM_SOFTDEP}\n")
     (change,) = plan(facts, {**WANTED, "gpudirect": "off"}).changes
-    assert change.after == f"{paths.HEADER}\n{other}"
+    assert change.after == NETNS
 
 
-def test_a_written_modprobe_file_makes_the_initramfs_stale(facts):
-    facts["gpus"] = [GPU]
-    facts["gpudirect"]["mode"] = "peermem"
-    facts["initramfs"] = {
-        "generator": "update-initramfs",
-        "images": [{"path": "/boot/initrd.img-6.1", "kernel": "6.1", "mtime": 5}],
-    }
-    assert plan(facts, WANTED).stale_images == ["/boot/initrd.img-6.1"]
+# --- the initramfs ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sources", "stale", "expected"),
+    [
+        ({}, [], []),
+        ({OURS: 50.0}, [], []),
+        ({OURS: 100.0}, [], [OLD]),
+        ({OURS: 400.0}, [], [OLD, NEW]),
+        ({OURS: 50.0, "/etc/modprobe.d": 200.0}, [], [OLD]),
+        ({}, [NEW, "/boot/gone"], [NEW]),  # what check mode would make stale is announced
+    ],
+)
+def test_images_are_rebuilt_by_age(facts, sources, stale, expected):
+    made = initramfs.plan(facts, {"sources": sources, "stale": stale})
+    assert [(change.object, change.action) for change in made.changes] == [(path, "rebuild") for path in expected]
+
+
+@pytest.mark.parametrize(
+    ("container", "root", "generator", "where"),
+    [
+        ("docker", "/", "dracut", "not_verified"),
+        (None, "/captured", "dracut", "not_verified"),
+        (None, "/", None, "notes"),
+    ],
+)
+def test_what_cannot_be_rebuilt_from_here_is_reported(facts, container, root, generator, where):
+    facts["node"]["container"] = container
+    facts["initramfs"]["generator"] = generator
+    made = initramfs.plan(facts, {"sources": {OURS: 200.0}, "stale": []}, root)
+    assert made.changes == []
+    assert OLD in getattr(made, where)[0]
+
+
+@pytest.mark.parametrize(
+    ("changed", "mtime", "expected"),
+    [(True, None, [OLD, NEW]), (True, 50, [OLD, NEW]), (False, 50, []), (False, 200, [OLD]), (False, None, [])],
+)
+def test_roles_learn_what_their_write_leaves_stale(facts, changed, mtime, expected):
+    if mtime is not None:
+        facts["owned_files"][OURS] = {**owned(""), "mtime": mtime}
+    made = Plan()
+    initramfs.mark_stale(made, facts, changed, "/")
+    assert made.stale_images == expected
+
+
+def test_commands_rebuild_one_image_of_one_kernel():
+    assert initramfs.command("update-initramfs", OLD, "6.1") == ["update-initramfs", "-u", "-k", "6.1"]
+    assert initramfs.command("dracut", OLD, "6.1") == ["dracut", "--force", OLD, "6.1"]

@@ -39,99 +39,65 @@ def settled(facts: dict, *settings: dict) -> dict:
     return facts
 
 
-def test_an_empty_list_does_nothing(facts):
+def test_running_values_and_boot_are_both_set_and_go_with_the_last_setting(facts):
+    """No .link file is ever written; a second run changes nothing."""
     assert plan(facts, wanted()).changes == []
-
-
-def test_running_values_and_boot_are_both_set(facts):
     made = plan(facts, wanted(SETTING))
-    assert [(change.object, change.action, change.after) for change in made.changes if change.action != "write"] == [
-        ("NIC eth2 MTU", "set", "9000"),
-        ("NIC eth2 link", "set", "up"),
-        (ENABLED, "link", LINK_TARGET),
-    ]
-    assert [change.object for change in made.changes if change.action == "write"] == [
-        paths.OWN_LINKS_SCRIPT,
-        paths.OWN_LINKS_UNIT,
-    ]
-
-
-def test_no_link_file_is_ever_written(facts):
-    assert not any(change.object.endswith(".link") for change in plan(facts, wanted(SETTING)).changes)
-
-
-def test_a_second_run_changes_nothing(facts):
-    assert plan(settled(facts, SETTING), wanted(SETTING)).changes == []
-
-
-def test_unit_and_script_go_with_the_last_setting(facts):
-    made = plan(settled(facts, SETTING), wanted())
     assert [(change.object, change.action) for change in made.changes] == [
-        (ENABLED, "unlink"),
-        (paths.OWN_LINKS_UNIT, "remove"),
-        (paths.OWN_LINKS_SCRIPT, "remove"),
+        *(("NIC eth2 MTU", "set"), ("NIC eth2 link", "set")),
+        *((paths.OWN_LINKS_SCRIPT, "write"), (paths.OWN_LINKS_UNIT, "write"), (ENABLED, "link")),
+    ]
+    assert [change.after for change in made.changes if change.action != "write"] == ["9000", "up", LINK_TARGET]
+    settled(facts, SETTING)
+    assert plan(facts, wanted(SETTING)).changes == []
+    assert [(change.object, change.action) for change in plan(facts, wanted()).changes] == [
+        *((ENABLED, "unlink"), (paths.OWN_LINKS_UNIT, "remove"), (paths.OWN_LINKS_SCRIPT, "remove")),
     ]
 
 
-@pytest.mark.parametrize(
-    "key",
-    [
-        {"pci": "3b:00.0"},
-        {"pci": "0000:3B:00.0"},
-        {"mac": MAC},
-        {"mac": MAC.upper()},
-    ],
-)
+@pytest.mark.parametrize("key", [{"pci": "3b:00.0"}, {"pci": "0000:3B:00.0"}, {"mac": MAC}, {"mac": MAC.upper()}])
 def test_keys_are_found_as_people_write_them(facts, key):
     assert "NIC eth2 MTU" in [change.object for change in plan(facts, wanted({**key, "mtu": 9000})).changes]
 
 
-def test_up_is_only_set_when_asked_for_and_never_taken_down(facts):
-    objects = [change.object for change in plan(facts, wanted({"pci": "0000:3b:00.0", "mtu": 9000})).changes]
-    assert "NIC eth2 link" not in objects
-    facts["hcas"][0]["netdevs"][0]["carrier"] = 0
-    objects = [change.object for change in plan(facts, wanted(SETTING)).changes]
-    assert "NIC eth2 link" not in objects, "no cable is not the same as administratively down"
+@pytest.mark.parametrize(
+    ("carrier", "up", "sets"),
+    [(None, True, True), (None, None, False), pytest.param(0, True, False, id="no cable is not administratively down")],
+)
+def test_up_is_only_set_when_asked_for(facts, carrier, up, sets):
+    facts["hcas"][0]["netdevs"][0]["carrier"] = carrier
+    made = plan(facts, wanted({"pci": "0000:3b:00.0", "mtu": 9000, **({"up": up} if up else {})}))
+    assert ("NIC eth2 link" in [change.object for change in made.changes]) is sets
 
 
 @pytest.mark.parametrize(
-    ("change", "reasons"),
-    [
-        ({"default_route": True}, {}),
-        ({}, {"eth2": "the SSH session of this run comes in on eth2 (10.0.0.4)"}),
-        ({"master": "bond0"}, {"bond0": "the default route uses bond0"}),
-    ],
+    ("netdev", "reasons"),
+    [({"default_route": True}, {}), ({}, {"eth2": "ssh"}), ({"master": "bond0"}, {"bond0": "route"})],
 )
-def test_a_nic_that_management_depends_on_is_refused(facts, change, reasons):
-    facts["hcas"][0]["netdevs"][0].update(change)
+def test_a_nic_that_management_depends_on_is_refused(facts, netdev, reasons):
+    facts["hcas"][0]["netdevs"][0].update(netdev)
     made = plan(facts, wanted(SETTING), protected=reasons)
-    assert made.changes == []
-    assert made.findings[0].object == "NIC eth2 (PCI 0000:3b:00.0)"
-    assert "route" in made.findings[0].seen or "SSH" in made.findings[0].seen
+    assert (made.changes, made.findings[0].object) == ([], "NIC eth2 (PCI 0000:3b:00.0)")
+    assert (*reasons.values(), "route")[0] in made.findings[0].seen
 
 
-def test_a_key_that_no_hca_has_lists_those_there_are(facts):
-    (finding,) = plan(facts, wanted({"pci": "0000:99:00.0", "mtu": 9000})).findings
-    assert finding.object == "rail_links_settings PCI 0000:99:00.0"
-    assert f"eth2 (PCI 0000:3b:00.0, MAC {MAC})" in finding.seen
+OTHER = {**NETDEV, "name": "eth3", "mac": "b8:3f:d2:00:00:02"}
 
 
-def test_one_function_with_two_netdevs_asks_for_the_mac(facts):
-    facts["hcas"][0]["netdevs"].append({**NETDEV, "name": "eth3", "mac": "b8:3f:d2:00:00:02"})
-    (finding,) = plan(facts, wanted(SETTING)).findings
-    assert "eth3" in finding.seen
-    assert "MAC" in finding.next_step
-
-
-def test_two_settings_for_one_nic_are_refused(facts):
-    (finding,) = plan(facts, wanted(SETTING, {"mac": MAC, "mtu": 4200})).findings
-    assert finding.object == "NIC eth2"
-    assert "PCI 0000:3b:00.0 and MAC" in finding.seen
-
-
-def test_all_problems_are_reported_at_once(facts):
-    made = plan(facts, wanted({"pci": "0000:98:00.0"}, {"pci": "0000:99:00.0"}))
-    assert len(made.findings) == 2
+@pytest.mark.parametrize(
+    ("netdevs", "settings", "objects", "seen"),
+    [
+        ([], [{"pci": "0000:99:00.0"}, {"pci": "0000:98:00.0"}], ["PCI 0000:99:00.0", "PCI 0000:98:00.0"], MAC),
+        ([OTHER], [SETTING], ["PCI 0000:3b:00.0"], "eth3"),
+        ([], [SETTING, {"mac": MAC, "mtu": 4200}], ["NIC eth2"], "PCI 0000:3b:00.0 and MAC"),
+    ],
+    ids=["no HCA has it, all at once", "one function with two netdevs", "two settings for one NIC"],
+)
+def test_a_key_that_is_not_one_nic_is_refused(facts, netdevs, settings, objects, seen):
+    facts["hcas"][0]["netdevs"] += netdevs
+    found = plan(facts, wanted(*settings)).findings
+    assert [finding.object.removeprefix("rail_links_settings ") for finding in found] == objects
+    assert seen in found[0].seen
 
 
 def test_in_a_container_only_files_are_written(facts):
@@ -169,18 +135,18 @@ def boot(tmp_path):
     return run
 
 
-def test_the_script_sets_the_nic_of_a_pci_address(boot):
-    done = boot({"pci": "0000:3b:00.0", "mtu": 9000, "up": True})
+@pytest.mark.parametrize(
+    ("setting", "name", "mtu", "flags"),
+    [
+        ({"pci": "0000:3b:00.0", "mtu": 9000, "up": True}, "eth3", "9000", str(0x1003)),
+        ({"mac": MAC, "mtu": 4200}, "eth2", "4200", "0x1002"),
+    ],
+)
+def test_the_script_sets_the_nic_of_a_key_and_not_what_is_above_it(boot, setting, name, mtu, flags):
+    done = boot(setting)
     assert (done.returncode, done.stderr) == (0, "")
-    assert (boot.value("eth3", "mtu"), boot.value("eth3", "flags")) == ("9000", str(0x1003))
-    assert (boot.value("eth2", "mtu"), boot.value("vlan7", "mtu")) == ("1500", "1500")
-
-
-def test_the_script_sets_the_nic_of_a_mac_and_not_what_is_above_it(boot):
-    done = boot({"mac": MAC, "mtu": 4200})
-    assert (done.returncode, done.stderr) == (0, "")
-    assert (boot.value("eth2", "mtu"), boot.value("eth2", "flags")) == ("4200", "0x1002")
-    assert boot.value("vlan7", "mtu") == "1500"
+    assert (boot.value(name, "mtu"), boot.value(name, "flags")) == (mtu, flags)
+    assert [boot.value(other, "mtu") for other in ("eth2", "eth3", "vlan7") if other != name] == ["1500", "1500"]
 
 
 def test_a_nic_that_comes_late_is_waited_for(boot, tmp_path):

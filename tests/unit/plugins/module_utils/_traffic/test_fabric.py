@@ -34,36 +34,33 @@ def a_test(tool="ib_write_bw", number=0, **changed):
 # --- commands and outputs ---------------------------------------------------------------------------------------------
 
 
-def test_each_side_uses_its_own_hca_port_and_gid():
-    test = a_test()
-    server, client = fabric.server_command(test, 2), fabric.client_command(test, 2)
-    assert " ".join(server) == "ib_write_bw -d mlx5_0 -i 2 -x 3 -p 18600 -F -s 65536 -D 2"
-    assert " ".join(client) == "ib_write_bw -d rxe0 -i 1 -x 1 -p 18600 -F -s 65536 -D 2 10.77.1.2"
+NO_GID = {"hca": "mlx5_0", "port": 1, "ip": None, "gid": None}
 
 
-def test_an_infiniband_port_needs_no_gid():
-    test = a_test(server={"hca": "mlx5_0", "port": 1, "ip": None, "gid": None})
-    assert "-x" not in fabric.server_command(test, 2)
+@pytest.mark.parametrize(
+    ("test", "server", "client"),
+    [
+        (a_test(), "ib_write_bw -d mlx5_0 -i 2 -x 3 -p 18600 -F -s 65536 -D 2", "-d rxe0 -i 1 -x 1 -p 18600 -F"),
+        (a_test(server=NO_GID), "ib_write_bw -d mlx5_0 -i 1 -p 18600 -F -s 65536 -D 2", "-s 65536 -D 2 10.77.1.2"),
+        (a_test("rping"), "rping -s -a 10.77.1.2 -p 18600 -C 10", "rping -c -v -V -a 10.77.1.2 -p 18600 -C 10"),
+    ],
+)
+def test_each_side_uses_its_own_hca_port_and_gid_and_rping_the_address(test, server, client):
+    assert " ".join(fabric.server_command(test, 2)) == server
+    assert client in " ".join(fabric.client_command(test, 2))
 
 
-def test_rping_goes_by_address():
-    test = a_test("rping")
-    assert " ".join(fabric.server_command(test, 2)) == "rping -s -a 10.77.1.2 -p 18600 -C 10"
-    assert " ".join(fabric.client_command(test, 2)) == "rping -c -v -V -a 10.77.1.2 -p 18600 -C 10"
+OK = {"ok": True, "error": None}
 
 
 @pytest.mark.parametrize(
     ("name", "code", "expected"),
     [
-        ("rping-44.0-ok", 0, {"ok": True, "error": None}),
-        (
-            "rping-44.0-refused",
-            255,
-            "cma event RDMA_CM_EVENT_REJECTED, error 8; connect error -1",
-        ),
-        ("rping-44.0-unreachable", 255, {"ok": False, "error": "cma event RDMA_CM_EVENT_ADDR_ERROR, error -110"}),
-        ("ib_write_bw-4.5-iterations", 0, {"ok": True, "error": None, "mb_per_s": 5.5, "gbps": 0.046, "note": None}),
-        ("ib_write_bw-4.5-duration", 0, {"ok": True, "error": None, "mb_per_s": 5.3, "gbps": 0.044, "note": None}),
+        ("rping-44.0-ok", 0, OK),
+        ("rping-44.0-refused", 255, "cma event RDMA_CM_EVENT_REJECTED, error 8; connect error -1"),
+        ("rping-44.0-unreachable", 255, "cma event RDMA_CM_EVENT_ADDR_ERROR, error -110"),
+        ("ib_write_bw-4.5-iterations", 0, {**OK, "mb_per_s": 5.5, "gbps": 0.046, "note": None}),
+        ("ib_write_bw-4.5-duration", 0, {**OK, "mb_per_s": 5.3, "gbps": 0.044, "note": None}),
         ("ib_write_bw-4.5-refused", 1, "Couldn't connect to 10.77.1.2:18799; Unable to open file descriptor"),
         ("ib_write_bw-4.5-no-device", 1, "IB device mlx5_9 not found; Unable to find the Infiniband/RoCE device"),
         ("ib_write_bw-4.5-duration", 1, "exit code 1"),
@@ -74,22 +71,16 @@ def test_captured_outputs_are_read(name, code, expected):
     if isinstance(expected, dict):
         assert result == expected
     else:
-        assert not result["ok"]
-        assert expected in result["error"]
+        assert (result["ok"], expected in result["error"]) == (False, True)
 
 
-def test_fewer_pings_than_asked_for_are_a_failure():
+def test_pings_and_writes_are_counted_and_gigabits_taken_as_they_are():
+    """Fewer pings than asked for are a failure; writes are counted where perftest cannot trust the clock."""
     output = "".join(said("rping-44.0-ok").splitlines(keepends=True)[:7])
-    assert fabric.parse("rping", 0, output, 2) == {"ok": False, "error": "7 of 10 pings answered, exit code 0"}
-
-
-def test_writes_are_counted_where_perftest_cannot_trust_the_clock():
+    result = fabric.parse("rping", 0, output, 2)
+    assert (result["ok"], "7 of 10" in result["error"]) == (False, True)
     result = fabric.parse("ib_write_bw", 0, said("ib_write_bw-4.5-untrusted-clock"), 2)
-    assert (result["ok"], result["mb_per_s"]) == (True, 0.8)
-    assert result["note"].startswith("counted: 26 writes in 2 s")
-
-
-def test_gigabits_are_taken_as_they_are():
+    assert (result["ok"], result["mb_per_s"], "26 writes in 2 s" in result["note"]) == (True, 0.8, True)
     output = " #bytes     #iterations    BW peak[Gb/sec]    BW average[Gb/sec]   MsgRate[Mpps]\n"
     output += " 65536      3725840          0.00               390.68             0.745\n"
     assert fabric.parse("ib_write_bw", 0, output, 5)["gbps"] == 390.68
@@ -146,22 +137,16 @@ def gone(port):
     return not listens(port)
 
 
-def test_servers_listen_until_they_are_stopped_and_leave_nothing(tools, state):
-    test = a_test(tcp_port=free_port())
-    assert fabric.serve([test], 2, 30, state) == {test["id"]: None}
-    assert listens(test["tcp_port"])
-    assert fabric.stop(state) == {test["id"]: "waiting\n"}
-    assert gone(test["tcp_port"])
-    assert not os.path.exists(state)
-    assert fabric.stop(state) == {}, "stopping twice is no error"
-
-
-def test_a_new_call_ends_what_an_earlier_one_left(tools, state):
+def test_servers_listen_until_they_are_stopped_or_called_anew_and_leave_nothing(tools, state):
     first, second = a_test(tcp_port=free_port()), a_test(number=1, tcp_port=free_port())
-    fabric.serve([first], 2, 30, state)
+    assert fabric.serve([first], 2, 30, state) == {first["id"]: None}
+    assert listens(first["tcp_port"])
     fabric.serve([second], 2, 30, state)
     assert gone(first["tcp_port"])
-    assert listens(second["tcp_port"])
+    assert fabric.stop(state) == {second["id"]: "waiting\n"}
+    assert gone(second["tcp_port"])
+    assert not os.path.exists(state)
+    assert fabric.stop(state) == {}, "stopping twice is no error"
 
 
 def test_a_server_ends_by_itself_when_no_call_comes_back(tools, state):
@@ -174,9 +159,7 @@ def test_a_server_that_cannot_start_says_why(tools, state):
     tools("ib_write_bw", "#!/bin/sh\necho ' Unable to find the Infiniband/RoCE device'\nexit 1\n")
     test = a_test(tcp_port=free_port())
     errors = fabric.serve([test], 2, 30, state)
-    assert list(errors.values()) == [
-        "the server exited at once (exit code 1): Unable to find the Infiniband/RoCE device"
-    ]
+    assert "exit code 1): Unable to find the Infiniband/RoCE device" in errors[test["id"]]
 
 
 def test_a_process_that_took_over_the_number_is_not_killed(tmp_path, state):
@@ -202,7 +185,7 @@ def test_clients_run_in_turn_and_report_their_time(tools):
 def test_a_client_that_never_ends_is_abandoned(tools):
     tools("rping", "#!/bin/sh\nexec sleep 60\n")
     (result,) = fabric.connect([a_test("rping")], 1, 1)
-    assert (result["ok"], result["error"]) == (False, "error: no end after 1 s")
+    assert (result["ok"], "no end after 1 s" in result["error"]) == (False, True)
 
 
 def test_a_client_tries_again_while_the_server_is_still_binding(tools, tmp_path):

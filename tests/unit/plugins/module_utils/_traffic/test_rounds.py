@@ -26,17 +26,10 @@ def tool(tmp_path, monkeypatch):
 
 
 def made(identity, port, hca="rxe0", cpus=None, gpu=None):
+    about = {"pod": None, "local_cpus": cpus, "gpu": gpu, "dmabuf": False, "kind": "software", "netdev": "eth2"}
+
     def side(host):
-        about = {
-            "pod": None,
-            "local_cpus": cpus,
-            "gpu": gpu,
-            "dmabuf": False,
-            "kind": "software",
-            "netdev": "eth2",
-            "ip": "10.0.0.1",
-        }
-        return {**about, "host": host, "hca": hca, "port": 1, "gid": 1}
+        return {**about, "ip": "10.0.0.1", "host": host, "hca": hca, "port": 1, "gid": 1}
 
     sides = {"client": side("node1"), "server": side("node2")}
     return {"id": identity, "tool": "ib_write_bw", "rail": 0, "address": "127.0.0.1", "tcp_port": port, **sides}
@@ -56,12 +49,8 @@ def test_both_ends_meet_round_by_round(tool, tmp_path):
     server.start()
     sent = rounds.run(part("client", *tests), options, tree)
     server.join()
-    assert [(one["id"], one["role"], one["ok"]) for one in sent + served] == [
-        ("one", "client", True),
-        ("two", "client", True),
-        ("one", "server", True),
-        ("two", "server", True),
-    ]
+    met = [(one["id"], one["role"]) for one in sent + served if one["ok"]]
+    assert met == [("one", "client"), ("two", "client"), ("one", "server"), ("two", "server")]
     assert sent[0]["gbps"] == pytest.approx(10, abs=0.01)
     assert sent[0]["counters_read"] is False, "this tree has no counters, and that is told"
 
@@ -102,36 +91,36 @@ def test_counters_that_rise_during_a_test_are_reported(tmp_path):
     assert found[0]["counters_read"] is True
 
 
-def test_a_command_runs_near_its_hca_and_from_gpu_memory_on_request():
-    step = {"id": "one", "role": "client", "test": made("one", 18800, cpus="0-31", gpu=3)}
-    argv = rounds.command(step, 5, "/usr/bin/ib_write_bw")
-    assert argv[:6] == ["taskset", "-c", "0-31", "/usr/bin/ib_write_bw", "-d", "rxe0"]
-    assert argv[-2:] == ["--use_cuda=3", "127.0.0.1"]
-    assert rounds.command({**step, "role": "server"}, 5)[-1] == "--use_cuda=3"
-    for side in ("client", "server"):
-        step["test"][side]["dmabuf"] = True
-    assert rounds.command(step, 5)[-3:] == ["--use_cuda=3", "--use_cuda_dmabuf", "127.0.0.1"]
-    assert rounds.command({**step, "role": "server"}, 5)[-2:] == ["--use_cuda=3", "--use_cuda_dmabuf"]
+NEAR, CUDA = ["taskset", "-c", "0-31", "ib_write_bw"], ["--use_cuda=3"]
 
 
 @pytest.mark.parametrize(
-    ("listed", "can"),
+    ("cpus", "gpu", "dmabuf", "starts", "gpu_options"),
     [
-        ("", {"send": False, "dmabuf": False}),
-        ("--use_cuda=<dev>", {"send": True, "dmabuf": False}),
-        ("--use_cuda=<dev> --use_cuda_dmabuf", {"send": True, "dmabuf": True}),
+        (None, None, False, ["ib_write_bw", "-d"], []),
+        ("0-31", 3, False, NEAR, CUDA),
+        ("0-31", 3, True, NEAR, [*CUDA, "--use_cuda_dmabuf"]),
     ],
 )
-def test_the_tools_own_help_says_what_it_can_do_with_gpu_memory(tmp_path, listed, can):
+@pytest.mark.parametrize("role", ["client", "server"])
+def test_a_command_runs_near_its_hca_and_from_gpu_memory_on_request(role, cpus, gpu, dmabuf, starts, gpu_options):
+    test = made("one", 18800, cpus=cpus, gpu=gpu)
+    test[role]["dmabuf"] = dmabuf
+    argv = rounds.command({"id": "one", "role": role, "test": test}, 5)
+    assert argv[: len(starts)] == starts
+    assert [word for word in argv if "cuda" in word] == gpu_options
+    assert (argv[-1] == "127.0.0.1") == (role == "client")
+
+
+@pytest.mark.parametrize(
+    ("listed", "send", "dmabuf"),
+    [("", False, False), ("--use_cuda=<dev>", True, False), ("--use_cuda=<dev> --use_cuda_dmabuf", True, True)],
+)
+def test_the_tools_own_help_says_what_it_can_do_with_gpu_memory(tmp_path, listed, send, dmabuf):
     tool = tmp_path / "ib_write_bw"
     tool.write_text(f'#!/bin/sh\necho "  {listed}  as perftest prints it"\n')
     tool.chmod(0o755)
-    assert rounds.cuda(str(tool)) == can
-
-
-def test_without_gpu_memory_no_option_for_it_is_given():
-    plain = rounds.command({"id": "one", "role": "client", "test": made("one", 18800)}, 5)
-    assert (plain[0], "--use_cuda" in " ".join(plain)) == ("ib_write_bw", False)
+    assert rounds.cuda(str(tool)) == {"send": send, "dmabuf": dmabuf}
 
 
 def test_the_process_outlives_the_call_and_is_ended_with_its_tests(tmp_path):
@@ -146,10 +135,7 @@ def test_the_process_outlives_the_call_and_is_ended_with_its_tests(tmp_path):
     assert found == {"results": [], "error": "no end within 1 s"}
     os.waitpid(record["pid"], 0)
     assert not (tmp_path / rounds.STATE).exists()
-
-
-def test_what_was_never_started_says_so(tmp_path):
-    assert rounds.collect(1, str(tmp_path))["error"] == "the process was never started here"
+    assert "never started" in rounds.collect(1, str(tmp_path))["error"]
 
 
 def test_only_those_who_hold_a_verbs_device_use_an_hca():

@@ -88,13 +88,8 @@ class Node:
     ) -> str:
         path = f"{parent or '/sys/devices/virtual'}/infiniband/{name}"
         if parent:
-            values = {
-                "fw_ver": "28.40.1000",
-                "board_id": "MT_0000000838",
-                "hca_type": "MT4129",
-                "hw_rev": "0",
-                **values,
-            }
+            known = {"fw_ver": "28.40.1000", "board_id": "MT_0000000838", "hca_type": "MT4129", "hw_rev": "0"}
+            values = {**known, **values}
             self.link(f"{path}/device", parent)
         guid = "a088:c203:0000:0001"
         self.files(path, **{"node_type": "1: CA", "node_guid": guid, "sys_image_guid": guid, **values})
@@ -139,25 +134,3 @@ class Node:
 @pytest.fixture
 def node(tmp_path: Path) -> Node:
     return Node(tmp_path / "root")
-
-
-@pytest.fixture
-def gh200(node: Node) -> Node:
-    """Guide 004: a dual-port ConnectX-7 in RoCE and one GPU under another host bridge of the same NUMA node."""
-    node.write("/sys/devices/system/node/online", "0")
-    for index, state, phys in ((0, "4: ACTIVE", "5: LinkUp"), (1, "1: DOWN", "3: Disabled")):
-        card = node.pci(f"pci0000:00/0000:00:00.0/0000:01:00.{index}", "15b3", "1021", "0x020000", "mlx5_core")
-        hca = node.hca(f"mlx5_{index}", card)
-        node.port(hca, 1, state=state, phys_state=phys)
-        node.netdev(
-            f"enp1s0f{index}np{index}", card, phys_port_name=f"p{index}", address=f"a0:88:c2:a7:5c:d{4 + index}"
-        )
-        node.files(f"/sys/class/infiniband_verbs/uverbs{index}", ibdev=f"mlx5_{index}")
-        node.files(f"/sys/class/infiniband_mad/umad{index}", ibdev=f"mlx5_{index}", port=1)
-    node.pci("pci0009:00/0009:00:00.0/0009:01:00.0", "10de", "2342", "0x030200", "nvidia")
-    node.addresses = {"enp1s0f0np0": ["66.42.90.253/23"]}
-    node.default_route("enp1s0f0np0")
-    for name in ("mlx5_core", "mlx5_ib", "ib_core", "ib_uverbs"):
-        node.module(name)
-    node.write("/sys/module/ib_core/parameters/netns_mode", "Y")
-    return node

@@ -13,16 +13,8 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import driver, 
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
 
 KERNEL = "6.1.0-test"
-DPKG = """Package: rdma-core
-Status: install ok installed
-Version: 44.0-2
-Description: x
- Package: fake
-
-Package: doca-ofed
-Status: deinstall ok config-files
-Version: 3.0.0
-"""
+CORE = "kernel/drivers/mlx5_core.ko"
+DKMS = "updates/dkms/mlx5_core.ko"
 
 
 def note(build_id: str) -> bytes:
@@ -61,10 +53,9 @@ def state(node, seams=None):
 
 
 @pytest.mark.parametrize(
-    ("name", "pack"),
-    [("x.ko", bytes), ("x.ko.xz", lzma.compress), ("x.ko.gz", gzip.compress)],
+    ("name", "pack", "order"),
+    [("x.ko", bytes, "<"), ("x.ko", bytes, ">"), ("x.ko.xz", lzma.compress, "<"), ("x.ko.gz", gzip.compress, "<")],
 )
-@pytest.mark.parametrize("order", ["<", ">"])
 def test_modinfo_reads_the_file_itself(node, name, pack, order):
     node.write(f"/{name}", pack(module_file(order, version="1.2", srcversion="ABC")))
     assert elf.modinfo(node.tree(), f"/{name}") == {"version": "1.2", "srcversion": "ABC", "alias": "a"}
@@ -85,72 +76,54 @@ def test_zstd_and_captured_modules_are_asked_for_by_the_seam(node):
         assert elf.modinfo(node.tree(), path) is None
 
 
-def test_inbox(node):
-    install(node, "kernel/drivers/mlx5_core.ko", srcversion="A")
+def packages(node, text):
+    """`name version[ status]` of each package, as dpkg keeps them."""
+    rows = [(*one.split(), "install")[:3] for one in filter(None, text.split(", "))]
+    stanzas = [f"Package: {name}\nStatus: {how} ok installed\nVersion: {version}\n" for name, version, how in rows]
+    gone = "Package: doca-ofed\nStatus: deinstall ok config-files\nVersion: 3.0.0\nDescription: x\n Package: fake\n"
+    node.write("/var/lib/dpkg/status", "\n".join([*stanzas, gone]))
+
+
+def test_inbox_memory_and_disk(node):
+    install(node, CORE, srcversion="A")
     node.module("mlx5_core", srcversion="A")
-    node.write("/var/lib/dpkg/status", DPKG)
+    packages(node, "rdma-core 44.0-2")
     found = state(node)
     assert found["installed"] == {"flavor": "inbox", "version": None, "packages": {"rdma-core": "44.0-2"}}
-    assert found["on_disk"] == {
-        "flavor": "inbox",
-        "version": None,
-        "srcversion": "A",
-        "modules": {
-            "mlx5_core": {
-                "path": f"/lib/modules/{KERNEL}/kernel/drivers/mlx5_core.ko",
-                "version": None,
-                "srcversion": "A",
-                "build_id": None,
-            }
-        },
-    }
-    assert found["loaded"] == {
-        "flavor": "inbox",
-        "version": None,
-        "srcversion": "A",
-        "modules": {"mlx5_core": {"version": None, "srcversion": "A", "build_id": None}},
-    }
+    stack = {"flavor": "inbox", "version": None, "srcversion": "A"}
+    module = {"version": None, "srcversion": "A", "build_id": None}
+    place = {"path": f"/lib/modules/{KERNEL}/{CORE}", **module}
+    assert found["on_disk"] == {**stack, "modules": {"mlx5_core": place}}
+    assert found["loaded"] == {**stack, "modules": {"mlx5_core": module}}
     assert found["agree"] is True
-    assert found["explanation"] == "Loaded: inbox; on disk for this kernel: inbox; installed: inbox."
 
 
 def test_installed_and_on_disk_but_not_yet_loaded(node):
-    install(node, "updates/dkms/mlx5_core.ko", version="25.10-1.2.8", srcversion="B", depends="mlx_compat,psample")
+    install(node, DKMS, version="25.10-1.2.8", srcversion="B", depends="mlx_compat,psample")
     node.module("mlx5_core", srcversion="A")
-    status = "Package: mlnx-ofed-kernel-dkms\nStatus: install ok installed\nVersion: 25.10-1\n\n"
-    node.write("/var/lib/dpkg/status", f"{status}Package: doca-ofed\nStatus: hold ok installed\nVersion: 3.2.1\n")
+    packages(node, "mlnx-ofed-kernel-dkms 25.10-1, doca-ofed 3.2.1 hold")
     found = state(node)
     assert [found[part]["flavor"] for part in ("installed", "on_disk", "loaded")] == ["doca", "doca", "inbox"]
     assert [found[part]["version"] for part in ("installed", "on_disk", "loaded")] == ["3.2.1", "25.10-1.2.8", None]
     assert found["agree"] is False
-    reasons = node.facts(["driver"])["reboot_reasons"]
-    assert reasons == [
-        "The loaded RDMA driver is not the one on disk: mlx5_core in memory is srcversion A, "
-        f"/lib/modules/{KERNEL}/updates/dkms/mlx5_core.ko is 25.10-1.2.8 (srcversion B)."
-    ]
+    (reason,) = node.facts(["driver"])["reboot_reasons"]
+    assert all(part in reason for part in ("srcversion A", f"/lib/modules/{KERNEL}/{DKMS}", "25.10-1.2.8", "B)"))
 
 
 @pytest.mark.parametrize(
-    ("packages", "info", "wanted"),
+    ("listed", "info", "wanted"),
     [
-        ({"rdma-core": "44"}, None, ("inbox", None)),
-        ({"doca-ofed-userspace": "3.2"}, None, ("inbox", None)),
-        ({"mlnx-ofed-kernel-dkms": "24.10"}, None, ("mlnx_ofed", "24.10")),
-        ({"mlnx-ofed-kernel-dkms": "25.10", "doca-ofed": "3.2.1"}, None, ("doca", "3.2.1")),
-        ({"mlnx-ofed-kernel-dkms": "25.10"}, "echo OFED-internal-25.10-1.2.8:", ("doca", "25.10-1.2.8")),
-        ({}, 'echo "MLNX_OFED_LINUX-24.10-3.2.5.0 (OFED-24.10)"', ("mlnx_ofed", "24.10-3.2.5.0")),
-        (
-            {"linux-modules-doca-ofed-3.4-generic": "6.14", "doca-ofed-generic": "3.4"},
-            None,
-            ("ubuntu_archive", "3.4"),
-        ),
+        ("rdma-core 44", None, ("inbox", None)),
+        ("doca-ofed-userspace 3.2", None, ("inbox", None)),
+        ("mlnx-ofed-kernel-dkms 24.10", None, ("mlnx_ofed", "24.10")),
+        ("mlnx-ofed-kernel-dkms 25.10, doca-ofed 3.2.1", None, ("doca", "3.2.1")),
+        ("mlnx-ofed-kernel-dkms 25.10", "echo OFED-internal-25.10-1.2.8:", ("doca", "25.10-1.2.8")),
+        ("", 'echo "MLNX_OFED_LINUX-24.10-3.2.5.0 (OFED-24.10)"', ("mlnx_ofed", "24.10-3.2.5.0")),
+        ("linux-modules-doca-ofed-3.4-generic 6.14, doca-ofed-generic 3.4", None, ("ubuntu_archive", "3.4")),
     ],
 )
-def test_the_installed_stack(node, packages, info, wanted):
-    text = "\n\n".join(
-        f"Package: {name}\nStatus: install ok installed\nVersion: {version}" for name, version in packages.items()
-    )
-    node.write("/var/lib/dpkg/status", text)
+def test_the_installed_stack(node, listed, info, wanted):
+    packages(node, listed)
     if info:
         node.write("/usr/bin/ofed_info", f"#!/bin/bash\n{info}")
     found = driver.installed(node.tree())
@@ -159,7 +132,7 @@ def test_the_installed_stack(node, packages, info, wanted):
 
 def test_the_rpm_database_is_asked_only_where_it_exists(node):
     seams = Seams.recorded({"rpm": "rdma-core 48.0-1.el9\nkmod-mlnx-ofa_kernel 24.10-1\nbash 5.1-9\n"})
-    assert driver.installed(node.tree(), seams)["flavor"] == "unknown: there is no readable package database"
+    assert driver.installed(node.tree(), seams)["flavor"].startswith("unknown: ")
     node.write("/var/lib/rpm/rpmdb.sqlite")
     found = driver.installed(node.tree(), seams)
     assert found["flavor"] == "mlnx_ofed"
@@ -169,33 +142,26 @@ def test_the_rpm_database_is_asked_only_where_it_exists(node):
 def test_mlx_compat_in_memory_is_an_ofed_stack(node):
     node.module("mlx5_core", version="24.10-1.1.4", srcversion="A").module("mlx_compat")
     assert driver.loaded(node.tree())["flavor"] == "ofed"
-    assert driver.loaded(node.tree(), "doca") == {
-        "flavor": "doca",
-        "version": "24.10-1.1.4",
-        "srcversion": "A",
-        "modules": {"mlx5_core": {"version": "24.10-1.1.4", "srcversion": "A", "build_id": None}},
-    }
+    assert driver.loaded(node.tree(), "doca")["flavor"] == "doca"
 
 
 def test_what_cannot_be_compared_is_unknown(node):
     assert state(node)["agree"] == "unknown: no RDMA driver module is loaded"
     node.module("mlx5_core")
     found = state(node)
-    assert found["agree"] == "unknown: no loaded module has a srcversion or build id both in memory and on disk"
+    assert found["agree"].startswith("unknown: no loaded module has a srcversion or build id")
     assert found["on_disk"]["flavor"] == f"unknown: /lib/modules/{KERNEL}/modules.dep is not readable"
 
 
 @pytest.mark.parametrize(("running", "agree"), [("aa" * 20, True), ("bb" * 20, False)])
 def test_debian_modules_are_compared_by_their_build_id(node, running, agree):
     """Debian's kernels leave srcversion out of modules that have no version of their own."""
-    install(node, "kernel/drivers/mlx5_core.ko", build_id="aa" * 20)
+    install(node, CORE, build_id="aa" * 20)
     node.module("mlx5_core").write("/sys/module/mlx5_core/notes/.note.gnu.build-id", note(running))
     found = state(node)
     assert found["agree"] is agree
     assert found["on_disk"]["modules"]["mlx5_core"]["build_id"] == "aa" * 20
     assert found["loaded"]["modules"]["mlx5_core"]["build_id"] == running
-    if not agree:
-        assert f"mlx5_core in memory is build id {running}" in found["explanation"]
 
 
 @pytest.mark.parametrize("content", [None, b"", b"short", note("")])
@@ -203,65 +169,40 @@ def test_a_note_without_a_build_id(content):
     assert elf.build_id(content) is None
 
 
-def direct(node, kernel=KERNEL):
-    tree = node.tree()
-    return gpudirect.state(tree, node.facts(["gpus"])["gpus"], kernel, modules.Catalogue(tree, KERNEL))
-
-
-def gpu(node, *loaded):
-    node.pci("pci0000:00/0000:00:01.0", "10de", "2330", "0x030200", "nvidia")
-    for name in loaded:
-        node.module(name)
-
-
-def test_no_gpu_needs_no_action(node):
-    assert direct(node) == {
-        "mode": "none",
-        "verdict": "There is no NVIDIA GPU on PCI.",
-        "action": None,
-        "peermem_loadable": False,
-    }
-
-
-@pytest.mark.parametrize("name", ["nvidia_peermem", "nv_peer_mem"])
-def test_peermem_that_is_loaded(node, name):
-    gpu(node, "nvidia", name)
-    assert (direct(node)["mode"], direct(node)["action"]) == ("peermem", None)
-
-
-def test_the_nvidia_module_is_missing(node):
-    gpu(node)
-    assert direct(node)["verdict"] == "The nvidia module is not loaded."
-
-
-def test_the_open_module_offers_dmabuf(node):
-    gpu(node, "nvidia")
-    node.write("/proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05")
-    assert direct(node, "6.8.0-60-generic")["mode"] == "dmabuf"
-    old = direct(node, "5.4.0-200-generic")
-    assert (old["mode"], "too old" in old["verdict"]) == ("none", True)
-
-
-@pytest.mark.parametrize(("licence", "wanted"), [("Dual MIT/GPL", "dmabuf"), ("NVIDIA", "none")])
-def test_the_licence_tells_where_the_driver_does_not(node, licence, wanted):
-    gpu(node, "nvidia")
-    install(node, "updates/dkms/nvidia.ko", license=licence)
-    assert direct(node)["mode"] == wanted
+OPEN_MODULE = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05"
+NVIDIA, MIT = {"license": "NVIDIA"}, {"license": "Dual MIT/GPL"}
+STUB, WHOLE = {"depends": "nvidia"}, {"depends": "nvidia,ib_uverbs"}
 
 
 @pytest.mark.parametrize(
-    ("depends", "loaded", "verdict", "action"),
+    ("loaded", "version", "kernel", "nvidia", "peermem", "mode", "action"),
     [
-        (None, [], "this kernel has no such module", "Rebuild the NVIDIA driver"),
-        ("nvidia", ["ib_core"], "built without peer-memory support", "Install the OFED driver first"),
-        ("nvidia,ib_uverbs", ["ib_core"], "it is not loaded", "Load nvidia_peermem"),
-        ("nvidia,ib_uverbs", [], "ib_core is not loaded yet", "Load the RDMA modules"),
+        (None, "", KERNEL, None, None, "none", None),  # no GPU
+        ("", "", KERNEL, None, None, "none", ""),
+        ("nvidia nvidia_peermem", "", KERNEL, None, None, "peermem", None),
+        ("nvidia nv_peer_mem", "", KERNEL, None, None, "peermem", None),
+        ("nvidia", OPEN_MODULE, "6.8.0-60-generic", None, None, "dmabuf", None),
+        ("nvidia", OPEN_MODULE, "5.4.0-200-generic", None, None, "none", ""),
+        # The licence tells where the driver does not.
+        ("nvidia", "", KERNEL, MIT, None, "dmabuf", None),
+        ("nvidia", "", KERNEL, NVIDIA, None, "none", "Rebuild the NVIDIA driver"),
+        ("nvidia ib_core", "", KERNEL, NVIDIA, STUB, "none", "Install the OFED driver first"),
+        ("nvidia ib_core", "", KERNEL, NVIDIA, WHOLE, "none", "Load nvidia_peermem"),
+        ("nvidia", "", KERNEL, NVIDIA, WHOLE, "none", "Load the RDMA modules"),
     ],
 )
-def test_the_proprietary_module_needs_peermem(node, depends, loaded, verdict, action):
-    gpu(node, "nvidia", *loaded)
-    install(node, "updates/dkms/nvidia.ko", license="NVIDIA")
-    if depends:
-        install(node, "updates/dkms/nvidia-peermem.ko", depends=depends)
-    found = direct(node)
-    assert (found["mode"], verdict in found["verdict"], action in found["action"]) == ("none", True, True)
+def test_gpudirect(node, loaded, version, kernel, nvidia, peermem, mode, action):
+    if loaded is not None:
+        node.pci("pci0000:00/0000:00:01.0", "10de", "2330", "0x030200", "nvidia")
+    for name in (loaded or "").split():
+        node.module(name)
+    if version:
+        node.write("/proc/driver/nvidia/version", version)
+    for name, fields in (("nvidia.ko", nvidia), ("nvidia-peermem.ko", peermem)):
+        if fields:
+            install(node, f"updates/dkms/{name}", **fields)
+    tree = node.tree()
+    found = gpudirect.state(tree, node.facts(["gpus"])["gpus"], kernel, modules.Catalogue(tree, KERNEL))
+    assert found["mode"] == mode
+    assert found["action"] is None if action is None else action in found["action"], found
+    assert found["peermem_loadable"] == (peermem == WHOLE and "ib_core" in loaded)

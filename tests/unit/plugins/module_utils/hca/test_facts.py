@@ -21,9 +21,18 @@ from_seams = Seams.recorded({"addresses": {"enp1s0f0np0": ["10.0.0.1/24"]}})
 
 
 @pytest.fixture
-def everything(gh200):
-    """The GH200 with something of everything around it."""
-    node = gh200
+def everything(node):
+    """Something of everything: the GH200 of the first guide, a bond, a VF, an SF, mlx4, software HCAs and a service."""
+    for index, state in ((0, "4: ACTIVE"), (1, "1: DOWN")):
+        card = node.pci(f"pci0000:00/0000:00:00.0/0000:01:00.{index}", "15b3", "1021", "0x020000", "mlx5_core")
+        node.port(node.hca(f"mlx5_{index}", card), 1, state=state)
+        node.netdev(f"enp1s0f0np{index}", card, phys_port_name=f"p{index}")
+        node.files(f"/sys/class/infiniband_verbs/uverbs{index}", ibdev=f"mlx5_{index}")
+        node.files(f"/sys/class/infiniband_mad/umad{index}", ibdev=f"mlx5_{index}", port=1)
+    node.pci("pci0009:00/0009:00:00.0/0009:01:00.0", "10de", "2342", "0x030200", "nvidia")
+    node.default_route("enp1s0f0np0")
+    for name in ("mlx5_core", "mlx5_ib", "ib_core", "ib_uverbs", "nvidia"):
+        node.module(name)
     card = node.pci("pci0001:00/0001:00:00.0/0001:01:00.0", "15b3", "101d", "0x020000", "mlx5_core", sriov_totalvfs=2)
     other = node.pci("pci0001:00/0001:00:00.0/0001:01:00.1", "15b3", "101d", "0x020000", "mlx5_core")
     hca = node.hca("mlx5_bond_0", card)
@@ -39,7 +48,7 @@ def everything(gh200):
     node.hca("mlx4_0", two, ports=2, layer="InfiniBand")
     node.netdev("ib0", two, type=32)
     node.pci("pci0001:00/0001:00:02.0/0001:03:00.0", "15b3", "1021", "0x020000", "vfio-pci")
-    node.hca("rxe0").startswith("/") and node.write("/sys/class/infiniband/rxe0/parent", "bond0")
+    node.write(f"{node.hca('rxe0')}/parent", "bond0")
     node.hca("siw0", node_guid="a288:c2ff:fe00:0001")
     node.write("/lib/modules/6.1.0-test/modules.dep", "kernel/a/mlx5_core.ko:\nkernel/a/mlx5_ib.ko.xz:\nx/nvidia.ko:")
     node.write("/lib/modules/6.1.0-test/kernel/a/mlx5_core.ko", b"\x7fELF")
@@ -62,7 +71,6 @@ def everything(gh200):
     node.write("/boot/initrd.img-6.1.0-test").write("/usr/sbin/update-initramfs")
     node.write("/etc/os-release", 'ID=debian\nVERSION_ID="12"\nPRETTY_NAME="Debian"')
     node.write("/proc/cmdline", "quiet ib_core.netns_mode=1")
-    node.module("nvidia")
     return node
 
 
@@ -70,13 +78,6 @@ def gathered(root):
     facts = gather(Tree(str(root)), from_seams, software_hcas=True)
     json.dumps(facts)
     return facts
-
-
-def test_the_model_has_every_part(everything):
-    assert set(gathered(everything.root)) == {
-        *(set(SUBSETS) - {"pci", "gids"}),
-        *("schema", "node", "virtualization", "cards_without_rdma", "rails_excluded", "unfinished", "reboot_reasons"),
-    }
 
 
 @pytest.mark.parametrize(
@@ -88,8 +89,8 @@ def test_the_model_has_every_part(everything):
         (["pci"], {"cards_without_rdma", "gpus"}),
         (["gpus"], {"gpus"}),
         (["rails", "!gids"], {"rails", "rails_excluded"}),
-        (["driver", "limits"], {"driver", "limits"}),
         (["all", "!hcas", "!pci", "!rails", "!gpus"], set(SUBSETS) - {"hcas", "pci", "rails", "gpus", "gids"}),
+        (["all"], {*SUBSETS, "cards_without_rdma", "rails_excluded"} - {"pci", "gids"}),
     ],
 )
 def test_subsets(everything, subset, parts):
@@ -97,17 +98,16 @@ def test_subsets(everything, subset, parts):
     assert set(facts) == {"schema", "node", "virtualization", "unfinished", "reboot_reasons", *parts}
 
 
-def test_a_subset_that_does_not_exist_is_refused(node):
-    with pytest.raises(ValueError, match=r"no such subset: hca, rail; there are all, min, hcas"):
-        gather(node.tree(), from_seams, ["rail", "!hca"])
-
-
 def test_the_same_value_with_and_without_the_rest(everything):
     """A part does not depend on which others are gathered with it."""
     whole = gathered(everything.root)
     for name in set(SUBSETS) - {"pci", "gids"}:
-        alone = gather(everything.tree(), from_seams, [name], software_hcas=True)
-        assert alone[name] == whole[name]
+        assert gather(everything.tree(), from_seams, [name], software_hcas=True)[name] == whole[name]
+
+
+def test_a_subset_that_does_not_exist_is_refused(node):
+    with pytest.raises(ValueError, match="hca, rail"):
+        gather(node.tree(), from_seams, ["rail", "!hca"])
 
 
 def test_no_gids(everything):
@@ -138,50 +138,24 @@ def test_nothing_is_forked_and_nothing_written(monkeypatch, everything):
     assert state() == before
 
 
-def test_the_machine_that_runs_this_test_can_be_gathered():
-    facts = gather(Tree("/"))
-    assert facts["node"]["kernel"] == os.uname().release
-    assert facts["node"]["architecture"] == os.uname().machine
-
-
-def every_path(root):
-    return [path.relative_to(root) for path in sorted(root.rglob("*"))]
-
-
-def test_any_path_may_be_missing(everything, tmp_path):
-    """Every file, link and directory in turn is taken away: a driver unloads, a card falls off the bus."""
-    aside = tmp_path / "aside"
-    for path in every_path(everything.root):
-        place = everything.root / path
-        os.rename(place, aside)
-        gathered(everything.root)
-        os.rename(aside, place)
-
-
-def test_any_path_may_refuse_to_be_read(everything, tmp_path):
-    """A directory in place of each file and link: reading fails with an OSError, as ENODEV and EINVAL do."""
-    aside = tmp_path / "aside"
-    for path in every_path(everything.root):
-        place = everything.root / path
-        if place.is_symlink() or place.is_file():
-            os.rename(place, aside)
-            place.mkdir()
-            gathered(everything.root)
-            place.rmdir()
-            os.rename(aside, place)
-
-
-def test_any_file_may_hold_anything(everything):
-    chance = random.Random(3)
+@pytest.mark.parametrize("harm", ["missing", "refused", "scribbled"])
+def test_any_path_may_be_missing_refuse_or_hold_anything(everything, tmp_path, harm):
+    """A driver unloads, a card falls off the bus; a directory in place of a file fails as ENODEV and EINVAL do."""
+    chance, aside = random.Random(3), tmp_path / "aside"
     pieces = [b"\n", b":", b"=", b"\0", b"\xff\xfe", b"0x", b"-1", b"../../..", b"net:[", b"[Service]\n", b"\\\n"]
-    for path in every_path(everything.root):
-        place = everything.root / path
-        if place.is_file() and not place.is_symlink():
-            content = place.read_bytes()
-            noise = b"".join(chance.choices([*pieces, content[:7], content], k=chance.randrange(8)))
-            place.write_bytes(noise)
-            gathered(everything.root)
-            place.write_bytes(content)
+    for place in sorted(everything.root.rglob("*")):
+        if harm != "missing" and place.is_dir() and not place.is_symlink():
+            continue
+        content = place.read_bytes() if place.is_file() else b""
+        os.rename(place, aside)
+        if harm == "refused":
+            place.mkdir()
+        elif harm == "scribbled":
+            place.write_bytes(b"".join(chance.choices([*pieces, content[:7], content], k=chance.randrange(8))))
+        gathered(everything.root)
+        if harm == "refused":
+            place.rmdir()
+        os.rename(aside, place)
 
 
 def test_a_device_may_vanish_between_any_two_reads(everything, tmp_path):
@@ -228,26 +202,23 @@ def test_our_pending_netns_mode_is_a_reason_to_reboot(node, running, ours, forei
     for path, value in ((paths.OWN_MODPROBE, ours), ("/etc/modprobe.d/a.conf", foreign)):
         if value:
             node.write(path, f"options ib_core netns_mode={value}")
-    reasons = node.facts(["subsystem"])["reboot_reasons"]
-    assert len(reasons) == wanted
-    assert all("runs in netns mode exclusive" in reason and "sets shared" in reason for reason in reasons)
+    assert len(node.facts(["subsystem"])["reboot_reasons"]) == wanted
 
 
 @pytest.mark.parametrize(
-    ("files", "wanted"),
+    ("path", "content", "wanted"),
     [
-        ({}, None),
-        ({"/run/systemd/container": "systemd-nspawn"}, "systemd-nspawn"),
-        ({"/run/host/container-manager": "podman"}, "podman"),
-        ({"/.dockerenv": ""}, "docker"),
-        ({"/run/.containerenv": ""}, "podman"),
-        ({"/proc/1/environ": b"PATH=/bin\0container=lxc\0"}, "lxc"),
-        ({"/proc/1/environ": b"xcontainer=lxc\0container=\0"}, None),
+        ("/none", "", None),
+        ("/run/systemd/container", "systemd-nspawn", "systemd-nspawn"),
+        ("/run/host/container-manager", "podman", "podman"),
+        ("/.dockerenv", "", "docker"),
+        ("/run/.containerenv", "", "podman"),
+        ("/proc/1/environ", b"PATH=/bin\0container=lxc\0", "lxc"),
+        ("/proc/1/environ", b"xcontainer=lxc\0container=\0", None),
     ],
 )
-def test_containers(node, files, wanted):
-    for path, content in files.items():
-        node.write(path, content)
+def test_containers(node, path, content, wanted):
+    node.write(path, content)
     assert machine.container(node.tree()) == wanted
 
 
@@ -255,12 +226,8 @@ def test_the_node(node):
     node.write("/usr/lib/os-release", "# x\nID=rocky\nID_LIKE='rhel centos fedora'\nVERSION_ID=\"9.4\"\nbroken")
     node.host("/proc/sys/kernel/arch").unlink()
     found = machine.node(node.tree(), Seams.recorded({"machine": "aarch64"}))
-    assert found["os"] == {
-        "id": "rocky",
-        "version_id": "9.4",
-        "like": ["rhel", "centos", "fedora"],
-        "pretty_name": None,
-    }
+    like = ["rhel", "centos", "fedora"]
+    assert found["os"] == {"id": "rocky", "version_id": "9.4", "like": like, "pretty_name": None}
     assert found["architecture"] == "aarch64"
     assert machine.node(node.tree())["architecture"].startswith("unknown: ")
 
@@ -279,13 +246,11 @@ def test_initramfs_images(node):
     assert all(isinstance(image["mtime"], int) for image in found["images"])
 
 
-def test_a_tree_without_anything(tmp_path):
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_tree_without_anything(tmp_path, exists):
+    if not exists:
+        shutil.rmtree(tmp_path)
     facts = gather(Tree(str(tmp_path)))
     assert (facts["hcas"], facts["gpus"], facts["rails"], facts["reboot_reasons"]) == ([], [], [], [])
     assert facts["node"]["kernel"].startswith("unknown: ")
     assert facts["subsystem"]["namespaces"].startswith("unknown: ")
-
-
-def test_a_tree_that_does_not_exist(tmp_path):
-    shutil.rmtree(tmp_path)
-    assert gather(Tree(str(tmp_path)))["hcas"] == []
