@@ -42,7 +42,7 @@ def play(folder: pathlib.Path, *words, program=None, **environment) -> tuple[int
 
 
 def told(folder: pathlib.Path, *words) -> tuple[int, dict, str]:
-    """Exit code, report as data and output of ansible-playbook in a folder, without settings; folder/bin comes first."""
+    """Exit code, report as data and output of ansible-playbook in a folder, without settings."""
     settings = {
         "ANSIBLE_CONFIG": ansible_playbook.no_settings(),
         "ANSIBLE_COLLECTIONS_PATH": ":".join(sys.path),

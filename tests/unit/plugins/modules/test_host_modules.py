@@ -331,7 +331,7 @@ def test_a_peermem_that_only_needs_loading_is_reported(tmp_path):
     assert found["peermem_loadable"] is True
 
 
-# --- an initramfs is rebuilt by programs that run, on a real /boot -----------------------------------------------------
+# --- an initramfs is rebuilt by programs that run, on a real /boot ----------------------------------------------------
 
 # How dracut.sh ends: the image is copied to its place, and what is there goes where the copy fails.
 DRACUT = """#!/bin/sh
