@@ -103,9 +103,8 @@ def test_every_fact_is_documented_and_every_documented_fact_exists(tmp_path):
     facts = {}
     for name in ("card-without-mlx5-ib", "h100-8x-cx7-ib"):
         read = Tree(str(tree.lay_out(tree.load(name), tmp_path / name)))
-        facts.update(
-            {key: value for key, value in gather(read, Seams.of(read)).items() if value != [] or key not in facts}
-        )
+        found = gather(read, Seams.of(read))
+        facts.update({key: value for key, value in found.items() if value != [] or key not in facts})
     compare(facts, RETURNED, "rdma")
 
 

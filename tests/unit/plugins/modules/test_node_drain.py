@@ -87,7 +87,7 @@ def test_a_node_is_cordoned_drained_and_uncordoned_and_each_second_run_changes_n
         "uncordoned meanwhile",
         "and cordoned again",
         "and drained",
-        "our mark outlived its cordon",
+        "our mark outlived it",
     ],
 )
 def test_a_cordon_of_an_administrator_is_not_ours(cluster, steps, left, cordoned):
