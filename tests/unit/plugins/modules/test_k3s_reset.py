@@ -39,8 +39,9 @@ def seen(answer):
     ("planted", "thing"),
     [
         (
-            f"""mkdir -p /data/kubelet/pods/{POD[22:]}/volumes/share; rmdir /var/lib/kubelet/pods /var/lib/kubelet
-            ln -s /data/kubelet /var/lib/kubelet; mount --bind /srv/share /data/kubelet/pods/{POD[22:]}/volumes/share""",
+            "rmdir /var/lib/kubelet/pods /var/lib/kubelet; mkdir -p /data/kubelet; "
+            "ln -s /data/kubelet /var/lib/kubelet; "
+            f"mkdir -p {POD}/share; mount --bind /srv/share {POD}/share",
             "/var/lib/kubelet/pods",
         ),
         (
