@@ -102,36 +102,23 @@ def handler(cluster: Cluster):
 
 def certificates(folder: pathlib.Path) -> str:
     """Writes server.pem (key and certificate for 127.0.0.1) below folder; returns the CA as PEM."""
-    now = datetime.datetime.now(datetime.timezone.utc)
+    now, day = datetime.datetime.now(datetime.timezone.utc), datetime.timedelta(days=1)
     root_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
-    root_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "double-ca")])
 
-    def signed(name, public, extensions):
-        made = x509.CertificateBuilder().subject_name(name).issuer_name(root_name).public_key(public)
-        made = made.serial_number(x509.random_serial_number())
-        made = made.not_valid_before(now - datetime.timedelta(hours=1)).not_valid_after(
-            now + datetime.timedelta(days=1)
-        )
+    def signed(name, public, *extensions):
+        names = [x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)]) for text in (name, "double-ca")]
+        serial = x509.random_serial_number()
+        made = x509.CertificateBuilder(names[1], names[0], public, serial, now - day, now + day)
         for extension, critical in extensions:
             made = made.add_extension(extension, critical)
-        return made.sign(root_key, hashes.SHA256())
+        return made.sign(root_key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
     identifier = x509.SubjectKeyIdentifier.from_public_key(root_key.public_key())
     usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
-    root = signed(
-        root_name,
-        root_key.public_key(),
-        [(x509.BasicConstraints(True, None), True), (identifier, False), (usage, True)],
-    )
+    authority = (x509.BasicConstraints(True, None), True), (identifier, False), (usage, True)
     names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
     chain = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier)
-    leaf = signed(
-        x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "kube-apiserver")]),
-        key.public_key(),
-        [(names, False), (chain, False)],
-    )
-    pem = serialization.Encoding.PEM
-    (folder / "server.pem").write_bytes(
-        key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()) + leaf.public_bytes(pem)
-    )
-    return root.public_bytes(pem).decode("ascii")
+    leaf = signed("kube-apiserver", key.public_key(), (names, False), (chain, False))
+    private = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    (folder / "server.pem").write_bytes(key.private_bytes(serialization.Encoding.PEM, *private) + leaf)
+    return signed("double-ca", root_key.public_key(), *authority).decode("ascii")

@@ -55,53 +55,37 @@ class Cluster:
 
     def add_pod(self, namespace, name, node, annotation=None, limits=None):
         annotations = {"k8s.v1.cni.cncf.io/networks": annotation} if annotation else {}
-        self.add(
-            {
-                "apiVersion": "v1",
-                "kind": "Pod",
-                "metadata": {"name": name, "namespace": namespace, "annotations": annotations},
-                "spec": {"nodeName": node, "containers": [{"name": "app", "resources": {"limits": limits or {}}}]},
-                "status": {
-                    "phase": "Running",
-                    "podIP": "10.42.0.9",
-                    "conditions": [{"type": "Ready", "status": "True"}],
-                },
-            }
-        )
+        made = pod(namespace, name, node, annotations=annotations)
+        made["spec"]["containers"] = [{"name": "app", "resources": {"limits": limits or {}}}]
+        made["status"].update(podIP="10.42.0.9", conditions=[{"type": "Ready", "status": "True"}])
+        self.add(made)
 
 
 def make(path, master="eth2", resource="rdma/rail0") -> Cluster:
     """Two Ready nodes with one rail each, its network, CoreDNS."""
     cluster = Cluster(path)
-    config = {
-        "cniVersion": "0.3.1",
-        "name": "rail0",
-        "type": "macvlan",
-        "master": master,
-        "ipam": {"type": "whereabouts", "range": "10.56.0.0/24"},
-    }
-    network = {
-        "apiVersion": "k8s.cni.cncf.io/v1",
-        "kind": "NetworkAttachmentDefinition",
-        "metadata": {
-            "name": "rail0",
-            "namespace": "default",
-            "annotations": {"k8s.v1.cni.cncf.io/resourceName": resource},
+    ipam = {"type": "whereabouts", "range": "10.56.0.0/24"}
+    config = {"cniVersion": "0.3.1", "name": "rail0", "type": "macvlan", "master": master, "ipam": ipam}
+    served = {"k8s.v1.cni.cncf.io/resourceName": resource}
+    cluster.add(
+        *(_node(number, resource) for number in (1, 2)),
+        {
+            "apiVersion": "k8s.cni.cncf.io/v1",
+            "kind": "NetworkAttachmentDefinition",
+            "metadata": {"name": "rail0", "namespace": "default", "annotations": served},
+            "spec": {"config": json.dumps(config)},
         },
-        "spec": {"config": json.dumps(config)},
-    }
-    dns = {"name": "kube-dns", "namespace": "kube-system", "labels": {"k8s-app": "kube-dns"}}
-    items = [_node(1, resource), _node(2, resource), network]
-    items += [{"apiVersion": "v1", "kind": "Service", "metadata": dns, "spec": {}}]
-    items += [
-        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}} for name in ("default", "kube-system")
-    ]
-    items += [
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {"name": "kube-dns", "namespace": "kube-system", "labels": {"k8s-app": "kube-dns"}},
+            "spec": {},
+        },
+        *({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}} for name in ("default", "kube-system")),
         definition("k8s.cni.cncf.io", "NetworkAttachmentDefinition", "network-attachment-definitions"),
         definition("nv-ipam.nvidia.com", "IPPool", "ippools"),
         definition("mellanox.com", "NicClusterPolicy", "nicclusterpolicies"),
-    ]
-    cluster.add(*items)
+    )
     return cluster
 
 
@@ -132,33 +116,21 @@ def pod(namespace, name, on, owner=None, **metadata) -> dict:
 
 
 def _node(number, resource):
-    return {
-        "apiVersion": "v1",
-        "kind": "Node",
-        "metadata": {"name": f"node{number}"},
-        "spec": {"podCIDRs": [f"10.42.{number - 1}.0/24"]},
-        "status": {
-            "addresses": [{"type": "InternalIP", "address": f"10.0.0.{number}"}],
-            "conditions": [{"type": "Ready", "status": "True"}],
-            "capacity": {"cpu": "2", resource: "100"},
-            "allocatable": {"cpu": "2", resource: "100"},
-        },
+    made = node(f"node{number}")
+    made["spec"]["podCIDRs"] = [f"10.42.{number - 1}.0/24"]
+    made["status"] = {
+        "addresses": [{"type": "InternalIP", "address": f"10.0.0.{number}"}],
+        "conditions": [{"type": "Ready", "status": "True"}],
+        "capacity": {"cpu": "2", resource: "100"},
+        "allocatable": {"cpu": "2", resource: "100"},
     }
+    return made
 
 
 def hosts():
     """The same two nodes as the inventory and their facts know them."""
-    rail = {
-        "index": 0,
-        "hca": "mlx5_0",
-        "port": 1,
-        "netdev": "eth2",
-        "pci": "0000:18:00.0",
-        "kind": "pci",
-        "link_layer": "Ethernet",
-        "active_mtu": 4096,
-        "char_devices": ["uverbs0", "umad0"],
-    }
+    rail = {"index": 0, "hca": "mlx5_0", "port": 1, "netdev": "eth2", "pci": "0000:18:00.0", "kind": "pci"}
+    rail.update(link_layer="Ethernet", active_mtu=4096, char_devices=["uverbs0", "umad0"])
     netdev = {"index": 5, "mtu": 9000, "type": "ether", "addresses": [], "default_route": False}
     cni = {"findings": [], "not_verified": [], "configurations": ["/etc/cni/net.d/00-multus.conf"]}
     return [

@@ -33,22 +33,16 @@ import pathlib
 import shutil
 import sys
 
-BUILT_IN = {
-    "EndpointSlice": "endpointslices.discovery.k8s.io",
-    "Namespace": "namespaces", "Node": "nodes", "Pod": "pods", "Event": "events", "ConfigMap": "configmaps",
-    "Secret": "secrets", "Service": "services", "ServiceAccount": "serviceaccounts", "DaemonSet": "daemonsets.apps",
-    "Deployment": "deployments.apps",
-    "Role": "roles.rbac.authorization.k8s.io", "RoleBinding": "rolebindings.rbac.authorization.k8s.io",
-    "ClusterRole": "clusterroles.rbac.authorization.k8s.io",
-    "ClusterRoleBinding": "clusterrolebindings.rbac.authorization.k8s.io",
-    "CustomResourceDefinition": "customresourcedefinitions.apiextensions.k8s.io",
-    "RuntimeClass": "runtimeclasses.node.k8s.io",
-    "DeviceClass": "deviceclasses.resource.k8s.io", "ResourceSlice": "resourceslices.resource.k8s.io",
-    "ResourceClaim": "resourceclaims.resource.k8s.io",
-    "ResourceClaimTemplate": "resourceclaimtemplates.resource.k8s.io",
-    "ValidatingAdmissionPolicy": "validatingadmissionpolicies.admissionregistration.k8s.io",
-    "ValidatingAdmissionPolicyBinding": "validatingadmissionpolicybindings.admissionregistration.k8s.io",
-}  # fmt: skip
+GROUPS = {
+    "": "Namespace Node Pod Event ConfigMap Secret Service ServiceAccount",
+    "apps": "DaemonSet Deployment",
+    "rbac.authorization.k8s.io": "Role RoleBinding ClusterRole ClusterRoleBinding",
+    "apiextensions.k8s.io": "CustomResourceDefinition",
+    "node.k8s.io": "RuntimeClass",
+    "discovery.k8s.io": "EndpointSlice",
+    "resource.k8s.io": "DeviceClass ResourceSlice ResourceClaim ResourceClaimTemplate",
+    "admissionregistration.k8s.io": "ValidatingAdmissionPolicy ValidatingAdmissionPolicyBinding",
+}
 # Fields that the API server drops where the gate of this name is not on.
 GATED = {
     "DRAExtendedResource": ("DeviceClass", "extendedResourceName"),
@@ -56,18 +50,9 @@ GATED = {
     "DRADeviceTaints": ("ResourceSlice", "taints"),
 }
 CLUSTER_WIDE = {
-    "RuntimeClass",
-    "Namespace",
-    "Node",
-    "ClusterRole",
-    "ClusterRoleBinding",
-    "CustomResourceDefinition",
-    "NicClusterPolicy",
-    "DeviceClass",
-    "ResourceSlice",
-    "ValidatingAdmissionPolicy",
-    "ValidatingAdmissionPolicyBinding",
-}
+    "RuntimeClass", "Namespace", "Node", "ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition",
+    "NicClusterPolicy", "DeviceClass", "ResourceSlice", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding",
+}  # fmt: skip
 # The API server makes it, and makes it again.
 DEFAULT = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "default"}}
 NETWORKS = "k8s.v1.cni.cncf.io/networks"
@@ -127,13 +112,10 @@ def answer(state, words) -> None:
     if state.get("busy", {}).get(words[0]):
         state["busy"][words[0]] -= 1
         raise Failed(BUSY)
-    verbs = {
-        "get": get, "apply": apply, "delete": delete, "patch": patch, "drain": drain,
-        "cordon": cordon, "uncordon": cordon, "wait": wait, "rollout": wait, "exec": execute,
-    }  # fmt: skip
-    if words[0] not in verbs:
+    verb = VERBS.get(words[0])
+    if verb is None:
         raise Failed(f'error: unknown command "{words[0]}" for "kubectl"')
-    verbs[words[0]](state, words)
+    verb(state, words)
 
 
 # --- the command line -------------------------------------------------------------------------------------------------
@@ -189,9 +171,16 @@ def key(item) -> str:
     return "/".join([item["kind"], namespace, meta["name"]])
 
 
+def plural(kind, group) -> str:
+    word = kind.lower()
+    word = f"{word[:-1]}ies" if word.endswith("y") else f"{word}es" if word.endswith("s") else f"{word}s"
+    return f"{word}.{group}" if group else word
+
+
 def kinds(state) -> dict:
     """{kind: plural.group} with those of the installed definitions."""
-    found = {kind: plural for kind, plural in BUILT_IN.items() if kind not in state.get("without", [])}
+    found = {kind: plural(kind, group) for group, names in GROUPS.items() for kind in names.split()}
+    found = {kind: name for kind, name in found.items() if kind not in state.get("without", [])}
     for item in state["objects"].values():
         if item["kind"] == "CustomResourceDefinition":
             spec = item["spec"]
@@ -359,15 +348,17 @@ def allocate(state, pod) -> None:
 
     Classes are known by their names: rail-N, rail, or that of the driver. A constraint on an attribute is kept.
     """
+    me, namespace = pod["metadata"]["name"], pod["metadata"]["namespace"]
     for one in pod["spec"].get("resourceClaims") or []:
-        namespace, name = pod["metadata"]["namespace"], f"{pod['metadata']['name']}-{one['name']}-x7k2p"
         template = state["objects"][f"ResourceClaimTemplate/{namespace}/{one['resourceClaimTemplateName']}"]
         wanted = template["spec"]["spec"]["devices"]
         same = [item["matchAttribute"] for item in wanted.get("constraints") or []]
-        devices = list(published(state, pod["spec"]["nodeName"]))
-        names = [request["name"] for request in wanted["requests"]]
         choices = [
-            [device for device in devices if of_class(device, request["exactly"]["deviceClassName"])]
+            [
+                {**device, "request": request["name"]}
+                for device in published(state, pod["spec"]["nodeName"])
+                if of_class(device, request["exactly"]["deviceClassName"])
+            ]
             for request in wanted["requests"]
         ]
         chosen = next(
@@ -375,24 +366,14 @@ def allocate(state, pod) -> None:
             for picked in itertools.product(*choices)
             if all(len({json.dumps(one["attributes"].get(name)) for one in picked}) == 1 for name in same)
         )
-        chosen = [{**device, "request": name} for name, device in zip(names, chosen)]
         results = [{field: one[field] for field in ("request", "driver", "pool", "device")} for one in chosen]
-        claim = {
-            "apiVersion": "resource.k8s.io/v1",
-            "kind": "ResourceClaim",
-            "metadata": {
-                "name": name,
-                "namespace": namespace,
-                "ownerReferences": [{"kind": "Pod", "name": pod["metadata"]["name"], "controller": True}],
-            },
-            "spec": template["spec"]["spec"],
-            "status": {
-                "allocation": {"devices": {"results": results}},
-                "reservedFor": [{"resource": "pods", "name": pod["metadata"]["name"]}],
-            },
-        }
-        state["objects"][key(claim)] = claim
-        pod["status"].setdefault("resourceClaimStatuses", []).append({"name": one["name"], "resourceClaimName": name})
+        meta = {"name": f"{me}-{one['name']}-x7k2p", "namespace": namespace}
+        meta["ownerReferences"] = [{"kind": "Pod", "name": me, "controller": True}]
+        status = {"allocation": {"devices": {"results": results}}, "reservedFor": [{"resource": "pods", "name": me}]}
+        claim = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": meta, "status": status}
+        state["objects"][key(claim)] = {**claim, "spec": template["spec"]["spec"]}
+        told = pod["status"].setdefault("resourceClaimStatuses", [])
+        told.append({"name": one["name"], "resourceClaimName": meta["name"]})
 
 
 def published(state, node):
@@ -451,34 +432,20 @@ def fill_in_tokens(state) -> None:
 
 def start(state, pod, reasons) -> None:
     if reasons:
-        conditions = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": reasons[0]}]
-        waiting = {"waiting": {"reason": reasons[-1], "message": "planted"}}
-        pod["status"] = {
-            "phase": "Pending",
-            "conditions": conditions,
-            "containerStatuses": [{"name": "test", "state": waiting}],
-        }
+        unscheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": reasons[0]}
+        waiting = {"name": "test", "state": {"waiting": {"reason": reasons[-1], "message": "planted"}}}
+        pod["status"] = {"phase": "Pending", "conditions": [unscheduled], "containerStatuses": [waiting]}
         return
-    node = pod["spec"]["nodeSelector"]["kubernetes.io/hostname"]
-    pod["spec"]["nodeName"] = node
+    node = pod["spec"]["nodeName"] = pod["spec"]["nodeSelector"]["kubernetes.io/hostname"]
     number = int(node[-1]) - 1
-    pod["status"] = {
-        "phase": "Running",
-        "podIP": f"10.42.{number}.9",
-        "conditions": [{"type": "Ready", "status": "True"}],
-    }
+    ready = {"type": "Ready", "status": "True"}
+    pod["status"] = {"phase": "Running", "podIP": f"10.42.{number}.9", "conditions": [ready]}
     allocate(state, pod)
     wanted = json.loads(pod["metadata"].get("annotations", {}).get(NETWORKS) or "[]")
     if wanted:
+        space, ips = pod["metadata"]["namespace"], [f"10.56.0.{number * 16 + 2}"]
         noted = [{"name": "cbr0", "interface": "eth0", "ips": [f"10.42.{number}.9"], "default": True}]
-        noted += [
-            {
-                "name": f"{pod['metadata']['namespace']}/{item['name']}",
-                "interface": item["interface"],
-                "ips": [f"10.56.0.{number * 16 + 2}"],
-            }
-            for item in wanted
-        ]
+        noted += [{"name": f"{space}/{one['name']}", "interface": one["interface"], "ips": ips} for one in wanted]
         pod["metadata"]["annotations"]["k8s.v1.cni.cncf.io/network-status"] = json.dumps(noted)
 
 
@@ -558,30 +525,24 @@ def cordon(state, words) -> None:
 def drain(state, words) -> None:
     name = words[1]
     cordon(state, ["cordon", name])
-    here = [
-        item
-        for item in state["objects"].values()
-        if item["kind"] == "Pod"
-        and item["spec"].get("nodeName") == name
-        and MIRROR not in (item["metadata"].get("annotations") or {})
-    ]
     by_owner: dict = {}
-    for pod in here:
-        owner = next((owner["kind"] for owner in pod["metadata"].get("ownerReferences") or []), None)
-        by_owner.setdefault(owner, []).append(f"{pod['metadata']['namespace']}/{pod['metadata']['name']}")
-    errors = []
+    for item in list(state["objects"].values()):
+        meta, mirrored = item["metadata"], MIRROR in (item["metadata"].get("annotations") or ())
+        if item["kind"] == "Pod" and item["spec"].get("nodeName") == name and not mirrored:
+            owner = next((owner["kind"] for owner in meta.get("ownerReferences") or []), None)
+            by_owner.setdefault(owner, {})[f"{meta['namespace']}/{meta['name']}"] = item
+    errors, daemons = [], ", ".join(by_owner.pop("DaemonSet", ()))
     if None in by_owner:
         listed = ", ".join(by_owner[None])
         errors.append(f"cannot delete Pods that declare no controller (use --force to override): {listed}")
-    if "DaemonSet" in by_owner and "--ignore-daemonsets" not in words:
-        listed = ", ".join(by_owner["DaemonSet"])
-        errors.append(f"cannot delete DaemonSet-managed Pods (use --ignore-daemonsets to ignore): {listed}")
+    if daemons and "--ignore-daemonsets" not in words:
+        errors.append(f"cannot delete DaemonSet-managed Pods (use --ignore-daemonsets to ignore): {daemons}")
     if errors:
         raise Failed(undrained(name, errors))
-    if "DaemonSet" in by_owner:
-        print(f"Warning: ignoring DaemonSet-managed Pods: {', '.join(by_owner['DaemonSet'])}", file=sys.stderr)
-    for pod in here:
-        if f"{pod['metadata']['namespace']}/{pod['metadata']['name']}" not in by_owner.get("DaemonSet", []):
+    if daemons:
+        print(f"Warning: ignoring DaemonSet-managed Pods: {daemons}", file=sys.stderr)
+    for pods in by_owner.values():
+        for pod in pods.values():
             evict(state, name, pod, option(words, "timeout", empty="0s"))
     print(f"node/{name} drained")
 
@@ -600,15 +561,22 @@ def evict(state, node, pod, timeout) -> None:
 
 def undrained(name, errors) -> str:
     listed = errors[0] if len(errors) == 1 else f"[{', '.join(errors)}]"
-    return "\n".join(
-        [
-            f'error: unable to drain node "{name}" due to error: {listed}, continuing command...',
-            "There are pending nodes to be drained:",
-            f" {name}",
-            *errors,
-        ]
-    )
+    text = f'error: unable to drain node "{name}" due to error: {listed}, continuing command...'
+    return "\n".join([text, "There are pending nodes to be drained:", f" {name}", *errors])
 
+
+VERBS = {
+    "get": get,
+    "apply": apply,
+    "delete": delete,
+    "patch": patch,
+    "drain": drain,
+    "exec": execute,
+    "cordon": cordon,
+    "uncordon": cordon,
+    "wait": wait,
+    "rollout": wait,
+}
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -19,7 +19,7 @@ WORKLOADS = ("DaemonSet", "Deployment", "StatefulSet", "ReplicaSet", "Job", "Cro
 
 
 @contextlib.contextmanager
-def _lookup_of_the_collection():
+def lookup_of_the_collection():
     """Without Ansible's collection loader, which a process can start once only, its lookup is not found."""
     of_ansible = lookup_loader.get
 
@@ -36,12 +36,9 @@ def _lookup_of_the_collection():
 
 def of_template(role: str, name: str, values: dict | None = None) -> list[dict]:
     """The objects of one template, with the defaults and variables of all roles."""
+    roles = [templates.of_role(path.name) for path in sorted(templates.ROLES.iterdir())]
     variables = {
-        **{
-            key: value
-            for path in sorted(templates.ROLES.iterdir())
-            for key, value in templates.of_role(path.name).items()
-        },
+        **{key: value for role in roles for key, value in role.items()},
         **copy.deepcopy(templates.GIVEN),
         **templates.CHOSEN,
         "__node_ready_hosts": ["node1"],
@@ -50,7 +47,7 @@ def of_template(role: str, name: str, values: dict | None = None) -> list[dict]:
         **(values or {}),
     }
     text = (templates.ROLES / role / "templates" / name).read_text()
-    with _lookup_of_the_collection():
+    with lookup_of_the_collection():
         made = Templar(loader=DataLoader(), variables=variables).template(trust_as_template(text))
     return [item for item in yaml.safe_load_all(made) if item]
 

@@ -6,9 +6,7 @@ import os
 import time
 
 import pytest
-from ansible.plugins.loader import lookup_loader
-from ansible_collections.gpufabric.rdma.plugins.lookup import variable
-from ansible_collections.gpufabric.rdma.tests.tools import recording
+from ansible_collections.gpufabric.rdma.tests.tools import recording, rendered_objects
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -35,15 +33,6 @@ def _no_long_sleep(monkeypatch):
 
 
 @pytest.fixture(autouse=True, scope="session")
-def lookup_of_the_collection():
-    """Templates that a test renders itself find our lookup: Ansible's collection loader is not active in pytest."""
-    of_ansible = lookup_loader.get
-
-    def get(name, *arguments, **options):
-        if name == "gpufabric.rdma.variable":
-            return variable.LookupModule(*arguments, **options)
-        return of_ansible(name, *arguments, **options)
-
-    lookup_loader.get = get
-    yield
-    lookup_loader.get = of_ansible
+def _templates_find_our_lookup():
+    with rendered_objects.lookup_of_the_collection():
+        yield

@@ -367,10 +367,3 @@ def test_each_difference_to_a_guide_has_its_reason(rendered, name):
 def test_each_seed_is_compared():
     assert {name[:3] for name in CASES} == {"000", "001", "002", "003", "004"}
     assert set(NODES) == {example for example, _theirs, _ours, _reasons in CASES.values()}
-
-
-def test_a_difference_without_a_reason_and_a_reason_without_one_are_seen():
-    found = differences({"a": '{"x": 1, "y": [2]}', "b": 3}, {"a": '{"x": 1, "y": [4]}', "c": True})
-    assert found == {"/a/y/0": ("2", "4"), "/b": ("3", MISSING), "/c": (MISSING, True)}
-    assert unexplained(found, {"/a": "one", "/b": "two"}) == {"/c": (MISSING, True)}
-    assert unused(found, {"/a/y": "one", "/b": "two", "/c": "three", "/a/x": "stale"}) == ["/a/x"]

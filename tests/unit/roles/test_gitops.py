@@ -7,7 +7,6 @@ compared with what the API server got.
 from __future__ import annotations
 
 import json
-import os
 import pathlib
 import subprocess
 
@@ -15,9 +14,8 @@ import pytest
 import yaml
 from ansible_collections.gpufabric.rdma.plugins.action import git_folder
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._gitops.folder import MARK, name_of
-from ansible_collections.gpufabric.rdma.tests.tools import ansible_playbook, kubectl_cluster, node_python, tree
+from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster, running, tree
 
-ROOT = pathlib.Path(__file__).resolve().parents[3]
 ROLES = ("flannel", "node_ready", "multus", "networks", "device_plugin")
 OWNERS = dict(zip(("flannel", "node-ready", "multus", "networks", "rdma-device-plugin"), ROLES))
 FLUX = "kustomize-controller"
@@ -42,40 +40,15 @@ class Site:
         self.cluster.install(folder / "bin/k3s")
         self.cluster.add(kubectl_cluster.definition("nfd.k8s-sigs.io", "NodeFeatureRule", "nodefeaturerules"))
         self.cluster.state(tokens={"*": "secret-token"})
-        common = {
-            "ansible_connection": "local",
-            "ansible_python_interpreter": node_python.path(),
-            "ansible_become": False,
-            "discovery_software_hcas": True,
-            "discovery_rails": [{"hca": "rxe0"}, {"hca": "rxe1"}],
-            **VARIABLES,
-        }
+        rails = [{"hca": "rxe0"}, {"hca": "rxe1"}]
+        common = running.local(discovery_software_hcas=True, discovery_rails=rails, **VARIABLES)
         inventory = {"gpu_nodes": {"hosts": hosts, "vars": common}, "k3s_servers": {"hosts": {"node1": {}}}}
         (folder / "hosts.json").write_text(json.dumps(inventory))
         facts = {"root": "{{ discovery_root }}", "software_hcas": True, "rails": "{{ discovery_rails }}"}
         self.facts = {"gpufabric.rdma.hca_facts": facts}
 
     def play(self, name: str, *arguments: str, **variables) -> tuple[int, str]:
-        done = subprocess.run(
-            [
-                *(ansible_playbook.path(), "-i", "hosts.json", name, "--diff"),
-                *("-e", json.dumps(variables)),
-                *arguments,
-            ],
-            cwd=self.folder,
-            env={
-                **os.environ,
-                "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
-                "ANSIBLE_NOCOLOR": "1",
-                "ANSIBLE_PIPELINING": "1",
-                "LC_ALL": "C.UTF-8",
-                "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}",
-            },
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        return done.returncode, done.stdout + done.stderr
+        return running.play(self.folder, "-i", "hosts.json", name, "--diff", "-e", json.dumps(variables), *arguments)
 
     def render(self, *arguments: str, **variables) -> tuple[int, str]:
         return self.play("gpufabric.rdma.render", *arguments, **variables)
@@ -91,21 +64,9 @@ class Site:
         for role in yaml.safe_load((self.git / "kustomization.yaml").read_text())["resources"]:
             names = yaml.safe_load((self.git / role / "kustomization.yaml").read_text())["resources"]
             for item in (yaml.safe_load((self.git / role / name).read_text()) for name in names):
-                labels = item["metadata"].setdefault("labels", {})
-                labels["kustomize.toolkit.fluxcd.io/name"] = role
-                subprocess.run(
-                    [
-                        *self.cluster.argv,
-                        "apply",
-                        "--server-side",
-                        "--filename=-",
-                        f"--field-manager={FLUX}",
-                    ],
-                    input=json.dumps(item),
-                    text=True,
-                    check=True,
-                    stdout=subprocess.DEVNULL,
-                )
+                item["metadata"].setdefault("labels", {})["kustomize.toolkit.fluxcd.io/name"] = role
+                argv = [*self.cluster.argv, "apply", "--server-side", "--filename=-", f"--field-manager={FLUX}"]
+                subprocess.run(argv, input=json.dumps(item), text=True, check=True, stdout=subprocess.DEVNULL)
 
     def files(self) -> dict[str, bytes]:
         return {str(path.relative_to(self.git)): path.read_bytes() for path in self.git.rglob("*") if path.is_file()}

@@ -5,14 +5,13 @@ from __future__ import annotations
 import hashlib
 import os
 import pathlib
-import subprocess
 
 import pytest
 import yaml
 from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import address as shared_address
 from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import state
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.node import MARK
-from ansible_collections.gpufabric.rdma.tests.tools import ansible_playbook, kubectl_cluster, node_python, tree
+from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster, running, tree
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 ADDRESSES = {"node1": "198.18.1.2", "node2": "198.18.0.15"}
@@ -27,14 +26,17 @@ def bundle(tmp_path):
     for name, data in rows.items():
         (folder / name).write_bytes(data)
     sums = {name: hashlib.sha256(data).hexdigest() for name, data in rows.items()}
-    program = {"name": "k3s", "version": "v1.35.8+k3s1", "architecture": "amd64", "path": "k3s", "sha256": sums["k3s"]}
-    images = [{"reference": name, "path": "images.tar", "sha256": sums["images.tar"]} for name in ("a:1", "b:1")]
     # What the roles after this one take; a bundle without them is refused before k3s is touched.
-    plugins = [
-        {"name": name, "version": "v1", "architecture": "amd64", "path": "plugins.tgz", "sha256": sums["plugins.tgz"]}
-        for name in ("cni-plugins", "flannel-cni-plugin")
+    files = [
+        {"name": name, "version": version, "architecture": "amd64", "path": path, "sha256": sums[path]}
+        for name, version, path in (
+            ("k3s", "v1.35.8+k3s1", "k3s"),
+            ("cni-plugins", "v1", "plugins.tgz"),
+            ("flannel-cni-plugin", "v1", "plugins.tgz"),
+        )
     ]
-    described = {"schema": 1, "origin": "release", "files": [program, *plugins], "images": images}
+    images = [{"reference": name, "path": "images.tar", "sha256": sums["images.tar"]} for name in ("a:1", "b:1")]
+    described = {"schema": 1, "origin": "release", "files": files, "images": images}
     (folder / "bundle.yml").write_text(yaml.safe_dump(described))
     return folder
 
@@ -53,30 +55,10 @@ def play(tmp_path, bundle):
     (tmp_path / "role.yml").write_text(yaml.safe_dump(role))
 
     def run(playbook, *arguments, texts=(), **variables):
-        common = {
-            "ansible_connection": "local",
-            "ansible_python_interpreter": node_python.path(),
-            "ansible_become": False,
-            "k3s_bundle_dir": str(bundle),
-            **variables,
-        }
-        inventory = tmp_path / "hosts.yml"
-        inventory.write_text(yaml.safe_dump({"gpu_nodes": {"vars": common, "hosts": hosts}}))
-        groups = tmp_path / "groups.ini"
-        groups.write_text("\n".join(["[gpu_nodes]", "[gpu_nodes:vars]", *texts, ""]))
-        done = subprocess.run(
-            [ansible_playbook.path(), "-i", groups, "-i", inventory, playbook, *arguments],
-            capture_output=True,
-            text=True,
-            env={
-                **os.environ,
-                "PATH": f"{tmp_path}/bin:{os.environ['PATH']}",
-                "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
-            },
-            cwd=tmp_path,
-            check=False,
-        )
-        return done.returncode, done.stdout + done.stderr
+        common = running.local(k3s_bundle_dir=str(bundle), **variables)
+        (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"gpu_nodes": {"vars": common, "hosts": hosts}}))
+        (tmp_path / "groups.ini").write_text("\n".join(["[gpu_nodes]", "[gpu_nodes:vars]", *texts, ""]))
+        return running.play(tmp_path, "-i", "groups.ini", "-i", "hosts.yml", playbook, *arguments)
 
     return run
 
@@ -198,56 +180,52 @@ def upgrade(play, tmp_path, bundle):
 
 def steps(cluster):
     """(verb, node) of what was done to nodes: cordon and uncordon are patches."""
-    return [
-        (
-            call[0] if call[0] == "drain" else ("uncordon" if '"unschedulable": null' in call[-1] else "cordon"),
-            call[1] if call[0] == "drain" else call[2],
-        )
-        for call in cluster.calls()
-        if call[0] in ("drain", "patch")
-    ]
+    done = []
+    for call in cluster.calls():
+        if call[0] == "drain":
+            done.append(("drain", call[1]))
+        elif call[0] == "patch":
+            done.append(("uncordon" if '"unschedulable": null' in call[-1] else "cordon", call[2]))
+    return done
 
 
-def each(*names):
-    return [(verb, name) for name in names for verb in ("cordon", "drain", "uncordon")]
+EACH = {name: [(verb, name) for verb in ("cordon", "drain", "uncordon")] for name in ADDRESSES}
 
 
-def test_a_node_that_a_run_left_half_way_is_upgraded_before_the_next_is_drained(upgrade, cluster, tmp_path):
-    """The program is copied, k3s was not restarted: by its files all is done, not by its record."""
+def copied(tmp_path):
+    """node1 has the new program."""
     (tmp_path / "node1/usr/local/bin/k3s").write_bytes(b"newer")
     (tmp_path / "node1/usr/local/bin/k3s.version").write_text("v1.35.9+k3s1")
+
+
+def test_a_node_that_a_run_left_half_way_is_upgraded_before_the_next_and_a_cordon_survives(upgrade, cluster, tmp_path):
+    """The program is copied, k3s was not restarted: by its files all is done, not by its record."""
+    copied(tmp_path)
+    objects = cluster.objects
+    objects["Node//node2"]["spec"]["unschedulable"] = True  # by someone else
+    cluster.state(objects=objects)
     code, output = upgrade()
     assert code == 0, output
-    assert steps(cluster) == each("node1", "node2")
+    assert steps(cluster) == [*EACH["node1"], ("drain", "node2")]
     assert (tmp_path / "node2/usr/local/bin/k3s").read_bytes() == b"newer"
+    assert cluster.objects["Node//node2"]["spec"]["unschedulable"] is True
 
 
 def test_a_node_that_is_not_ready_again_ends_the_upgrade(upgrade, cluster, tmp_path):
     """Cut off between restart and Ready: nothing is stale, and the next node stays where it is."""
-    (tmp_path / "node1/usr/local/bin/k3s").write_bytes(b"newer")
-    (tmp_path / "node1/usr/local/bin/k3s.version").write_text("v1.35.9+k3s1")
+    copied(tmp_path)
     state.remember(str(tmp_path / "node1"), None)
-    objects = cluster.objects
-    objects["Node//node1"]["status"]["conditions"][0]["status"] = "False"
-    objects["Node//node1"]["spec"]["unschedulable"] = True
-    objects["Node//node1"]["metadata"]["annotations"] = {MARK: "true"}
     ours = {"manager": "gpufabric.rdma", "operation": "Update", "fieldsV1": [".spec.unschedulable"]}
-    objects["Node//node1"]["metadata"]["managedFields"] = [ours]
+    objects = cluster.objects
+    node = objects["Node//node1"]
+    node["status"]["conditions"][0]["status"] = "False"
+    node["spec"]["unschedulable"] = True
+    node["metadata"].update(annotations={MARK: "true"}, managedFields=[ours])
     cluster.state(objects=objects)
     code, output = upgrade("-e", "k3s_start_timeout_seconds=0")
     assert code != 0
     assert "node node1: wanted Ready, seen not Ready" in " ".join(output.split())
     assert steps(cluster) == []
-
-
-def test_a_cordon_of_someone_else_survives_an_upgrade(upgrade, cluster):
-    objects = cluster.objects
-    objects["Node//node2"]["spec"]["unschedulable"] = True
-    cluster.state(objects=objects)
-    code, output = upgrade()
-    assert code == 0, output
-    assert steps(cluster) == [*each("node1"), ("drain", "node2")]
-    assert cluster.objects["Node//node2"]["spec"]["unschedulable"] is True
 
 
 def test_a_limited_run_knows_the_servers_that_it_leaves_out_as_peers(play, tmp_path):

@@ -1,4 +1,4 @@
-"""What the role networks installs in a cluster: pinned images, consistent manifests."""
+"""The role networks: its manifests; and as a play over laid-out nodes, with a double of `k3s kubectl`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import pathlib
 import pytest
 import yaml
 from ansible.parsing.dataloader import DataLoader
-from ansible.template import Templar
+from ansible.template import Templar, trust_as_template
+from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster, running, tree
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 ROLE = ROOT / "roles/networks"
@@ -23,20 +24,14 @@ def rendered(component, **changes):
     variables = {
         "__networks_used_images": IMAGES,
         "__networks_plan": {"sriov_config": {"resourceList": [{"resourceName": "vfs"}]}},
-        "networks_cni_bin_dir": "/opt/cni/bin",
+        "networks_cni_bin_dir": "/var/lib/cni/bin",
         **changes,
     }
     loader = DataLoader()
     loader.set_basedir(str(ROLE))
-    templar = Templar(loader, variables=variables)
     text = (ROLE / f"templates/{component}.yml.j2").read_text()
-    return [item for item in yaml.safe_load_all(templar.template(_trusted(text))) if item]
-
-
-def _trusted(text):
-    from ansible.template import trust_as_template
-
-    return trust_as_template(text)
+    made = Templar(loader, variables=variables).template(trust_as_template(text))
+    return [item for item in yaml.safe_load_all(made) if item]
 
 
 def test_the_pinned_images_are_those_of_the_lock():
@@ -62,26 +57,118 @@ def test_a_component_runs_its_pinned_image_and_is_waited_for(component):
         assert item["spec"]["selector"]["matchLabels"].items() <= item["spec"]["template"]["metadata"]["labels"].items()
         mounted = {mount["name"] for container in pod["containers"] for mount in container.get("volumeMounts", [])}
         assert mounted == {volume["name"] for volume in pod.get("volumes", [])}
-        account = pod.get("serviceAccountName")
         accounts = {one["metadata"]["name"] for one in objects if one["kind"] == "ServiceAccount"}
-        assert account is None or account in accounts
+        assert pod.get("serviceAccountName") in {None, *accounts}
+        if item["kind"] == "DaemonSet" and component != "sriov-device-plugin":
+            paths = {volume["hostPath"]["path"] for volume in pod["volumes"] if "hostPath" in volume}
+            assert "/var/lib/cni/bin" in paths, "plugins land in the directory that containerd reads"
+            text = json.dumps(item)
+            assert ('"/opt/cni/bin' in text, "=/opt/cni/bin" in text) == (False, False)
 
 
 def test_the_configuration_of_the_sriov_plugin_is_one_json_text():
-    objects = rendered("sriov-device-plugin")
-    data = next(item for item in objects if item["kind"] == "ConfigMap")["data"]
+    data = next(item for item in rendered("sriov-device-plugin") if item["kind"] == "ConfigMap")["data"]
     assert json.loads(data["config.json"]) == {"resourceList": [{"resourceName": "vfs"}]}
 
 
-@pytest.mark.parametrize("component", [name for name in COMPONENTS if name != "sriov-device-plugin"])
-def test_plugins_land_in_the_directory_that_containerd_reads(component):
-    objects = rendered(component, networks_cni_bin_dir="/var/lib/cni/bin")
-    daemons = [item for item in objects if item["kind"] == "DaemonSet"]
-    for item in daemons:
-        pod = item["spec"]["template"]["spec"]
-        paths = {volume["hostPath"]["path"] for volume in pod["volumes"] if "hostPath" in volume}
-        assert "/var/lib/cni/bin" in paths
-        assert "/opt/cni/bin" not in paths
-        for argument in pod["containers"][0].get("args", []):
-            assert "=/opt/cni/bin" not in argument
-    assert daemons
+# --- as a play --------------------------------------------------------------------------------------------------------
+
+PLAY = [
+    {
+        "hosts": "gpu_nodes",
+        "gather_facts": False,
+        "tasks": [
+            {"ansible.builtin.fail": {"msg": "planted"}, "when": "inventory_hostname in lost | default([])"},
+            {"name": "Networks", "ansible.builtin.import_role": {"name": "gpufabric.rdma.networks"}},
+        ],
+    }
+]
+BLOCKS = "etc/cni/multus/net.d/gpufabric-rdma-rail0.conf"
+
+
+class Site:
+    """Two nodes, and the file that simulates the API server."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.cluster = kubectl_cluster.Cluster(folder / "cluster.json")
+        self.cluster.install(folder / "bin/k3s")
+        self.cluster.add(
+            kubectl_cluster.definition(
+                "k8s.cni.cncf.io", "NetworkAttachmentDefinition", "network-attachment-definitions"
+            )
+        )
+        hosts = {}
+        for name in ("node1", "node2"):
+            hosts[name] = {"discovery_root": str(tree.lay_out(tree.load("lab-rxe-debian12"), folder / name))}
+        rails = [{"hca": "rxe0"}, {"hca": "rxe1"}]
+        common = running.local(discovery_software_hcas=True, discovery_rails=rails)
+        groups = {"gpu_nodes": {"hosts": hosts, "vars": common}, "k3s_servers": {"hosts": {"node1": None}}}
+        (folder / "hosts.yml").write_text(yaml.safe_dump({"all": {"children": groups}}))
+        (folder / "play.yml").write_text(yaml.safe_dump(PLAY))
+
+    def networks(self):
+        return [item for item in self.cluster.objects.values() if item["kind"] == "NetworkAttachmentDefinition"]
+
+    def run(self, *arguments, **variables):
+        words = ("-i", "hosts.yml", "play.yml", "--diff", "-e", json.dumps(variables))
+        code, output = running.play(self.folder, *words, *arguments)
+        assert "Traceback" not in output
+        return code, " ".join(output.split())
+
+    def block(self, name):
+        """First address of the node's rail 0, None without its file."""
+        file = self.folder / name / BLOCKS
+        return json.loads(file.read_text())["ipam"]["ranges"][0][0]["rangeStart"] if file.exists() else None
+
+
+@pytest.fixture
+def site(tmp_path):
+    return Site(tmp_path)
+
+
+def test_blocks_lie_on_the_nodes_objects_in_the_cluster_and_a_second_run_changes_nothing(site):
+    site.cluster.state(down=True)
+    code, output = site.run("--check", networks_rails=True)
+    assert (code, site.block("node1")) == (0, None), output
+    assert "NetworkAttachmentDefinition default/rail0" in output
+    site.cluster.state(down=False)
+    code, output = site.run(networks_rails=True)
+    assert code == 0, output
+    assert [(item["metadata"]["name"], item["spec"]) for item in site.networks()] == [("rail0", {}), ("rail1", {})]
+    assert [site.block(name) for name in ("node1", "node2")] == ["10.56.0.2", "10.56.0.18"]
+    code, again = site.run(networks_rails=True)
+    assert (code, again.count("changed=0")) == (0, 2), again
+
+
+def test_a_limited_run_writes_its_nodes_and_leaves_the_cluster_alone(site):
+    code, output = site.run("--limit", "node2", networks_rails=True)
+    assert code == 0, output
+    assert "this run sees 1 of 2 nodes, without node1" in output
+    assert (site.networks(), site.block("node1"), site.block("node2")) == ([], None, "10.56.0.18")
+
+
+def test_a_node_that_failed_earlier_in_the_play_is_named_and_the_cluster_left_alone(site):
+    """Objects planned from the others would send its pods to nothing. It is not in the group of nodes, only played."""
+    inventory = yaml.safe_load((site.folder / "hosts.yml").read_text())
+    nodes = inventory["all"]["children"]["gpu_nodes"]
+    moved = {"node2": {**nodes["hosts"].pop("node2"), "networks_node_number": 1}}
+    inventory["all"]["children"]["others"] = {"hosts": moved, "vars": nodes["vars"]}
+    (site.folder / "hosts.yml").write_text(yaml.safe_dump(inventory))
+    (site.folder / "play.yml").write_text(yaml.safe_dump([{**PLAY[0], "hosts": "gpu_nodes:others"}]))
+    code, output = site.run(networks_rails=True, lost=["node2"])
+    assert code != 0, output
+    assert "this run sees 1 of 2 nodes, without node2" in output
+    assert (site.networks(), site.block("node1")) == ([], "10.56.0.2")
+
+
+def test_what_cannot_work_stops_before_anything_changes(site):
+    bad = [
+        {"name": "one", "type": "macvlan", "master": "eth9", "subnet": "10.42.9.0/24"},
+        {"name": "two", "type": "macvlan", "rail": 0, "mtu": 9000, "resource_name": "rdma/nobody", "ipam": "none"},
+    ]
+    code, output = site.run(networks_attachments=bad)
+    assert code != 0
+    for words in ("interface eth9 on each node", "pod network 10.42.0.0/16", "mtu 9000", "rdma/nobody"):
+        assert words in output
+    assert (site.networks(), site.block("node1")) == ([], None)

@@ -7,13 +7,11 @@ import io
 import json
 import os
 import pathlib
-import subprocess
-import sys
 import tarfile
 
 import pytest
 import yaml
-from ansible_collections.gpufabric.rdma.tests.tools import ansible_playbook, kubectl_cluster, node_python, tree
+from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster, running, tree
 from ansible_collections.gpufabric.rdma.tests.unit.plugins.module_utils._cni.test_cni_lint import program
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
@@ -47,15 +45,11 @@ def bundle(folder: pathlib.Path) -> pathlib.Path:
             archive.addfile(member, io.BytesIO(program()))
     (folder / "flannel").write_bytes(program())
     rows = [
-        {
-            "name": name,
-            "version": "v1",
-            "architecture": "amd64",
-            "path": path,
-            "sha256": hashlib.sha256((folder / path).read_bytes()).hexdigest(),
-        }
+        {"name": name, "version": "v1", "architecture": "amd64", "path": path}
         for name, path in (("cni-plugins", "cni.tgz"), ("flannel-cni-plugin", "flannel"))
     ]
+    for row in rows:
+        row["sha256"] = hashlib.sha256((folder / row["path"]).read_bytes()).hexdigest()
     (folder / "bundle.yml").write_text(json.dumps({"schema": 1, "origin": "testbed", "files": rows, "images": []}))
     return folder
 
@@ -71,16 +65,8 @@ class Site:
             hosts[name] = {"discovery_root": str(root)}
         self.cluster.install(folder / "bin/k3s")
         self.cluster.state(tokens={"*": CLEAR})
-        variables = {
-            "ansible_connection": "local",
-            "ansible_python_interpreter": node_python.path(),
-            "discovery_software_hcas": True,
-            "k3s_bundle_dir": str(bundle(folder / "bundle")),
-        }
-        inventory = {
-            "gpu_nodes": {"hosts": hosts, "vars": variables},
-            "k3s_servers": {"hosts": {"node1": {}}},
-        }
+        variables = running.local(discovery_software_hcas=True, k3s_bundle_dir=str(bundle(folder / "bundle")))
+        inventory = {"gpu_nodes": {"hosts": hosts, "vars": variables}, "k3s_servers": {"hosts": {"node1": {}}}}
         play = {
             "name": "Pod network",
             "hosts": "gpu_nodes",
@@ -94,25 +80,11 @@ class Site:
         (folder / "hosts.json").write_text(json.dumps(inventory))
 
     def play(self, *arguments: str) -> dict:
-        done = subprocess.run(
-            [ansible_playbook.path(), "-i", "hosts.json", "play.yml", "--diff", *arguments],
-            cwd=self.folder,
-            env={
-                **os.environ,
-                "ANSIBLE_CONFIG": ansible_playbook.no_settings(),
-                "ANSIBLE_COLLECTIONS_PATH": ":".join(sys.path),
-                "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json",
-                "LC_ALL": "C.UTF-8",
-                "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}",
-            },
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-        assert CLEAR not in done.stdout + done.stderr
-        assert SECRET not in done.stdout + done.stderr
-        return json.loads(done.stdout)
+        code, report, output = running.told(self.folder, "-i", "hosts.json", "play.yml", "--diff", *arguments)
+        assert code == 0, output[-6000:]
+        assert CLEAR not in output
+        assert SECRET not in output
+        return report
 
     def objects(self) -> set:
         return set(self.cluster.objects)

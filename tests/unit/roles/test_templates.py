@@ -51,19 +51,6 @@ def test_what_is_refused_is_refused_where_systemd_has_no_quotes_for_it(told):
     }
 
 
-def test_the_number_of_cases(told):
-    assert len(told["texts"]) >= 17
-    assert sum(text["values"] for text in told["texts"].values()) >= 3500
-
-
-def test_a_new_template_is_found_by_itself(tmp_path):
-    (tmp_path / "new/templates").mkdir(parents=True)
-    (tmp_path / "new/templates/evil.yml.j2").write_text("name: {{ inventory_hostname }}\n")
-    (tmp_path / "new/vars").mkdir()
-    (tmp_path / "new/vars/main.yml").write_text("__new_files: [{path: /etc/x, content: '{{ x }}'}]\n")
-    assert hostile_templates.texts(tmp_path) == [("new", "evil.yml.j2"), ("new", "__new_files")]
-
-
 def test_every_text_that_a_task_writes_is_one_of_those():
     """`content` of a task takes a text from a module that builds it from data, or a token."""
     found = set()

@@ -87,14 +87,11 @@ def test_there_are_three_and_those_of_the_modules():
     assert services == {*WRITTEN, *UNCONFINED}
 
 
-def test_it_is_confined(unit):
+def test_it_is_confined_and_systemd_finds_nothing_wrong_with_it(unit):
     done = analyze("security", "--offline=true", "--no-pager", str(unit))
     exposure = re.search(r"Overall exposure level for \S+: ([0-9.]+)", done.stdout)
     assert exposure, done.stdout + done.stderr
     assert float(exposure[1]) <= MOST, done.stdout
-
-
-def test_systemd_finds_nothing_wrong_with_it(unit):
     done = analyze("verify", "--man=no", "--recursive-errors=no", str(unit))
     said = [line for line in done.stderr.splitlines() if unit.name in line and "is not executable" not in line]
     assert said == []

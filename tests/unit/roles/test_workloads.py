@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import yaml
 from ansible_collections.gpufabric.rdma.tests.tools import hostile_templates, rendered_objects
@@ -53,23 +51,6 @@ def test_only_pods_that_belong_to_their_node_tolerate_everything(workloads):
         if item["kind"] != "DaemonSet" and rendered_objects.tolerates(rendered_objects.pod_of(item), taint)
     }
     assert stuck == set()
-
-
-@pytest.mark.parametrize(
-    ("toleration", "taint", "tolerated"),
-    [
-        ({"operator": "Exists"}, STARTUP, True),
-        ({"operator": "Exists", "effect": "NoSchedule"}, STARTUP, True),
-        ({"operator": "Exists", "effect": "NoExecute"}, STARTUP, False),
-        ({"key": STARTUP["key"], "operator": "Exists"}, STARTUP, True),
-        ({"key": STARTUP["key"], "value": "true"}, STARTUP, True),
-        ({"key": STARTUP["key"], "value": "false"}, STARTUP, False),
-        ({"key": "nvidia.com/gpu", "operator": "Exists"}, STARTUP, False),
-    ],
-    ids=json.dumps,
-)
-def test_tolerations_are_read_as_the_scheduler_reads_them(toleration, taint, tolerated):
-    assert rendered_objects.tolerates({"tolerations": [toleration]}, taint) is tolerated
 
 
 def test_the_device_plugin_s_patches_keep_its_tolerations():

@@ -1,5 +1,5 @@
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
+"""The modules that read a node and test its fabric: hca_facts, hca_capture, host_probe, fabric_client and _server."""
+
 from __future__ import annotations
 
 import json
@@ -9,113 +9,155 @@ import yaml
 from ansible.module_utils.testing import patch_module_args
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import SUBSETS, gather
-from ansible_collections.gpufabric.rdma.plugins.modules import hca_facts
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
+from ansible_collections.gpufabric.rdma.plugins.modules import (
+    fabric_client,
+    fabric_server,
+    hca_capture,
+    hca_facts,
+    host_probe,
+)
+from ansible_collections.gpufabric.rdma.tests.tools import running, tree
 
-OPTIONS_TEXT = yaml.safe_load(hca_facts.DOCUMENTATION)
-RETURNED = yaml.safe_load(hca_facts.RETURN)
+OPTIONS = yaml.safe_load(hca_facts.DOCUMENTATION)["options"]
+RETURNED = yaml.safe_load(hca_facts.RETURN)["ansible_facts"]["contains"]["rdma"]
+TEST = {
+    "id": "rail0-a-b-rping",
+    "tool": "rping",
+    "address": "10.77.1.2",
+    "tcp_port": 18600,
+    "client": {"hca": "rxe0", "port": 1, "ip": "10.77.1.1", "gid": 1},
+    "server": {"hca": "mlx5_0", "port": 2, "ip": "10.77.1.2", "gid": 3},
+}
 
 
 @pytest.fixture
-def run(capsys, tmp_path):
-    """Runs the module as Ansible does and returns what it prints."""
+def run(capsys):
+    """Runs a module as Ansible does and returns what it prints."""
 
-    def call(**options):
-        with patch_module_args({"root": str(tmp_path), **options}), pytest.raises(SystemExit) as end:
-            hca_facts.main()
+    def call(module, **options):
+        with patch_module_args(options), pytest.raises(SystemExit) as end:
+            module.main()
         return {**json.loads(capsys.readouterr().out), "rc": end.value.code}
 
     return call
 
 
-@pytest.fixture(autouse=True)
-def hca(tmp_path):
+@pytest.fixture
+def root(tmp_path):
     device = tmp_path / "sys/class/infiniband/rxe0"
     (device / "ports/1").mkdir(parents=True)
     for name, value in (("node_type", "1: CA"), ("node_guid", "1"), ("parent", "eth0"), ("ports/1/state", "4: ACTIVE")):
         (device / name).write_text(value)
     (tmp_path / ".seams.json").write_text('{"addresses": {}}')
+    return str(tmp_path)
 
 
-def test_the_facts_are_those_of_the_library(run, tmp_path):
-    found = run(software_hcas=True)
-    facts = gather(Tree(str(tmp_path)), software_hcas=True)
+def test_the_facts_are_those_of_the_library_in_check_mode_too(run, root):
+    found = run(hca_facts, root=root, software_hcas=True)
+    facts = gather(Tree(root), software_hcas=True)
     facts["gpudirect"]["evidence"] = None  # without a GPU there is nothing for the doctor to judge
     assert found["ansible_facts"] == {"rdma": facts}
     assert (found["rc"], found["changed"], found["forks"]) == (0, False, 0)
     assert [rail["hca"] for rail in found["ansible_facts"]["rdma"]["rails"]] == ["rxe0"]
+    again = run(hca_facts, root=root, software_hcas=True, _ansible_check_mode=True)
+    assert again["ansible_facts"] == found["ansible_facts"]
 
 
-def test_check_mode_returns_the_same(run):
-    assert run(_ansible_check_mode=True)["ansible_facts"] == run()["ansible_facts"]
-
-
-def test_a_subset_and_a_named_rail(run):
-    found = run(gather_subset=["hcas", "rails", "!gids"], rails=[{"hca": "rxe0"}])["ansible_facts"]["rdma"]
-    assert "driver" not in found
-    assert [(rail["hca"], rail["reason"]) for rail in found["rails"]] == [("rxe0", "named")]
+def test_a_subset_and_a_named_rail(run, root):
+    found = run(hca_facts, root=root, gather_subset=["hcas", "rails", "!gids"], rails=[{"hca": "rxe0"}])
+    rdma = found["ansible_facts"]["rdma"]
+    assert "driver" not in rdma
+    assert [(rail["hca"], rail["reason"]) for rail in rdma["rails"]] == [("rxe0", "named")]
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    "options",
     [
-        ({"gather_subset": ["hca"]}, "value of gather_subset must be one or more of"),
-        ({"rails": [{}]}, "one of the following is required: hca, pci, netdev, mac found in rails"),
-        ({"rails": [{"hca": "a", "pci": "b"}]}, "parameters are mutually exclusive: hca|pci|netdev|mac found in rails"),
-        ({"root": "/no/such/tree"}, "root /no/such/tree: wanted the root directory of a node, seen none; use / for"),
+        {"gather_subset": ["hca"]},
+        {"rails": [{}]},
+        {"rails": [{"hca": "a", "pci": "b"}]},
+        {"root": "/no/such/tree"},
     ],
 )
-def test_bad_options_are_refused(run, options, message):
-    found = run(**options)
-    assert found["failed"]
-    assert message in found["msg"]
+def test_bad_options_are_refused(run, root, options):
+    assert run(hca_facts, **{"root": root, **options})["failed"]
 
 
 def test_every_subset_is_a_documented_choice():
-    assert OPTIONS_TEXT["options"]["gather_subset"]["choices"] == hca_facts.CHOICES
+    assert OPTIONS["gather_subset"]["choices"] == hca_facts.CHOICES
     assert set(SUBSETS) < set(hca_facts.CHOICES)
-
-
-def documented(node: dict) -> dict:
-    return node.get("contains", {})
 
 
 def test_every_fact_is_documented_and_every_documented_fact_exists(tmp_path):
     """Compares RETURN with a gathered model, down to the lists of dictionaries that RETURN spells out."""
-    card = tmp_path / "sys/devices/pci0000:00/0000:00:01.0"
-    for path, values in (
-        (card, {"class": "0x020000", "vendor": "0x15b3", "device": "0x1021"}),
-        (
-            tmp_path / "sys/devices/pci0000:00/0000:00:02.0",
-            {"class": "0x030200", "vendor": "0x10de", "device": "0x2330"},
-        ),
-        (
-            tmp_path / "sys/devices/pci0000:00/0000:00:03.0",
-            {"class": "0x020000", "vendor": "0x15b3", "device": "0x1021"},
-        ),
-        (card / "infiniband/mlx5_0", {"node_type": "1: CA"}),
-        (card / "infiniband/mlx5_0/ports/1", {"state": "4: ACTIVE"}),
-        (card / "net/eth1", {"mtu": "1500"}),
-    ):
-        path.mkdir(parents=True)
-        for name, value in values.items():
-            (path / name).write_text(value)
-    for number in (1, 2, 3):
-        link = tmp_path / f"sys/bus/pci/devices/0000:00:0{number}.0"
-        link.parent.mkdir(parents=True, exist_ok=True)
-        link.symlink_to(f"../../../devices/pci0000:00/0000:00:0{number}.0")
-    (card / "infiniband/mlx5_0/device").symlink_to("../..")
-    (tmp_path / "sys/class/infiniband/mlx5_0").symlink_to("../../devices/pci0000:00/0000:00:01.0/infiniband/mlx5_0")
-    (tmp_path / "sys/class/net").mkdir()
-    (tmp_path / "sys/class/net/eth1").symlink_to("../../devices/pci0000:00/0000:00:01.0/net/eth1")
 
     def compare(fact, node, where):
-        described = documented(node)
-        if not described:
-            return
-        sample = fact[0] if isinstance(fact, list) else fact
-        assert set(sample) == set(described), where
-        for name, below in described.items():
-            compare(sample[name], below, f"{where}.{name}")
+        described = node.get("contains")
+        if described:
+            sample = fact[0] if isinstance(fact, list) else fact
+            assert set(sample) == set(described), where
+            for name, below in described.items():
+                compare(sample[name], below, f"{where}.{name}")
 
-    rdma = documented(RETURNED["ansible_facts"])["rdma"]
-    compare(gather(Tree(str(tmp_path))), rdma, "rdma")
+    facts = {}
+    for name in ("card-without-mlx5-ib", "h100-8x-cx7-ib"):
+        read = Tree(str(tree.lay_out(tree.load(name), tmp_path / name)))
+        found = gather(read, Seams.of(read))
+        facts.update({key: value for key, value in found.items() if value != [] or key not in facts})
+    compare(facts, RETURNED, "rdma")
+
+
+def test_a_capture_is_a_fixture_and_changes_nothing(tmp_path):
+    root = tree.lay_out(tree.load("efa"), tmp_path)
+    found = running.module(hca_capture, check=True, name="shown", about="one line", root=str(root))
+    made = found["fixture"]
+    assert (found["changed"], made["name"], made["about"]) == (False, "shown", "one line")
+    assert made["provenance"]["kind"] == "captured"
+
+
+def test_a_tree_of_files_has_facts_and_is_not_probed(run, root):
+    found = run(host_probe, root=root, services=["k3s"], rails=[{"hca": "mlx5_7"}])
+    assert found["probe"] == {"char_devices": None, "memlock": {}, "plugins": {}, "tools": [], "loaded": []}
+    assert found["changed"] is False
+
+
+@pytest.mark.parametrize(
+    ("module", "options", "returned"),
+    [
+        (fabric_server, {"tests": [TEST]}, {"servers": {}}),
+        (fabric_server, {"state": "absent"}, {"said": {}}),
+        (fabric_client, {"tests": [TEST]}, {"results": []}),
+    ],
+)
+def test_check_mode_starts_and_ends_nothing(run, monkeypatch, module, options, returned):
+    for name in ("serve", "connect", "stop"):
+        monkeypatch.setattr(module.fabric, name, lambda *_given: pytest.fail("an effect in check mode"))
+    found = run(module, _ansible_check_mode=True, **options)
+    assert {**returned, "changed": False}.items() <= found.items()
+
+
+def test_a_server_outlives_all_clients_that_run_one_after_the_other(run, monkeypatch):
+    monkeypatch.setattr(fabric_server.fabric, "serve", lambda tests, seconds, limit: {"limit": limit})
+    assert run(fabric_server, tests=[TEST, TEST], limit=30)["servers"] == {"limit": 90}
+
+
+def test_a_server_that_cannot_be_ended_says_what_to_do(run, monkeypatch):
+    def refuse():
+        raise ValueError("half a record")
+
+    monkeypatch.setattr(fabric_server.fabric, "stop", refuse)
+    found = run(fabric_server, state="absent")
+    assert found["failed"]
+    assert "wanted absent, seen half a record. Next step: " in found["msg"]
+
+
+@pytest.mark.parametrize(
+    ("module", "options"), [(fabric_client, {"tests": []}), (fabric_server, {"tests": []}), (host_probe, {})]
+)
+def test_modules_that_came_meanwhile_are_told(run, monkeypatch, root, module, options):
+    told = iter([{"ib_core"}, {"ib_core", "rdma_ucm", "rdma_cm"}])
+    monkeypatch.setattr(module, "rdma_modules", lambda: next(told))
+    monkeypatch.setattr(fabric_server.fabric, "serve", lambda *_given: {})
+    found = run(module, **options, **({"root": root} if module is host_probe else {}))
+    assert found.get("probe", found)["loaded"] == ["rdma_cm", "rdma_ucm"]

@@ -1,0 +1,64 @@
+"""Modules and playbooks as Ansible runs them, for tests: real processes, this machine's Python, no SSH."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+from ansible_collections.gpufabric.rdma.tests.tools import ansible_playbook, node_python
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def module(what, check: bool = False, path: str = os.environ["PATH"], **options) -> dict:
+    """What a module of ours answers."""
+    arguments = {**options, "_ansible_check_mode": check, "_ansible_diff": True}
+    done = subprocess.run(
+        [sys.executable, what.__file__],
+        input=json.dumps({"ANSIBLE_MODULE_ARGS": arguments}),
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PYTHONPATH": ":".join(sys.path), "LC_ALL": "C.UTF-8", "PATH": path},
+    )
+    assert done.stdout, done.stderr
+    return json.loads(done.stdout)
+
+
+def local(**variables) -> dict:
+    """Variables of a host whose modules run here."""
+    own = {"ansible_connection": "local", "ansible_python_interpreter": node_python.path(), "ansible_become": False}
+    return {**own, **variables}
+
+
+def play(folder: pathlib.Path, *words, program=None, **environment) -> tuple[int, str]:
+    """Exit code and output of ansible-playbook in a folder, with this repository's settings; folder/bin comes first."""
+    settings = {"ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"}
+    done = _run(folder, words, program, {**settings, **environment})
+    return done.returncode, done.stdout + done.stderr
+
+
+def told(folder: pathlib.Path, *words) -> tuple[int, dict, str]:
+    """Exit code, report as data and output of ansible-playbook in a folder, without settings."""
+    settings = {
+        "ANSIBLE_CONFIG": ansible_playbook.no_settings(),
+        "ANSIBLE_COLLECTIONS_PATH": ":".join(sys.path),
+        "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json",
+    }
+    done = _run(folder, words, None, settings)
+    return done.returncode, json.loads(done.stdout[done.stdout.index("{") :]), done.stdout + done.stderr
+
+
+def _run(folder, words, program, environment):
+    path = f"{folder}/bin:{os.environ['PATH']}"
+    return subprocess.run(
+        [*(program or [ansible_playbook.path()]), *map(str, words)],
+        cwd=folder,
+        env={**os.environ, "LC_ALL": "C.UTF-8", "PATH": path, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
