@@ -119,8 +119,7 @@ class Machine:
     def end(self) -> None:
         if self.api:
             self.silence()
-        for pid in run("ip", "netns", "pids", self.namespace, check=False).stdout.split():
-            os.kill(int(pid), signal.SIGKILL)
+        run("sh", "-c", 'ip netns pids "$1" | xargs -r kill -9', "sh", self.namespace, check=False)
         run("ip", "netns", "delete", self.namespace, check=False)
         for place in (self.root / "dev", self.root / "proc", self.root, self.folder):
             run("umount", "--lazy", str(place), check=False)
