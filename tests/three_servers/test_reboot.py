@@ -110,7 +110,8 @@ def test_no_server_goes_while_a_member_is_away(cluster):
     machines.wait(lambda: [machines.healthy(cluster.machines[name].metrics) for name in NAMES] == healthy)
     code, output = cluster.play("server1", "server2", __reboot_settle_seconds=8)
     assert code != 0
-    assert "etcd of the cluster" in output, output
+    assert "etcd of the cluster" in output
+    assert "2 of 3" in output, output
     assert cluster.events == []
     assert "unschedulable" not in cluster.node("server1")["spec"]
 
