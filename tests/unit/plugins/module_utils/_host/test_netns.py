@@ -7,7 +7,7 @@ import struct
 
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host import netlink
-from ansible_collections.gpufabric.rdma.plugins.module_utils._host.netns import OBJECT, lasting, owners, plan
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host.netns import OBJECT, lasting, plan
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import paths
 
 OURS, SITE, CMDLINE = paths.OWN_MODPROBE, "/etc/modprobe.d/sriov.conf", "/proc/cmdline"
@@ -82,8 +82,10 @@ def test_both_states_are_set_and_lines_of_others_in_our_file_stay(untouched, oth
 @pytest.mark.parametrize(
     ("namespaces", "busy", "sets", "told"),
     [
-        pytest.param([SLEEP, HOSTNAMED], False, False, [owners(SLEEP), owners(HOSTNAMED)], id="a workload"),
-        pytest.param([NAMED], False, False, [owners(NAMED)], id="a named one"),
+        pytest.param(
+            [SLEEP, HOSTNAMED], False, False, ["pid 812 sleep", "pid 900 systemd-hostnam of systemd"], id="a workload"
+        ),
+        pytest.param([NAMED], False, False, ["/run/netns/x"], id="a named one"),
         pytest.param([HOSTNAMED], False, True, None, id="short-lived units are waited for"),
         pytest.param([HOSTNAMED], True, False, ["systemd-hostnamed.service"], id="short-lived ones that stay"),
         pytest.param([], True, False, ["not visible"], id="no owner is visible"),

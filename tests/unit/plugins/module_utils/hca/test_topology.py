@@ -100,7 +100,9 @@ def test_a_software_hca_has_the_root_of_its_netdev_through_virtio_and_a_bond_on_
 
 
 def test_the_root_of_the_data_direct_function_counts(node):
-    """Two cards beside each other, each with its Data Direct function below another root."""
+    """Two cards beside each other, each with its Data Direct function below another root; and a card without one."""
+    node.hca("mlx5_0", node.pci("pci0003:00/0003:00:01.0/0003:01:00.0", *CARD))
+    assert root_of(node, "mlx5_0") == "pci0003:00"
     for number in (1, 2):
         card = node.pci(f"pci0000:00/0000:00:0{number}.0/0000:0{number}:00.0", *CARD)
         node.hca(f"mlx5_{number}", card, layer="InfiniBand")

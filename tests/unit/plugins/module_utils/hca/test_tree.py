@@ -8,6 +8,7 @@ import os
 
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree, seams
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
 
 
@@ -90,6 +91,8 @@ def test_a_snapshot_reads_once_and_a_tree_each_time(tmp_path):
 def test_the_machine_itself_is_read_without_a_prefix_and_a_fork():
     """Every Linux machine has 127.0.0.1/8 on lo."""
     assert Tree("/").live
+    assert Tree("/").read("/proc/self/comm")
+    assert gather(Tree("/"))["node"]["kernel"] == os.uname().release
     assert Tree("/").realpath("/proc/self") == f"/proc/{os.getpid()}"
     live = Seams.of(Tree("/"))
     assert "127.0.0.1/8" in live.addresses()["lo"]
