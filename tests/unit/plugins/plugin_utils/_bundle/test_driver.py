@@ -11,13 +11,9 @@ from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import driv
 
 NODE = {"os": {"id": "ubuntu", "version_id": "24.04", "like": ["debian"]}, "architecture": "x86_64"}
 GIVEN = {
-    "driver_flavor": "doca",
-    "driver_version": "3.2.3",
-    "driver_source": "auto",
-    "driver_repository_url": "",
-    "driver_host_package": "",
-    "k3s_bundle_dir": "/srv/bundle",
-}
+    "driver_flavor": "doca", "driver_version": "3.2.3", "driver_source": "auto", "driver_repository_url": "",
+    "driver_host_package": "", "k3s_bundle_dir": "/srv/bundle",
+}  # fmt: skip
 ROW = {
     "name": "doca-host",
     "version": "3.2.3",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._cni import nad_lint
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._findings import catalogue as findings_catalogue
@@ -32,11 +30,6 @@ def test_two_sound_nodes_have_no_failure(world):
     assert [failed(judged, host) for host in world.hosts] == [{}, {}]
     assert [node["diagnosis"] for node in judged["judged"]] == [None, None]
     assert not any("failure" in item for items in judged["checks"].values() for item in items)
-
-
-def test_a_sound_pod_of_a_user_has_no_failure(world):
-    world.use()
-    assert [node["diagnosis"] for node in world.judge()["judged"]] == [None, None]
 
 
 # --- what is planted, from the published guides ----------------------------------------------------------------------
@@ -318,9 +311,6 @@ def made(identity, obj="thing", seen="bad", status="failed"):
     return host_checks.check(identity, obj, status, "good", seen, "fix it")
 
 
-# Sights that no row above plants, one a sign of the catalogue.
-
-
 # Signs that no row plants: {check: (what it saw, the root)}.
 SIGHTS = {
     "module:nvidia_peermem": ("not loaded", "peermem-absent"),
@@ -388,18 +378,12 @@ def test_a_connection_fails_because_of_its_far_end_and_a_pod_because_of_an_objec
     waits = made("pod:workload:running", "pod workload on b", "Pending: FailedCreatePodSandBox")
     checks, verdicts = diagnosis.diagnose({"a": [made("nad:macvlan-infiniband")], "b": [waits]})
     assert checks["b"][0]["consequence_of"] == verdicts["b"]["root"] == "roce-or-infiniband"
-    assert "seen on a" in diagnosis.text(verdicts)
-
-
-def test_a_pod_over_infiniband_without_a_network_is_not_a_failure():
-    item = made("pod:annotation", seen="rdma/ib without a networks annotation", status="not_verified")
-    assert diagnosis.diagnose({"node1": [item]})[1] == {}
 
 
 def test_what_passed_or_could_not_be_checked_is_never_named():
     items = [made("module:mlx5_ib", status=status) for status in ("passed", "not_verified", "unused")]
-    checks, verdicts = diagnosis.diagnose({"node1": items})
-    assert (checks, verdicts) == ({"node1": items}, {})
+    items.append(made("pod:annotation", seen="rdma/ib without a networks annotation", status="not_verified"))
+    assert diagnosis.diagnose({"node1": items}) == ({"node1": items}, {})
 
 
 # --- refused before anything is changed -------------------------------------------------------------------------------
@@ -456,10 +440,7 @@ REFUSED = {
     "pod-cidr-mismatch": (flannel_cidr,),
     "macvlan-on-management": (attachment(master="eth0", ipam={}),),
     "duplicate-addresses": (attachment(ipam={"type": "host-local", "subnet": "10.56.0.0/24"}),),
-    "roce-or-infiniband": (
-        attachment(master="ib0", ipam={}),
-        attachment(type="ipoib", ipam={}),
-    ),
+    "roce-or-infiniband": (attachment(master="ib0", ipam={}), attachment(type="ipoib", ipam={})),
     "netns-exclusive": (foreign_netns,),
 }
 
@@ -468,22 +449,11 @@ REFUSED = {
 def test_a_refused_run_says_which_failure_it_prevented(identity, captured):
     for findings in REFUSED[identity]:
         found = [item._asdict() for item in findings(captured)]
-        assert [findings_catalogue.prevented(item) for item in found] == [identity] * len(found)
-        assert found
-        text = preflight_host.failure_text([{"host": "node1", "findings": found}])[1]
-        assert re.search(rf"failure +{identity}\n?", text)
+        assert {findings_catalogue.prevented(item) for item in found} == {identity}
+        assert identity in preflight_host.failure_text([{"host": "node1", "findings": found}])[1]
 
 
 # --- the catalogue itself ---------------------------------------------------------------------------------------------
-
-
-def test_the_variables_that_it_names_exist():
-    roles = documented_roles()
-    options = {name for role in roles.values() for name in role}
-    prefixes = "|".join(roles)
-    for failure in findings_catalogue.CATALOGUE:
-        for name in re.findall(rf"\b(?:{prefixes})_\w+", f"{failure.fix} {failure.cause} {failure.evidence}"):
-            assert name in options or name == "per_node_block_size", f"{failure.id}: {name}"
 
 
 def test_the_page_is_the_catalogue():
