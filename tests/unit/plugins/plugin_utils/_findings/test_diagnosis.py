@@ -62,10 +62,6 @@ def no_slot(world):
     world.pending(f"Unschedulable: 0/2 nodes are available: 2 Insufficient {RESOURCE}.")
 
 
-def other_hca(world):
-    world.use(answer=NO_GIDS)
-
-
 def mounted_devices(world):
     world.use(annotation=None, limits=(), paths=["/dev/infiniband"], answer=NO_GIDS)
 
@@ -113,10 +109,6 @@ def not_ready(world):
     world.objects.append(pitfall_world.policy("notReady", [("state-OFED", "ignore"), ("state-multus-cni", "notReady")]))
 
 
-def other_name(world):
-    world.use(annotation="sriov-rdma-nett", reason="cannot find a network-attachment-definition (sriov-rdma-nett)")
-
-
 def no_address(world):
     world.use(answer=NO_NET1)
 
@@ -137,13 +129,6 @@ def no_vf(world):
 
 def same_address(world):
     world.answers["node2"] = ROCE
-
-
-def low_limit(world):
-    text = replaced("pinned 16388 kB\n@@= 0", "Couldn't allocate MR\npinned 0 kB\n@@= 1")
-    for host in BOTH:
-        world.facts[host]["limits"]["services"]["k3s"].update(active=True, memlock_running=65536)
-        world.answers[host] = at(replaced("@@ memlock\nunlimited", "@@ memlock\n64", text), host)
 
 
 def no_gpu(world):
@@ -196,14 +181,6 @@ def other_cidr(world):
     world.not_ready("container runtime network not ready")
 
 
-def other_processor(world):
-    for state in world.cni.values():
-        state["programs"]["bridge"]["elf"]["machine"] = "x86_64"
-    world.pending(
-        'FailedCreatePodSandBox: plugin type="bridge" failed (add): fork/exec /opt/cni/bin/bridge: exec format error'
-    )
-
-
 def no_program(world):
     for state in world.cni.values():
         del state["programs"]["bridge"]
@@ -224,23 +201,6 @@ def on_management(world):
         world.answers[host] = at(replaced("net1@if5", "net1@if2"), host)
 
 
-def host_local(world):
-    world.objects[2] = pitfall_world.network(ipam={"type": "host-local", "subnet": "10.56.0.0/24"})
-    world.answers["node2"] = ROCE
-
-
-def no_peermem(world):
-    for host in BOTH:
-        world.variables[host]["kernel_modules_gpudirect"] = "peermem"
-        world.facts[host]["modules"]["nvidia_peermem"]["loaded"] = False
-        world.facts[host]["gpudirect"].update(evidence=None, mode="none", peermem_loadable=True)
-
-
-def macvlan_on_infiniband(world):
-    world.objects[2] = pitfall_world.network(master="ib0")
-    world.pending("FailedCreatePodSandBox: failed to create macvlan: invalid argument")
-
-
 def small_mtu(world):
     for host in BOTH:
         text = replaced("active_mtu:		4096 (5)", "active_mtu:		1024 (3)").replace("mtu 9000", "mtu 1500")
@@ -253,7 +213,6 @@ WAITS = PODS_WAIT | {f"resource:{RESOURCE}"}
 ROWS = {
     "shared plugin: 0 allocatable because ifNames don't match": (wrong_names, "nothing-allocatable", PODS_WAIT, BOTH),
     "shared plugin: pods Pending": (no_slot, "pods-pending", set(), BOTH),
-    "shared plugin: NCCL falls back to TCP": (other_hca, "nccl-tcp", set(), ONE),
     "shared plugin: permission denied on /dev/infiniband": (
         mounted_devices,
         "infiniband-permission-denied",
@@ -268,27 +227,20 @@ ROWS = {
     "NicClusterPolicy: missing IPC_LOCK": (no_ipc_lock, "memlock-too-low", set(), ONE),
     "NicClusterPolicy: resource but no IP on net1": (no_annotation, "resource-without-network", {"pod:gids"}, ONE),
     "NicClusterPolicy: policy notReady": (not_ready, "policy-not-ready", set(), ONE),
-    "SR-IOV: net1 missing because names differ": (other_name, "network-name-differs", set(), ONE),
     "SR-IOV: net1 without IP": (no_address, "net1-without-address", {"pod:gids"}, ONE),
     "SR-IOV: /dev/infiniband missing": (no_resource, "infiniband-missing", {"pod:gids"}, ONE),
     "SR-IOV: VF allocation failed": (no_vf, "vf-exhausted", set(), ONE),
     "SR-IOV: duplicate IPs": (same_address, "duplicate-addresses", set(), BOTH),
-    "AKS: memlock 64 kB": (low_limit, "memlock-too-low", set(), BOTH),
     "AKS: GPUs exhausted": (no_gpu, "gpus-exhausted", set(), ONE),
     "AKS: Pod Security label": (refused_namespace, "pod-security-refuses", WAITS, BOTH),
     "AKS: NFD label missing": (no_label, "nfd-label-missing", WAITS, BOTH),
     "GH200: mlx5_ib absent": (no_mlx5_ib, "mlx5-ib-absent", WAITS, BOTH),
     "GH200: port down": (port_down, "port-down", WAITS, BOTH),
-    "GH200: exclusive": (exclusive, "netns-exclusive", WAITS, BOTH),
     "GH200: NotReady before CNI": (before_cni, "no-cni", set(), BOTH),
     "GH200: pod CIDR mismatch": (other_cidr, "pod-cidr-mismatch", {"cluster:node"}, BOTH),
     "GH200: CNI binaries missing": (no_program, "cni-binaries", set(), BOTH),
-    "GH200: CNI binaries of another arch": (other_processor, "cni-binaries", set(), BOTH),
     "GH200: 00-multus ordering": (podman_first, "multus-not-first", {"pod:workload:net1"}, BOTH),
     "GH200: macvlan on the management NIC": (on_management, "macvlan-on-management", {"pod:workload:net1"}, BOTH),
-    "GH200: host-local on many nodes": (host_local, "duplicate-addresses", set(), BOTH),
-    "GH200: nvidia_peermem absent": (no_peermem, "peermem-absent", set(), BOTH),
-    "GH200: RoCE and InfiniBand confused": (macvlan_on_infiniband, "roce-or-infiniband", set(), BOTH),
     "GH200: active MTU 1024": (small_mtu, "active-mtu-1024", set(), BOTH),
 }
 
@@ -321,7 +273,6 @@ SIGHTS = {
     "pod:peer:registration:mlx5_0": ("0 MiB; ulimit -l 8192; Couldn't allocate MR", "memlock-too-low"),
     "pod:a:running": ('Pending: failed to find plugin "macvlan" in path [/opt/cni/bin]', "cni-binaries"),
     "cni:several-configurations": ("2 are loaded", "multus-not-first"),
-    "pod:workload:network-status": ("no network-status annotation", "multus-not-first"),
     "cluster:node": ("not Ready: cni plugin not initialized", "no-cni"),
     "pod:running": ('Failed: violates PodSecurity "baseline"', "pod-security-refuses"),
     "pod:tests": ('the test pods could not be made: violates PodSecurity "restricted"', "pod-security-refuses"),
@@ -334,10 +285,8 @@ SIGHTS = {
     "nad:block-clash": ("node1 and node2 both hand out 10.0.0.2", "duplicate-addresses"),
     "pod:b:running": ("Pending: cannot find a network-attachment-definition (rail0)", "network-name-differs"),
     "pod:workload:net1": ("addresses none", "net1-without-address"),
-    "nad:block-size": ("a block of 2 addresses per node", "net1-without-address"),
     "pod:c:running": ("Pending: no IP addresses available in range set", "net1-without-address"),
     "pod:workload:devices": ("without uverbs0", "infiniband-missing"),
-    "pod:devices": ("nothing", "infiniband-missing"),
     "nccl:transport": ("NET/Socket : Using [0]eth0", "nccl-tcp"),
     "pod:workload:gid:mlx5_0": ("4 GIDs, none of net1", "nccl-tcp"),
     "pod:gid-index": ("NCCL_IB_GID_INDEX=3", "nccl-tcp"),

@@ -92,17 +92,14 @@ def test_an_edited_file_is_written_again_and_an_empty_directory_goes(tmp_path):
     assert not (tmp_path / "multus").exists()
 
 
-@pytest.mark.parametrize(
-    ("path", "content"),
-    [
-        ("kustomization.yaml", "resources: []\n"),
-        ("kustomization.yml", "resources: []\n"),
-        ("multus", "a file"),
-        ("multus", None),
-        ("networks/configmap_train_a.yaml", None),
-        ("networks/Kustomization", "kind: Kustomization\n"),
-    ],
-)
+@pytest.mark.parametrize(("path", "content"), [
+    ("kustomization.yaml", "resources: []\n"),
+    ("kustomization.yml", "resources: []\n"),
+    ("multus", "a file"),
+    ("multus", None),
+    ("networks/configmap_train_a.yaml", None),
+    ("networks/Kustomization", "kind: Kustomization\n"),
+])  # fmt: skip
 def test_what_is_in_the_way_stops_before_anything_is_written(tmp_path, path, content):
     """None: a symbolic link."""
     (tmp_path / "networks").mkdir()

@@ -121,14 +121,11 @@ def test_the_devices_of_each_version(line, hcas):
     assert log.parse(f"w0:17:99 [0] NCCL INFO {line}\n")["devices"].get("w0", {}) == hcas
 
 
-@pytest.mark.parametrize(
-    ("line", "enabled"),
-    [
-        ("NET/IB : GPU Direct RDMA Enabled for HCA 0 'mlx5_0'", True),
-        ("NET/IB : GPU Direct RDMA Disabled for HCA 0 'mlx5_0'", False),
-        ("NET/IB : GPU Direct RDMA (DMABUF) enabled for HCA 0 'mlx5_0'", True),
-    ],
-)
+@pytest.mark.parametrize(("line", "enabled"), [
+    ("NET/IB : GPU Direct RDMA Enabled for HCA 0 'mlx5_0'", True),
+    ("NET/IB : GPU Direct RDMA Disabled for HCA 0 'mlx5_0'", False),
+    ("NET/IB : GPU Direct RDMA (DMABUF) enabled for HCA 0 'mlx5_0'", True),
+])  # fmt: skip
 def test_what_nccl_announces_of_gpudirect(line, enabled):
     assert log.parse(f"w0:17:99 [0] NCCL INFO {line}\n")["gdr"] == {("w0", "mlx5_0"): enabled}
 

@@ -159,14 +159,11 @@ def test_names_that_no_node_has_are_wrong(tmp_path):
     assert made["findings"] == []
 
 
-@pytest.mark.parametrize(
-    ("flavor", "verdict", "variables"),
-    [
-        ("inbox", "taken", {"driver_flavor": "doca", "driver_version": "3.1.0"}),
-        ("doca", "wrong", {"driver_flavor": "verify"}),
-        ("mlnx_ofed", "wrong", {"driver_flavor": "verify"}),
-    ],
-)
+@pytest.mark.parametrize(("flavor", "verdict", "variables"), [
+    ("inbox", "taken", {"driver_flavor": "doca", "driver_version": "3.1.0"}),
+    ("doca", "wrong", {"driver_flavor": "verify"}),
+    ("mlnx_ofed", "wrong", {"driver_flavor": "verify"}),
+])  # fmt: skip
 def test_a_driver_of_the_host_and_one_of_the_policy_are_one_too_many(tmp_path, flavor, verdict, variables):
     node = facts(tmp_path, "h100-8x-cx7-ib")
     node["driver"]["on_disk"]["flavor"] = flavor

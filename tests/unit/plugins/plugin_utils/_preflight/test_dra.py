@@ -44,17 +44,14 @@ def test_what_cannot_serve_is_refused(runtime, seen, words):
     assert all(one.next_step and "device_plugin_api: device-plugin" in one.next_step for one in found)
 
 
-@pytest.mark.parametrize(
-    ("texts", "cdi"),
-    [
-        ([], None),
-        ([f"version = 2\n[{OLD}]\n  sandbox_image = 'pause'\n"], None),
-        ([f"version = 2\n[{OLD}]\n  enable_cdi = true\n"], True),
-        ([f"version = 3\n[{NEW}]\n  enable_cdi = false\n"], False),
-        # A later file wins.
-        ([f"[{NEW}]\n  enable_cdi = false\n", f"[{NEW}]\n  enable_cdi = true\n"], True),
-    ],
-)
+@pytest.mark.parametrize(("texts", "cdi"), [
+    ([], None),
+    ([f"version = 2\n[{OLD}]\n  sandbox_image = 'pause'\n"], None),
+    ([f"version = 2\n[{OLD}]\n  enable_cdi = true\n"], True),
+    ([f"version = 3\n[{NEW}]\n  enable_cdi = false\n"], False),
+    # A later file wins.
+    ([f"[{NEW}]\n  enable_cdi = false\n", f"[{NEW}]\n  enable_cdi = true\n"], True),
+])  # fmt: skip
 def test_cdi_in_the_files_of_containerd(texts, cdi):
     assert containerd.cdi(texts) is cdi
 

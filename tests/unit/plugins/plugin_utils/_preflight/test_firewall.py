@@ -231,13 +231,10 @@ def test_what_an_answer_means(state, means):
     assert {one.id for one in found} == blocked
 
 
-@pytest.mark.parametrize(
-    ("listening", "unknown"),
-    [
-        ({"deaf": {"6443/tcp": "no such address"}}, {"6443/tcp", "10250/tcp"}),
-        ({"unreachable": True, "msg": "no route to host"}, {"6443/tcp", "10250/tcp", "8472/udp"}),
-    ],
-)
+@pytest.mark.parametrize(("listening", "unknown"), [
+    ({"deaf": {"6443/tcp": "no such address"}}, {"6443/tcp", "10250/tcp"}),
+    ({"unreachable": True, "msg": "no route to host"}, {"6443/tcp", "10250/tcp", "8472/udp"}),
+])  # fmt: skip
 def test_where_nothing_could_listen_silence_says_nothing(listening, unknown):
     made, _found = judged("silent", listening=listening)
     assert {one["id"] for one in made["results"] if one["state"] == "unknown"} == unknown | {"pods"}

@@ -21,18 +21,15 @@ def objects(findings):
 # --- single variables ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "wanted", "seen"),
-    [
-        ("kernel_modules_gpudirect", "pearmem", "one of: auto, peermem, dmabuf, off", "'pearmem'"),
-        ("discovery_expected_hcas", "eight", "a whole number, or null", "'eight'"),
-        ("discovery_rails", "mlx5_0", "a list of mappings with hca, mac, netdev, pci, port", "'mlx5_0'"),
-        ("discovery_rails", [{"device": "mlx5_0"}], "a list of mappings with hca, mac, netdev, pci, port", "device"),
-        ("limits_services", {"k3s": True}, "a list of text", "'k3s': True"),
-        ("limits_services", None, "a list of text", "null"),
-        ("reboot_allowed", "later", "true or false, or null", "'later'"),
-    ],
-)
+@pytest.mark.parametrize(("name", "value", "wanted", "seen"), [
+    ("kernel_modules_gpudirect", "pearmem", "one of: auto, peermem, dmabuf, off", "'pearmem'"),
+    ("discovery_expected_hcas", "eight", "a whole number, or null", "'eight'"),
+    ("discovery_rails", "mlx5_0", "a list of mappings with hca, mac, netdev, pci, port", "'mlx5_0'"),
+    ("discovery_rails", [{"device": "mlx5_0"}], "a list of mappings with hca, mac, netdev, pci, port", "device"),
+    ("limits_services", {"k3s": True}, "a list of text", "'k3s': True"),
+    ("limits_services", None, "a list of text", "null"),
+    ("reboot_allowed", "later", "true or false, or null", "'later'"),
+])  # fmt: skip
 def test_a_wrong_type_or_choice_names_the_variable_and_what_it_takes(options, name, value, wanted, seen):
     effective, findings = preflight_host.validate(options, {name: value})
     (finding,) = findings
@@ -85,14 +82,11 @@ def test_a_value_of_the_right_type_can_still_be_wrong(options, name, value):
     assert objects(preflight_host.values(effective, options)) == [f"variable {name}"]
 
 
-@pytest.mark.parametrize(
-    ("name", "hint"),
-    [
-        ("kernel_modules_gpudirct", "did you mean kernel_modules_gpudirect?"),
-        ("discovery_rail", "did you mean discovery_rails?"),
-        ("limits_zebra_quux_frobnicate", "no variable has a similar name"),
-    ],
-)
+@pytest.mark.parametrize(("name", "hint"), [
+    ("kernel_modules_gpudirct", "did you mean kernel_modules_gpudirect?"),
+    ("discovery_rail", "did you mean discovery_rails?"),
+    ("limits_zebra_quux_frobnicate", "no variable has a similar name"),
+])  # fmt: skip
 def test_a_mistyped_variable_is_found_with_the_nearest_known_name(options, name, hint):
     (finding,) = preflight_host.unknown([*options, name], options, ROLES)
     assert finding.object == f"variable {name}"
@@ -120,21 +114,18 @@ def combined(facts, variables, **changed):
     return objects(preflight_host.combinations(facts, variables)[0])
 
 
-@pytest.mark.parametrize(
-    ("changed", "expected"),
-    [
-        ({"discovery_expected_hcas": 4}, 1),
-        ({"discovery_expected_hcas": 2}, 0),
-        ({"discovery_expected_ports": ["mlx5_1/1", "mlx5_9/1", "mlx5_0/2"]}, 2),
-        ({"discovery_rails": [{"hca": "mlx5_9"}]}, 1),
-        ({"discovery_rails": [{"hca": "mlx5_0", "pci": "0000:01:00.0"}]}, 1),
-        ({"discovery_rails": [{}]}, 1),
-        ({"discovery_rails": [{"hca": "mlx5_0"}, {"pci": "0000:01:00.0"}]}, 1),
-        ({"discovery_rails": [{"hca": "mlx5_0", "port": 2}]}, 1),
-        ({"discovery_rails": [{"mac": "02:00:00:00:00:99"}, {"netdev": "eth99"}]}, 2),
-        ({"discovery_rails": [{"hca": "mlx5_0"}, {"hca": "mlx5_1"}]}, 0),
-    ],
-)
+@pytest.mark.parametrize(("changed", "expected"), [
+    ({"discovery_expected_hcas": 4}, 1),
+    ({"discovery_expected_hcas": 2}, 0),
+    ({"discovery_expected_ports": ["mlx5_1/1", "mlx5_9/1", "mlx5_0/2"]}, 2),
+    ({"discovery_rails": [{"hca": "mlx5_9"}]}, 1),
+    ({"discovery_rails": [{"hca": "mlx5_0", "pci": "0000:01:00.0"}]}, 1),
+    ({"discovery_rails": [{}]}, 1),
+    ({"discovery_rails": [{"hca": "mlx5_0"}, {"pci": "0000:01:00.0"}]}, 1),
+    ({"discovery_rails": [{"hca": "mlx5_0", "port": 2}]}, 1),
+    ({"discovery_rails": [{"mac": "02:00:00:00:00:99"}, {"netdev": "eth99"}]}, 2),
+    ({"discovery_rails": [{"hca": "mlx5_0"}, {"hca": "mlx5_1"}]}, 0),
+])  # fmt: skip
 def test_what_the_variables_name_has_to_be_on_the_node(facts_of, variables, changed, expected):
     found = combined(facts_of("gh200-cx7-roce"), variables, **changed)
     assert len(found) == expected

@@ -484,20 +484,17 @@ def test_another_token_and_another_role_are_refused():
 NOON, DAY = 1795608000.0, 86400
 
 
-@pytest.mark.parametrize(
-    ("clocks", "named"),
-    [
-        ([NOON], []),
-        ([NOON - 590], []),
-        ([NOON - 620], ["node1"]),
-        # Read within 20 minutes.
-        ([NOON - 5 * number for number in range(240)], []),
-        ([NOON + DAY], ["node1"]),
-        ([NOON, NOON - DAY], ["node2"]),
-        ([NOON, NOON + DAY, NOON + 30], ["node2"]),
-        ([None, NOON], []),
-    ],
-)
+@pytest.mark.parametrize(("clocks", "named"), [
+    ([NOON], []),
+    ([NOON - 590], []),
+    ([NOON - 620], ["node1"]),
+    # Read within 20 minutes.
+    ([NOON - 5 * number for number in range(240)], []),
+    ([NOON + DAY], ["node1"]),
+    ([NOON, NOON - DAY], ["node2"]),
+    ([NOON, NOON + DAY, NOON + 30], ["node2"]),
+    ([None, NOON], []),
+])  # fmt: skip
 def test_a_clock_that_is_off_is_named(clocks, named):
     nodes = [node(number, seen={"clock": clock}) for number, clock in enumerate(clocks, 1)]
     decided = decide(*nodes, now=NOON)

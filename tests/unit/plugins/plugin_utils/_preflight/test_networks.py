@@ -192,21 +192,9 @@ def test_a_pool_carries_block_gateway_and_exclusions(wanted):
         "subnet": "198.18.0.0/24",
         "perNodeBlockSize": 50,
         "gateway": "198.18.0.254",
-        "exclusions": [
-            {"startIP": "198.18.0.1", "endIP": "198.18.0.1"},
-            {"startIP": "198.18.0.64", "endIP": "198.18.0.127"},
-        ],
-    }
-
-
-def test_one_object_in_each_namespace(wanted):
-    item = {"name": "data", "type": "macvlan", "master": "eth2", "ipam": "none", "namespaces": ["default", "train"]}
-    made = plan(wanted(networks_attachments=[item]), [node()])
-    assert [(one["kind"], one["metadata"].get("namespace"), one["metadata"]["name"]) for one in made["objects"]] == [
-        ("Namespace", None, "train"),
-        ("NetworkAttachmentDefinition", "default", "data"),
-        ("NetworkAttachmentDefinition", "train", "data"),
-    ]
+        "exclusions": [{"startIP": "198.18.0.1", "endIP": "198.18.0.1"},
+            {"startIP": "198.18.0.64", "endIP": "198.18.0.127"}],
+    }  # fmt: skip
 
 
 def test_infiniband_rails_get_ipoib_or_nothing_with_the_reason(wanted):
@@ -242,23 +230,26 @@ def test_what_cannot_work_is_refused_by_name(wanted, item, identity):
     assert made["objects"] == []
 
 
-def test_two_attachments_of_one_name_are_refused(wanted):
+def test_two_attachments_of_one_name_are_refused_and_one_is_in_each_namespace(wanted):
     item = {"name": "data", "type": "macvlan", "master": "eth2", "ipam": "none"}
     made = plan(wanted(networks_attachments=[item, {**item, "namespaces": ["train"]}]), [node()])
     assert [one.id for one in made["findings"]] == ["networks:name"]
+    made = plan(wanted(networks_attachments=[{**item, "namespaces": ["default", "train"]}]), [node()])
+    assert [(one["kind"], one["metadata"].get("namespace"), one["metadata"]["name"]) for one in made["objects"]] == [
+        ("Namespace", None, "train"),
+        ("NetworkAttachmentDefinition", "default", "data"),
+        ("NetworkAttachmentDefinition", "train", "data"),
+    ]
 
 
-@pytest.mark.parametrize(
-    ("supernet", "prefix", "indices", "found", "findings"),
-    [
-        ("10.56.0.0/16", 24, [0, 7], {0: "10.56.0.0/24", 7: "10.56.7.0/24"}, 0),
-        ("10.56.0.0/16", 20, [2], {2: "10.56.32.0/20"}, 0),
-        ("fd00:56::/48", 64, [1], {1: "fd00:56:0:1::/64"}, 0),
-        ("10.56.0.0/30", 31, [0, 1, 2], {0: "10.56.0.0/31", 1: "10.56.0.2/31"}, 1),
-        ("10.56.0.0/24", 16, [0], {}, 1),
-        ("ten", 24, [0], {}, 1),
-    ],
-)
+@pytest.mark.parametrize(("supernet", "prefix", "indices", "found", "findings"), [
+    ("10.56.0.0/16", 24, [0, 7], {0: "10.56.0.0/24", 7: "10.56.7.0/24"}, 0),
+    ("10.56.0.0/16", 20, [2], {2: "10.56.32.0/20"}, 0),
+    ("fd00:56::/48", 64, [1], {1: "fd00:56:0:1::/64"}, 0),
+    ("10.56.0.0/30", 31, [0, 1, 2], {0: "10.56.0.0/31", 1: "10.56.0.2/31"}, 1),
+    ("10.56.0.0/24", 16, [0], {}, 1),
+    ("ten", 24, [0], {}, 1),
+])  # fmt: skip
 def test_subnets_of_rails(supernet, prefix, indices, found, findings):
     planned, refused = rail_subnets(supernet, prefix, indices)
     assert planned == found
@@ -273,19 +264,11 @@ def test_sriov_resources_name_functions_of_their_rails():
     config, findings = networks.sriov_config(resources, [node(0), node(1)])
     assert findings == []
     assert config == {
-        "resourceList": [
-            {
-                "resourcePrefix": "nvidia.com",
-                "resourceName": "vfs",
-                "selectors": {"rootDevices": ["0000:18:00.0"], "isRdma": True},
-            },
-            {
-                "resourcePrefix": "nvidia.com",
-                "resourceName": "whole",
-                "selectors": {"pciAddresses": ["0000:28:00.0"], "isRdma": True},
-            },
-        ]
-    }
+        "resourceList": [{"resourcePrefix": "nvidia.com", "resourceName": "vfs",
+            "selectors": {"rootDevices": ["0000:18:00.0"], "isRdma": True}},
+            {"resourcePrefix": "nvidia.com", "resourceName": "whole",
+            "selectors": {"pciAddresses": ["0000:28:00.0"], "isRdma": True}}],
+    }  # fmt: skip
     _config, refused = networks.sriov_config([{"name": "x", "prefix": "a.b", "rails": [9]}], [node(0)])
     assert refused[0].id == "networks:sriov"
 

@@ -12,18 +12,15 @@ FINE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("name", "changes"),
-    [
-        (LAB, {}),
-        (GH200, {}),
-        (GH200, {"interface": "enp1s0f0np0"}),
-        (LAB, {"interface": "eth2", "fabric_allowed": True}),
-        (LAB, {"backend": "host-gw"}),
-        (LAB, {"api_server": "198.18.0.1:6443"}),
-        (LAB, {"mtu": 1300, "interface": "eth2", "fabric_allowed": True}),
-    ],
-)
+@pytest.mark.parametrize(("name", "changes"), [
+    (LAB, {}),
+    (GH200, {}),
+    (GH200, {"interface": "enp1s0f0np0"}),
+    (LAB, {"interface": "eth2", "fabric_allowed": True}),
+    (LAB, {"backend": "host-gw"}),
+    (LAB, {"api_server": "198.18.0.1:6443"}),
+    (LAB, {"mtu": 1300, "interface": "eth2", "fabric_allowed": True}),
+])  # fmt: skip
 def test_a_sound_pod_network_passes(facts_of, name, changes):
     assert pod_network.findings(facts_of(name, software_hcas=True), {**FINE, **changes}) == []
 

@@ -78,10 +78,8 @@ def planned(*items, gpu_class="gpu.nvidia.com"):
 def test_test_pods_claim_the_rail_by_its_class_and_no_resource():
     plan = planned(slices())
     assert [pod["kind"] for pod in plan["pods"]] == ["workload", "seed"]
-    template, manifest = (
-        next(item for item in plan["objects"] if (item["kind"], item["metadata"]["name"]) == (kind, "workload-node1"))
-        for kind in ("ResourceClaimTemplate", "Pod")
-    )
+    named = {(item["kind"], item["metadata"]["name"]): item for item in plan["objects"]}
+    template, manifest = (named[kind, "workload-node1"] for kind in ("ResourceClaimTemplate", "Pod"))
     assert template["spec"]["spec"]["devices"]["requests"] == [
         {"name": "rail-0", "exactly": {"deviceClassName": "rail-0.rdma.gpufabric.io"}}
     ]
@@ -95,16 +93,10 @@ def test_test_pods_claim_the_rail_by_its_class_and_no_resource():
 
 def test_a_pod_claims_a_gpu_with_a_rail_where_a_driver_publishes_gpus():
     plan = planned(slices(), gpus(ROOTS[0]))
-    (template,) = [
-        item
-        for item in plan["objects"]
-        if item["kind"] == "ResourceClaimTemplate" and item["metadata"]["name"] == "aligned-node1"
-    ]
-    devices = template["spec"]["spec"]["devices"]
-    assert [one["exactly"]["deviceClassName"] for one in devices["requests"]] == [
-        "gpu.nvidia.com",
-        "rail.rdma.gpufabric.io",
-    ]
+    named = {(item["kind"], item["metadata"]["name"]): item for item in plan["objects"]}
+    devices = named["ResourceClaimTemplate", "aligned-node1"]["spec"]["spec"]["devices"]
+    classes = [one["exactly"]["deviceClassName"] for one in devices["requests"]]
+    assert classes == ["gpu.nvidia.com", "rail.rdma.gpufabric.io"]
     assert devices["constraints"] == [
         {"requests": ["gpu", "rail"], "matchAttribute": "resource.kubernetes.io/pcieRoot"}
     ]
@@ -112,17 +104,14 @@ def test_a_pod_claims_a_gpu_with_a_rail_where_a_driver_publishes_gpus():
         assert "aligned" not in [pod["kind"] for pod in without["pods"]]
 
 
-@pytest.mark.parametrize(
-    ("items", "status", "words"),
-    [
-        ([slices()], "passed", "2 devices, class rail-0.rdma.gpufabric.io"),
-        ([], "failed", "not published"),
-        ([slices(taints=["rdma.gpufabric.io/port-down"])], "failed", "taint rdma.gpufabric.io/port-down:NoSchedule"),
-        # What an older generation of the pool had is ignored, as the scheduler does.
-        ([slices(), slices(rails=(1,), generation=2)], "failed", "not published"),
-        ([slices(node="node2")], "failed", "not published"),
-    ],
-)
+@pytest.mark.parametrize(("items", "status", "words"), [
+    ([slices()], "passed", "2 devices, class rail-0.rdma.gpufabric.io"),
+    ([], "failed", "not published"),
+    ([slices(taints=["rdma.gpufabric.io/port-down"])], "failed", "taint rdma.gpufabric.io/port-down:NoSchedule"),
+    # What an older generation of the pool had is ignored, as the scheduler does.
+    ([slices(), slices(rails=(1,), generation=2)], "failed", "not published"),
+    ([slices(node="node2")], "failed", "not published"),
+])  # fmt: skip
 def test_each_rail_over_dra_is_published_with_its_class(items, status, words):
     (made,) = claim_checks.offered(HOST, offered(*items)["nodes"][0])
     assert made["status"] == status
@@ -134,14 +123,11 @@ def test_each_rail_over_dra_is_published_with_its_class(items, status, words):
 RAIL = ("rail-0", dra.dra.DRIVER, "mlx5-0-u01")
 
 
-@pytest.mark.parametrize(
-    ("results", "status", "words"),
-    [
-        ([RAIL], "passed", "mlx5-0-u01"),
-        ([("rail-0", dra.dra.DRIVER, "gone")], "failed", "request rail-0 without a device"),
-        ([("rail-0", dra.dra.DRIVER, "mlx5-1-u00")], "failed", "has mlx5-1-u00 of rail 1"),
-    ],
-)
+@pytest.mark.parametrize(("results", "status", "words"), [
+    ([RAIL], "passed", "mlx5-0-u01"),
+    ([("rail-0", dra.dra.DRIVER, "gone")], "failed", "request rail-0 without a device"),
+    ([("rail-0", dra.dra.DRIVER, "mlx5-1-u00")], "failed", "has mlx5-1-u00 of rail 1"),
+])  # fmt: skip
 def test_a_test_pod_holds_the_rail_that_it_claimed(results, status, words):
     found = dra.read([slices(rails=(0, 1)), claim("workload-node1", *results)])
     (pod, *_others) = planned(slices())["pods"]
@@ -182,16 +168,13 @@ def test_without_a_gpu_driver_it_is_not_verified_with_the_reason():
     assert found[0]["seen"] != found[1]["seen"]
 
 
-@pytest.mark.parametrize(
-    ("reason", "words"),
-    [
-        ("0/1 nodes are available: 1 cannot allocate all claims.", "kubectl get resourceslices"),
-        ("request rail: device class rail-9.rdma.gpufabric.io does not exist", "create the class"),
-        ("waiting for dynamic resource controller to create the resourceclaim", "controller manager"),
-        ("resourceclaim in use", "ResourceClaimTemplate"),
-        ("FailedPrepareDynamicResources: NodePrepareResources failed", "journalctl -u rdma-device-plugin"),
-    ],
-)
+@pytest.mark.parametrize(("reason", "words"), [
+    ("0/1 nodes are available: 1 cannot allocate all claims.", "kubectl get resourceslices"),
+    ("request rail: device class rail-9.rdma.gpufabric.io does not exist", "create the class"),
+    ("waiting for dynamic resource controller to create the resourceclaim", "controller manager"),
+    ("resourceclaim in use", "ResourceClaimTemplate"),
+    ("FailedPrepareDynamicResources: NodePrepareResources failed", "journalctl -u rdma-device-plugin"),
+])  # fmt: skip
 def test_a_pending_claim_of_a_user_is_named_with_the_schedulers_reason_and_the_next_step(reason, words):
     state = {"reasons": [f"Unschedulable: {reason}"]}
     (made,) = claim_checks.of_user("pod a/b", {"pair": None}, state, claim_checks.NOTHING)

@@ -22,14 +22,11 @@ def told(*arguments):
     return {item["id"]: item for item in gpu_checks("gpu-01", *arguments)}
 
 
-@pytest.mark.parametrize(
-    ("node", "offered", "verdicts"),
-    [
-        (facts(loaded=True, version="570"), cluster(gpus=2), ["passed"] * 3),
-        (facts(loaded=False, on_disk=False), cluster(classes=()), ["not_verified"] * 3),
-        (facts(loaded=True), cluster(gpus=1), ["passed", "not_verified", "passed"]),
-    ],
-)
+@pytest.mark.parametrize(("node", "offered", "verdicts"), [
+    (facts(loaded=True, version="570"), cluster(gpus=2), ["passed"] * 3),
+    (facts(loaded=False, on_disk=False), cluster(classes=()), ["not_verified"] * 3),
+    (facts(loaded=True), cluster(gpus=1), ["passed", "not_verified", "passed"]),
+])  # fmt: skip
 def test_what_the_layer_lacks_is_not_verified(node, offered, verdicts):
     made = told(node, offered, PLACE)
     assert [item["status"] for item in made.values()] == verdicts

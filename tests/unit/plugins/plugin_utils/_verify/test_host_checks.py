@@ -100,15 +100,12 @@ def test_what_is_wrong_fails_with_what_was_seen_and_a_next_step(facts, variables
     assert seen in item["seen"]
 
 
-@pytest.mark.parametrize(
-    ("name", "wrong", "seen"),
-    [
-        ("uverbs0", {"owner": "oracle"}, "/dev/infiniband/uverbs0, mode 0666, owner oracle:root"),
-        ("rdma_cm", {"mode": "0660", "group": "rdma", "usable": False}, "mode 0660, owner root:rdma"),
-        ("umad0", {"mode": "0000"}, "mode 0000"),
-        ("umad0", {"owner": "1000"}, "owner 1000:root"),
-    ],
-)
+@pytest.mark.parametrize(("name", "wrong", "seen"), [
+    ("uverbs0", {"owner": "oracle"}, "/dev/infiniband/uverbs0, mode 0666, owner oracle:root"),
+    ("rdma_cm", {"mode": "0660", "group": "rdma", "usable": False}, "mode 0660, owner root:rdma"),
+    ("umad0", {"mode": "0000"}, "mode 0000"),
+    ("umad0", {"owner": "1000"}, "owner 1000:root"),
+])  # fmt: skip
 def test_a_device_that_a_container_may_not_open_fails_with_its_mode_and_owner(
     facts, variables, probe, name, wrong, seen
 ):
@@ -135,16 +132,13 @@ SOCKET = "/var/lib/kubelet/device-plugins/rail0.sock"
 STOPPED = "no answer within 10 s: the process is stopped or stuck"
 
 
-@pytest.mark.parametrize(
-    ("plugin", "status", "seen", "step"),
-    [
-        ({"sockets": {SOCKET: ""}, "by": OUR}, PASSED, f"an answer on {SOCKET}", ""),
-        ({"sockets": {SOCKET: STOPPED}, "by": OUR}, FAILED, STOPPED, f"systemctl restart {OUR}"),
-        ({"sockets": {SOCKET: "", "/x/rail0.sock": STOPPED}, "by": OUR}, FAILED, "/x/rail0.sock: no", "restart"),
-        ({"sockets": {}, "by": OUR}, FAILED, "no socket rail0.sock", "journalctl"),
-        ({"sockets": {SOCKET: STOPPED}, "by": "process 7 in a pod"}, FAILED, "process 7 in a pod", "delete its pod"),
-    ],
-)
+@pytest.mark.parametrize(("plugin", "status", "seen", "step"), [
+    ({"sockets": {SOCKET: ""}, "by": OUR}, PASSED, f"an answer on {SOCKET}", ""),
+    ({"sockets": {SOCKET: STOPPED}, "by": OUR}, FAILED, STOPPED, f"systemctl restart {OUR}"),
+    ({"sockets": {SOCKET: "", "/x/rail0.sock": STOPPED}, "by": OUR}, FAILED, "/x/rail0.sock: no", "restart"),
+    ({"sockets": {}, "by": OUR}, FAILED, "no socket rail0.sock", "journalctl"),
+    ({"sockets": {SOCKET: STOPPED}, "by": "process 7 in a pod"}, FAILED, "process 7 in a pod", "delete its pod"),
+])  # fmt: skip
 def test_a_device_plugin_is_asked_whatever_systemd_says_of_it(facts, variables, probe, plugin, status, seen, step):
     probe["plugins"] = {"rail0": plugin}
     item = judged(facts, variables, probe)["plugin:socket:rail0"]
@@ -164,29 +158,23 @@ def test_where_another_plugin_has_its_sockets_is_not_known(facts, variables, pro
     assert checks.get("plugin:socket", {}).get("status") == status
 
 
-@pytest.mark.parametrize(
-    ("phys_state", "layer", "word"),
-    [
-        ("LinkUp", "InfiniBand", "subnet manager"),
-        ("Polling", "InfiniBand", "cable"),
-        ("Disabled", "Ethernet", "ip link set enp1s0f0np0 up"),
-    ],
-)
+@pytest.mark.parametrize(("phys_state", "layer", "word"), [
+    ("LinkUp", "InfiniBand", "subnet manager"),
+    ("Polling", "InfiniBand", "cable"),
+    ("Disabled", "Ethernet", "ip link set enp1s0f0np0 up"),
+])  # fmt: skip
 def test_a_port_that_is_not_active_says_what_it_waits_for(facts, variables, probe, phys_state, layer, word):
     facts["hcas"][0]["ports"][0].update(state="INIT", phys_state=phys_state, link_layer=layer)
     assert word in judged(facts, variables, probe)["port:mlx5_0/1"]["next_step"]
 
 
-@pytest.mark.parametrize(
-    ("break_it", "identity"),
-    [
-        (lambda f, p: p["memlock"]["k3s"].update(locked=0, reason="no user nobody on the node"), "memlock:k3s"),
-        (lambda f, p: p["memlock"].clear(), "memlock:k3s"),
-        (lambda f, p: f["limits"]["services"].pop("k3s"), "memlock:k3s"),
-        (lambda f, p: f["subsystem"].update(netns_mode="unknown: ib_core is not loaded"), "netns"),
-        (lambda f, p: p.update(char_devices=None), "device:uverbs0"),
-    ],
-)
+@pytest.mark.parametrize(("break_it", "identity"), [
+    (lambda f, p: p["memlock"]["k3s"].update(locked=0, reason="no user nobody on the node"), "memlock:k3s"),
+    (lambda f, p: p["memlock"].clear(), "memlock:k3s"),
+    (lambda f, p: f["limits"]["services"].pop("k3s"), "memlock:k3s"),
+    (lambda f, p: f["subsystem"].update(netns_mode="unknown: ib_core is not loaded"), "netns"),
+    (lambda f, p: p.update(char_devices=None), "device:uverbs0"),
+])  # fmt: skip
 def test_what_cannot_be_checked_is_not_verified_and_never_passed(facts, variables, probe, break_it, identity):
     break_it(facts, probe)
     assert judged(facts, variables, probe)[identity]["status"] == NOT_VERIFIED
@@ -245,15 +233,12 @@ def fabric(test, result=None, error=None, **options):
     return item
 
 
-@pytest.mark.parametrize(
-    ("gbps", "changed", "status", "seen"),
-    [
-        (380.0, {}, PASSED, "(380.0 Gb/s)"),
-        (279.9, {}, FAILED, "(279.9 Gb/s)"),
-        (0.01, {"software": True, "gbps": None}, PASSED, "function only, no threshold"),
-        (0.01, {"gbps": None}, PASSED, "MB/s"),
-    ],
-)
+@pytest.mark.parametrize(("gbps", "changed", "status", "seen"), [
+    (380.0, {}, PASSED, "(380.0 Gb/s)"),
+    (279.9, {}, FAILED, "(279.9 Gb/s)"),
+    (0.01, {"software": True, "gbps": None}, PASSED, "function only, no threshold"),
+    (0.01, {"gbps": None}, PASSED, "MB/s"),
+])  # fmt: skip
 def test_real_hcas_have_a_threshold_and_software_ones_have_none(gbps, changed, status, seen):
     item = fabric(planned_test(**changed), {"gbps": gbps, "mb_per_s": 1.2})
     assert item["status"] == status
@@ -271,14 +256,11 @@ def test_a_test_that_failed_names_both_ends_and_the_way_to_look_further():
     assert item["seen"] == "Couldn't connect to 10.0.0.2:18601; b: exit code 1: no device"
 
 
-@pytest.mark.parametrize(
-    ("changed", "options", "status", "seen"),
-    [
-        ({}, {}, FAILED, "no result"),
-        ({}, {"check_mode": True}, NOT_VERIFIED, "check mode sends no traffic"),
-        ({"missing": ["a", "b"]}, {}, NOT_VERIFIED, "ib_write_bw is not installed on a, b"),
-    ],
-)
+@pytest.mark.parametrize(("changed", "options", "status", "seen"), [
+    ({}, {}, FAILED, "no result"),
+    ({}, {"check_mode": True}, NOT_VERIFIED, "check mode sends no traffic"),
+    ({"missing": ["a", "b"]}, {}, NOT_VERIFIED, "ib_write_bw is not installed on a, b"),
+])  # fmt: skip
 def test_a_test_without_a_result_has_a_reason(changed, options, status, seen):
     item = fabric(planned_test(**changed), **options)
     assert item["status"] == status
