@@ -166,3 +166,14 @@ def test_a_module_warns_through_the_one_place():
         path.name for path in (ROOT / "plugins").rglob("*.py") if re.search(r"\.(warn|deprecate)\(", path.read_text())
     ]
     assert warning == ["change.py"]
+
+
+def test_a_role_prints_what_it_was_told_through_show():
+    """debug, fail, assert and pause print as it is whatever a variable holds: only numbers of ours."""
+    found = []
+    for path in [*ROOT.glob("roles/*/tasks/*.yml"), *ROOT.glob("playbooks/*.yml")]:
+        blocks = re.findall(r"ansible\.builtin\.(?:debug|fail|assert|pause):\n((?: {4,}.*\n)+)", path.read_text())
+        found += [line.strip() for block in blocks for line in block.splitlines() if "{{" in line]
+    assert [line.partition(" of the tests")[0] for line in found] == [
+        "msg: \"{{ __matrix_report['tally']['outlier'] }}"
+    ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._cni import nad_lint
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._findings import catalogue as findings_catalogue
@@ -403,6 +405,15 @@ def test_a_refused_run_says_which_failure_it_prevented(identity, captured):
 
 
 # --- the catalogue itself ---------------------------------------------------------------------------------------------
+
+
+def test_the_variables_that_it_names_exist():
+    roles = documented_roles()
+    options = {name for role in roles.values() for name in role}
+    prefixes = "|".join(roles)
+    for failure in findings_catalogue.CATALOGUE:
+        for name in re.findall(rf"\b(?:{prefixes})_\w+", f"{failure.fix} {failure.cause} {failure.evidence}"):
+            assert name in options or name == "per_node_block_size", f"{failure.id}: {name}"
 
 
 def test_the_page_is_the_catalogue():
