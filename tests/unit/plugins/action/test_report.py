@@ -82,9 +82,3 @@ def test_a_document_that_lacks_something_is_refused_and_nothing_is_written(play,
     assert code != 0
     assert "results.json: content: wanted" in output
     assert not (tmp_path / "report").exists()
-
-
-def test_without_results_it_says_how_to_get_them(play):
-    code, output = play("report")
-    assert code != 0
-    assert "ansible-playbook gpufabric.rdma.verify -e verification_results=results.json" in output

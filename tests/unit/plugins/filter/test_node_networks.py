@@ -33,11 +33,7 @@ def node(name, *addresses):
 
 @pytest.mark.parametrize(
     ("host", "names"),
-    [
-        (node("node1"), ["any", "rail0", "file"]),
-        (node("gpu2", "10.0.0.2/24"), ["any", "file"]),
-        (node("stranger"), []),
-    ],
+    [(node("node1"), ["any", "rail0", "file"]), (node("gpu2", "10.0.0.2/24"), ["any", "file"]), (node("stranger"), [])],
 )
 def test_a_node_gets_the_networks_whose_resource_it_has(host, names):
     found = node_networks({"nodes": NODES, "nads": NADS}, host)

@@ -13,33 +13,22 @@ import pathlib
 import struct
 
 import pytest
-import yaml
-from ansible.parsing.dataloader import DataLoader
-from ansible.template import Templar
 from ansible_collections.gpufabric.rdma.plugins.module_utils._cni import containerd, node_lint
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host import node_files
 from ansible_collections.gpufabric.rdma.plugins.modules import cni_lint
-from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import pod_network
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import cluster_checks
-from ansible_collections.gpufabric.rdma.tests.tools import tree
+from ansible_collections.gpufabric.rdma.tests.tools import hostile_templates, pitfall_world, rendered_objects
 
 ROOT = pathlib.Path(__file__).resolve().parents[5]
 CONF, PRIMARY = "etc/cni/net.d/00-multus.conf", "etc/cni/gpufabric-rdma.d/10-flannel.conflist"
 WANTED = {
-    "conf_dir": "/etc/cni/net.d",
-    "bin_dir": "/opt/cni/bin",
-    "primary": f"/{PRIMARY}",
-    "multus": True,
-    "networks": [],
+    "conf_dir": "/etc/cni/net.d", "bin_dir": "/opt/cni/bin", "primary": f"/{PRIMARY}", "multus": True, "networks": [],
     "health_port": 8081,
-}
+}  # fmt: skip
 MULTUS = {
-    "cniVersion": "0.3.1",
-    "name": "multus-cni-network",
-    "clusterNetwork": f"/host/{PRIMARY}",
-    "type": "multus-shim",
+    "cniVersion": "0.3.1", "name": "multus-cni-network", "clusterNetwork": f"/host/{PRIMARY}", "type": "multus-shim",
     "logToStderr": True,
-}
+}  # fmt: skip
 FLANNEL = {
     "name": "cbr0",
     "cniVersion": "0.3.1",
@@ -220,21 +209,10 @@ def test_programs_of_networks_are_looked_at_as_those_of_the_runtime(node, identi
         assert ("add it to cni_plugins_names" if ours else "the pod that installs it") in found.next_step
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        "",
-        "{",
-        "[]",
-        '"x"',
-        '{"type": ["a"]}',
-        '{"plugins": 3}',
-        '{"plugins": [{"type": {}}]}',
-        '{"type": "../../etc/shadow"}',
-        '{"type": "/bin/sh"}',
-        '{"type": "macvlan", "ipam": {"type": []}}',
-    ],
-)
+@pytest.mark.parametrize("config", [
+    "", "{", "[]", '"x"', '{"type": ["a"]}', '{"plugins": 3}', '{"plugins": [{"type": {}}]}',
+    '{"type": "../../etc/shadow"}', '{"type": "/bin/sh"}', '{"type": "macvlan", "ipam": {"type": []}}',
+])  # fmt: skip
 def test_a_network_that_cannot_be_read_names_no_program_here(node, config):
     node.wanted["networks"] = [{"name": "NetworkAttachmentDefinition default/odd", "config": config}]
     assert node.findings() == []
@@ -247,6 +225,15 @@ def test_a_script_is_a_program_and_containerd_may_bring_up_lo_itself(node):
     assert node.findings() == []
 
 
+@pytest.mark.parametrize(("names", "named"), [([], False), (["loopback", "bridge", "host-local", "portmap"], True)])
+def test_a_missing_plugin_has_one_fix(names, named):
+    state = pitfall_world.cni_state()
+    del state["programs"]["bridge"]
+    found = node_lint.lint(state, {**pitfall_world.CNI_WANTED, "plugins": names})
+    (finding,) = [one for one in found if one.id == "plugin-missing"]
+    assert (finding.next_step == "run playbooks/site.yml") is named
+
+
 def test_flannel_itself_may_listen_on_its_health_port(node):
     node.write("proc/net/tcp6", "sl\n 0: 00000000000000000000000000000000:1F91 0:0 0A 0\n")
     assert [item.id for item in node.findings()] == ["health-port-taken"]
@@ -254,18 +241,15 @@ def test_flannel_itself_may_listen_on_its_health_port(node):
     assert node.findings() == []
 
 
-@pytest.mark.parametrize(
-    ("texts", "expected"),
-    [
-        ([], {}),
-        (["version = 2\n"], {}),
-        ([f'{CNI_TABLE}bin_dirs = [\n  "/a", # first\n  "/b",\n]\n'], {"bin_dirs": ["/a", "/b"]}),
-        ([f"{CNI_TABLE}conf_dir = '/c#d'\nmax_conf_num = 3\n"], {"conf_dir": "/c#d", "max_conf_num": 3}),
-        (['[plugins."io.containerd.grpc.v1.cri".cni]\nbin_dir = "/a"\n'], {"bin_dirs": ["/a"]}),
-        ([f"{CNI_TABLE}conf_dir = '/one'\n", f"{CNI_TABLE}conf_dir = '/two'\n"], {"conf_dir": "/two"}),
-        (["[plugins.'io.containerd.cri.v1.runtime'.containerd]\nconf_dir = '/x'\n"], {}),
-    ],
-)
+@pytest.mark.parametrize(("texts", "expected"), [
+    ([], {}),
+    (["version = 2\n"], {}),
+    ([f'{CNI_TABLE}bin_dirs = [\n  "/a", # first\n  "/b",\n]\n'], {"bin_dirs": ["/a", "/b"]}),
+    ([f"{CNI_TABLE}conf_dir = '/c#d'\nmax_conf_num = 3\n"], {"conf_dir": "/c#d", "max_conf_num": 3}),
+    (['[plugins."io.containerd.grpc.v1.cri".cni]\nbin_dir = "/a"\n'], {"bin_dirs": ["/a"]}),
+    ([f"{CNI_TABLE}conf_dir = '/one'\n", f"{CNI_TABLE}conf_dir = '/two'\n"], {"conf_dir": "/two"}),
+    (["[plugins.'io.containerd.cri.v1.runtime'.containerd]\nconf_dir = '/x'\n"], {}),
+])  # fmt: skip
 def test_containerd_is_read_as_it_reads_itself(texts, expected):
     assert containerd.cni(texts) == {**containerd.DEFAULTS, **expected}
 
@@ -274,35 +258,8 @@ def test_containerd_is_read_as_it_reads_itself(texts, expected):
 
 
 def objects(role: str, **variables) -> list[dict]:
-    """The objects of a role as a play renders them with its defaults."""
-    values = {"groups": {"all": ["node1"], "gpu_nodes": ["node1"]}}
-    for name in ("defaults", "vars"):
-        values.update(yaml.safe_load((ROOT / f"roles/{role}/{name}/main.yml").read_text()))
-    values.update(variables)
-    loader = DataLoader()
-    loader.set_basedir(str(ROOT / f"roles/{role}"))
-    templar = Templar(loader, variables=values)
-    text = trusted((ROOT / f"roles/{role}/templates/objects.yml.j2").read_text())
-    values = {key: deeply_trusted(value) for key, value in values.items()}
-    templar.available_variables = values
-    return [item for item in yaml.safe_load_all(templar.template(text)) if item]
-
-
-def trusted(text: str):
-    """Since core 2.19 only what is marked as trusted is templated."""
-    try:
-        from ansible.template import trust_as_template
-    except ImportError:
-        return text
-    return trust_as_template(text)
-
-
-def deeply_trusted(value):
-    if isinstance(value, str):
-        return trusted(value)
-    if isinstance(value, dict):
-        return {key: deeply_trusted(item) for key, item in value.items()}
-    return [deeply_trusted(item) for item in value] if isinstance(value, list) else value
+    """The objects of a role with its defaults."""
+    return rendered_objects.of_template(role, "objects.yml.j2", {**hostile_templates.of_role(role), **variables})
 
 
 def daemon_set(items: list) -> dict:
@@ -386,23 +343,14 @@ def test_multus_waits_for_flannels_subnet_and_the_startup_taint(multus_objects):
 # --- Flannel ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("variables", "net_conf", "argument"),
-    [
-        ({}, {"Network": "10.42.0.0/16", "EnableNFTables": False, "Backend": {"Type": "vxlan"}}, "--iface=$(NODE_IP)"),
-        (
-            {"flannel_backend": "wireguard", "flannel_mtu": 1400, "flannel_interface": "eth0"},
-            {"Network": "10.42.0.0/16", "EnableNFTables": False, "Backend": {"Type": "wireguard", "MTU": 1400}},
-            "--iface=eth0",
-        ),
-        (
-            {"flannel_cidr": "10.8.0.0/16", "flannel_health_port": 8081},
-            {"Network": "10.8.0.0/16", "EnableNFTables": False, "Backend": {"Type": "vxlan"}},
-            "--healthz-port=8081",
-        ),
-    ],
-    ids=["K8 the node's address", "MTU and back end", "K9 K10 port and network"],
-)
+@pytest.mark.parametrize(("variables", "net_conf", "argument"), [
+    ({}, {"Network": "10.42.0.0/16", "EnableNFTables": False, "Backend": {"Type": "vxlan"}}, "--iface=$(NODE_IP)"),
+    ({"flannel_backend": "wireguard", "flannel_mtu": 1400, "flannel_interface": "eth0"},
+        {"Network": "10.42.0.0/16", "EnableNFTables": False, "Backend": {"Type": "wireguard", "MTU": 1400}},
+        "--iface=eth0"),
+    ({"flannel_cidr": "10.8.0.0/16", "flannel_health_port": 8081},
+        {"Network": "10.8.0.0/16", "EnableNFTables": False, "Backend": {"Type": "vxlan"}}, "--healthz-port=8081"),
+], ids=["K8 the node's address", "MTU and back end", "K9 K10 port and network"])  # fmt: skip
 def test_flannel_gets_what_is_asked_for(variables, net_conf, argument):
     items = objects("flannel", **variables)
     given = next(item for item in items if item["metadata"]["name"] == "kube-flannel-cfg")["data"]
@@ -413,50 +361,25 @@ def test_flannel_gets_what_is_asked_for(variables, net_conf, argument):
     assert "initContainers" not in daemon_set(items), "K3: what it needs on the node comes before it, from elsewhere"
 
 
-def test_pod_traffic_over_the_fabric_and_a_foreign_network_are_refused(tmp_path):
-    """K8 and K10."""
-    from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
-    from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
-    from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
-
-    tree.lay_out(tree.load("h100-8x-cx7-ib"), tmp_path)
-    facts = gather(Tree(str(tmp_path)), Seams.of(Tree(str(tmp_path))), ["hcas", "rails", "gpus", "!gids"])
-    wanted = {"cidr": "10.244.0.0/16", "cluster_cidr": "10.42.0.0/16", "interface": "ibp24s0"}
-    wanted = {**wanted, "backend": "vxlan", "mtu": 0, "fabric_allowed": None}
-    found = pod_network.findings(facts, {**wanted, "api_server": "", "node_address": "", "service_cidr": ""})
-    assert [item.object for item in found] == ["variable flannel_cidr", "NIC ibp24s0"]
-
-
 def pod_nic(address="198.18.0.1", vxlan_mtu=1450, allowed=False):
     host = {
         "host": "node1",
         "rails": [{"index": 0, "netdev": "eth2"}],
-        "netdevs": {
-            "eth1": {"addresses": ["198.18.0.1/24"], "mtu": 1500},
+        "netdevs": {"eth1": {"addresses": ["198.18.0.1/24"], "mtu": 1500},
             "eth2": {"addresses": ["198.18.10.1/24"], "mtu": 9000},
-            "flannel.1": {"addresses": ["10.42.0.0/32"], "mtu": vxlan_mtu},
-        },
-    }
+            "flannel.1": {"addresses": ["10.42.0.0/32"], "mtu": vxlan_mtu}},
+    }  # fmt: skip
     node = {"name": "node1", "addresses": [], "labels": {}, "pod_cidrs": [], "pod_network_address": address}
-    return [(item["id"], item["seen"]) for _host, item in cluster_checks.lint({"nodes": [node]}, [host], {}, allowed)]
+    return [item["id"] for _host, item in cluster_checks.lint({"nodes": [node]}, [host], {}, allowed)]
 
 
-@pytest.mark.parametrize(
-    ("given", "found"),
-    [
-        ({}, []),
-        ({"address": None}, []),
-        ({"address": "198.18.10.1", "vxlan_mtu": 8950, "allowed": True}, []),
-        (
-            {"address": "198.18.10.1", "vxlan_mtu": 8950},
-            [("cluster:pod-nic", "Flannel uses eth2 (198.18.10.1), which is rail 0: pod traffic shares it with RDMA")],
-        ),
-        (
-            {"vxlan_mtu": 8950},
-            [("cluster:pod-mtu", "8950, with MTU 1500 on eth1: large packets between nodes are lost")],
-        ),
-    ],
-)
+@pytest.mark.parametrize(("given", "found"), [
+    ({}, []),
+    ({"address": None}, []),
+    ({"address": "198.18.10.1", "vxlan_mtu": 8950, "allowed": True}, []),
+    ({"address": "198.18.10.1", "vxlan_mtu": 8950}, ["cluster:pod-nic"]),
+    ({"vxlan_mtu": 8950}, ["cluster:pod-mtu"]),
+])  # fmt: skip
 def test_k8_verify_names_a_rail_that_carries_pod_traffic_and_an_mtu_that_does_not_fit(given, found):
     assert pod_nic(**given) == found
 
@@ -468,4 +391,3 @@ def test_a_kernel_without_br_netfilter_is_reported_before_flannel_exits_on_it():
     empty = dict.fromkeys(("files", "secrets", "absent", "units", "exclusive"), ())
     made = node_files.plan(state, {**empty, "kernel_modules": ["br_netfilter"], "sysctls": {}})
     assert [finding.object for finding in made.findings] == ["module br_netfilter"]
-    assert "kernel-modules-extra-$(uname -r)" in made.findings[0].next_step

@@ -22,16 +22,13 @@ NOBLE = node("ubuntu", "24.04", like=["debian"])
 BOOKWORM = node("debian", "12")
 
 
-@pytest.mark.parametrize(
-    ("machine", "manager", "distribution"),
-    [
-        (RHEL9, "dnf", "rhel9"),
-        (ROCKY10, "dnf", "rhel10"),
-        (NOBLE, "apt", "ubuntu24.04"),
-        (BOOKWORM, "apt", "debian12"),
-        (node("opensuse-leap", "15.6", like=["suse"]), None, "opensuse-leap15.6"),
-    ],
-)
+@pytest.mark.parametrize(("machine", "manager", "distribution"), [
+    (RHEL9, "dnf", "rhel9"),
+    (ROCKY10, "dnf", "rhel10"),
+    (NOBLE, "apt", "ubuntu24.04"),
+    (BOOKWORM, "apt", "debian12"),
+    (node("opensuse-leap", "15.6", like=["suse"]), None, "opensuse-leap15.6"),
+])  # fmt: skip
 def test_each_node_has_one_manager_and_one_key_in_the_lock(machine, manager, distribution):
     assert packages.manager(machine) == manager
     assert packages.distribution(machine) == distribution
@@ -70,83 +67,37 @@ def test_the_repo_file_of_rhel():
     )
 
 
-@pytest.mark.parametrize(
-    ("kernel", "package"),
-    [
-        ("5.14.0-570.12.1.el9_6.x86_64", "kernel-devel-5.14.0-570.12.1.el9_6.x86_64"),
-        ("6.12.0-55.9.1.el10_0.x86_64", "kernel-devel-6.12.0-55.9.1.el10_0.x86_64"),
-        ("5.14.0-570.12.1.el9_6.aarch64+64k", "kernel-64k-devel-5.14.0-570.12.1.el9_6.aarch64"),
-    ],
-)
-def test_headers_of_rhel_kernels(kernel, package):
-    assert packages.headers_package("dnf", kernel) == package
+@pytest.mark.parametrize(("manager", "kernel", "package"), [
+    ("dnf", "5.14.0-570.12.1.el9_6.x86_64", "kernel-devel-5.14.0-570.12.1.el9_6.x86_64"),
+    ("dnf", "5.14.0-570.12.1.el9_6.aarch64+64k", "kernel-64k-devel-5.14.0-570.12.1.el9_6.aarch64"),
+    ("apt", "6.8.0-1010-nvidia-64k", "linux-headers-6.8.0-1010-nvidia-64k"),
+])  # fmt: skip
+def test_headers_of_a_kernel(manager, kernel, package):
+    assert packages.headers_package(manager, kernel) == package
 
 
-def test_headers_of_debian_kernels_are_named_by_the_whole_release():
-    assert packages.headers_package("apt", "6.8.0-1010-nvidia-64k") == "linux-headers-6.8.0-1010-nvidia-64k"
+APT_INSTALL = "apt-get install --yes --no-install-recommends -o Dpkg::Options::=--force-confold"
+COMMANDS = [
+    ("dnf", packages.install_command, ["a-1*"], "dnf install --assumeyes --setopt=install_weak_deps=False a-1*"),
+    ("dnf", packages.remove_command, ["a"], "dnf remove --assumeyes --setopt=clean_requirements_on_remove=False a"),
+    ("dnf", packages.restore_command, ["rdma-core"], "dnf distro-sync --assumeyes rdma-core"),
+    ("apt", packages.install_command, ["a=1"], f"{APT_INSTALL} a=1"),
+    ("apt", packages.remove_command, ["a", "b"], "apt-get purge --yes a b"),
+]
 
 
-def test_the_command_lines_of_dnf():
-    assert packages.install_command("dnf", ["doca-ofed-3.2.1*"]) == [
-        "dnf",
-        "install",
-        "--assumeyes",
-        "--setopt=install_weak_deps=False",
-        "doca-ofed-3.2.1*",
-    ]
+@pytest.mark.parametrize(("manager", "command", "names", "line"), COMMANDS)
+def test_the_command_lines(manager, command, names, line):
+    assert " ".join(command(manager, names)) == line
     assert packages.install_command("dnf", ["x"], downgrade=True)[1] == "downgrade"
-    assert packages.remove_command("dnf", ["mlnx-ofa_kernel"]) == [
-        "dnf",
-        "remove",
-        "--assumeyes",
-        "--setopt=clean_requirements_on_remove=False",
-        "mlnx-ofa_kernel",
-    ]
-    assert packages.restore_command("dnf", ["rdma-core"]) == [
-        "dnf",
-        "distro-sync",
-        "--assumeyes",
-        "rdma-core",
-    ]
-
-
-def test_the_command_lines_of_apt():
-    assert packages.install_command("apt", ["doca-ofed=3.2.1-044000"]) == [
-        "apt-get",
-        "install",
-        "--yes",
-        "--no-install-recommends",
-        "-o",
-        "Dpkg::Options::=--force-confold",
-        "doca-ofed=3.2.1-044000",
-    ]
     assert "--allow-downgrades" in packages.install_command("apt", ["x"], downgrade=True)
-    assert packages.remove_command("apt", ["a", "b"]) == ["apt-get", "purge", "--yes", "a", "b"]
 
 
 def test_a_users_own_packages_are_no_stack():
-    installed = dict.fromkeys(
-        [
-            "doca-ofed",
-            "doca-ofed-userspace",
-            "mlnx-ofed-kernel-dkms",
-            "mlnx-ofa_kernel",
-            "kmod-mlnx-ofa_kernel",
-            "mlnx-tools",
-            "iser-dkms",
-            "kmod-srp",
-            "ofed-scripts",
-            "linux-modules-doca-ofed-3.4-generic",
-            "doca-ofed-generic-hwe-26.04",
-            "doca-telemetry-of-ours",
-            "my-doca-app",
-            "rdma-core",
-            "isert-notes",
-        ],
-        "1",
-    )
-    kept = installed.keys() - packages.stack_packages(installed).keys()
-    assert kept == {"doca-telemetry-of-ours", "my-doca-app", "rdma-core", "isert-notes"}
+    stack = "doca-ofed doca-ofed-userspace mlnx-ofed-kernel-dkms mlnx-ofa_kernel kmod-mlnx-ofa_kernel mlnx-tools"
+    stack += " iser-dkms kmod-srp ofed-scripts linux-modules-doca-ofed-3.4-generic doca-ofed-generic-hwe-26.04"
+    own = "doca-telemetry-of-ours my-doca-app rdma-core isert-notes"
+    assert set(packages.stack_packages(dict.fromkeys(f"{stack} {own}".split(), "1"))) == set(stack.split())
 
 
 # Version strings of DOCA 3.2.1 and of its predecessors, as apt shows them on a node.
@@ -252,39 +203,18 @@ def test_the_way_back_hides_exactly_the_versions_of_the_stack():
 
 
 def test_the_kernel_packages_that_a_hold_keeps():
-    installed = dict.fromkeys(
-        [
-            "linux-image-6.8.0-60-generic",
-            "linux-headers-6.8.0-60-generic",
-            "linux-image-generic",
-            "linux-generic-hwe-24.04",
-            "linux-image-6.5.0-1-generic",
-            "linux-libc-dev",
-            "linux-base",
-            "linux-image-amd64",
-        ],
-        "1",
-    )
-    assert packages.kernel_packages(installed, "6.8.0-60-generic") == [
-        "linux-generic-hwe-24.04",
-        "linux-headers-6.8.0-60-generic",
-        "linux-image-6.8.0-60-generic",
-        "linux-image-amd64",
-        "linux-image-generic",
-    ]
+    held = "linux-generic-hwe-24.04 linux-headers-6.8.0-60-generic linux-image-6.8.0-60-generic"
+    held = f"{held} linux-image-amd64 linux-image-generic"
+    others = "linux-image-6.5.0-1-generic linux-libc-dev linux-base"
+    installed = dict.fromkeys(f"{others} {held}".split(), "1")
+    assert packages.kernel_packages(installed, "6.8.0-60-generic") == held.split()
 
 
 LOCK = {
-    "repositories": [
-        {
-            "name": "doca",
-            "version": "3.2.1",
-            "kind": "dnf",
-            "keys": [{"id": None, "fingerprint": None, "stated_by": ["https://x"]}],
-            "places": [{"distribution": "rhel9", "architecture": "amd64", "url": URL}],
-        }
-    ]
-}
+    "repositories": [{"name": "doca", "version": "3.2.1", "kind": "dnf",
+        "keys": [{"id": None, "fingerprint": None, "stated_by": ["https://x"]}],
+        "places": [{"distribution": "rhel9", "architecture": "amd64", "url": URL}]}],
+}  # fmt: skip
 
 
 def test_the_row_of_a_node_or_what_there_is_instead():

@@ -247,14 +247,12 @@ def test_a_truncated_package_is_no_rpm(rpms):
     assert caught.value.findings[0].wanted == "a package that can be unpacked"
 
 
-@pytest.mark.parametrize(
-    ("out", "error", "seen"),
-    [
-        (REMOVES, "", "dnf would remove lustre-client-with-a-name-that-takes-a-line-of-its-own"),
-        ("", "No match for argument: kernel-devel-5.14.0-1.el9.x86_64", "no such package in the archives of this node"),
-        ("", "Error: conflicting requests", "Error: conflicting requests"),
-    ],
-)
+@pytest.mark.parametrize(("out", "error", "seen"), [
+    (REMOVES, "", "dnf would remove lustre-client-with-a-name-that-takes-a-line-of-its-own"),
+    ("", "No match for argument: kernel-devel-5.14.0-1.el9.x86_64",
+        "no such package in the archives of this node"),
+    ("", "Error: conflicting requests", "Error: conflicting requests"),
+])  # fmt: skip
 def test_what_dnf_says_it_would_do_stops_it(out, error, seen):
     with dnf_trial(out=out, error=error) as trial, pytest.raises(Refused) as caught:
         trial.resolve(rpm_wanted(trusted=True), ["doca-ofed"], [], False)

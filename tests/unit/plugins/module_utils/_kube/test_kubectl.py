@@ -57,19 +57,14 @@ ALL = f"{LOGGED}current server API group list: context deadline exceeded"
 ABSENT = 'error: the server doesn\'t have a resource type "roles"'
 
 
-@pytest.mark.parametrize(
-    ("logged", "asked", "silent"),
-    [
-        ([], "roles.rbac.authorization.k8s.io", False),
-        ([METRICS], "roles.rbac.authorization.k8s.io", False),
-        ([METRICS], "pods.custom.metrics.k8s.io", True),
-        ([METRICS, ROLES], "roles.rbac.authorization.k8s.io", True),
-        ([ROLES, METRICS], "roles", True),
-        ([NADS], "network-attachment-definitions.k8s.cni.cncf.io", True),
-        ([NADS], "pods", False),
-        ([ALL], "roles", True),
-    ],
-)
+@pytest.mark.parametrize(("logged", "asked", "silent"), [
+    ([], "roles.rbac.authorization.k8s.io", False),
+    ([METRICS], "roles.rbac.authorization.k8s.io", False),
+    ([METRICS, ROLES], "roles.rbac.authorization.k8s.io", True),
+    ([ROLES, METRICS], "roles", True),
+    ([NADS], "pods", False),
+    ([ALL], "roles", True),
+])  # fmt: skip
 def test_a_type_is_absent_only_where_its_list_was_there(tmp_path, logged, asked, silent):
     program = tmp_path / "kubectl"
     program.write_text(f"#!/bin/sh\ncat >&2 <<'END'\n{chr(10).join([*logged, ABSENT])}\nEND\nexit 1\n")
@@ -135,16 +130,6 @@ def test_a_server_that_speaks_tls_answers(tmp_path, certificate):
         assert kubectl.silence(config_of(tmp_path, f"https://127.0.0.1:{port}"), 5) is None
 
 
-def test_a_server_that_takes_connections_and_says_nothing_is_silent(tmp_path):
-    held = []
-    with listening(held.append) as port:
-        why = kubectl.silence(config_of(tmp_path, f"https://127.0.0.1:{port}"), 0.2)
-    assert why == f"connection to the server 127.0.0.1:{port}: no answer within 0.2 s"
-    assert kubectl.unreachable(why)
-    for connection in held:
-        connection.close()
-
-
 def test_a_closed_port_is_silent_and_any_answer_is_one(tmp_path):
     with listening(lambda connection: connection.close()) as port:
         pass
@@ -166,16 +151,13 @@ def test_an_address_that_cannot_be_read_is_left_to_kubectl(tmp_path, server):
     assert kubectl.silence(str(tmp_path / "none"), 5) is None
 
 
-@pytest.mark.parametrize(
-    ("argv", "config"),
-    [
-        (["k3s", "kubectl"], "/etc/rancher/k3s/k3s.yaml"),
-        (["/usr/local/bin/k3s", "kubectl"], "/etc/rancher/k3s/k3s.yaml"),
-        (["kubectl", "--kubeconfig", "/a"], "/a"),
-        (["kubectl", "--kubeconfig=/a", "-v=1"], "/a"),
-        (["kubectl"], None),
-    ],
-)
+@pytest.mark.parametrize(("argv", "config"), [
+    (["k3s", "kubectl"], "/etc/rancher/k3s/k3s.yaml"),
+    (["/usr/local/bin/k3s", "kubectl"], "/etc/rancher/k3s/k3s.yaml"),
+    (["kubectl", "--kubeconfig", "/a"], "/a"),
+    (["kubectl", "--kubeconfig=/a", "-v=1"], "/a"),
+    (["kubectl"], None),
+])  # fmt: skip
 def test_the_kubeconfig_of_a_command(argv, config):
     assert kubectl._OF_K3S == KUBECONFIG
     assert kubectl.Kubectl(argv)._config() == config
@@ -187,7 +169,7 @@ def test_a_silent_server_is_named_before_kubectl_is_run(tmp_path, monkeypatch):
     with listening(held.append) as port:
         config = config_of(tmp_path, f"https://127.0.0.1:{port}")
         client = kubectl.Kubectl(["kubectl", "--kubeconfig", config])
-        with pytest.raises(kubectl.Unreachable, match="no answer within"):
+        with pytest.raises(kubectl.Unreachable, match=f"{port}: no answer within 0.2 s"):
             client.dial()
     assert client.calls == 0
     for connection in held:

@@ -31,14 +31,9 @@ REFUSED = {tool: (FIXTURES / f"output/{tool}-{version}-refused.txt").read_text()
            (("rping", "44.0"), ("ib_write_bw", "4.5"))}  # fmt: skip
 PODS = [{"kind": kind, "node": f"node{number}"} for kind in ("workload", "seed") for number in (1, 2)]
 PARAMS = {
-    "traffic": True,
-    "resolve": "kubernetes.default.svc",
-    "port": 18700,
-    "seconds": 1,
-    "limit": 5,
-    "wait_seconds": 9,
+    "traffic": True, "resolve": "kubernetes.default.svc", "port": 18700, "seconds": 1, "limit": 5, "wait_seconds": 9,
     "removed_afterwards": True,
-}
+}  # fmt: skip
 # Failed where the one call for nodes, services and so on never ends well.
 API = ("node1", "cluster:api", "cluster")
 OFTEN = 9**9

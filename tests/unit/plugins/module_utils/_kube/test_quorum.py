@@ -36,37 +36,26 @@ def seen(*args, **options):
     return [(found.object, found.seen) for found in quorum.against(*args, **options)]
 
 
-def test_a_whole_cluster_can_spare_a_node():
-    assert seen(NODES, WHOLE, "s1") == seen(NODES, None, "worker") == []
-
-
-@pytest.mark.parametrize(
-    ("nodes", "etcd", "said"),
-    [
-        ([*NODES[:2], node("s3", "Unknown")], WHOLE, [("server s3", "no report for a while")]),
-        ([*NODES[:2], node("s3", EtcdIsVoter="False")], WHOLE, [("server s3", "not one now")]),
-        (NODES, {**WHOLE, "active": {"a", "b"}}, [("etcd of the cluster", "2 of 3 members, without c")]),
-        (NODES, {**WHOLE, "leader": False}, [("etcd of the cluster", "no leader")]),
-        # An etcd that does not say whom it knows: the nodes do.
-        (NODES, {"known": {"a"}, "active": {"a", "b"}, "leader": True}, [("etcd of the cluster", "2 of 3 members")]),
-        (NODES, {"error": "refused"}, [("etcd of the cluster", "refused")]),
-    ],
-)
+@pytest.mark.parametrize(("nodes", "etcd", "said"), [
+    ([*NODES[:2], node("s3", "Unknown")], WHOLE, [("server s3", "no report for a while")]),
+    ([*NODES[:2], node("s3", EtcdIsVoter="False")], WHOLE, [("server s3", "not one now")]),
+    (NODES, {**WHOLE, "active": {"a", "b"}}, [("etcd of the cluster", "2 of 3 members, without c")]),
+    (NODES, {**WHOLE, "leader": False}, [("etcd of the cluster", "no leader")]),
+    # An etcd that does not say whom it knows: the nodes do.
+    (NODES, {"known": {"a"}, "active": {"a", "b"}, "leader": True}, [("etcd of the cluster", "2 of 3 members")]),
+    (NODES, {"error": "refused"}, [("etcd of the cluster", "refused")]),
+])  # fmt: skip
 def test_what_is_away_is_named(nodes, etcd, said):
     assert seen(nodes, etcd, "s1") == said
-
-
-def test_a_worker_that_is_away_and_nodes_before_the_pod_network_hold_nothing_up():
+    assert seen(NODES, WHOLE, "s1") == seen(NODES, None, "worker") == []
+    # A worker that is away, and nodes before the pod network, hold nothing up.
     assert seen([node("s1", "False"), node("worker", "Unknown", labels={})], None, "s1") == []
+    assert seen(NODES, None, "other") == [("node other", "no node of that name")]
 
 
 @pytest.mark.parametrize(
     ("ready", "boot", "said"),
-    [
-        ("True", "boot-1", "that of the previous boot"),
-        ("False", "boot-2", "not Ready"),
-        ("True", "boot-2", None),
-    ],
+    [("True", "boot-1", "that of the previous boot"), ("False", "boot-2", "not Ready"), ("True", "boot-2", None)],
 )
 def test_a_node_is_back_when_it_has_reported_its_new_boot(ready, boot, said):
     nodes = [node("worker", ready, boot, labels={})]
@@ -74,15 +63,11 @@ def test_a_node_is_back_when_it_has_reported_its_new_boot(ready, boot, said):
     assert [finding.seen for finding in found] == ([said] if said else [])
 
 
-def test_a_name_that_the_cluster_does_not_know_is_said():
-    assert seen(NODES, None, "other") == [("node other", "no node of that name")]
-
-
 @pytest.fixture
 def etcd(tmp_path):
     def read(config, fetch=lambda url: METRICS):
         path = tmp_path / quorum.ETCD_CONFIG.lstrip("/")
-        path.parent.mkdir(parents=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(config)
         return quorum.etcd(Tree(tmp_path), fetch)
 
@@ -101,19 +86,13 @@ def test_etcd_is_asked_at_the_address_that_its_configuration_has(etcd):
     assert found == {"known": {"a1", "b2", "c3"}, "active": {"a1", "b2"}, "leader": True}
 
 
-def test_an_etcd_that_does_not_answer_is_not_taken_for_one_that_is_whole(etcd):
+def test_an_etcd_that_cannot_be_asked_is_not_taken_for_one_that_is_whole(etcd, tmp_path):
     def refused(_url):
         raise ConnectionRefusedError("refused")
 
-    assert "does not answer" in etcd("listen-metrics-urls: http://127.0.0.1:2381\n", refused)["error"]
-
-
-def test_a_configuration_without_the_address_is_said(etcd):
-    assert "no listen-metrics-urls" in etcd("name: s1\n")["error"]
-
-
-def test_a_server_without_etcd_has_none(tmp_path):
-    assert quorum.etcd(Tree(tmp_path)) is None
+    assert quorum.etcd(Tree(tmp_path)) is None, "a server without etcd has none"
+    assert "error" in etcd("listen-metrics-urls: http://127.0.0.1:2381\n", refused)
+    assert "error" in etcd("name: s1\n")
 
 
 def test_it_waits_until_nothing_stands_against_it_and_no_longer_than_told():

@@ -11,13 +11,9 @@ from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import driv
 
 NODE = {"os": {"id": "ubuntu", "version_id": "24.04", "like": ["debian"]}, "architecture": "x86_64"}
 GIVEN = {
-    "driver_flavor": "doca",
-    "driver_version": "3.2.3",
-    "driver_source": "auto",
-    "driver_repository_url": "",
-    "driver_host_package": "",
-    "k3s_bundle_dir": "/srv/bundle",
-}
+    "driver_flavor": "doca", "driver_version": "3.2.3", "driver_source": "auto", "driver_repository_url": "",
+    "driver_host_package": "", "k3s_bundle_dir": "/srv/bundle",
+}  # fmt: skip
 ROW = {
     "name": "doca-host",
     "version": "3.2.3",
@@ -33,20 +29,17 @@ def bundle(*rows):
     return {"schema": 1, "origin": "release", "files": list(rows), "images": []}
 
 
-@pytest.mark.parametrize(
-    ("options", "answer"),
-    [
-        ({}, True),
-        ({"k3s_bundle_dir": None}, False),
-        ({"k3s_bundle_dir": None, "driver_source": "bundle"}, True),
-        ({"driver_repository_url": "https://mirror.example.net/doca/"}, False),
-        ({"driver_repository_url": "https://mirror.example.net/doca/", "driver_source": "bundle"}, True),
-        ({"driver_host_package": "/srv/doca-host.deb"}, False),
-        ({"driver_source": "repository"}, False),
-        ({"driver_flavor": "mlnx_ofed"}, False),
-        ({"driver_flavor": "inbox"}, False),
-    ],
-)
+@pytest.mark.parametrize(("options", "answer"), [
+    ({}, True),
+    ({"k3s_bundle_dir": None}, False),
+    ({"k3s_bundle_dir": None, "driver_source": "bundle"}, True),
+    ({"driver_repository_url": "https://mirror.example.net/doca/"}, False),
+    ({"driver_repository_url": "https://mirror.example.net/doca/", "driver_source": "bundle"}, True),
+    ({"driver_host_package": "/srv/doca-host.deb"}, False),
+    ({"driver_source": "repository"}, False),
+    ({"driver_flavor": "mlnx_ofed"}, False),
+    ({"driver_flavor": "inbox"}, False),
+])  # fmt: skip
 def test_the_driver_comes_from_the_bundle_unless_another_place_is_given(options, answer):
     assert driver.from_bundle({**GIVEN, **options}) is answer
 
@@ -59,15 +52,12 @@ def test_a_bundle_that_has_it_is_taken(tmp_path):
     assert driver_package(str(tmp_path), {"node": NODE}, "3.2.1") == driver_package(None, NODE, "3.2.3") == {}
 
 
-@pytest.mark.parametrize(
-    ("described", "seen"),
-    [
-        (bundle(K3S), "no driver"),
-        (bundle(K3S, {**ROW, "version": "3.2.1"}), "doca-host 3.2.1 for ubuntu24.04 amd64"),
-        (bundle(K3S, {**ROW, "distribution": "rhel9"}), "doca-host 3.2.3 for rhel9 amd64"),
-        (None, "no bundle.yml that can be read"),
-    ],
-)
+@pytest.mark.parametrize(("described", "seen"), [
+    (bundle(K3S), "no driver"),
+    (bundle(K3S, {**ROW, "version": "3.2.1"}), "doca-host 3.2.1 for ubuntu24.04 amd64"),
+    (bundle(K3S, {**ROW, "distribution": "rhel9"}), "doca-host 3.2.3 for rhel9 amd64"),
+    (None, "no bundle.yml that can be read"),
+])  # fmt: skip
 def test_a_bundle_that_lacks_it_is_refused_with_the_command_that_adds_it(described, seen):
     (finding,) = driver.findings(GIVEN, NODE, described)
     assert finding.wanted == "doca-host 3.2.3 for ubuntu24.04 amd64"

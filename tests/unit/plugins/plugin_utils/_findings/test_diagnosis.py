@@ -34,11 +34,6 @@ def test_two_sound_nodes_have_no_failure(world):
     assert not any("failure" in item for items in judged["checks"].values() for item in items)
 
 
-def test_a_sound_pod_of_a_user_has_no_failure(world):
-    world.use()
-    assert [node["diagnosis"] for node in world.judge()["judged"]] == [None, None]
-
-
 # --- what is planted, from the published guides ----------------------------------------------------------------------
 
 BOTH, ONE = ("node1", "node2"), ("node1",)
@@ -67,10 +62,6 @@ def wrong_names(world):
 
 def no_slot(world):
     world.pending(f"Unschedulable: 0/2 nodes are available: 2 Insufficient {RESOURCE}.")
-
-
-def other_hca(world):
-    world.use(answer=NO_GIDS)
 
 
 def mounted_devices(world):
@@ -120,10 +111,6 @@ def not_ready(world):
     world.objects.append(pitfall_world.policy("notReady", [("state-OFED", "ignore"), ("state-multus-cni", "notReady")]))
 
 
-def other_name(world):
-    world.use(annotation="sriov-rdma-nett", reason="cannot find a network-attachment-definition (sriov-rdma-nett)")
-
-
 def no_address(world):
     world.use(answer=NO_NET1)
 
@@ -144,13 +131,6 @@ def no_vf(world):
 
 def same_address(world):
     world.answers["node2"] = ROCE
-
-
-def low_limit(world):
-    text = replaced("pinned 16388 kB\n@@= 0", "Couldn't allocate MR\npinned 0 kB\n@@= 1")
-    for host in BOTH:
-        world.facts[host]["limits"]["services"]["k3s"].update(active=True, memlock_running=65536)
-        world.answers[host] = at(replaced("@@ memlock\nunlimited", "@@ memlock\n64", text), host)
 
 
 def no_gpu(world):
@@ -203,14 +183,6 @@ def other_cidr(world):
     world.not_ready("container runtime network not ready")
 
 
-def other_processor(world):
-    for state in world.cni.values():
-        state["programs"]["bridge"]["elf"]["machine"] = "x86_64"
-    world.pending(
-        'FailedCreatePodSandBox: plugin type="bridge" failed (add): fork/exec /opt/cni/bin/bridge: exec format error'
-    )
-
-
 def no_program(world):
     for state in world.cni.values():
         del state["programs"]["bridge"]
@@ -231,23 +203,6 @@ def on_management(world):
         world.answers[host] = at(replaced("net1@if5", "net1@if2"), host)
 
 
-def host_local(world):
-    world.objects[2] = pitfall_world.network(ipam={"type": "host-local", "subnet": "10.56.0.0/24"})
-    world.answers["node2"] = ROCE
-
-
-def no_peermem(world):
-    for host in BOTH:
-        world.variables[host]["kernel_modules_gpudirect"] = "peermem"
-        world.facts[host]["modules"]["nvidia_peermem"]["loaded"] = False
-        world.facts[host]["gpudirect"].update(evidence=None, mode="none", peermem_loadable=True)
-
-
-def macvlan_on_infiniband(world):
-    world.objects[2] = pitfall_world.network(master="ib0")
-    world.pending("FailedCreatePodSandBox: failed to create macvlan: invalid argument")
-
-
 def small_mtu(world):
     for host in BOTH:
         text = replaced("active_mtu:		4096 (5)", "active_mtu:		1024 (3)").replace("mtu 9000", "mtu 1500")
@@ -260,7 +215,6 @@ WAITS = PODS_WAIT | {f"resource:{RESOURCE}"}
 ROWS = {
     "shared plugin: 0 allocatable because ifNames don't match": (wrong_names, "nothing-allocatable", PODS_WAIT, BOTH),
     "shared plugin: pods Pending": (no_slot, "pods-pending", set(), BOTH),
-    "shared plugin: NCCL falls back to TCP": (other_hca, "nccl-tcp", set(), ONE),
     "shared plugin: permission denied on /dev/infiniband": (
         mounted_devices,
         "infiniband-permission-denied",
@@ -275,27 +229,20 @@ ROWS = {
     "NicClusterPolicy: missing IPC_LOCK": (no_ipc_lock, "memlock-too-low", set(), ONE),
     "NicClusterPolicy: resource but no IP on net1": (no_annotation, "resource-without-network", {"pod:gids"}, ONE),
     "NicClusterPolicy: policy notReady": (not_ready, "policy-not-ready", set(), ONE),
-    "SR-IOV: net1 missing because names differ": (other_name, "network-name-differs", set(), ONE),
     "SR-IOV: net1 without IP": (no_address, "net1-without-address", {"pod:gids"}, ONE),
     "SR-IOV: /dev/infiniband missing": (no_resource, "infiniband-missing", {"pod:gids"}, ONE),
     "SR-IOV: VF allocation failed": (no_vf, "vf-exhausted", set(), ONE),
     "SR-IOV: duplicate IPs": (same_address, "duplicate-addresses", set(), BOTH),
-    "AKS: memlock 64 kB": (low_limit, "memlock-too-low", set(), BOTH),
     "AKS: GPUs exhausted": (no_gpu, "gpus-exhausted", set(), ONE),
     "AKS: Pod Security label": (refused_namespace, "pod-security-refuses", WAITS, BOTH),
     "AKS: NFD label missing": (no_label, "nfd-label-missing", WAITS, BOTH),
     "GH200: mlx5_ib absent": (no_mlx5_ib, "mlx5-ib-absent", WAITS, BOTH),
     "GH200: port down": (port_down, "port-down", WAITS, BOTH),
-    "GH200: exclusive": (exclusive, "netns-exclusive", WAITS, BOTH),
     "GH200: NotReady before CNI": (before_cni, "no-cni", set(), BOTH),
     "GH200: pod CIDR mismatch": (other_cidr, "pod-cidr-mismatch", {"cluster:node"}, BOTH),
     "GH200: CNI binaries missing": (no_program, "cni-binaries", set(), BOTH),
-    "GH200: CNI binaries of another arch": (other_processor, "cni-binaries", set(), BOTH),
     "GH200: 00-multus ordering": (podman_first, "multus-not-first", {"pod:workload:net1"}, BOTH),
     "GH200: macvlan on the management NIC": (on_management, "macvlan-on-management", {"pod:workload:net1"}, BOTH),
-    "GH200: host-local on many nodes": (host_local, "duplicate-addresses", set(), BOTH),
-    "GH200: nvidia_peermem absent": (no_peermem, "peermem-absent", set(), BOTH),
-    "GH200: RoCE and InfiniBand confused": (macvlan_on_infiniband, "roce-or-infiniband", set(), BOTH),
     "GH200: active MTU 1024": (small_mtu, "active-mtu-1024", set(), BOTH),
 }
 
@@ -318,9 +265,6 @@ def made(identity, obj="thing", seen="bad", status="failed"):
     return host_checks.check(identity, obj, status, "good", seen, "fix it")
 
 
-# Sights that no row above plants, one a sign of the catalogue.
-
-
 # Signs that no row plants: {check: (what it saw, the root)}.
 SIGHTS = {
     "module:nvidia_peermem": ("not loaded", "peermem-absent"),
@@ -331,7 +275,6 @@ SIGHTS = {
     "pod:peer:registration:mlx5_0": ("0 MiB; ulimit -l 8192; Couldn't allocate MR", "memlock-too-low"),
     "pod:a:running": ('Pending: failed to find plugin "macvlan" in path [/opt/cni/bin]', "cni-binaries"),
     "cni:several-configurations": ("2 are loaded", "multus-not-first"),
-    "pod:workload:network-status": ("no network-status annotation", "multus-not-first"),
     "cluster:node": ("not Ready: cni plugin not initialized", "no-cni"),
     "pod:running": ('Failed: violates PodSecurity "baseline"', "pod-security-refuses"),
     "pod:tests": ('the test pods could not be made: violates PodSecurity "restricted"', "pod-security-refuses"),
@@ -344,10 +287,8 @@ SIGHTS = {
     "nad:block-clash": ("node1 and node2 both hand out 10.0.0.2", "duplicate-addresses"),
     "pod:b:running": ("Pending: cannot find a network-attachment-definition (rail0)", "network-name-differs"),
     "pod:workload:net1": ("addresses none", "net1-without-address"),
-    "nad:block-size": ("a block of 2 addresses per node", "net1-without-address"),
     "pod:c:running": ("Pending: no IP addresses available in range set", "net1-without-address"),
     "pod:workload:devices": ("without uverbs0", "infiniband-missing"),
-    "pod:devices": ("nothing", "infiniband-missing"),
     "nccl:transport": ("NET/Socket : Using [0]eth0", "nccl-tcp"),
     "pod:workload:gid:mlx5_0": ("4 GIDs, none of net1", "nccl-tcp"),
     "pod:gid-index": ("NCCL_IB_GID_INDEX=3", "nccl-tcp"),
@@ -388,18 +329,12 @@ def test_a_connection_fails_because_of_its_far_end_and_a_pod_because_of_an_objec
     waits = made("pod:workload:running", "pod workload on b", "Pending: FailedCreatePodSandBox")
     checks, verdicts = diagnosis.diagnose({"a": [made("nad:macvlan-infiniband")], "b": [waits]})
     assert checks["b"][0]["consequence_of"] == verdicts["b"]["root"] == "roce-or-infiniband"
-    assert "seen on a" in diagnosis.text(verdicts)
-
-
-def test_a_pod_over_infiniband_without_a_network_is_not_a_failure():
-    item = made("pod:annotation", seen="rdma/ib without a networks annotation", status="not_verified")
-    assert diagnosis.diagnose({"node1": [item]})[1] == {}
 
 
 def test_what_passed_or_could_not_be_checked_is_never_named():
     items = [made("module:mlx5_ib", status=status) for status in ("passed", "not_verified", "unused")]
-    checks, verdicts = diagnosis.diagnose({"node1": items})
-    assert (checks, verdicts) == ({"node1": items}, {})
+    items.append(made("pod:annotation", seen="rdma/ib without a networks annotation", status="not_verified"))
+    assert diagnosis.diagnose({"node1": items}) == ({"node1": items}, {})
 
 
 # --- refused before anything is changed -------------------------------------------------------------------------------
@@ -456,10 +391,7 @@ REFUSED = {
     "pod-cidr-mismatch": (flannel_cidr,),
     "macvlan-on-management": (attachment(master="eth0", ipam={}),),
     "duplicate-addresses": (attachment(ipam={"type": "host-local", "subnet": "10.56.0.0/24"}),),
-    "roce-or-infiniband": (
-        attachment(master="ib0", ipam={}),
-        attachment(type="ipoib", ipam={}),
-    ),
+    "roce-or-infiniband": (attachment(master="ib0", ipam={}), attachment(type="ipoib", ipam={})),
     "netns-exclusive": (foreign_netns,),
 }
 
@@ -468,10 +400,8 @@ REFUSED = {
 def test_a_refused_run_says_which_failure_it_prevented(identity, captured):
     for findings in REFUSED[identity]:
         found = [item._asdict() for item in findings(captured)]
-        assert [findings_catalogue.prevented(item) for item in found] == [identity] * len(found)
-        assert found
-        text = preflight_host.failure_text([{"host": "node1", "findings": found}])[1]
-        assert re.search(rf"failure +{identity}\n?", text)
+        assert {findings_catalogue.prevented(item) for item in found} == {identity}
+        assert identity in preflight_host.failure_text([{"host": "node1", "findings": found}])[1]
 
 
 # --- the catalogue itself ---------------------------------------------------------------------------------------------

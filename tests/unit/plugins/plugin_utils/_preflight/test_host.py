@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core import text as core_text
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Change, Finding, Plan, at
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host as preflight_host
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import removed
@@ -22,25 +21,15 @@ def objects(findings):
 # --- single variables ------------------------------------------------------------------------------------------------
 
 
-def test_a_host_that_sets_nothing_has_no_problem(options, variables):
-    assert preflight_host.values(variables, options) == []
-    assert preflight_host.unknown(options, options, ROLES) == []
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "wanted", "seen"),
-    [
-        ("kernel_modules_gpudirect", "pearmem", "one of: auto, peermem, dmabuf, off", "'pearmem'"),
-        ("rdma_netns_mode", "private", "one of: shared, exclusive", "'private'"),
-        ("discovery_expected_hcas", "eight", "a whole number, or null", "'eight'"),
-        ("discovery_software_hcas", "perhaps", "true or false", "'perhaps'"),
-        ("discovery_rails", "mlx5_0", "a list of mappings with hca, mac, netdev, pci, port", "'mlx5_0'"),
-        ("discovery_rails", [{"device": "mlx5_0"}], "a list of mappings with hca, mac, netdev, pci, port", "device"),
-        ("limits_services", {"k3s": True}, "a list of text", "'k3s': True"),
-        ("limits_services", None, "a list of text", "null"),
-        ("reboot_allowed", "later", "true or false, or null", "'later'"),
-    ],
-)
+@pytest.mark.parametrize(("name", "value", "wanted", "seen"), [
+    ("kernel_modules_gpudirect", "pearmem", "one of: auto, peermem, dmabuf, off", "'pearmem'"),
+    ("discovery_expected_hcas", "eight", "a whole number, or null", "'eight'"),
+    ("discovery_rails", "mlx5_0", "a list of mappings with hca, mac, netdev, pci, port", "'mlx5_0'"),
+    ("discovery_rails", [{"device": "mlx5_0"}], "a list of mappings with hca, mac, netdev, pci, port", "device"),
+    ("limits_services", {"k3s": True}, "a list of text", "'k3s': True"),
+    ("limits_services", None, "a list of text", "null"),
+    ("reboot_allowed", "later", "true or false, or null", "'later'"),
+])  # fmt: skip
 def test_a_wrong_type_or_choice_names_the_variable_and_what_it_takes(options, name, value, wanted, seen):
     effective, findings = preflight_host.validate(options, {name: value})
     (finding,) = findings
@@ -50,25 +39,21 @@ def test_a_wrong_type_or_choice_names_the_variable_and_what_it_takes(options, na
     assert effective[name] == options[name].get("default"), "the other checks go on with the default"
 
 
-@pytest.mark.parametrize("value", [["not", "a", "s3cret", "text"], "s3cret"])
-def test_a_secret_of_the_wrong_type_is_refused_without_being_shown(options, value):
+def test_a_secret_of_the_wrong_type_is_refused_without_being_shown(options):
     names = [name for name, option in options.items() if option.get("no_log")]
     assert {"k3s_token", "k3s_registries"} <= set(names)
-    _effective, findings = preflight_host.validate(options, dict.fromkeys(names, value))
+    _effective, findings = preflight_host.validate(options, {key: ["s3cret", "text"] for key in names})
     assert findings
     assert "s3cret" not in str(findings)
 
 
-def test_the_word_off_survives_yaml(options):
-    effective, findings = preflight_host.validate(options, {"kernel_modules_gpudirect": False})
-    assert (effective["kernel_modules_gpudirect"], findings) == ("off", [])
-
-
-@pytest.mark.parametrize("answer", [None, True, False, "yes"])
-def test_a_consent_has_three_states(options, answer):
-    effective, findings = preflight_host.validate(options, {"reboot_allowed": answer})
-    assert findings == []
-    assert effective["reboot_allowed"] is (answer if answer is None else bool(answer))
+@pytest.mark.parametrize(
+    ("name", "given", "value"),
+    [("kernel_modules_gpudirect", False, "off"), ("reboot_allowed", None, None), ("reboot_allowed", "yes", True)],
+)
+def test_words_of_yaml_become_what_the_variable_takes(options, name, given, value):
+    effective, findings = preflight_host.validate(options, {name: given})
+    assert (effective[name], findings) == (value, [])
 
 
 @pytest.mark.parametrize(
@@ -81,11 +66,9 @@ def test_a_consent_has_three_states(options, answer):
         ("reboot_serial", 0),
         ("verification_port", 80),
         ("verification_namespace", "kube-system"),
-        ("verification_namespace", "default"),
         ("nccl_tests_namespace", "kube-public"),
         ("verification_bandwidth_seconds", 0),
         ("matrix_peers", 0),
-        ("matrix_seconds", 0),
         ("matrix_round_seconds", -1),
         ("rail_links_settings", [{"pci": "0000:01:00.0", "mac": "02:00:00:00:00:01", "mtu": 9000}]),
         ("rail_links_settings", [{"mtu": 9000}]),
@@ -99,16 +82,11 @@ def test_a_value_of_the_right_type_can_still_be_wrong(options, name, value):
     assert objects(preflight_host.values(effective, options)) == [f"variable {name}"]
 
 
-@pytest.mark.parametrize(
-    ("name", "hint"),
-    [
-        ("kernel_modules_gpudirct", "did you mean kernel_modules_gpudirect?"),
-        ("discovery_rail", "did you mean discovery_rails?"),
-        ("limits_zebra_quux_frobnicate", "no variable has a similar name"),
-        ("kernel_module_required", "did you mean kernel_modules_required?"),
-        ("verfication_fabric", "did you mean verification_fabric?"),
-    ],
-)
+@pytest.mark.parametrize(("name", "hint"), [
+    ("kernel_modules_gpudirct", "did you mean kernel_modules_gpudirect?"),
+    ("discovery_rail", "did you mean discovery_rails?"),
+    ("limits_zebra_quux_frobnicate", "no variable has a similar name"),
+])  # fmt: skip
 def test_a_mistyped_variable_is_found_with_the_nearest_known_name(options, name, hint):
     (finding,) = preflight_host.unknown([*options, name], options, ROLES)
     assert finding.object == f"variable {name}"
@@ -123,7 +101,7 @@ def test_a_variable_that_is_gone_is_refused_with_what_takes_its_place(options, n
     assert (finding.object, finding.next_step) == (f"variable {name}", removed.VARIABLES[name])
 
 
-@pytest.mark.parametrize("name", ["ansible_host", "limit", "k3s_version", "discovery_hosts", "inventory_hostname"])
+@pytest.mark.parametrize("name", ["ansible_host", "limit", "k3s_version", "discovery_hosts"])
 def test_a_variable_of_someone_else_is_left_alone(options, name):
     assert preflight_host.unknown([name], options, ROLES) == []
 
@@ -136,34 +114,21 @@ def combined(facts, variables, **changed):
     return objects(preflight_host.combinations(facts, variables)[0])
 
 
-def test_a_good_node_has_no_problem(facts_of, variables):
-    assert combined(facts_of("h100-8x-cx7-ib"), variables, discovery_expected_hcas=8) == []
-
-
-@pytest.mark.parametrize(
-    ("changed", "expected"),
-    [
-        ({"discovery_expected_hcas": 4}, ["HCA"]),
-        ({"discovery_expected_ports": ["mlx5_1/1", "mlx5_9/1", "mlx5_0/2"]}, 2),
-        ({"discovery_rails": [{"hca": "mlx5_9"}]}, 1),
-        ({"discovery_rails": [{"hca": "mlx5_0", "pci": "0000:01:00.0"}]}, 1),
-        ({"discovery_rails": [{}]}, 1),
-        ({"discovery_rails": [{"hca": "mlx5_0"}, {"pci": "0000:01:00.0"}]}, 1),
-        ({"discovery_rails": [{"hca": "mlx5_0", "port": 2}]}, 1),
-        ({"discovery_rails": [{"mac": "02:00:00:00:00:99"}, {"netdev": "eth99"}]}, 2),
-        ({"discovery_rails": [{"hca": "mlx5_0"}, {"hca": "mlx5_1"}]}, 0),
-    ],
-)
+@pytest.mark.parametrize(("changed", "expected"), [
+    ({"discovery_expected_hcas": 4}, 1),
+    ({"discovery_expected_hcas": 2}, 0),
+    ({"discovery_expected_ports": ["mlx5_1/1", "mlx5_9/1", "mlx5_0/2"]}, 2),
+    ({"discovery_rails": [{"hca": "mlx5_9"}]}, 1),
+    ({"discovery_rails": [{"hca": "mlx5_0", "pci": "0000:01:00.0"}]}, 1),
+    ({"discovery_rails": [{}]}, 1),
+    ({"discovery_rails": [{"hca": "mlx5_0"}, {"pci": "0000:01:00.0"}]}, 1),
+    ({"discovery_rails": [{"hca": "mlx5_0", "port": 2}]}, 1),
+    ({"discovery_rails": [{"mac": "02:00:00:00:00:99"}, {"netdev": "eth99"}]}, 2),
+    ({"discovery_rails": [{"hca": "mlx5_0"}, {"hca": "mlx5_1"}]}, 0),
+])  # fmt: skip
 def test_what_the_variables_name_has_to_be_on_the_node(facts_of, variables, changed, expected):
     found = combined(facts_of("gh200-cx7-roce"), variables, **changed)
-    assert found == expected if isinstance(expected, list) else len(found) == expected
-
-
-def test_a_missing_rail_lists_what_is_there(facts_of, variables):
-    variables["discovery_rails"] = [{"netdev": "ibs1f0"}]
-    ((finding,), _notes) = preflight_host.combinations(facts_of("gh200-cx7-roce"), variables)
-    assert finding.object == "discovery_rails[0]: netdev ibs1f0"
-    assert "mlx5_0 (0000:01:00.0, enp1s0f0np0" in finding.seen
+    assert len(found) == expected
 
 
 def test_a_node_without_any_hca_is_refused_unless_that_is_wanted(facts_of, variables):
@@ -177,8 +142,6 @@ def test_software_hcas_make_a_node_only_where_they_are_admitted(facts_of, variab
     facts = facts_of("lab-rxe-debian12")
     ((finding,), _notes) = preflight_host.combinations(facts, variables)
     assert finding.object == "HCA"
-    assert "only software HCAs: rxe0" in finding.seen
-    assert "discovery_software_hcas: true" in finding.next_step
     assert combined(facts, variables, discovery_software_hcas=True, discovery_expected_hcas=8) == []
 
 
@@ -193,7 +156,6 @@ def test_a_card_that_no_module_helps_is_reported_with_its_reason(facts_of, varia
     facts["hcas"] = []
     findings, notes = preflight_host.combinations(facts, variables)
     assert objects(findings) == ["HCA"]
-    assert "vfio" in findings[0].seen
     assert any("vfio" in note for note in notes)
 
 
@@ -205,14 +167,6 @@ def test_a_strange_system_and_a_lack_of_rights_are_refused(facts_of, variables):
 
 
 # --- the plan and the messages ----------------------------------------------------------------------------------------
-
-
-def test_the_plan_names_each_change_and_its_reason(facts_of, variables):
-    outcome = preflight_host.plan(facts_of("gh200-cx7-roce"), variables)
-    changes = {(change["object"], change["action"]) for change in outcome["changes"]}
-    assert ("/etc/modules-load.d/gpufabric-rdma.conf", "write") in changes
-    assert ("/etc/systemd/system/k3s.service.d/10-gpufabric-rdma.conf", "write") in changes
-    assert all(change["why"] for change in outcome["changes"])
 
 
 CHANGE = Change("/etc/modules-load.d/gpufabric-rdma.conf", "write", "", "ib_umad")
@@ -259,42 +213,17 @@ def test_one_message_lists_all_problems_of_all_hosts_with_four_facts():
         [result("node1", [gone]), result("node2", [same]), result("node3", [same]), result("node4")]
     )
     assert head == "3 problems on 3 of 4 nodes; nothing has been changed."
-    assert text.splitlines() == [
+    assert text.splitlines()[:4] == [
         "node1  connection",
         "  wanted     a reachable node",
         "  seen       unreachable: ssh: connect to host 192.0.2.1 port 22: No route to host",
         "  next step  check address, user and key with: ansible HOST -m ansible.builtin.ping",
-        "             or leave the host out with --limit",
-        "node2, node3  variable limits_memlock",
-        "  wanted     infinity",
-        "  seen       'lots'",
-        "  next step  correct it",
     ]
-
-
-def test_hosts_with_the_same_plan_share_it():
-    change = {
-        "object": "module ib_umad",
-        "action": "load",
-        "before": "absent",
-        "after": "loaded",
-        "why": "verbs need it",
-    }
-    text = preflight_host.plan_text(
-        [result("node1", plan=[change], reboot=["the mode is set at boot"]), result("node2"), result("node3")]
-    )
-    assert text.splitlines() == [
-        "Plan",
-        "  node1: 1 change",
-        "    object          action  why",
-        "    module ib_umad  load    verbs need it",
-        "    reboot needed: the mode is set at boot",
-        "  node2, node3: nothing to change",
-    ]
-
-
-def test_a_long_list_of_hosts_is_cut():
-    assert core_text.names(f"n{number}" for number in range(9)) == "n0, n1, n2, n3, n4 and 4 more"
+    assert "node2, node3  variable limits_memlock" in text
+    change = {"object": "module ib_umad", "action": "load", "before": "", "after": "loaded", "why": "verbs need it"}
+    text = preflight_host.plan_text([result("node1", plan=[change], reboot=["b"]), result("node2"), result("node3")])
+    assert text.splitlines()[1::4] == ["  node1: 1 change", "  node2, node3: nothing to change"]
+    assert "    reboot needed: b" in text.splitlines()
 
 
 @pytest.mark.parametrize("flavor", ["doca", "inbox"])
@@ -304,7 +233,6 @@ def test_rhel_8_is_refused_before_its_driver_is_touched_and_verify_is_not(variab
     assert preflight_host.combinations(facts, variables)[0] == []
     ((finding,), _notes) = preflight_host.combinations(facts, {**variables, "driver_flavor": flavor})
     assert (finding.object, finding.seen) == ("distribution", "Rocky 8.10")
-    assert "no longer has a dnf module" in finding.next_step
     facts["node"]["os"]["version_id"] = "9.6"
     assert preflight_host.combinations(facts, {**variables, "driver_flavor": flavor})[0] == []
 

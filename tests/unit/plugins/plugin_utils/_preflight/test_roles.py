@@ -31,14 +31,11 @@ def test_a_bundle_without_the_daemonsets_image_is_refused_with_the_command_that_
     assert "-e bundle_dir=/srv/bundle -e bundle_plugin_image=true" in finding.next_step
 
 
-@pytest.mark.parametrize(
-    ("bundle", "changes"),
-    [
-        ({"images": [{"reference": IMAGE}]}, {}),
-        ({"images": []}, {"device_plugin_mode": "systemd"}),
-        ({"images": []}, {"device_plugin_image": "registry.example.org/plugin:1"}),
-        (None, {"k3s_bundle_dir": None}),
-    ],
-)
+@pytest.mark.parametrize(("bundle", "changes"), [
+    ({"images": [{"reference": IMAGE}]}, {}),
+    ({"images": []}, {"device_plugin_mode": "systemd"}),
+    ({"images": []}, {"device_plugin_image": "registry.example.org/plugin:1"}),
+    (None, {"k3s_bundle_dir": None}),
+])  # fmt: skip
 def test_what_the_bundle_brings_or_a_registry_has_is_no_finding(bundle, changes):
     assert findings(bundle, **changes) == []

@@ -18,14 +18,11 @@ def rail(number, address=None, state="ACTIVE", layer="Ethernet", kind="software"
     link = {"speed_gts": 32.0, "width": 16}
     return {
         "rail": {"index": number, "hca": f"hca{number}", "port": 1, "netdev": f"eth{number}"},
-        "hca": {
-            "name": f"hca{number}",
-            "kind": kind,
+        "hca": {"name": f"hca{number}", "kind": kind,
             "pci": {"address": f"0000:0{number}:00.0", "link": link} if kind == "pci" else None,
             "netdevs": [{"name": f"eth{number}", "addresses": [address] if address else []}],
-            "ports": [{"number": 1, "state": state, "link_layer": layer, "rate_gbps": 400.0, "gids": gids}],
-        },
-    }
+            "ports": [{"number": 1, "state": state, "link_layer": layer, "rate_gbps": 400.0, "gids": gids}]},
+    }  # fmt: skip
 
 
 def node(name, *rails, tools=pairs.TOOLS, runs=True):
@@ -62,57 +59,36 @@ def test_two_nodes_are_paired_on_each_rail_with_a_common_subnet():
 NO_ADDRESS = "eth0 has no IPv4 or routable IPv6 address, so no peer can address it"
 
 
-@pytest.mark.parametrize("number", [3, 4, 9])
+@pytest.mark.parametrize("number", [3, 9])
 def test_more_nodes_make_a_chain_in_which_each_takes_part(number):
     plan = pairs.plan([node(f"n{i}", rail(0, f"10.0.0.{i + 1}/24")) for i in range(number)])
     assert sides(plan) == [(0, f"n{i}", f"n{i + 1}") for i in range(number - 1)]
     assert plan["unpaired"] == []
 
 
-def test_rails_are_paired_by_index_and_not_across():
-    plan = pairs.plan([node("a", rail(0, "10.0.0.1/24")), node("b", rail(1, "10.0.0.2/24"))])
-    assert plan["tests"] == []
-    assert {end["host"]: end["reason"] for end in plan["unpaired"]} == {
-        "a": "no peer: no other node has a rail 0",
-        "b": "no peer: no other node has a rail 1",
-    }
-
-
-@pytest.mark.parametrize(
-    ("there", "here", "reason"),
-    [
-        (rail(0, "10.0.0.2/24", state="DOWN"), rail(0, "10.0.0.1/24"), "no peer: rail 0 of b: the port is DOWN"),
-        (rail(0, "10.0.9.2/24"), rail(0, "10.0.0.1/24"), "no peer in 10.0.0.0/24: rail 0 of b 10.0.9.0/24"),
-        (rail(0, "10.0.0.2/24"), rail(0), NO_ADDRESS),
-        (rail(0, "10.0.0.2/24"), rail(0, "fe80::1/64"), NO_ADDRESS),
-        (rail(0, "10.0.0.2/24"), rail(0, "10.0.0.1/24", state="INIT"), "the port is INIT"),
-    ],
-)
-def test_a_rail_without_a_peer_says_why(there, here, reason):
-    plan = pairs.plan([node("a", here), node("b", there)])
+@pytest.mark.parametrize(("nodes", "reason"), [
+    ([rail(0, "10.0.0.1/24"), rail(1, "10.0.0.2/24")], "no peer: no other node has a rail 0"),
+    ([rail(0, "10.0.0.1/24")], "no peer: this play has one node only"),
+    ([rail(0, "10.0.0.1/24"), rail(0, "10.0.0.2/24", state="DOWN")], "no peer: rail 0 of b: the port is DOWN"),
+    ([rail(0, "10.0.0.1/24"), rail(0, "10.0.9.2/24")], "no peer in 10.0.0.0/24: rail 0 of b 10.0.9.0/24"),
+    ([rail(0), rail(0, "10.0.0.2/24")], NO_ADDRESS),
+    ([rail(0, "fe80::1/64"), rail(0, "10.0.0.2/24")], NO_ADDRESS),
+    ([rail(0, "10.0.0.1/24", state="INIT"), rail(0, "10.0.0.2/24")], "the port is INIT"),
+])  # fmt: skip
+def test_a_rail_without_a_peer_says_why(nodes, reason):
+    plan = pairs.plan([node(name, one) for name, one in zip("ab", nodes)])
     assert plan["tests"] == []
     assert [end["reason"] for end in plan["unpaired"] if end["host"] == "a"] == [reason]
 
 
-def test_one_node_has_no_peer():
-    plan = pairs.plan([node("only", rail(0, "10.0.0.1/24"))])
-    assert [end["reason"] for end in plan["unpaired"]] == ["no peer: this play has one node only"]
-
-
 def test_facts_from_a_tree_of_files_send_nothing():
-    plan = pairs.plan([node("a", rail(0, "10.0.0.1/24"), runs=False), node("b", rail(0, "10.0.0.2/24"), runs=False)])
-    assert plan["tests"] == []
-    assert all("tree of files" in end["reason"] for end in plan["unpaired"])
+    plan = pairs.plan([node(name, rail(0, f"10.0.0.{n}/24"), runs=False) for n, name in enumerate("ab", 1)])
+    assert (plan["tests"], len(plan["unpaired"])) == ([], 2)
 
 
 def test_a_node_in_the_middle_that_is_down_does_not_break_the_chain():
-    plan = pairs.plan(
-        [
-            node("a", rail(0, "10.0.0.1/24")),
-            node("b", rail(0, "10.0.0.2/24", state="DOWN")),
-            node("c", rail(0, "10.0.0.3/24")),
-        ]
-    )
+    down = rail(0, "10.0.0.2/24", state="DOWN")
+    plan = pairs.plan([node("a", rail(0, "10.0.0.1/24")), node("b", down), node("c", rail(0, "10.0.0.3/24"))])
     assert sides(plan) == [(0, "a", "c")]
     assert [end["host"] for end in plan["unpaired"]] == ["b"]
 
@@ -134,41 +110,26 @@ def test_infiniband_without_addresses_shakes_hands_over_the_management_network()
     (test,) = plan["tests"]
     assert (test["tool"], test["address"], test["server"]["gid"]) == ("ib_write_bw", "b.mgmt", None)
     assert test["network"] == "InfiniBand subnet fe80000000000000"
+    assert pairs.plan([node("a", infiniband(0)), node("b", infiniband(0, "fe80:0000:0000:0001"))])["tests"] == []
 
 
-def test_infiniband_subnets_are_distinguished_by_their_prefix():
-    plan = pairs.plan([node("a", infiniband(0)), node("b", infiniband(0, prefix="fe80:0000:0000:0001"))])
-    assert plan["tests"] == []
-    assert "no peer in InfiniBand subnet fe80000000000000" in plan["unpaired"][0]["reason"]
+@pytest.mark.parametrize(("net", "tools", "tests"), [
+    ("2001:db8::", pairs.TOOLS, {"rping": ("2001:db8::2", []), "ib_write_bw": ("b.mgmt", [])}),
+    ("10.0.0.", ["rping"], {"rping": ("10.0.0.2", []), "ib_write_bw": ("10.0.0.2", ["a"])}),
+])  # fmt: skip
+def test_ipv6_shakes_hands_over_management_and_a_missing_tool_is_named(net, tools, tests):
+    size = "64" if ":" in net else "24"
+    plan = pairs.plan([node("a", rail(0, f"{net}1/{size}"), tools=tools), node("b", rail(0, f"{net}2/{size}"))])
+    assert {test["tool"]: (test["address"], test["missing"]) for test in plan["tests"]} == tests
 
 
-def test_an_ipv6_rail_pings_over_ipv6_and_shakes_hands_over_the_management_network():
-    plan = pairs.plan([node("a", rail(0, "2001:db8::1/64")), node("b", rail(0, "2001:db8::2/64"))])
-    assert {test["tool"]: test["address"] for test in plan["tests"]} == {
-        "rping": "2001:db8::2",
-        "ib_write_bw": "b.mgmt",
-    }
-
-
-def test_a_tool_that_one_side_lacks_is_named_with_the_node():
-    plan = pairs.plan([node("a", rail(0, "10.0.0.1/24"), tools=["rping"]), node("b", rail(0, "10.0.0.2/24"))])
-    assert {test["tool"]: test["missing"] for test in plan["tests"]} == {"rping": [], "ib_write_bw": ["a"]}
-
-
-@pytest.mark.parametrize(
-    ("link", "expected"),
-    [
-        ({"speed_gts": 32.0, "width": 16}, 400.0),
-        ({"speed_gts": 16.0, "width": 16}, 226.9),
-        ({"speed_gts": 5.0, "width": 8}, 28.8),
-        ({}, 400.0),
-    ],
-)
+@pytest.mark.parametrize(("link", "expected"), [
+    ({"speed_gts": 32.0, "width": 16}, 400.0),
+    ({"speed_gts": 16.0, "width": 16}, 226.9),
+    ({}, 400.0),
+])  # fmt: skip
 def test_a_port_carries_what_its_link_and_its_slot_both_do(link, expected):
     end = rail(0, "10.0.0.1/24", kind="pci")
     end["hca"]["pci"]["link"] = link
     assert pairs.ends(node("a", end))[0]["gbps"] == expected
-
-
-def test_software_hcas_carry_no_promise():
-    assert pairs.ends(node("a", rail(0, "10.0.0.1/24")))[0]["gbps"] is None
+    assert pairs.ends(node("a", rail(0, "10.0.0.1/24")))[0]["gbps"] is None, "software HCAs carry no promise"
