@@ -43,12 +43,16 @@ GIVEN = {
     "__node_ready_node": {"contents": {"/proc/sys/kernel/hostname": ""}},
     "__device_plugin_files": {"links_up": True, "config": {}},
     "__device_plugin_dra": {"name": ""},
+    "__k3s_mine": {"name": "node1"},
+    "shared": {"interface": "eth1", "node_ip": "192.0.2.1", "address": "192.0.2.9", "peers": ["192.0.2.2"]},
     "hostvars": {"node1": {"__node_ready_name": ""}, "node2": {"__node_ready_name": ""}},
     "ansible_facts": {"rdma": {"hcas": [{"name": "", "kind": "pci"}], "rails": []}},
     "groups": {"all": ["node1", "node2"], "gpu_nodes": ["node1", "node2"], "k3s_servers": ["node1"]},
     "inventory_hostname": "node1",
 }
-PLANTABLE = {name for name in GIVEN if name not in ("groups", "inventory_hostname", "__device_plugin_files")}
+# Checked before: names of hosts, addresses of the shared address' plan.
+CHECKED = ("groups", "inventory_hostname", "__device_plugin_files", "__k3s_mine", "shared")
+PLANTABLE = set(GIVEN) - set(CHECKED)
 # What decides which parts are there.
 CHOSEN = {"networks_components": list(GIVEN["__networks_used_images"]), "k3s_node_features_by_nfd": True}
 # What is worked out from its value, and so takes no other text.

@@ -18,7 +18,6 @@ LAYERS = [{"import_playbook": f"gpufabric.rdma.{name}"} for name in ("cluster_no
 READ = "Gather facts of the node"
 ON_A_NODE = (
     READ,
-    "Follow them through the node's packet filters",
     "Install the CNI plugins",
     "Configure and start k3s",
     "Configure kernel modules, sysctls and CNI",
