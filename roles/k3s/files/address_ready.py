@@ -1,4 +1,3 @@
-#!/usr/bin/python3 -IS
 # Managed by Ansible collection gpufabric.rdma; changes here are overwritten.
 # Ends with 0 if the API server of this node is ready, etcd included: k3s answers only a client that the cluster knows.
 import http.client

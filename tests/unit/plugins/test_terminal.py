@@ -25,8 +25,13 @@ CONTROLS = [chr(code) for code in (*range(9), *range(11, 32), *range(127, 160))]
 BIDI = [*map(chr, (0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)))]
 OTHERS = [*map(chr, (0xAD, 0x200B, 0x2028, 0x2029, 0x2060, 0xFEFF, 0xFFFE, 0xFFFF, 0xD800, 0xDFFF, 0xE0041))]
 SEQUENCES = [
-    "\x1b[2J\x1b[1;32mok", "\x1b]0;title\x07", "\x1b]8;;https://example.com\x1b\\x", "\x9b31m", "a\rok", "\x1bc",
-]  # fmt: skip
+    "\x1b[2J\x1b[1;32mok",
+    "\x1b]0;title\x07",
+    "\x1b]8;;https://example.com\x1b\\x",
+    "\x9b31m",
+    "a\rok",
+    "\x1bc",
+]
 UNFIT = [*CONTROLS, *BIDI, *OTHERS]
 PLANT = "".join([*SEQUENCES, *UNFIT])
 FORGED = "\nnode9  all passed"
@@ -90,12 +95,21 @@ def test_a_cell_of_a_table_makes_no_line_of_its_own_and_what_people_write_stays(
 # --- the operator's terminal itself -----------------------------------------------------------------------------------
 
 PLAY = [
-    {"hosts": "all", "gather_facts": False,
-        "tasks": [{"gpufabric.rdma.show": {"text": "shown {{ hostile }}"}},
-        {"gpufabric.rdma.show": {"text": "warned {{ hostile }}", "warning": True}},
-        {"gpufabric.rdma.refuse": {"findings": [{"object": "{{ hostile }}", "wanted": "x", "seen": "{{ hostile }}",
-        "next_step": "y"}]}, "ignore_errors": True}]},
-]  # fmt: skip
+    {
+        "hosts": "all",
+        "gather_facts": False,
+        "tasks": [
+            {"gpufabric.rdma.show": {"text": "shown {{ hostile }}"}},
+            {"gpufabric.rdma.show": {"text": "warned {{ hostile }}", "warning": True}},
+            {
+                "gpufabric.rdma.refuse": {
+                    "findings": [{"object": "{{ hostile }}", "wanted": "x", "seen": "{{ hostile }}", "next_step": "y"}]
+                },
+                "ignore_errors": True,
+            },
+        ],
+    },
+]
 
 
 def test_a_play_prints_none_of_it(tmp_path):

@@ -160,7 +160,7 @@ def test_each_download_has_one_row_and_its_url_names_the_version():
     references = [image["reference"] for image in LOCK["images"]]
     for keys in ([row[:4] for row in rows], places, references):
         assert len(keys) == len(set(keys))
-    assert [url for _name, version, *_, url in rows if version.lstrip("v").replace("+", "%2B") not in url] == []
+    assert [url for _name, version, *_rest, url in rows if version.lstrip("v").replace("+", "%2B") not in url] == []
     assert [
         ref for ref, image in zip(references, LOCK["images"]) if image["version"] not in ref.rpartition(":")[2]
     ] == []

@@ -22,13 +22,20 @@ from ansible_collections.gpufabric.rdma.tests.tools import hostile_templates, pi
 ROOT = pathlib.Path(__file__).resolve().parents[5]
 CONF, PRIMARY = "etc/cni/net.d/00-multus.conf", "etc/cni/gpufabric-rdma.d/10-flannel.conflist"
 WANTED = {
-    "conf_dir": "/etc/cni/net.d", "bin_dir": "/opt/cni/bin", "primary": f"/{PRIMARY}", "multus": True, "networks": [],
+    "conf_dir": "/etc/cni/net.d",
+    "bin_dir": "/opt/cni/bin",
+    "primary": f"/{PRIMARY}",
+    "multus": True,
+    "networks": [],
     "health_port": 8081,
-}  # fmt: skip
+}
 MULTUS = {
-    "cniVersion": "0.3.1", "name": "multus-cni-network", "clusterNetwork": f"/host/{PRIMARY}", "type": "multus-shim",
+    "cniVersion": "0.3.1",
+    "name": "multus-cni-network",
+    "clusterNetwork": f"/host/{PRIMARY}",
+    "type": "multus-shim",
     "logToStderr": True,
-}  # fmt: skip
+}
 FLANNEL = {
     "name": "cbr0",
     "cniVersion": "0.3.1",
@@ -209,10 +216,21 @@ def test_programs_of_networks_are_looked_at_as_those_of_the_runtime(node, identi
         assert ("add it to cni_plugins_names" if ours else "the pod that installs it") in found.next_step
 
 
-@pytest.mark.parametrize("config", [
-    "", "{", "[]", '"x"', '{"type": ["a"]}', '{"plugins": 3}', '{"plugins": [{"type": {}}]}',
-    '{"type": "../../etc/shadow"}', '{"type": "/bin/sh"}', '{"type": "macvlan", "ipam": {"type": []}}',
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "config",
+    [
+        "",
+        "{",
+        "[]",
+        '"x"',
+        '{"type": ["a"]}',
+        '{"plugins": 3}',
+        '{"plugins": [{"type": {}}]}',
+        '{"type": "../../etc/shadow"}',
+        '{"type": "/bin/sh"}',
+        '{"type": "macvlan", "ipam": {"type": []}}',
+    ],
+)
 def test_a_network_that_cannot_be_read_names_no_program_here(node, config):
     node.wanted["networks"] = [{"name": "NetworkAttachmentDefinition default/odd", "config": config}]
     assert node.findings() == []
@@ -241,15 +259,18 @@ def test_flannel_itself_may_listen_on_its_health_port(node):
     assert node.findings() == []
 
 
-@pytest.mark.parametrize(("texts", "expected"), [
-    ([], {}),
-    (["version = 2\n"], {}),
-    ([f'{CNI_TABLE}bin_dirs = [\n  "/a", # first\n  "/b",\n]\n'], {"bin_dirs": ["/a", "/b"]}),
-    ([f"{CNI_TABLE}conf_dir = '/c#d'\nmax_conf_num = 3\n"], {"conf_dir": "/c#d", "max_conf_num": 3}),
-    (['[plugins."io.containerd.grpc.v1.cri".cni]\nbin_dir = "/a"\n'], {"bin_dirs": ["/a"]}),
-    ([f"{CNI_TABLE}conf_dir = '/one'\n", f"{CNI_TABLE}conf_dir = '/two'\n"], {"conf_dir": "/two"}),
-    (["[plugins.'io.containerd.cri.v1.runtime'.containerd]\nconf_dir = '/x'\n"], {}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        ([], {}),
+        (["version = 2\n"], {}),
+        ([f'{CNI_TABLE}bin_dirs = [\n  "/a", # first\n  "/b",\n]\n'], {"bin_dirs": ["/a", "/b"]}),
+        ([f"{CNI_TABLE}conf_dir = '/c#d'\nmax_conf_num = 3\n"], {"conf_dir": "/c#d", "max_conf_num": 3}),
+        (['[plugins."io.containerd.grpc.v1.cri".cni]\nbin_dir = "/a"\n'], {"bin_dirs": ["/a"]}),
+        ([f"{CNI_TABLE}conf_dir = '/one'\n", f"{CNI_TABLE}conf_dir = '/two'\n"], {"conf_dir": "/two"}),
+        (["[plugins.'io.containerd.cri.v1.runtime'.containerd]\nconf_dir = '/x'\n"], {}),
+    ],
+)
 def test_containerd_is_read_as_it_reads_itself(texts, expected):
     assert containerd.cni(texts) == {**containerd.DEFAULTS, **expected}
 
@@ -288,8 +309,10 @@ def unpinned(items):
 
 def overwriting(items):
     daemon_set(items)["initContainers"][0]["command"] = [
-        "sh", "-c", "cp -f /usr/src/multus-cni/bin/multus-shim /opt/cni/bin/multus-shim"
-    ]  # fmt: skip
+        "sh",
+        "-c",
+        "cp -f /usr/src/multus-cni/bin/multus-shim /opt/cni/bin/multus-shim",
+    ]
 
 
 def mounted_elsewhere(items):
@@ -343,14 +366,23 @@ def test_multus_waits_for_flannels_subnet_and_the_startup_taint(multus_objects):
 # --- Flannel ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("variables", "net_conf", "argument"), [
-    ({}, {"Network": "10.42.0.0/16", "EnableNFTables": False, "Backend": {"Type": "vxlan"}}, "--iface=$(NODE_IP)"),
-    ({"flannel_backend": "wireguard", "flannel_mtu": 1400, "flannel_interface": "eth0"},
-        {"Network": "10.42.0.0/16", "EnableNFTables": False, "Backend": {"Type": "wireguard", "MTU": 1400}},
-        "--iface=eth0"),
-    ({"flannel_cidr": "10.8.0.0/16", "flannel_health_port": 8081},
-        {"Network": "10.8.0.0/16", "EnableNFTables": False, "Backend": {"Type": "vxlan"}}, "--healthz-port=8081"),
-], ids=["K8 the node's address", "MTU and back end", "K9 K10 port and network"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("variables", "net_conf", "argument"),
+    [
+        ({}, {"Network": "10.42.0.0/16", "EnableNFTables": False, "Backend": {"Type": "vxlan"}}, "--iface=$(NODE_IP)"),
+        (
+            {"flannel_backend": "wireguard", "flannel_mtu": 1400, "flannel_interface": "eth0"},
+            {"Network": "10.42.0.0/16", "EnableNFTables": False, "Backend": {"Type": "wireguard", "MTU": 1400}},
+            "--iface=eth0",
+        ),
+        (
+            {"flannel_cidr": "10.8.0.0/16", "flannel_health_port": 8081},
+            {"Network": "10.8.0.0/16", "EnableNFTables": False, "Backend": {"Type": "vxlan"}},
+            "--healthz-port=8081",
+        ),
+    ],
+    ids=["K8 the node's address", "MTU and back end", "K9 K10 port and network"],
+)
 def test_flannel_gets_what_is_asked_for(variables, net_conf, argument):
     items = objects("flannel", **variables)
     given = next(item for item in items if item["metadata"]["name"] == "kube-flannel-cfg")["data"]
@@ -365,21 +397,26 @@ def pod_nic(address="198.18.0.1", vxlan_mtu=1450, allowed=False):
     host = {
         "host": "node1",
         "rails": [{"index": 0, "netdev": "eth2"}],
-        "netdevs": {"eth1": {"addresses": ["198.18.0.1/24"], "mtu": 1500},
+        "netdevs": {
+            "eth1": {"addresses": ["198.18.0.1/24"], "mtu": 1500},
             "eth2": {"addresses": ["198.18.10.1/24"], "mtu": 9000},
-            "flannel.1": {"addresses": ["10.42.0.0/32"], "mtu": vxlan_mtu}},
-    }  # fmt: skip
+            "flannel.1": {"addresses": ["10.42.0.0/32"], "mtu": vxlan_mtu},
+        },
+    }
     node = {"name": "node1", "addresses": [], "labels": {}, "pod_cidrs": [], "pod_network_address": address}
     return [item["id"] for _host, item in cluster_checks.lint({"nodes": [node]}, [host], {}, allowed)]
 
 
-@pytest.mark.parametrize(("given", "found"), [
-    ({}, []),
-    ({"address": None}, []),
-    ({"address": "198.18.10.1", "vxlan_mtu": 8950, "allowed": True}, []),
-    ({"address": "198.18.10.1", "vxlan_mtu": 8950}, ["cluster:pod-nic"]),
-    ({"vxlan_mtu": 8950}, ["cluster:pod-mtu"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ({}, []),
+        ({"address": None}, []),
+        ({"address": "198.18.10.1", "vxlan_mtu": 8950, "allowed": True}, []),
+        ({"address": "198.18.10.1", "vxlan_mtu": 8950}, ["cluster:pod-nic"]),
+        ({"vxlan_mtu": 8950}, ["cluster:pod-mtu"]),
+    ],
+)
 def test_k8_verify_names_a_rail_that_carries_pod_traffic_and_an_mtu_that_does_not_fit(given, found):
     assert pod_nic(**given) == found
 

@@ -58,17 +58,20 @@ def ids(objects, count=1, files=None, **cluster):
     return [item.id for item in findings]
 
 
-@pytest.mark.parametrize(("config", "resource"), [
-    (MACVLAN, "rdma/rail0"),
-    ({**MACVLAN, "mtu": 9000}, None),
-    ({**MACVLAN, "ipam": {}}, None),
-    ({**MACVLAN, "cniVersion": "1.0.0"}, None),
-    ({**MACVLAN, "type": "ipoib", "master": "ib0", "ipam": {}}, "rdma/rail0"),
-    ({"cniVersion": "0.3.1", "name": "data", "type": "sriov", "ipam": {}}, "nvidia.com/vfs"),
-    ({"cniVersion": "0.3.1", "name": "data", "type": "host-device", "device": "eth2", "ipam": {}}, None),
-    ({"cniVersion": "0.3.1", "name": "data", "type": "host-device", "ipam": {}}, "nvidia.com/vfs"),
-    ({"cniVersion": "0.3.1", "name": "data", "plugins": [{**MACVLAN}, {"type": "tuning"}]}, None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("config", "resource"),
+    [
+        (MACVLAN, "rdma/rail0"),
+        ({**MACVLAN, "mtu": 9000}, None),
+        ({**MACVLAN, "ipam": {}}, None),
+        ({**MACVLAN, "cniVersion": "1.0.0"}, None),
+        ({**MACVLAN, "type": "ipoib", "master": "ib0", "ipam": {}}, "rdma/rail0"),
+        ({"cniVersion": "0.3.1", "name": "data", "type": "sriov", "ipam": {}}, "nvidia.com/vfs"),
+        ({"cniVersion": "0.3.1", "name": "data", "type": "host-device", "device": "eth2", "ipam": {}}, None),
+        ({"cniVersion": "0.3.1", "name": "data", "type": "host-device", "ipam": {}}, "nvidia.com/vfs"),
+        ({"cniVersion": "0.3.1", "name": "data", "plugins": [{**MACVLAN}, {"type": "tuning"}]}, None),
+    ],
+)
 def test_a_sound_network_has_no_findings(config, resource):
     assert ids([nad(config, resource=resource)]) == []
 
@@ -86,30 +89,46 @@ ROWS = {
     "no type": (nad({"cniVersion": "0.3.1", "name": "data"}), "nad:type"),
     "an empty spec and no file": (nad(None), "nad:file"),
     "nobody serves the resource": (nad(MACVLAN, resource="rdma/rail7"), "nad:resource-unknown"),
-    "a shared resource with host-device": (nad({"cniVersion": "0.3.1", "name": "data", "type": "host-device",
-        "ipam": {}}, resource="rdma/rail0"), "nad:resource-host-device"),
-    "a shared resource with sriov": (nad({"cniVersion": "0.3.1", "name": "data", "type": "sriov", "ipam": {}},
-        resource="rdma/rail0"), "nad:resource-host-device"),
-    "sriov without a resource": (nad({"cniVersion": "0.3.1", "name": "data", "type": "sriov", "ipam": {}}),
-        "nad:resource-missing"),
+    "a shared resource with host-device": (
+        nad({"cniVersion": "0.3.1", "name": "data", "type": "host-device", "ipam": {}}, resource="rdma/rail0"),
+        "nad:resource-host-device",
+    ),
+    "a shared resource with sriov": (
+        nad({"cniVersion": "0.3.1", "name": "data", "type": "sriov", "ipam": {}}, resource="rdma/rail0"),
+        "nad:resource-host-device",
+    ),
+    "sriov without a resource": (
+        nad({"cniVersion": "0.3.1", "name": "data", "type": "sriov", "ipam": {}}),
+        "nad:resource-missing",
+    ),
     "no master": (nad(without({**MACVLAN, "ipam": {}}, "master")), "nad:master-missing"),
     "a master that is not there": (nad({**MACVLAN, "master": "eth9", "ipam": {}}), "nad:master-absent"),
     "macvlan on InfiniBand": (nad({**MACVLAN, "master": "ib0", "ipam": {}}), "nad:macvlan-infiniband"),
     "ipoib on Ethernet": (nad({**MACVLAN, "type": "ipoib", "ipam": {}}), "nad:ipoib-ethernet"),
     "the NIC of the default route": (nad({**MACVLAN, "master": "eth0", "ipam": {}}), "nad:default-route"),
-    "host-device takes the default route": (nad({"cniVersion": "0.3.1", "name": "data", "type": "host-device",
-        "device": "eth0", "ipam": {}}), "nad:default-route"),
+    "host-device takes the default route": (
+        nad({"cniVersion": "0.3.1", "name": "data", "type": "host-device", "device": "eth0", "ipam": {}}),
+        "nad:default-route",
+    ),
     "an MTU above the master's": (nad({**MACVLAN, "mtu": 9216}), "nad:mtu"),
     "the pod network": (nad({**MACVLAN, "ipam": {"type": "host-local", "subnet": "10.42.7.0/24"}}), "nad:overlap-pod"),
-    "the service network": (nad({**MACVLAN, "ipam": {"type": "whereabouts", "range": "10.43.0.0/20"}}),
-        "nad:overlap-service"),
-    "a route of the host": (nad({**MACVLAN, "ipam": {"type": "host-local", "subnet": "10.0.0.128/25"}}),
-        "nad:overlap-route"),
-    "an address of the host": (nad({**MACVLAN, "ipam": {"type": "host-local", "subnet": "198.18.2.0/24"}}),
-        "nad:host-address"),
-    "fewer addresses than pods": (nad({**MACVLAN, "ipam": {**MACVLAN["ipam"], "rangeEnd": "198.18.2.107"}}),
-        "nad:block-size"),
-}  # fmt: skip
+    "the service network": (
+        nad({**MACVLAN, "ipam": {"type": "whereabouts", "range": "10.43.0.0/20"}}),
+        "nad:overlap-service",
+    ),
+    "a route of the host": (
+        nad({**MACVLAN, "ipam": {"type": "host-local", "subnet": "10.0.0.128/25"}}),
+        "nad:overlap-route",
+    ),
+    "an address of the host": (
+        nad({**MACVLAN, "ipam": {"type": "host-local", "subnet": "198.18.2.0/24"}}),
+        "nad:host-address",
+    ),
+    "fewer addresses than pods": (
+        nad({**MACVLAN, "ipam": {**MACVLAN["ipam"], "rangeEnd": "198.18.2.107"}}),
+        "nad:block-size",
+    ),
+}
 
 
 @pytest.mark.parametrize("row", ROWS)
@@ -118,14 +137,17 @@ def test_a_planted_fault_is_the_only_finding(row):
     assert ids([planted]) == [identity]
 
 
-@pytest.mark.parametrize(("ipam", "pods", "enough"), [
-    # What host-local of the CNI plugins v1.9.1 was seen to hand out of these, before it said that none is left.
-    ({"subnet": "10.9.0.0/28"}, 13, True),
-    ({"subnet": "10.9.0.0/28"}, 14, False),
-    ({"subnet": "10.9.0.0/28", "gateway": "10.9.0.14", "rangeEnd": "10.9.0.8"}, 8, True),
-    ({"subnet": "10.9.0.0/28", "rangeStart": "10.9.0.1", "rangeEnd": "10.9.0.8"}, 8, False),
-    ({"subnet": "10.9.0.0/28", "rangeStart": "10.9.0.2", "rangeEnd": "10.9.0.9"}, 8, True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("ipam", "pods", "enough"),
+    [
+        # What host-local of the CNI plugins v1.9.1 was seen to hand out of these, before it said that none is left.
+        ({"subnet": "10.9.0.0/28"}, 13, True),
+        ({"subnet": "10.9.0.0/28"}, 14, False),
+        ({"subnet": "10.9.0.0/28", "gateway": "10.9.0.14", "rangeEnd": "10.9.0.8"}, 8, True),
+        ({"subnet": "10.9.0.0/28", "rangeStart": "10.9.0.1", "rangeEnd": "10.9.0.8"}, 8, False),
+        ({"subnet": "10.9.0.0/28", "rangeStart": "10.9.0.2", "rangeEnd": "10.9.0.9"}, 8, True),
+    ],
+)
 def test_addresses_are_counted_as_host_local_hands_them_out(ipam, pods, enough):
     found = ids([nad({**MACVLAN, "ipam": {"type": "host-local", **ipam}})], pods_per_node=pods)
     assert found == ([] if enough else ["nad:block-size"])

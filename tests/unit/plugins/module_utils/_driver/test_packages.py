@@ -22,13 +22,16 @@ NOBLE = node("ubuntu", "24.04", like=["debian"])
 BOOKWORM = node("debian", "12")
 
 
-@pytest.mark.parametrize(("machine", "manager", "distribution"), [
-    (RHEL9, "dnf", "rhel9"),
-    (ROCKY10, "dnf", "rhel10"),
-    (NOBLE, "apt", "ubuntu24.04"),
-    (BOOKWORM, "apt", "debian12"),
-    (node("opensuse-leap", "15.6", like=["suse"]), None, "opensuse-leap15.6"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("machine", "manager", "distribution"),
+    [
+        (RHEL9, "dnf", "rhel9"),
+        (ROCKY10, "dnf", "rhel10"),
+        (NOBLE, "apt", "ubuntu24.04"),
+        (BOOKWORM, "apt", "debian12"),
+        (node("opensuse-leap", "15.6", like=["suse"]), None, "opensuse-leap15.6"),
+    ],
+)
 def test_each_node_has_one_manager_and_one_key_in_the_lock(machine, manager, distribution):
     assert packages.manager(machine) == manager
     assert packages.distribution(machine) == distribution
@@ -67,11 +70,14 @@ def test_the_repo_file_of_rhel():
     )
 
 
-@pytest.mark.parametrize(("manager", "kernel", "package"), [
-    ("dnf", "5.14.0-570.12.1.el9_6.x86_64", "kernel-devel-5.14.0-570.12.1.el9_6.x86_64"),
-    ("dnf", "5.14.0-570.12.1.el9_6.aarch64+64k", "kernel-64k-devel-5.14.0-570.12.1.el9_6.aarch64"),
-    ("apt", "6.8.0-1010-nvidia-64k", "linux-headers-6.8.0-1010-nvidia-64k"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("manager", "kernel", "package"),
+    [
+        ("dnf", "5.14.0-570.12.1.el9_6.x86_64", "kernel-devel-5.14.0-570.12.1.el9_6.x86_64"),
+        ("dnf", "5.14.0-570.12.1.el9_6.aarch64+64k", "kernel-64k-devel-5.14.0-570.12.1.el9_6.aarch64"),
+        ("apt", "6.8.0-1010-nvidia-64k", "linux-headers-6.8.0-1010-nvidia-64k"),
+    ],
+)
 def test_headers_of_a_kernel(manager, kernel, package):
     assert packages.headers_package(manager, kernel) == package
 
@@ -211,10 +217,16 @@ def test_the_kernel_packages_that_a_hold_keeps():
 
 
 LOCK = {
-    "repositories": [{"name": "doca", "version": "3.2.1", "kind": "dnf",
-        "keys": [{"id": None, "fingerprint": None, "stated_by": ["https://x"]}],
-        "places": [{"distribution": "rhel9", "architecture": "amd64", "url": URL}]}],
-}  # fmt: skip
+    "repositories": [
+        {
+            "name": "doca",
+            "version": "3.2.1",
+            "kind": "dnf",
+            "keys": [{"id": None, "fingerprint": None, "stated_by": ["https://x"]}],
+            "places": [{"distribution": "rhel9", "architecture": "amd64", "url": URL}],
+        }
+    ],
+}
 
 
 def test_the_row_of_a_node_or_what_there_is_instead():

@@ -23,9 +23,15 @@ def wanted():
         "version": "3.2.1",
         "packages": [],
         "sha256": {},
-        "repository": {"url": "https://mirror.example.net/doca/", "key": "as gpg exports it", "primary": [KEY],
-            "fingerprints": [KEY], "label": "DOCA-HOST*", "known": ""},
-    }  # fmt: skip
+        "repository": {
+            "url": "https://mirror.example.net/doca/",
+            "key": "as gpg exports it",
+            "primary": [KEY],
+            "fingerprints": [KEY],
+            "label": "DOCA-HOST*",
+            "known": "",
+        },
+    }
 
 
 def state(manager="apt", os=None, flavor="inbox", installed=None, **more):
@@ -116,13 +122,16 @@ def test_the_whole_order_on_rhel(wanted, version, kernel):
     ]
 
 
-@pytest.mark.parametrize(("enabled", "stops"), [
-    ([("rhel-9-for-x86_64-baseos-rpms", ""), ("rhel-9-for-x86_64-appstream-rpms", "")], True),
-    ([], True),
-    ([("baseos", ""), ("epel", "")], False),
-    ([("appstream", "baseurl=https://mirror.example.net/epel/9/\n")], False),
-    ([("baseos", ""), ("site-extra", "")], False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("enabled", "stops"),
+    [
+        ([("rhel-9-for-x86_64-baseos-rpms", ""), ("rhel-9-for-x86_64-appstream-rpms", "")], True),
+        ([], True),
+        ([("baseos", ""), ("epel", "")], False),
+        ([("appstream", "baseurl=https://mirror.example.net/epel/9/\n")], False),
+        ([("baseos", ""), ("site-extra", "")], False),
+    ],
+)
 def test_on_rhel_dkms_needs_epel_and_the_preflight_says_so(wanted, enabled, stops):
     rhel = {"id": "rhel", "version_id": "9.6", "like": ["fedora"], "pretty_name": "RHEL 9.6"}
     node = state("dnf", rhel, installed={"gcc": "11"}, enabled_repositories=enabled)
@@ -342,25 +351,31 @@ def test_a_copy_that_is_not_the_one_that_was_built():
     assert dkms.not_installed([build], [BASE], [KERNEL])[0][3] == "another copy is installed"
 
 
-@pytest.mark.parametrize(("older", "newer"), [
-    ("3.2.1-044000", "3.3.0-1"),
-    ("3.9", "3.10"),
-    ("1.0~rc1", "1.0"),
-    ("2.0", "1:1.0"),
-    ("24.10-3.2.5.0", "25.07-0.9.7.0"),
-    ("1.0-1", "1.0-1+b1"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("older", "newer"),
+    [
+        ("3.2.1-044000", "3.3.0-1"),
+        ("3.9", "3.10"),
+        ("1.0~rc1", "1.0"),
+        ("2.0", "1:1.0"),
+        ("24.10-3.2.5.0", "25.07-0.9.7.0"),
+        ("1.0-1", "1.0-1+b1"),
+    ],
+)
 def test_versions_are_ordered_as_dpkg_orders_them(older, newer):
     assert versions.compare(older, newer) < 0 < versions.compare(newer, older)
     assert versions.compare(older, older) == 0
 
 
-@pytest.mark.parametrize(("version", "wanted", "answer"), [
-    ("3.2.1-044000", "3.2.1", True),
-    ("1:3.2.1-1", "3.2.1", True),
-    ("3.2.10-1", "3.2.1", False),
-    ("3.2.1~rc1-1", "3.2.1", True),
-    ("13.2.1-1", "3.2.1", False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("version", "wanted", "answer"),
+    [
+        ("3.2.1-044000", "3.2.1", True),
+        ("1:3.2.1-1", "3.2.1", True),
+        ("3.2.10-1", "3.2.1", False),
+        ("3.2.1~rc1-1", "3.2.1", True),
+        ("13.2.1-1", "3.2.1", False),
+    ],
+)
 def test_a_release_fits_by_its_beginning(version, wanted, answer):
     assert versions.satisfies(version, wanted) is answer

@@ -41,15 +41,22 @@ def host(number=1, rails=None):
     return {
         "host": f"node{number}",
         "rails": [rail()] if rails is None else rails,
-        "netdevs": {"eth0": {"index": 2, "mtu": 1500, "type": "ether", "addresses": [f"10.0.0.{number}/24"],
-            "default_route": True}, "eth2": {"index": 5, "mtu": 9000, "type": "ether", "addresses": [],
-            "default_route": False}, "eth3": {"index": 6, "mtu": 9000, "type": "ether", "addresses": [],
-            "default_route": False}},
+        "netdevs": {
+            "eth0": {
+                "index": 2,
+                "mtu": 1500,
+                "type": "ether",
+                "addresses": [f"10.0.0.{number}/24"],
+                "default_route": True,
+            },
+            "eth2": {"index": 5, "mtu": 9000, "type": "ether", "addresses": [], "default_route": False},
+            "eth3": {"index": 6, "mtu": 9000, "type": "ether", "addresses": [], "default_route": False},
+        },
         "routes": [],
         "files": {},
         "cni": {"findings": [], "not_verified": [], "configurations": ["/etc/cni/net.d/00-multus.conf"]},
         "tools": {"image": "rancher/mirrored-pause:3.6", "mounts": {"/usr": "/usr", "/lib64": "/usr/lib64"}},
-    }  # fmt: skip
+    }
 
 
 def node(number=1, rails=1, **changes):
@@ -79,10 +86,13 @@ def nad(index=0, **changes):
     return {
         "apiVersion": "k8s.cni.cncf.io/v1",
         "kind": "NetworkAttachmentDefinition",
-        "metadata": {"name": f"rail{index}", "namespace": "default",
-            "annotations": {kube_pods.RESOURCE: f"rdma/rail{index}"}},
+        "metadata": {
+            "name": f"rail{index}",
+            "namespace": "default",
+            "annotations": {kube_pods.RESOURCE: f"rdma/rail{index}"},
+        },
         "spec": {"config": json.dumps(config)},
-    }  # fmt: skip
+    }
 
 
 def cluster(nodes=None, nads=None, hosts=(), **changes):
@@ -375,28 +385,39 @@ def replaced(before, after):
 
 
 FAULTS = {
-    "two default routes": (replaced("10.56.0.0/24 dev net1 proto",
-        "default via 10.56.0.1 dev net1\n10.56.0.0/24 dev net1 proto"), "pod:workload:default-route"),
-    "an address of another network": (replaced("inet 10.56.0.2/24", "inet 10.99.0.2/24"),
-        ["pod:workload:net1", "pod:workload:gid:mlx5_0"]),
+    "two default routes": (
+        replaced("10.56.0.0/24 dev net1 proto", "default via 10.56.0.1 dev net1\n10.56.0.0/24 dev net1 proto"),
+        "pod:workload:default-route",
+    ),
+    "an address of another network": (
+        replaced("inet 10.56.0.2/24", "inet 10.99.0.2/24"),
+        ["pod:workload:net1", "pod:workload:gid:mlx5_0"],
+    ),
     "net1 on another rail's interface": (replaced("net1@if5", "net1@if6"), "pod:workload:net1"),
     "net1 made by another plugin": (replaced("driver: macvlan", "driver: veth"), "pod:workload:net1:driver"),
     "no umad": (replaced("crw-rw-rw- 1 root root 231,   0 Nov 21 19:00 umad0\n", ""), "pod:workload:devices"),
-    "a file in the place of a device": (replaced("crw-rw-rw- 1 root root 231, 192", "-rw-rw-rw- 1 root root 0"),
-        "pod:workload:devices"),
-    "the HCA of another rail besides": (replaced("19:00 uverbs0\n",
-        "19:00 uverbs0\ncrw-rw-rw- 1 root root 231, 193 Nov 21 19:00 uverbs1\n"), "pod:workload:devices"),
-    "too little locked memory": (replaced("pinned 16388 kB\n@@= 0", "Couldn't register MR\npinned 0 kB\n@@= 1"),
-        "pod:workload:registration:mlx5_0"),
+    "a file in the place of a device": (
+        replaced("crw-rw-rw- 1 root root 231, 192", "-rw-rw-rw- 1 root root 0"),
+        "pod:workload:devices",
+    ),
+    "the HCA of another rail besides": (
+        replaced("19:00 uverbs0\n", "19:00 uverbs0\ncrw-rw-rw- 1 root root 231, 193 Nov 21 19:00 uverbs1\n"),
+        "pod:workload:devices",
+    ),
+    "too little locked memory": (
+        replaced("pinned 16388 kB\n@@= 0", "Couldn't register MR\npinned 0 kB\n@@= 1"),
+        "pod:workload:registration:mlx5_0",
+    ),
     "the port is down": (replaced("PORT_ACTIVE (4)", "PORT_DOWN (1)"), "pod:workload:verbs:mlx5_0"),
-    "an MTU of 1500 below": (replaced("active_mtu:		4096 (5)", "active_mtu:		1024 (3)"),
-        "pod:workload:verbs:mlx5_0"),
+    "an MTU of 1500 below": (
+        replaced("active_mtu:		4096 (5)", "active_mtu:		1024 (3)"),
+        "pod:workload:verbs:mlx5_0",
+    ),
     "ibstat says Down": (replaced("State: Active", "State: Down"), "pod:workload:ibstat:mlx5_0"),
     "no GID of net1": (replaced("ffff:0a38:0002", "ffff:0a00:0001"), "pod:workload:gid:mlx5_0"),
-    "a name does not resolve": (replaced("kubernetes.default.svc.cluster.local\n@@= 0", "\n@@= 2"),
-        "pod:workload:dns"),
+    "a name does not resolve": (replaced("kubernetes.default.svc.cluster.local\n@@= 0", "\n@@= 2"), "pod:workload:dns"),
     "runs as root": (replaced("@@ user\n1000", "@@ user\n0"), "pod:workload:user"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -405,11 +426,14 @@ def test_a_planted_fault_fails_the_check_of_its_name(fault):
     assert failed(verdicts(answer)) == ([expected] if isinstance(expected, str) else expected)
 
 
-@pytest.mark.parametrize(("tool", "section", "identity"), [
-    ("ibstat", "ibstat", "pod:workload:ibstat:mlx5_0"),
-    ("ibv_rc_pingpong", "register mlx5_0", "pod:workload:registration:mlx5_0"),
-    ("getent", "resolve", "pod:workload:dns"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("tool", "section", "identity"),
+    [
+        ("ibstat", "ibstat", "pod:workload:ibstat:mlx5_0"),
+        ("ibv_rc_pingpong", "register mlx5_0", "pod:workload:registration:mlx5_0"),
+        ("getent", "resolve", "pod:workload:dns"),
+    ],
+)
 def test_a_tool_that_the_image_lacks_is_not_verified_and_no_pass(tool, section, identity):
     head, _mark, tail = ROCE.partition(f"@@ {section}\n")
     answer = f"{head}@@ {section}\nsh: {tool}: not found\n@@= 127\n{tail.partition('@@= 0')[2]}"
@@ -455,13 +479,16 @@ def test_each_workload_looks_up_the_next_one_over_a_headless_service():
     assert alone["peer"]["pod"] == alone["name"]
 
 
-@pytest.mark.parametrize(("section", "ip", "status", "words"), [
-    (PEER, "10.42.0.12", "passed", "10.42.0.12"),
-    (PEER, "10.42.0.13", "failed", "10.42.0.12"),
-    ("@@ peer\n@@= 2\n", "10.42.0.12", "failed", "no answer"),
-    ("", "10.42.0.12", "not_verified", "not asked"),
-    (PEER, None, "not_verified", "has no address"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("section", "ip", "status", "words"),
+    [
+        (PEER, "10.42.0.12", "passed", "10.42.0.12"),
+        (PEER, "10.42.0.13", "failed", "10.42.0.12"),
+        ("@@ peer\n@@= 2\n", "10.42.0.12", "failed", "no answer"),
+        ("", "10.42.0.12", "not_verified", "not asked"),
+        (PEER, None, "not_verified", "has no address"),
+    ],
+)
 def test_the_peers_name_has_to_give_its_pods_address(section, ip, status, words):
     _plan, (item,) = peer_checks(section, ip=ip)
     assert item["status"] == status
@@ -477,14 +504,17 @@ def test_a_node_with_dots_in_its_name_has_a_pod_with_a_name_of_dns():
     assert made["spec"]["hostname"] == "workload-node1-example-org"
 
 
-@pytest.mark.parametrize(("noted", "words"), [
-    (None, "no network-status"),
-    (json.dumps([POD_NETWORK]), "no net1"),
-    (status().replace("10.56.0.2", "10.99.0.2"), "net1 has"),
-    (status().replace("10.42.0.9", "10.88.0.9"), "eth0 has"),
-    (status().replace('"default": true', '"default": false'), "not the default"),
-    (status(network="other"), "net1 is"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("noted", "words"),
+    [
+        (None, "no network-status"),
+        (json.dumps([POD_NETWORK]), "no net1"),
+        (status().replace("10.56.0.2", "10.99.0.2"), "net1 has"),
+        (status().replace("10.42.0.9", "10.88.0.9"), "eth0 has"),
+        (status().replace('"default": true', '"default": false'), "not the default"),
+        (status(network="other"), "net1 is"),
+    ],
+)
 def test_what_multus_noted_is_compared_with_what_was_asked_for(noted, words):
     found = verdicts(state=running(status=noted))
     assert failed(found) == ["pod:workload:network-status"]
@@ -517,10 +547,13 @@ def test_a_pod_that_does_not_run_says_why_and_what_to_do(reason, status, step):
     assert step in item["next_step"]
 
 
-@pytest.mark.parametrize(("image", "used", "policy", "paths"), [
-    (None, "rancher/mirrored-pause:3.6", "Never", ["/usr", "/lib64"]),
-    ("example.test/rdma:1", "example.test/rdma:1", "IfNotPresent", []),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("image", "used", "policy", "paths"),
+    [
+        (None, "rancher/mirrored-pause:3.6", "Never", ["/usr", "/lib64"]),
+        ("example.test/rdma:1", "example.test/rdma:1", "IfNotPresent", []),
+    ],
+)
 def test_without_an_image_the_pods_run_the_tools_of_their_node(image, used, policy, paths):
     plan = kube_pods.plan([host()], cluster(), {**OPTIONS, "image": image})
     assert plan["left_out"] == {}
@@ -538,13 +571,16 @@ def test_a_node_whose_sandboxes_image_is_unknown_is_left_out_with_the_reason():
     assert {pod["host"] for pod in plan["pods"]} == {"node2"}
 
 
-@pytest.mark.parametrize(("changes", "identity"), [
-    ({"allocatable": {"rdma/rail0": 0}}, "resource:rdma/rail0"),
-    ({"allocatable": {"rdma/rail0": 99}}, "resource:rdma/rail0"),
-    ({"capacity": {}, "allocatable": {}}, "resource:rdma/rail0"),
-    ({"ready": False, "why": "cni plugin not initialized"}, "cluster:node"),
-    ({"taints": ["rdma.gpufabric.io/not-ready:NoSchedule"]}, "cluster:node"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "identity"),
+    [
+        ({"allocatable": {"rdma/rail0": 0}}, "resource:rdma/rail0"),
+        ({"allocatable": {"rdma/rail0": 99}}, "resource:rdma/rail0"),
+        ({"capacity": {}, "allocatable": {}}, "resource:rdma/rail0"),
+        ({"ready": False, "why": "cni plugin not initialized"}, "cluster:node"),
+        ({"taints": ["rdma.gpufabric.io/not-ready:NoSchedule"]}, "cluster:node"),
+    ],
+)
 def test_a_node_has_to_be_ready_and_to_offer_all_it_has(changes, identity):
     made = pod_checks.node_checks(host(), node(**changes))
     assert [item["id"] for item in made if item["status"] == "failed"] == [identity]
@@ -606,15 +642,18 @@ def ids(found, wanted="failed"):
     return [item["id"] for _host, item in found if item["status"] == wanted]
 
 
-@pytest.mark.parametrize(("changes", "failing", "not_verified"), [
-    ({}, [], []),
-    ({"read": {"api_error": "connection refused", "cluster": None}}, ["cluster:api"], []),
-    ({"read": {"api_error": f"k3s {kubectl.CANNOT_START}: none", "cluster": None}}, [], ["cluster:api"]),
-    ({"read": {"unreachable": True, "msg": "no route to host"}}, [], ["cluster:api"]),
-    ({"failure": "no end after 60 s"}, ["pod:tests"], []),
-    ({"stopped": {"left": "timed out"}}, ["pod:removed"], []),
-    ({"pod_name": "default/mine"}, [], ["pod:look"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "failing", "not_verified"),
+    [
+        ({}, [], []),
+        ({"read": {"api_error": "connection refused", "cluster": None}}, ["cluster:api"], []),
+        ({"read": {"api_error": f"k3s {kubectl.CANNOT_START}: none", "cluster": None}}, [], ["cluster:api"]),
+        ({"read": {"unreachable": True, "msg": "no route to host"}}, [], ["cluster:api"]),
+        ({"failure": "no end after 60 s"}, ["pod:tests"], []),
+        ({"stopped": {"left": "timed out"}}, ["pod:removed"], []),
+        ({"pod_name": "default/mine"}, [], ["pod:look"]),
+    ],
+)
 def test_what_could_not_be_done_is_reported_by_name(changes, failing, not_verified):
     found = pod_checks.cluster_checks(seen(**changes), False)
     assert (ids(found), ids(found, "not_verified")) == (failing, not_verified)
@@ -626,9 +665,12 @@ def test_what_the_node_and_the_objects_of_cni_show_is_reported_as_failed_checks_
     given["hosts"][0]["cni"]["findings"] = [finding]
     daemon = {"image": "multus:latest", "name": "kube-multus"}
     given["read"]["cluster"]["cni"] = [
-        {"kind": "DaemonSet", "metadata": {"name": "kube-multus-ds", "namespace": "kube-multus"},
-            "spec": {"template": {"spec": {"containers": [daemon]}}}},
-    ]  # fmt: skip
+        {
+            "kind": "DaemonSet",
+            "metadata": {"name": "kube-multus-ds", "namespace": "kube-multus"},
+            "spec": {"template": {"spec": {"containers": [daemon]}}},
+        },
+    ]
     found = pod_checks.cluster_checks(given, True)
     told = {(name, item["id"], item["status"]) for name, item in found}
     assert {("node1", "cni:conf-empty", "failed"), ("node1", "cni:image-not-pinned", "failed")} <= told
@@ -654,11 +696,15 @@ def own(annotation="rail0", limits=("rdma/rail0",), security=None, answer=ROCE, 
         "cluster": cluster(),
         "pods": {"mine": running()},
         "answers": {"mine": answer},
-        "item": {"namespace": "default", "name": "mine",
-            "annotations": {kube_pods.NETWORKS: annotation} if annotation else {}, "host_network": False,
-            "security": {}, "containers": [{"name": "app", "limits": dict.fromkeys(limits, "1"),
-            "security": security or {}}]},
-    }  # fmt: skip
+        "item": {
+            "namespace": "default",
+            "name": "mine",
+            "annotations": {kube_pods.NETWORKS: annotation} if annotation else {},
+            "host_network": False,
+            "security": {},
+            "containers": [{"name": "app", "limits": dict.fromkeys(limits, "1"), "security": security or {}}],
+        },
+    }
     item = {key: changes.pop(key) for key in ("namespace",) if key in changes}
     found["item"].update(item)
     found.update(changes)
@@ -677,21 +723,34 @@ def test_nothing_is_wrong_with_a_sound_pod(annotation):
     assert diagnosis(annotation=annotation) == {}
 
 
-@pytest.mark.parametrize(("changes", "identity", "words"), [
-    ({"limits": ()}, "pod:resource:rdma/rail0", "no container requests rdma/rail0"),
-    ({"annotation": None}, "pod:annotation", "without a networks annotation"),
-    ({"namespace": "train"}, "pod:network:rail0", "there is one in default"),
-    ({"annotation": "rail7"}, "pod:network:rail7", "no network of this name"),
-    ({"annotation": "[{"}, "pod:annotation", "Expecting"),
-    ({"security": {"privileged": True}}, "pod:privileges", "privileged"),
-    ({"pods": {"mine": running(ready=False, phase="Pending", reasons=["Unschedulable: Insufficient rdma/rail0"])}},
-        "pod:running", "Insufficient"),
-    ({"missing": 'pods "mine" not found'}, "pod:exists", "not found"),
-    ({"answer": replaced("@@ memlock\nunlimited", "@@ memlock\n8192")}, "pod:ipc-lock", "IPC_LOCK not effective"),
-    ({"answer": replaced("@@ environment\n", "@@ environment\nNCCL_IB_GID_INDEX=3\n")}, "pod:gid-index",
-        "NCCL_IB_GID_INDEX=3"),
-    ({"answer": "@@ exec\nno such command sh\n@@= 126\n"}, "pod:answer", "no shell"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "identity", "words"),
+    [
+        ({"limits": ()}, "pod:resource:rdma/rail0", "no container requests rdma/rail0"),
+        ({"annotation": None}, "pod:annotation", "without a networks annotation"),
+        ({"namespace": "train"}, "pod:network:rail0", "there is one in default"),
+        ({"annotation": "rail7"}, "pod:network:rail7", "no network of this name"),
+        ({"annotation": "[{"}, "pod:annotation", "Expecting"),
+        ({"security": {"privileged": True}}, "pod:privileges", "privileged"),
+        (
+            {
+                "pods": {
+                    "mine": running(ready=False, phase="Pending", reasons=["Unschedulable: Insufficient rdma/rail0"])
+                }
+            },
+            "pod:running",
+            "Insufficient",
+        ),
+        ({"missing": 'pods "mine" not found'}, "pod:exists", "not found"),
+        ({"answer": replaced("@@ memlock\nunlimited", "@@ memlock\n8192")}, "pod:ipc-lock", "IPC_LOCK not effective"),
+        (
+            {"answer": replaced("@@ environment\n", "@@ environment\nNCCL_IB_GID_INDEX=3\n")},
+            "pod:gid-index",
+            "NCCL_IB_GID_INDEX=3",
+        ),
+        ({"answer": "@@ exec\nno such command sh\n@@= 126\n"}, "pod:answer", "no shell"),
+    ],
+)
 def test_what_keeps_a_pod_from_rdma_is_named(changes, identity, words):
     found = diagnosis(**copy.deepcopy(changes))
     assert identity in found

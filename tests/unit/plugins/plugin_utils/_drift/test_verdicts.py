@@ -39,50 +39,129 @@ def found(*events, hosts=("a", "b")):
 CASES = {
     "nothing differs": ([("ok", "a", NETNS, {"changed": False, "changes": []})], "converged", 0, []),
     "a difference": ([("ok", "a", NETNS, {"changed": True, "changes": [change()]})], "drift", 1, []),
-    "a look ahead that reports no change": ([("ok", "a", NETNS, {"changed": False, "changes": [change()]})], "drift",
-        1, []),
+    "a look ahead that reports no change": (
+        [("ok", "a", NETNS, {"changed": False, "changes": [change()]})],
+        "drift",
+        1,
+        [],
+    ),
     "the same difference twice": ([("ok", "a", NETNS, {"changes": [change()]})] * 2, "drift", 1, []),
-    "a reason to reboot": ([("ok", "a", NETNS, {"changes": [], "reboot_reasons": ["the mode is exclusive"]})],
-        "reboot_pending", 0, ["reboot pending: the mode is exclusive"]),
-    "a reboot is worse than a difference": ([("ok", "a", NETNS, {"changes": [change()], "reboot_reasons": ["x"]})],
-        "reboot_pending", 1, ["reboot pending: x"]),
-    "a problem of the preflight, with the plan": ([("ok", "a", verdicts.Task("Check", "gpufabric.rdma.preflight"),
-        {"findings": [PROBLEM], "plan": [change()]})], "unsafe", 1, [SENTENCE]),
-    "a plan without a problem is no second account of differences": ([("ok", "a",
-        verdicts.Task("Check", "gpufabric.rdma.preflight"), {"findings": [], "plan": [change()]})], "converged", 0,
-        []),
-    "a role refuses": ([("failed", "a", NETNS, {"msg": "variable x: wanted 1,\nseen 2", "changes": []})], "unsafe", 0,
-        ["role rdma_netns: Set the mode: variable x: wanted 1, seen 2"]),
-    "a role refuses with problems": ([("failed", "a", NETNS, {"msg": "1 problem", "findings": [PROBLEM]})], "unsafe",
-        0, [f"role rdma_netns: {SENTENCE}"]),
-    "a host that does not answer": ([("unreachable", "a", NETNS, {"msg": "no route\nto host"})], "unreachable", 0,
-        ["unreachable: no route to host"]),
-    "unreachable is said once": ([("unreachable", "a", NETNS, {"msg": "x"}),
-        ("ok", "a", NETNS, {"findings": [{**PROBLEM, "object": "connection", "seen": "unreachable: x"}]})],
-        "unreachable", 0, ["unreachable: x"]),
-    "left as it is and not verified are told and are no verdict": ([("ok", "a", NETNS,
-        {"changes": [], "not_applied": ["p"], "not_verified": ["q"]})], "converged", 0,
-        ["not verified: q", "left as it is: p"]),
-    "a file module in a loop": ([("ok", "a", verdicts.Task("Put it there", "ansible.builtin.copy", "k3s"),
-        {"changed": True, "results": [{"changed": True, "dest": "/bin/k3s"}, {"changed": False, "dest": "/x"}]})],
-        "drift", 1, []),
-    "a hidden change": ([("ok", "a", verdicts.Task("Copy the token", "x", "node_ready"),
-        {"changed": True, "censored": "hidden"})], "drift", 1, []),
-    "the gate refuses": ([("ok", "a", GATE,
-        {"verdict": "refuse", "summary": "No way is open.", "findings": [PROBLEM]})], "unsafe", 0,
-        ["role driver: No way is open.", f"role driver: {SENTENCE}"]),
-    "the gate wants a reboot": ([("ok", "a", GATE, {"verdict": "reboot", "summary": "A reboot."})], "reboot_pending",
-        0, ["reboot pending: A reboot."]),
-    "the gate wants a reload": ([("ok", "a", GATE, {"verdict": "reload", "summary": "Older in memory."})], "drift", 1,
-        []),
-    "a silent API server": ([("ok", "b", OBJECTS, {"changed": True, "changes": [change()] * 3, "down": "refused"})],
-        "unsafe", 0, ["not read: role multus: the cluster's objects, no API server answers (refused)"]),
-    "a silent API server where k3s differs is what that comes to": ([("ok", "a", verdicts.Task("Run", "x", "k3s"),
-        {"changes": [change()]}), ("ok", "b", OBJECTS, {"changes": [change()], "down": "refused"})], "drift", 1,
-        ["not verified: role multus: the cluster's objects, no API server answers (refused)"]),
-    "an object of the cluster stands at the server": ([("ok", "b", OBJECTS,
-        {"changes": [change(object="DaemonSet x")], "down": None})], "drift", 1, []),
-}  # fmt: skip
+    "a reason to reboot": (
+        [("ok", "a", NETNS, {"changes": [], "reboot_reasons": ["the mode is exclusive"]})],
+        "reboot_pending",
+        0,
+        ["reboot pending: the mode is exclusive"],
+    ),
+    "a reboot is worse than a difference": (
+        [("ok", "a", NETNS, {"changes": [change()], "reboot_reasons": ["x"]})],
+        "reboot_pending",
+        1,
+        ["reboot pending: x"],
+    ),
+    "a problem of the preflight, with the plan": (
+        [("ok", "a", verdicts.Task("Check", "gpufabric.rdma.preflight"), {"findings": [PROBLEM], "plan": [change()]})],
+        "unsafe",
+        1,
+        [SENTENCE],
+    ),
+    "a plan without a problem is no second account of differences": (
+        [("ok", "a", verdicts.Task("Check", "gpufabric.rdma.preflight"), {"findings": [], "plan": [change()]})],
+        "converged",
+        0,
+        [],
+    ),
+    "a role refuses": (
+        [("failed", "a", NETNS, {"msg": "variable x: wanted 1,\nseen 2", "changes": []})],
+        "unsafe",
+        0,
+        ["role rdma_netns: Set the mode: variable x: wanted 1, seen 2"],
+    ),
+    "a role refuses with problems": (
+        [("failed", "a", NETNS, {"msg": "1 problem", "findings": [PROBLEM]})],
+        "unsafe",
+        0,
+        [f"role rdma_netns: {SENTENCE}"],
+    ),
+    "a host that does not answer": (
+        [("unreachable", "a", NETNS, {"msg": "no route\nto host"})],
+        "unreachable",
+        0,
+        ["unreachable: no route to host"],
+    ),
+    "unreachable is said once": (
+        [
+            ("unreachable", "a", NETNS, {"msg": "x"}),
+            ("ok", "a", NETNS, {"findings": [{**PROBLEM, "object": "connection", "seen": "unreachable: x"}]}),
+        ],
+        "unreachable",
+        0,
+        ["unreachable: x"],
+    ),
+    "left as it is and not verified are told and are no verdict": (
+        [("ok", "a", NETNS, {"changes": [], "not_applied": ["p"], "not_verified": ["q"]})],
+        "converged",
+        0,
+        ["not verified: q", "left as it is: p"],
+    ),
+    "a file module in a loop": (
+        [
+            (
+                "ok",
+                "a",
+                verdicts.Task("Put it there", "ansible.builtin.copy", "k3s"),
+                {"changed": True, "results": [{"changed": True, "dest": "/bin/k3s"}, {"changed": False, "dest": "/x"}]},
+            )
+        ],
+        "drift",
+        1,
+        [],
+    ),
+    "a hidden change": (
+        [("ok", "a", verdicts.Task("Copy the token", "x", "node_ready"), {"changed": True, "censored": "hidden"})],
+        "drift",
+        1,
+        [],
+    ),
+    "the gate refuses": (
+        [("ok", "a", GATE, {"verdict": "refuse", "summary": "No way is open.", "findings": [PROBLEM]})],
+        "unsafe",
+        0,
+        ["role driver: No way is open.", f"role driver: {SENTENCE}"],
+    ),
+    "the gate wants a reboot": (
+        [("ok", "a", GATE, {"verdict": "reboot", "summary": "A reboot."})],
+        "reboot_pending",
+        0,
+        ["reboot pending: A reboot."],
+    ),
+    "the gate wants a reload": (
+        [("ok", "a", GATE, {"verdict": "reload", "summary": "Older in memory."})],
+        "drift",
+        1,
+        [],
+    ),
+    "a silent API server": (
+        [("ok", "b", OBJECTS, {"changed": True, "changes": [change()] * 3, "down": "refused"})],
+        "unsafe",
+        0,
+        ["not read: role multus: the cluster's objects, no API server answers (refused)"],
+    ),
+    "a silent API server where k3s differs is what that comes to": (
+        [
+            ("ok", "a", verdicts.Task("Run", "x", "k3s"), {"changes": [change()]}),
+            ("ok", "b", OBJECTS, {"changes": [change()], "down": "refused"}),
+        ],
+        "drift",
+        1,
+        ["not verified: role multus: the cluster's objects, no API server answers (refused)"],
+    ),
+    "an object of the cluster stands at the server": (
+        [("ok", "b", OBJECTS, {"changes": [change(object="DaemonSet x")], "down": None})],
+        "drift",
+        1,
+        [],
+    ),
+}
 
 
 @pytest.mark.parametrize(("events", "verdict", "differences", "reasons"), CASES.values(), ids=CASES)
@@ -125,12 +204,16 @@ def test_a_server_that_goes_away_under_a_read_for_another_host_is_the_one_that_i
     assert entries["b"]["verdict"] == "unsafe"
 
 
-@pytest.mark.parametrize("spoil", [
-    lambda record: None,
-    lambda record: record.end("a"),
-    lambda record: [record.end("a"), record.end("b"), record.failed("a", NETNS, {"msg": "'x' is undefined"})],
-    lambda record: [record.end("b"), record.failed("a", verdicts.Task("Read", "x", ""), {"msg": "no"})],
-], ids=["nobody ended", "one did not end", "a template that fails", "a failure outside of roles"])  # fmt: skip
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda record: None,
+        lambda record: record.end("a"),
+        lambda record: [record.end("a"), record.end("b"), record.failed("a", NETNS, {"msg": "'x' is undefined"})],
+        lambda record: [record.end("b"), record.failed("a", verdicts.Task("Read", "x", ""), {"msg": "no"})],
+    ],
+    ids=["nobody ended", "one did not end", "a template that fails", "a failure outside of roles"],
+)
 def test_no_document_without_an_end_of_every_host(spoil):
     record = verdicts.Record(["a", "b"])
     spoil(record)

@@ -112,20 +112,28 @@ def test_what_stays_inside_a_node_is_no_connection_between_nodes(line):
     assert log.parse(f"w0:17:99 [3] NCCL INFO Channel 00/0 : {line}\n")["channels"] == []
 
 
-@pytest.mark.parametrize(("line", "hcas"), [
-    ("NET/IB : Using [0]mlx5_0:1/IB ; OOB ib0:192.168.11.1<0>", {0: ("mlx5_0", 1, "IB")}),
-    ("NET/IB : Using [0]mlx5_0:1/RoCE [1]mlx5_1:1/RoCE [RO]; OOB p:10.10.10.10<0>",
-        {0: ("mlx5_0", 1, "RoCE"), 1: ("mlx5_1", 1, "RoCE")}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("line", "hcas"),
+    [
+        ("NET/IB : Using [0]mlx5_0:1/IB ; OOB ib0:192.168.11.1<0>", {0: ("mlx5_0", 1, "IB")}),
+        (
+            "NET/IB : Using [0]mlx5_0:1/RoCE [1]mlx5_1:1/RoCE [RO]; OOB p:10.10.10.10<0>",
+            {0: ("mlx5_0", 1, "RoCE"), 1: ("mlx5_1", 1, "RoCE")},
+        ),
+    ],
+)
 def test_the_devices_of_each_version(line, hcas):
     assert log.parse(f"w0:17:99 [0] NCCL INFO {line}\n")["devices"].get("w0", {}) == hcas
 
 
-@pytest.mark.parametrize(("line", "enabled"), [
-    ("NET/IB : GPU Direct RDMA Enabled for HCA 0 'mlx5_0'", True),
-    ("NET/IB : GPU Direct RDMA Disabled for HCA 0 'mlx5_0'", False),
-    ("NET/IB : GPU Direct RDMA (DMABUF) enabled for HCA 0 'mlx5_0'", True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("line", "enabled"),
+    [
+        ("NET/IB : GPU Direct RDMA Enabled for HCA 0 'mlx5_0'", True),
+        ("NET/IB : GPU Direct RDMA Disabled for HCA 0 'mlx5_0'", False),
+        ("NET/IB : GPU Direct RDMA (DMABUF) enabled for HCA 0 'mlx5_0'", True),
+    ],
+)
 def test_what_nccl_announces_of_gpudirect(line, enabled):
     assert log.parse(f"w0:17:99 [0] NCCL INFO {line}\n")["gdr"] == {("w0", "mlx5_0"): enabled}
 
@@ -138,10 +146,20 @@ GID = f"worker0:1:1 [0] NCCL INFO NCCL_IB_GID_INDEX set by environment to 3.\n{H
 WITHOUT = HEALTHY.replace("/GDRDMA", "").replace("RDMA Enabled for", "RDMA Disabled for")
 # what: (the log, options, the checks that fail, those that are not verified, what one of them saw)
 FAULTS = {
-    "one connection over TCP": (HEALTHY.replace(LINE, LINE.replace("IB/1/GDRDMA", "Socket/0")), {},
-        ["nccl:transport", "nccl:rails"], [], "NET/Socket on 1 of 4 connections"),
-    "no GDRDMA": (WITHOUT, {}, ["nccl:gpudirect"], [],
-        "absent on 4 of 4 connections (worker0, worker1); disabled for mlx5_0"),
+    "one connection over TCP": (
+        HEALTHY.replace(LINE, LINE.replace("IB/1/GDRDMA", "Socket/0")),
+        {},
+        ["nccl:transport", "nccl:rails"],
+        [],
+        "NET/Socket on 1 of 4 connections",
+    ),
+    "no GDRDMA": (
+        WITHOUT,
+        {},
+        ["nccl:gpudirect"],
+        [],
+        "absent on 4 of 4 connections (worker0, worker1); disabled for mlx5_0",
+    ),
     "an idle rail": (IDLE, {}, ["nccl:rails"], [], "idle: worker0: mlx5_1; worker1: mlx5_1"),
     "an idle rail that nobody expects": (IDLE, {"hcas": ()}, [], None, ""),
     "a GID index": (GID, {}, ["nccl:gid-index"], [], "set to 3"),
@@ -149,7 +167,7 @@ FAULTS = {
     "a slow bus": (HEALTHY, {"minimum": 100}, ["nccl:bandwidth"], [], "92.49"),
     "a broken run": (CUT, {}, [], ["nccl:result", "nccl:bandwidth"], ""),
     "a broken run with its reason": (WARNED, {}, ["nccl:result"], ["nccl:bandwidth"], "ibv_modify_qp failed"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", FAULTS)

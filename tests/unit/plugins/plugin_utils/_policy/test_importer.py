@@ -29,32 +29,81 @@ FILES = {
 }
 # file: what its variables become
 BECOME = {
-    "guide-000": {"device_plugin_resources": [{"resourceName": "hca_shared_devices_a", "rdmaHcaMax": 63,
-        "selectors": {"vendors": ["15b3"]}}]},
-    "guide-000-config-map": {"device_plugin_interval_seconds": 300,
-        "device_plugin_resources": [{"resourceName": f"hca_shared_devices_{name}", "rdmaHcaMax": 63,
-        "selectors": {"ifNames": [netdev]}} for name, netdev in (("a", "ens8f0np0"), ("b", "ens8f1np1"))]},
-    "guide-001": {"driver_flavor": "verify",
-        "device_plugin_resources": [{"resourceName": "shared_ib", "rdmaHcaMax": 63,
-        "selectors": {"vendors": ["15b3"], "ifNames": ["ibs1f0", "ibs1f1"]}}],
+    "guide-000": {
+        "device_plugin_resources": [
+            {"resourceName": "hca_shared_devices_a", "rdmaHcaMax": 63, "selectors": {"vendors": ["15b3"]}}
+        ]
+    },
+    "guide-000-config-map": {
+        "device_plugin_interval_seconds": 300,
+        "device_plugin_resources": [
+            {"resourceName": f"hca_shared_devices_{name}", "rdmaHcaMax": 63, "selectors": {"ifNames": [netdev]}}
+            for name, netdev in (("a", "ens8f0np0"), ("b", "ens8f1np1"))
+        ],
+    },
+    "guide-001": {
+        "driver_flavor": "verify",
+        "device_plugin_resources": [
+            {
+                "resourceName": "shared_ib",
+                "rdmaHcaMax": 63,
+                "selectors": {"vendors": ["15b3"], "ifNames": ["ibs1f0", "ibs1f1"]},
+            }
+        ],
         "networks_components": ["ipoib-cni", "nv-ipam"],
-        "networks_attachments": [{"name": "ipoib-network-a", "type": "ipoib", "namespaces": ["default"],
-        "master": "ibs1f0", "ipam": "nv-ipam", "pool": "ipoib-pool-a", "subnet": "192.168.5.0/24",
-        "per_node_block_size": 50, "gateway": "192.168.5.1"}]},
-    "macvlan": {"networks_components": ["nv-ipam"],
-        "networks_attachments": [{"name": "rail0", "type": "macvlan", "namespaces": ["training"],
-        "master": "enp1s0f1np1", "mode": "bridge", "mtu": 1500, "ipam": "nv-ipam", "subnet": "10.56.0.0/24",
-        "per_node_block_size": 16, "exclude": ["10.56.0.1", "10.56.0.248/29"]}]},
-    "host-device": {"driver_flavor": "verify", "device_plugin_use_cdi": True,
-        "device_plugin_resources": [{"resourceName": "shared", "rdmaHcaMax": 8,
-        "selectors": {"ifNames": ["enp1s0f0np0"]}}],
+        "networks_attachments": [
+            {
+                "name": "ipoib-network-a",
+                "type": "ipoib",
+                "namespaces": ["default"],
+                "master": "ibs1f0",
+                "ipam": "nv-ipam",
+                "pool": "ipoib-pool-a",
+                "subnet": "192.168.5.0/24",
+                "per_node_block_size": 50,
+                "gateway": "192.168.5.1",
+            }
+        ],
+    },
+    "macvlan": {
+        "networks_components": ["nv-ipam"],
+        "networks_attachments": [
+            {
+                "name": "rail0",
+                "type": "macvlan",
+                "namespaces": ["training"],
+                "master": "enp1s0f1np1",
+                "mode": "bridge",
+                "mtu": 1500,
+                "ipam": "nv-ipam",
+                "subnet": "10.56.0.0/24",
+                "per_node_block_size": 16,
+                "exclude": ["10.56.0.1", "10.56.0.248/29"],
+            }
+        ],
+    },
+    "host-device": {
+        "driver_flavor": "verify",
+        "device_plugin_use_cdi": True,
+        "device_plugin_resources": [
+            {"resourceName": "shared", "rdmaHcaMax": 8, "selectors": {"ifNames": ["enp1s0f0np0"]}}
+        ],
         "device_plugin_node_selector": {"feature.node.kubernetes.io/pci-15b3.present": "true"},
         "networks_images": {"nv-ipam": "mirror.example.com/mellanox/nvidia-k8s-ipam:v0.3.7"},
         "networks_components": ["nv-ipam", "whereabouts"],
-        "networks_attachments": [{"name": "hostdev-net", "type": "host-device", "namespaces": ["default"],
-        "resource_name": "nvidia.com/hostdev", "ipam": "whereabouts", "subnet": "192.168.3.225/28",
-        "exclude": ["192.168.3.228/30"]}]},
-}  # fmt: skip
+        "networks_attachments": [
+            {
+                "name": "hostdev-net",
+                "type": "host-device",
+                "namespaces": ["default"],
+                "resource_name": "nvidia.com/hostdev",
+                "ipam": "whereabouts",
+                "subnet": "192.168.3.225/28",
+                "exclude": ["192.168.3.228/30"],
+            }
+        ],
+    },
+}
 # file: the fields that are wrong, with a word of why, and those that are unknown
 WRONG = {
     "guide-000": {"spec.rdmaSharedDevicePlugin.version": "no version is set"},
@@ -159,11 +208,14 @@ def test_names_that_no_node_has_are_wrong(tmp_path):
     assert made["findings"] == []
 
 
-@pytest.mark.parametrize(("flavor", "verdict", "variables"), [
-    ("inbox", "taken", {"driver_flavor": "doca", "driver_version": "3.1.0"}),
-    ("doca", "wrong", {"driver_flavor": "verify"}),
-    ("mlnx_ofed", "wrong", {"driver_flavor": "verify"}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("flavor", "verdict", "variables"),
+    [
+        ("inbox", "taken", {"driver_flavor": "doca", "driver_version": "3.1.0"}),
+        ("doca", "wrong", {"driver_flavor": "verify"}),
+        ("mlnx_ofed", "wrong", {"driver_flavor": "verify"}),
+    ],
+)
 def test_a_driver_of_the_host_and_one_of_the_policy_are_one_too_many(tmp_path, flavor, verdict, variables):
     node = facts(tmp_path, "h100-8x-cx7-ib")
     node["driver"]["on_disk"]["flavor"] = flavor
@@ -243,10 +295,12 @@ CONFIG = '{"configList": [{"resourceName": "a", "selectors": {"vendors": ["15b3"
 HOST_LOCAL = '{"type": "host-local", "subnet": "192.168.50.0/24", "rangeStart": "192.168.50.10", "routes": []}'
 WRONG_FIELDS = [
     (changed("macvlan", 0, "spec", "ipam", value=HOST_LOCAL)[:1], "spec.ipam.type"),
-    (changed("guide-000", 0, *PLUGIN, "config", value=CONFIG),
-        "spec.rdmaSharedDevicePlugin.config.configList[0].rdmaHcaMax"),
+    (
+        changed("guide-000", 0, *PLUGIN, "config", value=CONFIG),
+        "spec.rdmaSharedDevicePlugin.config.configList[0].rdmaHcaMax",
+    ),
     (changed("guide-000", 0, "metadata", "name", value="mine"), "metadata.name"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("given_documents", "field"), WRONG_FIELDS)

@@ -44,14 +44,17 @@ def test_what_cannot_serve_is_refused(runtime, seen, words):
     assert all(one.next_step and "device_plugin_api: device-plugin" in one.next_step for one in found)
 
 
-@pytest.mark.parametrize(("texts", "cdi"), [
-    ([], None),
-    ([f"version = 2\n[{OLD}]\n  sandbox_image = 'pause'\n"], None),
-    ([f"version = 2\n[{OLD}]\n  enable_cdi = true\n"], True),
-    ([f"version = 3\n[{NEW}]\n  enable_cdi = false\n"], False),
-    # A later file wins.
-    ([f"[{NEW}]\n  enable_cdi = false\n", f"[{NEW}]\n  enable_cdi = true\n"], True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("texts", "cdi"),
+    [
+        ([], None),
+        ([f"version = 2\n[{OLD}]\n  sandbox_image = 'pause'\n"], None),
+        ([f"version = 2\n[{OLD}]\n  enable_cdi = true\n"], True),
+        ([f"version = 3\n[{NEW}]\n  enable_cdi = false\n"], False),
+        # A later file wins.
+        ([f"[{NEW}]\n  enable_cdi = false\n", f"[{NEW}]\n  enable_cdi = true\n"], True),
+    ],
+)
 def test_cdi_in_the_files_of_containerd(texts, cdi):
     assert containerd.cdi(texts) is cdi
 
@@ -92,11 +95,15 @@ def test_slices_of_a_node_go_and_those_of_others_stay(tmp_path):
 
 
 FACTS = {
-    "hcas": [{"name": f"mlx5_{number}", "pci": {"vendor": "15b3"},
-        "netdevs": [{"name": f"eth{number}", "type": "ether"}]} for number in (0, 1)],
-    "rails": [{"index": number, "hca": f"mlx5_{number}", "netdev": f"eth{number}",
-        "pci": f"0000:0{number}:00.0"} for number in (0, 1)],
-}  # fmt: skip
+    "hcas": [
+        {"name": f"mlx5_{number}", "pci": {"vendor": "15b3"}, "netdevs": [{"name": f"eth{number}", "type": "ether"}]}
+        for number in (0, 1)
+    ],
+    "rails": [
+        {"index": number, "hca": f"mlx5_{number}", "netdev": f"eth{number}", "pci": f"0000:0{number}:00.0"}
+        for number in (0, 1)
+    ],
+}
 LISTED = [
     {"resourceName": "a", "selectors": {"ifNames": ["eth0"]}},
     {"resourceName": "b", "api": "dra", "selectors": {"ifNames": ["eth1"]}},
@@ -110,21 +117,29 @@ def findings(**given):
     return [f"{one.object}: {one.seen}" for one in roles.findings("device_plugin", {**values, **given}, FACTS, groups)]
 
 
-@pytest.mark.parametrize(("given", "words"), [
-    ({}, None),
-    ({"device_plugin_api": "dra"}, None),
-    ({"device_plugin_api": "both", "device_plugin_dra_rails": [1]}, None),
-    ({"device_plugin_api": "both", "device_plugin_resources": LISTED}, None),
-    ({"device_plugin_api": "both"}, "no entry for dra"),
-    ({"device_plugin_api": "both", "device_plugin_dra_rails": [0, 1]}, "no entry for device-plugin"),
-    ({"device_plugin_api": "both", "device_plugin_dra_rails": [7]}, "7; the node has 0, 1"),
-    ({"device_plugin_api": "dra", "device_plugin_dra_rails": [1]}, "device_plugin_dra_rails: 1"),
-    ({"device_plugin_resources": LISTED}, "rdma/b with api: dra"),
-    ({"device_plugin_api": "both", "device_plugin_resources": [{"resourceName": "a",
-        "selectors": {"vendors": ["15b3"]}}, LISTED[1]]}, "mlx5_1 in rdma/a and, with api: dra, in rdma/b"),
-    ({"device_plugin_api": "dra", "device_plugin_api_server": "10.0.0.1"}, "device_plugin_api_server: 10.0.0.1"),
-    ({"device_plugin_api": "dra", "device_plugin_server": "elsewhere"}, "device_plugin_server: elsewhere"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({}, None),
+        ({"device_plugin_api": "dra"}, None),
+        ({"device_plugin_api": "both", "device_plugin_dra_rails": [1]}, None),
+        ({"device_plugin_api": "both", "device_plugin_resources": LISTED}, None),
+        ({"device_plugin_api": "both"}, "no entry for dra"),
+        ({"device_plugin_api": "both", "device_plugin_dra_rails": [0, 1]}, "no entry for device-plugin"),
+        ({"device_plugin_api": "both", "device_plugin_dra_rails": [7]}, "7; the node has 0, 1"),
+        ({"device_plugin_api": "dra", "device_plugin_dra_rails": [1]}, "device_plugin_dra_rails: 1"),
+        ({"device_plugin_resources": LISTED}, "rdma/b with api: dra"),
+        (
+            {
+                "device_plugin_api": "both",
+                "device_plugin_resources": [{"resourceName": "a", "selectors": {"vendors": ["15b3"]}}, LISTED[1]],
+            },
+            "mlx5_1 in rdma/a and, with api: dra, in rdma/b",
+        ),
+        ({"device_plugin_api": "dra", "device_plugin_api_server": "10.0.0.1"}, "device_plugin_api_server: 10.0.0.1"),
+        ({"device_plugin_api": "dra", "device_plugin_server": "elsewhere"}, "device_plugin_server: elsewhere"),
+    ],
+)
 def test_entries_for_two_apis(given, words):
     found = findings(**given)
     assert found == [one for one in found if words and words in one]

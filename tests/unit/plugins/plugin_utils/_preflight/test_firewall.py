@@ -8,21 +8,37 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import pods
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import firewall
 
 VARIABLES = {
-    "k3s_node_ip": None, "k3s_api_address": None, "k3s_cluster_cidr": "10.42.0.0/16",
-    "k3s_service_cidr": "10.43.0.0/16", "flannel_backend": "vxlan", "flannel_interface": "",
-    "verification_fabric": True, "verification_port": 18600, "verification_pods": None, "verification_pod_port": 18700,
-    "matrix_host": True, "matrix_pods": None, "matrix_port": 18800, "matrix_pod_port": 18800, "matrix_cuda": False,
-    "node_firewall": "open", "node_firewall_api_clients": [],
-}  # fmt: skip
+    "k3s_node_ip": None,
+    "k3s_api_address": None,
+    "k3s_cluster_cidr": "10.42.0.0/16",
+    "k3s_service_cidr": "10.43.0.0/16",
+    "flannel_backend": "vxlan",
+    "flannel_interface": "",
+    "verification_fabric": True,
+    "verification_port": 18600,
+    "verification_pods": None,
+    "verification_pod_port": 18700,
+    "matrix_host": True,
+    "matrix_pods": None,
+    "matrix_port": 18800,
+    "matrix_pod_port": 18800,
+    "matrix_cuda": False,
+    "node_firewall": "open",
+    "node_firewall_api_clients": [],
+}
 
 
 def rail(index, *addresses, kind="pci", gid="RoCE v2"):
     netdev = {"name": f"eth{index + 1}", "addresses": list(addresses)}
     return {
-        "hca": {"name": f"mlx5_{index}", "kind": kind, "netdevs": [netdev],
-            "ports": [{"number": 1, "gids": [{"type": gid}] if gid else []}]},
+        "hca": {
+            "name": f"mlx5_{index}",
+            "kind": kind,
+            "netdevs": [netdev],
+            "ports": [{"number": 1, "gids": [{"type": gid}] if gid else []}],
+        },
         "rail": {"index": index, "hca": f"mlx5_{index}", "netdev": netdev["name"]},
-    }  # fmt: skip
+    }
 
 
 def node(number, *rails, server=False, member=True, tool="ufw", **variables):
@@ -31,13 +47,21 @@ def node(number, *rails, server=False, member=True, tool="ufw", **variables):
         "address": f"node{number}.example",
         "member": member,
         "server": server,
-        "firewall": {"tool": tool, "rules": [], "zones": {"public": {"interfaces": ["eth0"], "sources": []}},
-            "default_zone": "drop", "names_vrrp": True, "address": f"10.0.0.{number}", "netdev": "eth0",
+        "firewall": {
+            "tool": tool,
+            "rules": [],
+            "zones": {"public": {"interfaces": ["eth0"], "sources": []}},
+            "default_zone": "drop",
+            "names_vrrp": True,
+            "address": f"10.0.0.{number}",
+            "netdev": "eth0",
             "addresses": {"eth0": [f"10.0.0.{number}/24"], "bond1": [f"10.1.0.{number}/24"]},
-            "bound": {"tcp": [], "udp": []}, "recorded": []},
+            "bound": {"tcp": [], "udp": []},
+            "recorded": [],
+        },
         "facts": {"hcas": [one["hca"] for one in rails], "rails": [one["rail"] for one in rails]},
         "variables": {**VARIABLES, **variables},
-    }  # fmt: skip
+    }
 
 
 def needed(nodes, host="node1"):
@@ -57,21 +81,39 @@ PORTS = {
     "wireguard": ([node(1, flannel_backend="wireguard"), node(2)], {"10250/tcp", "51820/udp"}),
     "host-gw": ([node(1, flannel_backend="host-gw"), node(2)], {"10250/tcp"}),
     "servers": ([node(1, server=True), node(2, server=True)], {"6443/tcp", "2379-2380/tcp", "10250/tcp", "8472/udp"}),
-    "an address that they share": ([node(number, server=True, k3s_api_address="10.0.0.9") for number in (1, 2)],
-        {"6443/tcp", "2379-2380/tcp", "10250/tcp", "8472/udp", "vrrp"}),
-    "rails": ([node(n, rail(0, f"10.8.0.{n}/24"), rail(1, f"10.8.1.{n}/24"), member=False) for n in (1, 2, 3)],
-        {"18600-18603/tcp", "18800-18803/tcp"}),
-    "rails, with CUDA": ([node(n, rail(0, f"10.8.0.{n}/24"), member=False, matrix_cuda=True) for n in (1, 2)],
-        {"18600-18601/tcp", "18800-18801/tcp"}),
-    "rails without tests": ([node(n, rail(0, f"10.8.0.{n}/24"), member=False, matrix_host=False,
-        verification_fabric=False) for n in (1, 2)], set()),
-    "soft-RoCE": ([node(n, rail(0, f"10.8.0.{n}/24", kind="software"), member=False, matrix_host=False) for n in (1,
-        2)], {"18600-18601/tcp", "4791/udp"}),
-    "iWARP": ([node(n, rail(0, f"10.8.0.{n}/24", kind="software", gid=None), member=False,
-        matrix_host=False) for n in (1, 2)], {"18600-18601/tcp"}),
+    "an address that they share": (
+        [node(number, server=True, k3s_api_address="10.0.0.9") for number in (1, 2)],
+        {"6443/tcp", "2379-2380/tcp", "10250/tcp", "8472/udp", "vrrp"},
+    ),
+    "rails": (
+        [node(n, rail(0, f"10.8.0.{n}/24"), rail(1, f"10.8.1.{n}/24"), member=False) for n in (1, 2, 3)],
+        {"18600-18603/tcp", "18800-18803/tcp"},
+    ),
+    "rails, with CUDA": (
+        [node(n, rail(0, f"10.8.0.{n}/24"), member=False, matrix_cuda=True) for n in (1, 2)],
+        {"18600-18601/tcp", "18800-18801/tcp"},
+    ),
+    "rails without tests": (
+        [
+            node(n, rail(0, f"10.8.0.{n}/24"), member=False, matrix_host=False, verification_fabric=False)
+            for n in (1, 2)
+        ],
+        set(),
+    ),
+    "soft-RoCE": (
+        [node(n, rail(0, f"10.8.0.{n}/24", kind="software"), member=False, matrix_host=False) for n in (1, 2)],
+        {"18600-18601/tcp", "4791/udp"},
+    ),
+    "iWARP": (
+        [
+            node(n, rail(0, f"10.8.0.{n}/24", kind="software", gid=None), member=False, matrix_host=False)
+            for n in (1, 2)
+        ],
+        {"18600-18601/tcp"},
+    ),
     "a tool that does not run": ([node(1, server=True, tool=None), node(2)], set()),
     "verify": ([node(1, server=True, node_firewall="verify"), node(2)], set()),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", PORTS)
@@ -160,12 +202,17 @@ def test_a_rule_of_ours_that_nothing_needs_goes_unless_nodes_are_left_out(partia
     assert (old in made["record"]) is partial
 
 
-@pytest.mark.parametrize(("zones", "zone"), [
-    ({"public": {"interfaces": ["eth0"], "sources": []}}, "public"),
-    ({"public": {"interfaces": ["eth0"], "sources": []}, "nodes": {"interfaces": [], "sources": ["10.0.0.0/8"]}},
-        "nodes"),
-    ({"public": {"interfaces": ["eth7"], "sources": ["ipset:x"]}}, "drop"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("zones", "zone"),
+    [
+        ({"public": {"interfaces": ["eth0"], "sources": []}}, "public"),
+        (
+            {"public": {"interfaces": ["eth0"], "sources": []}, "nodes": {"interfaces": [], "sources": ["10.0.0.0/8"]}},
+            "nodes",
+        ),
+        ({"public": {"interfaces": ["eth7"], "sources": ["ipset:x"]}}, "drop"),
+    ],
+)
 def test_a_rule_of_firewalld_is_in_the_zone_that_the_peer_is_in(zones, zone):
     made = opened("firewalld", zones=zones)["add"]
     assert {rule["zone"] for rule in made if rule["kind"] == "port"} == {zone}
@@ -225,16 +272,22 @@ def judged(state, mode="verify", tool="ufw", rules=(), listening=None):
 def test_what_an_answer_means(state, means):
     made, found = judged(state)
     assert {one["id"]: one["state"] for one in made["results"]} == {
-        "6443/tcp": means, "10250/tcp": means, "8472/udp": means, "pods": "unknown",
-    }  # fmt: skip
+        "6443/tcp": means,
+        "10250/tcp": means,
+        "8472/udp": means,
+        "pods": "unknown",
+    }
     blocked = {"firewall:6443/tcp", "firewall:10250/tcp", "firewall:8472/udp"} if means == "blocked" else set()
     assert {one.id for one in found} == blocked
 
 
-@pytest.mark.parametrize(("listening", "unknown"), [
-    ({"deaf": {"6443/tcp": "no such address"}}, {"6443/tcp", "10250/tcp"}),
-    ({"unreachable": True, "msg": "no route to host"}, {"6443/tcp", "10250/tcp", "8472/udp"}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("listening", "unknown"),
+    [
+        ({"deaf": {"6443/tcp": "no such address"}}, {"6443/tcp", "10250/tcp"}),
+        ({"unreachable": True, "msg": "no route to host"}, {"6443/tcp", "10250/tcp", "8472/udp"}),
+    ],
+)
 def test_where_nothing_could_listen_silence_says_nothing(listening, unknown):
     made, _found = judged("silent", listening=listening)
     assert {one["id"] for one in made["results"] if one["state"] == "unknown"} == unknown | {"pods"}

@@ -168,8 +168,11 @@ COMMIT
 def test_k15_a_reset_takes_our_rules_and_leaves_those_of_others():
     kept = reset.foreign_rules(SAVED)
     assert kept.splitlines() == [
-        "*filter", ":INPUT ACCEPT [0:0]", "-A INPUT -p tcp --dport 22 -j ACCEPT", "COMMIT",
-    ]  # fmt: skip
+        "*filter",
+        ":INPUT ACCEPT [0:0]",
+        "-A INPUT -p tcp --dport 22 -j ACCEPT",
+        "COMMIT",
+    ]
     assert reset.cluster_rules(kept) == []
 
 
@@ -194,22 +197,42 @@ def test_k15_of_cni_plugins_rules_only_those_of_our_containers_go():
 
 def reset_state(**change):
     found = {
-        "agent": False, "services": ["k3s.service"], "units": ["/etc/systemd/system/k3s.service"], "processes": [7, 8],
-        "links": ["cni0", "flannel.1"], "mounts": ["/run/k3s/a", "/run/k3s/a/b"], "netns": [],
-        "rules": {"iptables": 5}, "unread": [], "unproven": [], "kubernetes": {}, "linked": {}, "mounted": {},
+        "agent": False,
+        "services": ["k3s.service"],
+        "units": ["/etc/systemd/system/k3s.service"],
+        "processes": [7, 8],
+        "links": ["cni0", "flannel.1"],
+        "mounts": ["/run/k3s/a", "/run/k3s/a/b"],
+        "netns": [],
+        "rules": {"iptables": 5},
+        "unread": [],
+        "unproven": [],
+        "kubernetes": {},
+        "linked": {},
+        "mounted": {},
         "volumes": [],
-        "files": ["/etc/cni/net.d/00-multus.conf"], "folders": ["/run/multus"], "foreign": ["/opt/cni/bin/mine"],
+        "files": ["/etc/cni/net.d/00-multus.conf"],
+        "folders": ["/run/multus"],
+        "foreign": ["/opt/cni/bin/mine"],
         "others": [],
-    }  # fmt: skip
+    }
     return {**found, **change}
 
 
 def test_k15_containers_end_before_links_and_mounts_and_what_stays_is_listed():
     made = reset.plan(reset_state())
     assert [change.object for change in made.changes] == [
-        "service k3s.service", "containers", "link cni0", "link flannel.1", "mount /run/k3s/a/b", "mount /run/k3s/a",
-        "rules of iptables", "/etc/systemd/system/k3s.service", "/etc/cni/net.d/00-multus.conf", "/run/multus",
-    ]  # fmt: skip
+        "service k3s.service",
+        "containers",
+        "link cni0",
+        "link flannel.1",
+        "mount /run/k3s/a/b",
+        "mount /run/k3s/a",
+        "rules of iptables",
+        "/etc/systemd/system/k3s.service",
+        "/etc/cni/net.d/00-multus.conf",
+        "/run/multus",
+    ]
     assert "/opt/cni/bin/mine stays: it is not ours" in made.notes
     refused = reset.plan(reset_state(others=["/etc/systemd/system/k3s.service"]))
     assert (refused.changes, len(refused.findings)) == ([], 1)
@@ -234,8 +257,10 @@ REFUSED = {
     "kubeadm": ([node(seen={"others": ["kubeadm"]})], "cluster"),
     "kubeadm, denied": ([node(seen={"others": ["kubeadm"]}, takeover_allowed=False)], "cluster"),
     "other k3s": ([node(seen={"foreign_files": ["/etc/systemd/system/k3s.service"]})], "cluster"),
-    "policy package": ([node(seen={"selinux": "enforcing", "family": "rhel", "distribution": "rhel9"})],
-        "bundle /srv/bundle"),
+    "policy package": (
+        [node(seen={"selinux": "enforcing", "family": "rhel", "distribution": "rhel9"})],
+        "bundle /srv/bundle",
+    ),
     "two servers": ([node(1, TWO), node(2, TWO)], "group k3s_servers"),
     "no servers": ([node(1, ())], "group k3s_servers"),
     "an agent alone": ([node(2)], "k3s_server_url"),
@@ -243,15 +268,17 @@ REFUSED = {
     "K8 not on the node": ([node(node_ip="198.51.100.9")], "node-ip 198.51.100.9"),
     "K8 the same on two": ([node(2, seen=state(1)), node(node_ip="192.0.2.1")], "node-ip 192.0.2.1"),
     "K8 none to tell": ([node(seen={"routes": []})], "node-ip"),
-    "K8 two to tell": ([node(seen={"routes": [{"netdev": name, "destination": "0.0.0.0/0"} for name in
-        ("eth0", "rail0")]})], "node-ip"),
+    "K8 two to tell": (
+        [node(seen={"routes": [{"netdev": name, "destination": "0.0.0.0/0"} for name in ("eth0", "rail0")]})],
+        "node-ip",
+    ),
     "K10 pods in services": ([node(cluster_cidr="10.43.128.0/17")], "k3s_cluster_cidr 10.43.128.0/17"),
     "K10 services in pods": ([node(service_cidr="10.42.0.0/24")], "k3s_cluster_cidr 10.42.0.0/16"),
     "K10 pods over a rail": ([node(cluster_cidr="10.77.0.0/16")], "k3s_cluster_cidr 10.77.0.0/16"),
     "K10 services over the LAN": ([node(service_cidr="192.0.2.0/25")], "k3s_service_cidr 192.0.2.0/25"),
     "K10 no network": ([node(cluster_cidr="10.42.0.0/33")], "k3s_cluster_cidr"),
     "K10 DNS outside": ([node(cluster_dns="10.99.0.10")], "k3s_cluster_dns"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -283,19 +310,31 @@ NEW_IN_FRONT = {"servers": ("node3",), "guessed_from": ("node3", "node1", "node2
 OUTSIDE = {**GUESSED, "first_addresses": ["192.0.2.1", "node1"]}
 
 
-@pytest.mark.parametrize(("nodes", "host", "seen"), [
-    ([node(3, **NEW_IN_FRONT)], "node3", "not in this run: node1, node2"),
-    ([node(3, **NEW_IN_FRONT), node(1, seen=SERVER, **NEW_IN_FRONT), node(2, seen=AGENT, **NEW_IN_FRONT)], "node3",
-        "already in a cluster: node1, node2"),
-    ([node(1, **GUESSED), node(2, seen=AGENT, **GUESSED), node(3, **GUESSED)], "node1", "in a cluster: node2"),
-    ([node(1, seen=AGENT, **GUESSED), node(2, **GUESSED), node(3, **GUESSED)], "node1", "in a cluster: node1"),
-    ([node(1, seen=SERVER, **GUESSED), node(2, seen=SERVER, **GUESSED), node(3, **GUESSED)], "node1",
-        "already in a cluster: node2"),
-    ([node(1, seen=SERVER, **NEW_IN_FRONT)], "node1", "a server of a cluster"),
-    ([node(2, seen=AGENT, **NEW_IN_FRONT)], "node2", "https://192.0.2.1:6443"),
-    ([node(2, ("node3", "node1", "node2")), node(3, ("node3", "node1", "node2")), node(1, seen=SERVER)], "node3",
-        "starts a second cluster beside node1"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("nodes", "host", "seen"),
+    [
+        ([node(3, **NEW_IN_FRONT)], "node3", "not in this run: node1, node2"),
+        (
+            [node(3, **NEW_IN_FRONT), node(1, seen=SERVER, **NEW_IN_FRONT), node(2, seen=AGENT, **NEW_IN_FRONT)],
+            "node3",
+            "already in a cluster: node1, node2",
+        ),
+        ([node(1, **GUESSED), node(2, seen=AGENT, **GUESSED), node(3, **GUESSED)], "node1", "in a cluster: node2"),
+        ([node(1, seen=AGENT, **GUESSED), node(2, **GUESSED), node(3, **GUESSED)], "node1", "in a cluster: node1"),
+        (
+            [node(1, seen=SERVER, **GUESSED), node(2, seen=SERVER, **GUESSED), node(3, **GUESSED)],
+            "node1",
+            "already in a cluster: node2",
+        ),
+        ([node(1, seen=SERVER, **NEW_IN_FRONT)], "node1", "a server of a cluster"),
+        ([node(2, seen=AGENT, **NEW_IN_FRONT)], "node2", "https://192.0.2.1:6443"),
+        (
+            [node(2, ("node3", "node1", "node2")), node(3, ("node3", "node1", "node2")), node(1, seen=SERVER)],
+            "node3",
+            "starts a second cluster beside node1",
+        ),
+    ],
+)
 def test_a_first_server_that_is_not_certain_is_refused(nodes, host, seen):
     for other in nodes:
         other["servers"] = nodes[0]["servers"]
@@ -406,12 +445,16 @@ def test_an_agent_ahead_of_its_server_is_refused():
 
 def node_state(**change):
     found = {
-        "files": {}, "foreign_files": [], "links": dict.fromkeys(config.LINKS, config.BINARY),
+        "files": {},
+        "foreign_files": [],
+        "links": dict.fromkeys(config.LINKS, config.BINARY),
         "binary": {"mode": "0755"},
         "services": services("active"),
-        "token": {"present": True, "mode": "0600", "differs": False}, "started": {"a": "1"}, "inputs": {"a": "1"},
+        "token": {"present": True, "mode": "0600", "differs": False},
+        "started": {"a": "1"},
+        "inputs": {"a": "1"},
         "younger": [],
-    }  # fmt: skip
+    }
     return {**found, **change}
 
 
@@ -441,13 +484,17 @@ DRIFTS = {
     "stopped": ({"services": services()}, [("service k3s", "enable"), ("service k3s", "start")]),
     # A run that was killed began it, and wrote nothing down.
     "starting": ({"services": services("activating"), "started": {}}, [("service k3s", "start")]),
-    "starting, without what was written since": ({"services": services("activating"), "younger": ["a"]},
-        [("service k3s", "restart")]),
+    "starting, without what was written since": (
+        {"services": services("activating"), "younger": ["a"]},
+        [("service k3s", "restart")],
+    ),
     "token mode": ({"token": {"present": True, "mode": "0644", "differs": False}}, [(config.TOKEN, "mode")]),
     "program mode": ({"binary": {"mode": "0644"}}, [(config.BINARY, "mode")]),
-    "link gone, another a program of its own": ({"links": dict(zip(config.LINKS,
-        (None, config.BINARY, "a program of its own")))}, [(config.LINKS[0], "link")]),
-}  # fmt: skip
+    "link gone, another a program of its own": (
+        {"links": dict(zip(config.LINKS, (None, config.BINARY, "a program of its own")))},
+        [(config.LINKS[0], "link")],
+    ),
+}
 
 
 @pytest.mark.parametrize("name", DRIFTS)
@@ -484,17 +531,20 @@ def test_another_token_and_another_role_are_refused():
 NOON, DAY = 1795608000.0, 86400
 
 
-@pytest.mark.parametrize(("clocks", "named"), [
-    ([NOON], []),
-    ([NOON - 590], []),
-    ([NOON - 620], ["node1"]),
-    # Read within 20 minutes.
-    ([NOON - 5 * number for number in range(240)], []),
-    ([NOON + DAY], ["node1"]),
-    ([NOON, NOON - DAY], ["node2"]),
-    ([NOON, NOON + DAY, NOON + 30], ["node2"]),
-    ([None, NOON], []),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("clocks", "named"),
+    [
+        ([NOON], []),
+        ([NOON - 590], []),
+        ([NOON - 620], ["node1"]),
+        # Read within 20 minutes.
+        ([NOON - 5 * number for number in range(240)], []),
+        ([NOON + DAY], ["node1"]),
+        ([NOON, NOON - DAY], ["node2"]),
+        ([NOON, NOON + DAY, NOON + 30], ["node2"]),
+        ([None, NOON], []),
+    ],
+)
 def test_a_clock_that_is_off_is_named(clocks, named):
     nodes = [node(number, seen={"clock": clock}) for number, clock in enumerate(clocks, 1)]
     decided = decide(*nodes, now=NOON)

@@ -120,18 +120,29 @@ def test_a_subnet_too_small_for_the_blocks_is_refused_with_the_numbers(wanted):
     ]
 
 
-@pytest.mark.parametrize(("item", "size", "index", "ranges"), [
-    ({"subnet": "192.0.2.0/24"}, 10, 0, [("192.0.2.1", "192.0.2.10")]),
-    ({"subnet": "192.0.2.0/24", "ipam": "host-local"}, 10, 0, [("192.0.2.2", "192.0.2.11")]),
-    ({"subnet": "192.0.2.0/24", "ipam": "host-local", "gateway": "192.0.2.254"}, 10, 0,
-        [("192.0.2.1", "192.0.2.10")]),
-    ({"subnet": "192.0.2.0/24", "exclude": ["192.0.2.4/31", "192.0.2.9"]}, 10, 0,
-        [("192.0.2.1", "192.0.2.3"), ("192.0.2.6", "192.0.2.8"), ("192.0.2.10", "192.0.2.10")]),
-    ({"subnet": "192.0.2.0/24", "range_start": "192.0.2.100"}, 10, 1, [("192.0.2.110", "192.0.2.119")]),
-    ({"subnet": "192.0.2.0/28", "range_end": "192.0.2.9"}, 8, 1, [("192.0.2.9", "192.0.2.9")]),
-    ({"subnet": "192.0.2.0/24", "exclude": ["192.0.2.0/28"]}, 10, 0, []),
-    ({"subnet": "fd00:5::/64"}, 4, 1, [("fd00:5::4", "fd00:5::7")]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("item", "size", "index", "ranges"),
+    [
+        ({"subnet": "192.0.2.0/24"}, 10, 0, [("192.0.2.1", "192.0.2.10")]),
+        ({"subnet": "192.0.2.0/24", "ipam": "host-local"}, 10, 0, [("192.0.2.2", "192.0.2.11")]),
+        (
+            {"subnet": "192.0.2.0/24", "ipam": "host-local", "gateway": "192.0.2.254"},
+            10,
+            0,
+            [("192.0.2.1", "192.0.2.10")],
+        ),
+        (
+            {"subnet": "192.0.2.0/24", "exclude": ["192.0.2.4/31", "192.0.2.9"]},
+            10,
+            0,
+            [("192.0.2.1", "192.0.2.3"), ("192.0.2.6", "192.0.2.8"), ("192.0.2.10", "192.0.2.10")],
+        ),
+        ({"subnet": "192.0.2.0/24", "range_start": "192.0.2.100"}, 10, 1, [("192.0.2.110", "192.0.2.119")]),
+        ({"subnet": "192.0.2.0/28", "range_end": "192.0.2.9"}, 8, 1, [("192.0.2.9", "192.0.2.9")]),
+        ({"subnet": "192.0.2.0/24", "exclude": ["192.0.2.0/28"]}, 10, 0, []),
+        ({"subnet": "fd00:5::/64"}, 4, 1, [("fd00:5::4", "fd00:5::7")]),
+    ],
+)
 def test_blocks_leave_out_what_must_not_be_handed_out(item, size, index, ranges):
     assert node_ranges(item, size, index) == ranges
 
@@ -149,25 +160,64 @@ def test_different_names_of_a_rail_become_files_of_the_nodes(wanted):
     assert pool["spec"] == {"subnet": "10.56.0.0/24", "perNodeBlockSize": 16}
 
 
-@pytest.mark.parametrize(("item", "components", "config"), [
-    ({"type": "macvlan", "master": "eth2", "mode": "private", "mtu": 4200, "ipam": "none"}, [],
-        {"type": "macvlan", "master": "eth2", "mode": "private", "mtu": 4200, "ipam": {}}),
-    ({"type": "host-device", "pci": "0000:18:00.0", "ipam": "static", "addresses": ["10.9.0.1/24"]}, [],
-        {"type": "host-device", "pciBusID": "0000:18:00.0",
-        "ipam": {"type": "static", "addresses": [{"address": "10.9.0.1/24"}]}}),
-    ({"type": "host-device", "master": "eth2", "ipam": "static"}, [],
-        {"type": "host-device", "device": "eth2", "capabilities": {"ips": True}, "ipam": {"type": "static"}}),
-    ({"type": "ipoib", "master": "ib0", "ipam": "nv-ipam", "pool": "ipoib-pool-a"}, ["ipoib-cni", "nv-ipam"],
-        {"type": "ipoib", "master": "ib0", "ipam": {"type": "nv-ipam", "poolName": "ipoib-pool-a",
-        "poolType": "ippool"}}),
-    ({"type": "sriov", "vlan": 100, "ipam": "whereabouts", "subnet": "192.168.100.0/24",
-        "exclude": ["192.168.100.0/32", "192.168.100.255"], "resource_name": "openshift.io/mellanoxnics"},
-        ["sriov-cni", "whereabouts"], {"type": "sriov", "vlan": 100,
-        "ipam": {"type": "whereabouts", "range": "192.168.100.0/24",
-        "exclude": ["192.168.100.0/32", "192.168.100.255/32"]}}),
-    ({"type": "ib-sriov", "link_state": "auto", "ipam": "none", "resource_name": "openshift.io/ib"},
-        ["ib-sriov-cni"], {"type": "ib-sriov", "link_state": "auto", "ipam": {}}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("item", "components", "config"),
+    [
+        (
+            {"type": "macvlan", "master": "eth2", "mode": "private", "mtu": 4200, "ipam": "none"},
+            [],
+            {"type": "macvlan", "master": "eth2", "mode": "private", "mtu": 4200, "ipam": {}},
+        ),
+        (
+            {"type": "host-device", "pci": "0000:18:00.0", "ipam": "static", "addresses": ["10.9.0.1/24"]},
+            [],
+            {
+                "type": "host-device",
+                "pciBusID": "0000:18:00.0",
+                "ipam": {"type": "static", "addresses": [{"address": "10.9.0.1/24"}]},
+            },
+        ),
+        (
+            {"type": "host-device", "master": "eth2", "ipam": "static"},
+            [],
+            {"type": "host-device", "device": "eth2", "capabilities": {"ips": True}, "ipam": {"type": "static"}},
+        ),
+        (
+            {"type": "ipoib", "master": "ib0", "ipam": "nv-ipam", "pool": "ipoib-pool-a"},
+            ["ipoib-cni", "nv-ipam"],
+            {
+                "type": "ipoib",
+                "master": "ib0",
+                "ipam": {"type": "nv-ipam", "poolName": "ipoib-pool-a", "poolType": "ippool"},
+            },
+        ),
+        (
+            {
+                "type": "sriov",
+                "vlan": 100,
+                "ipam": "whereabouts",
+                "subnet": "192.168.100.0/24",
+                "exclude": ["192.168.100.0/32", "192.168.100.255"],
+                "resource_name": "openshift.io/mellanoxnics",
+            },
+            ["sriov-cni", "whereabouts"],
+            {
+                "type": "sriov",
+                "vlan": 100,
+                "ipam": {
+                    "type": "whereabouts",
+                    "range": "192.168.100.0/24",
+                    "exclude": ["192.168.100.0/32", "192.168.100.255/32"],
+                },
+            },
+        ),
+        (
+            {"type": "ib-sriov", "link_state": "auto", "ipam": "none", "resource_name": "openshift.io/ib"},
+            ["ib-sriov-cni"],
+            {"type": "ib-sriov", "link_state": "auto", "ipam": {}},
+        ),
+    ],
+)
 def test_each_type_and_ipam_renders_what_its_plugin_reads(wanted, item, components, config):
     variables = wanted(networks_attachments=[{"name": "data", **item}], networks_components=components)
     made = plan(variables, [node()])
@@ -192,9 +242,11 @@ def test_a_pool_carries_block_gateway_and_exclusions(wanted):
         "subnet": "198.18.0.0/24",
         "perNodeBlockSize": 50,
         "gateway": "198.18.0.254",
-        "exclusions": [{"startIP": "198.18.0.1", "endIP": "198.18.0.1"},
-            {"startIP": "198.18.0.64", "endIP": "198.18.0.127"}],
-    }  # fmt: skip
+        "exclusions": [
+            {"startIP": "198.18.0.1", "endIP": "198.18.0.1"},
+            {"startIP": "198.18.0.64", "endIP": "198.18.0.127"},
+        ],
+    }
 
 
 def test_infiniband_rails_get_ipoib_or_nothing_with_the_reason(wanted):
@@ -242,14 +294,17 @@ def test_two_attachments_of_one_name_are_refused_and_one_is_in_each_namespace(wa
     ]
 
 
-@pytest.mark.parametrize(("supernet", "prefix", "indices", "found", "findings"), [
-    ("10.56.0.0/16", 24, [0, 7], {0: "10.56.0.0/24", 7: "10.56.7.0/24"}, 0),
-    ("10.56.0.0/16", 20, [2], {2: "10.56.32.0/20"}, 0),
-    ("fd00:56::/48", 64, [1], {1: "fd00:56:0:1::/64"}, 0),
-    ("10.56.0.0/30", 31, [0, 1, 2], {0: "10.56.0.0/31", 1: "10.56.0.2/31"}, 1),
-    ("10.56.0.0/24", 16, [0], {}, 1),
-    ("ten", 24, [0], {}, 1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("supernet", "prefix", "indices", "found", "findings"),
+    [
+        ("10.56.0.0/16", 24, [0, 7], {0: "10.56.0.0/24", 7: "10.56.7.0/24"}, 0),
+        ("10.56.0.0/16", 20, [2], {2: "10.56.32.0/20"}, 0),
+        ("fd00:56::/48", 64, [1], {1: "fd00:56:0:1::/64"}, 0),
+        ("10.56.0.0/30", 31, [0, 1, 2], {0: "10.56.0.0/31", 1: "10.56.0.2/31"}, 1),
+        ("10.56.0.0/24", 16, [0], {}, 1),
+        ("ten", 24, [0], {}, 1),
+    ],
+)
 def test_subnets_of_rails(supernet, prefix, indices, found, findings):
     planned, refused = rail_subnets(supernet, prefix, indices)
     assert planned == found
@@ -264,24 +319,43 @@ def test_sriov_resources_name_functions_of_their_rails():
     config, findings = networks.sriov_config(resources, [node(0), node(1)])
     assert findings == []
     assert config == {
-        "resourceList": [{"resourcePrefix": "nvidia.com", "resourceName": "vfs",
-            "selectors": {"rootDevices": ["0000:18:00.0"], "isRdma": True}},
-            {"resourcePrefix": "nvidia.com", "resourceName": "whole",
-            "selectors": {"pciAddresses": ["0000:28:00.0"], "isRdma": True}}],
-    }  # fmt: skip
+        "resourceList": [
+            {
+                "resourcePrefix": "nvidia.com",
+                "resourceName": "vfs",
+                "selectors": {"rootDevices": ["0000:18:00.0"], "isRdma": True},
+            },
+            {
+                "resourcePrefix": "nvidia.com",
+                "resourceName": "whole",
+                "selectors": {"pciAddresses": ["0000:28:00.0"], "isRdma": True},
+            },
+        ],
+    }
     _config, refused = networks.sriov_config([{"name": "x", "prefix": "a.b", "rails": [9]}], [node(0)])
     assert refused[0].id == "networks:sriov"
 
 
-@pytest.mark.parametrize(("given", "resources", "of_rail_0"), [
-    ("rails", ["rdma/rail0", "rdma/rail1"], "rdma/rail0"),
-    ([{"resourceName": "a", "selectors": {"ifNames": ["eth2"]}},
-        {"RESOURCENAME": "b", "resourcePrefix": "x.y", "selectors": {"ifNames": ["eth3"]}}], ["rdma/a", "x.y/b"],
-        "rdma/a"),
-    ([{"resourceName": "rdma_shared_device", "selectors": {"vendors": ["15b3"]}}], ["rdma/rdma_shared_device"],
-        None),
-    ([{"resourceName": "a"}, {"resourceName": "b"}], ["rdma/a", "rdma/b"], ""),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("given", "resources", "of_rail_0"),
+    [
+        ("rails", ["rdma/rail0", "rdma/rail1"], "rdma/rail0"),
+        (
+            [
+                {"resourceName": "a", "selectors": {"ifNames": ["eth2"]}},
+                {"RESOURCENAME": "b", "resourcePrefix": "x.y", "selectors": {"ifNames": ["eth3"]}},
+            ],
+            ["rdma/a", "x.y/b"],
+            "rdma/a",
+        ),
+        (
+            [{"resourceName": "rdma_shared_device", "selectors": {"vendors": ["15b3"]}}],
+            ["rdma/rdma_shared_device"],
+            None,
+        ),
+        ([{"resourceName": "a"}, {"resourceName": "b"}], ["rdma/a", "rdma/b"], ""),
+    ],
+)
 def test_resources_are_those_of_the_device_plugin(wanted, given, resources, of_rail_0):
     assert networks.shared_resources(given, [node()]) == resources
     made = plan(wanted(networks_rails=True), [node()], resources=given)

@@ -51,12 +51,23 @@ def slice_of(node, driver, devices, generation=1):
 def claim(pod, *results, namespace="tests"):
     return {
         "kind": "ResourceClaim",
-        "metadata": {"name": f"{pod}-hcas-abcde", "namespace": namespace,
-            "ownerReferences": [{"kind": "Pod", "name": pod}]},
-        "status": {"allocation": {"devices": {"results": [{"request": request, "driver": driver, "pool": "node1",
-            "device": device} for request, driver, device in results]}},
-            "reservedFor": [{"resource": "pods", "name": pod}]},
-    }  # fmt: skip
+        "metadata": {
+            "name": f"{pod}-hcas-abcde",
+            "namespace": namespace,
+            "ownerReferences": [{"kind": "Pod", "name": pod}],
+        },
+        "status": {
+            "allocation": {
+                "devices": {
+                    "results": [
+                        {"request": request, "driver": driver, "pool": "node1", "device": device}
+                        for request, driver, device in results
+                    ]
+                }
+            },
+            "reservedFor": [{"resource": "pods", "name": pod}],
+        },
+    }
 
 
 CLASSES = [
@@ -104,14 +115,17 @@ def test_a_pod_claims_a_gpu_with_a_rail_where_a_driver_publishes_gpus():
         assert "aligned" not in [pod["kind"] for pod in without["pods"]]
 
 
-@pytest.mark.parametrize(("items", "status", "words"), [
-    ([slices()], "passed", "2 devices, class rail-0.rdma.gpufabric.io"),
-    ([], "failed", "not published"),
-    ([slices(taints=["rdma.gpufabric.io/port-down"])], "failed", "taint rdma.gpufabric.io/port-down:NoSchedule"),
-    # What an older generation of the pool had is ignored, as the scheduler does.
-    ([slices(), slices(rails=(1,), generation=2)], "failed", "not published"),
-    ([slices(node="node2")], "failed", "not published"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("items", "status", "words"),
+    [
+        ([slices()], "passed", "2 devices, class rail-0.rdma.gpufabric.io"),
+        ([], "failed", "not published"),
+        ([slices(taints=["rdma.gpufabric.io/port-down"])], "failed", "taint rdma.gpufabric.io/port-down:NoSchedule"),
+        # What an older generation of the pool had is ignored, as the scheduler does.
+        ([slices(), slices(rails=(1,), generation=2)], "failed", "not published"),
+        ([slices(node="node2")], "failed", "not published"),
+    ],
+)
 def test_each_rail_over_dra_is_published_with_its_class(items, status, words):
     (made,) = claim_checks.offered(HOST, offered(*items)["nodes"][0])
     assert made["status"] == status
@@ -123,11 +137,14 @@ def test_each_rail_over_dra_is_published_with_its_class(items, status, words):
 RAIL = ("rail-0", dra.dra.DRIVER, "mlx5-0-u01")
 
 
-@pytest.mark.parametrize(("results", "status", "words"), [
-    ([RAIL], "passed", "mlx5-0-u01"),
-    ([("rail-0", dra.dra.DRIVER, "gone")], "failed", "request rail-0 without a device"),
-    ([("rail-0", dra.dra.DRIVER, "mlx5-1-u00")], "failed", "has mlx5-1-u00 of rail 1"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("results", "status", "words"),
+    [
+        ([RAIL], "passed", "mlx5-0-u01"),
+        ([("rail-0", dra.dra.DRIVER, "gone")], "failed", "request rail-0 without a device"),
+        ([("rail-0", dra.dra.DRIVER, "mlx5-1-u00")], "failed", "has mlx5-1-u00 of rail 1"),
+    ],
+)
 def test_a_test_pod_holds_the_rail_that_it_claimed(results, status, words):
     found = dra.read([slices(rails=(0, 1)), claim("workload-node1", *results)])
     (pod, *_others) = planned(slices())["pods"]
@@ -146,15 +163,22 @@ PENDING = {"ready": False, "phase": "Pending", "reasons": ["Unschedulable: 0/2 n
 PAIR = ("gpu", "gpu.nvidia.com", "gpu-0"), ("rail", dra.dra.DRIVER, "mlx5-0-u00")
 
 
-@pytest.mark.parametrize(("ready", "items", "status", "words"), [
-    (True, [gpus(*ROOTS), claim("aligned-node1", *PAIR)], "passed",
-        "gpu-0 at pci0000:10, mlx5-0-u00 at pci0000:10"),
-    (True, [gpus(*reversed(ROOTS)), claim("aligned-node1", *PAIR)], "failed", ""),
-    # Free, and an HCA beside it: the scheduler's reason and the step for it.
-    (False, [gpus(*ROOTS)], "failed", "cannot allocate all claims"),
-    (False, [gpus(ROOTS[1])], "failed", "no HCA at the root of a free GPU: gpu-0 at pci0000:80"),
-    (False, [gpus(ROOTS[0]), claim("other", PAIR[0], namespace="team")], "not_verified", "all 1 GPUs of node1"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("ready", "items", "status", "words"),
+    [
+        (
+            True,
+            [gpus(*ROOTS), claim("aligned-node1", *PAIR)],
+            "passed",
+            "gpu-0 at pci0000:10, mlx5-0-u00 at pci0000:10",
+        ),
+        (True, [gpus(*reversed(ROOTS)), claim("aligned-node1", *PAIR)], "failed", ""),
+        # Free, and an HCA beside it: the scheduler's reason and the step for it.
+        (False, [gpus(*ROOTS)], "failed", "cannot allocate all claims"),
+        (False, [gpus(ROOTS[1])], "failed", "no HCA at the root of a free GPU: gpu-0 at pci0000:80"),
+        (False, [gpus(ROOTS[0]), claim("other", PAIR[0], namespace="team")], "not_verified", "all 1 GPUs of node1"),
+    ],
+)
 def test_a_pair_is_judged_by_what_its_devices_say_or_why_it_cannot_be_had(ready, items, status, words):
     made = aligned({"ready": True} if ready else PENDING, slices(), *items)
     assert made["status"] == status
@@ -168,13 +192,16 @@ def test_without_a_gpu_driver_it_is_not_verified_with_the_reason():
     assert found[0]["seen"] != found[1]["seen"]
 
 
-@pytest.mark.parametrize(("reason", "words"), [
-    ("0/1 nodes are available: 1 cannot allocate all claims.", "kubectl get resourceslices"),
-    ("request rail: device class rail-9.rdma.gpufabric.io does not exist", "create the class"),
-    ("waiting for dynamic resource controller to create the resourceclaim", "controller manager"),
-    ("resourceclaim in use", "ResourceClaimTemplate"),
-    ("FailedPrepareDynamicResources: NodePrepareResources failed", "journalctl -u rdma-device-plugin"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        ("0/1 nodes are available: 1 cannot allocate all claims.", "kubectl get resourceslices"),
+        ("request rail: device class rail-9.rdma.gpufabric.io does not exist", "create the class"),
+        ("waiting for dynamic resource controller to create the resourceclaim", "controller manager"),
+        ("resourceclaim in use", "ResourceClaimTemplate"),
+        ("FailedPrepareDynamicResources: NodePrepareResources failed", "journalctl -u rdma-device-plugin"),
+    ],
+)
 def test_a_pending_claim_of_a_user_is_named_with_the_schedulers_reason_and_the_next_step(reason, words):
     state = {"reasons": [f"Unschedulable: {reason}"]}
     (made,) = claim_checks.of_user("pod a/b", {"pair": None}, state, claim_checks.NOTHING)
@@ -227,9 +254,13 @@ def test_pods_with_claims_are_run_and_what_they_were_given_is_judged(tmp_path, m
     assert sorted({pod["kind"] for pod in plan["pods"]}) == ["aligned", "seed", "workload"]
     double.state(pending={"workload-node2": ["0/2 nodes are available: 2 cannot allocate all claims."]})
     params = {
-        "namespace": "tests", "traffic": False, "resolve": "", "wait_seconds": 1, "port": 18700,
+        "namespace": "tests",
+        "traffic": False,
+        "resolve": "",
+        "wait_seconds": 1,
+        "port": 18700,
         "removed_afterwards": False,
-    }  # fmt: skip
+    }
     monkeypatch.setattr(running_pods.time, "sleep", lambda _seconds: None)
     run = running_pods.run(client, {**params, "objects": plan["objects"], "pods": plan["pods"]})
     seen = {**read, "networks": pod_checks.networks_of(read, hosts)}

@@ -18,11 +18,14 @@ def rail(number, address=None, state="ACTIVE", layer="Ethernet", kind="software"
     link = {"speed_gts": 32.0, "width": 16}
     return {
         "rail": {"index": number, "hca": f"hca{number}", "port": 1, "netdev": f"eth{number}"},
-        "hca": {"name": f"hca{number}", "kind": kind,
+        "hca": {
+            "name": f"hca{number}",
+            "kind": kind,
             "pci": {"address": f"0000:0{number}:00.0", "link": link} if kind == "pci" else None,
             "netdevs": [{"name": f"eth{number}", "addresses": [address] if address else []}],
-            "ports": [{"number": 1, "state": state, "link_layer": layer, "rate_gbps": 400.0, "gids": gids}]},
-    }  # fmt: skip
+            "ports": [{"number": 1, "state": state, "link_layer": layer, "rate_gbps": 400.0, "gids": gids}],
+        },
+    }
 
 
 def node(name, *rails, tools=pairs.TOOLS, runs=True):
@@ -66,15 +69,18 @@ def test_more_nodes_make_a_chain_in_which_each_takes_part(number):
     assert plan["unpaired"] == []
 
 
-@pytest.mark.parametrize(("nodes", "reason"), [
-    ([rail(0, "10.0.0.1/24"), rail(1, "10.0.0.2/24")], "no peer: no other node has a rail 0"),
-    ([rail(0, "10.0.0.1/24")], "no peer: this play has one node only"),
-    ([rail(0, "10.0.0.1/24"), rail(0, "10.0.0.2/24", state="DOWN")], "no peer: rail 0 of b: the port is DOWN"),
-    ([rail(0, "10.0.0.1/24"), rail(0, "10.0.9.2/24")], "no peer in 10.0.0.0/24: rail 0 of b 10.0.9.0/24"),
-    ([rail(0), rail(0, "10.0.0.2/24")], NO_ADDRESS),
-    ([rail(0, "fe80::1/64"), rail(0, "10.0.0.2/24")], NO_ADDRESS),
-    ([rail(0, "10.0.0.1/24", state="INIT"), rail(0, "10.0.0.2/24")], "the port is INIT"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("nodes", "reason"),
+    [
+        ([rail(0, "10.0.0.1/24"), rail(1, "10.0.0.2/24")], "no peer: no other node has a rail 0"),
+        ([rail(0, "10.0.0.1/24")], "no peer: this play has one node only"),
+        ([rail(0, "10.0.0.1/24"), rail(0, "10.0.0.2/24", state="DOWN")], "no peer: rail 0 of b: the port is DOWN"),
+        ([rail(0, "10.0.0.1/24"), rail(0, "10.0.9.2/24")], "no peer in 10.0.0.0/24: rail 0 of b 10.0.9.0/24"),
+        ([rail(0), rail(0, "10.0.0.2/24")], NO_ADDRESS),
+        ([rail(0, "fe80::1/64"), rail(0, "10.0.0.2/24")], NO_ADDRESS),
+        ([rail(0, "10.0.0.1/24", state="INIT"), rail(0, "10.0.0.2/24")], "the port is INIT"),
+    ],
+)
 def test_a_rail_without_a_peer_says_why(nodes, reason):
     plan = pairs.plan([node(name, one) for name, one in zip("ab", nodes)])
     assert plan["tests"] == []
@@ -113,21 +119,27 @@ def test_infiniband_without_addresses_shakes_hands_over_the_management_network()
     assert pairs.plan([node("a", infiniband(0)), node("b", infiniband(0, "fe80:0000:0000:0001"))])["tests"] == []
 
 
-@pytest.mark.parametrize(("net", "tools", "tests"), [
-    ("2001:db8::", pairs.TOOLS, {"rping": ("2001:db8::2", []), "ib_write_bw": ("b.mgmt", [])}),
-    ("10.0.0.", ["rping"], {"rping": ("10.0.0.2", []), "ib_write_bw": ("10.0.0.2", ["a"])}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("net", "tools", "tests"),
+    [
+        ("2001:db8::", pairs.TOOLS, {"rping": ("2001:db8::2", []), "ib_write_bw": ("b.mgmt", [])}),
+        ("10.0.0.", ["rping"], {"rping": ("10.0.0.2", []), "ib_write_bw": ("10.0.0.2", ["a"])}),
+    ],
+)
 def test_ipv6_shakes_hands_over_management_and_a_missing_tool_is_named(net, tools, tests):
     size = "64" if ":" in net else "24"
     plan = pairs.plan([node("a", rail(0, f"{net}1/{size}"), tools=tools), node("b", rail(0, f"{net}2/{size}"))])
     assert {test["tool"]: (test["address"], test["missing"]) for test in plan["tests"]} == tests
 
 
-@pytest.mark.parametrize(("link", "expected"), [
-    ({"speed_gts": 32.0, "width": 16}, 400.0),
-    ({"speed_gts": 16.0, "width": 16}, 226.9),
-    ({}, 400.0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("link", "expected"),
+    [
+        ({"speed_gts": 32.0, "width": 16}, 400.0),
+        ({"speed_gts": 16.0, "width": 16}, 226.9),
+        ({}, 400.0),
+    ],
+)
 def test_a_port_carries_what_its_link_and_its_slot_both_do(link, expected):
     end = rail(0, "10.0.0.1/24", kind="pci")
     end["hca"]["pci"]["link"] = link
