@@ -14,7 +14,9 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._host import rail_l
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import paths
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
-TEMPLATES = sorted(ROOT.glob("roles/*/templates/*.service.j2"))
+# keepalived's unit is not confined, like that of k3s: both run programs that are not ours.
+KEEPALIVED = ROOT / "roles/k3s/templates/address.service.j2"
+TEMPLATES = sorted(set(ROOT.glob("roles/*/templates/*.service.j2")) - {KEEPALIVED})
 # Those that modules write, by the file that has them.
 WRITTEN = {
     "plugins/module_utils/_host/rail_links.py": (paths.OWN_LINKS_UNIT, rail_links._UNIT),
@@ -22,7 +24,7 @@ WRITTEN = {
 }
 # k3s runs every container of the node, and its unit is the vendor's; keepalived is the distribution's program, which
 # opens raw sockets and starts the check script: what it needs has only been seen without confinement.
-UNCONFINED = {"plugins/module_utils/_k3s/config.py", "plugins/module_utils/_k3s/address.py"}
+UNCONFINED = {"plugins/module_utils/_k3s/config.py"}
 MOST = 3.0
 
 
