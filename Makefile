@@ -20,7 +20,6 @@ SCRATCH := $(shell test -w /dev/shm && echo /dev/shm || echo $(CURDIR)/.cache)/g
 
 LAB_FOLDER := $(or $(LAB_DIR),.lab)
 ARGS ?=
-N ?= 16
 MINUTES ?= 10
 SCENARIO ?= rails
 
