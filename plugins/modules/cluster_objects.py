@@ -342,6 +342,7 @@ PRUNE_TYPES = (
 )  # fmt: skip
 # Time limit of one call: many objects on a busy server.
 _CALL_SECONDS = 300
+_READS = 3
 
 
 class Cluster:
@@ -351,8 +352,15 @@ class Cluster:
         self._kubectl = kubectl
 
     def read(self, parts: list) -> dict:
-        """parts: see planner.prepare."""
+        """parts: see planner.prepare. Read again where others changed an object between the read and the dry run."""
         self._kubectl.dial()
+        for _attempt in range(_READS):
+            state = self._compared(parts)
+            if not planner.moved(state):
+                break
+        return {**state, "owned": self._owned(parts)}
+
+    def _compared(self, parts: list) -> dict:
         wanted = planner.of_all(parts)
         live, missing = self._live(wanted)
         known = planner.by_key(wanted, live)
@@ -363,7 +371,7 @@ class Cluster:
             state["predicted"].update(predicted)
             state["errors"].update(errors)
             state["edited"].update(edited)
-        return {**state, "owned": self._owned(parts)}
+        return state
 
     def _live(self, wanted: list) -> tuple[list, set]:
         """The live objects, and the kinds whose definition is not installed yet."""

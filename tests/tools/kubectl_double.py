@@ -15,6 +15,7 @@ dry runs, defaults that a server fills in), starts pods, and evicts them. Anythi
     pending   {pod: [reason]}: pods that never run; all others run as soon as they are applied
     gates     [feature gate]: those of DRA that are on; version: of the server
     without   [kind]: those that the API server does not serve
+    meddled   {KIND/NAMESPACE/NAME: [annotations]}: what a controller sets before each next dry run
     budgets   [pod]: pods that may not be evicted
     tokens    {account: token}, or {"*": token}: what the token controller adds after the call
     processes {KIND/NAMESPACE/NAME: folder}: what is gone from the node's /proc once the object is
@@ -80,6 +81,7 @@ def main(arguments: list[str]) -> int:
         state = json.loads(path.read_text()) if path.exists() else {}
         state.setdefault("objects", {})
         state.setdefault("calls", []).append(words)
+        meddle(state, words)
         before = copy.deepcopy(state["objects"])
         code = 0
         try:
@@ -97,6 +99,13 @@ def main(arguments: list[str]) -> int:
         fresh.write_text(json.dumps(state))
         fresh.replace(path)
     return code
+
+
+def meddle(state, words) -> None:
+    for name, waiting in state.get("meddled", {}).items():
+        if "--dry-run=server" in words and waiting:
+            meta = state["objects"][name]["metadata"]
+            meta.update(annotations=waiting.pop(0), resourceVersion=str(len(state["calls"])))
 
 
 def left_to_cut(state, verb) -> bool:
@@ -329,7 +338,8 @@ def apply_one(state, item, manager, force) -> dict:
         meta.setdefault("namespace", "default")
     held = sorted((name, sorted(paths)) for name, paths in owners.items() if paths)
     meta["managedFields"] = [{"manager": name, "fieldsV1": paths} for name, paths in held]
-    meta["resourceVersion"] = str(len(state["calls"]))
+    if "--dry-run=server" not in state["calls"][-1] or "resourceVersion" not in meta:
+        meta["resourceVersion"] = str(len(state["calls"]))
     if item["kind"] == "Pod":
         start(state, live, state.get("pending", {}).get(meta["name"]))
     state["objects"][key(item)] = live

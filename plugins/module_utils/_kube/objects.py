@@ -182,6 +182,20 @@ def predictable(wanted: list[dict], live: dict[Key, dict], missing: set[tuple[st
     ]
 
 
+def moved(state: dict) -> list[Key]:
+    """The objects whose dry run started from a later version than the one read: what differs may be others' change."""
+    return [
+        key
+        for key, predicted in state["predicted"].items()
+        if _version(predicted) != _version(state["live"].get(key, predicted))
+        and normalised(predicted) != normalised(state["live"][key])
+    ]
+
+
+def _version(item: dict) -> str | None:
+    return item["metadata"].get("resourceVersion")
+
+
 def foreign(item: dict) -> str | None:
     """Managers of a live object that we never applied; None when we did, or when the kind is shared."""
     return None if item["kind"] in _SHARED or applied(item) else managers(item)

@@ -83,6 +83,18 @@ def test_check_mode_announces_what_a_run_does_and_a_second_run_asks_three_times_
     assert (again["changed"], again["changes"], again["kubectl_calls"]) == (False, [], 3)
 
 
+def test_what_controllers_write_while_it_reads_is_no_change_of_ours(server):
+    labels = {"rdma.gpufabric.io/rails": "8"}
+    server.add(kubectl_cluster.node("gpu1"))
+    wanted = kubectl_cluster.node("gpu1", labels=labels)
+    del wanted["spec"]
+    assert server.run([wanted])["changed"]
+    server.state(meddled={"Node//gpu1": [{"flannel": "up"}, {"flannel": "down"}]})
+    assert actions(server.run([wanted])) == []
+    assert server.state()["meddled"] == {"Node//gpu1": []}
+    assert server.objects["Node//gpu1"]["metadata"]["annotations"] == {"flannel": "down"}
+
+
 def test_only_a_real_difference_is_shown_and_a_field_that_is_no_longer_wanted_goes(server):
     server.run([namespace(), daemon_set(), config_map(a="1", b="2")])
     assert server.objects[DS]["spec"]["revisionHistoryLimit"] == 10, "the server has filled in a field"
