@@ -39,8 +39,8 @@ class ActionModule(ActionBase):
             }
         )
         folder = pathlib.Path(args["folder"]).absolute()
-        wanted = planner.files(args["objects"], text)
         try:
+            wanted = planner.files(args["objects"], text)
             made, changes = settle(
                 read=lambda: read(folder, wanted),
                 plan=lambda found: planner.plan(found, wanted),

@@ -43,7 +43,8 @@ class ActionModule(ActionBase):
         nodes = fleet.each(task_vars, args["hosts"], args["variable"])
         folder = args["bundle_dir"] or ""
         bundle, findings = read(args["bundle_dir"], nodes)
-        decided = k3s.decide(nodes, bundle, folder, changing_version=args["upgrade"], now=time.time())
+        known = task_vars["groups"]["all"]
+        decided = k3s.decide(nodes, bundle, folder, args["upgrade"], now=time.time(), inventory=known)
         findings += decided["findings"]
         if bundle is not None:
             findings += lacking(nodes, bundle, folder)

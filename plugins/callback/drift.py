@@ -30,6 +30,8 @@ from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import termin
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._drift import formats, verdicts
 
 OURS = "gpufabric.rdma."
+# Only its results are marks: what else holds their keys is an answer of a node.
+MARKING = "gpufabric.rdma.drift"
 # Actions that change nothing on a host in check mode, or at all.
 _NAMES = """
     add_host assert command copy debug dnf fail file find group_by import_role import_tasks include_role include_tasks
@@ -75,7 +77,7 @@ class CallbackModule(CallbackBase):
 
     def v2_runner_on_ok(self, result):
         seen = result._result
-        mark = seen.get("drift_mark")
+        mark = seen.get("drift_mark") if result._task.action == MARKING else None
         if mark == "begin":
             self._settings = seen["settings"]
             self._record = verdicts.Record(seen["hosts"])

@@ -10,12 +10,15 @@ folder and has at most one directory, the role's name.
 from __future__ import annotations
 
 import posixpath
+import re
 
-from ...module_utils._core.change import Plan
+from ...module_utils._core.change import Finding, Plan, Refused
 
 # The first line of each file that was rendered. A file without it is someone else's.
 MARK = "# Rendered by Ansible collection gpufabric.rdma (playbooks/render.yml); changes here are overwritten.\n"
 LIST = "kustomization.yaml"
+# As the API server takes them (RBAC allows colons); a node may have named the object.
+_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.:-]{0,251}[A-Za-z0-9])?")
 # kustomize reads only one of these in a directory.
 _LISTS = (LIST, "kustomization.yml", "Kustomization")
 
@@ -28,13 +31,35 @@ def name_of(item: dict) -> str:
 
 
 def files(rendered: dict[str, list[dict]], text) -> dict[str, str]:
-    """{path: text} of the whole folder. rendered: {role: its objects in order}; `text` turns a dict into YAML."""
+    """{path: text} of the whole folder. rendered: {role: its objects in order}; `text` turns a dict into YAML.
+
+    Raises Refused with all objects whose names are none.
+    """
+    odd = [item for items in rendered.values() for item in items if not _is_named(item)]
+    if odd:
+        raise Refused([_unnamed(item) for item in odd])
     made = {LIST: MARK + text(_kustomization(list(rendered)))}
     for role, items in rendered.items():
         names = [name_of(item) for item in items]
         made[f"{role}/{LIST}"] = MARK + text(_kustomization(names))
         made.update((f"{role}/{name}", MARK + text(item)) for name, item in zip(names, items))
     return made
+
+
+def _is_named(item: dict) -> bool:
+    meta = item["metadata"]
+    return all(_NAME.fullmatch(str(name)) for name in (item["kind"], meta["name"], meta.get("namespace") or "default"))
+
+
+def _unnamed(item: dict) -> Finding:
+    meta = item["metadata"]
+    return Finding(
+        f"{item['kind']} {meta['name']}",
+        "a name that Kubernetes takes",
+        f"name {meta['name']!r}, namespace {meta.get('namespace')!r}",
+        "correct the host name of the node that it was made for, or set k3s_node_name; nothing was written",
+        "gitops:name",
+    )
 
 
 def _kustomization(resources: list[str]) -> dict:

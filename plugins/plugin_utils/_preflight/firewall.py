@@ -54,7 +54,7 @@ def plan(nodes: list[dict], partial: bool = False) -> dict:
 def _known(node: dict) -> dict:
     """The node with its addresses: on its own network, on the pod network's interface, and on each rail."""
     variables, firewall = node["variables"], node["firewall"]
-    own = variables["k3s_node_ip"] or firewall["address"] or _literal(node["address"])
+    own = variables["k3s_node_ip"] or _own(firewall) or _literal(node["address"])
     pods = _usable(firewall["addresses"].get(variables["flannel_interface"]) or [])
     carrying = next((text.partition("/")[0] for text in pods if ":" not in text), None)
     rails = _rails(node)
@@ -72,6 +72,12 @@ def _known(node: dict) -> dict:
     }
 
 
+def _own(firewall: dict) -> str | None:
+    """The address that the node reports, if it is one of its interfaces': it ends in its peers' rules."""
+    there = {text.partition("/")[0] for texts in firewall["addresses"].values() for text in _usable(texts)}
+    return firewall["address"] if firewall["address"] in there else None
+
+
 def _literal(text: str) -> str | None:
     try:
         return str(netaddr.IPAddress(text))
@@ -82,8 +88,12 @@ def _literal(text: str) -> str | None:
 def _usable(addresses) -> list[str]:
     if not isinstance(addresses, list):
         return []
-    ips = {text: netaddr.IPNetwork(text).ip for text in addresses}
-    return [text for text, ip in ips.items() if not (ip.is_link_local() or ip.is_loopback())]
+    ips = {text: netaddr.IPAddress(text.partition("/")[0]) for text in addresses if _literal(text.partition("/")[0])}
+    return [
+        text
+        for text, ip in ips.items()
+        if not (ip.is_link_local() or ip.is_loopback() or ip.is_multicast() or not int(ip))
+    ]
 
 
 def _rails(node: dict) -> list[dict]:

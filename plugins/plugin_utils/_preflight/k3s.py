@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 import statistics
+from collections.abc import Iterable
 from urllib.parse import urlsplit
 
 from ...module_utils._core import text as core_text
@@ -37,9 +38,16 @@ _LABEL = re.compile(r"([a-z0-9.-]+/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9]
 
 
 def decide(
-    nodes: list[dict], bundle: dict | None, folder: str, changing_version: bool = False, now: float | None = None
+    nodes: list[dict],
+    bundle: dict | None,
+    folder: str,
+    changing_version: bool = False,
+    now: float | None = None,
+    inventory: Iterable[str] = (),
 ) -> dict:
-    """{findings: of all hosts (see at), notes: [...], nodes: {host: decision}}. now: by the controller's clock."""
+    """{findings: of all hosts (see at), notes: [...], nodes: {host: decision}}. now: by the controller's clock;
+    inventory: all its hosts, also those that this run leaves out.
+    """
     found: list[dict] = []
     notes: list[str] = []
 
@@ -63,6 +71,7 @@ def decide(
         _addresses(node, decisions[node["host"]], report, notes)
         _ownership(node, decisions[node["host"]], report, notes)
         _bundled(node, decisions[node["host"]], bundle, folder, changing_version, report)
+    _names(decisions, {*inventory, *(node["host"] for node in nodes)}, report)
     _node_ips(decisions, report)
     _agree(decisions, report)
     _shared_address(readable, decisions, report)
@@ -130,6 +139,12 @@ def _first_server(nodes: list[dict], report) -> None:
     own = here[first]
     others = [host for host, seen in here.items() if host != first and seen["cluster"]]
     if not group:
+        outside = [host for host in nodes[0]["servers"] if host not in {node["host"] for node in nodes}]
+        if outside and not own["cluster"]:
+            seen = f"{first} has no datastore, and this run does not read {', '.join(outside)}, which may have one"
+            step = "run again without --limit, or with all servers: --limit k3s_servers"
+            wanted = "a new cluster only where no server has one"
+            report(first, Finding("group k3s_servers", wanted, seen, step, "k3s:second-cluster"))
         if others and not own["cluster"]:
             seen = f"{first} has no datastore and starts a second cluster beside {', '.join(others)}"
             step = f"put a server of that cluster first in k3s_servers, and {first} behind it"
@@ -254,6 +269,27 @@ def labels(facts: dict, typed: dict) -> dict[str, str]:
 
 def _odd_iptables(version: list[int] | None) -> bool:
     return version is not None and _ODD_IPTABLES[0] <= version <= _ODD_IPTABLES[1]
+
+
+def _names(decisions: dict, inventory: set[str], report) -> None:
+    """Two nodes of one name are one Node. A node that calls itself as another host would get what is the other's."""
+    for host, decided in decisions.items():
+        name = decided["name"].lower()
+        others = {other for other, found in decisions.items() if found["name"].lower() == name}
+        if not decided["node_name"]:
+            others |= {other for other in inventory if name in (other.lower(), other.lower().partition(".")[0])}
+        others -= {host}
+        if others:
+            report(
+                host,
+                Finding(
+                    f"node name {decided['name']}",
+                    "a name for each node, and none that another host of the inventory has",
+                    f"also that of {', '.join(sorted(others))}",
+                    "set k3s_node_name of this host, or its host name (hostnamectl set-hostname)",
+                    "k3s:node-name",
+                ),
+            )
 
 
 def _node_ips(decisions: dict, report) -> None:

@@ -7,6 +7,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import types
 
 import pytest
 import yaml
@@ -71,6 +72,21 @@ def test_a_guarded_play_writes_nothing_whatever_its_tasks_ask_for(tmp_path, guar
             assert f"task {name}: wanted an action that is known to respect check mode" in done.stdout + done.stderr
     else:
         assert written == {"copied", "touched", "shelled", "raw", "scripted", "included"}
+
+
+@pytest.mark.parametrize("action", ["gpufabric.rdma.node_facts", "ansible.builtin.command", "drift", "x.y.drift"])
+@pytest.mark.parametrize("mark", ["begin", "note", "end"])
+def test_a_nodes_answer_is_no_mark(tmp_path, mark, action):
+    answer = {"drift_mark": mark, "hosts": ["node1", "node2"], "text": "clean", "settings": {}}
+    host = types.SimpleNamespace(get_name=lambda: "node1")
+    task = types.SimpleNamespace(action=action, get_name=lambda: "Read", _role=None)
+    result = types.SimpleNamespace(_result=answer, _host=host, _task=task, _task_fields={})
+    listener = recorder.CallbackModule()
+    listener.v2_runner_on_ok(result)
+    assert listener._record is None
+    listener._record = recorder.verdicts.Record(["node1", "node2"])
+    listener.v2_runner_on_ok(result)
+    assert listener._record.unfinished() == ["node1", "node2"]
 
 
 def test_every_play_on_nodes_is_guarded_and_in_check_mode():

@@ -44,6 +44,15 @@ def test_the_lists_keep_the_order_they_were_given():
     ]
 
 
+@pytest.mark.parametrize("name", ["x/../../../site/all", "..", ".", "", "a/b", "/etc/x", "a\n", "-rf", "a b", "a%2fb"])
+def test_a_name_that_is_none_writes_nothing(tmp_path, name):
+    for item in (config_map(name), config_map("a", name or "/")):
+        with pytest.raises(Refused) as refused:
+            bring(tmp_path, wanted({"networks": [config_map("fine"), item]}))
+        assert [finding.id for finding in refused.value.findings] == ["gitops:name"]
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("value", [
     *("", "y", "No", "null", "~", "1e3", "0o17", "017", "1_000", "12:30", "2026-11-22", ".inf", "=", "a: b"),
     *("a #b", "- a", "{a}", "*a", "&a", "!a", "%a", "@a", "`a", "'a'", '"a"', " a", "a ", "a\\b", "ä", "\t"),

@@ -134,6 +134,16 @@ def test_sources_are_the_peers_at_their_addresses_joined_and_not_one_more():
     }
 
 
+@pytest.mark.parametrize("told", ["0.0.0.0/0", "10.0.0.0/8", "::/0", "any to any", "-h", "203.0.113.9", "{{ 7 }}", ""])
+def test_an_address_that_is_none_of_the_nodes_interfaces_ends_in_no_rule(told):
+    lying = node(2)
+    lying["firewall"]["address"] = told
+    lying["firewall"]["addresses"]["eth0"] += [told, "0.0.0.0/0", "224.0.0.1/4"]
+    lying["firewall"]["addresses"]["eth0"].remove("10.0.0.2/24")
+    sources = {rule["source"] for rule in firewall.plan([node(1, server=True), lying])["node1"]["add"]}
+    assert sources <= {"10.42.0.0/16", "10.43.0.0/16", *(["203.0.113.9"] if told == "203.0.113.9" else [])}
+
+
 @pytest.mark.parametrize("kinds", [("software",), ("software", "software"), ("pci", "software", "pci"), ("pci", "pci")])
 @pytest.mark.parametrize("count", [2, 3, 5])
 def test_every_port_at_which_a_test_pod_listens_in_the_nodes_network_is_needed(kinds, count):

@@ -75,8 +75,9 @@ def bundle(version="v1.35.8+k3s1", architecture="amd64", **more):
     return {"schema": 1, "origin": "release", "files": [row], "images": [], **more}
 
 
-def decide(*nodes, held=None, upgrade=False, now=None):
-    return k3s.decide(list(nodes), held or bundle(), "/srv/bundle", changing_version=upgrade, now=now)
+def decide(*nodes, held=None, upgrade=False, now=None, inventory=()):
+    held = held or bundle()
+    return k3s.decide(list(nodes), held, "/srv/bundle", changing_version=upgrade, now=now, inventory=inventory)
 
 
 def options(*nodes, host="node1"):
@@ -292,6 +293,24 @@ def test_k4_a_version_that_does_not_start_without_its_flannel_is_refused(version
     assert ("node1", "k3s") in findings(node(), held=bundle(version))
 
 
+@pytest.mark.parametrize(
+    ("nodes", "inventory", "hosts"),
+    [
+        ([node(1, seen={"hostname": "gpu"}), node(2, seen={"hostname": "gpu"})], (), ["node1", "node2"]),
+        ([node(1), node(2, seen={"hostname": "node1"})], (), ["node1", "node2"]),
+        ([node(1, seen={"hostname": "node2"})], ["node1", "node2"], ["node1"]),
+        ([node(1, seen={"hostname": "node2"})], ["node1", "node2.example.com"], ["node1"]),
+        ([node(1, seen={"hostname": "node2"}, node_name="gpu1")], ["node1", "node2"], []),
+        ([node(1, seen={"hostname": "node2"}, node_name="node2")], ["node1", "node2"], []),
+        ([node(1), node(2, node_name="node1")], (), ["node1", "node2"]),
+        ([node(1, seen={"hostname": "gpu1"}), node(2)], ["node1", "node2", "node3"], []),
+    ],
+)
+def test_a_name_is_one_nodes(nodes, inventory, hosts):
+    found = decide(*nodes, inventory=inventory)["findings"]
+    assert [row["host"] for row in found if row["id"] == "k3s:node-name"] == hosts
+
+
 def test_an_agent_has_a_server_by_its_url_or_its_configuration():
     assert findings(node(2, server_url="https://192.0.2.100:6443")) == []
     assert findings(node(2, seen={"server_url": "https://192.0.2.1:6443"})) == []
@@ -328,6 +347,7 @@ OUTSIDE = {**GUESSED, "first_addresses": ["192.0.2.1", "node1"]}
         ),
         ([node(1, seen=SERVER, **NEW_IN_FRONT)], "node1", "a server of a cluster"),
         ([node(2, seen=AGENT, **NEW_IN_FRONT)], "node2", "https://192.0.2.1:6443"),
+        ([node(1, ("node1", "node2", "node3"))], "node1", "does not read node2, node3"),
         (
             [node(2, ("node3", "node1", "node2")), node(3, ("node3", "node1", "node2")), node(1, seen=SERVER)],
             "node3",

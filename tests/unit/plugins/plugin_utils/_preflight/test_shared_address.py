@@ -106,6 +106,7 @@ LEFT_OUT = {
 def test_a_server_outside_the_run_stays_a_peer_or_is_missed(name, unreachable):
     given, peers, objects = LEFT_OUT[name]
     here = nodes()[:2]
+    here[0]["state"]["cluster"] = True
     for made in here:
         made["server_addresses"] = {"node1": ("", ""), "node2": ("", ""), "node3": given}
     away = {**nodes()[2], "state": None}
