@@ -34,6 +34,8 @@ class Layers(Cluster):
 
     def __init__(self, folder):
         super().__init__(folder)
+        # As for who installs the collection: the playbooks set it.
+        self.environment.pop("ANSIBLE_PIPELINING")
         (folder / "layers.yml").write_text(json.dumps(LAYERS))
         self._run({})
         objects = self.cluster.objects
