@@ -94,6 +94,7 @@ def fill(settings: Settings) -> pathlib.Path | None:
     else:
         from_testbed(settings, folder)
     given = {
+        "cluster": True,
         "k3s_bundle_dir": str(folder),
         "device_plugin_wheel_dir": str(folder / "wheels"),
         **LAB_VARIABLES,

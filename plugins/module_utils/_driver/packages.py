@@ -13,6 +13,7 @@ import re
 from typing import Optional
 
 from .._core.files import HEADER
+from ..hca import node as hca_node
 from ..hca import paths
 
 APT, DNF = "apt", "dnf"
@@ -58,18 +59,12 @@ _DNF_INSTALL = ["--assumeyes", "--setopt=install_weak_deps=False"]
 
 def manager(node: dict) -> Optional[str]:
     """apt or dnf, by distribution family; None for others."""
-    family = {node["os"].get("id"), *(node["os"].get("like") or [])}
-    if family & {"debian", "ubuntu"}:
-        return APT
-    return DNF if family & {"rhel", "fedora", "centos"} else None
+    return {"debian": APT, "rhel": DNF}.get(hca_node.family(node["os"]))
 
 
 def distribution(node: dict) -> str:
-    """The key of a distribution in the lock: ubuntu24.04, debian12, rhel9. RPM rebuilds count as RHEL."""
-    name, version = node["os"].get("id") or "", node["os"].get("version_id") or ""
-    if manager(node) == DNF:
-        return f"rhel{version.split('.')[0]}"
-    return f"{name}{version}"
+    """The key of the node's distribution in the lock."""
+    return hca_node.distribution(node["os"])
 
 
 def architecture(node: dict) -> str:

@@ -19,7 +19,7 @@ from typing import Callable
 from .._core.files import under, write
 from .._core.units import started_at
 from ..hca import Tree
-from ..hca.node import os_release
+from ..hca import node as hca_node
 from ..hca.routes import destinations
 from ..hca.seams import Seams
 from ..hca.units import drop_ins, fragment
@@ -47,16 +47,15 @@ def node(root: str, run: Callable) -> dict:
     state = converging(root, run)
     del state["files"]  # they may contain secrets and stay on the node
     shared = address.configured(tree.read(address.CONFIG))
-    release = os_release(tree)
-    family = {release.get("ID"), *(release.get("ID_LIKE") or "").split()}
+    release = hca_node.system(hca_node.os_release(tree))
     return {
         **state,
         "architecture": _architecture(tree.read("/proc/sys/kernel/arch") or Seams.of(tree).machine()),
         "python": f"{sys.version_info[0]}.{sys.version_info[1]}" if tree.live else None,
         "clock": time.time() if tree.live else None,
         "hostname": hostname(tree),
-        "family": "rhel" if family & {"rhel", "fedora", "centos"} else "debian",
-        "distribution": f"{release.get('ID', '')}{(release.get('VERSION_ID') or '').partition('.')[0]}",
+        "family": hca_node.family(release) or "debian",
+        "distribution": hca_node.distribution(release),
         # Without the address that servers share: it is not the node's own, and may be elsewhere in a second.
         "addresses": [row for row in _addresses(tree) if row["address"].partition("/")[0] != shared],
         "shared_address": shared,

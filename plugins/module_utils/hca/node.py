@@ -21,12 +21,7 @@ def node(tree: Tree, seams: Optional[Seams] = None) -> dict[str, Any]:
         "architecture": tree.read("/proc/sys/kernel/arch")
         or (seams.machine() if seams else None)
         or unknown("/proc/sys/kernel/arch is not readable (a kernel before 6.1)"),
-        "os": {
-            "id": release.get("ID"),
-            "version_id": release.get("VERSION_ID"),
-            "like": release.get("ID_LIKE", "").split(),
-            "pretty_name": release.get("PRETTY_NAME"),
-        },
+        "os": system(release),
         "container": container(tree),
         "boot_id": tree.read("/proc/sys/kernel/random/boot_id"),
         "cmdline": tree.read("/proc/cmdline"),
@@ -36,6 +31,29 @@ def node(tree: Tree, seams: Optional[Seams] = None) -> dict[str, Any]:
 def kernel(tree: Tree) -> Optional[str]:
     """Release of the running kernel as `uname -r` prints it."""
     return tree.read("/proc/sys/kernel/osrelease") or None
+
+
+def system(release: dict[str, str]) -> dict[str, Any]:
+    return {
+        "id": release.get("ID"),
+        "version_id": release.get("VERSION_ID"),
+        "like": release.get("ID_LIKE", "").split(),
+        "pretty_name": release.get("PRETTY_NAME"),
+    }
+
+
+def family(system: dict[str, Any]) -> Optional[str]:
+    """debian or rhel, whichever the system (`os` of node) is or is like; None for others."""
+    names = {system.get("id"), *(system.get("like") or [])}
+    if names & {"debian", "ubuntu"}:
+        return "debian"
+    return "rhel" if names & {"rhel", "fedora", "centos"} else None
+
+
+def distribution(system: dict[str, Any]) -> str:
+    """The key of a distribution in the lock: ubuntu24.04, debian12, rhel9. Rebuilds of RHEL count as RHEL."""
+    name, version = system.get("id") or "", system.get("version_id") or ""
+    return f"rhel{version.partition('.')[0]}" if family(system) == "rhel" else f"{name}{version}"
 
 
 def os_release(tree: Tree) -> dict[str, str]:

@@ -9,10 +9,17 @@ PRIVATE to the collection.
 from __future__ import annotations
 
 import importlib.util
+import pathlib
 import sys
 from collections.abc import Iterable
 
+from ansible.module_utils.common.yaml import yaml_load
+from ansible.release import __version__
+from packaging.specifiers import SpecifierSet
+
 from ...module_utils._core.change import Finding
+
+_RUNTIME = pathlib.Path(__file__).resolve().parents[3] / "meta/runtime.yml"
 
 
 def missing(name: str) -> Finding:
@@ -25,9 +32,17 @@ def missing(name: str) -> Finding:
     )
 
 
-def findings(names: Iterable[str]) -> list[Finding]:
-    """One finding for each library that this Python cannot import."""
-    return [missing(name) for name in names if not _installed(name)]
+def findings(names: Iterable[str], core: str = __version__) -> list[Finding]:
+    """What the controller lacks: an ansible-core that is new enough, and libraries that this Python can import."""
+    return [*_too_old(core), *(missing(name) for name in names if not _installed(name))]
+
+
+def _too_old(core: str) -> list[Finding]:
+    wanted = yaml_load(_RUNTIME.read_text(encoding="utf-8"))["requires_ansible"]
+    if SpecifierSet(wanted, prereleases=True).contains(core):
+        return []
+    step = f"in a virtual environment of Python 3.11 or newer: python3 -m pip install 'ansible-core{wanted}' netaddr"
+    return [Finding("controller", f"ansible-core {wanted}", core, step, "controller:ansible-core")]
 
 
 def _installed(name: str) -> bool:

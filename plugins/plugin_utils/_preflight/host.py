@@ -19,15 +19,14 @@ from ...module_utils._device_plugin import config
 from ...module_utils._driver import plan as driver_plan
 from ...module_utils._host import kernel_modules, memlock, netns, rail_links
 from ...module_utils.hca import facts as hca_facts
+from ...module_utils.hca import node as hca_node
 from .._bundle import driver as driver_bundle
 from .._findings import catalogue
 from . import removed
 
 # Variables of the plays themselves, which no role documents.
-PLAY_VARIABLES = frozenset({"discovery_hosts"})
+PLAY_VARIABLES = frozenset({"cluster", "discovery_hosts"})
 
-# The families whose modprobe, systemd and initramfs layout the roles know.
-_FAMILIES = frozenset({"debian", "ubuntu", "rhel", "centos", "fedora"})
 _NEAR = 0.9
 _ROOT_ONLY = "set become: true, or connect as root"
 
@@ -308,7 +307,7 @@ def _system(facts: dict) -> list[Finding]:
     found = []
     node = facts["node"]
     system = node["os"]
-    if isinstance(system, dict) and not _FAMILIES & {system.get("id"), *(system.get("like") or [])}:
+    if isinstance(system, dict) and not hca_node.family(system):
         found.append(
             Finding(
                 "operating system",

@@ -51,7 +51,7 @@ class Site:
         return root
 
     def command(self, *words) -> tuple[int, str]:
-        common = {"ansible_python_interpreter": node_python.path(), "ansible_become": False}
+        common = {"ansible_python_interpreter": node_python.path(), "ansible_become": False, "cluster": False}
         inventory = {"gpu_nodes": {"vars": common, "hosts": self.hosts}}
         (self.folder / "hosts.yml").write_text(yaml.safe_dump(inventory))
         done = subprocess.run(

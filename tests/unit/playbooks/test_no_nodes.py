@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import yaml
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import libraries
 from ansible_collections.gpufabric.rdma.tests.tools import running
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
@@ -67,3 +68,28 @@ def test_a_controller_without_netaddr_is_refused_before_any_node_is_called(tmp_p
     inventory = {"gpu_nodes": {"hosts": {"a": {"ansible_host": "192.0.2.1"}}}}
     output = run(tmp_path, "site", inventory, program=python, PYTHONPATH=str(tmp_path))
     assert "-m pip install netaddr" in output
+
+
+@pytest.mark.parametrize(
+    ("said", "answer"),
+    [
+        ({}, "site:cluster"),
+        ({"cluster": None}, "site:cluster"),
+        ({"cluster": False}, "Host layer only"),
+        ({"cluster": "no"}, "Host layer only"),
+        ({"cluster": True}, "Host and cluster layer, by cluster: true"),
+        ({"k3s_bundle_dir": "/srv/bundle"}, "Host and cluster layer, by k3s_bundle_dir"),
+        ({"cluster": False, "k3s_bundle_dir": "/srv/bundle"}, "Host layer only"),
+    ],
+)
+def test_site_says_which_layers_it_runs_or_asks_before_any_node_is_called(tmp_path, said, answer):
+    node = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 9, **said}
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"gpu_nodes": {"hosts": {"a": node}}}))
+    _code, output = running.play(tmp_path, "-i", "hosts.yml", "gpufabric.rdma.site", ANSIBLE_SSH_TIMEOUT="2")
+    assert answer in " ".join(output.split())
+    assert ("Gather facts of the node" in output) is (answer != "site:cluster")
+
+
+def test_a_controller_with_an_older_ansible_core_is_refused():
+    assert [finding.id for finding in libraries.findings([], core="2.18.19")] == ["controller:ansible-core"]
+    assert [libraries.findings([], core=core) for core in ("2.19.0", "2.20.1rc1", "2.21.4")] == [[], [], []]

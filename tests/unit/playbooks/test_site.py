@@ -15,7 +15,9 @@ def play(tmp_path):
     """play(playbook, hosts, *arguments): exit code and output; hosts are {name: variables}."""
 
     def run(playbook, hosts, *arguments):
-        inventory = {"gpu_nodes": {"hosts": {name: running.local(**variables) for name, variables in hosts.items()}}}
+        said = {} if any("k3s_bundle_dir" in variables for variables in hosts.values()) else {"cluster": False}
+        nodes = {name: running.local(**said, **variables) for name, variables in hosts.items()}
+        inventory = {"gpu_nodes": {"hosts": nodes}}
         (tmp_path / "hosts.yml").write_text(yaml.safe_dump(inventory))
         words = ("-i", "hosts.yml", f"gpufabric.rdma.{playbook}", *arguments)
         code, output = running.play(tmp_path, *words, ANSIBLE_SSH_TIMEOUT="3")
