@@ -39,7 +39,6 @@ class ActionModule(ActionBase):
         options = preflight_variables.options()
         variables, findings = preflight_variables.effective(options, task_vars, self._templar.template)
         findings += host.values(variables, options)
-        findings += host.from_node(task_vars.get("ansible_facts") or {}, options)
         roles = preflight_variables.documented_roles()
         findings += host.unknown(task_vars, options, roles, variables["discovery_known_variables"])
         result = {

@@ -1,9 +1,10 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The guard of action plugins: what module_utils._core.guard is for modules.
+"""The guard of action plugins: what module_utils._core.guard is for modules, and no variable from a node's facts.
 
-PRIVATE to the collection.
+PRIVATE to the collection. Ansible makes variables of all that any module on a node answers as facts, above those of the
+inventory and the defaults: a node that somebody else controls could choose files of the controller by them.
 """
 
 from __future__ import annotations
@@ -13,9 +14,13 @@ import pathlib
 
 from ansible.errors import AnsibleError
 
+from ...module_utils._core.change import Finding, Refused
 from ...module_utils._core.guard import CHANGING, unexpected
 
-MODULES = pathlib.Path(__file__).resolve().parents[2] / "modules"
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+MODULES = ROOT / "plugins/modules"
+_PREFIXES = ("__", *sorted(f"{path.stem}_" for place in ("roles", "playbooks") for path in (ROOT / place).iterdir()))
+_NAMES = frozenset({"cluster", "policy_files", "policy_dest", "policy_hosts"})
 
 
 def guarded(run):
@@ -24,6 +29,7 @@ def guarded(run):
     @functools.wraps(run)
     def typed(self, tmp=None, task_vars=None):
         try:
+            _refuse_facts((task_vars or {}).get("ansible_facts") or {})
             return run(self, tmp, task_vars)
         except AnsibleError:
             raise
@@ -33,3 +39,21 @@ def guarded(run):
             return {"failed": True, **unexpected(f"action {name}", error, changing)}
 
     return typed
+
+
+def _refuse_facts(facts) -> None:
+    names = sorted(str(name) for name in facts if str(name).startswith(_PREFIXES) or name in _NAMES)
+    if names:
+        raise Refused(
+            [
+                Finding(
+                    f"variable {name}",
+                    "a value of the inventory, of -e or the default",
+                    "one that the node sets by its facts",
+                    "look for what makes it on the node (a file in /etc/ansible/facts.d, or a break-in); until "
+                    "then leave the node out with --limit",
+                    "node:variable",
+                )
+                for name in names
+            ]
+        )

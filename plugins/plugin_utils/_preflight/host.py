@@ -237,21 +237,6 @@ def unresolved(name: str, message: str) -> Finding:
     )
 
 
-def from_node(facts: dict, options: dict) -> list[Finding]:
-    """Ansible makes variables of all that a node answers as facts, above the inventory's: none may be a role's."""
-    return [
-        Finding(
-            f"variable {name}",
-            "a value of the inventory, of -e or the default",
-            "one that the node sets by its facts",
-            "look for what makes these facts on the node (a custom fact in /etc/ansible/facts.d, or a break-in), and "
-            "leave the node out with --limit until it is gone",
-            "node:variable",
-        )
-        for name in sorted({*facts} & {*options})
-    ]
-
-
 def unknown(names, options, roles, accepted=()) -> list[dict]:
     """Variables that are gone, and those that look like ours (by prefix, or one typo away) but that no role knows."""
     prefixes = tuple(f"{role}_" for role in roles)

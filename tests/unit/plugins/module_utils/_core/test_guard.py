@@ -9,9 +9,11 @@ import re
 import stat
 import subprocess
 import sys
+import types
 
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.modules import fabric_client
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import guard as action_guard
 
 ROOT = pathlib.Path(__file__).resolve().parents[5]
 WITH_SECRET = r"""
@@ -146,3 +148,20 @@ def test_an_action_plugin_ends_so_too(tmp_path, check):
     (kept,) = tmp_path.glob("*.traceback")
     assert str(kept) in said
     assert "KeyError: 'host'" in kept.read_text()
+
+
+@pytest.mark.parametrize(
+    ("names", "refused"),
+    [
+        (["rdma", "ansible_distribution", "facter_role", "local", "clusters"], []),
+        (["rdma", "report_file", "k3s_token", "__discovery_given", "cluster", "capture_dir", "policy_dest"], None),
+        (["driver_package"], None),
+    ],
+)
+def test_no_variable_comes_from_a_nodes_facts(names, refused):
+    wanted = [name for name in names if name != "rdma"] if refused is None else refused
+    run = action_guard.guarded(lambda *_given: {"ran": True})
+    task = types.SimpleNamespace(action="gpufabric.rdma.show", check_mode=True)
+    result = run(types.SimpleNamespace(_task=task), None, {"ansible_facts": dict.fromkeys(names, "/etc/passwd")})
+    assert [row["object"] for row in result.get("findings", [])] == [f"variable {name}" for name in sorted(wanted)]
+    assert result.get("ran", False) is not bool(wanted)
