@@ -9,7 +9,7 @@ from ansible.plugins.action import ActionBase
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Finding, at
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.text import sentence
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import folder as bundle_folder
-from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import libraries
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import libraries, terminal
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import roles, variables
 
@@ -50,7 +50,7 @@ class ActionModule(ActionBase):
         return {
             "changed": False,
             "failed": True,
-            "msg": "\n".join([*lead, *map(sentence, findings)]),
+            "msg": terminal.here("\n".join([*lead, *map(sentence, findings)])),
             "findings": at(task_vars["inventory_hostname"], findings),
         }
 

@@ -10,6 +10,7 @@ import pathlib
 from ansible.plugins.action import ActionBase
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Finding, at
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.text import sentence
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import terminal
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._report import document, files, judge, junit, page
 
@@ -40,7 +41,7 @@ class ActionModule(ActionBase):
         results.update({kind: found for kind, (found, _finding) in read.items() if kind != "results"})
         try:
             texts = {
-                "report.html": page.page(results, args["title"]),
+                "report.html": terminal.here(page.page(results, args["title"])),
                 "report.json": files.as_json(results),
                 "report.xml": junit.text(results),
             }

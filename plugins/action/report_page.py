@@ -34,7 +34,7 @@ class ActionModule(ActionBase):
         if args["judged"] is None:
             return self._refuse(path)
         made = files.of_this_run(task_vars, args["judged"], args["variable"])
-        files.write({path: page.page(made, args["title"])}, self._task.check_mode)
+        files.write({path: terminal.here(page.page(made, args["title"]))}, self._task.check_mode)
         terminal.show(f"The report {'would be' if self._task.check_mode else 'is'} {path}\n")
         return {"changed": False, "path": str(path)}
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Callable, NamedTuple
 
-from .text import clean, sentence
+from .text import clean, runnable, sentence
 
 
 class Change(NamedTuple):
@@ -46,7 +46,7 @@ def at(host: str, findings: Iterable[Finding]) -> list[dict]:
 
 def as_dict(finding: Finding) -> dict[str, str]:
     """A finding as a mapping for a result; Ansible prints the result if it is a failure."""
-    return {fact: clean(text) for fact, text in finding._asdict().items()}
+    return {fact: clean(runnable(text)) for fact, text in finding._asdict().items()}
 
 
 @dataclass

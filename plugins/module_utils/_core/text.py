@@ -14,6 +14,8 @@ import re
 import textwrap
 
 WIDTH = 120
+# Stands for the inventory of the run, which only the controller knows.
+INVENTORY = "INVENTORY"
 # Width of the longest label and two spaces.
 _LABEL = 11
 # Characters that a terminal, log or page acts on instead of showing: C0 and C1 controls (every escape sequence starts
@@ -22,11 +24,19 @@ _UNFIT = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff"
     "\ufff9-\ufffb\ufffe\uffff\U000e0000-\U000e007f]"
 )
+# A command stays on one line, so that it can be copied.
+_COMMAND, _GLUE = re.compile(rf"ansible-playbook (?:-i {INVENTORY} )?gpufabric\.rdma\.\w+"), "\ue000"
+_PLAYBOOK = re.compile(r"\bplaybooks/([a-z0-9_]+)\.yml")
 
 
 def clean(text: object) -> str:
     """The text with characters that cannot be shown, or that mislead, replaced by U+FFFD. Newlines and tabs stay."""
     return _UNFIT.sub("\ufffd", str(text))
+
+
+def runnable(text: str) -> str:
+    """The text with a playbook's file as the command that runs it for who has installed the collection."""
+    return _PLAYBOOK.sub(rf"ansible-playbook -i {INVENTORY} gpufabric.rdma.\1", text)
 
 
 def in_a_line(text: object) -> str:
@@ -46,7 +56,8 @@ def yaml_value(value, **options) -> str:
 
 def sentence(finding) -> str:
     """A Finding on one line, for the message of a failed task."""
-    return clean(f"{finding.object}: wanted {finding.wanted}, seen {finding.seen}. Next step: {finding.next_step}")
+    step = runnable(finding.next_step)
+    return clean(f"{finding.object}: wanted {finding.wanted}, seen {finding.seen}. Next step: {step}")
 
 
 def four_facts(findings) -> str:
@@ -75,12 +86,13 @@ def _block(hosts, obj, wanted, seen, next_step, failure) -> str:
 def wrapped(lead: str, text: str, indent: str | None = None) -> str:
     """Text after a lead, further lines indented (by the width of the lead unless `indent` is given)."""
     indent = " " * len(lead) if indent is None else indent
-    first, *rest = clean(text).splitlines() or [""]
+    text = _COMMAND.sub(lambda command: command[0].replace(" ", _GLUE), runnable(clean(text)))
+    first, *rest = text.splitlines() or [""]
     fill = textwrap.TextWrapper(WIDTH, break_long_words=False, break_on_hyphens=False, subsequent_indent=indent)
     fill.initial_indent = lead
     lines = [fill.fill(first) or lead]
     fill.initial_indent = indent
-    return "\n".join(lines + [fill.fill(line) for line in rest])
+    return "\n".join(lines + [fill.fill(line) for line in rest]).replace(_GLUE, " ")
 
 
 def names(hosts, most: int = 6) -> str:

@@ -10,10 +10,11 @@ PRIVATE to the collection. Pure; runs on the controller. A check is a Finding as
 from __future__ import annotations
 
 from ...module_utils._core.change import Finding
+from ...module_utils._core.text import runnable
 
 PASSED, FAILED, NOT_VERIFIED, UNUSED = STATUSES = ("passed", "failed", "not_verified", "unused")
 
 
 def check(identity: str, obj: str, status: str, wanted: str, seen: str, next_step: str = "") -> dict:
-    step = next_step if status in (FAILED, NOT_VERIFIED) else ""
+    step = runnable(next_step) if status in (FAILED, NOT_VERIFIED) else ""
     return {**Finding(obj, wanted, seen, step, identity)._asdict(), "status": status}

@@ -120,7 +120,8 @@ class Guard:
         if renew(self._primary):
             self._say(f"{self._conf} is {found}: Multus will write it again (renewed {self._primary})")
             return "renewed"
-        self._say(f"{self._conf} is {found}, and cannot be written from {self._primary}: run playbooks/site.yml")
+        step = "run ansible-playbook -i INVENTORY gpufabric.rdma.site"
+        self._say(f"{self._conf} is {found}, and cannot be written from {self._primary}: {step}")
         return "stuck"
 
 

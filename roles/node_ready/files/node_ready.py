@@ -30,6 +30,7 @@ import tempfile
 import time
 import urllib.parse
 
+_AGAIN = "run ansible-playbook -i INVENTORY gpufabric.rdma.site"
 SETTINGS = "/etc/gpufabric-rdma/node-ready.json"
 READY, WAITING, REFUSED = "ready", "waiting", "refused"
 POLL_SECONDS = {"unset": 1, WAITING: 2, REFUSED: 10}
@@ -219,7 +220,7 @@ class Keeper:
         except Outdated:
             return "unset" if not os.path.exists(self._marker) else WAITING
         except Denied as error:
-            return self._tell(REFUSED, [f"the API server refuses the token: {error} (run playbooks/site.yml)"])
+            return self._tell(REFUSED, [f"the API server refuses the token: {error} ({_AGAIN})"])
         except Unreachable as error:
             self._tell(WAITING, [f"the API server is unavailable: {error}"])
             return "unset" if not os.path.exists(self._marker) else WAITING
@@ -235,7 +236,7 @@ class Keeper:
                 token = stream.read().strip()
         except (OSError, UnicodeDecodeError) as error:
             why = getattr(error, "strerror", "not a token")
-            return self._tell(REFUSED, [f"{settings['token']}: {why} (run playbooks/site.yml)"])
+            return self._tell(REFUSED, [f"{settings['token']}: {why} ({_AGAIN})"])
         server, authority = find_server(settings)
         api = self._api(server, authority, token, settings["node"])
         node = api.node()

@@ -195,7 +195,10 @@ def test_with_gitops_the_roles_apply_nothing_accept_what_was_synced_and_name_eac
     said = " ".join(output.split())
     assert code != 0
     assert 'ConfigMap kube-flannel/kube-flannel-cfg: wanted data.net-conf.json "{' in said
-    assert 'seen data.net-conf.json "{}". Next step: run playbooks/render.yml, commit' in said
+    assert (
+        'seen data.net-conf.json "{}". Next step: run ansible-playbook -i INVENTORY gpufabric.rdma.render, commit'
+        in said
+    )
     code, output = site.apply("--check", roles=["networks"], cluster_objects_owner="gitops")
     said = " ".join(output.split())
     assert code != 0

@@ -106,4 +106,4 @@ def test_a_pod_network_without_a_file_of_its_own_is_reported(node):
     node.primary.write_text("{")
     node.after(0)
     assert node.after(4) == "stuck"
-    assert "run playbooks/site.yml" in node.said[0]
+    assert "run ansible-playbook -i INVENTORY gpufabric.rdma.site" in node.said[0]
