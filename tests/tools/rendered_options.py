@@ -2,7 +2,8 @@
 
 A case is one option from one source in one spelling. It renders every expression of the roles' tasks, variables and
 templates and of the playbooks that reads the option, and takes what plugins are handed. What a module's option is given
-is compared as the module's argument spec converts it. Ansible's collection loader has
+is compared as the module's argument spec converts it, and what stands under the name of an option as that is converted:
+actions take variables by their names and validate them. Ansible's collection loader has
 to be at work before this is imported, so it takes a process of its own:
 
 python -c "from ansible.plugins.loader import init_plugin_loader as loader; loader([]);
@@ -38,6 +39,11 @@ from ansible_collections.gpufabric.rdma.tests.tools.running import ROOT
 # Where Ansible reads an expression without braces.
 READ_BARE = {"when", "that", "until", "failed_when", "changed_when"}
 _YES, _NO = ("true", "True", "yes", "on", "1"), ("false", "False", "no", "off", "0")
+# Texts that may be a number, which YAML and a host's line of an INI inventory take it for.
+_NUMBERS = (
+    "device_plugin_server", "driver_drain_host", "driver_drain_node", "driver_repository_fingerprint", "k3s_node_name",
+    "nccl_tests_namespace", "verification_namespace",
+)  # fmt: skip
 _COMPONENTS = ("nv-ipam", "whereabouts", "ipoib-cni", "sriov-cni", "ib-sriov-cni", "sriov-device-plugin")
 # What earlier tasks have registered, as far as expressions read it that also read an option.
 _REGISTERED = {
@@ -126,13 +132,12 @@ def _scalars(node, option=None, bare=False):
         for value in node.value:
             yield from _scalars(value, item, bare)
     elif isinstance(node, yaml.MappingNode):
+        of_task = "name" in [key.value for key, _value in node.value]
         for key, value in node.value:
-            below = (
-                {"options": _options(key.value)}
-                if _MODULE.fullmatch(key.value)
-                else ((option.get("options") or {}).get(key.value))
-            )
-            yield from _scalars(value, below, key.value in READ_BARE)
+            below = (option.get("options") or {}).get(key.value) or preflight_variables.options().get(key.value)
+            if _MODULE.fullmatch(key.value):
+                below = {"options": _options(key.value)}
+            yield from _scalars(value, below, of_task and key.value in READ_BARE)
 
 
 _MODULE = re.compile(r"(ansible\.builtin|gpufabric\.rdma)\.\w+")
@@ -155,10 +160,7 @@ def _options(module: str) -> dict:
 
 
 def _names(text: str, texts: bool = True) -> frozenset:
-    try:
-        tree = ENVIRONMENT.parse(text)
-    except jinja2.TemplateSyntaxError:  # an option of a module may have the name of a bare keyword
-        return frozenset()
+    tree = ENVIRONMENT.parse(text)
     names = {node.name for node in tree.find_all(jinja2.nodes.Name)}
     found = (
         {node.value for node in tree.find_all(jinja2.nodes.Const) if isinstance(node.value, str)} if texts else set()
@@ -177,34 +179,37 @@ def out_of_scope(known: list[Expression], options: dict, defaults: dict) -> list
 
 
 def readers(option: str, known: list[Expression], variables: dict) -> list[Expression]:
-    """The expressions that read an option, by themselves or through variables of roles."""
+    """The expressions that read an option, by themselves or through variables. variables: {name: what it reads}"""
     names, more = set(), {option}
     while more - names:
         names |= more
-        more = {name for name, value in variables.items() if _names(json.dumps(value).replace('\\"', '"')) & names}
+        more = {name for name, reads in variables.items() if reads & names}
     return [expression for expression in known if expression.names & names]
 
 
 # --- what is given ----------------------------------------------------------------------------------------------------
 
 
-def spellings(option: dict) -> list[tuple[object, tuple]]:
+def spellings(name: str, option: dict) -> list[tuple[object, tuple]]:
     """[(typed value, texts that mean it)]"""
     kind = option.get("type", "str")
     if kind == "bool":
         return [(True, _YES), (False, _NO)]
+    if name in _NUMBERS:
+        return [("17", ("17",))]
     if kind in ("int", "float"):
         value = option["choices"][0] if "choices" in option else (option.get("default") or 0) + 7
         return [(value, (str(value),))]
-    if kind == "list" and option.get("elements") == "str" and "choices" not in option:
-        return [(["one", "two"], ("one,two",))]
+    if kind == "list" and option.get("elements") in ("str", "int"):
+        value = [0, 1] if option["elements"] == "int" else list(option.get("choices") or ("one", "two"))[:2]
+        return [(value, (",".join(map(str, value)),))]
     if kind == "dict" and "options" not in option:
         return [({"key": "one"}, ('{"key": "one"}', "key=one"))]
     return []
 
 
 def given(name: str, text: str, folder: pathlib.Path) -> dict:
-    """{source: what Ansible makes of the text}: of -e NAME=TEXT, and of a group variable of an INI inventory."""
+    """{source: what Ansible makes of the text}: of -e NAME=TEXT, and of a group's variable in INI and in YAML."""
     loader = DataLoader()
     context.CLIARGS = CLIArgs({"extra_vars": (f"{name}='{text}'",)})
     vars(load_extra_vars).pop("extra_vars", None)  # what it keeps from one call to the next
@@ -212,7 +217,7 @@ def given(name: str, text: str, folder: pathlib.Path) -> dict:
     path.write_text(f"[gpu_nodes]\nnode1\n\n[gpu_nodes:vars]\n{name}={text}\n")
     inventory = InventoryManager(loader=loader, sources=[str(path)])
     of_group = VariableManager(loader=loader, inventory=inventory).get_vars(host=inventory.get_host("node1"))
-    return {"-e": load_extra_vars(loader)[name], "INI": of_group[name]}
+    return {"-e": load_extra_vars(loader)[name], "INI": of_group[name], "YAML": yaml.safe_load(text)}
 
 
 # --- the comparison ---------------------------------------------------------------------------------------------------
@@ -267,12 +272,16 @@ def main() -> None:
     known, options = expressions(), preflight_variables.options()
     defaults, read = _variables("defaults"), _merged(_variables("vars"))
     base = trusted({**_merged(defaults), **read, **_REGISTERED})
+    through = {
+        name: frozenset().union(*(_names(text) for _line, text, _option in _scalars(yaml.compose(json.dumps(value)))))
+        for name, value in read.items()
+    }
     result = {"cases": 0, "rendered": 0, "options": {}, "unseen": {}, "differences": []}
     result["out_of_scope"] = out_of_scope(known, options, defaults)
     with tempfile.TemporaryDirectory() as folder:
         for name, option in sorted(options.items()):
-            reading = readers(name, known, read)
-            for value, texts in spellings(option):
+            reading = readers(name, known, through)
+            for value, texts in spellings(name, option):
                 result["options"][name] = option["type"]
                 typed = {expression: rendered(expression, {**base, name: value}) for expression in reading}
                 # One that wants more than _REGISTERED has says nothing; each option needs one that speaks.
