@@ -19,6 +19,7 @@ from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import 
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import bundle as needs
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host as preflight_host
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import k3s
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import variables as preflight_variables
 
 LOCK = pathlib.Path(__file__).resolve().parents[2] / "lock/artifacts.yml"
 CONTROLLER = "the controller"
@@ -40,9 +41,10 @@ class ActionModule(ActionBase):
                 "collect": {"type": "bool", "default": False},
             },
         )
-        nodes = fleet.each(task_vars, args["hosts"], args["variable"])
+        nodes, findings = typed(fleet.each(task_vars, args["hosts"], args["variable"]))
         folder = args["bundle_dir"] or ""
-        bundle, findings = read(args["bundle_dir"], nodes)
+        bundle, wrong = read(args["bundle_dir"], nodes)
+        findings += wrong
         known = task_vars["groups"]["all"]
         decided = k3s.decide(nodes, bundle, folder, args["upgrade"], now=time.time(), inventory=known)
         findings += decided["findings"]
@@ -61,6 +63,18 @@ class ActionModule(ActionBase):
             return {"changed": False, "failed": True, "msg": msg, "findings": findings}
         notes = decided["notes"]
         return {"changed": False, "nodes": decided["nodes"], "notes": notes, "warnings": terminal.warnings(notes)}
+
+
+def typed(nodes: list[dict]) -> tuple[list[dict], list[dict]]:
+    """The nodes as _preflight.k3s and _preflight.bundle take them, and what is wrong with their variables."""
+    made, findings = [], []
+    for node in nodes:
+        values, invalid = preflight_variables.typed(node["variables"])
+        findings += at(node["host"], invalid)
+        variables = {name.removeprefix("k3s_"): value for name, value in values.items()}
+        needs = {**node["needs"], "plugins": values["cni_plugins_names"], "pulled": values["k3s_images_pulled"]}
+        made.append({**node, "variables": variables, "needs": needs})
+    return made, findings
 
 
 def lacking(nodes: list[dict], bundle: dict, folder: str) -> list[dict]:

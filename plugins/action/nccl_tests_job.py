@@ -19,6 +19,13 @@ HEADER = (
     "# gpufabric.rdma.\n"
 )
 
+OPTIONS = {
+    **{key: {"type": "str"} for key in ("image", "namespace", "address_range", "form", "script")},
+    "networks": {"type": "list", "elements": "str"},
+    "gpus_per_node": {"type": "int"},
+    "resources": {"type": "raw"},
+}
+
 
 class ActionModule(ActionBase):
     TRANSFERS_FILES = False
@@ -31,7 +38,7 @@ class ActionModule(ActionBase):
         _validation, args = self.validate_argument_spec(
             argument_spec={
                 **fleet.ONE,
-                "options": {"type": "dict", "required": True},
+                "options": {"type": "dict", "required": True, "options": OPTIONS},
             }
         )
         nodes = fleet.each(task_vars, args["hosts"], args["variable"])

@@ -11,7 +11,7 @@ from ansible.plugins.action import ActionBase
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import as_dict
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import fleet
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded
-from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import firewall
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import firewall, variables
 
 
 class ActionModule(ActionBase):
@@ -33,6 +33,8 @@ class ActionModule(ActionBase):
         names = {key: args[key] for key in ("variable", "listening", "told") if args[key]}
         known = fleet.variables(task_vars, args["hosts"], names)
         nodes = [{**one, **one.pop("variable")} for one in known if (one.get("variable") or {}).get("firewall")]
+        for node in nodes:  # an invalid value is found where the variables are validated
+            node["variables"], _invalid = variables.typed(node["variables"])
         partial = not {node["host"] for node in nodes} >= set(args["all_nodes"])
         planned = firewall.plan(nodes, partial)
         lacking = {tool: name for tool, name in firewall.COLLECTIONS.items() if not installed(name)}

@@ -35,11 +35,13 @@ class ActionModule(ActionBase):
             mutually_exclusive=[("findings", "variables_of", "libraries")],
         )
         if args["variables_of"]:
-            # The argument spec refuses an invalid value; the rules see its default instead.
-            typed, _invalid = variables.effective(variables.options(), task_vars, self._templar.template)
+            # No task validates the arguments of the role common. The rules see the default of an invalid value.
+            own = variables.options([args["variables_of"]])
+            typed, invalid = variables.effective(variables.options(), task_vars, self._templar.template)
             facts = (task_vars.get("ansible_facts") or {}).get("rdma")
             bundle = bundle_folder.described(typed["k3s_bundle_dir"])
-            findings = roles.findings(args["variables_of"], typed, facts, task_vars["groups"], bundle)
+            findings = [it for it in invalid if it.object.removeprefix("variable ") in own]
+            findings += roles.findings(args["variables_of"], typed, facts, task_vars["groups"], bundle)
         elif args["libraries"]:
             findings = libraries.findings(args["libraries"])
         else:

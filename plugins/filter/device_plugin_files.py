@@ -56,12 +56,13 @@ _value:
   type: dict
 """
 
+from ansible.module_utils.common.validation import check_type_list
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import config
 
 
 def device_plugin_files(resources, rails, interval: int, api: str = config.PLUGIN, dra_rails=()) -> dict:
     try:
-        entries = config.entries(resources, rails, api, dra_rails)
+        entries = config.entries(resources, rails, api, [int(index) for index in check_type_list(dra_rails or [])])
     except ValueError as error:
         return {"config": "", "links_up": False, "problem": str(error)}
     return {

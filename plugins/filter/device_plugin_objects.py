@@ -61,11 +61,13 @@ _value:
 """
 
 import yaml
+from ansible.module_utils.common.validation import check_type_dict
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import objects
 
 
 def device_plugin_objects(manifest: str, config: str, links_up: bool, settings: dict) -> list[dict]:
-    return objects.objects(yaml.safe_load(manifest), config, links_up, settings)
+    typed = {**settings, "node_selector": check_type_dict(settings["node_selector"])}
+    return objects.objects(yaml.safe_load(manifest), config, links_up, typed)
 
 
 class FilterModule:

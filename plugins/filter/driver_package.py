@@ -46,10 +46,12 @@ _value:
 
 import os
 
+from ansible.module_utils.common.validation import check_type_path
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import driver, folder
 
 
 def driver_package(directory: str | None, facts: dict, version: str) -> dict:
+    directory = check_type_path(directory or "")
     rows = driver.packages(folder.described(directory) or {}, facts.get("node", facts), version)
     return {"path": os.path.join(directory, rows[0]["path"]), "sha256": rows[0]["sha256"]} if rows else {}
 

@@ -22,14 +22,14 @@ options:
     elements: dict
     required: true
   bundle:
-    description: The bundle folder (C(k3s_bundle_dir) of the role k3s), or none.
+    description: The bundle folder (C(k3s_bundle_dir)), or none.
     type: path
 """
 
 EXAMPLES = r"""
 - name: Show what is applied
   ansible.builtin.debug:
-    msg: "{{ objects | gpufabric.rdma.images_by_digest(lookup('gpufabric.rdma.variable', 'k3s_bundle_dir')) }}"
+    msg: "{{ objects | gpufabric.rdma.images_by_digest(k3s_bundle_dir) }}"
 """
 
 RETURN = r"""
@@ -41,6 +41,7 @@ _value:
 
 import pathlib
 
+from ansible.module_utils.common.validation import check_type_path
 from ansible.module_utils.common.yaml import yaml_load
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import folder, images
 
@@ -48,7 +49,8 @@ LOCK = pathlib.Path(__file__).resolve().parents[2] / "lock/artifacts.yml"
 
 
 def images_by_digest(objects: list[dict], bundle: str | None = None) -> list[dict]:
-    return images.by_digest(objects, yaml_load(LOCK.read_text(encoding="utf-8")), folder.described(bundle))
+    described = folder.described(check_type_path(bundle or ""))
+    return images.by_digest(objects, yaml_load(LOCK.read_text(encoding="utf-8")), described)
 
 
 class FilterModule:

@@ -37,8 +37,8 @@ options:
     required: true
   variable:
     description:
-      - Name of the variable that holds what is known of a host, that is C(host), C(servers), C(variables), C(facts),
-        C(failure) and C(state), which is what M(gpufabric.rdma.k3s_info) returned.
+      - Name of the variable that holds what is known of a host, that is C(host), C(servers), C(variables) by their full
+        names, C(facts), C(failure) and C(state), which is what M(gpufabric.rdma.k3s_info) returned.
       - A host that lacks it fails the task.
     type: str
     required: true

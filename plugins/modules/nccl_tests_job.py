@@ -40,9 +40,18 @@ options:
     type: str
     required: true
   options:
-    description: C(image), C(namespace), C(networks), C(gpus_per_node), C(address_range).
+    description: What the job is made of.
     type: dict
     required: true
+    suboptions:
+      form: {description: C(job) or C(mpijob)., type: str}
+      image: {description: The image with its digest., type: str}
+      namespace: {description: Namespace of the job., type: str}
+      networks: {description: Network attachments of its pods., type: list, elements: str}
+      gpus_per_node: {description: Null takes what each node has., type: int}
+      address_range: {description: Null is worked out from the rails., type: str}
+      resources: {description: As C(device_plugin_resources)., type: raw}
+      script: {description: What C(job) runs., type: str}
 """
 
 EXAMPLES = r"""
@@ -50,7 +59,7 @@ EXAMPLES = r"""
   gpufabric.rdma.nccl_tests_job:
     hosts: "{{ ansible_play_hosts }}"
     variable: known
-    options: {image: "example.test/nccl-tests@sha256:...", namespace: default, networks: [], gpus_per_node: 8}
+    options: {image: "example.test/nccl-tests@sha256:...", namespace: default, form: job, resources: rails}
   register: job
   run_once: true
 """

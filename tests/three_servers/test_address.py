@@ -50,7 +50,6 @@ class Servers:
                 "member_folder": str(machine.root),
                 "member_enter": machine.enter,
                 "ansible_python_interpreter": sys.executable,
-                "__k3s_root": "/",
                 "__k3s_node": {"state": {}},
                 "__k3s_mine": {
                     "name": name,

@@ -143,7 +143,7 @@ def of_role(role: str) -> dict:
     """Defaults and variables of a role, as Ansible loads them."""
     from ansible.parsing.dataloader import DataLoader
 
-    paths = [ROLES / role / folder / "main.yml" for folder in ("defaults", "vars")]
+    paths = [ROLES / folder / "main.yml" for folder in ("common/defaults", f"{role}/defaults", f"{role}/vars")]
     loaded = [DataLoader().load_from_file(str(path), trusted_as_template=True) for path in paths if path.exists()]
     return {name: value for variables in loaded for name, value in (variables or {}).items()}
 

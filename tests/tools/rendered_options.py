@@ -1,7 +1,9 @@
 """Whether an option given as text, as -e and INI inventories give it, comes to what the typed value comes to.
 
 A case is one option from one source in one spelling. It renders every expression of the roles' tasks, variables and
-templates and of the playbooks that reads the option, and takes what plugins are handed. Ansible's collection loader has
+templates and of the playbooks that reads the option, and takes what plugins are handed. What a module's option is given
+is compared as the module's argument spec converts it, and what stands under the name of an option as that is converted:
+actions take variables by their names and validate them. Ansible's collection loader has
 to be at work before this is imported, so it takes a process of its own:
 
 python -c "from ansible.plugins.loader import init_plugin_loader as loader; loader([]);
@@ -10,8 +12,10 @@ from ansible_collections.gpufabric.rdma.tests.tools.rendered_options import main
 
 from __future__ import annotations
 
+import functools
 import json
 import pathlib
+import re
 import sys
 import tempfile
 from typing import NamedTuple
@@ -21,9 +25,12 @@ import yaml
 from ansible import context
 from ansible.errors import AnsibleError
 from ansible.inventory.manager import InventoryManager
+from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ansible.parsing.dataloader import DataLoader
+from ansible.plugins.loader import fragment_loader, module_loader
 from ansible.template import Templar, trust_as_template
 from ansible.utils.context_objects import CLIArgs
+from ansible.utils.plugin_docs import get_docstring
 from ansible.utils.vars import load_extra_vars
 from ansible.vars.manager import VariableManager
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import variables as preflight_variables
@@ -32,6 +39,11 @@ from ansible_collections.gpufabric.rdma.tests.tools.running import ROOT
 # Where Ansible reads an expression without braces.
 READ_BARE = {"when", "that", "until", "failed_when", "changed_when"}
 _YES, _NO = ("true", "True", "yes", "on", "1"), ("false", "False", "no", "off", "0")
+# Texts that may be a number, which YAML and a host's line of an INI inventory take it for.
+_NUMBERS = (
+    "device_plugin_server", "driver_drain_host", "driver_drain_node", "driver_repository_fingerprint", "k3s_node_name",
+    "nccl_tests_namespace", "verification_namespace",
+)  # fmt: skip
 _COMPONENTS = ("nv-ipam", "whereabouts", "ipoib-cni", "sriov-cni", "ib-sriov-cni", "sriov-device-plugin")
 # What earlier tasks have registered, as far as expressions read it that also read an option.
 _REGISTERED = {
@@ -89,6 +101,7 @@ class Expression(NamedTuple):
     text: str
     role: str
     names: frozenset  # variables that it reads, and texts in it, such as what a lookup is given
+    option: str  # of a module, as JSON, if it is the whole value of one
 
 
 # --- what is read -----------------------------------------------------------------------------------------------------
@@ -99,64 +112,104 @@ def expressions() -> list[Expression]:
     for pattern in ("roles/*/tasks/*.yml", "roles/*/vars/*.yml", "roles/*/templates/*.j2", "playbooks/*.yml"):
         for path in sorted(ROOT.glob(pattern)):
             place, text = path.relative_to(ROOT), path.read_text()
-            texts = [(1, text)] if path.suffix == ".j2" else _scalars(yaml.compose(text, Loader=yaml.SafeLoader))
+            texts = [(1, text, {})] if path.suffix == ".j2" else _scalars(yaml.compose(text, Loader=yaml.SafeLoader))
             role = place.parts[1] if place.parts[0] == "roles" else "discovery"
-            found += [Expression(f"{place}:{line}", part, role, _names(part)) for line, part in texts]
+            for line, part, option in texts:
+                found.append(Expression(f"{place}:{line}", part, role, _names(part), json.dumps(option)))
     return found
 
 
-def _scalars(node, bare=False):
+def _scalars(node, option=None, bare=False):
+    """(line, expression, option of a module that it is the value of)"""
+    option = option or {}
     if isinstance(node, yaml.ScalarNode):
         if "{{" in node.value:
-            yield node.start_mark.line + 1, node.value
+            yield node.start_mark.line + 1, node.value, option
         elif bare:
-            yield node.start_mark.line + 1, f"{{{{ {node.value} }}}}"
+            yield node.start_mark.line + 1, f"{{{{ {node.value} }}}}", option
     elif isinstance(node, yaml.SequenceNode):
-        for item in node.value:
-            yield from _scalars(item, bare)
+        item = {"type": option["elements"], "options": option.get("options")} if option.get("elements") else {}
+        for value in node.value:
+            yield from _scalars(value, item, bare)
     elif isinstance(node, yaml.MappingNode):
+        of_task = "name" in [key.value for key, _value in node.value]
         for key, value in node.value:
-            yield from _scalars(value, key.value in READ_BARE)
+            below = (option.get("options") or {}).get(key.value) or preflight_variables.options().get(key.value)
+            if _MODULE.fullmatch(key.value):
+                below = {"options": _options(key.value)}
+            yield from _scalars(value, below, of_task and key.value in READ_BARE)
 
 
-def _names(text: str) -> frozenset:
-    try:
-        tree = ENVIRONMENT.parse(text)
-    except jinja2.TemplateSyntaxError:  # an option of a module may have the name of a bare keyword
-        return frozenset()
-    texts = {node.value for node in tree.find_all(jinja2.nodes.Const) if isinstance(node.value, str)}
-    return frozenset(texts.union(node.name for node in tree.find_all(jinja2.nodes.Name)))
+_MODULE = re.compile(r"(ansible\.builtin|gpufabric\.rdma)\.\w+")
+
+
+@functools.cache
+def _options(module: str) -> dict:
+    """The options of a module, as an argument spec."""
+    path = module_loader.find_plugin(module, mod_type=".py")
+    documented = get_docstring(path, fragment_loader)[0] if path else None
+
+    def spec(options):
+        return {
+            name: {key: it[key] for key in ("type", "elements", "choices") if key in it}
+            | ({"options": spec(it["suboptions"])} if "suboptions" in it else {})
+            for name, it in options.items()
+        }
+
+    return spec((documented or {}).get("options") or {})
+
+
+def _names(text: str, texts: bool = True) -> frozenset:
+    tree = ENVIRONMENT.parse(text)
+    names = {node.name for node in tree.find_all(jinja2.nodes.Name)}
+    found = (
+        {node.value for node in tree.find_all(jinja2.nodes.Const) if isinstance(node.value, str)} if texts else set()
+    )
+    return frozenset(found | names)
+
+
+def out_of_scope(known: list[Expression], options: dict, defaults: dict) -> list[str]:
+    """Options read by their plain names where neither the role itself nor the role common has the default."""
+    found = []
+    for expression in known:
+        role = pathlib.PurePath(expression.place).parts[1]
+        foreign = (_names(expression.text, texts=False) & set(options)) - set(defaults["common"])
+        found += [f"{expression.place}: {name}" for name in foreign - set(defaults.get(role, ()))]
+    return found
 
 
 def readers(option: str, known: list[Expression], variables: dict) -> list[Expression]:
-    """The expressions that read an option, by themselves or through variables of roles."""
+    """The expressions that read an option, by themselves or through variables. variables: {name: what it reads}"""
     names, more = set(), {option}
     while more - names:
         names |= more
-        more = {name for name, value in variables.items() if _names(json.dumps(value).replace('\\"', '"')) & names}
+        more = {name for name, reads in variables.items() if reads & names}
     return [expression for expression in known if expression.names & names]
 
 
 # --- what is given ----------------------------------------------------------------------------------------------------
 
 
-def spellings(option: dict) -> list[tuple[object, tuple]]:
+def spellings(name: str, option: dict) -> list[tuple[object, tuple]]:
     """[(typed value, texts that mean it)]"""
     kind = option.get("type", "str")
     if kind == "bool":
         return [(True, _YES), (False, _NO)]
+    if name in _NUMBERS:
+        return [("17", ("17",))]
     if kind in ("int", "float"):
         value = option["choices"][0] if "choices" in option else (option.get("default") or 0) + 7
         return [(value, (str(value),))]
-    if kind == "list" and option.get("elements") == "str" and "choices" not in option:
-        return [(["one", "two"], ("one,two",))]
+    if kind == "list" and option.get("elements") in ("str", "int"):
+        value = [0, 1] if option["elements"] == "int" else list(option.get("choices") or ("one", "two"))[:2]
+        return [(value, (",".join(map(str, value)),))]
     if kind == "dict" and "options" not in option:
         return [({"key": "one"}, ('{"key": "one"}', "key=one"))]
     return []
 
 
 def given(name: str, text: str, folder: pathlib.Path) -> dict:
-    """{source: what Ansible makes of the text}: of -e NAME=TEXT, and of a group variable of an INI inventory."""
+    """{source: what Ansible makes of the text}: of -e NAME=TEXT, and of a group's variable in INI and in YAML."""
     loader = DataLoader()
     context.CLIARGS = CLIArgs({"extra_vars": (f"{name}='{text}'",)})
     vars(load_extra_vars).pop("extra_vars", None)  # what it keeps from one call to the next
@@ -164,7 +217,7 @@ def given(name: str, text: str, folder: pathlib.Path) -> dict:
     path.write_text(f"[gpu_nodes]\nnode1\n\n[gpu_nodes:vars]\n{name}={text}\n")
     inventory = InventoryManager(loader=loader, sources=[str(path)])
     of_group = VariableManager(loader=loader, inventory=inventory).get_vars(host=inventory.get_host("node1"))
-    return {"-e": load_extra_vars(loader)[name], "INI": of_group[name]}
+    return {"-e": load_extra_vars(loader)[name], "INI": of_group[name], "YAML": yaml.safe_load(text)}
 
 
 # --- the comparison ---------------------------------------------------------------------------------------------------
@@ -188,6 +241,10 @@ def rendered(expression: Expression, variables: dict) -> str:
         value = Templar(loader, variables={**variables, **places}).template(trust_as_template(expression.text))
     except AnsibleError as error:
         return f"ERROR {' '.join(str(error).split())}"
+    option = json.loads(expression.option)
+    if "type" in option:
+        checked = ArgumentSpecValidator({"value": option}).validate({"value": value})
+        value = checked.error_messages or checked.validated_parameters["value"]
     return json.dumps(value, sort_keys=True, default=repr)
 
 
@@ -197,20 +254,34 @@ def handed(name: str, value) -> str:
     return json.dumps([typed, findings], sort_keys=True, default=repr)
 
 
+def _variables(kind: str) -> dict:
+    """{role: what its defaults/main.yml or vars/main.yml has}"""
+    return {
+        path.parents[1].name: yaml.safe_load(path.read_text()) or {} for path in ROOT.glob(f"roles/*/{kind}/main.yml")
+    }
+
+
+def _merged(of_roles: dict) -> dict:
+    return {name: value for variables in of_roles.values() for name, value in variables.items()}
+
+
 def main() -> None:
-    """Prints JSON: {cases, rendered, options: {option: type}, unseen: {option: its readers' errors}, differences}."""
+    """Prints JSON: {cases, rendered, options: {option: type}, unseen: {option: its readers' errors}, differences,
+    out_of_scope}.
+    """
     known, options = expressions(), preflight_variables.options()
-    files = {name: sorted(ROOT.glob(f"roles/*/{name}/main.yml")) for name in ("defaults", "vars")}
-    read = {name: {} for name in files}
-    for name, paths in files.items():
-        for path in paths:
-            read[name].update(yaml.safe_load(path.read_text()))
-    base = trusted({**read["defaults"], **read["vars"], **_REGISTERED})
+    defaults, read = _variables("defaults"), _merged(_variables("vars"))
+    base = trusted({**_merged(defaults), **read, **_REGISTERED})
+    through = {
+        name: frozenset().union(*(_names(text) for _line, text, _option in _scalars(yaml.compose(json.dumps(value)))))
+        for name, value in read.items()
+    }
     result = {"cases": 0, "rendered": 0, "options": {}, "unseen": {}, "differences": []}
+    result["out_of_scope"] = out_of_scope(known, options, defaults)
     with tempfile.TemporaryDirectory() as folder:
         for name, option in sorted(options.items()):
-            reading = readers(name, known, read["vars"])
-            for value, texts in spellings(option):
+            reading = readers(name, known, through)
+            for value, texts in spellings(name, option):
                 result["options"][name] = option["type"]
                 typed = {expression: rendered(expression, {**base, name: value}) for expression in reading}
                 # One that wants more than _REGISTERED has says nothing; each option needs one that speaks.

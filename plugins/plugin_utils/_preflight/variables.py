@@ -24,13 +24,18 @@ ROLES = pathlib.Path(__file__).resolve().parents[3] / "roles"
 
 @functools.cache
 def documented_roles() -> dict:
-    """{role: {variable: option}} from the argument_specs of every role of this collection. Do not modify it."""
+    """{role: {variable: option}} from the argument_specs of every role of this collection. Do not modify it.
+
+    What several roles read is in the role common, and counts to the role whose name it has.
+    """
     roles = {}
     for path in sorted(ROLES.glob("*/meta/argument_specs.yml")):
         specs = yaml_load(path.read_text(encoding="utf-8"))["argument_specs"]
         roles[path.parents[1].name] = {
             name: option for spec in specs.values() for name, option in (spec.get("options") or {}).items()
         }
+    for name, option in roles.pop("common").items():
+        roles[next(role for role in roles if name.startswith(f"{role}_"))][name] = option
     return roles
 
 
@@ -60,3 +65,9 @@ def effective(wanted: dict, known: Mapping, template: Callable) -> tuple[dict, l
     values, findings = given(wanted, known, template)
     typed, invalid = host.validate(wanted, values)
     return typed, findings + invalid
+
+
+def typed(values: dict) -> tuple[dict, list[Finding]]:
+    """Values of options, converted, and findings; an invalid one is its default."""
+    known = options()
+    return host.validate({name: known[name] for name in values}, values)

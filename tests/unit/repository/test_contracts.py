@@ -28,13 +28,24 @@ def load(path):
 @pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
 def test_argument_specs_equal_the_defaults_in_names_and_values(role):
     documented: dict = {}
+    shared = role.name == "common"
+    named_for = [one.name for one in (ROLES if shared else [role])]
     for entry_point, spec in load(role / "meta/argument_specs.yml")["argument_specs"].items():
-        assert (role / f"tasks/{entry_point}.yml").is_file(), entry_point
+        assert shared or (role / f"tasks/{entry_point}.yml").is_file(), entry_point
         for name, option in (spec.get("options") or {}).items():
-            assert name == role.name or name.startswith(f"{role.name}_"), name
+            assert any(name == one or name.startswith(f"{one}_") for one in named_for), name
             assert documented.setdefault(name, option.get("default")) == option.get("default"), name
     assert documented == (load(role / "defaults/main.yml") or {})
     assert [name for name in load(role / "vars/main.yml") or {} if not name.startswith(f"__{role.name}_")] == []
+
+
+@pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
+def test_a_role_that_reads_a_shared_variable_depends_on_common(role):
+    shared = "|".join(load(ROOT / "roles/common/defaults/main.yml"))
+    texts = [path.read_text() for folder in ("tasks", "vars", "templates") for path in role.glob(f"{folder}/*")]
+    reads = any(re.search(rf"\b({shared})\b", text) for text in texts)
+    wanted = [{"role": "gpufabric.rdma.common"}] if reads else []
+    assert load(role / "meta/main.yml")["dependencies"] == wanted
 
 
 def test_every_place_claims_the_same_oldest_ansible_core():

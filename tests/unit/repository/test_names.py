@@ -36,7 +36,7 @@ def test_a_page_names_only_files_commands_and_playbooks_that_exist(page):
 def test_a_looked_up_variable_is_documented():
     looked_up = re.compile(r"""gpufabric\.rdma\.variable["'], *["'](\w+)["']""")
     names = {name for _file, line in lines("roles", "playbooks") for name in looked_up.findall(line)}
-    assert len(names) > 50
+    assert names
     assert names - VARIABLES == set()
 
 

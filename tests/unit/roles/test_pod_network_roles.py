@@ -36,7 +36,7 @@ ON_NODE = (
 
 def bundle(folder: pathlib.Path) -> pathlib.Path:
     """A bundle folder with the plugins that the role's defaults name."""
-    names = yaml.safe_load((ROOT / "roles/cni_plugins/defaults/main.yml").read_text())["cni_plugins_names"]
+    names = yaml.safe_load((ROOT / "roles/common/defaults/main.yml").read_text())["cni_plugins_names"]
     folder.mkdir()
     with tarfile.open(folder / "cni.tgz", "w:gz") as archive:
         for name in names:

@@ -26,6 +26,10 @@ def test_every_option_in_every_spelling_renders_as_its_typed_value_does(found):
     assert found["differences"] == []
 
 
+def test_an_option_is_read_by_its_plain_name_only_where_its_default_is_in_scope(found):
+    assert found["out_of_scope"] == []
+
+
 def test_the_property_looks_at_all_options_and_renders_what_reads_them(found):
     assert found["unseen"] == {}, "put what the expression lacks into _REGISTERED of tests/tools/rendered_options.py"
     kinds = collections.Counter(found["options"].values())
