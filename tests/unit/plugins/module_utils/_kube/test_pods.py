@@ -527,7 +527,7 @@ def test_what_multus_noted_is_compared_with_what_was_asked_for(noted, words):
         ("Unschedulable: 0/2 nodes are available: 2 Insufficient rdma/rail0.", "failed", "allocatable"),
         ("Unschedulable: 1 node(s) had untolerated taint {rdma.gpufabric.io/not-ready: }", "failed", "startup taint"),
         ('FailedCreatePodSandBox: failed to find plugin "loopback" in path [/a]', "failed", "cni_plugins"),
-        ("FailedCreatePodSandBox: host device: lstat /sys/1: no such file or directory", "failed", "nad_lint"),
+        ("FailedCreatePodSandBox: no net directory under pci device 1", "failed", "nad_lint"),
         ("FailedCreatePodSandBox: dial unix /run/multus/multus.sock: connect: refused", "failed", "Multus"),
         ("FailedCreatePodSandBox: no IP addresses available in range set", "failed", "per_node_block_size"),
         ("something new", "failed", "describe pod"),
