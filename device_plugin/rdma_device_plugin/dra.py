@@ -14,6 +14,7 @@ from typing import Callable, Optional
 
 from . import devices, log, modes, pools
 from .claims import Refused
+from .config import Pool
 from .devices import DRIVER, Device, Form
 from .draservice import REFRESH, DraService
 from .events import Directories
@@ -63,6 +64,7 @@ class Front:
         self.node = settings.node_name
         self.overlap = ""
         self.devices: tuple[Device, ...] = ()
+        self.pools: tuple[Pool, ...] = ()
         self.memories: dict[str, Memory] = {}
         self.hung: Callable[[], bool] = lambda: False
         self.task: Optional[asyncio.Task] = None
@@ -116,6 +118,7 @@ class Front:
 
     def update(self, parts: Split, inventory: Inventory, ports: Ports) -> None:
         """Take the node's present state over."""
+        self.pools = parts.dra
         found = modes.overlaps(parts, inventory)
         self.overlap = modes.problem(found)
         if self.overlap:
