@@ -51,6 +51,8 @@ _DRIVER_FIELDS = {
     "repoConfig": "set driver_repository_url for a mirror",
     **_IMAGE_FIELDS,
 }
+# Groups of the inventory that have a meaning already.
+_TAKEN_GROUPS = ("all", "ungrouped", "gpu_nodes", "k3s_servers", "k3s_agents")
 # Sub-states that become a component of role networks.
 _COMPONENTS = {"nvIpam": "nv-ipam", "ipoib": "ipoib-cni", "ipamPlugin": "whereabouts"}
 
@@ -95,6 +97,9 @@ class _Import:
             if component not in self.components:
                 self.components.append(component)
                 lines.append(self._needed(component, items))
+        parts = [self.variables, *(one["variables"] for one in self.groups.values())]
+        if any("networks_sriov_resources" in one for one in parts):
+            self.components.append("sriov-device-plugin")
         if self.components:
             self.variables["networks_components"] = self.components
         if items:
@@ -195,6 +200,9 @@ class _Import:
         """Its three sections, for the nodes that its selector names: the variables of a group of the inventory."""
         group = re.sub(r"[^a-z0-9_]", "_", page.name)
         selector = page.get("spec", "nodeSelector")
+        if group in self.groups or group in _TAKEN_GROUPS:
+            self._refuse(page.object, "a name that makes a group of its own", f"group {group}", "rename the policy")
+            return
         common, self.variables = self.variables, {}
         self._resources.variables = self.variables
         self._drivers(page)

@@ -26,7 +26,7 @@ _BELONGS = {
 
 
 # In fields that decide which resources pods can request.
-_POOLS = ("List[", "evicePlugin", "resourceName", "numVfs", "nicSelector")
+_POOLS = ("List[", "resourceName", "numVfs", "nicSelector")
 
 
 class Page:

@@ -334,7 +334,8 @@ def list_of(**selectors):
 
 
 def vf_resource(functions="vfs", **more):
-    return {"networks_sriov_resources": [{"name": "vf", "prefix": "x.y", "functions": functions, **more}]}
+    made = {"networks_sriov_resources": [{"name": "vf", "prefix": "x.y", "functions": functions, **more}]}
+    return {**made, "networks_components": ["sriov-device-plugin"]}
 
 
 def policy(**spec):
@@ -367,6 +368,7 @@ LATER = [
     (
         one("SriovNetworkNodePolicy", api=SRIOV, nicSelector={"rootDevices": ["0000:18:00.0"]}, **NICS),
         {
+            "networks_components": ["sriov-device-plugin"],
             "networks_sriov": [{"pci": "0000:18:00.0", "vfs": 4}],
             "networks_sriov_resources": [{**NVIDIA, "rails": [0]}],
         },
@@ -374,6 +376,7 @@ LATER = [
     (
         one("SriovNetworkNodePolicy", api=SRIOV, nicSelector={"pfNames": ["eth3#0-3"]}, **NICS),
         {
+            "networks_components": ["sriov-device-plugin"],
             "networks_sriov": [{"pci": "0000:2a:00.0", "vfs": 4}],
             "networks_sriov_resources": [{**NVIDIA, "rails": [1]}],
         },
@@ -400,6 +403,12 @@ def test_each_node_policy_becomes_the_variables_of_a_group():
     for name in "ab":
         assert made["groups"][name]["selector"] == {"pool": name}
         assert made["groups"][name]["variables"]["device_plugin_resources"][0]["resourceName"] == "a"
+
+
+@pytest.mark.parametrize("names", [["gpu-nodes"], ["a.b", "a-b"]])
+def test_a_group_that_exists_is_not_written(names):
+    made = importer.run([one("NicNodePolicy", name, nodeSelector={"pool": "a"}) for name in names])
+    assert [finding.object for finding in made["findings"]] == [f"NicNodePolicy {names[-1]}"]
 
 
 def test_interfaces_are_looked_up_on_nodes_or_refused():
