@@ -30,6 +30,7 @@ _DRIVERS = {"macvlan": ("macvlan",), "ipvlan": ("ipvlan",), "ipoib": ("ib_ipoib"
 _AGAIN = (
     "see that the API server answers (systemctl status k3s on the first server), and run playbooks/verify.yml again"
 )
+_DEFAULT = ("default", "0.0.0.0/0")
 _CHAR_PREFIXES = ("uverbs", "umad", "issm", "rdma_cm")
 
 
@@ -381,7 +382,7 @@ def _default_route(pod: dict, answer: dict) -> dict:
     identity, wanted = f"pod:{pod['kind']}:default-route", "the default route on eth0 alone"
     if "routes" in answer["missing"]:
         return _without(identity, pod, wanted, answer, "routes", "ip")
-    through = [route["netdev"] for route in answer["routes"] if route["destination"] in ("default", "0.0.0.0/0")]
+    through = [route["netdev"] for route in answer["routes"] if route["destination"] in _DEFAULT]
     good = through == ["eth0"]
     step = "remove default routes from the attachment (routes, gateway of the pool) and from the pod's annotation"
     seen = f"through {core_text.listing(through) or 'none'}"
@@ -790,6 +791,11 @@ def _inside_user_pod(obj: str, item: dict, answer: dict, wanted: list, hosts: li
         made.append(
             check(f"pod:{interface}", obj, status, f"{interface} of {name}", core_text.listing(there) or "none", step)
         )
+    through = [one["netdev"] for one in answer["routes"] if one["destination"] in _DEFAULT]
+    if len(through) > 1 or (wanted and through and through != ["eth0"]):
+        step = "remove it from the network (routes, defaultGateway of the pool) or the annotation (default-route)"
+        seen = f"through {core_text.listing(through)}"
+        made.append(check("pod:default-route", obj, FAILED, "the default route on eth0 alone", seen, step))
     devices = answer["devices"]
     good = any(one.startswith("uverbs") for one in devices) and "rdma_cm" in devices
     step = "the container requests no RDMA resource, or the device plugin had none left"

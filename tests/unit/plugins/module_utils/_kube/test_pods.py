@@ -748,6 +748,11 @@ def test_nothing_is_wrong_with_a_sound_pod(annotation):
             "pod:gid-index",
             "NCCL_IB_GID_INDEX=3",
         ),
+        (
+            {"answer": replaced("@@ routes\n", "@@ routes\ndefault via 198.18.0.1 dev net1\n")},
+            "pod:default-route",
+            "net1",
+        ),
         ({"answer": "@@ exec\nno such command sh\n@@= 126\n"}, "pod:answer", "no shell"),
     ],
 )
