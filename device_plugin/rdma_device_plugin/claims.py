@@ -88,11 +88,23 @@ def results(claim: Any, key: Key, node: str) -> tuple[Result, ...]:
     listed = _at(allocation, "devices", "results")
     if not isinstance(listed, list):
         raise Refused(f"claim {key.text}: it is not allocated; the scheduler does that for the pod that uses it")
+    why = ended(claim, key)
+    if why:
+        raise Refused(f"claim {key.text}: {why}; the kubelet asks again for a pod that holds it")
     _no_parameters(allocation, key)
     found = tuple(_result(one, key, node) for one in listed if _at(one, "driver") == DRIVER)
     if not found:
         raise Refused(f"claim {key.text}: no device of {DRIVER} is allocated to it")
     return found
+
+
+def ended(claim: Any, key: Key) -> str:
+    """Why a claim that was prepared, or is to be, is in no pod's use any more; empty while it is."""
+    if _at(claim, "metadata", "uid") != key.uid:
+        return "it was deleted and made again"
+    if not _at(claim, "status", "reservedFor"):
+        return "it is being deleted" if _at(claim, "metadata", "deletionTimestamp") else "it is reserved for no pod"
+    return ""
 
 
 def _result(one: Any, key: Key, node: str) -> Result:

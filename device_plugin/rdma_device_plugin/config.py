@@ -36,6 +36,8 @@ _NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?\Z")
 _LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _SUBDOMAIN = re.compile(rf"{_LABEL}(\.{_LABEL})*\Z")
 _PCI_ID = re.compile(r"[0-9a-f]{4}\Z")
+# As netlink names the types of links (encapType); RDMA has no others.
+_LINK_TYPE = re.compile(r"(ether|infiniband|loopback)\Z")
 _PKEY = re.compile(r"(0[xX])?[0-9a-fA-F]{1,4}\Z")
 
 
@@ -206,7 +208,9 @@ def load(data: bytes, strict: bool = False, lenient: bool = False) -> Config:
             f"to {MAX_INTERVAL} seconds"
         )
     if not document["configList"]:
-        problems.append("no resources configuration found: configList is empty or absent")
+        given = next((key for key in unknown if key.rpartition(" ")[2].lower() == "resourcelist"), "")
+        why = " (resourceList is the key of the SR-IOV network device plugin, here it is configList)" if given else ""
+        problems.append(f"no resources configuration found: configList is empty or absent{why}")
     seen: set[str] = set()
     entries = [_Entry(entry or _ENTRY(gojson.Decoder(), None, None, ""), seen) for entry in document["configList"]]
     pools = [entry.pool for entry in entries if not entry.refusals]
@@ -320,10 +324,15 @@ class _Entry:
                 'configuration missmatch. neither "selectors" nor "devices" fields exits, it is recommended to use '
                 f'the new "selectors" field{self._of()}'
             )
-        for key in ("vendors", "deviceIDs"):
+        closed = {"vendors": _PCI_ID, "deviceIDs": _PCI_ID, "linkTypes": _LINK_TYPE}
+        for key, pattern in closed.items():
             for value in given.get(key, ()):
-                if not _PCI_ID.match(value):
-                    self.warnings.append(f'{key} "{value}" matches nothing: wanted 4 lower case digits{self._of()}')
+                if not pattern.match(value):
+                    wanted = "ether or infiniband" if key == "linkTypes" else "4 lower case digits"
+                    self.warnings.append(f'{key} "{value}" matches nothing: wanted {wanted}{self._of()}')
+        for value in more.get("pciAddresses", ()):
+            if value != value.lower():
+                self.warnings.append(f'pciAddresses "{value}" matches nothing: wanted lower case{self._of()}')
         return Selectors(**given), extra
 
     def _extra(self, more: dict[str, list[Any]]) -> ExtraSelectors:

@@ -248,7 +248,7 @@ class Plugin(State):
             del self.served[served.pool.name]
             await end([served.task], self.settings.stop / 2)
             await served.resource.stop()
-            if served.pool.name not in wanted:
+            if served.pool.name not in wanted and served.resource.held.is_set():
                 await self._files_of_cdi(served.pool.name, cdi.remove, served.pool.name)
             log.forget(f"offer {served.pool.resource}")
             log.forget(f"cdi {served.pool.name}")
@@ -261,8 +261,8 @@ class Plugin(State):
             memory: Memory = {}
             offer = self._offer(pool, memory, 0)
             served = self._prepare(offer, memory)
-            # The spec exists before its first device can be requested.
-            await self._write_cdi(served.service, offer)
+            # The spec exists before its first device can be requested, and no other instance serves the pool.
+            served.resource.begin = functools.partial(self._begin, served)
             # An unusable directory ends a starting plugin, never one that already serves others.
             served.task = asyncio.ensure_future(served.resource.run(retry_always=self.ready.is_set()))
             self.served[pool.name] = served
@@ -376,7 +376,7 @@ class Plugin(State):
             for served in self.served.values():
                 offer = self._offer(served.pool, served.memory, served.service.offer.known)
                 if not offer.same_for_kubelet(served.service.offer):
-                    await self._write_cdi(served.service, offer)
+                    await self._write_cdi(served, offer)
                 served.service.offers(offer, force)
                 self._log_offer(offer)
             if self.front:
@@ -388,9 +388,12 @@ class Plugin(State):
         level = logging.INFO if offer.healthy or not offer.count else logging.WARNING
         log.on_change(f"offer {name}", f"{name}: offer", level, devices=offer.count, healthy=offer.healthy, hcas=who)
 
-    async def _write_cdi(self, service: Service, offer: allocation.Offer) -> None:
-        if self.settings.use_cdi:
-            service.cdi_ready = await self._files_of_cdi(offer.pool.name, cdi.write, offer)
+    async def _begin(self, served: Served) -> None:
+        await self._write_cdi(served, served.service.offer)
+
+    async def _write_cdi(self, served: Served, offer: allocation.Offer) -> None:
+        if self.settings.use_cdi and served.resource.held.is_set():
+            served.service.cdi_ready = await self._files_of_cdi(offer.pool.name, cdi.write, offer)
 
     async def _cdi_keeper(self) -> None:
         """Keep the specs correct: rewrite removed or damaged ones, retry failed ones."""
@@ -399,7 +402,7 @@ class Plugin(State):
             await take(self._cdi_wanted, backstop(self.settings.timing.backstop))
             async with self._updating:
                 for served in self.served.values():
-                    await self._write_cdi(served.service, served.service.offer)
+                    await self._write_cdi(served, served.service.offer)
 
     def _cdi_changed(self, name: str) -> None:
         if not name or cdi.is_ours(name):

@@ -14,6 +14,7 @@ from typing import Callable, Optional
 
 from . import devices, log, modes, pools
 from .claims import Refused
+from .config import Pool
 from .devices import DRIVER, Device, Form
 from .draservice import REFRESH, DraService
 from .events import Directories
@@ -30,6 +31,8 @@ from .worker import Worker, end, take
 
 SOCKET = "dra.sock"
 CHECKPOINT = "checkpoint.json"
+# Seconds between comparisons of the prepared claims with the API server.
+COMPARE = 300.0
 
 
 class Driver(Resource):
@@ -63,6 +66,7 @@ class Front:
         self.node = settings.node_name
         self.overlap = ""
         self.devices: tuple[Device, ...] = ()
+        self.pools: tuple[Pool, ...] = ()
         self.memories: dict[str, Memory] = {}
         self.hung: Callable[[], bool] = lambda: False
         self.task: Optional[asyncio.Task] = None
@@ -87,8 +91,8 @@ class Front:
         self._keep = asyncio.Event()
 
     async def start(self) -> None:
-        """Know what is prepared, then be there for the kubelet."""
-        await self._load()
+        """Know what is prepared, then be there for the kubelet; both only once no other instance serves here."""
+        self.driver.begin = self._load
         self.task = asyncio.ensure_future(self.driver.run())
 
     async def _load(self) -> None:
@@ -116,6 +120,7 @@ class Front:
 
     def update(self, parts: Split, inventory: Inventory, ports: Ports) -> None:
         """Take the node's present state over."""
+        self.pools = parts.dra
         found = modes.overlaps(parts, inventory)
         self.overlap = modes.problem(found)
         if self.overlap:
@@ -180,10 +185,14 @@ class Front:
         while not self.driver.registered:
             await asyncio.sleep(0.05)
         publishing = asyncio.ensure_future(self.publisher.run())
+        compared = 0.0
         try:
             while not publishing.done():
                 try:
                     await self.preparer.rebuild()
+                    if not compared or time.monotonic() - compared >= COMPARE:
+                        await self.preparer.compare()
+                        compared = time.monotonic()
                     await asyncio.wait({publishing}, timeout=60)
                 except (ApiProblem, Refused) as problem:
                     log.on_change("rebuild", "prepared claims are not known again yet", reason=str(problem))
@@ -194,6 +203,7 @@ class Front:
 
     async def _keeper(self) -> None:
         """Keep the claims' CDI specs right, as the pools' are kept."""
+        await self.driver.held.wait()
         while True:
             self.watch_files()
             await take(self._keep, self._settings.timing.backstop)

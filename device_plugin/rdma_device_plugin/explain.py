@@ -35,6 +35,7 @@ def lines(config: Config, found: Inventory, reasons: dict[str, str]) -> list[str
         }
         offer = allocation.offer(pool, chosen, states, found.rdma_cm, found.exclusive)
         answer.append(f"pool {pool.resource}: {offer.count} devices, {offer.healthy} healthy, {len(chosen)} HCAs")
+        answer += [f"  {text}" for text in [pools.moved(pool, found)] if text]
         for hca in found.hcas:
             out = pools.judge(pool, hca, found.rdma_cm)
             verdict = f"out: {out.text}" if out else f"in: {_ports(hca)}"

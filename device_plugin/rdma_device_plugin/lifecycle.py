@@ -19,7 +19,8 @@ import logging
 import os
 import random
 from collections import Counter
-from typing import Any, NamedTuple, Optional
+from collections.abc import Awaitable
+from typing import Any, Callable, NamedTuple, Optional
 from urllib.parse import quote
 
 import grpc
@@ -100,6 +101,9 @@ class Resource(Observer):
         self.error = ""
         # The first attempt to get a socket is over: it exists, or `state` says why not yet.
         self.tried = asyncio.Event()
+        # This process holds the lock, and `begin` has run: before that nothing of it may be written.
+        self.held = asyncio.Event()
+        self.begin: Callable[[], Awaitable[None]] = _nothing
         self._places = places
         self._directories = directories
         self._timing = timing
@@ -167,6 +171,9 @@ class Resource(Observer):
                     self.tried.set()
                     await self._pause(min(0.2, self._timing.backstop))
                     continue
+                if not self.held.is_set():
+                    self.held.set()
+                    await self.begin()
                 replaced = await self._serve() and not first
                 first = False
                 self.tried.set()
@@ -393,6 +400,10 @@ class Resource(Observer):
         for claim in self._claims.values():
             claim.release()
         log.forget(f"resource {self.name}")
+
+
+async def _nothing() -> None:
+    pass
 
 
 def _now() -> float:

@@ -318,6 +318,19 @@ def members(pool: Pool, inventory: Inventory) -> tuple[Hca, ...]:
     return tuple(hca for hca in inventory.hcas if judge(pool, hca, inventory.rdma_cm) is None)
 
 
+def moved(pool: Pool, inventory: Inventory) -> str:
+    """Where the interfaces went that an empty pool selects by name: an HCA is there without any; empty if none is."""
+    names = [*pool.selectors.ifNames, *pool.extra.ifNames]
+    bare = [hca for hca in inventory.hcas if not hca.netdevs and not hca.software and hca.network_class]
+    if not names or not bare or members(pool, inventory):
+        return ""
+    return (
+        f"{pool.resource}: no device: the node has no interface {', '.join(names)}, and "
+        f"{', '.join(hca.label for hca in bare)} has none: it is in another network namespace, where host-device moves "
+        "it for a pod; select by extraSelectors.pciAddresses"
+    )
+
+
 def files(pool: Pool, hca: Hca) -> tuple[str, ...]:
     """Character devices of one HCA that a container gets, in upstream's order; without rdma_cm."""
     need = needs(pool.char_devices, hca)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import re
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable
@@ -57,7 +58,7 @@ class Preparer:
 
     async def load(self) -> None:
         """Read the checkpoint; a damaged one is set aside, and what was prepared is found by its CDI specs."""
-        lost = False
+        lost = not await self._file(os.path.exists, self._path)  # then specs are all that is known of running pods
         try:
             self.records = await self._file(checkpoint.load, self._path)
         except checkpoint.Damaged as damage:
@@ -96,6 +97,29 @@ class Preparer:
                     log.info("a prepared claim is known again", claim=record.key.text, uid=uid)
                 self._unknown.pop(uid, None)
 
+    async def compare(self) -> None:
+        """Release prepared claims that ended without a word: deleted, made again, or reserved for no pod. ApiProblem:
+        whether one has ended is not known, so it stays.
+        """
+        for uid, record in list(self.records.items()):
+            async with self._lock(uid):
+                if uid not in self.records:
+                    continue
+                try:
+                    why = claims.ended(await self._api.claim(record.key.namespace, record.key.name), record.key)
+                except ApiProblem as problem:
+                    if problem.code != 404:
+                        raise
+                    why = "it was deleted"
+                if why:
+                    log.warning("a prepared claim is released", claim=record.key.text, uid=uid, reason=why)
+                    await self._release(uid)
+
+    async def _release(self, uid: str) -> None:
+        """The record goes last: while it is there, the next attempt finds it."""
+        await self._file(claimspecs.remove, self._cdi, uid)
+        await self._remember(None, uid)
+
     async def _found(self, uid: str, key: Optional[Key]) -> Record:
         if key is None:
             raise Refused(f"the spec of uid {uid} does not say whose it is")
@@ -133,9 +157,7 @@ class Preparer:
             return ""
         async with self._lock(key.uid):
             try:
-                # The record goes last: while it is there, the kubelet's next attempt finds it.
-                await self._file(claimspecs.remove, self._cdi, key.uid)
-                await self._remember(None, key.uid)
+                await self._release(key.uid)
             except Refused as refusal:
                 return f"claim {key.text}: {refusal}"
             self._unknown.pop(key.uid, None)

@@ -55,6 +55,11 @@ class State:
         self.files = Worker("files")
 
     @property
+    def pools(self) -> list[Pool]:
+        """Those of both APIs."""
+        return [served.pool for served in self.served.values()] + list(self.front.pools if self.front else ())
+
+    @property
     def hangs(self) -> float:
         """Seconds that the current read of sysfs has taken so far."""
         return max(self.sysfs.hangs(), self.port_reads.hangs())

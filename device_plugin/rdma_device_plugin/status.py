@@ -29,6 +29,7 @@ def problems(state: State) -> list[str]:
     ]
     if state.front:
         found += state.front.problems()
+    found += filter(None, (pools.moved(pool, state.inventory) for pool in state.pools))
     if state.inventory.exclusive:
         found.append(EXCLUSIVE)
     if state.hung:

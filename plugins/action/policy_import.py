@@ -40,14 +40,15 @@ class ActionModule(ActionBase):
         nodes = [node for node in args["nodes"] if node.get("facts")]
         pinned = yaml.safe_load((ROLES / "networks/vars/main.yml").read_text(encoding="utf-8"))
         made = importer.run(documents, nodes, pinned["__networks_pinned_images"])
-        findings += made["findings"] or ([] if findings else _refused(made["variables"]))
+        findings += made["findings"] or ([] if findings else _refused(made))
         explanation = page.explanation(made["lines"])
         unread = [node["host"] for node in args["nodes"] if not node.get("facts")]
         if unread or not nodes:
             who = f"{core_text.names(unread)} could not be read" if unread else "no node was read"
             explanation += f"\n\nnot verified: {who}, so interfaces and drivers there were not compared with the files"
         terminal.show(f"{explanation}\n")
-        result = {"changed": False, "variables": made["variables"], "lines": made["lines"], "explanation": explanation}
+        variables = {**made["variables"], **({"groups": made["groups"]} if made["groups"] else {})}
+        result = {"changed": False, "variables": variables, "lines": made["lines"], "explanation": explanation}
         if findings:
             findings = at("import", findings)
             count = core_text.count(len(findings), "problem")
@@ -55,7 +56,9 @@ class ActionModule(ActionBase):
             listed = "; ".join(f"{item['object']}: {item['seen']}" for item in findings)
             return {**result, "failed": True, "findings": findings, "msg": f"{count}, nothing is written: {listed}"}
         names = [pathlib.Path(path).name for path in args["files"]]
-        return {**result, "text": text(made["variables"], names)}
+        parts = {"": text(made["variables"], names)}
+        parts.update({group: text(one["variables"], names) for group, one in made["groups"].items()})
+        return {**result, "text": parts[""], "texts": [{"group": name, "text": one} for name, one in parts.items()]}
 
 
 class _Loader(yaml.SafeLoader):
@@ -88,13 +91,28 @@ def _read(paths):
     return documents, findings
 
 
-def _refused(variables):
-    """What the roles themselves would refuse of the result."""
-    effective, findings = host.validate(preflight_variables.options(WRITTEN), variables)
-    return findings or networks.plan(effective, [])["findings"]
+def _refused(made):
+    """What the roles themselves would refuse of the result, for each group of nodes."""
+    found = []
+    for group in [{}, *(one["variables"] for one in made["groups"].values())]:
+        effective, findings = host.validate(preflight_variables.options(WRITTEN), {**made["variables"], **group})
+        found += findings or networks.plan(effective, [])["findings"]
+    return list(dict.fromkeys(found))
+
+
+class _Dumper(yaml.SafeDumper):
+    """Marks what Ansible would take for an expression: a foreign file holds data, never templates."""
+
+    def represent_str(self, data):
+        if page.template(data):
+            return self.represent_scalar("!unsafe", data, style="'")
+        return super().represent_str(data)
+
+
+_Dumper.add_representer(str, _Dumper.represent_str)
 
 
 def text(variables: dict, sources: list[str]) -> str:
     """The variables as a file of group_vars."""
-    made = yaml.safe_dump(variables, sort_keys=False, default_flow_style=False, width=120)
+    made = yaml.dump(variables, Dumper=_Dumper, sort_keys=False, default_flow_style=False, width=120)
     return f"---\n# Made by gpufabric.rdma.import_policy from {', '.join(sources)}.\n{made}"

@@ -31,7 +31,7 @@ EXAMPLES = r"""
 RETURN = r"""
 netdevs:
   description: Each interface by name, with C(index), C(mtu), C(type) (ether, infiniband or a number), C(addresses)
-    with their prefix length and C(default_route) (whether the default route uses it).
+    with their prefix length, C(default_route) (whether the default route uses it) and C(pci) (its address).
   returned: success
   type: dict
 routes:

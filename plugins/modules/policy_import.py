@@ -9,9 +9,10 @@ module: policy_import
 short_description: Read a NicClusterPolicy as variables of the roles
 version_added: 0.1.0
 description:
-  - Reads a NicClusterPolicy of NVIDIA's Network Operator with its MacvlanNetworks, IPoIBNetworks, HostDeviceNetworks
-    and IPPools, and the ConfigMap of the RDMA shared device plugin. Reports for every field whether it was taken, was
-    wrong and what it became, is left out and why, or is unknown.
+  - Reads a NicClusterPolicy of NVIDIA's Network Operator with its NicNodePolicies, MacvlanNetworks, IPoIBNetworks,
+    HostDeviceNetworks, SriovNetworks, SriovNetworkNodePolicies and IPPools, and the ConfigMap of the RDMA shared device
+    plugin. Reports for every field whether it was taken, was wrong and what it became, is left out and why, or is
+    unknown.
   - Runs on the controller, makes no remote call and changes nothing.
 requirements:
   - netaddr (the Python library, on the controller)
@@ -58,7 +59,9 @@ EXAMPLES = r"""
 
 RETURN = r"""
 variables:
-  description: Variables of the roles device_plugin, driver and networks.
+  description:
+    - Variables of the roles device_plugin, driver and networks. With NicNodePolicies also C(groups), by the group of
+      the inventory, each with C(selector) (labels of its nodes) and C(variables).
   returned: always
   type: dict
 lines:
@@ -76,6 +79,11 @@ text:
   description: The variables as a file of C(group_vars).
   returned: success
   type: str
+texts:
+  description: The same, and one for each group of a NicNodePolicy, with C(group) (empty for all nodes) and C(text).
+  returned: success
+  type: list
+  elements: dict
 findings:
   description: What cannot be imported, with C(object), C(wanted), C(seen) and C(next_step); all at once.
   returned: failure

@@ -127,7 +127,8 @@ class ApiServer:
                 for request, device in devices.items()
             ]
         allocation = {"devices": {"results": devices, **more}}
-        claim = {"metadata": {"namespace": namespace, "name": name, "uid": uid}, "status": {"allocation": allocation}}
+        status = {"allocation": allocation, "reservedFor": [{"resource": "pods", "name": name, "uid": f"pod-of-{uid}"}]}
+        claim = {"metadata": {"namespace": namespace, "name": name, "uid": uid}, "status": status}
         self.claims[namespace, name] = claim
         return namespace, name, uid
 

@@ -231,6 +231,15 @@ def test_a_list_that_no_message_holds():
 def test_pci_ids_that_can_match_nothing_are_warned_of():
     config = load(document(entry(selectors={"vendors": ["15B3", "0x15b3", "15b3"]})))
     assert [warning.split()[1] for warning in config.warnings] == ['"15B3"', '"0x15b3"']
+    links = {"linkTypes": ["ethernet", "InfiniBand", "ether", "infiniband"]}
+    config = load(document(entry(selectors=links, extraSelectors={"pciAddresses": ["0000:3B:00.0", "0000:3b:*"]})))
+    assert [warning.split()[1] for warning in config.warnings] == ['"ethernet"', '"InfiniBand"', '"0000:3B:00.0"']
+
+
+@pytest.mark.parametrize(("key", "told"), [("resourceList", True), ("RESOURCELIST", True), ("other", False)])
+def test_the_list_of_another_plugin_is_named(key, told):
+    (problem,) = problems(json.dumps({key: [{"resourceName": "a"}]}).encode())
+    assert ("resourceList" in problem) is told
 
 
 # Extensions.

@@ -526,3 +526,56 @@ def test_a_kubelet_that_hangs_up_while_a_claim_is_written_leaves_no_record(base,
 def _given_up(driver, claim):
     with contextlib.suppress(grpc.RpcError):
         driver.prepare(claim, timeout=0.7)
+
+
+# The life of claims that nobody ends.
+
+
+def reserved_no_more(claim):
+    claim["status"].pop("reservedFor")
+
+
+def being_deleted(claim):
+    claim["metadata"]["deletionTimestamp"] = "2026-11-26T00:00:00Z"
+    reserved_no_more(claim)
+
+
+@pytest.mark.parametrize("end", [reserved_no_more, being_deleted])
+def test_a_late_prepare_brings_no_claim_back(base, node, kubelet, api, end):
+    claim = api.allocate("one", {"r": f"{UP}-u00"})
+    with dra(base, node, api) as plugin:
+        soon(plugin, api, units(UP, 3))
+        kubelet.driver().prepare(claim)
+        kubelet.driver().unprepare(claim)
+        end(api.claims[claim[:2]])
+        assert kubelet.driver().prepare(claim)["uid-one"].error
+        assert (specs(base), checkpointed(base)) == ([], [])
+
+
+def test_a_lost_checkpoint_takes_nothing_from_running_pods_and_keeps_nothing_that_ended(base, node, kubelet, api):
+    running, ended = (api.allocate(name, {"r": f"{UP}-u0{number}"}) for number, name in enumerate(("run", "end")))
+    with dra(base, node, api) as plugin:
+        soon(plugin, api, units(UP, 3))
+        kubelet.driver().prepare(running, ended)
+    os.remove(base / f"plugins/{DRIVER}/checkpoint.json")
+    reserved_no_more(api.claims[ended[:2]])
+    with dra(base, node, api) as plugin:
+        assert claimspecs.file("uid-run") in specs(base)
+        plugin.until(lambda: checkpointed(base) == ["uid-run"])
+        assert (checkpointed(base), specs(base)) == (["uid-run"], [claimspecs.file("uid-run")])
+
+
+def test_an_instance_that_waits_for_another_writes_nothing(base, node, kubelet, api):
+    first, second = (api.allocate(f"c{number}", {"r": f"{UP}-u0{number}"}) for number in (0, 1))
+    with dra(base, node, api) as plugin:
+        soon(plugin, api, units(UP, 3))
+        kubelet.driver().prepare(first)
+        with dra(base, node, api) as waiting:
+            kubelet.driver().unprepare(first)
+            kubelet.driver().prepare(second)
+            time.sleep(1)
+            wanted = ([claimspecs.file("uid-c1")], ["uid-c1"])
+            assert (specs(base), checkpointed(base)) == wanted
+            plugin.stop()
+            waiting.until(lambda: not waiting.problems(), 15)
+            assert (specs(base), checkpointed(base)) == wanted

@@ -46,6 +46,21 @@ def card(name="mlx5_0", **more):
 # Selectors.
 
 
+@pytest.mark.parametrize(
+    ("selectors", "there", "told"),
+    [
+        ({"selectors": {"ifNames": ["eth0"]}}, [card(netdevs=())], True),
+        ({"extraSelectors": {"ifNames": ["eth*"]}}, [card(netdevs=())], True),
+        ({"selectors": {"ifNames": ["eth0"]}}, [card(netdevs=()), card("mlx5_1")], False),  # others are left
+        ({"selectors": {"ifNames": ["eth9"]}}, [card()], False),  # a name that was never there
+        ({"extraSelectors": {"pciAddresses": ["0000:01:00.0"]}}, [card(netdevs=())], False),
+    ],
+)
+def test_an_interface_that_a_pod_has_taken_is_missed(selectors, there, told):
+    found = pools.moved(pool(**{"selectors": {}, **selectors}), pools.Inventory(hcas=tuple(there), rdma_cm=True))
+    assert bool(found) is told
+
+
 def test_lists_are_or_and_between_lists_and(laid_out):
     """A18"""
     root = laid_out("names-persistent")

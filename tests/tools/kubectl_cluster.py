@@ -84,6 +84,7 @@ def make(path, master="eth2", resource="rdma/rail0") -> Cluster:
         *({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}} for name in ("default", "kube-system")),
         definition("k8s.cni.cncf.io", "NetworkAttachmentDefinition", "network-attachment-definitions"),
         definition("nv-ipam.nvidia.com", "IPPool", "ippools"),
+        definition("nv-ipam.nvidia.com", "CIDRPool", "cidrpools"),
         definition("mellanox.com", "NicClusterPolicy", "nicclusterpolicies"),
     )
     return cluster

@@ -15,7 +15,12 @@ Generated from `plugins/plugin_utils/_findings/catalogue.yml` by `tests/tools/re
 and lists beneath it what fails because of it. Fix the root first and run it again; what stands under *besides* has
 another cause. A run that is refused before it changes anything reports the id as `failure`. Neither the host's network
 nor more privileges for a container fixes any of these. Each is planted in captured facts (E1), `memlock-too-low` and
-`no-cni` in a real cluster as well (E3). [Pitfalls](#pitfalls-by-id) follow below.
+`no-cni` in a real cluster as well (E3). [Why a pod does not start](#why-a-pod-does-not-start) and
+[pitfalls](#pitfalls-by-id) follow below.
+"""
+STARTS = """## Why a pod does not start
+
+What components write into a pod's events. Of wrapped texts the innermost counts; `*` stands for a word.
 """
 PITFALLS = """## Pitfalls by id
 
@@ -36,9 +41,18 @@ def chapter(title: str, pitfalls: list[dict]) -> str:
     return "\n".join([f"### {title}", "", *rows, ""])
 
 
+def messages(one: dict) -> str:
+    rows = [row for of_file in one["says"].values() for row in of_file]
+    cells = [("<br>".join(f"`{text}`" for text in texts), cause, fix) for texts, cause, fix in rows]
+    lines = [f"### {one['component']}", "", f"From {one['read']}.", "", "| text | cause | fix |", "|---|---|---|"]
+    return "\n".join(
+        [*lines, *(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in cells), ""]
+    )
+
+
 def render() -> str:
     chapters = [chapter(**one) for one in DOCUMENT["pitfalls"]]
-    return "\n".join([HEAD, *map(entry, CATALOGUE), PITFALLS, *chapters])
+    return "\n".join([HEAD, *map(entry, CATALOGUE), STARTS, *map(messages, DOCUMENT["messages"]), PITFALLS, *chapters])
 
 
 if __name__ == "__main__":

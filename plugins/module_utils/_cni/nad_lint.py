@@ -15,12 +15,16 @@ from collections.abc import Iterable
 
 from .._core import text as core_text
 from .._core.change import Finding
+from . import address_pool
 
 # cniVersions that Multus can combine with Flannel's 0.3.1 delegate and that results can be converted to.
 CNI_VERSIONS = ("0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")
 # host-device and the other types to which Multus passes a PCI address as deviceID (multus-cni pkg/types/conf.go).
 _BY_DEVICE = ("host-device", "sriov", "ib-sriov")
-_ON_MASTER = ("macvlan", "ipvlan", "ipoib")
+_ON_MASTER = ("macvlan", "ipvlan", "ipoib", "vlan")
+# They make the interface; the others of a chain change it.
+_MAIN = (*_BY_DEVICE, *_ON_MASTER, "bridge", "ptp", "dummy", "tap", "bond", "ovs")
+POOLS = ("IPPool", "CIDRPool")
 
 
 def from_objects(items: Iterable[dict], files: dict | None = None) -> list[dict]:
@@ -30,7 +34,7 @@ def from_objects(items: Iterable[dict], files: dict | None = None) -> list[dict]
     """
     found = []
     items = list(items)
-    pools = {item["metadata"]["name"]: item["spec"] for item in items if item["kind"] == "IPPool"}
+    pools = {(one["kind"].lower(), one["metadata"]["name"]): one["spec"] for one in items if one["kind"] in POOLS}
     for item in items:
         if item["kind"] != "NetworkAttachmentDefinition":
             continue
@@ -48,6 +52,7 @@ def from_objects(items: Iterable[dict], files: dict | None = None) -> list[dict]
                 "resource": (meta.get("annotations") or {}).get("k8s.v1.cni.cncf.io/resourceName"),
                 "configs": configs,
                 "per_node": text is None,
+                "pools": pools,
                 **_pool_of(text, pools),
             }
         )
@@ -70,19 +75,39 @@ def files_by_name(nodes: Iterable[dict]) -> dict:
 def _pool_of(text, pools: dict) -> dict:
     """Subnet and block of the nv-ipam pool that a configuration names; None where there is none."""
     try:
-        ipam = json.loads(text or "{}").get("ipam") or {}
+        config = _whole(json.loads(text or "{}"))
     except (ValueError, AttributeError):
-        ipam = {}
-    spec = pools.get(ipam.get("poolName")) if ipam.get("type") == "nv-ipam" else None
-    return {"block_size": (spec or {}).get("perNodeBlockSize"), "subnet": (spec or {}).get("subnet")}
+        config = {}
+    spec = next((pools[key] for key in pool_keys(config) if key in pools), {})
+    return {"block_size": spec.get("perNodeBlockSize"), "subnet": spec.get("subnet") or spec.get("cidr")}
+
+
+def pool_keys(config: dict) -> list[tuple[str, str]]:
+    """(kind, name) of nv-ipam's pools that a configuration draws from."""
+    ipam = config.get("ipam") or {}
+    if ipam.get("type") != "nv-ipam":
+        return []
+    names = str(ipam.get("poolName") or config.get("name") or "").split(",")
+    return [(str(ipam.get("poolType") or "ippool").lower(), name.strip()) for name in names]
+
+
+def _whole(config: dict) -> dict:
+    """A configuration as one plugin: of a chain the one that makes the interface, with all of the chain beside it."""
+    chain = [one for one in config.get("plugins") or [] if isinstance(one, dict)]
+    if not chain:
+        return {**config, _CHAIN: [config]}
+    main = next((one for one in chain if one.get("type") in _MAIN), chain[0])
+    ipam = next((one["ipam"] for one in chain if one.get("ipam")), None)
+    named = {"name": config.get("name"), "cniVersion": config.get("cniVersion")}
+    return {**main, "ipam": ipam, **named, _CHAIN: chain}
 
 
 def lint(networks: list[dict], nodes: list[dict], cluster: dict) -> list[Finding]:
     """All findings, one per problem.
 
     networks: namespace, name, resource (annotation or None), configs {host, or "" for all hosts: JSON text}, per_node,
-    block_size (addresses a node gets, None when unknown), subnet.
-    nodes: host, netdevs {name: {mtu, type, addresses, default_route}}, routes [{destination, netdev}].
+    block_size (addresses a node gets, None when unknown), subnet, pools ({(kind, name): spec} of nv-ipam, where known).
+    nodes: host, netdevs {name: {mtu, type, addresses, default_route, pci}}, routes [{destination, netdev}].
     cluster: pod_cidrs, service_cidrs, shared_resources and device_resources (names, None when unknown), pods_per_node,
     forbidden_masters_allowed (names of interfaces that may have the default route).
     """
@@ -96,12 +121,18 @@ def lint(networks: list[dict], nodes: list[dict], cluster: dict) -> list[Finding
             found += _form(network, obj, config)
             found += _resource(network, obj, config, cluster)
             reached = [node for node in nodes if host in ("", node["host"])]
-            found += _master(obj, config, reached, cluster)
+            for plugin in config[_CHAIN]:
+                found += _master(obj, plugin, reached, cluster)
+            found += _tuned(obj, config, reached)
+            found += _netns(obj, config, reached, cluster)
             found += _addresses(obj, config, reached, cluster)
+            found += _default_route(network, obj, config)
+            found += _pools(network, obj, config, reached, cluster)
         if not network["per_node"]:
             found += _host_local(network, obj, parsed, nodes)
         found += _blocks(network, obj, parsed, cluster)
     found += _among_each_other(parsed)
+    found += _same_name(parsed)
     found += _same_block(parsed)
     return _merged(found)
 
@@ -129,17 +160,12 @@ def _configs(network: dict, obj: str, found: list[Finding]):
                 Finding(where, "a JSON object", type(config).__name__, 'write it as {"cniVersion": …}', "nad:json")
             )
             continue
-        plugins = config.get("plugins")
-        if isinstance(plugins, list) and plugins and isinstance(plugins[0], dict):
-            # A chain: name and version are at the top level, the first plugin creates the interface.
-            yield host, {**plugins[0], "name": config.get("name"), "cniVersion": config.get("cniVersion")}
-        else:
-            yield host, config
+        yield host, _whole(config)
 
 
 def _form(network: dict, obj: str, config: dict) -> list[Finding]:
     found = []
-    name, version, kind = config.get("name"), config.get("cniVersion"), config.get("type")
+    name, version = config.get("name"), config.get("cniVersion")
     if not name:
         step = f'add "name": "{network["name"]}": Multus fills it in, other CNI tools do not, and leases depend on it'
         found.append(Finding(obj, "a name in the config", "none", step, "nad:name"))
@@ -151,7 +177,7 @@ def _form(network: dict, obj: str, config: dict) -> list[Finding]:
         found.append(
             Finding(obj, f"one of {', '.join(CNI_VERSIONS)}", f"cniVersion {version!r}", step, "nad:cniVersion")
         )
-    if not kind:
+    if not all(one.get("type") for one in config[_CHAIN]):
         found.append(Finding(obj, "the type of a CNI plugin", "none", "add one, such as macvlan", "nad:type"))
     return found
 
@@ -179,8 +205,15 @@ def _resource(network: dict, obj: str, config: dict, cluster: dict) -> list[Find
 # --- the interface below ---------------------------------------------------------------------------------------------
 
 
-def master_of(config: dict):
-    return config.get("master") if config.get("type") in _ON_MASTER else config.get("device")
+def master_of(config: dict, node: dict | None = None):
+    """The interface below an attachment; by its PCI address only where the node says which one has it."""
+    if config.get("type") in _ON_MASTER:
+        return config.get("master")
+    if config.get("device") or not config.get("pciBusID") or node is None:
+        return config.get("device")
+    known = {**{one.get("pci"): name for name, one in node["netdevs"].items()}, **(node.get("pci") or {})}
+    address = str(config["pciBusID"]).lower()
+    return known.get(address if address.count(":") == 2 else f"0000:{address}")
 
 
 def type_and_master(network, host: str) -> tuple:
@@ -190,21 +223,23 @@ def type_and_master(network, host: str) -> tuple:
         config = json.loads(text) if text else {}
     except ValueError:
         return None, None
-    first = (config.get("plugins") or [config])[0]
-    return first.get("type"), master_of(first)
+    main = _whole(config)
+    return main.get("type"), master_of(main)
 
 
 def _master(obj: str, config: dict, nodes: list[dict], cluster: dict) -> list[Finding]:
-    kind, master = config.get("type"), master_of(config)
+    kind = config.get("type")
     if kind not in (*_ON_MASTER, "host-device") or not nodes:
         return []
     found = []
-    if not master:
+    by_host = {node["host"]: master_of(config, node) for node in nodes}
+    if not any(by_host.values()):
         if kind in _ON_MASTER:
             step = "name the interface: without it the plugin uses the one with the default route"
             found.append(Finding(obj, "a master", "none", step, "nad:master-missing"))
         return found
-    absent = [node["host"] for node in nodes if master not in node["netdevs"]]
+    master = next(filter(None, by_host.values()))
+    absent = [node["host"] for node in nodes if by_host[node["host"]] not in node["netdevs"]]
     if absent:
         others = sorted({name for node in nodes for name in node["netdevs"] if name != "lo"})
         step = f"name one that each node has (found: {core_text.listing(others)}), or attach by rail"
@@ -214,10 +249,38 @@ def _master(obj: str, config: dict, nodes: list[dict], cluster: dict) -> list[Fi
             )
         )
     for node in nodes:
-        netdev = node["netdevs"].get(master)
+        name = by_host[node["host"]]
+        netdev = node["netdevs"].get(name)
         if netdev:
-            found += _netdev(obj, config, node["host"], master, netdev, cluster)
+            found += _netdev(obj, config, node["host"], name, netdev, cluster)
     return found
+
+
+def _tuned(obj: str, config: dict, nodes: list[dict]) -> list[Finding]:
+    """An MTU that a later plugin of the chain sets is bound by the same interface."""
+    later = [
+        one.get("mtu") for one in config[_CHAIN] if one.get("type") == "tuning" and isinstance(one.get("mtu"), int)
+    ]
+    if not later or config.get("type") not in _ON_MASTER:
+        return []
+    found = []
+    for node in nodes:
+        master = master_of(config, node)
+        if master in node["netdevs"]:
+            found += _mtu(obj, later[-1], node["host"], master, node["netdevs"][master])
+    return found
+
+
+def _netns(obj: str, config: dict, nodes: list[dict], cluster: dict) -> list[Finding]:
+    """Plugins that move RDMA devices into pods, which the kernel does in the netns mode exclusive alone."""
+    movers = [one["type"] for one in config[_CHAIN] if one.get("type") == "rdma" or one.get("rdmaIsolation") is True]
+    shared = [node["host"] for node in nodes if node.get("netns_mode") == "shared"]
+    if not movers or not (shared or (cluster.get("shared_resources") and not any(n.get("netns_mode") for n in nodes))):
+        return []
+    what = "rdma" if "rdma" in movers else f"rdmaIsolation of {movers[0]}"
+    seen = f"{what} in the chain; {core_text.names(shared) or 'the nodes'} run shared, which the shared plugin needs"
+    step = "remove it from the chain: pods get the devices with the resource; or run nodes without shared resources "
+    return [Finding(obj, "RDMA netns mode exclusive", seen, f"{step}exclusive (rdma_netns_mode)", "nad:netns-mode")]
 
 
 def _netdev(obj: str, config: dict, host: str, master: str, netdev: dict, cluster: dict) -> list[Finding]:
@@ -236,12 +299,15 @@ def _netdev(obj: str, config: dict, host: str, master: str, netdev: dict, cluste
         seen = f"{master} of {host} carries the default route; {kind} on it {consequence}"
         step = f"use a fabric NIC; to use this one anyway: networks_default_route_masters: [{master}]"
         found.append(Finding(obj, "an interface without the default route", seen, step, "nad:default-route"))
-    mtu = config.get("mtu")
-    if isinstance(mtu, int) and netdev["mtu"] and mtu > netdev["mtu"]:
-        step = f"set it to {netdev['mtu']} or less, or raise that of {master} on the nodes (rail_links_settings)"
-        seen = f"mtu {mtu}; {master} of {host} has {netdev['mtu']}"
-        found.append(Finding(obj, "an MTU of at most that of the master", seen, step, "nad:mtu"))
-    return found
+    return found + (_mtu(obj, config["mtu"], host, master, netdev) if isinstance(config.get("mtu"), int) else [])
+
+
+def _mtu(obj: str, mtu: int, host: str, master: str, netdev: dict) -> list[Finding]:
+    if not netdev["mtu"] or mtu <= netdev["mtu"]:
+        return []
+    step = f"set it to {netdev['mtu']} or less, or raise that of {master} on the nodes (rail_links_settings)"
+    seen = f"mtu {mtu}; {master} of {host} has {netdev['mtu']}"
+    return [Finding(obj, "an MTU of at most that of the master", seen, step, "nad:mtu")]
 
 
 # --- addresses -------------------------------------------------------------------------------------------------------
@@ -249,6 +315,8 @@ def _netdev(obj: str, config: dict, host: str, master: str, netdev: dict, cluste
 
 # Key of an nv-ipam pool's subnet in a parsed configuration; the configuration itself only has the pool's name.
 _SUBNET = "subnet of the pool"
+# Key of all plugins of the chain that it is part of.
+_CHAIN = "chain"
 
 
 def ranges_of(config: dict) -> list[tuple]:
@@ -359,6 +427,78 @@ def _held(obj: str, config: dict, one: tuple, node: dict) -> list[Finding]:
     return found
 
 
+def _default_route(network: dict, obj: str, config: dict) -> list[Finding]:
+    """A second default route, which takes the pod's own traffic away; sbr keeps it in a table of its own."""
+    if any(one.get("type") == "sbr" for one in config[_CHAIN]):
+        return []
+    specs = [network["pools"][key] for key in pool_keys(config) if key in (network.get("pools") or {})]
+    routes = [route for one in (config.get("ipam") or {}, *specs) for route in one.get("routes") or []]
+    seen = [str(one.get("dst")) for one in routes if isinstance(one, dict) and _is_default(one.get("dst"))]
+    seen += ["defaultGateway of the pool"] * any(one.get("defaultGateway") is True for one in specs)
+    seen += ["isDefaultGateway"] * any(one.get("isDefaultGateway") is True for one in config[_CHAIN])
+    if not seen:
+        return []
+    step = "remove it: the pod network has the default route; or put the plugin sbr behind, which keeps it apart"
+    text = f"a second default route: {core_text.listing(seen)}"
+    return [Finding(obj, "no default route beside that of the pod network", text, step, "nad:default-route-pod")]
+
+
+def _is_default(destination) -> bool:
+    """Also the halves of the address space, which come before a default route."""
+    return any(network.prefixlen <= 1 for network in _networks([destination] if isinstance(destination, str) else []))
+
+
+def _pools(network: dict, obj: str, config: dict, nodes: list[dict], cluster: dict) -> list[Finding]:
+    """Whether the pools of a network exist and suffice for the nodes."""
+    found, known = [], network.get("pools")
+    for kind, name in pool_keys(config) if known is not None else ():
+        if (kind, name) not in known:
+            what = "CIDRPool" if kind == "cidrpool" else "IPPool"
+            there = core_text.listing(sorted(other for sort, other in known if sort == kind)) or "none"
+            step = f"create it, or correct poolName: k3s kubectl -n kube-system get {what.lower()}s.nv-ipam.nvidia.com"
+            found.append(Finding(obj, f"{what} {name}", f"no {name}; there are {there}", step, "nad:pool-missing"))
+    numbers = {node["host"]: number for number, node in enumerate(nodes)}
+    for one, chosen in pools_of(config, known or {}):
+        pods = cluster.get("pods_per_node") if one.block else None
+        found += address_pool.judge(obj, one, {} if chosen else numbers, "nad", pods)
+    return found
+
+
+def pools_of(config: dict, known: dict) -> list[tuple]:
+    """(Pool, whether it is for some nodes only) of each pool of whereabouts and nv-ipam that can be read.
+
+    host-local has a range of its own on each node, so only its gateway is judged.
+    """
+    ipam, made = config.get("ipam") or {}, []
+    if ipam.get("type") == "whereabouts":
+        slices = str(ipam.get("node_slice_size") or "").lstrip("/")
+        for one in ipam.get("ipRanges") or [ipam]:
+            outside = [*(one.get("exclude") or []), *(ipam.get("exclude") or [] if one is not ipam else [])]
+            given = (one.get("range"), one.get("range_start"), one.get("range_end"), ipam.get("gateway"), outside)
+            made.append((given, slices, False))
+    elif ipam.get("type") == "host-local":
+        sets = ipam.get("ranges") or ([[ipam]] if ipam.get("subnet") else [])
+        for one in [item for part in sets for item in part]:
+            made.append(((one.get("subnet"), one.get("rangeStart"), one.get("rangeEnd"), one.get("gateway")), "", True))
+    for key in pool_keys(config):
+        spec = known.get(key) or {}
+        outside = [f"{one.get('startIP')}-{one.get('endIP')}" for one in spec.get("exclusions") or []]
+        given = (spec.get("subnet") or spec.get("cidr"), None, None, spec.get("gateway"), outside)
+        size = spec.get("perNodeBlockSize") or str(spec.get("perNodeNetworkPrefix") or "")
+        made.append((given, size, bool(spec.get("nodeSelector"))))
+    return [(pool, chosen) for given, size, chosen in made for pool in _readable(given, size)]
+
+
+def _readable(given: tuple, size) -> list:
+    """A Pool; none where an address is no address: the plugin says so itself. A size that is a text is a prefix."""
+    try:
+        prefix = int(size) if size and isinstance(size, str) else None
+        pool = address_pool.make(*given, whole=prefix is not None)
+        return [pool._replace(block=2 ** (pool.network.max_prefixlen - prefix) if prefix else size or None)]
+    except (ValueError, TypeError):
+        return []
+
+
 def _host_local(network: dict, obj: str, parsed: list, nodes: list[dict]) -> list[Finding]:
     mine = [config for known, _obj, _host, config in parsed if known is network]
     if len(nodes) < 2 or not any((config.get("ipam") or {}).get("type") == "host-local" for config in mine):
@@ -424,6 +564,23 @@ def _among_each_other(parsed: list) -> list[Finding]:
                 seen = f"{overlap[0]} overlaps with {overlap[1]} of {other_obj.partition(' ')[2]}"
                 step = "use separate subnets: a pod with both could not tell the wires apart"
                 found.append(Finding(obj, "a separate subnet", seen, step, "nad:overlap-nad"))
+    return found
+
+
+def _same_name(parsed: list) -> list[Finding]:
+    """Networks that share one record of addresses although their ranges differ."""
+    found, first = [], {}
+    for _network, obj, host, config in parsed:
+        ipam = config.get("ipam") or {}
+        records = [("network_name", ipam.get("network_name"))] if ipam.get("type") == "whereabouts" else []
+        records += [("name", config.get("name"))] if ipam.get("type") == "host-local" else []
+        for what, name in records if ranges_of(config) else ():
+            other, known = first.setdefault((what, name, host), (obj, config))
+            if not name or other == obj or ranges_of(known) == ranges_of(config):
+                continue
+            seen = f'{other.partition(" ")[2]} and {obj.partition(" ")[2]} have {what} "{name}" and different ranges'
+            step = "give each a name of its own, or both the same range"
+            found.append(Finding(obj, "a record of addresses for each range", seen, step, "nad:same-name"))
     return found
 
 

@@ -20,6 +20,11 @@ METHOD = "/v1beta1.DevicePlugin/GetDevicePluginOptions"
 # Seconds for one answer. It comes from memory within milliseconds; a node can be busy.
 PATIENCE = 10.0
 
+# The end of the name of a DRA driver's socket. It has no such call, and refuses it where it lives; asked for its name
+# it would take us for the kubelet.
+DRIVERS = "-reg"
+_REFUSED = "it answers, and refuses the call GetDevicePluginOptions"
+
 # RFC 9113: frame types and flags.
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _DATA, _HEADERS, _RESET, _SETTINGS, _GOAWAY = 0, 1, 3, 4, 7
@@ -40,6 +45,8 @@ def ask_all(served: dict[str, str], folders: list[str]) -> dict[str, dict]:
     there = [path for places in paths.values() for path in places if _is_socket(path)]
     with concurrent.futures.ThreadPoolExecutor(max_workers=32) as pool:
         answers = dict(zip(there, pool.map(ask, there)))
+    lives = {path for path, why in answers.items() if why == _REFUSED and path.endswith(f"{DRIVERS}.sock")}
+    answers.update(dict.fromkeys(lives, ""))
     return {
         name: {"sockets": {path: answers[path] for path in places if path in answers}, "by": served[name]}
         for name, places in paths.items()
@@ -114,7 +121,7 @@ def _answer(channel: socket.socket, deadline: float) -> str:
         elif kind == _DATA and stream == _STREAM:
             received += len(payload)
         elif kind == _HEADERS and stream == _STREAM and flags & _END_STREAM:
-            return "it answers, and refuses the call GetDevicePluginOptions"
+            return _REFUSED
     return ""
 
 

@@ -26,9 +26,10 @@ from typing import IO, Callable
 from .._core.change import Change, Refused
 from .._core.files import apply_file, remove_tree, rename, replacing, under, write
 from .._core.units import apply_units, running, started_at
-from .ask import ask_all
-from .config import PLUGIN, api_of
+from .ask import DRIVERS, ask_all
+from .config import DRA, PLUGIN, api_of
 from .config import names as resource_names
+from .dra import DRIVER
 from .plan import (
     CODE,
     CODE_SUM,
@@ -118,12 +119,13 @@ def served(root: str) -> dict[str, str]:
 
 
 def _own_resources(root: str) -> list[str]:
-    """Those of our service that are the device plugin's; what is served over DRA has no socket of its own."""
+    """Those of our service that are the device plugin's, and its DRA driver, by the names of their sockets."""
     mode = re.search(r"^ExecStart=.*\s-mode\s+(\S+)", _text(under(root, UNIT)) or "", re.MULTILINE)
     api = mode[1] if mode else PLUGIN
     try:
         entries = json.loads(_text(under(root, CONFIG)) or "")["configList"]
-        return resource_names([entry for entry in entries if api_of(entry, api) == PLUGIN])
+        own = resource_names([entry for entry in entries if api_of(entry, api) == PLUGIN])
+        return [*own, f"{DRIVER}{DRIVERS}"] if any(api_of(entry, api) == DRA for entry in entries) else own
     except (ValueError, KeyError, AttributeError, TypeError):
         return []
 

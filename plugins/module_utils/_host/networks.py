@@ -34,6 +34,8 @@ def netdevs(tree: Tree) -> dict:
             found[name] = {key: netdev[key] for key in ("mtu", "type", "addresses", "default_route")}
             index = tree.read(f"/sys/class/net/{name}/ifindex")
             found[name]["index"] = int(index) if index else None
+            device = tree.realpath(f"/sys/class/net/{name}/device").rpartition("/")[2]
+            found[name]["pci"] = device if device.count(":") == 2 else None
             if isinstance(found[name]["addresses"], str):
                 found[name]["addresses"] = []
     return found

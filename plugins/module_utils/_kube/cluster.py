@@ -8,6 +8,7 @@ PRIVATE to the collection. Reads the API server.
 
 from __future__ import annotations
 
+from .._cni import nad_lint
 from . import dra
 from .kubectl import Kubectl, KubectlError
 from .objects import unknown_types
@@ -17,6 +18,7 @@ RUNTIME_CLASSES = "runtimeclasses.node.k8s.io"
 OPTIONAL = (
     "network-attachment-definitions.k8s.cni.cncf.io",
     "ippools.nv-ipam.nvidia.com",
+    "cidrpools.nv-ipam.nvidia.com",
     "nicclusterpolicies.mellanox.com",
     RUNTIME_CLASSES,
     *dra.TYPES,
@@ -49,7 +51,7 @@ def read(kubectl: Kubectl) -> tuple[dict | None, str | None]:
     return {
         "nodes": [{**one, "hcas": dra.hcas(claimed, one["name"])} for one in nodes],
         "dra": claimed,
-        "nads": [bare(item) for item in items if item["kind"] in ("NetworkAttachmentDefinition", "IPPool")],
+        "nads": [bare(item) for item in items if item["kind"] in ("NetworkAttachmentDefinition", *nad_lint.POOLS)],
         "dns": any(
             item["kind"] == "Service" and (item["metadata"].get("labels") or {}).get("k8s-app") == "kube-dns"
             for item in items

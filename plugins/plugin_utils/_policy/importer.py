@@ -13,13 +13,15 @@ import re
 
 from ...module_utils._core import text as core_text
 from ...module_utils._core.change import Finding
-from . import networks, resources
+from . import networks, resources, sriov
 from .networks import OBJECT_LEFT_OUT, finding
-from .page import LEFT_OUT, NOTHING, TAKEN, WRONG, Page, short
+from .page import LEFT_OUT, NOTHING, TAKEN, WRONG, Page, short, template
 
-POLICY, POOL = "NicClusterPolicy", "IPPool"
-GROUPS = {POLICY: "mellanox.com/v1alpha1", POOL: "nv-ipam.nvidia.com/v1alpha1"}
-GROUPS.update(dict.fromkeys(networks.TYPES, "mellanox.com/v1alpha1"))
+POLICY, NODE_POLICY, POOL = "NicClusterPolicy", "NicNodePolicy", "IPPool"
+GROUPS = dict.fromkeys((POLICY, NODE_POLICY), "mellanox.com/v1alpha1")
+GROUPS[POOL] = "nv-ipam.nvidia.com/v1alpha1"
+GROUPS.update({kind: sriov.API if kind in sriov.KINDS else "mellanox.com/v1alpha1" for kind in networks.TYPES})
+GROUPS[sriov.NODE_POLICY] = sriov.API
 # The one that the operator reconciles; it ignores others.
 POLICY_NAME = "nic-cluster-policy"
 OPERATOR_REPOSITORY = "nvcr.io/nvidia/mellanox"
@@ -29,7 +31,6 @@ _NOT_OURS = {
     "nicFeatureDiscovery": "node labels are up to Node Feature Discovery",
     "nicConfigurationOperator": "firmware settings stay with the operator; role rail_links sets MTU and link only",
     "spectrumXOperator": "the collection does not support Spectrum-X",
-    "global": "images come from lock/artifacts.yml",
     "tolerations": "the collection's own pods on the nodes tolerate every taint",
     "deploymentNodeAffinity": "it places the operator's own deployments",
     "deploymentTolerations": "it places the operator's own deployments",
@@ -50,12 +51,15 @@ _DRIVER_FIELDS = {
     "repoConfig": "set driver_repository_url for a mirror",
     **_IMAGE_FIELDS,
 }
+# Groups of the inventory that have a meaning already.
+_TAKEN_GROUPS = ("all", "ungrouped", "gpu_nodes", "k3s_servers", "k3s_agents")
 # Sub-states that become a component of role networks.
 _COMPONENTS = {"nvIpam": "nv-ipam", "ipoib": "ipoib-cni", "ipamPlugin": "whereabouts"}
 
 
 def run(documents: list[dict], nodes: list[dict] | None = None, pinned: dict | None = None) -> dict:
-    """variables (ready for group_vars), lines (one for each field, see Page) and problems; with any, write nothing.
+    """variables (ready for group_vars), groups ({group of the inventory: {selector, variables}} of NicNodePolicies),
+    lines (one for each field, see Page) and problems; with any, write nothing.
 
     documents: [{source, content}], content as YAML gives it. nodes: [{host, facts}] that were read, if any. pinned:
     {component: image reference} of lock/artifacts.yml.
@@ -70,6 +74,9 @@ class _Import:
     def __init__(self, nodes: list[dict], pinned: dict):
         self.nodes, self.pinned = nodes, pinned
         self.variables: dict = {}
+        self.groups: dict = {}
+        # Repository and version that images without any of their own take.
+        self.shared: dict = {}
         self.findings: list[Finding] = []
         self.pages: list[Page] = []
         self.components: list[str] = []
@@ -90,6 +97,9 @@ class _Import:
             if component not in self.components:
                 self.components.append(component)
                 lines.append(self._needed(component, items))
+        parts = [self.variables, *(one["variables"] for one in self.groups.values())]
+        if any("networks_sriov_resources" in one for one in parts):
+            self.components.append("sriov-device-plugin")
         if self.components:
             self.variables["networks_components"] = self.components
         if items:
@@ -97,7 +107,7 @@ class _Import:
         if not self.pages and not self.findings:
             step = "name files that hold a NicClusterPolicy, its networks, or the ConfigMap of the shared device plugin"
             self._refuse("the files", "an object to import", "none", step)
-        return {"variables": self.variables, "lines": lines, "findings": self.findings}
+        return {"variables": self.variables, "groups": self.groups, "lines": lines, "findings": self.findings}
 
     def _needed(self, component: str, items: list[dict]) -> dict:
         users = [item["name"] for item in items if component in networks.components([item])]
@@ -129,8 +139,12 @@ class _Import:
             wanted = "a Kubernetes object: apiVersion, kind, metadata with a name"
             self._refuse(source, wanted, short(content), "check its indentation")
             return
-        page = Page(content, source)
         kind = content["kind"]
+        if template(name) or any(template(key) for key in _keys(content)):
+            step = "write it without braces: names and keys are no templates"
+            self._refuse(source, "names and keys that are plain words", "a template among them", step)
+            return
+        page = Page(content, source)
         known = self.seen.setdefault((kind, page.name), source)
         if known != source:
             step = "remove one of them"
@@ -148,6 +162,11 @@ class _Import:
             self._refuse(page.object, "a spec", short(content.get("spec")), "check its indentation")
         elif kind == POLICY:
             self._policy(page)
+        elif kind == NODE_POLICY:
+            self._node_policy(page)
+        elif kind == sriov.NODE_POLICY:
+            sriov.functions(page, self.nodes, self.variables, self.findings)
+            page.finish(OBJECT_LEFT_OUT)
         elif kind == POOL:
             self.pools[page.name] = (page, networks.pool(page, self.findings))
         else:
@@ -168,19 +187,52 @@ class _Import:
         if len(policies) > 1:
             step = f"keep the one that it reconciles, {POLICY_NAME}"
             self._refuse(page.object, "one policy", f"{len(policies)} of them", step)
-        if page.has("spec", "ofedDriver"):
-            self._driver(page)
-        if page.has("spec", "rdmaSharedDevicePlugin"):
-            self._device_plugin(page)
-        if page.has("spec", "sriovDevicePlugin"):
-            why = "name the rails' functions in networks_sriov_resources: its selectors name models, not rails"
-            page.say(("spec", "sriovDevicePlugin"), LEFT_OUT, why=why)
+        self._global(page)
+        self._drivers(page)
         if page.has("spec", "nodeAffinity"):
             self._affinity(page)
         self._secondary(page)
         if page.has("spec", "nvIpam"):
             self._component(page, ("spec", "nvIpam"), "nv-ipam")
         page.finish({**{("spec", name): why for name, why in _NOT_OURS.items()}, **OBJECT_LEFT_OUT})
+
+    def _node_policy(self, page: Page) -> None:
+        """Its three sections, for the nodes that its selector names: the variables of a group of the inventory."""
+        group = re.sub(r"[^a-z0-9_]", "_", page.name)
+        selector = page.get("spec", "nodeSelector")
+        if group in self.groups or group in _TAKEN_GROUPS:
+            self._refuse(page.object, "a name that makes a group of its own", f"group {group}", "rename the policy")
+            return
+        common, self.variables = self.variables, {}
+        self._resources.variables = self.variables
+        self._drivers(page)
+        self.groups[group] = {"selector": selector if isinstance(selector, dict) else {}, "variables": self.variables}
+        self.variables = self._resources.variables = common
+        nodes = f"the nodes with {short(selector)}" if selector else "all nodes"
+        page.say(("spec", "nodeSelector"), TAKEN, f"group {group} of the inventory", f"put {nodes} into it")
+        page.finish({**{("spec", name): why for name, why in _NOT_OURS.items()}, **OBJECT_LEFT_OUT})
+
+    def _global(self, page: Page) -> None:
+        given = page.get("spec", "global")
+        if not isinstance(given, dict):
+            return
+        self.shared = {key: given[key] for key in ("repository", "version") if given.get(key)}
+        for key in self.shared:
+            page.say(("spec", "global", key), TAKEN, f"{key} of each image that names none")
+        self._leave(page, ("spec", "global"), _IMAGE_FIELDS)
+
+    def _drivers(self, page: Page) -> None:
+        """What a NicClusterPolicy and a NicNodePolicy have in common."""
+        if page.has("spec", "ofedDriver"):
+            self._driver(page)
+        if page.has("spec", "rdmaSharedDevicePlugin"):
+            self._device_plugin(page)
+        path = ("spec", "sriovDevicePlugin")
+        if page.has(*path):
+            self._image(page, path, "sriov-device-plugin", "networks_sriov_resources")
+            if page.has(*path, "config"):
+                sriov.resources(page, (*path, "config"), self.nodes, self.variables, self.findings)
+            self._leave(page, path, {**_IMAGE_FIELDS, "useCdi": "the role's plugin hands out devices itself"})
 
     # --- sub-states ---------------------------------------------------------------------------------------------------
 
@@ -191,7 +243,7 @@ class _Import:
             wanted = "image, repository and version"
             self.findings.append(finding(page, path, wanted, short(page.get(*path)), "check its indentation"))
             return
-        version = str(page.get(*path, "version") or "")
+        version = str(page.get(*path, "version") or self.shared.get("version") or "")
         flavor, number = driver_version(version)
         own = [node["host"] for node in self.nodes if _own_driver(node["facts"])]
         if own:
@@ -282,6 +334,7 @@ class _Import:
         page.say((*path, "image"), verdict, became, why)
         page.cover((*path, "repository"))
         where = (*path, "version")
+        given = {**self.shared, **{key: value for key, value in given.items() if value}}
         reference, version = image_reference(given), str(given.get("version") or "")
         if version in ("", "latest"):
             words = "no version is set, so the running image can change unnoticed"
@@ -308,6 +361,12 @@ def driver_version(text: str) -> tuple[str, str | None]:
         return "doca", doca.group(1)
     ofed = re.match(r"(\d+\.\d+-\d+(?:\.\d+)+)", text)
     return "mlnx_ofed", ofed.group(1) if ofed else None
+
+
+def _keys(value):
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield key
+        yield from _keys(inner)
 
 
 def image_reference(given: dict) -> str:

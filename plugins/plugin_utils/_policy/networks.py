@@ -10,13 +10,20 @@ from __future__ import annotations
 
 import json
 
+from ...module_utils._cni import address_pool
 from ...module_utils._core import text
 from ...module_utils._core.change import Finding
 from .._core.addresses import netaddr
 from .._preflight import networks
 from .page import LEFT_OUT, NOTHING, TAKEN, WRONG, Page, dotted, short
 
-TYPES = {"MacvlanNetwork": "macvlan", "IPoIBNetwork": "ipoib", "HostDeviceNetwork": "host-device"}
+TYPES = {
+    "MacvlanNetwork": "macvlan",
+    "IPoIBNetwork": "ipoib",
+    "HostDeviceNetwork": "host-device",
+    "SriovNetwork": "sriov",
+    "SriovIBNetwork": "ib-sriov",
+}
 # The operator prefixes a HostDeviceNetwork's resource with this (pkg/state/state_hostdevice_network.go).
 DEVICE_PREFIX = "nvidia.com/"
 OBJECT_LEFT_OUT = {
@@ -29,6 +36,12 @@ OBJECT_LEFT_OUT = {
     ("metadata", "managedFields"): "the API server writes it",
     ("metadata", "finalizers"): "controllers write it",
     ("status",): "the operator writes it",
+}
+_OF_FUNCTIONS = {
+    "metaPlugins": "attachments are one plugin each: pods get RDMA devices with the resource (rdma), MTU is of the "
+    "interface (tuning)",
+    **dict.fromkeys(("spoofChk", "trust", "minTxRate", "maxTxRate", "vlanQoS", "vlanProto"), "set it on the function"),
+    **dict.fromkeys(("capabilities", "logFile", "logLevel", "vlan"), "no option of an attachment"),
 }
 _WHEREABOUTS_OWN = ("datastore", "kubernetes", "log_file", "log_level", "etcd_host", "enable_overlapping_ranges")
 
@@ -151,7 +164,7 @@ def _say_blocks(page: Page, made: dict, where: str, nodes: int) -> None:
     if not (size and subnet):
         page.say(path, WRONG, why="see the problem")
         return
-    serves = max(0, netaddr.IPNetwork(subnet).size - 2) // size
+    serves = address_pool.make(subnet, block=size).blocks
     why = f"{subnet} holds {text.count(serves, 'block')} of {size}: that many nodes, no more"
     page.say(path, WRONG if nodes > serves else TAKEN, f"{where}: per_node_block_size: {size}", why)
 
@@ -167,7 +180,7 @@ def attachment(page: Page, netdevs: dict, findings: list[Finding]) -> dict:
     item["namespaces"] = [namespace]
     if page.has("spec", "networkNamespace"):
         page.say(("spec", "networkNamespace"), TAKEN, f"namespaces: [{namespace}]")
-    if kind == "host-device":
+    if kind not in ("macvlan", "ipoib"):
         _resource(page, item, findings)
     else:
         _master(page, item, netdevs, findings)
@@ -176,6 +189,12 @@ def attachment(page: Page, netdevs: dict, findings: list[Finding]) -> dict:
         page.say(("spec", "mode"), TAKEN, f"mode: {item['mode']}")
     if page.has("spec", "mtu"):
         _mtu(page, item)
+    for field, option in (("vlan", "vlan"), ("linkState", "link_state")):
+        if page.get("spec", field):
+            _option(page, item, field, option, ("spec",))
+    for field, why in _OF_FUNCTIONS.items():
+        if page.has("spec", field):
+            page.say(("spec", field), LEFT_OUT, why=why)
     _ipam(page, item, findings)
     return item
 
@@ -323,7 +342,11 @@ def _host_local(page: Page, item: dict, findings: list[Finding]) -> None:
 
 def _static(page: Page, item: dict, findings: list[Finding]) -> None:
     path = ("spec", "ipam")
-    page.say((*path, "type"), TAKEN, "ipam: static", "every pod that attaches gets the same: one pod at a time")
+    each = "each pod brings its own in its networks annotation (ips)"
+    shared = "every pod that attaches gets the same: one pod at a time"
+    page.say((*path, "type"), TAKEN, "ipam: static", shared if page.get(*path, "addresses") else each)
+    if not page.get(*path, "addresses"):
+        return
     given = page.get(*path, "addresses")
     found = [one.get("address") if isinstance(one, dict) else None for one in given] if isinstance(given, list) else []
     if not found or not all(isinstance(one, str) for one in found):

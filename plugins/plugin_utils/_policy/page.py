@@ -15,6 +15,18 @@ from ...module_utils._core import text as core_text
 
 TAKEN, WRONG, LEFT_OUT, UNKNOWN = "taken", "wrong", "left out", "unknown"
 NOTHING = "nothing"
+# Fields of a NicClusterPolicy that are often written a level too high or too low, and where they belong.
+_BELONGS = {
+    **dict.fromkeys(("multus", "cniPlugins", "ipoib", "ipamPlugin"), "spec.secondaryNetwork"),
+    **dict.fromkeys(("nvIpam", "ofedDriver", "rdmaSharedDevicePlugin", "sriovDevicePlugin", "global"), "spec"),
+    **dict.fromkeys(("configList", "resourceList", "periodicUpdateInterval"), "the component's config, a JSON string"),
+    **dict.fromkeys(("poolName", "poolType", "range", "subnet"), "spec.ipam, a JSON string"),
+    **dict.fromkeys(("perNodeBlockSize", "exclusions"), "the spec of an IPPool"),
+}
+
+
+# In fields that decide which resources pods can request.
+_POOLS = ("List[", "resourceName", "numVfs", "nicSelector")
 
 
 class Page:
@@ -72,7 +84,14 @@ class Page:
                 self.say(path, LEFT_OUT, why=why)
         for path in _leaves(self.content):
             if not any(path[: len(said)] == said for said in self._said):
-                self.say(path, UNKNOWN, why="no field of this name is known here; check whether it belongs elsewhere")
+                place = next((f"{one} belongs to {_BELONGS[one]}" for one in path if one in _BELONGS), "")
+                why = place or "no field of this name is known here; check whether it belongs elsewhere"
+                self.say(path, UNKNOWN, why=why)
+
+
+def template(value) -> bool:
+    """Whether Ansible would take a text for an expression."""
+    return isinstance(value, str) and any(mark in value for mark in ("{{", "{%", "{#"))
 
 
 def _leaves(value, path: tuple = ()):
@@ -108,4 +127,11 @@ def explanation(lines: list[dict]) -> str:
         blocks.append(core_text.wrapped(lead, f"{line['field']}: {line['was']} -> {line['became']}"))
         if line["why"]:
             blocks.append(core_text.wrapped(" " * len(lead), line["why"]))
+    left = [
+        line for line in lines if line["verdict"] in (LEFT_OUT, UNKNOWN) and not line["field"].startswith("metadata")
+    ]
+    if left:
+        pools = sum(any(word in line["field"] for word in _POOLS) for line in left)
+        blocks.append(f"\nnot taken: {len(left)} fields, {pools} of them of resources that pods request")
+        blocks += [core_text.wrapped("  ", f"{line['object']}, {line['field']}: {line['why']}") for line in left]
     return "\n".join(blocks)

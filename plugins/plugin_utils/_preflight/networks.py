@@ -15,6 +15,7 @@ import json
 import re
 from collections.abc import Sequence
 
+from ...module_utils._cni import address_pool
 from ...module_utils._core import text as core_text
 from ...module_utils._core.change import Finding
 from ...module_utils._device_plugin import dra
@@ -231,57 +232,28 @@ def _network(value):
 # --- addresses --------------------------------------------------------------------------------------------------------
 
 
-def excluded(item: dict, taken=()) -> list:
-    """Address ranges (first, last) as numbers that no pod may get: excluded ones, the gateway, those held by hosts."""
-    network = netaddr.IPNetwork(item["subnet"])
-    chosen = [netaddr.IPNetwork(value) for value in [*(item.get("exclude") or []), *taken]]
-    chosen += [netaddr.IPNetwork(item["gateway"])] if item.get("gateway") else []
-    inside = [one for one in chosen if one.version == network.version]
-    return sorted((one.first, one.last) for one in inside if one.last >= network.first and one.first <= network.last)
+def pool_of(item: dict, size: int | None = None, taken=()) -> address_pool.Pool:
+    """The addresses of an attachment. taken: those that hosts hold.
 
-
-def usable(item: dict) -> tuple[int, int]:
-    """First and last address that may be handed out: without those of network and broadcast.
-
-    Without a gateway set, host-local reserves the first one for it.
+    Without a gateway set, host-local reserves the first address for it.
     """
-    network = netaddr.IPNetwork(item["subnet"]).cidr
-    first, last = network.first, network.last
-    if network.version == 4 and network.prefixlen < 31:
-        first, last = first + 1, last - 1
-        if item.get("ipam") == "host-local" and not item.get("gateway"):
-            first += 1
-    if item.get("range_start"):
-        first = max(first, int(netaddr.IPAddress(item["range_start"])))
-    if item.get("range_end"):
-        last = min(last, int(netaddr.IPAddress(item["range_end"])))
-    return first, last
+    outside = [str(one) for one in [*(item.get("exclude") or []), *taken]]
+    given = (item["subnet"], item.get("range_start"), item.get("range_end"), item.get("gateway"), outside, size)
+    pool = address_pool.make(*given)
+    network = pool.network
+    if item.get("ipam") == "host-local" and not item.get("gateway") and network.version == 4 and network.prefixlen < 31:
+        pool = pool._replace(first=max(pool.first, int(network.network_address) + 2))
+    return pool
 
 
 def node_ranges(item: dict, size: int, index: int, taken=()) -> list[tuple[str, str]]:
-    """The (start, end) ranges of one node: `size` addresses after those of the nodes before it, gaps skipped.
+    """The (start, end) ranges of one node: `size` addresses after those of the nodes before it, gaps skipped."""
+    pool = pool_of(item, size, taken)
+    return [(str(address(pool, low)), str(address(pool, high))) for low, high in pool.ranges(index)]
 
-    An address that must not be handed out still belongs to its block, so that blocks stay where they are when the
-    exclusions change.
-    """
-    version = netaddr.IPNetwork(item["subnet"]).version
-    first, last = usable(item)
-    start = first + index * size
-    end = min(start + size - 1, last)
-    ranges, cursor = [], start
-    for low, high in excluded(item, taken):
-        if high < cursor or low > end:
-            continue
-        if low > cursor:
-            ranges.append((cursor, low - 1))
-        cursor = max(cursor, high + 1)
-    if cursor <= end:
-        ranges.append((cursor, end))
-    return [
-        (str(netaddr.IPAddress(low, version)), str(netaddr.IPAddress(high, version)))
-        for low, high in ranges
-        if low <= high
-    ]
+
+def address(pool: address_pool.Pool, number: int):
+    return netaddr.IPAddress(number, pool.network.version)
 
 
 def _ipam(item: dict, ranges=None, taken=()) -> dict:
@@ -373,7 +345,7 @@ def plan(variables: dict, nodes: list[dict], hosts: Sequence[str] = (), resource
     if findings:
         return made
     for item in attachments:
-        _render(item, variables, nodes, total, made)
+        _render(item, variables, nodes, total, made, resources)
     made["objects"] = _namespaces(attachments) + made["objects"]
     return made
 
@@ -471,7 +443,7 @@ def masters(item: dict, nodes: list[dict]) -> dict:
     }
 
 
-def _render(item: dict, variables: dict, nodes: list[dict], total: int, made: dict) -> None:
+def _render(item: dict, variables: dict, nodes: list[dict], total: int, made: dict, resources) -> None:
     obj = f"attachment {item['name']}"
     by_host = masters(item, nodes)
     missing = [host for host, name in by_host.items() if item.get("rail") is not None and name is None]
@@ -485,10 +457,15 @@ def _render(item: dict, variables: dict, nodes: list[dict], total: int, made: di
     split = item["ipam"] == "host-local"
     taken = _taken(item, serving, by_host)
     ranges = {}
-    if split:
-        ranges = _blocks(item, size, serving, taken, made)
-        if ranges is None:
+    if item.get("subnet") and item["ipam"] in ("host-local", "nv-ipam", "whereabouts"):
+        pool = pool_of(item, None if item["ipam"] == "whereabouts" else size, taken)
+        unfit = _unfit(item, pool, serving, total)
+        if unfit:
+            made["findings"] += unfit
             return
+        ranges = {node["host"]: node_ranges(item, size, node["number"], taken) for node in serving if split}
+    note = _takes_away(item, by_host, resources, nodes)
+    made["notes"] += [note] if note else []
     per_node = len(names) > 1 or (split and total > 1)
     if split and not serving:
         return
@@ -539,26 +516,34 @@ def _taken(item: dict, serving: list[dict], by_host: dict) -> list[str]:
     return [str(ip) for ip in held if ip in network]
 
 
-def _blocks(item: dict, size: int, serving: list[dict], taken: list[str], made: dict):
-    """{host: its ranges}; None when the subnet is too small. Addresses held by hosts are left out."""
-    found = {node["host"]: node_ranges(item, size, node["number"], taken) for node in serving}
-    first, last = usable(item)
-    highest = max((node["number"] for node in serving), default=-1)
-    if first + (highest + 1) * size - 1 > last:
-        wanted = f"{highest + 1} blocks of {size} addresses, one a node"
-        seen = f"{item['subnet']} has {max(0, last - first + 1)} to hand out"
-        step = "take a larger subnet (networks_rails_prefix for rails), or a smaller per_node_block_size"
-        made["findings"].append(Finding(f"attachment {item['name']}", wanted, seen, step, "networks:blocks"))
+def _unfit(item: dict, pool: address_pool.Pool, serving: list[dict], total: int) -> list[Finding]:
+    """What keeps pods of some node from an address; nv-ipam and whereabouts number the nodes as they come."""
+    own = item["ipam"] == "host-local"
+    numbers = {node["host"]: node["number"] if own else number for number, node in enumerate(serving)}
+    if not own and total > len(serving):
+        numbers["the last node"] = total - 1
+    return address_pool.judge(f"attachment {item['name']}", pool, numbers, "networks")
+
+
+def _takes_away(item: dict, by_host: dict, resources, nodes: list[dict]) -> str | None:
+    """What host-device does to a shared resource that is selected by the interface's name."""
+    if item["type"] != "host-device":
         return None
-    empty = [host for host, ranges in found.items() if not ranges]
-    if empty:
-        step = "exclude fewer addresses, or take another subnet"
-        seen = f"all of the block of {core_text.names(empty)} is excluded or held by hosts"
-        made["findings"].append(
-            Finding(f"attachment {item['name']}", "addresses to hand out", seen, step, "networks:blocks")
-        )
+    named = {name for name in by_host.values() if name}
+    named |= {rail["netdev"] for node in nodes for rail in node["rails"] if item.get("pci") in (rail["pci"],)}
+    of_rails = {pods.own_resource(rail["index"]) for node in nodes for rail in node["rails"] if rail["netdev"] in named}
+    selected = of_rails if not _listed(resources) else set()
+    for entry in _listed(resources):
+        selectors = {str(key).lower(): value for key, value in (entry.get("selectors") or {}).items()}
+        if named & {*(selectors.get("ifnames") or []), *(entry.get("devices") or [])}:
+            selected.add(_full_name(entry))
+    if not selected:
         return None
-    return found
+    return (
+        f"attachment {item['name']}: host-device moves {core_text.listing(sorted(named))} into the first pod that "
+        f"attaches; {core_text.listing(sorted(selected))} selects its HCA by that name and offers nothing from then "
+        "on: select it by extraSelectors.pciAddresses in device_plugin_resources, or take macvlan"
+    )
 
 
 def _nad(item: dict, namespace: str, text) -> dict:
@@ -578,12 +563,10 @@ def _pool(item: dict, size: int, taken: list[str]) -> dict:
     spec: dict = {"subnet": item["subnet"], "perNodeBlockSize": size}
     if item.get("gateway"):
         spec["gateway"] = item["gateway"]
-    version = netaddr.IPNetwork(item["subnet"]).version
-    outside = list(excluded({**item, "gateway": None}, taken))
-    if outside:
+    pool = pool_of({**item, "gateway": None}, size, taken)
+    if pool.outside:
         spec["exclusions"] = [
-            {"startIP": str(netaddr.IPAddress(low, version)), "endIP": str(netaddr.IPAddress(high, version))}
-            for low, high in outside
+            {"startIP": str(address(pool, low)), "endIP": str(address(pool, high))} for low, high in pool.outside
         ]
     return {
         "apiVersion": "nv-ipam.nvidia.com/v1alpha1",

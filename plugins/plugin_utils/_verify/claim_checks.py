@@ -11,6 +11,7 @@ from __future__ import annotations
 from ...module_utils._core import text as core_text
 from ...module_utils._device_plugin.dra import DRIVER, PCIE_ROOT, class_of
 from ...module_utils._kube import dra, pods
+from .._findings import messages
 from .._findings.checks import FAILED, NOT_VERIFIED, PASSED, check
 
 NOTHING: dict = {"classes": [], "devices": [], "claims": []}
@@ -18,30 +19,6 @@ NOTHING: dict = {"classes": [], "devices": [], "claims": []}
 CANNOT = "cannot allocate all claims"
 _PLUGIN = "see the plugin's log on the node: journalctl -u rdma-device-plugin, or its pod in kube-system"
 _LOOK = "compare the claim's requests with k3s kubectl get resourceslices -o yaml"
-# Words in a reason of the scheduler, and the next step.
-HINTS = (
-    (
-        "does not exist",
-        "create the class (role device_plugin with device_plugin_api: dra), or correct the claim's deviceClassName",
-    ),
-    (
-        CANNOT,
-        "no node has free devices that meet all requests and constraints at once: "
-        f"{_LOOK}; see who holds the others with k3s kubectl get resourceclaims -A",
-    ),
-    ("resourceclaim in use", "the claim is held by other pods: make it from a ResourceClaimTemplate, one for each pod"),
-    ("not available on the node", "the claim is allocated to another node: let the pod go there, or delete the claim"),
-    (
-        "waiting for dynamic resource controller",
-        "the controller manager makes the claim: see its log, journalctl -u k3s",
-    ),
-    (
-        "failed to prepare dynamic resources",
-        "see the events of the pod, then the plugin's log on the node: journalctl -u rdma-device-plugin",
-    ),
-    ("NodePrepareResources", "see the plugin's log on the node: journalctl -u rdma-device-plugin"),
-    ("unresolvable CDI devices", "see /var/run/cdi on the node and enable_cdi in the configuration of its containerd"),
-)
 
 
 def offered(host: dict, node: dict) -> list[dict]:
@@ -107,7 +84,7 @@ def aligned(pod: dict, state: dict | None, claims: list[dict], found: dict) -> d
 
 def _unallocated(pod: dict, state: dict | None, found: dict, made: dict) -> dict:
     reasons = (state or {}).get("reasons") or ["no claim was allocated"]
-    made.update(seen="; ".join(reasons), next_step=next_step(reasons) or "see: k3s kubectl describe pod")
+    made.update(seen="; ".join(reasons), next_step=messages.next_step(reasons))
     gpus = dra.neighbours(found, pod["node"])
     held = {(one["driver"], one["pool"], one["device"]) for claim in found["claims"] for one in claim["devices"]}
     free = [one for one in gpus if (one["driver"], one["pool"], one["name"]) not in held]
@@ -142,7 +119,7 @@ def of_user(obj: str, claims: dict, state: dict, found: dict) -> list[dict]:
         identity, wanted = f"pod:claim:{name}", f"claim {name} allocated"
         if claim is None or not claim["devices"]:
             reasons = state["reasons"] or ["no reason given"]
-            step = next_step(reasons) or "see: k3s kubectl describe pod, and describe resourceclaim"
+            step = messages.next_step(reasons, "see: k3s kubectl describe pod, and describe resourceclaim")
             made.append(check(identity, obj, FAILED, wanted, "; ".join(reasons), step))
             continue
         devices = [(one, dra.device_of(found, one)) for one in claim["devices"]]
@@ -165,12 +142,6 @@ def _device(item: tuple) -> str:
     one, device = item
     root = (device or {"attributes": {}})["attributes"].get(PCIE_ROOT)
     return f"{one['request']}: {one['device']} of {one['driver']}" + (f" at {root}" if root else "")
-
-
-def next_step(reasons: list[str]) -> str:
-    """Empty where no reason is about claims."""
-    text = " ".join(reasons)
-    return next((step for word, step in HINTS if word in text), "")
 
 
 def _made_for(pod: dict, claims: list[dict]) -> dict | None:

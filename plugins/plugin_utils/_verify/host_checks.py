@@ -249,7 +249,10 @@ def _plugins(probe: dict) -> list[dict]:
     for name, one in sorted(probe["plugins"].items()):
         if not one["sockets"] and one["by"] != SERVICE:
             continue
-        obj, silent = f"device plugin of {name}", {path: why for path, why in one["sockets"].items() if why}
+        obj, silent = (
+            f"{'DRA driver' if name.endswith('-reg') else 'device plugin of'} {name}",
+            {path: why for path, why in one["sockets"].items() if why},
+        )
         seen = "; ".join(f"{path}: {why}" for path, why in sorted(silent.items()))
         if not one["sockets"]:
             seen = f"no socket {name}.sock where the kubelet looks"

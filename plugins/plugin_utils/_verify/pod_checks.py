@@ -17,6 +17,7 @@ from ...module_utils._core.change import Finding
 from ...module_utils._kube import pod_probe, pods
 from ...module_utils._kube.kubectl import CANNOT_START
 from .._core.addresses import netaddr
+from .._findings import messages
 from .._findings.checks import FAILED, NOT_VERIFIED, PASSED, check
 from . import claim_checks
 from . import cluster_checks as verify_cluster_checks
@@ -29,6 +30,7 @@ _DRIVERS = {"macvlan": ("macvlan",), "ipvlan": ("ipvlan",), "ipoib": ("ib_ipoib"
 _AGAIN = (
     "see that the API server answers (systemctl status k3s on the first server), and run playbooks/verify.yml again"
 )
+_DEFAULT = ("default", "0.0.0.0/0")
 _CHAR_PREFIXES = ("uverbs", "umad", "issm", "rdma_cm")
 
 
@@ -292,45 +294,13 @@ def _running(pod: dict, state) -> dict:
     if state["ready"]:
         return {**made, "status": PASSED, "seen": f"Running, {state['ip']}"}
     status = NOT_VERIFIED if any(word in " ".join(state["reasons"]) for word in _NO_IMAGE) else FAILED
-    return {**made, "status": status, "seen": _why(state), "next_step": next_step(state["reasons"])}
+    return {**made, "status": status, "seen": _why(state), "next_step": messages.next_step(state["reasons"])}
 
 
 def _why(state: dict) -> str:
     return (
         f"{state['phase']}: {'; '.join(state['reasons'])}" if state["reasons"] else f"{state['phase']}, no reason given"
     )
-
-
-# Words in a reason of Kubernetes or the container runtime, and the next step.
-_HINTS = (
-    ("Insufficient", "wait for slots to become free, or see why the device plugin advertises so few (allocatable)"),
-    ("untolerated taint", "see the taint on the node: the startup taint goes when the node is verified"),
-    (
-        "ErrImageNeverPull",
-        "see that containerd has the image of sandboxes: k3s crictl images; or set verification_image",
-    ),
-    ("ErrImage", "load the image onto the node (bundle), or set verification_image to one that is on it, or to null"),
-    ("ImagePull", "load the image onto the node (bundle), or set verification_image to one that is on it, or to null"),
-    ("InvalidImageName", "correct verification_image, or set it to null: the pods then run the node's own tools"),
-    ("cannot find a network-attachment-definition", "create the network in the pod's namespace (networks_namespaces)"),
-    ("No networks found in", "Multus finds no files on the node: its confDir must be networks_multus_conf_dir"),
-    ("multus.sock", "the Multus daemon of the node is not up: see its pod in kube-multus"),
-    ("failed to find plugin", "a CNI plugin is missing in /opt/cni/bin: run the role cni_plugins"),
-    ("no such file or directory", "host-device got a slot number as PCI address: see nad_lint (resourceName)"),
-    ("no IP addresses available", "the address block of the node is used up: enlarge per_node_block_size"),
-    ("invalid argument", "macvlan on an InfiniBand interface: use type ipoib"),
-    ("violates PodSecurity", "label the namespace: pod-security.kubernetes.io/enforce=privileged"),
-    (
-        "UnexpectedAdmissionError",
-        "the kubelet's device plugin manager refused: see the device plugin's log on the node",
-    ),
-)
-
-
-def next_step(reasons: list[str]) -> str:
-    text = " ".join(reasons)
-    step = claim_checks.next_step(reasons)
-    return step or next((step for word, step in _HINTS if word in text), "see: k3s kubectl describe pod")
 
 
 def _status(pod: dict, state: dict, host: dict, networks: dict, cluster: dict) -> list[dict]:
@@ -412,7 +382,7 @@ def _default_route(pod: dict, answer: dict) -> dict:
     identity, wanted = f"pod:{pod['kind']}:default-route", "the default route on eth0 alone"
     if "routes" in answer["missing"]:
         return _without(identity, pod, wanted, answer, "routes", "ip")
-    through = [route["netdev"] for route in answer["routes"] if route["destination"] in ("default", "0.0.0.0/0")]
+    through = [route["netdev"] for route in answer["routes"] if route["destination"] in _DEFAULT]
     good = through == ["eth0"]
     step = "remove default routes from the attachment (routes, gateway of the pool) and from the pod's annotation"
     seen = f"through {core_text.listing(through) or 'none'}"
@@ -711,7 +681,9 @@ def diagnose(found: dict, hosts: list[dict], networks: list[dict], name: str) ->
     answer = pod_probe.parse(found["answers"].get(item["name"], ""))
     made += verify_cluster_checks.user_pod(item, answer, networks, wanted)
     if not state["ready"]:
-        made.append(check("pod:running", obj, FAILED, "Running and ready", _why(state), next_step(state["reasons"])))
+        made.append(
+            check("pod:running", obj, FAILED, "Running and ready", _why(state), messages.next_step(state["reasons"]))
+        )
         return made
     made.append(check("pod:running", obj, PASSED, "Running and ready", f"on {state['node']}"))
     return made + _inside_user_pod(obj, item, answer, wanted, hosts, found["cluster"])
@@ -819,6 +791,11 @@ def _inside_user_pod(obj: str, item: dict, answer: dict, wanted: list, hosts: li
         made.append(
             check(f"pod:{interface}", obj, status, f"{interface} of {name}", core_text.listing(there) or "none", step)
         )
+    through = [one["netdev"] for one in answer["routes"] if one["destination"] in _DEFAULT]
+    if len(through) > 1 or (wanted and through and through != ["eth0"]):
+        step = "remove it from the network (routes, defaultGateway of the pool) or the annotation (default-route)"
+        seen = f"through {core_text.listing(through)}"
+        made.append(check("pod:default-route", obj, FAILED, "the default route on eth0 alone", seen, step))
     devices = answer["devices"]
     good = any(one.startswith("uverbs") for one in devices) and "rdma_cm" in devices
     step = "the container requests no RDMA resource, or the device plugin had none left"

@@ -10,7 +10,7 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._cni.nad_lint impor
 
 NETDEVS = {
     "lo": {"mtu": 65536, "type": "772", "addresses": ["127.0.0.1/8"], "default_route": False},
-    "eth0": {"mtu": 1500, "type": "ether", "addresses": ["10.0.0.11/24"], "default_route": True},
+    "eth0": {"mtu": 1500, "type": "ether", "addresses": ["10.0.0.11/24"], "default_route": True, "pci": "0000:03:00.0"},
     "eth2": {"mtu": 9000, "type": "ether", "addresses": ["198.18.2.1/24"], "default_route": False},
     "ib0": {"mtu": 2044, "type": "infiniband", "addresses": [], "default_route": False},
 }
@@ -30,6 +30,7 @@ MACVLAN = {
     "mode": "bridge",
     "ipam": {"type": "host-local", "subnet": "198.18.2.0/24", "rangeStart": "198.18.2.100", "rangeEnd": "198.18.2.199"},
 }
+VFS = "nvidia.com/vfs"
 WHEREABOUTS = {"type": "whereabouts", "range": "198.18.2.0/24", "range_start": "198.18.2.100"}
 
 
@@ -124,11 +125,131 @@ ROWS = {
         nad({**MACVLAN, "ipam": {"type": "host-local", "subnet": "198.18.2.0/24"}}),
         "nad:host-address",
     ),
+    "host-device takes the default route by its address": (
+        nad({"cniVersion": "0.3.1", "name": "data", "type": "host-device", "pciBusID": "0000:03:00.0", "ipam": {}}),
+        "nad:default-route",
+    ),
+    "a later plugin of a chain without a type": (
+        nad({"cniVersion": "0.3.1", "name": "data", "plugins": [{**MACVLAN}, {"mtu": 9000}]}),
+        "nad:type",
+    ),
+    "a later plugin that raises the MTU": (
+        nad({"cniVersion": "0.3.1", "name": "data", "plugins": [{**MACVLAN}, {"type": "tuning", "mtu": 9216}]}),
+        "nad:mtu",
+    ),
+    "the interface is made by a later plugin": (
+        nad(
+            {
+                "cniVersion": "0.3.1",
+                "name": "data",
+                "plugins": [{"type": "tuning"}, {**MACVLAN, "master": "eth0", "ipam": {}}],
+            }
+        ),
+        "nad:default-route",
+    ),
+    "rdma behind sriov while the nodes run shared": (
+        nad({"cniVersion": "0.3.1", "name": "data", "plugins": [{"type": "sriov"}, {"type": "rdma"}]}, resource=VFS),
+        "nad:netns-mode",
+    ),
+    "rdmaIsolation while the nodes run shared": (
+        nad({"cniVersion": "0.3.1", "name": "data", "type": "ib-sriov", "rdmaIsolation": True}, resource=VFS),
+        "nad:netns-mode",
+    ),
+    "a second default route": (
+        nad({**MACVLAN, "ipam": {**WHEREABOUTS, "routes": [{"dst": "0.0.0.0/0"}]}}),
+        "nad:default-route-pod",
+    ),
+    "half of the address space": (
+        nad({**MACVLAN, "ipam": {**MACVLAN["ipam"], "routes": [{"dst": "128.0.0.0/1"}]}}),
+        "nad:default-route-pod",
+    ),
+    "a gateway elsewhere": (
+        nad({**MACVLAN, "ipam": {**WHEREABOUTS, "gateway": "198.18.3.1"}}),
+        "nad:outside",
+    ),
+    "a gateway of host-local elsewhere": (
+        nad({**MACVLAN, "ipam": {**MACVLAN["ipam"], "gateway": "198.18.3.1"}}),
+        "nad:outside",
+    ),
+    "an exclusion elsewhere": (
+        nad({**MACVLAN, "ipam": {**WHEREABOUTS, "exclude": ["198.18.3.0/30", "198.18.2.101"]}}),
+        "nad:outside",
+    ),
+    "a range that exclusions use up": (
+        nad({**MACVLAN, "ipam": {**WHEREABOUTS, "exclude": ["198.18.2.64/26", "198.18.2.128/25"]}}),
+        "nad:blocks",
+    ),
     "fewer addresses than pods": (
         nad({**MACVLAN, "ipam": {**MACVLAN["ipam"], "rangeEnd": "198.18.2.107"}}),
         "nad:block-size",
     ),
 }
+
+
+NV_IPAM = {**MACVLAN, "ipam": {"type": "nv-ipam", "poolName": "pool"}}
+SUBNET = {"subnet": "198.51.100.0/24", "perNodeBlockSize": 16}
+
+
+def pool(spec, kind="IPPool"):
+    return {"kind": kind, "apiVersion": "nv-ipam.nvidia.com/v1alpha1", "metadata": {"name": "pool"}, "spec": spec}
+
+
+def excluding(first, last, **spec):
+    return {**SUBNET, **spec, "exclusions": [{"startIP": f"198.51.100.{first}", "endIP": f"198.51.100.{last}"}]}
+
+
+@pytest.mark.parametrize(
+    ("spec", "count", "found"),
+    [
+        (SUBNET, 15, []),
+        (SUBNET, 16, ["nad:blocks"]),
+        ({**SUBNET, "nodeSelector": {"nodeSelectorTerms": []}}, 16, []),
+        ({**SUBNET, "gateway": "198.51.101.1"}, 1, ["nad:outside"]),
+        ({**SUBNET, "gateway": "198.51.100.1", "defaultGateway": True}, 1, ["nad:default-route-pod"]),
+        ({**SUBNET, "perNodeBlockSize": 4}, 1, ["nad:block-size"]),
+        (excluding(1, 2), 1, []),
+        (excluding(1, 16), 1, ["nad:blocks"]),
+        (excluding(1, 13), 2, ["nad:blocks"]),
+        (excluding(17, 32), 1, []),
+        (excluding(17, 32), 2, ["nad:blocks"]),
+    ],
+)
+def test_a_pool_must_suffice_for_each_node(spec, count, found):
+    assert ids([nad(NV_IPAM), pool(spec)], count) == found
+
+
+@pytest.mark.parametrize(("count", "found"), [(4, []), (5, ["nad:blocks"])])
+def test_prefixes_of_nodes_must_suffice(count, found):
+    config = {**MACVLAN, "ipam": {"type": "nv-ipam", "poolName": "pool", "poolType": "cidrpool"}}
+    spec = {"cidr": "198.51.100.0/24", "perNodeNetworkPrefix": 26}
+    assert ids([nad(config), pool(spec, "CIDRPool")], count) == found
+    sliced = {"type": "whereabouts", "range": "198.51.100.0/24", "node_slice_size": "/26"}
+    assert ids([nad({**MACVLAN, "ipam": sliced})], count) == found
+
+
+@pytest.mark.parametrize("names", ["other", "pool,other"])
+def test_a_pool_that_is_not_there_is_named(names):
+    config = {**MACVLAN, "ipam": {"type": "nv-ipam", "poolName": names}}
+    assert ids([nad(config), pool(SUBNET)]) == ["nad:pool-missing"]
+
+
+@pytest.mark.parametrize(
+    ("second", "found"),
+    [
+        ({"range": "198.51.100.0/24"}, ["nad:same-name"]),
+        ({"range": "198.51.100.0/24", "network_name": "y"}, []),
+        ({}, []),
+    ],
+)
+def test_networks_that_share_a_record_of_addresses_must_share_the_range(second, found):
+    first = {"type": "whereabouts", "range": "198.51.101.0/24", "network_name": "x"}
+    one = nad({**MACVLAN, "name": "a", "ipam": first}, "a")
+    assert ids([one, nad({**MACVLAN, "name": "b", "ipam": {**first, **second}}, "b")]) == found
+
+
+def test_sbr_keeps_a_default_route_apart():
+    chain = [{**MACVLAN, "ipam": {**MACVLAN["ipam"], "routes": [{"dst": "0.0.0.0/0"}]}}, {"type": "sbr"}]
+    assert ids([nad({"cniVersion": "0.3.1", "name": "data", "plugins": chain})]) == []
 
 
 @pytest.mark.parametrize("row", ROWS)

@@ -142,11 +142,24 @@ def test_eight_silent_sockets_take_no_longer_than_one(tmp_path, monkeypatch):
     assert "../up" not in found
 
 
+DRA = "rdma.gpufabric.io-reg"
+
+
+@pytest.mark.parametrize("name", ["rail0", DRA])
+def test_a_driver_that_refuses_the_call_lives(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(f"{name}.sock")
+        monkeypatch.setattr(ask, "ask", lambda path: "it answers, and refuses the call GetDevicePluginOptions")
+        (why,) = ask.ask_all({name: SERVICE}, ["."])[name]["sockets"].values()
+    assert bool(why) is (name == "rail0")
+
+
 @pytest.mark.parametrize(
     ("mode", "wanted"),
-    [("", ["a", "b"]), (" -mode device-plugin", ["a", "b"]), (" -mode both", ["a"]), (" -mode dra", [])],
+    [("", ["a", "b"]), (" -mode device-plugin", ["a", "b"]), (" -mode both", ["a", DRA]), (" -mode dra", [DRA])],
 )
-def test_what_is_served_over_dra_has_no_socket_to_ask(root, mode, wanted):
+def test_what_is_served_over_dra_is_asked_for_at_the_drivers_socket(root, mode, wanted):
     (root / ENABLED[1:]).symlink_to("../rdma-device-plugin.service")
     (root / UNIT[1:]).write_text(f"[Service]\nExecStart=/venv/bin/python3 plugin.pyz -use-cdi{mode} -node-name n\n")
     entries = [{"resourceName": "a"}, {"resourcename": "b", "API": "dra"}]

@@ -314,6 +314,128 @@ def test_what_is_taken_with_a_change_is_named_wrong(given_documents, field):
         assert item["rdmaHcaMax"] == 63
 
 
+# --- kinds of the operator's later releases ---------------------------------------------------------------------------
+
+
+def one(kind, name="a", api="mellanox.com/v1alpha1", **spec):
+    content = {"apiVersion": api, "kind": kind, "metadata": {"name": name}, "spec": spec}
+    return {"source": f"{kind} {name}", "content": content}
+
+
+SRIOV = "sriovnetwork.openshift.io/v1"
+RAILS = [{"index": 0, "pci": "0000:18:00.0", "netdev": "eth2"}, {"index": 1, "pci": "0000:2a:00.0", "netdev": "eth3"}]
+HCAS = [{"pci": {"address": "0000:18:00.0", "virtfns": ["0000:18:00.2"]}}]
+READ = [{"host": "n", "facts": {"rails": RAILS, "hcas": HCAS}}]
+
+
+def list_of(**selectors):
+    config = {"resourceList": [{"resourceName": "vf", "resourcePrefix": "x.y", "selectors": selectors}]}
+    return one("NicClusterPolicy", "nic-cluster-policy", sriovDevicePlugin={"image": "i", "config": json.dumps(config)})
+
+
+def vf_resource(functions="vfs", **more):
+    made = {"networks_sriov_resources": [{"name": "vf", "prefix": "x.y", "functions": functions, **more}]}
+    return {**made, "networks_components": ["sriov-device-plugin"]}
+
+
+def policy(**spec):
+    return one("NicClusterPolicy", "nic-cluster-policy", **spec)
+
+
+NICS = {"numVfs": 4, "resourceName": "vf"}
+NVIDIA = {"name": "vf", "prefix": "nvidia.com", "functions": "vfs"}
+LATER = [
+    (
+        policy(nvIpam={"image": "n"}, **{"global": {"repository": "r", "version": "1"}}),
+        {"networks_components": ["nv-ipam"], "networks_images": {"nv-ipam": "r/n:1"}},
+    ),
+    (
+        policy(nvIpam={"image": "n", "version": "2"}, **{"global": {"repository": "r"}}),
+        {"networks_components": ["nv-ipam"], "networks_images": {"nv-ipam": "r/n:2"}},
+    ),
+    (
+        one("SriovNetwork", api=SRIOV, resourceName="vf", vlan=7, linkState="auto", ipam='{"type": "static"}'),
+        {
+            "networks_components": ["sriov-cni"],
+            "networks_attachments": [
+                {
+                    "name": "a", "type": "sriov", "namespaces": ["default"], "resource_name": "nvidia.com/vf",
+                    "vlan": 7, "link_state": "auto", "ipam": "static",
+                }
+            ],
+        },
+    ),
+    (
+        one("SriovNetworkNodePolicy", api=SRIOV, nicSelector={"rootDevices": ["0000:18:00.0"]}, **NICS),
+        {
+            "networks_components": ["sriov-device-plugin"],
+            "networks_sriov": [{"pci": "0000:18:00.0", "vfs": 4}],
+            "networks_sriov_resources": [{**NVIDIA, "rails": [0]}],
+        },
+    ),
+    (
+        one("SriovNetworkNodePolicy", api=SRIOV, nicSelector={"pfNames": ["eth3#0-3"]}, **NICS),
+        {
+            "networks_components": ["sriov-device-plugin"],
+            "networks_sriov": [{"pci": "0000:2a:00.0", "vfs": 4}],
+            "networks_sriov_resources": [{**NVIDIA, "rails": [1]}],
+        },
+    ),
+    (list_of(pciAddresses=["0000:2a:00.0"]), vf_resource("pfs", rails=[1])),
+    (list_of(pciAddresses=["0000:18:00.2"]), vf_resource(rails=[0])),
+    (list_of(rootDevices=["0000:18:00.0"]), vf_resource(rails=[0])),
+    (list_of(drivers=["mlx5_core"], isRdma=True), vf_resource()),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("document", "variables"), LATER)
+def test_later_kinds_and_fields_become_variables_that_the_roles_take(document, variables):
+    made = importer.run([document], READ)
+    assert (made["findings"], made["variables"]) == ([], variables)
+    assert host.validate(options(), variables)[1] == []
+
+
+def test_each_node_policy_becomes_the_variables_of_a_group():
+    plugin = {"image": "p", "config": CONFIG}
+    policies = [one("NicNodePolicy", name, nodeSelector={"pool": name}, rdmaSharedDevicePlugin=plugin) for name in "ab"]
+    made = importer.run(policies)
+    assert (made["findings"], made["variables"]) == ([], {})
+    for name in "ab":
+        assert made["groups"][name]["selector"] == {"pool": name}
+        assert made["groups"][name]["variables"]["device_plugin_resources"][0]["resourceName"] == "a"
+
+
+@pytest.mark.parametrize("names", [["gpu-nodes"], ["a.b", "a-b"]])
+def test_a_group_that_exists_is_not_written(names):
+    made = importer.run([one("NicNodePolicy", name, nodeSelector={"pool": "a"}) for name in names])
+    assert [finding.object for finding in made["findings"]] == [f"NicNodePolicy {names[-1]}"]
+
+
+def test_interfaces_are_looked_up_on_nodes_or_refused():
+    made = importer.run([one("SriovNetworkNodePolicy", api=SRIOV, nicSelector={"pfNames": ["eth3"]}, **NICS)])
+    assert [finding.object for finding in made["findings"]] == ["SriovNetworkNodePolicy a spec.nicSelector"]
+
+
+def test_a_field_one_level_off_is_told_where_it_belongs():
+    made = importer.run([one("NicClusterPolicy", "nic-cluster-policy", multus={"image": "m"})])
+    assert "spec.secondaryNetwork" in verdicts(made)["spec.multus.image"][2]
+    assert explanation(made["lines"]).splitlines()[-1].startswith("  NicClusterPolicy nic-cluster-policy, spec.multus")
+
+
+@pytest.mark.parametrize("text", ["{{ 1 }}", "a{% if x %}", "{# x #}"])
+def test_what_ansible_would_evaluate_is_marked_or_refused(text):
+    class Loader(yaml.SafeLoader):
+        pass
+
+    marked = []
+    Loader.add_constructor("!unsafe", lambda loader, node: marked.append(node.value) or node.value)
+    given_variables = {"a": {"b": [text, "plain"]}}
+    assert yaml.load(policy_import.text(given_variables, ["f"]), Loader) == given_variables
+    assert marked == [text]
+    assert importer.run([one("NicClusterPolicy", text)])["findings"]
+    assert importer.run([one("NicClusterPolicy", "nic-cluster-policy", **{text: "x"})])["findings"]
+
+
 JUNK = some.sampled_from([None, 0, -1, True, "", "x", [], ["x"], [None], {}, {"x": None}, [{"x": []}], 1.5])
 
 

@@ -121,6 +121,41 @@ def test_a_subnet_too_small_for_the_blocks_is_refused_with_the_numbers(wanted):
 
 
 @pytest.mark.parametrize(
+    ("ipam", "given", "found"),
+    [
+        ("nv-ipam", {"exclude": ["198.51.100.0/25", "198.51.100.128/26"]}, ["networks:blocks"]),
+        ("nv-ipam", {"per_node_block_size": 200}, ["networks:blocks"]),
+        ("nv-ipam", {"exclude": ["198.51.100.128/25"]}, []),
+        ("nv-ipam", {"exclude": ["198.51.101.0/30"]}, ["networks:outside"]),
+        ("host-local", {"exclude": ["198.51.100.0/25", "198.51.100.128/26"]}, ["networks:blocks"]),
+        ("whereabouts", {"exclude": ["198.51.100.0/25", "198.51.100.128/25"]}, ["networks:blocks"]),
+        ("whereabouts", {"gateway": "198.51.101.1"}, ["networks:outside"]),
+        ("whereabouts", {"exclude": ["198.51.100.0/25", "198.51.100.128/26"]}, []),
+    ],
+)
+def test_what_an_ipam_cannot_hand_out_is_refused(wanted, ipam, given, found):
+    item = {"name": "a", "type": "macvlan", "master": "eth2", "ipam": ipam, "subnet": "198.51.100.0/24", **given}
+    variables = wanted(networks_components=["nv-ipam", "whereabouts"], networks_attachments=[item])
+    assert [one.id for one in plan(variables, [node(0), node(1)])["findings"]] == found
+
+
+@pytest.mark.parametrize(
+    ("place", "resources", "told"),
+    [
+        ({"rail": 0}, "rails", "rdma/rail0"),
+        ({"pci": "0000:28:00.0"}, "rails", "rdma/rail1"),
+        ({"master": "eth2"}, [{"resourceName": "a", "selectors": {"ifNames": ["eth2"]}}], "rdma/a"),
+        ({"master": "eth2"}, [{"resourceName": "a", "extraSelectors": {"pciAddresses": ["0000:18:00.0"]}}], None),
+    ],
+)
+def test_host_device_takes_away_what_a_resource_selects_by(wanted, place, resources, told):
+    item = {"name": "a", "type": "host-device", "ipam": "none", **place}
+    made = plan(wanted(networks_attachments=[item]), [node(0)], resources=resources)
+    assert made["findings"] == []
+    assert [told in note for note in made["notes"]] == ([True] if told else [])
+
+
+@pytest.mark.parametrize(
     ("item", "size", "index", "ranges"),
     [
         ({"subnet": "192.0.2.0/24"}, 10, 0, [("192.0.2.1", "192.0.2.10")]),

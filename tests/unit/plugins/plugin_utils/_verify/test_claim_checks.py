@@ -196,10 +196,8 @@ def test_without_a_gpu_driver_it_is_not_verified_with_the_reason():
     ("reason", "words"),
     [
         ("0/1 nodes are available: 1 cannot allocate all claims.", "kubectl get resourceslices"),
-        ("request rail: device class rail-9.rdma.gpufabric.io does not exist", "create the class"),
-        ("waiting for dynamic resource controller to create the resourceclaim", "controller manager"),
         ("resourceclaim in use", "ResourceClaimTemplate"),
-        ("FailedPrepareDynamicResources: NodePrepareResources failed", "journalctl -u rdma-device-plugin"),
+        ("something new", "describe resourceclaim"),
     ],
 )
 def test_a_pending_claim_of_a_user_is_named_with_the_schedulers_reason_and_the_next_step(reason, words):

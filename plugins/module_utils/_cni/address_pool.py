@@ -1,0 +1,120 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Addresses that an IPAM hands out, as host-local, whereabouts and nv-ipam count them, and whether they suffice.
+
+PRIVATE to the collection. Pure; standard library only. The linter, the planner of networks and the import of policies
+ask the same questions here.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Any, NamedTuple, Optional
+
+from .._core import text as core_text
+from .._core.change import Finding
+
+
+class Pool(NamedTuple):
+    """first, last: what may be handed out. outside: excluded (first, last). stray: options that lie elsewhere.
+
+    block: how many addresses each node gets, one node after the other; None where all nodes share the range.
+    """
+
+    network: Any
+    first: int
+    last: int
+    outside: tuple = ()
+    block: Optional[int] = None
+    stray: tuple = ()
+
+    def ranges(self, index: Optional[int]) -> list:
+        """(first, last) of a node's block without what is excluded; of the whole range for None.
+
+        An address that must not be handed out still belongs to its block, so that blocks stay where they are when the
+        exclusions change.
+        """
+        cursor = self.first + (index or 0) * (self.block or 0)
+        end = self.last if index is None else min(cursor + (self.block or 0) - 1, self.last)
+        found = []
+        for low, high in self.outside:
+            if high < cursor or low > end:
+                continue
+            if low > cursor:
+                found.append((cursor, low - 1))
+            cursor = max(cursor, high + 1)
+        return [*found, (cursor, end)] if cursor <= end else found
+
+    def free(self, index: Optional[int]) -> int:
+        return sum(high - low + 1 for low, high in self.ranges(index))
+
+    @property
+    def blocks(self) -> int:
+        """How many nodes can get one."""
+        return max(0, self.last - self.first + 1) // (self.block or 1)
+
+
+def span(value) -> tuple:
+    """(version, first, last) of an address, a network, or two addresses; ValueError for anything else."""
+    first, dash, last = str(value).partition("-")
+    one = ipaddress.ip_network(first.strip(), strict=False)
+    end = ipaddress.ip_address(last.strip()) if dash else one.broadcast_address
+    return one.version, int(one.network_address), int(end)
+
+
+def make(subnet, start=None, end=None, gateway=None, exclude=(), block=None, whole=False) -> Pool:
+    """A Pool; ValueError where an address is none. whole: the addresses of network and broadcast are handed out too."""
+    network = ipaddress.ip_network(subnet, strict=False)
+    lowest, highest = int(network.network_address), int(network.broadcast_address)
+    first, last = lowest, highest
+    if not whole and network.version == 4 and network.prefixlen < 31:
+        first, last = first + 1, last - 1
+    stray, outside = [], []
+    for name, value in (
+        ("range_start", start), ("range_end", end), ("gateway", gateway), *(("exclude", one) for one in exclude)
+    ):  # fmt: skip
+        if not value:
+            continue
+        version, low, high = span(value)
+        if version != network.version or high < lowest or low > highest:
+            stray.append(f"{name} {value}")
+        elif name == "range_start":
+            first = max(first, low)
+        elif name == "range_end":
+            last = min(last, high)
+        else:
+            outside.append((low, high))
+    return Pool(network, first, last, tuple(sorted(outside)), block, tuple(stray))
+
+
+def judge(obj: str, pool: Pool, nodes: dict, family: str, pods: Optional[int] = None) -> list[Finding]:
+    """What keeps pods from an address. nodes: {host: number of its block}. pods: how many of a node attach."""
+    found = []
+    if pool.stray:
+        seen = f"{core_text.listing(pool.stray)} outside of it"
+        step = "correct the address, or the network"
+        found.append(Finding(obj, f"addresses of {pool.network}", seen, step, f"{family}:outside"))
+    if pool.block is None:
+        free = pool.free(None)
+        if free < max(1, len(nodes)):
+            seen = f"{free} of {pool.network} are left by its range and exclusions"
+            step = "exclude fewer addresses, or take a larger range"
+            wanted = f"an address for {core_text.count(max(1, len(nodes)), 'node')}"
+            found.append(Finding(obj, wanted, seen, step, f"{family}:blocks"))
+        return found
+    needed = max(nodes.values(), default=-1) + 1
+    if needed > pool.blocks:
+        wanted = f"{core_text.count(needed, 'block')} of {pool.block} addresses, one a node"
+        seen = f"{pool.network} has {max(0, pool.last - pool.first + 1)} to hand out, so {pool.blocks} of them"
+        step = "take a larger subnet (networks_rails_prefix for rails), or a smaller per_node_block_size"
+        return [*found, Finding(obj, wanted, seen, step, f"{family}:blocks")]
+    free = {host: pool.free(index) for host, index in nodes.items()}
+    # Each host's own address and the gateway may lie in a block.
+    few = {host: left for host, left in free.items() if left == 0 or left + len(nodes) + 1 < min(pods or 0, pool.block)}
+    if few:
+        seen = f"exclusions and hosts leave {min(few.values())} in the block of {core_text.names(list(few))}"
+        step = "exclude fewer addresses, or take another subnet"
+        wanted = f"addresses for {core_text.count(pods, 'pod')} a node" if pods else "addresses to hand out"
+        found.append(Finding(obj, wanted, seen, step, f"{family}:blocks"))
+    return found

@@ -1,0 +1,71 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Why a pod does not start: the component that said so, in its own words, with cause and fix (catalogue.yml, messages).
+
+PRIVATE to the collection. Pure; runs on the controller.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from .catalogue import DOCUMENT
+
+UNKNOWN = "see: k3s kubectl describe pod"
+# CNI plugins that call others: an error behind their name is that of the plugin which they called.
+_CALLERS = ("multus", "multus-shim")
+_PLUGIN = re.compile(r'plugin type="([\w.-]+)"')
+
+
+class Message(NamedTuple):
+    component: str
+    text: str
+    cause: str
+    fix: str
+    pattern: re.Pattern
+
+
+def _pattern(text: str) -> re.Pattern:
+    return re.compile(r"\S*?".join(re.escape(part) for part in text.split("*")), re.IGNORECASE)
+
+
+MESSAGES = tuple(
+    Message(one["component"], text, cause, fix, _pattern(text))
+    for one in DOCUMENT["messages"]
+    for rows in one["says"].values()
+    for texts, cause, fix in rows
+    for text in texts
+)
+_LOOK = {one["component"].lower(): one["look"] for one in DOCUMENT["messages"]}
+
+
+def explain(reason: str) -> list[Message]:
+    """What a text says: the innermost message, which its callers have wrapped; of the scheduler, one for each reason.
+
+    Of messages at one place the longest counts: it is the more specific one.
+    """
+    reason = reason.partition(" preemption: ")[0]
+    spans = [(*found.span(), one) for one in MESSAGES if (found := one.pattern.search(reason))]
+    own = [span for span in spans if not any(_hides(other, span) for other in spans)]
+    ordered = [one for _start, _end, one in sorted(own, key=lambda span: span[:2])]
+    several = [one for one in ordered if one.component == "scheduler"]
+    return several or ordered[-1:]
+
+
+def _hides(other: tuple, span: tuple) -> bool:
+    """Whether a message is the more specific one at the place of another: longer, or with fewer words left open."""
+    covers = other[0] <= span[0] and span[1] <= other[1]
+    return covers and (other[1] - other[0], -other[2].text.count("*")) > (span[1] - span[0], -span[2].text.count("*"))
+
+
+def next_step(reasons: list[str], otherwise: str = UNKNOWN) -> str:
+    """Component, cause and fix of the latest reason that is known; for an unknown one, whom to ask."""
+    for reason in reversed(reasons):
+        told = [f"{one.component}: {one.cause}; {one.fix}" for one in explain(reason)]
+        if told:
+            return " | ".join(dict.fromkeys(told))
+    named = [name for name in _PLUGIN.findall(" ".join(reasons)) if name not in _CALLERS]
+    look = _LOOK.get(named[-1].lower()) if named else None
+    return f"{otherwise}; {named[-1]} said it: {look}" if look else otherwise

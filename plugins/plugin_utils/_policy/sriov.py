@@ -1,0 +1,120 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The SR-IOV device plugin's config and SriovNetworkNodePolicies, as networks_sriov and networks_sriov_resources.
+
+PRIVATE to the collection. Pure; runs on the controller.
+"""
+
+from __future__ import annotations
+
+from ...module_utils._core import text
+from ...module_utils._core.change import Finding
+from .networks import DEVICE_PREFIX, as_mapping, finding
+from .page import LEFT_OUT, TAKEN, WRONG, Page, short
+
+API = "sriovnetwork.openshift.io/v1"
+KINDS = ("SriovNetwork", "SriovIBNetwork")
+NODE_POLICY = "SriovNetworkNodePolicy"
+_NOT_TAKEN = {
+    "deviceType": "functions stay with the network driver",
+    "isRdma": "resources of the role are always RDMA",
+    "mtu": "set it on the interface (rail_links_settings)",
+    "linkType": "firmware settings stay with the operator",
+    "eSwitchMode": "the role leaves the mode of the card as it is",
+    "priority": "each function is named once",
+    "nodeSelector": "networks_sriov is set for each host or group of the inventory",
+}
+
+
+def resources(page: Page, path: tuple, nodes: list[dict], variables: dict, findings: list[Finding]) -> None:
+    """config.json of the SR-IOV network device plugin: each resource, by the rails that its addresses name."""
+    found = as_mapping(page, path, "a resource", findings)
+    if found is None:
+        return
+    listed = found.get("resourceList")
+    if not isinstance(listed, list) or not listed:
+        step = "list the resources in resourceList"
+        findings.append(finding(page, path, "a resourceList with entries", short(found), step))
+        return
+    for number, entry in enumerate(listed):
+        where = (*path, "resourceList", number)
+        if not isinstance(entry, dict) or not isinstance(entry.get("resourceName"), str):
+            findings.append(finding(page, where, "an entry with resourceName", short(entry), "name the resource"))
+            continue
+        given = entry.get("selectors")
+        selectors = (
+            given if isinstance(given, dict) else {key: value for one in given or [] for key, value in one.items()}
+        )
+        addresses = {name: selectors.get(name) or [] for name in ("pciAddresses", "rootDevices", "pfNames")}
+        prefix = str(entry.get("resourcePrefix") or DEVICE_PREFIX.rstrip("/"))
+        _resource(page, where, (prefix, entry["resourceName"]), addresses, nodes, variables)
+
+
+def _resource(page: Page, where: tuple, name: tuple, addresses: dict, nodes: list[dict], variables: dict) -> None:
+    """Whole functions where an address is that of a rail itself, else the VFs below it."""
+    chosen = [str(one).partition("#")[0].lower() for given in addresses.values() for one in given]
+    found = [
+        (rail, address) for node in nodes for rail in node["facts"].get("rails") or [] for address in _names(node, rail)
+    ]
+    rails = sorted({rail["index"] for rail, address in found if address in chosen})
+    whole = any(
+        str(rail.get("pci")).lower() in (str(one).lower() for one in addresses["pciAddresses"]) for rail, _n in found
+    )
+    if found and not chosen:
+        whole = not any(_vfs(node) for node in nodes)
+    item = {"name": name[1], "prefix": name[0], "functions": "pfs" if whole else "vfs"}
+    if rails:
+        item["rails"] = rails
+    variables.setdefault("networks_sriov_resources", []).append(item)
+    became = f"networks_sriov_resources: {'/'.join(name)}, {item['functions']} of rails {rails or 'all'}"
+    if chosen and not rails:
+        why = "no rail of a node that was read has these addresses: set rails, or run it with -e policy_hosts=GROUP"
+        page.say(where, WRONG, became, why)
+    else:
+        page.say(where, TAKEN, became, "" if chosen else "its selectors name models, so it covers every rail")
+
+
+def _names(node: dict, rail: dict):
+    """Under which a rail's function, and the VFs below it, are chosen."""
+    yield from (str(one).lower() for one in (rail.get("pci"), rail.get("netdev")) if one)
+    yield from _vfs(node, rail.get("pci"))
+
+
+def _vfs(node: dict, address=None) -> list[str]:
+    """Addresses of VFs, of one physical function or of all."""
+    known = [hca.get("pci") or {} for hca in node["facts"].get("hcas") or []]
+    chosen = [pci for pci in known if address is None or pci.get("address") == address]
+    return [str(one).lower() for pci in chosen for one in pci.get("virtfns") or []]
+
+
+def functions(page: Page, nodes: list[dict], variables: dict, findings: list[Finding]) -> None:
+    """A SriovNetworkNodePolicy: how many VFs which physical functions have, and the resource that they are."""
+    path = ("spec", "nicSelector")
+    chosen = page.get(*path) if isinstance(page.get(*path), dict) else {}
+    roots, names = chosen.get("rootDevices") or [], [str(one).partition("#")[0] for one in chosen.get("pfNames") or []]
+    rails = [rail for node in nodes for rail in node["facts"].get("rails") or []]
+    known = {rail.get("netdev"): rail.get("pci") for rail in rails}
+    functions_of = [*map(str, roots), *(known[name] for name in names if known.get(name))]
+    count, resource = page.get("spec", "numVfs"), page.get("spec", "resourceName")
+    if not functions_of:
+        seen = f"pfNames {text.listing(names)}, which no node that was read has" if names else short(chosen)
+        step = "name rootDevices, or let nodes be read: ansible-playbook -i INVENTORY gpufabric.rdma.import_policy "
+        findings.append(finding(page, path, "physical functions", seen, f"{step}-e policy_hosts=gpu_nodes"))
+        page.cover(path)
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1 or not isinstance(resource, str):
+        seen = f"numVfs {short(count)}, resourceName {short(resource)}"
+        findings.append(finding(page, ("spec",), "numVfs and resourceName", seen, "set both"))
+        return
+    listed = variables.setdefault("networks_sriov", [])
+    listed += [{"pci": pci, "vfs": count} for pci in dict.fromkeys(functions_of)]
+    page.say(("spec", "numVfs"), TAKEN, f"networks_sriov: {count} VFs of {text.listing(functions_of) or 'none'}")
+    prefix = DEVICE_PREFIX.rstrip("/")
+    name = resource[len(DEVICE_PREFIX) :] if resource.startswith(DEVICE_PREFIX) else resource
+    addresses = {"pciAddresses": [], "rootDevices": roots, "pfNames": names}
+    _resource(page, ("spec", "resourceName"), (prefix, name), addresses, nodes, variables)
+    if functions_of:
+        page.say(path, TAKEN, f"networks_sriov: {text.listing(functions_of)}")
+    for field, why in _NOT_TAKEN.items():
+        if page.has("spec", field):
+            page.say(("spec", field), LEFT_OUT, why=why)
