@@ -96,7 +96,11 @@ class Pages:
             return 200, _TEXT, b"ok\n"
         if path == "/readyz":
             problems = status.problems(self._state)
-            return (503 if problems else 200), _TEXT, ("\n".join(problems or ["ok"]) + "\n").encode()
+            return (
+                (503 if problems else 200),
+                _TEXT,
+                ("\n".join(problems or ["ok", *status.empty(self._state)]) + "\n").encode(),
+            )
         return 404, _TEXT, b"not found; try /metrics, /healthz or /readyz\n"
 
     async def _metrics(self, metrics: Any) -> bytes:

@@ -39,6 +39,12 @@ def problems(state: State) -> list[str]:
     return found
 
 
+def empty(state: State) -> list[str]:
+    """Resources that select no HCA of this node, which is right where the node has none."""
+    served = [one for one in state.served.values() if not one.service.offer.members]
+    return [f"{one.pool.resource}: no HCA of this node is selected, see the command explain" for one in served]
+
+
 def line(state: State) -> str:
     """One line for a service manager."""
     registered = sum(served.resource.registered for served in state.served.values())

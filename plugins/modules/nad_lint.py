@@ -13,7 +13,9 @@ description:
     host-local addresses assigned twice across nodes, a C(resourceName) of a shared plugin on host-device, macvlan on
     InfiniBand or on the interface of the default route, an MTU above that of the master, subnets that overlap with
     pods, services, routes of hosts or each other, resources that no device plugin serves, a missing name, an odd
-    cniVersion, and address blocks too small for the expected pods.
+    cniVersion, address blocks and pools that do not suffice for nodes and pods, exclusions and gateways elsewhere,
+    second default routes, networks that share a record of addresses, and plugins that need the netns mode exclusive.
+    All plugins of a chain are looked at.
   - Runs on the controller, makes no remote call and changes nothing.
 author:
   - The gpufabric founders (@gpufabric)
@@ -30,7 +32,7 @@ attributes:
     support: none
 options:
   objects:
-    description: NetworkAttachmentDefinitions, and IPPools of nv-ipam, if any.
+    description: NetworkAttachmentDefinitions, and the IPPools and CIDRPools of nv-ipam that they draw from.
     type: list
     elements: dict
     required: true

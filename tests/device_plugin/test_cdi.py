@@ -74,6 +74,23 @@ def test_foreign_specs_are_left_alone_and_ours_outlive_the_plugin(base, node, ku
     assert sorted(path.name for path in (base / "cdi").iterdir()) == [cdi.file("test_server"), foreign.name]
 
 
+def test_an_instance_that_waits_for_another_writes_no_spec(base, node, kubelet):
+    other = document(entry(charDevices={"umad": "never"}))
+
+    def specs():
+        return {path.name: path.read_text() for path in (base / "cdi").iterdir()}
+
+    with Running(base, document(entry()), node.root, use_cdi=True) as plugin:
+        kubelet.wait_allocatable(NAME, 100)
+        before = specs()
+        with Running(base, other, node.root, use_cdi=True, folder="other") as waiting:
+            waiting.rescan()
+            time.sleep(1)
+            assert specs() == before
+            plugin.stop()
+            assert waiting.until(lambda: specs() != before, 15)
+
+
 def test_hot_plug_reaches_the_spec(base, node, kubelet):
     """1.9: upstream never updates it, and a driver that loads late fails every Allocate"""
     for name in ("mlx5_0", "mlx5_1"):

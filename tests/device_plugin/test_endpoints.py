@@ -108,7 +108,8 @@ def test_counters_of_the_ports(base, node, port):
 
 
 def test_readiness_says_why_not(base, node, port):
-    with Running(base, document(entry()), node.root, metrics=f"127.0.0.1:{port}") as plugin:
+    config = document(entry(), entry("none", selectors={"vendors": ["ffff"]}))
+    with Running(base, config, node.root, metrics=f"127.0.0.1:{port}") as plugin:
         assert plugin.until(lambda: listens(port))
         assert get(port, "/healthz") == (200, "ok\n")
         code, text = get(port, "/readyz")
@@ -116,7 +117,8 @@ def test_readiness_says_why_not(base, node, port):
         assert text.startswith(f"{NAME}: ")
         with Kubelet(base, watches=False) as kubelet:
             kubelet.wait_allocatable(NAME, 100)
-            assert get(port, "/readyz") == (200, "ok\n")
+            assert plugin.until(lambda: get(port, "/readyz")[0] == 200)
+            assert [line.split(":")[0] for line in get(port, "/readyz")[1].splitlines()] == ["ok", "rdma/none"]
         assert get(port, "/")[0] == 404
 
 

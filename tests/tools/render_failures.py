@@ -42,8 +42,7 @@ def chapter(title: str, pitfalls: list[dict]) -> str:
 
 
 def messages(one: dict) -> str:
-    rows = [row for of_file in one["says"].values() for row in of_file]
-    cells = [("<br>".join(f"`{text}`" for text in texts), cause, fix) for texts, cause, fix in rows]
+    cells = [("<br>".join(f"`{text}`" for text in texts), cause, fix) for texts, cause, fix, _source in one["says"]]
     lines = [f"### {one['component']}", "", f"From {one['read']}.", "", "| text | cause | fix |", "|---|---|---|"]
     return "\n".join(
         [*lines, *(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in cells), ""]

@@ -65,7 +65,7 @@ def span(value) -> tuple:
 
 def make(subnet, start=None, end=None, gateway=None, exclude=(), block=None, whole=False) -> Pool:
     """A Pool; ValueError where an address is none. whole: the addresses of network and broadcast are handed out too."""
-    network = ipaddress.ip_network(subnet, strict=False)
+    network = ipaddress.ip_network(str(subnet), strict=False)
     lowest, highest = int(network.network_address), int(network.broadcast_address)
     first, last = lowest, highest
     if not whole and network.version == 4 and network.prefixlen < 31:

@@ -93,13 +93,22 @@ def pool_keys(config: dict) -> list[tuple[str, str]]:
 
 def _whole(config: dict) -> dict:
     """A configuration as one plugin: of a chain the one that makes the interface, with all of the chain beside it."""
-    chain = [one for one in config.get("plugins") or [] if isinstance(one, dict)]
-    if not chain:
-        return {**config, _CHAIN: [config]}
+    chain = [_plain(one) for one in _dicts(config.get("plugins")) or [config]]
     main = next((one for one in chain if one.get("type") in _MAIN), chain[0])
-    ipam = next((one["ipam"] for one in chain if one.get("ipam")), None)
-    named = {"name": config.get("name"), "cniVersion": config.get("cniVersion")}
+    ipam = next((one["ipam"] for one in chain if isinstance(one.get("ipam"), dict)), None)
+    named = {"name": _plain(config).get("name"), "cniVersion": config.get("cniVersion")}
     return {**main, "ipam": ipam, **named, _CHAIN: chain}
+
+
+def _plain(config: dict) -> dict:
+    """Without values of another kind than the plugins take."""
+    texts = ("type", "name", "master", "device", "pciBusID")
+    return {key: value for key, value in config.items() if key not in texts or isinstance(value, str)}
+
+
+def _dicts(value) -> list[dict]:
+    """The objects of a list that others wrote; nothing where it is none."""
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
 
 
 def lint(networks: list[dict], nodes: list[dict], cluster: dict) -> list[Finding]:
@@ -177,6 +186,8 @@ def _form(network: dict, obj: str, config: dict) -> list[Finding]:
         found.append(
             Finding(obj, f"one of {', '.join(CNI_VERSIONS)}", f"cniVersion {version!r}", step, "nad:cniVersion")
         )
+    if not all(isinstance(one.get("ipam") or {}, dict) for one in config[_CHAIN]):
+        found.append(Finding(obj, "an object as ipam", "another value", 'write it as {"type": …}', "nad:ipam"))
     if not all(one.get("type") for one in config[_CHAIN]):
         found.append(Finding(obj, "the type of a CNI plugin", "none", "add one, such as macvlan", "nad:type"))
     return found
@@ -324,24 +335,32 @@ def ranges_of(config: dict) -> list[tuple]:
     ipam = config.get("ipam") or {}
     kind, found = ipam.get("type"), []
     if kind == "host-local":
-        sets = ipam.get("ranges") or ([[ipam]] if ipam.get("subnet") else [])
-        for one in [item for part in sets for item in part]:
+        for one in _sets(ipam):
             found.append(_range(one.get("subnet"), one.get("rangeStart"), one.get("rangeEnd")))
     elif kind == "whereabouts":
-        several = ipam.get("ipRanges") or [ipam]
+        several = _dicts(ipam.get("ipRanges")) or [ipam]
         found = [_range(one.get("range"), one.get("range_start"), one.get("range_end")) for one in several]
     elif kind == "nv-ipam":
         found = [_range(config.get(_SUBNET), None, None)]
     elif kind == "static":
         found = [
             _range(one.get("address"), *[str(one.get("address")).partition("/")[0]] * 2)
-            for one in ipam.get("addresses") or []
+            for one in _dicts(ipam.get("addresses"))
         ]
     return [item for item in found if item]
 
 
+def _sets(ipam: dict) -> list[dict]:
+    """The ranges of host-local."""
+    if not ipam.get("ranges"):
+        return [ipam] if ipam.get("subnet") else []
+    return [one for part in (ipam["ranges"] if isinstance(ipam["ranges"], list) else []) for one in _dicts(part)]
+
+
 def _range(subnet, start, end):
     """None where it is not a range: the address check reports it, as does the plugin when a pod starts."""
+    if not isinstance(subnet, str) or not all(isinstance(one or "", str) for one in (start, end)):
+        return None
     try:
         network = ipaddress.ip_network(subnet, strict=False)
         first = ipaddress.ip_address(start) if start else network.network_address
@@ -352,11 +371,7 @@ def _range(subnet, start, end):
 
 
 def _excluded(config: dict, address) -> bool:
-    for one in (config.get("ipam") or {}).get("exclude") or []:
-        try:
-            network = ipaddress.ip_network(one, strict=False)
-        except ValueError:
-            continue
+    for network in _networks((config.get("ipam") or {}).get("exclude")):
         if address.version == network.version and address in network:
             return True
     return False
@@ -364,9 +379,9 @@ def _excluded(config: dict, address) -> bool:
 
 def _networks(texts) -> list:
     found = []
-    for text in texts or []:
+    for text in texts if isinstance(texts, list) else []:
         try:
-            found.append(ipaddress.ip_network(text, strict=False))
+            found.append(ipaddress.ip_network(str(text), strict=False))
         except ValueError:
             continue
     return found
@@ -432,8 +447,8 @@ def _default_route(network: dict, obj: str, config: dict) -> list[Finding]:
     if any(one.get("type") == "sbr" for one in config[_CHAIN]):
         return []
     specs = [network["pools"][key] for key in pool_keys(config) if key in (network.get("pools") or {})]
-    routes = [route for one in (config.get("ipam") or {}, *specs) for route in one.get("routes") or []]
-    seen = [str(one.get("dst")) for one in routes if isinstance(one, dict) and _is_default(one.get("dst"))]
+    routes = [route for one in (config.get("ipam") or {}, *specs) for route in _dicts(one.get("routes"))]
+    seen = [str(one.get("dst")) for one in routes if _is_default(one.get("dst"))]
     seen += ["defaultGateway of the pool"] * any(one.get("defaultGateway") is True for one in specs)
     seen += ["isDefaultGateway"] * any(one.get("isDefaultGateway") is True for one in config[_CHAIN])
     if not seen:
@@ -472,17 +487,17 @@ def pools_of(config: dict, known: dict) -> list[tuple]:
     ipam, made = config.get("ipam") or {}, []
     if ipam.get("type") == "whereabouts":
         slices = str(ipam.get("node_slice_size") or "").lstrip("/")
-        for one in ipam.get("ipRanges") or [ipam]:
-            outside = [*(one.get("exclude") or []), *(ipam.get("exclude") or [] if one is not ipam else [])]
+        for one in _dicts(ipam.get("ipRanges")) or [ipam]:
+            lists = [given.get("exclude") for given in ([one] if one is ipam else [one, ipam])]
+            outside = [each for given in lists if isinstance(given, list) for each in given]
             given = (one.get("range"), one.get("range_start"), one.get("range_end"), ipam.get("gateway"), outside)
             made.append((given, slices, False))
     elif ipam.get("type") == "host-local":
-        sets = ipam.get("ranges") or ([[ipam]] if ipam.get("subnet") else [])
-        for one in [item for part in sets for item in part]:
+        for one in _sets(ipam):
             made.append(((one.get("subnet"), one.get("rangeStart"), one.get("rangeEnd"), one.get("gateway")), "", True))
     for key in pool_keys(config):
         spec = known.get(key) or {}
-        outside = [f"{one.get('startIP')}-{one.get('endIP')}" for one in spec.get("exclusions") or []]
+        outside = [f"{one.get('startIP')}-{one.get('endIP')}" for one in _dicts(spec.get("exclusions"))]
         given = (spec.get("subnet") or spec.get("cidr"), None, None, spec.get("gateway"), outside)
         size = spec.get("perNodeBlockSize") or str(spec.get("perNodeNetworkPrefix") or "")
         made.append((given, size, bool(spec.get("nodeSelector"))))
@@ -530,14 +545,14 @@ def _handed_out(config: dict) -> int:
     The gateway is the first address of the subnet when the configuration names none.
     """
     ipam = config["ipam"]
-    given = [one.get("gateway") for part in ipam.get("ranges") or [[ipam]] for one in part]
+    given = [one.get("gateway") for one in _sets(ipam)]
     total = 0
     for network, first, last in ranges_of(config):
         kept = set()
         if network.version == 4 and network.prefixlen < 31:
             kept = {int(network.network_address), int(network.broadcast_address)}
-            gateways = [ipaddress.ip_address(one) for one in given if one]
-            kept |= {int(one) for one in gateways} or {int(network.network_address) + 1}
+            gateways = _networks([one for one in given if isinstance(one, str)])
+            kept |= {int(one.network_address) for one in gateways} or {int(network.network_address) + 1}
         total += last - first + 1 - sum(first <= address <= last for address in kept)
     return total
 
@@ -572,7 +587,7 @@ def _same_name(parsed: list) -> list[Finding]:
     found, first = [], {}
     for _network, obj, host, config in parsed:
         ipam = config.get("ipam") or {}
-        records = [("network_name", ipam.get("network_name"))] if ipam.get("type") == "whereabouts" else []
+        records = [("network_name", str(ipam.get("network_name") or ""))] if ipam.get("type") == "whereabouts" else []
         records += [("name", config.get("name"))] if ipam.get("type") == "host-local" else []
         for what, name in records if ranges_of(config) else ():
             other, known = first.setdefault((what, name, host), (obj, config))

@@ -34,8 +34,7 @@ def _pattern(text: str) -> re.Pattern:
 MESSAGES = tuple(
     Message(one["component"], text, cause, fix, _pattern(text))
     for one in DOCUMENT["messages"]
-    for rows in one["says"].values()
-    for texts, cause, fix in rows
+    for texts, cause, fix, _source in one["says"]
     for text in texts
 )
 _LOOK = {one["component"].lower(): one["look"] for one in DOCUMENT["messages"]}

@@ -92,3 +92,23 @@ def test_what_the_role_would_refuse_is_refused_here(play, tmp_path):
     code, output = play("import_policy", "-e", "policy_files=c.yaml")
     assert code != 0
     assert "sideways" in output
+
+
+def test_a_policy_of_some_nodes_becomes_a_file_of_a_group_and_no_template(play, tmp_path):
+    plugin = {
+        "image": "p",
+        "config": '{"configList": [{"resourceName": "a", "selectors": {"ifNames": ["{{ 7 * 6 }}"]}}]}',
+    }
+    spec = {"nodeSelector": {"pool": "trainers"}, "rdmaSharedDevicePlugin": plugin}
+    policy = {
+        "apiVersion": "mellanox.com/v1alpha1",
+        "kind": "NicNodePolicy",
+        "metadata": {"name": "trainers"},
+        "spec": spec,
+    }
+    (tmp_path / "in.yml").write_text(yaml.safe_dump(policy))
+    code, output = play("import_policy", "-e", f"policy_files={tmp_path}/in.yml")
+    assert code == 0, output
+    written = (tmp_path / "group_vars/trainers/policy.yml").read_text()
+    assert "!unsafe '{{ 7 * 6 }}'" in written
+    assert yaml.safe_load((tmp_path / "group_vars/gpu_nodes/policy.yml").read_text()) == {}

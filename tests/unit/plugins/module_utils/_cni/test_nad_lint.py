@@ -252,6 +252,32 @@ def test_sbr_keeps_a_default_route_apart():
     assert ids([nad({"cniVersion": "0.3.1", "name": "data", "plugins": chain})]) == []
 
 
+ODD = [None, 0, "x", [], ["x"], {}, {"x": None}, [["x"]], [{"x": []}], 1.5, True]
+PLACES = ("ipam", "plugins", "master", "device", "pciBusID", "mtu", "type", "name", "rdmaIsolation")
+IN_IPAM = (
+    "range",
+    "ranges",
+    "ipRanges",
+    "exclude",
+    "gateway",
+    "routes",
+    "subnet",
+    "addresses",
+    "poolName",
+    "node_slice_size",
+)
+
+
+@pytest.mark.parametrize("kind", ["host-local", "whereabouts", "nv-ipam", "static"])
+def test_no_value_however_odd_breaks_the_linter(kind):
+    for value in ODD:
+        configs = [{**MACVLAN, key: value} for key in PLACES] + [
+            {**MACVLAN, "ipam": {"type": kind, "subnet": "198.18.2.0/24", key: value}} for key in IN_IPAM
+        ]
+        for config in configs:
+            lint(from_objects([nad(config), nad(config, "other")]), nodes(2), CLUSTER)
+
+
 @pytest.mark.parametrize("row", ROWS)
 def test_a_planted_fault_is_the_only_finding(row):
     planted, identity = ROWS[row]
