@@ -17,26 +17,26 @@ MOST = {"plain": 1.5, "links": 1.9, "metrics": 1.9, "dra": 1.9, "all": 2.1}
 PLAIN = {
     "__device_plugin_sets_links_up": False,
     "__device_plugin_command": ["/usr/bin/env", "python3", "-I"],
-    "__device_plugin_metrics": "",
-    "__device_plugin_kubelet": "/var/lib/kubelet",
+    "device_plugin_metrics_address": "",
+    "device_plugin_kubelet_root": "/var/lib/kubelet",
     "__device_plugin_over_dra": False,
     "device_plugin_use_cdi": False,
 }
 VARIANTS = {
     "plain": {},
     "links": {"__device_plugin_sets_links_up": True},
-    "metrics": {"__device_plugin_metrics": ":9808"},
+    "metrics": {"device_plugin_metrics_address": ":9808"},
     "dra": {"__device_plugin_over_dra": True},
 }
 VARIANTS["all"] = {key: value for variant in VARIANTS.values() for key, value in variant.items()}
-VARIANTS["all"] |= {"__device_plugin_kubelet": "/data/kubelet", "device_plugin_use_cdi": True}
+VARIANTS["all"] |= {"device_plugin_kubelet_root": "/data/kubelet", "device_plugin_use_cdi": True}
 
 
 def render(**settings):
     environment = jinja2.Environment(trim_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined)
     environment.filters.update({"bool": bool, "gpufabric.rdma.unit_word": str})
     known = {**PLAIN, **settings}
-    return environment.from_string(TEMPLATE.read_text()).render(known, lookup=lambda _plugin, name: known[name])
+    return environment.from_string(TEMPLATE.read_text()).render(known)
 
 
 def options(text):

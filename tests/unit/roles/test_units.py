@@ -29,13 +29,12 @@ MOST = 3.0
 
 
 def render(path):
-    """With the role's defaults and variables as they are; what a role works out itself is in WORKED_OUT."""
+    """With the defaults and variables as they are; what a role works out itself is in WORKED_OUT."""
     environment = jinja2.Environment(trim_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined)
-    environment.globals["lookup"] = lambda _plugin, name: known[name]
     environment.filters.update({"bool": bool, "gpufabric.rdma.unit_word": str})
     known = dict(WORKED_OUT)
-    for folder in ("defaults", "vars"):
-        known.update(yaml.safe_load((path.parents[1] / folder / "main.yml").read_text()))
+    for folder in (ROOT / "roles/common/defaults", path.parents[1] / "defaults", path.parents[1] / "vars"):
+        known.update(yaml.safe_load((folder / "main.yml").read_text()))
     known.update(WORKED_OUT)
     text = path.read_text()
     for _depth in range(3):
@@ -44,8 +43,6 @@ def render(path):
 
 
 WORKED_OUT = {
-    "__device_plugin_kubelet": "/var/lib/kubelet",
-    "__device_plugin_metrics": "",
     "__device_plugin_sets_links_up": False,
     "__device_plugin_command": ["/usr/bin/env", "python3", "-I"],
 }
