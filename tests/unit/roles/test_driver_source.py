@@ -13,6 +13,11 @@ from ansible_collections.gpufabric.rdma.tests.tools import ansible_playbook
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 NEW_KEY = "70454E6BF5D9C2D3B78709E8DC726C5E41B9CC50"
+DEFAULTS = {
+    name: value
+    for role in ("common", "driver")
+    for name, value in yaml.safe_load((ROOT / f"roles/{role}/defaults/main.yml").read_text()).items()
+}
 NODE = {
     "os": {"id": "ubuntu", "version_id": "24.04", "like": ["debian"]},
     "architecture": "x86_64",
@@ -49,7 +54,7 @@ def test_bundle_repository_file_and_keys(tmp_path):
             "hosts": "localhost",
             "gather_facts": False,
             "vars_files": [str(ROOT / "roles/driver/vars/main.yml")],
-            "vars": {"role_path": str(ROOT / "roles/driver"), "driver_flavor": "doca", **given},
+            "vars": {**DEFAULTS, "role_path": str(ROOT / "roles/driver"), "driver_flavor": "doca", **given},
             "tasks": [
                 *tasks,
                 {"ansible.builtin.debug": {"msg": f"CASE {name}={show}"}},
