@@ -12,7 +12,7 @@ version_added: 0.1.0
 description:
   - Returns the host's value, or the role's documented default, converted to the documented type.
     Strings such as C(false) from C(-e) or an INI inventory are converted too.
-  - Roles and playbooks use it to read variables of other roles, so no default is repeated.
+  - Playbooks and roles use it to read variables of roles that they do not depend on, so no default is repeated.
 author:
   - The gpufabric founders (@gpufabric)
 options:

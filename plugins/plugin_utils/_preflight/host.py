@@ -29,6 +29,7 @@ PLAY_VARIABLES = frozenset({"discovery_hosts"})
 # The families whose modprobe, systemd and initramfs layout the roles know.
 _FAMILIES = frozenset({"debian", "ubuntu", "rhel", "centos", "fedora"})
 _NEAR = 0.9
+_BOOLEANS = frozenset({"true", "yes", "on", "1", "false", "no", "off", "0"})
 _ROOT_ONLY = "set become: true, or connect as root"
 
 
@@ -65,6 +66,11 @@ def validate(options: dict, values: dict) -> tuple[dict, list[Finding]]:
         if value is None and option.get("default") is not None:
             findings.append(_invalid(name, option, "null (no value after the colon?)"))
             effective[name] = option["default"]
+            continue
+        # What argument specs take besides, Ansible's filter bool takes for false.
+        if option.get("type") == "bool" and isinstance(value, str) and value.lower() not in _BOOLEANS:
+            findings.append(_invalid(name, option, _short(value)))
+            effective[name] = option.get("default")
             continue
         checked = ArgumentSpecValidator({name: option}).validate({name: value})
         if checked.error_messages:

@@ -29,6 +29,7 @@ def objects(findings):
     ("limits_services", {"k3s": True}, "a list of text", "'k3s': True"),
     ("limits_services", None, "a list of text", "null"),
     ("reboot_allowed", "later", "true or false, or null", "'later'"),
+    ("reboot_allowed", "y", "true or false, or null", "'y'"),
 ])  # fmt: skip
 def test_a_wrong_type_or_choice_names_the_variable_and_what_it_takes(options, name, value, wanted, seen):
     effective, findings = preflight_host.validate(options, {name: value})
