@@ -19,6 +19,7 @@ from ...module_utils._device_plugin import config
 from ...module_utils._driver import plan as driver_plan
 from ...module_utils._host import kernel_modules, memlock, netns, rail_links
 from ...module_utils.hca import facts as hca_facts
+from ...module_utils.hca import rails
 from .._bundle import driver as driver_bundle
 from .._findings import catalogue
 from . import removed
@@ -438,14 +439,7 @@ def _port_numbers(facts: dict, name: str) -> list[int]:
 
 def matching(hcas, key: str, value) -> list[str]:
     """Names of the HCAs that a rail item selects."""
-    value = str(value).lower()
-    test = {
-        "hca": lambda hca: hca["name"].lower() == value,
-        "pci": lambda hca: (hca["pci"] or {}).get("address") == value and hca.get("function") != "sf",
-        "netdev": lambda hca: any(netdev["name"].lower() == value for netdev in hca["netdevs"]),
-        "mac": lambda hca: any((netdev["mac"] or "").lower() == value for netdev in hca["netdevs"]),
-    }[key]
-    return [hca["name"] for hca in hcas if test(hca)]
+    return [hca["name"] for hca in hcas if rails.matches(hca, key, str(value).lower())]
 
 
 def _identity(hca: dict) -> str:
