@@ -282,6 +282,11 @@ def combinations(facts: dict, variables: dict, bundle: dict | None = None) -> tu
         for card in facts["cards_without_rdma"]
         if not _will_get_rdma(card, facts)
     ]
+    notes += [
+        f"discovery_rails[{rail['index']}] ({rail['hca']}/{rail['port']}) is used as named, though: {rail['lacks']}"
+        for rail in facts.get("rails") or ()
+        if rail.get("lacks")
+    ]
     findings += _system(facts)
     findings += _driver(facts, variables, bundle)
     findings += _hcas(facts, variables)
