@@ -145,6 +145,9 @@ ansible_facts:
             container:
               description: The container manager around this system such as C(docker) or C(systemd-nspawn), or null.
               type: str
+            product:
+              description: Product name of the machine (DMI), or null.
+              type: str
             boot_id:
               description: Changes with each boot.
               type: str
