@@ -81,8 +81,7 @@ def _domain(where: Topology, level: int, address: str) -> tuple:
 
 
 def _seats(where: Topology, cards: dict[str, str], domains: list[_Domain]) -> list[tuple[Optional[str], Optional[str]]]:
-    ratios = Counter(Fraction(len(one.cards), len(one.gpus)) for one in domains if one.gpus and one.cards)
-    ratio = max(ratios, key=lambda value: (ratios[value], value))
+    ratio = _ratio([one for one in domains if one.gpus and one.cards])
     planned = []
     for gpus, mine in domains:
         ends = {cards[card]: card for card in mine}
@@ -102,6 +101,13 @@ def _seats(where: Topology, cards: dict[str, str], domains: list[_Domain]) -> li
             gpu = beside.get(seat * places // wide) if places <= wide else None
             seats.append((by_seat.get(seat), gpu))
     return seats
+
+
+def _ratio(domains: list[_Domain]) -> Fraction:
+    """Cards for each GPU in most domains; where as many differ, in the one with most members: it lacks nothing."""
+    ratios = Counter(Fraction(len(one.cards), len(one.gpus)) for one in domains)
+    largest = max(domains, key=lambda one: (ratios[Fraction(len(one.cards), len(one.gpus))], len(one.cards + one.gpus)))
+    return Fraction(len(largest.cards), len(largest.gpus))
 
 
 def _nearest(where: Topology, card: str, gpus: list[str]) -> float:

@@ -432,5 +432,8 @@ def _by_gpu(
             out.append(_no_rail(Lack("no-card", f"No card is on PCI beside GPU {gpu}."), index=seat * width, gpu=gpu))
             continue
         places = free[card] if len(free[card]) == width else cards[card][:width]
-        found += [(seat * width + at, place, gpu) for at, place in enumerate(places)]
+        at = [int(place.address[-1]) for place in places]
+        if len(places) == width or len(set(at)) < len(at) or max(at) >= width:
+            at = list(range(len(places)))  # else a function of the card is missing, and the others keep their numbers
+        found += [(seat * width + offset, place, gpu) for offset, place in zip(at, places)]
     return found
