@@ -10,7 +10,8 @@ import os
 from typing import NamedTuple, Optional
 
 from .config import CharDevices, Health, Pool
-from .hca import Tree, hcas, netns, paths, pci
+from .hca import Tree, hcas, netdevs, netns, paths, pci
+from .hca.seams import Seams
 from .hca.text import integer, is_unknown
 
 ACTIVE = "ACTIVE"
@@ -151,7 +152,9 @@ def discover(tree: Tree, wanted: Wanted = _MINIMUM) -> Inventory:
     network = {address for address, code in functions.items() if code.startswith(pci.NETWORK_CLASS)}
     found = []
     taken = set()
-    facts = hcas.hcas(tree, gids=False, functions=functions)
+    # Sessions come and go, and the number of a rail does not.
+    network = netdevs.Network(tree, Seams.of(tree) if wanted.details else None, sessions=False)
+    facts = hcas.hcas(tree, network, gids=False, functions=functions)
     details = _details(tree, facts, functions, wanted.software) if wanted.details else {}
     for fact in facts:
         function = fact["pci"] or {}
@@ -199,7 +202,7 @@ def _details(tree: Tree, facts: list[dict], functions: dict[str, str], software:
     gpus = pci.gpus(tree, functions)
     hcas.place(tree, facts, gpus)
     numbers: dict[str, dict[int, int]] = {}
-    for rail in rails.rails(tree, facts, gpus, software=software)[0]:
+    for rail in rails.rails(tree, facts, gpus, software=software, functions=functions)[0]:
         numbers.setdefault(rail["hca"], {})[rail["port"]] = rail["index"]
     return {
         fact["name"]: Details(

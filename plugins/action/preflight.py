@@ -9,7 +9,7 @@ from ansible.plugins.action import ActionBase
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import folder as bundle_folder
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import terminal
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded
-from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import alike, host
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import variables as preflight_variables
 
 
@@ -59,6 +59,7 @@ class ActionModule(ActionBase):
             found, notes = host.combinations(args["facts"], variables, bundle)
             outcome = host.plan(args["facts"], variables)
             findings += found + outcome["findings"]
+            result["rail_map"] = alike.rail_map(args["facts"])
             result.update(
                 plan=outcome["changes"],
                 settled=outcome["settled"],
@@ -70,6 +71,10 @@ class ActionModule(ActionBase):
 
     def _report(self, results):
         """One message for the whole play: all problems of all hosts, or the plan."""
+        odd = alike.differing({one["host"]: one["rail_map"] for one in results if one.get("rail_map")})
+        results = [
+            {**one, "notes": [*one["notes"], odd[one["host"]]]} if one.get("host") in odd else one for one in results
+        ]
         if any(result["findings"] for result in results):
             head, text = host.failure_text(results)
             terminal.show(f"{head}\n\n{text}\n")

@@ -145,6 +145,9 @@ ansible_facts:
             container:
               description: The container manager around this system such as C(docker) or C(systemd-nspawn), or null.
               type: str
+            product:
+              description: Product name of the machine (DMI), or null.
+              type: str
             boot_id:
               description: Changes with each boot.
               type: str
@@ -290,6 +293,10 @@ ansible_facts:
                 default_route:
                   description: Whether the default route uses it, directly or through a bond, VLAN or bridge.
                   type: bool
+                management:
+                  description: What the node's management uses it for, in the same way (a default route of any table, an
+                    SSH session, the address of k3s), or null.
+                  type: str
                 addresses:
                   description: IP addresses with prefix length, IPv4 first.
                   type: list
@@ -453,14 +460,49 @@ ansible_facts:
             distance:
               description: Distance to that GPU, or null.
               type: str
+            data_direct:
+              description: PCI address of the Data Direct function through which the card reaches its GPU, null without
+                one; a string beginning with C(unknown) where the card may have one that nothing ties to it.
+              type: str
+            card:
+              description: System image GUID of the card; rails with the same one share it (Socket Direct, two ports).
+              type: str
             reason:
               description: C(automatic) or C(named).
               type: str
-        rails_excluded:
-          description: HCAs that are not automatic rails, and names without an HCA (C(hca) is null), with the C(reason).
+            lacks:
+              description: Which evidence of a rail a named one lacks, or null.
+              type: str
+        not_rails:
+          description: What is no rail. Each port of an HCA that is none, cards and GPUs that leave a number empty, and
+            names without an HCA.
           type: list
           elements: dict
           returned: with subset rails
+          contains:
+            hca:
+              description: Name of the HCA; null where there is none.
+              type: str
+            port:
+              description: Port of the HCA, or null.
+              type: int
+            pci:
+              description: PCI address, or null.
+              type: str
+            index:
+              description: The number that stays empty because of it, or null.
+              type: int
+            gpu:
+              description: PCI address of the GPU of that number, or null.
+              type: str
+            code:
+              description: C(no-verbs), C(no-port), C(virtual), C(software), C(representor), C(bond-member), C(no-gid),
+                C(management), C(no-lid), C(unused), C(no-gpu), C(other-kind), C(other-rate), C(no-rdma), C(no-card) or
+                C(named).
+              type: str
+            reason:
+              description: The same as a sentence.
+              type: str
         subsystem:
           description: The RDMA subsystem of the kernel.
           type: dict
@@ -494,7 +536,8 @@ ansible_facts:
           returned: with subset driver
           contains:
             installed:
-              description: C(flavor) (C(inbox), C(doca), C(mlnx_ofed), C(ubuntu_archive)), C(version) and C(packages).
+              description: C(flavor) (C(inbox), C(doca), C(mlnx_ofed), C(mlnx_en), C(ubuntu_archive)), C(version) and
+                C(packages).
               type: dict
             on_disk:
               description: C(flavor), C(version), C(srcversion) and C(modules) of what would be loaded for this kernel.

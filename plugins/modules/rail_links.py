@@ -13,7 +13,8 @@ description:
     with drivers.
   - At boot a oneshot unit with a small script does it. It never writes a C(.link) file, which would override the
     naming policy and rename the NIC.
-  - Refuses a NIC that the default route or the current SSH session uses, even below a bond or a bridge.
+  - Refuses a NIC that management uses (a default route, an SSH session, the address of k3s), even below a bond or a
+    bridge.
   - An empty list removes the unit and the script and leaves the running values unchanged.
 extends_documentation_fragment:
   - gpufabric.rdma.changing
@@ -114,9 +115,7 @@ notes:
   elements: str
 """
 
-import ipaddress
 import os
-import re
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import (
@@ -132,7 +131,7 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import 
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.rail_links import ENABLED, LINK_TARGET, plan
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
-from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.routes import default_netdevs
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.management import uses
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
 
 SUBSET = ["hcas", "owned_files", "!gids"]
@@ -148,48 +147,9 @@ def read(root: str) -> dict:
 
 
 def protected(root: str) -> dict:
-    """NICs below the device of the default route or our own SSH session, with the reason."""
+    """Interfaces that management uses, with the reason."""
     tree = Tree(root)
-    seams = Seams.of(tree)
-    reasons = {name: f"the default route uses {name}" for name in sorted(default_netdevs(tree))}
-    address = session_address(tree) if tree.live else None
-    for name, own in (seams.addresses() or {}).items():
-        if address and address in {entry.partition("/")[0] for entry in own}:
-            reasons[name] = f"the SSH session of this run comes in on {name} ({address})"
-    for name in _holders_of_ipv6(tree, address):
-        reasons[name] = f"the SSH session of this run comes in on {name} ({address})"
-    queue = list(reasons)
-    while queue:
-        upper = queue.pop()
-        for entry in tree.listdir(f"{NET}/{upper}"):
-            lower = entry[len("lower_") :] if entry.startswith("lower_") else None
-            if lower and lower not in reasons:
-                reasons[lower] = reasons[upper]
-                queue.append(lower)
-    return reasons
-
-
-def _holders_of_ipv6(tree: Tree, address) -> list[str]:
-    try:
-        wanted = ipaddress.IPv6Address(address).packed.hex() if address else None
-    except ValueError:
-        return []
-    rows = [line.split() for line in (tree.read("/proc/net/if_inet6") or "").splitlines()]
-    return [row[5] for row in rows if len(row) == 6 and row[0] == wanted]
-
-
-def session_address(tree: Tree):
-    """Our end of the SSH session; sudo drops SSH_CONNECTION, so the environment of every parent process is searched."""
-    pid = os.getpid()
-    while pid > 1:
-        environment = (tree.read_bytes(f"/proc/{pid}/environ") or b"").split(b"\0")
-        for entry in environment:
-            if entry.startswith(b"SSH_CONNECTION="):
-                fields = entry.partition(b"=")[2].decode("ascii", "replace").split()
-                return fields[2].partition("%")[0].replace("::ffff:", "") if len(fields) == 4 else None
-        parent = re.search(r"^PPid:\s+(\d+)", tree.read(f"/proc/{pid}/status") or "", re.MULTILINE)
-        pid = int(parent[1]) if parent else 0
-    return None
+    return {name: f"{name} carries {why}" for name, why in uses(tree.snapshot(), Seams.of(tree)).items()}
 
 
 def set_running(change: Change, root: str) -> None:

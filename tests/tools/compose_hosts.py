@@ -213,6 +213,9 @@ class Node:
             if "gpu" in port:
                 self.gpu(port["gpu"], below=downstream, **where, **kind["gpu"])
                 continue
+            if "roce" in port:
+                self.dual_port(port["roce"], int(port["number"]), kind["mac"], below=downstream, **kind["hca"], **where)
+                continue
             number = self.counts["uverbs"]
             card = {
                 "mac": kind["mac"].format(number),
@@ -221,6 +224,30 @@ class Node:
                 **where,
             }
             self.infiniband(f"mlx5_{number}", port["hca"], netdev=port["netdev"], below=downstream, **card)
+
+    def dual_port(self, slot, number, mac, **options):
+        """A card with two functions of one RoCE port each, up and with an address."""
+        mac = mac.format(number)
+        for port in range(2):
+            own = {
+                "mac": f"{mac[:-1]}{port}",
+                "netdev": f"rdma{2 * number + port}",
+                "port": f"p{port}",
+                "system_guid": mac,
+            }
+            cidr = f"192.168.{2 * number + port}.5/24"
+            self.roce(at=f"{slot}.{port}", hca=f"mlx5_{2 * number + port}", cidr=cidr, **own, **options)
+
+    def data_direct(self, nic, at, root, up, port, numa):
+        """A ConnectX-8's function for direct access, behind a switch of its own; the VPD of both has the same mark."""
+        self.bridge(root, device="0x22b1", vendor="0x10de", numa=numa)
+        self.bridge(up, device="0x197c", vendor="0x15b3", below=root, numa=numa)
+        self.bridge(port, device="0x197c", vendor="0x15b3", below=up, numa=numa)
+        self.pci(at, "0x15b3", "0x2100", "0x080100", below=port, driver="mlx5_data_direct", numa=numa)
+        mark = digest(nic).encode()
+        content = b"\x90" + struct.pack("<H", len(mark) + 3) + b"V3" + bytes([len(mark)]) + mark + b"\x78"
+        for function in (nic, at):
+            self.binary[f"{self.devices[function]}/vpd"] = base64.b64encode(content).decode()
 
     def card(self, at, model, infiniband=False, driver="mlx5_core", cpus="0-31", **options):
         """A function of a ConnectX card."""
@@ -290,7 +317,7 @@ class Node:
     # RDMA.
 
     def hca(
-        self, hca, at, guid, ports, model=None, node_type="1: CA", system_guid=None, mad=True, describe=None,
+        self, hca, at, guid, ports, model=None, node_type="1: CA", system_guid=None, mad=True, describe=None, verbs="",
         **attributes,
     ):  # fmt: skip
         """An HCA of the PCI function or below the folder `at`; software ones are below /sys/devices/virtual."""
@@ -311,7 +338,8 @@ class Node:
             kinds = ("umad", "issm") if port.get("layer") == "InfiniBand" else ("umad",)
             for kind in kinds if mad is True else ():
                 self.character_device("infiniband_mad", kind, device, ibdev=hca, port=number)
-        self.character_device("infiniband_verbs", "uverbs", device, ibdev=hca, abi_version=2 if virtual else 1)
+        if verbs != "none":
+            self.character_device("infiniband_verbs", "uverbs", device, ibdev=hca, abi_version=2 if virtual else 1)
 
     def character_device(self, subsystem, kind, device, **attributes):
         number = self.counts[kind]
@@ -357,7 +385,7 @@ class Node:
 
     def infiniband(
         self, hca="mlx5_0", at="0000:3b:00.0", *, model, mac, netdev, lid, rate="400", cidr=None, below="0000:3a:00.0",
-        **of_card,
+        system_guid=None, **of_card,
     ):  # fmt: skip
         """A function of a ConnectX card with one InfiniBand port and its IPoIB interface."""
         self.card(at, model, infiniband=True, below=below, **of_card)
@@ -365,7 +393,8 @@ class Node:
         self.ipoib(netdev, at, guid, umcast="0", cidr=cidr)
         port = {"rate": rate, "layer": "InfiniBand", "slots": "8", "cap_mask": "0xa741e848", "lid": lid}
         gids = [{"gid": f"fe80:0000:0000:0000:{guid}"}]
-        self.hca(hca, at, guid, [{**port, "sm_lid": "0x1", "gids": gids}], model)
+        system = mlx5_guid(system_guid) if system_guid else None
+        self.hca(hca, at, guid, [{**port, "sm_lid": "0x1", "gids": gids}], model, system_guid=system)
 
     def ipoib(self, netdev, at, guid, prefix="00:00:10:29", pkey="0xffff", **options):
         address = ipoib_address(guid, prefix)

@@ -94,5 +94,5 @@ def test_an_h100_node_has_eight_rails_each_beside_a_gpu_of_its_own(node, machine
 def test_a_gh200_node_leaves_the_default_route_out_of_its_automatic_rails(node, machine, facts):
     if machine != "gh200-cx7-roce":
         pytest.skip("another machine")
-    excluded = {entry["hca"]: entry["reason"] for entry in facts[node]["rails_excluded"]}
-    assert "default route" in excluded["mlx5_0"]
+    excluded = {entry["hca"]: entry["code"] for entry in facts[node]["not_rails"]}
+    assert excluded["mlx5_0"] == "management"

@@ -16,6 +16,8 @@ _LINE = re.compile(
     r"^(?P<module>[^/,\s]+)(?:/|, )(?P<version>[^,:\s]+)"
     r"(?:, (?P<kernel>[^,\s]+), (?P<architecture>[^:\s]+))?: (?P<state>added|built|installed)(?P<remark>.*)$"
 )
+# The only remark that goes with a module in order: the kernel's own copy is kept aside.
+_HEALTHY = re.compile(r"original[ _]modules? exists?$", re.IGNORECASE)
 _TAIL = 30
 
 
@@ -52,7 +54,7 @@ def not_installed(builds: list[Build], modules: list[str], kernels: list[str]) -
     """(module, version, kernel, state) of each module that is not installed for a kernel.
 
     Of several known versions of a module the newest counts; a module unknown to DKMS is left out, since its package is
-    missing anyway. `Diff between built and installed module` means that another copy replaced it.
+    missing anyway. Any remark but that originals are kept means that the kernel loads another file than was built.
     """
     found = []
     for module in modules:
@@ -63,7 +65,9 @@ def not_installed(builds: list[Build], modules: list[str], kernels: list[str]) -
         for kernel in kernels:
             build = next((b for b in mine if b.version == version and b.kernel == kernel), None)
             state = build.state if build else "added"
-            if state != "installed" or "Diff between built and installed" in build.remark:
+            odd = [one for one in re.split(r"[()]+", build.remark) if one.strip()] if build else []
+            odd = [one for one in odd if not _HEALTHY.match(one.strip())]
+            if state != "installed" or odd:
                 found.append((module, version, kernel, state if state != "installed" else "another copy is installed"))
     return found
 

@@ -402,6 +402,17 @@ def _uses(count: int) -> str:
 
 def _lost_by_reload(risk: dict) -> Iterator[Reason]:
     """State that is lost with the driver and cannot be restored here."""
+    for entry in risk["switched"]:
+        yield Reason(
+            Finding(
+                f"embedded switch of {entry['hca']}",
+                "nothing that only the running driver holds",
+                _listing(entry["evidence"]),
+                "reboot instead; what sets switchdev mode and makes sub-functions at boot does so again",
+                "switchdev",
+            ),
+            (RELOAD,),
+        )
     for entry in risk["virtual_functions"]:
         if entry["passed_through"]:
             yield Reason(
@@ -414,18 +425,7 @@ def _lost_by_reload(risk: dict) -> Iterator[Reason]:
                 ),
                 (RELOAD,),
             )
-        if entry["representors"]:
-            yield Reason(
-                Finding(
-                    f"switch mode of {entry['hca']}",
-                    "legacy",
-                    f"switchdev, with {_listing(entry['representors'])}",
-                    "reboot instead; what sets switchdev mode at boot sets it again",
-                    "switchdev",
-                ),
-                (RELOAD,),
-            )
-        elif entry["settings"] is None:
+        if entry["settings"] is None:
             yield Reason(
                 Finding(
                     f"virtual functions of {entry['hca']}",

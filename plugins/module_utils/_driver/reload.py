@@ -16,6 +16,7 @@ from typing import Any, Callable, NamedTuple, Optional
 from .._core.change import Finding, Plan, Refused
 from .._core.files import remove, set_attribute, under, write
 from ..hca import paths
+from ..hca.netdevs import same_address
 from ..hca.text import integer
 from ..hca.tree import Tree
 from ..hca.unfinished import RECORDS
@@ -211,6 +212,8 @@ def wait_for(tree: Tree, macs: list[str], seconds: float, sleep: Callable[[float
 
 def _named(tree: Tree, mac: str) -> Optional[str]:
     for name in tree.listdir(paths.NET):
-        if tree.readlink(f"{paths.NET}/{name}/device") and tree.read(f"{paths.NET}/{name}/address") == mac:
+        base = f"{paths.NET}/{name}"
+        own = tree.readlink(f"{base}/device") and not tree.exists(f"{base}/parent")
+        if own and same_address(tree.read(f"{base}/address"), mac):
             return name
     return None

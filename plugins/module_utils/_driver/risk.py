@@ -14,9 +14,12 @@ import re
 from collections.abc import Iterator
 from typing import Any, Optional
 
-from ..hca import driver, paths, routes
+from ..hca import driver, paths, pci, rails, routes
+from ..hca.management import addresses, below, ways
 from ..hca.modules import Catalogue
+from ..hca.netdevs import Network
 from ..hca.netns import unit_of
+from ..hca.seams import Seams, socket_address
 from ..hca.text import integer, is_unknown, natural
 from ..hca.tree import Tree
 from . import names
@@ -71,6 +74,7 @@ STACK = (
 PEERMEM = ("nvidia_peermem", "nv_peer_mem")
 _REMOTE = ("nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "beegfs", "gpfs", "9p")
 _TCP_ESTABLISHED = "01"
+_AUXILIARY = "/sys/bus/auxiliary/devices"
 _POD = re.compile(r"kubepods.*/?pod([0-9a-f]{8}[0-9a-f_-]+)")
 _ADDRESS_OPTION = re.compile(r"^(?:mount)?(?:addr|ip)=(.+)$")
 _Table = list[routes.Route]
@@ -91,6 +95,7 @@ def read(tree: Tree, facts: dict, software_hcas: bool = False) -> dict[str, Any]
         "named": named(tree, access),
         "storage": storage(tree, ours),
         "virtual_functions": virtual_functions(tree, facts),
+        "switched": switched(tree, facts),
         "netdevs": settings(tree, facts),
         "secure_boot": secure_boot(tree),
         "pods": pods(tree),
@@ -175,9 +180,13 @@ def processes(tree: Tree) -> tuple[list[dict[str, Any]], set[str]]:
     return holding, sockets
 
 
-def management(tree: Tree, ours: list[str], sockets: set[str]) -> list[dict[str, str]]:
-    """Management access that uses an HCA: [{netdev, via, why}]."""
+def management(tree: Tree, ours: list[str], sockets: set[str], seams: Optional[Seams] = None) -> list[dict[str, str]]:
+    """Management access that uses an HCA: [{netdev, via, why}].
+
+    Of the SSH servers' sockets both ends count: packets may leave another way than they came.
+    """
     table = routes.usable(tree)
+    seams = seams or Seams.of(tree)
     found = []
 
     def add(via: str, why: str) -> None:
@@ -186,11 +195,11 @@ def management(tree: Tree, ours: list[str], sockets: set[str]) -> list[dict[str,
             if entry not in found:
                 found.append(entry)
 
-    for netdev in sorted(routes.default_netdevs(tree)):
-        add(netdev, "the default route")
-    for peer in sorted(_ssh_peers(tree, sockets)):
-        via = _route_to(table, ipaddress.ip_address(peer))
-        if via:
+    for via, why in ways(tree, seams):
+        add(via, why)
+    held = addresses(tree, seams)
+    for own, peer in sorted(_ssh_ends(tree, sockets)):
+        for via in {*held.get(own, ()), _route_to(table, ipaddress.ip_address(peer))} - {None}:
             add(via, f"the SSH session from {peer}")
     return found
 
@@ -205,41 +214,17 @@ def named(tree: Tree, access: list[dict[str, str]]) -> list[dict[str, Any]]:
     return found
 
 
-def below(tree: Tree, name: str) -> set[str]:
-    """An interface and all below it: bond members, VLAN, bridge and macvlan parents."""
-    found: set[str] = set()
-    pending = [name]
-    while pending:
-        name = pending.pop()
-        if name not in found:
-            found.add(name)
-            pending += [
-                entry[len("lower_") :] for entry in tree.listdir(f"{paths.NET}/{name}") if entry.startswith("lower_")
-            ]
-    return found
-
-
-def _ssh_peers(tree: Tree, sockets: set[str]) -> set[str]:
-    """Remote addresses of established connections that an SSH server holds."""
+def _ssh_ends(tree: Tree, sockets: set[str]) -> set[tuple[str, str]]:
+    """(own address, peer) of established connections that an SSH server holds, on whatever port."""
     found = set()
-    for path, size in (("/proc/net/tcp", 8), ("/proc/net/tcp6", 32)):
+    for path in ("/proc/net/tcp", "/proc/net/tcp6"):
         for line in (tree.read(path) or "").splitlines()[1:]:
             part = line.split()
             if len(part) > 9 and part[3] == _TCP_ESTABLISHED and part[9] in sockets:
-                address = _address(part[2].partition(":")[0], size)
-                if address and not address.is_loopback:
-                    found.add(str(address))
+                own, peer = (socket_address(part[at].partition(":")[0]) for at in (1, 2))
+                if own and peer and not peer.is_loopback:
+                    found.add((str(own), str(peer)))
     return found
-
-
-def _address(digits: str, size: int) -> Any:
-    """An address of /proc/net/tcp: 32-bit words in host byte order (little-endian on ours)."""
-    if len(digits) != size:
-        return None
-    data = bytes.fromhex(digits)
-    data = b"".join(data[start : start + 4][::-1] for start in range(0, len(data), 4))
-    address = ipaddress.ip_address(data)
-    return getattr(address, "ipv4_mapped", None) or address
 
 
 def _route_to(table: _Table, address: Any) -> Optional[str]:
@@ -358,32 +343,66 @@ def virtual_functions(tree: Tree, facts: dict) -> list[dict[str, Any]]:
     only: there it is None, unknown and so not restored.
     """
     found = []
-    for hca in facts["hcas"]:
-        pci = hca["pci"]
-        if hca["kind"] != "pci" or hca["function"] != "pf" or not pci["sriov"]["enabled"]:
-            continue
-        device = f"{paths.PCI}/{pci['address']}"
-        passed = [
-            address
-            for address in pci["virtfns"]
-            if tree.target(f"{paths.PCI}/{address}/driver") in ("vfio-pci", "pci-stub", "uio_pci_generic")
-        ]
-        netdevs = [netdev["name"] for netdev in hca["netdevs"]]
-        found.append(
-            {
-                "hca": hca["name"],
-                "address": pci["address"],
-                "netdevs": netdevs,
-                "enabled": pci["sriov"]["enabled"],
-                "passed_through": passed,
-                "representors": sorted(
-                    name
-                    for name in tree.listdir(f"{device}/net")
-                    if re.match(r"(c\d+)?pf\d+(vf|sf)\d+", tree.read(f"{paths.NET}/{name}/phys_port_name") or "")
-                ),
-                "settings": _vf_settings(tree, device, pci["sriov"]["enabled"]),
-            }
-        )
+    for address, name, netdevs in _physical(tree, facts):
+        device = f"{paths.PCI}/{address}"
+        enabled = integer(tree.read(f"{device}/sriov_numvfs")) or 0
+        if enabled:
+            virtual = (tree.target(f"{device}/{link}") for link in tree.listdir(device) if link.startswith("virtfn"))
+            found.append(
+                {
+                    "hca": name,
+                    "address": address,
+                    "netdevs": netdevs,
+                    "enabled": enabled,
+                    "passed_through": [
+                        one
+                        for one in sorted((one for one in virtual if one), key=pci.order)
+                        if pci.driver(tree, one) in pci.PASSED_ON
+                    ],
+                    "settings": _vf_settings(tree, device, enabled),
+                }
+            )
+    return found
+
+
+def _physical(tree: Tree, facts: dict) -> list[tuple[str, str, list[str]]]:
+    """(PCI address, name, netdevs) of every physical function of the driver, with an RDMA device or without."""
+    found = {
+        hca["pci"]["address"]: (hca["name"], [netdev["name"] for netdev in hca["netdevs"]])
+        for hca in facts["hcas"]
+        if hca["kind"] == "pci" and hca["function"] == "pf"
+    }
+    for address in (address for hca in facts["hcas"] for address in hca.get("bonded_functions") or ()):
+        found.setdefault(address, (address, tree.listdir(f"{paths.PCI}/{address}/net")))
+    for card in facts["cards_without_rdma"]:
+        found.setdefault(card["address"], (card["address"], card["netdevs"]))
+    return [(address, name, netdevs) for address, (name, netdevs) in found.items()]
+
+
+def switched(tree: Tree, facts: dict) -> list[dict[str, Any]]:
+    """What of the embedded switch exists only in the running driver: [{hca, address, evidence: [names]}].
+
+    Sub-functions, with or without an RDMA device, and representors; in switchdev mode a port has no GIDs.
+    """
+    below_pci: dict[Optional[str], list[str]] = {}
+    for name in tree.listdir(_AUXILIARY):
+        if ".sf." in name:
+            below_pci.setdefault(pci.above(tree.realpath(f"{_AUXILIARY}/{name}"))[0], []).append(name)
+    network = Network(tree)
+    barren = {
+        hca["name"]
+        for hca in facts["hcas"]
+        for port in hca["ports"]
+        if hca["function"] == "pf" and port["link_layer"] == "Ethernet" and rails.unproven(tree, hca, port)
+    }
+    found = []
+    for address, name, _netdevs in _physical(tree, facts):
+        there = [one for one in tree.listdir(f"{paths.PCI}/{address}/net") if network.representor(one)]
+        evidence = [*below_pci.get(address, ()), *there]
+        if name in barren:
+            evidence.append("ports without GIDs")
+        if evidence:
+            found.append({"hca": name, "address": address, "evidence": evidence})
     return found
 
 
@@ -404,8 +423,9 @@ def settings(tree: Tree, facts: dict) -> list[dict[str, Any]]:
     for hca in facts["hcas"]:
         for netdev in hca["netdevs"]:
             base = f"{paths.NET}/{netdev['name']}"
-            if not tree.readlink(f"{base}/device"):
-                continue  # a bond that is the netdev of its HCA outlives the driver
+            if not tree.readlink(f"{base}/device") or netdev.get("parent"):
+                continue  # a bond that is the netdev of its HCA outlives the driver; a child is upon its parent
+            children = [other["name"] for other in hca["netdevs"] if other.get("parent") == netdev["name"]]
             flags = integer(tree.read(f"{base}/flags")) or 0
             found.append(
                 {
@@ -416,7 +436,7 @@ def settings(tree: Tree, facts: dict) -> list[dict[str, Any]]:
                     "up": bool(flags & 0x1),
                     "master": netdev["master"],
                     "upper": sorted(
-                        entry[len("upper_") :] for entry in tree.listdir(base) if entry.startswith("upper_")
+                        [*children, *(one[len("upper_") :] for one in tree.listdir(base) if one.startswith("upper_"))]
                     ),
                     "addresses": netdev["addresses"] if isinstance(netdev["addresses"], list) else [],
                 }

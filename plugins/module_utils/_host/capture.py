@@ -16,7 +16,7 @@ import errno
 import os
 import re
 
-from ..hca import Tree, routes
+from ..hca import Tree, management, routes
 from ..hca.elf import parse
 from ..hca.facts import gather
 from ..hca.paths import HEADER
@@ -38,11 +38,12 @@ _OF_THE_READER = ("/proc/self", "/proc/net")
 
 def recording_seams(seams):
     """(seams that answer like the given ones, dictionary that fills with the answers)."""
-    answers = {"addresses": None, "machine": None, "modinfo": {}, "rpm": None}
+    names = ("addresses", "machine", "rpm", "routes", "rules", "sessions")
+    answers = {"modinfo": {}, **dict.fromkeys(names)}
 
     def note(name, call):
-        def ask():
-            answers[name] = call()
+        def ask(*given):
+            answers[name] = call(*given)
             return answers[name]
 
         return ask
@@ -57,6 +58,9 @@ def recording_seams(seams):
             rpm=note("rpm", seams.rpm_query),
             addresses=note("addresses", seams.addresses),
             machine=note("machine", seams.machine),
+            routes=note("routes", seams.routes),
+            rules=note("rules", seams.rules),
+            sessions=note("sessions", lambda tree: seams.sessions(Tree(tree.root))),
         ),
         answers,
     )
@@ -299,6 +303,10 @@ def trimmed(path, data):
         return found.group(0) + b"\n" if found else b"\n"
     if re.match(r"^/proc/\d+/cmdline$", path):
         return data.split(b"\0")[0] + b"\0"
+    if path.startswith(management.K3S):
+        return "".join(
+            found[0].strip() + "\n" for found in management.K3S_LINE.finditer(data.decode("utf-8", "replace"))
+        ).encode()
     rule = next((rule for pattern, rule in _RULES if pattern.search(path)), None)
     if rule and not data.startswith(HEADER.encode()):
         return rule(data.decode("utf-8", "replace")).encode()

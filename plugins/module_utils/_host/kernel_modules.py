@@ -39,6 +39,7 @@ def plan(facts: dict, wanted: dict, root: str = "/") -> Plan:
     names = list(wanted["required"])
     if _wants_ipoib(facts, wanted["ipoib"], made) and "ib_ipoib" not in names:
         names.append("ib_ipoib")
+    names += [name for name in _older_cards(facts) if name not in names]
     peermem = _peermem(facts, wanted, made)
     if peermem != NO and PEERMEM not in names:
         names.append(PEERMEM)
@@ -60,6 +61,13 @@ def plan(facts: dict, wanted: dict, root: str = "/") -> Plan:
     plan_file(made, facts, paths.OWN_MODULES_LOAD, HEADER + "".join(f"{name}\n" for name in names))
     _plan_softdep(facts, peermem != NO, root, made)
     return made
+
+
+def _older_cards(facts: dict) -> list[str]:
+    """The RDMA module of cards before ConnectX-4, which no list of modules names."""
+    drivers = {card.get("driver") for card in facts["cards_without_rdma"]}
+    drivers |= {hca["pci"]["driver"] for hca in facts["hcas"] if hca.get("pci")}
+    return ["mlx4_ib"] if "mlx4_core" in drivers else []
 
 
 def _wants_ipoib(facts: dict, choice: str, made: Plan) -> bool:

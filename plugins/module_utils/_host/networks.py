@@ -26,12 +26,12 @@ def network_info(tree: Tree, directory: str) -> dict:
 
 
 def netdevs(tree: Tree) -> dict:
-    network = Network(tree, Seams.of(tree).addresses())
+    network = Network(tree, Seams.of(tree))
     found = {}
     for name in network.names():
         netdev = network.netdev(name)
         if netdev:
-            found[name] = {key: netdev[key] for key in ("mtu", "type", "addresses", "default_route")}
+            found[name] = {key: netdev[key] for key in ("mtu", "type", "addresses", "default_route", "management")}
             index = tree.read(f"/sys/class/net/{name}/ifindex")
             found[name]["index"] = int(index) if index else None
             device = tree.realpath(f"/sys/class/net/{name}/device").rpartition("/")[2]

@@ -14,6 +14,7 @@ from .._core.change import Plan, kernel_out_of_reach
 from .._core.files import HEADER, plan_file, plan_removal
 from .._core.units import NIC_SANDBOX
 from ..hca import paths
+from ..hca.netdevs import GUID, IPOIB, same_address
 
 # The link that `systemctl enable` would create.
 ENABLED = "/etc/systemd/system/multi-user.target.wants/gpufabric-rdma-links.service"
@@ -62,14 +63,28 @@ set_link() {
         fi
     done
 }
-by_pci() { ls "/sys/bus/pci/devices/$1/net" 2>/dev/null; }
-by_mac() {
-    for address in /sys/class/net/*/address; do
+# Not a representor of a VF or SF, and not an IPoIB child: those share address and folder with the NIC itself.
+is_nic() {
+    [ -e "$1" ] && [ ! -e "$1/parent" ] || return 1
+    case $(cat "$1/phys_port_name" 2>/dev/null) in
+        pf* | c[0-9]*pf*) return 1 ;;
+    esac
+}
+by_pci() {
+    for device in /sys/bus/pci/devices/"$1"/net/*; do
+        if is_nic "$device"; then basename "$device"; fi
+    done
+}
+by_mac() { by_address "$1"; }
+# The last eight of IPoIB's 20 octets; those before change with each load of the driver.
+by_guid() { by_address "*:$1"; }
+by_address() {
+    for device in /sys/class/net/*; do
         # A bond's port or a VLAN may carry the same MAC; only the NIC itself has no lower device.
-        set -- "$1" "${address%/address}"
-        if [ "$(cat "$address" 2>/dev/null)" = "$1" ] && ! ls -d "$2"/lower_* >/dev/null 2>&1; then
-            basename "$2"
-        fi
+        # shellcheck disable=SC2254
+        case $(cat "$device/address" 2>/dev/null) in
+            $1) if is_nic "$device" && ! ls -d "$device"/lower_* >/dev/null 2>&1; then basename "$device"; fi ;;
+        esac
     done
 }
 """
@@ -110,6 +125,8 @@ def script(settings: list[dict]) -> str:
     calls = []
     for setting in settings:
         finder, key = ("by_pci", setting["pci"]) if setting["pci"] else ("by_mac", setting["mac"])
+        if finder == "by_mac" and len(key) == IPOIB:
+            finder, key = "by_guid", key[-GUID:]
         calls.append(f'set_link {finder} {key} "{setting["mtu"] or ""}" {int(setting["up"])}\n')
     return "".join([HEADER, _SCRIPT, *calls, "exit $failed\n"])
 
@@ -134,11 +151,12 @@ def _key(setting: dict) -> str:
 
 
 def _netdevs(facts: dict) -> list[tuple[str, dict]]:
-    """(PCI address, netdev) of every NIC of an HCA, each once."""
+    """(PCI address, netdev) of every NIC of an HCA, each once: no sub-function's interface and no IPoIB child."""
     found = {}
     for hca in facts["hcas"]:
-        for netdev in hca["netdevs"]:
-            found[netdev["name"]] = ((hca["pci"] or {}).get("address", ""), netdev)
+        for netdev in hca["netdevs"] if hca.get("function") != "sf" else ():
+            if not netdev.get("parent"):
+                found[netdev["name"]] = ((hca["pci"] or {}).get("address", ""), netdev)
     return [found[name] for name in sorted(found)]
 
 
@@ -147,7 +165,7 @@ def _find(facts: dict, setting: dict, made: Plan) -> dict | None:
     hits = [
         netdev
         for address, netdev in netdevs
-        if (setting["pci"] and address == setting["pci"]) or (setting["mac"] and netdev["mac"] == setting["mac"])
+        if (setting["pci"] and address == setting["pci"]) or same_address(netdev["mac"], setting["mac"])
     ]
     if len(hits) == 1:
         return hits[0]
@@ -173,7 +191,9 @@ def _find(facts: dict, setting: dict, made: Plan) -> dict | None:
 
 def _default_route(facts: dict) -> dict:
     return {
-        netdev["name"]: "it carries the default route" for _hca, netdev in _netdevs(facts) if netdev["default_route"]
+        netdev["name"]: f"it carries {netdev.get('management') or 'the default route'}"
+        for _hca, netdev in _netdevs(facts)
+        if netdev["default_route"] or netdev.get("management")
     }
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Collection
 
 from .._core.change import Finding, Plan
@@ -119,9 +120,9 @@ NETNS = re.compile(r"cni-[0-9a-f-]{36}")
 # Chains of kube-proxy, kube-router (k3s' network policies) and Flannel. Those of CNI plugins are not only ours.
 _CHAIN = re.compile(r"(KUBE|FLANNEL)-")
 _TABLES = ("kube-proxy", "flannel-ipv4", "flannel-ipv6")
-_RULE = re.compile(r"(^:|\s)(KUBE|FLANNEL)-|--comment \"?flanneld")
 _NAMED = re.compile(r'name: \\"([^"\\]*)\\" id: \\"([^"\\]*)\\"')
-_CNI_CHAIN = re.compile(r"(?:^:|\s)(CNI-\S+)")
+_CNI = "CNI-"
+_NAMES_CHAIN = ("-A", "--append", "-j", "--jump", "-g", "--goto")
 
 
 def cluster_rules(saved: str, ours: Collection[str] = ()) -> list[int]:
@@ -131,21 +132,34 @@ def cluster_rules(saved: str, ours: Collection[str] = ()) -> list[int]:
     are entered; chains that several containers share go with the last of them.
     """
     lines = saved.splitlines()
+    fields = [_chains(line) for line in lines]
+    cni = [{name for name in named if name.startswith(_CNI)} for named in fields]
     entered: dict[bool, set[int]] = {True: set(), False: set()}
     for number, line in enumerate(lines):
-        named = _NAMED.search(line)
+        named = _NAMED.search(line) if cni[number] else None
         if named:
             entered[named[1] == POD_NETWORK or named[2] in ours].add(number)
-    kept = {name for number in entered[False] for name in _CNI_CHAIN.findall(lines[number])}
+    kept = {name for number in entered[False] for name in cni[number]}
     if kept:
-        kept |= {name for line in lines for name in _CNI_CHAIN.findall(line) if name.startswith("CNI-HOSTPORT-")}
+        kept |= {name for names in cni for name in names if name.startswith("CNI-HOSTPORT-")}
     return [
         number
-        for number, line in enumerate(lines)
-        if _RULE.search(line)
+        for number, names in enumerate(fields)
+        if any(map(_CHAIN.match, names))
         or number in entered[True]
-        or (number not in entered[False] and set(_CNI_CHAIN.findall(line)) - kept)
+        or (number not in entered[False] and cni[number] - kept)
     ]
+
+
+def _chains(line: str) -> list[str]:
+    """The chain that a line of iptables-save declares or appends to, and the one a rule jumps or goes to."""
+    if line.startswith(":"):
+        return line[1:].split()[:1]
+    try:
+        words = shlex.split(line)
+    except ValueError:
+        return []
+    return [words[at + 1] for at, word in enumerate(words[:-1]) if word in _NAMES_CHAIN]
 
 
 def foreign_rules(saved: str, ours: Collection[str] = ()) -> str:

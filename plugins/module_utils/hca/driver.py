@@ -20,6 +20,7 @@ from .tree import Tree
 
 MODULES = ("mlx5_core", "mlx5_ib", "ib_core", "mlx4_core", "mlx4_ib")
 INBOX, DOCA, MLNX_OFED, UBUNTU_ARCHIVE, OFED = "inbox", "doca", "mlnx_ofed", "ubuntu_archive", "ofed"
+MLNX_EN = "mlnx_en"
 
 DPKG_STATUS = "/var/lib/dpkg/status"
 RPM_DATABASES = (
@@ -38,6 +39,8 @@ _RPM = re.compile(rf"^({_PACKAGE}) (\S+)$", re.MULTILINE)
 _OFED_INFO = re.compile(r"(MLNX_OFED_LINUX|OFED-internal)-(\d[0-9.-]*\d)")
 # Kernel drivers of an OFED stack; its user space alone runs on inbox drivers.
 _KERNEL_PACKAGES = re.compile(r"^(kmod-)?mlnx-(ofed-kernel|ofa_kernel)|^linux-modules-doca-ofed")
+# MLNX_EN, the stack for Ethernet alone, has packages of its own.
+_EN_PACKAGES = re.compile(r"^(kmod-)?mlnx-en(-(dkms|modules|kmod|kmp).*)?$")
 _UBUNTU_PACKAGES = re.compile(r"^linux-modules-doca-ofed|^doca-ofed-(generic|[0-9.]+-dkms|aws|azure|gcp|oracle)")
 
 
@@ -65,7 +68,7 @@ def _stack(part: dict[str, Any]) -> str:
 def installed(tree: Tree, seams: Optional[Seams] = None) -> dict[str, Any]:
     """{flavor, version, packages: {name: version}} from the package database and OFED's own ofed_info.
 
-    flavor is inbox, doca, mlnx_ofed or ubuntu_archive.
+    flavor is inbox, doca, mlnx_ofed, mlnx_en or ubuntu_archive.
     """
     packages = _dpkg(tree)
     if packages is None and seams is not None and any(tree.exists(path) for path in RPM_DATABASES):
@@ -73,6 +76,7 @@ def installed(tree: Tree, seams: Optional[Seams] = None) -> dict[str, Any]:
         packages = None if listing is None else dict(_RPM.findall(listing))
     named = _OFED_INFO.search(tree.read("/usr/bin/ofed_info") or "")
     kernel = sorted(name for name in packages or {} if _KERNEL_PACKAGES.match(name))
+    ethernet = sorted(name for name in packages or {} if _EN_PACKAGES.match(name))
     version = named.group(2) if named else None
     if packages is None and not named:
         flavor: Optional[str] = unknown("there is no readable package database")
@@ -83,7 +87,8 @@ def installed(tree: Tree, seams: Optional[Seams] = None) -> dict[str, Any]:
     elif kernel:
         flavor = DOCA if any(name.startswith("doca-") for name in packages or {}) else MLNX_OFED
     else:
-        flavor = INBOX
+        flavor = MLNX_EN if ethernet else INBOX
+    kernel = kernel or ethernet
     if version is None and packages and kernel:
         # The stack's release says more than the version of its kernel package.
         whole = sorted(name for name in packages if name == "doca-ofed" or _UBUNTU_PACKAGES.match(name))
@@ -148,7 +153,7 @@ def loaded(tree: Tree, installed_flavor: Optional[str] = None) -> dict[str, Any]
 
 def _ofed(installed_flavor: Optional[str]) -> str:
     """Modules do not distinguish MLNX_OFED from DOCA; the packages do."""
-    return installed_flavor if installed_flavor in (DOCA, MLNX_OFED, UBUNTU_ARCHIVE) else OFED
+    return installed_flavor if installed_flavor in (DOCA, MLNX_OFED, MLNX_EN, UBUNTU_ARCHIVE) else OFED
 
 
 def _versions(modules: dict[str, dict[str, Any]]) -> dict[str, Optional[str]]:

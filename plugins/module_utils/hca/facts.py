@@ -80,7 +80,7 @@ def gather(
     )
     lines = modprobe.statements(tree) if needs_devices or wanted & {"subsystem", "modules"} else []
     gpus = pci.gpus(tree, functions)
-    network = Network(tree, seams.addresses()) if needs_devices else None
+    network = Network(tree, seams) if needs_devices else None
     found = devices.hcas(tree, network, "gids" in wanted, functions) if network else []
     devices.place(tree, found, gpus)
     if needs_devices:
@@ -95,7 +95,7 @@ def gather(
                 lambda names: modules.state(tree, names, catalogue=catalogue, lines=lines),
             )
         if "rails" in wanted:
-            facts["rails"], facts["rails_excluded"] = fabric.rails(tree, found, gpus, rails, software_hcas)
+            facts["rails"], facts["not_rails"] = fabric.rails(tree, found, gpus, rails, software_hcas, functions)
     if wanted & {"gpus", "pci"}:
         facts["gpus"] = gpus
     if "subsystem" in wanted:

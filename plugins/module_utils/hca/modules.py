@@ -19,6 +19,7 @@ from .tree import Tree
 NAMES = (
     "mlx5_core",
     "mlx5_ib",
+    "mlx4_ib",
     "ib_core",
     "ib_uverbs",
     "ib_umad",

@@ -12,10 +12,12 @@ import ipaddress
 import re
 from typing import Any, Optional
 
-from . import paths, routes
+from . import management, paths
+from .seams import Seams
 from .text import integer, unknown
 from .tree import Tree
 
+IPOIB, GUID = 59, 23  # characters of 20 and of 8 octets
 TYPES = {1: "ether", 32: "infiniband"}  # ARPHRD_ETHER, ARPHRD_INFINIBAND
 # include/rdma/ib_addr.h, iboe_get_mtu(): GRH 40, UDP 8, BTH 12, XRC 4, AtomicETH 28, ICRC 4.
 ROCE_OVERHEAD = 96
@@ -45,13 +47,15 @@ def ib_mtu(mtu: Optional[int], overhead: int = ROCE_OVERHEAD) -> Optional[int]:
 
 
 class Network:
-    """The node's interfaces, read on demand. ipv4: {netdev: [cidr]} from the addresses seam, None when unknown."""
+    """The node's interfaces, read on demand. sessions: see `management.uses`."""
 
-    def __init__(self, tree: Tree, ipv4: Optional[dict[str, list[str]]] = None):
+    def __init__(self, tree: Tree, seams: Optional[Seams] = None, sessions: bool = True):
         self._tree = tree
-        self._ipv4 = ipv4
+        self._seams = seams or Seams.none()
+        self._sessions = sessions
+        self._ipv4 = self._seams.addresses()
         self._ipv6: Optional[dict[str, list[str]]] = None
-        self._default_route_netdevs: Optional[set[str]] = None
+        self._management: Optional[dict[str, str]] = None
 
     def names(self) -> list[str]:
         return [name for name in self._tree.listdir(paths.NET) if self._tree.readlink(f"{paths.NET}/{name}")]
@@ -84,7 +88,8 @@ class Network:
             "parent": (self._tree.read(f"{base}/parent") or None) if kind == 32 else None,
             "dev_port": max(integer(value["dev_port"]) or 0, integer(value["dev_id"]) or 0),
             "master": self.master(name),
-            "default_route": name in self.default_route_netdevs(),
+            "default_route": (self.management().get(name) or "").startswith("the default route"),
+            "management": self.management().get(name),
             "addresses": self.addresses(name),
         }
 
@@ -100,20 +105,11 @@ class Network:
             self._ipv6 = _ipv6_addresses(self._tree)
         return sorted(self._ipv4.get(name, [])) + self._ipv6.get(name, [])
 
-    def default_route_netdevs(self) -> set[str]:
-        """Interfaces of the default route: its own and all below it (bond members, VLAN and bridge parents)."""
-        if self._default_route_netdevs is None:
-            self._default_route_netdevs = set()
-            pending = sorted(routes.default_netdevs(self._tree))
-            while pending:
-                name = pending.pop()
-                if name in self._default_route_netdevs:
-                    continue
-                self._default_route_netdevs.add(name)
-                entries = self._tree.listdir(f"{paths.NET}/{name}")
-                pending += [entry[len("lower_") :] for entry in entries if entry.startswith("lower_")]
-                pending += (self._tree.read(f"{paths.NET}/{name}/bonding/slaves") or "").split()
-        return self._default_route_netdevs
+    def management(self) -> dict[str, str]:
+        """{interface: what management uses it for}."""
+        if self._management is None:
+            self._management = management.uses(self._tree, self._seams, self._sessions)
+        return self._management
 
     def by_mac(self, mac: str) -> Optional[str]:
         """The one interface with a MAC; None when there is none or several (VLANs share their parent's)."""
@@ -121,6 +117,15 @@ class Network:
             return None  # tunnels have an empty one
         found = [name for name in self.names() if self._tree.read(f"{paths.NET}/{name}/address") == mac]
         return found[0] if len(found) == 1 else None
+
+
+def same_address(one: Optional[str], other: Optional[str]) -> bool:
+    """Whether two hardware addresses mean one interface. Of IPoIB's 20 octets the last eight stay; the others hold the
+    queue pair's number, new with each load of the driver, and the subnet prefix."""
+    mine, its = (one or "").lower(), (other or "").lower()
+    if len(mine) == len(its) == IPOIB:
+        mine, its = mine[-GUID:], its[-GUID:]
+    return bool(mine) and mine == its
 
 
 def _hex(text: str) -> bool:

@@ -13,7 +13,9 @@ from .tree import Tree
 
 
 def node(tree: Tree, seams: Optional[Seams] = None) -> dict[str, Any]:
-    """{kernel, architecture, os: {id, version_id, like, pretty_name}, container, boot_id, cmdline}."""
+    """{kernel, architecture, os: {id, version_id, like, pretty_name}, container, product (DMI), boot_id,
+    cmdline}.
+    """
     release = os_release(tree)
     return {
         "kernel": kernel(tree) or unknown("/proc/sys/kernel/osrelease is not readable"),
@@ -23,6 +25,7 @@ def node(tree: Tree, seams: Optional[Seams] = None) -> dict[str, Any]:
         or unknown("/proc/sys/kernel/arch is not readable (a kernel before 6.1)"),
         "os": system(release),
         "container": container(tree),
+        "product": tree.read("/sys/class/dmi/id/product_name") or None,
         "boot_id": tree.read("/proc/sys/kernel/random/boot_id"),
         "cmdline": tree.read("/proc/cmdline"),
     }

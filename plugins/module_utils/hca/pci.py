@@ -28,6 +28,9 @@ GPU_CLASSES = {
     "1da3": ("0x1200",),
 }
 NETWORK_CLASS = "0x02"
+BRIDGE_CLASS = "0x0604"
+# Drivers that give a function to a virtual machine or to user space.
+PASSED_ON = ("vfio-pci", "pci-stub", "uio_pci_generic", "igb_uio")
 
 MODELS = {
     "15b3:1003": "ConnectX-3",
@@ -117,6 +120,12 @@ def order(address: str) -> list[int]:
 def slot(address: str) -> str:
     """The card: an address without its function."""
     return address.rpartition(".")[0]
+
+
+def kind(tree: Tree, address: str) -> str:
+    """`15b3:1021`: vendor and device."""
+    value = tree.attributes(f"{paths.PCI}/{address}", ("vendor", "device"))
+    return f"{hexadecimal(value['vendor'])}:{hexadecimal(value['device'])}"
 
 
 def driver(tree: Tree, address: str) -> Optional[str]:

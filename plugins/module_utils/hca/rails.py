@@ -3,19 +3,57 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Rails: the HCA ports on the fabric, in an order that is the same on identically built nodes.
 
-Named rails are used as given. Automatic rails are all suitable ports of physical functions, numbered in PCI order, or
-in GPU order where each GPU has its own card. Cabling does not matter: rail 3 stays rail 3 while rail 2 is unplugged.
+Named rails are used as given. An automatic rail has evidence: verbs, a port of its own, a GID or a LID while its link
+is up, and no management on it. Rails are of one link layer, one rate and one kind of card: the one that pairs with the
+GPUs (see `pairing`), else the one with the most ports. A number belongs to a place, not to a device: what is unplugged,
+unbound or missing beside its GPU leaves its number empty and moves no other.
 """
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from collections import Counter
+from typing import Any, NamedTuple, Optional
 
-from . import pci, topology
+from . import pairing, paths, pci, roots, topology
+from .netdevs import same_address
+from .text import unknown
 from .tree import Tree
 
 KEYS = ("hca", "pci", "netdev", "mac")
 AUTOMATIC, NAMED = "automatic", "named"
+_NO_GID = b"0000:0000:0000:0000:0000:0000:0000:0000"
+_NO_LID = (None, 0, 0xFFFF)
+_INFINIBAND_CLASS = "0x0207"
+# Reasons with which a port is still part of its card, so that its number stays empty; the others are no ports of it.
+_HELD = ("management", "unused", "no-gid", "no-lid")
+
+
+class Lack(NamedTuple):
+    """Why a port is no automatic rail: a code for programs, a sentence for people."""
+
+    code: str
+    text: str
+
+
+class Place(NamedTuple):
+    """A port of a card, or of a function on PCI that has no RDMA device (hca and port are None)."""
+
+    address: str
+    hca: Optional[dict[str, Any]] = None
+    port: Optional[dict[str, Any]] = None
+    lack: Optional[Lack] = None
+
+
+class Group(NamedTuple):
+    """The cards of one link layer and kind. cards: {slot: places in the order of functions and ports}."""
+
+    layer: str
+    kind: str
+    cards: dict[str, list[Place]]
+
+    @property
+    def places(self) -> list[Place]:
+        return [place for places in self.cards.values() for place in places]
 
 
 def rails(
@@ -24,62 +62,113 @@ def rails(
     gpus: list[dict[str, Any]],
     wanted: Optional[list[dict[str, Any]]] = None,
     software: bool = False,
+    functions: Optional[dict[str, str]] = None,
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """(rails, rails_excluded).
+    """(rails, not_rails).
 
     wanted: [{hca|pci|netdev|mac: value, port: number}], port optional. software: allow rxe and siw as automatic rails.
+    functions: `pci.classes`, when already read.
     """
     tree = tree.snapshot()
+    functions = pci.classes(tree) if functions is None else functions
     if wanted:
-        return _named(tree, hcas, gpus, wanted)
-    return _automatic(tree, hcas, gpus, software)
+        return _named(tree, hcas, gpus, wanted, functions)
+    return _automatic(tree, hcas, gpus, software, functions)
 
 
 def _rail(
-    index: int, hca: dict[str, Any], port: dict[str, Any], gpu: Optional[dict[str, Any]], reason: str
+    index: int, place: Place, gpu: Optional[dict[str, Any]], reason: str, tree: Tree, functions: dict[str, str]
 ) -> dict[str, Any]:
+    hca, port = place.hca or {}, place.port or {}
+    address = hca["pci"]["address"] if hca["pci"] else None
+    if not gpu and len(hca["nearest_gpus"]) == 1:
+        gpu = hca["nearest_gpus"][0]
     return {
         "index": index,
         "hca": hca["name"],
         "port": port["number"],
         "netdev": port["netdev"],
-        "pci": hca["pci"]["address"] if hca["pci"] else None,
+        "pci": address,
         "gpu": gpu["address"] if gpu else None,
         "distance": gpu["distance"] if gpu else None,
+        "data_direct": _data_direct(tree, address, functions) if address else None,
+        "card": hca["sys_image_guid"],
         "reason": reason,
+        "lacks": place.lack.text if place.lack else None,
     }
 
 
+def _data_direct(tree: Tree, address: str, functions: dict[str, str]) -> Optional[str]:
+    """The function through which the card reaches its GPU; a string that says so where it has one that is not known."""
+    if not roots.data_direct_functions(tree, functions):
+        return None
+    found = roots.data_direct(tree, address, functions)
+    if found or pci.kind(tree, address) not in roots.DATA_DIRECT_CARDS:
+        return found
+    return unknown("no vital product data ties a Data Direct function to this card; its GPU is by order")
+
+
+def _no_rail(
+    lack: Lack, place: Optional[Place] = None, index: Optional[int] = None, gpu: Optional[str] = None
+) -> dict[str, Any]:
+    hca, port = (place and place.hca) or {}, (place and place.port) or {}
+    return {
+        "hca": hca.get("name"),
+        "port": port.get("number"),
+        "pci": (place.address if place else None) or None,
+        "index": index,
+        "gpu": gpu,
+        "code": lack.code,
+        "reason": lack.text,
+    }
+
+
+# Named rails.
+
+
 def _named(
-    tree: Tree, hcas: list[dict[str, Any]], gpus: list[dict[str, Any]], wanted: list[dict[str, Any]]
+    tree: Tree,
+    hcas: list[dict[str, Any]],
+    gpus: list[dict[str, Any]],
+    wanted: list[dict[str, Any]],
+    functions: dict[str, str],
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    chosen: list[tuple[int, dict[str, Any], dict[str, Any]]] = []
-    excluded = []
+    chosen: list[tuple[int, Place]] = []
+    missing = []
     for index, item in enumerate(wanted):
         key, value = next(((key, str(item[key])) for key in KEYS if item.get(key)), ("hca", ""))
-        found = [hca for hca in hcas if _matches(hca, key, value.lower())]
+        found = [hca for hca in hcas if matches(hca, key, value.lower())]
         ports = [(hca, port) for hca in found for port in _ports(hca, key, value, item.get("port"))]
         if len(ports) == 1:
-            chosen.append((index, *ports[0]))
+            hca, port = ports[0]
+            chosen.append((index, Place(_address(hca), hca, port, _lack(tree, hca, port, hcas))))
         else:
             seen = f"{len(ports)} ports have it; name the port too" if ports else "no HCA port has it"
-            excluded.append({"hca": None, "reason": f"Rail {index} is named by {key} {value}, but {seen}."})
-    cards: dict[str, list[dict[str, Any]]] = {}
-    for _index, hca, _port in chosen:
-        cards.setdefault(_card(hca), []).append(hca)
-    pairs = _one_to_one(tree, cards, gpus)
-    return [
-        _rail(index, hca, port, pairs.get(_card(hca)) or _only_nearest(hca), NAMED) for index, hca, port in chosen
-    ], excluded
+            missing.append(_no_rail(Lack("named", f"Rail {index} is named by {key} {value}, but {seen}."), index=index))
+    cards = {_card(place): _end(tree, place.address, functions) for _index, place in chosen if place.address}
+    paired = pairing.pair(topology.Topology(tree), cards, [gpu["address"] for gpu in gpus])
+    mine = {card: gpu for card, gpu in (paired.seats if paired else ()) if card}
+    where = topology.Topology(tree)
+
+    def beside(place: Place) -> Optional[dict[str, Any]]:
+        gpu = mine.get(_card(place))
+        return {"address": gpu, "distance": where.distance(gpu, cards[_card(place)])} if gpu else None
+
+    return [_rail(index, place, beside(place), NAMED, tree, functions) for index, place in chosen], missing
 
 
-def _matches(hca: dict[str, Any], key: str, value: str) -> bool:
+def matches(hca: dict[str, Any], key: str, value: str) -> bool:
+    """Whether an HCA is the one that a key of KEYS and its value, in lower case, name."""
     if key == "hca":
         return hca["name"].lower() == value
     if key == "pci":
-        return bool(hca["pci"]) and hca["pci"]["address"] == value and hca["function"] != "sf"
-    field = "name" if key == "netdev" else "mac"
-    return any((netdev[field] or "").lower() == value for netdev in hca["netdevs"])
+        ours = hca["function"] != "sf" and hca["char_devices"]["uverbs"] is not None
+        return bool(hca["pci"]) and hca["pci"]["address"] == value and ours
+    return any(_is(netdev, key, value) for netdev in hca["netdevs"])
+
+
+def _is(netdev: dict[str, Any], key: str, value: str) -> bool:
+    return same_address(netdev["mac"], value) if key == "mac" else netdev["name"].lower() == value.lower()
 
 
 def _ports(hca: dict[str, Any], key: str, value: str, number: Any) -> list[dict[str, Any]]:
@@ -88,76 +177,63 @@ def _ports(hca: dict[str, Any], key: str, value: str, number: Any) -> list[dict[
     if number:
         return [port for port in ports if port["number"] == int(number)]
     if key in ("netdev", "mac") and len(ports) > 1:
-        field = "name" if key == "netdev" else "mac"
-        on = {netdev["port"] for netdev in hca["netdevs"] if (netdev[field] or "").lower() == value.lower()}
+        on = {netdev["port"] for netdev in hca["netdevs"] if _is(netdev, key, value)}
         return [port for port in ports if port["number"] in on]
     return ports
 
 
-def _automatic(
-    tree: Tree, hcas: list[dict[str, Any]], gpus: list[dict[str, Any]], software: bool
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Number the ports card by card, in GPU order where each GPU has its own card, else in PCI order."""
-    found, excluded = [], []
-    cards: dict[str, list[dict[str, Any]]] = {}
-    for hca in hcas:
-        reason = _ineligible(hca, software)
-        if reason:
-            excluded.append({"hca": hca["name"], "reason": reason})
-        else:
-            cards.setdefault(_card(hca), []).append(hca)
-    pairs = _one_to_one(tree, cards, gpus)
-    by_gpu = sorted(pairs, key=lambda card: pci.order(pairs[card]["address"]))
-    index = 0
-    for card in by_gpu or cards:
-        for hca in cards.pop(card) if by_gpu else cards[card]:
-            for port in hca["ports"]:
-                spare = _unused(hca, port, hcas)
-                if spare:
-                    excluded.append({"hca": hca["name"], "reason": spare})
-                else:
-                    found.append(_rail(index, hca, port, pairs.get(card) or _only_nearest(hca), AUTOMATIC))
-                index += 1
-    if by_gpu:
-        reason = "Every GPU is nearer to another card; name this one to use it."
-        excluded += [{"hca": hca["name"], "reason": reason} for left in cards.values() for hca in left]
-    return found, excluded
+# Evidence.
 
 
-def _card(hca: dict[str, Any]) -> str:
-    """The physical card: the functions of a PCI slot. A software HCA is its own card."""
-    return pci.slot(hca["pci"]["address"]) if hca["pci"] else hca["name"]
-
-
-def _ineligible(hca: dict[str, Any], software: bool) -> Optional[str]:
-    """Why an HCA cannot be an automatic rail, whatever its cabling."""
-    carrying = [netdev["name"] for netdev in hca["netdevs"] if netdev["default_route"]]
-    if carrying:
-        return f"{carrying[0]} carries the default route; name it to use it anyway."
-    if hca["kind"] == "software" and not software:
-        return "It is a software HCA; software_hcas allows those."
+def _lack(tree: Tree, hca: dict[str, Any], port: dict[str, Any], hcas: list[dict[str, Any]]) -> Optional[Lack]:
+    """Which evidence of a rail a port lacks; what says nothing about the port itself (its group) comes later."""
+    if hca["char_devices"]["uverbs"] is None:
+        return Lack("no-verbs", "It has no verbs device: such a sub-device only carries management packets.")
     if hca["function"] == "vf":
-        return f"It is a virtual function of {hca['pci']['physfn']}."
+        return Lack("virtual", f"It is a virtual function of {hca['pci']['physfn']}.")
     if hca["function"] == "sf":
-        return f"It is a sub-function of {hca['pci']['address']}."
-    if not hca["ports"]:
-        return "It has no port."
-    return None
+        return Lack("virtual", f"It is a sub-function of {hca['pci']['address']}.")
+    if hca["representors"] and port["number"] > 1:
+        return Lack("representor", f"Port {port['number']} represents a virtual function or sub-function.")
+    own = [netdev for netdev in hca["netdevs"] if netdev["port"] in (port["number"], None)]
+    for netdev in own:
+        if netdev["management"]:
+            return Lack("management", f"{netdev['name']} carries {netdev['management']}; name it to use it anyway.")
+    masters = {netdev["master"] for netdev in own} - {None}
+    bond = next((name for name in sorted(masters) if any(netdev["name"] == name for netdev in own)), None)
+    if bond and any(netdev["master"] == bond for other in hcas if other is not hca for netdev in other["netdevs"]):
+        return Lack("bond-member", f"It is a member of {bond}, and so is another HCA.")
+    return unproven(tree, hca, port) or _unused(hca, port, hcas)
 
 
-def _unused(hca: dict[str, Any], port: dict[str, Any], hcas: list[dict[str, Any]]) -> Optional[str]:
-    """Why a port counts as unused: down and without an address while another port of the card is in use.
+def unproven(tree: Tree, hca: dict[str, Any], port: dict[str, Any]) -> Optional[Lack]:
+    """An InfiniBand port in service has a LID, any other a GID; one without a link need not show either yet."""
+    up = port["state"] in ("ACTIVE", "ARMED")
+    if port["link_layer"] == "InfiniBand":
+        return Lack("no-lid", "Its link is up, but it has no LID.") if up and port["lid"] in _NO_LID else None
+    if port["gids"]:
+        return None
+    gids = f"{paths.INFINIBAND}/{hca['name']}/ports/{port['number']}/gids"
+    slots = tree.listdir(gids)
+    if slots and (not up or tree.slots(gids, _NO_GID, first=True)):
+        return None
+    why = "It has no GID, although its link is up" if slots else "Its GID table has no room, as in switchdev mode"
+    return Lack("no-gid", f"{why}: it cannot carry RoCE.")
 
-    Its number stays unassigned: plugging it in or out renumbers no other rail.
-    """
+
+def _unused(hca: dict[str, Any], port: dict[str, Any], hcas: list[dict[str, Any]]) -> Optional[Lack]:
+    """Down and without an address while another port of the card is in use: not connected on purpose, most likely."""
     if _used(hca, port):
         return None
+    card = pci.slot(_address(hca)) or hca["name"]
     for other in hcas:
-        for beside in other["ports"] if _card(other) == _card(hca) else ():
+        same = (pci.slot(_address(other)) or other["name"]) == card and other["char_devices"]["uverbs"]
+        for beside in other["ports"] if same and other["function"] not in ("vf", "sf") else ():
             if beside is not port and _used(other, beside):
-                return (
+                return Lack(
+                    "unused",
                     f"Port {port['number']} is down and has no address, while {other['name']}/{beside['number']} "
-                    "of the same card is in use; name it to use it."
+                    "of the same card is in use; name it to use it.",
                 )
     return None
 
@@ -169,53 +245,195 @@ def _used(hca: dict[str, Any], port: dict[str, Any]) -> bool:
     return any(isinstance(netdev["addresses"], list) and netdev["addresses"] for netdev in own)
 
 
-def _only_nearest(hca: dict[str, Any]) -> Optional[dict[str, Any]]:
-    """The nearest GPU where there is exactly one."""
-    return hca["nearest_gpus"][0] if len(hca["nearest_gpus"]) == 1 else None
+def _address(hca: dict[str, Any]) -> str:
+    return hca["pci"]["address"] if hca["pci"] else ""
 
 
-def _one_to_one(
-    tree: Tree, cards: dict[str, list[dict[str, Any]]], gpus: list[dict[str, Any]]
-) -> dict[str, dict[str, Any]]:
-    """{card: {address, distance}} when each GPU gets its own nearest card and no nearest card is left over.
+def _card(place: Place) -> str:
+    """The physical card: the functions of a PCI slot. A software HCA is its own card."""
+    return pci.slot(place.address) or (place.hca["name"] if place.hca else "")
 
-    Two GPUs and two cards below one switch are all equally near: they pair up in PCI order. Empty when GPUs would have
-    to share, or when more cards are equally near than there are GPUs, because then the choice would be a guess.
-    """
+
+# Groups.
+
+
+def _automatic(
+    tree: Tree, hcas: list[dict[str, Any]], gpus: list[dict[str, Any]], software: bool, functions: dict[str, str]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    out: list[dict[str, Any]] = []
+    groups = _groups(tree, hcas, software, functions, out)
     where = topology.Topology(tree)
-    near: list[list[str]] = []
-    distances: list[str] = []
-    for gpu in gpus:
-        ranked: dict[str, list[str]] = {}
-        for card, members in cards.items():
-            function = members[0]["pci"]
-            far = where.distance(gpu["address"], function["address"]) if function else None
-            if far:
-                ranked.setdefault(far, []).append(card)
-        best = next((far for far in topology.CLASSES if far in ranked), None)
-        if best is None:
-            return {}
-        near.append(ranked[best])
-        distances.append(best)
-    if len({card for nearest in near for card in nearest}) != len(near):
-        return {}
-    owner: dict[str, int] = {}
-    for index in range(len(near)):
-        if not _augment(near, index, owner, set()):
-            return {}
-    return {card: {"address": gpus[index]["address"], "distance": distances[index]} for card, index in owner.items()}
+    hardware = [group for group in groups if group.kind != "software"]
+    numbered: list[tuple[int, Place, Optional[str]]] = []
+    chosen = []
+    if hardware:
+        paired = {index: _paired(tree, where, group, gpus, functions) for index, group in enumerate(hardware)}
+        best = max(paired, key=lambda index: (_rank(hardware[index], paired[index]), -index))
+        chosen.append(hardware[best])
+        numbered = _by_gpu(tree, hardware[best], paired[best], out) if paired[best] else _by_pci(hardware[best])
+    for group in groups:
+        if group.kind == "software":
+            start = max((index for index, _place, _gpu in numbered), default=-1) + 1
+            numbered += [(index + start, place, gpu) for index, place, gpu in _by_pci(group)]
+            chosen.append(group)
+    rate = _rate([place for _index, place, _gpu in numbered])
+    found = []
+    for index, place, gpu in numbered:
+        lack = place.lack or _other_rate(place, rate)
+        if place.hca is None:
+            lack = Lack("no-rdma", f"The card {place.address} has no RDMA device; see cards_without_rdma.")
+        if lack:
+            out.append(_no_rail(lack, place, index, gpu))
+        else:
+            card = _end(tree, place.address, functions)
+            far = {"address": gpu, "distance": where.distance(gpu, card)} if gpu else None
+            found.append(_rail(index, place, far, AUTOMATIC, tree, functions))
+    placed = {id(place.port) for _index, place, _gpu in numbered}
+    out += [
+        _no_rail(place.lack or _left(group, chosen), place)
+        for group in groups
+        for place in group.places
+        if place.hca and id(place.port) not in placed
+    ]
+    order = {(hca["name"], port["number"]): at for at, (hca, port) in enumerate(_all_ports(hcas))}
+    return found, sorted(out, key=lambda row: order.get((row["hca"], row["port"]), len(order)))
 
 
-def _augment(near: list[list[str]], gpu: int, owner: dict[str, int], tried: set[str]) -> bool:
-    """Kuhn's step of bipartite matching: a free card first, else one whose GPU can move to another."""
-    for card in near[gpu]:
-        if card not in owner:
-            owner[card] = gpu
-            return True
-    for card in near[gpu]:
-        if card not in tried:
-            tried.add(card)
-            if _augment(near, owner[card], owner, tried):
-                owner[card] = gpu
-                return True
-    return False
+def _all_ports(hcas: list[dict[str, Any]]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    return [(hca, port) for hca in hcas for port in hca["ports"]]
+
+
+def _left(group: Group, chosen: list[Group]) -> Lack:
+    if group in chosen:
+        return Lack("no-gpu", "Every GPU is nearer to another card of this kind; name it to use it.")
+    rails_of = next((f"{one.layer} ports of {one.kind}" for one in chosen), "others")
+    return Lack("other-kind", f"The rails are {rails_of}, this is {group.layer} of {group.kind}; name it to use it.")
+
+
+def _other_rate(place: Place, rate: Optional[float]) -> Optional[Lack]:
+    port = place.port
+    if not rate or not port or not place.address or port["state"] != "ACTIVE" or port["rate_gbps"] in (None, rate):
+        return None
+    return Lack("other-rate", f"Its link runs at {port['rate_gbps']:g} Gb/s, that of the rails at {rate:g}.")
+
+
+def _rate(places: list[Place]) -> Optional[float]:
+    """The rate of most ports in service; a port without a link reports a left-over."""
+    rates = Counter(
+        place.port["rate_gbps"]
+        for place in places
+        if place.address and place.port and not place.lack and place.port["state"] == "ACTIVE"
+    )
+    return max(rates, key=lambda rate: (rates[rate], rate or 0), default=None)
+
+
+def _groups(
+    tree: Tree, hcas: list[dict[str, Any]], software: bool, functions: dict[str, str], out: list[dict[str, Any]]
+) -> list[Group]:
+    """Ports by link layer and kind of card, in PCI order; ports that are no port of a card go to `out`."""
+    found: dict[tuple[str, str], list[Place]] = {}
+    for hca in hcas:
+        if not hca["ports"]:
+            out.append(_no_rail(Lack("no-port", "It has no port."), Place(_address(hca), hca)))
+        for port in hca["ports"]:
+            lack = _lack(tree, hca, port, hcas)
+            if hca["kind"] == "software" and not software and (lack is None or lack.code != "management"):
+                lack = Lack("software", "It is a software HCA; software_hcas allows those.")
+            place = Place(_address(hca), hca, port, lack)
+            if lack and (lack.code not in _HELD or hca["kind"] == "software"):
+                out.append(_no_rail(lack, place))
+                continue
+            kind = f"{hca['pci']['vendor']}:{hca['pci']['device']}" if hca["pci"] else "software"
+            found.setdefault((str(port["link_layer"]), kind), []).append(place)
+    dead = _dead(tree, hcas, functions, {kind for _layer, kind in found})
+    groups = []
+    for (layer, kind), places in found.items():
+        each = max(Counter(place.hca["name"] for place in places if place.hca).values())
+        for address in dead.get(kind, ()):
+            if functions[address].startswith(_INFINIBAND_CLASS) == (layer == "InfiniBand"):
+                places += [Place(address)] * each
+        cards: dict[str, list[Place]] = {}
+        for place in sorted(places, key=lambda place: pci.order(place.address) if place.address else []):
+            cards.setdefault(_card(place), []).append(place)
+        groups.append(Group(layer, kind, cards))
+    return groups
+
+
+def _dead(tree: Tree, hcas: list[dict[str, Any]], functions: dict[str, str], kinds: set[str]) -> dict[str, list[str]]:
+    """{kind: addresses} of physical network functions that have no RDMA device while others of their kind have one."""
+    taken = {_address(hca) for hca in hcas} | {address for hca in hcas for address in hca["bonded_functions"]}
+    found: dict[str, list[str]] = {}
+    for address, code in functions.items():
+        if code.startswith(pci.NETWORK_CLASS) and address not in taken:
+            kind = pci.kind(tree, address)
+            given_away = tree.readlink(f"{paths.PCI}/{address}/physfn") or pci.driver(tree, address) in pci.PASSED_ON
+            if kind in kinds and not given_away:
+                found.setdefault(kind, []).append(address)
+    return found
+
+
+def _rank(group: Group, paired: Optional[pairing.Pairing]) -> tuple[Any, ...]:
+    """What makes a group the rails: GPUs that have a card of it, how near; without GPUs its number of ports.
+
+    Nothing here depends on a cable, but the rate at the very end.
+    """
+    free = [place for place in group.places if not (place.lack and place.lack.code == "management")]
+    quiet = len(free) == len(group.places)
+    known = [place.hca for place in group.places if place.hca]
+    links = [hca["pci"]["link"] for hca in known]
+    lanes = max((link["max_speed_gts"] or 0) * (link["max_width"] or 0) for link in links)
+    size = (lanes, _rate(group.places) or 0, len(free)) if paired else (len(free), lanes, _rate(group.places) or 0)
+    near = (paired.served, -paired.level) if paired else (0, 0)
+    return (bool(free), *near, known[0]["node_type"] != "RNIC", *((quiet,) if paired else ()), *size, quiet)
+
+
+# Numbers.
+
+
+def _by_pci(group: Group) -> list[tuple[int, Place, Optional[str]]]:
+    """Card by card; a port that management uses takes no number."""
+    free = [place for place in group.places if not (place.lack and place.lack.code == "management")]
+    return [(index, place, None) for index, place in enumerate(free)]
+
+
+def _paired(
+    tree: Tree, where: topology.Topology, group: Group, gpus: list[dict[str, Any]], functions: dict[str, str]
+) -> Optional[pairing.Pairing]:
+    ends = {card: _end(tree, places[0].address, functions) for card, places in group.cards.items()}
+    managed = {
+        card
+        for card, places in group.cards.items()
+        if all(place.lack and place.lack.code == "management" for place in places)
+    }
+    return pairing.pair(where, ends, [gpu["address"] for gpu in gpus], managed)
+
+
+def _end(tree: Tree, address: str, functions: dict[str, str]) -> str:
+    """The function from which the way to the GPUs counts: Data Direct's, where the card has one."""
+    return roots.data_direct(tree, address, functions) or address
+
+
+def _by_gpu(
+    tree: Tree, group: Group, paired: pairing.Pairing, out: list[dict[str, Any]]
+) -> list[tuple[int, Place, Optional[str]]]:
+    """Seat by seat; each card has as many numbers as the largest one.
+
+    Ports that management uses take none, unless their card would be left with fewer ports than the others.
+    """
+    cards = {card: group.cards[card] for card, _gpu in paired.seats if card}
+    free = {
+        card: [place for place in places if not (place.lack and place.lack.code == "management")]
+        for card, places in cards.items()
+    }
+    width = max(map(len, free.values()), default=0) or 1
+    found: list[tuple[int, Place, Optional[str]]] = []
+    for seat, (card, gpu) in enumerate(paired.seats):
+        if card is None:
+            out.append(_no_rail(Lack("no-card", f"No card is on PCI beside GPU {gpu}."), index=seat * width, gpu=gpu))
+            continue
+        places = free[card] if len(free[card]) == width else cards[card][:width]
+        at = [int(place.address[-1]) for place in places]
+        if len(places) == width or len(set(at)) < len(at) or max(at) >= width:
+            at = list(range(len(places)))  # else a function of the card is missing, and the others keep their numbers
+        found += [(seat * width + offset, place, gpu) for offset, place in zip(at, places)]
+    return found

@@ -16,13 +16,18 @@ from collections.abc import Iterator
 from typing import Any, Optional
 
 from . import paths, pci
-from .text import hexadecimal
 from .tree import Tree
 
 _BUS_ID = re.compile(r"^[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]$")
 _DEVICES = "/sys/devices/"
 # The function through which a ConnectX-8 reaches GPU memory; it hangs below the GPU's root, the card's own may not.
-_DATA_DIRECT = ("2100",)
+_DATA_DIRECT = f"{pci.MELLANOX}:2100"
+# Cards of which some have one.
+DATA_DIRECT_CARDS = (f"{pci.MELLANOX}:1023", f"{pci.MELLANOX}:1025")
+_DIRECT_CLASSES = (pci.NETWORK_CLASS, "0x08")  # firmware shows it as a network card or as a DMA controller
+# What ties functions of one card together: the NIC's and its Data Direct function's own mark (rdma-core's rdma_topo
+# compares V3, the kernel VU), then the serial number, which all functions of a card share.
+_MARKS = (b"V3", b"VU", b"SN")
 # Vital product data (PCI Local Bus Specification, appendix I): tags of the read-only part and of the end.
 _READ_ONLY, _END = 0x90, 0x78
 
@@ -50,16 +55,24 @@ def hca_root(tree: Tree, hca: dict[str, Any], functions: dict[str, str]) -> Opti
     return pcie_root(tree, pci.below(tree, next((port["netdev"] for port in hca["ports"] if port["netdev"]), None)))
 
 
+def data_direct_functions(tree: Tree, functions: dict[str, str]) -> list[str]:
+    """Data Direct functions of all cards."""
+    able = (address for address, code in functions.items() if code.startswith(_DIRECT_CLASSES))
+    return [address for address in able if pci.kind(tree, address) == _DATA_DIRECT]
+
+
 def data_direct(tree: Tree, address: str, functions: dict[str, str]) -> Optional[str]:
-    """The Data Direct function of a NIC's function: same card by the serial number in its VPD, and the same rank on it.
+    """The Data Direct function of a NIC's function: of the same card by its VPD, and of the same rank on it.
 
     None without one, and where the two cannot be paired: a card with one NIC function and two of the others, say.
     """
-    others = [one for one in functions if one != address and _device(tree, one) in _DATA_DIRECT]
-    if not others:
+    others = data_direct_functions(tree, functions)
+    if not others or address in others:
         return None
-    serial = _serial(tree, address)
-    direct = [one for one in others if serial and _serial(tree, one) == serial]
+    mine = _marks(tree, address)
+    direct: list[str] = []
+    for mark in _MARKS:
+        direct = direct or [one for one in others if mine.get(mark) and _marks(tree, one).get(mark) == mine[mark]]
     if len(direct) <= 1:
         return direct[0] if direct else None
     beside = [one for one in functions if one not in others and pci.slot(one) == pci.slot(address)]
@@ -67,18 +80,12 @@ def data_direct(tree: Tree, address: str, functions: dict[str, str]) -> Optional
     return direct[nics.index(address)] if address in nics and len(nics) == len(direct) else None
 
 
-def _device(tree: Tree, address: str) -> Optional[str]:
-    if tree.read(f"{paths.PCI}/{address}/vendor") != f"0x{pci.MELLANOX}":
-        return None
-    return hexadecimal(tree.read(f"{paths.PCI}/{address}/device"))
-
-
 def _virtual(tree: Tree, address: str) -> bool:
     return tree.readlink(f"{paths.PCI}/{address}/physfn") is not None
 
 
-def _serial(tree: Tree, address: str) -> Optional[bytes]:
-    return vital_product_data(tree.read_bytes(f"{paths.PCI}/{address}/vpd") or b"").get(b"SN")
+def _marks(tree: Tree, address: str) -> dict[bytes, bytes]:
+    return vital_product_data(tree.read_bytes(f"{paths.PCI}/{address}/vpd") or b"")
 
 
 def vital_product_data(data: bytes) -> dict[bytes, bytes]:

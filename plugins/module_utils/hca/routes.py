@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The main routing tables of IPv4 and IPv6, as the kernel prints them. Policy routing is not followed.
+"""The main routing tables of IPv4 and IPv6, as the kernel prints them. Other tables: see `management`.
 
 Sources: fib_route_seq_show() of net/ipv4/fib_trie.c, rt6_info_route() of net/ipv6/route.c.
 """
@@ -42,11 +42,6 @@ def usable(tree: Tree) -> list[Route]:
     """Usable routes of both families, IPv4 first, each family in the kernel's order."""
     found = [*ipv4(tree.read(IPV4) or ""), *ipv6(tree.read(IPV6) or "")]
     return [route for route in found if route.usable]
-
-
-def default_netdevs(tree: Tree) -> set[str]:
-    """Interfaces of the default routes of both families."""
-    return {route.netdev for route in usable(tree) if route.default}
 
 
 def destinations(tree: Tree) -> list[dict[str, str]]:

@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import array
 import fcntl
+import ipaddress
 import json
 import os
+import re
 import socket
 import struct
 import subprocess
 from typing import Any, Callable, Optional
 
+from . import netlink
+from .text import integer
 from .tree import Tree
 
 _SIOCGIFCONF = 0x8912
@@ -24,7 +28,7 @@ RECORDED = "/.seams.json"
 
 
 class Seams:
-    """modinfo of a zstd-compressed module, the rpm database, IPv4 addresses and the machine name.
+    """modinfo of a zstd-compressed module, the rpm database, IPv4 addresses, the machine name, and what routes packets.
 
     Each returns None when it cannot know. `forks` counts the processes started: none on a Debian node.
     """
@@ -35,8 +39,14 @@ class Seams:
         rpm: Callable[[], Optional[str]] = lambda: None,
         addresses: Callable[[], Optional[dict[str, list[str]]]] = lambda: None,
         machine: Callable[[], Optional[str]] = lambda: None,
+        routes: Callable[[], Optional[list[dict[str, Any]]]] = lambda: None,
+        rules: Callable[[], Optional[list[dict[str, Any]]]] = lambda: None,
+        sessions: Callable[[Tree], list[str]] = lambda tree: ssh_addresses(tree),
     ):
         self.forks = 0
+        self._routes = routes
+        self._rules = rules
+        self._sessions = sessions
         self._modinfo = modinfo
         self._rpm = rpm
         self._addresses = addresses
@@ -46,19 +56,28 @@ class Seams:
     def live(cls) -> Seams:
         """The machine itself."""
         seams = cls(addresses=_ipv4_addresses, machine=lambda: os.uname().machine)
+        seams._routes = lambda: _asked(netlink.routes)
+        seams._rules = lambda: _asked(netlink.rules)
+        seams._sessions = lambda tree: ssh_addresses(tree, own_session(tree))
         seams._modinfo = lambda path: _modinfo_fields(seams._run("modinfo", "-0", path))
         seams._rpm = lambda: seams._run("rpm", "-qa", "--queryformat", "%{NAME} %{VERSION}-%{RELEASE}\n")
         return seams
 
     @classmethod
     def recorded(cls, mapping: dict[str, Any]) -> Seams:
-        """What a capture wrote: {addresses: {netdev: [cidr]}, modinfo: {path: {field: value}}, rpm: text, machine}."""
+        """What a capture wrote: {addresses: {netdev: [cidr]}, modinfo: {path: {field: value}}, rpm: text, machine,
+        routes and rules: rows of `ip -j`, sessions: [address]}. Without sessions they are read from the tree's files.
+        """
         modinfo = mapping.get("modinfo") or {}
+        sessions = mapping.get("sessions")
         return cls(
             modinfo=modinfo.get,
             rpm=lambda: mapping.get("rpm"),
             addresses=lambda: mapping.get("addresses"),
             machine=lambda: mapping.get("machine"),
+            routes=lambda: mapping.get("routes"),
+            rules=lambda: mapping.get("rules"),
+            sessions=lambda tree: ssh_addresses(tree) if sessions is None else sessions,
         )
 
     @classmethod
@@ -92,6 +111,18 @@ class Seams:
     def machine(self) -> Optional[str]:
         """Hardware name as `uname -m` prints it."""
         return self._machine()
+
+    def routes(self) -> Optional[list[dict[str, Any]]]:
+        """Default routes of all tables with every next hop; None where only files tell."""
+        return self._routes()
+
+    def rules(self) -> Optional[list[dict[str, Any]]]:
+        """Policy rules; None where they are not known."""
+        return self._rules()
+
+    def sessions(self, tree: Tree) -> list[str]:
+        """The node's addresses at which SSH connections end."""
+        return self._sessions(tree)
 
     def _run(self, *argv: str) -> Optional[str]:
         self.forks += 1
@@ -138,3 +169,53 @@ def _ipv4_addresses() -> Optional[dict[str, list[str]]]:
             return found
     except (OSError, ValueError):
         return None
+
+
+def _asked(call: Callable[[], Any]) -> Any:
+    try:
+        return call()
+    except (OSError, ValueError):
+        return None
+
+
+_ESTABLISHED = "01"
+_SSH = 22
+
+
+def ssh_addresses(tree: Tree, own: Optional[tuple[str, int]] = None) -> list[str]:
+    """The node's ends of established connections to port 22 and to the port of this run. own: its address and port."""
+    ports = {_SSH, own[1] if own else _SSH}
+    found = {own[0]: None} if own else {}
+    for path in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in (tree.read(path) or "").splitlines()[1:]:
+            part = line.split()
+            if len(part) > 3 and part[3] == _ESTABLISHED:
+                digits, _colon, port = part[1].partition(":")
+                address = socket_address(digits) if integer(f"0x{port}") in ports else None
+                if address and not address.is_loopback:
+                    found[str(address)] = None
+    return list(found)
+
+
+def socket_address(digits: str) -> Any:
+    """An address of /proc/net/tcp: 32-bit words in host byte order (little-endian on ours)."""
+    try:
+        data = bytes.fromhex(digits)
+        address = ipaddress.ip_address(b"".join(data[at : at + 4][::-1] for at in range(0, len(data), 4)))
+    except ValueError:
+        return None
+    return getattr(address, "ipv4_mapped", None) or address
+
+
+def own_session(tree: Tree) -> Optional[tuple[str, int]]:
+    """Our end of this run's SSH session; sudo drops SSH_CONNECTION, so every parent process is searched for it."""
+    pid = os.getpid()
+    while pid > 1:
+        for entry in (tree.read_bytes(f"/proc/{pid}/environ") or b"").split(b"\0"):
+            if entry.startswith(b"SSH_CONNECTION="):
+                fields = entry.partition(b"=")[2].decode("ascii", "replace").split()
+                known = len(fields) == 4 and fields[3].isdecimal()
+                return (fields[2].partition("%")[0].replace("::ffff:", ""), int(fields[3])) if known else None
+        parent = re.search(r"^PPid:\s+(\d+)", tree.read(f"/proc/{pid}/status") or "", re.MULTILINE)
+        pid = int(parent[1]) if parent else 0
+    return None

@@ -72,6 +72,17 @@ class Topology:
         best = next((far for far in CLASSES if far in found), None)
         return [{"address": other, "distance": best} for other in sorted(found[best], key=pci.order)] if best else []
 
+    def numa_node(self, address: str) -> int:
+        return pci.numa_node(self._tree, address)
+
+    def vacant(self, chain: tuple[str, ...]) -> bool:
+        """Whether a bridge below this place of the tree has nothing behind it."""
+        path = f"/sys/devices/{'/'.join(chain)}"
+        below = [name for name in self._tree.listdir(path) if pci.ADDRESS.match(name)]
+        if below:
+            return any(self.vacant((*chain, name)) for name in below)
+        return (self._tree.read(f"{path}/class") or "").startswith(pci.BRIDGE_CLASS)
+
     def _same_node(self, one: str, other: str) -> bool:
         """A machine with a single NUMA node need not name it for each function (-1)."""
         first, second = pci.numa_node(self._tree, one), pci.numa_node(self._tree, other)

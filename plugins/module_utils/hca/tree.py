@@ -117,8 +117,10 @@ class Tree:
             os.close(directory_fd)
         return found
 
-    def slots(self, directory: str, empty: bytes) -> list[tuple[int, str]]:
+    def slots(self, directory: str, empty: bytes, first: bool = False) -> list[tuple[int, str]]:
         """Numbered files of a directory whose content does not start with `empty`, as [(number, stripped text)].
+
+        first: only one of them, the lowest that is found when reading in order.
 
         For the GID tables: 256 to 1024 slots per port, nearly all empty. All are read, because a table has holes once
         addresses were removed and neither the directory nor any counter shows which slots are in use. It is cheap: one
@@ -135,7 +137,8 @@ class Tree:
         found = []
         size = len(empty)
         try:
-            for name in os.listdir(directory_fd):
+            names = os.listdir(directory_fd)
+            for name in sorted(names, key=lambda name: (len(name), name)) if first else names:
                 try:
                     fd = os.open(name, self._flags, dir_fd=directory_fd)
                 except OSError as error:
@@ -149,6 +152,8 @@ class Tree:
                     os.close(fd)
                 if data and data[:size] != empty and name.isdecimal():
                     found.append((int(name), data.decode("utf-8", "replace").strip()))
+                    if first:
+                        break
         except OSError:
             pass  # the device disappeared while its table was read: keep what was read so far
         finally:

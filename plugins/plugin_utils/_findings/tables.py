@@ -67,6 +67,7 @@ def _node_row(name, facts):
 def _port_rows(name, node):
     facts, expected = node["facts"], node.get("expected_ports") or ()
     rails = {(rail["hca"], rail["port"]): rail["index"] for rail in facts["rails"]}
+    why = {(row["hca"], row["port"]): row["code"] for row in facts["not_rails"]}
     rows = []
     for hca in facts["hcas"]:
         for port in hca["ports"]:
@@ -85,7 +86,7 @@ def _port_rows(name, node):
                     port["netdev"] or _NONE,
                     hca["pci"]["numa_node"] if hca["pci"] and hca["pci"]["numa_node"] >= 0 else _NONE,
                     _nearest(hca, facts["gpus"]),
-                    rails.get(key, _NONE),
+                    rails.get(key, why.get(key, _NONE)),
                 )
             )
     return rows
@@ -178,6 +179,7 @@ def problems(node):
         alike = [card for card in cards if (card["reason"], card["next_step"]) == (reason, step)]
         named = ", ".join(f"{card['address']} ({_card_name(card)})" for card in alike)
         found.append(f"No RDMA device on {named}: {reason} Next: {step}")
+    found += _empty_rails(facts["not_rails"])
     found += _blocked(facts["modules"])
     found += _ports_down(facts, node.get("expected_ports") or ())
     if facts["driver"]["agree"] is False:
@@ -188,6 +190,16 @@ def problems(node):
     if facts["driver"]["agree"] is not False:  # reported above
         found += [f"Reboot pending: {reason}" for reason in facts["reboot_reasons"]]
     return found
+
+
+def _empty_rails(not_rails):
+    """One sentence a number that ports on the fabric do not have for a fault, not for a choice."""
+    step = "compare the node with its like; discovery_rails names ports that are rails all the same"
+    return [
+        f"Rail {row['index']} ({row['hca'] or row['pci'] or row['gpu']}) is empty: {row['reason']} Next: {step}."
+        for row in not_rails
+        if row["index"] is not None and row["code"] not in ("unused", "management", "named")
+    ]
 
 
 def _card_name(card):

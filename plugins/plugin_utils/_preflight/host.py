@@ -20,6 +20,7 @@ from ...module_utils._driver import plan as driver_plan
 from ...module_utils._host import kernel_modules, memlock, netns, rail_links
 from ...module_utils.hca import facts as hca_facts
 from ...module_utils.hca import node as hca_node
+from ...module_utils.hca import rails
 from .._bundle import driver as driver_bundle
 from .._findings import catalogue
 from . import removed
@@ -286,6 +287,11 @@ def combinations(facts: dict, variables: dict, bundle: dict | None = None) -> tu
         for card in facts["cards_without_rdma"]
         if not _will_get_rdma(card, facts)
     ]
+    notes += [
+        f"discovery_rails[{rail['index']}] ({rail['hca']}/{rail['port']}) is used as named, though: {rail['lacks']}"
+        for rail in facts.get("rails") or ()
+        if rail.get("lacks")
+    ]
     findings += _system(facts)
     findings += _driver(facts, variables, bundle)
     findings += _hcas(facts, variables)
@@ -443,14 +449,7 @@ def _port_numbers(facts: dict, name: str) -> list[int]:
 
 def matching(hcas, key: str, value) -> list[str]:
     """Names of the HCAs that a rail item selects."""
-    value = str(value).lower()
-    test = {
-        "hca": lambda hca: hca["name"].lower() == value,
-        "pci": lambda hca: (hca["pci"] or {}).get("address") == value and hca.get("function") != "sf",
-        "netdev": lambda hca: any(netdev["name"].lower() == value for netdev in hca["netdevs"]),
-        "mac": lambda hca: any((netdev["mac"] or "").lower() == value for netdev in hca["netdevs"]),
-    }[key]
-    return [hca["name"] for hca in hcas if test(hca)]
+    return [hca["name"] for hca in hcas if rails.matches(hca, key, str(value).lower())]
 
 
 def _identity(hca: dict) -> str:

@@ -202,11 +202,16 @@ def _of_facts(facts: dict, claims: list[dict]) -> dict:
         "virtual": sum(hca.get("function") in maps.VIRTUAL for hca in hcas),
         "bare": [(card["address"], card.get("reason") or "", card.get("next_step") or "") for card in bare],
         "excluded": [
-            (item["hca"] or "a named rail", item["reason"])
-            for item in facts.get("rails_excluded") or []
-            if not item["reason"].startswith("It is a virtual")
+            (_port_name(item), item["reason"]) for item in facts.get("not_rails") or [] if item.get("code") != "virtual"
         ],
     }
+
+
+def _port_name(item: dict) -> str:
+    """HCA and port of an entry of not_rails, else its PCI function, else the number that stays empty."""
+    if item["hca"]:
+        return f"{item['hca']}/{item['port']}" if item.get("port") else item["hca"]
+    return item.get("pci") or f"rail {item['index']}"
 
 
 def _facts(facts: dict) -> tuple:

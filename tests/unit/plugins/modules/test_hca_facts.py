@@ -47,6 +47,10 @@ def run(capsys):
 def root(tmp_path):
     device = tmp_path / "sys/class/infiniband/rxe0"
     (device / "ports/1").mkdir(parents=True)
+    for folder in (device / "ports/1/gids", tmp_path / "sys/class/infiniband_verbs/uverbs0"):
+        folder.mkdir(parents=True)
+    (device / "ports/1/gids/0").write_text("fe80:0000:0000:0000:0000:0000:0000:0001\n")
+    (tmp_path / "sys/class/infiniband_verbs/uverbs0/ibdev").write_text("rxe0\n")
     for name, value in (("node_type", "1: CA"), ("node_guid", "1"), ("parent", "eth0"), ("ports/1/state", "4: ACTIVE")):
         (device / name).write_text(value)
     (tmp_path / ".seams.json").write_text('{"addresses": {}}')
@@ -101,7 +105,7 @@ def test_every_fact_is_documented_and_every_documented_fact_exists(tmp_path):
                 compare(sample[name], below, f"{where}.{name}")
 
     facts = {}
-    for name in ("card-without-mlx5-ib", "h100-8x-cx7-ib"):
+    for name in ("card-without-mlx5-ib", "vfs", "h100-8x-cx7-ib"):
         read = Tree(str(tree.lay_out(tree.load(name), tmp_path / name)))
         found = gather(read, Seams.of(read))
         facts.update({key: value for key, value in found.items() if value != [] or key not in facts})

@@ -305,8 +305,8 @@ def test_what_the_default_route_stands_on_is_protected(tmp_path, file, text, kep
 def test_the_ssh_session_is_found_through_the_parents_that_sudo_keeps(monkeypatch):
     monkeypatch.delenv("SSH_CONNECTION", raising=False)
     code = (
-        "from ansible_collections.gpufabric.rdma.plugins.modules.rail_links import session_address, Tree;"
-        "print(session_address(Tree('/')))"
+        "from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Tree, own_session;"
+        "print(own_session(Tree('/')))"
     )
     # env -i stands for sudo: the child has lost the variable, the shell above it has not.
     shell = f'env -i PYTHONPATH={":".join(sys.path)} {sys.executable} -c "{code}"; true'
@@ -317,7 +317,7 @@ def test_the_ssh_session_is_found_through_the_parents_that_sudo_keeps(monkeypatc
         text=True,
         check=True,
     )
-    assert done.stdout.strip() == "10.0.0.4"
+    assert done.stdout.strip() == str(("10.0.0.4", 22))
 
 
 def test_a_peermem_that_only_needs_loading_is_reported(tmp_path):

@@ -276,7 +276,7 @@ ROWS = [
         {"switchdev"},
         VFS
         + Over({f"{DEVICE}/net/eth9/phys_port_name": "pf0vf1"}, {"/sys/class/net/eth9": f"../..{DEVICE[4:]}/net/eth9"}),
-        says="switchdev, with eth9",
+        says="eth9",
     ),
     Row("a reload is denied", "reboot", {"reload-denied"}, wanted={"reload_allowed": False}),
     Row("a reboot is asked for", "reboot", wanted={"activation": "reboot"}, says="a reboot was asked for"),

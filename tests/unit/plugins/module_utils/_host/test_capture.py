@@ -168,7 +168,8 @@ def test_answers_of_seams_are_recorded():
     seams, answers = host_capture.recording_seams(live)
     module = {"version": "/a.ko.zst"}
     assert (seams.machine(), seams.modinfo("/a.ko.zst"), seams.rpm_query()) == ("aarch64", module, None)
-    assert answers == {"addresses": None, "machine": "aarch64", "modinfo": {"/a.ko.zst": module}, "rpm": None}
+    asked = {name: answer for name, answer in answers.items() if answer is not None}
+    assert asked == {"machine": "aarch64", "modinfo": {"/a.ko.zst": module}}
 
 
 def test_a_refusing_file_is_kept_as_an_error(tmp_path):

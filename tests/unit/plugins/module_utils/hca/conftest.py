@@ -36,6 +36,9 @@ class Node:
         target.write_bytes(content if isinstance(content, bytes) else f"{content}\n".encode())
         return self
 
+    def listed(self, path: str) -> list[str]:
+        return sorted(os.listdir(self.host(path))) if self.host(path).is_dir() else []
+
     def files(self, base: str, **values: object) -> Node:
         for name, value in values.items():
             self.write(f"{base}/{name}", str(value))
@@ -95,12 +98,15 @@ class Node:
         self.files(path, **{"node_type": "1: CA", "node_guid": guid, "sys_image_guid": guid, **values})
         for number in range(1, ports + 1):
             self.port(path, number, layer)
+        self.write(f"/sys/class/infiniband_verbs/uverbs{len(self.listed('/sys/class/infiniband'))}/ibdev", name)
         self.link(f"/sys/class/infiniband/{name}", path)
         return path
 
     def port(self, hca: str, number: int = 1, layer: str = "Ethernet", **values: object) -> Node:
         known = {"state": "4: ACTIVE", "phys_state": "5: LinkUp", "rate": "100 Gb/sec (4X EDR)", "link_layer": layer}
-        return self.files(f"{hca}/ports/{number}", **{**known, "lid": "0x0", "sm_lid": "0x0", **values})
+        if not self.listed(f"{hca}/ports/{number}/gids"):
+            self.write(f"{hca}/ports/{number}/gids/0", "fe80:0000:0000:0000:a288:c2ff:fe00:0001")
+        return self.files(f"{hca}/ports/{number}", **{**known, "lid": "0x7", "sm_lid": "0x1", **values})
 
     def gids(self, hca: str, number: int, entries: dict[int, tuple[str, str, str | None]], size: int = 4) -> Node:
         """entries: {index: (gid, type, netdev)}; every other slot is empty as the kernel shows it."""

@@ -88,9 +88,9 @@ def gathered(root):
         (["hcas"], {"hcas", "cards_without_rdma"}),
         (["pci"], {"cards_without_rdma", "gpus"}),
         (["gpus"], {"gpus"}),
-        (["rails", "!gids"], {"rails", "rails_excluded"}),
+        (["rails", "!gids"], {"rails", "not_rails"}),
         (["all", "!hcas", "!pci", "!rails", "!gpus"], set(SUBSETS) - {"hcas", "pci", "rails", "gpus", "gids"}),
-        (["all"], {*SUBSETS, "cards_without_rdma", "rails_excluded"} - {"pci", "gids"}),
+        (["all"], {*SUBSETS, "cards_without_rdma", "not_rails"} - {"pci", "gids"}),
     ],
 )
 def test_subsets(everything, subset, parts):

@@ -266,7 +266,7 @@ def test_rails_pair_with_gpus_and_keep_their_numbers_when_a_cable_is_out(node, c
     facts = node.facts(RAILS)
     assert [(rail["hca"], rail["gpu"]) for rail in facts["rails"]] == wanted
     left = {hca.rpartition("/")[2] for hca in hcas} - {name for name, _gpu in wanted}
-    assert {row["hca"] for row in facts["rails_excluded"]} == left
+    assert {row["hca"] for row in facts["not_rails"]} == left
     assert {rail["reason"] for rail in facts["rails"]} == {"automatic"}
     before = numbered(facts)
     for hca in hcas:
@@ -282,7 +282,7 @@ def test_the_second_port_without_a_cable_is_unused_unless_it_has_an_address(node
         pull(node, second)
     facts = node.facts(RAILS)
     assert indexes(facts) == [(0, "mlx5_1_0"), (2, "mlx5_2_0")]
-    assert [row["hca"] for row in facts["rails_excluded"]] == ["mlx5_1_1", "mlx5_2_1"]
+    assert [row["hca"] for row in facts["not_rails"]] == ["mlx5_1_1", "mlx5_2_1"]
     node.addresses = {"net1_1": ["10.0.0.1/24"]}
     assert indexes(node.facts(RAILS)) == [(0, "mlx5_1_0"), (1, "mlx5_1_1"), (2, "mlx5_2_0")]
     pull(node, cards[1][0])
@@ -297,7 +297,7 @@ def test_software_hcas_and_virtual_functions_on_request_only(node):
     node.write(f"{node.hca('rxe0')}/parent", "eth1")
     facts = node.facts(RAILS)
     assert indexes(facts) == [(0, "mlx5_1")]
-    assert [row["hca"] for row in facts["rails_excluded"]] == ["mlx5_2", "rxe0"]
+    assert [row["hca"] for row in facts["not_rails"]] == ["mlx5_2", "rxe0"]
     assert indexes(node.facts(RAILS, rails=[{"hca": "mlx5_2"}])) == [(0, "mlx5_2")]
     last = node.facts(RAILS, software_hcas=True)["rails"][-1]
     assert (last["hca"], last["netdev"], last["pci"]) == ("rxe0", "eth1", None)
@@ -316,7 +316,7 @@ def test_rails_by_name_in_the_order_of_their_names(node, name):
     facts = node.facts(RAILS, rails=[name, {"netdev": "eth9"}, other])
     assert indexes(facts) == [(0, "mlx5_2"), (2, "mlx5_1")], "a name without an HCA keeps its number"
     assert {rail["reason"] for rail in facts["rails"]} == {"named"}
-    assert len(facts["rails_excluded"]) == 1
+    assert len(facts["not_rails"]) == 1
 
 
 def test_a_device_with_two_ports_wants_the_port_too(node):
@@ -327,4 +327,4 @@ def test_a_device_with_two_ports_wants_the_port_too(node):
     assert [(rail["index"], rail["port"]) for rail in node.facts(RAILS)["rails"]] == [(0, 1), (1, 2)]
     named = node.facts(RAILS, rails=[{"hca": "mlx4_0"}, {"netdev": "ens3d1"}, {"hca": "mlx4_0", "port": 1}])
     assert [(rail["index"], rail["port"]) for rail in named["rails"]] == [(1, 2), (2, 1)]
-    assert len(named["rails_excluded"]) == 1
+    assert len(named["not_rails"]) == 1

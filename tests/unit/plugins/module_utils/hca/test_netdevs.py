@@ -8,7 +8,9 @@ import ipaddress
 
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree, counters, routes
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.management import uses
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.netdevs import RXE_OVERHEAD, Network, ib_mtu
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
 
 HEAD = "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT"
 DEFAULT4 = "eth0\t00000000\t010200C0\t0003\t0\t0\t100\t00000000\t0\t0\t0"
@@ -55,11 +57,11 @@ def test_a_row_that_makes_no_sense_hides_no_other():
 
 
 def test_both_tables_of_a_node(node):
-    assert (routes.usable(node.tree()), routes.default_netdevs(node.tree())) == ([], set())
+    assert (routes.usable(node.tree()), uses(node.tree(), Seams.none())) == ([], {})
     node.write("/proc/net/route", "\n".join([HEAD, DEFAULT4, LINK4, BLACKHOLE4, DOWN4]))
     six = [LINK6, LINK_LOCAL6, DEFAULT6, LOOPBACK6, LOCAL6, MULTICAST6, UNREACHABLE6, REJECT6]
     node.write("/proc/net/ipv6_route", "\n".join(six))
-    assert routes.default_netdevs(node.tree()) == {"eth0", "ib0"}
+    assert set(uses(node.tree(), Seams.none())) == {"eth0", "ib0"}
     assert [(row["destination"], row["netdev"]) for row in routes.destinations(node.tree())] == [
         *(("0.0.0.0/0", "eth0"), ("192.0.2.0/24", "eth0")),
         *(("fd00::/64", "eth0"), ("::/0", "ib0"), ("fd00::2/128", "eth0")),
@@ -73,7 +75,7 @@ def test_the_default_route_stands_on_everything_below_it(node):
     node.enslave("p0", "bond0").enslave("p1", "bond0")
     node.link("/sys/devices/virtual/net/bond0.7/lower_bond0", "/sys/devices/virtual/net/bond0")
     node.default_route("bond0.7")
-    assert Network(node.tree()).default_route_netdevs() == {"bond0.7", "bond0", "p0", "p1"}
+    assert set(Network(node.tree()).management()) == {"bond0.7", "bond0", "p0", "p1"}
 
 
 @pytest.mark.parametrize(
@@ -91,7 +93,7 @@ def test_addresses_of_both_families(node):
     node.netdev("eth0")
     rows = ("fe800000000000005054000000000001 02 40 20 80     eth0", f"{ZERO[:-1]}1 01 80 10 80       lo")
     node.write("/proc/net/if_inet6", "\n".join(rows))
-    network = Network(node.tree(), {"eth0": ["10.0.0.2/24", "10.0.0.1/24"]})
+    network = Network(node.tree(), Seams.recorded({"addresses": {"eth0": ["10.0.0.2/24", "10.0.0.1/24"]}}))
     assert network.addresses("eth0") == ["10.0.0.1/24", "10.0.0.2/24", "fe80::5054:0:0:1/64"]
     assert network.addresses("eth1") == []
     assert Network(node.tree()).addresses("eth0").startswith("unknown: ")
@@ -101,9 +103,9 @@ def test_values_that_a_down_interface_refuses(node):
     path = node.netdev("eth0", operstate="down", speed=-1)
     node.host(f"{path}/carrier").unlink()
     node.refuse(f"{path}/carrier")
-    found = Network(node.tree(), {}).netdev("eth0")
+    found = Network(node.tree()).netdev("eth0")
     assert (found["carrier"], found["speed_mbps"], found["operstate"]) == (None, None, "down")
-    assert Network(node.tree(), {}).netdev("gone") is None
+    assert Network(node.tree()).netdev("gone") is None
 
 
 @pytest.mark.parametrize(

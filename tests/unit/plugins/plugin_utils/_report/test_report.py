@@ -412,7 +412,7 @@ def test_claims_stand_in_the_line_of_their_hca():
         "hcas",
         "gpus",
         "rails",
-        "rails_excluded",
+        "not_rails",
         "cards_without_rdma",
         "driver",
         "gpudirect",

@@ -1,0 +1,126 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which interfaces the management of a node uses: the one answer for rails, link settings, networks and the driver.
+
+Sources: default routes of every table that is looked up for the node itself, with all their next hops; the node's ends
+of SSH connections; the address and interface that k3s is configured with.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterator
+from typing import Any, Optional
+
+from . import paths, routes
+from .seams import Seams
+from .tree import Tree
+
+K3S = "/etc/rancher/k3s"
+# Lines of k3s' configuration that name an address or interface of the node.
+K3S_LINE = re.compile(
+    r"""^\s*["']?(?:node-ip|advertise-address|bind-address|flannel-iface)["']?\s*:\s*["']?([^"'#\n]*)""", re.M
+)
+DEFAULT = ("default", "0.0.0.0/0", "::/0")
+_MAIN = (None, "main", "default", 254, 253)
+
+
+def uses(tree: Tree, seams: Seams, sessions: bool = True) -> dict[str, str]:
+    """{interface: what management uses it for}, those below a bond, bridge, VLAN or VRF included.
+
+    sessions: whether SSH connections count, which come and go.
+    """
+    found: dict[str, str] = {}
+    for via, why in ways(tree, seams, sessions):
+        for name in below(tree, via):
+            found.setdefault(name, why if name == via else f"{why}, through {via}")
+    return found
+
+
+def ways(tree: Tree, seams: Seams, sessions: bool = True) -> Iterator[tuple[str, str]]:
+    """(interface, what for), as routes, addresses and settings name it."""
+    held = addresses(tree, seams)
+    for name in sorted(default_netdevs(tree, seams, held)):
+        yield name, "the default route"
+    named = {address: f"an SSH session at {address}" for address in (seams.sessions(tree) if sessions else ())}
+    known = set(tree.listdir(paths.NET))
+    for word in _k3s_words(tree):
+        if word in known:
+            yield word, "the interface of k3s"
+        named.setdefault(word, f"the address of k3s, {word}")
+    for address, why in named.items():
+        for name in held.get(address, ()):
+            yield name, why
+
+
+def addresses(tree: Tree, seams: Seams) -> dict[str, list[str]]:
+    """{address: interfaces that have it} of both families."""
+    found: dict[str, list[str]] = {}
+    for name, own in (seams.addresses() or {}).items():
+        for entry in own:
+            found.setdefault(entry.partition("/")[0], []).append(name)
+    for row in (line.split() for line in (tree.read("/proc/net/if_inet6") or "").splitlines()):
+        try:
+            found.setdefault(str(ipaddress.IPv6Address(bytes.fromhex(row[0]))), []).append(row[5])
+        except (ValueError, IndexError):
+            continue
+    return found
+
+
+def default_netdevs(tree: Tree, seams: Seams, held: dict[str, list[str]]) -> set[str]:
+    """Interfaces of default routes: of the main tables by file, of all tables and next hops where netlink answers.
+
+    A table that only traffic from its own interface's address is sent to carries none of the node's management: that is
+    how several rails get a gateway each.
+    """
+    found = {route.netdev for route in routes.usable(tree) if route.default}
+    rules = seams.rules()
+    for row in seams.routes() or ():
+        if row.get("dst") in DEFAULT and row.get("type", "unicast") == "unicast":
+            hops = [hop.get("dev") for hop in (row, *row.get("nexthops", ()))]
+            found.update(name for name in hops if name and _looked_up(tree, row.get("table"), name, rules, held))
+    return found - {"lo"}
+
+
+def _looked_up(
+    tree: Tree, table: Any, netdev: str, rules: Optional[list[dict[str, Any]]], held: dict[str, list[str]]
+) -> bool:
+    if table in _MAIN or rules is None:
+        return True
+    own = [ipaddress.ip_address(address) for address, names in held.items() if netdev in names]
+    for rule in rules:
+        if rule.get("l3mdev") and tree.readlink(f"{paths.NET}/{netdev}/master"):
+            return True
+        if rule.get("table") != table or any(rule.get(key) for key in ("iif", "oif", "fwmark")):
+            continue
+        source = rule.get("src", "all")
+        if source == "all":
+            return True
+        network = ipaddress.ip_network(f"{source}/{rule['srclen']}" if rule.get("srclen") else source, strict=False)
+        if not any(address in network for address in own):
+            return True
+    return False
+
+
+def _k3s_words(tree: Tree) -> Iterator[str]:
+    """Addresses and interface names in k3s' configuration."""
+    files = [f"{K3S}/config.yaml.d/{name}" for name in tree.listdir(f"{K3S}/config.yaml.d") if name.endswith(".yaml")]
+    for path in (f"{K3S}/config.yaml", *files):
+        for value in K3S_LINE.findall(tree.read(path) or ""):
+            yield from (word.strip() for word in value.split(",") if word.strip())
+
+
+def below(tree: Tree, name: str) -> set[str]:
+    """An interface and all below it: members of a bond or VRF, parents of a VLAN, bridge or macvlan."""
+    found: set[str] = set()
+    pending = [name]
+    while pending:
+        name = pending.pop()
+        if name not in found:
+            found.add(name)
+            entries = tree.listdir(f"{paths.NET}/{name}")
+            pending += [entry[len("lower_") :] for entry in entries if entry.startswith("lower_")]
+            pending += (tree.read(f"{paths.NET}/{name}/bonding/slaves") or "").split() if "bonding" in entries else []
+    return found

@@ -1,0 +1,109 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Default routes and policy rules of all tables, as the kernel answers them over rtnetlink.
+
+procfs shows the main table only, and of an IPv4 route with several next hops only the first. Rows are as `ip -j route`
+and `ip -j rule` print them. Numbers: include/uapi/linux/{netlink,rtnetlink,fib_rules}.h; they are kernel ABI.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import struct
+from collections.abc import Iterator
+from typing import Any, Optional
+
+_GET_ROUTE, _GET_RULE = 26, 34
+_REQUEST_DUMP = 0x301  # NLM_F_REQUEST, NLM_F_ROOT, NLM_F_MATCH
+_ERROR, _DONE = 2, 3
+_HEADER = struct.Struct("=IHHII")
+_BODY = struct.Struct("=8BI")  # rtmsg and fib_rule_hdr: family, lengths, …, table, …, type or action; flags
+_OIF, _MULTIPATH, _TABLE = 4, 9, 15  # RTA_
+_SRC, _IIF, _MARK, _OUT, _L3MDEV = 2, 3, 10, 17, 19  # FRA_
+_UNICAST, _TO_TABLE = 1, 1  # RTN_UNICAST, FR_ACT_TO_TBL
+_SECONDS = 5
+
+
+def routes() -> Optional[list[dict[str, Any]]]:
+    """Default routes of both families and all tables; None where the kernel does not answer."""
+    found = []
+    for body, attributes in _dump(_GET_ROUTE) or ():
+        if body[1] or body[7] != _UNICAST:
+            continue
+        row: dict[str, Any] = {"dst": "default", "table": _number(attributes.get(_TABLE)) or body[4]}
+        if _OIF in attributes:
+            row["dev"] = _name(_number(attributes[_OIF]))
+        hops = list(_next_hops(attributes.get(_MULTIPATH, b"")))
+        found.append({**row, "nexthops": [{"dev": _name(index)} for index in hops]} if hops else row)
+    return found
+
+
+def rules() -> Optional[list[dict[str, Any]]]:
+    """Policy rules that look up a table."""
+    found = []
+    for body, attributes in _dump(_GET_RULE) or ():
+        if body[7] != _TO_TABLE:
+            continue
+        row: dict[str, Any] = {"table": _number(attributes.get(_TABLE)) or body[4], "src": "all"}
+        if _SRC in attributes:
+            row["src"] = f"{ipaddress.ip_address(attributes[_SRC])}/{body[2]}"
+        for key, name in ((_IIF, "iif"), (_OUT, "oif")):
+            if key in attributes:
+                row[name] = attributes[key].rstrip(b"\0").decode("utf-8", "replace")
+        if _number(attributes.get(_MARK)):
+            row["fwmark"] = _number(attributes[_MARK])
+        if attributes.get(_L3MDEV, b"\0")[0]:
+            row["l3mdev"] = True
+        found.append(row)
+    return found
+
+
+def _number(data: Optional[bytes]) -> int:
+    return int.from_bytes(data or b"", "little")
+
+
+def _name(index: int) -> Optional[str]:
+    try:
+        return socket.if_indextoname(index)
+    except OSError:
+        return None
+
+
+def _next_hops(data: bytes) -> Iterator[int]:
+    """Interface indexes of a list of struct rtnexthop."""
+    while len(data) >= 8:
+        length, _flags, _hops, index = struct.unpack_from("=HBBi", data)
+        yield index
+        data = data[max((length + 3) & ~3, 8) :]
+
+
+def _attributes(data: bytes) -> dict[int, bytes]:
+    found = {}
+    while len(data) >= 4:
+        length, kind = struct.unpack_from("=HH", data)
+        found[kind & 0x3FFF] = data[4 : max(length, 4)]
+        data = data[max((length + 3) & ~3, 4) :]
+    return found
+
+
+def _dump(kind: int) -> list[tuple[tuple[int, ...], dict[int, bytes]]]:
+    """(fixed part, attributes) of each message of both families. OSError where the kernel refuses or is silent."""
+    found = []
+    for family in (socket.AF_INET, socket.AF_INET6):
+        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, 0) as channel:
+            channel.settimeout(_SECONDS)
+            body = _BODY.pack(family, 0, 0, 0, 0, 0, 0, 0, 0)
+            channel.send(_HEADER.pack(_HEADER.size + len(body), kind, _REQUEST_DUMP, 1, 0) + body)
+            done = False
+            while not done:
+                data = channel.recv(1 << 18)
+                while len(data) >= _HEADER.size:
+                    length, message, _flags, _sequence, _port = _HEADER.unpack_from(data)
+                    done = done or message in (_ERROR, _DONE)
+                    if message == kind - 2:  # RTM_NEW…
+                        fixed = _BODY.unpack_from(data, _HEADER.size)
+                        found.append((fixed, _attributes(data[_HEADER.size + _BODY.size : length])))
+                    data = data[max((length + 3) & ~3, _HEADER.size) :]
+    return found

@@ -1,0 +1,149 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which card belongs to which GPU: an assignment along the PCI tree that survives missing cards and GPUs.
+
+GPUs and cards are taken together where they meet: below one root port, one host bridge or one NUMA node, whichever is
+the nearest for most GPUs. Such a domain has as many seats for cards as its like have cards for each GPU, so a missing
+card leaves an empty seat, and a card whose GPU is missing keeps its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Collection
+from fractions import Fraction
+from typing import NamedTuple, Optional
+
+from . import pci
+from .topology import CLASSES, Topology
+
+_SWITCH, _HOST_BRIDGE, _NODE, _MACHINE = range(4)
+
+
+class Pairing(NamedTuple):
+    """seats, in the order of the GPUs: (card or None, its GPU or None). served: GPUs with a card of their own."""
+
+    seats: list[tuple[Optional[str], Optional[str]]]
+    served: int
+    level: int
+
+
+class _Domain(NamedTuple):
+    gpus: list[str]
+    cards: list[str]
+
+
+def pair(where: Topology, cards: dict[str, str], gpus: list[str], managed: Collection[str] = ()) -> Optional[Pairing]:
+    """cards: {card: the PCI function from which its way to the GPUs counts}. managed: cards that are no rails as a
+    whole, which hold a seat only where there would be too few. None without GPUs or cards.
+    """
+    for level in (_SWITCH, _HOST_BRIDGE, _NODE, _MACHINE):
+        domains = _domains(where, level, cards, gpus)
+        covered = [domain for domain in domains.values() if domain.gpus and domain.cards]
+        if 2 * sum(len(domain.gpus) for domain in covered) > len(gpus):
+            break
+    else:
+        return None
+    paired = {card for domain in covered for card in domain.cards}
+    depths = {len(where.chain(cards[card])) for card in paired}
+    kept = []
+    for key, domain in domains.items():
+        if not domain.gpus:
+            # Its GPU is not on the bus: a card placed as the paired ones are, beside an empty port of its switch.
+            alike = {len(where.chain(cards[card])) for card in domain.cards} <= depths
+            if level != _SWITCH or not alike or not where.vacant(key):
+                continue
+        free = [card for card in domain.cards if card not in managed]
+        kept.append(_Domain(domain.gpus, free if len(free) >= len(domain.gpus) else domain.cards))
+    return Pairing(_seats(where, cards, kept), sum(min(len(one.gpus), len(one.cards)) for one in kept), level)
+
+
+def _domains(where: Topology, level: int, cards: dict[str, str], gpus: list[str]) -> dict[tuple, _Domain]:
+    found: dict[tuple, _Domain] = {}
+    for kind, items in (("gpus", {gpu: gpu for gpu in gpus}), ("cards", cards)):
+        for item, address in items.items():
+            key = _domain(where, level, address)
+            if key:
+                getattr(found.setdefault(key, _Domain([], [])), kind).append(item)
+    return found
+
+
+def _domain(where: Topology, level: int, address: str) -> tuple:
+    chain = where.chain(address)
+    if level == _SWITCH:
+        return chain[:2] if len(chain) > 2 else ()
+    if level == _HOST_BRIDGE:
+        return chain[:1]
+    return (where.numa_node(address) if level == _NODE else 0, "node") if chain else ()
+
+
+def _seats(where: Topology, cards: dict[str, str], domains: list[_Domain]) -> list[tuple[Optional[str], Optional[str]]]:
+    ratio = _ratio([one for one in domains if one.gpus and one.cards])
+    planned = []
+    for gpus, mine in domains:
+        ends = {cards[card]: card for card in mine}
+        order = sorted(ends, key=lambda end: (_nearest(where, end, gpus), pci.order(end)))
+        wide = max(len(mine), math.ceil(ratio * len(gpus)))
+        planned.append((gpus, order, wide, max(len(gpus), math.ceil(wide / ratio)), ends))
+    planned.sort(key=lambda row: pci.order((row[0] or row[1])[0]))
+    whole = [row for row in planned if row[0] and len(row[1]) == row[2] and len(row[0]) == row[3]]
+    seats: list[tuple[Optional[str], Optional[str]]] = []
+    for gpus, order, wide, places, ends in planned:
+        like = [row for row in whole if row[2:4] == (wide, places)]
+        at = _aligned(where, order, gpus, wide, [(row[1], row[0]) for row in like])
+        beside = dict(zip(_aligned(where, gpus, order, places, [(row[0], row[1]) for row in like]), gpus))
+        by_seat = {seat: ends[end] for seat, end in zip(at, order)}
+        for seat in range(wide):
+            # GPUs that share a card: none of them is the card's own.
+            gpu = beside.get(seat * places // wide) if places <= wide else None
+            seats.append((by_seat.get(seat), gpu))
+    return seats
+
+
+def _ratio(domains: list[_Domain]) -> Fraction:
+    """Cards for each GPU in most domains; where as many differ, in the one with most members: it lacks nothing."""
+    ratios = Counter(Fraction(len(one.cards), len(one.gpus)) for one in domains)
+    largest = max(domains, key=lambda one: (ratios[Fraction(len(one.cards), len(one.gpus))], len(one.cards + one.gpus)))
+    return Fraction(len(largest.cards), len(largest.gpus))
+
+
+def _nearest(where: Topology, card: str, gpus: list[str]) -> float:
+    """The mean position of the GPUs nearest to a card: puts cards in the order of their GPUs."""
+    far = [CLASSES.index(where.distance(gpu, card) or CLASSES[-1]) for gpu in gpus]
+    near = [position for position, distance in enumerate(far) if distance == min(far)]
+    return sum(near) / len(near) if near else 0
+
+
+def _aligned(
+    where: Topology, present: list[str], base: list[str], count: int, like: list[tuple[list[str], list[str]]]
+) -> tuple[int, ...]:
+    """The seats of those that are there when some of `count` are missing: those of the domain that is most like this.
+
+    base: what stands beside them; like: (all of them, what stands beside them) of domains that lack nothing.
+    """
+    first = tuple(range(len(present)))
+    if len(present) >= count or not like or not present or not base:
+        return first
+
+    def apart(seats: tuple[int, ...]) -> list[int]:
+        found = []
+        for its, theirs in like:
+            steps = [_unlike(where, one, base[0], its[seat], theirs[0]) for one, seat in zip(present, seats)]
+            found.append([sum(step) for step in zip(*steps)])
+        return min(found)
+
+    return min(itertools.combinations(range(count), len(present)), key=apart)
+
+
+def _unlike(where: Topology, one: str, base: str, other: str, other_base: str) -> tuple[int, int, int]:
+    """How differently two functions are placed: device numbers on the way, then segment and bus seen from the base."""
+    mine, its = where.chain(one), where.chain(other)
+    steps = sum(left.rpartition(":")[2] != right.rpartition(":")[2] for left, right in zip(mine[1:], its[1:]))
+    here, there = (
+        [left - right for left, right in zip(pci.order(at), pci.order(beside))]
+        for at, beside in ((one, base), (other, other_base))
+    )
+    return steps + abs(len(mine) - len(its)), abs(here[0] - there[0]), abs(here[1] - there[1])
