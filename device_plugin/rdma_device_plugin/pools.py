@@ -153,8 +153,8 @@ def discover(tree: Tree, wanted: Wanted = _MINIMUM) -> Inventory:
     found = []
     taken = set()
     # Sessions come and go, and the number of a rail does not.
-    network = netdevs.Network(tree, Seams.of(tree) if wanted.details else None, sessions=False)
-    facts = hcas.hcas(tree, network, gids=False, functions=functions)
+    interfaces = netdevs.Network(tree, Seams.of(tree) if wanted.details else None, sessions=False)
+    facts = hcas.hcas(tree, interfaces, gids=False, functions=functions)
     details = _details(tree, facts, functions, wanted.software) if wanted.details else {}
     for fact in facts:
         function = fact["pci"] or {}

@@ -346,9 +346,20 @@ def test_the_status_of_both_generations_of_dkms(version):
     assert left == [("srp", "25.10", "6.1.0-56-amd64", "added")]
 
 
-def test_a_copy_that_is_not_the_one_that_was_built():
-    build = dkms.Build(BASE, "1", KERNEL, "installed", "WARNING! Diff between built and installed module!")
-    assert dkms.not_installed([build], [BASE], [KERNEL])[0][3] == "another copy is installed"
+@pytest.mark.parametrize(
+    ("remark", "healthy"),
+    [
+        *(("", True), (" (original_module exists)", True), (" (Original modules exist)", True)),
+        (" (WARNING! Diff between built and installed module!)", False),
+        (" (Original modules exist) (Differences between built and installed modules)", False),
+        (" (Something that no version says yet)", False),
+    ],
+)
+def test_only_what_is_known_to_be_healthy_counts_as_installed(remark, healthy):
+    builds = dkms.parse(f"{BASE}/1, {KERNEL}, x86_64: installed{remark}\n")
+    assert [row[3] for row in dkms.not_installed(builds, [BASE], [KERNEL])] == (
+        [] if healthy else ["another copy is installed"]
+    )
 
 
 @pytest.mark.parametrize(

@@ -107,6 +107,24 @@ def test_in_a_container_only_files_are_written(facts):
     assert "eth2" in made.not_verified[0]
 
 
+def test_the_interface_of_an_ipoib_address_is_found_after_the_driver_was_loaded_again(facts, tmp_path, boot):
+    """Octets 2 to 4 are the queue pair's number; children share the rest and stay as they are."""
+    tail = "fe:80:00:00:00:00:00:00:58:a2:e1:03:00:60:00:00"
+    netdevs = [{**NETDEV, "name": "ib0", "mac": f"00:00:08:29:{tail}"}]
+    netdevs.append({**NETDEV, "name": "ib0.8001", "mac": f"00:00:08:41:{tail}", "parent": "ib0"})
+    facts["hcas"] = [hca("0000:3b:00.0", *netdevs)]
+    setting = {"mac": f"00:00:10:29:{tail}", "mtu": 4092}
+    assert plan(facts, wanted(setting)).changes[0].object == "NIC ib0 MTU"
+    for netdev in netdevs:
+        directory = tmp_path / "sys/class/net" / netdev["name"]
+        directory.mkdir()
+        for file, text in (("address", netdev["mac"]), ("mtu", "2044"), ("flags", "0x1002")):
+            (directory / file).write_text(f"{text}\n")
+    (tmp_path / "sys/class/net/ib0.8001/parent").write_text("ib0\n")
+    assert boot(setting).returncode == 0
+    assert [boot.value(netdev["name"], "mtu") for netdev in netdevs] == ["4092", "2044"]
+
+
 @pytest.fixture
 def boot(tmp_path):
     """Runs the script that a unit would run at boot, with /sys below tmp_path."""

@@ -177,6 +177,12 @@ def test_k15_a_reset_takes_our_rules_and_leaves_those_of_others():
     assert reset.cluster_rules(kept) == []
 
 
+@pytest.mark.parametrize("comment", ["allow KUBE-API", "ssh, in FLANNEL-mgmt", "flanneld", "-j KUBE-X", "CNI-x"])
+def test_k15_a_word_in_a_comment_makes_no_rule_ours(comment):
+    rule = f'-A INPUT -s 10.0.0.0/8 -m comment --comment "{comment}" -j ACCEPT\n'
+    assert reset.foreign_rules(rule) == rule
+
+
 def test_k15_of_cni_plugins_rules_only_those_of_our_containers_go():
     def entry(chain, name, container, target):
         return f'-A {chain} -m comment --comment "name: \\"{name}\\" id: \\"{container}\\"" -j {target}\n'
