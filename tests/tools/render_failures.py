@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.text import runnable
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._findings.catalogue import CATALOGUE, DOCUMENT, Failure
 
 TARGET = pathlib.Path(__file__).resolve().parents[2] / "docs/failures.md"
@@ -51,7 +52,8 @@ def messages(one: dict) -> str:
 
 def render() -> str:
     chapters = [chapter(**one) for one in DOCUMENT["pitfalls"]]
-    return "\n".join([HEAD, *map(entry, CATALOGUE), STARTS, *map(messages, DOCUMENT["messages"]), PITFALLS, *chapters])
+    parts = [HEAD, *map(entry, CATALOGUE), STARTS, *map(messages, DOCUMENT["messages"]), PITFALLS, *chapters]
+    return runnable("\n".join(parts))
 
 
 if __name__ == "__main__":
