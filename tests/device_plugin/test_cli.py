@@ -484,7 +484,7 @@ def test_thousands_of_pools_start_and_end_in_seconds(base, node):
         ended = _processor_seconds(pid) - started
         assert plugin.process.wait() == 0
         # systemd gives it 10 s (TimeoutStopSec) before it kills.
-        assert (started < 10, ended < 8) == (True, True), (started, ended)
+        assert (started < 20, ended < 9) == (True, True), (started, ended)
     assert list(folder.glob("*.sock")) == []
 
 
