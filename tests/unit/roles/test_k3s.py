@@ -232,6 +232,8 @@ def test_a_limited_run_knows_the_servers_that_it_leaves_out_as_peers(play, tmp_p
     others = {"node2": {}, "node3": {"k3s_node_ip": "198.18.1.3"}, "node4": {"ansible_host": "198.18.1.4"}, "node5": {}}
     servers = {"k3s_servers": {"hosts": {"node1": {}, **others}}}
     (tmp_path / "servers.yml").write_text(yaml.safe_dump(servers))
+    # A server of a cluster: a bare one would be refused, as one of the others may have a cluster.
+    (tmp_path / "node1/var/lib/rancher/k3s/server/db").mkdir(parents=True)
     words = ("-i", "servers.yml", "--limit", "node1")
     code, output = play("role.yml", *words, k3s_api_address="198.18.1.5")
     assert code != 0
