@@ -41,12 +41,12 @@ class Seams:
         machine: Callable[[], Optional[str]] = lambda: None,
         routes: Callable[[], Optional[list[dict[str, Any]]]] = lambda: None,
         rules: Callable[[], Optional[list[dict[str, Any]]]] = lambda: None,
-        sessions: Callable[[Tree], list[str]] = lambda tree: ssh_addresses(tree),
+        sessions: Optional[Callable[[Tree], list[str]]] = None,
     ):
         self.forks = 0
         self._routes = routes
         self._rules = rules
-        self._sessions = sessions
+        self._sessions = sessions or ssh_addresses
         self._modinfo = modinfo
         self._rpm = rpm
         self._addresses = addresses

@@ -14,8 +14,8 @@ import sys
 from collections.abc import Iterable
 
 from ansible.module_utils.common.yaml import yaml_load
+from ansible.module_utils.compat.version import LooseVersion
 from ansible.release import __version__
-from packaging.specifiers import SpecifierSet
 
 from ...module_utils._core.change import Finding
 
@@ -39,7 +39,7 @@ def findings(names: Iterable[str], core: str = __version__) -> list[Finding]:
 
 def _too_old(core: str) -> list[Finding]:
     wanted = yaml_load(_RUNTIME.read_text(encoding="utf-8"))["requires_ansible"]
-    if SpecifierSet(wanted, prereleases=True).contains(core):
+    if LooseVersion(core) >= LooseVersion(wanted.removeprefix(">=")):
         return []
     step = f"in a virtual environment of Python 3.11 or newer: python3 -m pip install 'ansible-core{wanted}' netaddr"
     return [Finding("controller", f"ansible-core {wanted}", core, step, "controller:ansible-core")]
