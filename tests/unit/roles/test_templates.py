@@ -65,7 +65,8 @@ def test_every_text_that_a_task_writes_is_one_of_those():
         "\"{{ __matrix_report['text'] }}\\n\"",
         "\"{{ __nccl_tests_job['text'] }}\"",
         "\"{{ __node_ready_tokens['tokens']['node-ready-' ~ __node_ready_name] }}\"",
-        "\"{{ __policy_read['text'] }}\"",
+        "\"{{ item['text'] }}\"",
+        '""',
     }
 
 
