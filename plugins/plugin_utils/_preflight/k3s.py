@@ -132,14 +132,15 @@ def _first_server(nodes: list[dict], report) -> None:
     """Without certainty which node is the first server, a run makes a second cluster, or changes the wrong one."""
     first, group = (nodes[0]["servers"] or [None])[0], nodes[0]["guessed_from"]
     here = {node["host"]: node["state"] for node in nodes if node["state"]}
+    in_run = {node["host"] for node in nodes}
     if first not in here:
-        if group and first not in {node["host"] for node in nodes}:
+        if group and first not in in_run:
             _outside(nodes, first, report)
         return
     own = here[first]
     others = [host for host, seen in here.items() if host != first and seen["cluster"]]
     if not group:
-        outside = [host for host in nodes[0]["servers"] if host not in {node["host"] for node in nodes}]
+        outside = [host for host in nodes[0]["servers"] if host not in in_run]
         if outside and not own["cluster"]:
             seen = f"{first} has no datastore, and this run does not read {', '.join(outside)}, which may have one"
             step = "run again without --limit, or with all servers: --limit k3s_servers"
@@ -153,7 +154,7 @@ def _first_server(nodes: list[dict], report) -> None:
         return
     missing = []
     if not own["cluster"]:
-        missing = [host for host in group if host not in {node["host"] for node in nodes}]
+        missing = [host for host in group if host not in in_run]
         others = [host for host, seen in here.items() if seen["cluster"] or seen["joined"]]
     doubts = [f"not in this run: {', '.join(missing)}"] if missing else []
     doubts += [f"already in a cluster: {', '.join(others)}"] if others else []
@@ -273,12 +274,17 @@ def _odd_iptables(version: list[int] | None) -> bool:
 
 def _names(decisions: dict, inventory: set[str], report) -> None:
     """Two nodes of one name are one Node. A node that calls itself as another host would get what is the other's."""
+    owners: dict[str, set[str]] = {}
+    for host, decided in decisions.items():
+        owners.setdefault(decided["name"].lower(), set()).add(host)
+    listed: dict[str, set[str]] = {}
+    for host in inventory:
+        for name in (host.lower(), host.lower().partition(".")[0]):
+            listed.setdefault(name, set()).add(host)
     for host, decided in decisions.items():
         name = decided["name"].lower()
-        others = {other for other, found in decisions.items() if found["name"].lower() == name}
-        if not decided["node_name"]:
-            others |= {other for other in inventory if name in (other.lower(), other.lower().partition(".")[0])}
-        others -= {host}
+        known = set() if decided["node_name"] else listed.get(name, set())
+        others = (owners[name] | known) - {host}
         if others:
             report(
                 host,
