@@ -8,7 +8,7 @@ PRIVATE to the collection. Reads files only.
 
 from __future__ import annotations
 
-from ..hca import Tree
+from ..hca import Tree, pci
 from ..hca.netdevs import Network
 from ..hca.routes import destinations
 from ..hca.seams import Seams
@@ -34,8 +34,8 @@ def netdevs(tree: Tree) -> dict:
             found[name] = {key: netdev[key] for key in ("mtu", "type", "addresses", "default_route", "management")}
             index = tree.read(f"/sys/class/net/{name}/ifindex")
             found[name]["index"] = int(index) if index else None
-            device = tree.realpath(f"/sys/class/net/{name}/device").rpartition("/")[2]
-            found[name]["pci"] = device if device.count(":") == 2 else None
+            device = tree.target(f"/sys/class/net/{name}/device") or ""
+            found[name]["pci"] = device if pci.ADDRESS.match(device) else None
             if isinstance(found[name]["addresses"], str):
                 found[name]["addresses"] = []
     return found

@@ -342,12 +342,16 @@ _MLX4 = (range(0x6340, 0x6770), range(0x1002, 0x1011))
 _MTHCA = (0x5A44, 0x5A46, 0x5E8C, 0x5E8D, 0x6274, 0x6278, 0x6279, 0x6282)
 
 
-def family(device: Optional[str]) -> tuple[str, str]:
-    """(driver of the PCI function, driver of its RDMA device) of a Mellanox device id."""
+# {driver of the PCI function: that of its RDMA device}
+_RDMA_OF = {"mlx4_core": "mlx4_ib", "mlx5_core": "mlx5_ib", "ib_mthca": "ib_mthca"}
+
+
+def _core(device: Optional[str]) -> str:
+    """The driver of a function, by its Mellanox device id."""
     number = integer(f"0x{device}")
     if any(number in known for known in _MLX4):
-        return "mlx4_core", "mlx4_ib"
-    return ("ib_mthca", "ib_mthca") if number in _MTHCA else ("mlx5_core", "mlx5_ib")
+        return "mlx4_core"
+    return "ib_mthca" if number in _MTHCA else "mlx5_core"
 
 
 def _why_no_rdma(
@@ -357,16 +361,15 @@ def _why_no_rdma(
     modules: Callable[[list[str]], dict[str, dict[str, Any]]],
 ) -> tuple[str, str]:
     """(reason, next step): the first missing step from the PCI function to an RDMA device."""
-    core, rdma = family(device)
     if bound in pci.PASSED_ON:
         return (
             f"It is bound to {bound}, which passes it to a virtual machine or a user-space driver.",
             f"To use it on this node: echo {address} > /sys/bus/pci/drivers/{bound}/unbind, remove what binds it "
             f"(driverctl, vfio-pci.ids on the kernel command line), then echo {address} > /sys/bus/pci/drivers_probe.",
         )
-    if bound in ("mlx4_core", "mlx5_core", "ib_mthca"):
-        # The vendor's own driver has taken it, whatever its id: that one's RDMA part is what may be missing.
-        core, rdma = bound, {"mlx4_core": "mlx4_ib", "mlx5_core": "mlx5_ib"}.get(bound, bound)
+    # Where the vendor's own driver has taken it, whatever its id, that one's RDMA part is what may be missing.
+    core = bound if bound in _RDMA_OF else _core(device)
+    rdma = _RDMA_OF[core]
     if bound not in (None, core):
         return (f"It is bound to {bound} instead of {core}.", f"Unbind {address} from {bound} and bind it to {core}.")
     name = core if bound is None else rdma

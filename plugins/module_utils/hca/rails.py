@@ -43,6 +43,10 @@ class Place(NamedTuple):
     port: Optional[dict[str, Any]] = None
     lack: Optional[Lack] = None
 
+    @property
+    def managed(self) -> bool:
+        return bool(self.lack) and self.lack.code == "management"
+
 
 class Group(NamedTuple):
     """The cards of one link layer and kind. cards: {slot: places in the order of functions and ports}."""
@@ -54,6 +58,11 @@ class Group(NamedTuple):
     @property
     def places(self) -> list[Place]:
         return [place for places in self.cards.values() for place in places]
+
+    @property
+    def free(self) -> list[Place]:
+        """Those that no management uses."""
+        return [place for place in self.places if not place.managed]
 
 
 def rails(
@@ -146,9 +155,9 @@ def _named(
             seen = f"{len(ports)} ports have it; name the port too" if ports else "no HCA port has it"
             missing.append(_no_rail(Lack("named", f"Rail {index} is named by {key} {value}, but {seen}."), index=index))
     cards = {_card(place): _end(tree, place.address, functions) for _index, place in chosen if place.address}
-    paired = pairing.pair(topology.Topology(tree), cards, [gpu["address"] for gpu in gpus])
-    mine = {card: gpu for card, gpu in (paired.seats if paired else ()) if card}
     where = topology.Topology(tree)
+    paired = pairing.pair(where, cards, [gpu["address"] for gpu in gpus])
+    mine = {card: gpu for card, gpu in (paired.seats if paired else ()) if card}
 
     def beside(place: Place) -> Optional[dict[str, Any]]:
         gpu = mine.get(_card(place))
@@ -377,7 +386,7 @@ def _rank(group: Group, paired: Optional[pairing.Pairing]) -> tuple[Any, ...]:
 
     Nothing here depends on a cable, but the rate at the very end.
     """
-    free = [place for place in group.places if not (place.lack and place.lack.code == "management")]
+    free = group.free
     quiet = len(free) == len(group.places)
     known = [place.hca for place in group.places if place.hca]
     links = [hca["pci"]["link"] for hca in known]
@@ -392,19 +401,14 @@ def _rank(group: Group, paired: Optional[pairing.Pairing]) -> tuple[Any, ...]:
 
 def _by_pci(group: Group) -> list[tuple[int, Place, Optional[str]]]:
     """Card by card; a port that management uses takes no number."""
-    free = [place for place in group.places if not (place.lack and place.lack.code == "management")]
-    return [(index, place, None) for index, place in enumerate(free)]
+    return [(index, place, None) for index, place in enumerate(group.free)]
 
 
 def _paired(
     tree: Tree, where: topology.Topology, group: Group, gpus: list[dict[str, Any]], functions: dict[str, str]
 ) -> Optional[pairing.Pairing]:
     ends = {card: _end(tree, places[0].address, functions) for card, places in group.cards.items()}
-    managed = {
-        card
-        for card, places in group.cards.items()
-        if all(place.lack and place.lack.code == "management" for place in places)
-    }
+    managed = {card for card, places in group.cards.items() if all(place.managed for place in places)}
     return pairing.pair(where, ends, [gpu["address"] for gpu in gpus], managed)
 
 
@@ -421,10 +425,7 @@ def _by_gpu(
     Ports that management uses take none, unless their card would be left with fewer ports than the others.
     """
     cards = {card: group.cards[card] for card, _gpu in paired.seats if card}
-    free = {
-        card: [place for place in places if not (place.lack and place.lack.code == "management")]
-        for card, places in cards.items()
-    }
+    free = {card: [place for place in places if not place.managed] for card, places in cards.items()}
     width = max(map(len, free.values()), default=0) or 1
     found: list[tuple[int, Place, Optional[str]]] = []
     for seat, (card, gpu) in enumerate(paired.seats):
