@@ -13,6 +13,7 @@ from collections.abc import Collection
 
 from ...module_utils._core import text as core_text
 from ...module_utils._core.change import kernel_out_of_reach
+from ...module_utils._device_plugin.ask import DRIVERS
 from ...module_utils._device_plugin.plan import SERVICE
 from .._findings.checks import FAILED, NOT_VERIFIED, PASSED, STATUSES, UNUSED, check
 from .._preflight import host as preflight_host
@@ -249,10 +250,8 @@ def _plugins(probe: dict) -> list[dict]:
     for name, one in sorted(probe["plugins"].items()):
         if not one["sockets"] and one["by"] != SERVICE:
             continue
-        obj, silent = (
-            f"{'DRA driver' if name.endswith('-reg') else 'device plugin of'} {name}",
-            {path: why for path, why in one["sockets"].items() if why},
-        )
+        obj = f"{'DRA driver' if name.endswith(DRIVERS) else 'device plugin of'} {name}"
+        silent = {path: why for path, why in one["sockets"].items() if why}
         seen = "; ".join(f"{path}: {why}" for path, why in sorted(silent.items()))
         if not one["sockets"]:
             seen = f"no socket {name}.sock where the kubelet looks"

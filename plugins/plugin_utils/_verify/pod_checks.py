@@ -378,11 +378,15 @@ def _user(pod: dict, answer: dict) -> list[dict]:
     ]
 
 
+def _default_netdevs(answer: dict) -> list[str]:
+    return [route["netdev"] for route in answer["routes"] if route["destination"] in _DEFAULT]
+
+
 def _default_route(pod: dict, answer: dict) -> dict:
     identity, wanted = f"pod:{pod['kind']}:default-route", "the default route on eth0 alone"
     if "routes" in answer["missing"]:
         return _without(identity, pod, wanted, answer, "routes", "ip")
-    through = [route["netdev"] for route in answer["routes"] if route["destination"] in _DEFAULT]
+    through = _default_netdevs(answer)
     good = through == ["eth0"]
     step = "remove default routes from the attachment (routes, gateway of the pool) and from the pod's annotation"
     seen = f"through {core_text.listing(through) or 'none'}"
@@ -791,7 +795,7 @@ def _inside_user_pod(obj: str, item: dict, answer: dict, wanted: list, hosts: li
         made.append(
             check(f"pod:{interface}", obj, status, f"{interface} of {name}", core_text.listing(there) or "none", step)
         )
-    through = [one["netdev"] for one in answer["routes"] if one["destination"] in _DEFAULT]
+    through = _default_netdevs(answer)
     if len(through) > 1 or (wanted and through and through != ["eth0"]):
         step = "remove it from the network (routes, defaultGateway of the pool) or the annotation (default-route)"
         seen = f"through {core_text.listing(through)}"
