@@ -8,10 +8,8 @@ from __future__ import annotations
 from ansible.plugins.action import ActionBase
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Finding, at
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.text import sentence
-from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import folder as bundle_folder
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import libraries, terminal
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded
-from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import roles, variables
 
 
 class ActionModule(ActionBase):
@@ -23,29 +21,26 @@ class ActionModule(ActionBase):
     def run(self, tmp=None, task_vars=None):
         super().run(tmp, task_vars)
         fact = {"type": "str", "required": True}
-        options = {**dict.fromkeys(Finding._fields, fact), "id": {"type": "str", "default": ""}}
+        # With host and role, as the plan has them.
+        options = {
+            **dict.fromkeys(Finding._fields, fact),
+            "id": {"type": "str", "default": ""},
+            "host": {"type": "raw"},
+            "role": {"type": "raw"},
+        }
         _validation, args = self.validate_argument_spec(
             argument_spec={
                 "findings": {"type": "list", "elements": "dict", "options": options},
-                "variables_of": {"type": "str"},
                 "libraries": {"type": "list", "elements": "str"},
                 "summary": {"type": "str"},
             },
-            required_one_of=[("findings", "variables_of", "libraries")],
-            mutually_exclusive=[("findings", "variables_of", "libraries")],
+            required_one_of=[("findings", "libraries")],
+            mutually_exclusive=[("findings", "libraries")],
         )
-        if args["variables_of"]:
-            # No task validates the arguments of the role common. The rules see the default of an invalid value.
-            own = variables.options([args["variables_of"]])
-            typed, invalid = variables.effective(variables.options(), task_vars, self._templar.template)
-            facts = (task_vars.get("ansible_facts") or {}).get("rdma")
-            bundle = bundle_folder.described(typed["k3s_bundle_dir"])
-            findings = [it for it in invalid if it.object.removeprefix("variable ") in own]
-            findings += roles.findings(args["variables_of"], typed, facts, task_vars["groups"], bundle)
-        elif args["libraries"]:
+        if args["libraries"]:
             findings = libraries.findings(args["libraries"])
         else:
-            findings = [Finding(**finding) for finding in args["findings"] or []]
+            findings = [Finding(*(finding[fact] for fact in Finding._fields)) for finding in args["findings"] or []]
         if not findings:
             return {"changed": False, "findings": []}
         lead = [args["summary"]] if args["summary"] else []
@@ -55,7 +50,3 @@ class ActionModule(ActionBase):
             "msg": terminal.here("\n".join([*lead, *map(sentence, findings)])),
             "findings": at(task_vars["inventory_hostname"], findings),
         }
-
-
-# Here, where Ansible loads the plugin, and not in each of the processes that it forks for a task of a host.
-variables.documented_roles()

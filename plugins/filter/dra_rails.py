@@ -50,17 +50,12 @@ _value:
 """
 
 from ansible.module_utils.common.validation import check_type_list
-from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import config, dra
+from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import dra
 
 
 def dra_rails(resources, facts, api: str, rails: list) -> dict:
-    if not facts or api == config.PLUGIN:
-        return {}
-    try:
-        _over_plugin, over_dra = dra.served(resources, api, [int(index) for index in check_type_list(rails)], facts)
-    except ValueError:
-        return {}  # the preflight names it
-    return {str(index): name for index, name in dra.rails(over_dra, facts).items()}
+    numbers = [int(index) for index in check_type_list(rails)]
+    return {str(index): name for index, name in dra.of_node(resources, api, numbers, facts).items()}
 
 
 class FilterModule:

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: node_facts
-short_description: Gather a node's facts, and in the same call what the preflights of several roles ask
+short_description: Gather in one call a node's facts and the state of what roles configure on it
 version_added: 0.1.0
 description:
-  - Gathers the facts of M(gpufabric.rdma.hca_facts), and as far as O(k3s), O(networks) and O(firewall) say what
-    M(gpufabric.rdma.k3s_info), M(gpufabric.rdma.network_info) and M(gpufabric.rdma.firewall_info) return.
-  - Changes nothing.
+  - Gathers the facts of M(gpufabric.rdma.hca_facts), and what O(k3s), O(networks), O(firewall) and O(runtime) ask for.
+  - No content of k3s' configuration and no secret leaves the node.
+  - Changes nothing and loads no kernel module.
 author:
   - The gpufabric founders (@gpufabric)
 extends_documentation_fragment:
@@ -24,37 +24,45 @@ options:
     type: bool
     default: false
   k3s:
-    description: Read the k3s state. Without it that is left out.
+    description: Read program, image archives, services, addresses, routes, SELinux and other Kubernetes distributions.
     type: dict
     suboptions:
       tests_namespace:
-        description: As for M(gpufabric.rdma.k3s_info).
+        description: Name of the namespace that test pods will use. On a server it is looked at, if it exists.
         type: str
       shared_address:
-        description: As for M(gpufabric.rdma.k3s_info).
+        description: Address that servers are to share. The result says whether a machine answers at it, and whether
+          keepalived is installed or can be.
         type: str
   networks:
-    description: Read interfaces, routes and the network configuration files. Without it these are left out.
+    description: Read interfaces, routes and network configuration files, and what test pods need of the node.
     type: dict
     suboptions:
       directory:
-        description: As for M(gpufabric.rdma.network_info).
+        description: Where Multus looks for configurations of networks with an empty spec.
         type: path
         default: /etc/cni/multus/net.d
   firewall:
-    description: Whether to read the firewall.
+    description: Read which of ufw and firewalld runs, its rules for a source, addresses, and ports in use.
+    type: bool
+    default: false
+  runtime:
+    description: Read how containerd, that of k3s or of the distribution, is configured.
     type: bool
     default: false
 """
 
 EXAMPLES = r"""
-- name: Read what host and cluster layer are planned by
+- name: Gather what host and cluster layer are planned by
   gpufabric.rdma.node_facts:
-    k3s:
-      tests_namespace: gpufabric-verification
+    k3s: {}
     networks: {}
     firewall: true
   register: node
+
+- name: Show the interfaces that are not rails
+  ansible.builtin.debug:
+    msg: "{{ node['networks']['netdevs'].keys() | difference(ansible_facts['rdma']['rails'] | map(attribute='netdev')) }}"
 """
 
 RETURN = r"""
@@ -62,25 +70,45 @@ ansible_facts:
   description: The facts as M(gpufabric.rdma.hca_facts) returns them.
   returned: success
   type: dict
+hostname:
+  description: The node's host name in lower case, or empty.
+  returned: success
+  type: str
 k3s:
-  description: What M(gpufabric.rdma.k3s_info) returns as C(k3s).
+  description: >-
+    C(architecture) (amd64 or arm64), C(python), C(clock) (seconds since the epoch), C(version), C(sums) (SHA-256 of
+    the program and of each image archive, by path), C(addresses), C(routes), C(services), C(foreign_files) (of a k3s
+    that this collection did not set up), C(others) (other distributions), C(namespaces) (findings about
+    O(k3s.tests_namespace)), C(shared), C(shared_address) and C(address_files).
   returned: with O(k3s)
   type: dict
 networks:
-  description: What M(gpufabric.rdma.network_info) returns.
+  description: >-
+    C(netdevs) by name (C(index), C(mtu), C(type), C(addresses), C(default_route), C(pci)), C(routes) (C(destination),
+    C(netdev)), C(vfs_unit) (whether the unit of M(gpufabric.rdma.sriov_vfs) exists), C(files) (text by name) and
+    C(tools) (C(image), C(mounts)) for test pods.
   returned: with O(networks)
   type: dict
 firewall:
-  description: What M(gpufabric.rdma.firewall_info) returns as C(firewall).
+  description: >-
+    C(tool) (ufw or firewalld, if it runs; nftables, if only its program is there; else null), C(rules), C(zones),
+    C(default_zone), C(names_vrrp), C(address) and C(netdev) of the default route, C(addresses) by interface, C(bound)
+    (ports by protocol), C(installed) and C(recorded) (rules of the role node_firewall).
   returned: with O(firewall)
+  type: dict
+runtime:
+  description: C(source), the file that configures containerd, or null; C(cdi), true or false where files say so.
+  returned: with O(runtime)
   type: dict
 """
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpufabric.rdma.plugins.module_utils._cni import containerd
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.text import unreadable
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host import firewall
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.gathering import RAILS, rdma_facts
+from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s.state import hostname
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import k3s, node_tools
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 
@@ -98,27 +126,31 @@ def main() -> None:
                 "options": {"directory": {"type": "path", "default": "/etc/cni/multus/net.d"}},
             },
             "firewall": {"type": "bool", "default": False},
+            "runtime": {"type": "bool", "default": False},
         },
         supports_check_mode=True,
     )
     facts, _forks = rdma_facts(module)
     try:
-        found = further(module, Tree(module.params["root"]))
+        further = asked(module, Tree(module.params["root"]))
     except OSError as error:
         module.fail_json(msg=unreadable(error))
-    module.exit_json(changed=False, ansible_facts={"rdma": facts}, **found)
+    module.exit_json(changed=False, ansible_facts={"rdma": facts}, **further)
 
 
-def further(module: AnsibleModule, tree: Tree) -> dict:
+def asked(module: AnsibleModule, tree: Tree) -> dict:
     """What is asked besides the facts."""
-    params, found = module.params, {}
+    params, state = module.params, {"hostname": hostname(tree)}
     if params["k3s"] is not None:
-        found["k3s"] = k3s.state(module.run_command, params["root"], **params["k3s"])
+        state["k3s"] = k3s.state(module.run_command, params["root"], **params["k3s"])
     if params["networks"] is not None:
-        found["networks"] = node_tools.networks(tree, params["networks"]["directory"])
+        state["networks"] = node_tools.networks(tree, params["networks"]["directory"])
     if params["firewall"]:
-        found["firewall"] = firewall.info(tree, module.run_command)
-    return found
+        state["firewall"] = firewall.info(tree, module.run_command)
+    if params["runtime"]:
+        source, texts = containerd.read(tree)
+        state["runtime"] = {"source": source, "cdi": containerd.cdi(texts)}
+    return state
 
 
 if __name__ == "__main__":

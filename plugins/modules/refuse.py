@@ -28,7 +28,7 @@ attributes:
     support: none
 options:
   findings:
-    description: What to refuse. Exactly one of O(findings), O(variables_of) and O(libraries) is required.
+    description: What to refuse. Exactly one of O(findings) and O(libraries) is required.
     type: list
     elements: dict
     suboptions:
@@ -52,10 +52,12 @@ options:
         description: Id of a known finding, if it is one.
         type: str
         default: ""
-  variables_of:
-    description: Name of a role of this collection whose variables are checked against each other and against the
-      host.
-    type: str
+      host:
+        description: Not used. Findings of M(gpufabric.rdma.plan) have it.
+        type: raw
+      role:
+        description: Not used. Findings of M(gpufabric.rdma.plan) have it.
+        type: raw
   libraries:
     description: Python libraries that must be importable by the controller.
     type: list
@@ -66,10 +68,6 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Validate variables
-  gpufabric.rdma.refuse:
-    variables_of: multus
-
 - name: Ask for consent
   gpufabric.rdma.refuse:
     findings:

@@ -21,6 +21,8 @@ CONVERGED, DRIFT, REBOOT, UNSAFE, UNREACHABLE = "converged", "drift", "reboot_pe
 # Best first: the worst of what is true of a host is its verdict, and the worst host gives the run's exit code.
 EXIT_CODES = {CONVERGED: 0, DRIFT: 2, REBOOT: 3, UNSAFE: 4, UNREACHABLE: 4}
 VERDICTS = tuple(EXIT_CODES)
+# The one task that speaks of other hosts than its own.
+PLAN = "gpufabric.rdma.plan"
 HIDDEN = "hidden, because the task is marked no_log"
 ABSENT = "absent"
 
@@ -144,6 +146,9 @@ class Record:
         if host not in self.hosts:
             return
         place = self._at(host, task)
+        if task.action == PLAN and result.get("lost"):
+            _add(place.unreachable, f"unreachable: {_line(reason_of(result['lost']))}")
+            return
         if task.action.endswith("driver_gate"):
             self._gate(place, task, result)
         # The gate also lists what rules out an option that it does not choose.
@@ -179,10 +184,14 @@ class Record:
             _add(place.differences, _difference(task, "driver in memory", result["summary"], "the one on disk"))
 
     def _refuse(self, host: str, task: Task, finding: dict) -> None:
-        """A problem is that of the host it names; one of the controller is that of every host still compared."""
-        named = finding.get("host", host)
-        text = f"role {task.role}: {_sentence(finding)}" if task.role else _sentence(finding)
-        places = [named] if named in self.hosts else [name for name, found in self.hosts.items() if not found.ended]
+        """A problem is that of the hosts it names; one of the controller is that of every host still compared. The plan
+        says which role has found it.
+        """
+        planned = finding if task.action == PLAN else {}  # what else has these keys is an answer of a node
+        named, role = planned.get("host", host).split(", "), planned.get("role", task.role)
+        text = f"role {role}: {_sentence(finding)}" if role else _sentence(finding)
+        open_hosts = [name for name, found in self.hosts.items() if not found.ended]
+        places = named if self.hosts.keys() >= set(named) else open_hosts
         for name in places:
             _add(self.hosts[name].refused, text)
 

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """What a bundle lacks of all that the roles take from it, before any node is touched.
 
-PRIVATE to the collection. Pure. A node comes as for _preflight.k3s, with `needs`: plugins (names of CNI plugins),
+PRIVATE to the collection. Reads the folder on the controller. A node comes as for _preflight.k3s, with `needs`: plugins (names of CNI plugins),
 images (references that the roles deploy), pulled (whether nodes may pull an image that the bundle does not bring),
 wheels (the folder of the device plugin's libraries, or nothing where pip takes them from its index).
 """
@@ -11,15 +11,53 @@ wheels (the folder of the device plugin's libraries, or nothing where pip takes 
 from __future__ import annotations
 
 import json
+import os
+
+import yaml
+from ansible.module_utils.common.yaml import yaml_load
 
 from ...module_utils._bundle import lock as bundle_lock
-from ...module_utils._core.change import Finding
+from ...module_utils._core.change import Finding, at
 from ...module_utils._device_plugin import wheels as wheels_of
 from .._bundle import cni
 from .._bundle import folder as bundle_folder
 
+_CONTROLLER = "the controller"
 SYSTEM_IMAGES = "k3s-airgap-images"
 _MACHINES = {architecture: machine for machine, architecture in cni.ARCHITECTURES.items()}
+
+
+def read(folder: str | None, nodes: list[dict]) -> tuple[dict | None, list[dict]]:
+    """The bundle's description and what is wrong with it; None where there is none to use."""
+    bare = [node["host"] for node in nodes if node["state"] and not node["state"]["version"]]
+    if not folder:
+        lacks = Finding(
+            "k3s_bundle_dir",
+            "the folder that holds k3s, for nodes that have none",
+            "not set",
+            "fill a folder with playbooks/bundle.yml on a connected machine and set k3s_bundle_dir to it",
+        )
+        return None, [row for host in bare for row in at(host, [lacks])]
+    path = os.path.join(folder, bundle_folder.DESCRIPTION)
+    try:
+        with open(path, "rb") as stream:
+            bundle = yaml_load(stream)
+    except (OSError, yaml.YAMLError) as error:
+        seen = getattr(error, "strerror", None) or " ".join(str(error).split())
+        step = "set k3s_bundle_dir to a folder that playbooks/bundle.yml has filled"
+        return None, at(_CONTROLLER, [Finding(path, "the bundle's description", seen, step)])
+    wrong = at(_CONTROLLER, bundle_folder.findings(bundle, folder))
+    return (None if wrong else bundle), wrong
+
+
+def lacking_on(nodes: list[dict], bundle: dict, folder: str, lock: dict) -> list[dict]:
+    """What the roles need and the bundle, or the folder of wheels, does not hold."""
+    pinned, rows = with_digest(lock), []
+    for node in [node for node in nodes if node["state"]]:
+        where = node["needs"]["wheels"]
+        names = set(os.listdir(where)) if where and os.path.isdir(where) else set()
+        rows += at(node["host"], lacking(node, bundle, folder, pinned) + lacking_wheels(node, names, lock["wheels"]))
+    return rows
 
 
 def lacking(node: dict, bundle: dict, folder: str, digests: set[str]) -> list[Finding]:

@@ -532,29 +532,13 @@ def plan(facts: dict, variables: dict) -> dict:
 # --- text for people --------------------------------------------------------------------------------------------------
 
 
-def failure_text(results) -> tuple[str, str]:
-    """Headline and list of problems for a play that must not start."""
-    findings = [
-        {"host": result["host"], **item, "failure": catalogue.prevented(item)}
-        for result in results
-        for item in result["findings"]
-    ]
-    nodes = [result for result in results if not result.get("elsewhere")]
-    concerned = sum(bool(result["findings"]) for result in nodes)
-    where = f" on {concerned} of {core_text.count(len(nodes), 'node')}" if concerned else ""
+def failure_text(findings: list[dict], hosts: list[str]) -> tuple[str, str]:
+    """Headline and list of problems for a run that must not start."""
+    listed = [{**item, "failure": catalogue.prevented(item)} for item in findings]
+    concerned = {name for item in findings for name in item["host"].split(", ")} & set(hosts)
+    where = f" on {len(concerned)} of {core_text.count(len(hosts), 'node')}" if concerned else ""
     head = f"{core_text.count(len(findings), 'problem')}{where}; nothing has been changed."
-    return head, core_text.four_facts(findings)
-
-
-def with_further(results, further) -> list[dict]:
-    """The results plus further findings, each once: under its host, or under the object it names instead."""
-    by_host = {result["host"]: dict(result) for result in results}
-    for finding in further:
-        kept = by_host.setdefault(finding["host"], {"host": finding["host"], "findings": [], "elsewhere": True})
-        item = {key: finding[key] for key in Finding._fields}
-        if item not in kept["findings"]:
-            kept["findings"] = [*kept["findings"], item]
-    return list(by_host.values())
+    return head, core_text.four_facts(listed)
 
 
 def plan_text(results, check_mode: bool = False) -> str:

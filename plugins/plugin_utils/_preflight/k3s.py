@@ -33,6 +33,7 @@ _ODD_IPTABLES = ([1, 8, 0], [1, 8, 4])
 _CLOCK_LIMIT, _CLOCK_READING = 600, 5
 _PORTS = {"server": (6443, 10250), "agent": (10250,)}
 _ETCD_PORTS = (2379, 2380)
+NAME = "k3s:node-name"
 _VARIABLE = "correct it where it is set (inventory, group_vars or -e)"
 _LABEL = re.compile(r"([a-z0-9.-]+/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 
@@ -71,7 +72,9 @@ def decide(
         _addresses(node, decisions[node["host"]], report, notes)
         _ownership(node, decisions[node["host"]], report, notes)
         _bundled(node, decisions[node["host"]], bundle, folder, changing_version, report)
-    _names(decisions, {*inventory, *(node["host"] for node in nodes)}, report)
+    own = {host: (decided["name"], bool(decided["node_name"])) for host, decided in decisions.items()}
+    for host, finding in names(own, {*inventory, *(node["host"] for node in nodes)}):
+        report(host, finding)
     _node_ips(decisions, report)
     _agree(decisions, report)
     _shared_address(readable, decisions, report)
@@ -272,30 +275,29 @@ def _odd_iptables(version: list[int] | None) -> bool:
     return version is not None and _ODD_IPTABLES[0] <= version <= _ODD_IPTABLES[1]
 
 
-def _names(decisions: dict, inventory: set[str], report) -> None:
-    """Two nodes of one name are one Node. A node that calls itself as another host would get what is the other's."""
+def names(own: dict[str, tuple[str, bool]], inventory: Iterable[str]) -> list[tuple[str, Finding]]:
+    """(host, what is wrong with its name in the cluster). own: {host: (name, whether k3s_node_name says so)}.
+
+    Two nodes of one name are one Node. What a node calls itself is its claim: with another host's name it would get
+    what is the other's.
+    """
     owners: dict[str, set[str]] = {}
-    for host, decided in decisions.items():
-        owners.setdefault(decided["name"].lower(), set()).add(host)
+    for host, (name, _given) in own.items():
+        owners.setdefault(name.lower(), set()).add(host)
     listed: dict[str, set[str]] = {}
     for host in inventory:
         for name in (host.lower(), host.lower().partition(".")[0]):
             listed.setdefault(name, set()).add(host)
-    for host, decided in decisions.items():
-        name = decided["name"].lower()
-        known = set() if decided["node_name"] else listed.get(name, set())
-        others = (owners[name] | known) - {host}
+    found, step = [], "set k3s_node_name of this host, or its host name (hostnamectl set-hostname)"
+    for host, (name, given) in own.items():
+        if not host_rules.NODE_NAME.fullmatch(name):
+            found.append((host, Finding("name of the node", host_rules.NODE_NAME_WANTED, repr(name), step, NAME)))
+        others = (owners[name.lower()] | (set() if given else listed.get(name.lower(), set()))) - {host}
         if others:
-            report(
-                host,
-                Finding(
-                    f"node name {decided['name']}",
-                    "a name for each node, and none that another host of the inventory has",
-                    f"also that of {', '.join(sorted(others))}",
-                    "set k3s_node_name of this host, or its host name (hostnamectl set-hostname)",
-                    "k3s:node-name",
-                ),
-            )
+            wanted = "a name for each node, and none that another host of the inventory has"
+            seen = f"also that of {', '.join(sorted(others))}"
+            found.append((host, Finding(f"node name {name}", wanted, seen, step, NAME)))
+    return found
 
 
 def _node_ips(decisions: dict, report) -> None:
@@ -453,9 +455,6 @@ def _agree(decisions: dict, report) -> None:
 
 def _variables(node: dict, decided: dict, report) -> None:
     typed, host, role = node["variables"], node["host"], decided["role"]
-    if not host_rules.NODE_NAME.fullmatch(decided["name"]):
-        step = "set k3s_node_name of this host, or its host name (hostnamectl set-hostname)"
-        report(host, Finding("name of the node", host_rules.NODE_NAME_WANTED, repr(decided["name"]), step))
     extra = typed["config_extra"]
     unknown = k3s.unknown_keys(role, extra)
     for name in unknown:

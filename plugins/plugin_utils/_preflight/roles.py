@@ -14,7 +14,7 @@ import re
 from ...module_utils._core import text as core_text
 from ...module_utils._core.change import Finding
 from ...module_utils._device_plugin import config
-from . import host, pod_network, variables
+from . import pod_network
 
 _NO_SERVER = "nothing, and no host in group k3s_servers"
 _CORRECT = "correct it where it is set (inventory, group_vars or -e)"
@@ -26,9 +26,7 @@ def findings(role: str, values: dict, facts: dict | None, groups: dict, bundle: 
     """values: the typed variables of all roles. facts: of the host, None where they were not read. groups: of the
     inventory. bundle: the description of the bundle folder, where there is one.
     """
-    own = variables.options([role])
-    found = host.values({name: value for name, value in values.items() if name in own}, own)
-    found += _plugin_image(values, bundle) if role == "device_plugin" else []
+    found = _plugin_image(values, bundle) if role == "device_plugin" else []
     return found + _RULES.get(role, _nothing)(values, facts, groups)
 
 

@@ -1,0 +1,199 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Controller side of gpufabric.rdma.plan: reads a node, plans for all nodes, prints; _preflight.plan decides."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import pathlib
+import time
+
+from ansible.errors import AnsibleConnectionFailure, AnsibleError
+from ansible.module_utils.common.yaml import yaml_load
+from ansible.plugins.action import ActionBase
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import as_dict, at
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.text import clean
+from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin.config import PLUGIN
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import fleet, terminal
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import firewall, host, plan, variables
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._report import files as report_files
+
+LOCK = pathlib.Path(__file__).resolve().parents[2] / "lock/artifacts.yml"
+# What the steps of the role discovery register.
+READ, PLANNED = "__discovery_read", "__discovery_planned"
+LISTENING, TOLD = "__node_firewall_listening", "__node_firewall_told"
+
+
+class ActionModule(ActionBase):
+    TRANSFERS_FILES = False
+    _supports_check_mode = True
+
+    @guarded
+    def run(self, tmp=None, task_vars=None):
+        super().run(tmp, task_vars)
+        _validation, args = self.validate_argument_spec(
+            argument_spec={
+                "step": {"type": "str", "required": True, "choices": ["read", "plan", "print"]},
+                "roles": {"type": "list", "elements": "str", "required": True},
+                "hosts": {"type": "list", "elements": "str", "default": []},
+                "answered": {"type": "bool", "default": False},
+                "offered": {"type": "dict"},
+                "read_since": {"type": "str"},
+                "page": {"type": "bool", "default": False},
+                "partial": {"type": "bool", "default": False},
+                "upgrade": {"type": "bool", "default": False},
+            },
+        )
+        if args["step"] == "read":
+            return self._read(args["roles"], task_vars)
+        if args["step"] == "plan":
+            return self._plan(args, task_vars)
+        planned = task_vars[PLANNED]
+        text = plan.text(planned, args["roles"], self._task.check_mode)
+        if text:
+            terminal.show(text)
+        return {"changed": False, "plan": clean(text).splitlines() if not planned["findings"] else []}
+
+    def _read(self, roles, task_vars):
+        """The host's variables, typed, and its facts; why it cannot be read is data, for the list of all problems."""
+        typed, wrong = self._variables(roles, task_vars)
+        documented = variables.options()
+        result = {
+            "changed": False,
+            "host": task_vars["inventory_hostname"],
+            "address": self._templar.template(task_vars.get("ansible_host") or task_vars["inventory_hostname"]),
+            # Ansible prints and stores results, so they must not hold a secret.
+            "variables": {name: value for name, value in typed.items() if not documented[name].get("no_log")},
+            "problems": [as_dict(finding) for finding in wrong],
+        }
+        try:
+            seen = self._execute_module(
+                "gpufabric.rdma.node_facts", module_args=self._asked(roles, typed, task_vars), task_vars=task_vars
+            )
+        except AnsibleConnectionFailure as error:
+            return {**result, "lost": str(error), "failure": f"unreachable: {error}"}
+        except AnsibleError as error:
+            return {**result, "failure": " ".join(str(error).split())}
+        if seen.get("failed"):
+            return {**result, "failure": seen.get("msg") or "the module gave no reason"}
+        return {**seen, **result}
+
+    def _variables(self, roles, task_vars):
+        options = variables.options()
+        own = (
+            options
+            if plan.HOST_LAYER in roles
+            else variables.options([name for name in roles if name in _documented()])
+        )
+        typed, invalid = variables.effective(options, task_vars, self._templar.template)
+        wrong = [finding for finding in invalid if finding.object.removeprefix("variable ") in own]
+        checked = {name: typed[name] for name in own}
+        wrong += host.values(checked, own)
+        wrong += host.unknown(task_vars, options, _documented(), typed["discovery_known_variables"])
+        return {**typed, **checked}, wrong
+
+    def _asked(self, roles, typed, task_vars) -> dict:
+        """Arguments of node_facts: in one call what the planners of these roles ask."""
+        asked = {
+            "root": typed["discovery_root"],
+            "software_hcas": typed["discovery_software_hcas"],
+            "rails": typed["discovery_rails"],
+            "firewall": "node_firewall" in roles,
+            "runtime": "device_plugin" in roles and typed["device_plugin_api"] != PLUGIN,
+        }
+        if "k3s" in roles:
+            serves = typed["k3s_api_address"] and task_vars["inventory_hostname"] in self._members(task_vars)[1]
+            shared = {"shared_address": typed["k3s_api_address"]} if serves else {}
+            asked["k3s"] = {"tests_namespace": typed["verification_namespace"], **shared}
+        if "networks" in roles:
+            asked["networks"] = {"directory": typed["networks_multus_conf_dir"]}
+        return asked
+
+    def _plan(self, args, task_vars):
+        nodes = _read_of(task_vars, args["hosts"], args["read_since"])
+        run = self._run_of(args, nodes, task_vars)
+        planned = plan.plan(nodes, run)
+        if args["page"]:
+            page = report_files.page_path(self._page(task_vars), task_vars.get("ansible_inventory_sources") or [])
+            rows = [{**row, "role": "report"} for row in at(plan.CONTROLLER, report_files.unwritable(page))]
+            planned = plan.with_findings(planned, [*planned["findings"], *rows])
+        if plan.HOST_LAYER not in args["roles"] and PLANNED in task_vars:
+            planned = plan.merged(task_vars[PLANNED], planned, args["answered"])
+        notes = [] if planned["findings"] else planned["notes"]
+        return {"changed": False, **planned, "warnings": terminal.warnings(notes)}
+
+    def _page(self, task_vars):
+        return variables.effective(variables.options(["report"]), task_vars, self._templar.template)[0]["report_file"]
+
+    def _run_of(self, args, nodes, task_vars):
+        group, servers = self._members(task_vars)
+        answers = {}
+        if args["answered"]:
+            given = fleet.variables(task_vars, args["hosts"], {"listening": LISTENING, "told": TOLD})
+            answers = {host: (one.get("listening"), one.get("told")) for host, one in zip(args["hosts"], given)}
+        return plan.Run(
+            roles=args["roles"],
+            hosts=args["hosts"],
+            groups=task_vars["groups"],
+            nodes=group,
+            servers={name: self._server(name, task_vars) for name in servers},
+            bundle=nodes[0]["variables"]["k3s_bundle_dir"] if nodes else None,
+            lock=_lock(),
+            now=time.time(),
+            offered=args["offered"],
+            answers=answers,
+            lacking={tool: name for tool, name in firewall.COLLECTIONS.items() if not _installed(name)},
+            upgrade=args["upgrade"],
+            partial=args["partial"],
+        )
+
+    def _members(self, task_vars):
+        """(nodes, servers) of the inventory, whichever this run has; without a group of servers the first node is it."""
+        groups = task_vars["groups"]
+        group = groups.get(self._templar.template(task_vars.get("discovery_hosts") or "gpu_nodes")) or groups["all"]
+        return group, groups.get("k3s_servers", group[:1])
+
+    def _server(self, name, task_vars):
+        """(ansible_host, k3s_node_ip) of a server, whether this run has it or not."""
+        known = task_vars["hostvars"][name]
+        option = {"k3s_node_ip": variables.options()["k3s_node_ip"]}
+        typed, _invalid = variables.effective(option, known, self._templar.template)
+        return known.get("ansible_host"), typed["k3s_node_ip"]
+
+
+def _read_of(task_vars, hosts, since) -> list[dict]:
+    """What was read of each host, and of that what a later reading has replaced."""
+    known = fleet.variables(task_vars, hosts, {"read": READ, **({"since": since} if since else {})})
+    nodes = []
+    for of_host in [of_host for of_host in known if "read" in of_host]:
+        later = of_host.get("since") or {}
+        nodes.append(
+            {**of_host["read"], **later}
+            if "ansible_facts" in later or not since
+            else {
+                **{key: of_host["read"][key] for key in ("host", "address", "variables", "problems")},
+                "failure": later.get("failure") or later.get("msg"),
+            }
+        )
+    return nodes
+
+
+def _installed(collection: str) -> bool:
+    """Whether Ansible on this controller finds a collection."""
+    try:
+        return importlib.util.find_spec(f"ansible_collections.{collection}") is not None
+    except ModuleNotFoundError:  # not even its namespace
+        return False
+
+
+@functools.cache
+def _lock() -> dict:
+    return yaml_load(LOCK.read_text(encoding="utf-8"))
+
+
+_documented = variables.documented_roles
+# Here, where Ansible loads the plugin, and not in each of the processes that it forks for a task of a host.
+_documented()

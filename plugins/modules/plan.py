@@ -1,0 +1,119 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: plan
+short_description: Plan a run for all nodes, and find everything that is wrong before anything changes
+version_added: 0.1.0
+description:
+  - The steps of the role P(gpufabric.rdma.discovery#role). With O(step=read) it types the host's variables by the
+    argument specs of all roles and gathers the node's facts in one call. With O(step=plan) it plans for all hosts that
+    were read. With O(step=print) it prints all problems, or else what the run will do.
+  - Changes nothing. A host that cannot be read or has a wrong variable does not fail the task. The result says so.
+author:
+  - The gpufabric founders (@gpufabric)
+attributes:
+  action:
+    description: Indicates this has a corresponding action plugin so some parts of the options can be executed on
+      the controller.
+    support: full
+  check_mode:
+    description: Can run in C(check_mode) and return changed status prediction without modifying the target.
+    support: full
+  diff_mode:
+    description: Will return details on what has changed, when in diff mode.
+    support: none
+options:
+  step:
+    description: What to do.
+    type: str
+    required: true
+    choices: [read, plan, print]
+  roles:
+    description: Roles to plan for. V(discovery) stands for the host layer, with the variables of all roles.
+    type: list
+    elements: str
+    required: true
+  hosts:
+    description: Hosts to plan for with O(step=plan), in their order.
+    type: list
+    elements: str
+    default: []
+  answered:
+    description: Whether the role node_firewall has probed the ports since the last plan, whose other findings hold.
+    type: bool
+    default: false
+  offered:
+    description: What the cluster can do with DRA, as far as it was asked.
+    type: dict
+  read_since:
+    description: Name of the variable in which a later task has registered a newer reading of the nodes.
+    type: str
+  page:
+    description: Whether the run ends with the page of the role report.
+    type: bool
+    default: false
+  partial:
+    description: Leave out hosts that could not be read or whose variables are invalid, and plan for the others.
+    type: bool
+    default: false
+  upgrade:
+    description: Whether the run is to change the version of k3s.
+    type: bool
+    default: false
+"""
+
+EXAMPLES = r"""
+- name: Find all problems of the nodes without changing any
+  ansible.builtin.include_role:
+    name: gpufabric.rdma.discovery
+
+- name: Show what the run would change on this node
+  ansible.builtin.debug:
+    msg: "{{ __discovery_planned['hosts'][inventory_hostname]['plan'] }}"
+"""
+
+RETURN = r"""
+problems:
+  description: What is wrong with the host's variables.
+  returned: with O(step=read)
+  type: list
+  elements: dict
+variables:
+  description: The effective value of each public variable of the collection, secrets left out.
+  returned: with O(step=read)
+  type: dict
+lost:
+  description: Why the node could not be reached.
+  returned: with O(step=read), if it could not
+  type: str
+failure:
+  description: Why the node could not be read.
+  returned: with O(step=read), if it could not
+  type: str
+findings:
+  description: Everything that is wrong, each with C(host), C(role), C(object), C(wanted), C(seen), C(next_step), C(id).
+  returned: with O(step=plan)
+  type: list
+  elements: dict
+hosts:
+  description: For each host its C(findings), its C(name) in the cluster, and by role what is to be done on it.
+  returned: with O(step=plan)
+  type: dict
+roles:
+  description: The roles that have been planned for in this run.
+  returned: with O(step=plan)
+  type: list
+  elements: str
+settled:
+  description: Whether no role of the host layer has anything to do on any host.
+  returned: with O(step=plan), for the host layer
+  type: bool
+networks:
+  description: Objects of the role networks, or null while nodes have no rails yet.
+  returned: with O(step=plan), for that role
+  type: dict
+"""

@@ -1,0 +1,359 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The one plan of a run: what was read of all nodes and their typed variables in; findings and decisions out.
+
+PRIVATE to the collection. Runs on the controller. Each role's planner is a pure function; here they get what they ask
+for, in the order of the roles, and everything that is wrong with any node comes together. A node comes as the action
+`plan` returns it when it reads: {host, address, variables (typed), problems (of these), ansible_facts.rdma, hostname,
+ k3s, networks, firewall, runtime}, or with `lost` or `failure`, which say why it was not read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ...module_utils._cni import nad_lint
+from ...module_utils._core.change import Finding, at
+from ...module_utils._device_plugin import config
+from ...module_utils._device_plugin import dra as served
+from .._bundle import folder as bundle_folder
+from . import alike, dra, firewall, host, k3s, networks, roles, variables
+from . import bundle as needs
+
+# The host layer as a whole: every variable of every role, the HCAs, and what its roles would change.
+HOST_LAYER = "discovery"
+CONTROLLER = "the controller"
+
+
+class Run(NamedTuple):
+    """What is true of the run and not of one node.
+
+    hosts: of the play. nodes: all of the inventory's, whichever this run has. servers: {host: (ansible_host, k3s_node_ip)} of the servers,
+    also of those outside of this run. bundle: of the first node. lock: of the collection. answers: {host: (what
+    port_probe listened on, what it was told)}. offered: what dra_info read. partial: nodes that could not be read, or
+    whose variables are invalid, are left out instead of stopping the run. lacking: {tool: collection that the
+    controller does not have}.
+    """
+
+    roles: Sequence[str]
+    hosts: Sequence[str]
+    groups: Mapping[str, Sequence[str]]
+    nodes: Sequence[str]
+    servers: Mapping[str, tuple]
+    bundle: str | None
+    lock: dict
+    now: float
+    offered: dict | None = None
+    answers: Mapping[str, tuple] = {}
+    lacking: Mapping[str, str] = {}
+    upgrade: bool = False
+    partial: bool = False
+
+
+def plan(nodes: list[dict], run: Run) -> dict:
+    """{roles, hosts: {host: decisions}, findings: [of all, each with host and role], notes}, and what roles decide for
+    all hosts at once. The roles of the host layer decide `settled`: whether none of them has anything to do.
+    """
+    findings: list[dict] = []
+    hosts = {node["host"]: _of_host(node, run, findings) for node in nodes}
+    made: dict[str, Any] = {"roles": list(run.roles), "hosts": hosts, "findings": findings, "notes": []}
+    read = [node for node in nodes if _facts(node) is not None]
+    if run.partial:
+        wrong = {item["host"] for item in findings}
+        read = [node for node in read if node["host"] not in wrong]
+    if read and (run.partial or len(read) == len(nodes)):
+        for role, planner in _PLANNERS.items():
+            if role in run.roles:
+                planner(read, run, made)
+    if "node_firewall" in run.roles:
+        made["lacking"] = dict(run.lacking)
+    if HOST_LAYER in run.roles:
+        made["settled"] = all(decided.get("settled") for decided in hosts.values())
+    return with_findings(made, findings)
+
+
+def merged(earlier: dict, later: dict, same: bool = False) -> dict:
+    """What an earlier plan of this run decided, and what roles have decided since. same: both were made from one
+    reading, so what the other roles found holds.
+    """
+    hosts = {name: {**earlier["hosts"].get(name, {}), **decided} for name, decided in later["hosts"].items()}
+    kept = [item for item in earlier["findings"] if same and item["role"] not in later["roles"]]
+    both = {**earlier, **later, "hosts": hosts, "roles": list(dict.fromkeys([*earlier["roles"], *later["roles"]]))}
+    return with_findings(both, [*kept, *later["findings"]])
+
+
+def with_findings(made: dict, findings: list[dict]) -> dict:
+    """The plan with these findings, each once, for the whole run and for the hosts that fail by them."""
+    unique: dict[tuple, dict] = {}
+    for item in findings:
+        unique.setdefault(tuple(item[key] for key in ("host", *Finding._fields)), item)
+    listed = list(unique.values())
+    hosts = {
+        name: {**decided, "findings": [item for item in listed if name in owners(item, made["hosts"])]}
+        for name, decided in made["hosts"].items()
+    }
+    return {**made, "hosts": hosts, "findings": listed}
+
+
+def owners(finding: dict, hosts) -> list[str]:
+    """Hosts that fail by a finding: the one or those that it is about; all, if it is about the controller."""
+    about = finding["host"].split(", ")
+    return about if set(about) <= set(hosts) else list(hosts)
+
+
+def _add(made: dict, role: str, rows: list[dict]) -> None:
+    made["findings"] += [{**row, "role": role} for row in rows]
+
+
+def _facts(node: dict) -> dict | None:
+    return (node.get("ansible_facts") or {}).get("rdma")
+
+
+# --- one node ---------------------------------------------------------------------------------------------------------
+
+
+def _of_host(node: dict, run: Run, findings: list[dict]) -> dict:
+    """What concerns this node only, which includes all of the host layer."""
+    typed, facts = node["variables"], _facts(node)
+    rows = [Finding(**item) for item in node["problems"]]
+    decided: dict[str, Any] = {}
+    if node.get("lost"):
+        rows.insert(0, host.unreachable(node["lost"]))
+    elif facts is None:
+        rows.insert(0, host.unread(node.get("failure") or "no answer"))
+    elif HOST_LAYER in run.roles:
+        problems, notes = host.combinations(facts, typed, bundle_folder.described(typed["k3s_bundle_dir"]))
+        outcome = host.plan(facts, typed)
+        rows += problems + outcome["findings"]
+        decided = {
+            "plan": outcome["changes"],
+            "settled": outcome["settled"],
+            "reboot_reasons": outcome["reboot_reasons"],
+            "notes": notes + outcome["notes"],
+            "rail_map": alike.rail_map(facts),
+        }
+    else:
+        for role, planned in host.plans(facts, typed).items():
+            rows += planned.findings if role in run.roles else []
+    if facts is not None:
+        decided.update(boot_id=facts["node"]["boot_id"], name=name_of(node))
+    findings += [{**row, "role": ""} for row in at(node["host"], rows)]
+    return decided
+
+
+def name_of(node: dict) -> str:
+    """The node's name in the cluster."""
+    return str(node["variables"]["k3s_node_name"] or node.get("hostname") or node["host"]).strip().lower()
+
+
+# --- the cluster ------------------------------------------------------------------------------------------------------
+
+
+def _rules(role: str):
+    def planner(nodes: list[dict], run: Run, made: dict) -> None:
+        for node in nodes:
+            typed = node["variables"]
+            bundle = bundle_folder.described(typed["k3s_bundle_dir"])
+            _add(made, role, at(node["host"], roles.findings(role, typed, _facts(node), run.groups, bundle)))
+
+    return planner
+
+
+def _k3s(nodes: list[dict], run: Run, made: dict) -> None:
+    given = [_k3s_node(node, run) for node in nodes]
+    bundle, wrong = needs.read(run.bundle, given)
+    where = run.bundle or ""
+    decided = k3s.decide(given, bundle, where, run.upgrade, run.now, run.groups["all"])
+    rows = wrong + decided["findings"]
+    if bundle is not None:
+        rows += needs.lacking_on(given, bundle, where, run.lock)
+        rows += at(CONTROLLER, bundle_folder.damaged(where, k3s.needed(decided["nodes"], bundle)))
+    _add(made, "k3s", rows + (k3s.upgrade(decided["nodes"]) if run.upgrade else []))
+    made["notes"] += decided["notes"]
+    for name, decision in decided["nodes"].items():
+        made["hosts"][name]["k3s"] = decision
+
+
+def _k3s_node(node: dict, run: Run) -> dict:
+    typed, facts, servers = node["variables"], _facts(node) or {}, list(run.servers)
+    guessed = "k3s_servers" not in run.groups or "gpufabric_first_server" in run.groups
+    own = {name.removeprefix("k3s_"): typed[name] for name in variables.options(["k3s"]) if name in typed}
+    wheels = typed["device_plugin_wheel_dir"] if typed["device_plugin_mode"] == "systemd" else ""
+    return {
+        "host": node["host"],
+        "state": node["k3s"],
+        "failure": None,
+        "facts": {key: facts.get(key) or empty for key, empty in (("hcas", []), ("rails", []), ("driver", {}))},
+        "variables": own,
+        "servers": servers,
+        "guessed_from": list(run.nodes) if guessed else [],
+        "first_addresses": [servers[0], *run.servers[servers[0]]] if guessed and servers else [],
+        "server_addresses": {name: (ip, reached or "") for name, (reached, ip) in run.servers.items()},
+        "needs": {
+            "images": images(typed, run.lock),
+            "wheels": wheels,
+            "plugins": typed["cni_plugins_names"],
+            "pulled": typed["k3s_images_pulled"],
+        },
+    }
+
+
+def images(typed: dict, lock: dict) -> list[str]:
+    """References that pods of this collection use on a node."""
+    pinned = {image["name"]: image["reference"] for image in lock["images"] if image["used_by"] == "networks"}
+    used = {**pinned, **typed["networks_images"]}
+    found = [typed["flannel_image"], typed["multus_image"]]
+    found += [used[name] for name in typed["networks_components"] if name in used]
+    return found + ([typed["device_plugin_image"]] if typed["device_plugin_mode"] == "daemonset" else [])
+
+
+def _firewall(nodes: list[dict], run: Run, made: dict) -> None:
+    given = []
+    for node in nodes:
+        typed, facts = node["variables"], _facts(node) or {}
+        listening, told = run.answers.get(node["host"], ({}, {}))
+        member = node["host"] in run.groups.get("gpufabric_cluster", ()) or bool(run.groups.get("k3s_servers"))
+        given.append(
+            {
+                "host": node["host"],
+                "address": node["address"],
+                "member": member or typed["k3s_bundle_dir"] is not None,
+                "server": node["host"] in run.servers,
+                "firewall": node["firewall"],
+                "facts": {"hcas": facts.get("hcas") or [], "rails": facts.get("rails") or []},
+                "variables": typed,
+                **({"listening": listening} if listening else {}),
+                **({"told": told} if told else {}),
+            }
+        )
+    planned = firewall.plan(given, not {node["host"] for node in given} >= set(run.nodes))
+    for node in given:
+        mine = planned[node["host"]]
+        _add(made, "node_firewall", at(node["host"], firewall.findings(node, mine, run.lacking)))
+        made["hosts"][node["host"]]["firewall"] = mine
+    made["listen_seconds"] = max(300, 5 * len(nodes))
+
+
+def _names(nodes: list[dict], run: Run, made: dict) -> None:
+    """For roles that make objects by a node's name; the planner of k3s has the same rule."""
+    if "k3s" not in run.roles:
+        own = {node["host"]: (name_of(node), bool(node["variables"]["k3s_node_name"])) for node in nodes}
+        rows = k3s.names(own, {*run.groups["all"], *own})
+        _add(made, "node_ready", [row for name, finding in rows for row in at(name, [finding])])
+
+
+def _node_ready(nodes: list[dict], run: Run, made: dict) -> None:
+    _rules("node_ready")(nodes, run, made)
+    _names(nodes, run, made)
+
+
+def _networks(nodes: list[dict], run: Run, made: dict) -> None:
+    """Planned from rails, which a node gets with its driver: the host layer comes first, then this is planned anew."""
+    made["networks"] = None
+    if HOST_LAYER in run.roles and not all(_facts(node)["rails"] for node in nodes):
+        return
+    first = nodes[0]["variables"]
+    known = list(dict.fromkeys([*run.nodes, *run.hosts]))
+    given = [_network_node(node, known) for node in nodes]
+    resources = first["device_plugin_resources"]
+    planned = networks.plan(first, given, known, resources)
+    configuration, refused = networks.sriov_config(first["networks_sriov_resources"], given)
+    device = [f"{item['prefix']}/{item['name']}" for item in first["networks_sriov_resources"]]
+    cluster = {
+        "pod_cidrs": first["k3s_cluster_cidr"].split(","),
+        "service_cidrs": first["k3s_service_cidr"].split(","),
+        "shared_resources": networks.shared_resources(resources, given),
+        "device_resources": device + first["networks_known_resources"],
+        "pods_per_node": first["networks_pods_per_node"],
+        "forbidden_masters_allowed": first["networks_default_route_masters"],
+    }
+    wrong = planned["findings"] + refused + nad_lint.lint(planned["networks"], given, cluster)
+    _add(made, "networks", at(", ".join(node["host"] for node in nodes), wrong))
+    made["notes"] += planned["notes"]
+    made["networks"] = {"objects": planned["objects"], "complete": planned["complete"], "sriov_config": configuration}
+    for node in nodes:
+        made["hosts"][node["host"]]["networks"] = {
+            "files": planned["files"].get(node["host"]) or {},
+            "files_there": node["networks"]["files"],
+            "vfs_unit": node["networks"]["vfs_unit"],
+        }
+
+
+def _network_node(node: dict, known: list[str]) -> dict:
+    typed, facts = node["variables"], _facts(node)
+    number = typed["networks_node_number"]
+    return {
+        "host": node["host"],
+        "number": known.index(node["host"]) if number is None else number,
+        "rails": networks.rails_of(facts),
+        "netdevs": node["networks"]["netdevs"],
+        "routes": node["networks"]["routes"],
+        "dra_rails": list(_over_dra(node)),
+    }
+
+
+def _device_plugin(nodes: list[dict], run: Run, made: dict) -> None:
+    _rules("device_plugin")(nodes, run, made)
+    serving = [node for node in nodes if node["variables"]["device_plugin_api"] != config.PLUGIN]
+    _names(serving, run, made)
+    for node in serving:
+        name = name_of(node)
+        _add(made, "device_plugin", at(node["host"], dra.findings(name, node["runtime"], run.offered)))
+        rails = {str(index): resource for index, resource in _over_dra(node).items()}
+        made["hosts"][node["host"]]["dra"] = {"name": name, "serves": True, "rails": rails}
+    if serving:
+        made["notes"] += dra.notes(run.offered, serving[0]["variables"]["device_plugin_extended_resources"])
+
+
+def _over_dra(node: dict) -> dict:
+    typed = node["variables"]
+    resources, api = typed["device_plugin_resources"], typed["device_plugin_api"]
+    return served.of_node(resources, api, typed["device_plugin_dra_rails"], _facts(node))
+
+
+def _cluster_objects(nodes: list[dict], run: Run, made: dict) -> None:
+    """Objects rendered from some of the nodes would replace those rendered from all."""
+    rows, folder = [], nodes[0]["variables"]["cluster_objects_folder"]
+    if not folder:
+        step = "run again with -e cluster_objects_folder=FOLDER"
+        rows.append(Finding("variable cluster_objects_folder", "the folder to write", "nothing", step))
+    here = {node["host"] for node in nodes}
+    missing = [name for name in run.nodes if name not in here]
+    if missing:
+        seen = f"{len(here)}, without {', '.join(missing)}"
+        step = "run again without --limit; the folder has not been changed"
+        rows.append(Finding("nodes of this run", f"all {len(run.nodes)}", seen, step))
+    _add(made, "cluster_objects", at(CONTROLLER, rows))
+
+
+_PLANNERS = {
+    "cluster_objects": _cluster_objects,
+    "k3s": _k3s,
+    "node_firewall": _firewall,
+    "cni_plugins": _rules("cni_plugins"),
+    "flannel": _rules("flannel"),
+    "node_ready": _node_ready,
+    "multus": _rules("multus"),
+    "device_plugin": _device_plugin,
+    "networks": _networks,
+}
+
+
+# --- text for people --------------------------------------------------------------------------------------------------
+
+
+def text(planned: dict, roles_asked: Sequence[str], check_mode: bool) -> str:
+    """All problems of all hosts, or what the run will do."""
+    hosts = planned["hosts"]
+    if planned["findings"]:
+        return "{}\n\n{}\n".format(*host.failure_text(planned["findings"], list(hosts)))
+    if HOST_LAYER not in roles_asked:
+        return ""
+    odd = alike.differing({name: decided["rail_map"] for name, decided in hosts.items()})
+    rows = [
+        {"host": name, **decided, "notes": [*decided["notes"], *([odd[name]] if name in odd else [])]}
+        for name, decided in hosts.items()
+    ]
+    return f"{host.plan_text(rows, check_mode)}\n"
