@@ -36,7 +36,7 @@ class ActionModule(ActionBase):
         super().run(tmp, task_vars)
         _validation, args = self.validate_argument_spec(
             argument_spec={
-                "step": {"type": "str", "required": True, "choices": ["read", "plan", "print"]},
+                "step": {"type": "str", "required": True, "choices": ["read", "plan", "print", "refuse"]},
                 "roles": {"type": "list", "elements": "str", "required": True},
                 "hosts": {"type": "list", "elements": "str", "default": []},
                 "answered": {"type": "bool", "default": False},
@@ -52,6 +52,11 @@ class ActionModule(ActionBase):
         if args["step"] == "plan":
             return self._plan(args, task_vars)
         planned = task_vars[PLANNED]
+        if args["step"] == "refuse":
+            wrong = planned["hosts"][task_vars["inventory_hostname"]]["findings"]
+            objects = ", ".join(dict.fromkeys(item["object"] for item in wrong))
+            msg = f"{objects}: see the list above; nothing has been changed"
+            return {"changed": False, "failed": bool(wrong), "msg": msg if wrong else "", "findings": wrong}
         text = plan.text(planned, args["roles"], self._task.check_mode)
         if text:
             terminal.show(text)
@@ -117,16 +122,18 @@ class ActionModule(ActionBase):
         run = self._run_of(args, nodes, task_vars)
         planned = plan.plan(nodes, run)
         if args["page"]:
-            page = report_files.page_path(self._page(task_vars), task_vars.get("ansible_inventory_sources") or [])
-            rows = [{**row, "role": "report"} for row in at(plan.CONTROLLER, report_files.unwritable(page))]
-            planned = plan.with_findings(planned, [*planned["findings"], *rows])
+            planned = plan.with_findings(planned, [*planned["findings"], *self._page(task_vars)])
         if plan.HOST_LAYER not in args["roles"] and PLANNED in task_vars:
             planned = plan.merged(task_vars[PLANNED], planned, args["answered"])
         notes = [] if planned["findings"] else planned["notes"]
         return {"changed": False, **planned, "warnings": terminal.warnings(notes)}
 
     def _page(self, task_vars):
-        return variables.effective(variables.options(["report"]), task_vars, self._templar.template)[0]["report_file"]
+        """What is wrong with the place of the page that ends the run."""
+        typed, _invalid = variables.effective(variables.options(["report"]), task_vars, self._templar.template)
+        path = report_files.page_path(typed["report_file"], task_vars.get("ansible_inventory_sources") or [])
+        wrong = report_files.unwritable(path) if typed["report_written"] else []
+        return [{**row, "role": "report"} for row in at(plan.CONTROLLER, wrong)]
 
     def _run_of(self, args, nodes, task_vars):
         group, servers = self._members(task_vars)

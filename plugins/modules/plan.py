@@ -11,7 +11,8 @@ version_added: 0.1.0
 description:
   - The steps of the role P(gpufabric.rdma.discovery#role). With O(step=read) it types the host's variables by the
     argument specs of all roles and gathers the node's facts in one call. With O(step=plan) it plans for all hosts that
-    were read. With O(step=print) it prints all problems, or else what the run will do.
+    were read. With O(step=print) it prints all problems, or else what the run will do. With O(step=refuse) it fails if
+    the host has problems.
   - Changes nothing. A host that cannot be read or has a wrong variable does not fail the task. The result says so.
 author:
   - The gpufabric founders (@gpufabric)
@@ -31,7 +32,7 @@ options:
     description: What to do.
     type: str
     required: true
-    choices: [read, plan, print]
+    choices: [read, plan, print, refuse]
   roles:
     description: Roles to plan for. V(discovery) stands for the host layer, with the variables of all roles.
     type: list

@@ -50,18 +50,8 @@ class Servers:
                 "member_folder": str(machine.root),
                 "member_enter": machine.enter,
                 "ansible_python_interpreter": sys.executable,
-                "__k3s_node": {"state": {}},
-                "__k3s_mine": {
-                    "name": name,
-                    "shared": {
-                        "address": SHARED,
-                        "interface": "eth0",
-                        "node_ip": machine.address,
-                        "peers": [other.address for other in self.machines.values() if other is not machine],
-                    }
-                    if shared
-                    else None,
-                },
+                "__discovery_read": {"k3s": {}},
+                "__discovery_planned": {"hosts": {name: {"k3s": {"name": name, "shared": self._shared(machine, shared)}}}},
             }
             for name, machine in self.machines.items()
         }
@@ -78,6 +68,11 @@ class Servers:
         code, output = machines.playbook(self.folder, [play], {"all": {"hosts": hosts, "vars": variables}}, *words)
         assert code == 0, output
         return {name: json.loads((machine.root / "got").read_text()) for name, machine in self.machines.items()}
+
+    def _shared(self, machine, shared):
+        others = [other.address for other in self.machines.values() if other is not machine]
+        given = {"address": SHARED, "interface": "eth0", "node_ip": machine.address, "peers": others}
+        return given if shared else None
 
     def holders(self):
         asked = {name: each.run("ip", "-oneline", "-4", "address", "show") for name, each in self.machines.items()}

@@ -45,7 +45,7 @@ GIVEN = {
     "__device_plugin_dra": {"name": ""},
     "__k3s_mine": {"name": "node1"},
     "shared": {"interface": "eth1", "node_ip": "192.0.2.1", "address": "192.0.2.9", "peers": ["192.0.2.2"]},
-    "hostvars": {"node1": {"__node_ready_name": ""}, "node2": {"__node_ready_name": ""}},
+    "__discovery_planned": {"hosts": {"node1": {"name": ""}, "node2": {"name": ""}}},
     "ansible_facts": {"rdma": {"hcas": [{"name": "", "kind": "pci"}], "rails": []}},
     "groups": {"all": ["node1", "node2"], "gpu_nodes": ["node1", "node2"], "k3s_servers": ["node1"]},
     "inventory_hostname": "node1",

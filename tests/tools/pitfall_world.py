@@ -11,12 +11,12 @@ import json
 import pathlib
 
 import yaml
-from ansible_collections.gpufabric.rdma.plugins.filter.networks import network_rails
 from ansible_collections.gpufabric.rdma.plugins.module_utils._cni import node_lint
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import cluster as kube_cluster
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import pods as kube_pods
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import running_pods
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host as preflight_host
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight.networks import rails_of
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import judge, pods
 
 FIXTURES = pathlib.Path(__file__).resolve().parents[1] / "fixtures"
@@ -136,7 +136,7 @@ class World:
         hosts = [
             {
                 "host": host,
-                "rails": network_rails(self.facts[host]),
+                "rails": rails_of(self.facts[host]),
                 "netdevs": self.netdevs[host],
                 "routes": [],
                 "files": {},

@@ -42,7 +42,7 @@ def of_template(role: str, name: str, values: dict | None = None) -> list[dict]:
         **copy.deepcopy(templates.GIVEN),
         **templates.CHOSEN,
         "__node_ready_hosts": ["node1"],
-        "hostvars": {"node1": {"__node_ready_name": "node1"}},
+        "__discovery_planned": {"hosts": {"node1": {"name": "node1"}}},
         "__networks_used_images": templates.role_vars("networks")["__networks_pinned_images"],
         **(values or {}),
     }

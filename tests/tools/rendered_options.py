@@ -52,13 +52,25 @@ _REGISTERED = {
     "ansible_play_hosts": ["node1"],
     "ansible_play_hosts_all": ["node1"],
     "groups": {"all": ["node1"], "gpu_nodes": ["node1"], "k3s_servers": ["node1"]},
-    "hostvars": {"node1": {"__node_ready_name": "node1"}},
+    "hostvars": {"node1": {}},
     "inventory_hostname": "node1",
     "rdma_initramfs_stale": ["/boot/initrd.img"],
     "rdma_reboot_reasons": ["a reason"],
     "__device_plugin_manifest": (ROOT / "device_plugin/deploy/daemonset.yaml").read_text(),
     "__device_plugin_result": {"rivals": []},
-    "__discovery_checked": {"variables": {"discovery_software_hcas": False}},
+    "__discovery_planned": {
+        "hosts": {
+            "node1": {
+                "name": "node1",
+                "dra": {"name": "node1", "rails": {}},
+                "k3s": {"token_present": False, "version": "v1"},
+                "networks": {"files": {}, "files_there": {}, "vfs_unit": False},
+            }
+        },
+        "networks": {"objects": [], "complete": True, "sriov_config": {}},
+        "roles": [],
+    },
+    "__discovery_read": {"k3s": {}, "variables": {}},
     "__driver_gate": {"consents": [], "steps": [], "verdict": "reboot"},
     "__driver_plan": {"change": {}, "changes": []},
     "__driver_reboot_unanswered": False,
@@ -66,10 +78,6 @@ _REGISTERED = {
     "__k3s_mine": {"token_present": False, "version": "v1"},
     "__matrix_node": {"variables": {"verification_pod_wait_seconds": 1}},
     "__matrix_planned": {"grace_seconds": 5, "wait_seconds": 5},
-    "__networks_group": ["node1"],
-    "__networks_number": None,
-    "__networks_plan": {"sriov_config": {}},
-    "__networks_read": {"vfs_unit": False},
     "__reboot_gate": {"cluster": {"member": True}, "findings": [], "hostname": "node1"},
     "__networks_used_images": dict.fromkeys(_COMPONENTS, "image:1"),
     "__node_ready_node": {

@@ -60,8 +60,7 @@ def outputs():
     failure = change.failure(change.Refused([finding], [change.Change("/etc/x", "write", PLANT, PLANT)]))
     yield "a failure", failure["msg"] + "".join(failure["findings"][0].values())
     yield "a diff", "".join(failure["diff"][0][side] for side in ("before", "after"))
-    result = {"host": "node1", "findings": [told], "plan": [], "reboot_reasons": [], "notes": []}
-    yield "the preflight", "".join(host.failure_text([result]))
+    yield "the plan's problems", "".join(host.failure_text([told], ["node1"]))
     facts = planted(report_documents.facts("h100-8x-cx7-ib"))
     yield "tables of nodes", tables.report({"node1": {"facts": facts, "failure": None, "expected_ports": []}})
     drift = planted(report_documents.fleet(64)["drift"])

@@ -187,8 +187,8 @@ def test_what_cannot_serve_over_dra_is_refused_before_anything_changes(place):
     config.write_text('version = 2\n[plugins."io.containerd.grpc.v1.cri"]\n  enable_cdi = false\n')
     output, changed = place.run(fails=True, device_plugin_api="dra")
     assert changed == 0
-    assert "API server: wanted Kubernetes 1.34 or newer, which serves resource.k8s.io/v1, seen v1.33.2+k3s1" in output
-    assert "container runtime of node1: wanted CDI switched on" in output
+    for words in ("node1 API server wanted", "seen v1.33.2+k3s1", "container runtime of node1 wanted CDI switched on"):
+        assert words in output
     entries = [
         {"resourceName": "a", "rdmaHcaMax": 4, "selectors": {"vendors": ["15b3"]}},
         {"resourceName": "b", "rdmaHcaMax": 4, "api": "dra", "extraSelectors": {"rdmaDevices": ["mlx5_0"]}},

@@ -159,8 +159,8 @@ def test_what_cannot_be_rendered_is_refused_before_anything_is_written(site):
         "networks_attachments": [{"name": "one", "type": "macvlan", "master": "eth9"}],
     }
     for arguments, variables, words in (
-        ((), {"cluster_objects_folder": ""}, ["wanted the folder to write, seen nothing"]),
-        (("--limit", "node2"), {}, ["wanted all 2, seen 1, without node1. Next step: run again without --limit"]),
+        ((), {"cluster_objects_folder": ""}, ["variable cluster_objects_folder"]),
+        (("--limit", "node2"), {}, ["nodes of this run", "without node1"]),
         ((), wrong, ["variable cluster_objects_owner", "did you mean cluster_objects_folder?", "multus_glob", "eth9"]),
     ):
         code, output = site.render(*arguments, **variables)

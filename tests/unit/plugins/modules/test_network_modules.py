@@ -1,4 +1,4 @@
-"""sriov_vfs, network_files and network_info as Ansible runs them: processes below a laid-out tree."""
+"""sriov_vfs, network_files and the networks of node_facts as Ansible runs them: processes below a laid-out tree."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Change
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host import networks, sriov
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
-from ansible_collections.gpufabric.rdma.plugins.modules import network_files, network_info, sriov_vfs
+from ansible_collections.gpufabric.rdma.plugins.modules import network_files, node_facts, sriov_vfs
 from ansible_collections.gpufabric.rdma.tests.tools import running, tree
 
 DIRECTORY = "etc/cni/multus/net.d"
@@ -230,7 +230,7 @@ def test_the_files_of_doca_s_driver_come_first_and_need_no_interface(infiniband,
     assert not (tmp_path / "calls").exists()
 
 
-# --- network_info ----------------------------------------------------------------------------------------------------
+# --- networks of node_facts ----------------------------------------------------------------------------------------------------
 
 
 def test_interfaces_routes_and_files_are_read_from_a_tree(tmp_path):
@@ -238,7 +238,7 @@ def test_interfaces_routes_and_files_are_read_from_a_tree(tmp_path):
     (root / DIRECTORY).mkdir(parents=True)
     (root / DIRECTORY / "gpufabric-rdma-rail0.conf").write_text(config("rail0"))
     (root / DIRECTORY / "README").write_text("no configuration")
-    read = call(network_info, root)
+    read = call(node_facts, root, networks={})["networks"]
     assert read["netdevs"]["eth2"]["addresses"][0] == "198.18.2.2/24"
     assert read["netdevs"]["eth2"]["default_route"] is False
     assert list(read["files"]) == ["gpufabric-rdma-rail0.conf"]
@@ -269,6 +269,6 @@ def test_what_test_pods_need_of_the_node_is_read_with_its_networks(node):
         "[plugins.'io.containerd.cri.v1.images'.pinned_images]\n  sandbox = \"rancher/mirrored-pause:3.6\"\n"
     )
     (node / "usr/bin").mkdir(parents=True, exist_ok=True)
-    tools = call(network_info, node)["tools"]
+    tools = call(node_facts, node, networks={})["networks"]["tools"]
     assert tools["image"] == "rancher/mirrored-pause:3.6"
     assert tools["mounts"]["/usr"] == "/usr"

@@ -1,16 +1,9 @@
-"""node_facts and host_probe as Ansible runs them: what one call says is what the modules of each say by themselves."""
+"""node_facts and host_probe as Ansible runs them: in one call what several roles ask."""
 
 from __future__ import annotations
 
 import pytest
-from ansible_collections.gpufabric.rdma.plugins.modules import (
-    firewall_info,
-    hca_facts,
-    host_probe,
-    k3s_info,
-    network_info,
-    node_facts,
-)
+from ansible_collections.gpufabric.rdma.plugins.modules import hca_facts, host_probe, node_facts
 from ansible_collections.gpufabric.rdma.tests.tools import tree
 from ansible_collections.gpufabric.rdma.tests.unit.plugins.modules.test_network_modules import call
 
@@ -26,30 +19,23 @@ def root(request, tmp_path):
     return found
 
 
-def without_time(state):
-    return {name: value for name, value in state.items() if name != "clock"}
-
-
-def test_in_one_call_it_says_what_four_modules_say(root):
-    found = call(node_facts, root, software_hcas=True, k3s={}, networks={}, firewall=True)
+def test_in_one_call_it_says_all_that_is_asked(root):
+    found = call(node_facts, root, software_hcas=True, k3s={}, networks={}, firewall=True, runtime=True)
     assert found["ansible_facts"] == call(hca_facts, root, software_hcas=True)["ansible_facts"]
-    assert without_time(found["k3s"]) == without_time(call(k3s_info, root)["k3s"])
-    alone = call(network_info, root)
-    assert found["networks"].items() <= alone.items()
+    assert found["k3s"]["cluster"] is True
     assert list(found["networks"]["files"]) == ["gpufabric-rdma-rail0.conf"]
-    alone = call(firewall_info, root)
-    assert found["firewall"] == alone["firewall"]
-    assert found.get("warnings") == alone.get("warnings")
+    assert found["firewall"]["bound"].keys() >= {"tcp", "udp"}
+    assert found["runtime"] == {"source": None, "cdi": None}
 
 
 def test_what_is_not_asked_is_not_read(root):
     found = call(node_facts, root)
-    assert not {"k3s", "networks", "firewall"} & found.keys()
+    assert not {"k3s", "networks", "firewall", "runtime"} & found.keys()
     assert "firewall" not in call(host_probe, root)
 
 
 def test_the_probe_reads_the_firewall_too(root):
-    assert call(host_probe, root, firewall=True)["firewall"] == call(firewall_info, root)["firewall"]
+    assert call(host_probe, root, firewall=True)["firewall"] == call(node_facts, root, firewall=True)["firewall"]
 
 
 def test_a_file_that_cannot_be_read_is_named(root):

@@ -9,7 +9,7 @@ import shlex
 
 import pytest
 import yaml
-from ansible_collections.gpufabric.rdma.plugins.action.k3s_preflight import LOCK as LOCK_FILE
+from ansible_collections.gpufabric.rdma.plugins.action.plan import LOCK as LOCK_FILE
 from ansible_collections.gpufabric.rdma.plugins.module_utils._bundle import lock as bundle_lock
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import wheels as wheels_of
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import bundle as needs
@@ -19,7 +19,7 @@ from ansible_collections.gpufabric.rdma.tests.unit.plugins.plugin_utils._preflig
 LOCK = yaml.safe_load(LOCK_FILE.read_text())
 ROLES = LOCK_FILE.parents[1] / "roles"
 PINNED = needs.with_digest(LOCK)
-IMAGES = yaml.safe_load((ROLES / "k3s/vars/main.yml").read_text())["__k3s_component_images"]
+IMAGES = yaml.safe_load((ROLES / "networks/vars/main.yml").read_text())["__networks_pinned_images"]
 BASE = [
     yaml.safe_load((ROLES / role / "defaults/main.yml").read_text())[f"{role}_image"] for role in ("flannel", "multus")
 ]
@@ -136,8 +136,3 @@ def test_each_wheel_that_a_nodes_python_takes_is_missed_and_no_other(python, arc
         assert bool(said) is (name in taken_here)
         assert all(f'"bundle_pythons": ["{python}"]' in finding.next_step for finding in said)
     assert needs.lacking_wheels(node(architecture, python=python), set(), LOCK["wheels"]) == [], "pip has an index"
-
-
-def test_the_images_of_components_are_those_of_the_role_networks():
-    theirs = yaml.safe_load((ROLES / "networks/vars/main.yml").read_text())["__networks_pinned_images"]
-    assert theirs == IMAGES

@@ -197,10 +197,9 @@ def test_a_foreign_netns_file_is_a_problem_of_the_plan(facts_of, variables):
     assert "RDMA netns mode" in objects(outcome["findings"])
 
 
-def result(host, findings=(), plan=(), reboot=(), notes=()):
+def result(host, plan=(), reboot=(), notes=()):
     return {
         "host": host,
-        "findings": [finding._asdict() for finding in findings],
         "plan": list(plan),
         "reboot_reasons": list(reboot),
         "notes": list(notes),
@@ -210,9 +209,8 @@ def result(host, findings=(), plan=(), reboot=(), notes=()):
 def test_one_message_lists_all_problems_of_all_hosts_with_four_facts():
     gone = preflight_host.unreachable("ssh: connect to host 192.0.2.1 port 22: No route to host")
     same = Finding("variable limits_memlock", "infinity", "'lots'", "correct it")
-    head, text = preflight_host.failure_text(
-        [result("node1", [gone]), result("node2", [same]), result("node3", [same]), result("node4")]
-    )
+    found = [*at("node1", [gone]), *at("node2", [same]), *at("node3", [same])]
+    head, text = preflight_host.failure_text(found, ["node1", "node2", "node3", "node4"])
     assert head == "3 problems on 3 of 4 nodes; nothing has been changed."
     assert text.splitlines()[:4] == [
         "node1  connection",
@@ -236,17 +234,3 @@ def test_rhel_8_is_refused_before_its_driver_is_touched_and_verify_is_not(variab
     assert (finding.object, finding.seen) == ("distribution", "Rocky 8.10")
     facts["node"]["os"]["version_id"] = "9.6"
     assert preflight_host.combinations(facts, {**variables, "driver_flavor": flavor})[0] == []
-
-
-def test_what_other_roles_found_is_reported_once_at_its_host_or_at_what_it_names():
-    (found,) = at("a", [Finding("variable x", "1", "2", "correct it")])
-    (elsewhere,) = at("the controller", [Finding("bundle", "a file", "none", "fill it")])
-    results = [{"host": "a", "findings": []}, {"host": "b", "findings": []}]
-    merged = preflight_host.with_further(results, [found, found, elsewhere])
-    assert merged[0]["findings"] == [
-        {"object": "variable x", "wanted": "1", "seen": "2", "next_step": "correct it", "id": ""}
-    ]
-    head, text = preflight_host.failure_text(merged)
-    assert head == "2 problems on 1 of 2 nodes; nothing has been changed."
-    assert "the controller  bundle\n  wanted     a file" in text
-    assert results[0]["findings"] == [], "what came in stays as it was"
