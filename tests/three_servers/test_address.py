@@ -51,7 +51,9 @@ class Servers:
                 "member_enter": machine.enter,
                 "ansible_python_interpreter": sys.executable,
                 "__discovery_read": {"k3s": {}},
-                "__discovery_planned": {"hosts": {name: {"k3s": {"name": name, "shared": self._shared(machine, shared)}}}},
+                "__discovery_planned": {
+                    "hosts": {name: {"k3s": {"name": name, "shared": self._shared(machine, shared)}}}
+                },
             }
             for name, machine in self.machines.items()
         }

@@ -159,6 +159,10 @@ def render(role: str, name: str, values: dict):
     variables.update(copy.deepcopy({key: value for key, value in GIVEN.items() if key not in values}))
     variables.update({"ansible_play_hosts": ["node1", "node2"], "role_path": str(home), **CHOSEN, **values})
     variables["ansible_search_path"] = [str(home)]
+    documented = {name: option.get("default") for name, option in options().items()}
+    variables["__discovery_read"] = {
+        "variables": {**documented, **{k: v for k, v in variables.items() if k in documented}}
+    }
     expression = f"lookup('ansible.builtin.template', '{name}')" if name.endswith(".j2") else name
     try:
         return Templar(loader=DataLoader(), variables=variables).template(trust_as_template(f"{{{{ {expression} }}}}"))

@@ -2,36 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 
 import yaml
 from ansible.parsing.dataloader import DataLoader
-from ansible.plugins.loader import lookup_loader
 from ansible.template import Templar, trust_as_template
-from ansible_collections.gpufabric.rdma.plugins.lookup import variable
 from ansible_collections.gpufabric.rdma.tests.tools import hostile_templates as templates
 
 # Includes the templates of the chosen components, which are rendered one by one.
 GATHERED = ("networks", "components.yml.j2")
 PLUGIN = templates.ROOT / "device_plugin/deploy"
 WORKLOADS = ("DaemonSet", "Deployment", "StatefulSet", "ReplicaSet", "Job", "CronJob", "Pod")
-
-
-@contextlib.contextmanager
-def lookup_of_the_collection():
-    """Without Ansible's collection loader, which a process can start once only, its lookup is not found."""
-    of_ansible = lookup_loader.get
-
-    def get(name, *arguments, **options):
-        found = variable.LookupModule if name == "gpufabric.rdma.variable" else None
-        return found(*arguments, **options) if found else of_ansible(name, *arguments, **options)
-
-    lookup_loader.get = get
-    try:
-        yield
-    finally:
-        lookup_loader.get = of_ansible
 
 
 def of_template(role: str, name: str, values: dict | None = None) -> list[dict]:
@@ -47,8 +28,10 @@ def of_template(role: str, name: str, values: dict | None = None) -> list[dict]:
         **(values or {}),
     }
     text = (templates.ROLES / role / "templates" / name).read_text()
-    with lookup_of_the_collection():
-        made = Templar(loader=DataLoader(), variables=variables).template(trust_as_template(text))
+    documented = {name: option.get("default") for name, option in templates.options().items()}
+    given = {name: value for name, value in variables.items() if name in documented}
+    variables["__discovery_read"] = {"variables": {**documented, **given}}
+    made = Templar(loader=DataLoader(), variables=variables).template(trust_as_template(text))
     return [item for item in yaml.safe_load_all(made) if item]
 
 

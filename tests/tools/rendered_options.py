@@ -70,7 +70,6 @@ _REGISTERED = {
         "networks": {"objects": [], "complete": True, "sriov_config": {}},
         "roles": [],
     },
-    "__discovery_read": {"k3s": {}, "variables": {}},
     "__driver_gate": {"consents": [], "steps": [], "verdict": "reboot"},
     "__driver_plan": {"change": {}, "changes": []},
     "__driver_reboot_unanswered": False,
@@ -117,7 +116,7 @@ class Expression(NamedTuple):
 
 def expressions() -> list[Expression]:
     found = []
-    for pattern in ("roles/*/tasks/*.yml", "roles/*/vars/*.yml", "roles/*/templates/*.j2", "playbooks/*.yml"):
+    for pattern in ("roles/*/tasks/*.yml", "roles/*/vars/*.yml", "roles/*/templates/*.j2", "playbooks/**/*.yml"):
         for path in sorted(ROOT.glob(pattern)):
             place, text = path.relative_to(ROOT), path.read_text()
             texts = [(1, text, {})] if path.suffix == ".j2" else _scalars(yaml.compose(text, Loader=yaml.SafeLoader))
@@ -256,6 +255,13 @@ def rendered(expression: Expression, variables: dict) -> str:
     return json.dumps(value, sort_keys=True, default=repr)
 
 
+def read_by_plan(name: str, value) -> dict:
+    """What the plan hands on of all variables, where one of them is set."""
+    known = preflight_variables.options()
+    typed, _findings = preflight_variables.effective(known, {name: value}, trusted)
+    return {"__discovery_read": {"k3s": {}, "variables": typed}}
+
+
 def handed(name: str, value) -> str:
     """What plugins are handed, that take the variables of all roles."""
     typed, findings = preflight_variables.effective({name: preflight_variables.options()[name]}, {name: value}, trusted)
@@ -291,7 +297,10 @@ def main() -> None:
             reading = readers(name, known, through)
             for value, texts in spellings(name, option):
                 result["options"][name] = option["type"]
-                typed = {expression: rendered(expression, {**base, name: value}) for expression in reading}
+                typed = {
+                    expression: rendered(expression, {**base, **read_by_plan(name, value), name: value})
+                    for expression in reading
+                }
                 # One that wants more than _REGISTERED has says nothing; each option needs one that speaks.
                 failed = {it.place: got for it, got in typed.items() if got.startswith("ERROR")}
                 if failed and len(failed) == len(reading):
@@ -300,7 +309,10 @@ def main() -> None:
                     for source, seen in given(name, text, pathlib.Path(folder)).items():
                         result["cases"] += 1
                         result["rendered"] += len(reading) - len(failed)
-                        got = {expression: rendered(expression, {**base, name: seen}) for expression in reading}
+                        got = {
+                            expression: rendered(expression, {**base, **read_by_plan(name, seen), name: seen})
+                            for expression in reading
+                        }
                         pairs = [(it.place, got[it], typed[it]) for it in reading]
                         pairs.append(("plugins", handed(name, seen), handed(name, value)))
                         result["differences"] += [

@@ -13,7 +13,7 @@ from ansible_collections.gpufabric.rdma.tests.tools import running
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 # What runs on the controller: no node is needed.
 WITHOUT_NODES = ["bundle", "import_policy", "report"]
-PLAYBOOKS = sorted({path.stem for path in ROOT.glob("playbooks/*.yml")} - {*WITHOUT_NODES, "controller"})
+PLAYBOOKS = sorted({path.stem for path in ROOT.glob("playbooks/*.yml")} - {*WITHOUT_NODES})
 
 
 def run(tmp_path, playbook, inventory, *arguments, **options):

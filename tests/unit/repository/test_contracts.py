@@ -65,7 +65,7 @@ def test_galaxy_requires_the_collections_that_shipped_code_uses():
     called = re.compile(rf"(?<![\w./-])({'|'.join(map(re.escape, sorted(names)))})\.[a-z]\w+")
     used = {
         str(path.relative_to(ROOT)): match[1]
-        for path in [*ROOT.glob("roles/*/tasks/*.yml"), *ROOT.glob("playbooks/*.yml")]
+        for path in [*ROOT.glob("roles/*/tasks/*.yml"), *ROOT.glob("playbooks/**/*.yml")]
         for match in called.finditer(path.read_text())
     }
     assert load(ROOT / "galaxy.yml")["dependencies"] == {}

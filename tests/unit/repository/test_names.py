@@ -108,5 +108,5 @@ def test_a_task_that_runs_once_for_all_is_not_rescued():
             for part in parts:
                 yield from rescued(item.get(part), (below or "rescue" in item) if part == "block" else below, here)
 
-    files = [*ROOT.glob("roles/*/tasks/*.yml"), *ROOT.glob("playbooks/*.yml")]
+    files = [*ROOT.glob("roles/*/tasks/*.yml"), *ROOT.glob("playbooks/**/*.yml")]
     assert [name for path in files for name in rescued(yaml.safe_load(path.read_text()))] == []

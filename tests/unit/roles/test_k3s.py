@@ -126,7 +126,7 @@ def test_refused_then_announced_then_run_then_nothing_left_to_do_then_removed(pl
 
 def test_a_host_put_in_front_of_the_inventory_does_not_become_a_second_cluster(play, tmp_path):
     (tmp_path / "node2/var/lib/rancher/k3s/server/db").mkdir(parents=True)
-    nodes, role = {"import_playbook": str(ROOT / "playbooks/cluster_nodes.yml")}, tmp_path / "role.yml"
+    nodes, role = {"import_playbook": str(ROOT / "playbooks/layers/cluster_nodes.yml")}, tmp_path / "role.yml"
     (tmp_path / "grouped.yml").write_text(yaml.safe_dump([nodes, *yaml.safe_load(role.read_text())]))
     before = [files(tmp_path / name) for name in ADDRESSES]
     for limit, seen in ((("--limit", "node1"), "not in this run: node2"), ((), "already in a cluster: node2")):

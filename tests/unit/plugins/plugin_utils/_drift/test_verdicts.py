@@ -179,7 +179,7 @@ def test_a_host_ends_as(events, verdict, differences, reasons):
 
 def test_a_problem_of_a_play_belongs_to_whom_it_names_and_one_of_the_controller_to_all():
     named = {"msg": "2 problems", "findings": [{"host": "b", **PROBLEM}, {"host": "the controller", **PROBLEM}]}
-    task = verdicts.Task("Decide", "gpufabric.rdma.k3s_preflight", "k3s")
+    task = verdicts.Task("Decide", verdicts.PLAN, "k3s")
     entries = found(("failed", "a", task, named), hosts=("a", "b", "c"))
     assert {host: entry["verdict"] for host, entry in entries.items()} == dict.fromkeys("abc", "unsafe")
     only_b = found(("failed", "a", task, {"findings": named["findings"][:1]}))
