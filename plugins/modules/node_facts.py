@@ -60,9 +60,9 @@ EXAMPLES = r"""
     firewall: true
   register: node
 
-- name: Show the interfaces that are not rails
+- name: Show the interfaces with the default route
   ansible.builtin.debug:
-    msg: "{{ node['networks']['netdevs'].keys() | difference(ansible_facts['rdma']['rails'] | map(attribute='netdev')) }}"
+    msg: "{{ node['networks']['netdevs'] | dict2items | selectattr('value.default_route') | map(attribute='key') }}"
 """
 
 RETURN = r"""

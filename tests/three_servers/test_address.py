@@ -52,7 +52,7 @@ class Servers:
                 "ansible_python_interpreter": sys.executable,
                 "__discovery_read": {"k3s": {}},
                 "__discovery_planned": {
-                    "hosts": {name: {"k3s": {"name": name, "shared": self._shared(machine, shared)}}}
+                    "hosts": {name: {"k3s": {"name": name, "shared": self._peers(machine, shared)}}}
                 },
             }
             for name, machine in self.machines.items()
@@ -71,7 +71,7 @@ class Servers:
         assert code == 0, output
         return {name: json.loads((machine.root / "got").read_text()) for name, machine in self.machines.items()}
 
-    def _shared(self, machine, shared):
+    def _peers(self, machine, shared):
         others = [other.address for other in self.machines.values() if other is not machine]
         given = {"address": SHARED, "interface": "eth0", "node_ip": machine.address, "peers": others}
         return given if shared else None

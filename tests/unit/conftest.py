@@ -1,4 +1,4 @@
-"""What all unit tests share: Ansible's home, archives of modules that are built once, the lookup, no long sleep."""
+"""What all unit tests share: Ansible's home, archives of modules that are built once, no long sleep."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import time
 
 import pytest
-from ansible_collections.gpufabric.rdma.tests.tools import recording, rendered_objects
+from ansible_collections.gpufabric.rdma.tests.tools import recording
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -30,9 +30,3 @@ def _no_long_sleep(monkeypatch):
         _sleep(seconds)
 
     monkeypatch.setattr(time, "sleep", sleep)
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _templates_find_our_lookup():
-    with rendered_objects.lookup_of_the_collection():
-        yield

@@ -30,11 +30,11 @@ CONTROLLER = "the controller"
 class Run(NamedTuple):
     """What is true of the run and not of one node.
 
-    hosts: of the play. nodes: all of the inventory's, whichever this run has. servers: {host: (ansible_host, k3s_node_ip)} of the servers,
-    also of those outside of this run. bundle: of the first node. lock: of the collection. answers: {host: (what
-    port_probe listened on, what it was told)}. offered: what dra_info read. partial: nodes that could not be read, or
-    whose variables are invalid, are left out instead of stopping the run. lacking: {tool: collection that the
-    controller does not have}.
+    hosts: of the play. nodes: all of the inventory's, whichever this run has. servers: {host: (ansible_host,
+    k3s_node_ip)}, also of those outside of this run. bundle: of the first node. lock: of the collection. answers:
+    {host: (what port_probe listened on, what it was told)}. offered: what dra_info read. partial: nodes that could not
+    be read, or whose variables are invalid, are left out instead of stopping the run. lacking: {tool: collection that
+    the controller does not have}.
     """
 
     roles: Sequence[str]

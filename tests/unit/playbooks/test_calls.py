@@ -14,8 +14,7 @@ from ansible_collections.gpufabric.rdma.tests.unit.playbooks.test_drift_cluster 
 
 # As site.yml has them in one run; verify.yml asks on its own.
 LAYERS = [
-    {"import_playbook": f"gpufabric.rdma.{name}"}
-    for name in ("layers.nodes", "layers.cluster_nodes", "layers.host", "layers.cluster")
+    {"import_playbook": f"gpufabric.rdma.layers.{name}"} for name in ("nodes", "cluster_nodes", "host", "cluster")
 ]
 # What preflights read, and what the roles after them have use for as long as nothing has been changed.
 READ = "Gather facts of the node"

@@ -34,7 +34,7 @@ def test_a_page_names_only_files_commands_and_playbooks_that_exist(page):
 
 
 def test_a_looked_up_variable_is_documented():
-    looked_up = re.compile(r"""gpufabric\.rdma\.variable["'], *["'](\w+)["']""")
+    looked_up = re.compile(r"""__discovery_read['"]?\]?(?:\['|\.)variables(?:'\]\['|\.)(\w+)""")
     names = {name for _file, line in lines("roles", "playbooks") for name in looked_up.findall(line)}
     assert names
     assert names - VARIABLES == set()

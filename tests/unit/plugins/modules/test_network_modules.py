@@ -230,7 +230,7 @@ def test_the_files_of_doca_s_driver_come_first_and_need_no_interface(infiniband,
     assert not (tmp_path / "calls").exists()
 
 
-# --- networks of node_facts ----------------------------------------------------------------------------------------------------
+# --- networks of node_facts -------------------------------------------------------------------------------------------
 
 
 def test_interfaces_routes_and_files_are_read_from_a_tree(tmp_path):
