@@ -158,7 +158,7 @@ class ActionModule(ActionBase):
         )
 
     def _members(self, task_vars):
-        """(nodes, servers) of the inventory, whichever this run has; without such a group the first node is the server."""
+        """(nodes, servers) of the inventory, whichever this run has; without a group the first node is the server."""
         groups = task_vars["groups"]
         group = groups.get(self._templar.template(task_vars.get("discovery_hosts") or "gpu_nodes")) or groups["all"]
         return group, groups.get("k3s_servers", group[:1])

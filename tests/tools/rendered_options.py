@@ -181,7 +181,10 @@ def out_of_scope(known: list[Expression], options: dict, defaults: dict) -> list
     for expression in known:
         role = pathlib.PurePath(expression.place).parts[1]
         foreign = (_names(expression.text, texts=False) & set(options)) - set(defaults["common"])
-        found += [f"{expression.place}: {name}" for name in foreign - set(defaults.get(role, ()))]
+        # A play has no role's defaults and says its own.
+        of_play = expression.place.startswith("playbooks")
+        said = set(re.findall(r"(\w+) \| default\(", expression.text) if of_play else ())
+        found += [f"{expression.place}: {name}" for name in foreign - said - set(defaults.get(role, ()))]
     return found
 
 

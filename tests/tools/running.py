@@ -49,7 +49,7 @@ def told(folder: pathlib.Path, *words) -> tuple[int, dict, str]:
         "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json",
     }
     done = _run(folder, words, None, settings)
-    return done.returncode, json.loads(done.stdout[done.stdout.index("{") :]), done.stdout + done.stderr
+    return done.returncode, json.loads(done.stdout[done.stdout.index("{\n") :]), done.stdout + done.stderr
 
 
 def _run(folder, words, program, environment):

@@ -13,9 +13,8 @@ from ansible_collections.gpufabric.rdma.tests.tools import recording
 from ansible_collections.gpufabric.rdma.tests.unit.playbooks.test_drift_cluster import Cluster
 
 # As site.yml has them in one run; verify.yml asks on its own.
-LAYERS = [
-    {"import_playbook": f"gpufabric.rdma.layers.{name}"} for name in ("nodes", "cluster_nodes", "host", "cluster")
-]
+NAMES = ("nodes", "cluster_nodes", "host", "cluster")
+LAYERS = [{"import_playbook": f"gpufabric.rdma.layers.{name}"} for name in NAMES]
 # What preflights read, and what the roles after them have use for as long as nothing has been changed.
 READ = "Gather facts of the node"
 ON_A_NODE = (

@@ -152,9 +152,9 @@ def test_drift_compares_every_role_that_host_and_cluster_apply_in_their_order():
         return [role for play in plays if "roles" in play for role in play_roles.applied(play)]
 
     compared = list(dict.fromkeys(role for role, _file in roles_named(ROOT / "roles/drift/tasks/host.yml")))
-    assert compared == ["driver", *(role for role in order("host.yml") if role != "reboot")]
+    assert compared == ["driver", *(role for role in order("layers/host.yml") if role != "reboot")]
     compared = list(dict.fromkeys(role for role, _file in roles_named(ROOT / "roles/drift/tasks/cluster.yml")))
-    assert compared == order("cluster.yml")
+    assert compared == order("layers/cluster.yml")
 
 
 def pieces_of(role):
