@@ -49,18 +49,7 @@ _value:
   type: dict
 """
 
-from ansible.module_utils.common.validation import check_type_list
-from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import config, dra
-
-
-def dra_rails(resources, facts, api: str, rails: list) -> dict:
-    if not facts or api == config.PLUGIN:
-        return {}
-    try:
-        _over_plugin, over_dra = dra.served(resources, api, [int(index) for index in check_type_list(rails)], facts)
-    except ValueError:
-        return {}  # the preflight names it
-    return {str(index): name for index, name in dra.rails(over_dra, facts).items()}
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.rails import dra_rails
 
 
 class FilterModule:

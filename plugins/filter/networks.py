@@ -33,23 +33,7 @@ _value:
   elements: dict
 """
 
-
-def network_rails(facts: dict) -> list:
-    found = []
-    hcas = {hca["name"]: hca for hca in facts["hcas"]}
-    for rail in facts["rails"]:
-        hca = hcas.get(rail["hca"]) or {"kind": None, "ports": [], "char_devices": {"uverbs": None, "umad": []}}
-        port = next((port for port in hca["ports"] if port["number"] == rail["port"]), {})
-        found.append(
-            {
-                **{key: rail[key] for key in ("index", "hca", "port", "netdev", "pci")},
-                "kind": hca["kind"],
-                "link_layer": port.get("link_layer"),
-                "active_mtu": port.get("active_mtu"),
-                "char_devices": [hca["char_devices"]["uverbs"], *hca["char_devices"]["umad"]],
-            }
-        )
-    return found
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.rails import network_rails
 
 
 class FilterModule:

@@ -1,7 +1,7 @@
 """Two sound nodes in a cluster, or more, as verify sees them, for tests that plant one failure and check its name.
 
 Host facts are those of a captured node. Objects of the API server, states of pods and their answers are composed; they
-go through _kube and verify_checks' judge as in a run.
+go through _kube and the judge of all checks as in a run.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import json
 import pathlib
 
 import yaml
-from ansible_collections.gpufabric.rdma.plugins.filter.networks import network_rails
 from ansible_collections.gpufabric.rdma.plugins.module_utils._cni import node_lint
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import cluster as kube_cluster
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import pods as kube_pods
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import running_pods
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.rails import network_rails
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host as preflight_host
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import judge, pods
 
@@ -104,11 +104,11 @@ class World:
     # --- judging ------------------------------------------------------------------------------------------------------
 
     def judge(self) -> dict:
-        """What verify_checks returns."""
+        """What is judged of them."""
         return judge.judge(self.seen(), check_mode=False)
 
     def seen(self) -> dict:
-        """What verify_checks takes."""
+        """What the judge takes."""
         return {
             "hosts": list(self.hosts),
             "nodes": [self._read(host) for host in self.hosts],
@@ -164,7 +164,7 @@ class World:
         }
         given["plan"] = pods.plan(given)
         if self.user:
-            given["pod"] = running_pods.inspect_pod(api, "default/mine", "")
+            given["pod"] = running_pods.inspect_pod(api, "default/mine", cluster)
         else:
             given["run"] = self._run(given["plan"]["pods"])
         return given

@@ -12,7 +12,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from .._core.change import Refused
-from . import cluster, dra, ownership, pod_probe, pod_traffic
+from . import dra, ownership, pod_probe, pod_traffic
 from . import pods as kube_pods
 from .kubectl import Kubectl, KubectlError, Unreachable, last_words, lost
 
@@ -217,15 +217,14 @@ def remove(kubectl: Kubectl, namespace: str, seconds: int) -> dict:
     return {"left": None, "unanswered": f"asked twice: {last_words(error)}"}
 
 
-def inspect_pod(kubectl: Kubectl, pod: str, resolve: str) -> dict:
-    """api_error, cluster, pods, answers and item of a pod (NAMESPACE/NAME); missing when it does not exist."""
-    found, error = cluster.read(kubectl)
-    if error:
-        return {"api_error": error}
+def inspect_pod(kubectl: Kubectl, pod: str, offered: dict) -> dict:
+    """api_error, pods, answers and item of a pod (NAMESPACE/NAME), missing if there is none. offered: the cluster."""
     try:
-        return _look_into(kubectl, pod, resolve, found)
+        return _look_into(kubectl, pod, offered)
     except Unreachable as silent:
         return {"api_error": silent.reason}
+    except Refused as refused:
+        return {"api_error": str(refused)}
 
 
 def _claims(item: dict, known: list[dict]) -> dict:
@@ -237,10 +236,10 @@ def _claims(item: dict, known: list[dict]) -> dict:
     return {name: by_name.get(of) for name, of in made.items()}
 
 
-def _look_into(kubectl: Kubectl, pod: str, resolve: str, offered: dict) -> dict:
+def _look_into(kubectl: Kubectl, pod: str, offered: dict) -> dict:
     namespace, _slash, name = pod.rpartition("/")
     namespace = namespace or "default"
-    found = {"api_error": None, "cluster": offered, "pods": {}, "answers": {}, "item": None}
+    found = {"api_error": None, "pods": {}, "answers": {}, "item": None}
     try:
         (item,) = kubectl.items("pod", name, "-n", namespace)
     except KubectlError as refused:
@@ -274,5 +273,5 @@ def _look_into(kubectl: Kubectl, pod: str, resolve: str, offered: dict) -> dict:
         ],
     }
     if one["ready"]:
-        found["answers"] = ask(kubectl, namespace, [name], resolve)
+        found["answers"] = ask(kubectl, namespace, [name], resolve="")
     return found

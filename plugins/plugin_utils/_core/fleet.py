@@ -17,15 +17,9 @@ from ansible.errors import AnsibleError
 from ...module_utils._core.change import Finding
 from ...module_utils._core.text import sentence
 
-_HOSTS = {"hosts": {"type": "list", "elements": "str", "required": True}}
-_NAME = {"type": "str", "required": True}
+HOSTS = {"type": "list", "elements": "str"}
 # Options of an action that takes one variable of each host.
-ONE = {**_HOSTS, "variable": _NAME}
-
-
-def several(*keys: str) -> dict:
-    """Options of an action that takes several variables of each host, whose names it is given by these keys."""
-    return {**_HOSTS, "variables": {"type": "dict", "required": True, "options": dict.fromkeys(keys, _NAME)}}
+ONE = {"hosts": {**HOSTS, "required": True}, "variable": {"type": "str", "required": True}}
 
 
 def variables(task_vars: dict, hosts: list[str], names: dict[str, str]) -> list[dict[str, Any]]:
@@ -34,21 +28,27 @@ def variables(task_vars: dict, hosts: list[str], names: dict[str, str]) -> list[
     return [{key: of_host[name] for key, name in names.items() if name in of_host} for of_host in known]
 
 
-def registered(task_vars: dict, name: str) -> dict:
-    """What an earlier task of this host registered under the name; empty where it did not run."""
-    return task_vars.get(name) or {}
-
-
-def some(task_vars: dict, hosts: list[str], name: str) -> list[Any]:
-    """The variable of each host that has it."""
-    return [value for of_host in variables(task_vars, hosts, {name: name}) for value in of_host.values()]
-
-
 def each(task_vars: dict, hosts: list[str], name: str) -> list[Any]:
     """The variable of each host. AnsibleError names all hosts that lack it."""
     known = variables(task_vars, hosts, {name: name})
-    lacking = [host for host, of_host in zip(hosts, known) if not of_host]
-    if lacking:
-        step = "see above which task failed on these hosts, fix that and run again"
-        raise AnsibleError(sentence(Finding(", ".join(lacking), f"the variable {name}", "undefined", step)))
+    _refuse([host for host, of_host in zip(hosts, known) if not of_host], f"the variable {name}")
     return [of_host[name] for of_host in known]
+
+
+def facts(task_vars: dict, hosts: list[str]) -> list[dict]:
+    """The RDMA facts of each host. AnsibleError names all hosts that lack them."""
+    known = each(task_vars, hosts, "ansible_facts")
+    _refuse([host for host, of_host in zip(hosts, known) if not of_host.get("rdma")], "ansible_facts['rdma']")
+    return [of_host["rdma"] for of_host in known]
+
+
+def _refuse(hosts: list[str], lacking: str) -> None:
+    if hosts:
+        step = "see above which task failed on these hosts, fix that and run again"
+        raise AnsibleError(sentence(Finding(", ".join(hosts), lacking, "undefined", step)))
+
+
+def failure(*results: dict | None) -> str:
+    """Why the first of these registered results that failed did; empty where none did."""
+    failed = [result for result in results if result and result.get("failed")]
+    return (failed[0].get("msg") or "the module gave no reason") if failed else ""

@@ -14,7 +14,9 @@ from typing import Optional
 
 from ...module_utils._core import text as core_text
 from ...module_utils.hca.counters import CONGESTION, KINDS, LINK, TRANSPORT
+from .._core import fleet
 from . import expect
+from . import plan as matrix_plan
 
 SCHEMA = "gpufabric.rdma/matrix/1"
 OK, OUTLIER, NOT_VERIFIED = "ok", "outlier", "not_verified"
@@ -47,6 +49,33 @@ def document(plans: list[dict], results: dict, nodes: dict, options: dict, at: s
         key=lambda row: (row["path"], row["rail"], order.get(row["from"], 0), order.get(row["to"], 0), row["id"])
     )
     return {"schema": SCHEMA, "at": at, "tests": tests}
+
+
+def of_run(hosts: list[str], known: list[dict], shared: dict, check_mode: bool, at: str) -> dict:
+    """The matrix document of a run.
+
+    known: of each host node (host, variables, read), started and collected (what matrix_rounds returned). shared:
+    planned and pod_rounds, what plan_tests returned for hosts and for pods, and sent, what test_pods did. Any may be
+    missing.
+    """
+    nodes = [of_host["node"] for of_host in known]
+    answers = [of_host.get("collected") or {} for of_host in known]
+    failures = [_dropped(of_host.get("started"), answer) for of_host, answer in zip(known, answers)]
+    options = {
+        **matrix_plan.settings(nodes),
+        "hosts": hosts,
+        "failures": dict(zip(hosts, failures)),
+        "check_mode": check_mode,
+    }
+    plans = [shared[key]["plan"] for key in ("planned", "pod_rounds") if "plan" in shared.get(key, {})]
+    results = joined([*answers, shared.get("sent") or {}])
+    return document(plans, results, {node["host"]: node["read"] for node in nodes}, options, at)
+
+
+def _dropped(started: dict | None, collected: dict) -> str:
+    """Why a node gave no results, or empty."""
+    silent = collected.get("msg") if collected.get("unreachable") else ""
+    return collected.get("error") or fleet.failure(started, collected) or silent or ""
 
 
 def joined(answers: list[dict]) -> dict:
@@ -213,6 +242,16 @@ def _alone(end: dict, path: str) -> dict:
 
 
 # --- text for people --------------------------------------------------------------------------------------------------
+
+
+def told(document: dict, planned: list[dict]) -> str:
+    """The table, below addresses that two nodes hold. planned: what plan_tests returned."""
+    clashes = [clash for plan in planned for clash in plan.get("plan", {}).get("clashes", [])]
+    parts = []
+    for clash in reversed(clashes):
+        holders = " and ".join(f"{end['host']} ({end['netdev']})" for end in clash["ends"])
+        parts.append(f"Address {clash['address']} is held by {holders}; give each node its own.")
+    return "\n\n".join([*parts, table(document)])
 
 
 def table(document: dict) -> str:

@@ -113,7 +113,7 @@ def carries(hca: dict, end: dict, rail: dict, gpus: dict, dmabuf: bool, override
 
 
 def known(node: dict) -> dict:
-    """What ends_of takes. node: host, address, variables, facts, read (what matrix_info returned)."""
+    """What ends_of takes. node: host, address, variables, facts, read (what matrix_rounds returned)."""
     variables, read = node["variables"], node["read"]
     return {
         "host": node["host"],

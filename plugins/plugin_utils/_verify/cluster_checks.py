@@ -241,7 +241,7 @@ def _within(cidr: str, network) -> bool:
 
 
 def user_pod(item: dict, answer: dict, networks: list[dict], selections: list) -> list[dict]:
-    """Faults of a user's pod that its manifest and its interfaces show. item: what pod_info returned.
+    """Faults of a user's pod that its manifest and its interfaces show. item: as cluster_info has it.
 
     answer: the pod's parsed answer. selections: (namespace, network, interface) of its annotation.
     """

@@ -37,9 +37,8 @@ _CHAR_PREFIXES = ("uverbs", "umad", "issm", "rdma_cm")
 def cluster_checks(seen: dict, check_mode: bool) -> list[tuple[str, dict]]:
     """(host, check) for everything that was seen of the cluster.
 
-    seen: hosts, plan, read, run, pod and stopped (what cluster_info, test_pods, pod_info and test_pods again returned;
-    empty where they did not run), failure (why the pod tests stopped), pod_name, service_cidrs, pods_per_node,
-    masters, fabric_allowed (whether pod traffic may share a rail).
+    seen: what pods.cluster_of has, plan, run and stopped (what test_pods returned, empty where it did not run), pod
+    (the user's, as cluster_info returned it), failure (why the pod tests stopped), drivers.
     """
     hosts, read = seen["hosts"], seen["read"]
     if not hosts:
@@ -62,7 +61,7 @@ def cluster_checks(seen: dict, check_mode: bool) -> list[tuple[str, dict]]:
     found += verify_cluster_checks.lint(cluster, hosts, seen.get("drivers") or {}, seen.get("fabric_allowed", False))
     if seen["pod_name"]:
         if seen["pod"].get("api_error") is None and "pods" in seen["pod"]:
-            found += [(first, item) for item in diagnose(seen["pod"], hosts, cluster["networks"], seen["pod_name"])]
+            found += [(first, item) for item in diagnose(seen["pod"], hosts, cluster, seen["pod_name"])]
         else:
             told = seen["failure"] or seen["pod"].get("api_error")
             why, step = (told, _AGAIN) if told else ("check mode inspects no pod", "verified in a real run")
@@ -662,23 +661,21 @@ def traffic_checks(traffic: dict) -> list[tuple[str, dict]]:
 # --- a pod of the user ------------------------------------------------------------------------------------------------
 
 
-def diagnose(found: dict, hosts: list[dict], networks: list[dict], name: str) -> list[dict]:
-    """What prevents RDMA in a user's pod. found: what pod_info returned."""
+def diagnose(found: dict, hosts: list[dict], cluster: dict, name: str) -> list[dict]:
+    """What prevents RDMA in a user's pod. found: the pod as cluster_info returned it. cluster: with its networks."""
     obj = f"pod {name}"
     if found.get("missing"):
         step = "name it as NAMESPACE/NAME in verification_pod"
         return [check("pod:exists", obj, FAILED, "a pod of this name", found["missing"], step)]
     item = found["item"]
-    state = found["pods"][item["name"]]
+    state, networks = found["pods"][item["name"]], cluster["networks"]
     wanted, refused = _selections(item)
     made = [refused] if refused else []
     resources = sorted(
         {one for container in item["containers"] for one in container["limits"] if _is_rdma(one, networks)}
     )
     made += _attachments(obj, item, wanted, networks, resources)
-    made += claim_checks.of_user(
-        obj, item.get("claims") or {}, state, found["cluster"].get("dra") or claim_checks.NOTHING
-    )
+    made += claim_checks.of_user(obj, item.get("claims") or {}, state, cluster.get("dra") or claim_checks.NOTHING)
     if refused is None and not (item.get("claims") and not resources):
         made += _held_resources(obj, wanted, resources, item)
     made.append(_privileges(obj, item))
@@ -690,7 +687,7 @@ def diagnose(found: dict, hosts: list[dict], networks: list[dict], name: str) ->
         )
         return made
     made.append(check("pod:running", obj, PASSED, "Running and ready", f"on {state['node']}"))
-    return made + _inside_user_pod(obj, item, answer, wanted, hosts, found["cluster"])
+    return made + _inside_user_pod(obj, item, answer, wanted, hosts, cluster)
 
 
 def _is_rdma(resource: str, networks: list[dict]) -> bool:

@@ -10,9 +10,70 @@ from __future__ import annotations
 
 import posixpath
 
-from ...module_utils._cni import node_lint
+from ...module_utils._cni import nad_lint, node_lint
 from ...module_utils._kube import pods as kube_pods
+from .._core.rails import dra_rails, network_rails
 from . import pod_checks
+
+
+def host_of(node: dict, cni: dict | None = None) -> dict:
+    """What pods are planned from on a node. cni: what cni_lint returned, where it ran.
+
+    node: host, variables, read with networks (as node_tools.networks has them), and the RDMA facts in either.
+    """
+    variables, networks = node["variables"], node["read"]["networks"]
+    facts = node["facts"] if "facts" in node else node["read"]["ansible_facts"]["rdma"]
+    served = [variables[f"device_plugin_{name}"] for name in ("resources", "api", "dra_rails")]
+    return {
+        "host": node["host"],
+        "rails": network_rails(facts),
+        "dra_rails": [int(index) for index in dra_rails(served[0], facts, *served[1:])],
+        **{key: networks[key] for key in ("netdevs", "routes", "files", "tools")},
+        **({} if cni is None else {"cni": cni}),
+    }
+
+
+def cluster_of(hosts: list[dict], read: dict, variables: dict) -> dict:
+    """What `plan` and pod_checks.cluster_checks take. hosts: as host_of has them. read: what cluster_info returned."""
+    return {
+        "hosts": hosts,
+        "read": read,
+        "namespace": variables["verification_namespace"],
+        "image": variables["verification_image"],
+        "gpu_class": variables["verification_gpu_class"],
+        "pod_name": variables["verification_pod"],
+        "service_cidrs": variables["k3s_service_cidr"].split(","),
+        "pods_per_node": variables["networks_pods_per_node"],
+        "masters": variables["networks_default_route_masters"],
+        "fabric_allowed": variables["flannel_fabric_allowed"],
+    }
+
+
+def networks(nodes: list[dict], cluster: dict | None) -> dict[str, list[dict]]:
+    """{host: the networks that Multus attaches to pods on it, each with its name, as a finding has it, and its config}.
+
+    Those of the cluster whose resource the node offers, or that name none; the files on the node where there is no
+    cluster. nodes: host and read of those whose networks were read.
+    """
+    hosts = [{"host": node["host"], **node["read"]["networks"]} for node in nodes]
+    if not cluster:
+        return {
+            host["host"]: [
+                {"name": f"network file {name}", "config": text} for name, text in sorted(host["files"].items())
+            ]
+            for host in hosts
+        }
+    known = kube_pods.find_nodes(hosts, cluster["nodes"])
+    return {host["host"]: _attached(host, known[host["host"]], cluster["nads"]) for host in hosts}
+
+
+def _attached(host: dict, node: dict | None, nads: list[dict]) -> list[dict]:
+    return [
+        {"name": f"NetworkAttachmentDefinition {network['namespace']}/{network['name']}", "config": text}
+        for network in nad_lint.from_objects(nads, nad_lint.files_by_name([host]))
+        if node and (network["resource"] is None or network["resource"] in node["capacity"])
+        for text in network["configs"].values()
+    ]
 
 
 def plan(cluster: dict) -> dict:

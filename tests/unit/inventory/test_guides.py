@@ -7,13 +7,13 @@ import pathlib
 
 import pytest
 import yaml
-from ansible_collections.gpufabric.rdma.plugins.filter.networks import network_rails
 from ansible_collections.gpufabric.rdma.plugins.module_utils._cni import nad_lint
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import config, objects
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import pods
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.rails import network_rails
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host as preflight_host
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import networks as preflight_networks
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight.variables import documented_roles

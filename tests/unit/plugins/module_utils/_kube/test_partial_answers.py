@@ -166,7 +166,7 @@ def verified(state, clock, monkeypatch, fault=None, user_pod=None):
     plan = seen["plan"] = test_pods.plan(seen)
     try:
         if user_pod and offered:
-            seen["pod"] = running_pods.inspect_pod(kubectl, user_pod, "")
+            seen["pod"] = running_pods.inspect_pod(kubectl, user_pod, offered)
         elif plan["pods"]:
             seen["run"] = running_pods.run(kubectl, {**PARAMS, "namespace": "tests", **plan})
     except client.Refused as refused:

@@ -693,7 +693,6 @@ def test_check_mode_starts_no_pod_and_lints_all_the_same():
 def own(annotation="rail0", limits=("rdma/rail0",), security=None, answer=ROCE, **changes):
     found = {
         "api_error": None,
-        "cluster": cluster(),
         "pods": {"mine": running()},
         "answers": {"mine": answer},
         "item": {
@@ -713,8 +712,8 @@ def own(annotation="rail0", limits=("rdma/rail0",), security=None, answer=ROCE, 
 
 def diagnosis(**changes):
     found = own(**changes)
-    networks = pod_checks.networks_of(found["cluster"], [])
-    made = pod_checks.diagnose(found, [host()], networks, "default/mine")
+    offered = {**cluster(), "networks": pod_checks.networks_of(cluster(), [])}
+    made = pod_checks.diagnose(found, [host()], offered, "default/mine")
     return {item["id"]: item for item in made if item["status"] != "passed"}
 
 

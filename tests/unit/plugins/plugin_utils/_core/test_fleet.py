@@ -30,10 +30,6 @@ def test_a_host_is_looked_at_once_however_many_variables_are_asked_for():
     assert task_vars["hostvars"].looks == {"a": 1, "b": 1, "c": 1}
 
 
-def test_some_leaves_out_hosts_that_lack_the_variable_not_those_where_it_is_empty():
-    assert fleet.some(variables_of(a={"x": {}}, b={}, c={"x": 0}), ["a", "b", "c"], "x") == [{}, 0]
-
-
 def test_each_names_all_hosts_that_lack_the_variable():
     with pytest.raises(AnsibleError) as error:
         fleet.each(variables_of(a={"x": {}}, b={}, c={"y": 1}), ["a", "b", "c"], "x")
