@@ -74,7 +74,7 @@ def _why(state, answer, run: dict) -> str:
 
 def _end(pod: dict, rail: dict, known: dict, answer, why: str) -> dict:
     """The end of a rail in a pod; `reason` says why it cannot be used. why: the reason of a pod that says nothing."""
-    found = next((end for end in kube_pods.ends_of(pod, answer) if end["rail"] == rail["index"]), None)
+    own = next((end for end in kube_pods.ends_of(pod, answer) if end["rail"] == rail["index"]), None)
     end = {
         **known,
         "pod": pod["name"],
@@ -85,17 +85,17 @@ def _end(pod: dict, rail: dict, known: dict, answer, why: str) -> dict:
         # The pod has its own tool or the node's: of the reasons against the node's end only the user's counts.
         "reason": known["refused"],
     }
-    if found is None:
+    if own is None:
         return {**end, "reason": end["reason"] or f"pod {pod['name']}: {why}"}
-    network = found["network"] or next(iter(known["networks"]), None)
-    if network is None or not (found["ip"] or found["management"]):
-        return {**end, "reason": end["reason"] or f"pod {pod['name']} has no address on {found['interface']}"}
+    network = own["network"] or next(iter(known["networks"]), None)
+    if network is None or not (own["ip"] or own["management"]):
+        return {**end, "reason": end["reason"] or f"pod {pod['name']} has no address on {own['interface']}"}
     return {
         **end,
-        "management": found["management"],
-        "netdev": found["interface"],
-        "networks": {_text_of(network): found["ip"]},
-        "gids": {found["ip"]: found["gid"]},
+        "management": own["management"],
+        "netdev": own["interface"],
+        "networks": {_text_of(network): own["ip"]},
+        "gids": {own["ip"]: own["gid"]},
     }
 
 

@@ -86,8 +86,8 @@ def load(kind: str, path: Optional[str]) -> tuple[Any, Optional[Finding]]:
         step = "run ansible-playbook gpufabric.rdma.verify -e verification_results=results.json and name that file"
         return None, Finding(f"variable report_{kind}", wanted, "nothing", step)
     try:
-        found = json.loads(pathlib.Path(path).read_bytes())
-        return found, document.finding(kind, found)
+        content = json.loads(pathlib.Path(path).read_bytes())
+        return content, document.finding(kind, content)
     except OSError as error:
         seen = error.strerror
     except ValueError as error:

@@ -151,7 +151,7 @@ def _of_cluster(seen: dict, check_mode: bool):
 
 def _gpu_layer(cluster: dict, read: dict):
     """(host, check) of each node with GPUs, with what the cluster says of it."""
-    places = {one["host"]: one for one in cluster["hosts"]}
+    places = {place["host"]: place for place in cluster["hosts"]}
     offered = cluster["read"].get("cluster")
     known = kube_pods.find_nodes(cluster["hosts"], offered["nodes"]) if offered else {}
     for host, facts in read.items():

@@ -115,9 +115,9 @@ def _blocked(host: dict, node) -> tuple[str, dict]:
         return f"node {node['name']} has the taint {', '.join(taints)}", {}
     findings = (host.get("cni") or {}).get("findings") or []
     return "", {
-        posixpath.basename(one["object"].split()[-1]): f"{one['object']}: {one['seen']}"
-        for one in findings
-        if one["id"].startswith("plugin-")
+        posixpath.basename(finding["object"].split()[-1]): f"{finding['object']}: {finding['seen']}"
+        for finding in findings
+        if finding["id"].startswith("plugin-")
     }
 
 
@@ -134,7 +134,7 @@ def _reason(pod: dict, configs: dict, why: str, programs: dict) -> str:
 
 def _tolerated(taint: str) -> bool:
     key, _colon, effect = taint.rpartition(":")
-    return effect == "PreferNoSchedule" or key in [one["key"] for one in kube_pods.TOLERATIONS]
+    return effect == "PreferNoSchedule" or key in [toleration["key"] for toleration in kube_pods.TOLERATIONS]
 
 
 def _without(plan: dict, reasons: dict) -> dict:
