@@ -18,7 +18,7 @@ from ansible_collections.gpufabric.rdma.plugins.plugin_utils._matrix import plan
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._matrix import pods as matrix_pods
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._nccl import job
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._report import files
-from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import pairs, pods
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import cluster, pairs, pods
 
 JOB_HEADER = (
     "# All-reduce over the rails of these nodes. Evidence level E5 (hardware): not verified by the tests of\n"
@@ -73,13 +73,13 @@ class ActionModule(ActionBase):
         names = {key: name for key, name in args["variables"].items() if key in ("node", "cni")}
         known = fleet.variables(task_vars, args["hosts"], names)
         hosts = [
-            pods.host_of(of_host["node"], of_host.get("cni"))
+            cluster.host_of(of_host["node"], of_host.get("cni"))
             for of_host in known
             if of_host["node"]["read"].get("networks") and not fleet.failure(of_host.get("cni"))
         ]
         variables = _shared(args, task_vars, "node")["variables"]
-        cluster = pods.cluster_of(hosts, _shared(args, task_vars, "offered"), variables)
-        return {"plan": matrix_pods.pods(cluster) if args["bandwidth"] else pods.plan(cluster)}
+        asked = cluster.of_play(hosts, _shared(args, task_vars, "offered"), variables)
+        return {"plan": matrix_pods.pods(asked) if args["bandwidth"] else pods.plan(asked)}
 
     def _rounds(self, args, task_vars):
         known = _nodes(args, task_vars)
@@ -100,9 +100,9 @@ class ActionModule(ActionBase):
         known = _nodes(args, task_vars)
         nodes, options = [matrix_plan.known(node) for node in known], matrix_plan.settings(known)
         planned, ran = (_shared(args, task_vars, key) for key in ("pods", "ran"))
-        cluster = {"plan": planned["plan"], "run": ran, "port": args["port"]}
+        tested = {"plan": planned["plan"], "run": ran, "port": args["port"]}
         try:
-            return self._announced(matrix_pods.plan(cluster, nodes, options), nodes, options)
+            return self._announced(matrix_pods.plan(tested, nodes, options), nodes, options)
         except Refused as refused:
             return {"failed": True, "msg": str(refused)}
 

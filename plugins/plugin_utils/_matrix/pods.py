@@ -13,21 +13,19 @@ from ...module_utils._kube import pod_probe
 from ...module_utils._kube import pods as kube_pods
 from .._core.addresses import netaddr
 from .._verify import pods as test_pods
+from .._verify.cluster import Cluster
 from . import plan as matrix_plan
 
 
-def pods(cluster: dict) -> dict:
-    """namespace, objects, pods and left_out, as from kube_pods.plan, without those that the matrix does not need.
-
-    cluster: hosts, read (what cluster_info returned), namespace, image (None: the nodes' own tools).
-    """
-    read = cluster["read"].get("cluster")
-    if not read:
-        why = cluster["read"].get("api_error") or cluster["read"].get("msg") or "the cluster gave no answer"
-        left_out = {host["host"]: f"the cluster could not be read: {why}" for host in cluster["hosts"]}
-        return {"namespace": cluster["namespace"], "objects": [], "pods": [], "left_out": left_out}
+def pods(cluster: Cluster) -> dict:
+    """namespace, objects, pods and left_out, as from kube_pods.plan, without those that the matrix does not need."""
+    read = cluster.read
+    if not read.get("cluster"):
+        why = read.get("api_error") or read.get("msg") or "the cluster gave no answer"
+        left_out = {host["host"]: f"the cluster could not be read: {why}" for host in cluster.hosts}
+        return {"namespace": cluster.namespace, "objects": [], "pods": [], "left_out": left_out}
     # Neither a pod of the user nor one for a GPU is measured.
-    plan = test_pods.plan({**cluster, "pod_name": None, "gpu_class": None})
+    plan = test_pods.plan(cluster._replace(pod_name=None, gpu_class=None))
     chosen = [pod for pod in plan["pods"] if _needed(pod, plan["pods"])]
     names = {pod["name"] for pod in chosen}
     of_pods = ("Pod", "ResourceClaimTemplate")

@@ -21,6 +21,7 @@ from .._findings import messages
 from .._findings.checks import FAILED, NOT_VERIFIED, PASSED, check
 from . import claim_checks
 from . import cluster_checks as verify_cluster_checks
+from .cluster import Cluster
 
 # What the runtime or the kubelet says where an image cannot be had: that is no word about RDMA.
 _NO_IMAGE = ("ErrImage", "ImagePull", "InvalidImageName")
@@ -34,13 +35,12 @@ _DEFAULT = ("default", "0.0.0.0/0")
 _CHAR_PREFIXES = ("uverbs", "umad", "issm", "rdma_cm")
 
 
-def cluster_checks(seen: dict, check_mode: bool) -> list[tuple[str, dict]]:
+def cluster_checks(seen: Cluster, drivers: dict, check_mode: bool) -> list[tuple[str, dict]]:
     """(host, check) for everything that was seen of the cluster.
 
-    seen: what pods.cluster_of has, plan, run and stopped (what test_pods returned, empty where it did not run), pod
-    (the user's, as cluster_info returned it), failure (why the pod tests stopped), drivers.
+    drivers: {host: driver facts}.
     """
-    hosts, read = seen["hosts"], seen["read"]
+    hosts, read = seen.hosts, seen.read
     if not hosts:
         return []
     first = hosts[0]["host"]
@@ -58,25 +58,25 @@ def cluster_checks(seen: dict, check_mode: bool) -> list[tuple[str, dict]]:
     cluster = {**read["cluster"], "networks": networks_of(read["cluster"], hosts)}
     checks += [(first, item) for item in lint_checks(cluster, hosts, seen)]
     checks += [(first, _finding(finding, "cni:")) for finding in node_lint.lint_objects(cluster.get("cni") or [])]
-    checks += verify_cluster_checks.lint(cluster, hosts, seen.get("drivers") or {}, seen.get("fabric_allowed", False))
-    if seen["pod_name"]:
-        if seen["pod"].get("api_error") is None and "pods" in seen["pod"]:
-            checks += [(first, item) for item in diagnose(seen["pod"], hosts, cluster, seen["pod_name"])]
+    checks += verify_cluster_checks.lint(cluster, hosts, drivers, seen.fabric_allowed)
+    if seen.pod_name:
+        if seen.pod.get("api_error") is None and "pods" in seen.pod:
+            checks += [(first, item) for item in diagnose(seen.pod, hosts, cluster, seen.pod_name)]
         else:
-            told = seen["failure"] or seen["pod"].get("api_error")
+            told = seen.failure or seen.pod.get("api_error")
             why, step = (told, _AGAIN) if told else ("check mode inspects no pod", "verified in a real run")
             wanted = "a pod that can be inspected"
-            checks.append((first, check("pod:look", f"pod {seen['pod_name']}", NOT_VERIFIED, wanted, why, step)))
+            checks.append((first, check("pod:look", f"pod {seen.pod_name}", NOT_VERIFIED, wanted, why, step)))
         return checks
-    plan = seen["plan"]
+    plan = seen.plan
     checks += judge_nodes(hosts, cluster, plan)
-    if seen["failure"]:
+    if seen.failure:
         step = "fix that and run playbooks/verify.yml again"
-        checks.append((first, check("pod:tests", "test pods", FAILED, "test pods on each node", seen["failure"], step)))
+        checks.append((first, check("pod:tests", "test pods", FAILED, "test pods on each node", seen.failure, step)))
     else:
-        options = {"check_mode": check_mode, "gpu_class": seen.get("gpu_class", "")}
-        checks += judge(hosts, cluster, plan, _answered(seen["run"]), options)
-    stopped, obj = _answered(seen["stopped"]), f"namespace {plan.get('namespace')}"
+        options = {"check_mode": check_mode, "gpu_class": seen.gpu_class}
+        checks += judge(hosts, cluster, plan, _answered(seen.run), options)
+    stopped, obj = _answered(seen.stopped), f"namespace {plan.get('namespace')}"
     told = stopped.get("unanswered") or (stopped.get("msg") if stopped.get("failed") else None)
     for status, why in ((FAILED, stopped.get("left")), (NOT_VERIFIED, told)):
         if why:
@@ -97,7 +97,7 @@ def networks_of(cluster: dict, hosts: list[dict]) -> list[dict]:
     return nad_lint.from_objects(cluster["nads"], nad_lint.files_by_name(hosts))
 
 
-def lint_checks(cluster: dict, hosts: list[dict], seen: dict) -> list[dict]:
+def lint_checks(cluster: dict, hosts: list[dict], seen: Cluster) -> list[dict]:
     resources = {name for node in cluster["nodes"] for name in node["capacity"]}
     shared = resources & {pods.own_resource(rail["index"]) for host in hosts for rail in host["rails"]}
     findings = nad_lint.lint(
@@ -105,11 +105,11 @@ def lint_checks(cluster: dict, hosts: list[dict], seen: dict) -> list[dict]:
         hosts,
         {
             "pod_cidrs": sorted({cidr for node in cluster["nodes"] for cidr in node["pod_cidrs"]}),
-            "service_cidrs": seen["service_cidrs"],
+            "service_cidrs": seen.service_cidrs,
             "shared_resources": sorted(shared),
             "device_resources": sorted(resources - shared),
-            "pods_per_node": seen["pods_per_node"],
-            "forbidden_masters_allowed": seen["masters"],
+            "pods_per_node": seen.pods_per_node,
+            "forbidden_masters_allowed": seen.masters,
         },
     )
     checks = [_finding(finding) for finding in findings]

@@ -12,41 +12,8 @@ import posixpath
 
 from ...module_utils._cni import nad_lint, node_lint
 from ...module_utils._kube import pods as kube_pods
-from .._core.rails import dra_rails, network_rails
 from . import pod_checks
-
-
-def host_of(node: dict, cni: dict | None = None) -> dict:
-    """What pods are planned from on a node. cni: what cni_lint returned, where it ran.
-
-    node: host, variables, read with networks (as node_tools.networks has them), and the RDMA facts in either.
-    """
-    variables, networks = node["variables"], node["read"]["networks"]
-    facts = node["facts"] if "facts" in node else node["read"]["ansible_facts"]["rdma"]
-    served = [variables[f"device_plugin_{name}"] for name in ("resources", "api", "dra_rails")]
-    return {
-        "host": node["host"],
-        "rails": network_rails(facts),
-        "dra_rails": [int(index) for index in dra_rails(served[0], facts, *served[1:])],
-        **{key: networks[key] for key in ("netdevs", "routes", "files", "tools")},
-        **({} if cni is None else {"cni": cni}),
-    }
-
-
-def cluster_of(hosts: list[dict], read: dict, variables: dict) -> dict:
-    """What `plan` and pod_checks.cluster_checks take. hosts: as host_of has them. read: what cluster_info returned."""
-    return {
-        "hosts": hosts,
-        "read": read,
-        "namespace": variables["verification_namespace"],
-        "image": variables["verification_image"],
-        "gpu_class": variables["verification_gpu_class"],
-        "pod_name": variables["verification_pod"],
-        "service_cidrs": variables["k3s_service_cidr"].split(","),
-        "pods_per_node": variables["networks_pods_per_node"],
-        "masters": variables["networks_default_route_masters"],
-        "fabric_allowed": variables["flannel_fabric_allowed"],
-    }
+from .cluster import Cluster
 
 
 def networks(nodes: list[dict], cluster: dict | None) -> dict[str, list[dict]]:
@@ -76,26 +43,22 @@ def _attached(host: dict, node: dict | None, nads: list[dict]) -> list[dict]:
     ]
 
 
-def plan(cluster: dict) -> dict:
-    """namespace, objects, pods and left_out, as kube_pods.plan returns them; none if the cluster could not be read.
+def plan(cluster: Cluster) -> dict:
+    """namespace, objects, pods and left_out, as kube_pods.plan returns them.
 
-    cluster: hosts, read (what cluster_info returned), namespace, image (None: the nodes' own tools); pod_name if a
-    user's pod is checked.
+    No pods if the cluster could not be read, or if a user's pod is checked.
     """
-    hosts, read = cluster["hosts"], cluster["read"].get("cluster")
-    if not read or cluster.get("pod_name"):
-        return {"namespace": cluster["namespace"], "objects": [], "pods": [], "left_out": {}, "skipped": []}
+    hosts, read = cluster.hosts, cluster.read.get("cluster")
+    if not read or cluster.pod_name:
+        return {"namespace": cluster.namespace, "objects": [], "pods": [], "left_out": {}, "skipped": []}
     offered = {**read, "networks": pod_checks.networks_of(read, hosts)}
     offered["nads"] = [nad for nad in read["nads"] if nad["kind"] == "NetworkAttachmentDefinition"]
-    plan = kube_pods.plan(hosts, offered, _options(cluster))
+    options = {key: getattr(cluster, key) for key in ("namespace", "image", "gpu_class")}
+    plan = kube_pods.plan(hosts, offered, options)
     configs = {network["name"]: network["configs"] for network in offered["networks"]}
     known = kube_pods.find_nodes(hosts, read["nodes"])
     blocked = {host["host"]: _blocked(host, known[host["host"]]) for host in hosts}
     return _without(plan, {pod["name"]: _reason(pod, configs, *blocked[pod["host"]]) for pod in plan["pods"]})
-
-
-def _options(cluster: dict) -> dict:
-    return {key: cluster.get(key) for key in ("namespace", "image", "gpu_class")}
 
 
 # What every pod's sandbox needs, whatever networks it has. (Without any CNI configuration the node is not Ready.)

@@ -14,6 +14,7 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import pod_tr
 from ansible_collections.gpufabric.rdma.plugins.modules import cluster_info, test_pods
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import pod_checks
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import pods as planned_pods
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify.cluster import Cluster
 from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster, running
 
 TESTS = pathlib.Path(__file__).resolve().parents[3]
@@ -38,9 +39,7 @@ def call(cluster, module, check=False, **options):
 
 def planned(cluster, hosts=None):
     """The pods for two nodes; each answers as one of guide 004."""
-    plan = planned_pods.plan(
-        {"hosts": hosts or kubectl_cluster.hosts(), "read": call(cluster, cluster_info), **OPTIONS}
-    )
+    plan = planned_pods.plan(Cluster(hosts or kubectl_cluster.hosts(), call(cluster, cluster_info), **OPTIONS))
     for pod in plan["pods"]:
         cluster.answer(pod["name"], kubectl_cluster.answer_of(ROCE, pod))
     return plan
@@ -52,9 +51,8 @@ def run(cluster, plan, **options):
 
 
 def judged(cluster, hosts, plan, ran):
-    made = {"hosts": hosts, "read": call(cluster, cluster_info), "plan": plan, "run": ran, "pod": {}, "pod_name": None}
-    rest = {"failure": "", "stopped": {}, "service_cidrs": ["10.43.0.0/16"], "pods_per_node": 16, "masters": []}
-    return pod_checks.cluster_checks({**made, **rest}, False)
+    given = {"plan": plan, "run": ran, "service_cidrs": ["10.43.0.0/16"], "pods_per_node": 16}
+    return pod_checks.cluster_checks(Cluster(hosts, call(cluster, cluster_info), **given), {}, False)
 
 
 def test_read_tells_nodes_networks_and_whether_there_is_dns(cluster):
