@@ -37,9 +37,10 @@ def each(task_vars: dict, hosts: list[str], name: str) -> list[Any]:
 
 def facts(task_vars: dict, hosts: list[str]) -> list[dict]:
     """The RDMA facts of each host. AnsibleError names all hosts that lack them."""
-    known = each(task_vars, hosts, "ansible_facts")
-    _refuse([host for host, of_host in zip(hosts, known) if not of_host.get("rdma")], "ansible_facts['rdma']")
-    return [of_host["rdma"] for of_host in known]
+    known = variables(task_vars, hosts, {"facts": "ansible_facts"})
+    rdma = [(of_host.get("facts") or {}).get("rdma") for of_host in known]
+    _refuse([host for host, own in zip(hosts, rdma) if not own], "ansible_facts['rdma']")
+    return rdma
 
 
 def _refuse(hosts: list[str], lacking: str) -> None:
