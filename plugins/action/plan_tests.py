@@ -71,7 +71,7 @@ class ActionModule(ActionBase):
 
     def _pods(self, args, task_vars):
         names = {key: name for key, name in args["variables"].items() if key in ("node", "cni")}
-        known = fleet.variables(task_vars, args["hosts"], names)
+        known = fleet.variables(task_vars, args["hosts"], names, "node")
         hosts = [
             cluster.host_of(of_host["node"], of_host.get("cni"))
             for of_host in known
@@ -135,12 +135,12 @@ class ActionModule(ActionBase):
 
 
 def _nodes(args, task_vars) -> list[dict]:
-    return fleet.each(task_vars, args["hosts"], args["variables"]["node"])
+    return fleet.each(task_vars, args["hosts"], args["variables"].get("node", "node"))
 
 
 def _shared(args, task_vars, key: str) -> dict:
     """What this host has registered for all."""
-    return task_vars.get(args["variables"][key]) or {}
+    return task_vars.get(args["variables"].get(key)) or {}
 
 
 def _failed(findings: list[dict], what: str) -> dict:

@@ -89,7 +89,7 @@ class ActionModule(ActionBase):
         return {**written, "checks": judged["checks"], "tally": tally}
 
     def _matrix(self, args, task_vars):
-        known, shared = _known(args, task_vars)
+        known, shared = _known(args, task_vars, "node")
         if not args["pods"]:
             shared = {"planned": shared["planned"]}
         matrix = matrix_judge.of_run(args["hosts"], known, shared, self._task.check_mode, files.now())
@@ -160,7 +160,7 @@ class ActionModule(ActionBase):
     # --- facts of nodes -----------------------------------------------------------------------------------------------
 
     def _facts(self, args, task_vars):
-        nodes = dict(zip(args["hosts"], fleet.each(task_vars, args["hosts"], args["variables"].get("node", ""))))
+        nodes = dict(zip(args["hosts"], fleet.each(task_vars, args["hosts"], args["variables"].get("node", "node"))))
         if args["query"] is None:
             terminal.show(tables.report(nodes))
             return {}
@@ -179,11 +179,11 @@ class ActionModule(ActionBase):
         return files.write(texts, self._task.check_mode)
 
 
-def _known(args, task_vars) -> tuple[list[dict], dict]:
+def _known(args, task_vars, needed="") -> tuple[list[dict], dict]:
     """(what each host has, what this host has for all) of the variables that are defined."""
     names = {key: name for key, name in args["variables"].items() if key in OF_HOSTS}
     shared = {key: task_vars[name] for key, name in args["variables"].items() if task_vars.get(name)}
-    return fleet.variables(task_vars, args["hosts"], names), shared
+    return fleet.variables(task_vars, args["hosts"], names, needed), shared
 
 
 def _sources(task_vars) -> list[str]:

@@ -22,17 +22,22 @@ HOSTS = {"type": "list", "elements": "str"}
 ONE = {"hosts": {**HOSTS, "required": True}, "variable": {"type": "str", "required": True}}
 
 
-def variables(task_vars: dict, hosts: list[str], names: dict[str, str]) -> list[dict[str, Any]]:
-    """Of each host those of the variables that are defined, in the order of the hosts. names: {key: variable}."""
+def variables(task_vars: dict, hosts: list[str], names: dict[str, str], needed: str = "") -> list[dict[str, Any]]:
+    """Of each host those of the variables that are defined, in the order of the hosts. names: {key: variable}.
+
+    AnsibleError names all hosts that lack the needed one, a key.
+    """
     known = [task_vars["hostvars"].raw_get(host) for host in hosts]
-    return [{key: of_host[name] for key, name in names.items() if name in of_host} for of_host in known]
+    rows = [{key: of_host[name] for key, name in names.items() if name in of_host} for of_host in known]
+    if needed:
+        lacking = [host for host, row in zip(hosts, rows) if needed not in row]
+        _refuse(lacking, f"the variable {names.get(needed, needed)}")
+    return rows
 
 
 def each(task_vars: dict, hosts: list[str], name: str) -> list[Any]:
     """The variable of each host. AnsibleError names all hosts that lack it."""
-    known = variables(task_vars, hosts, {name: name})
-    _refuse([host for host, of_host in zip(hosts, known) if not of_host], f"the variable {name}")
-    return [of_host[name] for of_host in known]
+    return [of_host[name] for of_host in variables(task_vars, hosts, {name: name}, name)]
 
 
 def facts(task_vars: dict, hosts: list[str]) -> list[dict]:
