@@ -73,6 +73,16 @@ def test_the_plan_of_the_test_pods(world):
     assert growth(prepare) < GENEROUS
 
 
+def test_the_networks_of_each_node(world):
+    def prepare(count):
+        seen = world(count).seen()
+        for node in seen.nodes:
+            node["read"]["networks"] = {"netdevs": {}, "files": {}}
+        return lambda: pods.networks(seen.nodes, seen.cluster.read["cluster"])
+
+    assert growth(prepare) < GENEROUS
+
+
 def test_the_plan_of_test_pods_of_nodes_that_are_in_no_cluster_is_no_list_of_all_for_each(world):
     made = []
     for count in (FEW, MANY):
