@@ -1,18 +1,26 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Controller side of gpufabric.rdma.report: the package _report decides what the files hold."""
+"""Controller side of gpufabric.rdma.report: the packages decide what is told; this prints, writes and fails."""
 
 from __future__ import annotations
 
 import pathlib
 
 from ansible.plugins.action import ActionBase
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core import text as core_text
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Finding, at
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.text import sentence
-from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import terminal
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import fleet, terminal
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded
-from ansible_collections.gpufabric.rdma.plugins.plugin_utils._report import document, files, judge, junit, page
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._findings import diagnosis, query, tables
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._matrix import judge as matrix_judge
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._nccl import log as nccl_log
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._report import capture, document, files, junit, page
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._report import judge as report_judge
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import host_checks, judge
+
+# Variables that each host has; the others are taken from the host that runs the task.
+OF_HOSTS = ("node", "cni", "served", "connected", "started", "collected")
 
 
 class ActionModule(ActionBase):
@@ -23,20 +31,109 @@ class ActionModule(ActionBase):
     @guarded
     def run(self, tmp=None, task_vars=None):
         super().run(tmp, task_vars)
+        reports = {
+            "verification": self._verification,
+            "matrix": self._matrix,
+            "nccl_log": self._nccl_log,
+            "saved": self._saved,
+            "page": self._page,
+            "facts": self._facts,
+            "capture": self._capture,
+        }
+        path = {"type": "path"}
         _validation, args = self.validate_argument_spec(
             argument_spec={
-                "results": {"type": "path", "required": True},
-                "drift": {"type": "path"},
-                "matrix": {"type": "path"},
-                "directory": {"type": "path", "required": True},
+                "kind": {"type": "str", "required": True, "choices": list(reports)},
+                "hosts": {**fleet.HOSTS, "default": []},
+                "variables": {"type": "dict", "default": {}},
+                "pods": {"type": "bool", "default": False},
+                **dict.fromkeys(
+                    ("results", "drift", "matrix", "directory", "log", "file", "json_file", "text_file"), path
+                ),
+                "page": {"type": "bool", "default": False},
                 "title": {"type": "str", "default": "RDMA report"},
-            }
+                "minimum_gbyte_per_s": {"type": "float"},
+                "query": {"type": "str"},
+                "fixture": {"type": "dict"},
+            },
+            required_if=[
+                ("kind", "nccl_log", ["log"]),
+                ("kind", "saved", ["directory"]),
+                ("kind", "capture", ["fixture", "file"]),
+            ],
         )
-        paths = {kind: args[kind] for kind in document.SCHEMAS if args[kind]}
+        return {"changed": False, **reports[args["kind"]](args, task_vars or {})}
+
+    # --- what a run has measured --------------------------------------------------------------------------------------
+
+    def _verification(self, args, task_vars):
+        known, shared = _known(args, task_vars)
+        if not args["pods"]:
+            shared.pop("offered", None)
+        judged = judge.judge(judge.gather(args["hosts"], known, shared), self._task.check_mode)
+        rows, written = judged["judged"], {}
+        if args["results"] or args["page"]:
+            results = document.collect(rows, [of_host["node"] for of_host in known if "node" in of_host], files.now())
+        if args["results"]:
+            written = self._write({args["results"]: files.as_json(results)})
+        verdicts = {node["host"]: node["diagnosis"] for node in rows if node.get("diagnosis")}
+        text = host_checks.report_text(rows, self._task.check_mode)
+        if verdicts:
+            text = f"Root causes\n{diagnosis.text(verdicts)}\n\n{text}"
+        terminal.show(f"{text}\n")
+        if args["page"]:
+            path = files.page_path(args["file"], _sources(task_vars))
+            self._write({path: terminal.here(page.page(results, args["title"]))})
+            terminal.show(f"The report {'would be' if self._task.check_mode else 'is'} {path}\n")
+        tally = host_checks.tally([item for node in rows for item in node["checks"]])
+        return {**written, "checks": judged["checks"], "tally": tally}
+
+    def _matrix(self, args, task_vars):
+        known, shared = _known(args, task_vars, "node")
+        if not args["pods"]:
+            shared = {"planned": shared["planned"]}
+        matrix = matrix_judge.of_run(args["hosts"], known, shared, self._task.check_mode, files.now())
+        text = matrix_judge.told(matrix, [shared[key] for key in ("planned", "pod_rounds") if key in shared])
+        terminal.show(f"{text}\n")
+        texts = {}
+        if args["json_file"]:
+            texts[args["json_file"]] = files.as_json(matrix)
+        if args["text_file"]:
+            texts[args["text_file"]] = f"{core_text.clean(text)}\n"
+        asked = ("offered", "pods", "ran", "pod_rounds", "sent", "removed")
+        return {
+            **self._write(texts),
+            "document": matrix,
+            "tally": matrix_judge.tally(matrix),
+            "pods_failure": fleet.failure(*(shared.get(key) for key in asked)),
+        }
+
+    def _nccl_log(self, args, task_vars):
+        path, facts = args["log"], fleet.facts(task_vars, args["hosts"])
+        try:
+            text = pathlib.Path(path).read_text(encoding="utf-8", errors="replace")
+        except OSError as error:
+            msg = f"the NCCL log {path} cannot be read: {error.strerror}; give the file with nccl_tests_log"
+            return {"failed": True, "msg": msg}
+        parsed = nccl_log.parse(text)
+        hcas = list(dict.fromkeys(rail["hca"] for of_host in facts for rail in of_host["rails"]))
+        checks = nccl_log.checks(parsed, hcas, args["minimum_gbyte_per_s"])
+        terminal.show(f"{nccl_log.report(path, parsed, checks)}\n")
+        failed = [item["object"] for item in checks if item["status"] == "failed"]
+        outcome = {"checks": checks, "hcas": nccl_log.used_hcas(parsed)}
+        if failed:
+            msg = f"{path}: {core_text.listing(failed)} failed; each is listed above"
+            return {**outcome, "failed": True, "msg": msg}
+        return outcome
+
+    # --- pages --------------------------------------------------------------------------------------------------------
+
+    def _saved(self, args, _task_vars):
+        paths = {kind: args[kind] for kind in document.SCHEMAS if args[kind] or kind == "results"}
         read = {kind: files.load(kind, path) for kind, path in paths.items()}
         wrong = [(paths[kind], finding) for kind, (_found, finding) in read.items() if finding]
         if wrong:
-            return _failed(wrong)
+            return _refused(wrong)
         results = {"drift": None, "matrix": None, **read["results"][0]}
         results.update({kind: found for kind, (found, _finding) in read.items() if kind != "results"})
         try:
@@ -47,14 +144,53 @@ class ActionModule(ActionBase):
             }
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             wanted, seen = "documents as docs/schemas/results-1.json describes them", f"{type(error).__name__}: {error}"
-            return _failed([(", ".join(paths.values()), Finding("content", wanted, seen, document.ANEW))])
-        directory = pathlib.Path(args["directory"])
-        written = files.write({directory / name: text for name, text in texts.items()}, self._task.check_mode)
-        level, headline = judge.headline(judge.nodes(results))
+            return _refused([(", ".join(paths.values()), Finding("content", wanted, seen, document.ANEW))])
+        written = self._write({pathlib.Path(args["directory"]) / name: text for name, text in texts.items()})
+        level, headline = report_judge.headline(report_judge.nodes(results))
+        terminal.show(f"{headline}: {written['files'][0]['path']}")
         return {**written, "level": level, "headline": headline}
 
+    def _page(self, args, task_vars):
+        """Whether the page could be written."""
+        path = files.page_path(args["file"], _sources(task_vars))
+        findings = files.unwritable(path)
+        result = {"path": str(path), "findings": at("the controller", findings)}
+        return {**result, "failed": True, "msg": "\n".join(map(core_text.sentence, findings))} if findings else result
 
-def _failed(wrong: list) -> dict:
-    told = [f"{path}: {sentence(finding)}" for path, finding in wrong]
+    # --- facts of nodes -----------------------------------------------------------------------------------------------
+
+    def _facts(self, args, task_vars):
+        nodes = dict(zip(args["hosts"], fleet.each(task_vars, args["hosts"], args["variables"].get("node", "node"))))
+        if args["query"] is None:
+            terminal.show(tables.report(nodes))
+            return {}
+        answers = query.ask(nodes, args["query"])
+        if not nodes:
+            return {}
+        terminal.show(answers["text"])
+        if not args["json_file"]:
+            return {}
+        return self._write({args["json_file"]: files.as_json({"query": args["query"], **answers})})
+
+    def _capture(self, args, _task_vars):
+        return self._write({args["file"]: capture.text(args["fixture"])})
+
+    def _write(self, texts: dict) -> dict:
+        return files.write(texts, self._task.check_mode)
+
+
+def _known(args, task_vars, needed="") -> tuple[list[dict], dict]:
+    """(what each host has, what this host has for all) of the variables that are defined."""
+    names = {key: name for key, name in args["variables"].items() if key in OF_HOSTS}
+    shared = {key: task_vars[name] for key, name in args["variables"].items() if task_vars.get(name)}
+    return fleet.variables(task_vars, args["hosts"], names, needed), shared
+
+
+def _sources(task_vars) -> list[str]:
+    return task_vars.get("ansible_inventory_sources") or []
+
+
+def _refused(wrong: list) -> dict:
+    told = [": ".join(filter(None, (path, core_text.sentence(finding)))) for path, finding in wrong]
     findings = at("the controller", [finding for _path, finding in wrong])
-    return {"changed": False, "failed": True, "findings": findings, "msg": "\n".join(["Nothing was written.", *told])}
+    return {"failed": True, "findings": findings, "msg": "\n".join(["Nothing was written.", *told])}

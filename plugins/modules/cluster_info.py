@@ -6,16 +6,21 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: cluster_info
-short_description: Read what a cluster provides to pods
+short_description: Read what a cluster provides to pods, and what keeps a pod from RDMA
 version_added: 0.1.0
 description:
   - Reads nodes, networks, and their DaemonSets and ConfigMaps in one kubectl call.
+  - With O(pod) it reads the pod, its events and its networks too, and probes it with C(kubectl exec). In check mode it
+    does not, because that runs a script in the pod.
   - Runs where O(kubectl) runs, the first server.
 extends_documentation_fragment:
   - gpufabric.rdma.reading
 author:
   - The gpufabric founders (@gpufabric)
 options:
+  pod:
+    description: A pod of the user, as NAMESPACE/NAME.
+    type: str
   kubectl:
     description: The command as a list of words.
     type: list
@@ -33,6 +38,12 @@ EXAMPLES = r"""
   delegate_to: "{{ groups['k3s_servers'][0] }}"
   run_once: true
   register: offered
+
+- name: Inspect a pod
+  gpufabric.rdma.cluster_info:
+    pod: default/trainer
+  delegate_to: "{{ groups['k3s_servers'][0] }}"
+  run_once: true
 """
 
 RETURN = r"""
@@ -46,26 +57,40 @@ cluster:
     (NicClusterPolicy), C(security) (the Pod Security level of each namespace).
   returned: success
   type: dict
+pod:
+  description: >-
+    C(item), with C(namespace), C(name), C(annotations), C(host_paths), C(host_network), C(claims), C(security) and
+    C(containers), or C(missing), kubectl's message if the pod does not exist. C(pods), its state by its name, with
+    C(phase), C(reasons), C(status) (set by Multus) and C(ip). C(answers), probe output by pod name, empty if the pod
+    does not run. C(api_error), why the pod could not be read, or null.
+  returned: with O(pod), without check mode, where the cluster answers
+  type: dict
 """
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.cluster import read
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.kubectl import API_SECONDS, patient
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.running_pods import inspect_pod
 
 
 @guarded
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
+            "pod": {"type": "str"},
             "kubectl": {"type": "list", "elements": "str", "default": ["k3s", "kubectl"]},
             "api_seconds": {"type": "int", "default": API_SECONDS},
         },
         supports_check_mode=True,
     )
+    kubectl = patient(module.params["kubectl"], module.params["api_seconds"])
     # Not named `unreachable`: Ansible would treat the node as unreachable.
-    cluster, error = read(patient(module.params["kubectl"], module.params["api_seconds"]))
-    module.exit_json(changed=False, cluster=cluster, api_error=error)
+    cluster, error = read(kubectl)
+    result = {"cluster": cluster, "api_error": error}
+    if module.params["pod"] and cluster and not module.check_mode:
+        result["pod"] = inspect_pod(kubectl, module.params["pod"], cluster)
+    module.exit_json(changed=False, **result)
 
 
 if __name__ == "__main__":

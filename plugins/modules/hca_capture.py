@@ -51,11 +51,10 @@ EXAMPLES = r"""
   register: captured
 
 - name: Write the capture beside the playbook
-  ansible.builtin.copy:
-    content: "{{ captured.fixture | gpufabric.rdma.fixture_text }}"
-    dest: "{{ playbook_dir }}/h100-rack-7.yml"
-    mode: "0644"
-  delegate_to: localhost
+  gpufabric.rdma.report:
+    kind: capture
+    fixture: "{{ captured.fixture }}"
+    file: "{{ playbook_dir }}/h100-rack-7.yml"
 """
 
 RETURN = r"""

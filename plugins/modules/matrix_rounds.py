@@ -6,10 +6,10 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: matrix_rounds
-short_description: Run a node's part of the bandwidth matrix in a separate process
+short_description: Run a node's part of the bandwidth matrix
 version_added: 0.1.0
 description:
-  - Runs the rounds of M(gpufabric.rdma.plan_matrix) in a process that outlives the call, so that all nodes
+  - Runs the rounds of M(gpufabric.rdma.plan_tests) in a process that outlives the call, so that all nodes
     send at the same time.
   - Makes no permanent change. The process exits on its own; V(finished) or V(absent) removes its files.
 author:
@@ -26,16 +26,31 @@ attributes:
 options:
   state:
     description:
+      - V(read) looks whether the node can take part, that is for C(ib_write_bw), for processes that use an HCA, and
+        for the CPU frequency governors.
       - V(started) starts O(rounds) and returns at once.
       - V(finished) waits for the end of the rounds and returns their results.
       - V(absent) stops the rounds at once.
     type: str
     required: true
-    choices: [started, finished, absent]
+    choices: [read, started, finished, absent]
   root:
-    description: Root directory of the node.
+    description: Root directory of the node. With anything but V(/) it must contain usr/bin/ib_write_bw.
     type: path
     default: /
+  hcas:
+    description: For V(read), the HCAs of the node's facts.
+    type: list
+    elements: dict
+    default: []
+  cuda:
+    description: For V(read), whether to check that C(ib_write_bw) was built with CUDA.
+    type: bool
+    default: false
+  networks_directory:
+    description:
+      - For V(read), where Multus reads network configurations. If set, RV(networks) is returned.
+    type: path
   rounds:
     description: For V(started), this node's part of each round.
     type: list
@@ -60,6 +75,11 @@ options:
 """
 
 EXAMPLES = r"""
+- name: See whether the node can take part
+  gpufabric.rdma.matrix_rounds:
+    state: read
+    hcas: "{{ ansible_facts['rdma']['hcas'] }}"
+
 - name: Start the rounds
   gpufabric.rdma.matrix_rounds:
     state: started
@@ -72,6 +92,28 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
+tools:
+  description: V(ib_write_bw) if installed, else empty.
+  returned: O(state=read)
+  type: list
+  elements: str
+in_use:
+  description: Processes that have the verbs device of an HCA open, by HCA.
+  returned: O(state=read)
+  type: dict
+governors:
+  description: How many CPUs run under each frequency governor.
+  returned: O(state=read)
+  type: dict
+cuda:
+  description: Whether C(ib_write_bw) sends from GPU memory, C(send), and can register it by dma-buf, C(dmabuf). Null if
+    O(cuda=false).
+  returned: O(state=read)
+  type: dict
+networks:
+  description: As M(gpufabric.rdma.network_info) returns them. Null without O(networks_directory).
+  returned: O(state=read)
+  type: dict
 results:
   description: For each end that this node had C(id), C(role), C(ok), C(error), C(counters) (by how much each rose);
     for clients C(gbps) too.
@@ -86,7 +128,22 @@ error:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
+from ansible_collections.gpufabric.rdma.plugins.module_utils._driver import risk
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import node_tools
 from ansible_collections.gpufabric.rdma.plugins.module_utils._traffic import rounds
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree, counters
+
+
+def read(params: dict) -> dict:
+    tree, tool, directory = Tree(params["root"]), rounds.tool(params["root"]), params["networks_directory"]
+    processes, _sockets = risk.processes(tree)
+    return {
+        "tools": [rounds.TOOL] if tool else [],
+        "in_use": rounds.users(processes, params["hcas"]),
+        "governors": counters.governors(tree),
+        "cuda": rounds.cuda(tool) if params["cuda"] and tool else None,
+        "networks": node_tools.networks(tree, directory) if directory else None,
+    }
 
 
 def run(params: dict) -> dict:
@@ -105,8 +162,11 @@ def run(params: dict) -> dict:
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
-            "state": {"type": "str", "required": True, "choices": ["started", "finished", "absent"]},
+            "state": {"type": "str", "required": True, "choices": ["read", "started", "finished", "absent"]},
             "root": {"type": "path", "default": "/"},
+            "hcas": {"type": "list", "elements": "dict", "default": []},
+            "cuda": {"type": "bool", "default": False},
+            "networks_directory": {"type": "path"},
             "rounds": {"type": "list", "elements": "dict", "default": []},
             "seconds": {"type": "int", "default": 5},
             "round_seconds": {"type": "int", "default": 30},
@@ -115,15 +175,19 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    result = {}
+    params, result = module.params, {}
     try:
-        if not module.check_mode:
-            result = run(module.params)
+        if params["state"] == "read":
+            result = read(params)
+        elif not module.check_mode:
+            result = run(params)
     except (OSError, ValueError) as error:
-        module.fail_json(
-            msg=f"rounds of the bandwidth matrix: wanted {module.params['state']}, seen {error}. "
-            f"Next step: fix that, remove /{rounds.STATE} and run again"
-        )
+        obj, wanted = "rounds of the bandwidth matrix", params["state"]
+        step = f"fix that, remove /{rounds.STATE} and run again"
+        if params["state"] == "read":
+            obj, wanted = f"root {params['root']}", "a node whose processes, CPUs and networks can be read"
+            step = "fix what it reports and run again"
+        module.fail_json(msg=f"{obj}: wanted {wanted}, seen {error}. Next step: {step}")
     module.exit_json(changed=False, **result)
 
 

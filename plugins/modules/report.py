@@ -6,11 +6,18 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: report
-short_description: Write a verification's results as JSON, JUnit and one self-contained page
+short_description: Judge what was measured, print it, and write results, pages and captures
 version_added: 0.1.0
 description:
-  - Runs on the controller, makes no remote call, and writes files there, the same bytes for the same input.
-  - The schema of the results document is C(docs/schemas/results-1.json) of this collection.
+  - Runs on the controller and makes no remote call. It writes only the files that it is given, the same bytes for the
+    same input.
+  - A check has C(id), C(object), C(status) (passed, failed, not_verified, unused), C(wanted), C(seen) and C(next_step).
+    One in the catalogue of failures has C(failure), its id there, and C(root) (true for the root cause) or
+    C(consequence_of) (the id of its cause).
+  - The schema of the results, drift and matrix documents is C(docs/schemas/results-1.json) of this collection.
+requirements:
+  - netaddr (the Python library, on the controller)
+  - jmespath (the Python library, on the controller), for O(query)
 author:
   - The gpufabric founders (@gpufabric)
 attributes:
@@ -21,49 +28,159 @@ attributes:
   check_mode:
     description: Can run in C(check_mode) and return changed status prediction without modifying the target.
     support: full
+    details:
+      - In check mode no file is written, a failure that a planned change explains is not verified instead, and every
+        test of the matrix is not verified.
   diff_mode:
     description: Will return details on what has changed, when in diff mode.
     support: none
 options:
-  results:
-    description: The file that M(gpufabric.rdma.verify_results) wrote.
-    type: path
+  kind:
+    description:
+      - V(verification) judges nodes, fabric and cluster by named checks, and prints them.
+      - V(matrix) judges the tests of the bandwidth matrix, and prints them.
+      - V(nccl_log) evaluates the log of an nccl-tests job. It fails where traffic went over TCP (C(NET/Socket)),
+        GPUDirect RDMA was absent, a rail stayed idle, a GID index was set, a value was wrong or the bandwidth is too
+        low.
+      - V(saved) writes C(report.html), C(report.json) and C(report.xml) (JUnit) from files of results.
+      - V(page) fails if the page of a run could not be written. It writes nothing.
+      - V(facts) prints what nodes have and what is wrong with them, or with O(query) what each answers.
+      - V(capture) writes what M(gpufabric.rdma.hca_capture) returned.
+    type: str
     required: true
+    choices: [verification, matrix, nccl_log, saved, page, facts, capture]
+  hosts:
+    description:
+      - Hosts to report on. For V(verification) all of the play; one without C(node) fails its check.
+      - For V(nccl_log) those whose HCAs must be in use. Empty accepts any.
+    type: list
+    elements: str
+    default: []
+  variables:
+    description:
+      - Names of variables. Of each host C(node), as M(gpufabric.rdma.plan_tests) takes it, or for V(facts) with
+        C(facts) or C(failure) and C(expected_ports). For V(verification) C(served) and C(connected), what
+        M(gpufabric.rdma.fabric_tests) returned, and C(cni), what M(gpufabric.rdma.cni_lint) did. For V(matrix)
+        C(started) and C(collected), what M(gpufabric.rdma.matrix_rounds) returned.
+      - Of the host that runs the task what M(gpufabric.rdma.plan_tests) returned, for V(verification) C(paired) and
+        C(pods), for V(matrix) C(planned), C(pods) and C(pod_rounds); C(offered), what M(gpufabric.rdma.cluster_info)
+        returned; and what M(gpufabric.rdma.test_pods) did, C(ran) and for V(verification) C(stopped), for V(matrix)
+        C(sent) and C(removed).
+    type: dict
+    default: {}
+  pods:
+    description: Whether test pods are part of a V(verification) or V(matrix).
+    type: bool
+    default: false
+  results:
+    description: The results document, which V(verification) writes if it is set, and V(saved) reads.
+    type: path
   drift:
-    description: A file with a drift document, which replaces the one in O(results).
+    description: For V(saved), a file with a drift document, which replaces the one in O(results).
     type: path
   matrix:
-    description: A file with a matrix document, which replaces the one in O(results).
+    description: For V(saved), a file with a matrix document, which replaces the one in O(results).
     type: path
   directory:
-    description: The folder to write C(report.html), C(report.json) and C(report.xml) (JUnit) into. It need not exist.
+    description: For V(saved), the folder to write into. It need not exist.
     type: path
-    required: true
+  page:
+    description: Whether V(verification) writes its page, and prints where it is.
+    type: bool
+    default: false
+  file:
+    description:
+      - Where V(capture) writes to, and where the page of a V(verification) goes. Its folder need not exist.
+      - If not set, the page goes beside the inventory, as C(NAME-report.html) of an inventory C(NAME) or C(NAME.yml);
+        for an inventory that is not a file, it is C(report.html) in the working directory.
+    type: path
   title:
     description: The title of the page.
     type: str
     default: RDMA report
+  json_file:
+    description: Where to write the document of a V(matrix), or the answers to O(query).
+    type: path
+  text_file:
+    description: Where to write what was printed of a V(matrix).
+    type: path
+  log:
+    description: For V(nccl_log), a file on the controller, produced with NCCL_DEBUG=INFO.
+    type: path
+  minimum_gbyte_per_s:
+    description: For V(nccl_log), the minimum bus bandwidth of the largest size.
+    type: float
+  query:
+    description:
+      - For V(facts), a JMESPath expression, see U(https://jmespath.org), such as V(hcas[].[name,firmware]). One that
+        cannot be evaluated is an error, without O(hosts) too.
+    type: str
+  fixture:
+    description: For V(capture), the RV(gpufabric.rdma.hca_capture#module:fixture).
+    type: dict
 """
 
 EXAMPLES = r"""
-- name: Write the page
+- name: Write the page of saved results
   gpufabric.rdma.report:
+    kind: saved
     results: results.json
     directory: report
+
+- name: Evaluate the log of a job
+  gpufabric.rdma.report:
+    kind: nccl_log
+    log: all_reduce.log
+
+- name: Print the tables of the play's nodes
+  gpufabric.rdma.report:
+    kind: facts
+    hosts: "{{ ansible_play_hosts_all }}"
+    variables: {node: known}
+  run_once: true
 """
 
 RETURN = r"""
+checks:
+  description: The checks of each host, or those of the log.
+  returned: O(kind=verification) or O(kind=nccl_log)
+  type: raw
+tally:
+  description: How many checks have each status, or how many tests each verdict.
+  returned: O(kind=verification) or O(kind=matrix)
+  type: dict
+document:
+  description: The matrix document.
+  returned: O(kind=matrix)
+  type: dict
+pods_failure:
+  description: Why the pods could not be measured, or empty.
+  returned: O(kind=matrix)
+  type: str
+hcas:
+  description: HCAs used by connections, by host.
+  returned: O(kind=nccl_log)
+  type: dict
 files:
   description: The files, each with C(path), C(bytes) and C(changed). In check mode none of them is written.
+  returned: where there are any
   type: list
   elements: dict
-  returned: success
 level:
   description: The worst state of a node on the page, C(ok), C(open) (something is unproven or pending) or C(bad).
+  returned: O(kind=saved)
   type: str
-  returned: success
 headline:
   description: The first sentence of the page.
+  returned: O(kind=saved)
   type: str
-  returned: success
+path:
+  description: The page.
+  returned: O(kind=page)
+  type: str
+findings:
+  description: What is wrong, each with C(host), C(object), C(wanted), C(seen), C(next_step) and C(id).
+  returned: O(kind=page), and where O(kind=saved) fails
+  type: list
+  elements: dict
 """

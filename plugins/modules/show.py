@@ -38,9 +38,9 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Print the tables of this node
+- name: Print why this node is to be rebooted
   gpufabric.rdma.show:
-    text: "{{ {inventory_hostname: {'facts': ansible_facts['rdma']}} | gpufabric.rdma.hca_tables }}"
+    text: "{{ ansible_facts['rdma']['reboot_reasons'] | join(', ') }}"
 """
 
 RETURN = r"""

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: test_pods
-short_description: Run the test pods of a verification, and remove them
+short_description: Run test pods, send traffic between them, and remove them
 version_added: 0.1.0
 description:
-  - Runs the pods that M(gpufabric.rdma.plan_test_pods) planned, probes each, and sends traffic between them.
+  - Runs the pods that M(gpufabric.rdma.plan_tests) planned, probes each, and sends traffic between them.
   - All objects are in a separate namespace, which is deleted with them, so no change is reported.
   - Runs where O(kubectl) runs, the first server.
 author:
@@ -19,7 +19,7 @@ attributes:
     description: Can run in C(check_mode) and return changed status prediction without modifying the target.
     support: full
     details:
-      - In check mode no pod is run or removed.
+      - In check mode no pod is run or removed, and nothing is sent.
   diff_mode:
     description: Will return details on what has changed, when in diff mode.
     support: none
@@ -27,10 +27,11 @@ options:
   state:
     description:
       - V(present) applies O(objects), waits for the pods, probes each and, with O(traffic), sends between them.
+      - V(measured) runs O(rounds) between the pods that an earlier call has started.
       - V(absent) deletes O(namespace) with everything in it.
     type: str
     default: present
-    choices: [present, absent]
+    choices: [present, measured, absent]
   kubectl:
     description: The command as a list of words.
     type: list
@@ -54,6 +55,11 @@ options:
     description: Whether to send traffic from each node's pods to those of the next one.
     type: bool
     default: true
+  rounds:
+    description: For V(measured), lists of tests, run one list after the other, the tests of a list in parallel.
+    type: list
+    elements: list
+    default: []
   resolve:
     description: Name of a Service that pods must resolve. Empty skips this.
     type: str
@@ -126,29 +132,44 @@ left:
   description: kubectl's message about what could not be removed, or null.
   returned: O(state=absent)
   type: str
+results:
+  description: For each end of each test of O(rounds) C(id), C(role), C(ok), C(error); for clients C(gbps) too. C(ok) is
+    null where the answer did not come, and C(error) says why.
+  returned: O(state=measured)
+  type: list
+  elements: dict
 unanswered:
   description: Why the rest is not known, where the API server fell silent; otherwise null.
-  returned: without check mode
+  returned: O(state=present) or O(state=absent), without check mode
   type: str
 """
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
-from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import running_pods
-from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.kubectl import API_SECONDS, patient
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import pod_traffic, running_pods
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.kubectl import API_SECONDS, Kubectl, patient
+
+
+def run(kubectl: Kubectl, params: dict) -> dict:
+    if params["state"] == "present":
+        return running_pods.run(kubectl, params)
+    if params["state"] == "measured":
+        return {"results": pod_traffic.run_rounds(kubectl, params)}
+    return running_pods.remove(kubectl, params["namespace"], params["wait_seconds"])
 
 
 @guarded
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
-            "state": {"type": "str", "default": "present", "choices": ["present", "absent"]},
+            "state": {"type": "str", "default": "present", "choices": ["present", "measured", "absent"]},
             "kubectl": {"type": "list", "elements": "str", "default": ["k3s", "kubectl"]},
             "namespace": {"type": "str", "default": "gpufabric-verification"},
             "objects": {"type": "list", "elements": "dict", "default": []},
             "pods": {"type": "list", "elements": "dict", "default": []},
             "traffic": {"type": "bool", "default": True},
+            "rounds": {"type": "list", "elements": "list", "default": []},
             "resolve": {"type": "str", "default": ""},
             "port": {"type": "int", "default": 18700},
             "seconds": {"type": "int", "default": 2},
@@ -159,15 +180,10 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    params = module.params
-    kubectl, result = patient(params["kubectl"], params["api_seconds"]), {}
+    params, result = module.params, {}
     try:
-        if module.check_mode:
-            pass
-        elif params["state"] == "present":
-            result = running_pods.run(kubectl, params)
-        else:
-            result = running_pods.remove(kubectl, params["namespace"], params["wait_seconds"])
+        if not module.check_mode:
+            result = run(patient(params["kubectl"], params["api_seconds"]), params)
     except Refused as refused:
         module.fail_json(**failure(refused))
     module.exit_json(changed=False, **result)

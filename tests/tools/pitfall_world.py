@@ -1,7 +1,7 @@
 """Two sound nodes in a cluster, or more, as verify sees them, for tests that plant one failure and check its name.
 
 Host facts are those of a captured node. Objects of the API server, states of pods and their answers are composed; they
-go through _kube and verify_checks' judge as in a run.
+go through _kube and the judge of all checks as in a run.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._cni import node_li
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import cluster as kube_cluster
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import pods as kube_pods
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import running_pods
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.rails import network_rails
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host as preflight_host
-from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight.networks import rails_of
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import judge, pods
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify.cluster import Cluster
 
 FIXTURES = pathlib.Path(__file__).resolve().parents[1] / "fixtures"
 ROCE = (FIXTURES / "pods/roce.txt").read_text()
@@ -104,21 +105,21 @@ class World:
     # --- judging ------------------------------------------------------------------------------------------------------
 
     def judge(self) -> dict:
-        """What verify_checks returns."""
+        """What is judged of them."""
         return judge.judge(self.seen(), check_mode=False)
 
-    def seen(self) -> dict:
-        """What verify_checks takes."""
-        return {
-            "hosts": list(self.hosts),
-            "nodes": [self._read(host) for host in self.hosts],
-            "plan": {"tests": [], "unpaired": [], "clashes": []},
-            "unplanned": "",
-            "results": [],
-            "servers": [],
-            "failures": [""] * len(self.hosts),
-            "cluster": self._cluster(),
-        }
+    def seen(self) -> judge.Seen:
+        """What the judge takes."""
+        return judge.Seen(
+            hosts=list(self.hosts),
+            nodes=[self._read(host) for host in self.hosts],
+            servers=[],
+            results=[],
+            failures=[""] * len(self.hosts),
+            plan={"tests": [], "unpaired": [], "clashes": []},
+            unplanned="",
+            cluster=self._cluster(),
+        )
 
     def _read(self, host: str) -> dict:
         return {
@@ -130,13 +131,13 @@ class World:
             "boot_id": None,
         }
 
-    def _cluster(self) -> dict:
+    def _cluster(self) -> Cluster:
         api = _Api(self)
         cluster, error = kube_cluster.read(api)
         hosts = [
             {
                 "host": host,
-                "rails": rails_of(self.facts[host]),
+                "rails": network_rails(self.facts[host]),
                 "netdevs": self.netdevs[host],
                 "routes": [],
                 "files": {},
@@ -148,26 +149,18 @@ class World:
             }
             for host in self.hosts
         ]
-        given = {
-            "hosts": hosts,
-            "read": {"cluster": cluster, "api_error": error},
-            "namespace": "tests",
-            "image": "example.test/rdma:1",
-            "pod_name": "default/mine" if self.user else None,
-            "service_cidrs": ["10.43.0.0/16"],
-            "pods_per_node": None,
-            "masters": [],
-            "failure": "",
-            "stopped": {},
-            "run": {},
-            "pod": {},
-        }
-        given["plan"] = pods.plan(given)
+        given = Cluster(
+            hosts,
+            {"cluster": cluster, "api_error": error},
+            namespace="tests",
+            image="example.test/rdma:1",
+            pod_name="default/mine" if self.user else None,
+            service_cidrs=["10.43.0.0/16"],
+        )
+        plan = pods.plan(given)
         if self.user:
-            given["pod"] = running_pods.inspect_pod(api, "default/mine", "")
-        else:
-            given["run"] = self._run(given["plan"]["pods"])
-        return given
+            return given._replace(plan=plan, pod=running_pods.inspect_pod(api, "default/mine", cluster))
+        return given._replace(plan=plan, run=self._run(plan["pods"]))
 
     def _run(self, pods: list) -> dict:
         states, answers = {}, {}

@@ -84,6 +84,7 @@ _REGISTERED = {
         "missing_secrets": ["/etc/gpufabric-rdma/node-ready.token"],
         "programs": {"nfd-worker": False},
     },
+    "__verification_networks": {"networks": {"node1": []}},
     "__verification_offered": {"cluster": {"dns": True}},
     "__verification_variables": {"discovery_software_hcas": False, "limits_services": [], "discovery_rails": []},
 }

@@ -50,17 +50,6 @@ def rails(over_dra: list[dict], facts: dict) -> dict[int, str | None]:
     return found
 
 
-def of_node(resources, api: str, dra_rails: list[int], facts: dict | None) -> dict[int, str | None]:
-    """`rails` of what a node serves over DRA by its variables; none where they are invalid, which the plan reports."""
-    if not facts or api == config.PLUGIN:
-        return {}
-    try:
-        _over_plugin, over_dra = served(resources, api, dra_rails, facts)
-    except ValueError:
-        return {}
-    return rails(over_dra, facts)
-
-
 def objects(nodes: list[dict], settings: dict) -> list[dict]:
     """Classes, accounts, rights and the policy.
 

@@ -106,7 +106,7 @@ def run_rounds(kubectl: Kubectl, params: dict) -> list[dict]:
     results = []
     for tests in params["rounds"]:
         said = send_all(kubectl, params["namespace"], tests, params, min(len(tests), _AT_ONCE) or 1)
-        results += [{"id": test["id"], "role": "client", **one} for test, one in zip(tests, said)]
+        results += [{"id": test["id"], "role": "client", **result} for test, result in zip(tests, said)]
     return results
 
 

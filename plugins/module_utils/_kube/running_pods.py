@@ -12,7 +12,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from .._core.change import Refused
-from . import cluster, dra, ownership, pod_probe, pod_traffic
+from . import dra, ownership, pod_probe, pod_traffic
 from . import pods as kube_pods
 from .kubectl import Kubectl, KubectlError, Unreachable, last_words, lost
 
@@ -31,9 +31,9 @@ def state(item: dict, events: list[dict]) -> dict:
     """Phase, whether it is ready, and all reasons from Kubernetes."""
     status, name = item.get("status") or {}, item["metadata"]["name"]
     reasons = [
-        f"{one.get('reason')}: {one.get('message')}"
-        for one in status.get("conditions") or []
-        if one["status"] != "True" and one.get("reason") == "Unschedulable"
+        f"{condition.get('reason')}: {condition.get('message')}"
+        for condition in status.get("conditions") or []
+        if condition["status"] != "True" and condition.get("reason") == "Unschedulable"
     ]
     if status.get("reason"):
         reasons.append(f"{status['reason']}: {status.get('message') or ''}")
@@ -47,7 +47,9 @@ def state(item: dict, events: list[dict]) -> dict:
         for event in events
         if event.get("type") == "Warning" and (event.get("involvedObject") or {}).get("name") == name
     ]
-    ready = any(one["type"] == "Ready" and one["status"] == "True" for one in status.get("conditions") or [])
+    ready = any(
+        condition["type"] == "Ready" and condition["status"] == "True" for condition in status.get("conditions") or []
+    )
     return {
         "phase": status.get("phase") or "Unknown",
         "ready": ready,
@@ -58,8 +60,8 @@ def state(item: dict, events: list[dict]) -> dict:
     }
 
 
-def unrecoverable(one: dict) -> bool:
-    return any(reason.startswith(UNRECOVERABLE) for reason in one["reasons"]) or one["phase"] == "Failed"
+def unrecoverable(pod: dict) -> bool:
+    return any(reason.startswith(UNRECOVERABLE) for reason in pod["reasons"]) or pod["phase"] == "Failed"
 
 
 def wait_for_pods(kubectl: Kubectl, namespace: str, names: list[str], seconds: float, clock=time) -> dict:
@@ -73,8 +75,8 @@ def wait_for_pods(kubectl: Kubectl, namespace: str, names: list[str], seconds: f
             for item in items
             if item["kind"] == "Pod" and item["metadata"]["name"] in names
         }
-        waiting = [one for one in states.values() if not one["ready"]]
-        if len(states) == len(names) and all(unrecoverable(one) for one in waiting):
+        waiting = [pod for pod in states.values() if not pod["ready"]]
+        if len(states) == len(names) and all(unrecoverable(pod) for pod in waiting):
             return states
         if clock.monotonic() > deadline:
             return states
@@ -92,7 +94,7 @@ def wait_for_dns(kubectl: Kubectl, seconds: float, clock=time) -> None:
             slices = kubectl.items("endpointslices.discovery.k8s.io", "-A", "--selector=k8s-app=kube-dns")
         except KubectlError:
             return  # the pods are asked all the same, and what they say of the name counts
-        endpoints = [endpoint for one in slices for endpoint in one.get("endpoints") or []]
+        endpoints = [endpoint for part in slices for endpoint in part.get("endpoints") or []]
         if any((endpoint.get("conditions") or {}).get("ready") for endpoint in endpoints):
             return
         if not slices or clock.monotonic() > deadline:
@@ -217,40 +219,39 @@ def remove(kubectl: Kubectl, namespace: str, seconds: int) -> dict:
     return {"left": None, "unanswered": f"asked twice: {last_words(error)}"}
 
 
-def inspect_pod(kubectl: Kubectl, pod: str, resolve: str) -> dict:
-    """api_error, cluster, pods, answers and item of a pod (NAMESPACE/NAME); missing when it does not exist."""
-    found, error = cluster.read(kubectl)
-    if error:
-        return {"api_error": error}
+def inspect_pod(kubectl: Kubectl, pod: str, offered: dict) -> dict:
+    """api_error, pods, answers and item of a pod (NAMESPACE/NAME), missing if there is none. offered: the cluster."""
     try:
-        return _look_into(kubectl, pod, resolve, found)
+        return _look_into(kubectl, pod, offered)
     except Unreachable as silent:
         return {"api_error": silent.reason}
+    except Refused as refused:
+        return {"api_error": str(refused)}
 
 
 def _claims(item: dict, known: list[dict]) -> dict:
     """{name in the pod: its claim as dra.claim gives it, None where there is none yet}."""
-    made = {one["name"]: one.get("resourceClaimName") for one in item["spec"].get("resourceClaims") or []}
+    names = {claim["name"]: claim.get("resourceClaimName") for claim in item["spec"].get("resourceClaims") or []}
     status = item.get("status") or {}
-    made.update((one["name"], one.get("resourceClaimName")) for one in status.get("resourceClaimStatuses") or [])
-    by_name = {one["name"]: one for one in known if one["namespace"] == item["metadata"]["namespace"]}
-    return {name: by_name.get(of) for name, of in made.items()}
+    names.update((claim["name"], claim.get("resourceClaimName")) for claim in status.get("resourceClaimStatuses") or [])
+    by_name = {claim["name"]: claim for claim in known if claim["namespace"] == item["metadata"]["namespace"]}
+    return {name: by_name.get(of) for name, of in names.items()}
 
 
-def _look_into(kubectl: Kubectl, pod: str, resolve: str, offered: dict) -> dict:
+def _look_into(kubectl: Kubectl, pod: str, offered: dict) -> dict:
     namespace, _slash, name = pod.rpartition("/")
     namespace = namespace or "default"
-    found = {"api_error": None, "cluster": offered, "pods": {}, "answers": {}, "item": None}
+    seen = {"api_error": None, "pods": {}, "answers": {}, "item": None}
     try:
         (item,) = kubectl.items("pod", name, "-n", namespace)
     except KubectlError as refused:
         if "(NotFound)" not in refused.reason:
             raise
-        return {**found, "missing": refused.reason}
+        return {**seen, "missing": refused.reason}
     events = kubectl.items("events", "-n", namespace, "--field-selector", f"involvedObject.name={name}")
-    one = state(item, events)
-    found["pods"][name] = one
-    found["item"] = {
+    pod_state = state(item, events)
+    seen["pods"][name] = pod_state
+    seen["item"] = {
         "namespace": namespace,
         "name": name,
         "annotations": {
@@ -273,6 +274,6 @@ def _look_into(kubectl: Kubectl, pod: str, resolve: str, offered: dict) -> dict:
             for container in item["spec"]["containers"]
         ],
     }
-    if one["ready"]:
-        found["answers"] = ask(kubectl, namespace, [name], resolve)
-    return found
+    if pod_state["ready"]:
+        seen["answers"] = ask(kubectl, namespace, [name], resolve="")
+    return seen

@@ -55,14 +55,14 @@ def cuda(path: str) -> dict:
 def users(processes: list[dict], hcas: list[dict]) -> dict:
     """{HCA: [who]} of processes that have its uverbs device open, which is what traffic needs."""
     names = {f"/dev/infiniband/{hca['char_devices']['uverbs']}": hca["name"] for hca in hcas}
-    found: dict = {}
+    by_hca: dict = {}
     for process in processes:
         who = f"{process['command']} (process {process['pid']}"
         who += f", pod {process['pod']})" if process["pod"] else f", {process['unit']})" if process["unit"] else ")"
         for device in process["devices"]:
             if device in names:
-                found.setdefault(names[device], []).append(who)
-    return found
+                by_hca.setdefault(names[device], []).append(who)
+    return by_hca
 
 
 # --- commands ---------------------------------------------------------------------------------------------------------
@@ -91,10 +91,10 @@ def run(rounds: list[dict], options: dict, tree: Tree, clock=time) -> list[dict]
     """
     start = clock.monotonic()
     results = []
-    for one in rounds:
-        deadline = start + options["grace_seconds"] + (one["order"] + 1) * options["round_seconds"]
-        with ThreadPoolExecutor(max_workers=len(one["steps"])) as pool:
-            results += pool.map(lambda step, until=deadline: _step(step, until, options, tree, clock), one["steps"])
+    for part in rounds:
+        deadline = start + options["grace_seconds"] + (part["order"] + 1) * options["round_seconds"]
+        with ThreadPoolExecutor(max_workers=len(part["steps"])) as pool:
+            results += pool.map(lambda step, until=deadline: _step(step, until, options, tree, clock), part["steps"])
     return results
 
 

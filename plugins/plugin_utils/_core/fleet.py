@@ -17,38 +17,44 @@ from ansible.errors import AnsibleError
 from ...module_utils._core.change import Finding
 from ...module_utils._core.text import sentence
 
-_HOSTS = {"hosts": {"type": "list", "elements": "str", "required": True}}
-_NAME = {"type": "str", "required": True}
+HOSTS = {"type": "list", "elements": "str"}
 # Options of an action that takes one variable of each host.
-ONE = {**_HOSTS, "variable": _NAME}
+ONE = {"hosts": {**HOSTS, "required": True}, "variable": {"type": "str", "required": True}}
 
 
-def several(*keys: str) -> dict:
-    """Options of an action that takes several variables of each host, whose names it is given by these keys."""
-    return {**_HOSTS, "variables": {"type": "dict", "required": True, "options": dict.fromkeys(keys, _NAME)}}
+def variables(task_vars: dict, hosts: list[str], names: dict[str, str], needed: str = "") -> list[dict[str, Any]]:
+    """Of each host those of the variables that are defined, in the order of the hosts. names: {key: variable}.
 
-
-def variables(task_vars: dict, hosts: list[str], names: dict[str, str]) -> list[dict[str, Any]]:
-    """Of each host those of the variables that are defined, in the order of the hosts. names: {key: variable}."""
+    AnsibleError names all hosts that lack the needed one, a key.
+    """
     known = [task_vars["hostvars"].raw_get(host) for host in hosts]
-    return [{key: of_host[name] for key, name in names.items() if name in of_host} for of_host in known]
-
-
-def registered(task_vars: dict, name: str) -> dict:
-    """What an earlier task of this host registered under the name; empty where it did not run."""
-    return task_vars.get(name) or {}
-
-
-def some(task_vars: dict, hosts: list[str], name: str) -> list[Any]:
-    """The variable of each host that has it."""
-    return [value for of_host in variables(task_vars, hosts, {name: name}) for value in of_host.values()]
+    rows = [{key: of_host[name] for key, name in names.items() if name in of_host} for of_host in known]
+    if needed:
+        lacking = [host for host, row in zip(hosts, rows) if needed not in row]
+        _refuse(lacking, f"the variable {names.get(needed, needed)}")
+    return rows
 
 
 def each(task_vars: dict, hosts: list[str], name: str) -> list[Any]:
     """The variable of each host. AnsibleError names all hosts that lack it."""
-    known = variables(task_vars, hosts, {name: name})
-    lacking = [host for host, of_host in zip(hosts, known) if not of_host]
-    if lacking:
+    return [of_host[name] for of_host in variables(task_vars, hosts, {name: name}, name)]
+
+
+def facts(task_vars: dict, hosts: list[str]) -> list[dict]:
+    """The RDMA facts of each host. AnsibleError names all hosts that lack them."""
+    known = variables(task_vars, hosts, {"facts": "ansible_facts"})
+    rdma = [(of_host.get("facts") or {}).get("rdma") for of_host in known]
+    _refuse([host for host, own in zip(hosts, rdma) if not own], "ansible_facts['rdma']")
+    return rdma
+
+
+def _refuse(hosts: list[str], lacking: str) -> None:
+    if hosts:
         step = "see above which task failed on these hosts, fix that and run again"
-        raise AnsibleError(sentence(Finding(", ".join(lacking), f"the variable {name}", "undefined", step)))
-    return [of_host[name] for of_host in known]
+        raise AnsibleError(sentence(Finding(", ".join(hosts), lacking, "undefined", step)))
+
+
+def failure(*results: dict | None) -> str:
+    """Why the first of these registered results that failed did; empty where none did."""
+    failed = [result for result in results if result and result.get("failed")]
+    return (failed[0].get("msg") or "the module gave no reason") if failed else ""

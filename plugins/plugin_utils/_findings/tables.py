@@ -171,25 +171,25 @@ def problems(node):
     facts = node.get("facts")
     if not facts:
         return [f"It could not be read: {node.get('failure') or 'no reason was given'}"]
-    found = []
+    lines = []
     cards = facts["cards_without_rdma"]
     if not facts["hcas"] and not cards:
-        found.append("It has no HCA, and no card on PCI that could be one.")
+        lines.append("It has no HCA, and no card on PCI that could be one.")
     for reason, step in dict.fromkeys((card["reason"], card["next_step"]) for card in cards):
         alike = [card for card in cards if (card["reason"], card["next_step"]) == (reason, step)]
         named = ", ".join(f"{card['address']} ({_card_name(card)})" for card in alike)
-        found.append(f"No RDMA device on {named}: {reason} Next: {step}")
-    found += _empty_rails(facts["not_rails"])
-    found += _blocked(facts["modules"])
-    found += _ports_down(facts, node.get("expected_ports") or ())
+        lines.append(f"No RDMA device on {named}: {reason} Next: {step}")
+    lines += _empty_rails(facts["not_rails"])
+    lines += _blocked(facts["modules"])
+    lines += _ports_down(facts, node.get("expected_ports") or ())
     if facts["driver"]["agree"] is False:
-        found.append(_driver(facts["driver"]))
-    found += _netns(facts["subsystem"])
+        lines.append(_driver(facts["driver"]))
+    lines += _netns(facts["subsystem"])
     if facts["gpudirect"]["action"]:
-        found.append(f"GPUDirect: {facts['gpudirect']['verdict']} Next: {facts['gpudirect']['action']}")
+        lines.append(f"GPUDirect: {facts['gpudirect']['verdict']} Next: {facts['gpudirect']['action']}")
     if facts["driver"]["agree"] is not False:  # reported above
-        found += [f"Reboot pending: {reason}" for reason in facts["reboot_reasons"]]
-    return found
+        lines += [f"Reboot pending: {reason}" for reason in facts["reboot_reasons"]]
+    return lines
 
 
 def _empty_rails(not_rails):
@@ -213,13 +213,13 @@ def _blocked(modules):
     for name, module in modules.items():
         for entry in module["blocked_by"]:
             files.setdefault(entry["path"], {}).setdefault(name, (entry["line"], module["loaded"]))
-    found = []
+    lines = []
     for path, blocked in files.items():
         named = ", ".join(
             f"{name} (line {line}{', loaded now' if now else ''})" for name, (line, now) in blocked.items()
         )
-        found.append(f"{path} blocks: {named}. Next: remove these lines, or the package they came with.")
-    return found
+        lines.append(f"{path} blocks: {named}. Next: remove these lines, or the package they came with.")
+    return lines
 
 
 def _driver(driver):
@@ -240,17 +240,17 @@ def _ports_down(facts, expected_ports):
     rails = {f"{rail['hca']}/{rail['port']}": f"rail {rail['index']}" for rail in facts["rails"]}
     wanted = {**dict.fromkeys(expected_ports, "an expected port"), **rails}
     states = {f"{hca['name']}/{port['number']}": port for hca in facts["hcas"] for port in hca["ports"]}
-    found = []
+    lines = []
     for name, why in wanted.items():
         port = states.get(name)
         if port is None:
-            found.append(f"Port {name} is {why}, but the node has no such port. Next: see the table for the names.")
+            lines.append(f"Port {name} is {why}, but the node has no such port. Next: see the table for the names.")
         elif port["state"] != "ACTIVE":
             step = "start a subnet manager" if port["state"] in ("INIT", "ARMED") else "check cable and switch port"
             if port["phys_state"] == "Disabled" and port["netdev"]:
                 step = f"ip link set {port['netdev']} up, then check cable and switch port"
-            found.append(f"Port {name} is {why} and {port['state']} ({port['phys_state']}), not ACTIVE. Next: {step}.")
-    return found
+            lines.append(f"Port {name} is {why} and {port['state']} ({port['phys_state']}), not ACTIVE. Next: {step}.")
+    return lines
 
 
 def _netns(subsystem):

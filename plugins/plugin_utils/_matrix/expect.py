@@ -54,10 +54,10 @@ def _ib_coding(rate_text: str) -> float:
 def usual_rates(carried: dict) -> dict:
     """{(device, link layer): rate in Gb/s} that half of the ports of a kind reach. carried: {label: carries}."""
     rates: dict = {}
-    for one in carried.values():
-        if one["kind"] == "pci" and isinstance(one["rate_gbps"], (int, float)):
-            rates.setdefault((one["device"], one["link_layer"]), []).append(one["rate_gbps"])
-    return {kind: statistics.median_high(found) for kind, found in rates.items()}
+    for end in carried.values():
+        if end["kind"] == "pci" and isinstance(end["rate_gbps"], (int, float)):
+            rates.setdefault((end["device"], end["link_layer"]), []).append(end["rate_gbps"])
+    return {kind: statistics.median_high(known) for kind, known in rates.items()}
 
 
 def end(carries: dict, usual: dict) -> dict:
@@ -110,15 +110,15 @@ def _of(speed, width):
 
 def pair(test: dict, carried: dict, usual: dict) -> dict:
     """The same for a test: the lesser of its two ends, and the limits of both."""
-    found = []
+    ends = []
     for role in ("client", "server"):
         side = test[role]
         name = f"{side['host']} {side['hca']}/{side['port']}"
-        one = end(carried[name], usual)
-        found.append({**one, "limits": [f"{side['host']} {side['hca']}: {limit}" for limit in one["limits"]]})
-    figures = [one for one in found if one["gbit_per_s"] is not None]
-    limits = [limit for one in found for limit in one["limits"]]
-    if len(figures) < len(found):
+        expected = end(carried[name], usual)
+        ends.append({**expected, "limits": [f"{side['host']} {side['hca']}: {limit}" for limit in expected["limits"]]})
+    figures = [expected for expected in ends if expected["gbit_per_s"] is not None]
+    limits = [limit for expected in ends for limit in expected["limits"]]
+    if len(figures) < len(ends):
         return {"gbit_per_s": None, "why": "", "limits": limits}
-    least = min(figures, key=lambda one: one["gbit_per_s"])
+    least = min(figures, key=lambda expected: expected["gbit_per_s"])
     return {"gbit_per_s": least["gbit_per_s"], "why": least["why"], "limits": limits}

@@ -14,7 +14,9 @@ from typing import Optional
 
 from ...module_utils._core import text as core_text
 from ...module_utils.hca.counters import CONGESTION, KINDS, LINK, TRANSPORT
+from .._core import fleet
 from . import expect
+from . import plan as matrix_plan
 
 SCHEMA = "gpufabric.rdma/matrix/1"
 OK, OUTLIER, NOT_VERIFIED = "ok", "outlier", "not_verified"
@@ -49,13 +51,40 @@ def document(plans: list[dict], results: dict, nodes: dict, options: dict, at: s
     return {"schema": SCHEMA, "at": at, "tests": tests}
 
 
+def of_run(hosts: list[str], known: list[dict], shared: dict, check_mode: bool, at: str) -> dict:
+    """The matrix document of a run.
+
+    known: of each host node (host, variables, read), started and collected (what matrix_rounds returned). shared:
+    planned and pod_rounds, what plan_tests returned for hosts and for pods, and sent, what test_pods did. Any may be
+    missing.
+    """
+    nodes = [of_host["node"] for of_host in known]
+    answers = [of_host.get("collected") or {} for of_host in known]
+    failures = [_dropped(of_host.get("started"), answer) for of_host, answer in zip(known, answers)]
+    options = {
+        **matrix_plan.settings(nodes),
+        "hosts": hosts,
+        "failures": dict(zip(hosts, failures)),
+        "check_mode": check_mode,
+    }
+    plans = [shared[key]["plan"] for key in ("planned", "pod_rounds") if "plan" in shared.get(key, {})]
+    results = joined([*answers, shared.get("sent") or {}])
+    return document(plans, results, {node["host"]: node["read"] for node in nodes}, options, at)
+
+
+def _dropped(started: dict | None, collected: dict) -> str:
+    """Why a node gave no results, or empty."""
+    silent = collected.get("msg") if collected.get("unreachable") else ""
+    return collected.get("error") or fleet.failure(started, collected) or silent or ""
+
+
 def joined(answers: list[dict]) -> dict:
     """{test id: {client: result, server: result}} from what the nodes returned."""
-    found: dict = {}
+    results: dict = {}
     for answer in answers:
         for result in answer.get("results") or []:
-            found.setdefault(result["id"], {})[result["role"]] = result
-    return found
+            results.setdefault(result["id"], {})[result["role"]] = result
+    return results
 
 
 def _figure(result):
@@ -65,12 +94,12 @@ def _figure(result):
 
 def _measured(tests: dict, results: dict) -> dict[str, list]:
     """{memory: the figures of all tests that have one, ascending}."""
-    found: dict[str, list] = {test["memory"]: [] for test in tests.values()}
+    by_memory: dict[str, list] = {test["memory"]: [] for test in tests.values()}
     for name, test in tests.items():
         figure = _figure(results.get(name))
         if figure is not None:
-            found[test["memory"]].append(figure)
-    return {memory: sorted(figures) for memory, figures in found.items()}
+            by_memory[test["memory"]].append(figure)
+    return {memory: sorted(figures) for memory, figures in by_memory.items()}
 
 
 def _from_peers(figure: Optional[float], measured: list) -> dict:
@@ -134,11 +163,11 @@ def _counters(result: dict) -> tuple:
     """({"from:NAME" or "to:NAME": rise}, ends whose counters could not be read, counters that had stopped counting)."""
     rose, unread, stopped = {}, [], []
     for end, role in (("from", "client"), ("to", "server")):
-        one = result.get(role) or {}
-        if not one.get("counters_read"):
+        end_result = result.get(role) or {}
+        if not end_result.get("counters_read"):
             unread.append(end)
-        rose.update((f"{end}:{name}", count) for name, count in sorted((one.get("counters") or {}).items()))
-        stopped += [f"{end}:{name}" for name in one.get("counters_stopped") or ()]
+        rose.update((f"{end}:{name}", count) for name, count in sorted((end_result.get("counters") or {}).items()))
+        stopped += [f"{end}:{name}" for name in end_result.get("counters_stopped") or ()]
     return rose, unread, stopped
 
 
@@ -155,11 +184,11 @@ def _unmeasured(test: dict, result: dict, options: dict) -> tuple:
     if client is not None and client.get("ok", False) is None:
         return NOT_VERIFIED, client["error"]
     errors = []
-    for role, one in (("client", client), ("server", server)):
-        if one is None:
+    for role, answer in (("client", client), ("server", server)):
+        if answer is None:
             errors.append(f"{test[role]['host']}: {options['failures'].get(test[role]['host']) or 'gave no answer'}")
-        elif one.get("error"):
-            errors.append(f"{test[role]['host']}: {one['error']}")
+        elif answer.get("error"):
+            errors.append(f"{test[role]['host']}: {answer['error']}")
     return OUTLIER, "no bandwidth: " + ("; ".join(errors) or "no output")
 
 
@@ -167,14 +196,14 @@ def _likely(test: dict, expected: dict, rose: dict, carries: dict, nodes: dict) 
     """Why a test is slow, the most certain reason first."""
     reasons = list(expected["limits"])
     for kind, title in ((LINK, "error counters rose"), (TRANSPORT, "packets were lost or retransmitted")):
-        found = [f"{name} +{count}" for name, count in rose.items() if _kind(name) == kind]
-        reasons += [f"{title}: {', '.join(found)}"] if found else []
-    found = [f"{name} +{count}" for name, count in rose.items() if _kind(name) == CONGESTION]
-    reasons += [f"the fabric is congested: {', '.join(found)}"] if found else []
+        risen = [f"{name} +{count}" for name, count in rose.items() if _kind(name) == kind]
+        reasons += [f"{title}: {', '.join(risen)}"] if risen else []
+    risen = [f"{name} +{count}" for name, count in rose.items() if _kind(name) == CONGESTION]
+    reasons += [f"the fabric is congested: {', '.join(risen)}"] if risen else []
     for role in ("client", "server"):
         side = test[role]
-        one = carries[f"{side['host']} {side['hca']}/{side['port']}"]
-        reasons += _host_reasons(side, one, test["memory"], nodes.get(side["host"]) or {})
+        carried = carries[f"{side['host']} {side['hca']}/{side['port']}"]
+        reasons += _host_reasons(side, carried, test["memory"], nodes.get(side["host"]) or {})
     return "; ".join(dict.fromkeys(reasons))
 
 
@@ -213,6 +242,16 @@ def _alone(end: dict, path: str) -> dict:
 
 
 # --- text for people --------------------------------------------------------------------------------------------------
+
+
+def told(document: dict, planned: list[dict]) -> str:
+    """The table, below addresses that two nodes hold. planned: what plan_tests returned."""
+    clashes = [clash for plan in planned for clash in plan.get("plan", {}).get("clashes", [])]
+    parts = []
+    for clash in reversed(clashes):
+        holders = " and ".join(f"{end['host']} ({end['netdev']})" for end in clash["ends"])
+        parts.append(f"Address {clash['address']} is held by {holders}; give each node its own.")
+    return "\n\n".join([*parts, table(document)])
 
 
 def table(document: dict) -> str:

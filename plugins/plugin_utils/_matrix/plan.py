@@ -36,7 +36,7 @@ def ends_of(node: dict) -> list[dict]:
     links = shared_links(facts["hcas"])
     gpus = {gpu["address"]: gpu for gpu in facts["gpus"]}
     dmabuf = facts["gpudirect"]["mode"] == "dmabuf"
-    found = []
+    ends = []
     for end in verify_pairs.ends(node):
         hca = hcas[end["hca"]]
         rail = next(rail for rail in facts["rails"] if (rail["index"], rail["hca"]) == (end["rail"], end["hca"]))
@@ -46,7 +46,7 @@ def ends_of(node: dict) -> list[dict]:
         refused = None
         if users and node["load_allowed"] is False:
             refused = f"{end['hca']} is in use by {text.names(users)}, and matrix_load_allowed is false"
-        found.append(
+        ends.append(
             {
                 **end,
                 "reason": end["reason"] or refused,
@@ -57,7 +57,7 @@ def ends_of(node: dict) -> list[dict]:
                 "carries": carries(hca, end, rail, gpus, dmabuf, node["expected_gbit_per_s"]),
             }
         )
-    return found
+    return ends
 
 
 def _resources_of(end: dict, links: dict) -> list[tuple]:
@@ -113,7 +113,7 @@ def carries(hca: dict, end: dict, rail: dict, gpus: dict, dmabuf: bool, override
 
 
 def known(node: dict) -> dict:
-    """What ends_of takes. node: host, address, variables, facts, read (what matrix_info returned)."""
+    """What ends_of takes. node: host, address, variables, facts, read (what matrix_rounds returned)."""
     variables, read = node["variables"], node["read"]
     return {
         "host": node["host"],
@@ -168,12 +168,12 @@ def _planned(every: list[dict], next_port: dict, options: dict, path: str, nodes
         for edges in pairs:
             for ways in (edges, [(other, one) for one, other in edges]):
                 number = len(planned["rounds"])
-                made = [
+                tests = [
                     _test(by_id[one], by_id[other], networks[one], path, memory, next_port, number)
                     for one, other in ways
                 ]
-                planned["tests"].update((test["id"], test) for test in made)
-                planned["rounds"].append([test["id"] for test in made])
+                planned["tests"].update((test["id"], test) for test in tests)
+                planned["rounds"].append([test["id"] for test in tests])
         met = {end_id for edges in pairs for edge in edges for end_id in edge}
         planned["alone"] += [_alone(end, every, nodes, memory) for end in ends if end["id"] not in met]
         planned["clashes"] = clashes
@@ -268,16 +268,16 @@ def _side(end: dict, network: str, memory: str) -> dict:
 
 def steps(planned: dict) -> dict:
     """{host: [{order, steps: [{id, role, test}]}]}; order: the number of the round."""
-    found: dict = {}
+    parts: dict = {}
     for order, identities in enumerate(planned["rounds"]):
         for identity in identities:
             test = planned["tests"][identity]
             for role in ("server", "client"):
-                mine = found.setdefault(test[role]["host"], [])
+                mine = parts.setdefault(test[role]["host"], [])
                 if not mine or mine[-1]["order"] != order:
                     mine.append({"order": order, "steps": []})
                 mine[-1]["steps"].append({"id": identity, "role": role, "test": test})
-    return found
+    return parts
 
 
 def round_seconds(options: dict) -> int:
@@ -299,14 +299,14 @@ def wait_seconds(planned: dict, hosts: int, options: dict) -> int:
 
 def announcement(plans: list[dict], nodes: list[dict], options: dict) -> str:
     """What load is put on which nodes and for how long, before anything is sent."""
-    tests = sum(len(one["tests"]) for one in plans)
-    rounds = sum(len(one["rounds"]) for one in plans)
+    tests = sum(len(plan["tests"]) for plan in plans)
+    rounds = sum(len(plan["rounds"]) for plan in plans)
     if not tests:
         return "Bandwidth matrix: nothing to send; no rail has a peer."
     hosts = sorted(
-        {side["host"] for one in plans for t in one["tests"].values() for side in (t["client"], t["server"])}
+        {side["host"] for plan in plans for t in plan["tests"].values() for side in (t["client"], t["server"])}
     )
-    widest = max((len(identities) for one in plans for identities in one["rounds"]), default=0)
+    widest = max((len(identities) for plan in plans for identities in plan["rounds"]), default=0)
     usual, most = rounds * round_seconds(options), rounds * options["round_seconds"]
     lines = [
         f"Bandwidth matrix of {text.count(len(hosts), 'node')}: {text.count(tests, 'test')} in "
@@ -325,8 +325,8 @@ def consent_findings(plans: list[dict], nodes: list[dict]) -> list[dict]:
     """HCAs in use that would be loaded without consent; of all hosts (see at)."""
     loaded = {
         (side["host"], side["hca"])
-        for one in plans
-        for test in one["tests"].values()
+        for plan in plans
+        for test in plan["tests"].values()
         for side in (test["client"], test["server"])
     }
     return [

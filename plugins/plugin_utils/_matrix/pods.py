@@ -13,20 +13,19 @@ from ...module_utils._kube import pod_probe
 from ...module_utils._kube import pods as kube_pods
 from .._core.addresses import netaddr
 from .._verify import pods as test_pods
+from .._verify.cluster import Cluster
 from . import plan as matrix_plan
 
 
-def pods(cluster: dict) -> dict:
-    """namespace, objects, pods and left_out, as from kube_pods.plan, without those that the matrix does not need.
-
-    cluster: hosts, read (what cluster_info returned), namespace, image (None: the nodes' own tools).
-    """
-    read = cluster["read"].get("cluster")
-    if not read:
-        why = cluster["read"].get("api_error") or cluster["read"].get("msg") or "the cluster gave no answer"
-        left_out = {host["host"]: f"the cluster could not be read: {why}" for host in cluster["hosts"]}
-        return {"namespace": cluster["namespace"], "objects": [], "pods": [], "left_out": left_out}
-    plan = test_pods.plan(cluster)
+def pods(cluster: Cluster) -> dict:
+    """namespace, objects, pods and left_out, as from kube_pods.plan, without those that the matrix does not need."""
+    read = cluster.read
+    if not read.get("cluster"):
+        why = read.get("api_error") or read.get("msg") or "the cluster gave no answer"
+        left_out = {host["host"]: f"the cluster could not be read: {why}" for host in cluster.hosts}
+        return {"namespace": cluster.namespace, "objects": [], "pods": [], "left_out": left_out}
+    # Neither a pod of the user nor one for a GPU is measured.
+    plan = test_pods.plan(cluster._replace(pod_name=None, gpu_class=None))
     chosen = [pod for pod in plan["pods"] if _needed(pod, plan["pods"])]
     names = {pod["name"] for pod in chosen}
     of_pods = ("Pod", "ResourceClaimTemplate")
@@ -73,7 +72,7 @@ def _why(state, answer, run: dict) -> str:
 
 def _end(pod: dict, rail: dict, known: dict, answer, why: str) -> dict:
     """The end of a rail in a pod; `reason` says why it cannot be used. why: the reason of a pod that says nothing."""
-    found = next((end for end in kube_pods.ends_of(pod, answer) if end["rail"] == rail["index"]), None)
+    own = next((end for end in kube_pods.ends_of(pod, answer) if end["rail"] == rail["index"]), None)
     end = {
         **known,
         "pod": pod["name"],
@@ -84,17 +83,17 @@ def _end(pod: dict, rail: dict, known: dict, answer, why: str) -> dict:
         # The pod has its own tool or the node's: of the reasons against the node's end only the user's counts.
         "reason": known["refused"],
     }
-    if found is None:
+    if own is None:
         return {**end, "reason": end["reason"] or f"pod {pod['name']}: {why}"}
-    network = found["network"] or next(iter(known["networks"]), None)
-    if network is None or not (found["ip"] or found["management"]):
-        return {**end, "reason": end["reason"] or f"pod {pod['name']} has no address on {found['interface']}"}
+    network = own["network"] or next(iter(known["networks"]), None)
+    if network is None or not (own["ip"] or own["management"]):
+        return {**end, "reason": end["reason"] or f"pod {pod['name']} has no address on {own['interface']}"}
     return {
         **end,
-        "management": found["management"],
-        "netdev": found["interface"],
-        "networks": {_text_of(network): found["ip"]},
-        "gids": {found["ip"]: found["gid"]},
+        "management": own["management"],
+        "netdev": own["interface"],
+        "networks": {_text_of(network): own["ip"]},
+        "gids": {own["ip"]: own["gid"]},
     }
 
 

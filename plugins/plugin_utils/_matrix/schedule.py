@@ -49,7 +49,7 @@ def rounds(groups: list[list], resources: dict, peers: Optional[int] = None) -> 
     with how many others of its group an end meets at least; None: with all.
     """
     busy: dict = {}  # {resource: the rounds in which it is used, a bit for each}
-    found: list[list[tuple]] = []
+    scheduled: list[list[tuple]] = []
     for group in groups:
         for pairs in circle(group, peers):
             for one, other in pairs:
@@ -60,7 +60,7 @@ def rounds(groups: list[list], resources: dict, peers: Optional[int] = None) -> 
                 for resource in needed:
                     busy[resource] = busy.get(resource, 0) | first
                 number = first.bit_length() - 1
-                if number == len(found):
-                    found.append([])
-                found[number].append((one, other))
-    return found
+                if number == len(scheduled):
+                    scheduled.append([])
+                scheduled[number].append((one, other))
+    return scheduled

@@ -29,10 +29,10 @@ _PINNED = re.compile(r"@sha256:[0-9a-f]{64}$")
 
 def findings(nodes: list[dict], options: dict) -> list[dict]:
     """What prevents the job, of all hosts (see at). nodes: host, facts. options: see `objects`."""
-    found = []
+    problems = []
 
     def add(obj, wanted, seen, step, host="all nodes"):
-        found.extend(at(host, [Finding(obj, wanted, seen, step)]))
+        problems.extend(at(host, [Finding(obj, wanted, seen, step)]))
 
     if not options["image"] or not _PINNED.search(options["image"]):
         seen = options["image"] or "not set"
@@ -55,7 +55,7 @@ def findings(nodes: list[dict], options: dict) -> list[dict]:
             step = "give the HCAs the same names on all nodes, or run the job on nodes that agree"
             seen = f"{name} is a rail elsewhere and none here"
             add("NCCL_IB_HCA", "one list of names that fits every node", seen, step, node["host"])
-    return found
+    return problems
 
 
 def environment(nodes: list[dict], options: dict) -> dict:
@@ -99,9 +99,9 @@ def objects(nodes: list[dict], options: dict) -> list[dict]:
     script (the text of all_reduce.py, for the form job).
     """
     gpus = options["gpus_per_node"] or min(len(node["facts"]["gpus"]) for node in nodes)
-    made = _job if options["form"] == JOB else _mpijob
+    workload = _job if options["form"] == JOB else _mpijob
     namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": options["namespace"]}}
-    return [namespace, *made(nodes, gpus, options)]
+    return [namespace, *workload(nodes, gpus, options)]
 
 
 def _worker(nodes: list[dict], gpus: int, options: dict, labels: dict, command: list[str] | None) -> dict:

@@ -41,7 +41,7 @@ def parse(text: str) -> dict:
     index, gdr}], one for each connection between nodes. gdr: {(host, HCA): bool} as NCCL announced it. rows:
     [(bytes, bus bandwidth in GByte/s)].
     """
-    found: dict = {
+    parsed: dict = {
         "version": None,
         "networks": [],
         "devices": {},
@@ -57,17 +57,17 @@ def parse(text: str) -> dict:
     }
     for raw in text.splitlines():
         line = _TAG.sub("", raw.rstrip())
-        _result_line(line, found)
+        _result_line(line, parsed)
         match = _LINE.match(line)
         if match and match["level"] == "WARN":
-            found["warnings"].append(f"{match['host']}: {match['text']}")
+            parsed["warnings"].append(f"{match['host']}: {match['text']}")
         elif match:
-            _info(match["host"], match["text"].strip(), found)
-    found["networks"] = sorted(set(found["networks"]))
-    return found
+            _info(match["host"], match["text"].strip(), parsed)
+    parsed["networks"] = sorted(set(parsed["networks"]))
+    return parsed
 
 
-def _result_line(line: str, found: dict) -> None:
+def _result_line(line: str, parsed: dict) -> None:
     for key, pattern, kind in (
         ("version", _VERSION, str),
         ("average_gbyte_per_s", _AVERAGE, float),
@@ -75,35 +75,35 @@ def _result_line(line: str, found: dict) -> None:
     ):
         match = pattern.search(line)
         if match:
-            found[key] = kind(match[1])
+            parsed[key] = kind(match[1])
     row = _ROW.match(line)
     if row:
-        found["rows"].append((int(row[1]), float(row[4])))
+        parsed["rows"].append((int(row[1]), float(row[4])))
 
 
-def _info(host: str, text: str, found: dict) -> None:
+def _info(host: str, text: str, parsed: dict) -> None:
     if text.startswith("Using network "):
-        found["networks"].append(text[len("Using network ") :])
+        parsed["networks"].append(text[len("Using network ") :])
     if text.startswith("NET/IB : No device found"):
-        found["no_device"].append(host)
+        parsed["no_device"].append(host)
     using = _USING.match(text)
     if using:
-        found["devices"].setdefault(host, {}).update(
+        parsed["devices"].setdefault(host, {}).update(
             (int(index), (name, int(port), kind)) for index, name, port, kind in _DEVICE.findall(using[2])
         )
-    made = _VIRTUAL.match(text)
-    if made:
-        found["virtual"].setdefault(host, {})[int(made[1])] = made[2].split("+")
+    virtual = _VIRTUAL.match(text)
+    if virtual:
+        parsed["virtual"].setdefault(host, {})[int(virtual[1])] = virtual[2].split("+")
     channel = _CHANNEL.match(text)
     if channel:
         network, index, tail = channel[1], int(channel[2]), channel[3].split("/")
-        found["channels"].append({"host": host, "network": network, "index": index, "gdr": "GDRDMA" in tail})
+        parsed["channels"].append({"host": host, "network": network, "index": index, "gdr": "GDRDMA" in tail})
     gdr = _GDR.search(text)
     if gdr and "Socket" not in text:
-        found["gdr"][(host, gdr[2])] = gdr[1].lower() == "enabled"
+        parsed["gdr"][(host, gdr[2])] = gdr[1].lower() == "enabled"
     gid = _GID_INDEX.search(text)
     if gid:
-        found["gid_index"] = gid[1]
+        parsed["gid_index"] = gid[1]
 
 
 # --- judgement --------------------------------------------------------------------------------------------------------
@@ -168,14 +168,14 @@ def _gpudirect(parsed: dict) -> dict:
 
 def used_hcas(parsed: dict) -> dict:
     """{host: [HCA]} that connections really go over; an HCA that was found and left idle is not among them."""
-    found: dict = {}
+    used: dict = {}
     for channel in parsed["channels"]:
         host, index = channel["host"], channel["index"]
         device = parsed["devices"].get(host, {}).get(index)
         names = parsed["virtual"].get(host, {}).get(index) or ([device[0]] if device else [])
         if names and channel["network"] != _SLOW:
-            found.setdefault(host, set()).update(names)
-    return {host: sorted(names) for host, names in sorted(found.items())}
+            used.setdefault(host, set()).update(names)
+    return {host: sorted(names) for host, names in sorted(used.items())}
 
 
 def _rails(parsed: dict, hcas: list[str]) -> dict:
@@ -234,10 +234,10 @@ def _bandwidth(parsed: dict, minimum) -> dict:
     return check("nccl:bandwidth", obj, PASSED, wanted, seen)
 
 
-def report(path: str, parsed: dict, found: list[dict]) -> str:
+def report(path: str, parsed: dict, checks: list[dict]) -> str:
     """Failures with their four facts, then every check on a line."""
-    failed = [{"host": path, **item} for item in found if item["status"] == FAILED]
-    rows = [(item["status"].replace("_", " "), item["object"], item["seen"]) for item in found]
+    failed = [{"host": path, **item} for item in checks if item["status"] == FAILED]
+    rows = [(item["status"].replace("_", " "), item["object"], item["seen"]) for item in checks]
     head = f"{path}: NCCL {parsed['version'] or 'of unknown version'}"
     parts = [f"Failed\n{core_text.four_facts(failed)}"] if failed else []
     return "\n\n".join([*parts, f"{head}\n{core_text.table(('result', 'what', 'seen'), rows)}"])

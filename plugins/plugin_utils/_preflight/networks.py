@@ -66,25 +66,6 @@ _NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 # --- what is wanted ---------------------------------------------------------------------------------------------------
 
 
-def rails_of(facts: dict) -> list[dict]:
-    """The rails of a node with what networks are planned from."""
-    hcas = {hca["name"]: hca for hca in facts["hcas"]}
-    rails = []
-    for rail in facts["rails"]:
-        hca = hcas.get(rail["hca"]) or {"kind": None, "ports": [], "char_devices": {"uverbs": None, "umad": []}}
-        port = next((port for port in hca["ports"] if port["number"] == rail["port"]), {})
-        rails.append(
-            {
-                **{key: rail[key] for key in ("index", "hca", "port", "netdev", "pci")},
-                "kind": hca["kind"],
-                "link_layer": port.get("link_layer"),
-                "active_mtu": port.get("active_mtu"),
-                "char_devices": [hca["char_devices"]["uverbs"], *hca["char_devices"]["umad"]],
-            }
-        )
-    return rails
-
-
 def rail_attachments(variables: dict, nodes: list[dict], resources=None) -> tuple[list[dict], list[Finding], list[str]]:
     """One attachment a rail: (attachments, problems, notes). resources: device_plugin_resources of the play.
 

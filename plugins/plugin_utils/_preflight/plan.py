@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 from ...module_utils._cni import nad_lint
 from ...module_utils._core.change import Finding, at
 from ...module_utils._device_plugin import config
-from ...module_utils._device_plugin import dra as served
 from .._bundle import folder as bundle_folder
+from .._core.rails import dra_rails, network_rails
 from . import alike, dra, firewall, host, k3s, networks, roles, variables
 from . import bundle as needs
 
@@ -287,10 +287,10 @@ def _network_node(node: dict, known: list[str]) -> dict:
     return {
         "host": node["host"],
         "number": known.index(node["host"]) if number is None else number,
-        "rails": networks.rails_of(facts),
+        "rails": network_rails(facts),
         "netdevs": node["networks"]["netdevs"],
         "routes": node["networks"]["routes"],
-        "dra_rails": list(_over_dra(node)),
+        "dra_rails": list(map(int, _over_dra(node))),
     }
 
 
@@ -301,8 +301,7 @@ def _device_plugin(nodes: list[dict], run: Run, made: dict) -> None:
     for node in serving:
         name = name_of(node)
         _add(made, "device_plugin", at(node["host"], dra.findings(name, node["runtime"], run.offered)))
-        rails = {str(index): resource for index, resource in _over_dra(node).items()}
-        made["hosts"][node["host"]]["dra"] = {"name": name, "serves": True, "rails": rails}
+        made["hosts"][node["host"]]["dra"] = {"name": name, "serves": True, "rails": _over_dra(node)}
     if serving:
         made["notes"] += dra.notes(run.offered, serving[0]["variables"]["device_plugin_extended_resources"])
 
@@ -310,7 +309,7 @@ def _device_plugin(nodes: list[dict], run: Run, made: dict) -> None:
 def _over_dra(node: dict) -> dict:
     typed = node["variables"]
     resources, api = typed["device_plugin_resources"], typed["device_plugin_api"]
-    return served.of_node(resources, api, typed["device_plugin_dra_rails"], _facts(node))
+    return dra_rails(resources, _facts(node), api, typed["device_plugin_dra_rails"])
 
 
 def _cluster_objects(nodes: list[dict], run: Run, made: dict) -> None:

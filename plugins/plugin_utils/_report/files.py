@@ -18,7 +18,6 @@ from ansible.errors import AnsibleActionFail
 
 from ...module_utils._core import files as core_files
 from ...module_utils._core.change import Finding
-from .._core import fleet
 from . import document
 
 _MADE_BY = {
@@ -75,22 +74,22 @@ def unwritable(path: pathlib.Path) -> list[Finding]:
     return []
 
 
-def of_this_run(task_vars: dict, judged: str, node: str) -> dict:
-    """The results document of what a run knows by now. judged, node: names of the variables with what verify_checks
-    returned and with what was read of each host.
-    """
-    now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-    rows = task_vars[judged]["judged"]
-    return document.collect(rows, fleet.some(task_vars, [row["host"] for row in rows], node), now)
+def now() -> str:
+    """UTC, ISO 8601."""
+    return datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def load(kind: str, path: str) -> tuple[Any, Optional[Finding]]:
+def load(kind: str, path: Optional[str]) -> tuple[Any, Optional[Finding]]:
     """(document, why the file is none)"""
+    wanted = f"the {kind} document that {_MADE_BY[kind]} writes"
+    if not path:
+        step = "run ansible-playbook gpufabric.rdma.verify -e verification_results=results.json and name that file"
+        return None, Finding(f"variable report_{kind}", wanted, "nothing", step)
     try:
-        found = json.loads(pathlib.Path(path).read_bytes())
-        return found, document.finding(kind, found)
+        content = json.loads(pathlib.Path(path).read_bytes())
+        return content, document.finding(kind, content)
     except OSError as error:
         seen = error.strerror
     except ValueError as error:
         seen = f"not valid JSON: {error}"
-    return None, Finding("the file", f"the {kind} document that {_MADE_BY[kind]} writes", seen, document.ANEW)
+    return None, Finding("the file", wanted, seen, document.ANEW)

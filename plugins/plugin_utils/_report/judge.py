@@ -83,13 +83,13 @@ def suspects(tests: list[dict]) -> dict[str, list[dict]]:
     """
     outliers = [test for test in tests if test["verdict"] == "outlier"]
     ends = [(host, test["rail"]) for test in outliers for host in sorted({test["from"], test["to"]})]
-    found: dict[str, list[dict]] = {}
+    accused: dict[str, list[dict]] = {}
     for test in outliers:
         seen = {host: ends.count((host, test["rail"])) for host in (test["from"], test["to"])}
         for host, number in seen.items():
             if number == max(seen.values()):
-                found.setdefault(host, []).append(test)
-    return found
+                accused.setdefault(host, []).append(test)
+    return accused
 
 
 def _node(node: dict, drift: Any, slow: list[dict]) -> dict:
@@ -221,23 +221,23 @@ def _entry(key: tuple, group: dict) -> dict:
 
 
 def _alike(members: list[tuple[dict, dict]]) -> list[dict]:
-    found: dict[tuple, dict] = {}
+    groups: dict[tuple, dict] = {}
     for node, item in members:
-        row = found.setdefault(
+        row = groups.setdefault(
             (item["object"], item["wanted"], item["seen"]),
             {"hosts": [], **{key: item[key] for key in ("object", "wanted", "seen")}},
         )
         if node not in row["hosts"]:
             row["hosts"].append(node)
-    return list(found.values())
+    return list(groups.values())
 
 
 def differences(hosts: list[dict]) -> list[dict]:
     """Drift grouped like failures: [{hosts, role, object, wanted, seen}], what most hosts have first."""
-    found: dict[tuple, list[str]] = {}
+    hosts_of: dict[tuple, list[str]] = {}
     for host in sorted(hosts, key=lambda host: natural(host["host"])):
         for item in host["differences"]:
             key = (item.get("role") or "", item["object"], item["wanted"], item["seen"])
-            found.setdefault(key, []).append(host["host"])
-    rows = [dict(zip(("role", "object", "wanted", "seen"), key), hosts=names) for key, names in found.items()]
+            hosts_of.setdefault(key, []).append(host["host"])
+    rows = [dict(zip(("role", "object", "wanted", "seen"), key), hosts=names) for key, names in hosts_of.items()]
     return sorted(rows, key=lambda row: -len(row["hosts"]))

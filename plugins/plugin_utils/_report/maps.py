@@ -47,7 +47,7 @@ def gpu_names(facts: dict) -> dict[str, str]:
 def _leaves(facts: dict, claims: Sequence[dict]) -> list[dict]:
     names, rails = gpu_names(facts), [rail for rail, _port in rail_states(facts)]
     hcas = facts.get("hcas") or []
-    found = [
+    leaves = [
         _leaf(
             "gpu",
             gpu,
@@ -57,9 +57,9 @@ def _leaves(facts: dict, claims: Sequence[dict]) -> list[dict]:
         for gpu in facts.get("gpus") or []
     ]
     # Virtual and sub-functions stand in the line of their card, however many they are.
-    found += [_hca(hca, hcas, rails, names, claims) for hca in hcas if hca.get("function") not in VIRTUAL]
+    leaves += [_hca(hca, hcas, rails, names, claims) for hca in hcas if hca.get("function") not in VIRTUAL]
     cards = facts.get("cards_without_rdma") or []
-    return found + [_leaf("none", card, "no RDMA device", warn="no driver took this card") for card in cards]
+    return leaves + [_leaf("none", card, "no RDMA device", warn="no driver took this card") for card in cards]
 
 
 def _leaf(kind: str, function: Optional[dict], name: str, **more: Any) -> dict:
@@ -82,7 +82,7 @@ def _far_end(rail: dict) -> dict:
 def _hca(hca: dict, hcas: list[dict], rails: list[dict], names: dict, claims: Sequence[dict]) -> dict:
     function = hca.get("pci")
     able = slow_link(function)
-    held = {one["claim"] for one in claims if one["hca"] == hca["name"]}
+    held = {claim["claim"] for claim in claims if claim["hca"] == hca["name"]}
     below = sum(_is_below(other, function) for other in hcas if function)
     detail = [
         function["address"] if function else "no PCI device",
@@ -158,18 +158,18 @@ def _path(leaf: dict) -> list[str]:
 
 def _items(branch: dict, depth: int) -> list:
     """What is on a bridge, in order. Bridges with a single thing below get no label of their own."""
-    found: list = []
+    items: list = []
     for (name, kind), inner in sorted(branch.items(), key=lambda item: natural(item[0][0])):
         last = name
         while kind == "bridge" and [below for _name, below in inner] == ["bridge"]:
             (((last, _kind), inner),) = inner.items()
         if kind == "leaf":
-            found += inner
+            items += inner
         elif depth and len(inner) == 1:
-            found += _items(inner, depth)
+            items += _items(inner, depth)
         else:
-            found.append({"label": _label(name, last, depth), "below": _items(inner, depth + 1)})
-    return found
+            items.append({"label": _label(name, last, depth), "below": _items(inner, depth + 1)})
+    return items
 
 
 def _label(name: str, last: str, depth: int) -> str:

@@ -66,7 +66,7 @@ def _shown(value: Any) -> Any:
 @functools.cache
 def environment() -> jinja2.Environment:
     """Escapes each value and replaces characters that mislead; values are data, never templates themselves."""
-    made = jinja2.Environment(
+    jinja = jinja2.Environment(
         # A line break of a template, with the blanks around it, is no part of the page.
         loader=jinja2.FunctionLoader(lambda name: re.sub(r"\s*\n\s*", "", asset(name))),
         autoescape=True,
@@ -74,8 +74,8 @@ def environment() -> jinja2.Environment:
         finalize=_shown,
         auto_reload=False,
     )
-    made.globals["count"] = count
-    return made
+    jinja.globals["count"] = count
+    return jinja
 
 
 @functools.cache

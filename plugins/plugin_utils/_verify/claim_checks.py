@@ -23,28 +23,32 @@ _LOOK = "compare the claim's requests with k3s kubectl get resourceslices -o yam
 
 def offered(host: dict, node: dict) -> list[dict]:
     """Whether each rail that the node is to serve over DRA is published, with its class, and takes claims."""
-    found = []
-    by_rail = {one["rail"]: one for one in node.get("hcas") or []}
+    checks = []
+    by_rail = {hca["rail"]: hca for hca in node.get("hcas") or []}
     for rail in host["rails"]:
         if rail["index"] not in host.get("dra_rails", ()):
             continue
-        one = by_rail.get(rail["index"])
+        published = by_rail.get(rail["index"])
         obj, wanted = (
             f"{rail['hca']} on {node['name']}",
             f"published in a ResourceSlice, with class {class_of(rail['index'])}",
         )
         seen, good, step = "not published", False, _PLUGIN
-        if one:
-            number = core_text.count(one["devices"], "device")
-            good = one["class"] is not None and not one["taints"]
-            seen = f"{number}, class {one['class'] or 'missing'}"
-            seen += f", taint {core_text.listing(one['taints'])}" if one["taints"] else ""
-            step = "see the port's check on the node" if one["taints"] else "run the role device_plugin with all nodes"
-        found.append(check(f"slice:{rail['hca']}", obj, PASSED if good else FAILED, wanted, seen, step))
-    return found
+        if published:
+            number = core_text.count(published["devices"], "device")
+            good = published["class"] is not None and not published["taints"]
+            seen = f"{number}, class {published['class'] or 'missing'}"
+            seen += f", taint {core_text.listing(published['taints'])}" if published["taints"] else ""
+            step = (
+                "see the port's check on the node"
+                if published["taints"]
+                else "run the role device_plugin with all nodes"
+            )
+        checks.append(check(f"slice:{rail['hca']}", obj, PASSED if good else FAILED, wanted, seen, step))
+    return checks
 
 
-def of_pod(pod: dict, claims: list[dict], found: dict) -> list[dict]:
+def of_pod(pod: dict, claims: list[dict], cluster: dict) -> list[dict]:
     """Whether the claim of a running test pod has the HCAs that it asked for. claims: those in its namespace."""
     if not pod.get("requests") or pod["kind"] == "aligned":
         return []
@@ -54,7 +58,9 @@ def of_pod(pod: dict, claims: list[dict], found: dict) -> list[dict]:
     if claim is None:
         step = "see k3s kubectl get resourceclaims -A"
         return [check(identity, obj, FAILED, wanted, "no claim was made for the pod", step)]
-    had = {one["request"]: dra.device_of(found, one) for one in claim["devices"] if one["driver"] == DRIVER}
+    had = {
+        result["request"]: dra.device_of(cluster, result) for result in claim["devices"] if result["driver"] == DRIVER
+    }
     wrong = []
     for name in pod["requests"]:
         device = had.get(name)
@@ -63,43 +69,49 @@ def of_pod(pod: dict, claims: list[dict], found: dict) -> list[dict]:
             wrong.append(f"request {name} without a device of {DRIVER} that is published")
         elif f"rail-{rail}" != name or device["node"] != pod["node"]:
             wrong.append(f"request {name} has {device['name']} of rail {rail} on {device['node']}")
-    seen = "; ".join(wrong) or core_text.listing(one["device"] for one in claim["devices"])
+    seen = "; ".join(wrong) or core_text.listing(result["device"] for result in claim["devices"])
     return [check(identity, obj, FAILED if wrong else PASSED, wanted, seen, _LOOK)]
 
 
-def aligned(pod: dict, state: dict | None, claims: list[dict], found: dict) -> dict:
+def aligned(pod: dict, state: dict | None, claims: list[dict], cluster: dict) -> dict:
     """Whether the scheduler has put a GPU and an HCA of one PCIe root into one claim, as the devices themselves say."""
     identity, obj, wanted = "pod:aligned", _obj(pod), f"a GPU and an HCA with the same {PCIE_ROOT} in one claim"
     claim = _made_for(pod, claims)
-    results = {one["request"]: dra.device_of(found, one) for one in (claim or {"devices": []})["devices"]}
+    results = {result["request"]: dra.device_of(cluster, result) for result in (claim or {"devices": []})["devices"]}
     gpu, rail = results.get("gpu"), results.get("rail")
     if gpu is None or rail is None:
-        return _unallocated(pod, state, found, check(identity, obj, FAILED, wanted, ""))
-    roots = [one["attributes"].get(PCIE_ROOT) for one in (gpu, rail)]
+        return _unallocated(pod, state, cluster, check(identity, obj, FAILED, wanted, ""))
+    roots = [device["attributes"].get(PCIE_ROOT) for device in (gpu, rail)]
     seen = f"{gpu['name']} at {roots[0]}, {rail['name']} at {roots[1]}"
     good = roots[0] is not None and roots[0] == roots[1]
     step = "the attributes of one of the two have changed since, or its driver is wrong: " + _LOOK
     return check(identity, obj, PASSED if good else FAILED, wanted, seen, step)
 
 
-def _unallocated(pod: dict, state: dict | None, found: dict, made: dict) -> dict:
+def _unallocated(pod: dict, state: dict | None, cluster: dict, unmet: dict) -> dict:
     reasons = (state or {}).get("reasons") or ["no claim was allocated"]
-    made.update(seen="; ".join(reasons), next_step=messages.next_step(reasons))
-    gpus = dra.neighbours(found, pod["node"])
-    held = {(one["driver"], one["pool"], one["device"]) for claim in found["claims"] for one in claim["devices"]}
-    free = [one for one in gpus if (one["driver"], one["pool"], one["name"]) not in held]
+    unmet.update(seen="; ".join(reasons), next_step=messages.next_step(reasons))
+    gpus = dra.neighbours(cluster, pod["node"])
+    held = {
+        (device["driver"], device["pool"], device["device"])
+        for claim in cluster["claims"]
+        for device in claim["devices"]
+    }
+    free = [gpu for gpu in gpus if (gpu["driver"], gpu["pool"], gpu["name"]) not in held]
     if not free:
         seen = f"all {len(gpus)} GPUs of {pod['node']} are claimed"
-        return {**made, "status": NOT_VERIFIED, "seen": seen, "next_step": "run playbooks/verify.yml when one is free"}
-    ours = {one["attributes"].get(PCIE_ROOT) for one in dra.ours(found, pod["node"])}
-    if CANNOT in " ".join(reasons) and not {one["attributes"][PCIE_ROOT] for one in free} & ours:
-        roots = core_text.listing(sorted(f"{one['name']} at {one['attributes'][PCIE_ROOT]}" for one in free))
-        made["seen"] = f"no HCA at the root of a free GPU: {roots}; HCAs at {core_text.listing(sorted(map(str, ours)))}"
-        made["next_step"] = (
+        return {**unmet, "status": NOT_VERIFIED, "seen": seen, "next_step": "run playbooks/verify.yml when one is free"}
+    ours = {hca["attributes"].get(PCIE_ROOT) for hca in dra.ours(cluster, pod["node"])}
+    if CANNOT in " ".join(reasons) and not {gpu["attributes"][PCIE_ROOT] for gpu in free} & ours:
+        roots = core_text.listing(sorted(f"{gpu['name']} at {gpu['attributes'][PCIE_ROOT]}" for gpu in free))
+        unmet["seen"] = (
+            f"no HCA at the root of a free GPU: {roots}; HCAs at {core_text.listing(sorted(map(str, ours)))}"
+        )
+        unmet["next_step"] = (
             "see the topology of the node (playbooks/discover.yml); where no HCA is at a GPU's root, leave "
         )
-        made["next_step"] += "the constraint out or take rdma.gpufabric.io/numaNode"
-    return made
+        unmet["next_step"] += "the constraint out or take rdma.gpufabric.io/numaNode"
+    return unmet
 
 
 def not_aligned(host: dict, node: dict, gpu_class: str) -> dict:
@@ -112,20 +124,20 @@ def not_aligned(host: dict, node: dict, gpu_class: str) -> dict:
     return check("pod:aligned", f"pod aligned on {node['name']}", NOT_VERIFIED, wanted, why, step)
 
 
-def of_user(obj: str, claims: dict, state: dict, found: dict) -> list[dict]:
+def of_user(obj: str, claims: dict, state: dict, cluster: dict) -> list[dict]:
     """The claims of a user's pod: what each has, or why it has nothing. claims: {name in the pod: claim or None}."""
-    made = []
+    checks = []
     for name, claim in claims.items():
         identity, wanted = f"pod:claim:{name}", f"claim {name} allocated"
         if claim is None or not claim["devices"]:
             reasons = state["reasons"] or ["no reason given"]
             step = messages.next_step(reasons, "see: k3s kubectl describe pod, and describe resourceclaim")
-            made.append(check(identity, obj, FAILED, wanted, "; ".join(reasons), step))
+            checks.append(check(identity, obj, FAILED, wanted, "; ".join(reasons), step))
             continue
-        devices = [(one, dra.device_of(found, one)) for one in claim["devices"]]
-        made.append(check(identity, obj, PASSED, wanted, core_text.listing(map(_device, devices))))
+        devices = [(allocated, dra.device_of(cluster, allocated)) for allocated in claim["devices"]]
+        checks.append(check(identity, obj, PASSED, wanted, core_text.listing(map(_device, devices))))
         roots = {device["attributes"].get(PCIE_ROOT) for _one, device in devices if device}
-        kinds = {one["driver"] for one in claim["devices"]}
+        kinds = {allocated["driver"] for allocated in claim["devices"]}
         if DRIVER in kinds and len(kinds) > 1:
             good = len(roots) == 1 and None not in roots
             step = f"add a constraint to the claim: matchAttribute: {PCIE_ROOT} (docs/examples/dra)"
@@ -134,18 +146,18 @@ def of_user(obj: str, claims: dict, state: dict, found: dict) -> list[dict]:
             status = PASSED if good else NOT_VERIFIED if None in roots else FAILED
             # Several pairs in one claim have a root each.
             if len(devices) == 2 or good:
-                made.append(check(f"pod:aligned:{name}", obj, status, wanted, seen, step))
-    return made
+                checks.append(check(f"pod:aligned:{name}", obj, status, wanted, seen, step))
+    return checks
 
 
 def _device(item: tuple) -> str:
-    one, device = item
+    allocated, device = item
     root = (device or {"attributes": {}})["attributes"].get(PCIE_ROOT)
-    return f"{one['request']}: {one['device']} of {one['driver']}" + (f" at {root}" if root else "")
+    return f"{allocated['request']}: {allocated['device']} of {allocated['driver']}" + (f" at {root}" if root else "")
 
 
 def _made_for(pod: dict, claims: list[dict]) -> dict | None:
-    return next((one for one in claims if pod["name"] in one["of"]), None)
+    return next((claim for claim in claims if pod["name"] in claim["of"]), None)
 
 
 def _obj(pod: dict) -> str:

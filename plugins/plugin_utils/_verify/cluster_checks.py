@@ -35,19 +35,19 @@ def lint(cluster: dict, hosts: list[dict], drivers: dict, fabric_allowed: bool =
     hosts: host, rails, netdevs. drivers: {host: driver facts}. fabric_allowed: whether pod traffic may share a rail.
     """
     first = hosts[0]["host"]
-    found = [(first, item) for item in _policies(cluster)]
-    found += [(first, item) for item in _security(cluster)]
+    checks = [(first, item) for item in _policies(cluster)]
+    checks += [(first, item) for item in _security(cluster)]
     configs, broken = _configs(cluster)
-    found += [(first, item) for item in broken]
+    checks += [(first, item) for item in broken]
     known = kube_pods.find_nodes(hosts, cluster["nodes"])
     for host in hosts:
         node = known[host["host"]]
         if node is None:
             continue
-        made = _driver(cluster, host, drivers.get(host["host"])) + _labels(cluster, host, node)
-        made += _selected(configs, host, node) + _pod_cidr(cluster, node) + _pod_nic(host, node, fabric_allowed)
-        found += [(host["host"], item) for item in made]
-    return found
+        of_host = _driver(cluster, host, drivers.get(host["host"])) + _labels(cluster, host, node)
+        of_host += _selected(configs, host, node) + _pod_cidr(cluster, node) + _pod_nic(host, node, fabric_allowed)
+        checks += [(host["host"], item) for item in of_host]
+    return checks
 
 
 def _title(item: dict) -> str:
@@ -59,23 +59,25 @@ def _title(item: dict) -> str:
 
 
 def _policies(cluster: dict) -> list[dict]:
-    made = []
+    checks = []
     for policy in cluster.get("policies") or []:
         config = ((policy["spec"] or {}).get("rdmaSharedDevicePlugin") or {}).get("config")
         if config is not None and not isinstance(config, str):
             seen = f"a {'list' if isinstance(config, list) else 'mapping'} in YAML"
             step = "write it as a block scalar (config: |) with valid JSON"
             wanted = "rdmaSharedDevicePlugin.config as a JSON string"
-            made.append(check("policy:config", _title(policy), FAILED, wanted, seen, step))
+            checks.append(check("policy:config", _title(policy), FAILED, wanted, seen, step))
         status = policy.get("status") or {}
         late = [
-            f"{one['name']} {one['state']}" for one in status.get("appliedStates") or [] if one["state"] not in _READY
+            f"{state['name']} {state['state']}"
+            for state in status.get("appliedStates") or []
+            if state["state"] not in _READY
         ]
         if status.get("state") not in (None, "ready") or late:
             seen = f"{status.get('state') or 'no state'}" + (f"; {core_text.listing(late)}" if late else "")
             step = "see the log of the operator and of the component's pods in its namespace"
-            made.append(check("policy:state", _title(policy), FAILED, "ready, with all its components", seen, step))
-    return made
+            checks.append(check("policy:state", _title(policy), FAILED, "ready, with all its components", seen, step))
+    return checks
 
 
 def _driver(cluster: dict, host: dict, driver) -> list[dict]:
@@ -113,7 +115,7 @@ def _configs(cluster: dict) -> tuple[list[tuple[str, list]], list[dict]]:
         for config in [((policy["spec"] or {}).get("rdmaSharedDevicePlugin") or {}).get("config")]
         if isinstance(config, str)
     ]
-    lists, made = [], []
+    lists, checks = [], []
     for title, text, identity in texts:
         try:
             document = json.loads(text)
@@ -122,12 +124,12 @@ def _configs(cluster: dict) -> tuple[list[tuple[str, list]], list[dict]]:
         else:
             seen = "JSON without configList"
         entries = document.get("configList") if isinstance(document, dict) else None
-        if isinstance(entries, list) and entries and all(isinstance(one, dict) for one in entries):
+        if isinstance(entries, list) and entries and all(isinstance(entry, dict) for entry in entries):
             lists.append((title, entries))
         else:
             step = "correct it; the plugin exits on it (CrashLoopBackOff)"
-            made.append(check(identity, title, FAILED, "JSON with a configList", seen, step))
-    return lists, made
+            checks.append(check(identity, title, FAILED, "JSON with a configList", seen, step))
+    return lists, checks
 
 
 def _selected(configs: list, host: dict, node: dict) -> list[dict]:
@@ -136,7 +138,7 @@ def _selected(configs: list, host: dict, node: dict) -> list[dict]:
     lists = [_names(entry) for _title_of, entries in configs for entry in entries]
     if not rails or not lists or None in lists:
         return []
-    names = {name for one in lists for name in one}
+    names = {name for selected in lists for name in selected}
     missed = sorted(set(rails) - names)
     obj = f"{core_text.listing(title for title, _entries in configs)} for {node['name']}"
     step = "correct ifNames to what ip -br link shows, or let device_plugin_resources: rails take it from the facts"
@@ -162,28 +164,28 @@ def _daemons(cluster: dict) -> list[dict]:
 
 
 def _labels(cluster: dict, host: dict, node: dict) -> list[dict]:
-    made = []
+    checks = []
     for item in _daemons(cluster) if host["rails"] else []:
         selector = item["spec"]["template"]["spec"].get("nodeSelector") or {}
         labels = node.get("labels") or {}
         lacking = [f"{key}={value}" for key, value in sorted(selector.items()) if labels.get(key) != value]
-        if any(one.startswith(_FEATURE) for one in lacking):
+        if any(label.startswith(_FEATURE) for label in lacking):
             seen = f"{_title(item)} selects {core_text.listing(lacking)}, which the node lacks"
             step = "set the label (k3s_node_features_by_nfd: false, or Node Feature Discovery with its rule)"
             obj, wanted = f"labels of {node['name']}", "the labels that the device plugin's pods select"
-            made.append(check("plugin:node-label", obj, FAILED, wanted, seen, step))
-    return made
+            checks.append(check("plugin:node-label", obj, FAILED, wanted, seen, step))
+    return checks
 
 
 def _security(cluster: dict) -> list[dict]:
-    levels, made = cluster.get("security") or {}, []
+    levels, checks = cluster.get("security") or {}, []
     for space in sorted({item["metadata"].get("namespace") or "default" for item in _daemons(cluster)}):
         if levels.get(space) not in (None, _LEVEL):
             step = f"kubectl label --overwrite ns {space} pod-security.kubernetes.io/enforce={_LEVEL}"
             seen = f"enforce {levels[space]}: pods that reach devices are refused"
             wanted = f"Pod Security level {_LEVEL} where device plugins run"
-            made.append(check("namespace:pod-security", f"namespace {space}", FAILED, wanted, seen, step))
-    return made
+            checks.append(check("namespace:pod-security", f"namespace {space}", FAILED, wanted, seen, step))
+    return checks
 
 
 # --- the pod network --------------------------------------------------------------------------------------------------
@@ -207,11 +209,11 @@ def _pod_cidr(cluster: dict, node: dict) -> list[dict]:
 
 def _pod_nic(host: dict, node: dict, fabric_allowed: bool) -> list[dict]:
     """K8: the NIC that Flannel chose when it started, and the MTU that it read then."""
-    address, made = node.get("pod_network_address"), []
+    address, checks = node.get("pod_network_address"), []
     nics = [
         (name, netdev["mtu"])
         for name, netdev in host["netdevs"].items()
-        if address in {one.partition("/")[0] for one in netdev["addresses"]}
+        if address in {held.partition("/")[0] for held in netdev["addresses"]}
     ]
     for name, mtu in nics:
         rail = next((rail["index"] for rail in host["rails"] if rail["netdev"] == name), None)
@@ -222,14 +224,14 @@ def _pod_nic(host: dict, node: dict, fabric_allowed: bool) -> list[dict]:
                 "flannel_fabric_allowed: true if that is intended"
             )
             wanted = "pod traffic on the node's own network"
-            made.append(check("cluster:pod-nic", f"pod network of {node['name']}", FAILED, wanted, seen, step))
+            checks.append(check("cluster:pod-nic", f"pod network of {node['name']}", FAILED, wanted, seen, step))
         link, room = host["netdevs"].get(_VXLAN_LINK), (mtu or 0) - pod_network.OVERHEAD["vxlan"]
         if link and link["mtu"] and mtu and link["mtu"] > room:
             seen = f"{link['mtu']}, with MTU {mtu} on {name}: large packets between nodes are lost"
             step = "give the NIC its MTU, then k3s kubectl -n kube-flannel rollout restart daemonset/kube-flannel-ds"
             obj = f"MTU of {_VXLAN_LINK} on {node['name']}"
-            made.append(check("cluster:pod-mtu", obj, FAILED, f"{room} or less", seen, step))
-    return made
+            checks.append(check("cluster:pod-mtu", obj, FAILED, f"{room} or less", seen, step))
+    return checks
 
 
 def _within(cidr: str, network) -> bool:
@@ -241,24 +243,26 @@ def _within(cidr: str, network) -> bool:
 
 
 def user_pod(item: dict, answer: dict, networks: list[dict], selections: list) -> list[dict]:
-    """Faults of a user's pod that its manifest and its interfaces show. item: what pod_info returned.
+    """Faults of a user's pod that its manifest and its interfaces show. item: as cluster_info has it.
 
     answer: the pod's parsed answer. selections: (namespace, network, interface) of its annotation.
     """
-    obj, made = f"pod {item['namespace']}/{item['name']}", []
+    obj, checks = f"pod {item['namespace']}/{item['name']}", []
     mounted = [path for path in item.get("host_paths") or [] if path in ("/dev", "/dev/") or "/dev/infiniband" in path]
     limits = [name for container in item["containers"] for name in container["limits"]]
     if mounted and not any(name.startswith("rdma/") for name in limits):
         seen = f"hostPath {core_text.listing(mounted)} and no RDMA resource: its device files cannot be opened"
         step = "remove the volume and request the resource: resources.limits rdma/NAME: 1"
-        made.append(check("pod:host-path", obj, FAILED, "device files from the device plugin", seen, step))
-    with_ipam = {(one["namespace"], one["name"]) for one in networks if _has_ipam(one)}
+        checks.append(check("pod:host-path", obj, FAILED, "device files from the device plugin", seen, step))
+    with_ipam = {(network["namespace"], network["name"]) for network in networks if _has_ipam(network)}
     for space, name, interface in selections:
         if (space, name) in with_ipam and interface in answer["links"] and not answer["addresses"].get(interface):
             step = "see whether the pool or the node's block is used up (per_node_block_size), or does not exist"
             wanted = f"{interface} with an address of {name}"
-            made.append(check(f"pod:address:{interface}", obj, FAILED, wanted, f"{interface} without an address", step))
-    return made
+            checks.append(
+                check(f"pod:address:{interface}", obj, FAILED, wanted, f"{interface} without an address", step)
+            )
+    return checks
 
 
 def _has_ipam(network: dict) -> bool:
@@ -273,13 +277,13 @@ def clashes(pods: list[dict], answers: dict) -> list[tuple[str, dict]]:
         for item in pod["attachments"] if answer else []:
             for address in answer["addresses"].get(item["interface"]) or []:
                 holders.setdefault((item["network"], address.partition("/")[0]), []).append(pod)
-    made = []
-    for (network, address), held in sorted(holders.items(), key=lambda one: one[0]):
+    checks = []
+    for (network, address), held in sorted(holders.items(), key=lambda holder: holder[0]):
         if len({pod["node"] for pod in held}) > 1:
             seen = " and ".join(f"pod {pod['kind']} on {pod['node']}" for pod in held)
             step = "give each node a block of its own: nv-ipam, or networks_attachments"
             item = check(
                 "pod:address-clash", f"address {address} of network {network}", FAILED, "one holder", seen, step
             )
-            made += [(host, item) for host in dict.fromkeys(pod["host"] for pod in held)]
-    return made
+            checks += [(host, item) for host in dict.fromkeys(pod["host"] for pod in held)]
+    return checks

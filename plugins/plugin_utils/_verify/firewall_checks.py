@@ -18,13 +18,18 @@ def checks(results: list[dict] | None, failure: str | None, variables: dict, che
     if results is None:
         why, step = failure or "an earlier step of this run failed", "fix that and run playbooks/verify.yml again"
         return [check("firewall", "firewall", NOT_VERIFIED, "ports that answer the node's peers", why, step)]
-    made = [
+    rows = [
         check(
-            f"firewall:{one['id']}", one["object"], _STATUS[one["state"]], one["wanted"], one["seen"], one["next_step"]
+            f"firewall:{port['id']}",
+            port["object"],
+            _STATUS[port["state"]],
+            port["wanted"],
+            port["seen"],
+            port["next_step"],
         )
-        for one in results
+        for port in results
     ]
-    for one in made:
-        if check_mode and variables["node_firewall"] == "open" and one["status"] == FAILED:
-            one.update(status=NOT_VERIFIED, next_step="check mode: this run would open it; verified in a real run")
-    return made
+    for row in rows:
+        if check_mode and variables["node_firewall"] == "open" and row["status"] == FAILED:
+            row.update(status=NOT_VERIFIED, next_step="check mode: this run would open it; verified in a real run")
+    return rows

@@ -25,12 +25,12 @@ def gpu_checks(host: str, facts: dict, cluster: dict | None, node: dict | None) 
     gpus = [gpu for gpu in facts.get("gpus") or [] if gpu["vendor"] == pci.NVIDIA]
     if not gpus:
         return []
-    made = [_driver(host, gpus, facts)]
+    checks = [_driver(host, gpus, facts)]
     known = kube_pods.find_node(node, cluster["nodes"]) if cluster and node else None
     if known is None:
-        return made
+        return checks
     allocatable = known["allocatable"].get(RESOURCE, 0)
-    made.append(
+    checks.append(
         _item(
             "gpu:resource",
             f"{RESOURCE} on {known['name']}",
@@ -43,7 +43,7 @@ def gpu_checks(host: str, facts: dict, cluster: dict | None, node: dict | None) 
     )
     classes = cluster.get("runtime_classes")
     if classes is not None:
-        made.append(
+        checks.append(
             _item(
                 "gpu:runtime-class",
                 f"RuntimeClass {CLASS}",
@@ -54,7 +54,7 @@ def gpu_checks(host: str, facts: dict, cluster: dict | None, node: dict | None) 
                 "Operator do both",
             )
         )
-    return made
+    return checks
 
 
 def _driver(host: str, gpus: list[dict], facts: dict) -> dict:

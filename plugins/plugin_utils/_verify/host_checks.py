@@ -76,35 +76,35 @@ def _defer(checks: dict, plans: dict) -> None:
 
 def _modules(facts: dict, plan, variables: dict, offline) -> list[dict]:
     blocked = {finding.object: finding for finding in plan.findings}
-    found = []
+    checks = []
     for name in variables["kernel_modules_required"]:
         state = facts["modules"].get(name) or {}
         obj, wanted = f"module {name}", "loaded"
         if offline:
-            found.append(check(f"module:{name}", obj, NOT_VERIFIED, wanted, offline, "run on the node itself"))
+            checks.append(check(f"module:{name}", obj, NOT_VERIFIED, wanted, offline, "run on the node itself"))
             continue
         good = bool(state.get("loaded") or state.get("builtin"))
         seen = ("built into the kernel" if state.get("builtin") else "loaded") if good else "not loaded"
         step = _SITE
         if obj in blocked:
             seen, step = f"{seen}: {blocked[obj].seen}", blocked[obj].next_step
-        found.append(check(f"module:{name}", obj, _verdict(good), wanted, seen, step))
-    return found
+        checks.append(check(f"module:{name}", obj, _verdict(good), wanted, seen, step))
+    return checks
 
 
 def _loaded(facts: dict, variables: dict, reading: Collection[str], testing: Collection[str]) -> list[dict]:
     """Modules that this run has loaded itself: whoever looks now finds them, and after a boot does not. Where one was
     loaded before the facts were read, its own check has passed for that reason alone.
     """
-    found = []
+    checks = []
     for name in sorted({*reading, *testing}):
         obj, wanted = f"module {name}, loaded by verify", "loaded before verify ran, or not needed"
         by = "reading the node" if name in reading else "a tool of the fabric tests opened a device, which"
         seen = f"not loaded before: {by} loaded it, and after a boot it is gone"
         required = name in variables["kernel_modules_required"]
         passed = required and name in reading and (facts["modules"].get(name) or {}).get("loaded")
-        found.append(check(f"loaded:{name}", obj, FAILED if passed else UNUSED, wanted, seen, _SITE))
-    return found
+        checks.append(check(f"loaded:{name}", obj, FAILED if passed else UNUSED, wanted, seen, _SITE))
+    return checks
 
 
 def _devices(facts: dict, variables: dict, probe: dict, offline) -> list[dict]:
@@ -151,7 +151,7 @@ def _device(name, obj: str, mode: str, variables: dict, present, offline) -> dic
 def _ports(facts: dict, variables: dict) -> list[dict]:
     rails = {(rail["hca"], rail["port"]): rail for rail in facts["rails"]}
     expected = set(variables["discovery_expected_ports"])
-    found = []
+    checks = []
     for hca in facts["hcas"]:
         for port in hca["ports"]:
             name = f"{hca['name']}/{port['number']}"
@@ -164,11 +164,11 @@ def _ports(facts: dict, variables: dict) -> list[dict]:
             needed = rail is not None or name in expected
             status = PASSED if port["state"] == "ACTIVE" else FAILED if needed else UNUSED
             wanted = "state ACTIVE" if needed else "no rail and no expectation needs it"
-            found.append(check(f"port:{name}", obj, status, wanted, seen, _port_step(hca, port)))
+            checks.append(check(f"port:{name}", obj, status, wanted, seen, _port_step(hca, port)))
     missing = expected - {f"{hca['name']}/{port['number']}" for hca in facts["hcas"] for port in hca["ports"]}
     for name in sorted(missing):
         seen = f"no such port; HCAs here: {core_text.listing(hca['name'] for hca in facts['hcas']) or 'none'}"
-        found.append(
+        checks.append(
             check(
                 f"port:{name}",
                 f"port {name} (expected)",
@@ -178,7 +178,7 @@ def _ports(facts: dict, variables: dict) -> list[dict]:
                 "run playbooks/discover.yml to see why the HCA is gone",
             )
         )
-    return found
+    return checks
 
 
 def _port_step(hca: dict, port: dict) -> str:
@@ -207,12 +207,12 @@ def _netns(facts: dict, variables: dict, offline) -> list[dict]:
 
 def _memlock(facts: dict, variables: dict, probe: dict) -> list[dict]:
     limit, user = variables["limits_memlock"], variables["verification_user"]
-    found = []
+    checks = []
     for service in variables["limits_services"]:
         verdict = _memlock_of(service, facts["limits"]["services"].get(service), probe["memlock"].get(service), limit)
         obj, wanted = f"memlock of user {user} under {service}", f"LimitMEMLOCK {limit}, and locking memory works"
-        found.append(check(f"memlock:{service}", obj, verdict[0], wanted, *verdict[1:]))
-    return found
+        checks.append(check(f"memlock:{service}", obj, verdict[0], wanted, *verdict[1:]))
+    return checks
 
 
 def _memlock_of(service: str, state, tried, limit: str) -> tuple:
@@ -246,20 +246,20 @@ def _plugins(probe: dict) -> list[dict]:
     if probe["plugins"] is None:
         wanted, step = "answers on their sockets", "run as root (become)"
         return [check("plugin:socket", "device plugins", NOT_VERIFIED, wanted, "only root may ask them", step)]
-    found = []
-    for name, one in sorted(probe["plugins"].items()):
-        if not one["sockets"] and one["by"] != SERVICE:
+    checks = []
+    for name, plugin in sorted(probe["plugins"].items()):
+        if not plugin["sockets"] and plugin["by"] != SERVICE:
             continue
         obj = f"{'DRA driver' if name.endswith(DRIVERS) else 'device plugin of'} {name}"
-        silent = {path: why for path, why in one["sockets"].items() if why}
+        silent = {path: why for path, why in plugin["sockets"].items() if why}
         seen = "; ".join(f"{path}: {why}" for path, why in sorted(silent.items()))
-        if not one["sockets"]:
+        if not plugin["sockets"]:
             seen = f"no socket {name}.sock where the kubelet looks"
-        seen = f"{seen} ({one['by']})" if seen else f"an answer on {core_text.listing(sorted(one['sockets']))}"
-        good = bool(one["sockets"]) and not silent
+        seen = f"{seen} ({plugin['by']})" if seen else f"an answer on {core_text.listing(sorted(plugin['sockets']))}"
+        good = bool(plugin["sockets"]) and not silent
         wanted = "an answer on each of its sockets"
-        found.append(check(f"plugin:socket:{name}", obj, _verdict(good), wanted, seen, _restart(one["by"])))
-    return found
+        checks.append(check(f"plugin:socket:{name}", obj, _verdict(good), wanted, seen, _restart(plugin["by"])))
+    return checks
 
 
 def _restart(by: str) -> str:
@@ -274,17 +274,17 @@ def _same_limit(seen, wanted) -> bool:
 
 def _left_over(plan, covered: set) -> list[dict]:
     """What a run would still change or refuse, and no check above covers."""
-    found = [
+    checks = [
         check(f"state:{change.object}", change.object, FAILED, _brief(change.after), _brief(change.before), _SITE)
         for change in plan.changes
         if change.object not in covered
     ]
-    found += [
+    checks += [
         check(f"state:{finding.object}", finding.object, FAILED, finding.wanted, finding.seen, finding.next_step)
         for finding in plan.findings
         if finding.object not in covered
     ]
-    return found
+    return checks
 
 
 def _brief(text: str) -> str:
@@ -310,57 +310,57 @@ def fabric_checks(
     results: {test id: client result}; servers: {test id: error of the server, or None}; percents: the
     threshold of each host.
     """
-    found = [(test["client"]["host"], _test(test, results, servers, percents, check_mode)) for test in plan["tests"]]
+    checks = [(test["client"]["host"], _test(test, results, servers, percents, check_mode)) for test in plan["tests"]]
     for end in plan["unpaired"]:
         obj = f"fabric rail {end['rail']} ({end['hca']}/{end['port']})"
         step = "give the rail of two nodes addresses in one subnet, or see its port check"
         identity = f"fabric:rail{end['rail']}:{end['hca']}"
-        found.append(
+        checks.append(
             (end["host"], check(identity, obj, NOT_VERIFIED, "verbs traffic with a peer", end["reason"], step))
         )
     for clash in plan["clashes"]:
         seen = " and ".join(f"{end['host']} ({end['netdev']})" for end in clash["ends"])
         step = "give each node its own address on this rail"
         obj = f"address {clash['address']}"
-        found.append((clash["ends"][0]["host"], check(f"address:{obj}", obj, FAILED, "one holder", seen, step)))
-    return found
+        checks.append((clash["ends"][0]["host"], check(f"address:{obj}", obj, FAILED, "one holder", seen, step)))
+    return checks
 
 
 def _test(test: dict, results: dict, servers: dict, percents: dict, check_mode: bool) -> dict:
     client, server, tool = test["client"], test["server"], test["tool"]
     obj = f"{tool} rail {test['rail']}: {client['host']} {client['hca']} -> {server['host']} {server['hca']}"
     wanted = f"{'answered pings' if tool == 'rping' else 'RDMA writes'} over {test['network']}"
-    made = check(f"fabric:{test['id']}", obj, NOT_VERIFIED, wanted, "", "")
+    judged = check(f"fabric:{test['id']}", obj, NOT_VERIFIED, wanted, "", "")
     result, server_error = results.get(test["id"]), servers.get(test["id"])
     if test["missing"]:
         seen = f"{tool} is not installed on {core_text.names(test['missing'])}"
-        return {**made, "seen": seen, "next_step": f"install {_PACKAGES[tool]}"}
+        return {**judged, "seen": seen, "next_step": f"install {_PACKAGES[tool]}"}
     if check_mode:
-        return {**made, "seen": "check mode sends no traffic", "next_step": "verified in a real run"}
+        return {**judged, "seen": "check mode sends no traffic", "next_step": "verified in a real run"}
     if result is None or not result["ok"]:
         errors = [result["error"]] if result else []
         errors += [f"{server['host']}: {server_error}"] if server_error else []
         seen = "; ".join(errors) or "no result: one of the two nodes failed or became unreachable"
-        return {**made, "status": FAILED, "seen": seen, "next_step": _fabric_step(test)}
-    made.update(status=PASSED, seen=f"{result['seconds']} s")
-    made["figures"] = {key: result[key] for key in ("seconds", "mb_per_s", "gbps") if key in result}
+        return {**judged, "status": FAILED, "seen": seen, "next_step": _fabric_step(test)}
+    judged.update(status=PASSED, seen=f"{result['seconds']} s")
+    judged["figures"] = {key: result[key] for key in ("seconds", "mb_per_s", "gbps") if key in result}
     if tool == "ib_write_bw":
-        made["seen"] += f", {result['mb_per_s']} MB/s" + (f" ({result['note']})" if result.get("note") else "")
-        _judge_bandwidth(made, test, result["gbps"], percents[client["host"]])
-    return made
+        judged["seen"] += f", {result['mb_per_s']} MB/s" + (f" ({result['note']})" if result.get("note") else "")
+        _judge_bandwidth(judged, test, result["gbps"], percents[client["host"]])
+    return judged
 
 
-def _judge_bandwidth(made: dict, test: dict, gbps: float, percent: int) -> None:
+def _judge_bandwidth(judged: dict, test: dict, gbps: float, percent: int) -> None:
     """Real HCAs have to reach a share of their capacity; software ones only have to work."""
     if test["software"]:
-        made["seen"] += " (software HCA: function only, no threshold)"
+        judged["seen"] += " (software HCA: function only, no threshold)"
     elif test["gbps"] and percent:
         floor = round(test["gbps"] * percent / 100, 1)
-        made["wanted"] += f" at {floor} Gb/s or more ({percent} % of what link and PCIe carry)"
-        made["seen"] += f" ({gbps} Gb/s)"
+        judged["wanted"] += f" at {floor} Gb/s or more ({percent} % of what link and PCIe carry)"
+        judged["seen"] += f" ({gbps} Gb/s)"
         if gbps < floor:
             step = "look for a slow PCIe link, errors on the cable, a small MTU or missing flow control on this rail"
-            made.update(status=FAILED, next_step=step)
+            judged.update(status=FAILED, next_step=step)
 
 
 def _fabric_step(test: dict) -> str:
@@ -439,10 +439,10 @@ def _node_row(node: dict, check_mode: bool) -> tuple:
 
 def _short_rows(items) -> str:
     """One line a reason: the objects of a host that share it, and the hosts that share those."""
-    found: dict[tuple, list[str]] = {}
+    rows: dict[tuple, list[str]] = {}
     for item in items:
-        found.setdefault((item["host"], _reason(item)), []).append(item["object"])
-    groups = core_text.alike((host, (tuple(objects), reason)) for (host, reason), objects in found.items())
+        rows.setdefault((item["host"], _reason(item)), []).append(item["object"])
+    groups = core_text.alike((host, (tuple(objects), reason)) for (host, reason), objects in rows.items())
     return "\n".join(
         core_text.wrapped(f"  {core_text.names(hosts)}  ", f"{core_text.listing(objects)}: {reason}", "    ")
         for hosts, (objects, reason) in groups

@@ -8,107 +8,177 @@ PRIVATE to the collection. Pure; runs on the controller.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from ...module_utils._core import text as core_text
 from ...module_utils._kube import dra
 from ...module_utils._kube import pods as kube_pods
+from .._core import fleet
 from .._findings import diagnosis
 from .._findings.checks import FAILED, NOT_VERIFIED, check
 from .._preflight import host as preflight_host
+from . import cluster as verify_cluster
 from . import firewall_checks, gpu_checks, host_checks, pod_checks
+from .cluster import Cluster
 
 _UNREAD = ("a task of this run failed, see above", "fix that and run playbooks/verify.yml again")
 
 
-def judge(seen: dict, check_mode: bool) -> dict:
-    """judged (each host with its checks and what the report says about it) and checks (by host).
+class Seen(NamedTuple):
+    """What a run has seen. servers, results and failures have a row for each of nodes."""
 
-    seen: hosts (all of the play), nodes (host, variables, read, planned, boot_id, firewall of those that took part),
-    plan (of the
-    fabric tests), unplanned (why there is none, or empty), results and servers (what fabric_client and fabric_server
-    returned on each host), failures (why a node dropped out, or empty), cluster (as pod_checks.cluster_checks
-    takes it, or empty).
+    hosts: list[str]  # all of the play
+    nodes: list[dict]  # host, variables, read, planned, boot_id and firewall of those that took part
+    servers: list[dict]  # what fabric_tests returned on each node that served
+    results: list[dict]  # and that was a client
+    failures: list[str]  # why a node dropped out, or empty
+    plan: dict  # of the fabric tests
+    unplanned: str  # why there is none, or empty
+    cluster: Cluster | None  # None without one
+
+
+def gather(hosts: list[str], known: list[dict], shared: dict) -> Seen:
+    """What `judge` takes of a run.
+
+    known: of each host those that it has of node, served, connected (what fabric_tests returned) and cni (what cni_lint
+    did). shared: of the host that asked for all, its node, paired
+    (the plan of the tests between nodes) and, with a cluster, offered, pods (their plan), ran and stopped (as
+    cluster_info, plan_tests and test_pods returned them). Any may be missing.
     """
-    results = {item["id"]: item for one in seen["results"] for item in one.get("results") or []}
-    servers = {name: error for one in seen["servers"] for name, error in (one.get("servers") or {}).items()}
-    # The reason why a node dropped out explains its tests better than "no result".
-    failed = dict(zip((node["host"] for node in seen["nodes"]), seen["failures"]))
-    for test in seen["plan"]["tests"]:
-        reasons = [
-            f"{side}: {failed[side]}" for side in (test["server"]["host"], test["client"]["host"]) if failed.get(side)
-        ]
-        if reasons:
-            servers[test["id"]] = "; ".join(reasons)
-    loaded = {node["host"]: set() for node in seen["nodes"]}
-    for told in (seen["results"], seen["servers"]):
-        for node, one in zip(seen["nodes"], told):
-            loaded[node["host"]] |= set(one.get("loaded") or ())
-    known = {node["host"]: node for node in seen["nodes"]}
-    judged = []
-    for host in seen["hosts"]:
-        node = known.get(host)
-        if node is None:
-            judged.append(
-                {"host": host, "facts": None, "checks": host_checks.absent("an earlier step of this run failed")}
-            )
-        elif not node["read"].get("probe"):
-            judged.append({"host": host, "facts": None, "checks": host_checks.absent(_silence(node["read"]))})
-        else:
-            judged.append(_judge_node(node, check_mode, loaded[host]))
+    # Those that have left the play since, too: what they showed is known.
+    known = [of_host for of_host in known if "node" in of_host]
+    served, connected = ([of_host.get(key) or {} for of_host in known] for key in ("served", "connected"))
+    paired = shared.get("paired") or {}
+    return Seen(
+        hosts,
+        [of_host["node"] for of_host in known],
+        served,
+        connected,
+        [fleet.failure(*results) for results in zip(served, connected)],
+        paired.get("plan") or {"tests": [], "unpaired": [], "clashes": []},
+        fleet.failure(paired),
+        _cluster(known, shared) if "offered" in shared else None,
+    )
+
+
+def _cluster(known: list[dict], shared: dict) -> Cluster:
+    linted = [of_host for of_host in known if of_host["node"]["read"].get("networks") and of_host.get("cni")]
+    places = [
+        verify_cluster.host_of(of_host["node"], of_host["cni"])
+        for of_host in linted
+        if not fleet.failure(of_host["cni"])
+    ]
+    offered, planned, ran = shared["offered"], shared.get("pods") or {}, shared.get("ran") or {}
+    return verify_cluster.of_play(places, offered, shared["node"]["variables"])._replace(
+        plan=planned.get("plan") or {},
+        run=ran,
+        stopped=ran.get("removed") or shared.get("stopped") or {},
+        pod=offered.get("pod") or {},
+        failure=fleet.failure(offered, planned, ran),
+    )
+
+
+def judge(seen: Seen, check_mode: bool) -> dict:
+    """judged (each host with its checks and what the report says about it) and checks (by host)."""
+    judged = _nodes(seen, check_mode)
     by_host = {node["host"]: node["checks"] for node in judged}
-    percents = {node["host"]: node["variables"]["verification_bandwidth_minimum_percent"] for node in seen["nodes"]}
-    for host, item in host_checks.fabric_checks(seen["plan"], results, servers, percents, check_mode):
+    for host, item in _fabric(seen, check_mode):
         by_host[host].append(item)
-    if seen["unplanned"]:
-        step = "fix that and run playbooks/verify.yml again"
-        item = check("fabric:plan", "fabric", FAILED, "tests between the nodes", seen["unplanned"], step)
-        by_host[seen["hosts"][0]].append(item)
-    if seen["cluster"] and not seen["cluster"].get("hosts"):
-        why = seen["cluster"].get("failure") or _UNREAD[0]
-        item = check("cluster:api", "cluster", NOT_VERIFIED, "its state collected", why, _UNREAD[1])
-        by_host[seen["hosts"][0]].append(item)
-    elif seen["cluster"]:
-        placed = {one["host"] for one in seen["cluster"]["hosts"]}
-        for node in seen["nodes"]:
-            if node["read"].get("probe") and node["host"] not in placed:
-                item = check("cluster:node", "cluster node", NOT_VERIFIED, "its interfaces and routes read", *_UNREAD)
-                by_host[node["host"]].append(item)
-        read = {node["host"]: node["read"].get("ansible_facts", {}).get("rdma", {}) for node in seen["nodes"]}
-        drivers = {host: facts.get("driver") for host, facts in read.items()}
-        for host, item in _gpu_layer(seen["cluster"], read):
-            by_host[host].append(item)
-        for host, item in pod_checks.cluster_checks({**seen["cluster"], "drivers": drivers}, check_mode):
-            by_host[host].append(item)
-        claims = _claims(seen["cluster"])
-        for node in judged:
-            node["claims"] = claims.get(node["host"], [])
-    else:
-        for node in seen["nodes"]:
-            facts = node["read"].get("ansible_facts", {}).get("rdma", {})
-            by_host[node["host"]] += gpu_checks.gpu_checks(node["host"], facts, None, None)
+    for host, item in _of_cluster(seen, check_mode):
+        by_host[host].append(item)
+    claims = _claims(seen.cluster) if seen.cluster else {}
     named, verdicts = diagnosis.diagnose(by_host)
     for node in judged:
-        node.update(checks=named[node["host"]], diagnosis=verdicts.get(node["host"]))
+        node.update(
+            checks=named[node["host"]],
+            diagnosis=verdicts.get(node["host"]),
+            claims=claims.get(node["host"], []),
+        )
     return {"judged": judged, "checks": named}
 
 
-def _gpu_layer(cluster: dict, read: dict):
+def _nodes(seen: Seen, check_mode: bool) -> list[dict]:
+    loaded = {node["host"]: set() for node in seen.nodes}
+    for told in (seen.results, seen.servers):
+        for node, result in zip(seen.nodes, told):
+            loaded[node["host"]] |= set(result.get("loaded") or ())
+    nodes = {node["host"]: node for node in seen.nodes}
+    judged = []
+    for host in seen.hosts:
+        node = nodes.get(host)
+        if node is None:
+            checks = host_checks.absent("an earlier step of this run failed")
+        elif not node["read"].get("probe"):
+            checks = host_checks.absent(_silence(node["read"]))
+        else:
+            judged.append(_judge_node(node, check_mode, loaded[host]))
+            continue
+        judged.append({"host": host, "facts": None, "checks": checks})
+    return judged
+
+
+def _fabric(seen: Seen, check_mode: bool):
+    """(host, check) of the tests between nodes."""
+    results = {item["id"]: item for told in seen.results for item in told.get("results") or []}
+    servers = {name: error for told in seen.servers for name, error in (told.get("servers") or {}).items()}
+    # The reason why a node dropped out explains its tests better than "no result".
+    failed = dict(zip((node["host"] for node in seen.nodes), seen.failures))
+    for test in seen.plan["tests"]:
+        ends = (test["server"]["host"], test["client"]["host"])
+        reasons = [f"{host}: {failed[host]}" for host in ends if failed.get(host)]
+        if reasons:
+            servers[test["id"]] = "; ".join(reasons)
+    percents = {node["host"]: node["variables"]["verification_bandwidth_minimum_percent"] for node in seen.nodes}
+    yield from host_checks.fabric_checks(seen.plan, results, servers, percents, check_mode)
+    if seen.unplanned:
+        step = "fix that and run playbooks/verify.yml again"
+        yield (
+            seen.hosts[0],
+            check("fabric:plan", "fabric", FAILED, "tests between the nodes", seen.unplanned, step),
+        )
+
+
+def _of_cluster(seen: Seen, check_mode: bool):
+    """(host, check) of the GPU layer and, with a cluster, of what was seen there."""
+    cluster = seen.cluster
+    read = {node["host"]: node["read"].get("ansible_facts", {}).get("rdma", {}) for node in seen.nodes}
+    if cluster and cluster.hosts:
+        placed = {place["host"] for place in cluster.hosts}
+        for node in seen.nodes:
+            if node["read"].get("probe") and node["host"] not in placed:
+                wanted = "its interfaces and routes read"
+                yield node["host"], check("cluster:node", "cluster node", NOT_VERIFIED, wanted, *_UNREAD)
+        yield from _gpu_layer(cluster, read)
+        drivers = {host: facts.get("driver") for host, facts in read.items()}
+        yield from pod_checks.cluster_checks(cluster, drivers, check_mode)
+    elif cluster:
+        why = cluster.failure or _UNREAD[0]
+        wanted = "its state collected"
+        yield seen.hosts[0], check("cluster:api", "cluster", NOT_VERIFIED, wanted, why, _UNREAD[1])
+    else:
+        for host, facts in read.items():
+            for item in gpu_checks.gpu_checks(host, facts, None, None):
+                yield host, item
+
+
+def _gpu_layer(cluster: Cluster, read: dict):
     """(host, check) of each node with GPUs, with what the cluster says of it."""
-    places = {one["host"]: one for one in cluster["hosts"]}
-    offered = cluster["read"].get("cluster")
-    known = kube_pods.find_nodes(cluster["hosts"], offered["nodes"]) if offered else {}
+    places = {place["host"]: place for place in cluster.hosts}
+    offered = cluster.read.get("cluster")
+    known = kube_pods.find_nodes(cluster.hosts, offered["nodes"]) if offered else {}
     for host, facts in read.items():
         own = offered and {**offered, "nodes": [known[host]] if known.get(host) else []}
         for item in gpu_checks.gpu_checks(host, facts, own, places.get(host)):
             yield host, item
 
 
-def _claims(seen: dict) -> dict[str, list[dict]]:
+def _claims(seen: Cluster) -> dict[str, list[dict]]:
     """Who holds the HCAs of each host over DRA; of those where cluster and node were read."""
-    cluster = seen["read"].get("cluster") or {}
+    cluster = seen.read.get("cluster") or {}
     if not cluster.get("dra"):
         return {}
     held = dra.held(cluster["dra"])
-    known = kube_pods.find_nodes(seen["hosts"], cluster.get("nodes") or [])
+    known = kube_pods.find_nodes(seen.hosts, cluster.get("nodes") or [])
     return {host: held.get(node["name"], []) for host, node in known.items() if node}
 
 

@@ -96,7 +96,7 @@ def plan_nodes(nodes: list[dict]) -> dict:
     wanted = [node for node in usable if node["variables"]["verification_fabric"]]
     if not wanted:
         return {"plan": {"tests": [], "unpaired": [], "clashes": []}, "hosts": hosts}
-    made = [
+    measured = [
         {
             "host": node["host"],
             "facts": node["read"]["ansible_facts"]["rdma"],
@@ -107,7 +107,7 @@ def plan_nodes(nodes: list[dict]) -> dict:
         }
         for node in wanted
     ]
-    planned = plan(made)
+    planned = plan(measured)
     for test in planned["tests"]:
         if not test["missing"]:
             hosts[test["server"]["host"]]["serve"].append(test)

@@ -21,6 +21,7 @@ from .._findings import messages
 from .._findings.checks import FAILED, NOT_VERIFIED, PASSED, check
 from . import claim_checks
 from . import cluster_checks as verify_cluster_checks
+from .cluster import Cluster
 
 # What the runtime or the kubelet says where an image cannot be had: that is no word about RDMA.
 _NO_IMAGE = ("ErrImage", "ImagePull", "InvalidImageName")
@@ -34,56 +35,54 @@ _DEFAULT = ("default", "0.0.0.0/0")
 _CHAR_PREFIXES = ("uverbs", "umad", "issm", "rdma_cm")
 
 
-def cluster_checks(seen: dict, check_mode: bool) -> list[tuple[str, dict]]:
+def cluster_checks(seen: Cluster, drivers: dict, check_mode: bool) -> list[tuple[str, dict]]:
     """(host, check) for everything that was seen of the cluster.
 
-    seen: hosts, plan, read, run, pod and stopped (what cluster_info, test_pods, pod_info and test_pods again returned;
-    empty where they did not run), failure (why the pod tests stopped), pod_name, service_cidrs, pods_per_node,
-    masters, fabric_allowed (whether pod traffic may share a rail).
+    drivers: {host: driver facts}.
     """
-    hosts, read = seen["hosts"], seen["read"]
+    hosts, read = seen.hosts, seen.read
     if not hosts:
         return []
     first = hosts[0]["host"]
     # What stands on a node is told whether the API server answers or not; without kubectl there is no cluster.
     why = read.get("api_error") or read.get("msg") or "no answer"
     deployed = CANNOT_START not in why
-    found = [(host["host"], item) for host in hosts for item in cni_checks(host)] if deployed else []
+    checks = [(host["host"], item) for host in hosts for item in cni_checks(host)] if deployed else []
     if not read.get("cluster"):
         # A silent API server is a fault of the cluster that is there, and no pod has run.
         status = FAILED if deployed and read.get("api_error") and not check_mode else NOT_VERIFIED
         step = (
             "check that k3s runs on the first server: systemctl status k3s; without a cluster: verification_pods: false"
         )
-        return [(first, check("cluster:api", "cluster", status, "an API server that answers", why, step)), *found]
+        return [(first, check("cluster:api", "cluster", status, "an API server that answers", why, step)), *checks]
     cluster = {**read["cluster"], "networks": networks_of(read["cluster"], hosts)}
-    found += [(first, item) for item in lint_checks(cluster, hosts, seen)]
-    found += [(first, _finding(one, "cni:")) for one in node_lint.lint_objects(cluster.get("cni") or [])]
-    found += verify_cluster_checks.lint(cluster, hosts, seen.get("drivers") or {}, seen.get("fabric_allowed", False))
-    if seen["pod_name"]:
-        if seen["pod"].get("api_error") is None and "pods" in seen["pod"]:
-            found += [(first, item) for item in diagnose(seen["pod"], hosts, cluster["networks"], seen["pod_name"])]
+    checks += [(first, item) for item in lint_checks(cluster, hosts, seen)]
+    checks += [(first, _finding(finding, "cni:")) for finding in node_lint.lint_objects(cluster.get("cni") or [])]
+    checks += verify_cluster_checks.lint(cluster, hosts, drivers, seen.fabric_allowed)
+    if seen.pod_name:
+        if seen.pod.get("api_error") is None and "pods" in seen.pod:
+            checks += [(first, item) for item in diagnose(seen.pod, hosts, cluster, seen.pod_name)]
         else:
-            told = seen["failure"] or seen["pod"].get("api_error")
+            told = seen.failure or seen.pod.get("api_error")
             why, step = (told, _AGAIN) if told else ("check mode inspects no pod", "verified in a real run")
             wanted = "a pod that can be inspected"
-            found.append((first, check("pod:look", f"pod {seen['pod_name']}", NOT_VERIFIED, wanted, why, step)))
-        return found
-    plan = seen["plan"]
-    found += judge_nodes(hosts, cluster, plan)
-    if seen["failure"]:
+            checks.append((first, check("pod:look", f"pod {seen.pod_name}", NOT_VERIFIED, wanted, why, step)))
+        return checks
+    plan = seen.plan
+    checks += judge_nodes(hosts, cluster, plan)
+    if seen.failure:
         step = "fix that and run playbooks/verify.yml again"
-        found.append((first, check("pod:tests", "test pods", FAILED, "test pods on each node", seen["failure"], step)))
+        checks.append((first, check("pod:tests", "test pods", FAILED, "test pods on each node", seen.failure, step)))
     else:
-        options = {"check_mode": check_mode, "gpu_class": seen.get("gpu_class", "")}
-        found += judge(hosts, cluster, plan, _answered(seen["run"]), options)
-    stopped, obj = _answered(seen["stopped"]), f"namespace {plan.get('namespace')}"
+        options = {"check_mode": check_mode, "gpu_class": seen.gpu_class}
+        checks += judge(hosts, cluster, plan, _answered(seen.run), options)
+    stopped, obj = _answered(seen.stopped), f"namespace {plan.get('namespace')}"
     told = stopped.get("unanswered") or (stopped.get("msg") if stopped.get("failed") else None)
     for status, why in ((FAILED, stopped.get("left")), (NOT_VERIFIED, told)):
         if why:
             step = f"remove it: k3s kubectl delete namespace {plan.get('namespace')}"
-            found.append((first, check("pod:removed", obj, status, "removed", why, step)))
-    return found
+            checks.append((first, check("pod:removed", obj, status, "removed", why, step)))
+    return checks
 
 
 def _answered(result: dict) -> dict:
@@ -98,7 +97,7 @@ def networks_of(cluster: dict, hosts: list[dict]) -> list[dict]:
     return nad_lint.from_objects(cluster["nads"], nad_lint.files_by_name(hosts))
 
 
-def lint_checks(cluster: dict, hosts: list[dict], seen: dict) -> list[dict]:
+def lint_checks(cluster: dict, hosts: list[dict], seen: Cluster) -> list[dict]:
     resources = {name for node in cluster["nodes"] for name in node["capacity"]}
     shared = resources & {pods.own_resource(rail["index"]) for host in hosts for rail in host["rails"]}
     findings = nad_lint.lint(
@@ -106,23 +105,23 @@ def lint_checks(cluster: dict, hosts: list[dict], seen: dict) -> list[dict]:
         hosts,
         {
             "pod_cidrs": sorted({cidr for node in cluster["nodes"] for cidr in node["pod_cidrs"]}),
-            "service_cidrs": seen["service_cidrs"],
+            "service_cidrs": seen.service_cidrs,
             "shared_resources": sorted(shared),
             "device_resources": sorted(resources - shared),
-            "pods_per_node": seen["pods_per_node"],
-            "forbidden_masters_allowed": seen["masters"],
+            "pods_per_node": seen.pods_per_node,
+            "forbidden_masters_allowed": seen.masters,
         },
     )
-    made = [_finding(one) for one in findings]
-    if cluster["networks"] and not made:
+    checks = [_finding(finding) for finding in findings]
+    if cluster["networks"] and not checks:
         count = core_text.count(len(cluster["networks"]), "network")
-        made.append(check("nad:lint", "NetworkAttachmentDefinitions", PASSED, "no findings", f"{count} checked"))
-    return made
+        checks.append(check("nad:lint", "NetworkAttachmentDefinitions", PASSED, "no findings", f"{count} checked"))
+    return checks
 
 
-def _finding(one: Finding, family: str = "") -> dict:
+def _finding(finding: Finding, family: str = "") -> dict:
     """A linter's finding as a failed check; family comes before its id."""
-    return check(f"{family}{one.id}", one.object, FAILED, one.wanted, one.seen, one.next_step)
+    return check(f"{family}{finding.id}", finding.object, FAILED, finding.wanted, finding.seen, finding.next_step)
 
 
 def cni_checks(host: dict) -> list[dict]:
@@ -132,29 +131,29 @@ def cni_checks(host: dict) -> list[dict]:
         why = read.get("msg") or "the node was not read"
         step = "fix that and run playbooks/verify.yml again"
         return [check("cni:lint", obj, NOT_VERIFIED, "no findings", why, step)]
-    made = [_finding(Finding(**one), "cni:") for one in read["findings"]]
-    made += [
+    checks = [_finding(Finding(**finding), "cni:") for finding in read["findings"]]
+    checks += [
         check("cni:lint", obj, NOT_VERIFIED, "no findings", why, "run it on the node") for why in read["not_verified"]
     ]
-    if not made:
+    if not checks:
         seen = f"the runtime reads {core_text.listing(read['configurations'])}"
-        made.append(check("cni:lint", obj, PASSED, "no findings", seen))
-    return made
+        checks.append(check("cni:lint", obj, PASSED, "no findings", seen))
+    return checks
 
 
 def judge_nodes(hosts: list[dict], cluster: dict, plan: dict) -> list[tuple[str, dict]]:
     """(host, check) for what each node is in the cluster. hosts: host, rails, netdevs. plan: left_out."""
-    found: list[tuple[str, dict]] = []
+    checks: list[tuple[str, dict]] = []
     known = pods.find_nodes(hosts, cluster["nodes"])
     for host in hosts:
         node = known[host["host"]]
         if node is None:
             seen = plan.get("left_out", {}).get(host["host"], "no node of the cluster")
             step = "join it to the cluster (role k3s), or remove it from the group"
-            found.append((host["host"], check("cluster:node", "cluster node", FAILED, "a Ready node", seen, step)))
+            checks.append((host["host"], check("cluster:node", "cluster node", FAILED, "a Ready node", seen, step)))
             continue
-        found += [(host["host"], item) for item in node_checks(host, node)]
-    return found
+        checks += [(host["host"], item) for item in node_checks(host, node)]
+    return checks
 
 
 def judge(hosts: list[dict], cluster: dict, plan: dict, run: dict, options: dict) -> list[tuple[str, dict]]:
@@ -163,13 +162,15 @@ def judge(hosts: list[dict], cluster: dict, plan: dict, run: dict, options: dict
     hosts: host, rails, netdevs. cluster: nodes, networks, dns. plan: pods. run: what test_pods returned. options:
     check_mode, gpu_class.
     """
-    found = [(one["pod"]["host"], _skipped(one)) for one in plan.get("skipped") or []]
+    checks = [(skipped["pod"]["host"], _skipped(skipped)) for skipped in plan.get("skipped") or []]
     if options["check_mode"]:
         for pod in plan["pods"]:
             identity, seen = f"pod:{pod['kind']}", "check mode starts no pod"
-            made = check(identity, _obj(pod), NOT_VERIFIED, "a pod that does RDMA", seen, "verified in a real run")
-            found.append((pod["host"], made))
-        return found
+            unverified = check(
+                identity, _obj(pod), NOT_VERIFIED, "a pod that does RDMA", seen, "verified in a real run"
+            )
+            checks.append((pod["host"], unverified))
+        return checks
     known = pods.find_nodes(hosts, cluster["nodes"])
     by_host = {host["host"]: host for host in hosts}
     answers = {name: pod_probe.parse(text) for name, text in run.get("answers", {}).items()}
@@ -177,46 +178,46 @@ def judge(hosts: list[dict], cluster: dict, plan: dict, run: dict, options: dict
     for pod in plan["pods"]:
         state = run.get("pods", {}).get(pod["name"])
         if state is None and run.get("unanswered"):
-            made = check(
+            unverified = check(
                 f"pod:{pod['kind']}", _obj(pod), NOT_VERIFIED, "a pod that does RDMA", run["unanswered"], _AGAIN
             )
-            found.append((pod["host"], made))
+            checks.append((pod["host"], unverified))
             continue
         if pod["kind"] == "aligned":
-            found.append((pod["host"], claim_checks.aligned(pod, state, claims, published)))
+            checks.append((pod["host"], claim_checks.aligned(pod, state, claims, published)))
             continue
         if state and state["ready"]:
-            found += [(pod["host"], item) for item in claim_checks.of_pod(pod, claims, published)]
+            checks += [(pod["host"], item) for item in claim_checks.of_pod(pod, claims, published)]
         answer = answers.get(pod["name"])
         own = {**cluster, "nodes": [known[pod["host"]]]}
         for item in pod_checks(pod, state, answer, by_host[pod["host"]], own):
-            found.append((pod["host"], item))
+            checks.append((pod["host"], item))
         if pod.get("peer") and state and state["ready"] and answer and answer["resolved"]:
-            found.append((pod["host"], _peer(pod, answer, run["pods"].get(pod["peer"]["pod"]))))
-    found += _not_aligned(hosts, cluster, plan, options.get("gpu_class", ""))
-    found += verify_cluster_checks.clashes(plan["pods"], answers)
-    found += traffic_checks(run.get("traffic") or {"tests": [], "left_out": []})
-    return found
+            checks.append((pod["host"], _peer(pod, answer, run["pods"].get(pod["peer"]["pod"]))))
+    checks += _not_aligned(hosts, cluster, plan, options.get("gpu_class", ""))
+    checks += verify_cluster_checks.clashes(plan["pods"], answers)
+    checks += traffic_checks(run.get("traffic") or {"tests": [], "left_out": []})
+    return checks
 
 
 def _not_aligned(hosts: list[dict], cluster: dict, plan: dict, gpu_class: str) -> list[tuple[str, dict]]:
-    tried = [*plan["pods"], *(one["pod"] for one in plan.get("skipped") or [])]
+    tried = [*plan["pods"], *(skipped["pod"] for skipped in plan.get("skipped") or [])]
     aligned = {pod["host"] for pod in tried if pod["kind"] == "aligned"}
     known = pods.find_nodes(hosts, cluster["nodes"])
-    found = []
+    checks = []
     for host in hosts:
         node = known[host["host"]]
-        over_dra = node and any(one["class"] for one in node.get("hcas") or [])
+        over_dra = node and any(hca["class"] for hca in node.get("hcas") or [])
         if over_dra and host["host"] not in aligned:
-            found.append((host["host"], claim_checks.not_aligned(host, node, gpu_class)))
-    return found
+            checks.append((host["host"], claim_checks.not_aligned(host, node, gpu_class)))
+    return checks
 
 
-def _skipped(one: dict) -> dict:
+def _skipped(skipped: dict) -> dict:
     """A pod that was not started, for a check that was made before says that it could not run."""
     step = "fix that (see its own check) and run playbooks/verify.yml again"
-    pod = one["pod"]
-    return check(f"pod:{pod['kind']}", _obj(pod), NOT_VERIFIED, "a pod that does RDMA", one["reason"], step)
+    pod = skipped["pod"]
+    return check(f"pod:{pod['kind']}", _obj(pod), NOT_VERIFIED, "a pod that does RDMA", skipped["reason"], step)
 
 
 def _obj(pod: dict) -> str:
@@ -234,8 +235,8 @@ def node_checks(host: dict, node: dict) -> list[dict]:
     startup = [taint for taint in node["taints"] if taint.startswith("rdma.gpufabric.io/not-ready")]
     good = node["ready"] and not startup
     step = "see: k3s kubectl describe node; the startup taint is removed once CNI, resources and memlock are verified"
-    found = [check("cluster:node", obj, PASSED if good else FAILED, "Ready, without startup taint", seen, step)]
-    found += claim_checks.offered(host, node)
+    checks = [check("cluster:node", obj, PASSED if good else FAILED, "Ready, without startup taint", seen, step)]
+    checks += claim_checks.offered(host, node)
     expected = claim_checks.served(host)
     served = [name for name in node["capacity"] if name.startswith("rdma/")]
     # A user's own resource names do not identify rails.
@@ -248,10 +249,10 @@ def node_checks(host: dict, node: dict) -> list[dict]:
         else:
             seen = f"capacity {capacity}, allocatable {allocatable}"
         good = bool(capacity) and allocatable == capacity
-        found.append(
+        checks.append(
             check(f"resource:{name}", f"{name} on {node['name']}", PASSED if good else FAILED, wanted, seen, _PLUGIN)
         )
-    return found
+    return checks
 
 
 # --- one pod ----------------------------------------------------------------------------------------------------------
@@ -264,37 +265,37 @@ def pod_checks(pod: dict, state, answer, host: dict, cluster: dict) -> list[dict
         return [running]
     if answer is not None and "unanswered" in answer["missing"]:
         seen = answer["missing"]["unanswered"]
-        made = check(f"pod:{name}:answer", _obj(pod), NOT_VERIFIED, "a pod that answers", seen, _AGAIN)
-        return [running, made]
+        silent = check(f"pod:{name}:answer", _obj(pod), NOT_VERIFIED, "a pod that answers", seen, _AGAIN)
+        return [running, silent]
     if answer is None or "exec" in answer["missing"] or answer["user"] is None:
         seen = (answer or {"missing": {}})["missing"].get("exec", "no answer")
         step = "the pod needs a shell (verification_image), and the API server needs access to the kubelet's port 10250"
         return [running, check(f"pod:{name}:answer", _obj(pod), FAILED, "a pod that answers", seen, step)]
-    found = [running]
+    checks = [running]
     networks = {network["name"]: network for network in cluster["networks"]}
-    found += _status(pod, state, host, networks, cluster)
-    found += _user(pod, answer)
+    checks += _status(pod, state, host, networks, cluster)
+    checks += _user(pod, answer)
     if name != "host":
-        found.append(_default_route(pod, answer))
-        found += [_interface(pod, item, answer, host, networks) for item in pod["attachments"]]
-        found += [_driver(pod, item, answer, networks) for item in pod["attachments"]]
+        checks.append(_default_route(pod, answer))
+        checks += [_interface(pod, item, answer, host, networks) for item in pod["attachments"]]
+        checks += [_driver(pod, item, answer, networks) for item in pod["attachments"]]
     if name == "workload":
-        found.append(_resolve(pod, answer, cluster))
-    found.append(_devices(pod, answer))
-    found += _registration(pod, answer)
-    found += _verbs(pod, answer, host)
-    found += _gids(pod, answer)
-    return found
+        checks.append(_resolve(pod, answer, cluster))
+    checks.append(_devices(pod, answer))
+    checks += _registration(pod, answer)
+    checks += _verbs(pod, answer, host)
+    checks += _gids(pod, answer)
+    return checks
 
 
 def _running(pod: dict, state) -> dict:
-    made = check(f"pod:{pod['kind']}:running", _obj(pod), FAILED, "Running and ready", "")
+    running = check(f"pod:{pod['kind']}:running", _obj(pod), FAILED, "Running and ready", "")
     if state is None:
-        return {**made, "seen": "the pod is gone", "next_step": "see who deletes pods in the namespace of the tests"}
+        return {**running, "seen": "the pod is gone", "next_step": "see who deletes pods in the namespace of the tests"}
     if state["ready"]:
-        return {**made, "status": PASSED, "seen": f"Running, {state['ip']}"}
+        return {**running, "status": PASSED, "seen": f"Running, {state['ip']}"}
     status = NOT_VERIFIED if any(word in " ".join(state["reasons"]) for word in _NO_IMAGE) else FAILED
-    return {**made, "status": status, "seen": _why(state), "next_step": messages.next_step(state["reasons"])}
+    return {**running, "status": status, "seen": _why(state), "next_step": messages.next_step(state["reasons"])}
 
 
 def _why(state: dict) -> str:
@@ -307,7 +308,7 @@ def _status(pod: dict, state: dict, host: dict, networks: dict, cluster: dict) -
     """What Multus recorded: eth0 as the default one in the pod network, and each netN in the subnet of its network."""
     if pod["kind"] == "host" or not pod["attachments"]:
         return []
-    made = check(f"pod:{pod['kind']}:network-status", _obj(pod), FAILED, "", "", "see the log of Multus on the node")
+    status = check(f"pod:{pod['kind']}:network-status", _obj(pod), FAILED, "", "", "see the log of Multus on the node")
     try:
         noted = json.loads(state["status"] or "null")
     except ValueError:
@@ -318,7 +319,7 @@ def _status(pod: dict, state: dict, host: dict, networks: dict, cluster: dict) -
         )
         return [
             {
-                **made,
+                **status,
                 "wanted": "a network-status from Multus",
                 "seen": "no network-status annotation",
                 "next_step": step,
@@ -343,10 +344,10 @@ def _status(pod: dict, state: dict, host: dict, networks: dict, cluster: dict) -
         elif subnets and not _inside(entry.get("ips"), subnets):
             wrong.append(f"{item['interface']} has {entry.get('ips')}")
     seen = "; ".join(wrong) or ", ".join(
-        f"{name} {' '.join(one.get('ips') or [])}" for name, one in by_interface.items()
+        f"{name} {' '.join(interface.get('ips') or [])}" for name, interface in by_interface.items()
     )
     good = {} if wrong else {"status": PASSED, "next_step": ""}
-    return [{**made, "wanted": "; ".join(wanted), "seen": seen, **good}]
+    return [{**status, "wanted": "; ".join(wanted), "seen": seen, **good}]
 
 
 def _subnets(network, host: str) -> list[str]:
@@ -358,14 +359,14 @@ def _subnets(network, host: str) -> list[str]:
         config = json.loads(text) if text else {}
     except ValueError:
         return []
-    found = [str(item[0]) for item in nad_lint.ranges_of(config)]
-    return list(dict.fromkeys(found)) or ([network["subnet"]] if network.get("subnet") else [])
+    subnets = [str(item[0]) for item in nad_lint.ranges_of(config)]
+    return list(dict.fromkeys(subnets)) or ([network["subnet"]] if network.get("subnet") else [])
 
 
 def _inside(addresses, networks) -> bool:
     known = [netaddr.IPNetwork(network) for network in networks]
-    found = [netaddr.IPNetwork(str(address)).ip for address in addresses or []]
-    return any(address in network for address in found for network in known)
+    held = [netaddr.IPNetwork(str(address)).ip for address in addresses or []]
+    return any(address in network for address in held for network in known)
 
 
 def _user(pod: dict, answer: dict) -> list[dict]:
@@ -436,15 +437,15 @@ def _driver(pod: dict, item: dict, answer: dict, networks: dict) -> dict:
     kind, _master = nad_lint.type_and_master(networks.get(item["network"]), pod["host"])
     expected = _DRIVERS.get(kind)
     wanted = f"{name} made by {kind or 'its plugin'}"
-    made = (answer["links"].get(name) or {}).get("kind")
+    link_kind = (answer["links"].get(name) or {}).get("kind")
     driver = answer["drivers"].get(name)
-    if driver is None and made is None:
+    if driver is None and link_kind is None:
         return _without(identity, pod, wanted, {"missing": {"drivers": "the tool is missing"}}, "drivers", "ethtool")
-    seen = f"driver {driver}" if driver else f"kind {made}"
+    seen = f"driver {driver}" if driver else f"kind {link_kind}"
     if expected is None:
         good = driver is not None and driver not in ("veth", "macvlan", "ipvlan")
     else:
-        good = any(one in (driver or made or "") for one in expected)
+        good = any(word in (driver or link_kind or "") for word in expected)
     step = "check that the network of this name is the one you mean (kubectl get net-attach-def)"
     return check(identity, _obj(pod), PASSED if good else FAILED, wanted, seen, step)
 
@@ -519,7 +520,7 @@ def _devices(pod: dict, answer: dict) -> dict:
 
 def _registration(pod: dict, answer: dict) -> list[dict]:
     size = pod_probe.REGISTERED // 2**20
-    found = []
+    checks = []
     wanted = f"{size} MiB registered with the HCA"
     step = (
         "raise LimitMEMLOCK of the service that starts containers (role limits), restart it and recreate the pod: a "
@@ -534,39 +535,39 @@ def _registration(pod: dict, answer: dict) -> list[dict]:
         obj = f"{_obj(pod)}, {hca}"
         if tried["code"] == pod_probe.MISSING:
             seen = "ibv_rc_pingpong: the tool is missing"
-            found.append(check(identity, obj, NOT_VERIFIED, wanted, seen, _tools_step(pod)))
+            checks.append(check(identity, obj, NOT_VERIFIED, wanted, seen, _tools_step(pod)))
             continue
         limit = f"ulimit -l {answer['memlock']}, IPC_LOCK {'effective' if answer['ipc_lock'] else 'not effective'}"
         seen = f"{tried['bytes'] // 2**20} MiB; {limit}" + (f"; {tried['said']}" if tried["said"] else "")
         good = tried["bytes"] >= pod_probe.REGISTERED
-        found.append(check(identity, obj, PASSED if good else FAILED, wanted, seen, step))
-    return found
+        checks.append(check(identity, obj, PASSED if good else FAILED, wanted, seen, step))
+    return checks
 
 
 def _verbs(pod: dict, answer: dict, host: dict) -> list[dict]:
-    found = []
+    checks = []
     for rail in pod["rails"]:
         obj = f"{_obj(pod)}, {rail['hca']}/{rail['port']}"
         identity = f"pod:{pod['kind']}:verbs:{rail['hca']}"
         wanted = f"PORT_ACTIVE, {rail['link_layer']}, active_mtu {rail['active_mtu']}"
         port = (answer["verbs"].get(rail["hca"]) or {}).get(rail["port"])
         if "verbs" in answer["missing"]:
-            found.append(
+            checks.append(
                 check(
                     identity, obj, NOT_VERIFIED, wanted, f"ibv_devinfo: {answer['missing']['verbs']}", _tools_step(pod)
                 )
             )
         elif port is None:
             seen = f"ibv_devinfo lists {core_text.listing(sorted(answer['verbs'])) or 'no HCA'}"
-            found.append(check(identity, obj, FAILED, wanted, seen, _PLUGIN))
+            checks.append(check(identity, obj, FAILED, wanted, seen, _PLUGIN))
         else:
             good = port.get("state") == "PORT_ACTIVE" and port.get("link_layer") == rail["link_layer"]
             good = good and (not isinstance(rail["active_mtu"], int) or port.get("active_mtu") == rail["active_mtu"])
             seen = f"{port.get('state')}, {port.get('link_layer')}, active_mtu {port.get('active_mtu')}"
             step = "see the port's check on the node; active_mtu follows the MTU of its interface (1500 gives 1024)"
-            found.append(check(identity, obj, PASSED if good else FAILED, wanted, seen, step))
-        found.append(_ibstat(pod, answer, rail, obj))
-    return found
+            checks.append(check(identity, obj, PASSED if good else FAILED, wanted, seen, step))
+        checks.append(_ibstat(pod, answer, rail, obj))
+    return checks
 
 
 def _ibstat(pod: dict, answer: dict, rail: dict, obj: str) -> dict:
@@ -585,7 +586,7 @@ def _ibstat(pod: dict, answer: dict, rail: dict, obj: str) -> dict:
 
 def _gids(pod: dict, answer: dict) -> list[dict]:
     """For RoCE a GID of the pod's own address, whose index differs from pod to pod; for InfiniBand the port's own."""
-    found = []
+    checks = []
     interfaces = {item["rail"]["index"]: item["interface"] for item in pod["attachments"] if item["rail"]}
     for rail in pod["rails"]:
         obj = f"{_obj(pod)}, {rail['hca']}/{rail['port']}"
@@ -594,7 +595,7 @@ def _gids(pod: dict, answer: dict) -> list[dict]:
         if rail["link_layer"] == "InfiniBand":
             seen = f"{len(table)} GIDs" + (f", index {table[0]['index']}" if table else "")
             step = "start a subnet manager; see the port's check on the node"
-            found.append(check(identity, obj, PASSED if table else FAILED, "a GID of the port", seen, step))
+            checks.append(check(identity, obj, PASSED if table else FAILED, "a GID of the port", seen, step))
             continue
         interface = rail["netdev"] if pod["kind"] == "host" else interfaces.get(rail["index"])
         if interface is None:
@@ -604,16 +605,16 @@ def _gids(pod: dict, answer: dict) -> list[dict]:
         wanted = f"a RoCE v2 GID of {core_text.listing(addresses) or interface}"
         if index is not None:
             seen = f"index {index} in this pod; let NCCL find it (no NCCL_IB_GID_INDEX)"
-            found.append(check(identity, obj, PASSED, wanted, seen))
+            checks.append(check(identity, obj, PASSED, wanted, seen))
             continue
         seen = f"{len(table)} GIDs, none of them of {interface}"
         if rail["kind"] == "software" and pod["kind"] != "host":
             seen = f"{seen}; {pods.SOFTWARE_REASON}"
-            found.append(check(identity, obj, NOT_VERIFIED, wanted, seen, "test on real HCAs"))
+            checks.append(check(identity, obj, NOT_VERIFIED, wanted, seen, "test on real HCAs"))
             continue
         step = "attach the pod to an interface of the same HCA: its GIDs are those of interfaces in the pod's namespace"
-        found.append(check(identity, obj, FAILED, wanted, seen, step))
-    return found
+        checks.append(check(identity, obj, FAILED, wanted, seen, step))
+    return checks
 
 
 # --- between pods -----------------------------------------------------------------------------------------------------
@@ -631,66 +632,69 @@ _LEFT_OUT = {
 
 
 def traffic_checks(traffic: dict) -> list[tuple[str, dict]]:
-    found = []
+    checks = []
     for test in traffic["tests"]:
         client, server, result = test["client"], test["server"], test["result"]
         obj = f"{test['tool']} rail {test['rail']} over {test['place']}: pod on {client['host']} -> {server['host']}"
         wanted = {"ping": "3 answers", "rping": "answered pings"}.get(test["tool"], "RDMA writes")
-        made = check(f"pod:{test['id']}", obj, FAILED, f"{wanted} from {test['address']}", result.get("error") or "")
+        judged = check(f"pod:{test['id']}", obj, FAILED, f"{wanted} from {test['address']}", result.get("error") or "")
         if result["ok"] is None:
-            made.update(status=NOT_VERIFIED, next_step=_AGAIN)
+            judged.update(status=NOT_VERIFIED, next_step=_AGAIN)
         elif result["ok"]:
-            made.update(status=PASSED, seen="answered")
+            judged.update(status=PASSED, seen="answered")
             if test["tool"] != "ping":
-                made["figures"] = {key: result[key] for key in ("seconds", "mb_per_s", "gbps") if key in result}
-                made["seen"] = f"{result['seconds']} s"
+                judged["figures"] = {key: result[key] for key in ("seconds", "mb_per_s", "gbps") if key in result}
+                judged["seen"] = f"{result['seconds']} s"
         else:
-            made["next_step"] = (
+            judged["next_step"] = (
                 "check that the switch forwards between the ports, that VLAN and MTU match, and the ARP entries of both"
                 if test["tool"] == "ping"
                 else "check the ping of the same rail first; then GID types, and the MTU at both ends"
             )
-        found.append((client["host"], made))
+        checks.append((client["host"], judged))
     for item in traffic["left_out"]:
         what, step = _LEFT_OUT[item["what"]]
         obj = f"{what}, rail {item['rail']}"
-        made = check(f"pod:{item['what']}:rail{item['rail']}", obj, NOT_VERIFIED, what, item["reason"], step)
-        found.append((item["host"], made))
-    return found
+        judged = check(f"pod:{item['what']}:rail{item['rail']}", obj, NOT_VERIFIED, what, item["reason"], step)
+        checks.append((item["host"], judged))
+    return checks
 
 
 # --- a pod of the user ------------------------------------------------------------------------------------------------
 
 
-def diagnose(found: dict, hosts: list[dict], networks: list[dict], name: str) -> list[dict]:
-    """What prevents RDMA in a user's pod. found: what pod_info returned."""
+def diagnose(pod: dict, hosts: list[dict], cluster: dict, name: str) -> list[dict]:
+    """What prevents RDMA in a user's pod. pod: the pod as cluster_info returned it. cluster: with its networks."""
     obj = f"pod {name}"
-    if found.get("missing"):
+    if pod.get("missing"):
         step = "name it as NAMESPACE/NAME in verification_pod"
-        return [check("pod:exists", obj, FAILED, "a pod of this name", found["missing"], step)]
-    item = found["item"]
-    state = found["pods"][item["name"]]
+        return [check("pod:exists", obj, FAILED, "a pod of this name", pod["missing"], step)]
+    item = pod["item"]
+    state, networks = pod["pods"][item["name"]], cluster["networks"]
     wanted, refused = _selections(item)
-    made = [refused] if refused else []
+    checks = [refused] if refused else []
     resources = sorted(
-        {one for container in item["containers"] for one in container["limits"] if _is_rdma(one, networks)}
+        {
+            resource
+            for container in item["containers"]
+            for resource in container["limits"]
+            if _is_rdma(resource, networks)
+        }
     )
-    made += _attachments(obj, item, wanted, networks, resources)
-    made += claim_checks.of_user(
-        obj, item.get("claims") or {}, state, found["cluster"].get("dra") or claim_checks.NOTHING
-    )
+    checks += _attachments(obj, item, wanted, networks, resources)
+    checks += claim_checks.of_user(obj, item.get("claims") or {}, state, cluster.get("dra") or claim_checks.NOTHING)
     if refused is None and not (item.get("claims") and not resources):
-        made += _held_resources(obj, wanted, resources, item)
-    made.append(_privileges(obj, item))
-    answer = pod_probe.parse(found["answers"].get(item["name"], ""))
-    made += verify_cluster_checks.user_pod(item, answer, networks, wanted)
+        checks += _held_resources(obj, wanted, resources, item)
+    checks.append(_privileges(obj, item))
+    answer = pod_probe.parse(pod["answers"].get(item["name"], ""))
+    checks += verify_cluster_checks.user_pod(item, answer, networks, wanted)
     if not state["ready"]:
-        made.append(
+        checks.append(
             check("pod:running", obj, FAILED, "Running and ready", _why(state), messages.next_step(state["reasons"]))
         )
-        return made
-    made.append(check("pod:running", obj, PASSED, "Running and ready", f"on {state['node']}"))
-    return made + _inside_user_pod(obj, item, answer, wanted, hosts, found["cluster"])
+        return checks
+    checks.append(check("pod:running", obj, PASSED, "Running and ready", f"on {state['node']}"))
+    return checks + _inside_user_pod(obj, item, answer, wanted, hosts, cluster)
 
 
 def _is_rdma(resource: str, networks: list[dict]) -> bool:
@@ -702,78 +706,81 @@ def _selections(item: dict):
     text = (item["annotations"].get(pods.NETWORKS) or "").strip()
     if not text:
         return [], None
-    found = []
+    selected = []
     if text.startswith("["):
         try:
             given = json.loads(text)
         except ValueError as error:
             step = 'write it as [{"name": "rail0"}], or as rail0,rail1'
-            made = check(
+            refused = check(
                 "pod:annotation", f"pod {item['namespace']}/{item['name']}", FAILED, "readable", f"{error}", step
             )
-            return [], made
-        found = [(one.get("namespace") or item["namespace"], one.get("name"), one.get("interface")) for one in given]
+            return [], refused
+        selected = [
+            (selection.get("namespace") or item["namespace"], selection.get("name"), selection.get("interface"))
+            for selection in given
+        ]
     else:
         for part in text.split(","):
             place, _at, interface = part.strip().partition("@")
             namespace, _slash, name = place.rpartition("/")
-            found.append((namespace or item["namespace"], name, interface or None))
+            selected.append((namespace or item["namespace"], name, interface or None))
     return [
-        (space, name, interface or f"net{number}") for number, (space, name, interface) in enumerate(found, 1)
+        (space, name, interface or f"net{number}") for number, (space, name, interface) in enumerate(selected, 1)
     ], None
 
 
 def _attachments(obj: str, item: dict, wanted: list, networks: list[dict], resources: list[str]) -> list[dict]:
-    made = []
+    checks = []
     for namespace, name, interface in wanted:
-        network = next((one for one in networks if (one["namespace"], one["name"]) == (namespace, name)), None)
+        network = next((known for known in networks if (known["namespace"], known["name"]) == (namespace, name)), None)
         expected = f"network {namespace}/{name}"
         if network is None:
-            others = sorted(one["namespace"] for one in networks if one["name"] == name)
+            others = sorted(known["namespace"] for known in networks if known["name"] == name)
             seen = f"there is one in {core_text.listing(others)}" if others else "no network of this name anywhere"
             step = (
                 f"add {namespace} to its namespaces (networks_attachments, networks_namespaces)"
                 if others
                 else f"networks of {namespace}: "
                 + (
-                    core_text.listing(sorted(one["name"] for one in networks if one["namespace"] == namespace))
+                    core_text.listing(sorted(known["name"] for known in networks if known["namespace"] == namespace))
                     or "none"
                 )
             )
-            made.append(check(f"pod:network:{name}", obj, FAILED, expected, seen, step))
+            checks.append(check(f"pod:network:{name}", obj, FAILED, expected, seen, step))
             continue
-        made.append(check(f"pod:network:{name}", obj, PASSED, expected, f"as {interface}"))
+        checks.append(check(f"pod:network:{name}", obj, PASSED, expected, f"as {interface}"))
         needed = network["resource"]
         if needed and needed not in resources:
             seen = f"the annotation names {name}, but no container requests {needed}"
             step = f"add to a container: resources.limits {needed}: 1. The interface does not provide /dev/infiniband"
-            made.append(check(f"pod:resource:{needed}", obj, FAILED, f"{needed} in the limits", seen, step))
-    return made
+            checks.append(check(f"pod:resource:{needed}", obj, FAILED, f"{needed} in the limits", seen, step))
+    return checks
 
 
 def _held_resources(obj: str, wanted: list, resources: list[str], item: dict) -> list[dict]:
     if item["host_network"]:
         return []
-    made = []
+    checks = []
     for resource in resources:
         names = {name for _namespace, name, _netdev in wanted}
-        made.append(check(f"pod:resource:{resource}", obj, PASSED, f"{resource} in the limits", "requested"))
+        checks.append(check(f"pod:resource:{resource}", obj, PASSED, f"{resource} in the limits", "requested"))
         if not names:
             seen = f"{resource} without a networks annotation: RoCE needs an interface of the same HCA in the pod"
             step = f"add the annotation {pods.NETWORKS}; verbs over InfiniBand need none"
-            made.append(check("pod:annotation", obj, NOT_VERIFIED, "a network for the resource", seen, step))
+            checks.append(check("pod:annotation", obj, NOT_VERIFIED, "a network for the resource", seen, step))
     if not resources:
         step = "add to a container: resources.limits rdma/NAME: 1"
-        made.append(check("pod:resource", obj, FAILED, "an RDMA resource in the limits", "none", step))
-    return made
+        checks.append(check("pod:resource", obj, FAILED, "an RDMA resource in the limits", "none", step))
+    return checks
 
 
 def _privileges(obj: str, item: dict) -> dict:
     """Without IPC_LOCK the limit applies to root too; with the limit raised, no user needs the capability."""
     added = {
-        one
+        capability
         for container in item["containers"]
-        for one in (container["security"].get("capabilities") or {}).get("add") or []
+        for capability in (container["security"].get("capabilities") or {}).get("add") or []
     }
     if any(container["security"].get("privileged") for container in item["containers"]):
         seen = "a privileged container: it may open every device of the node"
@@ -784,7 +791,7 @@ def _privileges(obj: str, item: dict) -> dict:
 
 
 def _inside_user_pod(obj: str, item: dict, answer: dict, wanted: list, hosts: list[dict], cluster: dict) -> list[dict]:
-    made = []
+    checks = []
     if "exec" in answer["missing"] or not (answer["links"] or answer["devices"]):
         seen = answer["missing"].get("unanswered") or "the image has no shell, or lacks the tools"
         return [check("pod:answer", obj, NOT_VERIFIED, "a pod that answers", seen, "inspect it with: kubectl debug")]
@@ -792,18 +799,18 @@ def _inside_user_pod(obj: str, item: dict, answer: dict, wanted: list, hosts: li
         there = answer["addresses"].get(interface) or []
         status = PASSED if interface in answer["links"] else FAILED
         step = "the pod was started before the network or without Multus: recreate it"
-        made.append(
+        checks.append(
             check(f"pod:{interface}", obj, status, f"{interface} of {name}", core_text.listing(there) or "none", step)
         )
     through = _default_netdevs(answer)
     if len(through) > 1 or (wanted and through and through != ["eth0"]):
         step = "remove it from the network (routes, defaultGateway of the pool) or the annotation (default-route)"
         seen = f"through {core_text.listing(through)}"
-        made.append(check("pod:default-route", obj, FAILED, "the default route on eth0 alone", seen, step))
+        checks.append(check("pod:default-route", obj, FAILED, "the default route on eth0 alone", seen, step))
     devices = answer["devices"]
-    good = any(one.startswith("uverbs") for one in devices) and "rdma_cm" in devices
+    good = any(device.startswith("uverbs") for device in devices) and "rdma_cm" in devices
     step = "the container requests no RDMA resource, or the device plugin had none left"
-    made.append(
+    checks.append(
         check(
             "pod:devices",
             obj,
@@ -822,14 +829,14 @@ def _inside_user_pod(obj: str, item: dict, answer: dict, wanted: list, hosts: li
     seen = (
         f"ulimit -l {limit}, IPC_LOCK {'effective' if answer['ipc_lock'] else 'not effective'}, user {answer['user']}"
     )
-    made.append(check("pod:ipc-lock", obj, PASSED if locked else FAILED, "memory that can be locked", seen, step))
+    checks.append(check("pod:ipc-lock", obj, PASSED if locked else FAILED, "memory that can be locked", seen, step))
     fixed = answer["environment"].get("NCCL_IB_GID_INDEX")
     if fixed is not None:
         step = "unset it: NCCL 2.21 and later find the index; with NCCL_IB_ADDR_RANGE they find that of net1"
         seen = f"NCCL_IB_GID_INDEX={fixed}"
-        made.append(check("pod:gid-index", obj, FAILED, "no fixed GID index: it differs from pod to pod", seen, step))
+        checks.append(check("pod:gid-index", obj, FAILED, "no fixed GID index: it differs from pod to pod", seen, step))
     if answer["granted"] and not answer["gids"]:
         step = "attach the pod to an interface of the same HCA: its GIDs are those of interfaces in the pod's namespace"
         seen = f"all GIDs of {core_text.listing(sorted(answer['granted'].values()))} are zero"
-        made.append(check("pod:gids", obj, FAILED, "a GID to send from", seen, step))
-    return made
+        checks.append(check("pod:gids", obj, FAILED, "a GID to send from", seen, step))
+    return checks

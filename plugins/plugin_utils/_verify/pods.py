@@ -10,31 +10,55 @@ from __future__ import annotations
 
 import posixpath
 
-from ...module_utils._cni import node_lint
+from ...module_utils._cni import nad_lint, node_lint
 from ...module_utils._kube import pods as kube_pods
 from . import pod_checks
+from .cluster import Cluster
 
 
-def plan(cluster: dict) -> dict:
-    """namespace, objects, pods and left_out, as kube_pods.plan returns them; none if the cluster could not be read.
+def networks(nodes: list[dict], cluster: dict | None) -> dict[str, list[dict]]:
+    """{host: the networks that Multus attaches to pods on it, each with its name, as a finding has it, and its config}.
 
-    cluster: hosts, read (what cluster_info returned), namespace, image (None: the nodes' own tools); pod_name if a
-    user's pod is checked.
+    Those of the cluster whose resource the node offers, or that name none; the files on the node where there is no
+    cluster. nodes: host and read of those whose networks were read.
     """
-    hosts, read = cluster["hosts"], cluster["read"].get("cluster")
-    if not read or cluster.get("pod_name"):
-        return {"namespace": cluster["namespace"], "objects": [], "pods": [], "left_out": {}, "skipped": []}
+    hosts = [{"host": node["host"], **node["read"]["networks"]} for node in nodes]
+    if not cluster:
+        return {
+            host["host"]: [
+                {"name": f"network file {name}", "config": text} for name, text in sorted(host["files"].items())
+            ]
+            for host in hosts
+        }
+    known = kube_pods.find_nodes(hosts, cluster["nodes"])
+    return {host["host"]: _attached(host, known[host["host"]], cluster["nads"]) for host in hosts}
+
+
+def _attached(host: dict, node: dict | None, nads: list[dict]) -> list[dict]:
+    return [
+        {"name": f"NetworkAttachmentDefinition {network['namespace']}/{network['name']}", "config": text}
+        for network in nad_lint.from_objects(nads, nad_lint.files_by_name([host]))
+        if node and (network["resource"] is None or network["resource"] in node["capacity"])
+        for text in network["configs"].values()
+    ]
+
+
+def plan(cluster: Cluster) -> dict:
+    """namespace, objects, pods and left_out, as kube_pods.plan returns them.
+
+    No pods if the cluster could not be read, or if a user's pod is checked.
+    """
+    hosts, read = cluster.hosts, cluster.read.get("cluster")
+    if not read or cluster.pod_name:
+        return {"namespace": cluster.namespace, "objects": [], "pods": [], "left_out": {}, "skipped": []}
     offered = {**read, "networks": pod_checks.networks_of(read, hosts)}
     offered["nads"] = [nad for nad in read["nads"] if nad["kind"] == "NetworkAttachmentDefinition"]
-    plan = kube_pods.plan(hosts, offered, _options(cluster))
+    options = {key: getattr(cluster, key) for key in ("namespace", "image", "gpu_class")}
+    plan = kube_pods.plan(hosts, offered, options)
     configs = {network["name"]: network["configs"] for network in offered["networks"]}
     known = kube_pods.find_nodes(hosts, read["nodes"])
     blocked = {host["host"]: _blocked(host, known[host["host"]]) for host in hosts}
     return _without(plan, {pod["name"]: _reason(pod, configs, *blocked[pod["host"]]) for pod in plan["pods"]})
-
-
-def _options(cluster: dict) -> dict:
-    return {key: cluster.get(key) for key in ("namespace", "image", "gpu_class")}
 
 
 # What every pod's sandbox needs, whatever networks it has. (Without any CNI configuration the node is not Ready.)
@@ -54,9 +78,9 @@ def _blocked(host: dict, node) -> tuple[str, dict]:
         return f"node {node['name']} has the taint {', '.join(taints)}", {}
     findings = (host.get("cni") or {}).get("findings") or []
     return "", {
-        posixpath.basename(one["object"].split()[-1]): f"{one['object']}: {one['seen']}"
-        for one in findings
-        if one["id"].startswith("plugin-")
+        posixpath.basename(finding["object"].split()[-1]): f"{finding['object']}: {finding['seen']}"
+        for finding in findings
+        if finding["id"].startswith("plugin-")
     }
 
 
@@ -73,7 +97,7 @@ def _reason(pod: dict, configs: dict, why: str, programs: dict) -> str:
 
 def _tolerated(taint: str) -> bool:
     key, _colon, effect = taint.rpartition(":")
-    return effect == "PreferNoSchedule" or key in [one["key"] for one in kube_pods.TOLERATIONS]
+    return effect == "PreferNoSchedule" or key in [toleration["key"] for toleration in kube_pods.TOLERATIONS]
 
 
 def _without(plan: dict, reasons: dict) -> dict:

@@ -13,9 +13,9 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import pods
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.rails import network_rails
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host as preflight_host
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import networks as preflight_networks
-from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight.networks import rails_of
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight.variables import documented_roles
 from ansible_collections.gpufabric.rdma.tests.tools import tree
 from ansible_collections.gpufabric.rdma.tests.unit.inventory.test_examples import hosts
@@ -58,7 +58,7 @@ class Rendered:
             text = text.replace(f'"{old}"', f'"{new}"')
         facts = json.loads(text)
         netdevs = {netdev["name"]: netdev for hca in facts["hcas"] for netdev in hca["netdevs"]}
-        self.node = {"host": name, "number": 0, "rails": rails_of(facts), "netdevs": netdevs}
+        self.node = {"host": name, "number": 0, "rails": network_rails(facts), "netdevs": netdevs}
         self.variables = variables
         self.config_map = self._config_map(variables["device_plugin_resources"])
         plan = preflight_networks.plan(variables, [self.node], resources=variables["device_plugin_resources"])
@@ -82,7 +82,7 @@ class Rendered:
         node = {"name": "node1", "addresses": [], "capacity": dict.fromkeys(resources, 1)}
         host = {**self.node, "host": "node1"}
         networks = self.networks if networks is None else networks
-        served = pods.rails_of(host, node, networks)
+        served = pods.network_rails(host, node, networks)
         return pods.manifest(pods._pod(kind, host, node, served), "rdma-verification", {"image": "image", "mounts": {}})
 
 

@@ -1,4 +1,4 @@
-"""The modules that read a node and test its fabric: hca_facts, hca_capture, host_probe, fabric_client and _server."""
+"""The modules that read a node and test its fabric: hca_facts, hca_capture, host_probe and fabric_tests."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import SUBSETS, gather
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
 from ansible_collections.gpufabric.rdma.plugins.modules import (
-    fabric_client,
-    fabric_server,
+    fabric_tests,
     hca_capture,
     hca_facts,
     host_probe,
@@ -127,41 +126,37 @@ def test_a_tree_of_files_has_facts_and_is_not_probed(run, root):
 
 
 @pytest.mark.parametrize(
-    ("module", "options", "returned"),
-    [
-        (fabric_server, {"tests": [TEST]}, {"servers": {}}),
-        (fabric_server, {"state": "absent"}, {"said": {}}),
-        (fabric_client, {"tests": [TEST]}, {"results": []}),
-    ],
+    ("state", "returned"), [("started", {"servers": {}}), ("finished", {"results": []}), ("absent", {"said": {}})]
 )
-def test_check_mode_starts_and_ends_nothing(run, monkeypatch, module, options, returned):
+def test_check_mode_starts_and_ends_nothing(run, monkeypatch, state, returned):
     for name in ("serve", "connect", "stop"):
-        monkeypatch.setattr(module.fabric, name, lambda *_given: pytest.fail("an effect in check mode"))
-    found = run(module, _ansible_check_mode=True, **options)
+        monkeypatch.setattr(fabric_tests.fabric, name, lambda *_given: pytest.fail("an effect in check mode"))
+    found = run(fabric_tests, _ansible_check_mode=True, state=state, tests=[TEST])
     assert {**returned, "changed": False}.items() <= found.items()
 
 
 def test_a_server_outlives_all_clients_that_run_one_after_the_other(run, monkeypatch):
-    monkeypatch.setattr(fabric_server.fabric, "serve", lambda tests, seconds, limit: {"limit": limit})
-    assert run(fabric_server, tests=[TEST, TEST], limit=30)["servers"] == {"limit": 90}
+    monkeypatch.setattr(fabric_tests.fabric, "serve", lambda tests, seconds, limit: {"limit": limit})
+    assert run(fabric_tests, state="started", tests=[TEST, TEST], limit=30)["servers"] == {"limit": 90}
 
 
 def test_a_server_that_cannot_be_ended_says_what_to_do(run, monkeypatch):
     def refuse():
         raise ValueError("half a record")
 
-    monkeypatch.setattr(fabric_server.fabric, "stop", refuse)
-    found = run(fabric_server, state="absent")
+    monkeypatch.setattr(fabric_tests.fabric, "stop", refuse)
+    found = run(fabric_tests, state="absent")
     assert found["failed"]
     assert "wanted absent, seen half a record. Next step: " in found["msg"]
 
 
 @pytest.mark.parametrize(
-    ("module", "options"), [(fabric_client, {"tests": []}), (fabric_server, {"tests": []}), (host_probe, {})]
+    ("module", "options"),
+    [(fabric_tests, {"state": "finished"}), (fabric_tests, {"state": "started"}), (host_probe, {})],
 )
 def test_modules_that_came_meanwhile_are_told(run, monkeypatch, root, module, options):
     told = iter([{"ib_core"}, {"ib_core", "rdma_ucm", "rdma_cm"}])
     monkeypatch.setattr(module, "rdma_modules", lambda: next(told))
-    monkeypatch.setattr(fabric_server.fabric, "serve", lambda *_given: {})
+    monkeypatch.setattr(fabric_tests.fabric, "serve", lambda *_given: {})
     found = run(module, **options, **({"root": root} if module is host_probe else {}))
     assert found.get("probe", found)["loaded"] == ["rdma_cm", "rdma_ucm"]

@@ -1,4 +1,4 @@
-"""cluster_info, test_pods, pod_traffic and pod_info as Ansible runs them, with a double of kubectl."""
+"""cluster_info and test_pods as Ansible runs them, with a double of kubectl."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import config
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import k3s, pod_probe
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import pod_traffic as kube_traffic
-from ansible_collections.gpufabric.rdma.plugins.modules import cluster_info, pod_info, pod_traffic, test_pods
+from ansible_collections.gpufabric.rdma.plugins.modules import cluster_info, test_pods
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import pod_checks
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import pods as planned_pods
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify.cluster import Cluster
 from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster, running
 
 TESTS = pathlib.Path(__file__).resolve().parents[3]
@@ -38,9 +39,7 @@ def call(cluster, module, check=False, **options):
 
 def planned(cluster, hosts=None):
     """The pods for two nodes; each answers as one of guide 004."""
-    plan = planned_pods.plan(
-        {"hosts": hosts or kubectl_cluster.hosts(), "read": call(cluster, cluster_info), **OPTIONS}
-    )
+    plan = planned_pods.plan(Cluster(hosts or kubectl_cluster.hosts(), call(cluster, cluster_info), **OPTIONS))
     for pod in plan["pods"]:
         cluster.answer(pod["name"], kubectl_cluster.answer_of(ROCE, pod))
     return plan
@@ -52,9 +51,8 @@ def run(cluster, plan, **options):
 
 
 def judged(cluster, hosts, plan, ran):
-    made = {"hosts": hosts, "read": call(cluster, cluster_info), "plan": plan, "run": ran, "pod": {}, "pod_name": None}
-    rest = {"failure": "", "stopped": {}, "service_cidrs": ["10.43.0.0/16"], "pods_per_node": 16, "masters": []}
-    return pod_checks.cluster_checks({**made, **rest}, False)
+    given = {"plan": plan, "run": ran, "service_cidrs": ["10.43.0.0/16"], "pods_per_node": 16}
+    return pod_checks.cluster_checks(Cluster(hosts, call(cluster, cluster_info), **given), {}, False)
 
 
 def test_read_tells_nodes_networks_and_whether_there_is_dns(cluster):
@@ -179,14 +177,15 @@ def test_a_node_that_is_ready_again_gets_its_pods_before_kubernetes_takes_its_ta
     assert (plan["left_out"], {pod["host"] for pod in plan["pods"]}) == ({}, {"node1", "node2"})
 
 
-@pytest.mark.parametrize("module", [cluster_info, pod_info, test_pods])
-def test_a_silent_api_server_is_asked_twice_and_named_when_its_time_is_over(cluster, tmp_path, module):
+@pytest.mark.parametrize(
+    ("module", "options"), [(cluster_info, {}), (test_pods, {"state": "absent", "wait_seconds": 600})]
+)
+def test_a_silent_api_server_is_asked_twice_and_named_when_its_time_is_over(cluster, tmp_path, module, options):
     program = tmp_path / "silent"
     program.write_text(f"#!/bin/sh\necho asked >>{tmp_path}/asked\nexec sleep 600\n")
     program.chmod(0o755)
-    needed = {pod_info: {"pod": "default/mine"}, test_pods: {"state": "absent", "wait_seconds": 600}}.get(module, {})
     start = time.monotonic()
-    result = call(cluster, module, **{"kubectl": [str(program)], "api_seconds": 2, **needed})
+    result = call(cluster, module, **{"kubectl": [str(program)], "api_seconds": 2, **options})
     assert time.monotonic() - start < 30
     assert "no end after 1.0 s" in (result.get("api_error") or result.get("unanswered"))
     assert (tmp_path / "asked").read_text().split() == ["asked"] * 2
@@ -208,26 +207,22 @@ def test_a_pod_that_never_runs_delays_no_other_and_gives_its_reason(cluster):
 def test_check_mode_only_reads(cluster):
     plan = planned(cluster)
     before = len(cluster.calls())
-    for module, options in (
-        (test_pods, {"objects": plan["objects"]}),
-        (test_pods, {"state": "absent"}),
-        (pod_traffic, {"rounds": [[SENT]]}),
-        (pod_info, {"pod": "default/mine"}),
-    ):
-        assert call(cluster, module, check=True, **options)["changed"] is False
+    for options in ({"objects": plan["objects"]}, {"state": "absent"}, {"state": "measured", "rounds": [[SENT]]}):
+        assert call(cluster, test_pods, check=True, **options)["changed"] is False
     assert len(cluster.calls()) == before
+    assert "pod" not in call(cluster, cluster_info, check=True, pod="default/mine")
+    assert {line[0] for line in cluster.calls()} == {"get"}
 
 
 def test_a_pod_of_the_user_is_inspected(cluster):
     cluster.add_pod("default", "mine", "node1", annotation="rail0", limits={"rdma/rail0": "1"})
     cluster.answer("mine", ROCE)
-    seen = call(cluster, pod_info, pod="default/mine")
-    assert seen["item"]["containers"][0]["limits"] == {"rdma/rail0": "1"}
-    networks = pod_checks.networks_of(seen["cluster"], [])
-    made = pod_checks.diagnose(seen, kubectl_cluster.hosts(), networks, "default/mine")
+    read = call(cluster, cluster_info, pod="default/mine")
+    assert read["pod"]["item"]["containers"][0]["limits"] == {"rdma/rail0": "1"}
+    offered = {**read["cluster"], "networks": pod_checks.networks_of(read["cluster"], [])}
+    made = pod_checks.diagnose(read["pod"], kubectl_cluster.hosts(), offered, "default/mine")
     assert [item["id"] for item in made if item["status"] != "passed"] == []
-    missing = call(cluster, pod_info, pod="default/other")
-    assert "not found" in missing["missing"]
+    assert "not found" in call(cluster, cluster_info, pod="default/other")["pod"]["missing"]
 
 
 class SlowKubectl:

@@ -67,8 +67,18 @@ def test_the_judge_of_all_checks(world, plant):
 
 def test_the_plan_of_the_test_pods(world):
     def prepare(count):
-        cluster = world(count).seen()["cluster"]
+        cluster = world(count).seen().cluster
         return lambda: pods.plan(cluster)
+
+    assert growth(prepare) < GENEROUS
+
+
+def test_the_networks_of_each_node(world):
+    def prepare(count):
+        seen = world(count).seen()
+        for node in seen.nodes:
+            node["read"]["networks"] = {"netdevs": {}, "files": {}}
+        return lambda: pods.networks(seen.nodes, seen.cluster.read["cluster"])
 
     assert growth(prepare) < GENEROUS
 
@@ -76,8 +86,8 @@ def test_the_plan_of_the_test_pods(world):
 def test_the_plan_of_test_pods_of_nodes_that_are_in_no_cluster_is_no_list_of_all_for_each(world):
     made = []
     for count in (FEW, MANY):
-        cluster = world(count).seen()["cluster"]
-        for node in cluster["read"]["cluster"]["nodes"]:
+        cluster = world(count).seen().cluster
+        for node in cluster.read["cluster"]["nodes"]:
             node.update(name=f"other-{node['name']}", addresses=[])
         left_out = pods.plan(cluster)["left_out"]
         made.append(max(map(len, left_out.values())))

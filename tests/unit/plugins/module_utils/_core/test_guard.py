@@ -12,7 +12,7 @@ import sys
 import types
 
 import pytest
-from ansible_collections.gpufabric.rdma.plugins.modules import fabric_client
+from ansible_collections.gpufabric.rdma.plugins.modules import fabric_tests
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import guard as action_guard
 
 ROOT = pathlib.Path(__file__).resolve().parents[5]
@@ -44,11 +44,11 @@ def call(program, tmp_path, arguments, **environment):
 
 
 def test_a_module_ends_in_four_facts_and_the_traceback_in_a_file_of_its_owner(tmp_path):
-    done = call(fabric_client.__file__, tmp_path, {"tests": [{"id": "one"}]})
+    done = call(fabric_tests.__file__, tmp_path, {"state": "finished", "tests": [{"id": "one"}]})
     result = json.loads(done.stdout)
     (finding,) = result["findings"]
     (kept,) = tmp_path.glob("*.traceback")
-    assert finding["object"] == "module fabric_client"
+    assert finding["object"] == "module fabric_tests"
     assert re.match(r"KeyError: 'tool' \(fabric\.py:\d+\)$", finding["seen"])
     assert (bool(finding["wanted"]), str(kept) in finding["next_step"], str(kept) in result["msg"]) == (
         True,
@@ -132,8 +132,13 @@ def test_a_module_that_may_have_changed_something_does_not_claim_otherwise(tmp_p
 
 @pytest.mark.parametrize("check", [False, True])
 def test_an_action_plugin_ends_so_too(tmp_path, check):
-    call = ["ansible", "adhoc", "localhost", "-m", "gpufabric.rdma.plan_fabric", *(["--check"] if check else [])]
-    given = ["-a", json.dumps({"hosts": ["localhost"], "variable": "known"}), "-e", json.dumps({"known": {}})]
+    call = ["ansible", "adhoc", "localhost", "-m", "gpufabric.rdma.plan_tests", *(["--check"] if check else [])]
+    given = [
+        "-a",
+        json.dumps({"kind": "fabric", "hosts": ["localhost"], "variables": {"node": "known"}}),
+        "-e",
+        json.dumps({"known": {}}),
+    ]
     environment = {"ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_HOME": str(tmp_path), "ANSIBLE_NOCOLOR": "1"}
     done = subprocess.run(
         [sys.executable, "-m", *call, *given],
@@ -144,7 +149,7 @@ def test_an_action_plugin_ends_so_too(tmp_path, check):
         env={**os.environ, **environment, "TMPDIR": str(tmp_path)},
     )
     said = done.stdout + done.stderr
-    assert "action plan_fabric: wanted a result" in said
+    assert "action plan_tests: wanted a result" in said
     (kept,) = tmp_path.glob("*.traceback")
     assert str(kept) in said
     assert "KeyError: 'host'" in kept.read_text()

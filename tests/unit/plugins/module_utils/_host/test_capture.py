@@ -8,12 +8,12 @@ import re
 
 import pytest
 import yaml
-from ansible_collections.gpufabric.rdma.plugins.filter.fixture_text import fixture_text
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host import capture as host_capture
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.capture import capture, fold, holes, trimmed
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._report import capture as capture_file
 from ansible_collections.gpufabric.rdma.tests.tools import tree
 
 COMPOSED = [name for name in tree.names() if tree.load(name)["provenance"]["kind"] == "composed"]
@@ -30,7 +30,7 @@ def node(request, tmp_path):
 def again(fixture, target):
     """The facts of a fixture that went through its file."""
     path = target / "captured.yml"
-    path.write_text(fixture_text(fixture))
+    path.write_text(capture_file.text(fixture))
     return gather(Tree(str(tree.lay_out(tree.load(path), target / "again"))), software_hcas=True)
 
 
@@ -72,7 +72,7 @@ def originals(fixture):
 @pytest.mark.parametrize("node", COMPOSED, indirect=True)
 def test_no_original_survives(node):
     name, fixture, root = node
-    text = fixture_text(capture(str(root), name)[0]).lower()
+    text = capture_file.text(capture(str(root), name)[0]).lower()
     binary = yaml.safe_load(text).get("binary") or {}
     text += "".join(base64.b64decode(data).decode("latin-1") for data in binary.values())
     wanted = [word.lower() for word in originals(fixture)]
@@ -152,14 +152,14 @@ def test_relations_survive_scrubbing(real_node, tmp_path):
 
 
 def test_a_production_machine_keeps_its_secrets_and_a_second_capture_is_the_same_file(real_node):
-    text = fixture_text(capture(str(real_node), "gh200")[0])
+    text = capture_file.text(capture(str(real_node), "gh200")[0])
     secrets = [
         *("swordfish", "acme-agent", "gpu-17", "prod.example", "7d4f9a52", "rack 12", "filer", "jane"),
         *("203.0.113.66", "203.0.113.65", "cb00:7142", "417100cb", "10.20.30.40", "a7:5c:d4", "a7:5cd4", "a75cd4"),
         *("2001:db8:beef", "20010db8beef", "d1f20a9b3c4d5e6f", "3f9c1b7e", "ab12ab12", "gpu-d4431139"),
     ]
     assert [secret for secret in secrets if secret in text.lower()] == []
-    assert fixture_text(capture(str(real_node), "gh200")[0]) == text
+    assert capture_file.text(capture(str(real_node), "gh200")[0]) == text
 
 
 def test_answers_of_seams_are_recorded():

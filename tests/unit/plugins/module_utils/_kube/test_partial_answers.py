@@ -23,6 +23,7 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import kubect
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import pod_traffic, running_pods
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import pod_checks
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import pods as test_pods
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify.cluster import Cluster
 from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster, kubectl_double
 
 FIXTURES = pathlib.Path(__file__).resolve().parents[4] / "fixtures"
@@ -158,22 +159,22 @@ def verified(state, clock, monkeypatch, fault=None, user_pod=None):
     monkeypatch.setattr(running_pods.wait_for_pods, "__defaults__", (clock,))
     kubectl, hosts = Broken(copy.deepcopy(state), clock, fault), kubectl_cluster.hosts()
     offered, error = kube_cluster.read(kubectl)
-    seen = {
-        "hosts": hosts, "read": {"cluster": offered, "api_error": error}, "namespace": "tests",
-        "image": "example.test/rdma", "pod_name": user_pod, "run": {}, "pod": {}, "failure": "", "stopped": {},
-        "service_cidrs": ["10.43.0.0/16"], "pods_per_node": 16, "masters": [],
-    }  # fmt: skip
-    plan = seen["plan"] = test_pods.plan(seen)
+    seen = Cluster(
+        hosts, {"cluster": offered, "api_error": error}, namespace="tests", image="example.test/rdma",
+        pod_name=user_pod, service_cidrs=["10.43.0.0/16"], pods_per_node=16,
+    )  # fmt: skip
+    plan = test_pods.plan(seen)
+    seen = seen._replace(plan=plan)
     try:
         if user_pod and offered:
-            seen["pod"] = running_pods.inspect_pod(kubectl, user_pod, "")
+            seen = seen._replace(pod=running_pods.inspect_pod(kubectl, user_pod, offered))
         elif plan["pods"]:
-            seen["run"] = running_pods.run(kubectl, {**PARAMS, "namespace": "tests", **plan})
+            seen = seen._replace(run=running_pods.run(kubectl, {**PARAMS, "namespace": "tests", **plan}))
     except client.Refused as refused:
-        seen["failure"] = str(refused)
+        seen = seen._replace(failure=str(refused))
     if plan["pods"]:
-        seen["stopped"] = seen["run"].get("removed") or running_pods.remove(kubectl, "tests", 9)
-    return json.loads(json.dumps(pod_checks.cluster_checks(seen, False))), kubectl
+        seen = seen._replace(stopped=seen.run.get("removed") or running_pods.remove(kubectl, "tests", 9))
+    return json.loads(json.dumps(pod_checks.cluster_checks(seen, {}, False))), kubectl
 
 
 def statuses(checks):

@@ -12,6 +12,7 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin impo
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import kubectl, pod_probe
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import pods as kube_pods
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import pod_checks
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify.cluster import Cluster
 
 FIXTURES = pathlib.Path(__file__).resolve().parents[4] / "fixtures/pods"
 ROCE = (FIXTURES / "roce.txt").read_text()
@@ -615,27 +616,17 @@ def seen(**changes):
     hosts = [host()]
     offered = cluster()
     plan = kube_pods.plan(hosts, offered, OPTIONS)
-    return {
-        "hosts": hosts,
-        "read": {"api_error": None, "cluster": {key: offered[key] for key in ("nodes", "nads", "dns")}},
-        "plan": plan,
-        "run": {
-            "pods": {pod["name"]: running() for pod in plan["pods"]},
-            "answers": {
-                pod["name"]: replaced("@@ user\n1000", "@@ user\n0") if pod["kind"] == "seed" else ROCE
-                for pod in plan["pods"]
-            },
-            "traffic": {"tests": [], "left_out": []},
-        },
-        "pod": {},
-        "pod_name": None,
-        "failure": "",
-        "stopped": {},
-        "service_cidrs": ["10.43.0.0/16"],
-        "pods_per_node": None,
-        "masters": [],
-        **changes,
+    answers = {
+        pod["name"]: replaced("@@ user\n1000", "@@ user\n0") if pod["kind"] == "seed" else ROCE for pod in plan["pods"]
     }
+    states = {pod["name"]: running() for pod in plan["pods"]}
+    return Cluster(
+        hosts,
+        {"api_error": None, "cluster": {key: offered[key] for key in ("nodes", "nads", "dns")}},
+        service_cidrs=["10.43.0.0/16"],
+        plan=plan,
+        run={"pods": states, "answers": answers, "traffic": {"tests": [], "left_out": []}},
+    )._replace(**changes)
 
 
 def ids(found, wanted="failed"):
@@ -655,34 +646,34 @@ def ids(found, wanted="failed"):
     ],
 )
 def test_what_could_not_be_done_is_reported_by_name(changes, failing, not_verified):
-    found = pod_checks.cluster_checks(seen(**changes), False)
+    found = pod_checks.cluster_checks(seen(**changes), {}, False)
     assert (ids(found), ids(found, "not_verified")) == (failing, not_verified)
 
 
 def test_what_the_node_and_the_objects_of_cni_show_is_reported_as_failed_checks_of_their_place():
     given = seen()
     finding = {"id": "conf-empty", "object": "00-multus.conf", "wanted": "JSON", "seen": "0 bytes", "next_step": "wait"}
-    given["hosts"][0]["cni"]["findings"] = [finding]
+    given.hosts[0]["cni"]["findings"] = [finding]
     daemon = {"image": "multus:latest", "name": "kube-multus"}
-    given["read"]["cluster"]["cni"] = [
+    given.read["cluster"]["cni"] = [
         {
             "kind": "DaemonSet",
             "metadata": {"name": "kube-multus-ds", "namespace": "kube-multus"},
             "spec": {"template": {"spec": {"containers": [daemon]}}},
         },
     ]
-    found = pod_checks.cluster_checks(given, True)
+    found = pod_checks.cluster_checks(given, {}, True)
     told = {(name, item["id"], item["status"]) for name, item in found}
     assert {("node1", "cni:conf-empty", "failed"), ("node1", "cni:image-not-pinned", "failed")} <= told
     assert ("node1", "cni:lint", "passed") not in told
 
 
 def test_check_mode_starts_no_pod_and_lints_all_the_same():
-    found = pod_checks.cluster_checks(seen(read={"api_error": "connection refused", "cluster": None}), True)
+    found = pod_checks.cluster_checks(seen(read={"api_error": "connection refused", "cluster": None}), {}, True)
     assert (ids(found), ids(found, "not_verified")) == ([], ["cluster:api"]), "the run may yet start it"
     bad = seen()
-    bad["read"]["cluster"]["nads"] = [nad(master="eth9")]
-    found = pod_checks.cluster_checks({**bad, "run": {}}, True)
+    bad.read["cluster"]["nads"] = [nad(master="eth9")]
+    found = pod_checks.cluster_checks(bad._replace(run={}), {}, True)
     assert ids(found) == ["nad:master-absent"]
     assert ids(found, "not_verified") == ["pod:workload", "pod:seed"]
 
@@ -693,7 +684,6 @@ def test_check_mode_starts_no_pod_and_lints_all_the_same():
 def own(annotation="rail0", limits=("rdma/rail0",), security=None, answer=ROCE, **changes):
     found = {
         "api_error": None,
-        "cluster": cluster(),
         "pods": {"mine": running()},
         "answers": {"mine": answer},
         "item": {
@@ -713,8 +703,8 @@ def own(annotation="rail0", limits=("rdma/rail0",), security=None, answer=ROCE, 
 
 def diagnosis(**changes):
     found = own(**changes)
-    networks = pod_checks.networks_of(found["cluster"], [])
-    made = pod_checks.diagnose(found, [host()], networks, "default/mine")
+    offered = {**cluster(), "networks": pod_checks.networks_of(cluster(), [])}
+    made = pod_checks.diagnose(found, [host()], offered, "default/mine")
     return {item["id"]: item for item in made if item["status"] != "passed"}
 
 

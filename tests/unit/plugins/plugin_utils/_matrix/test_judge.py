@@ -307,3 +307,20 @@ def test_the_median_of_the_others_leaves_one_test_out(seed):
         others = figures[:number] + figures[number + 1 :]
         wanted = round(statistics.median(others), 3) if len(others) >= judge.PEERS else None
         assert judge._from_peers(figure, sorted(figures))["gbit_per_s"] == wanted
+
+
+@pytest.mark.parametrize(
+    ("started", "collected", "why"),
+    [
+        ({}, {"results": [], "error": None}, "the run stopped before this test"),
+        ({}, {"results": [], "error": "no end within 9 s"}, "no end within 9 s"),
+        ({}, {"unreachable": True, "msg": "no route to host"}, "no route to host"),
+        ({"failed": True, "msg": "no space"}, None, "no space"),
+    ],
+)
+def test_a_node_that_dropped_out_of_a_run_says_why(facts, started, collected, why):
+    settings = {f"matrix_{name}": PLAN.get(name, 1) for name in ("host", "minimum_percent", "peer_percent", *PLAN)}
+    known = [{"node": {"host": host, "variables": settings, "read": {}}} for host in HOSTS]
+    known[0].update(started=started, **({} if collected is None else {"collected": collected}))
+    made = judge.of_run(HOSTS, known, {"planned": {"plan": planned(facts)}}, False, AT)
+    assert {row["reason"] for row in made["tests"] if row["from"] == HOSTS[0] and row["to"]} == {why}

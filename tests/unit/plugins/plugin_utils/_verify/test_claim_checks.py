@@ -6,6 +6,7 @@ import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import cluster, dra, pods, running_pods
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import claim_checks, pod_checks
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import pods as verify_pods
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify.cluster import Cluster
 from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster
 
 HOST = {**kubectl_cluster.hosts()[0], "dra_rails": [0], "tools": {"image": "pause", "mounts": {}}}
@@ -246,9 +247,7 @@ def test_pods_with_claims_are_run_and_what_they_were_given_is_judged(tmp_path, m
     assert error is None
     # No resource: the rail is served over DRA alone.
     read["nodes"] = [{**node, "capacity": {}, "allocatable": {}} for node in read["nodes"]]
-    plan = verify_pods.plan(
-        {"hosts": hosts, "read": {"cluster": read}, "namespace": "tests", "image": None, "gpu_class": "gpu.nvidia.com"}
-    )
+    plan = verify_pods.plan(Cluster(hosts, {"cluster": read}, namespace="tests", gpu_class="gpu.nvidia.com"))
     assert sorted({pod["kind"] for pod in plan["pods"]}) == ["aligned", "seed", "workload"]
     double.state(pending={"workload-node2": ["0/2 nodes are available: 2 cannot allocate all claims."]})
     params = {

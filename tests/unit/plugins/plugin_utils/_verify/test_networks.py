@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from ansible_collections.gpufabric.rdma.plugins.filter.node_networks import node_networks
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import pods
 
 RESOURCE = "k8s.v1.cni.cncf.io/resourceName"
 
@@ -28,7 +28,8 @@ FILES = {"gpufabric-rdma-file.conf": json.dumps({"name": "file", "type": "ipvlan
 
 
 def node(name, *addresses):
-    return {"host": name, "netdevs": {"eth0": {"addresses": list(addresses)}}, "files": FILES}
+    networks = {"netdevs": {"eth0": {"addresses": list(addresses)}}, "files": FILES}
+    return {"host": name, "read": {"networks": networks}}
 
 
 @pytest.mark.parametrize(
@@ -36,12 +37,11 @@ def node(name, *addresses):
     [(node("node1"), ["any", "rail0", "file"]), (node("gpu2", "10.0.0.2/24"), ["any", "file"]), (node("stranger"), [])],
 )
 def test_a_node_gets_the_networks_whose_resource_it_has(host, names):
-    found = node_networks({"nodes": NODES, "nads": NADS}, host)
+    found = pods.networks([host], {"nodes": NODES, "nads": NADS})[host["host"]]
     assert [one["name"] for one in found] == [f"NetworkAttachmentDefinition default/{name}" for name in names]
     assert all(json.loads(one["config"])["type"] for one in found)
 
 
 def test_without_the_cluster_its_own_files_are_known():
-    assert node_networks(None, node("node1")) == [
-        {"name": "network file gpufabric-rdma-file.conf", "config": FILES["gpufabric-rdma-file.conf"]}
-    ]
+    known = {"name": "network file gpufabric-rdma-file.conf", "config": FILES["gpufabric-rdma-file.conf"]}
+    assert pods.networks([node("node1")], None) == {"node1": [known]}

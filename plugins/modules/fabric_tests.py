@@ -5,11 +5,11 @@
 from __future__ import annotations
 
 DOCUMENTATION = r"""
-module: fabric_server
-short_description: Start and stop the servers of fabric tests on a node
+module: fabric_tests
+short_description: Run a node's ends of the tests between nodes
 version_added: 0.1.0
 description:
-  - Runs one server for each test that M(gpufabric.rdma.plan_fabric) assigned to this node.
+  - Runs C(rping) and C(ib_write_bw) as M(gpufabric.rdma.plan_tests) assigned them to this node.
   - Makes no permanent change. A server exits once all clients had their time, or with O(state=absent).
 author:
   - The gpufabric founders (@gpufabric)
@@ -18,20 +18,21 @@ attributes:
     description: Can run in C(check_mode) and return changed status prediction without modifying the target.
     support: full
     details:
-      - In check mode no server is started or stopped.
+      - In check mode no server is started or stopped, and no client is run.
   diff_mode:
     description: Will return details on what has changed, when in diff mode.
     support: none
 options:
   state:
     description:
-      - V(started) stops what an earlier call left and starts one server for each of O(tests).
+      - V(started) stops what an earlier call left and starts a server for each of O(tests).
+      - V(finished) runs the client of each of O(tests), one after the other, against the servers of the other nodes.
       - V(absent) stops the servers, removes their files and returns their output.
     type: str
-    default: started
-    choices: [started, absent]
+    required: true
+    choices: [started, finished, absent]
   tests:
-    description: For V(started), the tests this node serves.
+    description: The tests that this node serves, or is the client of.
     type: list
     elements: dict
     default: []
@@ -47,11 +48,17 @@ options:
 
 EXAMPLES = r"""
 - name: Start the servers
-  gpufabric.rdma.fabric_server:
-    tests: "{{ fabric['hosts'][inventory_hostname]['serve'] }}"
+  gpufabric.rdma.fabric_tests:
+    state: started
+    tests: "{{ planned['hosts'][inventory_hostname]['serve'] }}"
+
+- name: Run the clients
+  gpufabric.rdma.fabric_tests:
+    state: finished
+    tests: "{{ planned['hosts'][inventory_hostname]['connect'] }}"
 
 - name: Stop the servers
-  gpufabric.rdma.fabric_server:
+  gpufabric.rdma.fabric_tests:
     state: absent
 """
 
@@ -60,6 +67,11 @@ servers:
   description: Why the server of a test did not start, or null, by test.
   returned: O(state=started)
   type: dict
+results:
+  description: For each test C(id), C(ok), C(error), C(seconds), C(mb_per_s), C(gbps), C(command) and C(output).
+  returned: O(state=finished)
+  type: list
+  elements: dict
 said:
   description: What each server printed, by test.
   returned: O(state=absent)
@@ -77,36 +89,35 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._host.probe import 
 from ansible_collections.gpufabric.rdma.plugins.module_utils._traffic import fabric
 
 
+def run(state: str, tests: list[dict], seconds: int, limit: int, check_mode: bool) -> dict:
+    if state == "started":
+        # A server must outlive all clients that run before its own, one after the other.
+        return {"servers": {} if check_mode else fabric.serve(tests, seconds, limit * (len(tests) + 1))}
+    if state == "finished":
+        return {"results": [] if check_mode else fabric.connect(tests, seconds, limit)}
+    return {"said": {} if check_mode else fabric.stop()}
+
+
 @guarded
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
-            "state": {"type": "str", "default": "started", "choices": ["started", "absent"]},
+            "state": {"type": "str", "required": True, "choices": ["started", "finished", "absent"]},
             "tests": {"type": "list", "elements": "dict", "default": []},
             "seconds": {"type": "int", "default": 2},
             "limit": {"type": "int", "default": 30},
         },
         supports_check_mode=True,
     )
-    params, tests = module.params, module.params["tests"]
-    before = rdma_modules()
-    started = params["state"] == "started"
-    result = {}
+    before, result = rdma_modules(), {}
     try:
-        if module.check_mode:
-            pass
-        elif started:
-            # A server must outlive all clients that run before its own, one after the other.
-            result = fabric.serve(tests, params["seconds"], params["limit"] * (len(tests) + 1))
-        else:
-            result = fabric.stop()
+        result = run(**module.params, check_mode=module.check_mode)
     except (OSError, ValueError) as error:
         module.fail_json(
-            msg=f"servers of the fabric tests: wanted {params['state']}, seen {error}. "
+            msg=f"fabric tests: wanted {module.params['state']}, seen {error}. "
             f"Next step: fix that, remove {fabric.STATE} and run again"
         )
-    loaded = sorted(rdma_modules() - before)
-    module.exit_json(changed=False, loaded=loaded, **{"servers" if started else "said": result})
+    module.exit_json(changed=False, loaded=sorted(rdma_modules() - before), **result)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,43 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Rails of a node's facts, as networks and test pods are planned from.
+
+PRIVATE to the collection. Pure.
+"""
+
+from __future__ import annotations
+
+from ansible.module_utils.common.validation import check_type_list
+
+from ...module_utils._device_plugin import config, dra
+
+
+def network_rails(facts: dict) -> list[dict]:
+    """Each rail with index, hca, port, kind, netdev, pci, link_layer, active_mtu and char_devices."""
+    hcas = {hca["name"]: hca for hca in facts["hcas"]}
+    rails = []
+    for rail in facts["rails"]:
+        hca = hcas.get(rail["hca"]) or {"kind": None, "ports": [], "char_devices": {"uverbs": None, "umad": []}}
+        port = next((port for port in hca["ports"] if port["number"] == rail["port"]), {})
+        rails.append(
+            {
+                **{key: rail[key] for key in ("index", "hca", "port", "netdev", "pci")},
+                "kind": hca["kind"],
+                "link_layer": port.get("link_layer"),
+                "active_mtu": port.get("active_mtu"),
+                "char_devices": [hca["char_devices"]["uverbs"], *hca["char_devices"]["umad"]],
+            }
+        )
+    return rails
+
+
+def dra_rails(resources, facts, api: str, rails: list) -> dict[str, str | None]:
+    """{number of a rail that the node serves over DRA: the extended resource for it}; empty without facts."""
+    if not facts or api == config.PLUGIN:
+        return {}
+    try:
+        _over_plugin, over_dra = dra.served(resources, api, [int(index) for index in check_type_list(rails)], facts)
+    except ValueError:
+        return {}  # the preflight names it
+    return {str(index): name for index, name in dra.rails(over_dra, facts).items()}

@@ -1,0 +1,64 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A cluster as its test pods are planned from and judged by.
+
+PRIVATE to the collection. Pure; runs on the controller.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from .._core.rails import dra_rails, network_rails
+
+
+class Cluster(NamedTuple):
+    hosts: list[dict]  # as host_of has them
+    read: dict  # what cluster_info returned
+    namespace: str = "gpufabric-verification"
+    image: str | None = None  # None: the nodes' own tools
+    gpu_class: str | None = None
+    pod_name: str | None = None  # of a user's pod, in place of test pods
+    service_cidrs: list[str] = []
+    pods_per_node: int | None = None
+    masters: list[str] = []  # interfaces of default routes that pods may share
+    fabric_allowed: bool = False  # whether pod traffic may share a rail
+    plan: dict = {}  # of the test pods
+    run: dict = {}  # what test_pods returned
+    stopped: dict = {}  # the same, as it removed them
+    pod: dict = {}  # the user's, as cluster_info returned it
+    failure: str = ""  # why the pod tests stopped
+
+
+def of_play(hosts: list[dict], read: dict, variables: dict) -> Cluster:
+    """Before any pod runs. variables: typed, of the node that asks."""
+    return Cluster(
+        hosts,
+        read,
+        namespace=variables["verification_namespace"],
+        image=variables["verification_image"],
+        gpu_class=variables["verification_gpu_class"],
+        pod_name=variables["verification_pod"],
+        service_cidrs=variables["k3s_service_cidr"].split(","),
+        pods_per_node=variables["networks_pods_per_node"],
+        masters=variables["networks_default_route_masters"],
+        fabric_allowed=variables["flannel_fabric_allowed"],
+    )
+
+
+def host_of(node: dict, cni: dict | None = None) -> dict:
+    """What pods are planned from on a node. cni: what cni_lint returned, where it ran.
+
+    node: host, variables, read with networks (as node_tools.networks has them), and the RDMA facts in either.
+    """
+    variables, networks = node["variables"], node["read"]["networks"]
+    facts = node["facts"] if "facts" in node else node["read"]["ansible_facts"]["rdma"]
+    served = [variables[f"device_plugin_{name}"] for name in ("resources", "api", "dra_rails")]
+    return {
+        "host": node["host"],
+        "rails": network_rails(facts),
+        "dra_rails": [int(index) for index in dra_rails(served[0], facts, *served[1:])],
+        **{key: networks[key] for key in ("netdevs", "routes", "files", "tools")},
+        **({} if cni is None else {"cni": cni}),
+    }
