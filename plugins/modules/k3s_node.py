@@ -27,7 +27,7 @@ options:
     required: true
   options:
     description:
-      - Options of k3s by file, as M(gpufabric.rdma.k3s_preflight) decided them. They contain no secrets.
+      - Options of k3s by file, as M(gpufabric.rdma.plan) decided them. They contain no secrets.
     type: dict
     required: true
   registries:

@@ -59,13 +59,13 @@ CASES = {
         ["reboot pending: x"],
     ),
     "a problem of the preflight, with the plan": (
-        [("ok", "a", verdicts.Task("Check", "gpufabric.rdma.preflight"), {"findings": [PROBLEM], "plan": [change()]})],
+        [("ok", "a", verdicts.Task("Check", "gpufabric.rdma.driver"), {"findings": [PROBLEM], "plan": [change()]})],
         "unsafe",
         1,
         [SENTENCE],
     ),
     "a plan without a problem is no second account of differences": (
-        [("ok", "a", verdicts.Task("Check", "gpufabric.rdma.preflight"), {"findings": [], "plan": [change()]})],
+        [("ok", "a", verdicts.Task("Check", "gpufabric.rdma.driver"), {"findings": [], "plan": [change()]})],
         "converged",
         0,
         [],
