@@ -85,8 +85,12 @@ class ActionModule(ActionBase):
             path = files.page_path(args["file"], _sources(task_vars))
             self._write({path: terminal.here(page.page(results, args["title"]))})
             terminal.show(f"The report {'would be' if self._task.check_mode else 'is'} {path}\n")
+        failed = {row["host"]: host_checks.tally(row["checks"])[host_checks.FAILED] for row in rows}
+        # What concerns no host of its own, such as the cluster, fails all of them.
+        others = sum(count for name, count in failed.items() if name not in args["hosts"])
         tally = host_checks.tally([item for node in rows for item in node["checks"]])
-        return {**written, "checks": judged["checks"], "tally": tally}
+        failing = {name: failed.get(name, 0) + others for name in args["hosts"]}
+        return {**written, "checks": judged["checks"], "tally": tally, "failing": failing}
 
     def _matrix(self, args, task_vars):
         known, shared = _known(args, task_vars, "node")

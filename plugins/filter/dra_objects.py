@@ -32,7 +32,7 @@ EXAMPLES = r"""
   ansible.builtin.debug:
     msg: "{{ [{'name': 'node1', 'rails': rails}] | gpufabric.rdma.dra_objects(settings) }}"
   vars:
-    rails: "{{ 'rails' | gpufabric.rdma.dra_rails(ansible_facts['rdma'], 'dra', []) }}"
+    rails: {"0": rdma/hca_shared_devices_0}
     settings: {in_pods: false, namespace: gpufabric-rdma, extended_resources: true}
 """
 

@@ -149,6 +149,10 @@ tally:
   description: How many checks have each status, or how many tests each verdict.
   returned: O(kind=verification) or O(kind=matrix)
   type: dict
+failing:
+  description: For each of O(hosts) how many of its checks failed, those of the cluster included.
+  returned: O(kind=verification)
+  type: dict
 document:
   description: The matrix document.
   returned: O(kind=matrix)

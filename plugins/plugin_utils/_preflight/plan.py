@@ -352,7 +352,14 @@ def text(planned: dict, roles_asked: Sequence[str], check_mode: bool) -> str:
         return ""
     odd = alike.differing({name: decided["rail_map"] for name, decided in hosts.items()})
     rows = [
-        {"host": name, **decided, "notes": [*decided["notes"], *([odd[name]] if name in odd else [])]}
+        {"host": name, **decided, "notes": [*decided["notes"], *_unasked(decided), *([odd[name]] if name in odd else [])]}
         for name, decided in hosts.items()
     ]
     return f"{host.plan_text(rows, check_mode)}\n"
+
+
+def _unasked(decided: dict) -> list[str]:
+    """What no probe of a node can ask about its firewall."""
+    results = (decided.get("firewall") or {}).get("results") or []
+    unknown = [row for row in results if row["id"] == "pods"]
+    return [f"not verified: {row['wanted']}: {row['seen']}. {row['next_step']}" for row in unknown]

@@ -146,12 +146,13 @@ def test_a_run_ends_with_the_page_beside_the_inventory_and_says_where(play, node
 def test_a_run_whose_checks_fail_ends_with_the_page_and_with_its_failure(play, node, tmp_path):
     """That is the run whose page someone needs."""
     hosts = {f"node{number}": node("gh200-cx7-roce", number, limits_services=["k3s"]) for number in (1, 2)}
-    for variables in hosts.values():
-        (port,) = pathlib.Path(variables["discovery_root"]).glob("sys/class/infiniband/mlx5_0/ports/1/state")
-        port.write_text("1: DOWN\n")
+    (port,) = pathlib.Path(hosts["node2"]["discovery_root"]).glob("sys/class/infiniband/mlx5_0/ports/1/state")
+    port.write_text("1: DOWN\n")
     code, output = play("site", hosts, "-e", f"report_file={tmp_path}/new/page.html", "-e", "report_title='Rack A'")
     assert code == 2, output
     assert "of the checks failed" in output
+    failed = re.findall(r"^(node\d) .* failed=(\d)", output, re.MULTILINE)
+    assert failed == [("node1", "0"), ("node2", "1")], "each host fails by its own checks"
     assert page_of(output) == tmp_path / "new/page.html"
     assert "Rack A" in (tmp_path / "new/page.html").read_text()
 
