@@ -319,11 +319,10 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import (
     Plan,
     Refused,
+    converge,
     failure,
-    finish,
-    settle,
+    reported,
 )
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import objects as planner
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.kubectl import (
     Kubectl,
@@ -507,7 +506,6 @@ def _not_reached(item: dict, text: str):
     )
 
 
-@guarded
 def main() -> None:
     strings: dict = {"type": "list", "elements": "str", "default": []}
     of_owner: dict = {
@@ -570,7 +568,6 @@ def main() -> None:
     parts, findings = planner.prepare(given["parts"] or [given])
     if findings:
         module.fail_json(**failure(Refused(findings)))
-
     patience = 0 if module.check_mode else given["api_timeout_seconds"]
     kubectl = Kubectl(given["kubectl"], limit=_CALL_SECONDS, patience=patience)
     cluster = Cluster(kubectl)
@@ -588,34 +585,33 @@ def main() -> None:
         state.update(found)
         return state
 
+    def more(decided: Plan, changes: list) -> dict:
+        pending: list = []
+        last = [item for item in wait if not item["first"]]
+        if module.check_mode:
+            _note_skipped_waits(decided, changes, wait)
+        elif given["wait_later"]:
+            pending += [item for item in last if not planner.satisfied(item, state["live"].values())]
+        else:
+            waited.extend(cluster.wait(last, list(state["live"].values())))
+        return {"waited": waited, "pending": pending, "kubectl_calls": kubectl.calls, "down": state.get("down")}
+
     waited: list = []
-    pending: list = []
-    changes: list = []
-    try:
+    with reported(module):
         if not module.check_mode:
             waited += cluster.wait([item for item in wait if item["first"]], [])
-        made, changes = settle(
+        converge(
+            module,
             read=read,
             plan=lambda state: planner.plan_parts(state, parts),
             apply=lambda changes: cluster.apply(changes, parts, state["edited"]),
-            check_mode=module.check_mode,
+            more=more,
         )
-        last = [item for item in wait if not item["first"]]
-        if module.check_mode:
-            _note_skipped_waits(made, changes, wait)
-        elif given["wait_later"]:
-            pending = [item for item in last if not planner.satisfied(item, state["live"].values())]
-        else:
-            waited += cluster.wait(last, list(state["live"].values()))
-    except Refused as refused:
-        module.fail_json(**failure(Refused(refused.findings, refused.done or changes)))
-    more = {"waited": waited, "pending": pending, "kubectl_calls": kubectl.calls, "down": state.get("down")}
-    finish(module, made, changes, **more)
 
 
-def _note_skipped_waits(made: Plan, changes: list, wait: list) -> None:
+def _note_skipped_waits(decided: Plan, changes: list, wait: list) -> None:
     if changes and wait:
-        made.not_verified.append(
+        decided.not_verified.append(
             "check mode does not wait for: " + ", ".join(f"{item['resource']} ({item['until']})" for item in wait)
         )
 

@@ -95,14 +95,12 @@ findings:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, reported
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.kubectl import Kubectl
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.quorum import against, is_ready, wait
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 
 
-@guarded
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
@@ -117,7 +115,7 @@ def main() -> None:
     )
     given = module.params
     seconds = 0 if module.check_mode else given["timeout_seconds"]
-    try:
+    with reported(module):
         nodes, findings = wait(
             Kubectl(given["kubectl"], patience=seconds),
             Tree(given["root"]),
@@ -126,8 +124,6 @@ def main() -> None:
         )
         if findings:
             raise Refused(findings)
-    except Refused as refused:
-        module.fail_json(**failure(refused))
     module.exit_json(changed=False, was_ready=is_ready(nodes, given["name"]), findings=[])
 
 

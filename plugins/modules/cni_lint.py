@@ -137,8 +137,8 @@ import stat
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._cni import containerd, node_lint
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import reported
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import under
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree, elf, node
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
 
@@ -238,7 +238,6 @@ def _listening(tree: Tree) -> list:
     return sorted(found)
 
 
-@guarded
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
@@ -272,15 +271,16 @@ def main() -> None:
         "networks": given["networks"],
         "health_port": given["health_port"],
     }
-    state = read(given["root"], wanted)
-    findings = node_lint.lint(state, wanted) + node_lint.lint_objects(given["objects"], wanted["bin_dir"])
-    module.exit_json(
-        changed=False,
-        findings=[finding._asdict() for finding in findings],
-        runtime=state["runtime"],
-        configurations=[conf["path"] for conf in state["confs"]],
-        not_verified=["Multus' socket: the node is a tree of files"] if state["socket"] == "unknown" else [],
-    )
+    with reported(module):
+        state = read(given["root"], wanted)
+        findings = node_lint.lint(state, wanted) + node_lint.lint_objects(given["objects"], wanted["bin_dir"])
+        module.exit_json(
+            changed=False,
+            findings=[finding._asdict() for finding in findings],
+            runtime=state["runtime"],
+            configurations=[conf["path"] for conf in state["confs"]],
+            not_verified=["Multus' socket: the node is a tree of files"] if state["socket"] == "unknown" else [],
+        )
 
 
 if __name__ == "__main__":

@@ -143,9 +143,8 @@ import tarfile
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._cni import plugins as planner
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure, finish, settle
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, converge
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import BESIDE, apply_file, under, write
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 
 
@@ -194,7 +193,6 @@ def place(path: str, archive: str, digests: dict) -> None:
     write(path, content, int(planner.MODE, 8))
 
 
-@guarded
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
@@ -225,18 +223,20 @@ def main() -> None:
 
     first = planner.plan(look(), binaries, directory)
     missing = planner.needed(first)
-    try:
-        made, changes = settle(
-            read=look,
-            plan=lambda state: planner.plan(state, binaries, directory),
-            apply=lambda changes: apply(changes, root, archive, binaries),
-            # Nothing is changed before everything is available.
-            check_mode=module.check_mode or bool(missing and not archive),
-        )
-    except Refused as refused:
-        module.fail_json(**failure(refused))
-    made.notes = first.notes
-    finish(module, made, changes, needed=missing)
+
+    def more(decided, _changes) -> dict:
+        decided.notes = first.notes
+        return {"needed": missing}
+
+    converge(
+        module,
+        read=look,
+        plan=lambda state: planner.plan(state, binaries, directory),
+        apply=lambda changes: apply(changes, root, archive, binaries),
+        more=more,
+        # Nothing is changed before everything is available.
+        check_mode=module.check_mode or bool(missing and not archive),
+    )
 
 
 if __name__ == "__main__":

@@ -207,14 +207,7 @@ status:
 import json
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import (
-    Refused,
-    failure,
-    finish,
-    result,
-    settle,
-)
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import finish, reported, result, settle
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin.config import names
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin.dra import DRIVER
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin.node import Installer, read
@@ -259,7 +252,6 @@ def needs(changes, wheels: dict, from_index: bool) -> list[str]:
     return files + (sorted(wheels) if VENV in objects and not from_index else [])
 
 
-@guarded
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
@@ -310,17 +302,15 @@ def main() -> None:
         state.update(read(root, kubeconfigs))
         return state
 
-    try:
-        made, changes = settle(
+    with reported(module, rivals=more["rivals"]):
+        decided, changes = settle(
             read=read_again,
             plan=lambda state: plan(state, wanted),
             apply=installer.apply,
             check_mode=module.check_mode,
         )
-    except Refused as refused:
-        module.fail_json(rivals=more["rivals"], **failure(refused))
     service = state["service"] or {"main_pid": 0, "status": ""}
-    finish(module, made, changes, **more, main_pid=service["main_pid"], status=service["status"])
+    finish(module, decided, changes, **more, main_pid=service["main_pid"], status=service["status"])
 
 
 if __name__ == "__main__":

@@ -114,14 +114,7 @@ notes:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import (
-    Change,
-    Refused,
-    failure,
-    result,
-    settle,
-)
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Change, converge
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin.migration import plan
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin.objects import OWNER, plugins
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import ownership
@@ -155,7 +148,6 @@ class Cluster:
             yield change
 
 
-@guarded
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
@@ -168,16 +160,13 @@ def main() -> None:
     )
     step = "check that the API server responds there, or set another host in device_plugin_server, and run again"
     cluster = Cluster(Kubectl(module.params["kubectl"], next_step=step), module.params["timeout_seconds"])
-    try:
-        made, changes = settle(
-            read=cluster.read,
-            plan=lambda seen: plan(seen, module.params["replaced"], module.params["allowed"]),
-            apply=cluster.apply,
-            check_mode=module.check_mode,
-        )
-    except Refused as refused:
-        module.fail_json(**failure(refused))
-    module.exit_json(**result(made, changes))
+    converge(
+        module,
+        read=cluster.read,
+        plan=lambda seen: plan(seen, module.params["replaced"], module.params["allowed"]),
+        apply=cluster.apply,
+        quiet=True,
+    )
 
 
 if __name__ == "__main__":

@@ -102,8 +102,7 @@ notes:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Plan, Refused, failure, finish, settle
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Plan, converge
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import dra
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.kubectl import Unreachable, last_words, patient
 
@@ -120,7 +119,6 @@ def plan(state: dict) -> Plan:
     return made
 
 
-@guarded
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
@@ -143,11 +141,7 @@ def main() -> None:
             dra.remove_slice(kubectl, change.object.split()[1])
             yield change
 
-    try:
-        made, changes = settle(read=read, plan=plan, apply=apply, check_mode=module.check_mode)
-    except Refused as refused:
-        module.fail_json(**failure(refused))
-    finish(module, made, changes)
+    converge(module, read, plan, apply)
 
 
 if __name__ == "__main__":

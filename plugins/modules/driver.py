@@ -202,9 +202,8 @@ import os
 import tempfile
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure, finish, settle
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, converge, reported
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import write
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import apply_units
 from ansible_collections.gpufabric.rdma.plugins.module_utils._driver import dkms, keys, packages, trial
 from ansible_collections.gpufabric.rdma.plugins.module_utils._driver import state as driver_state
@@ -402,7 +401,6 @@ def stale_images(facts: dict, changes) -> list[str]:
     return [image["path"] for image in facts["initramfs"]["images"] if image["kernel"]]
 
 
-@guarded
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
@@ -442,29 +440,28 @@ def main() -> None:
         return module.run_command([program, *argv[1:]], environ_update=more, cwd=cwd)
 
     if wanted["repository"]:
-        wanted["repository"] = keys.checked(wanted["repository"], run, module.get_bin_path("gpg"))
+        with reported(module):
+            wanted["repository"] = keys.checked(wanted["repository"], run, module.get_bin_path("gpg"))
     states: list[dict] = []
 
     def read_again() -> dict:
         states.append(read(root, run, wanted["flavor"] == INBOX, gpudirect.Runner(module)))
         return states[-1]
 
-    try:
-        made, changes = settle(
-            read=read_again,
-            plan=lambda state: plan(state, wanted, root),
-            apply=lambda changes: Installer(states[-1], wanted, run, wanted["trial_build"]).apply(changes),
-            check_mode=module.check_mode,
-        )
-    except Refused as refused:
-        module.fail_json(**failure(refused))
-    first = plan(states[0], wanted, root)
-    if module.check_mode and any(change.action in _ADDS for change in changes):
-        made.not_verified.append(
-            "check mode contacts no repository and builds nothing: signature, version and build are unchecked"
-        )
-    finish(
-        module, made, changes, change=sentence(first, wanted), stale_images=stale_images(states[0]["facts"], changes)
+    def more(decided, changes) -> dict:
+        if module.check_mode and any(change.action in _ADDS for change in changes):
+            decided.not_verified.append(
+                "check mode contacts no repository and builds nothing: signature, version and build are unchecked"
+            )
+        first = plan(states[0], wanted, root)
+        return {"change": sentence(first, wanted), "stale_images": stale_images(states[0]["facts"], changes)}
+
+    converge(
+        module,
+        read=read_again,
+        plan=lambda state: plan(state, wanted, root),
+        apply=lambda changes: Installer(states[-1], wanted, run, wanted["trial_build"]).apply(changes),
+        more=more,
     )
 
 

@@ -98,8 +98,7 @@ findings:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure, result, settle
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import converge
 from ansible_collections.gpufabric.rdma.plugins.module_utils._driver.reload import plan, reload, restore, save, saved
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
@@ -118,7 +117,6 @@ def apply(changes, given: dict | None, timeout: int, run, root: str = "/"):
         yield change
 
 
-@guarded
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
@@ -141,16 +139,12 @@ def main() -> None:
         tree = Tree("/")
         return gather(tree, Seams.of(tree), ["driver"])
 
-    try:
-        made, changes = settle(
-            read=read,
-            plan=lambda facts: plan(facts, module.params["restore"] is not None),
-            apply=lambda changes: apply(changes, module.params["restore"], module.params["timeout"], run),
-            check_mode=module.check_mode,
-        )
-    except Refused as refused:
-        module.fail_json(**failure(refused))
-    module.exit_json(**result(made, changes))
+    converge(
+        module,
+        read=read,
+        plan=lambda facts: plan(facts, module.params["restore"] is not None),
+        apply=lambda changes: apply(changes, module.params["restore"], module.params["timeout"], run),
+    )
 
 
 if __name__ == "__main__":

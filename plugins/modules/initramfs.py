@@ -111,9 +111,8 @@ notes:
 import os
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure, finish, settle
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, converge
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import built_beside, sync
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.initramfs import command, plan
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
@@ -180,7 +179,6 @@ def _size(path: str) -> int:
         return 0
 
 
-@guarded
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
@@ -206,16 +204,12 @@ def main() -> None:
     def run(argv):
         return module.run_command([module.get_bin_path(argv[0], required=True), *argv[1:]])
 
-    try:
-        made, changes = settle(
-            read=read_again,
-            plan=decide,
-            apply=lambda changes: apply(changes, facts, run),
-            check_mode=module.check_mode,
-        )
-    except Refused as refused:
-        module.fail_json(**failure(refused))
-    finish(module, made, changes)
+    converge(
+        module,
+        read=read_again,
+        plan=decide,
+        apply=lambda changes: apply(changes, facts, run),
+    )
 
 
 if __name__ == "__main__":

@@ -132,9 +132,8 @@ import secrets
 import time
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure, finish, settle
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, converge, reported
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import apply_file, under, write
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import apply_units
 from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import config as k3s
 from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import plan as planner
@@ -211,7 +210,6 @@ class Node:
         return self._kubectl.run("get", "--raw=/readyz")[0] == 0
 
 
-@guarded
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
@@ -231,18 +229,16 @@ def main() -> None:
     wanted["token_given"] = bool(given["token"]) or not given["token_allowed_to_be_made"]
     live = not given["root"].rstrip("/")
     node = Node(given["root"], wanted, given["token"], module.run_command, given["start_timeout_seconds"])
-    try:
+    with reported(module):
         if live and not module.check_mode:
             _refuse_what_is_missing(node.read(), given)
-        made, changes = settle(
+        converge(
+            module,
             read=node.read,
             plan=lambda seen: planner.plan(seen, wanted, given["root"]),
             apply=node.apply,
-            check_mode=module.check_mode,
+            more=lambda _decided, _changes: {"seconds": node.seconds},
         )
-    except Refused as refused:
-        module.fail_json(**failure(refused))
-    finish(module, made, changes, seconds=node.seconds)
 
 
 def _refuse_what_is_missing(seen: dict, given: dict) -> None:

@@ -120,9 +120,8 @@ import time
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core import programs
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure, finish, settle
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, converge
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import remove, remove_tree, sha256_of, under
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import SYSTEM, apply_units, must, systemctl
 from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import config as k3s
 from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import reset as planner
@@ -487,7 +486,6 @@ def mounts(tree: Tree) -> list[str]:
     return list(dict.fromkeys(points))
 
 
-@guarded
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
@@ -513,11 +511,7 @@ def main() -> None:
         return made
 
     node = Node(root, run, volumes=volumes, networks=module.params["networks_directory"])
-    try:
-        made, changes = settle(read=node.read, plan=plan, apply=node.apply, check_mode=check_mode)
-    except Refused as refused:
-        module.fail_json(**failure(refused))
-    finish(module, made, changes)
+    converge(module, node.read, plan, node.apply, check_mode=check_mode)
 
 
 if __name__ == "__main__":

@@ -130,9 +130,8 @@ stale_images:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure, finish, settle
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, converge
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import apply_file, with_times
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.gpudirect import Runner, complete
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.kernel_modules import plan
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree, modules
@@ -178,7 +177,6 @@ def apply(changes, root: str, run):
     yield from loads
 
 
-@guarded
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
@@ -199,16 +197,13 @@ def main() -> None:
     def run(argv):
         return module.run_command([module.get_bin_path(argv[0], required=True), *argv[1:]])
 
-    try:
-        made, changes = settle(
-            read=lambda: read(root, wanted["required"], Runner(module)),
-            plan=lambda facts: plan(facts, wanted, root),
-            apply=lambda changes: apply(changes, root, run),
-            check_mode=module.check_mode,
-        )
-    except Refused as refused:
-        module.fail_json(**failure(refused))
-    finish(module, made, changes, stale_images=made.stale_images)
+    converge(
+        module,
+        read=lambda: read(root, wanted["required"], Runner(module)),
+        plan=lambda facts: plan(facts, wanted, root),
+        apply=lambda changes: apply(changes, root, run),
+        more=lambda decided, _changes: {"stale_images": decided.stale_images},
+    )
 
 
 if __name__ == "__main__":

@@ -128,13 +128,11 @@ notes:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure, result, settle
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import converge
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.kubectl import Kubectl
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.node import Node, plan_drain, plan_uncordon
 
 
-@guarded
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
@@ -151,16 +149,13 @@ def main() -> None:
     patience = 0 if module.check_mode else given["api_timeout_seconds"]
     step = "check that kubectl reaches the API server from this host (role driver: driver_drain_host) and run again"
     node = Node(Kubectl(given["kubectl"], patience=patience, next_step=step), given["name"], given["timeout_seconds"])
-    try:
-        made, changes = settle(
-            read=lambda: node.read(pods=draining),
-            plan=plan_drain if draining else plan_uncordon,
-            apply=node.apply,
-            check_mode=module.check_mode,
-        )
-    except Refused as refused:
-        module.fail_json(**failure(refused))
-    module.exit_json(**result(made, changes))
+    converge(
+        module,
+        read=lambda: node.read(pods=draining),
+        plan=plan_drain if draining else plan_uncordon,
+        apply=node.apply,
+        quiet=True,
+    )
 
 
 if __name__ == "__main__":

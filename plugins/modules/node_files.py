@@ -235,14 +235,7 @@ programs:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import (
-    Change,
-    Refused,
-    failure,
-    finish,
-    kernel_out_of_reach,
-    settle,
-)
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Change, converge, kernel_out_of_reach
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import (
     apply_file,
     rename,
@@ -250,7 +243,6 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import 
     under,
     write,
 )
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import apply_units, must, running, systemctl
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host import node_files as planner
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree, modules, node, paths
@@ -365,7 +357,6 @@ def _carry_out(change: Change, modes: dict, contents: dict, root: str, run) -> N
         apply_file(root, change, modes.get(change.object, paths.MODE))
 
 
-@guarded
 def main() -> None:
     path = {"type": "str", "required": True}
     strings = {"type": "list", "elements": "str", "default": []}
@@ -432,24 +423,22 @@ def main() -> None:
         state.update(read(root, wanted, module.run_command))
         return state
 
-    try:
-        made, changes = settle(
-            read=current,
-            plan=lambda state: planner.plan(state, wanted),
-            apply=lambda changes: apply(changes, wanted, root, module.run_command),
-            check_mode=module.check_mode,
-        )
-    except Refused as refused:
-        module.fail_json(**failure(refused))
-    finish(
+    def more(_decided, _changes) -> dict:
+        tree = Tree(root)
+        return {
+            "missing_secrets": planner.missing_secrets(state, wanted),
+            "contents": {
+                path: (_file(tree, path) or {"content": None})["content"] for path in module.params["contents"]
+            },
+            "programs": programs(root, module.params["programs"]),
+        }
+
+    converge(
         module,
-        made,
-        changes,
-        missing_secrets=planner.missing_secrets(state, wanted),
-        contents={
-            path: (_file(Tree(root), path) or {"content": None})["content"] for path in module.params["contents"]
-        },
-        programs=programs(root, module.params["programs"]),
+        read=current,
+        plan=lambda state: planner.plan(state, wanted),
+        apply=lambda changes: apply(changes, wanted, root, module.run_command),
+        more=more,
     )
 
 

@@ -118,15 +118,8 @@ notes:
 import os
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import (
-    Change,
-    Refused,
-    failure,
-    finish,
-    settle,
-)
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Change, converge
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import set_attribute
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import apply_units
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.rail_links import ENABLED, LINK_TARGET, plan
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
@@ -172,7 +165,6 @@ def apply(changes, root: str, run):
         yield change
 
 
-@guarded
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
@@ -195,16 +187,12 @@ def main() -> None:
     )
     root = module.params["root"]
     wanted = {"settings": module.params["settings"]}
-    try:
-        made, changes = settle(
-            read=lambda: read(root),
-            plan=lambda facts: plan(facts, wanted, root, protected(root)),
-            apply=lambda changes: apply(changes, root, module.run_command),
-            check_mode=module.check_mode,
-        )
-    except Refused as refused:
-        module.fail_json(**failure(refused))
-    finish(module, made, changes)
+    converge(
+        module,
+        read=lambda: read(root),
+        plan=lambda facts: plan(facts, wanted, root, protected(root)),
+        apply=lambda changes: apply(changes, root, module.run_command),
+    )
 
 
 if __name__ == "__main__":

@@ -132,9 +132,8 @@ import errno
 import time
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure, finish, settle
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import converge
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import apply_file, with_times
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.netlink import set_netns_mode
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.netns import OBJECT, plan
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
@@ -183,7 +182,6 @@ def apply(changes, root: str, set_running: Setter):
             yield change
 
 
-@guarded
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
@@ -203,16 +201,13 @@ def main() -> None:
         facts.update(read(root))
         return facts
 
-    try:
-        made, changes = settle(
-            read=read_again,
-            plan=lambda facts: plan(facts, wanted, root, busy=set_running.busy),
-            apply=lambda changes: apply(changes, root, set_running),
-            check_mode=module.check_mode,
-        )
-    except Refused as refused:
-        module.fail_json(**failure(refused))
-    finish(module, made, changes, mode=facts["subsystem"]["netns_mode"], stale_images=made.stale_images)
+    converge(
+        module,
+        read=read_again,
+        plan=lambda facts: plan(facts, wanted, root, busy=set_running.busy),
+        apply=lambda changes: apply(changes, root, set_running),
+        more=lambda decided, _changes: {"mode": facts["subsystem"]["netns_mode"], "stale_images": decided.stale_images},
+    )
 
 
 if __name__ == "__main__":

@@ -92,8 +92,7 @@ boot_id:
 import json
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import as_dict, warn
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import as_dict, reported, warn
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.boot import judge
 from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s.state import membership
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
@@ -115,21 +114,21 @@ def _record(tree: Tree) -> dict | None:
     return {"left_boot": str(found.get("left_boot") or ""), "ready": found.get("ready") is True}
 
 
-@guarded
 def main() -> None:
     module = AnsibleModule(argument_spec={"root": {"type": "path", "default": "/"}}, supports_check_mode=True)
-    tree = Tree(module.params["root"])
-    findings, unknown = judge(tree)
-    warn(module, unknown)
-    module.exit_json(
-        changed=False,
-        findings=[as_dict(finding) for finding in findings],
-        not_verified=unknown,
-        cluster=membership(tree),
-        hostname=(tree.read("/proc/sys/kernel/hostname") or "").lower(),
-        left=_record(tree),
-        boot_id=tree.read("/proc/sys/kernel/random/boot_id") or "",
-    )
+    with reported(module):
+        tree = Tree(module.params["root"])
+        findings, unknown = judge(tree)
+        warn(module, unknown)
+        module.exit_json(
+            changed=False,
+            findings=[as_dict(finding) for finding in findings],
+            not_verified=unknown,
+            cluster=membership(tree),
+            hostname=(tree.read("/proc/sys/kernel/hostname") or "").lower(),
+            left=_record(tree),
+            boot_id=tree.read("/proc/sys/kernel/random/boot_id") or "",
+        )
 
 
 if __name__ == "__main__":

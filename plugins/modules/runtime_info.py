@@ -36,15 +36,15 @@ cdi:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._cni import containerd
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import reported
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 
 
-@guarded
 def main() -> None:
     module = AnsibleModule(argument_spec={"root": {"type": "path", "default": "/"}}, supports_check_mode=True)
-    source, texts = containerd.read(Tree(module.params["root"]))
-    module.exit_json(changed=False, source=source, cdi=containerd.cdi(texts))
+    with reported(module):
+        source, texts = containerd.read(Tree(module.params["root"]))
+        module.exit_json(changed=False, source=source, cdi=containerd.cdi(texts))
 
 
 if __name__ == "__main__":

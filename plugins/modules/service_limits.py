@@ -104,8 +104,7 @@ notes:
 
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure, finish, settle
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import converge
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import apply_units
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.memlock import parse, plan
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree, limits
@@ -124,7 +123,6 @@ def read(root: str, services: list[str]) -> dict:
     return facts
 
 
-@guarded
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
@@ -141,16 +139,12 @@ def main() -> None:
     except ValueError as error:
         module.fail_json(msg=f"memlock: {error}")
 
-    try:
-        made, changes = settle(
-            read=lambda: read(root, wanted["services"]),
-            plan=lambda facts: plan(facts, wanted, root),
-            apply=lambda changes: apply_units(root, changes, module.run_command),
-            check_mode=module.check_mode,
-        )
-    except Refused as refused:
-        module.fail_json(**failure(refused))
-    finish(module, made, changes)
+    converge(
+        module,
+        read=lambda: read(root, wanted["services"]),
+        plan=lambda facts: plan(facts, wanted, root),
+        apply=lambda changes: apply_units(root, changes, module.run_command),
+    )
 
 
 if __name__ == "__main__":
