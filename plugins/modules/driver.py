@@ -10,7 +10,7 @@ short_description: Install, change or remove the HCA driver stack on disk
 version_added: 0.1.0
 description:
   - Manages the packages, the signed repository, its pins and the DKMS builds of a driver stack. The loaded driver is
-    left alone; M(gpufabric.rdma.driver_gate) decides how the new one gets loaded.
+    left alone; with O(activation) the result says how the one on disk gets loaded.
   - Before anything on the node changes, a trial run checks that the key has the pinned fingerprint and signs the
     repository, the version exists, no other package would be removed, and the base DKMS module builds with the real
     C(dkms) for the running and for the newest kernel. Only C(dkms), headers and their dependencies are installed before
@@ -117,8 +117,33 @@ options:
       - Root directory of the node. With anything but V(/) nothing is changed.
     type: path
     default: /
+  activation:
+    description:
+      - Whether to decide how the driver on disk gets loaded, by what depends on the HCA driver of the node (management
+        access, mounted storage, processes, other kernel modules, virtual functions, interface names, Secure Boot, pods
+        and cluster operators). It reads files only.
+      - V(auto) prefers a reload and reboots where a reload is ruled out.
+    type: str
+    choices: [auto, reload, reboot]
+  reload_allowed:
+    description:
+      - Whether the driver may be reloaded.
+    type: bool
+  drain_allowed:
+    description:
+      - Whether pods may be drained from the node.
+    type: bool
+  rename_allowed:
+    description:
+      - Whether the driver may change although an interface that carries management is configured by name.
+    type: bool
+  software_hcas:
+    description:
+      - Count interfaces of rxe and siw devices as interfaces of HCAs.
+    type: bool
+    default: false
 seealso:
-  - module: gpufabric.rdma.driver_gate
+  - module: gpufabric.rdma.driver_reload
 """
 
 EXAMPLES = r"""
@@ -131,10 +156,18 @@ EXAMPLES = r"""
       key: "{{ lookup('ansible.builtin.file', 'nvidia-doca-host.asc') }}"
       fingerprints: [70454E6BF5D9C2D3B78709E8DC726C5E41B9CC50]
 
-- name: Back to the kernel's own driver
+- name: See what it takes to go back to the kernel's own driver
   gpufabric.rdma.driver:
     flavor: inbox
     remove_allowed: true
+    activation: auto
+  check_mode: true
+  register: plan
+
+- name: Fail if it must not happen
+  ansible.builtin.assert:
+    that: plan.activation.verdict != 'refuse'
+    fail_msg: "{{ plan.activation.summary }}"
 """
 
 RETURN = r"""
@@ -196,29 +229,84 @@ stale_images:
   returned: success
   type: list
   elements: str
+activation:
+  description: How the driver on disk gets loaded; in check mode the one that would be there.
+  returned: with O(activation)
+  type: dict
+  contains:
+    verdict:
+      description:
+        - V(nothing) means that memory already holds what is, or will be, on disk, or holds no driver at all.
+      type: str
+      choices: [nothing, reload, reboot, refuse]
+    summary:
+      description: The verdict in a sentence.
+      type: str
+    findings:
+      description: Why a reload, a reboot or the change itself is ruled out, including reasons that did not decide.
+      type: list
+      elements: dict
+    steps:
+      description: The steps of the change, in order.
+      type: list
+      elements: str
+    consents:
+      description: Unset variables that the change needs consent from.
+      type: list
+      elements: str
+    notes:
+      description: What is worth knowing, and what could not be verified.
+      type: list
+      elements: str
+    restore:
+      description: What a reload would lose, as input for M(gpufabric.rdma.driver_reload) to restore.
+      type: dict
 """
 
-import os
-import tempfile
-
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, converge, reported
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import write
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import apply_units
-from ansible_collections.gpufabric.rdma.plugins.module_utils._driver import dkms, keys, packages, trial
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import converge, reported
+from ansible_collections.gpufabric.rdma.plugins.module_utils._driver import gate, keys, risk
 from ansible_collections.gpufabric.rdma.plugins.module_utils._driver import state as driver_state
-from ansible_collections.gpufabric.rdma.plugins.module_utils._driver.plan import DKMS_MODULES, INBOX, plan, sentence
+from ansible_collections.gpufabric.rdma.plugins.module_utils._driver.install import ADDS, Installer
+from ansible_collections.gpufabric.rdma.plugins.module_utils._driver.plan import INBOX, UBUNTU_ARCHIVE, plan, sentence
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host import gpudirect
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
 
-SUBSET = ["driver", "initramfs", "gpus", "gpudirect", "modules"]
-_ADDS = ("install", "upgrade", "downgrade")
-
-
+SUBSET = ["hcas", "driver", "initramfs", "gpus", "gpudirect", "modules", "!gids"]
 # Verdicts of the GPUDirect doctor that a rebuild of the NVIDIA driver ends.
 _STALE = ("stub", "crc-mismatch")
+ARGUMENTS = {
+    "flavor": {"type": "str", "choices": ["inbox", "doca", "ubuntu_archive", "mlnx_ofed"], "required": True},
+    "version": {"type": "str"},
+    "packages": {"type": "list", "elements": "str", "default": []},
+    "repository": {
+        "type": "dict",
+        "options": {
+            "url": {"type": "str"},
+            "key": {"type": "str", "no_log": False},
+            "fingerprints": {"type": "list", "elements": "str", "default": []},
+            "key_sha256": {"type": "str", "no_log": False},
+            "known_keys": {"type": "list", "elements": "dict", "no_log": False, "default": []},
+            "trusted": {"type": "bool", "default": False},
+            "label": {"type": "str", "default": "DOCA-HOST*"},
+            "known": {"type": "str"},
+        },
+    },
+    "sha256": {"type": "dict", "default": {}},
+    "remove_allowed": {"type": "bool"},
+    "downgrade_allowed": {"type": "bool"},
+    "nvidia_rebuild_allowed": {"type": "bool"},
+    "hold_kernel": {"type": "bool"},
+    "trial_build": {"type": "bool", "default": True},
+    "root": {"type": "path", "default": "/"},
+    "activation": {"type": "str", "choices": ["auto", "reload", "reboot"]},
+    "reload_allowed": {"type": "bool"},
+    "drain_allowed": {"type": "bool"},
+    "rename_allowed": {"type": "bool"},
+    "software_hcas": {"type": "bool", "default": False},
+}
 
 
 def read(root: str, run, ask_origins: bool = False, unpack=None) -> dict:
@@ -229,205 +317,33 @@ def read(root: str, run, ask_origins: bool = False, unpack=None) -> dict:
     state = driver_state.read(tree, facts, seams, run, ask_origins)
     evidence = facts["gpudirect"].get("evidence")
     if evidence:
-        found = gpudirect.diagnose(evidence)
+        diagnosis = gpudirect.diagnose(evidence)
         state["nvidia"] = {
             "closed": evidence["nvidia"]["open"] is False,
-            "stale": found.sentence if found.verdict in _STALE else None,
+            "stale": diagnosis.sentence if diagnosis.verdict in _STALE else None,
         }
     return state
 
 
-class Installer:
-    """Applies the changes of one plan. Packages of one action go to the package manager in one call."""
-
-    def __init__(self, state: dict, wanted: dict, run, trial_build: bool = True):
-        self._state, self._wanted, self._run, self._trial_build = state, wanted, run, trial_build
-        self._kind = state["manager"]
-
-    def apply(self, changes):
-        if self._wanted["flavor"] != INBOX:
-            exact = yield from self._prove(changes)
-        else:
-            exact = yield from self._need(changes)
-        yield from self._finish(changes)
-        yield from self._take_out(changes)
-        yield from self._files(changes)
-        yield from self._return(changes)
-        yield from self._add(changes, exact or {})
-        yield from self._build(changes)
-        yield from self._rebuild(changes)
-        yield from self._hold(changes)
-
-    def _prove(self, changes):
-        """A trial beside the node. Returns {package: exact version}."""
-        adding = [change for change in changes if change.action in _ADDS]
-        if not adding:
-            yield from self._need(changes)
-            return {}
-        names = [change.object.split()[1] for change in adding]
-        downgrade = any(change.action == "downgrade" for change in adding)
-        with trial.OF[self._kind](self._run) as beside:
-            exact, archives = beside.resolve(self._wanted, names, _needed(changes), downgrade)
-            yield from self._need(changes)
-            if self._trial_build:
-                beside.build(archives, self._state["kernels"], self._architecture())
-        return exact
-
-    def _need(self, changes):
-        mine = [change for change in changes if change.action == "need"]
-        if mine:
-            self._do(packages.install_command(self._kind, _needed(changes)), "build tools and kernel headers")
-            yield from mine
-
-    def _finish(self, changes):
-        """Finish what an interrupted run left half configured; dpkg refuses anything else until then."""
-        mine = [change for change in changes if change.action == "finish"]
-        if mine:
-            self._do(["dpkg", "--configure", "--pending"], "packages that an earlier run left half configured")
-            yield from mine
-
-    def _take_out(self, changes):
-        for change in changes:
-            if change.action == "take out":
-                names = [line.split()[0] for line in change.before.splitlines()]
-                self._do(packages.remove_command(self._kind, names), "old driver stack")
-                yield change
-
-    def _files(self, changes):
-        yield from apply_units("/", [change for change in changes if change.object.startswith("/")], self._run)
-
-    def _return(self, changes):
-        for change in changes:
-            if change.action == "return":
-                versions = dict(line.split() for line in change.before.splitlines())
-                command = packages.restore_command(self._kind, list(versions))
-                self._do_pinned(command, packages.restore_pins(versions), "the distribution's user space")
-                yield change
-
-    def _add(self, changes, exact):
-        adding = [change for change in changes if change.action in _ADDS]
-        if not adding:
-            return
-        if self._kind == packages.APT and (self._wanted["repository"] or {}).get("url"):
-            self._do(packages.update_command(packages.REPOSITORIES[packages.APT]), "list of the driver repository")
-        names = []
-        for change in adding:
-            name = change.object.split()[1]
-            names.append(packages.pinned(self._kind, name, exact.get(name)))
-        downgrade = any(change.action == "downgrade" for change in adding)
-        command = packages.install_command(self._kind, names, downgrade)
-        if downgrade:
-            self._do_pinned(command, packages.downgrade_pins(self._wanted["repository"]["label"]), " ".join(names))
-        else:
-            self._do(command, " ".join(names))
-        yield from adding
-
-    def _build(self, changes):
-        for change in changes:
-            if change.action == "build":
-                _dkms, _module, module, version, _for, kernel = change.object.split()
-                code, out, error = self._run(packages.build_command(module, version, kernel))
-                if code:
-                    raise trial.build_failed(module, version, kernel, self._architecture(), out + error)
-                yield change
-
-    def _rebuild(self, changes):
-        """The GPU driver against the RDMA stack that is on disk by now; built beside the old one before that goes."""
-        for change in changes:
-            if change.action == "rebuild":
-                _dkms, _module, module, version, _for, kernel = change.object.split()
-                with trial.OF[self._kind](self._run) as beside:
-                    beside.build_source((module, version), "/usr/src", [kernel], self._architecture())
-                for command in packages.rebuild_commands(module, version, kernel):
-                    code, out, error = self._run(command)
-                    if code:
-                        raise trial.build_failed(module, version, kernel, self._architecture(), out + error)
-                yield change
-
-    def _hold(self, changes):
-        for action in ("hold", "unhold"):
-            mine = [change for change in changes if change.action == action]
-            if mine:
-                names = [change.object.split()[1] for change in mine]
-                self._do(packages.hold_command(names, action == "hold"), "kernel packages")
-                yield from mine
-
-    def _architecture(self) -> str:
-        return self._state["facts"]["node"]["architecture"]
-
-    def _do_pinned(self, argv: list[str], pins: str, what: str) -> None:
-        """Run apt with pins for this command only; dnf has no such feature and needs none."""
-        if self._kind != packages.APT:
-            self._do(argv, what)
-            return
-        with tempfile.TemporaryDirectory(prefix="gpufabric-driver-") as scratch:
-            path = os.path.join(scratch, "pins")
-            write(path, pins)
-            self._do([*argv, *packages.with_preferences(path)], what)
-
-    def _do(self, argv: list[str], what: str) -> None:
-        code, out, error = self._run(argv)
-        if code:
-            self._look_for_failed_builds()
-            lines = [line for line in (error or out).splitlines() if line.strip() and not line.startswith("W: ")]
-            raise Refused.because(
-                what,
-                f"{argv[0]} {argv[1]} to succeed",
-                "\n".join(lines[-12:]) or f"exit status {code}",
-                "fix what it reports and run again; the next run picks up where this one left off",
-            )
-
-    def _look_for_failed_builds(self) -> None:
-        """A package whose build failed only reports that its script failed; the reason is in DKMS's log."""
-        if self._kind != packages.APT:
-            return
-        _code, out, _error = self._run(["dkms", "status"])
-        for module, version, kernel, _state in dkms.not_installed(
-            dkms.parse(out), list(DKMS_MODULES), self._state["kernels"]
-        ):
-            if any(map(os.path.exists, dkms.log_path(module, version, kernel, self._architecture()))):
-                raise trial.build_failed(module, version, kernel, self._architecture(), "")
-
-
-def _needed(changes) -> list[str]:
-    """Missing packages that builds need."""
-    return [change.object.split()[1] for change in changes if change.action == "need"]
-
-
 def stale_images(facts: dict, changes) -> list[str]:
     """Images of kernels whose modules on disk change: they may contain the driver."""
-    if not any(change.action in (*_ADDS, "take out", "build", "finish") for change in changes):
+    if not any(change.action in (*ADDS, "take out", "build", "finish") for change in changes):
         return []
     return [image["path"] for image in facts["initramfs"]["images"] if image["kernel"]]
 
 
+def activation(options: dict, facts: dict, change: str | None) -> dict:
+    """change: what is about to be installed or removed, as a clause."""
+    disturbed = risk.read(Tree(options["root"]), facts, options["software_hcas"])
+    signed = options["flavor"] in (INBOX, UBUNTU_ARCHIVE)
+    answers = {name: options[name] for name in ("activation", "reload_allowed", "drain_allowed", "rename_allowed")}
+    decision = gate.decide(facts, disturbed, {"change": change, "signed": signed, **answers})
+    return {**decision.as_dict(), "restore": {name: disturbed[name] for name in ("netdevs", "virtual_functions")}}
+
+
 def main() -> None:
     module = AnsibleModule(
-        argument_spec={
-            "flavor": {"type": "str", "choices": ["inbox", "doca", "ubuntu_archive", "mlnx_ofed"], "required": True},
-            "version": {"type": "str"},
-            "packages": {"type": "list", "elements": "str", "default": []},
-            "repository": {
-                "type": "dict",
-                "options": {
-                    "url": {"type": "str"},
-                    "key": {"type": "str", "no_log": False},
-                    "fingerprints": {"type": "list", "elements": "str", "default": []},
-                    "key_sha256": {"type": "str", "no_log": False},
-                    "known_keys": {"type": "list", "elements": "dict", "no_log": False, "default": []},
-                    "trusted": {"type": "bool", "default": False},
-                    "label": {"type": "str", "default": "DOCA-HOST*"},
-                    "known": {"type": "str"},
-                },
-            },
-            "sha256": {"type": "dict", "default": {}},
-            "remove_allowed": {"type": "bool"},
-            "downgrade_allowed": {"type": "bool"},
-            "nvidia_rebuild_allowed": {"type": "bool"},
-            "hold_kernel": {"type": "bool"},
-            "trial_build": {"type": "bool", "default": True},
-            "root": {"type": "path", "default": "/"},
-        },
+        argument_spec=ARGUMENTS,
         required_if=[("flavor", "doca", ("version", "repository")), ("flavor", "mlnx_ofed", ("version", "repository"))],
         supports_check_mode=True,
     )
@@ -449,12 +365,15 @@ def main() -> None:
         return states[-1]
 
     def more(decided, changes) -> dict:
-        if module.check_mode and any(change.action in _ADDS for change in changes):
+        if module.check_mode and any(change.action in ADDS for change in changes):
             decided.not_verified.append(
                 "check mode contacts no repository and builds nothing: signature, version and build are unchecked"
             )
-        first = plan(states[0], wanted, root)
-        return {"change": sentence(first, wanted), "stale_images": stale_images(states[0]["facts"], changes)}
+        change = sentence(plan(states[0], wanted, root), wanted)
+        told = {"change": change, "stale_images": stale_images(states[0]["facts"], changes)}
+        if wanted["activation"]:
+            told["activation"] = activation(wanted, states[-1]["facts"], change if module.check_mode else None)
+        return told
 
     converge(
         module,

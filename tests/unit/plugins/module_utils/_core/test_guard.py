@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import pathlib
 import subprocess
 import sys
 import types
 
 import pytest
+from ansible.errors import AnsibleActionFail
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import guard as action_guard
 
-ROOT = pathlib.Path(__file__).resolve().parents[5]
 MODULE = r"""
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Plan, converge
@@ -90,26 +89,16 @@ def test_a_module_tells_what_had_changed_before_an_unforeseen_error(tmp_path, pl
         assert "s3cr3t-t0k3n" not in done.stdout + done.stderr
 
 
-def test_an_action_plugin_ends_so_too(tmp_path):
-    asked = ["ansible", "adhoc", "localhost", "-m", "gpufabric.rdma.plan_fabric"]
-    given = ["-a", json.dumps({"hosts": ["localhost"], "variable": "known"}), "-e", json.dumps({"known": {}})]
-    environment = {
-        "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
-        "ANSIBLE_HOME": str(tmp_path),
-        "ANSIBLE_NOCOLOR": "1",
-        "ANSIBLE_DISPLAY_TRACEBACK": "error",
-    }
-    done = subprocess.run(
-        [sys.executable, "-m", *asked, *given],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=tmp_path,
-        env={**os.environ, **environment},
-    )
-    said = done.stdout + done.stderr
-    assert "action plan_fabric: wanted a result" in said
-    assert "in plan_nodes" in said
+def test_an_action_plugin_ends_so_too():
+    def run(*_given):
+        raise KeyError("host")
+
+    action = types.SimpleNamespace(_task=types.SimpleNamespace(action="gpufabric.rdma.show", check_mode=False))
+    with pytest.raises(AnsibleActionFail) as failed:
+        action_guard.guarded(run)(action, None, {})
+    result = failed.value.result
+    assert (result["changed"], result["findings"][0]["object"]) == (False, "action show")
+    assert isinstance(failed.value.__cause__, KeyError)
 
 
 @pytest.mark.parametrize(
