@@ -19,7 +19,7 @@ extends_documentation_fragment:
 author:
   - The gpufabric founders (@gpufabric)
 seealso:
-  - module: gpufabric.rdma.cluster_quorum
+  - module: gpufabric.rdma.cluster_node
 """
 
 EXAMPLES = r"""
