@@ -124,7 +124,6 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import 
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.rail_links import ENABLED, LINK_TARGET, plan
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
-from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.management import uses
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
 
 SUBSET = ["hcas", "owned_files", "!gids"]
@@ -137,12 +136,6 @@ def read(root: str) -> dict:
     facts = gather(tree, Seams.of(tree), SUBSET)
     facts["links_enabled"] = tree.readlink(ENABLED) == LINK_TARGET
     return facts
-
-
-def protected(root: str) -> dict:
-    """Interfaces that management uses, with the reason."""
-    tree = Tree(root)
-    return {name: f"{name} carries {why}" for name, why in uses(tree.snapshot(), Seams.of(tree)).items()}
 
 
 def set_running(change: Change, root: str) -> None:
@@ -190,7 +183,7 @@ def main() -> None:
     converge(
         module,
         read=lambda: read(root),
-        plan=lambda facts: plan(facts, wanted, root, protected(root)),
+        plan=lambda facts: plan(facts, wanted, root),
         apply=lambda changes: apply(changes, root, module.run_command),
     )
 
