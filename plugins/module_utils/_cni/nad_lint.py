@@ -12,6 +12,7 @@ from __future__ import annotations
 import ipaddress
 import json
 from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 from .._core import text as core_text
 from .._core.change import Finding
@@ -330,36 +331,57 @@ _SUBNET = "subnet of the pool"
 _CHAIN = "chain"
 
 
+class _Range(NamedTuple):
+    """A range as host-local and whereabouts are given it: nothing in it needs to be an address."""
+
+    subnet: Any
+    start: Any
+    end: Any
+    gateway: Any
+    exclude: list = []
+
+
+def _given_ranges(ipam: dict) -> list[_Range]:
+    if ipam.get("type") == "whereabouts":
+        several = _dicts(ipam.get("ipRanges")) or [ipam]
+        return [
+            _Range(
+                given.get("range"),
+                given.get("range_start"),
+                given.get("range_end"),
+                ipam.get("gateway"),
+                [*_list(given.get("exclude")), *(_list(ipam.get("exclude")) if given is not ipam else ())],
+            )
+            for given in several
+        ]
+    if ipam.get("type") != "host-local":
+        return []
+    sets = [given for part in _list(ipam.get("ranges")) for given in _dicts(part)]
+    if not ipam.get("ranges"):
+        sets = [ipam] if ipam.get("subnet") else []
+    keys = ("subnet", "rangeStart", "rangeEnd", "gateway")
+    return [_Range(*(given.get(key) for key in keys)) for given in sets]
+
+
+def _list(value) -> list:
+    return value if isinstance(value, list) else []
+
+
 def ranges_of(config: dict) -> list[tuple]:
     """(network, first, last) of every range that a configuration's IPAM may assign."""
     ipam = config.get("ipam") or {}
-    kind, found = ipam.get("type"), []
-    if kind == "host-local":
-        for one in _sets(ipam):
-            found.append(_range(one.get("subnet"), one.get("rangeStart"), one.get("rangeEnd")))
-    elif kind == "whereabouts":
-        several = _dicts(ipam.get("ipRanges")) or [ipam]
-        found = [_range(one.get("range"), one.get("range_start"), one.get("range_end")) for one in several]
-    elif kind == "nv-ipam":
-        found = [_range(config.get(_SUBNET), None, None)]
-    elif kind == "static":
-        found = [
-            _range(one.get("address"), *[str(one.get("address")).partition("/")[0]] * 2)
-            for one in _dicts(ipam.get("addresses"))
-        ]
-    return [item for item in found if item]
-
-
-def _sets(ipam: dict) -> list[dict]:
-    """The ranges of host-local."""
-    if not ipam.get("ranges"):
-        return [ipam] if ipam.get("subnet") else []
-    return [one for part in (ipam["ranges"] if isinstance(ipam["ranges"], list) else []) for one in _dicts(part)]
+    ranges = [_range(given.subnet, given.start, given.end) for given in _given_ranges(ipam)]
+    if ipam.get("type") == "nv-ipam":
+        ranges = [_range(config.get(_SUBNET), None, None)]
+    elif ipam.get("type") == "static":
+        addresses = [given.get("address") for given in _dicts(ipam.get("addresses"))]
+        ranges = [_range(address, *[str(address).partition("/")[0]] * 2) for address in addresses]
+    return [item for item in ranges if item]
 
 
 def _range(subnet, start, end):
     """None where it is not a range: the address check reports it, as does the plugin when a pod starts."""
-    if not isinstance(subnet, str) or not all(isinstance(one or "", str) for one in (start, end)):
+    if not isinstance(subnet, str) or not all(isinstance(address or "", str) for address in (start, end)):
         return None
     try:
         network = ipaddress.ip_network(subnet, strict=False)
@@ -371,15 +393,13 @@ def _range(subnet, start, end):
 
 
 def _excluded(config: dict, address) -> bool:
-    for network in _networks((config.get("ipam") or {}).get("exclude")):
-        if address.version == network.version and address in network:
-            return True
-    return False
+    excluded = [text for given in _given_ranges(config.get("ipam") or {}) for text in given.exclude]
+    return any(address.version == network.version and address in network for network in _networks(excluded))
 
 
 def _networks(texts) -> list:
     found = []
-    for text in texts if isinstance(texts, list) else []:
+    for text in _list(texts):
         try:
             found.append(ipaddress.ip_network(str(text), strict=False))
         except ValueError:
@@ -484,27 +504,19 @@ def pools_of(config: dict, known: dict) -> list[tuple]:
 
     host-local has a range of its own on each node, so only its gateway is judged.
     """
-    ipam, made = config.get("ipam") or {}, []
-    if ipam.get("type") == "whereabouts":
-        slices = str(ipam.get("node_slice_size") or "").lstrip("/")
-        for one in _dicts(ipam.get("ipRanges")) or [ipam]:
-            lists = [given.get("exclude") for given in ([one] if one is ipam else [one, ipam])]
-            outside = [each for given in lists if isinstance(given, list) for each in given]
-            given = (one.get("range"), one.get("range_start"), one.get("range_end"), ipam.get("gateway"), outside)
-            made.append((given, slices, False))
-    elif ipam.get("type") == "host-local":
-        for one in _sets(ipam):
-            made.append(((one.get("subnet"), one.get("rangeStart"), one.get("rangeEnd"), one.get("gateway")), "", True))
+    ipam = config.get("ipam") or {}
+    slices, own = str(ipam.get("node_slice_size") or "").lstrip("/"), ipam.get("type") == "host-local"
+    pools = [(given, "" if own else slices, own) for given in _given_ranges(ipam)]
     for key in pool_keys(config):
         spec = known.get(key) or {}
         outside = [f"{one.get('startIP')}-{one.get('endIP')}" for one in _dicts(spec.get("exclusions"))]
-        given = (spec.get("subnet") or spec.get("cidr"), None, None, spec.get("gateway"), outside)
+        given = _Range(spec.get("subnet") or spec.get("cidr"), None, None, spec.get("gateway"), outside)
         size = spec.get("perNodeBlockSize") or str(spec.get("perNodeNetworkPrefix") or "")
-        made.append((given, size, bool(spec.get("nodeSelector"))))
-    return [(pool, chosen) for given, size, chosen in made for pool in _readable(given, size)]
+        pools.append((given, size, bool(spec.get("nodeSelector"))))
+    return [(pool, chosen) for given, size, chosen in pools for pool in _readable(given, size)]
 
 
-def _readable(given: tuple, size) -> list:
+def _readable(given: _Range, size) -> list:
     """A Pool; none where an address is no address: the plugin says so itself. A size that is a text is a prefix."""
     try:
         prefix = int(size) if size and isinstance(size, str) else None
@@ -545,7 +557,7 @@ def _handed_out(config: dict) -> int:
     The gateway is the first address of the subnet when the configuration names none.
     """
     ipam = config["ipam"]
-    given = [one.get("gateway") for one in _sets(ipam)]
+    given = [one.gateway for one in _given_ranges(ipam)]
     total = 0
     for network, first, last in ranges_of(config):
         kept = set()
