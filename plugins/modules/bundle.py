@@ -96,49 +96,18 @@ EXAMPLES = r"""
 
 RETURN = r"""
 changes:
-  description: What was fetched, or would be in check mode.
+  description:
+    - What was fetched, or would be in check mode, each with C(object), C(action), C(before) and C(after). C(object) is
+      a path in the folder; C(before) and C(after) are SHA-256, digest or text.
   returned: always
   type: list
   elements: dict
-  contains:
-    object:
-      description: Path in the folder.
-      type: str
-    action:
-      description: What was done.
-      type: str
-    before:
-      description: SHA-256 of the old content.
-      type: str
-    after:
-      description: SHA-256, digest or text of the new content.
-      type: str
 findings:
-  description: What could not be fetched or did not match.
+  description:
+    - What could not be fetched or did not match, each with C(object), C(wanted), C(seen), C(next_step) and C(id).
   returned: always
   type: list
   elements: dict
-  contains:
-    object:
-      description: The object.
-      type: str
-    wanted:
-      description: The wanted state.
-      type: str
-    seen:
-      description: What was found.
-      type: str
-    next_step:
-      description: What to do about it.
-      type: str
-    id:
-      description: Id of a known finding, else empty.
-      type: str
-reboot_reasons:
-  description: Always empty; every changing module of the collection returns it.
-  returned: success
-  type: list
-  elements: str
 not_applied:
   description: What was left alone on purpose, with the reason.
   returned: success

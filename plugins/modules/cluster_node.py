@@ -112,46 +112,20 @@ was_ready:
   returned: with O(state=settled)
   type: bool
 changes:
-  description: What was changed, or would be in check mode.
+  description:
+    - What was changed, or would be in check mode, each with C(object), C(action), C(before) and C(after). C(action) is
+      C(cordon), C(drain), C(uncordon), or C(remove) for the annotation; C(before) of C(drain) has the pods, one per
+      line.
   returned: with O(state=drained) and O(state=uncordoned)
   type: list
   elements: dict
-  contains:
-    object:
-      description: The node, such as C(node gpu-1), or its annotation.
-      type: str
-    action:
-      description: C(cordon), C(drain), C(uncordon), or C(remove) for the annotation.
-      type: str
-    before:
-      description: State before; for C(drain) the pods, as namespace and name, one per line.
-      type: str
-    after:
-      description: State after.
-      type: str
 findings:
-  description: What the cluster lacks, or why the node did not reach the wanted state.
+  description:
+    - What the cluster lacks, or why the node did not reach the wanted state, each with C(object), C(wanted), C(seen),
+      C(next_step) and C(id).
   returned: always
   type: list
   elements: dict
-  contains:
-    object:
-      description: The object.
-      type: str
-    wanted:
-      description: The wanted state.
-      type: str
-    seen:
-      description: What was found.
-      type: str
-    next_step:
-      description: What to do about it.
-      type: str
-reboot_reasons:
-  description: Always empty; every changing module of the collection returns it.
-  returned: success
-  type: list
-  elements: str
 not_applied:
   description: What was left alone on purpose, with the reason.
   returned: success

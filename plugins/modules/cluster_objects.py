@@ -210,49 +210,19 @@ EXAMPLES = r"""
 
 RETURN = r"""
 changes:
-  description: What was changed, or would be in check mode. The texts are JSON; values of secrets are hidden.
+  description:
+    - What was changed, or would be in check mode, each with C(object), C(action), C(before) and C(after). The texts
+      are JSON; values of secrets are hidden. C(action) is C(create), C(apply) or C(prune).
   returned: always
   type: list
   elements: dict
-  contains:
-    object:
-      description: Kind, namespace and name, such as C(DaemonSet kube-system/kube-multus-ds).
-      type: str
-    action:
-      description: C(create), C(apply) or C(prune).
-      type: str
-    before:
-      description: The object before.
-      type: str
-    after:
-      description: The object after.
-      type: str
 findings:
-  description: Why the cluster did not reach the wanted state. Problems found beforehand stop it before any change.
+  description:
+    - Why the cluster did not reach the wanted state, each with C(object), C(wanted), C(seen), C(next_step) and C(id).
+      Problems found beforehand stop it before any change.
   returned: always
   type: list
   elements: dict
-  contains:
-    object:
-      description: The object.
-      type: str
-    wanted:
-      description: The wanted state.
-      type: str
-    seen:
-      description: What was found.
-      type: str
-    next_step:
-      description: What to do about it.
-      type: str
-    id:
-      description: Id of a known finding, else empty.
-      type: str
-reboot_reasons:
-  description: Always empty; every changing module of the collection returns it.
-  returned: success
-  type: list
-  elements: str
 not_applied:
   description: What was left alone on purpose, with the reason.
   returned: success

@@ -95,26 +95,11 @@ EXAMPLES = r"""
 
 RETURN = r"""
 findings:
-  description: The problems, most important first.
+  description:
+    - The problems, most important first, each with C(object), C(wanted), C(seen), C(next_step) and C(id).
   returned: success
   type: list
   elements: dict
-  contains:
-    id:
-      description: Name of the fault, such as C(conf-empty).
-      type: str
-    object:
-      description: The object.
-      type: str
-    wanted:
-      description: The wanted state.
-      type: str
-    seen:
-      description: What was found.
-      type: str
-    next_step:
-      description: What to do about it.
-      type: str
 runtime:
   description: What containerd uses, and the file it comes from.
   returned: success

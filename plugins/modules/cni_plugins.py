@@ -71,51 +71,21 @@ EXAMPLES = r"""
 
 RETURN = r"""
 changes:
-  description: What was changed, or would be in check mode.
+  description:
+    - What was changed, or would be in check mode, each with C(object), C(action), C(before) and C(after). C(action) is
+      C(place), C(mode), C(remove) or C(record); C(before) and C(after) are digests.
   returned: always
   type: list
   elements: dict
-  contains:
-    object:
-      description: Path of the plugin.
-      type: str
-    action:
-      description: C(place), C(mode), C(remove) or C(record).
-      type: str
-    before:
-      description: Digest before.
-      type: str
-    after:
-      description: Digest after.
-      type: str
 findings:
-  description: Why the node did not reach the wanted state. Problems found beforehand stop it before any change.
+  description:
+    - Why the node did not reach the wanted state, each with C(object), C(wanted), C(seen), C(next_step) and C(id).
+      Problems found beforehand stop it before any change.
   returned: always
   type: list
   elements: dict
-  contains:
-    object:
-      description: The object.
-      type: str
-    wanted:
-      description: The wanted state.
-      type: str
-    seen:
-      description: What was found.
-      type: str
-    next_step:
-      description: What to do about it.
-      type: str
-    id:
-      description: Id of a known finding, else empty.
-      type: str
 needed:
   description: Plugins to copy to the node.
-  returned: success
-  type: list
-  elements: str
-reboot_reasons:
-  description: Always empty; every changing module of the collection returns it.
   returned: success
   type: list
   elements: str

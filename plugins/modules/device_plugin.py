@@ -106,44 +106,18 @@ EXAMPLES = r"""
 
 RETURN = r"""
 changes:
-  description: What was changed, or would be in check mode.
+  description:
+    - What was changed, or would be in check mode, each with C(object), C(action), C(before) and C(after).
   returned: always
   type: list
   elements: dict
-  contains:
-    object:
-      description: The object, a path or a name such as C(module ib_umad).
-      type: str
-    action:
-      description: What was done.
-      type: str
-    before:
-      description: Value or text before.
-      type: str
-    after:
-      description: Value or text after.
-      type: str
 findings:
-  description: Why the node did not reach the wanted state. Problems found beforehand stop it before any change.
+  description:
+    - Why the node did not reach the wanted state, each with C(object), C(wanted), C(seen), C(next_step) and C(id).
+      Problems found beforehand stop it before any change.
   returned: always
   type: list
   elements: dict
-  contains:
-    object:
-      description: The object.
-      type: str
-    wanted:
-      description: The wanted state.
-      type: str
-    seen:
-      description: What was found.
-      type: str
-    next_step:
-      description: What to do about it.
-      type: str
-    id:
-      description: Id of a known finding, else empty.
-      type: str
 reboot_reasons:
   description: Why the node needs a reboot to reach the wanted state, one sentence each.
   returned: success

@@ -41,61 +41,19 @@ EXAMPLES = r"""
 
 RETURN = r"""
 changes:
-  description: What was deleted, or would be in check mode.
+  description:
+    - What was deleted, or would be in check mode, each with C(object), C(action), C(before) and C(after).
   returned: always
   type: list
   elements: dict
-  contains:
-    object:
-      description: The object.
-      type: str
-    action:
-      description: What was done.
-      type: str
-    before:
-      description: The state before.
-      type: str
-    after:
-      description: Empty.
-      type: str
 findings:
-  description: Why something could not be deleted.
+  description:
+    - Why something could not be deleted, each with C(object), C(wanted), C(seen), C(next_step) and C(id).
   returned: always
   type: list
   elements: dict
-  contains:
-    object:
-      description: The object.
-      type: str
-    wanted:
-      description: The wanted state.
-      type: str
-    seen:
-      description: What was found.
-      type: str
-    next_step:
-      description: What to do about it.
-      type: str
-    id:
-      description: Id of a known finding, else empty.
-      type: str
-reboot_reasons:
-  description: Always empty.
-  returned: success
-  type: list
-  elements: str
-not_applied:
-  description: Always empty.
-  returned: success
-  type: list
-  elements: str
 not_verified:
   description: What could not be checked from here, with the reason.
-  returned: success
-  type: list
-  elements: str
-notes:
-  description: Always empty.
   returned: success
   type: list
   elements: str

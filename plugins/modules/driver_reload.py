@@ -59,44 +59,17 @@ EXAMPLES = r"""
 
 RETURN = r"""
 changes:
-  description: What was changed, or would be in check mode.
+  description:
+    - What was changed, or would be in check mode, each with C(object), C(action), C(before) and C(after).
   returned: always
   type: list
   elements: dict
-  contains:
-    object:
-      description: The object.
-      type: str
-    action:
-      description: What was done.
-      type: str
-    before:
-      description: Value before.
-      type: str
-    after:
-      description: Value after.
-      type: str
 findings:
-  description: Why the node did not reach the wanted state.
+  description:
+    - Why the node did not reach the wanted state, each with C(object), C(wanted), C(seen), C(next_step) and C(id).
   returned: always
   type: list
   elements: dict
-  contains:
-    object:
-      description: The object.
-      type: str
-    wanted:
-      description: The wanted state.
-      type: str
-    seen:
-      description: What was found.
-      type: str
-    next_step:
-      description: What to do about it.
-      type: str
-    id:
-      description: Id of a known finding, else empty.
-      type: str
 """
 
 from ansible.module_utils.basic import AnsibleModule

@@ -51,49 +51,16 @@ EXAMPLES = r"""
 
 RETURN = r"""
 changes:
-  description: What was removed, or would be in check mode.
+  description:
+    - What was removed, or would be in check mode, each with C(object), C(action), C(before) and C(after).
   returned: always
   type: list
   elements: dict
-  contains:
-    object:
-      description: The object, a path or a name such as C(link cni0).
-      type: str
-    action:
-      description: What was done.
-      type: str
-    before:
-      description: The old state.
-      type: str
-    after:
-      description: Empty.
-      type: str
 findings:
-  description: What could not be removed.
+  description: What could not be removed, each with C(object), C(wanted), C(seen), C(next_step) and C(id).
   returned: always
   type: list
   elements: dict
-  contains:
-    object:
-      description: The object.
-      type: str
-    wanted:
-      description: The wanted state.
-      type: str
-    seen:
-      description: What was found.
-      type: str
-    next_step:
-      description: What to do about it.
-      type: str
-    id:
-      description: Id of a known finding, else empty.
-      type: str
-reboot_reasons:
-  description: Always empty; every changing module of the collection returns it.
-  returned: success
-  type: list
-  elements: str
 not_applied:
   description: What was left alone on purpose, with the reason.
   returned: success

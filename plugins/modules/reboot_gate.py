@@ -34,26 +34,11 @@ EXAMPLES = r"""
 
 RETURN = r"""
 findings:
-  description: What the kernel that boots next lacks.
+  description:
+    - What the kernel that boots next lacks, each with C(object), C(wanted), C(seen), C(next_step) and C(id).
   returned: success
   type: list
   elements: dict
-  contains:
-    object:
-      description: The object.
-      type: str
-    wanted:
-      description: The wanted state.
-      type: str
-    seen:
-      description: What was found.
-      type: str
-    next_step:
-      description: What to do about it.
-      type: str
-    id:
-      description: Id of a known finding, else empty.
-      type: str
 not_verified:
   description: What could not be looked at, with the reason.
   returned: success
