@@ -290,7 +290,6 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import
     Plan,
     Refused,
     converge,
-    failure,
     reported,
 )
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import objects as planner
@@ -476,57 +475,60 @@ def _not_reached(item: dict, text: str):
     )
 
 
+_STRINGS: dict = {"type": "list", "elements": "str", "default": []}
+_OF_OWNER: dict = {
+    "prune_types": _STRINGS,
+    "takeover_allowed": {"type": "bool"},
+    "applied_by": {"type": "str", "choices": ["collection", "gitops"], "default": "collection"},
+    "wait": {
+        "type": "list",
+        "elements": "dict",
+        "default": [],
+        "options": {
+            "resource": {"type": "str", "required": True},
+            "namespace": {"type": "str"},
+            "selector": {"type": "str"},
+            "until": {"type": "str", "default": "rollout"},
+            "timeout_seconds": {"type": "int", "default": 300},
+            "first": {"type": "bool", "default": False},
+        },
+    },
+}
+ARGUMENTS = {
+    "objects": {"type": "list", "elements": "dict"},
+    "owner": {"type": "str"},
+    **_OF_OWNER,
+    "secrets": {
+        "type": "list",
+        "elements": "dict",
+        "default": [],
+        "no_log": False,
+        "options": {
+            "name": {"type": "str", "required": True},
+            "namespace": {"type": "str", "required": True},
+            "type": {"type": "str", "default": "Opaque"},
+            "string_data": {"type": "dict", "required": True, "no_log": True},
+        },
+    },
+    "parts": {
+        "type": "list",
+        "elements": "dict",
+        "options": {
+            "objects": {"type": "list", "elements": "dict", "required": True},
+            "owner": {"type": "str", "required": True},
+            **_OF_OWNER,
+        },
+    },
+    "render": {"type": "bool", "default": False},
+    "wait_later": {"type": "bool", "default": False},
+    "kubectl": {"type": "list", "elements": "str", "default": ["k3s", "kubectl"]},
+    "api_timeout_seconds": {"type": "int", "default": 120},
+}
+
+
 def main() -> None:
-    strings: dict = {"type": "list", "elements": "str", "default": []}
-    of_owner: dict = {
-        "prune_types": strings,
-        "takeover_allowed": {"type": "bool"},
-        "applied_by": {"type": "str", "choices": ["collection", "gitops"], "default": "collection"},
-        "wait": {
-            "type": "list",
-            "elements": "dict",
-            "default": [],
-            "options": {
-                "resource": {"type": "str", "required": True},
-                "namespace": {"type": "str"},
-                "selector": {"type": "str"},
-                "until": {"type": "str", "default": "rollout"},
-                "timeout_seconds": {"type": "int", "default": 300},
-                "first": {"type": "bool", "default": False},
-            },
-        },
-    }
     module = AnsibleModule(
-        argument_spec={
-            "objects": {"type": "list", "elements": "dict"},
-            "owner": {"type": "str"},
-            **of_owner,
-            "secrets": {
-                "type": "list",
-                "elements": "dict",
-                "default": [],
-                "no_log": False,
-                "options": {
-                    "name": {"type": "str", "required": True},
-                    "namespace": {"type": "str", "required": True},
-                    "type": {"type": "str", "default": "Opaque"},
-                    "string_data": {"type": "dict", "required": True, "no_log": True},
-                },
-            },
-            "parts": {
-                "type": "list",
-                "elements": "dict",
-                "options": {
-                    "objects": {"type": "list", "elements": "dict", "required": True},
-                    "owner": {"type": "str", "required": True},
-                    **of_owner,
-                },
-            },
-            "render": {"type": "bool", "default": False},
-            "wait_later": {"type": "bool", "default": False},
-            "kubectl": {"type": "list", "elements": "str", "default": ["k3s", "kubectl"]},
-            "api_timeout_seconds": {"type": "int", "default": 120},
-        },
+        argument_spec=ARGUMENTS,
         mutually_exclusive=[("objects", "parts")],
         required_one_of=[("objects", "parts")],
         required_together=[("objects", "owner")],
@@ -535,24 +537,27 @@ def main() -> None:
     given = module.params
     if given["render"]:
         module.fail_json(msg="render is answered by the action plugin of this module, which did not run")
-    parts, findings = planner.prepare(given["parts"] or [given])
-    if findings:
-        module.fail_json(**failure(Refused(findings)))
     patience = 0 if module.check_mode else given["api_timeout_seconds"]
     kubectl = Kubectl(given["kubectl"], limit=_CALL_SECONDS, patience=patience)
-    cluster = Cluster(kubectl)
+    with reported(module):
+        parts, findings = planner.prepare(given["parts"] or [given])
+        if findings:
+            raise Refused(findings)
+        carry_out(module, kubectl, parts)
+
+
+def carry_out(module, kubectl: Kubectl, parts: list) -> None:
+    cluster, state, waited = Cluster(kubectl), {}, []
     wait = [item for part in parts for item in part["wait"]]
-    state: dict = {}
 
     def read() -> dict:
         state.clear()
         try:
-            found = cluster.read(parts)
+            state.update(cluster.read(parts))
         except Unreachable as silence:
             if not module.check_mode:
                 raise
-            found = {"down": last_words(silence.reason)}
-        state.update(found)
+            state["down"] = last_words(silence.reason)
         return state
 
     def more(decided: Plan, changes: list) -> dict:
@@ -560,23 +565,21 @@ def main() -> None:
         last = [item for item in wait if not item["first"]]
         if module.check_mode:
             _note_skipped_waits(decided, changes, wait)
-        elif given["wait_later"]:
+        elif module.params["wait_later"]:
             pending += [item for item in last if not planner.satisfied(item, state["live"].values())]
         else:
             waited.extend(cluster.wait(last, list(state["live"].values())))
         return {"waited": waited, "pending": pending, "kubectl_calls": kubectl.calls, "down": state.get("down")}
 
-    waited: list = []
-    with reported(module):
-        if not module.check_mode:
-            waited += cluster.wait([item for item in wait if item["first"]], [])
-        converge(
-            module,
-            read=read,
-            plan=lambda state: planner.plan_parts(state, parts),
-            apply=lambda changes: cluster.apply(changes, parts, state["edited"]),
-            more=more,
-        )
+    if not module.check_mode:
+        waited += cluster.wait([item for item in wait if item["first"]], [])
+    converge(
+        module,
+        read=read,
+        plan=lambda state: planner.plan_parts(state, parts),
+        apply=lambda changes: cluster.apply(changes, parts, state["edited"]),
+        more=more,
+    )
 
 
 def _note_skipped_waits(decided: Plan, changes: list, wait: list) -> None:

@@ -327,62 +327,62 @@ def _carry_out(change: Change, modes: dict, contents: dict, root: str, run) -> N
         apply_file(root, change, modes.get(change.object, paths.MODE))
 
 
-def main() -> None:
-    path = {"type": "str", "required": True}
-    strings = {"type": "list", "elements": "str", "default": []}
-    module = AnsibleModule(
-        argument_spec={
-            "files": {
-                "type": "list",
-                "elements": "dict",
-                "default": [],
-                "options": {
-                    "path": path,
-                    "content": {"type": "str", "required": True},
-                    "mode": {"type": "str", "default": "0644"},
-                },
-            },
-            "secrets": {
-                "type": "list",
-                "elements": "dict",
-                "default": [],
-                "no_log": False,
-                "options": {"path": path, "content": {"type": "str", "no_log": True}},
-            },
-            "absent": strings,
-            "units": {
-                "type": "list",
-                "elements": "dict",
-                "default": [],
-                "options": {
-                    "name": {"type": "str", "required": True},
-                    "present": {"type": "bool", "default": True},
-                    "wanted_by": {"type": "list", "elements": "str", "default": ["multi-user.target"]},
-                    "running": {"type": "bool", "default": True},
-                    "restarted_by": strings,
-                },
-            },
-            "kernel_modules": strings,
-            "sysctls": {"type": "dict", "default": {}},
-            "exclusive": {
-                "type": "list",
-                "elements": "dict",
-                "default": [],
-                "options": {
-                    "directory": path,
-                    "suffixes": {"type": "list", "elements": "str", "required": True},
-                    "keep": {"type": "list", "elements": "str", "required": True},
-                    "allowed": {"type": "bool"},
-                    "reason": {"type": "str", "required": True},
-                    "consent": {"type": "str", "required": True},
-                },
-            },
-            "contents": strings,
-            "programs": strings,
-            "root": {"type": "path", "default": "/"},
+_PATH = {"type": "str", "required": True}
+_STRINGS = {"type": "list", "elements": "str", "default": []}
+ARGUMENTS = {
+    "files": {
+        "type": "list",
+        "elements": "dict",
+        "default": [],
+        "options": {
+            "path": _PATH,
+            "content": {"type": "str", "required": True},
+            "mode": {"type": "str", "default": "0644"},
         },
-        supports_check_mode=True,
-    )
+    },
+    "secrets": {
+        "type": "list",
+        "elements": "dict",
+        "default": [],
+        "no_log": False,
+        "options": {"path": _PATH, "content": {"type": "str", "no_log": True}},
+    },
+    "absent": _STRINGS,
+    "units": {
+        "type": "list",
+        "elements": "dict",
+        "default": [],
+        "options": {
+            "name": {"type": "str", "required": True},
+            "present": {"type": "bool", "default": True},
+            "wanted_by": {"type": "list", "elements": "str", "default": ["multi-user.target"]},
+            "running": {"type": "bool", "default": True},
+            "restarted_by": _STRINGS,
+        },
+    },
+    "kernel_modules": _STRINGS,
+    "sysctls": {"type": "dict", "default": {}},
+    "exclusive": {
+        "type": "list",
+        "elements": "dict",
+        "default": [],
+        "options": {
+            "directory": _PATH,
+            "suffixes": {"type": "list", "elements": "str", "required": True},
+            "keep": {"type": "list", "elements": "str", "required": True},
+            "allowed": {"type": "bool"},
+            "reason": {"type": "str", "required": True},
+            "consent": {"type": "str", "required": True},
+        },
+    },
+    "contents": _STRINGS,
+    "programs": _STRINGS,
+    "root": {"type": "path", "default": "/"},
+}
+
+
+def main() -> None:
+    module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
     root = module.params["root"]
     parts = ("files", "secrets", "absent", "units", "kernel_modules", "sysctls", "exclusive")
     wanted = {key: module.params[key] for key in parts}

@@ -342,7 +342,13 @@ def _users(risk: dict, wanted: dict) -> Iterator[Reason]:
             ),
             (RELOAD,),
         )
-    modules = risk["modules"]
+    yield from _modules(risk["modules"])
+    if not processes:
+        yield from _unexplained(risk["modules"])
+
+
+def _modules(modules: dict) -> Iterator[Reason]:
+    """Modules of others that use the stack."""
     expected = {*STACK, *PEERMEM}
     for name in sorted(modules):
         if name in CONSUMERS:
@@ -378,8 +384,9 @@ def _users(risk: dict, wanted: dict) -> Iterator[Reason]:
                 ),
                 (RELOAD,),
             )
-    if processes:
-        return
+
+
+def _unexplained(modules: dict) -> Iterator[Reason]:
     for name in STACK:
         module = modules.get(name)
         if module and module["refcount"] > len(module["holders"]):
