@@ -78,11 +78,11 @@ def examine(
     unread = []
     for name in PROVIDERS:
         path = catalogue.path(name)
-        found = module_file.read(tree, path, run) if path else None
-        if path and found is None:
+        module = module_file.read(tree, path, run) if path else None
+        if path and module is None:
             unread.append(path)
-        elif found and SYMBOL in found.exports:
-            provider = {"module": name, "path": path, "crc": found.exports[SYMBOL]}
+        elif module and SYMBOL in module.exports:
+            provider = {"module": name, "path": path, "crc": module.exports[SYMBOL]}
             break
     return {
         "gpu": any(gpu["vendor"] == NVIDIA for gpu in facts["gpus"]),
@@ -142,9 +142,10 @@ def complete(facts: dict, tree: Tree, seams: Optional[Seams] = None, run: Option
     if any(gpu["vendor"] == NVIDIA for gpu in facts["gpus"]):
         known = facts if "driver" in facts else {**facts, **node_facts.gather(tree, seams, ["driver"])}
         gpudirect["evidence"] = examine(tree, known, seams, run if tree.live else None)
-        found = diagnose(gpudirect["evidence"])
-        if found.verdict in REFUSED:
-            gpudirect.update(mode=found.mode, verdict=found.sentence, action=found.action, peermem_loadable=False)
+        diagnosis = diagnose(gpudirect["evidence"])
+        if diagnosis.verdict in REFUSED:
+            gpudirect.update(mode=diagnosis.mode, verdict=diagnosis.sentence, action=diagnosis.action)
+            gpudirect["peermem_loadable"] = False
     return facts
 
 
@@ -173,9 +174,9 @@ def _in_memory(tree: Tree) -> Optional[bool]:
 
 def _legacy(tree: Tree, catalogue: Catalogue) -> list[str]:
     """Remains of nv_peer_mem, the pre-2021 module that conflicts with nvidia_peermem."""
-    found = [path for path in ("/etc/init.d/nv_peer_mem", "/etc/infiniband/nv_peer_mem.conf") if tree.exists(path)]
+    traces = [path for path in ("/etc/init.d/nv_peer_mem", "/etc/infiniband/nv_peer_mem.conf") if tree.exists(path)]
     path = catalogue.path(LEGACY)
-    return found + ([path] if path else [])
+    return traces + ([path] if path else [])
 
 
 def _build_tree(tree: Tree, kernel: str, architecture: str) -> Optional[dict[str, Any]]:

@@ -151,12 +151,12 @@ def _key(setting: dict) -> str:
 
 def _netdevs(facts: dict) -> list[tuple[str, dict]]:
     """(PCI address, netdev) of every NIC of an HCA, each once: no sub-function's interface and no IPoIB child."""
-    found = {}
+    by_name = {}
     for hca in facts["hcas"]:
         for netdev in hca["netdevs"] if hca.get("function") != "sf" else ():
             if not netdev.get("parent"):
-                found[netdev["name"]] = ((hca["pci"] or {}).get("address", ""), netdev)
-    return [found[name] for name in sorted(found)]
+                by_name[netdev["name"]] = ((hca["pci"] or {}).get("address", ""), netdev)
+    return [by_name[name] for name in sorted(by_name)]
 
 
 def _find(facts: dict, setting: dict, made: Plan) -> dict | None:
