@@ -9,7 +9,8 @@ module: cluster_node
 short_description: Take a node out of its cluster for maintenance, and back in
 version_added: 0.1.0
 description:
-  - Waits until the cluster is whole, cordons a node and evicts its pods, or uncordons it.
+  - Waits until the cluster is whole, cordons a node and evicts its pods, uncordons it, or withdraws what its RDMA
+    plugin has published.
   - Pods of DaemonSets stay; V(emptyDir) volumes are deleted.
   - Sets the annotation C(rdma.gpufabric.io/cordoned-for-driver) on nodes that it cordons, in the same patch and as
     field manager C(gpufabric.rdma), and only uncordons nodes that have both. So the next run picks up one that failed
@@ -35,8 +36,11 @@ options:
         nodes are asked. So it says whether the cluster can spare the node, and afterwards whether it has it back.
       - V(drained) cordons the node and evicts its pods.
       - V(uncordoned) uncordons the node if this module has cordoned it.
+      - V(withdrawn) deletes the ResourceSlices of driver C(rdma.gpufabric.io) that are of the node, once its RDMA
+        plugin no longer runs; the scheduler gives out what they list for as long as they exist. An API server that does
+        not respond is not verified, and not a failure.
     type: str
-    choices: [settled, drained, uncordoned]
+    choices: [settled, drained, uncordoned, withdrawn]
     required: true
   left_boot:
     description:
@@ -62,8 +66,8 @@ options:
     default: [k3s, kubectl]
   api_timeout_seconds:
     description:
-      - How long to wait for an API server that does not respond. Check mode does not wait, O(state=settled) waits for
-        O(timeout_seconds).
+      - How long to wait for an API server that does not respond. Draining and uncordoning does not wait in check mode,
+        O(state=settled) waits for O(timeout_seconds).
     type: int
     default: 120
   root:
@@ -114,9 +118,9 @@ was_ready:
 changes:
   description:
     - What was changed, or would be in check mode, each with C(object), C(action), C(before) and C(after). C(action) is
-      C(cordon), C(drain), C(uncordon), or C(remove) for the annotation; C(before) of C(drain) has the pods, one per
-      line.
-  returned: with O(state=drained) and O(state=uncordoned)
+      C(cordon), C(drain), C(uncordon), C(delete), or C(remove) for the annotation; C(before) of C(drain) has the pods,
+      one per line.
+  returned: with any O(state) but V(settled)
   type: list
   elements: dict
 findings:
@@ -145,7 +149,8 @@ notes:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, converge, reported
-from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.kubectl import Kubectl
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import dra
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.kubectl import Kubectl, patient
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.node import Node, plan_drain, plan_uncordon
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.quorum import against, is_ready, wait
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
@@ -155,7 +160,7 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "name": {"type": "str", "required": True},
-            "state": {"type": "str", "choices": ["settled", "drained", "uncordoned"], "required": True},
+            "state": {"type": "str", "choices": ["settled", "drained", "uncordoned", "withdrawn"], "required": True},
             "left_boot": {"type": "str", "default": ""},
             "ready": {"type": "bool", "default": False},
             "timeout_seconds": {"type": "int", "default": 600},
@@ -168,6 +173,10 @@ def main() -> None:
     given = module.params
     if given["state"] == "settled":
         settle_cluster(module)
+        return
+    if given["state"] == "withdrawn":
+        slices = dra.Slices(patient(given["kubectl"], given["api_timeout_seconds"]), given["name"])
+        converge(module, slices.read, dra.plan_withdrawal, slices.apply)
         return
     draining = given["state"] == "drained"
     patience = 0 if module.check_mode else given["api_timeout_seconds"]

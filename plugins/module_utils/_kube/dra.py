@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import json
 
+from .._core.change import Change, Plan
 from .._device_plugin import dra
-from .kubectl import Kubectl, KubectlError, parse_items
+from .kubectl import Kubectl, KubectlError, Unreachable, last_words, parse_items
 from .objects import unknown_types
 
 GROUP = "resource.k8s.io"
@@ -213,22 +214,42 @@ def held(cluster: dict) -> dict[str, list[dict]]:
     return {node: sorted(claims, key=lambda item: (item["claim"], item["device"])) for node, claims in by_node.items()}
 
 
-def left_slices(kubectl: Kubectl, nodes: list[str]) -> list[str]:
-    """The names of our slices of these nodes; none where the API server has no such type."""
-    try:
-        slices = kubectl.items(TYPES[1])
-    except KubectlError as refused:
-        if unknown_types(refused.reason):
-            return []
-        raise
-    return sorted(
-        item["metadata"]["name"]
-        for item in slices
-        if item["spec"]["driver"] == dra.DRIVER and item["spec"].get("nodeName") in nodes
-    )
+class Slices:
+    """What our plugin has published for a node. The scheduler gives it out for as long as it exists."""
+
+    def __init__(self, kubectl: Kubectl, node: str):
+        self._kubectl, self._node = kubectl, node
+
+    def read(self) -> dict:
+        """slices (names), down (why no API server responds, or None)."""
+        try:
+            items = self._kubectl.items(TYPES[1])
+        except Unreachable as silent:
+            return {"slices": [], "down": last_words(silent.reason)}
+        except KubectlError as refused:
+            if not unknown_types(refused.reason):
+                raise
+            items = []
+        own = [item for item in items if item["spec"]["driver"] == dra.DRIVER]
+        names = [item["metadata"]["name"] for item in own if item["spec"].get("nodeName") == self._node]
+        return {"slices": sorted(names), "down": None}
+
+    def apply(self, changes: list[Change]):
+        for change in changes:
+            name = change.object.split()[1]
+            code, out, error = self._kubectl.run_retrying("delete", TYPES[1], name, "--ignore-not-found")
+            if code:
+                raise KubectlError(f"{change.object} deleted", error or out)
+            yield change
 
 
-def remove_slice(kubectl: Kubectl, name: str) -> None:
-    code, out, error = kubectl.run_retrying("delete", TYPES[1], name, "--ignore-not-found")
-    if code:
-        raise KubectlError(f"ResourceSlice {name} deleted", error or out)
+def plan_withdrawal(state: dict) -> Plan:
+    """state: see Slices.read()."""
+    decided = Plan()
+    for name in state["slices"]:
+        decided.change(f"ResourceSlice {name}", "delete", "present", "")
+    if state["down"]:
+        decided.not_verified.append(
+            f"whether ResourceSlices of the nodes are left: no API server responds ({state['down']})"
+        )
+    return decided

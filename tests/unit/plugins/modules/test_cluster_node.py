@@ -146,3 +146,22 @@ def test_what_cannot_be_drained_is_named(cluster):
     cluster.state(down=True)
     for state in ("drained", "uncordoned"):
         assert [finding["object"] for finding in cluster.run(state)["findings"]] == ["API server"]
+
+
+def test_slices_of_a_node_go_and_those_of_others_stay(cluster):
+    for driver, node in (("rdma.gpufabric.io", "node1"), ("rdma.gpufabric.io", "node2"), ("gpu.nvidia.com", "node1")):
+        spec = {"driver": driver, "nodeName": node, "pool": {"name": node, "generation": 1}}
+        cluster.add(
+            {"kind": "ResourceSlice", "apiVersion": "v1", "metadata": {"name": f"{node}-{driver}"}, "spec": spec}
+        )
+    wanted = [("ResourceSlice node1-rdma.gpufabric.io", "delete")]
+    for check in (True, False):
+        result = cluster.run("withdrawn", check=check)
+        assert [(change["object"], change["action"]) for change in result["changes"]] == wanted
+    assert cluster.run("withdrawn")["changes"] == []
+    assert len([item for item in cluster.objects.values() if item["kind"] == "ResourceSlice"]) == 2
+    cluster.state(without=["ResourceSlice"])
+    assert cluster.run("withdrawn")["changes"] == []
+    cluster.state(down=True)
+    silent = cluster.run("withdrawn")
+    assert (silent.get("failed", False), silent["changes"], len(silent["not_verified"])) == (False, [], 1)
