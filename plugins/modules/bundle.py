@@ -113,16 +113,6 @@ not_applied:
   returned: success
   type: list
   elements: str
-not_verified:
-  description: What could not be done or checked from here, with the reason.
-  returned: success
-  type: list
-  elements: str
-notes:
-  description: Worth knowing; needs no action.
-  returned: success
-  type: list
-  elements: str
 """
 
 import hashlib

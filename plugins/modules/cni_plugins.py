@@ -89,16 +89,6 @@ needed:
   returned: success
   type: list
   elements: str
-not_applied:
-  description: What was left alone on purpose, with the reason.
-  returned: success
-  type: list
-  elements: str
-not_verified:
-  description: What could not be done or checked from here, with the reason.
-  returned: success
-  type: list
-  elements: str
 notes:
   description: Worth knowing; needs no action.
   returned: success

@@ -75,11 +75,6 @@ findings:
   returned: always
   type: list
   elements: dict
-reboot_reasons:
-  description: Why the node needs a reboot to reach the wanted state, one sentence each.
-  returned: success
-  type: list
-  elements: str
 not_applied:
   description: What was left alone on purpose, with the reason.
   returned: success

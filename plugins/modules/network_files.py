@@ -47,11 +47,6 @@ findings:
   returned: always
   type: list
   elements: dict
-not_verified:
-  description: What could not be checked, one sentence each with the reason.
-  returned: always
-  type: list
-  elements: str
 """
 
 import os

@@ -184,11 +184,6 @@ not_verified:
   returned: success
   type: list
   elements: str
-notes:
-  description: Worth knowing; needs no action.
-  returned: success
-  type: list
-  elements: str
 missing_secrets:
   description: Paths of O(secrets) that do not exist and were given no content.
   returned: success
