@@ -100,7 +100,7 @@ def read(root: str) -> dict:
 def source_times(root: str, sources: list[str]) -> dict:
     tree = Tree(root)
     status = {path: tree.stat(path) or tree.stat(os.path.dirname(path)) for path in sources}
-    return {path: found.st_mtime for path, found in status.items() if found}
+    return {path: entry.st_mtime for path, entry in status.items() if entry}
 
 
 def apply(changes, facts: dict, run):
@@ -120,8 +120,8 @@ def apply(changes, facts: dict, run):
 
 def _build(change, argv, output: str, run) -> None:
     code, out, error = run(argv)
-    made = _size(output)
-    if code or not made:
+    size = _size(output)
+    if code or not size:
         said = f": {(error or out).strip()[-500:]}" if code else " and left an empty file or none"
         left = (
             "the image is still the old one"

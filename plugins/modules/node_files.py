@@ -252,30 +252,30 @@ def _units(names: list, run) -> dict:
     code, out, _error = run(
         ["systemctl", "show", "--timestamp=unix", *(f"--property={key}" for key in PROPERTIES), *names]
     )
-    found = {}
+    units = {}
     for block in out.split("\n\n") if code == 0 else ():
         fields = dict(line.partition("=")[::2] for line in block.splitlines())
         started = fields.get("ExecMainStartTimestamp", "").lstrip("@")
-        found[fields.get("Id")] = {
+        units[fields.get("Id")] = {
             "active": fields.get("ActiveState") in ("active", "activating", "reloading"),
             "started": int(started) if started.isdecimal() else None,
         }
-    return found
+    return units
 
 
 def _modules(tree: Tree, names: list) -> dict:
     if not names:
         return {}
     catalogue = modules.Catalogue(tree, node.kernel(tree))
-    found = {}
+    states = {}
     for name in names:
         if tree.isdir(f"/sys/module/{name.replace('-', '_')}"):
-            found[name] = planner.LOADED
+            states[name] = planner.LOADED
         elif name.replace("-", "_") in catalogue.builtin:
-            found[name] = planner.BUILTIN
+            states[name] = planner.BUILTIN
         else:
-            found[name] = {True: planner.LOADABLE, False: planner.ABSENT}.get(catalogue.available(name), "unknown")
-    return found
+            states[name] = {True: planner.LOADABLE, False: planner.ABSENT}.get(catalogue.available(name), "unknown")
+    return states
 
 
 def _sysctl(tree: Tree, key: str):

@@ -385,15 +385,15 @@ def traffic(pods: list[dict], answers: dict, base_port: int) -> dict:
 
 def _chains(ends: list[dict]) -> list[list[dict]]:
     """The ends in order, as one chain unless two of them are known to be on different wires."""
-    found: list[list[dict]] = []
+    chains: list[list[dict]] = []
     for end in ends:
-        for chain in found:
+        for chain in chains:
             if _may_meet(chain[-1], end):
                 chain.append(end)
                 break
         else:
-            found.append([end])
-    return found
+            chains.append([end])
+    return chains
 
 
 def _may_meet(end: dict, other: dict) -> bool:
@@ -495,7 +495,7 @@ def _ping(client: dict, server: dict) -> list[dict]:
 
 
 def _verbs(client: dict, server: dict, ports: dict) -> list[dict]:
-    made = []
+    tests = []
     for tool in ("rping", "ib_write_bw"):
         if tool == "rping" and not server["ip"]:
             continue  # rdma_cm resolves IP addresses only
@@ -505,8 +505,8 @@ def _verbs(client: dict, server: dict, ports: dict) -> list[dict]:
         address = server["ip"] or server["management"]
         if address is None:
             continue
-        made.append(_test(tool, client, server, address, port))
-    return made
+        tests.append(_test(tool, client, server, address, port))
+    return tests
 
 
 def _test(tool: str, client: dict, server: dict, address, port: int) -> dict:
