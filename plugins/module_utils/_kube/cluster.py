@@ -47,9 +47,9 @@ def read(kubectl: Kubectl) -> tuple[dict | None, str | None]:
                 return None, refused.reason
             kinds = known
     claimed = dra.read(items)
-    nodes = [node_of(item) for item in items if item["kind"] == "Node"]
+    nodes = [node(item) for item in items if item["kind"] == "Node"]
     return {
-        "nodes": [{**node, "hcas": dra.hcas(claimed, node["name"])} for node in nodes],
+        "nodes": [{**one, "hcas": dra.hcas(claimed, one["name"])} for one in nodes],
         "dra": claimed,
         "nads": [bare(item) for item in items if item["kind"] in ("NetworkAttachmentDefinition", *nad_lint.POOLS)],
         "dns": any(
@@ -107,9 +107,9 @@ def plugin_objects(items: list[dict]) -> list[dict]:
     return [bare(item) for item in daemons] + [{**bare(item), "data": item.get("data") or {}} for item in maps]
 
 
-def node_of(item: dict) -> dict:
+def node(item: dict) -> dict:
     status = item["status"]
-    ready = next((row for row in status.get("conditions") or [] if row["type"] == "Ready"), {})
+    ready = next((one for one in status.get("conditions") or [] if one["type"] == "Ready"), {})
 
     def resources(values):
         # Extended resources are the ones with a domain; hugepages have none.
@@ -119,12 +119,12 @@ def node_of(item: dict) -> dict:
         "name": item["metadata"]["name"],
         "ready": ready.get("status") == "True",
         "why": ready.get("message") or "",
-        "addresses": [row["address"] for row in status.get("addresses") or []],
+        "addresses": [one["address"] for one in status.get("addresses") or []],
         "pod_cidrs": item["spec"].get("podCIDRs") or [],
         # Set by Flannel: the address of the NIC used for pod traffic.
         "pod_network_address": (item["metadata"].get("annotations") or {}).get("flannel.alpha.coreos.com/public-ip"),
         "labels": item["metadata"].get("labels") or {},
-        "taints": [f"{taint['key']}:{taint['effect']}" for taint in item["spec"].get("taints") or []],
+        "taints": [f"{one['key']}:{one['effect']}" for one in item["spec"].get("taints") or []],
         "capacity": resources(status.get("capacity")),
         "allocatable": resources(status.get("allocatable")),
     }

@@ -132,21 +132,21 @@ def unanswered(reason: str) -> str:
 
 def sections(text: str) -> dict:
     """{name: (exit status, [lines])}; the status is None where the output was cut off."""
-    by_name: dict = {}
+    found: dict = {}
     name, lines = None, []
     for line in text.splitlines():
         if line.startswith("@@= ") and name is not None:
-            by_name[name] = (int(line[4:]) if line[4:].strip().isdigit() else None, lines)
+            found[name] = (int(line[4:]) if line[4:].strip().isdigit() else None, lines)
             name = None
         elif line.startswith("@@ "):
             if name is not None:
-                by_name[name] = (None, lines)
+                found[name] = (None, lines)
             name, lines = line[3:].strip(), []
         elif name is not None:
             lines.append(line)
     if name is not None:
-        by_name[name] = (None, lines)
-    return by_name
+        found[name] = (None, lines)
+    return found
 
 
 def parse(text: str) -> dict:
@@ -204,82 +204,82 @@ def _capability(lines):
 
 def _addresses(lines) -> dict:
     """{netdev: [address/prefix]}, link-local ones left out."""
-    by_netdev: dict = {}
+    found: dict = {}
     for line in lines:
         match = re.match(r"\d+:\s+(\S+?)(?:@\S+)?\s+inet6?\s+(\S+)", line)
         if match and "scope link" not in line:
-            by_netdev.setdefault(match[1], []).append(match[2])
-    return by_netdev
+            found.setdefault(match[1], []).append(match[2])
+    return found
 
 
 def _routes(lines) -> list:
-    routes = []
+    found = []
     for line in lines:
         match = re.match(r"(\S+)(?:.*?\bvia (\S+))?.*?\bdev (\S+)", line)
         if match:
-            routes.append({"destination": match[1], "gateway": match[2], "netdev": match[3]})
-    return routes
+            found.append({"destination": match[1], "gateway": match[2], "netdev": match[3]})
+    return found
 
 
 def _links(lines) -> dict:
     """{netdev: {parent (index of an interface outside the pod, or None), kind, mtu}}."""
-    links = {}
+    found = {}
     for line in lines:
         match = re.match(r"\d+:\s+([^\s:@]+)(?:@if(\d+)|@\S+)?:\s.*?\bmtu (\d+)", line)
         if match:
             kind = re.search(r"\b(macvlan|ipvlan|veth|ipoib|vlan|macvtap)\b", line.partition("link/")[2])
-            links[match[1]] = {
+            found[match[1]] = {
                 "parent": int(match[2]) if match[2] else None,
                 "kind": kind[1] if kind else None,
                 "mtu": int(match[3]),
             }
-    return links
+    return found
 
 
 def _drivers(lines) -> dict:
-    by_netdev, netdev = {}, None
+    found, netdev = {}, None
     for line in lines:
         if line.startswith("netdev "):
             netdev = line.partition(" ")[2]
         elif line.startswith("driver:") and netdev:
-            by_netdev[netdev] = line.partition(":")[2].strip()
-    return by_netdev
+            found[netdev] = line.partition(":")[2].strip()
+    return found
 
 
 def _devices(lines) -> list:
     """Names of character devices; anything else is listed with a note, since it cannot be opened."""
-    paths = []
+    found = []
     for line in lines:
         part = line.split()
         if part and re.match(r"[bcdlps-][-rwxsStT]{9}", part[0]):
-            paths.append(part[-1] if part[0].startswith("c") else f"{part[-1]} (not a character device)")
-    return sorted(paths)
+            found.append(part[-1] if part[0].startswith("c") else f"{part[-1]} (not a character device)")
+    return sorted(found)
 
 
 def _verbs(lines) -> dict:
     """{HCA: {port number: {state, link_layer, active_mtu}}} from ibv_devinfo."""
-    hcas: dict = {}
+    found: dict = {}
     hca = port = None
     for line in lines:
         key, _colon, value = (part.strip() for part in line.partition(":"))
         if key == "hca_id":
-            hca, port = hcas.setdefault(value, {}), None
+            hca, port = found.setdefault(value, {}), None
         elif key == "port" and hca is not None and value.isdigit():
             port = hca.setdefault(int(value), {})
         elif port is not None and key in ("state", "link_layer", "active_mtu"):
             word = value.split(" ")[0]
             port[key] = int(word) if key == "active_mtu" and word.isdigit() else word
-    return hcas
+    return found
 
 
 def _ibstat(lines) -> dict:
     """{HCA: {port number: (state, physical state)}}."""
-    hcas: dict = {}
+    found: dict = {}
     hca = port = None
     for line in lines:
         match = re.match(r"CA '(.+)'", line.strip())
         if match:
-            hca = hcas.setdefault(match[1], {})
+            hca = found.setdefault(match[1], {})
             continue
         match = re.match(r"Port (\d+):", line.strip())
         if match and hca is not None:
@@ -290,19 +290,19 @@ def _ibstat(lines) -> dict:
         if port is not None and hca and key in ("State", "Physical state"):
             state, physical = hca[port]
             hca[port] = (value, physical) if key == "State" else (state, value)
-    return hcas
+    return found
 
 
 def _gids(lines) -> list:
-    gids = []
+    found = []
     for line in lines:
         part = line.split("|")
         if len(part) == 6:
             hca, port, index, gid, kind, netdev = part
-            gids.append(
+            found.append(
                 {"hca": hca, "port": int(port), "index": int(index), "gid": gid, "type": kind, "netdev": netdev}
             )
-    return gids
+    return found
 
 
 def _registered(code, lines) -> dict:

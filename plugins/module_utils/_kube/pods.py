@@ -68,15 +68,15 @@ def find_nodes(hosts: list[dict], nodes: list[dict]) -> dict:
         by_name.setdefault(node["name"].lower(), node)
         for address in node["addresses"]:
             by_address.setdefault(address, number)
-    by_host = {}
+    found = {}
     for host in hosts:
         node = by_name.get(host["host"].lower())
         if node is None:
             held = (address.partition("/")[0] for netdev in host["netdevs"].values() for address in netdev["addresses"])
             numbers = [by_address[address] for address in held if address in by_address]
             node = nodes[min(numbers)] if numbers else None
-        by_host[host["host"]] = node
-    return by_host
+        found[host["host"]] = node
+    return found
 
 
 def own_resource(index: int) -> str:
@@ -94,43 +94,41 @@ def rails_of(host: dict, node: dict, networks: list[dict]) -> list[dict]:
     known = [{**rail, "networks": _own_networks(host["netdevs"].get(rail["netdev"]))} for rail in host["rails"]]
     rails = {own_resource(rail["index"]): rail for rail in known}
     by_netdev = {rail["netdev"]: rail for rail in known if rail["netdev"]}
-    served, attached = [], set()
+    found, attached = [], set()
     for network in networks:
         name = network["resource"]
         if name in node["capacity"] and (name, network["name"]) not in attached:
             attached.add((name, network["name"]))
             rail = by_netdev.get(nad_lint.type_and_master(network, host["host"])[1]) or rails.get(name)
-            served.append({"resource": name, "class": None, "rail": rail, "network": network})
+            found.append({"resource": name, "class": None, "rail": rail, "network": network})
     alone = set(node["capacity"]) - {name for name, _network in attached}
-    served += [
+    found += [
         {"resource": name, "class": None, "rail": rails.get(name), "network": None}
         for name in alone
         if name in rails or name.startswith("rdma/")
     ]
-    served += _over_dra(host, node, known, networks)
-    return sorted(served, key=lambda item: ((item["rail"] or {}).get("index", 1000), item["resource"] or item["class"]))
+    found += _over_dra(host, node, known, networks)
+    return sorted(found, key=lambda one: ((one["rail"] or {}).get("index", 1000), one["resource"] or one["class"]))
 
 
 def _over_dra(host: dict, node: dict, rails: list[dict], networks: list[dict]):
     """The rails whose class a node's slices serve, each with the network on its netdev."""
-    for hca in node.get("hcas") or []:
-        rail = next((rail for rail in rails if rail["index"] == hca["rail"]), None)
-        if rail is None or hca["class"] is None:
+    for one in node.get("hcas") or []:
+        rail = next((rail for rail in rails if rail["index"] == one["rail"]), None)
+        if rail is None or one["class"] is None:
             continue
         here = [
             network
             for network in networks
             if rail["netdev"] and nad_lint.type_and_master(network, host["host"])[1] == rail["netdev"]
         ]
-        yield {"resource": None, "class": hca["class"], "rail": rail, "network": here[0] if here else None}
+        yield {"resource": None, "class": one["class"], "rail": rail, "network": here[0] if here else None}
 
 
 def _own_networks(netdev) -> list[str]:
     """Networks of a netdev's addresses; not the link-local ones, which say nothing about a shared wire."""
     held = [ipaddress.ip_interface(address) for address in (netdev or {}).get("addresses") or []]
-    return sorted(
-        {str(address.network) for address in held if not (address.ip.is_link_local or address.ip.is_loopback)}
-    )
+    return sorted({str(one.network) for one in held if not (one.ip.is_link_local or one.ip.is_loopback)})
 
 
 # --- pods -------------------------------------------------------------------------------------------------------------
@@ -144,11 +142,11 @@ def plan(hosts: list[dict], cluster: dict, options: dict) -> dict:
     A host that is not a cluster node, has no resource or no
     image gets no pod and is listed under `left_out` with the reason.
     """
-    pods, manifests, left_out, used = [], [], {}, {}
+    pods, made, left_out, used = [], [], {}, {}
     known = core_text.names(sorted(item["name"] for item in cluster["nodes"])) or "none"
-    cluster_nodes = find_nodes(hosts, cluster["nodes"])
+    found = find_nodes(hosts, cluster["nodes"])
     for host in hosts:
-        node = cluster_nodes[host["host"]]
+        node = found[host["host"]]
         if node is None:
             left_out[host["host"]] = f"no node of the cluster has its name or one of its addresses; nodes: {known}"
             continue
@@ -176,14 +174,14 @@ def plan(hosts: list[dict], cluster: dict, options: dict) -> dict:
             own.append(_pod("claim", host, node, over_dra[:1]))
         if over_dra and options.get("gpu_class") and dra.neighbours(cluster["dra"], node["name"]):
             own.append({**_pod("aligned", host, node, []), "requests": _aligned(options["gpu_class"]), "matched": True})
-        manifests += [template(pod, options["namespace"]) for pod in own if pod["requests"]]
-        manifests += [manifest(pod, options["namespace"], tools) for pod in own]
+        made += [template(pod, options["namespace"]) for pod in own if pod["requests"]]
+        made += [manifest(pod, options["namespace"], tools) for pod in own]
         pods += [{**pod, "node_tools": bool(tools["mounts"])} for pod in own]
     namespace = options["namespace"]
     _name_peers(pods)
     objects = [namespace_object(namespace), peers_service(namespace)] if pods else []
     objects += [_copied(nad, namespace) for nad in _definitions(cluster["nads"], used)]
-    objects += manifests
+    objects += made
     return {"namespace": namespace, "objects": objects, "pods": pods, "left_out": left_out}
 
 
@@ -385,19 +383,19 @@ def traffic(pods: list[dict], answers: dict, base_port: int) -> dict:
 
 def _chains(ends: list[dict]) -> list[list[dict]]:
     """The ends in order, as one chain unless two of them are known to be on different wires."""
-    chains: list[list[dict]] = []
+    found: list[list[dict]] = []
     for end in ends:
-        for chain in chains:
+        for chain in found:
             if _may_meet(chain[-1], end):
                 chain.append(end)
                 break
         else:
-            chains.append([end])
-    return chains
+            found.append([end])
+    return found
 
 
-def _may_meet(end: dict, other: dict) -> bool:
-    return not (end["networks"] and other["networks"]) or bool(set(end["networks"]) & set(other["networks"]))
+def _may_meet(one: dict, other: dict) -> bool:
+    return not (one["networks"] and other["networks"]) or bool(set(one["networks"]) & set(other["networks"]))
 
 
 def _neighbours(chains: list[list[dict]]) -> list[tuple[dict, dict]]:
@@ -495,7 +493,7 @@ def _ping(client: dict, server: dict) -> list[dict]:
 
 
 def _verbs(client: dict, server: dict, ports: dict) -> list[dict]:
-    tests = []
+    made = []
     for tool in ("rping", "ib_write_bw"):
         if tool == "rping" and not server["ip"]:
             continue  # rdma_cm resolves IP addresses only
@@ -505,8 +503,8 @@ def _verbs(client: dict, server: dict, ports: dict) -> list[dict]:
         address = server["ip"] or server["management"]
         if address is None:
             continue
-        tests.append(_test(tool, client, server, address, port))
-    return tests
+        made.append(_test(tool, client, server, address, port))
+    return made
 
 
 def _test(tool: str, client: dict, server: dict, address, port: int) -> dict:
