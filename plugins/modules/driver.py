@@ -10,7 +10,7 @@ short_description: Install, change or remove the HCA driver stack on disk
 version_added: 0.1.0
 description:
   - Manages the packages, the signed repository, its pins and the DKMS builds of a driver stack. The loaded driver is
-    left alone; with O(activation) the result says how the one on disk gets loaded.
+    left alone; M(gpufabric.rdma.driver_gate) decides how the new one gets loaded.
   - Before anything on the node changes, a trial run checks that the key has the pinned fingerprint and signs the
     repository, the version exists, no other package would be removed, and the base DKMS module builds with the real
     C(dkms) for the running and for the newest kernel. Only C(dkms), headers and their dependencies are installed before
@@ -117,33 +117,8 @@ options:
       - Root directory of the node. With anything but V(/) nothing is changed.
     type: path
     default: /
-  activation:
-    description:
-      - Whether to decide how the driver on disk gets loaded, by what depends on the HCA driver of the node (management
-        access, mounted storage, processes, other kernel modules, virtual functions, interface names, Secure Boot, pods
-        and cluster operators). It reads files only.
-      - V(auto) prefers a reload and reboots where a reload is ruled out.
-    type: str
-    choices: [auto, reload, reboot]
-  reload_allowed:
-    description:
-      - Whether the driver may be reloaded.
-    type: bool
-  drain_allowed:
-    description:
-      - Whether pods may be drained from the node.
-    type: bool
-  rename_allowed:
-    description:
-      - Whether the driver may change although an interface that carries management is configured by name.
-    type: bool
-  software_hcas:
-    description:
-      - Count interfaces of rxe and siw devices as interfaces of HCAs.
-    type: bool
-    default: false
 seealso:
-  - module: gpufabric.rdma.driver_reload
+  - module: gpufabric.rdma.driver_gate
 """
 
 EXAMPLES = r"""
@@ -156,18 +131,10 @@ EXAMPLES = r"""
       key: "{{ lookup('ansible.builtin.file', 'nvidia-doca-host.asc') }}"
       fingerprints: [70454E6BF5D9C2D3B78709E8DC726C5E41B9CC50]
 
-- name: See what it takes to go back to the kernel's own driver
+- name: Back to the kernel's own driver
   gpufabric.rdma.driver:
     flavor: inbox
     remove_allowed: true
-    activation: auto
-  check_mode: true
-  register: plan
-
-- name: Fail if it must not happen
-  ansible.builtin.assert:
-    that: plan.activation.verdict != 'refuse'
-    fail_msg: "{{ plan.activation.summary }}"
 """
 
 RETURN = r"""
@@ -203,52 +170,20 @@ stale_images:
   returned: success
   type: list
   elements: str
-activation:
-  description: How the driver on disk gets loaded; in check mode the one that would be there.
-  returned: with O(activation)
-  type: dict
-  contains:
-    verdict:
-      description:
-        - V(nothing) means that memory already holds what is, or will be, on disk, or holds no driver at all.
-      type: str
-      choices: [nothing, reload, reboot, refuse]
-    summary:
-      description: The verdict in a sentence.
-      type: str
-    findings:
-      description: Why a reload, a reboot or the change itself is ruled out, including reasons that did not decide.
-      type: list
-      elements: dict
-    steps:
-      description: The steps of the change, in order.
-      type: list
-      elements: str
-    consents:
-      description: Unset variables that the change needs consent from.
-      type: list
-      elements: str
-    notes:
-      description: What is worth knowing, and what could not be verified.
-      type: list
-      elements: str
-    restore:
-      description: What a reload would lose, as input for M(gpufabric.rdma.driver_reload) to restore.
-      type: dict
 """
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import converge, reported
-from ansible_collections.gpufabric.rdma.plugins.module_utils._driver import gate, keys, risk
+from ansible_collections.gpufabric.rdma.plugins.module_utils._driver import keys
 from ansible_collections.gpufabric.rdma.plugins.module_utils._driver import state as driver_state
 from ansible_collections.gpufabric.rdma.plugins.module_utils._driver.install import ADDS, Installer
-from ansible_collections.gpufabric.rdma.plugins.module_utils._driver.plan import INBOX, UBUNTU_ARCHIVE, plan, sentence
+from ansible_collections.gpufabric.rdma.plugins.module_utils._driver.plan import INBOX, plan, sentence
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host import gpudirect
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
 
-SUBSET = ["hcas", "driver", "initramfs", "gpus", "gpudirect", "modules", "!gids"]
+SUBSET = ["driver", "initramfs", "gpus", "gpudirect", "modules"]
 # Verdicts of the GPUDirect doctor that a rebuild of the NVIDIA driver ends.
 _STALE = ("stub", "crc-mismatch")
 ARGUMENTS = {
@@ -275,11 +210,6 @@ ARGUMENTS = {
     "hold_kernel": {"type": "bool"},
     "trial_build": {"type": "bool", "default": True},
     "root": {"type": "path", "default": "/"},
-    "activation": {"type": "str", "choices": ["auto", "reload", "reboot"]},
-    "reload_allowed": {"type": "bool"},
-    "drain_allowed": {"type": "bool"},
-    "rename_allowed": {"type": "bool"},
-    "software_hcas": {"type": "bool", "default": False},
 }
 
 
@@ -304,15 +234,6 @@ def stale_images(facts: dict, changes) -> list[str]:
     if not any(change.action in (*ADDS, "take out", "build", "finish") for change in changes):
         return []
     return [image["path"] for image in facts["initramfs"]["images"] if image["kernel"]]
-
-
-def activation(options: dict, facts: dict, change: str | None) -> dict:
-    """change: what is about to be installed or removed, as a clause."""
-    disturbed = risk.read(Tree(options["root"]), facts, options["software_hcas"])
-    signed = options["flavor"] in (INBOX, UBUNTU_ARCHIVE)
-    answers = {name: options[name] for name in ("activation", "reload_allowed", "drain_allowed", "rename_allowed")}
-    decision = gate.decide(facts, disturbed, {"change": change, "signed": signed, **answers})
-    return {**decision.as_dict(), "restore": {name: disturbed[name] for name in ("netdevs", "virtual_functions")}}
 
 
 def main() -> None:
@@ -344,10 +265,7 @@ def main() -> None:
                 "check mode contacts no repository and builds nothing: signature, version and build are unchecked"
             )
         change = sentence(plan(states[0], wanted, root), wanted)
-        told = {"change": change, "stale_images": stale_images(states[0]["facts"], changes)}
-        if wanted["activation"]:
-            told["activation"] = activation(wanted, states[-1]["facts"], change if module.check_mode else None)
-        return told
+        return {"change": change, "stale_images": stale_images(states[0]["facts"], changes)}
 
     converge(
         module,

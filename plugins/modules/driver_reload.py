@@ -11,7 +11,7 @@ version_added: 0.1.0
 description:
   - Unloads the modules of the stack, loads those on disk, and restores MTU, state and addresses of interfaces and the
     virtual functions that were lost. It does nothing while memory and disk agree.
-  - Ask M(gpufabric.rdma.driver) for the activation first. This module does not check what depends on the driver.
+  - Run M(gpufabric.rdma.driver_gate) first. This module does not check what depends on the driver.
   - A stack with C(openibd) is restarted through it. That path is not verified, since no HCA runs in the lab.
 extends_documentation_fragment:
   - gpufabric.rdma.changing
@@ -20,7 +20,7 @@ author:
 options:
   restore:
     description:
-      - What RV(gpufabric.rdma.driver#module:activation) returned as C(restore).
+      - What RV(gpufabric.rdma.driver_gate#module:restore) returned.
       - Without it nothing is reloaded, and what an earlier reload has not restored is restored.
     type: dict
     suboptions:
@@ -44,17 +44,15 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Install the driver
-  gpufabric.rdma.driver:
-    flavor: ubuntu_archive
-    activation: auto
+- name: Check what a reload would disturb
+  gpufabric.rdma.driver_gate:
     reload_allowed: true
-  register: driver
+  register: gate
 
-- name: Reload it
+- name: Reload the driver
   gpufabric.rdma.driver_reload:
-    restore: "{{ driver.activation.restore }}"
-  when: driver.activation.verdict == 'reload'
+    restore: "{{ gate.restore }}"
+  when: gate.verdict == 'reload'
 """
 
 RETURN = r"""

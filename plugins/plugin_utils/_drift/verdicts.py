@@ -21,8 +21,6 @@ CONVERGED, DRIFT, REBOOT, UNSAFE, UNREACHABLE = "converged", "drift", "reboot_pe
 # Best first: the worst of what is true of a host is its verdict, and the worst host gives the run's exit code.
 EXIT_CODES = {CONVERGED: 0, DRIFT: 2, REBOOT: 3, UNSAFE: 4, UNREACHABLE: 4}
 VERDICTS = tuple(EXIT_CODES)
-# The task whose result also says how the driver on disk gets loaded.
-DRIVER = "gpufabric.rdma.driver"
 HIDDEN = "hidden, because the task is marked no_log"
 ABSENT = "absent"
 
@@ -146,9 +144,10 @@ class Record:
         if host not in self.hosts:
             return
         place = self._at(host, task)
-        findings = list(result.get("findings") or [])
-        if task.action == DRIVER and result.get("activation"):
-            findings += self._activation(place, task, result["activation"])
+        if task.action.endswith("driver_gate"):
+            self._gate(place, task, result)
+        # The gate also lists what rules out an option that it does not choose.
+        findings = (result.get("findings") or []) if result.get("verdict") in (None, "refuse") else []
         for finding in findings:
             self._refuse(host, task, finding)
         if findings:
@@ -169,17 +168,15 @@ class Record:
         for reason in result.get("not_applied") or []:
             _add(place.remarks, f"left as it is: {reason}")
 
-    def _activation(self, place: Host, task: Task, activation: dict) -> list[dict]:
-        """What it takes to load the driver that is on disk, and the findings if there is no way."""
-        verdict, summary = activation["verdict"], activation["summary"]
+    def _gate(self, place: Host, task: Task, result: dict) -> None:
+        """What it takes to load the driver that is on disk."""
+        verdict = result.get("verdict")
         if verdict == "refuse":
-            _add(place.refused, f"role {task.role}: {summary}")
-            return activation["findings"]
-        if verdict == "reboot":
-            _add(place.reboot, summary)
+            _add(place.refused, f"role {task.role}: {result['summary']}")
+        elif verdict == "reboot":
+            _add(place.reboot, result["summary"])
         elif verdict == "reload":
-            _add(place.differences, _difference(task, "driver in memory", summary, "the one on disk"))
-        return []  # it also lists what rules out a way that it does not choose
+            _add(place.differences, _difference(task, "driver in memory", result["summary"], "the one on disk"))
 
     def _refuse(self, host: str, task: Task, finding: dict) -> None:
         """A problem is that of the host it names; one of the controller is that of every host still compared."""

@@ -55,7 +55,8 @@ class Cluster(kubectl_cluster.Cluster):
             "discovery_root": str(self.node),
             "driver_drain_allowed": True,
             "driver_drain_command": self.argv,
-            "__driver_plan": {"changes": [], "activation": GATE},
+            "__driver_plan": {"changes": []},
+            "__driver_gate": GATE,
             **variables,
         }
         (self.folder / "play.yml").write_text(json.dumps(playbook))

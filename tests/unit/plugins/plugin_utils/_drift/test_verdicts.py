@@ -15,7 +15,7 @@ SCHEMA = json.loads((ROOT / "docs/drift.schema.json").read_text())
 AT = "2026-11-22T07:10:00Z"
 NETNS = verdicts.Task("Set the mode", "gpufabric.rdma.rdma_netns", "rdma_netns")
 OBJECTS = verdicts.Task("Apply objects", "gpufabric.rdma.cluster_objects", "multus", "a")
-GATE = verdicts.Task("Ask", "gpufabric.rdma.driver", "driver")
+GATE = verdicts.Task("Ask", "gpufabric.rdma.driver_gate", "driver")
 PROBLEM = {"object": "HCA", "wanted": "8", "seen": "7", "next_step": "look for the card", "id": ""}
 SENTENCE = "HCA: wanted 8, seen 7. Next step: look for the card"
 
@@ -123,19 +123,19 @@ CASES = {
         [],
     ),
     "the gate refuses": (
-        [("ok", "a", GATE, {"activation": {"verdict": "refuse", "summary": "No way is open.", "findings": [PROBLEM]}})],
+        [("ok", "a", GATE, {"verdict": "refuse", "summary": "No way is open.", "findings": [PROBLEM]})],
         "unsafe",
         0,
         ["role driver: No way is open.", f"role driver: {SENTENCE}"],
     ),
     "the gate wants a reboot": (
-        [("ok", "a", GATE, {"activation": {"verdict": "reboot", "summary": "A reboot."}})],
+        [("ok", "a", GATE, {"verdict": "reboot", "summary": "A reboot."})],
         "reboot_pending",
         0,
         ["reboot pending: A reboot."],
     ),
     "the gate wants a reload": (
-        [("ok", "a", GATE, {"activation": {"verdict": "reload", "summary": "Older in memory."}})],
+        [("ok", "a", GATE, {"verdict": "reload", "summary": "Older in memory."})],
         "drift",
         1,
         [],
