@@ -96,61 +96,20 @@ EXAMPLES = r"""
 
 RETURN = r"""
 changes:
-  description: What was fetched, or would be in check mode.
+  description:
+    - What was fetched, or would be in check mode, each with C(object), C(action), C(before) and C(after). C(object) is
+      a path in the folder; C(before) and C(after) are SHA-256, digest or text.
   returned: always
   type: list
   elements: dict
-  contains:
-    object:
-      description: Path in the folder.
-      type: str
-    action:
-      description: What was done.
-      type: str
-    before:
-      description: SHA-256 of the old content.
-      type: str
-    after:
-      description: SHA-256, digest or text of the new content.
-      type: str
 findings:
-  description: What could not be fetched or did not match.
+  description:
+    - What could not be fetched or did not match, each with C(object), C(wanted), C(seen), C(next_step) and C(id).
   returned: always
   type: list
   elements: dict
-  contains:
-    object:
-      description: The object.
-      type: str
-    wanted:
-      description: The wanted state.
-      type: str
-    seen:
-      description: What was found.
-      type: str
-    next_step:
-      description: What to do about it.
-      type: str
-    id:
-      description: Id of a known finding, else empty.
-      type: str
-reboot_reasons:
-  description: Always empty; every changing module of the collection returns it.
-  returned: success
-  type: list
-  elements: str
 not_applied:
   description: What was left alone on purpose, with the reason.
-  returned: success
-  type: list
-  elements: str
-not_verified:
-  description: What could not be done or checked from here, with the reason.
-  returned: success
-  type: list
-  elements: str
-notes:
-  description: Worth knowing; needs no action.
   returned: success
   type: list
   elements: str
@@ -166,9 +125,17 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.urls import open_url
 from ansible_collections.gpufabric.rdma.plugins.module_utils._bundle import lock as bundle_lock
 from ansible_collections.gpufabric.rdma.plugins.module_utils._bundle import plugin_image
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Finding, Plan, Refused, failure, result
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import (
+    Change,
+    Finding,
+    Plan,
+    Refused,
+    failure,
+    keeping,
+    reported,
+    result,
+)
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import rename, replacing, sha256_of, write
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import wheels as locked_wheels
 
 CLUSTER_ROLES = ("cni_plugins", "k3s", "flannel", "multus", "networks", "device_plugin", "node_ready", "verification")
@@ -299,7 +266,6 @@ def describe(folder: str, wanted: dict, origin: str) -> str:
     return HEADER + json.dumps(text, indent=2) + "\n"
 
 
-@guarded
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
@@ -338,8 +304,7 @@ def main() -> None:
     platforms = (given["architectures"], given["distributions"])
     findings += bundle_lock.undrivable(lock, given["driver_version"], *platforms, given["sums"])
     wanted = bundle_lock.wanted(lock, names, *platforms, digests, given["driver_version"], given["sums"])
-    made, done = Plan(), []
-    try:
+    with reported(module):
         if findings:
             raise Refused(findings)
         wanted["images"] += _plugin_images(given)
@@ -348,21 +313,25 @@ def main() -> None:
             made.not_applied.append(
                 f"{name} is left out: the lock has no digest for it; set one in bundle_image_digests"
             )
-        rows = {row["path"]: row for row in [*wanted["files"], *wanted["images"]]}
-        for change in made.changes:
-            if not module.check_mode:
-                if change.action == "fetch":
-                    fetch(folder, rows[change.object], given["mirrors"])
-                elif change.action == "build":
-                    build(folder, rows[change.object], given["mirrors"], module.run_command, given["plugin_image"])
-                else:
-                    copy(folder, rows[change.object], given["mirrors"], module.run_command)
-            done.append(change)
-        if not module.check_mode:
-            _write_description(folder, wanted, made, done, lock.get("origin", "release"))
-    except Refused as refused:
-        module.fail_json(**failure(Refused(refused.findings, done)))
+        done = made.changes if module.check_mode else _fill(given, wanted, made, module.run_command)
     module.exit_json(**result(made, done))
+
+
+def _fill(given: dict, wanted: dict, made: Plan, run) -> list:
+    """Put into the folder what the plan says. Returns the changes."""
+    folder, mirrors, done = given["folder"], given["mirrors"], []
+    rows = {row["path"]: row for row in [*wanted["files"], *wanted["images"]]}
+    with keeping(done):
+        for change in made.changes:
+            if change.action == "fetch":
+                fetch(folder, rows[change.object], mirrors)
+            elif change.action == "build":
+                build(folder, rows[change.object], mirrors, run, given["plugin_image"])
+            else:
+                copy(folder, rows[change.object], mirrors, run)
+            done.append(change)
+        done += _write_description(folder, wanted, given["lock"].get("origin", "release"))
+    return done
 
 
 def _plugin_images(given: dict) -> list[dict]:
@@ -375,17 +344,17 @@ def _plugin_images(given: dict) -> list[dict]:
     return [{**row, "made_of": made_of} for row in rows]
 
 
-def _write_description(folder: str, wanted: dict, made: Plan, done: list, origin: str) -> None:
+def _write_description(folder: str, wanted: dict, origin: str) -> list[Change]:
     path, text = os.path.join(folder, bundle_lock.DESCRIPTION), describe(folder, wanted, origin)
     try:
         with open(path, encoding="utf-8", errors="replace") as stream:
             before = stream.read()
     except FileNotFoundError:
         before = ""
-    if before != text:
-        write(path, text)
-        made.change(bundle_lock.DESCRIPTION, "write", before, text)
-        done.append(made.changes[-1])
+    if before == text:
+        return []
+    write(path, text)
+    return [Change(bundle_lock.DESCRIPTION, "write", before, text)]
 
 
 if __name__ == "__main__":

@@ -210,49 +210,19 @@ EXAMPLES = r"""
 
 RETURN = r"""
 changes:
-  description: What was changed, or would be in check mode. The texts are JSON; values of secrets are hidden.
+  description:
+    - What was changed, or would be in check mode, each with C(object), C(action), C(before) and C(after). The texts
+      are JSON; values of secrets are hidden. C(action) is C(create), C(apply) or C(prune).
   returned: always
   type: list
   elements: dict
-  contains:
-    object:
-      description: Kind, namespace and name, such as C(DaemonSet kube-system/kube-multus-ds).
-      type: str
-    action:
-      description: C(create), C(apply) or C(prune).
-      type: str
-    before:
-      description: The object before.
-      type: str
-    after:
-      description: The object after.
-      type: str
 findings:
-  description: Why the cluster did not reach the wanted state. Problems found beforehand stop it before any change.
+  description:
+    - Why the cluster did not reach the wanted state, each with C(object), C(wanted), C(seen), C(next_step) and C(id).
+      Problems found beforehand stop it before any change.
   returned: always
   type: list
   elements: dict
-  contains:
-    object:
-      description: The object.
-      type: str
-    wanted:
-      description: The wanted state.
-      type: str
-    seen:
-      description: What was found.
-      type: str
-    next_step:
-      description: What to do about it.
-      type: str
-    id:
-      description: Id of a known finding, else empty.
-      type: str
-reboot_reasons:
-  description: Always empty; every changing module of the collection returns it.
-  returned: success
-  type: list
-  elements: str
 not_applied:
   description: What was left alone on purpose, with the reason.
   returned: success
@@ -319,11 +289,9 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import (
     Plan,
     Refused,
-    failure,
-    finish,
-    settle,
+    converge,
+    reported,
 )
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import objects as planner
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.kubectl import (
     Kubectl,
@@ -507,58 +475,60 @@ def _not_reached(item: dict, text: str):
     )
 
 
-@guarded
+_STRINGS: dict = {"type": "list", "elements": "str", "default": []}
+_OF_OWNER: dict = {
+    "prune_types": _STRINGS,
+    "takeover_allowed": {"type": "bool"},
+    "applied_by": {"type": "str", "choices": ["collection", "gitops"], "default": "collection"},
+    "wait": {
+        "type": "list",
+        "elements": "dict",
+        "default": [],
+        "options": {
+            "resource": {"type": "str", "required": True},
+            "namespace": {"type": "str"},
+            "selector": {"type": "str"},
+            "until": {"type": "str", "default": "rollout"},
+            "timeout_seconds": {"type": "int", "default": 300},
+            "first": {"type": "bool", "default": False},
+        },
+    },
+}
+ARGUMENTS = {
+    "objects": {"type": "list", "elements": "dict"},
+    "owner": {"type": "str"},
+    **_OF_OWNER,
+    "secrets": {
+        "type": "list",
+        "elements": "dict",
+        "default": [],
+        "no_log": False,
+        "options": {
+            "name": {"type": "str", "required": True},
+            "namespace": {"type": "str", "required": True},
+            "type": {"type": "str", "default": "Opaque"},
+            "string_data": {"type": "dict", "required": True, "no_log": True},
+        },
+    },
+    "parts": {
+        "type": "list",
+        "elements": "dict",
+        "options": {
+            "objects": {"type": "list", "elements": "dict", "required": True},
+            "owner": {"type": "str", "required": True},
+            **_OF_OWNER,
+        },
+    },
+    "render": {"type": "bool", "default": False},
+    "wait_later": {"type": "bool", "default": False},
+    "kubectl": {"type": "list", "elements": "str", "default": ["k3s", "kubectl"]},
+    "api_timeout_seconds": {"type": "int", "default": 120},
+}
+
+
 def main() -> None:
-    strings: dict = {"type": "list", "elements": "str", "default": []}
-    of_owner: dict = {
-        "prune_types": strings,
-        "takeover_allowed": {"type": "bool"},
-        "applied_by": {"type": "str", "choices": ["collection", "gitops"], "default": "collection"},
-        "wait": {
-            "type": "list",
-            "elements": "dict",
-            "default": [],
-            "options": {
-                "resource": {"type": "str", "required": True},
-                "namespace": {"type": "str"},
-                "selector": {"type": "str"},
-                "until": {"type": "str", "default": "rollout"},
-                "timeout_seconds": {"type": "int", "default": 300},
-                "first": {"type": "bool", "default": False},
-            },
-        },
-    }
     module = AnsibleModule(
-        argument_spec={
-            "objects": {"type": "list", "elements": "dict"},
-            "owner": {"type": "str"},
-            **of_owner,
-            "secrets": {
-                "type": "list",
-                "elements": "dict",
-                "default": [],
-                "no_log": False,
-                "options": {
-                    "name": {"type": "str", "required": True},
-                    "namespace": {"type": "str", "required": True},
-                    "type": {"type": "str", "default": "Opaque"},
-                    "string_data": {"type": "dict", "required": True, "no_log": True},
-                },
-            },
-            "parts": {
-                "type": "list",
-                "elements": "dict",
-                "options": {
-                    "objects": {"type": "list", "elements": "dict", "required": True},
-                    "owner": {"type": "str", "required": True},
-                    **of_owner,
-                },
-            },
-            "render": {"type": "bool", "default": False},
-            "wait_later": {"type": "bool", "default": False},
-            "kubectl": {"type": "list", "elements": "str", "default": ["k3s", "kubectl"]},
-            "api_timeout_seconds": {"type": "int", "default": 120},
-        },
+        argument_spec=ARGUMENTS,
         mutually_exclusive=[("objects", "parts")],
         required_one_of=[("objects", "parts")],
         required_together=[("objects", "owner")],
@@ -567,55 +537,54 @@ def main() -> None:
     given = module.params
     if given["render"]:
         module.fail_json(msg="render is answered by the action plugin of this module, which did not run")
-    parts, findings = planner.prepare(given["parts"] or [given])
-    if findings:
-        module.fail_json(**failure(Refused(findings)))
-
     patience = 0 if module.check_mode else given["api_timeout_seconds"]
     kubectl = Kubectl(given["kubectl"], limit=_CALL_SECONDS, patience=patience)
-    cluster = Cluster(kubectl)
+    with reported(module):
+        parts, findings = planner.prepare(given["parts"] or [given])
+        if findings:
+            raise Refused(findings)
+        carry_out(module, kubectl, parts)
+
+
+def carry_out(module, kubectl: Kubectl, parts: list) -> None:
+    cluster, state, waited = Cluster(kubectl), {}, []
     wait = [item for part in parts for item in part["wait"]]
-    state: dict = {}
 
     def read() -> dict:
         state.clear()
         try:
-            found = cluster.read(parts)
+            state.update(cluster.read(parts))
         except Unreachable as silence:
             if not module.check_mode:
                 raise
-            found = {"down": last_words(silence.reason)}
-        state.update(found)
+            state["down"] = last_words(silence.reason)
         return state
 
-    waited: list = []
-    pending: list = []
-    changes: list = []
-    try:
-        if not module.check_mode:
-            waited += cluster.wait([item for item in wait if item["first"]], [])
-        made, changes = settle(
-            read=read,
-            plan=lambda state: planner.plan_parts(state, parts),
-            apply=lambda changes: cluster.apply(changes, parts, state["edited"]),
-            check_mode=module.check_mode,
-        )
+    def more(decided: Plan, changes: list) -> dict:
+        pending: list = []
         last = [item for item in wait if not item["first"]]
         if module.check_mode:
-            _note_skipped_waits(made, changes, wait)
-        elif given["wait_later"]:
-            pending = [item for item in last if not planner.satisfied(item, state["live"].values())]
+            _note_skipped_waits(decided, changes, wait)
+        elif module.params["wait_later"]:
+            pending += [item for item in last if not planner.satisfied(item, state["live"].values())]
         else:
-            waited += cluster.wait(last, list(state["live"].values()))
-    except Refused as refused:
-        module.fail_json(**failure(Refused(refused.findings, refused.done or changes)))
-    more = {"waited": waited, "pending": pending, "kubectl_calls": kubectl.calls, "down": state.get("down")}
-    finish(module, made, changes, **more)
+            waited.extend(cluster.wait(last, list(state["live"].values())))
+        return {"waited": waited, "pending": pending, "kubectl_calls": kubectl.calls, "down": state.get("down")}
+
+    if not module.check_mode:
+        waited += cluster.wait([item for item in wait if item["first"]], [])
+    converge(
+        module,
+        read=read,
+        plan=lambda state: planner.plan_parts(state, parts),
+        apply=lambda changes: cluster.apply(changes, parts, state["edited"]),
+        more=more,
+    )
 
 
-def _note_skipped_waits(made: Plan, changes: list, wait: list) -> None:
+def _note_skipped_waits(decided: Plan, changes: list, wait: list) -> None:
     if changes and wait:
-        made.not_verified.append(
+        decided.not_verified.append(
             "check mode does not wait for: " + ", ".join(f"{item['resource']} ({item['until']})" for item in wait)
         )
 

@@ -95,26 +95,11 @@ EXAMPLES = r"""
 
 RETURN = r"""
 findings:
-  description: The problems, most important first.
+  description:
+    - The problems, most important first, each with C(object), C(wanted), C(seen), C(next_step) and C(id).
   returned: success
   type: list
   elements: dict
-  contains:
-    id:
-      description: Name of the fault, such as C(conf-empty).
-      type: str
-    object:
-      description: The object.
-      type: str
-    wanted:
-      description: The wanted state.
-      type: str
-    seen:
-      description: What was found.
-      type: str
-    next_step:
-      description: What to do about it.
-      type: str
 runtime:
   description: What containerd uses, and the file it comes from.
   returned: success
@@ -137,8 +122,8 @@ import stat
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._cni import containerd, node_lint
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import reported
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import under
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree, elf, node
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
 
@@ -238,7 +223,6 @@ def _listening(tree: Tree) -> list:
     return sorted(found)
 
 
-@guarded
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
@@ -272,15 +256,16 @@ def main() -> None:
         "networks": given["networks"],
         "health_port": given["health_port"],
     }
-    state = read(given["root"], wanted)
-    findings = node_lint.lint(state, wanted) + node_lint.lint_objects(given["objects"], wanted["bin_dir"])
-    module.exit_json(
-        changed=False,
-        findings=[finding._asdict() for finding in findings],
-        runtime=state["runtime"],
-        configurations=[conf["path"] for conf in state["confs"]],
-        not_verified=["Multus' socket: the node is a tree of files"] if state["socket"] == "unknown" else [],
-    )
+    with reported(module):
+        state = read(given["root"], wanted)
+        findings = node_lint.lint(state, wanted) + node_lint.lint_objects(given["objects"], wanted["bin_dir"])
+        module.exit_json(
+            changed=False,
+            findings=[finding._asdict() for finding in findings],
+            runtime=state["runtime"],
+            configurations=[conf["path"] for conf in state["confs"]],
+            not_verified=["Multus' socket: the node is a tree of files"] if state["socket"] == "unknown" else [],
+        )
 
 
 if __name__ == "__main__":

@@ -71,61 +71,21 @@ EXAMPLES = r"""
 
 RETURN = r"""
 changes:
-  description: What was changed, or would be in check mode.
+  description:
+    - What was changed, or would be in check mode, each with C(object), C(action), C(before) and C(after). C(action) is
+      C(place), C(mode), C(remove) or C(record); C(before) and C(after) are digests.
   returned: always
   type: list
   elements: dict
-  contains:
-    object:
-      description: Path of the plugin.
-      type: str
-    action:
-      description: C(place), C(mode), C(remove) or C(record).
-      type: str
-    before:
-      description: Digest before.
-      type: str
-    after:
-      description: Digest after.
-      type: str
 findings:
-  description: Why the node did not reach the wanted state. Problems found beforehand stop it before any change.
+  description:
+    - Why the node did not reach the wanted state, each with C(object), C(wanted), C(seen), C(next_step) and C(id).
+      Problems found beforehand stop it before any change.
   returned: always
   type: list
   elements: dict
-  contains:
-    object:
-      description: The object.
-      type: str
-    wanted:
-      description: The wanted state.
-      type: str
-    seen:
-      description: What was found.
-      type: str
-    next_step:
-      description: What to do about it.
-      type: str
-    id:
-      description: Id of a known finding, else empty.
-      type: str
 needed:
   description: Plugins to copy to the node.
-  returned: success
-  type: list
-  elements: str
-reboot_reasons:
-  description: Always empty; every changing module of the collection returns it.
-  returned: success
-  type: list
-  elements: str
-not_applied:
-  description: What was left alone on purpose, with the reason.
-  returned: success
-  type: list
-  elements: str
-not_verified:
-  description: What could not be done or checked from here, with the reason.
   returned: success
   type: list
   elements: str
@@ -143,9 +103,8 @@ import tarfile
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._cni import plugins as planner
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure, finish, settle
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, converge
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import BESIDE, apply_file, under, write
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 
 
@@ -194,7 +153,6 @@ def place(path: str, archive: str, digests: dict) -> None:
     write(path, content, int(planner.MODE, 8))
 
 
-@guarded
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
@@ -225,18 +183,20 @@ def main() -> None:
 
     first = planner.plan(look(), binaries, directory)
     missing = planner.needed(first)
-    try:
-        made, changes = settle(
-            read=look,
-            plan=lambda state: planner.plan(state, binaries, directory),
-            apply=lambda changes: apply(changes, root, archive, binaries),
-            # Nothing is changed before everything is available.
-            check_mode=module.check_mode or bool(missing and not archive),
-        )
-    except Refused as refused:
-        module.fail_json(**failure(refused))
-    made.notes = first.notes
-    finish(module, made, changes, needed=missing)
+
+    def more(decided, _changes) -> dict:
+        decided.notes = first.notes
+        return {"needed": missing}
+
+    converge(
+        module,
+        read=look,
+        plan=lambda state: planner.plan(state, binaries, directory),
+        apply=lambda changes: apply(changes, root, archive, binaries),
+        more=more,
+        # Nothing is changed before everything is available.
+        check_mode=module.check_mode or bool(missing and not archive),
+    )
 
 
 if __name__ == "__main__":

@@ -106,49 +106,18 @@ EXAMPLES = r"""
 
 RETURN = r"""
 changes:
-  description: What was changed, or would be in check mode.
+  description:
+    - What was changed, or would be in check mode, each with C(object), C(action), C(before) and C(after).
   returned: always
   type: list
   elements: dict
-  contains:
-    object:
-      description: The object, a path or a name such as C(module ib_umad).
-      type: str
-    action:
-      description: What was done.
-      type: str
-    before:
-      description: Value or text before.
-      type: str
-    after:
-      description: Value or text after.
-      type: str
 findings:
-  description: Why the node did not reach the wanted state. Problems found beforehand stop it before any change.
+  description:
+    - Why the node did not reach the wanted state, each with C(object), C(wanted), C(seen), C(next_step) and C(id).
+      Problems found beforehand stop it before any change.
   returned: always
   type: list
   elements: dict
-  contains:
-    object:
-      description: The object.
-      type: str
-    wanted:
-      description: The wanted state.
-      type: str
-    seen:
-      description: What was found.
-      type: str
-    next_step:
-      description: What to do about it.
-      type: str
-    id:
-      description: Id of a known finding, else empty.
-      type: str
-reboot_reasons:
-  description: Why the node needs a reboot to reach the wanted state, one sentence each.
-  returned: success
-  type: list
-  elements: str
 not_applied:
   description: What was left alone on purpose, with the reason.
   returned: success
@@ -207,14 +176,7 @@ status:
 import json
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import (
-    Refused,
-    failure,
-    finish,
-    result,
-    settle,
-)
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import finish, reported, result, settle
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin.config import names
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin.dra import DRIVER
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin.node import Installer, read
@@ -259,7 +221,6 @@ def needs(changes, wheels: dict, from_index: bool) -> list[str]:
     return files + (sorted(wheels) if VENV in objects and not from_index else [])
 
 
-@guarded
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
@@ -310,17 +271,15 @@ def main() -> None:
         state.update(read(root, kubeconfigs))
         return state
 
-    try:
-        made, changes = settle(
+    with reported(module, rivals=more["rivals"]):
+        decided, changes = settle(
             read=read_again,
             plan=lambda state: plan(state, wanted),
             apply=installer.apply,
             check_mode=module.check_mode,
         )
-    except Refused as refused:
-        module.fail_json(rivals=more["rivals"], **failure(refused))
     service = state["service"] or {"main_pid": 0, "status": ""}
-    finish(module, made, changes, **more, main_pid=service["main_pid"], status=service["status"])
+    finish(module, decided, changes, **more, main_pid=service["main_pid"], status=service["status"])
 
 
 if __name__ == "__main__":

@@ -53,75 +53,27 @@ EXAMPLES = r"""
 
 RETURN = r"""
 changes:
-  description: What was changed, or would be in check mode.
+  description:
+    - What was changed, or would be in check mode, each with C(object), C(action), C(before) and C(after).
   returned: always
   type: list
   elements: dict
-  contains:
-    object:
-      description: The object, a path or a name such as C(module ib_umad).
-      type: str
-    action:
-      description: What was done.
-      type: str
-    before:
-      description: Value or text before.
-      type: str
-    after:
-      description: Value or text after.
-      type: str
 findings:
-  description: Why the node did not reach the wanted state. Problems found beforehand stop it before any change.
+  description:
+    - Why the node did not reach the wanted state, each with C(object), C(wanted), C(seen), C(next_step) and C(id).
+      Problems found beforehand stop it before any change.
   returned: always
   type: list
   elements: dict
-  contains:
-    object:
-      description: The object.
-      type: str
-    wanted:
-      description: The wanted state.
-      type: str
-    seen:
-      description: What was found.
-      type: str
-    next_step:
-      description: What to do about it.
-      type: str
-    id:
-      description: Id of a known finding, else empty.
-      type: str
-reboot_reasons:
-  description: Why the node needs a reboot to reach the wanted state, one sentence each.
-  returned: success
-  type: list
-  elements: str
 not_applied:
   description: What was left alone on purpose, with the reason.
-  returned: success
-  type: list
-  elements: str
-not_verified:
-  description: What could not be done or checked from here, with the reason.
-  returned: success
-  type: list
-  elements: str
-notes:
-  description: Worth knowing; needs no action.
   returned: success
   type: list
   elements: str
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import (
-    Change,
-    Refused,
-    failure,
-    result,
-    settle,
-)
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Change, converge
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin.migration import plan
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin.objects import OWNER, plugins
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import ownership
@@ -155,7 +107,6 @@ class Cluster:
             yield change
 
 
-@guarded
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
@@ -168,16 +119,13 @@ def main() -> None:
     )
     step = "check that the API server responds there, or set another host in device_plugin_server, and run again"
     cluster = Cluster(Kubectl(module.params["kubectl"], next_step=step), module.params["timeout_seconds"])
-    try:
-        made, changes = settle(
-            read=cluster.read,
-            plan=lambda seen: plan(seen, module.params["replaced"], module.params["allowed"]),
-            apply=cluster.apply,
-            check_mode=module.check_mode,
-        )
-    except Refused as refused:
-        module.fail_json(**failure(refused))
-    module.exit_json(**result(made, changes))
+    converge(
+        module,
+        read=cluster.read,
+        plan=lambda seen: plan(seen, module.params["replaced"], module.params["allowed"]),
+        apply=cluster.apply,
+        quiet=True,
+    )
 
 
 if __name__ == "__main__":

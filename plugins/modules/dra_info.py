@@ -48,13 +48,11 @@ dra:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import reported
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import dra
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.kubectl import Unreachable, last_words, patient
 
 
-@guarded
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
@@ -64,12 +62,11 @@ def main() -> None:
         supports_check_mode=True,
     )
     down, found = None, None
-    try:
-        found = dra.capabilities(patient(module.params["kubectl"], module.params["api_seconds"]))
-    except Unreachable as silent:
-        down = last_words(silent.reason)
-    except Refused as refused:
-        module.fail_json(**failure(refused))
+    with reported(module):
+        try:
+            found = dra.capabilities(patient(module.params["kubectl"], module.params["api_seconds"]))
+        except Unreachable as silent:
+            down = last_words(silent.reason)
     module.exit_json(changed=False, down=down, dra=found)
 
 

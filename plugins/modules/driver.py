@@ -139,44 +139,18 @@ EXAMPLES = r"""
 
 RETURN = r"""
 changes:
-  description: What was changed, or would be in check mode.
+  description:
+    - What was changed, or would be in check mode, each with C(object), C(action), C(before) and C(after).
   returned: always
   type: list
   elements: dict
-  contains:
-    object:
-      description: The object, a path or a name such as C(package doca-ofed).
-      type: str
-    action:
-      description: What was done.
-      type: str
-    before:
-      description: Value or text before.
-      type: str
-    after:
-      description: Value or text after.
-      type: str
 findings:
-  description: Why the node did not reach the wanted state. Problems found beforehand stop it before any change.
+  description:
+    - Why the node did not reach the wanted state, each with C(object), C(wanted), C(seen), C(next_step) and C(id).
+      Problems found beforehand stop it before any change.
   returned: always
   type: list
   elements: dict
-  contains:
-    object:
-      description: The object.
-      type: str
-    wanted:
-      description: The wanted state.
-      type: str
-    seen:
-      description: What was found.
-      type: str
-    next_step:
-      description: What to do about it.
-      type: str
-    id:
-      description: Id of a known finding, else empty.
-      type: str
 not_verified:
   description: What could not be done or checked from here, with the reason.
   returned: success
@@ -198,28 +172,45 @@ stale_images:
   elements: str
 """
 
-import os
-import tempfile
-
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure, finish, settle
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import write
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import apply_units
-from ansible_collections.gpufabric.rdma.plugins.module_utils._driver import dkms, keys, packages, trial
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import converge, reported
+from ansible_collections.gpufabric.rdma.plugins.module_utils._driver import keys
 from ansible_collections.gpufabric.rdma.plugins.module_utils._driver import state as driver_state
-from ansible_collections.gpufabric.rdma.plugins.module_utils._driver.plan import DKMS_MODULES, INBOX, plan, sentence
+from ansible_collections.gpufabric.rdma.plugins.module_utils._driver.install import ADDS, Installer
+from ansible_collections.gpufabric.rdma.plugins.module_utils._driver.plan import INBOX, plan, sentence
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host import gpudirect
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
 
 SUBSET = ["driver", "initramfs", "gpus", "gpudirect", "modules"]
-_ADDS = ("install", "upgrade", "downgrade")
-
-
 # Verdicts of the GPUDirect doctor that a rebuild of the NVIDIA driver ends.
 _STALE = ("stub", "crc-mismatch")
+ARGUMENTS = {
+    "flavor": {"type": "str", "choices": ["inbox", "doca", "ubuntu_archive", "mlnx_ofed"], "required": True},
+    "version": {"type": "str"},
+    "packages": {"type": "list", "elements": "str", "default": []},
+    "repository": {
+        "type": "dict",
+        "options": {
+            "url": {"type": "str"},
+            "key": {"type": "str", "no_log": False},
+            "fingerprints": {"type": "list", "elements": "str", "default": []},
+            "key_sha256": {"type": "str", "no_log": False},
+            "known_keys": {"type": "list", "elements": "dict", "no_log": False, "default": []},
+            "trusted": {"type": "bool", "default": False},
+            "label": {"type": "str", "default": "DOCA-HOST*"},
+            "known": {"type": "str"},
+        },
+    },
+    "sha256": {"type": "dict", "default": {}},
+    "remove_allowed": {"type": "bool"},
+    "downgrade_allowed": {"type": "bool"},
+    "nvidia_rebuild_allowed": {"type": "bool"},
+    "hold_kernel": {"type": "bool"},
+    "trial_build": {"type": "bool", "default": True},
+    "root": {"type": "path", "default": "/"},
+}
 
 
 def read(root: str, run, ask_origins: bool = False, unpack=None) -> dict:
@@ -230,206 +221,24 @@ def read(root: str, run, ask_origins: bool = False, unpack=None) -> dict:
     state = driver_state.read(tree, facts, seams, run, ask_origins)
     evidence = facts["gpudirect"].get("evidence")
     if evidence:
-        found = gpudirect.diagnose(evidence)
+        diagnosis = gpudirect.diagnose(evidence)
         state["nvidia"] = {
             "closed": evidence["nvidia"]["open"] is False,
-            "stale": found.sentence if found.verdict in _STALE else None,
+            "stale": diagnosis.sentence if diagnosis.verdict in _STALE else None,
         }
     return state
 
 
-class Installer:
-    """Applies the changes of one plan. Packages of one action go to the package manager in one call."""
-
-    def __init__(self, state: dict, wanted: dict, run, trial_build: bool = True):
-        self._state, self._wanted, self._run, self._trial_build = state, wanted, run, trial_build
-        self._kind = state["manager"]
-
-    def apply(self, changes):
-        if self._wanted["flavor"] != INBOX:
-            exact = yield from self._prove(changes)
-        else:
-            exact = yield from self._need(changes)
-        yield from self._finish(changes)
-        yield from self._take_out(changes)
-        yield from self._files(changes)
-        yield from self._return(changes)
-        yield from self._add(changes, exact or {})
-        yield from self._build(changes)
-        yield from self._rebuild(changes)
-        yield from self._hold(changes)
-
-    def _prove(self, changes):
-        """A trial beside the node. Returns {package: exact version}."""
-        adding = [change for change in changes if change.action in _ADDS]
-        if not adding:
-            yield from self._need(changes)
-            return {}
-        names = [change.object.split()[1] for change in adding]
-        downgrade = any(change.action == "downgrade" for change in adding)
-        with trial.OF[self._kind](self._run) as beside:
-            exact, archives = beside.resolve(self._wanted, names, _needed(changes), downgrade)
-            yield from self._need(changes)
-            if self._trial_build:
-                beside.build(archives, self._state["kernels"], self._architecture())
-        return exact
-
-    def _need(self, changes):
-        mine = [change for change in changes if change.action == "need"]
-        if mine:
-            self._do(packages.install_command(self._kind, _needed(changes)), "build tools and kernel headers")
-            yield from mine
-
-    def _finish(self, changes):
-        """Finish what an interrupted run left half configured; dpkg refuses anything else until then."""
-        mine = [change for change in changes if change.action == "finish"]
-        if mine:
-            self._do(["dpkg", "--configure", "--pending"], "packages that an earlier run left half configured")
-            yield from mine
-
-    def _take_out(self, changes):
-        for change in changes:
-            if change.action == "take out":
-                names = [line.split()[0] for line in change.before.splitlines()]
-                self._do(packages.remove_command(self._kind, names), "old driver stack")
-                yield change
-
-    def _files(self, changes):
-        yield from apply_units("/", [change for change in changes if change.object.startswith("/")], self._run)
-
-    def _return(self, changes):
-        for change in changes:
-            if change.action == "return":
-                versions = dict(line.split() for line in change.before.splitlines())
-                command = packages.restore_command(self._kind, list(versions))
-                self._do_pinned(command, packages.restore_pins(versions), "the distribution's user space")
-                yield change
-
-    def _add(self, changes, exact):
-        adding = [change for change in changes if change.action in _ADDS]
-        if not adding:
-            return
-        if self._kind == packages.APT and (self._wanted["repository"] or {}).get("url"):
-            self._do(packages.update_command(packages.REPOSITORIES[packages.APT]), "list of the driver repository")
-        names = []
-        for change in adding:
-            name = change.object.split()[1]
-            names.append(packages.pinned(self._kind, name, exact.get(name)))
-        downgrade = any(change.action == "downgrade" for change in adding)
-        command = packages.install_command(self._kind, names, downgrade)
-        if downgrade:
-            self._do_pinned(command, packages.downgrade_pins(self._wanted["repository"]["label"]), " ".join(names))
-        else:
-            self._do(command, " ".join(names))
-        yield from adding
-
-    def _build(self, changes):
-        for change in changes:
-            if change.action == "build":
-                _dkms, _module, module, version, _for, kernel = change.object.split()
-                code, out, error = self._run(packages.build_command(module, version, kernel))
-                if code:
-                    raise trial.build_failed(module, version, kernel, self._architecture(), out + error)
-                yield change
-
-    def _rebuild(self, changes):
-        """The GPU driver against the RDMA stack that is on disk by now; built beside the old one before that goes."""
-        for change in changes:
-            if change.action == "rebuild":
-                _dkms, _module, module, version, _for, kernel = change.object.split()
-                with trial.OF[self._kind](self._run) as beside:
-                    beside.build_source((module, version), "/usr/src", [kernel], self._architecture())
-                for command in packages.rebuild_commands(module, version, kernel):
-                    code, out, error = self._run(command)
-                    if code:
-                        raise trial.build_failed(module, version, kernel, self._architecture(), out + error)
-                yield change
-
-    def _hold(self, changes):
-        for action in ("hold", "unhold"):
-            mine = [change for change in changes if change.action == action]
-            if mine:
-                names = [change.object.split()[1] for change in mine]
-                self._do(packages.hold_command(names, action == "hold"), "kernel packages")
-                yield from mine
-
-    def _architecture(self) -> str:
-        return self._state["facts"]["node"]["architecture"]
-
-    def _do_pinned(self, argv: list[str], pins: str, what: str) -> None:
-        """Run apt with pins for this command only; dnf has no such feature and needs none."""
-        if self._kind != packages.APT:
-            self._do(argv, what)
-            return
-        with tempfile.TemporaryDirectory(prefix="gpufabric-driver-") as scratch:
-            path = os.path.join(scratch, "pins")
-            write(path, pins)
-            self._do([*argv, *packages.with_preferences(path)], what)
-
-    def _do(self, argv: list[str], what: str) -> None:
-        code, out, error = self._run(argv)
-        if code:
-            self._look_for_failed_builds()
-            lines = [line for line in (error or out).splitlines() if line.strip() and not line.startswith("W: ")]
-            raise Refused.because(
-                what,
-                f"{argv[0]} {argv[1]} to succeed",
-                "\n".join(lines[-12:]) or f"exit status {code}",
-                "fix what it reports and run again; the next run picks up where this one left off",
-            )
-
-    def _look_for_failed_builds(self) -> None:
-        """A package whose build failed only reports that its script failed; the reason is in DKMS's log."""
-        if self._kind != packages.APT:
-            return
-        _code, out, _error = self._run(["dkms", "status"])
-        for module, version, kernel, _state in dkms.not_installed(
-            dkms.parse(out), list(DKMS_MODULES), self._state["kernels"]
-        ):
-            if any(map(os.path.exists, dkms.log_path(module, version, kernel, self._architecture()))):
-                raise trial.build_failed(module, version, kernel, self._architecture(), "")
-
-
-def _needed(changes) -> list[str]:
-    """Missing packages that builds need."""
-    return [change.object.split()[1] for change in changes if change.action == "need"]
-
-
 def stale_images(facts: dict, changes) -> list[str]:
     """Images of kernels whose modules on disk change: they may contain the driver."""
-    if not any(change.action in (*_ADDS, "take out", "build", "finish") for change in changes):
+    if not any(change.action in (*ADDS, "take out", "build", "finish") for change in changes):
         return []
     return [image["path"] for image in facts["initramfs"]["images"] if image["kernel"]]
 
 
-@guarded
 def main() -> None:
     module = AnsibleModule(
-        argument_spec={
-            "flavor": {"type": "str", "choices": ["inbox", "doca", "ubuntu_archive", "mlnx_ofed"], "required": True},
-            "version": {"type": "str"},
-            "packages": {"type": "list", "elements": "str", "default": []},
-            "repository": {
-                "type": "dict",
-                "options": {
-                    "url": {"type": "str"},
-                    "key": {"type": "str", "no_log": False},
-                    "fingerprints": {"type": "list", "elements": "str", "default": []},
-                    "key_sha256": {"type": "str", "no_log": False},
-                    "known_keys": {"type": "list", "elements": "dict", "no_log": False, "default": []},
-                    "trusted": {"type": "bool", "default": False},
-                    "label": {"type": "str", "default": "DOCA-HOST*"},
-                    "known": {"type": "str"},
-                },
-            },
-            "sha256": {"type": "dict", "default": {}},
-            "remove_allowed": {"type": "bool"},
-            "downgrade_allowed": {"type": "bool"},
-            "nvidia_rebuild_allowed": {"type": "bool"},
-            "hold_kernel": {"type": "bool"},
-            "trial_build": {"type": "bool", "default": True},
-            "root": {"type": "path", "default": "/"},
-        },
+        argument_spec=ARGUMENTS,
         required_if=[("flavor", "doca", ("version", "repository")), ("flavor", "mlnx_ofed", ("version", "repository"))],
         supports_check_mode=True,
     )
@@ -442,29 +251,28 @@ def main() -> None:
         return module.run_command([program, *argv[1:]], environ_update=more, cwd=cwd)
 
     if wanted["repository"]:
-        wanted["repository"] = keys.checked(wanted["repository"], run, module.get_bin_path("gpg"))
+        with reported(module):
+            wanted["repository"] = keys.checked(wanted["repository"], run, module.get_bin_path("gpg"))
     states: list[dict] = []
 
     def read_again() -> dict:
         states.append(read(root, run, wanted["flavor"] == INBOX, gpudirect.Runner(module)))
         return states[-1]
 
-    try:
-        made, changes = settle(
-            read=read_again,
-            plan=lambda state: plan(state, wanted, root),
-            apply=lambda changes: Installer(states[-1], wanted, run, wanted["trial_build"]).apply(changes),
-            check_mode=module.check_mode,
-        )
-    except Refused as refused:
-        module.fail_json(**failure(refused))
-    first = plan(states[0], wanted, root)
-    if module.check_mode and any(change.action in _ADDS for change in changes):
-        made.not_verified.append(
-            "check mode contacts no repository and builds nothing: signature, version and build are unchecked"
-        )
-    finish(
-        module, made, changes, change=sentence(first, wanted), stale_images=stale_images(states[0]["facts"], changes)
+    def more(decided, changes) -> dict:
+        if module.check_mode and any(change.action in ADDS for change in changes):
+            decided.not_verified.append(
+                "check mode contacts no repository and builds nothing: signature, version and build are unchecked"
+            )
+        change = sentence(plan(states[0], wanted, root), wanted)
+        return {"change": change, "stale_images": stale_images(states[0]["facts"], changes)}
+
+    converge(
+        module,
+        read=read_again,
+        plan=lambda state: plan(state, wanted, root),
+        apply=lambda changes: Installer(states[-1], wanted, run, wanted["trial_build"]).apply(changes),
+        more=more,
     )
 
 

@@ -81,26 +81,12 @@ summary:
   returned: success
   type: str
 findings:
-  description: Why a reload, a reboot or the change itself is ruled out, including reasons that did not decide.
+  description:
+    - Why a reload, a reboot or the change itself is ruled out, including reasons that did not decide, each with
+      C(object), C(wanted), C(seen), C(next_step) and C(id), the name of the reason, such as C(secure-boot).
   returned: success
   type: list
   elements: dict
-  contains:
-    object:
-      description: The object.
-      type: str
-    wanted:
-      description: The wanted state.
-      type: str
-    seen:
-      description: What was found.
-      type: str
-    next_step:
-      description: What to do about it.
-      type: str
-    id:
-      description: Name of the reason, such as C(management-path) or C(secure-boot).
-      type: str
 steps:
   description: The steps of the change, in order.
   returned: success
@@ -123,7 +109,7 @@ restore:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import reported
 from ansible_collections.gpufabric.rdma.plugins.module_utils._driver.gate import decide
 from ansible_collections.gpufabric.rdma.plugins.module_utils._driver.risk import read
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
@@ -134,7 +120,6 @@ SUBSET = ["hcas", "driver", "modules", "!gids"]
 ANSWERS = ("change", "activation", "signed", "reload_allowed", "drain_allowed", "rename_allowed")
 
 
-@guarded
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
@@ -150,12 +135,13 @@ def main() -> None:
         supports_check_mode=True,
     )
     options = module.params
-    tree = Tree(options["root"])
-    facts = gather(tree, Seams.of(tree), SUBSET)
-    risk = read(tree, facts, options["software_hcas"])
-    decision = decide(facts, risk, {name: options[name] for name in ANSWERS})
-    restore = {"netdevs": risk["netdevs"], "virtual_functions": risk["virtual_functions"]}
-    module.exit_json(changed=False, restore=restore, **decision.as_dict())
+    with reported(module):
+        tree = Tree(options["root"])
+        facts = gather(tree, Seams.of(tree), SUBSET)
+        risk = read(tree, facts, options["software_hcas"])
+        decision = decide(facts, risk, {name: options[name] for name in ANSWERS})
+        restore = {"netdevs": risk["netdevs"], "virtual_functions": risk["virtual_functions"]}
+        module.exit_json(changed=False, restore=restore, **decision.as_dict())
 
 
 if __name__ == "__main__":

@@ -57,49 +57,21 @@ EXAMPLES = r"""
 
 RETURN = r"""
 changes:
-  description: What was changed, or would be in check mode.
+  description:
+    - What was changed, or would be in check mode, each with C(object), C(action), C(before) and C(after).
   returned: always
   type: list
   elements: dict
-  contains:
-    object:
-      description: The object.
-      type: str
-    action:
-      description: What was done.
-      type: str
-    before:
-      description: Value before.
-      type: str
-    after:
-      description: Value after.
-      type: str
 findings:
-  description: Why the node did not reach the wanted state.
+  description:
+    - Why the node did not reach the wanted state, each with C(object), C(wanted), C(seen), C(next_step) and C(id).
   returned: always
   type: list
   elements: dict
-  contains:
-    object:
-      description: The object.
-      type: str
-    wanted:
-      description: The wanted state.
-      type: str
-    seen:
-      description: What was found.
-      type: str
-    next_step:
-      description: What to do about it.
-      type: str
-    id:
-      description: Id of a known finding, else empty.
-      type: str
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure, result, settle
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import converge
 from ansible_collections.gpufabric.rdma.plugins.module_utils._driver.reload import plan, reload, restore, save, saved
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
@@ -118,7 +90,6 @@ def apply(changes, given: dict | None, timeout: int, run, root: str = "/"):
         yield change
 
 
-@guarded
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
@@ -141,16 +112,12 @@ def main() -> None:
         tree = Tree("/")
         return gather(tree, Seams.of(tree), ["driver"])
 
-    try:
-        made, changes = settle(
-            read=read,
-            plan=lambda facts: plan(facts, module.params["restore"] is not None),
-            apply=lambda changes: apply(changes, module.params["restore"], module.params["timeout"], run),
-            check_mode=module.check_mode,
-        )
-    except Refused as refused:
-        module.fail_json(**failure(refused))
-    module.exit_json(**result(made, changes))
+    converge(
+        module,
+        read=read,
+        plan=lambda facts: plan(facts, module.params["restore"] is not None),
+        apply=lambda changes: apply(changes, module.params["restore"], module.params["timeout"], run),
+    )
 
 
 if __name__ == "__main__":

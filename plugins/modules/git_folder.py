@@ -60,59 +60,19 @@ folder:
   returned: always
   type: str
 changes:
-  description: What was changed, or would be in check mode.
+  description:
+    - What was changed, or would be in check mode, each with C(object), C(action), C(before) and C(after). C(action) is
+      C(write) or C(remove).
   returned: always
   type: list
   elements: dict
-  contains:
-    object:
-      description: Path of a file, relative to the folder.
-      type: str
-    action:
-      description: C(write) or C(remove).
-      type: str
-    before:
-      description: Text before.
-      type: str
-    after:
-      description: Text after.
-      type: str
 findings:
-  description: Files that block the write. Nothing is written then.
+  description:
+    - Files that block the write, each with C(object), C(wanted), C(seen), C(next_step) and C(id). Nothing is written
+      then.
   returned: always
   type: list
   elements: dict
-  contains:
-    object:
-      description: Path of a file.
-      type: str
-    wanted:
-      description: The wanted state.
-      type: str
-    seen:
-      description: What was found.
-      type: str
-    next_step:
-      description: What to do about it.
-      type: str
-    id:
-      description: Id of a known finding, else empty.
-      type: str
-reboot_reasons:
-  description: Always empty; every changing module of the collection returns it.
-  returned: success
-  type: list
-  elements: str
-not_applied:
-  description: Always empty.
-  returned: success
-  type: list
-  elements: str
-not_verified:
-  description: Always empty.
-  returned: success
-  type: list
-  elements: str
 notes:
   description: Foreign files, which stay.
   returned: success

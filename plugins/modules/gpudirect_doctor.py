@@ -86,7 +86,7 @@ evidence:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import reported
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.gpudirect import Runner, diagnose, examine
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
@@ -95,7 +95,6 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Se
 SUBSET = ["gpus", "driver", "modules"]
 
 
-@guarded
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
@@ -104,11 +103,12 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    tree = Tree(module.params["root"])
-    seams = Seams.of(tree)
-    facts = gather(tree, seams, SUBSET)
-    evidence = examine(tree, facts, seams, Runner(module) if tree.live else None)
-    module.exit_json(changed=False, **diagnose(evidence, module.params["policy"])._asdict())
+    with reported(module):
+        tree = Tree(module.params["root"])
+        seams = Seams.of(tree)
+        facts = gather(tree, seams, SUBSET)
+        evidence = examine(tree, facts, seams, Runner(module) if tree.live else None)
+        module.exit_json(changed=False, **diagnose(evidence, module.params["policy"])._asdict())
 
 
 if __name__ == "__main__":

@@ -74,11 +74,10 @@ fixture:
 import os
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import reported
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.capture import capture
 
 
-@guarded
 def main():
     module = AnsibleModule(
         argument_spec={
@@ -91,8 +90,9 @@ def main():
     root = module.params["root"]
     if not os.path.isdir(root):
         module.fail_json(f"root {root}: wanted the root directory of a node, seen none; use / for this machine")
-    fixture, _facts, _scrubber = capture(root, module.params["name"], module.params["about"])
-    module.exit_json(changed=False, fixture=fixture)
+    with reported(module):
+        fixture, _facts, _scrubber = capture(root, module.params["name"], module.params["about"])
+        module.exit_json(changed=False, fixture=fixture)
 
 
 if __name__ == "__main__":

@@ -48,54 +48,18 @@ EXAMPLES = r"""
 
 RETURN = r"""
 changes:
-  description: What was changed, or would be in check mode.
+  description:
+    - What was changed, or would be in check mode, each with C(object), C(action), C(before) and C(after).
   returned: always
   type: list
   elements: dict
-  contains:
-    object:
-      description: The object, a path or a name such as C(module ib_umad).
-      type: str
-    action:
-      description: What was done.
-      type: str
-    before:
-      description: Value or text before.
-      type: str
-    after:
-      description: Value or text after.
-      type: str
 findings:
-  description: Why the node did not reach the wanted state. Problems found beforehand stop it before any change.
+  description:
+    - Why the node did not reach the wanted state, each with C(object), C(wanted), C(seen), C(next_step) and C(id).
+      Problems found beforehand stop it before any change.
   returned: always
   type: list
   elements: dict
-  contains:
-    object:
-      description: The object.
-      type: str
-    wanted:
-      description: The wanted state.
-      type: str
-    seen:
-      description: What was found.
-      type: str
-    next_step:
-      description: What to do about it.
-      type: str
-    id:
-      description: Id of a known finding, else empty.
-      type: str
-reboot_reasons:
-  description: Why the node needs a reboot to reach the wanted state, one sentence each.
-  returned: success
-  type: list
-  elements: str
-not_applied:
-  description: What was left alone on purpose, with the reason.
-  returned: success
-  type: list
-  elements: str
 not_verified:
   description: What could not be done or checked from here, with the reason.
   returned: success
@@ -111,9 +75,8 @@ notes:
 import os
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure, finish, settle
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, converge
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import built_beside, sync
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.initramfs import command, plan
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
@@ -137,7 +100,7 @@ def read(root: str) -> dict:
 def source_times(root: str, sources: list[str]) -> dict:
     tree = Tree(root)
     status = {path: tree.stat(path) or tree.stat(os.path.dirname(path)) for path in sources}
-    return {path: found.st_mtime for path, found in status.items() if found}
+    return {path: entry.st_mtime for path, entry in status.items() if entry}
 
 
 def apply(changes, facts: dict, run):
@@ -157,8 +120,8 @@ def apply(changes, facts: dict, run):
 
 def _build(change, argv, output: str, run) -> None:
     code, out, error = run(argv)
-    made = _size(output)
-    if code or not made:
+    size = _size(output)
+    if code or not size:
         said = f": {(error or out).strip()[-500:]}" if code else " and left an empty file or none"
         left = (
             "the image is still the old one"
@@ -180,7 +143,6 @@ def _size(path: str) -> int:
         return 0
 
 
-@guarded
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
@@ -206,16 +168,12 @@ def main() -> None:
     def run(argv):
         return module.run_command([module.get_bin_path(argv[0], required=True), *argv[1:]])
 
-    try:
-        made, changes = settle(
-            read=read_again,
-            plan=decide,
-            apply=lambda changes: apply(changes, facts, run),
-            check_mode=module.check_mode,
-        )
-    except Refused as refused:
-        module.fail_json(**failure(refused))
-    finish(module, made, changes)
+    converge(
+        module,
+        read=read_again,
+        plan=decide,
+        apply=lambda changes: apply(changes, facts, run),
+    )
 
 
 if __name__ == "__main__":

@@ -64,54 +64,19 @@ EXAMPLES = r"""
 
 RETURN = r"""
 changes:
-  description: What was changed, or would be in check mode. Secrets are hidden.
+  description:
+    - What was changed, or would be in check mode, each with C(object), C(action), C(before) and C(after). Secrets are
+      hidden.
   returned: always
   type: list
   elements: dict
-  contains:
-    object:
-      description: The object, a path or a name such as C(service k3s).
-      type: str
-    action:
-      description: What was done.
-      type: str
-    before:
-      description: Value or text before.
-      type: str
-    after:
-      description: Value or text after.
-      type: str
 findings:
-  description: Why the node did not reach the wanted state. Problems found beforehand stop it before any change.
+  description:
+    - Why the node did not reach the wanted state, each with C(object), C(wanted), C(seen), C(next_step) and C(id).
+      Problems found beforehand stop it before any change.
   returned: always
   type: list
   elements: dict
-  contains:
-    object:
-      description: The object.
-      type: str
-    wanted:
-      description: The wanted state.
-      type: str
-    seen:
-      description: What was found.
-      type: str
-    next_step:
-      description: What to do about it.
-      type: str
-    id:
-      description: Id of a known finding, else empty.
-      type: str
-reboot_reasons:
-  description: Always empty; every changing module of the collection returns it.
-  returned: success
-  type: list
-  elements: str
-not_applied:
-  description: What was left alone on purpose, with the reason.
-  returned: success
-  type: list
-  elements: str
 not_verified:
   description: What could not be done or checked from here, with the reason.
   returned: success
@@ -132,9 +97,8 @@ import secrets
 import time
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure, finish, settle
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, converge, reported
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import apply_file, under, write
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import apply_units
 from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import config as k3s
 from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import plan as planner
@@ -211,7 +175,6 @@ class Node:
         return self._kubectl.run("get", "--raw=/readyz")[0] == 0
 
 
-@guarded
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
@@ -231,18 +194,16 @@ def main() -> None:
     wanted["token_given"] = bool(given["token"]) or not given["token_allowed_to_be_made"]
     live = not given["root"].rstrip("/")
     node = Node(given["root"], wanted, given["token"], module.run_command, given["start_timeout_seconds"])
-    try:
+    with reported(module):
         if live and not module.check_mode:
             _refuse_what_is_missing(node.read(), given)
-        made, changes = settle(
+        converge(
+            module,
             read=node.read,
             plan=lambda seen: planner.plan(seen, wanted, given["root"]),
             apply=node.apply,
-            check_mode=module.check_mode,
+            more=lambda _decided, _changes: {"seconds": node.seconds},
         )
-    except Refused as refused:
-        module.fail_json(**failure(refused))
-    finish(module, made, changes, seconds=node.seconds)
 
 
 def _refuse_what_is_missing(seen: dict, given: dict) -> None:

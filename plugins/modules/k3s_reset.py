@@ -51,54 +51,16 @@ EXAMPLES = r"""
 
 RETURN = r"""
 changes:
-  description: What was removed, or would be in check mode.
+  description:
+    - What was removed, or would be in check mode, each with C(object), C(action), C(before) and C(after).
   returned: always
   type: list
   elements: dict
-  contains:
-    object:
-      description: The object, a path or a name such as C(link cni0).
-      type: str
-    action:
-      description: What was done.
-      type: str
-    before:
-      description: The old state.
-      type: str
-    after:
-      description: Empty.
-      type: str
 findings:
-  description: What could not be removed.
+  description: What could not be removed, each with C(object), C(wanted), C(seen), C(next_step) and C(id).
   returned: always
   type: list
   elements: dict
-  contains:
-    object:
-      description: The object.
-      type: str
-    wanted:
-      description: The wanted state.
-      type: str
-    seen:
-      description: What was found.
-      type: str
-    next_step:
-      description: What to do about it.
-      type: str
-    id:
-      description: Id of a known finding, else empty.
-      type: str
-reboot_reasons:
-  description: Always empty; every changing module of the collection returns it.
-  returned: success
-  type: list
-  elements: str
-not_applied:
-  description: What was left alone on purpose, with the reason.
-  returned: success
-  type: list
-  elements: str
 not_verified:
   description: What could not be done or checked from here, with the reason.
   returned: success
@@ -120,9 +82,8 @@ import time
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core import programs
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure, finish, settle
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, converge
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import remove, remove_tree, sha256_of, under
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import SYSTEM, apply_units, must, systemctl
 from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import config as k3s
 from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import reset as planner
@@ -207,57 +168,57 @@ class Node:
         ]
 
     def _units(self, tree: Tree) -> tuple[list[str], list[str]]:
-        found, foreign = [], []
+        own, foreign = [], []
         for name in sorted(tree.listdir(SYSTEM)):
             path = f"{SYSTEM}/{name}"
             if not name.endswith(".service") or tree.readlink(path) is not None:
                 continue
             if planner.ours(path, tree.read(path)):
-                found.append(path)
+                own.append(path)
             elif name in ("k3s.service", "k3s-agent.service"):
                 foreign.append(path)
-        return found, foreign
+        return own, foreign
 
     def _services(self, tree: Tree, units: list[str]) -> list[str]:
         names = [os.path.basename(path) for path in units]
         if not names:
             return []
         _code, out, _error = self._run(["systemctl", "show", "--property=Id,ActiveState,UnitFileState", *names])
-        found = []
+        running = []
         for block in out.split("\n\n"):
             said = dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
             if said.get("ActiveState") not in (None, "inactive", "failed") or said.get("UnitFileState") == "enabled":
-                found.append(said["Id"])
+                running.append(said["Id"])
         # k3s before its helpers: a running kubelet would restart pods.
-        return sorted(found, key=lambda name: (not name.startswith("k3s"), name))
+        return sorted(running, key=lambda name: (not name.startswith("k3s"), name))
 
     def _files(self, tree: Tree) -> tuple[list[str], list[str]]:
         """Our files, and foreign ones beside them."""
-        found = [path for path in planner.FILES if tree.exists(path)]
+        own = [path for path in planner.FILES if tree.exists(path)]
         foreign = []
         for path in (k3s.CONFIG, k3s.CLUSTER, k3s.EXTRA, k3s.REGISTRIES):
             content = tree.read(path)
             if content is not None:
-                (found if planner.ours(path, content) else foreign).append(path)
+                (own if planner.ours(path, content) else foreign).append(path)
         if tree.exists(k3s.BINARY):
-            (found if found else foreign).append(k3s.BINARY)
-        found += [path for path in k3s.LINKS if tree.readlink(path) in (k3s.BINARY, "k3s")]
+            (own if own else foreign).append(k3s.BINARY)
+        own += [path for path in k3s.LINKS if tree.readlink(path) in (k3s.BINARY, "k3s")]
         shim = "/etc/cni/net.d/00-multus.conf"
         if planner.is_shim(tree.read(shim)):
-            found.append(shim)
-        found += [
+            own.append(shim)
+        own += [
             f"{self._networks}/{name}" for name in tree.listdir(self._networks) if name.startswith(planner.ATTACHED)
         ]
         foreign += [
             f"{self._networks}/{name}" for name in tree.listdir(self._networks) if not name.startswith(planner.ATTACHED)
         ]
         # What containers were given by the device plugin and over DRA; other vendors' specs stay.
-        found += [f"{planner.CDI}/{name}" for name in tree.listdir(planner.CDI) if name.startswith(planner.CLAIMED)]
+        own += [f"{planner.CDI}/{name}" for name in tree.listdir(planner.CDI) if name.startswith(planner.CLAIMED)]
         placed, kept = self._plugins(tree)
         others = tree.listdir("/etc/cni/net.d")
-        foreign += [f"/etc/cni/net.d/{name}" for name in others if f"/etc/cni/net.d/{name}" not in found]
+        foreign += [f"/etc/cni/net.d/{name}" for name in others if f"/etc/cni/net.d/{name}" not in own]
         foreign += [f"/var/lib/kubelet/{name}" for name in tree.listdir("/var/lib/kubelet")]
-        return [*found, *placed], sorted([*(path for path in foreign if path not in planner.KUBELET), *kept])
+        return [*own, *placed], sorted([*(path for path in foreign if path not in planner.KUBELET), *kept])
 
     def _plugins(self, tree: Tree) -> tuple[list[str], list[str]]:
         """CNI plugins that are still the ones we installed, with their record; and the others in the folder."""
@@ -291,16 +252,16 @@ class Node:
 
     def _rules(self) -> tuple[dict[str, int], list[str]]:
         """How many rules of ours each program shows, and why others could not be asked."""
-        found, unread = {}, []
+        counts, unread = {}, []
         for program in self._firewalls():
             try:
-                found[program] = len(self._read_rules(program)[0])
+                counts[program] = len(self._read_rules(program)[0])
             except Refused as refused:
                 seen = refused.findings[0].seen
                 unread.append(f"rules of {program}, which stay until the next boot if they are the cluster's: {seen}")
-        if not found and not unread:
+        if not counts and not unread:
             unread.append("rules of the firewall, which stay until the next boot: no iptables-save and no nft is there")
-        return found, unread
+        return counts, unread
 
     def _firewalls(self) -> list[str]:
         """The programs to read rules with: what the node has of iptables, or nft where it has none of it."""
@@ -397,16 +358,16 @@ def _found(program: str) -> str | None:
 
 def containers_of(tree: Tree) -> set[str]:
     """Pods and containers that this cluster's containerd knows, by their IDs."""
-    found = {name for space in tree.listdir(planner.BUNDLES) for name in tree.listdir(f"{planner.BUNDLES}/{space}")}
+    ids = {name for space in tree.listdir(planner.BUNDLES) for name in tree.listdir(f"{planner.BUNDLES}/{space}")}
     for folder in planner.CONTAINERD:
         for plugin in tree.listdir(folder):
-            found.update(tree.listdir(f"{folder}/{plugin}/sandboxes"))
-    return found
+            ids.update(tree.listdir(f"{folder}/{plugin}/sandboxes"))
+    return ids
 
 
 def networks_of(tree: Tree) -> set[str]:
     """Names of the network namespaces in which containers of ours were started."""
-    found = set()
+    namespaces = set()
     for space in tree.listdir(planner.BUNDLES):
         for name in tree.listdir(f"{planner.BUNDLES}/{space}"):
             try:
@@ -414,20 +375,21 @@ def networks_of(tree: Tree) -> set[str]:
             except ValueError:
                 continue
             spaces = (spec.get("linux") or {}).get("namespaces") or []
-            found |= {os.path.basename(one.get("path") or "") for one in spaces if one.get("type") == "network"}
-    return found - {""}
+            networks = [entry for entry in spaces if entry.get("type") == "network"]
+            namespaces |= {os.path.basename(entry.get("path") or "") for entry in networks}
+    return namespaces - {""}
 
 
 def attached_networks(tree: Tree, folder: str) -> set[str]:
     """Names of the networks that our files on the node define."""
-    found = set()
+    names = set()
     for name in tree.listdir(folder):
         if name.startswith(planner.ATTACHED):
             try:
-                found.add(json.loads(tree.read(f"{folder}/{name}") or "{}").get("name"))
+                names.add(json.loads(tree.read(f"{folder}/{name}") or "{}").get("name"))
             except (ValueError, AttributeError):
                 continue
-    return found - {None, ""}
+    return names - {None, ""}
 
 
 def cni_state(tree: Tree, containers: set[str], networks: set[str]) -> tuple[list[str], list[str]]:
@@ -472,12 +434,12 @@ def processes(tree: Tree) -> list[int]:
         command = (tree.read_bytes(f"/proc/{name}/cmdline") or b"").split(b"\0")
         if b"containerd-shim" in command[0] and planner.SOCKET.encode() in command:
             shims.add(int(name))
-    found = set(shims)
+    pids = set(shims)
     while True:
-        more = {pid for pid, parent in parents.items() if parent in found} - found
+        more = {pid for pid, parent in parents.items() if parent in pids} - pids
         if not more:
-            return sorted(found)
-        found |= more
+            return sorted(pids)
+        pids |= more
 
 
 def mounts(tree: Tree) -> list[str]:
@@ -487,7 +449,6 @@ def mounts(tree: Tree) -> list[str]:
     return list(dict.fromkeys(points))
 
 
-@guarded
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
@@ -513,11 +474,7 @@ def main() -> None:
         return made
 
     node = Node(root, run, volumes=volumes, networks=module.params["networks_directory"])
-    try:
-        made, changes = settle(read=node.read, plan=plan, apply=node.apply, check_mode=check_mode)
-    except Refused as refused:
-        module.fail_json(**failure(refused))
-    finish(module, made, changes)
+    converge(module, node.read, plan, node.apply, check_mode=check_mode)
 
 
 if __name__ == "__main__":

@@ -63,49 +63,18 @@ EXAMPLES = r"""
 
 RETURN = r"""
 changes:
-  description: What was changed, or would be in check mode.
+  description:
+    - What was changed, or would be in check mode, each with C(object), C(action), C(before) and C(after).
   returned: always
   type: list
   elements: dict
-  contains:
-    object:
-      description: The object, a path or a name such as C(module ib_umad).
-      type: str
-    action:
-      description: What was done.
-      type: str
-    before:
-      description: Value or text before.
-      type: str
-    after:
-      description: Value or text after.
-      type: str
 findings:
-  description: Why the node did not reach the wanted state. Problems found beforehand stop it before any change.
+  description:
+    - Why the node did not reach the wanted state, each with C(object), C(wanted), C(seen), C(next_step) and C(id).
+      Problems found beforehand stop it before any change.
   returned: always
   type: list
   elements: dict
-  contains:
-    object:
-      description: The object.
-      type: str
-    wanted:
-      description: The wanted state.
-      type: str
-    seen:
-      description: What was found.
-      type: str
-    next_step:
-      description: What to do about it.
-      type: str
-    id:
-      description: Id of a known finding, else empty.
-      type: str
-reboot_reasons:
-  description: Why the node needs a reboot to reach the wanted state, one sentence each.
-  returned: success
-  type: list
-  elements: str
 not_applied:
   description: What was left alone on purpose, with the reason.
   returned: success
@@ -130,9 +99,8 @@ stale_images:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure, finish, settle
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, converge
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import apply_file, with_times
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.gpudirect import Runner, complete
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.kernel_modules import plan
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree, modules
@@ -178,7 +146,6 @@ def apply(changes, root: str, run):
     yield from loads
 
 
-@guarded
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
@@ -199,16 +166,13 @@ def main() -> None:
     def run(argv):
         return module.run_command([module.get_bin_path(argv[0], required=True), *argv[1:]])
 
-    try:
-        made, changes = settle(
-            read=lambda: read(root, wanted["required"], Runner(module)),
-            plan=lambda facts: plan(facts, wanted, root),
-            apply=lambda changes: apply(changes, root, run),
-            check_mode=module.check_mode,
-        )
-    except Refused as refused:
-        module.fail_json(**failure(refused))
-    finish(module, made, changes, stale_images=made.stale_images)
+    converge(
+        module,
+        read=lambda: read(root, wanted["required"], Runner(module)),
+        plan=lambda facts: plan(facts, wanted, root),
+        apply=lambda changes: apply(changes, root, run),
+        more=lambda decided, _changes: {"stale_images": decided.stale_images},
+    )
 
 
 if __name__ == "__main__":

@@ -47,20 +47,14 @@ findings:
   returned: always
   type: list
   elements: dict
-not_verified:
-  description: What could not be checked, one sentence each with the reason.
-  returned: always
-  type: list
-  elements: str
 """
 
 import os
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._cni.network_files import PREFIX, plan
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure, result, settle
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import converge
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import apply_file
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 
 
@@ -83,7 +77,6 @@ def apply(changes, root: str):
         yield change
 
 
-@guarded
 def main():
     module = AnsibleModule(
         argument_spec={
@@ -94,16 +87,12 @@ def main():
         supports_check_mode=True,
     )
     root, directory = module.params["root"], module.params["directory"].rstrip("/")
-    try:
-        made, changes = settle(
-            read=lambda: read(root, directory),
-            plan=lambda facts: plan(facts, module.params["configs"], directory),
-            apply=lambda changes: apply(changes, root),
-            check_mode=module.check_mode,
-        )
-    except Refused as refused:
-        module.fail_json(**failure(refused))
-    module.exit_json(**result(made, changes))
+    converge(
+        module,
+        read=lambda: read(root, directory),
+        plan=lambda facts: plan(facts, module.params["configs"], directory),
+        apply=lambda changes: apply(changes, root),
+    )
 
 
 if __name__ == "__main__":

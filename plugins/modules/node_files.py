@@ -161,49 +161,19 @@ EXAMPLES = r"""
 
 RETURN = r"""
 changes:
-  description: What was changed, or would be in check mode.
+  description:
+    - What was changed, or would be in check mode, each with C(object), C(action), C(before) and C(after). The content
+      of a secret is never in it.
   returned: always
   type: list
   elements: dict
-  contains:
-    object:
-      description: The object, a path or a name such as C(module br_netfilter).
-      type: str
-    action:
-      description: What was done.
-      type: str
-    before:
-      description: Value or text before; never that of a secret.
-      type: str
-    after:
-      description: Value or text after; never that of a secret.
-      type: str
 findings:
-  description: Why the node did not reach the wanted state. Problems found beforehand stop it before any change.
+  description:
+    - Why the node did not reach the wanted state, each with C(object), C(wanted), C(seen), C(next_step) and C(id).
+      Problems found beforehand stop it before any change.
   returned: always
   type: list
   elements: dict
-  contains:
-    object:
-      description: The object.
-      type: str
-    wanted:
-      description: The wanted state.
-      type: str
-    seen:
-      description: What was found.
-      type: str
-    next_step:
-      description: What to do about it.
-      type: str
-    id:
-      description: Id of a known finding, else empty.
-      type: str
-reboot_reasons:
-  description: Always empty; every changing module of the collection returns it.
-  returned: success
-  type: list
-  elements: str
 not_applied:
   description: What was left alone on purpose, with the reason.
   returned: success
@@ -211,11 +181,6 @@ not_applied:
   elements: str
 not_verified:
   description: What could not be done or checked from here, with the reason.
-  returned: success
-  type: list
-  elements: str
-notes:
-  description: Worth knowing; needs no action.
   returned: success
   type: list
   elements: str
@@ -235,14 +200,7 @@ programs:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import (
-    Change,
-    Refused,
-    failure,
-    finish,
-    kernel_out_of_reach,
-    settle,
-)
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Change, converge, kernel_out_of_reach
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import (
     apply_file,
     rename,
@@ -250,7 +208,6 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import 
     under,
     write,
 )
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import apply_units, must, running, systemctl
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host import node_files as planner
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree, modules, node, paths
@@ -295,30 +252,30 @@ def _units(names: list, run) -> dict:
     code, out, _error = run(
         ["systemctl", "show", "--timestamp=unix", *(f"--property={key}" for key in PROPERTIES), *names]
     )
-    found = {}
+    units = {}
     for block in out.split("\n\n") if code == 0 else ():
         fields = dict(line.partition("=")[::2] for line in block.splitlines())
         started = fields.get("ExecMainStartTimestamp", "").lstrip("@")
-        found[fields.get("Id")] = {
+        units[fields.get("Id")] = {
             "active": fields.get("ActiveState") in ("active", "activating", "reloading"),
             "started": int(started) if started.isdecimal() else None,
         }
-    return found
+    return units
 
 
 def _modules(tree: Tree, names: list) -> dict:
     if not names:
         return {}
     catalogue = modules.Catalogue(tree, node.kernel(tree))
-    found = {}
+    states = {}
     for name in names:
         if tree.isdir(f"/sys/module/{name.replace('-', '_')}"):
-            found[name] = planner.LOADED
+            states[name] = planner.LOADED
         elif name.replace("-", "_") in catalogue.builtin:
-            found[name] = planner.BUILTIN
+            states[name] = planner.BUILTIN
         else:
-            found[name] = {True: planner.LOADABLE, False: planner.ABSENT}.get(catalogue.available(name), "unknown")
-    return found
+            states[name] = {True: planner.LOADABLE, False: planner.ABSENT}.get(catalogue.available(name), "unknown")
+    return states
 
 
 def _sysctl(tree: Tree, key: str):
@@ -365,63 +322,62 @@ def _carry_out(change: Change, modes: dict, contents: dict, root: str, run) -> N
         apply_file(root, change, modes.get(change.object, paths.MODE))
 
 
-@guarded
-def main() -> None:
-    path = {"type": "str", "required": True}
-    strings = {"type": "list", "elements": "str", "default": []}
-    module = AnsibleModule(
-        argument_spec={
-            "files": {
-                "type": "list",
-                "elements": "dict",
-                "default": [],
-                "options": {
-                    "path": path,
-                    "content": {"type": "str", "required": True},
-                    "mode": {"type": "str", "default": "0644"},
-                },
-            },
-            "secrets": {
-                "type": "list",
-                "elements": "dict",
-                "default": [],
-                "no_log": False,
-                "options": {"path": path, "content": {"type": "str", "no_log": True}},
-            },
-            "absent": strings,
-            "units": {
-                "type": "list",
-                "elements": "dict",
-                "default": [],
-                "options": {
-                    "name": {"type": "str", "required": True},
-                    "present": {"type": "bool", "default": True},
-                    "wanted_by": {"type": "list", "elements": "str", "default": ["multi-user.target"]},
-                    "running": {"type": "bool", "default": True},
-                    "restarted_by": strings,
-                },
-            },
-            "kernel_modules": strings,
-            "sysctls": {"type": "dict", "default": {}},
-            "exclusive": {
-                "type": "list",
-                "elements": "dict",
-                "default": [],
-                "options": {
-                    "directory": path,
-                    "suffixes": {"type": "list", "elements": "str", "required": True},
-                    "keep": {"type": "list", "elements": "str", "required": True},
-                    "allowed": {"type": "bool"},
-                    "reason": {"type": "str", "required": True},
-                    "consent": {"type": "str", "required": True},
-                },
-            },
-            "contents": strings,
-            "programs": strings,
-            "root": {"type": "path", "default": "/"},
+_PATH = {"type": "str", "required": True}
+_STRINGS = {"type": "list", "elements": "str", "default": []}
+ARGUMENTS = {
+    "files": {
+        "type": "list",
+        "elements": "dict",
+        "default": [],
+        "options": {
+            "path": _PATH,
+            "content": {"type": "str", "required": True},
+            "mode": {"type": "str", "default": "0644"},
         },
-        supports_check_mode=True,
-    )
+    },
+    "secrets": {
+        "type": "list",
+        "elements": "dict",
+        "default": [],
+        "no_log": False,
+        "options": {"path": _PATH, "content": {"type": "str", "no_log": True}},
+    },
+    "absent": _STRINGS,
+    "units": {
+        "type": "list",
+        "elements": "dict",
+        "default": [],
+        "options": {
+            "name": {"type": "str", "required": True},
+            "present": {"type": "bool", "default": True},
+            "wanted_by": {"type": "list", "elements": "str", "default": ["multi-user.target"]},
+            "running": {"type": "bool", "default": True},
+            "restarted_by": _STRINGS,
+        },
+    },
+    "kernel_modules": _STRINGS,
+    "sysctls": {"type": "dict", "default": {}},
+    "exclusive": {
+        "type": "list",
+        "elements": "dict",
+        "default": [],
+        "options": {
+            "directory": _PATH,
+            "suffixes": {"type": "list", "elements": "str", "required": True},
+            "keep": {"type": "list", "elements": "str", "required": True},
+            "allowed": {"type": "bool"},
+            "reason": {"type": "str", "required": True},
+            "consent": {"type": "str", "required": True},
+        },
+    },
+    "contents": _STRINGS,
+    "programs": _STRINGS,
+    "root": {"type": "path", "default": "/"},
+}
+
+
+def main() -> None:
+    module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
     root = module.params["root"]
     parts = ("files", "secrets", "absent", "units", "kernel_modules", "sysctls", "exclusive")
     wanted = {key: module.params[key] for key in parts}
@@ -432,24 +388,22 @@ def main() -> None:
         state.update(read(root, wanted, module.run_command))
         return state
 
-    try:
-        made, changes = settle(
-            read=current,
-            plan=lambda state: planner.plan(state, wanted),
-            apply=lambda changes: apply(changes, wanted, root, module.run_command),
-            check_mode=module.check_mode,
-        )
-    except Refused as refused:
-        module.fail_json(**failure(refused))
-    finish(
+    def more(_decided, _changes) -> dict:
+        tree = Tree(root)
+        return {
+            "missing_secrets": planner.missing_secrets(state, wanted),
+            "contents": {
+                path: (_file(tree, path) or {"content": None})["content"] for path in module.params["contents"]
+            },
+            "programs": programs(root, module.params["programs"]),
+        }
+
+    converge(
         module,
-        made,
-        changes,
-        missing_secrets=planner.missing_secrets(state, wanted),
-        contents={
-            path: (_file(Tree(root), path) or {"content": None})["content"] for path in module.params["contents"]
-        },
-        programs=programs(root, module.params["programs"]),
+        read=current,
+        plan=lambda state: planner.plan(state, wanted),
+        apply=lambda changes: apply(changes, wanted, root, module.run_command),
+        more=more,
     )
 
 

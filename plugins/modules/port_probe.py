@@ -67,11 +67,10 @@ answers:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import reported
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host import reach
 
 
-@guarded
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
@@ -84,10 +83,11 @@ def main() -> None:
         supports_check_mode=True,
     )
     params = module.params
-    if params["stop"]:
-        reach.stop(params["stop"])
-    listening = reach.listen(params["listen"], params["seconds"])
-    module.exit_json(changed=False, answers=reach.ask(params["ask"], params["patience"]), **listening)
+    with reported(module):
+        if params["stop"]:
+            reach.stop(params["stop"])
+        listening = reach.listen(params["listen"], params["seconds"])
+        module.exit_json(changed=False, answers=reach.ask(params["ask"], params["patience"]), **listening)
 
 
 if __name__ == "__main__":

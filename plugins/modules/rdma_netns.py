@@ -58,44 +58,18 @@ EXAMPLES = r"""
 
 RETURN = r"""
 changes:
-  description: What was changed, or would be in check mode.
+  description:
+    - What was changed, or would be in check mode, each with C(object), C(action), C(before) and C(after).
   returned: always
   type: list
   elements: dict
-  contains:
-    object:
-      description: The object, a path or a name such as C(module ib_umad).
-      type: str
-    action:
-      description: What was done.
-      type: str
-    before:
-      description: Value or text before.
-      type: str
-    after:
-      description: Value or text after.
-      type: str
 findings:
-  description: Why the node did not reach the wanted state. Problems found beforehand stop it before any change.
+  description:
+    - Why the node did not reach the wanted state, each with C(object), C(wanted), C(seen), C(next_step) and C(id).
+      Problems found beforehand stop it before any change.
   returned: always
   type: list
   elements: dict
-  contains:
-    object:
-      description: The object.
-      type: str
-    wanted:
-      description: The wanted state.
-      type: str
-    seen:
-      description: What was found.
-      type: str
-    next_step:
-      description: What to do about it.
-      type: str
-    id:
-      description: Id of a known finding, else empty.
-      type: str
 reboot_reasons:
   description: Why the node needs a reboot to reach the wanted state, one sentence each.
   returned: success
@@ -132,9 +106,8 @@ import errno
 import time
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure, finish, settle
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import converge
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import apply_file, with_times
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.netlink import set_netns_mode
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.netns import OBJECT, plan
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
@@ -183,7 +156,6 @@ def apply(changes, root: str, set_running: Setter):
             yield change
 
 
-@guarded
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
@@ -203,16 +175,13 @@ def main() -> None:
         facts.update(read(root))
         return facts
 
-    try:
-        made, changes = settle(
-            read=read_again,
-            plan=lambda facts: plan(facts, wanted, root, busy=set_running.busy),
-            apply=lambda changes: apply(changes, root, set_running),
-            check_mode=module.check_mode,
-        )
-    except Refused as refused:
-        module.fail_json(**failure(refused))
-    finish(module, made, changes, mode=facts["subsystem"]["netns_mode"], stale_images=made.stale_images)
+    converge(
+        module,
+        read=read_again,
+        plan=lambda facts: plan(facts, wanted, root, busy=set_running.busy),
+        apply=lambda changes: apply(changes, root, set_running),
+        more=lambda decided, _changes: {"mode": facts["subsystem"]["netns_mode"], "stale_images": decided.stale_images},
+    )
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ extends_documentation_fragment:
 author:
   - The gpufabric founders (@gpufabric)
 seealso:
-  - module: gpufabric.rdma.cluster_quorum
+  - module: gpufabric.rdma.cluster_node
 """
 
 EXAMPLES = r"""
@@ -34,26 +34,11 @@ EXAMPLES = r"""
 
 RETURN = r"""
 findings:
-  description: What the kernel that boots next lacks.
+  description:
+    - What the kernel that boots next lacks, each with C(object), C(wanted), C(seen), C(next_step) and C(id).
   returned: success
   type: list
   elements: dict
-  contains:
-    object:
-      description: The object.
-      type: str
-    wanted:
-      description: The wanted state.
-      type: str
-    seen:
-      description: What was found.
-      type: str
-    next_step:
-      description: What to do about it.
-      type: str
-    id:
-      description: Id of a known finding, else empty.
-      type: str
 not_verified:
   description: What could not be looked at, with the reason.
   returned: success
@@ -92,8 +77,7 @@ boot_id:
 import json
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import as_dict, warn
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import as_dict, reported, warn
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.boot import judge
 from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s.state import membership
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
@@ -115,21 +99,21 @@ def _record(tree: Tree) -> dict | None:
     return {"left_boot": str(found.get("left_boot") or ""), "ready": found.get("ready") is True}
 
 
-@guarded
 def main() -> None:
     module = AnsibleModule(argument_spec={"root": {"type": "path", "default": "/"}}, supports_check_mode=True)
-    tree = Tree(module.params["root"])
-    findings, unknown = judge(tree)
-    warn(module, unknown)
-    module.exit_json(
-        changed=False,
-        findings=[as_dict(finding) for finding in findings],
-        not_verified=unknown,
-        cluster=membership(tree),
-        hostname=(tree.read("/proc/sys/kernel/hostname") or "").lower(),
-        left=_record(tree),
-        boot_id=tree.read("/proc/sys/kernel/random/boot_id") or "",
-    )
+    with reported(module):
+        tree = Tree(module.params["root"])
+        findings, unknown = judge(tree)
+        warn(module, unknown)
+        module.exit_json(
+            changed=False,
+            findings=[as_dict(finding) for finding in findings],
+            not_verified=unknown,
+            cluster=membership(tree),
+            hostname=(tree.read("/proc/sys/kernel/hostname") or "").lower(),
+            left=_record(tree),
+            boot_id=tree.read("/proc/sys/kernel/random/boot_id") or "",
+        )
 
 
 if __name__ == "__main__":

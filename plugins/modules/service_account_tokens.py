@@ -63,8 +63,7 @@ import base64
 import time
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, reported
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.kubectl import (
     Kubectl,
 )
@@ -126,7 +125,6 @@ def _failed(namespace: str, error: str) -> Refused:
     )
 
 
-@guarded
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
@@ -142,10 +140,8 @@ def main() -> None:
         module.exit_json(changed=bool(given["names"]), tokens={})
 
     kubectl = Kubectl(given["kubectl"], patience=given["timeout_seconds"])
-    try:
+    with reported(module):
         tokens, changed = make(given["namespace"], given["names"], kubectl, given["timeout_seconds"])
-    except Refused as refused:
-        module.fail_json(**failure(refused))
     module.exit_json(changed=changed, tokens=tokens)
 
 

@@ -42,56 +42,20 @@ EXAMPLES = r"""
 
 RETURN = r"""
 changes:
-  description: What was changed, or would be in check mode.
+  description:
+    - What was changed, or would be in check mode, each with C(object), C(action), C(before) and C(after).
   returned: always
   type: list
   elements: dict
-  contains:
-    object:
-      description: The object, a path or a name such as C(module ib_umad).
-      type: str
-    action:
-      description: What was done.
-      type: str
-    before:
-      description: Value or text before.
-      type: str
-    after:
-      description: Value or text after.
-      type: str
 findings:
-  description: Why the node did not reach the wanted state. Problems found beforehand stop it before any change.
+  description:
+    - Why the node did not reach the wanted state, each with C(object), C(wanted), C(seen), C(next_step) and C(id).
+      Problems found beforehand stop it before any change.
   returned: always
   type: list
   elements: dict
-  contains:
-    object:
-      description: The object.
-      type: str
-    wanted:
-      description: The wanted state.
-      type: str
-    seen:
-      description: What was found.
-      type: str
-    next_step:
-      description: What to do about it.
-      type: str
-    id:
-      description: Id of a known finding, else empty.
-      type: str
-reboot_reasons:
-  description: Why the node needs a reboot to reach the wanted state, one sentence each.
-  returned: success
-  type: list
-  elements: str
 not_applied:
   description: What was left alone on purpose, with the reason.
-  returned: success
-  type: list
-  elements: str
-not_verified:
-  description: What could not be done or checked from here, with the reason.
   returned: success
   type: list
   elements: str
@@ -104,8 +68,7 @@ notes:
 
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure, finish, settle
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import converge
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import apply_units
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.memlock import parse, plan
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree, limits
@@ -124,7 +87,6 @@ def read(root: str, services: list[str]) -> dict:
     return facts
 
 
-@guarded
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
@@ -141,16 +103,12 @@ def main() -> None:
     except ValueError as error:
         module.fail_json(msg=f"memlock: {error}")
 
-    try:
-        made, changes = settle(
-            read=lambda: read(root, wanted["services"]),
-            plan=lambda facts: plan(facts, wanted, root),
-            apply=lambda changes: apply_units(root, changes, module.run_command),
-            check_mode=module.check_mode,
-        )
-    except Refused as refused:
-        module.fail_json(**failure(refused))
-    finish(module, made, changes)
+    converge(
+        module,
+        read=lambda: read(root, wanted["services"]),
+        plan=lambda facts: plan(facts, wanted, root),
+        apply=lambda changes: apply_units(root, changes, module.run_command),
+    )
 
 
 if __name__ == "__main__":

@@ -85,9 +85,8 @@ notes:
 import os
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure, result, settle
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, converge
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.files import set_attribute
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.units import apply_units
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.sriov import ENABLED, LINK_TARGET, SCRIPT, UNIT, plan
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
@@ -155,7 +154,6 @@ def apply(changes, root: str, run):
         yield change
 
 
-@guarded
 def main():
     module = AnsibleModule(
         argument_spec={
@@ -175,16 +173,13 @@ def main():
         supports_check_mode=True,
     )
     root = module.params["root"]
-    try:
-        made, changes = settle(
-            read=lambda: read(root),
-            plan=lambda facts: plan(facts, module.params["settings"], module.params["recreate_allowed"], root),
-            apply=lambda changes: apply(changes, root, module.run_command),
-            check_mode=module.check_mode,
-        )
-    except Refused as refused:
-        module.fail_json(**failure(refused))
-    module.exit_json(**result(made, changes))
+    converge(
+        module,
+        read=lambda: read(root),
+        plan=lambda facts: plan(facts, module.params["settings"], module.params["recreate_allowed"], root),
+        apply=lambda changes: apply(changes, root, module.run_command),
+        quiet=True,
+    )
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ipaddress
 import json
 from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 from .._core import text as core_text
 from .._core.change import Finding
@@ -32,9 +33,9 @@ def from_objects(items: Iterable[dict], files: dict | None = None) -> list[dict]
 
     files: {host: {network name: configuration text}} for those with an empty spec, which Multus reads from the node.
     """
-    found = []
+    networks = []
     items = list(items)
-    pools = {(one["kind"].lower(), one["metadata"]["name"]): one["spec"] for one in items if one["kind"] in POOLS}
+    pools = {(item["kind"].lower(), item["metadata"]["name"]): item["spec"] for item in items if item["kind"] in POOLS}
     for item in items:
         if item["kind"] != "NetworkAttachmentDefinition":
             continue
@@ -45,7 +46,7 @@ def from_objects(items: Iterable[dict], files: dict | None = None) -> list[dict]
             configs = {host: known[name] for host, known in files.items() if name in known}
         else:
             configs = {} if text is None else {"": text}
-        found.append(
+        networks.append(
             {
                 "namespace": meta.get("namespace") or "default",
                 "name": name,
@@ -56,20 +57,20 @@ def from_objects(items: Iterable[dict], files: dict | None = None) -> list[dict]
                 **_pool_of(text, pools),
             }
         )
-    return found
+    return networks
 
 
 def files_by_name(nodes: Iterable[dict]) -> dict:
     """{host: {network name: text}} from the files that were read of each node."""
-    found: dict = {}
+    by_host: dict = {}
     for node in nodes:
         for text in (node.get("files") or {}).values():
             try:
                 name = json.loads(text).get("name")
             except (ValueError, AttributeError):
                 continue  # Multus skips such a file; a network that needs it is reported as without one
-            found.setdefault(node["host"], {})[name] = text
-    return found
+            by_host.setdefault(node["host"], {})[name] = text
+    return by_host
 
 
 def _pool_of(text, pools: dict) -> dict:
@@ -93,9 +94,9 @@ def pool_keys(config: dict) -> list[tuple[str, str]]:
 
 def _whole(config: dict) -> dict:
     """A configuration as one plugin: of a chain the one that makes the interface, with all of the chain beside it."""
-    chain = [_plain(one) for one in _dicts(config.get("plugins")) or [config]]
-    main = next((one for one in chain if one.get("type") in _MAIN), chain[0])
-    ipam = next((one["ipam"] for one in chain if isinstance(one.get("ipam"), dict)), None)
+    chain = [_plain(plugin) for plugin in _dicts(config.get("plugins")) or [config]]
+    main = next((plugin for plugin in chain if plugin.get("type") in _MAIN), chain[0])
+    ipam = next((plugin["ipam"] for plugin in chain if isinstance(plugin.get("ipam"), dict)), None)
     named = {"name": _plain(config).get("name"), "cniVersion": config.get("cniVersion")}
     return {**main, "ipam": ipam, **named, _CHAIN: chain}
 
@@ -108,7 +109,7 @@ def _plain(config: dict) -> dict:
 
 def _dicts(value) -> list[dict]:
     """The objects of a list that others wrote; nothing where it is none."""
-    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
 def lint(networks: list[dict], nodes: list[dict], cluster: dict) -> list[Finding]:
@@ -120,52 +121,52 @@ def lint(networks: list[dict], nodes: list[dict], cluster: dict) -> list[Finding
     cluster: pod_cidrs, service_cidrs, shared_resources and device_resources (names, None when unknown), pods_per_node,
     forbidden_masters_allowed (names of interfaces that may have the default route).
     """
-    found: list[Finding] = []
+    findings: list[Finding] = []
     parsed = []
     for network in networks:
         obj = f"NetworkAttachmentDefinition {network['namespace']}/{network['name']}"
-        for host, config in _configs(network, obj, found):
+        for host, config in _configs(network, obj, findings):
             config[_SUBNET] = network["subnet"]
             parsed.append((network, obj, host, config))
-            found += _form(network, obj, config)
-            found += _resource(network, obj, config, cluster)
+            findings += _form(network, obj, config)
+            findings += _resource(network, obj, config, cluster)
             reached = [node for node in nodes if host in ("", node["host"])]
             for plugin in config[_CHAIN]:
-                found += _master(obj, plugin, reached, cluster)
-            found += _tuned(obj, config, reached)
-            found += _netns(obj, config, reached, cluster)
-            found += _addresses(obj, config, reached, cluster)
-            found += _default_route(network, obj, config)
-            found += _pools(network, obj, config, reached, cluster)
+                findings += _master(obj, plugin, reached, cluster)
+            findings += _tuned(obj, config, reached)
+            findings += _netns(obj, config, reached, cluster)
+            findings += _addresses(obj, config, reached, cluster)
+            findings += _default_route(network, obj, config)
+            findings += _pools(network, obj, config, reached, cluster)
         if not network["per_node"]:
-            found += _host_local(network, obj, parsed, nodes)
-        found += _blocks(network, obj, parsed, cluster)
-    found += _among_each_other(parsed)
-    found += _same_name(parsed)
-    found += _same_block(parsed)
-    return _merged(found)
+            findings += _host_local(network, obj, parsed, nodes)
+        findings += _blocks(network, obj, parsed, cluster)
+    findings += _among_each_other(parsed)
+    findings += _same_name(parsed)
+    findings += _same_block(parsed)
+    return _merged(findings)
 
 
-def _merged(found: list[Finding]) -> list[Finding]:
+def _merged(findings: list[Finding]) -> list[Finding]:
     """Each finding once: a configuration that is the same on every node is reported once, not once per node."""
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(findings))
 
 
-def _configs(network: dict, obj: str, found: list[Finding]):
+def _configs(network: dict, obj: str, findings: list[Finding]):
     """(host, plugin configuration) of each text that can be read; the others become findings."""
     if not network["configs"] and network["per_node"]:
         step = "run the role networks, which writes /etc/cni/multus/net.d; or put a config into the spec"
-        found.append(Finding(obj, "a config, or a file on each node", "an empty spec and no file", step, "nad:file"))
+        findings.append(Finding(obj, "a config, or a file on each node", "an empty spec and no file", step, "nad:file"))
     for host, text in network["configs"].items():
         where = f"{obj} on {host}" if host else obj
         try:
             config = json.loads(text)
         except ValueError as error:
             step = "write the config as one JSON object; in YAML as a block behind |"
-            found.append(Finding(where, "a JSON object", f"{error}", step, "nad:json"))
+            findings.append(Finding(where, "a JSON object", f"{error}", step, "nad:json"))
             continue
         if not isinstance(config, dict):
-            found.append(
+            findings.append(
                 Finding(where, "a JSON object", type(config).__name__, 'write it as {"cniVersion": …}', "nad:json")
             )
             continue
@@ -173,24 +174,24 @@ def _configs(network: dict, obj: str, found: list[Finding]):
 
 
 def _form(network: dict, obj: str, config: dict) -> list[Finding]:
-    found = []
+    findings = []
     name, version = config.get("name"), config.get("cniVersion")
     if not name:
         step = f'add "name": "{network["name"]}": Multus fills it in, other CNI tools do not, and leases depend on it'
-        found.append(Finding(obj, "a name in the config", "none", step, "nad:name"))
+        findings.append(Finding(obj, "a name in the config", "none", step, "nad:name"))
     elif network["per_node"] and name != network["name"]:
         step = "use the same name in both: Multus finds the file by it"
-        found.append(Finding(obj, f'"name": "{network["name"]}"', f'"name": "{name}"', step, "nad:name"))
+        findings.append(Finding(obj, f'"name": "{network["name"]}"', f'"name": "{name}"', step, "nad:name"))
     if version not in CNI_VERSIONS:
         step = 'set "cniVersion": "0.3.1", which matches the delegates of Flannel'
-        found.append(
+        findings.append(
             Finding(obj, f"one of {', '.join(CNI_VERSIONS)}", f"cniVersion {version!r}", step, "nad:cniVersion")
         )
-    if not all(isinstance(one.get("ipam") or {}, dict) for one in config[_CHAIN]):
-        found.append(Finding(obj, "an object as ipam", "another value", 'write it as {"type": …}', "nad:ipam"))
-    if not all(one.get("type") for one in config[_CHAIN]):
-        found.append(Finding(obj, "the type of a CNI plugin", "none", "add one, such as macvlan", "nad:type"))
-    return found
+    if not all(isinstance(plugin.get("ipam") or {}, dict) for plugin in config[_CHAIN]):
+        findings.append(Finding(obj, "an object as ipam", "another value", 'write it as {"type": …}', "nad:ipam"))
+    if not all(plugin.get("type") for plugin in config[_CHAIN]):
+        findings.append(Finding(obj, "the type of a CNI plugin", "none", "add one, such as macvlan", "nad:type"))
+    return findings
 
 
 def _resource(network: dict, obj: str, config: dict, cluster: dict) -> list[Finding]:
@@ -222,7 +223,7 @@ def master_of(config: dict, node: dict | None = None):
         return config.get("master")
     if config.get("device") or not config.get("pciBusID") or node is None:
         return config.get("device")
-    known = {**{one.get("pci"): name for name, one in node["netdevs"].items()}, **(node.get("pci") or {})}
+    known = {**{netdev.get("pci"): name for name, netdev in node["netdevs"].items()}, **(node.get("pci") or {})}
     address = str(config["pciBusID"]).lower()
     return known.get(address if address.count(":") == 2 else f"0000:{address}")
 
@@ -242,19 +243,19 @@ def _master(obj: str, config: dict, nodes: list[dict], cluster: dict) -> list[Fi
     kind = config.get("type")
     if kind not in (*_ON_MASTER, "host-device") or not nodes:
         return []
-    found = []
+    findings = []
     by_host = {node["host"]: master_of(config, node) for node in nodes}
     if not any(by_host.values()):
         if kind in _ON_MASTER:
             step = "name the interface: without it the plugin uses the one with the default route"
-            found.append(Finding(obj, "a master", "none", step, "nad:master-missing"))
-        return found
+            findings.append(Finding(obj, "a master", "none", step, "nad:master-missing"))
+        return findings
     master = next(filter(None, by_host.values()))
     absent = [node["host"] for node in nodes if by_host[node["host"]] not in node["netdevs"]]
     if absent:
         others = sorted({name for node in nodes for name in node["netdevs"] if name != "lo"})
         step = f"name one that each node has (found: {core_text.listing(others)}), or attach by rail"
-        found.append(
+        findings.append(
             Finding(
                 obj, f"interface {master} on each node", f"none on {core_text.names(absent)}", step, "nad:master-absent"
             )
@@ -263,28 +264,34 @@ def _master(obj: str, config: dict, nodes: list[dict], cluster: dict) -> list[Fi
         name = by_host[node["host"]]
         netdev = node["netdevs"].get(name)
         if netdev:
-            found += _netdev(obj, config, node["host"], name, netdev, cluster)
-    return found
+            findings += _netdev(obj, config, node["host"], name, netdev, cluster)
+    return findings
 
 
 def _tuned(obj: str, config: dict, nodes: list[dict]) -> list[Finding]:
     """An MTU that a later plugin of the chain sets is bound by the same interface."""
     later = [
-        one.get("mtu") for one in config[_CHAIN] if one.get("type") == "tuning" and isinstance(one.get("mtu"), int)
+        plugin.get("mtu")
+        for plugin in config[_CHAIN]
+        if plugin.get("type") == "tuning" and isinstance(plugin.get("mtu"), int)
     ]
     if not later or config.get("type") not in _ON_MASTER:
         return []
-    found = []
+    findings = []
     for node in nodes:
         master = master_of(config, node)
         if master in node["netdevs"]:
-            found += _mtu(obj, later[-1], node["host"], master, node["netdevs"][master])
-    return found
+            findings += _mtu(obj, later[-1], node["host"], master, node["netdevs"][master])
+    return findings
 
 
 def _netns(obj: str, config: dict, nodes: list[dict], cluster: dict) -> list[Finding]:
     """Plugins that move RDMA devices into pods, which the kernel does in the netns mode exclusive alone."""
-    movers = [one["type"] for one in config[_CHAIN] if one.get("type") == "rdma" or one.get("rdmaIsolation") is True]
+    movers = [
+        plugin["type"]
+        for plugin in config[_CHAIN]
+        if plugin.get("type") == "rdma" or plugin.get("rdmaIsolation") is True
+    ]
     shared = [node["host"] for node in nodes if node.get("netns_mode") == "shared"]
     if not movers or not (shared or (cluster.get("shared_resources") and not any(n.get("netns_mode") for n in nodes))):
         return []
@@ -295,22 +302,22 @@ def _netns(obj: str, config: dict, nodes: list[dict], cluster: dict) -> list[Fin
 
 
 def _netdev(obj: str, config: dict, host: str, master: str, netdev: dict, cluster: dict) -> list[Finding]:
-    found, kind = [], config["type"]
+    findings, kind = [], config["type"]
     if kind in ("macvlan", "ipvlan") and netdev["type"] == "infiniband":
         seen = f"{master} of {host} is InfiniBand"
         step = "use type ipoib, or no attachment at all: verbs over InfiniBand need none"
-        found.append(Finding(obj, f"an Ethernet interface for {kind}", seen, step, "nad:macvlan-infiniband"))
+        findings.append(Finding(obj, f"an Ethernet interface for {kind}", seen, step, "nad:macvlan-infiniband"))
     if kind == "ipoib" and netdev["type"] == "ether":
         step = "use type macvlan"
-        found.append(
+        findings.append(
             Finding(obj, "an InfiniBand interface", f"{master} of {host} is Ethernet", step, "nad:ipoib-ethernet")
         )
     if netdev["default_route"] and master not in (cluster.get("forbidden_masters_allowed") or ()):
         consequence = "leaves the node unreachable" if kind == "host-device" else "keeps pods from their own node"
         seen = f"{master} of {host} carries the default route; {kind} on it {consequence}"
         step = f"use a fabric NIC; to use this one anyway: networks_default_route_masters: [{master}]"
-        found.append(Finding(obj, "an interface without the default route", seen, step, "nad:default-route"))
-    return found + (_mtu(obj, config["mtu"], host, master, netdev) if isinstance(config.get("mtu"), int) else [])
+        findings.append(Finding(obj, "an interface without the default route", seen, step, "nad:default-route"))
+    return findings + (_mtu(obj, config["mtu"], host, master, netdev) if isinstance(config.get("mtu"), int) else [])
 
 
 def _mtu(obj: str, mtu: int, host: str, master: str, netdev: dict) -> list[Finding]:
@@ -330,36 +337,57 @@ _SUBNET = "subnet of the pool"
 _CHAIN = "chain"
 
 
+class _Range(NamedTuple):
+    """A range as host-local and whereabouts are given it: nothing in it needs to be an address."""
+
+    subnet: Any
+    start: Any
+    end: Any
+    gateway: Any
+    exclude: list = []
+
+
+def _given_ranges(ipam: dict) -> list[_Range]:
+    if ipam.get("type") == "whereabouts":
+        several = _dicts(ipam.get("ipRanges")) or [ipam]
+        return [
+            _Range(
+                given.get("range"),
+                given.get("range_start"),
+                given.get("range_end"),
+                ipam.get("gateway"),
+                [*_list(given.get("exclude")), *(_list(ipam.get("exclude")) if given is not ipam else ())],
+            )
+            for given in several
+        ]
+    if ipam.get("type") != "host-local":
+        return []
+    sets = [given for part in _list(ipam.get("ranges")) for given in _dicts(part)]
+    if not ipam.get("ranges"):
+        sets = [ipam] if ipam.get("subnet") else []
+    keys = ("subnet", "rangeStart", "rangeEnd", "gateway")
+    return [_Range(*(given.get(key) for key in keys)) for given in sets]
+
+
+def _list(value) -> list:
+    return value if isinstance(value, list) else []
+
+
 def ranges_of(config: dict) -> list[tuple]:
     """(network, first, last) of every range that a configuration's IPAM may assign."""
     ipam = config.get("ipam") or {}
-    kind, found = ipam.get("type"), []
-    if kind == "host-local":
-        for one in _sets(ipam):
-            found.append(_range(one.get("subnet"), one.get("rangeStart"), one.get("rangeEnd")))
-    elif kind == "whereabouts":
-        several = _dicts(ipam.get("ipRanges")) or [ipam]
-        found = [_range(one.get("range"), one.get("range_start"), one.get("range_end")) for one in several]
-    elif kind == "nv-ipam":
-        found = [_range(config.get(_SUBNET), None, None)]
-    elif kind == "static":
-        found = [
-            _range(one.get("address"), *[str(one.get("address")).partition("/")[0]] * 2)
-            for one in _dicts(ipam.get("addresses"))
-        ]
-    return [item for item in found if item]
-
-
-def _sets(ipam: dict) -> list[dict]:
-    """The ranges of host-local."""
-    if not ipam.get("ranges"):
-        return [ipam] if ipam.get("subnet") else []
-    return [one for part in (ipam["ranges"] if isinstance(ipam["ranges"], list) else []) for one in _dicts(part)]
+    ranges = [_range(given.subnet, given.start, given.end) for given in _given_ranges(ipam)]
+    if ipam.get("type") == "nv-ipam":
+        ranges = [_range(config.get(_SUBNET), None, None)]
+    elif ipam.get("type") == "static":
+        addresses = [given.get("address") for given in _dicts(ipam.get("addresses"))]
+        ranges = [_range(address, *[str(address).partition("/")[0]] * 2) for address in addresses]
+    return [item for item in ranges if item]
 
 
 def _range(subnet, start, end):
     """None where it is not a range: the address check reports it, as does the plugin when a pod starts."""
-    if not isinstance(subnet, str) or not all(isinstance(one or "", str) for one in (start, end)):
+    if not isinstance(subnet, str) or not all(isinstance(address or "", str) for address in (start, end)):
         return None
     try:
         network = ipaddress.ip_network(subnet, strict=False)
@@ -371,28 +399,26 @@ def _range(subnet, start, end):
 
 
 def _excluded(config: dict, address) -> bool:
-    for network in _networks((config.get("ipam") or {}).get("exclude")):
-        if address.version == network.version and address in network:
-            return True
-    return False
+    excluded = [text for given in _given_ranges(config.get("ipam") or {}) for text in given.exclude]
+    return any(address.version == network.version and address in network for network in _networks(excluded))
 
 
 def _networks(texts) -> list:
-    found = []
-    for text in texts if isinstance(texts, list) else []:
+    networks = []
+    for text in _list(texts):
         try:
-            found.append(ipaddress.ip_network(str(text), strict=False))
+            networks.append(ipaddress.ip_network(str(text), strict=False))
         except ValueError:
             continue
-    return found
+    return networks
 
 
-def _overlap(one, other) -> bool:
-    return one.version == other.version and one.overlaps(other)
+def _overlap(network, other) -> bool:
+    return network.version == other.version and network.overlaps(other)
 
 
 def _addresses(obj: str, config: dict, nodes: list[dict], cluster: dict) -> list[Finding]:
-    found = []
+    findings = []
     ranges = ranges_of(config)
     for network in dict.fromkeys(item[0] for item in ranges):
         for what, key in (("pod", "pod_cidrs"), ("service", "service_cidrs")):
@@ -400,20 +426,20 @@ def _addresses(obj: str, config: dict, nodes: list[dict], cluster: dict) -> list
                 if _overlap(network, other):
                     step = "use another subnet: traffic to one of them would leave through the other's interface"
                     seen = f"{network} overlaps with the {what} network {other}"
-                    found.append(Finding(obj, "a separate subnet", seen, step, f"nad:overlap-{what}"))
+                    findings.append(Finding(obj, "a separate subnet", seen, step, f"nad:overlap-{what}"))
         for node in nodes:
-            found += _routes(obj, config, network, node)
+            findings += _routes(obj, config, network, node)
     if (config.get("ipam") or {}).get("type") == "nv-ipam":
-        return found  # the pool's exclusions cover the addresses of hosts
+        return findings  # the pool's exclusions cover the addresses of hosts
     for network, first, last in ranges:
         for node in nodes:
-            found += _held(obj, config, (network, first, last), node)
-    return found
+            findings += _held(obj, config, (network, first, last), node)
+    return findings
 
 
 def _routes(obj: str, config: dict, network, node: dict) -> list[Finding]:
     """Routes of the host into the subnet through another interface than the attachment's own."""
-    found = []
+    findings = []
     for route in node["routes"]:
         destination = _networks([route["destination"]])
         if not destination or destination[0].prefixlen == 0 or not _overlap(network, destination[0]):
@@ -422,35 +448,35 @@ def _routes(obj: str, config: dict, network, node: dict) -> list[Finding]:
             continue
         seen = f"{network} overlaps with the route of {node['host']} to {destination[0]} through {route['netdev']}"
         step = f"use another subnet, or attach to {route['netdev']} if that is the fabric"
-        found.append(Finding(obj, "a subnet that hosts do not route elsewhere", seen, step, "nad:overlap-route"))
-    return found
+        findings.append(Finding(obj, "a subnet that hosts do not route elsewhere", seen, step, "nad:overlap-route"))
+    return findings
 
 
-def _held(obj: str, config: dict, one: tuple, node: dict) -> list[Finding]:
+def _held(obj: str, config: dict, span: tuple, node: dict) -> list[Finding]:
     """Addresses of hosts on the same wire that the IPAM would assign again."""
-    network, first, last = one
+    network, first, last = span
     netdev = node["netdevs"].get(master_of(config) or "")
     addresses = netdev["addresses"] if netdev and isinstance(netdev["addresses"], list) else []
-    found = []
+    findings = []
     for text in addresses:
         address = ipaddress.ip_interface(text).ip
         if address.version != network.version or not first <= int(address) <= last or _excluded(config, address):
             continue
         step = f"exclude {address}, or start the range after it"
         seen = f"{address} belongs to {node['host']} on {master_of(config)} and would be assigned to a pod"
-        found.append(Finding(obj, "addresses that no host has", seen, step, "nad:host-address"))
-    return found
+        findings.append(Finding(obj, "addresses that no host has", seen, step, "nad:host-address"))
+    return findings
 
 
 def _default_route(network: dict, obj: str, config: dict) -> list[Finding]:
     """A second default route, which takes the pod's own traffic away; sbr keeps it in a table of its own."""
-    if any(one.get("type") == "sbr" for one in config[_CHAIN]):
+    if any(plugin.get("type") == "sbr" for plugin in config[_CHAIN]):
         return []
     specs = [network["pools"][key] for key in pool_keys(config) if key in (network.get("pools") or {})]
-    routes = [route for one in (config.get("ipam") or {}, *specs) for route in _dicts(one.get("routes"))]
-    seen = [str(one.get("dst")) for one in routes if _is_default(one.get("dst"))]
-    seen += ["defaultGateway of the pool"] * any(one.get("defaultGateway") is True for one in specs)
-    seen += ["isDefaultGateway"] * any(one.get("isDefaultGateway") is True for one in config[_CHAIN])
+    routes = [route for given in (config.get("ipam") or {}, *specs) for route in _dicts(given.get("routes"))]
+    seen = [str(route.get("dst")) for route in routes if _is_default(route.get("dst"))]
+    seen += ["defaultGateway of the pool"] * any(spec.get("defaultGateway") is True for spec in specs)
+    seen += ["isDefaultGateway"] * any(plugin.get("isDefaultGateway") is True for plugin in config[_CHAIN])
     if not seen:
         return []
     step = "remove it: the pod network has the default route; or put the plugin sbr behind, which keeps it apart"
@@ -465,18 +491,18 @@ def _is_default(destination) -> bool:
 
 def _pools(network: dict, obj: str, config: dict, nodes: list[dict], cluster: dict) -> list[Finding]:
     """Whether the pools of a network exist and suffice for the nodes."""
-    found, known = [], network.get("pools")
+    findings, known = [], network.get("pools")
     for kind, name in pool_keys(config) if known is not None else ():
         if (kind, name) not in known:
             what = "CIDRPool" if kind == "cidrpool" else "IPPool"
             there = core_text.listing(sorted(other for sort, other in known if sort == kind)) or "none"
             step = f"create it, or correct poolName: k3s kubectl -n kube-system get {what.lower()}s.nv-ipam.nvidia.com"
-            found.append(Finding(obj, f"{what} {name}", f"no {name}; there are {there}", step, "nad:pool-missing"))
+            findings.append(Finding(obj, f"{what} {name}", f"no {name}; there are {there}", step, "nad:pool-missing"))
     numbers = {node["host"]: number for number, node in enumerate(nodes)}
-    for one, chosen in pools_of(config, known or {}):
-        pods = cluster.get("pods_per_node") if one.block else None
-        found += address_pool.judge(obj, one, {} if chosen else numbers, "nad", pods)
-    return found
+    for pool, chosen in pools_of(config, known or {}):
+        pods = cluster.get("pods_per_node") if pool.block else None
+        findings += address_pool.judge(obj, pool, {} if chosen else numbers, "nad", pods)
+    return findings
 
 
 def pools_of(config: dict, known: dict) -> list[tuple]:
@@ -484,27 +510,19 @@ def pools_of(config: dict, known: dict) -> list[tuple]:
 
     host-local has a range of its own on each node, so only its gateway is judged.
     """
-    ipam, made = config.get("ipam") or {}, []
-    if ipam.get("type") == "whereabouts":
-        slices = str(ipam.get("node_slice_size") or "").lstrip("/")
-        for one in _dicts(ipam.get("ipRanges")) or [ipam]:
-            lists = [given.get("exclude") for given in ([one] if one is ipam else [one, ipam])]
-            outside = [each for given in lists if isinstance(given, list) for each in given]
-            given = (one.get("range"), one.get("range_start"), one.get("range_end"), ipam.get("gateway"), outside)
-            made.append((given, slices, False))
-    elif ipam.get("type") == "host-local":
-        for one in _sets(ipam):
-            made.append(((one.get("subnet"), one.get("rangeStart"), one.get("rangeEnd"), one.get("gateway")), "", True))
+    ipam = config.get("ipam") or {}
+    slices, own = str(ipam.get("node_slice_size") or "").lstrip("/"), ipam.get("type") == "host-local"
+    pools = [(given, "" if own else slices, own) for given in _given_ranges(ipam)]
     for key in pool_keys(config):
         spec = known.get(key) or {}
-        outside = [f"{one.get('startIP')}-{one.get('endIP')}" for one in _dicts(spec.get("exclusions"))]
-        given = (spec.get("subnet") or spec.get("cidr"), None, None, spec.get("gateway"), outside)
+        outside = [f"{span.get('startIP')}-{span.get('endIP')}" for span in _dicts(spec.get("exclusions"))]
+        given = _Range(spec.get("subnet") or spec.get("cidr"), None, None, spec.get("gateway"), outside)
         size = spec.get("perNodeBlockSize") or str(spec.get("perNodeNetworkPrefix") or "")
-        made.append((given, size, bool(spec.get("nodeSelector"))))
-    return [(pool, chosen) for given, size, chosen in made for pool in _readable(given, size)]
+        pools.append((given, size, bool(spec.get("nodeSelector"))))
+    return [(pool, chosen) for given, size, chosen in pools for pool in _readable(given, size)]
 
 
-def _readable(given: tuple, size) -> list:
+def _readable(given: _Range, size) -> list:
     """A Pool; none where an address is no address: the plugin says so itself. A size that is a text is a prefix."""
     try:
         prefix = int(size) if size and isinstance(size, str) else None
@@ -545,25 +563,25 @@ def _handed_out(config: dict) -> int:
     The gateway is the first address of the subnet when the configuration names none.
     """
     ipam = config["ipam"]
-    given = [one.get("gateway") for one in _sets(ipam)]
+    given = [gateway.gateway for gateway in _given_ranges(ipam)]
     total = 0
     for network, first, last in ranges_of(config):
         kept = set()
         if network.version == 4 and network.prefixlen < 31:
             kept = {int(network.network_address), int(network.broadcast_address)}
-            gateways = _networks([one for one in given if isinstance(one, str)])
-            kept |= {int(one.network_address) for one in gateways} or {int(network.network_address) + 1}
+            gateways = _networks([gateway for gateway in given if isinstance(gateway, str)])
+            kept |= {int(gateway.network_address) for gateway in gateways} or {int(network.network_address) + 1}
         total += last - first + 1 - sum(first <= address <= last for address in kept)
     return total
 
 
 def _among_each_other(parsed: list) -> list[Finding]:
     """Two networks of different names whose subnets overlap: the same addresses are tracked twice."""
-    found, seen_pairs = [], set()
-    for position, (one, obj, _host, config) in enumerate(parsed):
+    findings, seen_pairs = [], set()
+    for position, (network, obj, _host, config) in enumerate(parsed):
         for other, other_obj, _other_host, other_config in parsed[position + 1 :]:
             pair = (obj, other_obj)
-            if one["name"] == other["name"] or pair in seen_pairs or _same_book(config, other_config):
+            if network["name"] == other["name"] or pair in seen_pairs or _same_book(config, other_config):
                 continue
             overlap = next(
                 (
@@ -578,13 +596,13 @@ def _among_each_other(parsed: list) -> list[Finding]:
                 seen_pairs.add(pair)
                 seen = f"{overlap[0]} overlaps with {overlap[1]} of {other_obj.partition(' ')[2]}"
                 step = "use separate subnets: a pod with both could not tell the wires apart"
-                found.append(Finding(obj, "a separate subnet", seen, step, "nad:overlap-nad"))
-    return found
+                findings.append(Finding(obj, "a separate subnet", seen, step, "nad:overlap-nad"))
+    return findings
 
 
 def _same_name(parsed: list) -> list[Finding]:
     """Networks that share one record of addresses although their ranges differ."""
-    found, first = [], {}
+    findings, first = [], {}
     for _network, obj, host, config in parsed:
         ipam = config.get("ipam") or {}
         records = [("network_name", str(ipam.get("network_name") or ""))] if ipam.get("type") == "whereabouts" else []
@@ -595,8 +613,8 @@ def _same_name(parsed: list) -> list[Finding]:
                 continue
             seen = f'{other.partition(" ")[2]} and {obj.partition(" ")[2]} have {what} "{name}" and different ranges'
             step = "give each a name of its own, or both the same range"
-            found.append(Finding(obj, "a record of addresses for each range", seen, step, "nad:same-name"))
-    return found
+            findings.append(Finding(obj, "a record of addresses for each range", seen, step, "nad:same-name"))
+    return findings
 
 
 def _same_book(config: dict, other: dict) -> bool:
@@ -607,7 +625,7 @@ def _same_book(config: dict, other: dict) -> bool:
 
 def _same_block(parsed: list) -> list[Finding]:
     """Two nodes whose files assign the same addresses of one network."""
-    found = []
+    findings = []
     by_name: dict[str, dict] = {}
     for network, obj, host, config in parsed:
         if not network["per_node"] or (config.get("ipam") or {}).get("type") != "host-local":
@@ -625,6 +643,6 @@ def _same_block(parsed: list) -> list[Finding]:
             if clash is not None:
                 seen = f"{other_host} and {host} both hand out {ipaddress.ip_address(clash)}"
                 step = "run the role networks: it numbers the blocks; or set networks_node_number for these hosts"
-                found.append(Finding(obj, "a separate block for each node", seen, step, "nad:block-clash"))
+                findings.append(Finding(obj, "a separate block for each node", seen, step, "nad:block-clash"))
         by_name[obj][host] = ranges_of(config)
-    return found
+    return findings

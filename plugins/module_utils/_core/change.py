@@ -9,7 +9,9 @@ all come from that one Plan, so check mode and a real run cannot disagree.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Callable, NamedTuple
@@ -84,6 +86,14 @@ class Refused(Exception):
         return cls([Finding(obj, wanted, seen, next_step)])
 
 
+class Interrupted(Exception):
+    """An error that nobody foresaw, its cause, after changing had begun. done: the changes that are known."""
+
+    def __init__(self, done: list[Change]):
+        super().__init__("something may have been changed before it")
+        self.done = done
+
+
 def kernel_out_of_reach(facts: dict, root: str = "/") -> str | None:
     """Why this kernel must not be touched, or None when it may."""
     if root.rstrip("/"):
@@ -110,28 +120,38 @@ def settle(
         return decided, list(decided.changes)
     done: list[Change] = []
     while decided.changes:
-        before = len(done)
-        try:
-            for change in apply(decided.changes):
-                done.append(change)
-        except Refused as refused:
-            raise Refused(refused.findings, done + refused.done) from refused
-        except OSError as error:
-            change = decided.changes[min(len(done) - before, len(decided.changes) - 1)]
-            raise Refused([failed(change, error)], done) from error
-        stale = decided.stale_images
-        try:
+        before, stale = len(done), decided.stale_images
+        with keeping(done):
+            _act(decided.changes, apply, done)
             decided = plan(read())
-        except Refused as refused:
-            raise Refused(refused.findings, done) from refused
-        decided.stale_images = sorted({*stale, *decided.stale_images})
-        kept = {(change.object, change.action) for change in done}
-        lost = [_not_kept(change) for change in decided.changes if (change.object, change.action) in kept]
-        if lost or decided.findings:
-            raise Refused(lost + decided.findings, done)
+            decided.stale_images = sorted({*stale, *decided.stale_images})
+            kept = {(change.object, change.action) for change in done}
+            lost = [_not_kept(change) for change in decided.changes if (change.object, change.action) in kept]
+            if lost or decided.findings:
+                raise Refused(lost + decided.findings)
         if len(done) == before:
             break
     return decided, done
+
+
+def _act(changes: list[Change], apply: Callable[[list[Change]], Iterable[Change]], done: list[Change]) -> None:
+    before = len(done)
+    try:
+        for change in apply(changes):
+            done.append(change)
+    except OSError as error:
+        raise Refused([failed(changes[min(len(done) - before, len(changes) - 1)], error)]) from error
+
+
+@contextlib.contextmanager
+def keeping(done: list[Change]):
+    """Whatever ends the work in it tells what had been changed by then."""
+    try:
+        yield
+    except Refused as refused:
+        raise Refused(refused.findings, done + refused.done) from refused
+    except Exception as error:
+        raise Interrupted(done) from error
 
 
 def failed(change: Change, error: OSError) -> Finding:
@@ -180,10 +200,39 @@ def warn(module, texts: Iterable[str]) -> None:
         module.warn(clean(f"{node}: {text}"))
 
 
-def finish(module, plan: Plan, changes: list[Change], **more) -> None:
-    """Exit an AnsibleModule with result() and `more`; anything skipped, not verified or notable is a warning."""
-    warn(module, [*plan.not_applied, *plan.not_verified, *plan.notes])
+def converge(module, read, plan, apply, more=None, quiet=False, check_mode=None) -> None:
+    """End an AnsibleModule as settle() does.
+
+    more: further keys of the result, made of the last plan and the changes; it may add notes to the plan.
+    quiet: see finish(). check_mode: that of the module, or that nothing is to be changed for another reason.
+    """
+    check_mode = module.check_mode if check_mode is None else check_mode
+    with reported(module):
+        decided, changes = settle(read, plan, apply, check_mode)
+        with contextlib.nullcontext() if check_mode or not changes else keeping(changes):
+            further = more(decided, changes) if more else {}
+        finish(module, decided, changes, quiet, **further)
+
+
+def finish(module, plan: Plan, changes: list[Change], quiet: bool = False, **more) -> None:
+    """Exit an AnsibleModule with result() and `more`. Anything skipped, not verified or notable is a warning."""
+    if not quiet:
+        warn(module, [*plan.not_applied, *plan.not_verified, *plan.notes])
     module.exit_json(**more, **result(plan, changes))
+
+
+@contextlib.contextmanager
+def reported(module, **more):
+    """End an AnsibleModule whose work raises, with a result for it and `more`.
+
+    fail_json finds the traceback itself, shows it where ANSIBLE_DISPLAY_TRACEBACK says so, and hides what is secret.
+    """
+    try:
+        yield
+    except Refused as refused:
+        module.fail_json(**more, **failure(refused))
+    except Exception as error:  # noqa: BLE001 - that is what it is for
+        module.fail_json(**more, **unforeseen(f"module {module._name}", error))
 
 
 def failure(refused: Refused) -> dict:
@@ -193,6 +242,23 @@ def failure(refused: Refused) -> dict:
         "findings": [as_dict(finding) for finding in refused.findings],
         **{key: value for key, value in result(Plan(), refused.done).items() if key in ("changed", "changes", "diff")},
     }
+
+
+def unforeseen(obj: str, error: Exception) -> dict:
+    """Arguments of fail_json for an error that nobody foresaw."""
+    begun = isinstance(error, Interrupted)
+    cause = error.__cause__ if begun else error
+    place = traceback.extract_tb(cause.__traceback__)[-1]
+    text = " ".join(str(cause).split())[:300]
+    seen = f"{type(cause).__name__}{': ' if text else ''}{text} ({os.path.basename(place.filename)}:{place.lineno})"
+    refused = Refused.because(
+        obj,
+        "a result, or a refusal with its reason",
+        f"{seen}; {error}" if begun else seen,
+        "report it with what ANSIBLE_DISPLAY_TRACEBACK=error shows: it is a bug in the collection",
+    )
+    refused.done = error.done if begun else []
+    return {**failure(refused), "changed": begun}
 
 
 def diff(changes: list[Change]) -> list[dict]:

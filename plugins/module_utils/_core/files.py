@@ -140,9 +140,9 @@ def _remove_left(folder: int) -> None:
     try:
         for name in filter(_LEFT.fullmatch, os.listdir(listed)):
             with contextlib.suppress(OSError):  # locked, or gone
-                found = os.stat(name, dir_fd=listed, follow_symlinks=False)
-                if stat.S_ISLNK(found.st_mode):
-                    if time.time() - found.st_mtime > _LINK_SECONDS:
+                status = os.stat(name, dir_fd=listed, follow_symlinks=False)
+                if stat.S_ISLNK(status.st_mode):
+                    if time.time() - status.st_mtime > _LINK_SECONDS:
                         os.unlink(name, dir_fd=listed)
                     continue
                 handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=listed)
@@ -299,15 +299,15 @@ def set_mode(path: str, mode: int) -> None:
 def restorer(path: str) -> Callable[[], None]:
     """A function that restores the file or link as it is now."""
     try:
-        found = os.lstat(path)
+        status = os.lstat(path)
     except FileNotFoundError:
         return lambda: remove(path) if os.path.lexists(path) else None
-    if stat.S_ISLNK(found.st_mode):
+    if stat.S_ISLNK(status.st_mode):
         target = os.readlink(path)
         return lambda: link(path, target)
     with open(path, "rb") as stream:
         content = stream.read()
-    return lambda: write(path, content, stat.S_IMODE(found.st_mode))
+    return lambda: write(path, content, stat.S_IMODE(status.st_mode))
 
 
 @contextlib.contextmanager
@@ -360,11 +360,11 @@ def _trusted_target(folder: int, name: str, error: OSError) -> str:
     """Target of the link that could not be opened; re-raises the error when it is not a link."""
     if error.errno not in (errno.ELOOP, errno.ENOTDIR):
         raise error
-    found = os.stat(name, dir_fd=folder, follow_symlinks=False)
-    if not stat.S_ISLNK(found.st_mode):
+    status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    if not stat.S_ISLNK(status.st_mode):
         raise error
-    if found.st_uid not in (0, os.geteuid()):
-        raise OSError(errno.ELOOP, f"folder {name} is a link owned by user {found.st_uid}", name)
+    if status.st_uid not in (0, os.geteuid()):
+        raise OSError(errno.ELOOP, f"folder {name} is a link owned by user {status.st_uid}", name)
     return os.readlink(name, dir_fd=folder)
 
 

@@ -33,12 +33,12 @@ class Build(NamedTuple):
 
 def parse(text: str) -> list[Build]:
     """Lines that report a module; warnings about removed kernels and the like are skipped."""
-    found = []
+    builds = []
     for line in text.splitlines():
         match = _LINE.match(line.strip())
         if match:
             fields = match.groupdict()
-            found.append(
+            builds.append(
                 Build(
                     fields["module"],
                     fields["version"],
@@ -47,7 +47,7 @@ def parse(text: str) -> list[Build]:
                     fields["remark"].strip(" ()"),
                 )
             )
-    return found
+    return builds
 
 
 def not_installed(builds: list[Build], modules: list[str], kernels: list[str]) -> list[tuple[str, str, str, str]]:
@@ -56,7 +56,7 @@ def not_installed(builds: list[Build], modules: list[str], kernels: list[str]) -
     Of several known versions of a module the newest counts; a module unknown to DKMS is left out, since its package is
     missing anyway. Any remark but that originals are kept means that the kernel loads another file than was built.
     """
-    found = []
+    missing = []
     for module in modules:
         mine = [build for build in builds if build.module == module]
         if not mine:
@@ -65,11 +65,12 @@ def not_installed(builds: list[Build], modules: list[str], kernels: list[str]) -
         for kernel in kernels:
             build = next((b for b in mine if b.version == version and b.kernel == kernel), None)
             state = build.state if build else "added"
-            odd = [one for one in re.split(r"[()]+", build.remark) if one.strip()] if build else []
-            odd = [one for one in odd if not _HEALTHY.match(one.strip())]
+            odd = [remark for remark in re.split(r"[()]+", build.remark) if remark.strip()] if build else []
+            odd = [remark for remark in odd if not _HEALTHY.match(remark.strip())]
             if state != "installed" or odd:
-                found.append((module, version, kernel, state if state != "installed" else "another copy is installed"))
-    return found
+                reason = state if state != "installed" else "another copy is installed"
+                missing.append((module, version, kernel, reason))
+    return missing
 
 
 def log_path(module: str, version: str, kernel: str, architecture: str, tree: str = "/var/lib/dkms") -> list[str]:

@@ -264,15 +264,15 @@ def _names(risk: dict, wanted: dict) -> Iterator[Reason]:
     """Nobody is there to correct the name of the interface that a node is reached by."""
     if wanted.get("rename_allowed") is True:
         return
-    for one in risk["named"]:
-        places = [f"{place['path']}:{place['line']}" for place in one["places"]]
+    for interface in risk["named"]:
+        places = [f"{place['path']}:{place['line']}" for place in interface["places"]]
         yield Reason(
             Finding(
-                f"interface {one['netdev']}",
+                f"interface {interface['netdev']}",
                 "an interface that carries management configured by its MAC: another driver may show other port names",
-                f"{_listing(places)} {'has' if len(places) == 1 else 'have'} the name {one['netdev']}",
-                f"match {one['mac']} there, or tie the name to it with a .link file, or set driver_rename_allowed: "
-                "true where the node can be reached in another way",
+                f"{_listing(places)} {'has' if len(places) == 1 else 'have'} the name {interface['netdev']}",
+                f"match {interface['mac']} there, or tie the name to it with a .link file, or set "
+                "driver_rename_allowed: true where the node can be reached in another way",
                 "name-change",
             ),
             EVERYTHING,
@@ -342,7 +342,13 @@ def _users(risk: dict, wanted: dict) -> Iterator[Reason]:
             ),
             (RELOAD,),
         )
-    modules = risk["modules"]
+    yield from _modules(risk["modules"])
+    if not processes:
+        yield from _unexplained(risk["modules"])
+
+
+def _modules(modules: dict) -> Iterator[Reason]:
+    """Modules of others that use the stack."""
     expected = {*STACK, *PEERMEM}
     for name in sorted(modules):
         if name in CONSUMERS:
@@ -378,8 +384,9 @@ def _users(risk: dict, wanted: dict) -> Iterator[Reason]:
                 ),
                 (RELOAD,),
             )
-    if processes:
-        return
+
+
+def _unexplained(modules: dict) -> Iterator[Reason]:
     for name in STACK:
         module = modules.get(name)
         if module and module["refcount"] > len(module["holders"]):
@@ -452,9 +459,9 @@ def _lost_by_reload(risk: dict) -> Iterator[Reason]:
 
 
 def _notes(facts: dict, risk: dict, wanted: dict) -> list[str]:
-    found = []
+    notes = []
     if is_unknown(risk["secure_boot"]["enabled"]):
-        found.append(f"Not verified: Secure Boot is {risk['secure_boot']['enabled']}.")
+        notes.append(f"Not verified: Secure Boot is {risk['secure_boot']['enabled']}.")
     if is_unknown(facts["driver"]["agree"]) and facts["driver"]["loaded"]["modules"]:
-        found.append(f"Not verified: whether memory and disk agree is {facts['driver']['agree']}.")
-    return found
+        notes.append(f"Not verified: whether memory and disk agree is {facts['driver']['agree']}.")
+    return notes

@@ -35,9 +35,9 @@ def checked(repository: dict, run: Callable[..., tuple[int, str, str]], gpg: Opt
     Without gpg, primary is None and the file stays as it is: only its SHA-256 can be compared.
     """
     text = repository.get("key") or ""
-    made = {**repository, "file_sha256": hashlib.sha256(text.encode()).hexdigest(), "primary": None}
+    read = {**repository, "file_sha256": hashlib.sha256(text.encode()).hexdigest(), "primary": None}
     if repository.get("trusted") or not gpg:
-        return made
+        return read
     with tempfile.TemporaryDirectory(prefix="gpufabric-keyring-") as home:
         path = os.path.join(home, "key.asc")
         write(path, text)
@@ -45,14 +45,14 @@ def checked(repository: dict, run: Callable[..., tuple[int, str, str]], gpg: Opt
         code, _out, error = run([*here, "--import", path])
         _code, listed, _error = run([*here, "--with-colons", "--list-keys"])
         _code, exported, _error = run([*here, "--armor", "--export"])
-    made["primary"] = re.findall(r"^pub:.*\n(?:(?!fpr:).*\n)*fpr:{9}([0-9A-F]+):", listed, re.MULTILINE)
+    read["primary"] = re.findall(r"^pub:.*\n(?:(?!fpr:).*\n)*fpr:{9}([0-9A-F]+):", listed, re.MULTILINE)
     if code:
-        made["unread"] = error.strip().splitlines()[-1] if error.strip() else f"gpg exits with {code}"
+        read["unread"] = error.strip().splitlines()[-1] if error.strip() else f"gpg exits with {code}"
     elif _BLOCKS.findall(text) != [_ARMOUR]:
-        made["unread"] = f"blocks of the file: {', '.join(_BLOCKS.findall(text)) or 'none'}"
+        read["unread"] = f"blocks of the file: {', '.join(_BLOCKS.findall(text)) or 'none'}"
     else:
-        made["key"] = exported
-    return made
+        read["key"] = exported
+    return read
 
 
 def problem(repository: dict) -> tuple[str, str, str, str] | None:
@@ -62,24 +62,25 @@ def problem(repository: dict) -> tuple[str, str, str, str] | None:
     """
     if repository.get("trusted"):
         return None
-    found, wanted = repository["primary"], accepted(repository)
-    if found is None:
+    fingerprints, wanted = repository["primary"], accepted(repository)
+    if fingerprints is None:
         return _without_gpg(repository)
     unread = [f"gpg cannot use the file: {repository['unread']}"] if repository.get("unread") else []
-    seen = "; ".join([f"{one} ({meaning(one, repository)})" for one in found] + unread) or "no key"
-    if len(found) == 1 and found[0] in wanted and not unread:
+    meanings = [f"{fingerprint} ({meaning(fingerprint, repository)})" for fingerprint in fingerprints]
+    seen = "; ".join(meanings + unread) or "no key"
+    if len(fingerprints) == 1 and fingerprints[0] in wanted and not unread:
         return None
-    others = [one for one in found if one not in wanted]
-    if found and not wanted and not unread:
+    others = [fingerprint for fingerprint in fingerprints if fingerprint not in wanted]
+    if fingerprints and not wanted and not unread:
         return (
             _ACCEPT,
             "a fingerprint that two public sources state for this release and platform",
             f"the lock has none (not verified); in the key file: {seen}",
             "compare it with the vendor's, on a way that does not lead over the repository, and set "
-            f"{_ACCEPT}{f': {found[0]}' if len(found) == 1 else ''} to accept it",
+            f"{_ACCEPT}{f': {fingerprints[0]}' if len(fingerprints) == 1 else ''} to accept it",
         )
     step = "take the key file of this release (driver_repository_key)"
-    if others and len(found) == 1:
+    if others and len(fingerprints) == 1:
         step += (
             f"; to accept the key nevertheless, once the vendor or the owner of your mirror has confirmed it, set "
             f"{_ACCEPT}: {others[0]}"

@@ -43,7 +43,7 @@ def configured(tree: Tree, netdev: str) -> list[dict[str, Any]]:
         text = tree.read(path) or ""
         if mac and mac in text.lower().replace("-", ":") and name.search(text):
             return []
-    found = []
+    places = []
     for path in _paths(tree, _FILES):
         lines = (tree.read(path) or "").splitlines()
         labels = _by_mac(lines) if path.startswith("/etc/netplan") else ()
@@ -55,8 +55,8 @@ def configured(tree: Tree, netdev: str) -> list[dict[str, Any]]:
                 or not _names(words, name, netdev)
             ):
                 continue
-            found.append({"path": path, "line": number})
-    return found
+            places.append({"path": path, "line": number})
+    return places
 
 
 def _names(words: str, name: re.Pattern, netdev: str) -> bool:
@@ -65,8 +65,8 @@ def _names(words: str, name: re.Pattern, netdev: str) -> bool:
         return bool(name.search(words))
     patterns = words[len("Name=") :].split()
     other = netdev[:-3] if re.search(r"np\d$", netdev) else f"{netdev}np0"
-    return any(fnmatch.fnmatchcase(netdev, one) for one in patterns) and not any(
-        fnmatch.fnmatchcase(other, one) for one in patterns
+    return any(fnmatch.fnmatchcase(netdev, pattern) for pattern in patterns) and not any(
+        fnmatch.fnmatchcase(other, pattern) for pattern in patterns
     )
 
 
@@ -79,7 +79,7 @@ def _paths(tree: Tree, table) -> Iterator[str]:
 
 def _by_mac(lines: list[str]) -> set[str]:
     """Blocks of a netplan file that find their interface by its MAC: their names are labels, as set-name is."""
-    found = set()
+    labels = set()
     for number, line in enumerate(lines):
         block = re.match(r"^(\s+)([\w.-]+):\s*$", line)
         if not block:
@@ -90,5 +90,5 @@ def _by_mac(lines: list[str]) -> set[str]:
                 break
             inside.append(following.strip())
         if re.search(r"match:\s*\{?\s*(name:[^\n]*\n?)?\s*macaddress:", "\n".join(inside)):
-            found.update((block.group(2), "set-name"))
-    return found
+            labels.update((block.group(2), "set-name"))
+    return labels

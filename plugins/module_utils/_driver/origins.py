@@ -46,12 +46,12 @@ def read(kind: str | None, names: list[str], own: str, run: Callable) -> dict[st
 def parse_policy(text: str, own: list[str]) -> dict[str, dict]:
     """The version tables of `apt-cache policy`. own: addresses of our repository."""
     ours = [re.sub(r"^(file|copy):/*", r"\1:/", address).rstrip("/") for address in own]
-    found: dict[str, dict] = {}
+    packages: dict[str, dict] = {}
     current: dict = {}
     installed = False
     for line in text.splitlines():
         if line and not line[0].isspace() and line.endswith(":"):
-            current = found.setdefault(line[:-1], {"vendor": False, "offered": False, "elsewhere": False})
+            current = packages.setdefault(line[:-1], {"vendor": False, "offered": False, "elsewhere": False})
             continue
         version = re.match(r"^ (\*\*\*|   ) \S+ -?\d+( \(phased .*\))?$", line)
         if version:
@@ -67,7 +67,7 @@ def parse_policy(text: str, own: list[str]) -> dict[str, dict]:
             current["vendor"] = current["vendor"] or vendors
         elif not vendors:
             current["elsewhere"] = True
-    return found
+    return packages
 
 
 def parse_repoquery(installed: str, available: str) -> dict[str, dict]:
@@ -77,14 +77,14 @@ def parse_repoquery(installed: str, available: str) -> dict[str, dict]:
         name, _version, repository = [*line.split(), "", "", ""][:3]
         if name:
             offers.setdefault(name, []).append(repository)
-    found = {}
+    packages = {}
     for line in installed.splitlines():
         name, origin = [*line.split(), "", ""][:2]
         if name:
             # dnf remembers the repository of each package, also after it is gone; @commandline is a file.
-            found[name] = {
+            packages[name] = {
                 "vendor": bool(_VENDOR_ID.match(origin)),
                 "offered": bool(origin) and not origin.lstrip("@").startswith(("commandline", "System", "<unknown>")),
-                "elsewhere": any(not _VENDOR_ID.match(one) for one in offers.get(name, [])),
+                "elsewhere": any(not _VENDOR_ID.match(repository_id) for repository_id in offers.get(name, [])),
             }
-    return found
+    return packages

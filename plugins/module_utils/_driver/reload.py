@@ -106,7 +106,7 @@ def _must(answer: tuple[int, str, str], what: str, wanted: str) -> None:
         )
 
 
-def restoration(tree: Tree, saved: dict[str, Any], found: dict[str, Optional[str]]) -> list[Command]:
+def restoration(tree: Tree, saved: dict[str, Any], present: dict[str, Optional[str]]) -> list[Command]:
     """What differs from before. found: {MAC: the interface's current name, None while it is missing}."""
     commands = []
     for entry in saved["virtual_functions"]:
@@ -119,7 +119,7 @@ def restoration(tree: Tree, saved: dict[str, Any], found: dict[str, Optional[str
                 if tree.read(path) != value:
                     commands.append(Command([], path, value))
     for netdev in saved["netdevs"]:
-        name = found.get(netdev["mac"])
+        name = present.get(netdev["mac"])
         if name is None:
             continue
         base = f"{paths.NET}/{name}"
@@ -139,8 +139,8 @@ def saved(tree: Tree) -> Optional[dict[str, Any]]:
     if text is None:
         return None
     try:
-        found = json.loads(text)
-        return {"netdevs": list(found["netdevs"]), "virtual_functions": list(found["virtual_functions"])}
+        record = json.loads(text)
+        return {"netdevs": list(record["netdevs"]), "virtual_functions": list(record["virtual_functions"])}
     except (ValueError, KeyError, TypeError):
         step = "restore MTU, addresses and virtual functions by hand, remove the file and run again"
         raise Refused.because(RECORD, "what a reload has to restore", "a damaged file", step) from None
@@ -161,9 +161,9 @@ def restore(tree: Tree, root: str, kept: dict[str, Any], timeout: float, run: Ru
     """Restore everything that can be, and only then name what cannot; the record goes when nothing is left."""
     # Virtual functions first: their interfaces are among those that are waited for.
     failed = _carry_out(restoration(tree, {**kept, "netdevs": []}, {}), root, run)
-    found = wait_for(tree, [netdev["mac"] for netdev in kept["netdevs"] if netdev["mac"]], timeout)
-    failed += _carry_out(restoration(tree, {**kept, "virtual_functions": []}, found), root, run)
-    missing = [netdev["name"] for netdev in kept["netdevs"] if not found.get(netdev["mac"])]
+    present = wait_for(tree, [netdev["mac"] for netdev in kept["netdevs"] if netdev["mac"]], timeout)
+    failed += _carry_out(restoration(tree, {**kept, "virtual_functions": []}, present), root, run)
+    missing = [netdev["name"] for netdev in kept["netdevs"] if not present.get(netdev["mac"])]
     if missing:
         step = (
             "look at the kernel's own reason (dmesg | tail); a reboot brings them back with the driver on disk. Run "

@@ -121,20 +121,20 @@ def next_kernel(tree: Tree, facts: dict) -> Optional[dict[str, Any]]:
 
 def newest_kernel(tree: Tree) -> Optional[str]:
     """The release with the highest version among those that have both an image in /boot and modules."""
-    found = [
+    releases = [
         release
         for release in tree.listdir("/lib/modules")
         if tree.exists(f"/boot/vmlinuz-{release}") and tree.exists(f"/lib/modules/{release}/modules.dep")
     ]
-    return max(found, key=natural, default=None)
+    return max(releases, key=natural, default=None)
 
 
 def hca_netdevs(facts: dict) -> list[str]:
     """Interfaces that vanish with the HCA driver: those of HCAs and of cards that have no RDMA device yet."""
-    found = {netdev["name"] for hca in facts["hcas"] for netdev in hca["netdevs"]}
+    netdevs = {netdev["name"] for hca in facts["hcas"] for netdev in hca["netdevs"]}
     for card in facts["cards_without_rdma"]:
-        found.update(card["netdevs"])
-    return sorted(found)
+        netdevs.update(card["netdevs"])
+    return sorted(netdevs)
 
 
 def loaded_modules(tree: Tree) -> dict[str, dict[str, Any]]:
@@ -146,12 +146,12 @@ def loaded_modules(tree: Tree) -> dict[str, dict[str, Any]]:
     wanted = {name for name in names if tree.isdir(f"{paths.MODULE}/{name}")}
     for name in sorted(wanted):
         wanted.update(tree.listdir(f"{paths.MODULE}/{name}/holders"))
-    found = {}
+    loaded = {}
     for name in sorted(wanted):
         refcount = integer(tree.read(f"{paths.MODULE}/{name}/refcnt"))
         if refcount is not None:
-            found[name] = {"refcount": refcount, "holders": tree.listdir(f"{paths.MODULE}/{name}/holders")}
-    return found
+            loaded[name] = {"refcount": refcount, "holders": tree.listdir(f"{paths.MODULE}/{name}/holders")}
+    return loaded
 
 
 def processes(tree: Tree) -> tuple[list[dict[str, Any]], set[str]]:
@@ -187,13 +187,13 @@ def management(tree: Tree, ours: list[str], sockets: set[str], seams: Optional[S
     """
     table = routes.usable(tree)
     seams = seams or Seams.of(tree)
-    found = []
+    access = []
 
     def add(via: str, why: str) -> None:
         for netdev in sorted(below(tree, via) & set(ours)):
             entry = {"netdev": netdev, "via": via, "why": why}
-            if entry not in found:
-                found.append(entry)
+            if entry not in access:
+                access.append(entry)
 
     for via, why in ways(tree, seams):
         add(via, why)
@@ -201,30 +201,30 @@ def management(tree: Tree, ours: list[str], sockets: set[str], seams: Optional[S
     for own, peer in sorted(_ssh_ends(tree, sockets)):
         for via in {*held.get(own, ()), _route_to(table, ipaddress.ip_address(peer))} - {None}:
             add(via, f"the SSH session from {peer}")
-    return found
+    return access
 
 
 def named(tree: Tree, access: list[dict[str, str]]) -> list[dict[str, Any]]:
     """Interfaces that carry management and are configured by name: [{netdev, mac, places}]."""
-    found = []
+    interfaces = []
     for netdev in sorted({way["netdev"] for way in access}):
         places = names.configured(tree, netdev)
         if places:
-            found.append({"netdev": netdev, "mac": tree.read(f"{paths.NET}/{netdev}/address"), "places": places})
-    return found
+            interfaces.append({"netdev": netdev, "mac": tree.read(f"{paths.NET}/{netdev}/address"), "places": places})
+    return interfaces
 
 
 def _ssh_ends(tree: Tree, sockets: set[str]) -> set[tuple[str, str]]:
     """(own address, peer) of established connections that an SSH server holds, on whatever port."""
-    found = set()
+    ends = set()
     for path in ("/proc/net/tcp", "/proc/net/tcp6"):
         for line in (tree.read(path) or "").splitlines()[1:]:
             part = line.split()
             if len(part) > 9 and part[3] == _TCP_ESTABLISHED and part[9] in sockets:
                 own, peer = (socket_address(part[at].partition(":")[0]) for at in (1, 2))
                 if own and peer and not peer.is_loopback:
-                    found.add((str(own), str(peer)))
-    return found
+                    ends.add((str(own), str(peer)))
+    return ends
 
 
 def _route_to(table: _Table, address: Any) -> Optional[str]:
@@ -237,7 +237,7 @@ def storage(tree: Tree, ours: list[str]) -> list[dict[str, str]]:
     """What is mounted, or swapped to, through modules of the stack or over an HCA: [{mount, device, why}]."""
     nvme_behind_stack = any(holder.startswith("nvme") for holder in tree.listdir(f"{paths.MODULE}/mlx_compat/holders"))
     table = routes.usable(tree)
-    found = []
+    mounts = []
     for mount, kind, source, options in _mounts(tree):
         why = None
         if kind in _REMOTE:
@@ -256,8 +256,8 @@ def storage(tree: Tree, ours: list[str]) -> list[dict[str, str]]:
                 if why:
                     break
         if why:
-            found.append({"mount": mount, "device": source, "why": why})
-    return found
+            mounts.append({"mount": mount, "device": source, "why": why})
+    return mounts
 
 
 def _mounts(tree: Tree) -> Iterator[tuple[str, str, str, str]]:
@@ -300,7 +300,7 @@ def _remote(tree: Tree, kind: str, source: str, options: str, table: _Table, our
 
 def _disks(tree: Tree, source: str) -> set[str]:
     """Names of the whole disks below a device: through partitions, device mapper and md."""
-    found: set[str] = set()
+    disks: set[str] = set()
     pending = [tree.realpath(source).rpartition("/")[2]]
     while pending:
         name = pending.pop()
@@ -311,8 +311,8 @@ def _disks(tree: Tree, source: str) -> set[str]:
         elif tree.exists(f"{base}/partition"):
             pending.append(tree.realpath(base).split("/")[-2])
         else:
-            found.add(name)
-    return found
+            disks.add(name)
+    return disks
 
 
 def _nvme_transports(tree: Tree, disk: str) -> set[str]:
@@ -342,41 +342,38 @@ def virtual_functions(tree: Tree, facts: dict) -> list[dict[str, Any]]:
     `settings` is what MLNX_OFED and DOCA show below device/sriov/<n>. The inbox driver reports them by netlink
     only: there it is None, unknown and so not restored.
     """
-    found = []
+    functions = []
     for address, name, netdevs in _physical(tree, facts):
         device = f"{paths.PCI}/{address}"
         enabled = integer(tree.read(f"{device}/sriov_numvfs")) or 0
         if enabled:
-            virtual = (tree.target(f"{device}/{link}") for link in tree.listdir(device) if link.startswith("virtfn"))
-            found.append(
+            targets = (tree.target(f"{device}/{link}") for link in tree.listdir(device) if link.startswith("virtfn"))
+            vfs = sorted(filter(None, targets), key=pci.order)
+            functions.append(
                 {
                     "hca": name,
                     "address": address,
                     "netdevs": netdevs,
                     "enabled": enabled,
-                    "passed_through": [
-                        one
-                        for one in sorted((one for one in virtual if one), key=pci.order)
-                        if pci.driver(tree, one) in pci.PASSED_ON
-                    ],
+                    "passed_through": [vf for vf in vfs if pci.driver(tree, vf) in pci.PASSED_ON],
                     "settings": _vf_settings(tree, device, enabled),
                 }
             )
-    return found
+    return functions
 
 
 def _physical(tree: Tree, facts: dict) -> list[tuple[str, str, list[str]]]:
     """(PCI address, name, netdevs) of every physical function of the driver, with an RDMA device or without."""
-    found = {
+    functions = {
         hca["pci"]["address"]: (hca["name"], [netdev["name"] for netdev in hca["netdevs"]])
         for hca in facts["hcas"]
         if hca["kind"] == "pci" and hca["function"] == "pf"
     }
     for address in (address for hca in facts["hcas"] for address in hca.get("bonded_functions") or ()):
-        found.setdefault(address, (address, tree.listdir(f"{paths.PCI}/{address}/net")))
+        functions.setdefault(address, (address, tree.listdir(f"{paths.PCI}/{address}/net")))
     for card in facts["cards_without_rdma"]:
-        found.setdefault(card["address"], (card["address"], card["netdevs"]))
-    return [(address, name, netdevs) for address, (name, netdevs) in found.items()]
+        functions.setdefault(card["address"], (card["address"], card["netdevs"]))
+    return [(address, name, netdevs) for address, (name, netdevs) in functions.items()]
 
 
 def switched(tree: Tree, facts: dict) -> list[dict[str, Any]]:
@@ -395,39 +392,40 @@ def switched(tree: Tree, facts: dict) -> list[dict[str, Any]]:
         for port in hca["ports"]
         if hca["function"] == "pf" and port["link_layer"] == "Ethernet" and rails.unproven(tree, hca, port)
     }
-    found = []
+    switches = []
     for address, name, _netdevs in _physical(tree, facts):
-        there = [one for one in tree.listdir(f"{paths.PCI}/{address}/net") if network.representor(one)]
+        there = [netdev for netdev in tree.listdir(f"{paths.PCI}/{address}/net") if network.representor(netdev)]
         evidence = [*below_pci.get(address, ()), *there]
         if name in barren:
             evidence.append("ports without GIDs")
         if evidence:
-            found.append({"hca": name, "address": address, "evidence": evidence})
-    return found
+            switches.append({"hca": name, "address": address, "evidence": evidence})
+    return switches
 
 
 def _vf_settings(tree: Tree, device: str, count: int) -> Optional[list[dict[str, str]]]:
     if not tree.isdir(f"{device}/sriov/0"):
         return None
-    found = []
+    settings = []
     for number in range(count):
         base = f"{device}/sriov/{number}"
         values = {name: tree.read(f"{base}/{name}") for name in ("mac", "node", "port", "policy", "trust")}
-        found.append({name: value for name, value in values.items() if value})
-    return found
+        settings.append({name: value for name, value in values.items() if value})
+    return settings
 
 
 def settings(tree: Tree, facts: dict) -> list[dict[str, Any]]:
     """Settings of HCA interfaces that a reload would lose and that can be restored."""
-    found = []
+    netdevs = []
     for hca in facts["hcas"]:
         for netdev in hca["netdevs"]:
             base = f"{paths.NET}/{netdev['name']}"
             if not tree.readlink(f"{base}/device") or netdev.get("parent"):
                 continue  # a bond that is the netdev of its HCA outlives the driver; a child is upon its parent
             children = [other["name"] for other in hca["netdevs"] if other.get("parent") == netdev["name"]]
+            uppers = [entry[len("upper_") :] for entry in tree.listdir(base) if entry.startswith("upper_")]
             flags = integer(tree.read(f"{base}/flags")) or 0
-            found.append(
+            netdevs.append(
                 {
                     "name": netdev["name"],
                     "hca": hca["name"],
@@ -435,13 +433,11 @@ def settings(tree: Tree, facts: dict) -> list[dict[str, Any]]:
                     "mtu": netdev["mtu"],
                     "up": bool(flags & 0x1),
                     "master": netdev["master"],
-                    "upper": sorted(
-                        [*children, *(one[len("upper_") :] for one in tree.listdir(base) if one.startswith("upper_"))]
-                    ),
+                    "upper": sorted([*children, *uppers]),
                     "addresses": netdev["addresses"] if isinstance(netdev["addresses"], list) else [],
                 }
             )
-    return found
+    return netdevs
 
 
 def pods(tree: Tree) -> list[dict[str, str]]:
@@ -460,8 +456,8 @@ def pods(tree: Tree) -> list[dict[str, str]]:
             "containers": tree.listdir(f"/var/log/pods/{entry}"),
         }
     unknown = {"namespace": "?", "containers": []}
-    found = [{"uid": uid, **(named.get(uid) or {**unknown, "name": uid})} for uid in alive]
-    return sorted(found, key=lambda pod: (pod["namespace"], pod["name"]))
+    running = [{"uid": uid, **(named.get(uid) or {**unknown, "name": uid})} for uid in alive]
+    return sorted(running, key=lambda pod: (pod["namespace"], pod["name"]))
 
 
 def _pod_uids(tree: Tree, directory: str, depth: int = 2) -> Iterator[str]:
@@ -500,7 +496,7 @@ BLACKLISTS = {"NVIDIA Network Operator": ("/etc/modprobe.d/blacklist-ofed-module
 def operators(tree: Tree) -> list[dict[str, Any]]:
     """Cluster operators that own a driver here, running or gone: [{owner, policy, pods, traces, blacklists}]."""
     running = pods(tree)
-    found = []
+    owners = []
     for owner, pod_name, container_name, policy in _OPERATORS:
         mine = [
             f"{pod['namespace']}/{pod['name']}"
@@ -510,5 +506,5 @@ def operators(tree: Tree) -> list[dict[str, Any]]:
         traces = [path for path in _OPERATOR_TRACES[owner] if tree.listdir(path)]
         blacklists = [path for path in BLACKLISTS.get(owner, ()) if tree.exists(path)]
         if mine or traces or blacklists:
-            found.append({"owner": owner, "policy": policy, "pods": mine, "traces": traces, "blacklists": blacklists})
-    return found
+            owners.append({"owner": owner, "policy": policy, "pods": mine, "traces": traces, "blacklists": blacklists})
+    return owners

@@ -177,11 +177,11 @@ class AptTrial(Trial):
     def _candidate(self, name: str, version: Optional[str], sha256: Optional[str]) -> str:
         """The exact version in the new repository that matches the wanted one."""
         only = [f"Dir::Etc::SourceList={self._path(self._file())}", "Dir::Etc::SourceParts=/dev/null"]
-        options = [word for one in [*only, "Dir::State::status=/dev/null"] for word in ("-o", one)]
+        options = [word for option in [*only, "Dir::State::status=/dev/null"] for word in ("-o", option)]
         _code, out, _error = self._apt("apt-cache", "show", name, *options)
         stanzas = [dict(re.findall(r"^(\w+): (.*)", stanza, re.MULTILINE)) for stanza in out.split("\n\n")]
-        offered = {one["Version"]: one.get("SHA256", "none") for one in stanzas if one.get("Package") == name}
-        fitting = [found for found in offered if not version or satisfies(found, version)]
+        offered = {row["Version"]: row.get("SHA256", "none") for row in stanzas if row.get("Package") == name}
+        fitting = [other for other in offered if not version or satisfies(other, version)]
         if not fitting:
             raise Refused.because(
                 f"package {name}",
@@ -317,14 +317,14 @@ def _identity(conf: str) -> tuple[str, str]:
     """Name and version in a dkms.conf, which is a shell script; the directory's name where they are computed."""
     with open(conf, encoding="utf-8", errors="replace") as stream:
         text = stream.read()
-    found = dict(re.findall(r"""^PACKAGE_(NAME|VERSION)=["']?([^"'$\s]+)["']?\s*$""", text, re.MULTILINE))
+    named = dict(re.findall(r"""^PACKAGE_(NAME|VERSION)=["']?([^"'$\s]+)["']?\s*$""", text, re.MULTILINE))
     name, _dash, version = os.path.basename(os.path.dirname(conf)).rpartition("-")
-    return found.get("NAME", name), found.get("VERSION", version)
+    return named.get("NAME", name), named.get("VERSION", version)
 
 
 def _impossible(names: list[str], text: str) -> Refused:
     """Why packages cannot be installed: one that nobody has, or what the package manager says."""
-    missing = [next(filter(None, found)) for found in _MISSING.findall(text)]
+    missing = [next(filter(None, groups)) for groups in _MISSING.findall(text)]
     for name in missing:
         headers = re.match(r"(?:linux-headers|kernel(?:-\w+)?-devel)-(.*)", name)
         if headers:

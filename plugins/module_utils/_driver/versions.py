@@ -14,8 +14,8 @@ from itertools import zip_longest
 
 def compare(left: str, right: str) -> int:
     """Below zero when left is older, zero when equal, above zero when newer."""
-    for one, other in zip(_parts(left), _parts(right)):
-        order = _compare_part(one, other)
+    for part, other in zip(_parts(left), _parts(right)):
+        order = _compare_part(part, other)
         if order:
             return order
     return 0
@@ -34,9 +34,9 @@ def _parts(version: str) -> tuple[str, str, str]:
     return epoch, *((upstream, revision) if dash else (rest, "0"))
 
 
-def _compare_part(one: str, other: str) -> int:
+def _compare_part(part: str, other: str) -> int:
     """Alternating runs of non-digits and digits; `~` sorts before the end, letters before everything else."""
-    left, right = re.findall(r"([^0-9]*)([0-9]*)", one), re.findall(r"([^0-9]*)([0-9]*)", other)
+    left, right = re.findall(r"([^0-9]*)([0-9]*)", part), re.findall(r"([^0-9]*)([0-9]*)", other)
     for (text, number), (other_text, other_number) in zip_longest(left, right, fillvalue=("", "")):
         for char, other_char in zip_longest(text, other_text, fillvalue=""):
             order = _weight(char) - _weight(other_char)

@@ -69,12 +69,12 @@ def _next(tree: Tree) -> tuple[Optional[Entry], str]:
         if re.search(r"^\s*blscfg\b", text, re.MULTILINE):
             entries = [*_loader_entries(tree), *entries]
         wanted = _default(text, tree.read(f"{folder}/grubenv") or "")
-        found = _chosen(entries, wanted)
-        if found is None:
+        entry = _chosen(entries, wanted)
+        if entry is None:
             return None, f"{folder}/grub.cfg has no entry that could be read"
         return (
-            found,
-            f"{folder}/grub.cfg" if found.kernel else f"the default entry of {folder}/grub.cfg starts no Linux",
+            entry,
+            f"{folder}/grub.cfg" if entry.kernel else f"the default entry of {folder}/grub.cfg starts no Linux",
         )
     kernels = sorted(
         (name for name in tree.listdir("/boot") if name.startswith("vmlinuz-") and not name.endswith(".old")),
@@ -121,7 +121,7 @@ def _menu(text: str) -> list[Entry]:
 
 def _loader_entries(tree: Tree) -> list[Entry]:
     """The files below /boot/loader/entries, newest version first, as blscfg lists them."""
-    found = []
+    entries = []
     for name in sorted(tree.listdir(_ENTRIES), key=_order, reverse=True):
         if not name.endswith(".conf"):
             continue
@@ -134,8 +134,8 @@ def _loader_entries(tree: Tree) -> list[Entry]:
         images = tuple(word for word in said.get("initrd", ()) if not word.startswith("$"))
         kernel, version = (next(iter(said.get(key, ())), None) for key in ("linux", "version"))
         title = " ".join(said.get("title", ()))
-        found.append(Entry((name[: -len(".conf")], title), kernel, images, version))
-    return found
+        entries.append(Entry((name[: -len(".conf")], title), kernel, images, version))
+    return entries
 
 
 def _default(text: str, environment: str) -> str:
@@ -171,8 +171,8 @@ def _there(tree: Tree, path: str) -> bool:
 
 
 def _size(tree: Tree, path: str) -> int:
-    found = tree.stat(path)
-    return 0 if found is None else found.st_size
+    status = tree.stat(path)
+    return 0 if status is None else status.st_size
 
 
 def _order(name: str) -> list[tuple[int, int, str]]:

@@ -33,7 +33,7 @@ def info(tree: Tree, run: Callable) -> dict:
     names = {route.netdev for route in usable(tree) if route.default and route.network.version == 4}
     own = [(name, text) for name in sorted(names) for text in addresses.get(name, ()) if ":" not in text]
     name, address = own[0] if len(own) == 1 else ("", "")
-    found = {
+    firewall = {
         "tool": _tool(tree, run),
         "rules": [],
         "zones": {},
@@ -46,20 +46,20 @@ def info(tree: Tree, run: Callable) -> dict:
         "recorded": _recorded(tree),
         "installed": [tool for tool, program in ((UFW, "ufw"), (FIREWALLD, "firewall-cmd")) if programs.found(program)],
     }
-    if found["tool"] == UFW:
-        found["rules"] = ufw_rules(
-            "\n".join(tree.read(f"/etc/ufw/{one}") or "" for one in ("user.rules", "user6.rules"))
+    if firewall["tool"] == UFW:
+        firewall["rules"] = ufw_rules(
+            "\n".join(tree.read(f"/etc/ufw/{file}") or "" for file in ("user.rules", "user6.rules"))
         )
-        found["names_vrrp"] = _names_vrrp(run([programs.found("ufw"), "version"])[1])
-    elif found["tool"] == FIREWALLD:
+        firewall["names_vrrp"] = _names_vrrp(run([programs.found("ufw"), "version"])[1])
+    elif firewall["tool"] == FIREWALLD:
         command = programs.found("firewall-cmd")
-        found["default_zone"] = run([command, "--get-default-zone"])[1].strip()
-        found["zones"] = zones(run([command, "--get-active-zones"])[1])
-        for one in tree.listdir("/etc/firewalld/zones"):
-            if one.endswith(".xml"):
-                text = tree.read(f"/etc/firewalld/zones/{one}") or ""
-                found["rules"] += firewalld_rules(one[: -len(".xml")], text)
-    return found
+        firewall["default_zone"] = run([command, "--get-default-zone"])[1].strip()
+        firewall["zones"] = zones(run([command, "--get-active-zones"])[1])
+        for file in tree.listdir("/etc/firewalld/zones"):
+            if file.endswith(".xml"):
+                text = tree.read(f"/etc/firewalld/zones/{file}") or ""
+                firewall["rules"] += firewalld_rules(file[: -len(".xml")], text)
+    return firewall
 
 
 def _tool(tree: Tree, run: Callable) -> Optional[str]:
@@ -103,12 +103,12 @@ def _names_vrrp(said: str) -> bool:
 
 
 def ufw_rules(text: str) -> list[list[str]]:
-    found = []
+    rules = []
     for route, protocol, port, source in _TUPLE.findall(text):
         protocol, port = ("" if word == "any" else word for word in (protocol, port))
         kind = "route" if route else "port" if port else "protocol" if protocol else "trust"
-        found.append([kind, source, protocol, port.replace(":", "-"), ""])
-    return found
+        rules.append([kind, source, protocol, port.replace(":", "-"), ""])
+    return rules
 
 
 def firewalld_rules(zone: str, text: str) -> list[list[str]]:
@@ -117,27 +117,27 @@ def firewalld_rules(zone: str, text: str) -> list[list[str]]:
         top = ElementTree.fromstring(text)
     except ElementTree.ParseError:
         return []
-    found = [["trust", one.get("address") or "", "", "", zone] for one in top.findall("source")]
+    rules = [["trust", source.get("address") or "", "", "", zone] for source in top.findall("source")]
     for rule in top.findall("rule"):
         source, port, protocol = rule.find("source"), rule.find("port"), rule.find("protocol")
         if rule.find("accept") is None or source is None:
             continue
         address = source.get("address") or ""
         if port is not None:
-            found.append(["port", address, port.get("protocol") or "", port.get("port") or "", zone])
+            rules.append(["port", address, port.get("protocol") or "", port.get("port") or "", zone])
         elif protocol is not None:
-            found.append(["protocol", address, protocol.get("value") or "", "", zone])
-    return found
+            rules.append(["protocol", address, protocol.get("value") or "", "", zone])
+    return rules
 
 
 def zones(text: str) -> dict:
     """{zone: {interfaces, sources}} of `firewall-cmd --get-active-zones`."""
-    found: dict = {}
+    by_zone: dict = {}
     zone: dict = {}
     for line in text.splitlines():
         if line[:1].strip():
-            zone = found.setdefault(line.split()[0], {"interfaces": [], "sources": []})
+            zone = by_zone.setdefault(line.split()[0], {"interfaces": [], "sources": []})
         elif line.strip():
             key, _colon, values = line.strip().partition(":")
             zone[key] = values.split()
-    return found
+    return by_zone

@@ -78,11 +78,11 @@ def examine(
     unread = []
     for name in PROVIDERS:
         path = catalogue.path(name)
-        found = module_file.read(tree, path, run) if path else None
-        if path and found is None:
+        module = module_file.read(tree, path, run) if path else None
+        if path and module is None:
             unread.append(path)
-        elif found and SYMBOL in found.exports:
-            provider = {"module": name, "path": path, "crc": found.exports[SYMBOL]}
+        elif module and SYMBOL in module.exports:
+            provider = {"module": name, "path": path, "crc": module.exports[SYMBOL]}
             break
     return {
         "gpu": any(gpu["vendor"] == NVIDIA for gpu in facts["gpus"]),
@@ -142,9 +142,10 @@ def complete(facts: dict, tree: Tree, seams: Optional[Seams] = None, run: Option
     if any(gpu["vendor"] == NVIDIA for gpu in facts["gpus"]):
         known = facts if "driver" in facts else {**facts, **node_facts.gather(tree, seams, ["driver"])}
         gpudirect["evidence"] = examine(tree, known, seams, run if tree.live else None)
-        found = diagnose(gpudirect["evidence"])
-        if found.verdict in REFUSED:
-            gpudirect.update(mode=found.mode, verdict=found.sentence, action=found.action, peermem_loadable=False)
+        diagnosis = diagnose(gpudirect["evidence"])
+        if diagnosis.verdict in REFUSED:
+            gpudirect.update(mode=diagnosis.mode, verdict=diagnosis.sentence, action=diagnosis.action)
+            gpudirect["peermem_loadable"] = False
     return facts
 
 
@@ -173,9 +174,9 @@ def _in_memory(tree: Tree) -> Optional[bool]:
 
 def _legacy(tree: Tree, catalogue: Catalogue) -> list[str]:
     """Remains of nv_peer_mem, the pre-2021 module that conflicts with nvidia_peermem."""
-    found = [path for path in ("/etc/init.d/nv_peer_mem", "/etc/infiniband/nv_peer_mem.conf") if tree.exists(path)]
+    traces = [path for path in ("/etc/init.d/nv_peer_mem", "/etc/infiniband/nv_peer_mem.conf") if tree.exists(path)]
     path = catalogue.path(LEGACY)
-    return found + ([path] if path else [])
+    return traces + ([path] if path else [])
 
 
 def _build_tree(tree: Tree, kernel: str, architecture: str) -> Optional[dict[str, Any]]:
@@ -241,7 +242,7 @@ def diagnose(evidence: dict, policy: str = "auto") -> Diagnosis:
 def _peermem(evidence: dict, dmabuf: bool) -> Diagnosis:
     """What loading nvidia_peermem would do."""
     mode = "dmabuf" if dmabuf else "none"
-    peermem, provider, kernel = evidence["peermem"], evidence["provider"], evidence["kernel"]
+    peermem, kernel = evidence["peermem"], evidence["kernel"]
     rebuild = f"Rebuild the NVIDIA driver for kernel {kernel} (dkms remove and install nvidia, -k {kernel})"
     if peermem is None:
         return _say(
@@ -270,9 +271,15 @@ def _peermem(evidence: dict, dmabuf: bool) -> Diagnosis:
             if evidence["nvidia"]["loaded"]
             else f"{rebuild}.",
         )
-    tree = _tree_problem(evidence)
     if not peermem["wants_symbol"]:
-        return _stub(evidence, mode, rebuild, tree)
+        return _stub(evidence, mode, rebuild, _tree_problem(evidence))
+    return _symbol(evidence, mode, rebuild) or _outlook(evidence, mode)
+
+
+def _symbol(evidence: dict, mode: str, rebuild: str) -> Optional[Diagnosis]:
+    """What is wrong with the symbol that the module needs, on disk."""
+    peermem, provider, kernel = evidence["peermem"], evidence["provider"], evidence["kernel"]
+    path = peermem["path"]
     if provider is None:
         if evidence["unread"]:
             return _say("unknown", mode, f"{evidence['unread'][0]} cannot be read here.", "Install zstd and run again.")
@@ -284,27 +291,34 @@ def _peermem(evidence: dict, dmabuf: bool) -> Diagnosis:
             "Install the OFED driver again (driver_flavor: doca), or switch to dma-buf (open NVIDIA kernel modules).",
         )
     offered, wanted = provider["crc"], peermem["crc"]
-    if offered is not None and wanted is not None and offered != wanted:
-        evidence_lines = [
-            f"{path} needs {SYMBOL} with CRC {wanted:#010x}",
-            f"{provider['path']} exports it with CRC {offered:#010x}",
-        ]
-        if tree and evidence["build_tree"]["crc"] != offered:
-            return _say("wrong-tree", mode, *_wrong_tree(evidence, tree), evidence_lines)
-        return _say(
-            "crc-mismatch",
-            mode,
-            f"{path} was built against another RDMA stack than the one on disk: the CRCs of {SYMBOL} differ.",
-            f"{rebuild}; it then uses the symbols of the installed stack.",
-            evidence_lines,
-        )
+    if offered is None or wanted is None or offered == wanted:
+        return None
+    evidence_lines = [
+        f"{path} needs {SYMBOL} with CRC {wanted:#010x}",
+        f"{provider['path']} exports it with CRC {offered:#010x}",
+    ]
+    tree = _tree_problem(evidence)
+    if tree and evidence["build_tree"]["crc"] != offered:
+        return _say("wrong-tree", mode, *_wrong_tree(evidence, tree), evidence_lines)
+    return _say(
+        "crc-mismatch",
+        mode,
+        f"{path} was built against another RDMA stack than the one on disk: the CRCs of {SYMBOL} differ.",
+        f"{rebuild}; it then uses the symbols of the installed stack.",
+        evidence_lines,
+    )
+
+
+def _outlook(evidence: dict, mode: str) -> Diagnosis:
+    """What loading a module that matches the stack on disk would do."""
+    peermem, provider = evidence["peermem"], evidence["provider"]
     stale = evidence["loaded"]["ib_core"] and (evidence["in_memory"] is False or evidence["memory_agrees"] is False)
     if stale:
         seen = "does not export the symbol" if evidence["in_memory"] is False else "is not the one on disk"
         return _say(
             "stale-memory",
             mode,
-            f"On disk {path} and {provider['path']} match, but the RDMA stack in memory {seen}.",
+            f"On disk {peermem['path']} and {provider['path']} match, but the RDMA stack in memory {seen}.",
             "Reload the RDMA driver or reboot; nvidia_peermem then loads.",
         )
     if evidence["blocked_by"]:
@@ -315,7 +329,7 @@ def _peermem(evidence: dict, dmabuf: bool) -> Diagnosis:
             f"nvidia_peermem would load, but {entry['path']}:{entry['line']} says '{entry['text']}'.",
             "Remove that line.",
         )
-    unchecked = offered is None or wanted is None
+    unchecked = provider["crc"] is None or peermem["crc"] is None
     return _say(
         "ready",
         "peermem",

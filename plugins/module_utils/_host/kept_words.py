@@ -89,16 +89,16 @@ def modules(text: str) -> str:
 
 def unit(text: str) -> str:
     """A unit file or a manager's settings: sections, and the assignments that facts read."""
-    found = []
+    kept = []
     for line in text.replace("\\\n", " ").split("\n"):
         key, equals, value = line.strip().partition("=")
         words = value.split()
         if re.fullmatch(r"\[\w+\]", line.strip()):
-            found.append(line.strip())
+            kept.append(line.strip())
         elif equals and key.strip() in _ASSIGNMENTS:
             # The first word is the program; the rest may contain a token.
-            found.append(f"{key.strip()}={' '.join([*words[:1], *([REDACTED] if words[1:] else [])])}")
-    return "\n".join([*found, ""])
+            kept.append(f"{key.strip()}={' '.join([*words[:1], *([REDACTED] if words[1:] else [])])}")
+    return "\n".join([*kept, ""])
 
 
 def os_release(text: str) -> str:

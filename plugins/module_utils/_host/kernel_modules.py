@@ -95,40 +95,42 @@ def _peermem(facts: dict, wanted: dict, made: Plan) -> str:
             _advise(made, facts["gpudirect"]["verdict"], facts["gpudirect"]["action"])
         return NO
     evidence = facts["gpudirect"].get("evidence")
-    found = diagnose(evidence, choice) if evidence else None
-    if found and found.verdict in REFUSED:
+    diagnosis = diagnose(evidence, choice) if evidence else None
+    if diagnosis and diagnosis.verdict in REFUSED:
         if wanted.get("driver_changes"):
-            made.not_verified.append(f"{PEERMEM} cannot load as it is, but the driver changes first: {found.sentence}")
+            made.not_verified.append(
+                f"{PEERMEM} cannot load as it is, but the driver changes first: {diagnosis.sentence}"
+            )
         else:
-            _refuse_peermem(found, made)
+            _refuse_peermem(diagnosis, made)
         return NO
-    if found and found.verdict == "stale-memory":
-        made.not_applied.append(f"{PEERMEM} is loaded at the next boot, not now: {found.sentence}")
+    if diagnosis and diagnosis.verdict == "stale-memory":
+        made.not_applied.append(f"{PEERMEM} is loaded at the next boot, not now: {diagnosis.sentence}")
         return AT_BOOT
     if choice == "peermem":
-        if found and found.verdict in ("wrong-kernel", "version-mismatch"):
-            _refuse_peermem(found, made)
+        if diagnosis and diagnosis.verdict in ("wrong-kernel", "version-mismatch"):
+            _refuse_peermem(diagnosis, made)
             return NO
         return NOW
-    return _automatic(facts["gpudirect"], evidence, found, state, made)
+    return _automatic(facts["gpudirect"], evidence, diagnosis, state, made)
 
 
-def _automatic(gpudirect: dict, evidence: dict | None, found: Diagnosis | None, state: dict, made: Plan) -> str:
+def _automatic(gpudirect: dict, evidence: dict | None, diagnosis: Diagnosis | None, state: dict, made: Plan) -> str:
     """`auto`: loaded where it is needed and will load; anything else is reported, and the node works without it."""
-    if found is None or found.verdict == "unknown":
+    if diagnosis is None or diagnosis.verdict == "unknown":
         loadable = gpudirect["mode"] == "peermem" or gpudirect["peermem_loadable"]
     else:
-        loadable = found.verdict in ("loaded", "ready", "blocked") and evidence["nvidia"]["loaded"]
+        loadable = diagnosis.verdict in ("loaded", "ready", "blocked") and evidence["nvidia"]["loaded"]
     if loadable:
         if state.get("blocked_by"):
             made.notes.append(f"{PEERMEM} stays unloaded: {_where(state['blocked_by'][0])}")
             return NO
         return NOW
-    if found is None or found.verdict in ("unknown", "ready", "blocked"):
+    if diagnosis is None or diagnosis.verdict in ("unknown", "ready", "blocked"):
         if gpudirect["mode"] != "dmabuf":
             _advise(made, gpudirect["verdict"], gpudirect["action"])
     else:
-        _advise(made, found.sentence, found.action)
+        _advise(made, diagnosis.sentence, diagnosis.action)
     return NO
 
 
@@ -137,12 +139,12 @@ def _advise(made: Plan, sentence: str, action: str | None) -> None:
         made.notes.append(f"GPUDirect: {sentence} Next step: {action}")
 
 
-def _refuse_peermem(found: Diagnosis, made: Plan) -> None:
+def _refuse_peermem(diagnosis: Diagnosis, made: Plan) -> None:
     made.finding(
         f"module {PEERMEM}",
         "a module that can load",
-        f"{found.verdict}: {' '.join([found.sentence, *found.evidence])}",
-        f"{found.action} To continue without it, set kernel_modules_gpudirect: off",
+        f"{diagnosis.verdict}: {' '.join([diagnosis.sentence, *diagnosis.evidence])}",
+        f"{diagnosis.action} To continue without it, set kernel_modules_gpudirect: off",
     )
 
 

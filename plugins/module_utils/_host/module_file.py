@@ -53,25 +53,25 @@ def parse(data: bytes, path: str) -> Optional[ModuleFile]:
     order = ">" if data[5:6] == b"\x02" else "<"
     try:
         sections = _sections(data, order)
-        found = ModuleFile(path)
+        module = ModuleFile(path)
         by_name = {name: content for name, _type, _link, content in sections}
-        found.info = elf.information(by_name.get(b".modinfo", b""))
+        module.info = elf.information(by_name.get(b".modinfo", b""))
         crcs = {}
         for name, index, value in _symbols(sections, order):
             if index == _UNDEFINED and name:
-                found.imports[name] = None
+                module.imports[name] = None
             elif name.startswith("__ksymtab_"):
-                found.exports[name[len("__ksymtab_") :]] = None
+                module.exports[name[len("__ksymtab_") :]] = None
             elif name.startswith("__crc_"):
                 content = b"" if index == _ABSOLUTE else sections[index][3]
                 crcs[name[len("__crc_") :]] = (
                     value & 0xFFFFFFFF if index == _ABSOLUTE else struct.unpack_from(order + "I", content, value)[0]
                 )
-        found.exports.update({name: crc for name, crc in crcs.items() if name in found.exports})
-        found.imports.update(_versions(by_name.get(b"__versions", b""), order))
+        module.exports.update({name: crc for name, crc in crcs.items() if name in module.exports})
+        module.imports.update(_versions(by_name.get(b"__versions", b""), order))
     except (struct.error, IndexError):
         return None  # truncated: an incomplete copy
-    return found
+    return module
 
 
 def _versions(content: bytes, order: str) -> Iterator[tuple[str, int]]:
@@ -87,11 +87,11 @@ def _sections(data: bytes, order: str) -> list[tuple[bytes, int, int, bytes]]:
     size, count, strings = struct.unpack_from(order + "HHH", data, 0x3A)
     headers = [struct.unpack_from(order + "IIQQQQI", data, table + index * size) for index in range(count)]
     names = headers[strings]
-    found = []
+    sections = []
     for name, kind, _flags, _address, offset, length, link in headers:
         start = names[4] + name
-        found.append((data[start : data.index(b"\0", start)], kind, link, data[offset : offset + length]))
-    return found
+        sections.append((data[start : data.index(b"\0", start)], kind, link, data[offset : offset + length]))
+    return sections
 
 
 def _symbols(sections: list[tuple[bytes, int, int, bytes]], order: str) -> Iterator[tuple[str, int, int]]:
@@ -112,12 +112,12 @@ def _unpacked(data: bytes, path: str, run: Optional[Callable[[list[str]], bytes]
 
 def symvers(text: str) -> dict[str, tuple[int, str]]:
     """{symbol: (CRC, module)} of a Module.symvers."""
-    found = {}
+    symbols = {}
     for line in text.splitlines():
         part = line.split("\t")
         if len(part) >= 3:
             try:
-                found[part[1]] = (int(part[0], 16), part[2])
+                symbols[part[1]] = (int(part[0], 16), part[2])
             except ValueError:
                 continue
-    return found
+    return symbols

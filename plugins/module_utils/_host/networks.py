@@ -27,18 +27,18 @@ def network_info(tree: Tree, directory: str) -> dict:
 
 def netdevs(tree: Tree) -> dict:
     network = Network(tree, Seams.of(tree))
-    found = {}
+    known = {}
     for name in network.names():
         netdev = network.netdev(name)
         if netdev:
-            found[name] = {key: netdev[key] for key in ("mtu", "type", "addresses", "default_route", "management")}
+            known[name] = {key: netdev[key] for key in ("mtu", "type", "addresses", "default_route", "management")}
             index = tree.read(f"/sys/class/net/{name}/ifindex")
-            found[name]["index"] = int(index) if index else None
+            known[name]["index"] = int(index) if index else None
             device = tree.target(f"/sys/class/net/{name}/device") or ""
-            found[name]["pci"] = device if pci.ADDRESS.match(device) else None
-            if isinstance(found[name]["addresses"], str):
-                found[name]["addresses"] = []
-    return found
+            known[name]["pci"] = device if pci.ADDRESS.match(device) else None
+            if isinstance(known[name]["addresses"], str):
+                known[name]["addresses"] = []
+    return known
 
 
 def routes(tree: Tree) -> list[dict]:

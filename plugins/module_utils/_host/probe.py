@@ -92,8 +92,8 @@ def char_devices(user: str, directory: str = "/dev/infiniband") -> dict[str, dic
         names = sorted(os.listdir(directory))
     except OSError:
         return {}
-    found = {name: _char_device(os.path.join(directory, name), user) for name in names}
-    return {name: device for name, device in found.items() if device}
+    devices = {name: _char_device(os.path.join(directory, name), user) for name in names}
+    return {name: device for name, device in devices.items() if device}
 
 
 def _char_device(path: str, user: str) -> dict | None:
@@ -137,19 +137,19 @@ def memlock(states: dict, services: list[str], user: str) -> dict:
 
     states: limits.services of the node's facts.
     """
-    answers, found = {}, {}
+    answers, limits = {}, {}
     for service in services:
         state = states.get(service) or {}
         limit = state.get("memlock")
         if not state.get("exists") or limit is None:
             continue
         if str(limit).startswith("unknown"):
-            found[service] = {"locked": 0, "error": None, "reason": limit}
+            limits[service] = {"locked": 0, "error": None, "reason": limit}
             continue
         if limit not in answers:
             answers[limit] = lock_memory(limit, user)
-        found[service] = answers[limit]
-    return found
+        limits[service] = answers[limit]
+    return limits
 
 
 def probe(facts: dict, services: list[str], user: str, root: str = "/") -> dict:

@@ -90,16 +90,15 @@ by_address() {
 """
 
 
-def plan(facts: dict, wanted: dict, root: str = "/", protected: dict | None = None) -> Plan:
-    """wanted: settings (items pci|mac, mtu, up). protected: {netdev: why it must not be touched}."""
+def plan(facts: dict, wanted: dict, root: str = "/") -> Plan:
+    """wanted: settings (items pci|mac, mtu, up)."""
     made = Plan()
     settings = [_normal(setting) for setting in wanted["settings"]]
-    protected = {**_default_route(facts), **(protected or {})}
     chosen = []
     for setting in settings:
         netdev = _find(facts, setting, made)
         if netdev:
-            _guard(setting, netdev, protected, made)
+            _refuse_management(setting, netdev, made)
             chosen.append((setting, netdev))
     _refuse_twice(chosen, made)
     if made.findings:
@@ -152,12 +151,12 @@ def _key(setting: dict) -> str:
 
 def _netdevs(facts: dict) -> list[tuple[str, dict]]:
     """(PCI address, netdev) of every NIC of an HCA, each once: no sub-function's interface and no IPoIB child."""
-    found = {}
+    by_name = {}
     for hca in facts["hcas"]:
         for netdev in hca["netdevs"] if hca.get("function") != "sf" else ():
             if not netdev.get("parent"):
-                found[netdev["name"]] = ((hca["pci"] or {}).get("address", ""), netdev)
-    return [found[name] for name in sorted(found)]
+                by_name[netdev["name"]] = ((hca["pci"] or {}).get("address", ""), netdev)
+    return [by_name[name] for name in sorted(by_name)]
 
 
 def _find(facts: dict, setting: dict, made: Plan) -> dict | None:
@@ -189,25 +188,14 @@ def _find(facts: dict, setting: dict, made: Plan) -> dict | None:
     return None
 
 
-def _default_route(facts: dict) -> dict:
-    return {
-        netdev["name"]: f"it carries {netdev.get('management') or 'the default route'}"
-        for _hca, netdev in _netdevs(facts)
-        if netdev["default_route"] or netdev.get("management")
-    }
-
-
-def _guard(setting: dict, netdev: dict, protected: dict, made: Plan) -> None:
-    for name in (netdev["name"], netdev["master"]):
-        if name in protected:
-            via = f" through {name}" if name != netdev["name"] else ""
-            made.finding(
-                f"NIC {netdev['name']} ({_key(setting)})",
-                "a NIC that node management does not depend on",
-                f"{protected[name]}{via}",
-                "set its MTU where the node's network is configured, and remove it from rail_links_settings",
-            )
-            return
+def _refuse_management(setting: dict, netdev: dict, made: Plan) -> None:
+    if netdev["management"]:
+        made.finding(
+            f"NIC {netdev['name']} ({_key(setting)})",
+            "a NIC that node management does not depend on",
+            f"{netdev['name']} carries {netdev['management']}",
+            "set its MTU where the node's network is configured, and remove it from rail_links_settings",
+        )
 
 
 def _refuse_twice(chosen: list[tuple[dict, dict]], made: Plan) -> None:

@@ -31,21 +31,21 @@ def listen(ports: list[dict], seconds: float) -> dict:
     that is taken answers by itself.
     """
     sockets, deaf = [], {}
-    for one in ports:
-        made = socket.socket(_family(one["address"]), _STREAM[one["protocol"]])
+    for port in ports:
+        listening = socket.socket(_family(port["address"]), _STREAM[port["protocol"]])
         try:
-            made.bind((one["address"], one["port"]))
-            if one["protocol"] == "tcp":
-                made.listen(128)
-            made.setblocking(False)
-            sockets.append(made)
+            listening.bind((port["address"], port["port"]))
+            if port["protocol"] == "tcp":
+                listening.listen(128)
+            listening.setblocking(False)
+            sockets.append(listening)
         except OSError as error:
-            made.close()
+            listening.close()
             if error.errno != errno.EADDRINUSE:
-                deaf[f"{one['port']}/{one['protocol']}"] = error.strerror or str(error)
+                deaf[f"{port['port']}/{port['protocol']}"] = error.strerror or str(error)
     listener = _background(sockets, seconds) if sockets else None
-    for made in sockets:
-        made.close()
+    for listening in sockets:
+        listening.close()
     return {"listener": listener, "deaf": deaf}
 
 
@@ -58,7 +58,7 @@ def _background(sockets: list[socket.socket], seconds: float) -> dict:
             os.setsid()
             if os.fork() == 0:
                 os.write(writing, str(os.getpid()).encode())
-                _only({one.fileno() for one in sockets})
+                _only({listening.fileno() for listening in sockets})
                 _answer(sockets, time.monotonic() + seconds)
         finally:
             os._exit(0)
@@ -83,8 +83,8 @@ def _only(keep: set[int]) -> None:
 
 def _answer(sockets: list[socket.socket], until: float) -> None:
     with selectors.DefaultSelector() as waiting:
-        for one in sockets:
-            waiting.register(one, selectors.EVENT_READ)
+        for listening in sockets:
+            waiting.register(listening, selectors.EVENT_READ)
         while (left := until - time.monotonic()) > 0:
             for key, _events in waiting.select(left):
                 try:
@@ -117,9 +117,9 @@ def ask(questions: list[dict], seconds: float) -> list[dict]:
     states: list = [None] * len(questions)
     until, again = time.monotonic() + seconds, 0.0
     with selectors.DefaultSelector() as waiting:
-        for number, one in enumerate(questions):
+        for number, question in enumerate(questions):
             try:
-                _open(waiting, number, one)
+                _open(waiting, number, question)
             except OSError as error:
                 states[number] = _state(error)
         while None in states and time.monotonic() < until:
@@ -136,48 +136,50 @@ def ask(questions: list[dict], seconds: float) -> list[dict]:
         for key in list(waiting.get_map().values()):
             key.fileobj.close()
     return [
-        {**one, "state": state[0], "why": state[1]}
-        for one, state in zip(questions, (state or (SILENT, f"no answer within {seconds:g} s") for state in states))
+        {**question, "state": state[0], "why": state[1]}
+        for question, state in zip(
+            questions, (state or (SILENT, f"no answer within {seconds:g} s") for state in states)
+        )
     ]
 
 
-def _open(waiting: selectors.BaseSelector, number: int, one: dict) -> None:
-    family = _family(one["address"])
-    if one["protocol"] == "ping":
+def _open(waiting: selectors.BaseSelector, number: int, question: dict) -> None:
+    family = _family(question["address"])
+    if question["protocol"] == "ping":
         protocol = socket.getprotobyname("ipv6-icmp" if family == socket.AF_INET6 else "icmp")
-        made = socket.socket(family, socket.SOCK_RAW, protocol)
+        asking = socket.socket(family, socket.SOCK_RAW, protocol)
     else:
-        made = socket.socket(family, _STREAM[one["protocol"]])
-    made.setblocking(False)
-    code = made.connect_ex((one["address"], 0 if one["protocol"] == "ping" else one["port"]))
+        asking = socket.socket(family, _STREAM[question["protocol"]])
+    asking.setblocking(False)
+    code = asking.connect_ex((question["address"], 0 if question["protocol"] == "ping" else question["port"]))
     if code not in (0, errno.EINPROGRESS):
-        made.close()
+        asking.close()
         raise OSError(code, os.strerror(code))
-    waiting.register(made, selectors.EVENT_WRITE if one["protocol"] == "tcp" else selectors.EVENT_READ, number)
+    waiting.register(asking, selectors.EVENT_WRITE if question["protocol"] == "tcp" else selectors.EVENT_READ, number)
 
 
-def _send(key: selectors.SelectorKey, one: dict, states: list) -> None:
-    if one["protocol"] == "tcp":
+def _send(key: selectors.SelectorKey, question: dict, states: list) -> None:
+    if question["protocol"] == "tcp":
         return
     try:
-        key.fileobj.send(_HELLO if one["protocol"] == "udp" else _echo(key.fileobj.family, key.data))
+        key.fileobj.send(_HELLO if question["protocol"] == "udp" else _echo(key.fileobj.family, key.data))
     except OSError as error:
         states[key.data] = states[key.data] or _state(error)
 
 
-def _heard(made: socket.socket, one: dict, number: int) -> Optional[tuple[str, str]]:
+def _heard(asking: socket.socket, question: dict, number: int) -> Optional[tuple[str, str]]:
     """What a socket that is ready says; None where that is no answer."""
-    if one["protocol"] == "tcp":
-        code = made.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    if question["protocol"] == "tcp":
+        code = asking.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         return _state(OSError(code, os.strerror(code))) if code else (ANSWERED, "")
     try:
-        data = made.recv(2048)
+        data = asking.recv(2048)
     except OSError as error:
         return _state(error)
-    if one["protocol"] == "udp":
+    if question["protocol"] == "udp":
         return (ANSWERED, "") if data == _HELLO else None
-    data = data if made.family == socket.AF_INET6 else data[(data[0] & 15) * 4 :]
-    wanted = 129 if made.family == socket.AF_INET6 else 0
+    data = data if asking.family == socket.AF_INET6 else data[(data[0] & 15) * 4 :]
+    wanted = 129 if asking.family == socket.AF_INET6 else 0
     mine = struct.pack("!HH", os.getpid() & 0xFFFF, number & 0xFFFF)
     return (ANSWERED, "") if data[:1] == bytes([wanted]) and data[4:8] == mine else None
 

@@ -256,18 +256,18 @@ def _telling(name):
 
 def _private_names(fixture):
     """{name: replacement} of network namespaces (netns/NAME) and of units (NAME.service) that no distribution ships."""
-    found = {}
+    stand_ins = {}
     files = {path: _decoded(data) for path, data in fixture["files"].items()}
     for line in "\n".join(files.get(path, "") for path in ("/proc/1/mountinfo", "/proc/self/mountinfo")).splitlines():
         name = re.search(r" net:\[\d+\] \S*/(netns/(?!cni-[0-9a-f])\S+)", line)
         if name:
-            found.setdefault(name.group(1), f"netns/ns-{len(found) + 1}")
+            stand_ins.setdefault(name.group(1), f"netns/ns-{len(stand_ins) + 1}")
     for path in sorted(path for path in files if re.match(r"^/proc/\d+/cgroup$", path)):
         for unit in re.split(r"[/\n]", files[path]):
             name, _dot, kind = unit.rpartition(".")
             if kind in ("service", "scope", "slice") and unit not in netns.SHORT_LIVED and not _KNOWN.match(name):
-                found.setdefault(unit, f"unit-{len(found) + 1}.{kind}")
-    return found
+                stand_ins.setdefault(unit, f"unit-{len(stand_ins) + 1}.{kind}")
+    return stand_ins
 
 
 def _texts(value):

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import json
 
+from .._core.change import Change, Plan
 from .._device_plugin import dra
-from .kubectl import Kubectl, KubectlError, parse_items
+from .kubectl import Kubectl, KubectlError, Unreachable, last_words, parse_items
 from .objects import unknown_types
 
 GROUP = "resource.k8s.io"
@@ -124,7 +125,7 @@ def _devices(item: dict):
             "pool": spec["pool"]["name"],
             "name": device["name"],
             "attributes": attributes,
-            "taints": [f"{one['key']}:{one['effect']}" for one in device.get("taints") or []],
+            "taints": [f"{taint['key']}:{taint['effect']}" for taint in device.get("taints") or []],
         }
 
 
@@ -132,13 +133,13 @@ def claim(item: dict) -> dict:
     """namespace, name, pods (that hold it), devices (driver, pool, device, request) of a ResourceClaim."""
     status = item.get("status") or {}
     allocated = ((status.get("allocation") or {}).get("devices") or {}).get("results") or []
-    owners = [one["name"] for one in item["metadata"].get("ownerReferences") or [] if one["kind"] == "Pod"]
+    owners = [owner["name"] for owner in item["metadata"].get("ownerReferences") or [] if owner["kind"] == "Pod"]
     return {
         "namespace": item["metadata"]["namespace"],
         "name": item["metadata"]["name"],
         "of": owners,
-        "pods": sorted(one["name"] for one in status.get("reservedFor") or [] if one.get("resource") == "pods"),
-        "devices": [{key: one.get(key) for key in ("request", "driver", "pool", "device")} for one in allocated],
+        "pods": sorted(user["name"] for user in status.get("reservedFor") or [] if user.get("resource") == "pods"),
+        "devices": [{key: result.get(key) for key in ("request", "driver", "pool", "device")} for result in allocated],
     }
 
 
@@ -147,86 +148,108 @@ def attribute(device: dict, name: str):
     return device["attributes"].get(f"{dra.DRIVER}/{name}")
 
 
-def ours(found: dict, node: str) -> list[dict]:
+def ours(cluster: dict, node: str) -> list[dict]:
     """The devices that our plugin publishes for a node."""
-    return [one for one in found["devices"] if one["driver"] == dra.DRIVER and one["node"] == node]
+    return [device for device in cluster["devices"] if device["driver"] == dra.DRIVER and device["node"] == node]
 
 
-def hcas(found: dict, node: str) -> list[dict]:
+def hcas(cluster: dict, node: str) -> list[dict]:
     """The HCAs that a node offers over DRA: hca, rail, class (of its rail, None where there is none), devices (how many
     stand for it), taints.
     """
-    made: dict = {}
-    for device in ours(found, node):
+    offered: dict = {}
+    for device in ours(cluster, node):
         rail = attribute(device, "rail")
         name = None if rail is None else dra.class_of(rail)
-        one = made.setdefault(
+        hca = offered.setdefault(
             (attribute(device, "name") or device["name"], rail),
             {
                 "hca": attribute(device, "name") or device["name"],
                 "rail": rail,
-                "class": name if name in found["classes"] else None,
+                "class": name if name in cluster["classes"] else None,
                 "devices": 0,
                 "taints": [],
             },
         )
-        one["devices"] += 1
-        one["taints"] = list(dict.fromkeys([*one["taints"], *device["taints"]]))
-    return list(made.values())
+        hca["devices"] += 1
+        hca["taints"] = list(dict.fromkeys([*hca["taints"], *device["taints"]]))
+    return list(offered.values())
 
 
-def neighbours(found: dict, node: str) -> list[dict]:
+def neighbours(cluster: dict, node: str) -> list[dict]:
     """Devices of other drivers on a node that say at which PCIe root they are: GPUs with a driver for DRA."""
     return [
-        one
-        for one in found["devices"]
-        if one["driver"] != dra.DRIVER and one["node"] == node and dra.PCIE_ROOT in one["attributes"]
+        device
+        for device in cluster["devices"]
+        if device["driver"] != dra.DRIVER and device["node"] == node and dra.PCIE_ROOT in device["attributes"]
     ]
 
 
-def device_of(found: dict, result: dict) -> dict | None:
+def device_of(cluster: dict, result: dict) -> dict | None:
     """The published device of an allocation; None where it is published no longer."""
     key = (result["driver"], result["pool"], result["device"])
-    return next((one for one in found["devices"] if (one["driver"], one["pool"], one["name"]) == key), None)
+    return next(
+        (device for device in cluster["devices"] if (device["driver"], device["pool"], device["name"]) == key), None
+    )
 
 
-def held(found: dict) -> dict[str, list[dict]]:
+def held(cluster: dict) -> dict[str, list[dict]]:
     """{node: claims on its HCAs}: claim (namespace/name), pods, hca, rail, device."""
-    devices = {(one["driver"], one["pool"], one["name"]): one for one in reversed(found["devices"])}
-    made: dict[str, list[dict]] = {}
-    for one in found["claims"]:
-        for result in one["devices"]:
+    devices = {(device["driver"], device["pool"], device["name"]): device for device in reversed(cluster["devices"])}
+    by_node: dict[str, list[dict]] = {}
+    for claimed in cluster["claims"]:
+        for result in claimed["devices"]:
             key = (result["driver"], result["pool"], result["device"])
             device = devices.get(key) if result["driver"] == dra.DRIVER else None
             if device:
-                made.setdefault(device["node"], []).append(
+                by_node.setdefault(device["node"], []).append(
                     {
-                        "claim": f"{one['namespace']}/{one['name']}",
-                        "pods": one["pods"],
+                        "claim": f"{claimed['namespace']}/{claimed['name']}",
+                        "pods": claimed["pods"],
                         "hca": attribute(device, "name"),
                         "rail": attribute(device, "rail"),
                         "device": device["name"],
                     }
                 )
-    return {node: sorted(claims, key=lambda item: (item["claim"], item["device"])) for node, claims in made.items()}
+    return {node: sorted(claims, key=lambda item: (item["claim"], item["device"])) for node, claims in by_node.items()}
 
 
-def left_slices(kubectl: Kubectl, nodes: list[str]) -> list[str]:
-    """The names of our slices of these nodes; none where the API server has no such type."""
-    try:
-        found = kubectl.items(TYPES[1])
-    except KubectlError as refused:
-        if unknown_types(refused.reason):
-            return []
-        raise
-    return sorted(
-        item["metadata"]["name"]
-        for item in found
-        if item["spec"]["driver"] == dra.DRIVER and item["spec"].get("nodeName") in nodes
-    )
+class Slices:
+    """What our plugin has published for a node. The scheduler gives it out for as long as it exists."""
+
+    def __init__(self, kubectl: Kubectl, node: str):
+        self._kubectl, self._node = kubectl, node
+
+    def read(self) -> dict:
+        """slices (names), down (why no API server responds, or None)."""
+        try:
+            items = self._kubectl.items(TYPES[1])
+        except Unreachable as silent:
+            return {"slices": [], "down": last_words(silent.reason)}
+        except KubectlError as refused:
+            if not unknown_types(refused.reason):
+                raise
+            items = []
+        own = [item for item in items if item["spec"]["driver"] == dra.DRIVER]
+        names = [item["metadata"]["name"] for item in own if item["spec"].get("nodeName") == self._node]
+        return {"slices": sorted(names), "down": None}
+
+    def apply(self, changes: list[Change]):
+        for change in changes:
+            name = change.object.split()[1]
+            code, out, error = self._kubectl.run_retrying("delete", TYPES[1], name, "--ignore-not-found")
+            if code:
+                raise KubectlError(f"{change.object} deleted", error or out)
+            yield change
 
 
-def remove_slice(kubectl: Kubectl, name: str) -> None:
-    code, out, error = kubectl.run_retrying("delete", TYPES[1], name, "--ignore-not-found")
-    if code:
-        raise KubectlError(f"ResourceSlice {name} deleted", error or out)
+def plan_withdrawal(state: dict) -> Plan:
+    """state: see Slices.read()."""
+    decided = Plan()
+    for name in state["slices"]:
+        decided.change(f"ResourceSlice {name}", "delete", "present", "")
+    if state["down"]:
+        decided.not_verified.append(
+            f"whether ResourceSlices of the nodes are left: no API server responds ({state['down']})"
+        )
+    return decided

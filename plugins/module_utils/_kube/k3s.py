@@ -25,13 +25,13 @@ def state(
     kubectl: Sequence[str] = OF_K3S,
 ) -> dict:
     """What the module k3s_info returns: see its documentation. run: as AnsibleModule.run_command. Raises OSError."""
-    found = k3s_state.node(root, run)
+    node = k3s_state.node(root, run)
     if shared_address and not root.rstrip("/"):
-        found["shared"] = neighbour.shared(shared_address, run)
-    serving = found["services"]["k3s"]["active"]
+        node["shared"] = neighbour.shared(shared_address, run)
+    serving = node["services"]["k3s"]["active"]
     client = Kubectl(kubectl, limit=PATIENCE)
-    found["namespaces"] = refused_namespaces(client, tests_namespace) if tests_namespace and serving else []
-    return found
+    node["namespaces"] = refused_namespaces(client, tests_namespace) if tests_namespace and serving else []
+    return node
 
 
 def refused_namespaces(kubectl: Kubectl, name: str) -> list[dict]:

@@ -49,8 +49,8 @@ class Node:
             if "NotFound" not in refused.reason:
                 raise
             step = "use the name that kubectl get nodes shows (role driver: driver_drain_node) and run again"
-            found = last_words(refused.reason)
-            raise Refused.because(f"node {self._name}", "a node of the cluster", found, step) from None
+            said = last_words(refused.reason)
+            raise Refused.because(f"node {self._name}", "a node of the cluster", said, step) from None
         cordoned = bool(node["spec"].get("unschedulable"))
         marked = MARK in (node["metadata"].get("annotations") or {})
         return {

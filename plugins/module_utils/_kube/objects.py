@@ -158,9 +158,9 @@ def unknown_types(text: str) -> set[str]:
     return set(re.findall(r"doesn't have a resource type \"([^\"]+)\"", text))
 
 
-def by_key(wanted: list[dict], found: Iterable[dict]) -> dict[Key, dict]:
+def by_key(wanted: list[dict], live: Iterable[dict]) -> dict[Key, dict]:
     """{key of the wanted object: the found one}; an object without a namespace may be found in the default one."""
-    there = {Key.of(item): item for item in found}
+    there = {Key.of(item): item for item in live}
     matched = {}
     for item in wanted:
         key = Key.of(item)
@@ -237,8 +237,8 @@ def _plan_part(state: dict, part: dict) -> Plan:
 
 def _joined(plans: list[Plan]) -> Plan:
     joined = Plan()
-    for one in plans:
-        for name, rows in vars(one).items():
+    for plan in plans:
+        for name, rows in vars(plan).items():
             getattr(joined, name).extend(rows)
     return joined
 
@@ -351,9 +351,9 @@ def _difference(change: Change) -> Finding:
         return Finding(change.object, "absent: no role creates it any longer", "present", _SYNC)
     if not change.before:
         return Finding(change.object, "present", "absent", _SYNC)
-    found = list(_fields(json.loads(change.before), json.loads(change.after)))
-    more = f"; {len(found) - _FIELDS_NAMED} more fields" if len(found) > _FIELDS_NAMED else ""
-    named = found[:_FIELDS_NAMED]
+    fields = list(_fields(json.loads(change.before), json.loads(change.after)))
+    more = f"; {len(fields) - _FIELDS_NAMED} more fields" if len(fields) > _FIELDS_NAMED else ""
+    named = fields[:_FIELDS_NAMED]
     return Finding(
         change.object,
         "; ".join(f"{path} {wanted}" for path, wanted, _seen in named) + more,
@@ -370,8 +370,8 @@ def _fields(seen, wanted, path: str = "") -> Iterable[tuple[str, str, str]]:
         for name in sorted({*seen, *wanted}):
             yield from _fields(seen.get(name, _ABSENT), wanted.get(name, _ABSENT), f"{path}.{name}".lstrip("."))
     elif isinstance(seen, list) and isinstance(wanted, list) and len(seen) == len(wanted):
-        for number, (one, other) in enumerate(zip(seen, wanted)):
-            yield from _fields(one, other, f"{path}[{number}]")
+        for number, (there, other) in enumerate(zip(seen, wanted)):
+            yield from _fields(there, other, f"{path}[{number}]")
     else:
         yield path, _value(wanted), _value(seen)
 

@@ -40,10 +40,10 @@ def has_set(item: dict, *path: str) -> bool:
     """Whether we were the last to set a field, such as ("spec", "replicas"); whoever unsets it ends that."""
     keys = [f"f:{name}" for name in path]
     for entry in item["metadata"].get("managedFields") or []:
-        found = entry.get("fieldsV1") or {}
+        fields = entry.get("fieldsV1") or {}
         for key in keys:
-            found = found.get(key) if isinstance(found, dict) else None
-        if entry.get("manager") == MANAGER and found is not None:
+            fields = fields.get(key) if isinstance(fields, dict) else None
+        if entry.get("manager") == MANAGER and fields is not None:
             return True
     return False
 
@@ -56,11 +56,11 @@ def ours(item: dict, owner: str) -> bool:
 def tests_namespace(kubectl: Kubectl, name: str) -> bool:
     """Whether the namespace of test pods exists; Refused where it is not ours to use, empty and delete."""
     # A list, which is printed even of nothing: half an answer is not taken for an absence.
-    found = kubectl.items("namespaces", f"--field-selector=metadata.name={name}", SHOW)
-    refused = [foreign_namespace(item) for item in found if not ours(item, TESTS)]
+    namespaces = kubectl.items("namespaces", f"--field-selector=metadata.name={name}", SHOW)
+    refused = [foreign_namespace(item) for item in namespaces if not ours(item, TESTS)]
     if refused:
         raise Refused(refused)
-    return bool(found)
+    return bool(namespaces)
 
 
 def foreign_namespace(item: dict) -> Finding:

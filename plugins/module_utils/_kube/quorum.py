@@ -44,13 +44,13 @@ def etcd(tree: Tree, fetch: Fetch = fetch) -> Optional[dict]:
     config = tree.read(ETCD_CONFIG)
     if config is None:
         return None
-    found = re.search(r"^listen-metrics-urls:\s*[\"']?(https?://[^,\"'\s]+)", config, re.MULTILINE)
-    if not found:
+    listens = re.search(r"^listen-metrics-urls:\s*[\"']?(https?://[^,\"'\s]+)", config, re.MULTILINE)
+    if not listens:
         return {"error": f"{ETCD_CONFIG} has no listen-metrics-urls"}
     try:
-        text = fetch(f"{found[1]}/metrics")
+        text = fetch(f"{listens[1]}/metrics")
     except (OSError, ValueError, http.client.HTTPException) as error:
-        return {"error": f"{found[1]} does not answer: {error}"}
+        return {"error": f"{listens[1]} does not answer: {error}"}
     rows = [(kind, remote) for kind, _local, remote, value in _GAUGE.findall(text) if float(value) > 0]
     itself = {local for _kind, local, _remote, _value in _GAUGE.findall(text)}
     members = {kind: {remote for which, remote in rows if which == kind} for kind in ("known", "active")}
@@ -66,18 +66,18 @@ def against(nodes: list[dict], etcd: Optional[dict], name: str, left: str = "", 
 
     left: the boot that the node is to have left. ready: whether it has to be Ready.
     """
-    found = _own(nodes, name, left, ready)
+    findings = _own(nodes, name, left, ready)
     for node in nodes:
         meta, conditions = node["metadata"], _conditions(node)
         if not set(_SERVER) & set(meta.get("labels") or {}):
             continue
         # Not Ready is no reason as such: before the pod network no node is, and a kubelet that says so is there.
         if conditions.get("Ready") == "Unknown":
-            found.append(Finding(f"server {meta['name']}", "a kubelet that reports", "no report for a while", _BACK))
+            findings.append(Finding(f"server {meta['name']}", "a kubelet that reports", "no report for a while", _BACK))
         # k3s has it for each member.
         if conditions.get("EtcdIsVoter", "True") != "True":
-            found.append(Finding(f"server {meta['name']}", "a voting member of etcd", "not one now", _BACK))
-    return found + _etcd(nodes, etcd)
+            findings.append(Finding(f"server {meta['name']}", "a voting member of etcd", "not one now", _BACK))
+    return findings + _etcd(nodes, etcd)
 
 
 def _own(nodes: list[dict], name: str, left: str, ready: bool) -> list[Finding]:

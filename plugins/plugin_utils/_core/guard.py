@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpufabric founders
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The guard of action plugins: what module_utils._core.guard is for modules, and no variable from a node's facts.
+"""The ends of action plugins: what change.reported() is for modules, and no variable from a node's facts.
 
 PRIVATE to the collection. Ansible makes variables of all that any module on a node answers as facts, above those of the
 inventory and the defaults: a node that somebody else controls could choose files of the controller by them.
@@ -12,13 +12,11 @@ from __future__ import annotations
 import functools
 import pathlib
 
-from ansible.errors import AnsibleError
+from ansible.errors import AnsibleActionFail, AnsibleError
 
-from ...module_utils._core.change import Finding, Refused
-from ...module_utils._core.guard import CHANGING, unexpected
+from ...module_utils._core.change import Finding, Refused, failure, unforeseen
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
-MODULES = ROOT / "plugins/modules"
 _PREFIXES = ("__", *sorted(f"{path.stem}_" for place in ("roles", "playbooks") for path in (ROOT / place).iterdir()))
 _NAMES = frozenset({"cluster", "policy_files", "policy_dest", "policy_hosts"})
 
@@ -33,10 +31,11 @@ def guarded(run):
             return run(self, tmp, task_vars)
         except AnsibleError:
             raise
-        except Exception as error:  # noqa: BLE001 - that is what it is for
-            name = self._task.action.rpartition(".")[2]
-            changing = CHANGING in (MODULES / f"{name}.py").read_text(encoding="utf-8") and not self._task.check_mode
-            return {"failed": True, **unexpected(f"action {name}", error, changing)}
+        except Refused as refused:
+            return {"failed": True, **failure(refused)}
+        except Exception as error:
+            told = unforeseen(f"action {self._task.action.rpartition('.')[2]}", error)
+            raise AnsibleActionFail(told["msg"], result=told) from error
 
     return typed
 

@@ -82,7 +82,7 @@ class Rendered:
         node = {"name": "node1", "addresses": [], "capacity": dict.fromkeys(resources, 1)}
         host = {**self.node, "host": "node1"}
         networks = self.networks if networks is None else networks
-        served = pods.network_rails(host, node, networks)
+        served = pods.rails_of(host, node, networks)
         return pods.manifest(pods._pod(kind, host, node, served), "rdma-verification", {"image": "image", "mounts": {}})
 
 

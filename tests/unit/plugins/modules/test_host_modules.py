@@ -14,6 +14,8 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host import kernel_modules as host_kernel_modules
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree, gpudirect, modules, paths
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.management import uses
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
 from ansible_collections.gpufabric.rdma.plugins.modules import (
     initramfs,
     kernel_modules,
@@ -299,7 +301,8 @@ def test_what_the_default_route_stands_on_is_protected(tmp_path, file, text, kep
         (tmp_path / "sys/class/net" / path).mkdir(parents=True)
     (tmp_path / "proc/net").mkdir(parents=True)
     (tmp_path / "proc/net" / file).write_text(text)
-    assert sorted(rail_links.protected(str(tmp_path))) == kept
+    tree = Tree(str(tmp_path))
+    assert sorted(uses(tree, Seams.of(tree))) == kept
 
 
 def test_the_ssh_session_is_found_through_the_parents_that_sudo_keeps(monkeypatch):

@@ -71,6 +71,16 @@ def ids(objects, count=1, files=None, **cluster):
         ({"cniVersion": "0.3.1", "name": "data", "type": "host-device", "device": "eth2", "ipam": {}}, None),
         ({"cniVersion": "0.3.1", "name": "data", "type": "host-device", "ipam": {}}, "nvidia.com/vfs"),
         ({"cniVersion": "0.3.1", "name": "data", "plugins": [{**MACVLAN}, {"type": "tuning"}]}, None),
+        (
+            {
+                **MACVLAN,
+                "ipam": {
+                    "type": "whereabouts",
+                    "ipRanges": [{"range": "198.18.2.0/24", "exclude": ["198.18.2.0/30"]}],
+                },
+            },
+            None,
+        ),
     ],
 )
 def test_a_sound_network_has_no_findings(config, resource):

@@ -79,21 +79,6 @@ def test_a_cluster_without_the_types_is_named_and_one_that_refuses_is_an_error(t
     assert kube_dra.capabilities(double.client())["served"] is False
 
 
-def test_slices_of_a_node_go_and_those_of_others_stay(tmp_path):
-    double = kubectl_cluster.make(tmp_path / "cluster.json")
-    for driver, node in (("rdma.gpufabric.io", "node1"), ("rdma.gpufabric.io", "node2"), ("gpu.nvidia.com", "node1")):
-        spec = {"driver": driver, "nodeName": node, "pool": {"name": node, "generation": 1}}
-        double.add(
-            {"kind": "ResourceSlice", "apiVersion": "v1", "metadata": {"name": f"{node}-{driver}"}, "spec": spec}
-        )
-    assert kube_dra.left_slices(double.client(), ["node1"]) == ["node1-rdma.gpufabric.io"]
-    kube_dra.remove_slice(double.client(), "node1-rdma.gpufabric.io")
-    assert kube_dra.left_slices(double.client(), ["node1"]) == []
-    assert len([item for item in double.objects.values() if item["kind"] == "ResourceSlice"]) == 2
-    double.state(without=["ResourceSlice"])
-    assert kube_dra.left_slices(double.client(), ["node1"]) == []
-
-
 FACTS = {
     "hcas": [
         {"name": f"mlx5_{number}", "pci": {"vendor": "15b3"}, "netdevs": [{"name": f"eth{number}", "type": "ether"}]}

@@ -1,10 +1,10 @@
-"""node_drain, as Ansible runs it, against the double of kubectl."""
+"""cluster_node, as Ansible runs it, against the double of kubectl."""
 
 from __future__ import annotations
 
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.node import MARK
-from ansible_collections.gpufabric.rdma.plugins.modules import node_drain
+from ansible_collections.gpufabric.rdma.plugins.modules import cluster_node
 from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster, running
 
 KEPT = {"a.example/b": "kept"}
@@ -29,7 +29,7 @@ class Cluster(kubectl_cluster.Cluster):
 
     def run(self, state, check=False, **options):
         given = {"name": "node1", "state": state, "kubectl": self.argv, "api_timeout_seconds": 0, **options}
-        return running.module(node_drain, check, **given)
+        return running.module(cluster_node, check, **given)
 
     def admin(self, verb):
         """What an administrator does at the command line."""
@@ -105,18 +105,18 @@ def test_a_cordon_of_an_administrator_is_not_ours(cluster, steps, left, cordoned
 
 
 def test_a_run_that_ended_between_cordon_and_drain_is_picked_up(cluster):
-    node = node_drain.Node(cluster.client(), "node1", 60)
-    next(iter(node.apply(node_drain.plan_drain(node.read()).changes)))
+    node = cluster_node.Node(cluster.client(), "node1", 60)
+    next(iter(node.apply(cluster_node.plan_drain(node.read()).changes)))
     assert cluster.cordoned
     assert actions(cluster.run("drained")) == ["drain"]
     assert actions(cluster.run("uncordoned")) == ["uncordon"]
 
 
 def test_a_pod_that_tolerates_the_cordon_and_comes_back_is_not_evicted_again(cluster):
-    node = node_drain.Node(cluster.client(), "node1", 60)
-    assert len(list(node.apply(node_drain.plan_drain(node.read()).changes))) == 2
+    node = cluster_node.Node(cluster.client(), "node1", 60)
+    assert len(list(node.apply(cluster_node.plan_drain(node.read()).changes))) == 2
     cluster.add(kubectl_cluster.pod("jobs", "train-2", "node1", owner="ReplicaSet"))
-    assert node_drain.plan_drain(node.read()).changes == []
+    assert cluster_node.plan_drain(node.read()).changes == []
 
 
 def refused(cluster, **options):
@@ -146,3 +146,22 @@ def test_what_cannot_be_drained_is_named(cluster):
     cluster.state(down=True)
     for state in ("drained", "uncordoned"):
         assert [finding["object"] for finding in cluster.run(state)["findings"]] == ["API server"]
+
+
+def test_slices_of_a_node_go_and_those_of_others_stay(cluster):
+    for driver, node in (("rdma.gpufabric.io", "node1"), ("rdma.gpufabric.io", "node2"), ("gpu.nvidia.com", "node1")):
+        spec = {"driver": driver, "nodeName": node, "pool": {"name": node, "generation": 1}}
+        cluster.add(
+            {"kind": "ResourceSlice", "apiVersion": "v1", "metadata": {"name": f"{node}-{driver}"}, "spec": spec}
+        )
+    wanted = [("ResourceSlice node1-rdma.gpufabric.io", "delete")]
+    for check in (True, False):
+        result = cluster.run("withdrawn", check=check)
+        assert [(change["object"], change["action"]) for change in result["changes"]] == wanted
+    assert cluster.run("withdrawn")["changes"] == []
+    assert len([item for item in cluster.objects.values() if item["kind"] == "ResourceSlice"]) == 2
+    cluster.state(without=["ResourceSlice"])
+    assert cluster.run("withdrawn")["changes"] == []
+    cluster.state(down=True)
+    silent = cluster.run("withdrawn")
+    assert (silent.get("failed", False), silent["changes"], len(silent["not_verified"])) == (False, [], 1)

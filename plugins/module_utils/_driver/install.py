@@ -1,0 +1,177 @@
+# Copyright (c) 2026, the gpufabric founders
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Carries out the changes of a driver plan with the node's package manager and DKMS.
+
+PRIVATE to the collection.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+
+from .._core.change import Refused
+from .._core.files import write
+from .._core.units import apply_units
+from . import dkms, packages, trial
+from .plan import DKMS_MODULES, INBOX
+
+ADDS = ("install", "upgrade", "downgrade")
+
+
+class Installer:
+    """Applies the changes of one plan. Packages of one action go to the package manager in one call."""
+
+    def __init__(self, state: dict, wanted: dict, run, trial_build: bool = True):
+        self._state, self._wanted, self._run, self._trial_build = state, wanted, run, trial_build
+        self._kind = state["manager"]
+
+    def apply(self, changes):
+        if self._wanted["flavor"] != INBOX:
+            exact = yield from self._prove(changes)
+        else:
+            exact = yield from self._need(changes)
+        yield from self._finish(changes)
+        yield from self._take_out(changes)
+        yield from self._files(changes)
+        yield from self._return(changes)
+        yield from self._add(changes, exact or {})
+        yield from self._build(changes)
+        yield from self._rebuild(changes)
+        yield from self._hold(changes)
+
+    def _prove(self, changes):
+        """A trial beside the node. Returns {package: exact version}."""
+        adding = [change for change in changes if change.action in ADDS]
+        if not adding:
+            yield from self._need(changes)
+            return {}
+        names = [change.object.split()[1] for change in adding]
+        downgrade = any(change.action == "downgrade" for change in adding)
+        with trial.OF[self._kind](self._run) as beside:
+            exact, archives = beside.resolve(self._wanted, names, _needed(changes), downgrade)
+            yield from self._need(changes)
+            if self._trial_build:
+                beside.build(archives, self._state["kernels"], self._architecture())
+        return exact
+
+    def _need(self, changes):
+        mine = [change for change in changes if change.action == "need"]
+        if mine:
+            self._do(packages.install_command(self._kind, _needed(changes)), "build tools and kernel headers")
+            yield from mine
+
+    def _finish(self, changes):
+        """Finish what an interrupted run left half configured; dpkg refuses anything else until then."""
+        mine = [change for change in changes if change.action == "finish"]
+        if mine:
+            self._do(["dpkg", "--configure", "--pending"], "packages that an earlier run left half configured")
+            yield from mine
+
+    def _take_out(self, changes):
+        for change in changes:
+            if change.action == "take out":
+                names = [line.split()[0] for line in change.before.splitlines()]
+                self._do(packages.remove_command(self._kind, names), "old driver stack")
+                yield change
+
+    def _files(self, changes):
+        yield from apply_units("/", [change for change in changes if change.object.startswith("/")], self._run)
+
+    def _return(self, changes):
+        for change in changes:
+            if change.action == "return":
+                versions = dict(line.split() for line in change.before.splitlines())
+                command = packages.restore_command(self._kind, list(versions))
+                self._do_pinned(command, packages.restore_pins(versions), "the distribution's user space")
+                yield change
+
+    def _add(self, changes, exact):
+        adding = [change for change in changes if change.action in ADDS]
+        if not adding:
+            return
+        if self._kind == packages.APT and (self._wanted["repository"] or {}).get("url"):
+            self._do(packages.update_command(packages.REPOSITORIES[packages.APT]), "list of the driver repository")
+        names = []
+        for change in adding:
+            name = change.object.split()[1]
+            names.append(packages.pinned(self._kind, name, exact.get(name)))
+        downgrade = any(change.action == "downgrade" for change in adding)
+        command = packages.install_command(self._kind, names, downgrade)
+        if downgrade:
+            self._do_pinned(command, packages.downgrade_pins(self._wanted["repository"]["label"]), " ".join(names))
+        else:
+            self._do(command, " ".join(names))
+        yield from adding
+
+    def _build(self, changes):
+        for change in changes:
+            if change.action == "build":
+                _dkms, _module, module, version, _for, kernel = change.object.split()
+                code, out, error = self._run(packages.build_command(module, version, kernel))
+                if code:
+                    raise trial.build_failed(module, version, kernel, self._architecture(), out + error)
+                yield change
+
+    def _rebuild(self, changes):
+        """The GPU driver against the RDMA stack that is on disk by now; built beside the old one before that goes."""
+        for change in changes:
+            if change.action == "rebuild":
+                _dkms, _module, module, version, _for, kernel = change.object.split()
+                with trial.OF[self._kind](self._run) as beside:
+                    beside.build_source((module, version), "/usr/src", [kernel], self._architecture())
+                for command in packages.rebuild_commands(module, version, kernel):
+                    code, out, error = self._run(command)
+                    if code:
+                        raise trial.build_failed(module, version, kernel, self._architecture(), out + error)
+                yield change
+
+    def _hold(self, changes):
+        for action in ("hold", "unhold"):
+            mine = [change for change in changes if change.action == action]
+            if mine:
+                names = [change.object.split()[1] for change in mine]
+                self._do(packages.hold_command(names, action == "hold"), "kernel packages")
+                yield from mine
+
+    def _architecture(self) -> str:
+        return self._state["facts"]["node"]["architecture"]
+
+    def _do_pinned(self, argv: list[str], pins: str, what: str) -> None:
+        """Run apt with pins for this command only; dnf has no such feature and needs none."""
+        if self._kind != packages.APT:
+            self._do(argv, what)
+            return
+        with tempfile.TemporaryDirectory(prefix="gpufabric-driver-") as scratch:
+            path = os.path.join(scratch, "pins")
+            write(path, pins)
+            self._do([*argv, *packages.with_preferences(path)], what)
+
+    def _do(self, argv: list[str], what: str) -> None:
+        code, out, error = self._run(argv)
+        if code:
+            self._look_for_failed_builds()
+            lines = [line for line in (error or out).splitlines() if line.strip() and not line.startswith("W: ")]
+            raise Refused.because(
+                what,
+                f"{argv[0]} {argv[1]} to succeed",
+                "\n".join(lines[-12:]) or f"exit status {code}",
+                "fix what it reports and run again; the next run picks up where this one left off",
+            )
+
+    def _look_for_failed_builds(self) -> None:
+        """A package whose build failed only reports that its script failed; the reason is in DKMS's log."""
+        if self._kind != packages.APT:
+            return
+        _code, out, _error = self._run(["dkms", "status"])
+        for module, version, kernel, _state in dkms.not_installed(
+            dkms.parse(out), list(DKMS_MODULES), self._state["kernels"]
+        ):
+            if any(map(os.path.exists, dkms.log_path(module, version, kernel, self._architecture()))):
+                raise trial.build_failed(module, version, kernel, self._architecture(), "")
+
+
+def _needed(changes) -> list[str]:
+    """Missing packages that builds need."""
+    return [change.object.split()[1] for change in changes if change.action == "need"]
