@@ -68,13 +68,12 @@ pod:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import reported
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.cluster import read
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.kubectl import API_SECONDS, patient
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.running_pods import inspect_pod
 
 
-@guarded
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
@@ -84,13 +83,14 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    kubectl = patient(module.params["kubectl"], module.params["api_seconds"])
-    # Not named `unreachable`: Ansible would treat the node as unreachable.
-    cluster, error = read(kubectl)
-    result = {"cluster": cluster, "api_error": error}
-    if module.params["pod"] and cluster and not module.check_mode:
-        result["pod"] = inspect_pod(kubectl, module.params["pod"], cluster)
-    module.exit_json(changed=False, **result)
+    with reported(module):
+        kubectl = patient(module.params["kubectl"], module.params["api_seconds"])
+        # Not named `unreachable`: Ansible would treat the node as unreachable.
+        cluster, error = read(kubectl)
+        result = {"cluster": cluster, "api_error": error}
+        if module.params["pod"] and cluster and not module.check_mode:
+            result["pod"] = inspect_pod(kubectl, module.params["pod"], cluster)
+        module.exit_json(changed=False, **result)
 
 
 if __name__ == "__main__":

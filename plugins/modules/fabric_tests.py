@@ -84,7 +84,7 @@ loaded:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import reported
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.probe import rdma_modules
 from ansible_collections.gpufabric.rdma.plugins.module_utils._traffic import fabric
 
@@ -98,7 +98,6 @@ def run(state: str, tests: list[dict], seconds: int, limit: int, check_mode: boo
     return {"said": {} if check_mode else fabric.stop()}
 
 
-@guarded
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
@@ -109,15 +108,16 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    before, result = rdma_modules(), {}
-    try:
-        result = run(**module.params, check_mode=module.check_mode)
-    except (OSError, ValueError) as error:
-        module.fail_json(
-            msg=f"fabric tests: wanted {module.params['state']}, seen {error}. "
-            f"Next step: fix that, remove {fabric.STATE} and run again"
-        )
-    module.exit_json(changed=False, loaded=sorted(rdma_modules() - before), **result)
+    with reported(module):
+        before, result = rdma_modules(), {}
+        try:
+            result = run(**module.params, check_mode=module.check_mode)
+        except (OSError, ValueError) as error:
+            module.fail_json(
+                msg=f"fabric tests: wanted {module.params['state']}, seen {error}. "
+                f"Next step: fix that, remove {fabric.STATE} and run again"
+            )
+        module.exit_json(changed=False, loaded=sorted(rdma_modules() - before), **result)
 
 
 if __name__ == "__main__":

@@ -594,14 +594,13 @@ forks:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import reported
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.gathering import RAILS, rdma_facts
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import SUBSETS
 
 CHOICES = ["all", "min", *SUBSETS, "!all", *(f"!{name}" for name in SUBSETS)]
 
 
-@guarded
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
@@ -612,8 +611,9 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    facts, forks = rdma_facts(module, module.params["gather_subset"])
-    module.exit_json(changed=False, ansible_facts={"rdma": facts}, forks=forks)
+    with reported(module):
+        facts, forks = rdma_facts(module, module.params["gather_subset"])
+        module.exit_json(changed=False, ansible_facts={"rdma": facts}, forks=forks)
 
 
 if __name__ == "__main__":

@@ -78,7 +78,7 @@ probe:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import reported
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import node as device_plugin
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host import firewall
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.gathering import RAILS
@@ -89,7 +89,6 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import ga
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
 
 
-@guarded
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
@@ -104,24 +103,25 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    params = module.params
-    tree = Tree(params["root"])
-    before = rdma_modules()
-    try:
-        facts = gather(tree, Seams.of(tree), software_hcas=params["software_hcas"], rails=params["rails"])
-        probed = {
-            **probe(facts, params["services"], params["user"], params["root"]),
-            "plugins": device_plugin.answers(params["root"], params["kubelet_root"]),
-            "loaded": sorted(rdma_modules() - before),
-        }
-        networks = node_tools.networks(tree, params["directory"])
-        read = {"firewall": firewall.info(tree, module.run_command)} if params["firewall"] else {}
-    except (OSError, ValueError) as error:
-        module.fail_json(
-            msg=f"root {params['root']}: wanted a node whose facts and limits can be read, seen {error}. "
-            "Next step: fix what it reports and run again"
-        )
-    module.exit_json(changed=False, ansible_facts={"rdma": facts}, probe=probed, networks=networks, **read)
+    with reported(module):
+        params = module.params
+        tree = Tree(params["root"])
+        before = rdma_modules()
+        try:
+            facts = gather(tree, Seams.of(tree), software_hcas=params["software_hcas"], rails=params["rails"])
+            probed = {
+                **probe(facts, params["services"], params["user"], params["root"]),
+                "plugins": device_plugin.answers(params["root"], params["kubelet_root"]),
+                "loaded": sorted(rdma_modules() - before),
+            }
+            networks = node_tools.networks(tree, params["directory"])
+            read = {"firewall": firewall.info(tree, module.run_command)} if params["firewall"] else {}
+        except (OSError, ValueError) as error:
+            module.fail_json(
+                msg=f"root {params['root']}: wanted a node whose facts and limits can be read, seen {error}. "
+                "Next step: fix what it reports and run again"
+            )
+        module.exit_json(changed=False, ansible_facts={"rdma": facts}, probe=probed, networks=networks, **read)
 
 
 if __name__ == "__main__":

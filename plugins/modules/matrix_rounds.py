@@ -127,7 +127,7 @@ error:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import reported
 from ansible_collections.gpufabric.rdma.plugins.module_utils._driver import risk
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import node_tools
 from ansible_collections.gpufabric.rdma.plugins.module_utils._traffic import rounds
@@ -158,7 +158,6 @@ def run(params: dict) -> dict:
     return {}
 
 
-@guarded
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
@@ -175,20 +174,21 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    params, result = module.params, {}
-    try:
-        if params["state"] == "read":
-            result = read(params)
-        elif not module.check_mode:
-            result = run(params)
-    except (OSError, ValueError) as error:
-        obj, wanted = "rounds of the bandwidth matrix", params["state"]
-        step = f"fix that, remove /{rounds.STATE} and run again"
-        if params["state"] == "read":
-            obj, wanted = f"root {params['root']}", "a node whose processes, CPUs and networks can be read"
-            step = "fix what it reports and run again"
-        module.fail_json(msg=f"{obj}: wanted {wanted}, seen {error}. Next step: {step}")
-    module.exit_json(changed=False, **result)
+    with reported(module):
+        params, result = module.params, {}
+        try:
+            if params["state"] == "read":
+                result = read(params)
+            elif not module.check_mode:
+                result = run(params)
+        except (OSError, ValueError) as error:
+            obj, wanted = "rounds of the bandwidth matrix", params["state"]
+            step = f"fix that, remove /{rounds.STATE} and run again"
+            if params["state"] == "read":
+                obj, wanted = f"root {params['root']}", "a node whose processes, CPUs and networks can be read"
+                step = "fix what it reports and run again"
+            module.fail_json(msg=f"{obj}: wanted {wanted}, seen {error}. Next step: {step}")
+        module.exit_json(changed=False, **result)
 
 
 if __name__ == "__main__":

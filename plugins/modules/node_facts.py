@@ -104,7 +104,7 @@ runtime:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpufabric.rdma.plugins.module_utils._cni import containerd
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import reported
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.text import unreadable
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host import firewall
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.gathering import RAILS, rdma_facts
@@ -113,7 +113,6 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import k3s, n
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 
 
-@guarded
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
@@ -130,12 +129,13 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    facts, _forks = rdma_facts(module)
-    try:
-        further = asked(module, Tree(module.params["root"]))
-    except OSError as error:
-        module.fail_json(msg=unreadable(error))
-    module.exit_json(changed=False, ansible_facts={"rdma": facts}, **further)
+    with reported(module):
+        facts, _forks = rdma_facts(module)
+        try:
+            further = asked(module, Tree(module.params["root"]))
+        except OSError as error:
+            module.fail_json(msg=unreadable(error))
+        module.exit_json(changed=False, ansible_facts={"rdma": facts}, **further)
 
 
 def asked(module: AnsibleModule, tree: Tree) -> dict:

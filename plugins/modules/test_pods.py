@@ -145,8 +145,7 @@ unanswered:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, failure
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.guard import guarded
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import reported
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import pod_traffic, running_pods
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.kubectl import API_SECONDS, Kubectl, patient
 
@@ -159,7 +158,6 @@ def run(kubectl: Kubectl, params: dict) -> dict:
     return running_pods.remove(kubectl, params["namespace"], params["wait_seconds"])
 
 
-@guarded
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
@@ -180,13 +178,11 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    params, result = module.params, {}
-    try:
+    with reported(module):
+        params, result = module.params, {}
         if not module.check_mode:
             result = run(patient(params["kubectl"], params["api_seconds"]), params)
-    except Refused as refused:
-        module.fail_json(**failure(refused))
-    module.exit_json(changed=False, **result)
+        module.exit_json(changed=False, **result)
 
 
 if __name__ == "__main__":

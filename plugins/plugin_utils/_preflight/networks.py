@@ -15,7 +15,7 @@ import json
 import re
 from collections.abc import Sequence
 
-from ...module_utils._cni import address_pool
+from ...module_utils._cni import address_pool, nad_lint
 from ...module_utils._core import text as core_text
 from ...module_utils._core.change import Finding
 from ...module_utils._device_plugin import dra
@@ -347,6 +347,25 @@ def plan(variables: dict, nodes: list[dict], hosts: Sequence[str] = (), resource
     for item in attachments:
         _render(item, variables, nodes, total, made, resources)
     made["objects"] = _namespaces(attachments) + made["objects"]
+    return made
+
+
+def checked(variables: dict, nodes: list[dict], hosts: Sequence[str], resources, cidrs: tuple) -> dict:
+    """The plan, with sriov_config and everything that is wrong with its networks on these nodes. cidrs: (networks of
+    pods, networks of services).
+    """
+    made = plan(variables, nodes, hosts, resources)
+    made["sriov_config"], refused = sriov_config(variables["networks_sriov_resources"], nodes)
+    device = [f"{item['prefix']}/{item['name']}" for item in variables["networks_sriov_resources"]]
+    cluster = {
+        "pod_cidrs": cidrs[0],
+        "service_cidrs": cidrs[1],
+        "shared_resources": shared_resources(resources, nodes),
+        "device_resources": device + variables["networks_known_resources"],
+        "pods_per_node": variables["networks_pods_per_node"],
+        "forbidden_masters_allowed": variables["networks_default_route_masters"],
+    }
+    made["findings"] += refused + nad_lint.lint(made["networks"], nodes, cluster)
     return made
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ...module_utils._cni import nad_lint
 from ...module_utils._core.change import Finding, at
 from ...module_utils._device_plugin import config
 from .._bundle import folder as bundle_folder
@@ -257,22 +256,11 @@ def _networks(nodes: list[dict], run: Run, made: dict) -> None:
     first = nodes[0]["variables"]
     known = list(dict.fromkeys([*run.nodes, *run.hosts]))
     given = [_network_node(node, known) for node in nodes]
-    resources = first["device_plugin_resources"]
-    planned = networks.plan(first, given, known, resources)
-    configuration, refused = networks.sriov_config(first["networks_sriov_resources"], given)
-    device = [f"{item['prefix']}/{item['name']}" for item in first["networks_sriov_resources"]]
-    cluster = {
-        "pod_cidrs": first["k3s_cluster_cidr"].split(","),
-        "service_cidrs": first["k3s_service_cidr"].split(","),
-        "shared_resources": networks.shared_resources(resources, given),
-        "device_resources": device + first["networks_known_resources"],
-        "pods_per_node": first["networks_pods_per_node"],
-        "forbidden_masters_allowed": first["networks_default_route_masters"],
-    }
-    wrong = planned["findings"] + refused + nad_lint.lint(planned["networks"], given, cluster)
-    _add(made, "networks", at(", ".join(node["host"] for node in nodes), wrong))
+    cidrs = (first["k3s_cluster_cidr"].split(","), first["k3s_service_cidr"].split(","))
+    planned = networks.checked(first, given, known, first["device_plugin_resources"], cidrs)
+    _add(made, "networks", at(", ".join(node["host"] for node in nodes), planned["findings"]))
     made["notes"] += planned["notes"]
-    made["networks"] = {"objects": planned["objects"], "complete": planned["complete"], "sriov_config": configuration}
+    made["networks"] = {key: planned[key] for key in ("objects", "complete", "sriov_config")}
     for node in nodes:
         made["hosts"][node["host"]]["networks"] = {
             "files": planned["files"].get(node["host"]) or {},
@@ -352,7 +340,11 @@ def text(planned: dict, roles_asked: Sequence[str], check_mode: bool) -> str:
         return ""
     odd = alike.differing({name: decided["rail_map"] for name, decided in hosts.items()})
     rows = [
-        {"host": name, **decided, "notes": [*decided["notes"], *_unasked(decided), *([odd[name]] if name in odd else [])]}
+        {
+            "host": name,
+            **decided,
+            "notes": [*decided["notes"], *_unasked(decided), *([odd[name]] if name in odd else [])],
+        }
         for name, decided in hosts.items()
     ]
     return f"{host.plan_text(rows, check_mode)}\n"
