@@ -172,7 +172,8 @@ def parsed(name: str, made):
         return [{"path": item["path"], "content": parsed(item["path"] + ".j2", item["content"])} for item in made]
     kind = name.removesuffix(".j2").rpartition(".")[2]
     if kind == "yml":
-        return [unfolded(item) for item in yaml.safe_load_all(made)]
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+        return [unfolded(item) for item in yaml.load_all(str(made), loader)]
     if kind in ("json", "conflist"):
         return json.loads(made)
     if kind == "service":
@@ -279,9 +280,20 @@ def look(role: str, name: str, more: dict) -> dict:
 
 def main() -> None:
     os.environ.setdefault("ANSIBLE_LOCALHOST_WARNING", "false")
+    import jinja2
     from ansible.plugins.loader import init_plugin_loader
 
     init_plugin_loader()
+    # Each text brings an environment of its own, with the same few sources.
+    by_jinja, compiled = jinja2.Environment.compile, {}
+
+    def once(self, source, *rest):
+        key = (source, self.trim_blocks, self.lstrip_blocks, self.keep_trailing_newline)
+        if key not in compiled:
+            compiled[key] = by_jinja(self, source, *rest)
+        return compiled[key]
+
+    jinja2.Environment.compile = once
     told: dict = {"texts": {}, "faults": []}
     for role, name in texts():
         if sys.argv[1:] and sys.argv[1] not in role:
