@@ -37,9 +37,6 @@ def gitlab():
     return "\n".join(load("gitlab-ci.yml")["drift"]["script"])
 
 
-COMMANDS = {"github-actions": github, "gitlab-ci": gitlab}
-
-
 @pytest.fixture
 def checkout(tmp_path):
     """A repository with an inventory, and the collection where the examples expect it."""
@@ -75,8 +72,7 @@ def run(folder, command):
     )
 
 
-@pytest.mark.parametrize("code", [2, 4])
-@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
+@pytest.mark.parametrize(("command", "code"), [(github, 2), (gitlab, 4)], ids=["github-actions", "gitlab-ci"])
 def test_the_command_of_an_example_gives_the_exit_code_of_the_worst_host(checkout, command, code, tmp_path):
     away = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 9}
     host = away
