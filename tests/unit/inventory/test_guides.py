@@ -23,7 +23,7 @@ from ansible_collections.gpufabric.rdma.tests.unit.inventory.test_examples impor
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 GUIDES = ROOT / "tests/fixtures/guides"
-CONFIGS = ROOT / "tests/device_plugin/configs"
+CONFIGS = json.loads((ROOT / "tests/device_plugin/configs.json").read_text())
 OPTIONS = {name: option for role in documented_roles().values() for name, option in role.items()}
 MISSING = "(not there)"
 EIGHT = [f"rdma/hca_shared_devices_{number}" for number in range(8)]
@@ -128,7 +128,7 @@ UNNAMED = POD - {"/spec/containers/0/name"}
 CASES = {
     "000 ConfigMap of eight rails": (
         "rails-8x-h100",
-        lambda guide: {"data": {"config.json": (CONFIGS / "eight-rails.json").read_text()}},
+        lambda guide: {"data": {"config.json": CONFIGS["eight-rails"]}},
         lambda ours: {"data": ours.config_map["data"]},
         {INTERVAL}
         | {
