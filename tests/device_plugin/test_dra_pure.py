@@ -219,19 +219,6 @@ def test_the_mode_decides_who_serves_an_entry(mode, over_dra):
     assert any("allocation spread" in line for line in parts.warnings) == (mode == "dra")
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "wanted"),
-    [
-        ("api", "gpu", "api wants one of"),
-        ("rail", -1, "rail wants 0 or more"),
-        ("health", {"taint": "x"}, "health.taint"),
-    ],
-)
-def test_keys_of_dra_are_checked(key, value, wanted):
-    with pytest.raises(ValueError, match=wanted):
-        load(document(entry(**{key: value})))
-
-
 def test_mode_device_plugin_loads_nothing_of_dra():
     """Its start and its memory are those of before"""
     program = (
