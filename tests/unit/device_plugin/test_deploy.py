@@ -17,7 +17,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[3]
 DEPLOY = ROOT / "device_plugin/deploy"
 RECIPE = {
     item["kind"]: item
-    for item in yaml.safe_load_all((ROOT / "tests/fixtures/manifests/rdma-shared-dp-ds.yml.txt").read_text())
+    for item in yaml.safe_load_all((ROOT / "tests/fixtures/guides/000-shared-device-plugin.yaml.txt").read_text())
 }
 POD = "spec/template/spec"
 CONTAINER = f"{POD}/containers/k8s-rdma-shared-dp-ds"

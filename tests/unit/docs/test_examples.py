@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
 import pathlib
 import re
+import subprocess
 
+import pytest
 import yaml
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import dra
+from ansible_collections.gpufabric.rdma.tests.tools import ansible_playbook, node_python, tree
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 CLAIMS = ROOT / "docs/examples/dra"
@@ -15,8 +20,7 @@ CLASSES = re.compile(rf"(gpu\.nvidia\.com|rail(-\d)?\.{re.escape(dra.DRIVER)})")
 
 def read(name):
     """The template of an example, then the pod that goes with it, if there is one."""
-    paths = CLAIMS / f"{name}.yaml", CLAIMS / f"pods/{name}.yaml"
-    return [yaml.safe_load(path.read_text()) for path in paths if path.exists()]
+    return list(yaml.safe_load_all((CLAIMS / f"{name}.yaml").read_text()))
 
 
 def devices(name):
@@ -148,3 +152,73 @@ def test_argo_applies_on_the_server_side_and_ignores_no_field():
     assert "ServerSideApply=true" in item["spec"]["syncPolicy"]["syncOptions"]
     assert item["metadata"]["annotations"]["argocd.argoproj.io/compare-options"] == "ServerSideDiff=true"
     assert "ignoreDifferences" not in item["spec"]
+
+
+# --- pipelines with drift --------------------------------------------------------------------------------------
+
+
+DRIFT = ROOT / "docs/examples/drift"
+
+
+def test_the_page_lists_every_example():
+    page = (ROOT / "docs/drift.md").read_text()
+    assert [path.name for path in DRIFT.iterdir() if f"examples/drift/{path.name})" not in page] == []
+
+
+def github():
+    (step,) = [
+        step for step in load(DRIFT / "github-actions.yml")["jobs"]["drift"]["steps"] if step.get("name") == "Compare"
+    ]
+    return step["run"]
+
+
+def gitlab():
+    return "\n".join(load(DRIFT / "gitlab-ci.yml")["drift"]["script"])
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A repository with an inventory, and the collection where the examples expect it."""
+    place = tmp_path / "collections/ansible_collections/gpufabric"
+    place.mkdir(parents=True)
+    (place / "rdma").symlink_to(ROOT)
+
+    def describe(host):
+        variables = {"ansible_python_interpreter": node_python.path(), "ansible_become": False}
+        inventory = {"gpu_nodes": {"hosts": {"localhost": {**variables, **host}}}}
+        (tmp_path / "inventory").write_text(yaml.safe_dump(inventory))
+        return tmp_path
+
+    return describe
+
+
+def run(folder, command):
+    """The command as the platform's shell would run it."""
+    return subprocess.run(
+        ["bash", "-e", "-c", command],
+        cwd=folder,
+        env={
+            **os.environ,
+            "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+            "ANSIBLE_SSH_TIMEOUT": "3",
+            "ANSIBLE_NOCOLOR": "1",
+            "PATH": ansible_playbook.search_path(),
+            "PWD": str(folder),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(("command", "code"), [(github, 2), (gitlab, 4)], ids=["github-actions", "gitlab-ci"])
+def test_the_command_of_an_example_gives_the_exit_code_of_the_worst_host(checkout, command, code, tmp_path):
+    away = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 9}
+    host = away
+    if code == 2:
+        tree.lay_out(tree.load("gh200-cx7-roce"), tmp_path / "node")
+        host = {"ansible_connection": "local", "discovery_root": str(tmp_path / "node"), "limits_services": ["k3s"]}
+    done = run(checkout({"cluster": False, **host}), command())
+    assert done.returncode == code, done.stdout + done.stderr
+    verdict = json.loads((tmp_path / "drift/verdict.json").read_text())
+    assert verdict["exit_code"] == code
