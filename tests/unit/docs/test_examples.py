@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import graphlib
 import json
 import os
 import pathlib
@@ -14,64 +15,38 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin impo
 from ansible_collections.gpufabric.rdma.tests.tools import ansible_playbook, node_python, tree
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
-CLAIMS = ROOT / "docs/examples/dra"
+CLAIMS = {path.stem: path for path in (ROOT / "docs/examples/dra").glob("*.yaml")}
 CLASSES = re.compile(rf"(gpu\.nvidia\.com|rail(-\d)?\.{re.escape(dra.DRIVER)})")
 
 
-def read(name):
-    """The template of an example, then the pod that goes with it, if there is one."""
-    return list(yaml.safe_load_all((CLAIMS / f"{name}.yaml").read_text()))
-
-
-def devices(name):
-    return read(name)[0]["spec"]["spec"]["devices"]
-
-
-def test_each_pod_and_template_is_one_whose_requests_and_constraints_fit_together():
-    for path in CLAIMS.glob("*.yaml"):
-        template, *pods = read(path.stem)
-        assert (template["apiVersion"], template["kind"]) == ("resource.k8s.io/v1", "ResourceClaimTemplate")
-        assert template["metadata"]["name"] == path.stem
-        made = devices(path.stem)
-        names = [request["name"] for request in made["requests"]]
-        assert len(names) == len(set(names)) <= 32, "an API server takes 32 requests"
-        assert all(CLASSES.fullmatch(request["exactly"]["deviceClassName"]) for request in made["requests"])
-        for constraint in made.get("constraints", []):
-            assert set(constraint["requests"]) <= set(names)
-        for pod in pods:
-            (claim,) = pod["spec"]["resourceClaims"]
-            assert claim["resourceClaimTemplateName"] == path.stem
-            assert pod["spec"]["containers"][0]["resources"]["claims"] == [{"name": claim["name"]}]
-
-
-def test_a_gpu_and_its_rail_share_a_pcie_root():
-    for name in ("gpu-and-its-rail", "eight-gpus-and-eight-rails"):
-        made = devices(name)
-        pairs = [set(one["requests"]) for one in made["constraints"]]
-        assert {one["matchAttribute"] for one in made["constraints"]} == {dra.PCIE_ROOT}
-        assert sorted(one for pair in pairs for one in pair) == sorted(one["name"] for one in made["requests"])
+@pytest.mark.parametrize("name", CLAIMS)
+def test_requests_constraints_and_pod_of_a_claim_fit_together(name):
+    template, *pods = yaml.safe_load_all(CLAIMS[name].read_text())
+    assert (template["apiVersion"], template["kind"]) == ("resource.k8s.io/v1", "ResourceClaimTemplate")
+    assert template["metadata"]["name"] == name
+    devices = template["spec"]["spec"]["devices"]
+    classes = {request["name"]: request["exactly"]["deviceClassName"] for request in devices["requests"]}
+    assert len(classes) == len(devices["requests"]) <= 32, "an API server takes 32 requests"
+    assert all(CLASSES.fullmatch(one) for one in classes.values())
+    constraints = devices.get("constraints", [])
+    assert all(set(constraint["requests"]) <= set(classes) for constraint in constraints)
+    # Two units of one HCA are never two rails: a class each, or told apart.
+    rails = [one for one in classes.values() if one.startswith("rail")]
+    apart = [set(constraint["requests"]) for constraint in constraints if "distinctAttribute" in constraint]
+    assert len(rails) == len(set(rails)) or {key for key, one in classes.items() if one == dra.CLASS} in apart
+    if any(one.startswith("gpu") for one in classes.values()):  # each GPU with its rail, at one PCIe root
+        assert {constraint["matchAttribute"] for constraint in constraints} == {dra.PCIE_ROOT}
+        pairs = [constraint["requests"] for constraint in constraints]
+        assert sorted(one for pair in pairs for one in pair) == sorted(classes)
         assert all(len(pair) == 2 and any(one.startswith("gpu") for one in pair) for pair in pairs)
-
-
-def test_several_rails_have_a_class_each_or_are_told_apart():
-    """Two units of one HCA are never two rails."""
-    for path in CLAIMS.glob("*.yaml"):
-        made = devices(path.stem)
-        rails = [one["exactly"]["deviceClassName"] for one in made["requests"] if one["name"] not in ("gpu",)]
-        rails = [name for name in rails if name.startswith("rail")]
-        apart = [set(one["requests"]) for one in made.get("constraints", []) if "distinctAttribute" in one]
-        general = [one["name"] for one in made["requests"] if one["exactly"]["deviceClassName"] == dra.CLASS]
-        assert len(rails) == len(set(rails)) or set(general) in apart, path.name
-
-
-def test_pods_attach_the_networks_of_the_rails_they_claim():
-    """Class rail-3.rdma.gpufabric.io goes with network rail3, as the roles name them."""
-    for path in CLAIMS.glob("*.yaml"):
-        for pod in read(path.stem)[1:]:
-            networks = pod["metadata"].get("annotations", {}).get("k8s.v1.cni.cncf.io/networks", "")
-            claimed = [one["exactly"]["deviceClassName"] for one in devices(path.stem)["requests"]]
-            numbered = [name for name in claimed if name.startswith("rail-")]
-            assert [dra.class_of(int(one[4:])) for one in networks.split(",") if one] == numbered
+    for pod in pods:
+        (claim,) = pod["spec"]["resourceClaims"]
+        assert claim["resourceClaimTemplateName"] == name
+        assert pod["spec"]["containers"][0]["resources"]["claims"] == [{"name": claim["name"]}]
+        # Class rail-3.rdma.gpufabric.io goes with network rail3, as the roles name them.
+        networks = pod["metadata"].get("annotations", {}).get("k8s.v1.cni.cncf.io/networks", "")
+        numbered = [one for one in classes.values() if one.startswith("rail-")]
+        assert [dra.class_of(int(one[4:])) for one in networks.split(",") if one] == numbered
 
 
 # --- Flux and Argo CD ------------------------------------------------------------------------------------------------
@@ -98,48 +73,31 @@ def rendered_roles():
     return [*roles, "device_plugin"] if "'device_plugin':" in write["gpufabric.rdma.git_folder"]["objects"] else roles
 
 
-def test_the_list_names_each_file():
-    assert sorted(load(FLUX / "kustomization.yaml")["resources"]) == sorted(
-        path.name for path in FLUX.glob("*.yaml") if path.name != "kustomization.yaml"
-    )
-
-
-def test_flux_has_one_kustomization_a_directory_from_the_repository():
-    repository = load(FLUX / "repository.yaml")
-    assert {item["spec"]["path"] for item in flux().values()} == {f"./{REPOSITORY}/{role}" for role in rendered_roles()}
-    for item in flux().values():
+def test_flux_has_one_kustomization_a_directory_each_after_what_it_needs():
+    files = {path.name for path in FLUX.glob("*.yaml")} - {"kustomization.yaml"}
+    assert set(load(FLUX / "kustomization.yaml")["resources"]) == files
+    repository, found = load(FLUX / "repository.yaml"), flux()
+    assert {item["spec"]["path"] for item in found.values()} == {f"./{REPOSITORY}/{role}" for role in rendered_roles()}
+    for item in found.values():
         assert item["spec"]["sourceRef"] == {"kind": "GitRepository", "name": repository["metadata"]["name"]}
         assert (item["spec"]["prune"], item["spec"]["wait"]) == (True, True)
-
-
-def test_flux_brings_the_definition_before_what_needs_it():
-    needs = {name: [other["name"] for other in item["spec"].get("dependsOn", [])] for name, item in flux().items()}
+    needs = {name: [other["name"] for other in item["spec"].get("dependsOn", [])] for name, item in found.items()}
     assert needs["gpufabric-networks"] == ["gpufabric-multus"]
     assert needs["gpufabric-multus"] == needs["gpufabric-device-plugin"] == ["gpufabric-flannel"]
-    done: set = set()
-    while ready := {name for name in needs if name not in done and set(needs[name]) <= done}:
-        done |= ready
-    assert done == set(needs), "a dependency that is missing or goes round in a circle"
-
-
-def patches():
-    for item in flux().values():
-        yield from item["spec"].get("patches", [])
-    yield from load(ARGO / "application.yaml")["spec"]["source"]["kustomize"]["patches"]
+    list(graphlib.TopologicalSorter(needs).static_order())
+    assert {need for several in needs.values() for need in several} <= set(needs)
 
 
 def test_namespaces_and_definitions_are_never_pruned():
-    assert len(list(patches())) >= 6
-    for patch in patches():
+    patches = [patch for item in flux().values() for patch in item["spec"].get("patches", [])]
+    patches += load(ARGO / "application.yaml")["spec"]["source"]["kustomize"]["patches"]
+    assert len(patches) >= 6
+    for patch in patches:
         text = yaml.safe_load(patch["patch"])
         assert text["kind"] == patch["target"]["kind"]
         assert list(text["metadata"]["annotations"].values()) in (["disabled"], ["Prune=false"])
-    templates = {
-        role: (ROOT / f"roles/{role}/templates").glob("*.j2")
-        for role in ("flannel", "node_ready", "multus", "networks")
-    }
-    for role, found in templates.items():
-        text = "".join(path.read_text() for path in found)
+    for role in ("flannel", "node_ready", "multus", "networks"):
+        text = "".join(path.read_text() for path in (ROOT / f"roles/{role}/templates").glob("*.j2"))
         kinds = {kind for kind in ("Namespace", "CustomResourceDefinition") if f"\nkind: {kind}\n" in text}
         item = flux()[f"gpufabric-{role.replace('_', '-')}"]
         assert {patch["target"]["kind"] for patch in item["spec"].get("patches", [])} == kinds, role
