@@ -278,22 +278,27 @@ def look(role: str, name: str, more: dict) -> dict:
     return outcome
 
 
-def main() -> None:
-    os.environ.setdefault("ANSIBLE_LOCALHOST_WARNING", "false")
+def compile_once() -> None:
+    """Each rendering brings a Jinja environment of its own, with the same few sources: what one compiles serves all."""
     import jinja2
-    from ansible.plugins.loader import init_plugin_loader
 
-    init_plugin_loader()
-    # Each text brings an environment of its own, with the same few sources.
     by_jinja, compiled = jinja2.Environment.compile, {}
 
     def once(self, source, *rest):
-        key = (source, self.trim_blocks, self.lstrip_blocks, self.keep_trailing_newline)
+        key = (source, self.trim_blocks, self.lstrip_blocks, self.keep_trailing_newline, *rest)
         if key not in compiled:
             compiled[key] = by_jinja(self, source, *rest)
         return compiled[key]
 
     jinja2.Environment.compile = once
+
+
+def main() -> None:
+    os.environ.setdefault("ANSIBLE_LOCALHOST_WARNING", "false")
+    from ansible.plugins.loader import init_plugin_loader
+
+    init_plugin_loader()
+    compile_once()
     told: dict = {"texts": {}, "faults": []}
     for role, name in texts():
         if sys.argv[1:] and sys.argv[1] not in role:
