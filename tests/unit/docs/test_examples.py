@@ -51,18 +51,15 @@ def test_requests_constraints_and_pod_of_a_claim_fit_together(name):
 
 # --- Flux and Argo CD ------------------------------------------------------------------------------------------------
 
-FLUX, ARGO = ROOT / "docs/examples/flux", ROOT / "docs/examples/argocd"
+ARGO, FLUX = (
+    list(yaml.safe_load_all((ROOT / f"docs/examples/{name}.yaml").read_text()))
+    for name in ("argocd/application", "flux/gpufabric")
+)
 REPOSITORY = "rack1/gpufabric"
 
 
-def load(path):
-    (document,) = yaml.safe_load_all(path.read_text())
-    return document
-
-
 def flux():
-    found = (load(path) for path in FLUX.glob("*.yaml"))
-    return {item["metadata"]["name"]: item for item in found if item["apiVersion"] == "kustomize.toolkit.fluxcd.io/v1"}
+    return {item["metadata"]["name"]: item for item in FLUX if item["apiVersion"] == "kustomize.toolkit.fluxcd.io/v1"}
 
 
 def rendered_roles():
@@ -74,9 +71,7 @@ def rendered_roles():
 
 
 def test_flux_has_one_kustomization_a_directory_each_after_what_it_needs():
-    files = {path.name for path in FLUX.glob("*.yaml")} - {"kustomization.yaml"}
-    assert set(load(FLUX / "kustomization.yaml")["resources"]) == files
-    repository, found = load(FLUX / "repository.yaml"), flux()
+    repository, found = FLUX[0], flux()
     assert {item["spec"]["path"] for item in found.values()} == {f"./{REPOSITORY}/{role}" for role in rendered_roles()}
     for item in found.values():
         assert item["spec"]["sourceRef"] == {"kind": "GitRepository", "name": repository["metadata"]["name"]}
@@ -90,7 +85,7 @@ def test_flux_has_one_kustomization_a_directory_each_after_what_it_needs():
 
 def test_namespaces_and_definitions_are_never_pruned():
     patches = [patch for item in flux().values() for patch in item["spec"].get("patches", [])]
-    patches += load(ARGO / "application.yaml")["spec"]["source"]["kustomize"]["patches"]
+    patches += ARGO[0]["spec"]["source"]["kustomize"]["patches"]
     assert len(patches) >= 6
     for patch in patches:
         text = yaml.safe_load(patch["patch"])
@@ -104,7 +99,7 @@ def test_namespaces_and_definitions_are_never_pruned():
 
 
 def test_argo_applies_on_the_server_side_and_ignores_no_field():
-    item = load(ARGO / "application.yaml")
+    (item,) = ARGO
     assert item["apiVersion"] == "argoproj.io/v1alpha1"
     assert item["spec"]["source"]["path"] == REPOSITORY
     assert "ServerSideApply=true" in item["spec"]["syncPolicy"]["syncOptions"]
@@ -124,14 +119,13 @@ def test_the_page_lists_every_example():
 
 
 def github():
-    (step,) = [
-        step for step in load(DRIFT / "github-actions.yml")["jobs"]["drift"]["steps"] if step.get("name") == "Compare"
-    ]
+    steps = yaml.safe_load((DRIFT / "github-actions.yml").read_text())["jobs"]["drift"]["steps"]
+    (step,) = [step for step in steps if step.get("name") == "Compare"]
     return step["run"]
 
 
 def gitlab():
-    return "\n".join(load(DRIFT / "gitlab-ci.yml")["drift"]["script"])
+    return "\n".join(yaml.safe_load((DRIFT / "gitlab-ci.yml").read_text())["drift"]["script"])
 
 
 @pytest.fixture
