@@ -269,7 +269,8 @@ def test_the_slices_of_another_node_are_out_of_reach(base, node, kubelet, api):
 
 
 @pytest.mark.parametrize("taints", [False, True])
-def test_a_port_that_goes_down_and_comes_back(base, node, taints):
+def test_a_port_that_goes_down_and_comes_back(base, node, taints, monkeypatch):
+    monkeypatch.setattr("rdma_device_plugin.dra.REFRESH", 1.0)
     with (
         ApiServer(base, consumable=True, taints=taints) as api,
         Kubelet(base, health=True) as kubelet,
