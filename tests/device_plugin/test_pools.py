@@ -115,18 +115,6 @@ def test_a_partition_is_the_same_for_full_and_limited_members():
 # Discovery.
 
 
-def test_only_network_functions(base):
-    """A17, A19, A20"""
-    node = Node(base / "node", "two-cards-cx6dx")
-    assert chosen(node.root) == ["mlx5_0", "mlx5_1"]
-    address = "/sys/devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0/class"
-    found = list(node.root.glob("sys/devices/pci*/**/0000:3b:00.0/class"))
-    assert found, address
-    found[0].write_text("0x010000\n")
-    assert chosen(node.root) == ["mlx5_1"]
-    assert chosen(base / "nothing") == []
-
-
 def test_one_function_that_cannot_be_read_hides_no_other(base):
     """Pitfall 7: ghw 0.24 returns nothing at all then; and no pci.ids is needed"""
     node = Node(base / "node", "two-cards-cx6dx")
