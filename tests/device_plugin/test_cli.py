@@ -111,7 +111,7 @@ def test_help_version_and_errors():
 # Starting.
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=40))
 def test_check_config_never_ends_with_a_traceback(base, data):
     (base / "config.json").write_bytes(data)
