@@ -234,7 +234,7 @@ def test_a_claim_starts_a_pod_as_fast_as_the_device_plugin(over_dra):
 
 def test_gpus_and_their_rails_are_aligned_wherever_they_are_placed(over_dra):
     """As many pods at once as there are GPUs, on the nodes and roots that the scheduler takes."""
-    made = yaml.safe_load((CHECKOUT / "docs/examples/dra/gpu-and-its-rail.yaml").read_text())
+    made, _pod = yaml.safe_load_all((CHECKOUT / "docs/examples/dra/gpu-and-its-rail.yaml").read_text())
     made["metadata"]["namespace"] = SPACE
     lab_pitfalls.apply(over_dra, made)
     devices = {DRIVER: slices(over_dra), GPU_DRIVER: slices(over_dra, GPU_DRIVER)}

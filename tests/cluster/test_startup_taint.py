@@ -11,7 +11,7 @@ import json
 
 from ansible_collections.gpufabric.rdma.tests.tools import lab_pitfalls, rendered_objects
 from ansible_collections.gpufabric.rdma.tests.tools.lab_cluster import STARTUP_TAINT
-from ansible_collections.gpufabric.rdma.tests.tools.node_tools_pod import with_tools
+from ansible_collections.gpufabric.rdma.tests.tools.lab_pitfalls import with_tools
 
 CONTROLLER = "nv-ipam-controller"
 DEFINITIONS = ("ippools.nv-ipam.nvidia.com", "cidrpools.nv-ipam.nvidia.com")

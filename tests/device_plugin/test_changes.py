@@ -279,15 +279,6 @@ def test_a_config_map_is_swapped(base, node, kubelet):
             kubelet.wait_allocatable(NAME, number * 10, seconds=20)
 
 
-def test_sighup_sends_everything_again(base, node, kubelet):
-    """#109: a forced push; upstream's SIGHUP reads nothing again"""
-    with Running(base, document(entry(count=3)), node.root) as plugin:
-        kubelet.wait_allocatable(NAME, 3)
-        lists = len(kubelet.clients[NAME].lists)
-        plugin.call(plugin.plugin.reload)
-        assert kubelet.wait(lambda: len(kubelet.clients[NAME].lists) > lists)
-
-
 # Reads that hang.
 
 

@@ -111,27 +111,7 @@ def test_help_version_and_errors():
 # Starting.
 
 
-@pytest.mark.parametrize(
-    ("content", "text"),
-    [
-        (None, "No such file"),
-        (b"{", "not valid JSON"),
-        (b"{}", "no resources configuration found"),
-        (document(entry("a\nb")), "contains invalid characters"),
-    ],
-)
-def test_a_config_that_cannot_be_used_ends_with_one_line_and_code_1(base, content, text):
-    """A5, A6, A10"""
-    if content is not None:
-        (base / "config.json").write_bytes(content)
-    answer = run("-config-file", str(base / "config.json"))
-    assert answer.returncode == 1
-    assert len(answer.stderr.splitlines()) == 1
-    assert "Exiting.. " in answer.stderr
-    assert text in answer.stderr
-
-
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=40))
 def test_check_config_never_ends_with_a_traceback(base, data):
     (base / "config.json").write_bytes(data)
@@ -238,7 +218,8 @@ def test_explain_refuses_an_invalid_capture(base, content, text):
     assert len(answer.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize("name", fixture_tree.names())
+# The captured node, and a composed one of each kind of link and file.
+@pytest.mark.parametrize("name", ["lab-rxe-debian12", "sfs", "vfs", "gh200-cx7-roce", "mlx4-two-ports"])
 def test_a_captured_file_is_explained_as_its_tree_is(base, name):
     from rdma_device_plugin import captured
     from rdma_device_plugin import explain as explanation
@@ -348,6 +329,7 @@ def test_a_directory_that_cannot_be_used_ends_it_with_code_1(base, node):
     with Process(base, document(entry()), node.root) as plugin:
         assert plugin.process.wait(10) == 1
         assert "Not a directory" in plugin.log.read_text()
+        assert "rdma/test_server" in plugin.log.read_text()
 
 
 def test_no_capability_is_needed(base, node):

@@ -41,58 +41,15 @@ def test_two_entries_and_an_interval():
     assert load(document(entry(), interval=0)).interval == 0
 
 
-def test_devices_are_interface_names():
-    """A7"""
+def test_devices_selectors_and_counts():
+    """A7, A8, A9"""
     config = load(document(entry("test_config", devices=["ib0"])))
     assert config.pools[0].selectors.ifNames == ("ib0",)
     assert '"devices" field is deprecated' in config.warnings[0]
-
-
-def test_selectors():
-    """A8"""
     chosen = pool(selectors={"vendors": ["15b3"], "deviceIDs": ["1017"], "ifNames": ["ib0", "ib1"]}).selectors
     assert (chosen.vendors, chosen.deviceIDs, chosen.ifNames) == (("15b3",), ("1017",), ("ib0", "ib1"))
-
-
-def test_the_count_may_be_zero_or_absent():
-    """A9"""
-    assert pool(count=0).count == 0
-    assert raw("").count == 0
-    assert raw(', "rdmaHcaMax": null').count == 0
-
-
-@pytest.mark.parametrize("text", ["{}", '{"configList":[]}', '{"configList":null}', "null"])
-def test_no_resources(text):
-    """A10"""
-    assert problems(text) == ["no resources configuration found: configList is empty or absent"]
-
-
-def test_names_and_counts_that_upstream_refuses():
-    """A11, A12, A13"""
-    assert problems(document(entry("test_config$$")))[0].startswith(
-        'error: resource name "test_config$$" contains invalid characters'
-    )
-    assert problems(document(entry("a"), entry("a", resourcePrefix="other.io"))) == [
-        'error: resource name "a" already exists'
-    ]
-    assert problems(document(entry(count=-100)))[0].startswith("error: Invalid value for rdmaHcaMax < 0: -100")
-
-
-def test_devices_and_selectors_together_or_neither():
-    """A14, A15"""
-    both = entry(devices=["ib0"], selectors={"vendors": ["15b3"]})
-    assert "Cannot specify both" in problems(document(both))[0]
-    assert 'neither "selectors" nor "devices"' in problems(document(entry(selectors={})))[0]
-    assert 'neither "selectors" nor "devices"' in problems(document(entry(selectors={"speeds": ["400"]})))[0]
     assert pool(devices=[], selectors={"vendors": ["15b3"]}).selectors.vendors == ("15b3",)
-
-
-@pytest.mark.parametrize("interval", [-1, -10, 9223372037, 1 << 62])
-def test_intervals_that_nanoseconds_do_not_hold(interval):
-    """A16"""
-    assert problems(document(entry(), interval=interval))[0].startswith(
-        f'invalid "periodicUpdateInterval" configuration "{interval}"'
-    )
+    assert (pool(count=0).count, raw("").count, raw(', "rdmaHcaMax": null').count) == (0, 0, 0)
 
 
 def test_all_problems_are_reported_in_upstreams_order():
@@ -143,44 +100,6 @@ def test_null_is_not_set():
     assert (made.count, made.prefix, made.health, made.env) == (5, "rdma", Health(), ())
 
 
-@pytest.mark.parametrize("token", ["10.0", "1e3", "1.5", '"10"', "true", "[]", "9223372036854775808", "1" * 5000])
-def test_integers_are_integer_tokens(token):
-    assert "configList[0].rdmaHcaMax: wanted an integer" in problems(f'{{"configList":[{{"rdmaHcaMax":{token}}}]}}')[0]
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"",
-        b"{",
-        b"\xef\xbb\xbf{}",
-        b"{} {}",
-        b"{} // comment",
-        b'{"a":NaN}',
-        b'{"a":Infinity}',
-        b"{'a':1}",
-        b'{"a":01}',
-        b'{"a":"\x01"}',
-        b"[" * 100000,
-        b"\xff\xfe{}",
-    ],
-)
-def test_invalid_json(data):
-    """A6"""
-    assert problems(data)[0].startswith("not valid JSON: ")
-
-
-@pytest.mark.parametrize("text", ["[]", '"x"', "1", "true"])
-def test_the_top_is_an_object(text):
-    assert problems(text)[0].startswith("the document: wanted an object")
-
-
-def test_selectors_are_an_object_and_lists_of_strings():
-    assert "selectors: wanted an object, got a list" in problems(document(entry(selectors=[{"vendors": ["15b3"]}])))[0]
-    assert "vendors[1]: wanted a string" in problems(document(entry(selectors={"vendors": ["15b3", 5]})))[0]
-    assert "vendors: wanted a list" in problems(document(entry(selectors={"vendors": "15b3"})))[0]
-
-
 def test_half_a_surrogate_pair_can_be_printed():
     assert raw(r', "devices": [], "selectors":{"ifNames":["\ud83d", "\ud83d\ude00"]}').selectors.ifNames == (
         "\ufffd",
@@ -196,36 +115,9 @@ def test_names_that_the_kubelet_takes(name):
     assert pool(name=name).resource == f"rdma/{name}"
 
 
-@pytest.mark.parametrize("name", ["", "_a", "a_", "-a", "a.", "a/b", "a b", "\u00e4", "x" * 64, "a\n"])
-def test_names_that_the_kubelet_refuses(name):
-    assert f'resource name "{name}"' in problems(document(entry(name)))[0]
-
-
 @pytest.mark.parametrize("prefix", ["rdma", "nvidia.com", "a-b.c-d.e", "x" * 63 + ".io"])
 def test_prefixes_that_the_kubelet_takes(prefix):
     assert pool(resourcePrefix=prefix).prefix == prefix
-
-
-@pytest.mark.parametrize(
-    ("prefix", "why"),
-    [
-        ("example_prefix", "DNS-1123"),
-        ("Rdma", "DNS-1123"),
-        ("a..b", "DNS-1123"),
-        ("-a", "DNS-1123"),
-        ("a/b", "DNS-1123"),
-        ("kubernetes.io", "kubernetes.io"),
-        ("x.kubernetes.io", "kubernetes.io"),
-        ("requests.a", "quotas"),
-        ("a." * 125 + "io", "too long"),
-    ],
-)
-def test_prefixes_that_the_kubelet_refuses(prefix, why):
-    assert why in problems(document(entry(resourcePrefix=prefix)))[0]
-
-
-def test_a_list_that_no_message_holds():
-    assert f"holds {MAX_DEVICES}" in problems(document(entry(count=MAX_DEVICES + 1)))[0]
 
 
 def test_pci_ids_that_can_match_nothing_are_warned_of():
@@ -273,26 +165,65 @@ def test_without_extensions_all_is_as_upstream():
     assert made.health.ports == "any"
 
 
-@pytest.mark.parametrize(
-    ("more", "wanted"),
-    [
-        ({"allocation": "each"}, "one of all, spread, numa"),
-        ({"topology": "yes"}, "one of none, auto"),
-        ({"env": "ib"}, "one of none, generic, nccl, ucx"),
-        ({"health": {"ports": "some"}}, "one of any, all, ignore"),
-        ({"health": {"upSeconds": -1}}, "0 to 86400 seconds"),
-        ({"health": {"upSeconds": "1"}}, "0 to 86400 seconds"),
-        ({"charDevices": {"umad": "maybe"}}, "one of required, optional, never"),
-        ({"charDevices": {"uverbs": "never"}}, "nothing to work with"),
-        ({"extraSelectors": {"pKeys": ["x"]}}, "hexadecimal"),
-        ({"extraSelectors": {"numaNodes": ["0"]}}, "an integer"),
-        ({"hcasPerUnit": 2}, "only with allocation spread or numa"),
-        ({"maxPerContainer": -1}, "0 or more"),
-        ({"softwareDevices": "yes"}, "true or false"),
-    ],
-)
-def test_extensions_that_mean_nothing(more, wanted):
-    assert wanted in problems(document(entry(**more)))[0]
+# What is refused.
+
+
+def one(**more):
+    return document(entry(**more))
+
+
+EMPTY = "no resources configuration found: configList is empty or absent"
+JSON = [b"", b"{", b"\xef\xbb\xbf{}", b"{} {}", b"{} // comment", b'{"a":NaN}', b'{"a":Infinity}', b"{'a':1}"]
+JSON += [b'{"a":01}', b'{"a":"\x01"}', b"[" * 100000, b"\xff\xfe{}"]
+INTEGERS = ["10.0", "1e3", "1.5", '"10"', "true", "[]", "9223372036854775808", "1" * 5000]
+NAMES = ["", "_a", "a_", "-a", "a.", "a/b", "a b", "\u00e4", "x" * 64, "a\n"]
+REFUSED = [
+    *((text.encode(), EMPTY) for text in ("{}", '{"configList":[]}', '{"configList":null}', "null")),
+    *((text.encode(), "the document: wanted an object") for text in ("[]", '"x"', "1", "true")),
+    *((data, "not valid JSON: ") for data in JSON),
+    *((f'{{"configList":[{{"rdmaHcaMax":{token}}}]}}'.encode(), "rdmaHcaMax: wanted an integer") for token in INTEGERS),
+    *(
+        (document(entry(), interval=number), f'invalid "periodicUpdateInterval" configuration "{number}"')
+        for number in (-1, -10, 9223372037, 1 << 62)  # nanoseconds do not hold them
+    ),
+    *((one(name=name), f'resource name "{name}"') for name in NAMES),
+    *((one(resourcePrefix=prefix), "DNS-1123") for prefix in ("example_prefix", "Rdma", "a..b", "-a", "a/b")),
+    *((one(resourcePrefix=prefix), "kubernetes.io") for prefix in ("kubernetes.io", "x.kubernetes.io")),
+    (one(resourcePrefix="requests.a"), "quotas"),
+    (one(resourcePrefix="a." * 125 + "io"), "too long"),
+    (one(name="test_config$$"), 'error: resource name "test_config$$" contains invalid characters'),
+    (document(entry("a"), entry("a", resourcePrefix="other.io")), 'error: resource name "a" already exists'),
+    (one(count=-100), "error: Invalid value for rdmaHcaMax < 0: -100"),
+    (one(count=MAX_DEVICES + 1), f"holds {MAX_DEVICES}"),
+    (one(devices=["ib0"], selectors={"vendors": ["15b3"]}), "Cannot specify both"),
+    (one(selectors={}), 'neither "selectors" nor "devices"'),
+    (one(selectors={"speeds": ["400"]}), 'neither "selectors" nor "devices"'),
+    (one(selectors=[{"vendors": ["15b3"]}]), "selectors: wanted an object, got a list"),
+    (one(selectors={"vendors": ["15b3", 5]}), "vendors[1]: wanted a string"),
+    (one(selectors={"vendors": "15b3"}), "vendors: wanted a list"),
+    (one(allocation="each"), "one of all, spread, numa"),
+    (one(topology="yes"), "one of none, auto"),
+    (one(env="ib"), "one of none, generic, nccl, ucx"),
+    (one(health={"ports": "some"}), "one of any, all, ignore"),
+    (one(health={"upSeconds": -1}), "0 to 86400 seconds"),
+    (one(health={"upSeconds": "1"}), "0 to 86400 seconds"),
+    (one(health={"taint": "x"}), "health.taint"),
+    (one(charDevices={"umad": "maybe"}), "one of required, optional, never"),
+    (one(charDevices={"uverbs": "never"}), "nothing to work with"),
+    (one(extraSelectors={"pKeys": ["x"]}), "hexadecimal"),
+    (one(extraSelectors={"numaNodes": ["0"]}), "an integer"),
+    (one(hcasPerUnit=2), "only with allocation spread or numa"),
+    (one(maxPerContainer=-1), "0 or more"),
+    (one(softwareDevices="yes"), "true or false"),
+    (one(api="gpu"), "api wants one of"),
+    (one(rail=-1), "rail wants 0 or more"),
+]
+
+
+@pytest.mark.parametrize(("data", "wanted"), REFUSED, ids=range(len(REFUSED)))
+def test_what_means_nothing_is_refused(data, wanted):
+    """A6, A10 to A16, and what the kubelet would refuse"""
+    assert wanted in problems(data)[0]
 
 
 # Properties.

@@ -24,6 +24,7 @@ def refused(base, node, config):
         assert plugin.process.wait(20) == 1
         assert kubelet.log == []
     (line,) = plugin.log.read_text().splitlines()
+    assert "Exiting.. " in line
     return line
 
 
@@ -33,6 +34,7 @@ def refused(base, node, config):
         pytest.param(b'{"configList": [', "not valid JSON", id="A6"),
         pytest.param(document(), "no resources configuration found", id="A10"),
         pytest.param(document(entry("test_config$$")), "contains invalid characters", id="A11"),
+        pytest.param(document(entry("a\nb")), "contains invalid characters", id="A11, still one line"),
         pytest.param(document(entry("a"), entry("a")), 'resource name "a" already exists', id="A12"),
         pytest.param(document(entry(count=-100)), "error: Invalid value for rdmaHcaMax < 0: -100", id="A13"),
         pytest.param(

@@ -269,7 +269,8 @@ def test_the_slices_of_another_node_are_out_of_reach(base, node, kubelet, api):
 
 
 @pytest.mark.parametrize("taints", [False, True])
-def test_a_port_that_goes_down_and_comes_back(base, node, taints):
+def test_a_port_that_goes_down_and_comes_back(base, node, taints, monkeypatch):
+    monkeypatch.setattr("rdma_device_plugin.dra.REFRESH", 1.0)
     with (
         ApiServer(base, consumable=True, taints=taints) as api,
         Kubelet(base, health=True) as kubelet,
@@ -365,39 +366,39 @@ def test_two_claims_share_an_hca(base, node, kubelet):
         assert len(specs(base)) == 2
 
 
-@pytest.mark.parametrize(
-    ("change", "wanted"),
-    [
-        (lambda claim: claim["metadata"].update(uid="another"), "was deleted and made again"),
-        (lambda claim: claim.update(status={}), "it is not allocated"),
-        (lambda claim: claim["status"]["allocation"]["devices"].update(results=[]), "no device of"),
-        (lambda claim: claim["status"]["allocation"]["devices"]["results"][0].update(pool="node2"), "-node-name"),
-        (lambda claim: claim["status"]["allocation"]["devices"]["results"][0].update(device="gpu-0"), "has mlx5-0"),
-        (
-            lambda claim: claim["status"]["allocation"]["devices"].update(config=[{"opaque": {"driver": DRIVER}}]),
-            "opaque parameters",
-        ),
-    ],
-)
-def test_a_claim_that_cannot_be_prepared_says_why_and_leaves_nothing(base, node, kubelet, api, change, wanted):
+UNPREPARED = [
+    (lambda claim: claim["metadata"].update(uid="another"), "was deleted and made again"),
+    (lambda claim: claim.update(status={}), "it is not allocated"),
+    (lambda claim: claim["status"]["allocation"]["devices"].update(results=[]), "no device of"),
+    (lambda claim: claim["status"]["allocation"]["devices"]["results"][0].update(pool="node2"), "-node-name"),
+    (lambda claim: claim["status"]["allocation"]["devices"]["results"][0].update(device="gpu-0"), "has mlx5-0"),
+    (
+        lambda claim: claim["status"]["allocation"]["devices"].update(config=[{"opaque": {"driver": DRIVER}}]),
+        "opaque parameters",
+    ),
+]
+
+
+def test_a_claim_that_cannot_be_prepared_says_why_and_leaves_nothing(base, node, kubelet, api):
     with dra(base, node, api) as plugin:
         soon(plugin, api, units(UP, 3))
-        claim = api.allocate("one", {"r": f"{UP}-u00"})
-        change(api.claims[claim[:2]])
-        answer = kubelet.driver().prepare(claim)[claim[2]]
-        assert wanted in answer.error
-        assert "default/one" in answer.error
-        assert (specs(base), checkpointed(base)) == ([], [])
+        for number, (change, wanted) in enumerate(UNPREPARED):
+            claim = api.allocate(f"c{number}", {"r": f"{UP}-u00"})
+            change(api.claims[claim[:2]])
+            answer = kubelet.driver().prepare(claim)[claim[2]]
+            assert wanted in answer.error
+            assert f"default/c{number}" in answer.error
+            assert (specs(base), checkpointed(base)) == ([], [])
 
 
-@pytest.mark.parametrize("uid", ["", "../../etc/passwd", "a/b", "x" * 300, "a\nb", "ü"])
-def test_a_uid_becomes_no_path(base, node, kubelet, api, uid):
+def test_a_uid_becomes_no_path(base, node, kubelet, api):
     with dra(base, node, api) as plugin:
         soon(plugin, api, units(UP, 3))
         driver = kubelet.driver()
-        assert "is not one" in driver.prepare(("default", "one", uid))[uid].error
-        assert not driver.unprepare(("default", "one", uid))[uid].error
-        assert specs(base) == []
+        for uid in ("", "../../etc/passwd", "a/b", "x" * 300, "a\nb", "ü"):
+            assert "is not one" in driver.prepare(("default", "one", uid))[uid].error
+            assert not driver.unprepare(("default", "one", uid))[uid].error
+            assert specs(base) == []
 
 
 def test_a_restart_knows_what_is_prepared(base, node, kubelet, api):

@@ -19,7 +19,7 @@ _spec = importlib.util.spec_from_file_location(
 role_config = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(role_config)
 
-CONFIGS = pathlib.Path(__file__).parent / "configs"
+CONFIGS = json.loads((HERE / "configs.json").read_text())
 GH200 = ("gh200-cx7-roce", (("enp1s0f0np0", "ens8f0np0"), ("enp1s0f1np1", "ens8f1np1")))
 RAILS = (24, 58, 75, 92, 135, 170, 186, 202)
 H100 = ("h100-8x-cx7-ib", tuple((f"ibp{bus}s0", f"ens{8 + number}f0np0") for number, bus in enumerate(RAILS)))
@@ -28,24 +28,24 @@ BOTH = ["uverbs0", "uverbs1", "umad0", "umad1", "rdma_cm"]
 
 # Each with what its guide prints: resource, count, files of one container.
 PRINTED = {
-    "shared-devices-a-b.json": (
+    "shared-devices-a-b": (
         GH200,
         {
             "rdma/hca_shared_devices_a": (63, ["uverbs0", "umad0", "rdma_cm"]),
             "rdma/hca_shared_devices_b": (63, ["uverbs1", "umad1", "rdma_cm"]),
         },
     ),
-    "option-a-interface.json": (GH200, {"rdma/hca_shared_devices_a": (63, ["uverbs0", "umad0", "rdma_cm"])}),
-    "option-b-vendor.json": (GH200, {"rdma/hca_shared_devices_all": (63, BOTH)}),
-    "option-c-driver.json": (GH200, {"rdma/hca_shared_devices_mlx5": (63, BOTH)}),
-    "option-d-model.json": (GH200, {"rdma/hca_shared_devices_cx7": (63, BOTH)}),
-    "operator.json": (GH200, {"rdma/hca_shared_devices_a": (63, BOTH)}),
-    "one-pool-of-100.json": (GH200, {"rdma/rdma_shared_device": (100, BOTH)}),
-    "shared-ib.json": (
+    "option-a-interface": (GH200, {"rdma/hca_shared_devices_a": (63, ["uverbs0", "umad0", "rdma_cm"])}),
+    "option-b-vendor": (GH200, {"rdma/hca_shared_devices_all": (63, BOTH)}),
+    "option-c-driver": (GH200, {"rdma/hca_shared_devices_mlx5": (63, BOTH)}),
+    "option-d-model": (GH200, {"rdma/hca_shared_devices_cx7": (63, BOTH)}),
+    "operator": (GH200, {"rdma/hca_shared_devices_a": (63, BOTH)}),
+    "one-pool-of-100": (GH200, {"rdma/rdma_shared_device": (100, BOTH)}),
+    "shared-ib": (
         IB,
         {"rdma/shared_ib": (63, [f"{kind}{number}" for number in (0, 1) for kind in ("issm", "umad", "uverbs")])},
     ),
-    "eight-rails.json": (
+    "eight-rails": (
         H100,
         {
             f"rdma/hca_shared_devices_{number}": (63, [f"{kind}{number}" for kind in ("issm", "umad", "uverbs")])
@@ -53,17 +53,17 @@ PRINTED = {
         },
     ),
 }
-INTERVALS = {"shared-devices-a-b.json": 300}
+INTERVALS = {"shared-devices-a-b": 300}
 
 
 def test_every_config_has_its_printed_counts():
-    assert {path.name for path in CONFIGS.glob("*.json")} == set(PRINTED)
+    assert set(CONFIGS) == set(PRINTED)
 
 
 @pytest.mark.parametrize("name", PRINTED)
 def test_a_published_config_gives_what_its_guide_prints(base, name):
     (fixture, rename), printed = PRINTED[name]
-    data = (CONFIGS / name).read_bytes()
+    data = json.dumps(CONFIGS[name]).encode()
     config = load(data, strict=True)
     assert config.warnings == ()
     assert config.interval == INTERVALS.get(name, 60)
@@ -96,7 +96,7 @@ def test_rendered_rails_have_63_units_each(base):
 def test_a_port_without_a_cable_does_not_make_its_pool_unhealthy(base):
     """Guide 004: port 2 has no cable; all 100 stay allocatable, with the files of both ports"""
     node = Node(base / "node", "gh200-cx7-roce")
-    data = (CONFIGS / "one-pool-of-100.json").read_bytes()
+    data = json.dumps(CONFIGS["one-pool-of-100"]).encode()
     with Kubelet(base) as kubelet, Running(base, data, node.root):
         kubelet.wait_allocatable("rdma/rdma_shared_device", 100)
         specs = kubelet.allocate("rdma/rdma_shared_device", ["0"]).container_responses[0].devices
@@ -115,8 +115,8 @@ def _schema():
 
 def test_the_schema_takes_what_the_plugin_takes():
     _schema_text, validator = _schema()
-    for path in CONFIGS.glob("*.json"):
-        validator.validate(json.loads(path.read_text()))
+    for config in CONFIGS.values():
+        validator.validate(config)
 
 
 def test_the_schema_knows_every_key_and_no_other():

@@ -66,22 +66,6 @@ def test_a_module_imports_only_from_lower_layers(path):
             assert names <= below, f"{path.name}:{node.lineno} imports {sorted(names - below)}"
 
 
-@pytest.mark.skipif(sys.version_info < (3, 10), reason="not verified: this Python does not list its own modules")
-def test_only_the_libraries_that_are_declared():
-    declared = {"grpc", "prometheus_client", "yaml", "lightkube"}
-    for path in SOURCES:
-        for node in ast.walk(ast.parse(path.read_text())):
-            names = (
-                [alias.name for alias in node.names]
-                if isinstance(node, ast.Import)
-                else [node.module]
-                if isinstance(node, ast.ImportFrom) and not node.level
-                else []
-            )
-            foreign = {name.split(".")[0] for name in names} - set(sys.stdlib_module_names)
-            assert foreign <= declared, f"{path.name} imports {foreign}"
-
-
 def test_a_wheel_holds_the_package_and_the_library(base):
     """One source of the library: the build puts it in"""
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]

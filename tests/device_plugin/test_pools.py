@@ -61,33 +61,10 @@ def test_an_interface_that_a_pod_has_taken_is_missed(selectors, there, told):
     assert bool(found) is told
 
 
-def test_lists_are_or_and_between_lists_and(laid_out):
-    """A18"""
-    root = laid_out("names-persistent")
-    assert chosen(root, selectors={"vendors": ["15b3"]}) == ["rocep1s0f0", "rocep1s0f1", "ibp24s0"]
-    assert chosen(root, selectors={"ifNames": ["enp1s0f1np1", "ibp24s0"]}) == ["rocep1s0f1", "ibp24s0"]
-    assert chosen(root, selectors={"ifNames": ["enp1s0f1np1", "ibp24s0"], "linkTypes": ["ether"]}) == ["rocep1s0f1"]
-    everything = {
-        "vendors": ["15b3", "8086"],
-        "deviceIDs": ["1021", "1017"],
-        "drivers": ["mlx5_core"],
-        "ifNames": ["enp1s0f0np0", "enp1s0f1np1"],
-        "linkTypes": ["ether"],
-    }
-    assert chosen(root, selectors=everything) == ["rocep1s0f0", "rocep1s0f1"]
-
-
-def test_values_are_compared_exactly(laid_out):
-    root = laid_out("gh200-cx7-roce")
-    assert chosen(root, selectors={"vendors": ["15B3"]}) == []
-    assert chosen(root, selectors={"vendors": ["0x15b3"]}) == []
-    assert chosen(root, selectors={"drivers": ["mlx5"]}) == []
-
-
 _SELECTORS = {
-    "vendors": st.sampled_from(["15b3", "8086", ""]),
+    "vendors": st.sampled_from(["15b3", "15B3", "0x15b3", "8086", ""]),
     "deviceIDs": st.sampled_from(["1021", "1017"]),
-    "drivers": st.sampled_from(["mlx5_core", "ice"]),
+    "drivers": st.sampled_from(["mlx5_core", "mlx5", "ice"]),
     "ifNames": st.sampled_from(["a", "b", "c"]),
     "linkTypes": st.sampled_from(["ether", "infiniband", ""]),
 }
@@ -138,18 +115,6 @@ def test_a_partition_is_the_same_for_full_and_limited_members():
 # Discovery.
 
 
-def test_only_network_functions(base):
-    """A17, A19, A20"""
-    node = Node(base / "node", "two-cards-cx6dx")
-    assert chosen(node.root) == ["mlx5_0", "mlx5_1"]
-    address = "/sys/devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0/class"
-    found = list(node.root.glob("sys/devices/pci*/**/0000:3b:00.0/class"))
-    assert found, address
-    found[0].write_text("0x010000\n")
-    assert chosen(node.root) == ["mlx5_1"]
-    assert chosen(base / "nothing") == []
-
-
 def test_one_function_that_cannot_be_read_hides_no_other(base):
     """Pitfall 7: ghw 0.24 returns nothing at all then; and no pci.ids is needed"""
     node = Node(base / "node", "two-cards-cx6dx")
@@ -160,24 +125,35 @@ def test_one_function_that_cannot_be_read_hides_no_other(base):
     assert chosen(node.root) == ["mlx5_1"]
 
 
-def test_sub_functions_are_in(laid_out):
-    """Pitfall 15: upstream cannot see the auxiliary bus"""
-    root = laid_out("sfs")
-    assert chosen(root) == ["mlx5_0", "mlx5_2", "mlx5_3"]
-    assert chosen(root, selectors={"ifNames": ["enp8s0f0s88"]}) == ["mlx5_2"]
-    assert chosen(root, selectors={"ifNames": ["enp8s0f0np0"]}) == ["mlx5_0"]
+NAMES = {"ifNames": ["eth0", "eth1", "eth2"]}
+OVER_ALL = {"vendors": ["15b3", "8086"], "drivers": ["mlx5_core"], "linkTypes": ["ether"]}
 
 
-def test_virtual_functions_are_in(laid_out):
-    assert chosen(laid_out("vfs"), selectors={"drivers": ["mlx5_core"]}) == ["mlx5_0", "mlx5_1"]
-
-
-def test_software_hcas_are_in_on_request_only(laid_out):
-    root = laid_out("rxe-and-siw")
-    names = {"ifNames": ["eth0", "eth1", "eth2"]}
-    assert chosen(root, selectors=names) == []
-    assert chosen(root, selectors=names, softwareDevices=True) == ["rxe0", "rxe1", "siw_eth2"]
-    assert chosen(root, selectors={"vendors": ["15b3"]}, softwareDevices=True) == []
+@pytest.mark.parametrize(
+    ("fixture", "more", "wanted"),
+    [
+        ("names-persistent", {"selectors": {"ifNames": ["enp1s0f1np1", "ibp24s0"]}}, "rocep1s0f1 ibp24s0"),
+        ("names-persistent", {"selectors": OVER_ALL}, "rocep1s0f0 rocep1s0f1"),
+        # Pitfall 15: upstream cannot see the auxiliary bus.
+        ("sfs", {}, "mlx5_0 mlx5_2 mlx5_3"),
+        ("sfs", {"selectors": {"ifNames": ["enp8s0f0s88"]}}, "mlx5_2"),
+        ("sfs", {"selectors": {"ifNames": ["enp8s0f0np0"]}}, "mlx5_0"),
+        ("vfs", {"selectors": {"drivers": ["mlx5_core"]}}, "mlx5_0 mlx5_1"),
+        # Software HCAs on request only.
+        ("rxe-and-siw", {"selectors": NAMES}, ""),
+        ("rxe-and-siw", {"selectors": NAMES, "softwareDevices": True}, "rxe0 rxe1 siw_eth2"),
+        ("rxe-and-siw", {"selectors": {"vendors": ["15b3"]}, "softwareDevices": True}, ""),
+        # 1.3: upstream compares the first name of a function only and warns about the others.
+        ("mlx4-two-ports", {"selectors": {"ifNames": ["ens3d1"]}}, "mlx4_0"),
+        ("mlx4-two-ports", {"selectors": {"ifNames": ["ibs3"]}}, "mlx4_0"),
+        ("mlx4-two-ports", {"selectors": {"linkTypes": ["infiniband"]}}, "mlx4_0"),
+        # Pitfall 5: upstream refuses iWARP and EFA for want of umad.
+        ("efa", {"selectors": {"vendors": ["1d0f"]}}, "rdmap0s6"),
+        ("irdma", {"selectors": {"vendors": ["8086"]}}, "rocep101s0f0 rocep101s0f1"),
+    ],
+)
+def test_what_is_chosen_of_a_node(laid_out, fixture, more, wanted):
+    assert chosen(laid_out(fixture), **more) == wanted.split()
 
 
 def test_a_software_hca_lies_where_its_nic_does(laid_out):
@@ -194,14 +170,6 @@ def test_a_software_hca_lies_where_its_nic_does(laid_out):
     device.symlink_to(f"/{function}/virtio4")
     nodes = {hca.name: hca.numa_node for hca in pools.discover(Tree(str(root))).hcas}
     assert nodes == {"rxe0": -1, "rxe1": 1, "siw_eth2": -1}
-
-
-def test_any_netdev_of_a_function_selects_it(laid_out):
-    """1.3: upstream compares the first name only and warns about the others"""
-    root = laid_out("mlx4-two-ports")
-    for name in ("ens3d1", "ibs3"):
-        assert chosen(root, selectors={"ifNames": [name]}) == ["mlx4_0"]
-    assert chosen(root, selectors={"linkTypes": ["infiniband"]}) == ["mlx4_0"]
 
 
 # Character devices.
@@ -232,12 +200,6 @@ def test_what_is_required_follows_from_the_link_layer(layer, missing, code):
     """Pitfall 5: upstream refuses iWARP and EFA for want of umad"""
     out = pools.judge(pool(), card(ports=(Port(1, "ACTIVE", layer, None),), **missing))
     assert (out.code if out else None) == code
-
-
-def test_efa_and_irdma_are_in(laid_out):
-    """Pitfall 5"""
-    assert chosen(laid_out("efa"), selectors={"vendors": ["1d0f"]}) == ["rdmap0s6"]
-    assert chosen(laid_out("irdma"), selectors={"vendors": ["8086"]}) == ["rocep101s0f0", "rocep101s0f1"]
 
 
 def test_a_missing_device_is_reported_with_its_module(base):

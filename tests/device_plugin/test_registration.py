@@ -316,29 +316,6 @@ def test_a_clean_stop_leaves_nothing_behind(base, kubelet, plugin):
     assert kubelet.wait(lambda: kubelet.allocatable(NAME) == 0 or True)
 
 
-def test_an_empty_pool_registers(base, node, kubelet):
-    """A21"""
-    with Running(base, document(entry(selectors={"vendors": ["8086"]})), node.root):
-        assert kubelet.wait(lambda: NAME in kubelet.clients and kubelet.clients[NAME].lists)
-        assert kubelet.devices(NAME) == {}
-
-
-def test_a_pool_without_units_registers(base, node, kubelet):
-    """A9"""
-    with Running(base, document(entry(count=0)), node.root):
-        assert kubelet.wait(lambda: NAME in kubelet.clients and kubelet.clients[NAME].lists)
-        assert kubelet.devices(NAME) == {}
-
-
-def test_a_socket_directory_that_is_not_one_ends_it(base, node):
-    """A25"""
-    (base / "device-plugins").write_text("a file")
-    plugin = Running(base, CONFIG, node.root)
-    assert plugin.until(lambda: plugin.error is not None)
-    assert "Not a directory" in plugin.error
-    assert "rdma/test_server" in plugin.error
-
-
 def test_a_stream_that_is_cancelled_does_not_hold_a_place(kubelet, plugin):
     """A33: returns when the client cancels"""
     kubelet.wait_allocatable(NAME, 100)

@@ -176,7 +176,8 @@ def parsed(name: str, made):
         return [{"path": item["path"], "content": parsed(item["path"] + ".j2", item["content"])} for item in made]
     kind = name.removesuffix(".j2").rpartition(".")[2]
     if kind == "yml":
-        return [unfolded(item) for item in yaml.safe_load_all(made)]
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+        return [unfolded(item) for item in yaml.load_all(str(made), loader)]
     if kind in ("json", "conflist"):
         return json.loads(made)
     if kind == "service":
@@ -281,11 +282,27 @@ def look(role: str, name: str, more: dict) -> dict:
     return outcome
 
 
+def compile_once() -> None:
+    """Each rendering brings a Jinja environment of its own, with the same few sources: what one compiles serves all."""
+    import jinja2
+
+    by_jinja, compiled = jinja2.Environment.compile, {}
+
+    def once(self, source, *rest):
+        key = (source, self.trim_blocks, self.lstrip_blocks, self.keep_trailing_newline, *rest)
+        if key not in compiled:
+            compiled[key] = by_jinja(self, source, *rest)
+        return compiled[key]
+
+    jinja2.Environment.compile = once
+
+
 def main() -> None:
     os.environ.setdefault("ANSIBLE_LOCALHOST_WARNING", "false")
     from ansible.plugins.loader import init_plugin_loader
 
     init_plugin_loader()
+    compile_once()
     told: dict = {"texts": {}, "faults": []}
     for role, name in texts():
         if sys.argv[1:] and sys.argv[1] not in role:

@@ -6,7 +6,7 @@ import datetime
 import json
 import shlex
 
-from ansible_collections.gpufabric.rdma.tests.tools.node_tools_pod import with_tools
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import pods
 
 CONF = "/etc/cni/net.d/00-multus.conf"
 FOREIGN = "/etc/cni/net.d/00-calico.conflist"
@@ -17,6 +17,18 @@ FLANNEL, MULTUS = ("kube-flannel-ds", "kube-flannel"), ("kube-multus-ds", "kube-
 RESOURCE = "rdma/hca_shared_devices_0"  # of rail 0
 # As generous as an emulated node needs; the figures say how long it took.
 PATIENCE = 300
+# What node_tools.read finds on a lab node: Debian, with everything below /usr.
+_PATHS = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/alternatives", "/etc/libibverbs.d")
+_TOOLS = {
+    "image": "docker.io/rancher/mirrored-pause:3.6",
+    "mounts": {path: path if path.startswith(("/usr", "/etc")) else f"/usr{path}" for path in _PATHS},
+}
+
+
+def with_tools(spec: dict) -> dict:
+    """The pod's spec, whose only container runs the node's own programs, as verification's test pods do."""
+    pods.mount_tools(spec, _TOOLS)
+    return spec
 
 
 def attachment(name, config, resource=None):

@@ -34,6 +34,7 @@ from ansible.utils.plugin_docs import get_docstring
 from ansible.utils.vars import load_extra_vars
 from ansible.vars.manager import VariableManager
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import variables as preflight_variables
+from ansible_collections.gpufabric.rdma.tests.tools.hostile_templates import compile_once
 from ansible_collections.gpufabric.rdma.tests.tools.running import ROOT
 
 # Where Ansible reads an expression without braces.
@@ -287,6 +288,7 @@ def main() -> None:
     """Prints JSON: {cases, rendered, options: {option: type}, unseen: {option: its readers' errors}, differences,
     out_of_scope}.
     """
+    compile_once()
     known, options = expressions(), preflight_variables.options()
     defaults, read = _variables("defaults"), _merged(_variables("vars"))
     base = trusted({**_merged(defaults), **read, **_REGISTERED})

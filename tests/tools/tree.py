@@ -66,7 +66,7 @@ def write(name: str, target: str | os.PathLike) -> pathlib.Path:
     """Writes a node as a capture: the file target, or NAME.yml in the folder target; returns the file."""
     target = pathlib.Path(target)
     path = target / f"{name}.yml" if target.is_dir() else target
-    path.write_text(yaml.safe_dump(load(name), sort_keys=False))
+    path.write_text(yaml.dump(load(name), Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper), sort_keys=False))
     return path
 
 

@@ -9,8 +9,6 @@ under its tag, the only name that containerd then knows it by; the kubelet pulls
 
 from __future__ import annotations
 
-import copy
-
 _CONTAINERS = ("initContainers", "containers")
 
 
@@ -25,10 +23,17 @@ def by_digest(objects: list[dict], lock: dict, bundle: dict | None) -> list[dict
         for image in lock["images"]
         if image["digests"].get("index") and image["reference"] not in brought
     }
-    made = copy.deepcopy(objects)
+    made = _copied(objects)
     for item in made:
         pod = ((item.get("spec") or {}).get("template") or {}).get("spec") or {}
         for container in [one for kind in _CONTAINERS for one in pod.get(kind) or ()]:
             if container.get("image") in digests:
                 container["image"] += f"@{digests[container['image']]}"
     return made
+
+
+def _copied(value):
+    """As copy.deepcopy, which takes seconds for what Ansible tags and renders lazily."""
+    if isinstance(value, dict):
+        return {key: _copied(item) for key, item in value.items()}
+    return [_copied(item) for item in value] if isinstance(value, list) else value

@@ -71,6 +71,11 @@ class Site:
     def files(self) -> dict[str, bytes]:
         return {str(path.relative_to(self.git)): path.read_bytes() for path in self.git.rglob("*") if path.is_file()}
 
+    def put(self, files: dict[str, bytes]) -> None:
+        for path, content in files.items():
+            (self.git / path).parent.mkdir(parents=True, exist_ok=True)
+            (self.git / path).write_bytes(content)
+
     def nodes(self) -> dict:
         found = {}
         for name in ("node1", "node2"):
@@ -91,14 +96,23 @@ def site(tmp_path):
     return Site(tmp_path)
 
 
-def test_each_role_s_folder_has_byte_for_byte_what_the_role_applies(site):
+@pytest.fixture(scope="module")
+def rendered(tmp_path_factory):
+    """The files of one rendering, which is announced before and changes no node."""
+    site = Site(tmp_path_factory.mktemp("rendered"))
     before = site.nodes()
+    code, output = site.render("--check")
+    assert code == 0, output
+    assert not site.git.exists(), "check mode has written something"
+    assert "flannel/daemonset_kube-flannel_kube-flannel-ds.yaml (write)" in output, "--diff names each file"
     code, output = site.render()
     assert code == 0, output
     assert site.nodes() == before, "rendering has changed a node"
     assert site.cluster.calls() == [], "rendering has asked the cluster"
-    rendered = site.files()
+    return site.files()
 
+
+def test_each_role_s_folder_has_byte_for_byte_what_the_role_applies(site, rendered):
     code, output = site.apply()
     assert code == 0, output
     sent = [item for item in site.applied() if item["kind"] != "Secret"]
@@ -124,16 +138,9 @@ def role_of(item: dict) -> str:
     return OWNERS[owner] if owner else spaces[item["metadata"]["name"]]
 
 
-def test_a_second_run_changes_nothing_what_is_not_wanted_goes_and_what_is_not_ours_stays(site):
-    code, output = site.render("--check")
-    assert code == 0, output
-    assert not site.git.exists(), "check mode has written something"
-    assert "flannel/daemonset_kube-flannel_kube-flannel-ds.yaml (write)" in output, "--diff names each file"
-    assert site.render()[0] == 0
-    rendered = site.files()
+def test_a_second_run_changes_nothing_what_is_not_wanted_goes_and_what_is_not_ours_stays(site, rendered):
     foreign = {"networks/patch-of-mine.yaml": b"kind: Mine\n", "README.md": b"mine\n"}
-    for path, content in foreign.items():
-        (site.git / path).write_bytes(content)
+    site.put({**rendered, **foreign})
     code, output = site.render()
     assert code == 0, output
     assert output.count("changed=0") == 2, output
@@ -170,8 +177,8 @@ def test_what_cannot_be_rendered_is_refused_before_anything_is_written(site):
         assert not site.git.exists()
 
 
-def test_with_gitops_the_roles_apply_nothing_accept_what_was_synced_and_name_each_difference(site):
-    assert site.render()[0] == 0
+def test_with_gitops_the_roles_apply_nothing_accept_what_was_synced_and_name_each_difference(site, rendered):
+    site.put(rendered)
     site.sync()
     synced = site.cluster.objects
     code, output = site.apply(cluster_objects_owner="gitops")

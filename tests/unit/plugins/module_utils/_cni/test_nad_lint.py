@@ -87,112 +87,68 @@ def test_a_sound_network_has_no_findings(config, resource):
     assert ids([nad(config, resource=resource)]) == []
 
 
-def without(config, *keys):
-    return {key: value for key, value in config.items() if key not in keys}
+def without(*keys, **changes):
+    return nad({key: value for key, value in {**MACVLAN, **changes}.items() if key not in keys})
 
 
+def macvlan(resource=None, **changes):
+    return nad({**MACVLAN, **changes}, resource=resource)
+
+
+def addressed(ipam, **changes):
+    """macvlan with other addresses, or with changes of those."""
+    return nad({**MACVLAN, "ipam": {**ipam, **changes}})
+
+
+def bare(resource=None, **config):
+    """A network of another kind."""
+    return nad({"cniVersion": "0.3.1", "name": "data", **config}, resource=resource)
+
+
+LOCAL, HOST_LOCAL, EVERYWHERE = MACVLAN["ipam"], {"type": "host-local"}, [{"dst": "0.0.0.0/0"}]
+# {row: (planted, the only finding)}
 ROWS = {
-    "no JSON": (nad("{"), "nad:json"),
-    "a list": (nad("[]"), "nad:json"),
-    "no name": (nad(without(MACVLAN, "name")), "nad:name"),
-    "no version": (nad(without(MACVLAN, "cniVersion")), "nad:cniVersion"),
-    "a version of the future": (nad({**MACVLAN, "cniVersion": "2.0.0"}), "nad:cniVersion"),
-    "no type": (nad({"cniVersion": "0.3.1", "name": "data"}), "nad:type"),
-    "an empty spec and no file": (nad(None), "nad:file"),
-    "nobody serves the resource": (nad(MACVLAN, resource="rdma/rail7"), "nad:resource-unknown"),
-    "a shared resource with host-device": (
-        nad({"cniVersion": "0.3.1", "name": "data", "type": "host-device", "ipam": {}}, resource="rdma/rail0"),
-        "nad:resource-host-device",
-    ),
-    "a shared resource with sriov": (
-        nad({"cniVersion": "0.3.1", "name": "data", "type": "sriov", "ipam": {}}, resource="rdma/rail0"),
-        "nad:resource-host-device",
-    ),
-    "sriov without a resource": (
-        nad({"cniVersion": "0.3.1", "name": "data", "type": "sriov", "ipam": {}}),
-        "nad:resource-missing",
-    ),
-    "no master": (nad(without({**MACVLAN, "ipam": {}}, "master")), "nad:master-missing"),
-    "a master that is not there": (nad({**MACVLAN, "master": "eth9", "ipam": {}}), "nad:master-absent"),
-    "macvlan on InfiniBand": (nad({**MACVLAN, "master": "ib0", "ipam": {}}), "nad:macvlan-infiniband"),
-    "ipoib on Ethernet": (nad({**MACVLAN, "type": "ipoib", "ipam": {}}), "nad:ipoib-ethernet"),
-    "the NIC of the default route": (nad({**MACVLAN, "master": "eth0", "ipam": {}}), "nad:default-route"),
-    "host-device takes the default route": (
-        nad({"cniVersion": "0.3.1", "name": "data", "type": "host-device", "device": "eth0", "ipam": {}}),
-        "nad:default-route",
-    ),
-    "an MTU above the master's": (nad({**MACVLAN, "mtu": 9216}), "nad:mtu"),
-    "the pod network": (nad({**MACVLAN, "ipam": {"type": "host-local", "subnet": "10.42.7.0/24"}}), "nad:overlap-pod"),
-    "the service network": (
-        nad({**MACVLAN, "ipam": {"type": "whereabouts", "range": "10.43.0.0/20"}}),
-        "nad:overlap-service",
-    ),
-    "a route of the host": (
-        nad({**MACVLAN, "ipam": {"type": "host-local", "subnet": "10.0.0.128/25"}}),
-        "nad:overlap-route",
-    ),
-    "an address of the host": (
-        nad({**MACVLAN, "ipam": {"type": "host-local", "subnet": "198.18.2.0/24"}}),
-        "nad:host-address",
-    ),
-    "host-device takes the default route by its address": (
-        nad({"cniVersion": "0.3.1", "name": "data", "type": "host-device", "pciBusID": "0000:03:00.0", "ipam": {}}),
-        "nad:default-route",
-    ),
-    "a later plugin of a chain without a type": (
-        nad({"cniVersion": "0.3.1", "name": "data", "plugins": [{**MACVLAN}, {"mtu": 9000}]}),
-        "nad:type",
-    ),
-    "a later plugin that raises the MTU": (
-        nad({"cniVersion": "0.3.1", "name": "data", "plugins": [{**MACVLAN}, {"type": "tuning", "mtu": 9216}]}),
-        "nad:mtu",
-    ),
+    "no JSON": (nad("{"), "json"),
+    "a list": (nad("[]"), "json"),
+    "no name": (without("name"), "name"),
+    "no version": (without("cniVersion"), "cniVersion"),
+    "a version of the future": (macvlan(cniVersion="2.0.0"), "cniVersion"),
+    "no type": (bare(), "type"),
+    "an empty spec and no file": (nad(None), "file"),
+    "nobody serves the resource": (macvlan("rdma/rail7"), "resource-unknown"),
+    "a shared resource with host-device": (bare("rdma/rail0", type="host-device", ipam={}), "resource-host-device"),
+    "a shared resource with sriov": (bare("rdma/rail0", type="sriov", ipam={}), "resource-host-device"),
+    "sriov without a resource": (bare(type="sriov", ipam={}), "resource-missing"),
+    "no master": (without("master", ipam={}), "master-missing"),
+    "a master that is not there": (macvlan(master="eth9", ipam={}), "master-absent"),
+    "macvlan on InfiniBand": (macvlan(master="ib0", ipam={}), "macvlan-infiniband"),
+    "ipoib on Ethernet": (macvlan(type="ipoib", ipam={}), "ipoib-ethernet"),
+    "the NIC of the default route": (macvlan(master="eth0", ipam={}), "default-route"),
+    "host-device takes the default route": (bare(type="host-device", device="eth0", ipam={}), "default-route"),
+    "and by its address": (bare(type="host-device", pciBusID="0000:03:00.0", ipam={}), "default-route"),
+    "an MTU above the master's": (macvlan(mtu=9216), "mtu"),
+    "the pod network": (addressed(HOST_LOCAL, subnet="10.42.7.0/24"), "overlap-pod"),
+    "the service network": (addressed({"type": "whereabouts", "range": "10.43.0.0/20"}), "overlap-service"),
+    "a route of the host": (addressed(HOST_LOCAL, subnet="10.0.0.128/25"), "overlap-route"),
+    "an address of the host": (addressed(HOST_LOCAL, subnet="198.18.2.0/24"), "host-address"),
+    "a later plugin of a chain without a type": (bare(plugins=[MACVLAN, {"mtu": 9000}]), "type"),
+    "a later plugin that raises the MTU": (bare(plugins=[MACVLAN, {"type": "tuning", "mtu": 9216}]), "mtu"),
     "the interface is made by a later plugin": (
-        nad(
-            {
-                "cniVersion": "0.3.1",
-                "name": "data",
-                "plugins": [{"type": "tuning"}, {**MACVLAN, "master": "eth0", "ipam": {}}],
-            }
-        ),
-        "nad:default-route",
+        bare(plugins=[{"type": "tuning"}, {**MACVLAN, "master": "eth0", "ipam": {}}]),
+        "default-route",
     ),
     "rdma behind sriov while the nodes run shared": (
-        nad({"cniVersion": "0.3.1", "name": "data", "plugins": [{"type": "sriov"}, {"type": "rdma"}]}, resource=VFS),
-        "nad:netns-mode",
+        bare(VFS, plugins=[{"type": "sriov"}, {"type": "rdma"}]),
+        "netns-mode",
     ),
-    "rdmaIsolation while the nodes run shared": (
-        nad({"cniVersion": "0.3.1", "name": "data", "type": "ib-sriov", "rdmaIsolation": True}, resource=VFS),
-        "nad:netns-mode",
-    ),
-    "a second default route": (
-        nad({**MACVLAN, "ipam": {**WHEREABOUTS, "routes": [{"dst": "0.0.0.0/0"}]}}),
-        "nad:default-route-pod",
-    ),
-    "half of the address space": (
-        nad({**MACVLAN, "ipam": {**MACVLAN["ipam"], "routes": [{"dst": "128.0.0.0/1"}]}}),
-        "nad:default-route-pod",
-    ),
-    "a gateway elsewhere": (
-        nad({**MACVLAN, "ipam": {**WHEREABOUTS, "gateway": "198.18.3.1"}}),
-        "nad:outside",
-    ),
-    "a gateway of host-local elsewhere": (
-        nad({**MACVLAN, "ipam": {**MACVLAN["ipam"], "gateway": "198.18.3.1"}}),
-        "nad:outside",
-    ),
-    "an exclusion elsewhere": (
-        nad({**MACVLAN, "ipam": {**WHEREABOUTS, "exclude": ["198.18.3.0/30", "198.18.2.101"]}}),
-        "nad:outside",
-    ),
-    "a range that exclusions use up": (
-        nad({**MACVLAN, "ipam": {**WHEREABOUTS, "exclude": ["198.18.2.64/26", "198.18.2.128/25"]}}),
-        "nad:blocks",
-    ),
-    "fewer addresses than pods": (
-        nad({**MACVLAN, "ipam": {**MACVLAN["ipam"], "rangeEnd": "198.18.2.107"}}),
-        "nad:block-size",
-    ),
+    "rdmaIsolation while the nodes run shared": (bare(VFS, type="ib-sriov", rdmaIsolation=True), "netns-mode"),
+    "a second default route": (addressed(WHEREABOUTS, routes=EVERYWHERE), "default-route-pod"),
+    "half of the address space": (addressed(LOCAL, routes=[{"dst": "128.0.0.0/1"}]), "default-route-pod"),
+    "a gateway elsewhere": (addressed(WHEREABOUTS, gateway="198.18.3.1"), "outside"),
+    "a gateway of host-local elsewhere": (addressed(LOCAL, gateway="198.18.3.1"), "outside"),
+    "an exclusion elsewhere": (addressed(WHEREABOUTS, exclude=["198.18.3.0/30", "198.18.2.101"]), "outside"),
+    "all of it excluded": (addressed(WHEREABOUTS, exclude=["198.18.2.64/26", "198.18.2.128/25"]), "blocks"),
+    "fewer addresses than pods": (addressed(LOCAL, rangeEnd="198.18.2.107"), "block-size"),
 }
 
 
@@ -291,7 +247,7 @@ def test_no_value_however_odd_breaks_the_linter(kind):
 @pytest.mark.parametrize("row", ROWS)
 def test_a_planted_fault_is_the_only_finding(row):
     planted, identity = ROWS[row]
-    assert ids([planted]) == [identity]
+    assert ids([planted]) == [f"nad:{identity}"]
 
 
 @pytest.mark.parametrize(

@@ -192,7 +192,7 @@ def cases(said):
     for call, (_code, out, _error) in said.items():
         for how in ("cut", "reset", "time-out"):
             for times in (1, OFTEN):
-                for _number in range(CUTS if out else 1):
+                for _number in range(CUTS if out and how == "cut" else 1):
                     yield call, how, dice.random(), times, dice.random() < 0.5 or how == "cut"
 
 
@@ -220,5 +220,5 @@ def test_a_call_that_breaks_off_makes_no_verdict(tmp_path, monkeypatch, bad, use
             lost += 1
             assert silent or "not_verified" in now.values(), told
             assert kubectl.left <= OFTEN - 2, (told, "was not asked again")
-    assert number >= 140
-    assert lost >= 70
+    assert number >= 60
+    assert lost >= 30

@@ -1,5 +1,3 @@
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """A builder for small trees, shaped as the kernel shapes sysfs: devices below /sys/devices, links everywhere else."""
 
 from __future__ import annotations

@@ -1,5 +1,3 @@
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """Module files, packages, and the three answers about the driver; GPUDirect stands on the same files."""
 
 from __future__ import annotations

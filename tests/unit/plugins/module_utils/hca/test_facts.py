@@ -1,5 +1,3 @@
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """gather() as a whole: subsets, no repeated read, no fork, and that nothing on a node makes it raise."""
 
 from __future__ import annotations

@@ -1,5 +1,3 @@
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """HCAs, GPUs, cards without RDMA and rails, where the machines of tests/fixtures (test_hosts.py) do not show it."""
 
 from __future__ import annotations

@@ -1,5 +1,3 @@
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """modprobe.d(5), modules-load.d(5) and unit files: which file counts and which statement wins; the netns mode and its
 namespaces; the limit that a new start of a service gets and the one that the running service has."""
 

@@ -1,5 +1,3 @@
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """Netdevs, routes and counters. Lines of routes as kernel 6.1 prints them."""
 
 from __future__ import annotations

@@ -1,5 +1,3 @@
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """Distances as `nvidia-smi topo -m` defines them, PCIe roots as Kubernetes' helper states them, and Data Direct."""
 
 from __future__ import annotations

@@ -1,5 +1,3 @@
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """Reading a node: files below a root that no link leads out of, and the answers that no file gives."""
 
 from __future__ import annotations

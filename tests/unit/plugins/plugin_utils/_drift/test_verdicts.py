@@ -36,142 +36,77 @@ def found(*events, hosts=("a", "b")):
     return {entry["host"]: entry for entry in document["hosts"]}
 
 
+def ok(task=NETNS, host="a", **result):
+    return ("ok", host, task, result)
+
+
+def lost(why):
+    return ("unreachable", "a", NETNS, {"msg": why})
+
+
+def refused(**result):
+    return ("failed", "a", NETNS, result)
+
+
+CHECK = verdicts.Task("Check", "gpufabric.rdma.driver")
+COPY = verdicts.Task("Put it there", "ansible.builtin.copy", "k3s")
+HIDDEN = verdicts.Task("Copy the token", "x", "node_ready")
+ONE, AWAY = [change()], {**PROBLEM, "object": "connection", "seen": "unreachable: x"}
+FILES = [{"changed": True, "dest": "/bin/k3s"}, {"changed": False, "dest": "/x"}]
+SILENT = "role multus: the cluster's objects, no API server answers (refused)"
+NO_WAY = ["role driver: No way is open.", f"role driver: {SENTENCE}"]
+# {row: (verdict, differences, reasons, what was told)}
 CASES = {
-    "nothing differs": ([("ok", "a", NETNS, {"changed": False, "changes": []})], "converged", 0, []),
-    "a difference": ([("ok", "a", NETNS, {"changed": True, "changes": [change()]})], "drift", 1, []),
-    "a look ahead that reports no change": (
-        [("ok", "a", NETNS, {"changed": False, "changes": [change()]})],
-        "drift",
-        1,
-        [],
-    ),
-    "the same difference twice": ([("ok", "a", NETNS, {"changes": [change()]})] * 2, "drift", 1, []),
-    "a reason to reboot": (
-        [("ok", "a", NETNS, {"changes": [], "reboot_reasons": ["the mode is exclusive"]})],
-        "reboot_pending",
-        0,
-        ["reboot pending: the mode is exclusive"],
-    ),
-    "a reboot is worse than a difference": (
-        [("ok", "a", NETNS, {"changes": [change()], "reboot_reasons": ["x"]})],
-        "reboot_pending",
-        1,
-        ["reboot pending: x"],
-    ),
-    "a problem of the preflight, with the plan": (
-        [("ok", "a", verdicts.Task("Check", "gpufabric.rdma.driver"), {"findings": [PROBLEM], "plan": [change()]})],
-        "unsafe",
-        1,
-        [SENTENCE],
-    ),
-    "a plan without a problem is no second account of differences": (
-        [("ok", "a", verdicts.Task("Check", "gpufabric.rdma.driver"), {"findings": [], "plan": [change()]})],
-        "converged",
-        0,
-        [],
-    ),
+    "nothing differs": ("converged", 0, [], ok(changed=False, changes=[])),
+    "a difference": ("drift", 1, [], ok(changed=True, changes=ONE)),
+    "a look ahead that reports no change": ("drift", 1, [], ok(changed=False, changes=ONE)),
+    "the same difference twice": ("drift", 1, [], *[ok(changes=ONE)] * 2),
+    "a reason to reboot": ("reboot_pending", 0, ["reboot pending: x"], ok(changes=[], reboot_reasons=["x"])),
+    "worse than a difference": ("reboot_pending", 1, ["reboot pending: x"], ok(changes=ONE, reboot_reasons=["x"])),
+    "a problem, with the plan": ("unsafe", 1, [SENTENCE], ok(CHECK, findings=[PROBLEM], plan=ONE)),
+    "a plan without one is no second account": ("converged", 0, [], ok(CHECK, findings=[], plan=ONE)),
     "a role refuses": (
-        [("failed", "a", NETNS, {"msg": "variable x: wanted 1,\nseen 2", "changes": []})],
-        "unsafe",
-        0,
-        ["role rdma_netns: Set the mode: variable x: wanted 1, seen 2"],
+        *("unsafe", 0, ["role rdma_netns: Set the mode: variable x: wanted 1, seen 2"]),
+        refused(msg="variable x: wanted 1,\nseen 2", changes=[]),
     ),
     "a role refuses with problems": (
-        [("failed", "a", NETNS, {"msg": "1 problem", "findings": [PROBLEM]})],
         "unsafe",
         0,
         [f"role rdma_netns: {SENTENCE}"],
+        refused(msg="1", findings=[PROBLEM]),
     ),
-    "a host that does not answer": (
-        [("unreachable", "a", NETNS, {"msg": "no route\nto host"})],
-        "unreachable",
-        0,
-        ["unreachable: no route to host"],
-    ),
-    "unreachable is said once": (
-        [
-            ("unreachable", "a", NETNS, {"msg": "x"}),
-            ("ok", "a", NETNS, {"findings": [{**PROBLEM, "object": "connection", "seen": "unreachable: x"}]}),
-        ],
-        "unreachable",
-        0,
-        ["unreachable: x"],
-    ),
+    "no answer": ("unreachable", 0, ["unreachable: no route to host"], lost("no route\nto host")),
+    "unreachable is said once": ("unreachable", 0, ["unreachable: x"], lost("x"), ok(findings=[AWAY])),
     "left as it is and not verified are told and are no verdict": (
-        [("ok", "a", NETNS, {"changes": [], "not_applied": ["p"], "not_verified": ["q"]})],
-        "converged",
-        0,
-        ["not verified: q", "left as it is: p"],
+        *("converged", 0, ["not verified: q", "left as it is: p"]),
+        ok(changes=[], not_applied=["p"], not_verified=["q"]),
     ),
-    "a file module in a loop": (
-        [
-            (
-                "ok",
-                "a",
-                verdicts.Task("Put it there", "ansible.builtin.copy", "k3s"),
-                {"changed": True, "results": [{"changed": True, "dest": "/bin/k3s"}, {"changed": False, "dest": "/x"}]},
-            )
-        ],
-        "drift",
-        1,
-        [],
-    ),
-    "a hidden change": (
-        [("ok", "a", verdicts.Task("Copy the token", "x", "node_ready"), {"changed": True, "censored": "hidden"})],
-        "drift",
-        1,
-        [],
-    ),
+    "a file module in a loop": ("drift", 1, [], ok(COPY, changed=True, results=FILES)),
+    "a hidden change": ("drift", 1, [], ok(HIDDEN, changed=True, censored="hidden")),
     "the gate refuses": (
-        [("ok", "a", GATE, {"verdict": "refuse", "summary": "No way is open.", "findings": [PROBLEM]})],
-        "unsafe",
-        0,
-        ["role driver: No way is open.", f"role driver: {SENTENCE}"],
+        *("unsafe", 0, NO_WAY),
+        ok(GATE, verdict="refuse", summary="No way is open.", findings=[PROBLEM]),
     ),
-    "the gate wants a reboot": (
-        [("ok", "a", GATE, {"verdict": "reboot", "summary": "A reboot."})],
-        "reboot_pending",
-        0,
-        ["reboot pending: A reboot."],
-    ),
-    "the gate wants a reload": (
-        [("ok", "a", GATE, {"verdict": "reload", "summary": "Older in memory."})],
-        "drift",
-        1,
-        [],
-    ),
+    "it wants a reboot": ("reboot_pending", 0, ["reboot pending: A."], ok(GATE, verdict="reboot", summary="A.")),
+    "the gate wants a reload": ("drift", 1, [], ok(GATE, verdict="reload", summary="Older in memory.")),
     "a silent API server": (
-        [("ok", "b", OBJECTS, {"changed": True, "changes": [change()] * 3, "down": "refused"})],
-        "unsafe",
-        0,
-        ["not read: role multus: the cluster's objects, no API server answers (refused)"],
+        *("unsafe", 0, [f"not read: {SILENT}"]),
+        ok(OBJECTS, "b", changed=True, changes=ONE * 3, down="refused"),
     ),
     "a silent API server where k3s differs is what that comes to": (
-        [
-            ("ok", "a", verdicts.Task("Run", "x", "k3s"), {"changes": [change()]}),
-            ("ok", "b", OBJECTS, {"changes": [change()], "down": "refused"}),
-        ],
-        "drift",
-        1,
-        ["not verified: role multus: the cluster's objects, no API server answers (refused)"],
+        *("drift", 1, [f"not verified: {SILENT}"]),
+        *(ok(verdicts.Task("Run", "x", "k3s"), changes=ONE), ok(OBJECTS, "b", changes=ONE, down="refused")),
     ),
-    "an object of the cluster stands at the server": (
-        [("ok", "b", OBJECTS, {"changes": [change(object="DaemonSet x")], "down": None})],
-        "drift",
-        1,
-        [],
-    ),
+    "an object of the cluster stands at the server": ("drift", 1, [], ok(OBJECTS, "b", changes=ONE, down=None)),
 }
 
 
-@pytest.mark.parametrize(("events", "verdict", "differences", "reasons"), CASES.values(), ids=CASES)
-def test_a_host_ends_as(events, verdict, differences, reasons):
+@pytest.mark.parametrize("row", CASES)
+def test_a_host_ends_as(row):
+    verdict, differences, reasons, *events = CASES[row]
     entries = found(*events)
-    assert (entries["a"]["verdict"], len(entries["a"]["differences"]), entries["a"]["reasons"]) == (
-        verdict,
-        differences,
-        reasons,
-    )
+    seen = entries["a"]
+    assert (seen["verdict"], len(seen["differences"]), seen["reasons"]) == (verdict, differences, reasons)
     for difference in entries["a"]["differences"]:
         assert set(difference) == {"role", "object", "wanted", "seen"}
     assert entries["b"] == {"host": "b", "verdict": "converged", "differences": [], "reasons": []}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._findings import messages
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._findings.tables import WIDTH, problems, table
+from ansible_collections.gpufabric.rdma.tests.tools import tables
 
 SANDBOX = (
     "FailedCreatePodSandBox: Failed to create pod sandbox: rpc error: code = Unknown desc = failed to setup network "
@@ -150,3 +152,24 @@ def test_an_unknown_text_of_a_known_component_names_its_log():
     step = messages.next_step([SANDBOX.format(ADD.format("whereabouts", "a new text"))])
     assert step.startswith(messages.UNKNOWN)
     assert step.endswith(look)
+
+
+# The tables of discover.
+
+
+@pytest.mark.parametrize("name", tables.REPORTS)
+def test_report(name):
+    text = tables.render(name)
+    assert text == (tables.FOLDER / f"{name}.txt").read_text(), "after a wanted change run tests/tools/tables.py"
+    assert max(map(len, text.splitlines())) <= WIDTH
+
+
+def test_the_widest_columns_are_cut_first_and_names_keep_their_beginning():
+    text = table(("node", "n"), [("a" * 30, 1), ("b", 22)], width=20)
+    assert text.splitlines() == [
+        "node               n", "----------------  --", "aaaaaaaaaaaaaaa…   1", "b                 22",
+    ]  # fmt: skip
+
+
+def test_a_node_that_could_not_be_read_says_why():
+    assert problems({"failure": "no route to host"}) == ["It could not be read: no route to host"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import json
 import pathlib
 
@@ -121,9 +123,14 @@ UNKNOWN = {
 }
 
 
-def documents(name):
+@functools.cache
+def _loaded(name):
     found = yaml.safe_load_all((FIXTURES / FILES[name]).read_text())
     return [{"source": f"{name} {number}", "content": content} for number, content in enumerate(found, 1)]
+
+
+def documents(name):
+    return copy.deepcopy(_loaded(name))
 
 
 def facts(tmp_path, fixture):
