@@ -145,7 +145,7 @@ def test_a_run_ends_with_the_page_beside_the_inventory_and_says_where(play, node
 
 def test_a_run_whose_checks_fail_ends_with_the_page_and_with_its_failure(play, node, tmp_path):
     """That is the run whose page someone needs."""
-    hosts = {f"node{number}": node("gh200-cx7-roce", number, limits_services=["k3s"]) for number in (1, 2)}
+    hosts = {f"node{number}": node("h100-8x-cx7-ib", number, limits_services=["k3s"]) for number in (1, 2)}
     (port,) = pathlib.Path(hosts["node2"]["discovery_root"]).glob("sys/class/infiniband/mlx5_0/ports/1/state")
     port.write_text("1: DOWN\n")
     code, output = play("site", hosts, "-e", f"report_file={tmp_path}/new/page.html", "-e", "report_title='Rack A'")

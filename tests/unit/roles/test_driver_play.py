@@ -59,4 +59,4 @@ def test_inside_host_it_says_what_is_there_without_a_remote_call(play):
 def test_run_alone_it_reads_the_node_once(play):
     _output, calls = play("upgrade_driver")
     for tasks in calls.values():
-        assert tasks == {"Gather RDMA facts"}
+        assert tasks == {"gpufabric.rdma.discovery : Gather facts of the node"}

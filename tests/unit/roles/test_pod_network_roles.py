@@ -150,7 +150,7 @@ def test_a_bare_node_is_predicted_set_up_left_alone_and_healed(site):
     again = site.play()
     assert {host: stats["changed"] for host, stats in again["stats"].items()} == {"node1": 0, "node2": 0}
     assert (site.files(), site.objects()) == (settled, known)
-    counted = calls(again)
+    counted = {place: count for place, count in calls(again).items() if place[1] != "discovery"}
     assert {role for _host, role in counted} == set(ROLES)
     assert max(counted.values()) <= 2, counted
 

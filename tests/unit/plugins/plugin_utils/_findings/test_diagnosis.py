@@ -401,7 +401,7 @@ def test_a_refused_run_says_which_failure_it_prevented(identity, captured):
     for findings in REFUSED[identity]:
         found = [item._asdict() for item in findings(captured)]
         assert {findings_catalogue.prevented(item) for item in found} == {identity}
-        assert identity in preflight_host.failure_text([{"host": "node1", "findings": found}])[1]
+        assert identity in preflight_host.failure_text([{"host": "node1", **item} for item in found], ["node1"])[1]
 
 
 # --- the catalogue itself ---------------------------------------------------------------------------------------------
