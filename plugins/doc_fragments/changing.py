@@ -25,7 +25,7 @@ options:
   root:
     description:
       - Root directory of the node. With anything but V(/) only files are written; the kernel, the service manager and
-        everything else that runs on this machine stay untouched, and RV(not_verified) lists what was skipped.
+        everything else that runs on this machine stay untouched, and C(not_verified) lists what was skipped.
     type: path
     default: /
 """
