@@ -544,8 +544,9 @@ def failure_text(findings: list[dict], hosts: list[str]) -> tuple[str, str]:
 def plan_text(results, check_mode: bool = False) -> str:
     """What the run will do, for all hosts; hosts with the same plan share a block."""
     lines = ["Plan" + (" (check mode: none of it is applied)" if check_mode else "")]
-    for hosts, (changes, reasons, notes) in core_text.alike(
-        (result["host"], (_plan_rows(result), result["reboot_reasons"], result["notes"])) for result in results
+    for hosts, (changes, reasons, notes, driver) in core_text.alike(
+        (result["host"], (_plan_rows(result), result["reboot_reasons"], result["notes"], result.get("driver")))
+        for result in results
     ):
         lines.append(
             f"  {core_text.names(hosts)}: "
@@ -553,6 +554,7 @@ def plan_text(results, check_mode: bool = False) -> str:
         )
         if changes:
             lines += [f"    {line}" for line in core_text.table(("object", "action", "why"), changes).splitlines()]
+        lines += [f"    driver: {driver}"] if driver else []
         lines += [f"    reboot needed: {reason}" for reason in reasons]
         lines += [f"    note: {note}" for note in notes]
     return "\n".join(lines)

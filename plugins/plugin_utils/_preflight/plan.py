@@ -132,6 +132,7 @@ def _of_host(node: dict, run: Run, findings: list[dict]) -> dict:
             "reboot_reasons": outcome["reboot_reasons"],
             "notes": notes + outcome["notes"],
             "rail_map": alike.rail_map(facts),
+            "driver": (facts.get("driver") or {}).get("explanation"),
         }
     else:
         for role, planned in host.plans(facts, typed).items():
