@@ -11,6 +11,7 @@ for, in the order of the roles, and everything that is wrong with any node comes
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -55,6 +56,7 @@ def plan(nodes: list[dict], run: Run) -> dict:
     """{roles, hosts: {host: decisions}, findings: [of all, each with host and role], notes}, and what roles decide for
     all hosts at once. The roles of the host layer decide `settled`: whether none of them has anything to do.
     """
+    _described.cache_clear()
     findings: list[dict] = []
     hosts = {node["host"]: _of_host(node, run, findings) for node in nodes}
     made: dict[str, Any] = {"roles": list(run.roles), "hosts": hosts, "findings": findings, "notes": []}
@@ -88,22 +90,25 @@ def with_findings(made: dict, findings: list[dict]) -> dict:
     unique: dict[tuple, dict] = {}
     for item in findings:
         unique.setdefault(tuple(item[key] for key in ("host", *Finding._fields)), item)
-    listed = list(unique.values())
-    hosts = {
-        name: {**decided, "findings": [item for item in listed if name in owners(item, made["hosts"])]}
-        for name, decided in made["hosts"].items()
-    }
+    listed, names = list(unique.values()), made["hosts"].keys()
+    of_host: dict[str, list[dict]] = {name: [] for name in names}
+    for item in listed:
+        about = item["host"].split(", ")
+        # What is not about hosts of this run is about the controller, and stops all of them.
+        for name in about if names >= set(about) else names:
+            of_host[name].append(item)
+    hosts = {name: {**decided, "findings": of_host[name]} for name, decided in made["hosts"].items()}
     return {**made, "hosts": hosts, "findings": listed}
-
-
-def owners(finding: dict, hosts) -> list[str]:
-    """Hosts that fail by a finding: the one or those that it is about; all, if it is about the controller."""
-    about = finding["host"].split(", ")
-    return about if set(about) <= set(hosts) else list(hosts)
 
 
 def _add(made: dict, role: str, rows: list[dict]) -> None:
     made["findings"] += [{**row, "role": role} for row in rows]
+
+
+@functools.cache
+def _described(folder: str | None) -> dict | None:
+    """The description of a bundle, read once for all nodes."""
+    return bundle_folder.described(folder)
 
 
 def _facts(node: dict) -> dict | None:
@@ -123,7 +128,7 @@ def _of_host(node: dict, run: Run, findings: list[dict]) -> dict:
     elif facts is None:
         rows.insert(0, host.unread(node.get("failure") or "no answer"))
     elif HOST_LAYER in run.roles:
-        problems, notes = host.combinations(facts, typed, bundle_folder.described(typed["k3s_bundle_dir"]))
+        problems, notes = host.combinations(facts, typed, _described(typed["k3s_bundle_dir"]))
         outcome = host.plan(facts, typed)
         rows += problems + outcome["findings"]
         decided = {
@@ -155,7 +160,7 @@ def _rules(role: str):
     def planner(nodes: list[dict], run: Run, made: dict) -> None:
         for node in nodes:
             typed = node["variables"]
-            bundle = bundle_folder.described(typed["k3s_bundle_dir"])
+            bundle = _described(typed["k3s_bundle_dir"])
             _add(made, role, at(node["host"], roles.findings(role, typed, _facts(node), run.groups, bundle)))
 
     return planner
