@@ -149,6 +149,8 @@ class Record:
         if task.action == PLAN and result.get("lost"):
             _add(place.unreachable, f"unreachable: {_line(reason_of(result['lost']))}")
             return
+        if task.action == PLAN:
+            self._planned(task, result)
         if task.action.endswith("driver_gate"):
             self._gate(place, task, result)
         # The gate also lists what rules out an option that it does not choose.
@@ -156,7 +158,7 @@ class Record:
         for finding in findings:
             self._refuse(host, task, finding)
         if findings:
-            differences = _changes(task, result.get("plan") or [])
+            differences = []
         elif result.get("down"):
             _add(place.silent_api, f"role {task.role}: the cluster's objects, no API server answers ({result['down']})")
             return
@@ -172,6 +174,15 @@ class Record:
             _add(place.remarks, f"not verified: {reason}")
         for reason in result.get("not_applied") or []:
             _add(place.remarks, f"left as it is: {reason}")
+
+    def _planned(self, task: Task, result: dict) -> None:
+        """What the plan says of each host; of one that is not compared, what differs too."""
+        for name, decided in (result.get("hosts") or {}).items():
+            compared = all(finding["role"] for finding in decided["findings"])
+            for difference in [] if compared else _changes(task, decided.get("plan") or []):
+                _add(self.hosts[name].differences, difference)
+            for reason in decided.get("reboot_reasons") or []:
+                _add(self.hosts[name].reboot, reason)
 
     def _gate(self, place: Host, task: Task, result: dict) -> None:
         """What it takes to load the driver that is on disk."""

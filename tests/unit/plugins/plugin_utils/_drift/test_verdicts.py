@@ -48,13 +48,20 @@ def refused(**result):
     return ("failed", "a", NETNS, result)
 
 
-CHECK = verdicts.Task("Check", "gpufabric.rdma.driver")
+CHECK = verdicts.Task("Plan", verdicts.PLAN, "discovery")
 COPY = verdicts.Task("Put it there", "ansible.builtin.copy", "k3s")
 HIDDEN = verdicts.Task("Copy the token", "x", "node_ready")
 ONE, AWAY = [change()], {**PROBLEM, "object": "connection", "seen": "unreachable: x"}
 FILES = [{"changed": True, "dest": "/bin/k3s"}, {"changed": False, "dest": "/x"}]
 SILENT = "role multus: the cluster's objects, no API server answers (refused)"
 NO_WAY = ["role driver: No way is open.", f"role driver: {SENTENCE}"]
+
+
+def planned(findings, **decided):
+    """The plan of a, which differs in one place."""
+    return ok(CHECK, findings=findings, hosts={"a": {"findings": findings, "plan": ONE, **decided}})
+
+
 # {row: (verdict, differences, reasons, what was told)}
 CASES = {
     "nothing differs": ("converged", 0, [], ok(changed=False, changes=[])),
@@ -63,8 +70,13 @@ CASES = {
     "the same difference twice": ("drift", 1, [], *[ok(changes=ONE)] * 2),
     "a reason to reboot": ("reboot_pending", 0, ["reboot pending: x"], ok(changes=[], reboot_reasons=["x"])),
     "worse than a difference": ("reboot_pending", 1, ["reboot pending: x"], ok(changes=ONE, reboot_reasons=["x"])),
-    "a problem, with the plan": ("unsafe", 1, [SENTENCE], ok(CHECK, findings=[PROBLEM], plan=ONE)),
-    "a plan without one is no second account": ("converged", 0, [], ok(CHECK, findings=[], plan=ONE)),
+    "a problem, with the plan": ("unsafe", 1, [SENTENCE], planned([{**PROBLEM, "host": "a", "role": ""}])),
+    "a plan without one is no second account": ("converged", 0, [], planned([])),
+    "a role's problem in the plan": (
+        *("unsafe", 0, [f"role k3s: {SENTENCE}"]),
+        planned([{**PROBLEM, "host": "a", "role": "k3s"}]),
+    ),
+    "a plan with a reboot": ("reboot_pending", 0, ["reboot pending: x"], planned([], reboot_reasons=["x"])),
     "a role refuses": (
         *("unsafe", 0, ["role rdma_netns: Set the mode: variable x: wanted 1, seen 2"]),
         refused(msg="variable x: wanted 1,\nseen 2", changes=[]),
