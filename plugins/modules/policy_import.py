@@ -18,17 +18,8 @@ requirements:
   - netaddr (the Python library, on the controller)
 author:
   - The gpufabric founders (@gpufabric)
-attributes:
-  action:
-    description: Indicates this has a corresponding action plugin so some parts of the options can be executed on
-      the controller.
-    support: full
-  check_mode:
-    description: Can run in C(check_mode) and return changed status prediction without modifying the target.
-    support: full
-  diff_mode:
-    description: Will return details on what has changed, when in diff mode.
-    support: none
+extends_documentation_fragment:
+  - gpufabric.rdma.deciding
 options:
   files:
     description: YAML files on the controller; a file may contain several objects.
