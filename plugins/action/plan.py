@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import pathlib
 import time
 
@@ -16,7 +15,7 @@ from ansible.plugins.action import ActionBase
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import as_dict, at
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.text import clean
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin.config import PLUGIN
-from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import fleet, terminal
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import fleet, libraries, terminal
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.guard import guarded
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import firewall, host, plan, variables
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._report import files as report_files
@@ -152,7 +151,11 @@ class ActionModule(ActionBase):
             now=time.time(),
             offered=args["offered"],
             answers=answers,
-            lacking={tool: name for tool, name in firewall.COLLECTIONS.items() if not _installed(name)},
+            lacking={
+                tool: name
+                for tool, name in firewall.COLLECTIONS.items()
+                if not libraries.installed(f"ansible_collections.{name}")
+            },
             upgrade=args["upgrade"],
             partial=args["partial"],
         )
@@ -176,24 +179,12 @@ def _read_of(task_vars, hosts, since) -> list[dict]:
     known = fleet.variables(task_vars, hosts, {"read": READ, **({"since": since} if since else {})})
     nodes = []
     for of_host in [of_host for of_host in known if "read" in of_host]:
-        later = of_host.get("since") or {}
-        nodes.append(
-            {**of_host["read"], **later}
-            if "ansible_facts" in later or not since
-            else {
-                **{key: of_host["read"][key] for key in ("host", "address", "variables", "problems")},
-                "failure": later.get("failure") or later.get("msg"),
-            }
-        )
+        read, later = of_host["read"], of_host.get("since") or {}
+        if since and "ansible_facts" not in later:
+            read = {key: read[key] for key in ("host", "address", "variables", "problems")}
+            later = {"failure": later.get("failure") or later.get("msg")}
+        nodes.append({**read, **later})
     return nodes
-
-
-def _installed(collection: str) -> bool:
-    """Whether Ansible on this controller finds a collection."""
-    try:
-        return importlib.util.find_spec(f"ansible_collections.{collection}") is not None
-    except ModuleNotFoundError:  # not even its namespace
-        return False
 
 
 @functools.cache

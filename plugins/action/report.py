@@ -36,7 +36,6 @@ class ActionModule(ActionBase):
             "matrix": self._matrix,
             "nccl_log": self._nccl_log,
             "saved": self._saved,
-            "page": self._page,
             "facts": self._facts,
             "capture": self._capture,
         }
@@ -153,13 +152,6 @@ class ActionModule(ActionBase):
         level, headline = report_judge.headline(report_judge.nodes(results))
         terminal.show(f"{headline}: {written['files'][0]['path']}")
         return {**written, "level": level, "headline": headline}
-
-    def _page(self, args, task_vars):
-        """Whether the page could be written."""
-        path = files.page_path(args["file"], _sources(task_vars))
-        findings = files.unwritable(path)
-        result = {"path": str(path), "findings": at("the controller", findings)}
-        return {**result, "failed": True, "msg": "\n".join(map(core_text.sentence, findings))} if findings else result
 
     # --- facts of nodes -----------------------------------------------------------------------------------------------
 

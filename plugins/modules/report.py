@@ -43,12 +43,11 @@ options:
         GPUDirect RDMA was absent, a rail stayed idle, a GID index was set, a value was wrong or the bandwidth is too
         low.
       - V(saved) writes C(report.html), C(report.json) and C(report.xml) (JUnit) from files of results.
-      - V(page) fails if the page of a run could not be written. It writes nothing.
       - V(facts) prints what nodes have and what is wrong with them, or with O(query) what each answers.
       - V(capture) writes what M(gpufabric.rdma.hca_capture) returned.
     type: str
     required: true
-    choices: [verification, matrix, nccl_log, saved, page, facts, capture]
+    choices: [verification, matrix, nccl_log, saved, facts, capture]
   hosts:
     description:
       - Hosts to report on. For V(verification) all of the play; one without C(node) fails its check.
@@ -178,13 +177,9 @@ headline:
   description: The first sentence of the page.
   returned: O(kind=saved)
   type: str
-path:
-  description: The page.
-  returned: O(kind=page)
-  type: str
 findings:
   description: What is wrong, each with C(host), C(object), C(wanted), C(seen), C(next_step) and C(id).
-  returned: O(kind=page), and where O(kind=saved) fails
+  returned: where O(kind=saved) fails
   type: list
   elements: dict
 """

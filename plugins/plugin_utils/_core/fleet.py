@@ -19,7 +19,6 @@ from ...module_utils._core.text import sentence
 
 HOSTS = {"type": "list", "elements": "str"}
 # Options of an action that takes one variable of each host.
-ONE = {"hosts": {**HOSTS, "required": True}, "variable": {"type": "str", "required": True}}
 
 
 def variables(task_vars: dict, hosts: list[str], names: dict[str, str], needed: str = "") -> list[dict[str, Any]]:

@@ -34,7 +34,7 @@ def missing(name: str) -> Finding:
 
 def findings(names: Iterable[str], core: str = __version__) -> list[Finding]:
     """What the controller lacks: an ansible-core that is new enough, and libraries that this Python can import."""
-    return [*_too_old(core), *(missing(name) for name in names if not _installed(name))]
+    return [*_too_old(core), *(missing(name) for name in names if not installed(name))]
 
 
 def _too_old(core: str) -> list[Finding]:
@@ -45,8 +45,11 @@ def _too_old(core: str) -> list[Finding]:
     return [Finding("controller", f"ansible-core {wanted}", core, step, "controller:ansible-core")]
 
 
-def _installed(name: str) -> bool:
+def installed(name: str) -> bool:
+    """Whether this controller finds a library, or a collection by the name of its package."""
     try:
         return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # not even what it is in
+        return False
     except ValueError:  # sys.modules has it without a spec
         return sys.modules.get(name) is not None

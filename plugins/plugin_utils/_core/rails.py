@@ -39,5 +39,5 @@ def dra_rails(resources, facts, api: str, rails: list) -> dict[str, str | None]:
     try:
         _over_plugin, over_dra = dra.served(resources, api, [int(index) for index in check_type_list(rails)], facts)
     except ValueError:
-        return {}  # the preflight names it
+        return {}  # the plan names it
     return {str(index): name for index, name in dra.rails(over_dra, facts).items()}

@@ -87,7 +87,7 @@ class Record:
             self.broken.append(f"{host}: {task.name}: {_line(result.get('msg'))}")
             return
         if not task.role or task.role == "discovery":
-            return  # the preflight reports it again, as a finding
+            return  # the plan reports it again, as a finding
         if task.once:
             for found in self.hosts.values():
                 if not found.ended:

@@ -458,8 +458,8 @@ def _identity(hca: dict) -> str:
     return f"{hca['name']} ({', '.join(parts)})"
 
 
-# Why a run changes what each planner lists.
-_WHY = {
+# The roles that `plans` plans for, and why a run changes what each planner lists.
+PLANNED = {
     "kernel_modules": "verbs need these modules, now and at boot",
     "rdma_netns": "the RDMA netns mode should be {rdma_netns_mode}, now and at boot",
     "limits": "containers inherit locked memory and start order from it",
@@ -512,7 +512,7 @@ def plan(facts: dict, variables: dict) -> dict:
     }
     stale: list[str] = []
     for role, made in made_by.items():
-        why = _WHY[role].format(**variables)
+        why = PLANNED[role].format(**variables)
         outcome["changes"] += [{**change._asdict(), "why": why} for change in made.changes]
         outcome["findings"] += made.findings
         outcome["reboot_reasons"] += [

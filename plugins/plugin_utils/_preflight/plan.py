@@ -6,7 +6,7 @@
 PRIVATE to the collection. Runs on the controller. Each role's planner is a pure function; here they get what they ask
 for, in the order of the roles, and everything that is wrong with any node comes together. A node comes as the action
 `plan` returns it when it reads: {host, address, variables (typed), problems (of these), ansible_facts.rdma, hostname,
- k3s, networks, firewall, runtime}, or with `lost` or `failure`, which say why it was not read.
+k3s, networks, firewall, runtime}, or with `lost` or `failure`, which say why it was not read.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def _of_host(node: dict, run: Run, findings: list[dict]) -> dict:
             "rail_map": alike.rail_map(facts),
             "driver": (facts.get("driver") or {}).get("explanation"),
         }
-    else:
+    elif host.PLANNED.keys() & set(run.roles):
         for role, planned in host.plans(facts, typed).items():
             rows += planned.findings if role in run.roles else []
     if facts is not None:
@@ -156,14 +156,11 @@ def name_of(node: dict) -> str:
 # --- the cluster ------------------------------------------------------------------------------------------------------
 
 
-def _rules(role: str):
-    def planner(nodes: list[dict], run: Run, made: dict) -> None:
-        for node in nodes:
-            typed = node["variables"]
-            bundle = _described(typed["k3s_bundle_dir"])
-            _add(made, role, at(node["host"], roles.findings(role, typed, _facts(node), run.groups, bundle)))
-
-    return planner
+def _rules(role: str, nodes: list[dict], run: Run, made: dict) -> None:
+    for node in nodes:
+        typed = node["variables"]
+        bundle = _described(typed["k3s_bundle_dir"])
+        _add(made, role, at(node["host"], roles.findings(role, typed, _facts(node), run.groups, bundle)))
 
 
 def _k3s(nodes: list[dict], run: Run, made: dict) -> None:
@@ -237,7 +234,8 @@ def _firewall(nodes: list[dict], run: Run, made: dict) -> None:
     for node in given:
         mine = planned[node["host"]]
         _add(made, "node_firewall", at(node["host"], firewall.findings(node, mine, run.lacking)))
-        made["hosts"][node["host"]]["firewall"] = mine
+        opens = node["variables"][firewall.OPTION] == "open" or bool(mine["add"] or mine["remove"])
+        made["hosts"][node["host"]]["firewall"] = {**mine, "opens": opens}
     made["listen_seconds"] = max(300, 5 * len(nodes))
 
 
@@ -250,7 +248,7 @@ def _names(nodes: list[dict], run: Run, made: dict) -> None:
 
 
 def _node_ready(nodes: list[dict], run: Run, made: dict) -> None:
-    _rules("node_ready")(nodes, run, made)
+    _rules("node_ready", nodes, run, made)
     _names(nodes, run, made)
 
 
@@ -289,13 +287,13 @@ def _network_node(node: dict, known: list[str]) -> dict:
 
 
 def _device_plugin(nodes: list[dict], run: Run, made: dict) -> None:
-    _rules("device_plugin")(nodes, run, made)
+    _rules("device_plugin", nodes, run, made)
     serving = [node for node in nodes if node["variables"]["device_plugin_api"] != config.PLUGIN]
     _names(serving, run, made)
     for node in serving:
         name = name_of(node)
         _add(made, "device_plugin", at(node["host"], dra.findings(name, node["runtime"], run.offered)))
-        made["hosts"][node["host"]]["dra"] = {"name": name, "serves": True, "rails": _over_dra(node)}
+        made["hosts"][node["host"]]["dra"] = {"name": name, "rails": _over_dra(node)}
     if serving:
         made["notes"] += dra.notes(run.offered, serving[0]["variables"]["device_plugin_extended_resources"])
 
@@ -325,10 +323,10 @@ _PLANNERS = {
     "cluster_objects": _cluster_objects,
     "k3s": _k3s,
     "node_firewall": _firewall,
-    "cni_plugins": _rules("cni_plugins"),
-    "flannel": _rules("flannel"),
+    "cni_plugins": functools.partial(_rules, "cni_plugins"),
+    "flannel": functools.partial(_rules, "flannel"),
     "node_ready": _node_ready,
-    "multus": _rules("multus"),
+    "multus": functools.partial(_rules, "multus"),
     "device_plugin": _device_plugin,
     "networks": _networks,
 }
@@ -345,14 +343,10 @@ def text(planned: dict, roles_asked: Sequence[str], check_mode: bool) -> str:
     if HOST_LAYER not in roles_asked:
         return ""
     odd = alike.differing({name: decided["rail_map"] for name, decided in hosts.items()})
-    rows = [
-        {
-            "host": name,
-            **decided,
-            "notes": [*decided["notes"], *_unasked(decided), *([odd[name]] if name in odd else [])],
-        }
-        for name, decided in hosts.items()
-    ]
+    rows = []
+    for name, decided in hosts.items():
+        notes = [*decided["notes"], *_unasked(decided), *filter(None, [odd.get(name)])]
+        rows.append({"host": name, **decided, "notes": notes})
     return f"{host.plan_text(rows, check_mode)}\n"
 
 

@@ -65,9 +65,3 @@ def effective(wanted: dict, known: Mapping, template: Callable) -> tuple[dict, l
     values, findings = given(wanted, known, template)
     typed, invalid = host.validate(wanted, values)
     return typed, findings + invalid
-
-
-def typed(values: dict) -> tuple[dict, list[Finding]]:
-    """Values of options, converted, and findings; an invalid one is its default."""
-    known = options()
-    return host.validate({name: known[name] for name in values}, values)
