@@ -31,7 +31,7 @@ from ansible_collections.gpufabric.rdma.plugins.plugin_utils._drift import forma
 
 OURS = "gpufabric.rdma."
 # Only its results are marks: what else holds their keys is an answer of a node.
-MARKING = "gpufabric.rdma.drift"
+MARKING = "gpufabric.rdma.report"
 # Actions that change nothing on a host in check mode, or at all.
 _NAMES = """
     add_host assert command copy debug dnf fail file find group_by import_role import_tasks include_role include_tasks

@@ -45,9 +45,11 @@ options:
       - V(saved) writes C(report.html), C(report.json) and C(report.xml) (JUnit) from files of results.
       - V(facts) prints what nodes have and what is wrong with them, or with O(query) what each answers.
       - V(capture) writes what M(gpufabric.rdma.hca_capture) returned.
+      - V(drift) marks where a comparison begins and ends, for the callback plugin P(gpufabric.rdma.drift#callback).
+      - V(text) prints O(text) without its control characters, and V(warning) as a warning.
     type: str
     required: true
-    choices: [verification, matrix, nccl_log, saved, facts, capture]
+    choices: [verification, matrix, nccl_log, saved, facts, capture, drift, text, warning]
   hosts:
     description:
       - Hosts to report on. For V(verification) all of the play; one without C(node) fails its check.
@@ -80,8 +82,29 @@ options:
   matrix:
     description: For V(saved), a file with a matrix document, which replaces the one in O(results).
     type: path
+  mark:
+    description:
+      - For V(drift). V(begin) gives the hosts that need a verdict and the files, and removes those of an earlier run;
+        it fails if the recorder is not loaded or the run is not in check mode.
+      - V(note) adds O(text) to the reasons of a host, V(end) closes the records of O(hosts).
+    type: str
+    choices: [begin, note, end]
+  text:
+    description: What to print, or for O(mark=note) the remark.
+    type: str
+    default: ""
+  run:
+    description: For O(mark=begin), the name of this run, which the verdict file repeats.
+    type: str
+    default: ""
   directory:
-    description: For V(saved), the folder to write into. It need not exist.
+    description: The folder that V(saved) writes into, and V(drift). It need not exist.
+    type: path
+  junit_file:
+    description: For O(mark=begin), where the JUnit XML goes, in O(directory). Empty writes none.
+    type: path
+  verdict_file:
+    description: For O(mark=begin), where the verdict goes, in O(directory). Empty writes none.
     type: path
   page:
     description: Whether V(verification) writes its page, and prints where it is.
@@ -98,7 +121,7 @@ options:
     type: str
     default: RDMA report
   json_file:
-    description: Where to write the document of a V(matrix), or the answers to O(query).
+    description: Where to write the document of a V(matrix) or V(drift), or the answers to O(query).
     type: path
   text_file:
     description: Where to write what was printed of a V(matrix).

@@ -65,7 +65,7 @@ _REGISTERED = {
                 "name": "node1",
                 "dra": {"name": "node1", "rails": {}},
                 "k3s": {"token_present": False, "version": "v1"},
-                "networks": {"files": {}, "files_there": {}, "vfs_unit": False},
+                "networks": {"files": [], "absent": [], "vfs_unit": False},
             }
         },
         "networks": {"objects": [], "complete": True, "sriov_config": {}},

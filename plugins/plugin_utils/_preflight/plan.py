@@ -266,11 +266,10 @@ def _networks(nodes: list[dict], run: Run, made: dict) -> None:
     made["notes"] += planned["notes"]
     made["networks"] = {key: planned[key] for key in ("objects", "complete", "sriov_config")}
     for node in nodes:
-        made["hosts"][node["host"]]["networks"] = {
-            "files": planned["files"].get(node["host"]) or {},
-            "files_there": node["networks"]["files"],
-            "vfs_unit": node["networks"]["vfs_unit"],
-        }
+        wanted, directory = planned["files"].get(node["host"]) or {}, node["variables"]["networks_multus_conf_dir"]
+        files, findings = networks.node_files(wanted, node["networks"]["files"], directory.rstrip("/"))
+        _add(made, "networks", at(node["host"], findings))
+        made["hosts"][node["host"]]["networks"] = {**files, "vfs_unit": node["networks"]["vfs_unit"]}
 
 
 def _network_node(node: dict, known: list[str]) -> dict:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import yaml
-from ansible_collections.gpufabric.rdma.plugins.action import git_folder
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused, settle
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._gitops import folder as planner
 
@@ -18,14 +17,14 @@ RENDERED = {"networks": [config_map("b"), config_map("a", "train")], "multus": [
 
 
 def wanted(rendered=None):
-    return planner.files(RENDERED if rendered is None else rendered, git_folder.text)
+    return planner.files(RENDERED if rendered is None else rendered)
 
 
 def bring(folder, files, check_mode=False):
     return settle(
-        read=lambda: git_folder.read(folder, files),
+        read=lambda: planner.read(folder, files),
         plan=lambda found: planner.plan(found, files),
-        apply=lambda changes: git_folder.apply(folder, changes),
+        apply=lambda changes: planner.apply(folder, changes),
         check_mode=check_mode,
     )
 
@@ -60,10 +59,10 @@ def test_a_name_that_is_none_writes_nothing(tmp_path, name):
 ])  # fmt: skip
 def test_a_text_is_quoted_wherever_a_parser_could_take_it_for_something_else(value):
     item = {"data": {value: value}, "list": [value, True, None, 7]}
-    text = git_folder.text(item)
+    text = planner.text(item)
     assert yaml.safe_load(text) == item
-    assert git_folder.text(yaml.safe_load(text)) == text
-    plain = next(line for line in git_folder.text([value]).splitlines())[2:]
+    assert planner.text(yaml.safe_load(text)) == text
+    plain = next(line for line in planner.text([value]).splitlines())[2:]
     assert plain.startswith(('"', "|")), plain
 
 

@@ -398,3 +398,15 @@ def test_resources_are_those_of_the_device_plugin(wanted, given, resources, of_r
     expected = resources[0] if of_rail_0 is None else of_rail_0
     assert annotations == ({networks.RESOURCE_ANNOTATION: expected} if expected else None)
     assert nad_lint.lint(made["networks"], [node()], {**CLUSTER, "shared_resources": resources}) == []
+
+
+def test_files_come_and_go_and_those_of_others_stay():
+    there = {"10-theirs.conf": '{"name": "theirs"}', "gpufabric-rdma-gone.conf": "{}", "broken.conf": "{"}
+    made, findings = networks.node_files({"rail0": "{}\n"}, there, "/d")
+    assert made == {
+        "files": [{"path": "/d/gpufabric-rdma-rail0.conf", "content": "{}\n"}],
+        "absent": ["/d/gpufabric-rdma-gone.conf"],
+    }
+    assert findings == []
+    (clash,) = networks.node_files({"theirs": "{}\n"}, there, "/d")[1]
+    assert (clash.object, "/d/10-theirs.conf" in clash.seen) == ("network theirs", True)
