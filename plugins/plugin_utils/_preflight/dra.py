@@ -25,7 +25,7 @@ _GATES = {
 
 
 def findings(name: str, runtime: dict, cluster: dict | None) -> list[Finding]:
-    """name: of the node in the cluster. runtime: what runtime_info returned. cluster: what dra_info returned as dra;
+    """name: of the node in the cluster. runtime: what node_facts returned. cluster: what cluster_info returned as dra;
     None where no API server responds yet, then only what the node says of itself counts.
     """
     found = []

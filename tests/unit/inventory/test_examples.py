@@ -123,7 +123,8 @@ class Rendered:
         self.networks = nad_lint.from_objects(plan["objects"])
 
     def _config_map(self, resources):
-        text = config.document(resources, self.node["rails"], self.variables["device_plugin_interval_seconds"])
+        entries = config.entries(resources, self.node["rails"])
+        text = config.document(entries, self.variables["device_plugin_interval_seconds"])
         daemonset = yaml.safe_load((ROOT / "device_plugin/deploy/daemonset.yaml").read_text())
         settings = {"image": "x", "node_selector": {}, "use_cdi": False, "metrics_address": "", "api": "device-plugin"}
         settings["kubelet_root"] = "/var/lib/kubelet"

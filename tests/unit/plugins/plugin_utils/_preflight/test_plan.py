@@ -39,7 +39,7 @@ def run(*roles, **changes):
     servers = {"a": (None, ADDRESSES["a"])}
     lock = {"images": [], "wheels": []}
     given = {"hosts": ["a", "b"], "groups": groups, "nodes": ["a", "b"], "servers": servers, "bundle": None}
-    return plan.Run(**{"roles": roles, "lock": lock, "now": 0, **given, **changes})
+    return plan.Run(**{"roles": roles, "lock": lock, "daemonset": {}, "now": 0, **given, **changes})
 
 
 def where(planned):
