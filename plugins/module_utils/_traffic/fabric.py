@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """The two ends of a fabric test on a node: their commands, what the tools print, the server processes.
 
 PRIVATE to the collection. Commands and parsers are pure; functions with an effect say so.

@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """The node side of the bandwidth matrix: a separate process that runs its rounds and exits.
 
 PRIVATE to the collection. A node enters a round only after all its tests of the previous round have ended, and a test

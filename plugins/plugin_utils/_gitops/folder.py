@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """A folder for Git that holds the rendered cluster objects: one directory a role, one file an object.
 
 PRIVATE to the collection. `files` and `plan` are pure. A path is relative to the folder and has at most one directory,

@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """The bandwidth matrix after it ran: what each test should have reached, which did not, and the likely reason.
 
 PRIVATE to the collection. Pure; runs on the controller. The document is described by docs/schemas/results-1.json.

@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """The bandwidth matrix before it runs: ends, pairs in both directions, rounds, how long it takes and what it loads.
 
 PRIVATE to the collection. Pure; runs on the controller. Peers are found as in _pairs: by rail index and network.

@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """Which pairs are measured at the same time, so that no shared resource serves two tests at once.
 
 PRIVATE to the collection. Pure. Each group (the ends of one rail in one network) is a complete graph, and a round is a

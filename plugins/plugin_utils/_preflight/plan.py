@@ -1,6 +1,3 @@
-# Copyright (c) 2026, the gpufabric founders
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
 """The one plan of a run: what was read of all nodes and their typed variables in; findings and decisions out.
 
 PRIVATE to the collection. Runs on the controller. Each role's planner is a pure function; here they get what they ask
