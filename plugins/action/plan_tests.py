@@ -113,9 +113,9 @@ class ActionModule(ActionBase):
             terminal.show(f"{matrix_plan.announcement([plan], nodes, options)}\n")
         return {
             "plan": plan,
-            "parts": matrix_plan.steps(plan) if plan["path"] == matrix_plan.HOST else {},
-            "grace_seconds": matrix_plan.grace_seconds(len(nodes)),
-            "wait_seconds": matrix_plan.wait_seconds(plan, len(nodes), options),
+            "parts": pairs.parts(plan["rounds"], plan["tests"]) if plan["path"] == matrix_plan.HOST else {},
+            "grace_seconds": pairs.grace_seconds(len(nodes)),
+            "wait_seconds": pairs.wait_seconds(len(plan["rounds"]), len(nodes), options["round_seconds"]),
         }
 
     def _nccl_job(self, args, task_vars):

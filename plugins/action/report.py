@@ -21,7 +21,7 @@ from ansible_collections.gpufabric.rdma.plugins.plugin_utils._report import judg
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import host_checks, judge
 
 # Variables that each host has; the others are taken from the host that runs the task.
-OF_HOSTS = ("node", "cni", "served", "connected", "started", "collected")
+OF_HOSTS = ("node", "cni", "started", "collected")
 DRIFT_FILES = ("json_file", "junit_file", "verdict_file")
 RECORDER = "GPUFABRIC_RDMA_DRIFT_RECORDER"
 

@@ -35,7 +35,7 @@ options:
       - V(fabric), pairs of neighbouring nodes for M(gpufabric.rdma.fabric_tests), from C(node).
       - V(networks), the networks that pods on each node get, from C(node) and C(offered).
       - V(pods), the pods for M(gpufabric.rdma.test_pods), from C(node), C(offered) and, if it ran, C(cni).
-      - V(rounds), the rounds of M(gpufabric.rdma.matrix_rounds), from C(node). Stops where an HCA is in use and nobody
+      - V(rounds), the rounds of M(gpufabric.rdma.fabric_tests), from C(node). Stops where an HCA is in use and nobody
         allowed load on it.
       - V(pod_rounds), the rounds between test pods, from C(node), C(pods), C(ran) and O(port).
       - V(nccl_job), the nccl-tests job of O(job), from the facts of O(hosts). Evidence level E5, real hardware; no test
@@ -51,7 +51,7 @@ options:
   variables:
     description:
       - Names of variables. Of each host C(node), with C(host), C(address), C(variables) and C(read), what
-        M(gpufabric.rdma.host_probe) returned, or for rounds M(gpufabric.rdma.matrix_rounds) beside C(facts); and
+        M(gpufabric.rdma.host_probe) returned, or for rounds M(gpufabric.rdma.fabric_tests) beside C(facts); and
         C(cni), what M(gpufabric.rdma.cni_lint) returned.
       - Of the host that runs the task C(offered), what M(gpufabric.rdma.cluster_info) returned, C(pods), what this
         module did, and C(ran), what M(gpufabric.rdma.test_pods) did.

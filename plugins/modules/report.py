@@ -60,9 +60,8 @@ options:
   variables:
     description:
       - Names of variables. Of each host C(node), as M(gpufabric.rdma.plan_tests) takes it, or for V(facts) with
-        C(facts) or C(failure) and C(expected_ports). For V(verification) C(served) and C(connected), what
-        M(gpufabric.rdma.fabric_tests) returned, and C(cni), what M(gpufabric.rdma.cni_lint) did. For V(matrix)
-        C(started) and C(collected), what M(gpufabric.rdma.matrix_rounds) returned.
+        C(facts) or C(failure) and C(expected_ports). C(started) and C(collected), what
+        M(gpufabric.rdma.fabric_tests) returned. For V(verification) C(cni), what M(gpufabric.rdma.cni_lint) returned.
       - Of the host that runs the task what M(gpufabric.rdma.plan_tests) returned, for V(verification) C(paired) and
         C(pods), for V(matrix) C(planned), C(pods) and C(pod_rounds); C(offered), what M(gpufabric.rdma.cluster_info)
         returned; and what M(gpufabric.rdma.test_pods) did, C(ran) and for V(verification) C(stopped), for V(matrix)

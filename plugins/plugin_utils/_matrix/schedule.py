@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from typing import Optional
 
+from .._verify.pairs import first_free
+
 
 def circle(names: list, peers: Optional[int] = None) -> list[list[tuple]]:
     """Rounds of disjoint pairs in which every two names meet exactly once, or each name at least `peers` others.
@@ -45,18 +47,12 @@ def rounds(groups: list[list], resources: dict, peers: Optional[int] = None) -> 
     groups: lists of ends. resources: {end: names of what it uses}. The two ends of a pair may share none either. peers:
     with how many others of its group an end meets at least; None: with all.
     """
-    busy: dict = {}  # {resource: the rounds in which it is used, a bit for each}
+    busy: dict = {}
     scheduled: list[list[tuple]] = []
     for group in groups:
         for pairs in circle(group, peers):
             for one, other in pairs:
-                needed, taken = resources[one] | resources[other], 0
-                for resource in needed:
-                    taken |= busy.get(resource, 0)
-                first = ~taken & (taken + 1)
-                for resource in needed:
-                    busy[resource] = busy.get(resource, 0) | first
-                number = first.bit_length() - 1
+                number = first_free(busy, resources[one] | resources[other])
                 if number == len(scheduled):
                     scheduled.append([])
                 scheduled[number].append((one, other))
