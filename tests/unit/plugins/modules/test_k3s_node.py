@@ -1,8 +1,10 @@
-"""k3s_node and k3s_reset at their seams: what is read from a tree, how a start is awaited, what a reset finds."""
+"""k3s_node and k3s_reset at their seams; and a reset on a copy of this machine with real mounts, links, namespaces."""
 
 from __future__ import annotations
 
+import json
 import os
+import sys
 import time
 
 import pytest
@@ -11,7 +13,7 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import config 
 from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s import state as k3s_state
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 from ansible_collections.gpufabric.rdma.plugins.modules import k3s_node, k3s_reset
-from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster
+from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster, throwaway
 
 WANTED = {"role": "server", "options": {}, "registries": {}, "token_given": False, "takeover_allowed": None}
 
@@ -271,3 +273,287 @@ def test_a_foreign_file_is_bytes_and_its_copy_its_owners_alone(tmp_path, mode):
     assert (copy.read_bytes(), copy.stat().st_mode & 0o777) == (foreign, 0o600)
     token = tmp_path / k3s.TOKEN.lstrip("/")
     assert (token.read_bytes(), token.stat().st_mode & 0o777) == (foreign, 0o600)
+
+
+YES = json.dumps({"allowed": True, "volumes": True})
+POD = "/var/lib/kubelet/pods/0a1b2c3d-0000-4000-8000-00000000000a"
+SANDBOX, OTHER = "a" * 64, "b" * 64
+NETNS = "cni-0a1b2c3d-0000-4000-8000-00000000000a"
+PODMANS = "cni-0a1b2c3d-0000-4000-8000-00000000000b"
+# A node of ours that was cut off half-way: its containers are gone, what they left is there.
+NODE = """
+mkdir -p /srv/share /var/lib/rancher/k3s/server /var/lib/kubelet/pods /opt/double
+echo mine >/srv/share/file
+echo token >/var/lib/rancher/k3s/server/token
+rm -f /usr/sbin/ip*tables*-save /usr/sbin/ip*tables*-restore /usr/sbin/nft
+for name in iptables-save ip6tables-save; do printf '#!/bin/sh\n' >/usr/sbin/$name; chmod 755 /usr/sbin/$name; done
+"""
+
+
+@pytest.fixture
+def node(tmp_path):
+    """node(script): the module's answer and what the script printed after it; see throwaway.run."""
+    if not throwaway.possible():
+        pytest.skip("not verified: wants root, it mounts file systems")
+    return lambda script: throwaway.run(tmp_path, NODE + script)
+
+
+def seen(answer):
+    return {finding["object"]: finding["seen"] for finding in answer["findings"]}
+
+
+@pytest.mark.parametrize(
+    ("planted", "thing"),
+    [
+        (
+            "rmdir /var/lib/kubelet/pods /var/lib/kubelet; mkdir -p /data/kubelet; "
+            "ln -s /data/kubelet /var/lib/kubelet; "
+            f"mkdir -p {POD}/share; mount --bind /srv/share {POD}/share",
+            "/var/lib/kubelet/pods",
+        ),
+        (
+            "mkdir /data; mv /var/lib/rancher/k3s /data/k3s; ln -s /data/k3s /var/lib/rancher/k3s",
+            "/var/lib/rancher/k3s",
+        ),
+    ],
+)
+def test_a_folder_that_is_a_link_is_refused_and_what_is_below_it_survives(node, planted, thing):
+    """Nothing goes while a part of it is refused."""
+    answer, said = node(f"""
+    {planted}
+    module k3s_reset '{YES}'
+    cat /srv/share/file /var/lib/rancher/k3s/server/token
+    """)
+    assert (said.split(), list(seen(answer))) == (["mine", "token"], [thing])
+
+
+def test_mounts_that_no_container_has_made_are_refused_together_and_survive(node):
+    places = ["/var/lib/kubelet/plugins/share", "/var/lib/rancher/k3s/agent/merged", "/run/k3s/file"]
+    answer, said = node(f"""
+    mkdir -p {" ".join(places[:2])} /run/k3s /srv/lower /srv/upper /srv/work
+    echo lower >/srv/lower/lower; touch /run/k3s/file
+    mount --bind /srv/share {places[0]}
+    mount -t tmpfs scratch /srv/work; mkdir /srv/work/upper /srv/work/work; echo upper >/srv/work/upper/upper
+    mount -t overlay overlay -o lowerdir=/srv/lower,upperdir=/srv/work/upper,workdir=/srv/work/work {places[1]}
+    mount --bind /srv/share/file {places[2]}
+    module k3s_reset '{YES}'
+    cat {places[0]}/file {places[1]}/lower {places[1]}/upper {places[2]} /var/lib/rancher/k3s/server/token
+    """)
+    assert said.split() == ["mine", "lower", "upper", "mine", "token"]
+    text = " ".join(seen(answer).values())
+    assert all(place in text for place in places), answer
+
+
+def test_a_mount_that_comes_up_meanwhile_stops_the_walk(node):
+    """The plan has refused what it saw; this is the walk alone, with a bind mount of the folder's own file system."""
+    walk = (
+        "from ansible_collections.gpufabric.rdma.plugins.module_utils._core import files; files.remove_tree('/', '/a')"
+    )
+    _answer, said = node(f"""
+    echo '{{}}' >/tmp/answer
+    mkdir -p /a/deep/bound /a/deep/other /a/goes; echo mine >/a/goes/file; touch /a/deep/file
+    mount --bind /srv/share /a/deep/bound; mount -t tmpfs other /a/deep/other; touch /a/deep/other/file
+    mount --bind /srv/share/file /a/deep/file
+    {sys.executable} -c "{walk}" 2>&1 | tail -1
+    cat /srv/share/file; find /a -type f | sort
+    """)
+    assert "mounted: " in said
+    for place in ("/a/deep/bound", "/a/deep/other", "/a/deep/file"):
+        assert place in said.splitlines()[0]
+    assert said.splitlines()[1:] == ["mine", "/a/deep/bound/file", "/a/deep/file", "/a/deep/other/file"]
+
+
+def test_what_pods_had_mounted_is_unmounted_and_links_are_not_followed(node):
+    answer, said = node(f"""
+    mkdir -p {POD}/volumes/share /var/lib/rancher/k3s/agent /run/k3s/containerd/rootfs /srv/lower
+    mount --bind /srv/share {POD}/volumes/share
+    echo lower >/srv/lower/lower
+    mount -t overlay overlay -o lowerdir=/srv/lower:/srv/share /run/k3s/containerd/rootfs
+    ln -s /srv/share {POD}/volumes/linked
+    ln -s /srv/share /var/lib/rancher/k3s/agent/linked
+    module k3s_reset '{YES}'
+    cat /srv/share/file /srv/lower/lower
+    ls -d /var/lib/kubelet /var/lib/rancher /run/k3s 2>&1 | grep -v 'No such' || true
+    """)
+    assert (said.split(), answer["findings"]) == (["mine", "lower"], [])
+
+
+def test_a_data_folder_with_a_file_system_of_its_own_is_emptied_and_stays_mounted(node):
+    answer, said = node(f"""
+    mount -t tmpfs data /var/lib/rancher/k3s; mkdir -p /var/lib/rancher/k3s/server /var/lib/rancher/k3s/lost+found
+    echo token >/var/lib/rancher/k3s/server/token
+    mount -t tmpfs pods /var/lib/kubelet/pods; mkdir -p {POD}/volumes
+    module k3s_reset '{YES}'
+    grep -cE ' /var/lib/(rancher/k3s|kubelet/pods) ' /proc/mounts
+    find /var/lib/rancher/k3s /var/lib/kubelet -mindepth 1
+    module k3s_reset '{YES}'
+    """)
+    assert said.split() == ["2", "/var/lib/rancher/k3s/lost+found", "/var/lib/kubelet/pods"]
+    assert (answer["changes"], answer["findings"]) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("allowed", "volumes", "asked", "stays"),
+    [
+        (None, None, "k3s_reset_allowed", True),
+        (True, None, "k3s_reset_volumes", True),
+        (True, False, None, True),
+        (True, True, None, False),
+    ],
+)
+def test_volumes_are_named_and_deleted_only_on_request(node, allowed, volumes, asked, stays):
+    volume = "/var/lib/rancher/k3s/storage/pvc-1_team_data"
+    answer, said = node(f"""
+    mkdir -p {volume}; echo precious >{volume}/file
+    module k3s_reset '{json.dumps({"allowed": allowed, "volumes": volumes})}'
+    cat {volume}/file /var/lib/rancher/k3s/server/token 2>/dev/null || true
+    """)
+    assert said.split() == [*(["precious"] if stays else []), *(["token"] if asked else [])]
+    told = answer["msg"] if asked else " ".join(answer["notes"])
+    assert ("pvc-1_team_data" in told) == stays
+    assert asked is None or asked in told
+
+
+def test_what_is_refused_and_what_is_asked_come_together(node):
+    answer, _said = node("""
+    mkdir -p /var/lib/kubelet/plugins/share /var/lib/rancher/k3s/storage/pvc-1_team_data
+    mount --bind /srv/share /var/lib/kubelet/plugins/share
+    module k3s_reset '{}'
+    """)
+    assert list(seen(answer)) == ["/var/lib/kubelet/plugins", "the cluster layer of the node", "local volumes of pods"]
+
+
+@pytest.mark.parametrize(
+    ("path", "name"), [("/etc/rancher/rke2/config.yaml", "RKE2"), ("/etc/kubernetes/kubelet.conf", "kubeadm")]
+)
+def test_a_node_with_another_kubernetes_is_refused(node, path, name):
+    answer, said = node(f"""
+    mkdir -p {path.rpartition("/")[0]}; touch {path}
+    mkdir -p {POD}/volumes/share; mount --bind /srv/share {POD}/volumes/share
+    module k3s_reset '{YES}'
+    cat {POD}/volumes/share/file /var/lib/rancher/k3s/server/token
+    """)
+    assert said.split() == ["mine", "token"]
+    assert [finding["seen"] for finding in answer["findings"]] == [f"{name}, by {path}"]
+
+
+def test_what_podman_has_of_a_network_stays(node):
+    bundle = f"/run/k3s/containerd/io.containerd.runtime.v2.task/k8s.io/{SANDBOX}"
+    spec = json.dumps({"linux": {"namespaces": [{"type": "network", "path": f"/var/run/netns/{NETNS}"}]}})
+    answer, said = node(f"""
+    mkdir -p {bundle} /run/flannel /var/lib/cni/networks/podman /var/lib/cni/networks/cbr0 /var/lib/cni/results
+    echo '{spec}' >{bundle}/config.json
+    ip netns add {NETNS}; ip netns add {PODMANS}
+    printf '{OTHER}\r\neth0' >/var/lib/cni/networks/podman/10.88.0.2; touch /var/lib/cni/networks/podman/lock
+    printf '{SANDBOX}\r\neth0' >/var/lib/cni/networks/cbr0/10.42.0.2
+    touch /var/lib/cni/results/podman-{OTHER}-eth0 /var/lib/cni/results/rail0-{SANDBOX}-net1
+    ip link add cni0 type bridge; ip address add 10.4.0.1/24 dev cni0
+    echo FLANNEL_SUBNET=10.42.0.1/24 >/run/flannel/subnet.env
+    module k3s_reset '{YES}'
+    ip netns list; ls /var/lib/cni/networks /var/lib/cni/results; ip -o link show cni0 | cut -d: -f2
+    """)
+    assert said.split() == [
+        PODMANS, "/var/lib/cni/networks:", "podman", "/var/lib/cni/results:", f"podman-{OTHER}-eth0", "cni0",
+    ]  # fmt: skip
+    for kept in (f"network namespace {PODMANS}", "/var/lib/cni/networks/podman", "link cni0"):
+        assert f"{kept} stays: nothing shows that this cluster made it" in answer["notes"]
+
+
+def test_what_host_local_keeps_of_our_networks_without_a_pod_goes_and_that_of_others_stays(node):
+    """Seen on a lab node: with the last pod its addresses went, lock and last address of each rail stayed."""
+    answer, said = node(f"""
+    mkdir -p /etc/cni/multus/net.d /var/lib/cni/networks/rail0 /var/lib/cni/networks/rail1 /var/lib/cni/networks/theirs
+    echo '{{"name": "rail0"}}' >/etc/cni/multus/net.d/gpufabric-rdma-rail0.conf
+    echo '{{"name": "rail1"}}' >/etc/cni/multus/net.d/gpufabric-rdma-rail1.conf
+    echo '{{"name": "theirs"}}' >/etc/cni/multus/net.d/theirs.conf
+    echo '["rail0"]' >/etc/cni/multus/net.d/gpufabric-rdma-odd.conf
+    for name in rail0 rail1 theirs; do
+        touch /var/lib/cni/networks/$name/lock; echo 10.56.0.2 >/var/lib/cni/networks/$name/last_reserved_ip.0
+    done
+    printf '{OTHER}\r\neth0' >/var/lib/cni/networks/rail1/10.56.0.9
+    module k3s_reset '{YES}'
+    ls /var/lib/cni/networks
+    """)
+    assert said.split() == ["rail1", "theirs"]
+    for kept in ("rail1", "theirs"):
+        assert f"/var/lib/cni/networks/{kept} stays: nothing shows that this cluster made it" in answer["notes"]
+
+
+def test_the_bridge_of_flannel_files_of_networks_and_of_virtual_functions_go_too(node):
+    header = "# Managed by Ansible collection gpufabric.rdma; changes here are overwritten."
+    answer, said = node(f"""
+    mkdir -p /run/flannel /etc/cni/multus/net.d /usr/local/libexec
+    echo FLANNEL_SUBNET=10.42.0.1/24 >/run/flannel/subnet.env
+    ip link add cni0 type bridge; ip address add 10.42.0.1/24 dev cni0
+    echo '{{}}' >/etc/cni/multus/net.d/gpufabric-rdma-rail0.conf; echo '{{}}' >/etc/cni/multus/net.d/mine.conf
+    echo '{header}' >/usr/local/libexec/gpufabric-rdma-vfs
+    module k3s_reset '{YES}'
+    ip -o link show | cut -d: -f2; ls /etc/cni/multus/net.d /usr/local/libexec
+    """)
+    assert said.split()[0] == "lo"
+    assert not {"cni0", "gpufabric-rdma-rail0.conf", "gpufabric-rdma-vfs"} & set(said.split())
+    assert "/etc/cni/multus/net.d/mine.conf stays: it is not ours" in answer["notes"]
+
+
+def test_a_node_without_iptables_is_read_with_nft(node):
+    listed = {
+        "nftables": [
+            {"table": {"family": "ip", "name": "filter"}},
+            {"table": {"family": "ip", "name": "mine"}},
+            {"chain": {"family": "ip", "table": "filter", "name": "INPUT"}},
+            {"chain": {"family": "ip", "table": "filter", "name": "KUBE-FIREWALL"}},
+            {"rule": {"family": "ip", "table": "filter", "chain": "INPUT", "handle": 7,
+                      "expr": [{"jump": {"target": "KUBE-FIREWALL"}}]}},
+            {"rule": {"family": "ip", "table": "filter", "chain": "INPUT", "handle": 8, "expr": [{"accept": None}]}},
+            {"rule": {"family": "ip", "table": "filter", "chain": "KUBE-FIREWALL", "handle": 9, "expr": []}},
+            {"table": {"family": "ip", "name": "kube-proxy"}},
+        ]
+    }  # fmt: skip
+    answer, said = node(f"""
+    rm /usr/sbin/iptables-save /usr/sbin/ip6tables-save
+    cat >/usr/sbin/nft <<'EOF'
+#!/bin/sh
+case "$*" in
+  *ruleset) [ -e /tmp/carried-out ] && echo '{{"nftables": []}}' || echo '{json.dumps(listed)}' ;;
+  *) cat >/tmp/carried-out ;;
+esac
+EOF
+    chmod 755 /usr/sbin/nft
+    module k3s_reset '{YES}'
+    cat /tmp/carried-out
+    """)
+    assert answer["findings"] == []
+    assert said.splitlines() == [
+        "delete table ip kube-proxy",
+        "delete rule ip filter INPUT handle 7",
+        "flush chain ip filter KUBE-FIREWALL",
+        "delete chain ip filter KUBE-FIREWALL",
+    ]
+
+
+@pytest.mark.parametrize("backend", ["nft", "legacy"])
+def test_a_node_whose_iptables_has_only_its_backends_name_is_read_with_it(node, backend):
+    program = f"/usr/sbin/iptables-{backend}"
+    rules = ["*filter", ":KUBE-FIREWALL - [0:0]", "-A INPUT -j KUBE-FIREWALL", "-A INPUT -j ACCEPT", "COMMIT"]
+    answer, said = node(f"""
+    rm -f /usr/sbin/ip*tables-save /usr/sbin/ip*tables-restore
+    printf '%s\\n' '#!/bin/sh' '[ -e /tmp/carried-out ] || cat /tmp/rules' >{program}-save
+    printf '%s\\n' '#!/bin/sh' 'cat >/tmp/carried-out' >{program}-restore
+    printf '%s\\n' {" ".join(f"'{rule}'" for rule in rules)} >/tmp/rules
+    chmod 755 {program}-save {program}-restore
+    module k3s_reset '{YES}'
+    cat /tmp/carried-out
+    """)
+    assert answer["findings"] == []
+    assert f"rules of iptables-{backend}" in [change["object"] for change in answer["changes"]]
+    assert said.splitlines() == ["*filter", "-A INPUT -j ACCEPT", "COMMIT"]
+
+
+def test_a_node_without_any_firewall_tool_says_so_and_the_rest_goes(node):
+    answer, said = node(f"""
+    rm /usr/sbin/iptables-save /usr/sbin/ip6tables-save
+    module k3s_reset '{YES}'
+    ls -d /var/lib/rancher || true
+    """)
+    assert said == ""
+    assert ["no iptables-save and no nft" in text for text in answer["not_verified"]] == [True]

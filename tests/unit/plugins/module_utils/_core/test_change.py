@@ -1,13 +1,19 @@
-"""Decide, act, read back: one loop for all modules."""
+"""Decide, act, read back: one loop for all modules; unit files with their reload; an unforeseen error."""
 
 from __future__ import annotations
 
 import errno
+import json
 import os
+import subprocess
+import sys
+import types
 from unittest import mock
 
 import pytest
+from ansible.errors import AnsibleActionFail
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core import text
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core import units as core_units
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import (
     Change,
     Plan,
@@ -19,6 +25,7 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import
     result,
     settle,
 )
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import guard as action_guard
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host
 
 SSH = "Failed to connect to the host via ssh"
@@ -170,3 +177,204 @@ def test_when_the_kernel_is_unavailable(container, root, words):
 def test_the_reason_of_an_unreachable_node_does_not_end_in_a_colon(message, reason):
     assert text.reason(message) == reason
     assert host.unreachable(message).seen == f"unreachable: {reason}"
+
+
+UNIT = Change("/etc/systemd/system/a.service", "write", "", "[Unit]\n")
+OLD = Change("/etc/systemd/system/b.service", "write", "before\n", "after\n")
+GONE = Change("/etc/systemd/system/c.service", "remove", "gone\n", "")
+LINK = Change("/etc/systemd/system/multi-user.target.wants/a.service", "link", "", "../a.service")
+CONFIG = Change("/etc/a/config.json", "write", "", "{}\n")
+UNLINK = Change("/etc/systemd/system/multi-user.target.wants/c.service", "unlink", "../c.service", "")
+
+
+@pytest.fixture
+def units(tmp_path):
+    directory = tmp_path / "etc/systemd/system"
+    (directory / "multi-user.target.wants").mkdir(parents=True)
+    (directory / "b.service").write_text("before\n")
+    (directory / "c.service").write_text("gone\n")
+    (directory / "multi-user.target.wants/c.service").symlink_to("../c.service")
+    return directory
+
+
+def state(directory) -> dict:
+    return {
+        str(path.relative_to(directory)): os.readlink(path) if path.is_symlink() else path.read_text()
+        for path in directory.rglob("*.service")
+    }
+
+
+def no_run(_argv):
+    raise AssertionError("below another root the service manager of this machine is left alone")
+
+
+def answers(ran, code=0):
+    def run(argv):
+        ran.append(argv)
+        return code, "", "Failed to connect to bus" if code else ""
+
+    return run
+
+
+def test_files_and_links_are_made_below_the_root(tmp_path, units):
+    changes = [UNIT, OLD, GONE, LINK, UNLINK]
+    assert list(core_units.apply_units(str(tmp_path), changes, no_run)) == changes
+    wanted = {"a.service": "[Unit]\n", "b.service": "after\n", "multi-user.target.wants/a.service": "../a.service"}
+    assert state(units) == wanted
+
+
+def test_a_failure_half_way_puts_everything_back(tmp_path, units):
+    before = state(units)
+    impossible = Change("/etc/systemd/system/none/x.service", "remove", "x", "")
+    with pytest.raises(Refused) as raised:
+        list(core_units.apply_units(str(tmp_path), [UNIT, OLD, GONE, LINK, UNLINK, impossible], no_run))
+    assert raised.value.findings[0].object == impossible.object
+    assert state(units) == before
+
+
+def test_a_reload_that_fails_puts_units_back_so_that_the_next_run_does_both(tmp_path, units):
+    """What systemd does not read stays and is reported as done."""
+    before, ran = state(units), []
+    (units / "b.service").chmod(0o600)
+    with pytest.raises(Refused, match="Failed to connect to bus") as raised:
+        core_units.apply_units(str(tmp_path), [CONFIG, UNIT, OLD, GONE], answers(ran, 1), live=True)
+    assert (ran, raised.value.done) == ([["systemctl", "daemon-reload"]], [CONFIG])
+    assert (tmp_path / "etc/a/config.json").read_text() == "{}\n"
+    assert state(units) == before
+    assert (units / "b.service").stat().st_mode & 0o777 == 0o600
+
+
+def test_the_changes_come_back_in_the_order_of_the_plan(tmp_path, units):
+    changes = [CONFIG, UNIT, Change("module a", "load", "not loaded", "loaded"), GONE]
+    seen = []
+    assert core_units.apply_units(str(tmp_path), changes, answers([]), seen.append, live=True) == seen == changes
+
+
+@pytest.mark.parametrize(
+    ("changes", "starting", "reloads"), [([], False, 0), ([CONFIG], False, 0), ([UNIT], False, 1), ([], True, 1)]
+)
+def test_systemd_reads_its_files_when_one_changed_and_before_every_start(tmp_path, changes, starting, reloads):
+    """A run that was killed between a file and its reload has left nothing else to tell it by."""
+    ran = []
+    core_units.apply_units(str(tmp_path), changes, answers(ran), starting=starting, live=True)
+    assert ran == [["systemctl", "daemon-reload"]] * reloads
+
+
+def test_a_change_that_fails_puts_the_units_back_and_says_which_it_was(tmp_path, units):
+    before = state(units)
+
+    def act(change):
+        if change == CONFIG:
+            raise OSError(28, "No space left on device")
+        core_units.apply_file(str(tmp_path), change)
+
+    with pytest.raises(Refused) as raised:
+        core_units.apply_units(str(tmp_path), [OLD, UNLINK, CONFIG], answers([]), act, live=True)
+    assert [found.object for found in raised.value.findings] == [CONFIG.object]
+    assert (raised.value.done, state(units)) == ([], before)
+
+
+MODULE = r"""
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Plan, converge
+
+module = AnsibleModule(
+    argument_spec={"at": {"type": "str"}, "token": {"type": "str", "no_log": True}}, supports_check_mode=True
+)
+node = []
+
+
+def fail(place):
+    if place == module.params["at"]:
+        raise RuntimeError("cannot use \udcff " + module.params["token"])
+
+
+def plan(seen):
+    fail("plan")
+    decided = Plan()
+    for name in {"file /a", "file /b"}.difference(node):
+        decided.change(name, "write", "", "x")
+    return decided
+
+
+def apply(changes):
+    for number, change in enumerate(sorted(changes)):
+        fail(f"apply {number}")
+        node.append(change.object)
+        yield change
+
+
+def more(decided, changes):
+    fail("more")
+    return {}
+
+
+converge(module, dict, plan, apply, more)
+"""
+
+
+def call(program, arguments, **environment):
+    """What a module prints, run as on a node."""
+    return subprocess.run(
+        [sys.executable, program],
+        input=json.dumps({"ANSIBLE_MODULE_ARGS": arguments}),
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PYTHONPATH": ":".join(sys.path), "PATH": os.environ["PATH"], **environment},
+    )
+
+
+@pytest.mark.parametrize(
+    ("place", "check", "changed", "changes"),
+    [
+        ("plan", False, False, []),
+        ("apply 0", False, True, []),
+        ("apply 1", False, True, ["file /a"]),
+        ("more", False, True, ["file /a", "file /b"]),
+        ("more", True, False, []),
+    ],
+)
+def test_a_module_tells_what_had_changed_before_an_unforeseen_error(tmp_path, place, check, changed, changes):
+    program = tmp_path / "changes.py"
+    program.write_text(MODULE)
+    asked = {"at": place, "token": "s3cr3t-t0k3n", "_ansible_check_mode": check, "_ansible_module_name": "changes"}
+    for traceback in ([], ["error"]):
+        done = call(program, {**asked, "_ansible_tracebacks_for": traceback})
+        result = json.loads(done.stdout)
+        (finding,) = result["findings"]
+        assert (result["failed"], result["changed"]) == (True, changed)
+        assert [change["object"] for change in result["changes"]] == changes
+        assert finding["object"] == "module changes"
+        assert "RuntimeError: cannot use" in finding["seen"]
+        assert ("in fail" in result.get("exception", "")) is bool(traceback)
+        assert "s3cr3t-t0k3n" not in done.stdout + done.stderr
+
+
+def test_an_action_plugin_ends_so_too():
+    def run(*_given):
+        raise KeyError("host")
+
+    action = types.SimpleNamespace(_task=types.SimpleNamespace(action="gpufabric.rdma.show", check_mode=False))
+    with pytest.raises(AnsibleActionFail) as failed:
+        action_guard.guarded(run)(action, None, {})
+    result = failed.value.result
+    assert (result["changed"], result["findings"][0]["object"]) == (False, "action show")
+    assert isinstance(failed.value.__cause__, KeyError)
+
+
+@pytest.mark.parametrize(
+    ("names", "refused"),
+    [
+        (["rdma", "ansible_distribution", "facter_role", "local", "clusters"], []),
+        (["rdma", "report_file", "k3s_token", "__discovery_given", "cluster", "capture_dir", "policy_dest"], None),
+        (["driver_package"], None),
+    ],
+)
+def test_no_variable_comes_from_a_nodes_facts(names, refused):
+    wanted = [name for name in names if name != "rdma"] if refused is None else refused
+    run = action_guard.guarded(lambda *_given: {"ran": True})
+    task = types.SimpleNamespace(action="gpufabric.rdma.show", check_mode=True)
+    result = run(types.SimpleNamespace(_task=task), None, {"ansible_facts": dict.fromkeys(names, "/etc/passwd")})
+    assert [row["object"] for row in result.get("findings", [])] == [f"variable {name}" for name in sorted(wanted)]
+    assert result.get("ran", False) is not bool(wanted)

@@ -1,8 +1,22 @@
-"""HCAs, GPUs, cards without RDMA and rails, where the machines of tests/fixtures (test_hosts.py) do not show it."""
+"""HCAs, GPUs, rails, netdevs, routes and distances, where the machines of tests/fixtures do not show it."""
 
 from __future__ import annotations
 
+import ipaddress
+
 import pytest
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import (
+    Tree,
+    counters,
+    hcas,
+    pci,
+    roots,
+    routes,
+    topology,
+)
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.management import uses
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.netdevs import RXE_OVERHEAD, Network, ib_mtu
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
 
 CARD = "pci0000:00/0000:00:01.0/0000:01:00"
 CX6, CX7, CX7_IB = ("15b3", "101d", "0x020000"), ("15b3", "1021", "0x020000"), ("15b3", "101b", "0x020700")
@@ -326,3 +340,260 @@ def test_a_device_with_two_ports_wants_the_port_too(node):
     named = node.facts(RAILS, rails=[{"hca": "mlx4_0"}, {"netdev": "ens3d1"}, {"hca": "mlx4_0", "port": 1}])
     assert [(rail["index"], rail["port"]) for rail in named["rails"]] == [(1, 2), (2, 1)]
     assert len(named["not_rails"]) == 1
+
+
+HEAD = "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT"
+DEFAULT4 = "eth0\t00000000\t010200C0\t0003\t0\t0\t100\t00000000\t0\t0\t0"
+LINK4 = "eth0\t000200C0\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0"
+BLACKHOLE4 = "*\t0000000A\t00000000\t0201\t0\t0\t0\t000000FF\t0\t0\t0"
+DOWN4 = "eth3\t00000000\t010300C0\t0002\t0\t0\t0\t00000000\t0\t0\t0"
+ZERO = "0" * 32
+DEFAULT6 = f"{ZERO} 00 {ZERO} 00 fd000000000000000000000000000001 00000400 00000003 00000000 00000003     ib0"
+LINK6 = f"fd000000000000000000000000000000 40 {ZERO} 00 {ZERO} 00000100 00000001 00000000 00000001     eth0"
+LOCAL6 = f"fd000000000000000000000000000002 80 {ZERO} 00 {ZERO} 00000000 00000003 00000000 80200001     eth0"
+LINK_LOCAL6 = f"fe800000000000000000000000000000 40 {ZERO} 00 {ZERO} 00000100 00000002 00000000 00000001     eth0"
+MULTICAST6 = f"ff000000000000000000000000000000 08 {ZERO} 00 {ZERO} 00000100 00000003 00000000 00000001     eth0"
+LOOPBACK6 = f"00000000000000000000000000000001 80 {ZERO} 00 {ZERO} 00000000 00000002 00000000 80200001       lo"
+UNREACHABLE6 = f"{ZERO} 00 {ZERO} 00 {ZERO} ffffffff 00000001 00000000 00200200       lo"
+REJECT6 = f"{ZERO} 00 {ZERO} 00 {ZERO} 00000400 00000001 00000000 00000201     eth1"
+
+
+@pytest.mark.parametrize(
+    ("line", "netdev", "network", "gateway", "metric", "flags", "usable"),
+    [
+        pytest.param(DEFAULT4, "eth0", "0.0.0.0/0", "192.0.2.1", 100, 0x3, True, id="default"),
+        pytest.param(LINK4, "eth0", "192.0.2.0/24", None, 0, 0x1, True, id="link"),
+        pytest.param(BLACKHOLE4, "*", "10.0.0.0/8", None, 0, 0x201, False, id="blackhole"),
+        pytest.param(DOWN4, "eth3", "0.0.0.0/0", "192.0.3.1", 0, 0x2, False, id="down"),
+        pytest.param(DEFAULT6, "ib0", "::/0", "fd00::1", 1024, 0x3, True, id="default6"),
+        pytest.param(LINK6, "eth0", "fd00::/64", None, 256, 0x1, True, id="link6"),
+        pytest.param(LOOPBACK6, "lo", "::1/128", None, 0, 0x80200001, False, id="loopback6"),
+        pytest.param(UNREACHABLE6, "lo", "::/0", None, 0xFFFFFFFF, 0x200200, False, id="the kernel's unreachable"),
+        pytest.param(REJECT6, "eth1", "::/0", None, 1024, 0x201, False, id="reject6"),
+    ],
+)
+def test_rows_of_routes(line, netdev, network, gateway, metric, flags, usable):
+    via = ipaddress.ip_address(gateway) if gateway else None
+    found = routes.ipv6(f"{line}\n") if ":" in network else routes.ipv4(f"{HEAD}\n{line}\n")
+    wanted = routes.Route(netdev, ipaddress.ip_network(network), via, metric, flags)
+    assert [(row, row.usable) for row in found] == [(wanted, usable)]
+
+
+def test_a_row_that_makes_no_sense_hides_no_other():
+    garbled = ["eth9", "eth9\tzz\t00000000\t0001\t0\t0\t0\t00000000", "eth9\t0000\t00000000\t0001\t0\t0\t0\t00000000"]
+    assert [found.netdev for found in routes.ipv4("\n".join([HEAD, *garbled, DEFAULT4]))] == ["eth0"]
+    six = routes.ipv6("\n".join(["fd00 40", f"{'z' * 32}{DEFAULT6[32:]}", LINK6]))
+    assert [found.netdev for found in six] == ["eth0"]
+
+
+def test_both_tables_of_a_node(node):
+    assert (routes.usable(node.tree()), uses(node.tree(), Seams.none())) == ([], {})
+    node.write("/proc/net/route", "\n".join([HEAD, DEFAULT4, LINK4, BLACKHOLE4, DOWN4]))
+    six = [LINK6, LINK_LOCAL6, DEFAULT6, LOOPBACK6, LOCAL6, MULTICAST6, UNREACHABLE6, REJECT6]
+    node.write("/proc/net/ipv6_route", "\n".join(six))
+    assert set(uses(node.tree(), Seams.none())) == {"eth0", "ib0"}
+    assert [(row["destination"], row["netdev"]) for row in routes.destinations(node.tree())] == [
+        *(("0.0.0.0/0", "eth0"), ("192.0.2.0/24", "eth0")),
+        *(("fd00::/64", "eth0"), ("::/0", "ib0"), ("fd00::2/128", "eth0")),
+    ]
+
+
+def test_the_default_route_stands_on_everything_below_it(node):
+    """A VLAN on a bond of two ports: all of them carry it, the third port does not."""
+    for name in ("p0", "p1", "p2", "bond0", "bond0.7"):
+        node.netdev(name)
+    node.enslave("p0", "bond0").enslave("p1", "bond0")
+    node.link("/sys/devices/virtual/net/bond0.7/lower_bond0", "/sys/devices/virtual/net/bond0")
+    node.default_route("bond0.7")
+    assert set(Network(node.tree()).management()) == {"bond0.7", "bond0", "p0", "p1"}
+
+
+@pytest.mark.parametrize(
+    ("mtu", "overhead", "wanted"),
+    [
+        *((1500, (), 1024), (9000, (), 4096), (4191, (), 2048), (4192, (), 4096), (352, (), 256), (351, (), None)),
+        *((None, (), None), (4180, (), 2048), (4180, (RXE_OVERHEAD,), 4096)),
+    ],
+)
+def test_ib_mtu_is_the_kernels_iboe_get_mtu(mtu, overhead, wanted):
+    assert ib_mtu(mtu, *overhead) == wanted
+
+
+def test_addresses_of_both_families(node):
+    node.netdev("eth0")
+    rows = ("fe800000000000005054000000000001 02 40 20 80     eth0", f"{ZERO[:-1]}1 01 80 10 80       lo")
+    node.write("/proc/net/if_inet6", "\n".join(rows))
+    network = Network(node.tree(), Seams.recorded({"addresses": {"eth0": ["10.0.0.2/24", "10.0.0.1/24"]}}))
+    assert network.addresses("eth0") == ["10.0.0.1/24", "10.0.0.2/24", "fe80::5054:0:0:1/64"]
+    assert network.addresses("eth1") == []
+    assert Network(node.tree()).addresses("eth0").startswith("unknown: ")
+
+
+def test_values_that_a_down_interface_refuses(node):
+    path = node.netdev("eth0", operstate="down", speed=-1)
+    node.host(f"{path}/carrier").unlink()
+    node.refuse(f"{path}/carrier")
+    found = Network(node.tree()).netdev("eth0")
+    assert (found["carrier"], found["speed_mbps"], found["operstate"]) == (None, None, "down")
+    assert Network(node.tree()).netdev("gone") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [("p0", False), ("", False), ("pf0vf3", True), ("pf0sf88", True), ("c1pf0vf1", True), ("pf0", True), ("s0", False)],
+)
+def test_representors(node, name, wanted):
+    node.netdev("eth0", phys_port_name=name)
+    assert Network(node.tree()).representor("eth0") is wanted
+
+
+def test_by_mac_wants_one_answer(node):
+    for name, mac in (("eth0", "01"), ("eth1", "02"), ("eth1.5", "02")):
+        node.netdev(name, address=f"52:54:00:00:00:{mac}")
+    found = [Network(node.tree()).by_mac(f"52:54:00:00:00:{mac}") for mac in ("01", "02")]
+    assert found == ["eth0", None]
+
+
+def test_errors_of_port_hardware_and_netdev_are_read_and_traffic_is_not(node):
+    port = "/sys/class/infiniband/mlx5_0/ports/1"
+    node.files(f"{port}/counters", symbol_error=3, port_xmit_data=10**12, port_rcv_errors="N/A (no PMA)")
+    node.write(f"{port}/hw_counters/out_of_sequence", "7").write("/sys/class/net/eth2/statistics/rx_errors", "1")
+    found = counters.read(node.tree(), "mlx5_0", 1, "eth2")
+    assert found == {"symbol_error": 3, "out_of_sequence": 7, "netdev_rx_errors": 1}
+    assert set(found) <= set(counters.KINDS)
+    assert counters.read(node.tree(), "mlx5_9", 1) == {}
+
+
+def test_rises_count_from_zero_after_a_reset_and_a_counter_at_its_end_is_reported():
+    assert counters.rises({"a": 1, "b": 2, "c": 9}, {"a": 1, "b": 5, "c": 4, "d": 1}) == {"b": 3, "c": 4}
+    values = {"symbol_error": 0xFFFF, "link_downed": 0xFE, "out_of_sequence": 10**9}
+    assert counters.saturated(values) == ["symbol_error"]
+
+
+def test_governors_are_counted(node):
+    for number, governor in enumerate(("powersave", "powersave", "performance")):
+        node.write(f"/sys/devices/system/cpu/cpu{number}/cpufreq/scaling_governor", governor)
+    node.write("/sys/devices/system/cpu/cpuidle/current_driver", "x")
+    assert counters.governors(node.tree()) == {"powersave": 2, "performance": 1}
+    assert counters.governors(Tree(str(node.root / "nothing"))) == {}
+
+
+BUS, PORT = "pci0000:10", "pci0000:10/0000:10:01.0"
+SWITCH = f"{PORT}/0000:11:00.0"
+GPU = f"{SWITCH}/0000:12:00.0/0000:13:00.0"
+PLATFORM = "platform/ACPI0004:00/pci0002:00/0002:00:00"
+CX7_MLX5 = ("15b3", "1021", "0x020000", "mlx5_core")
+DIRECT = ("15b3", "2100", "0x088000")
+SERIAL = "MT2501X00001"
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "wanted"),
+    [
+        pytest.param(f"{PORT}/0000:11:00.0", f"{PORT}/0000:11:00.1", "PIX", id="two functions of a card"),
+        pytest.param(GPU, f"{SWITCH}/0000:12:01.0/0000:14:00.0", "PIX", id="one switch, two downstream ports"),
+        pytest.param(GPU, f"{SWITCH}/0000:12:01.0/0000:14:00.0/0000:15:00.0/0000:16:00.0", "PXB", id="second switch"),
+        pytest.param(GPU, f"{BUS}/0000:10:02.0/0000:20:00.0", "PHB", id="one host bridge, two root ports"),
+        pytest.param(GPU, f"{BUS}/0000:10:03.0", "PHB", id="on the root bus"),
+        pytest.param(f"{PLATFORM}.1", f"{PLATFORM}.2", "PHB", id="a host bridge below a platform device"),
+        pytest.param(GPU, "pci0000:30/0000:30:01.0/0000:31:00.0", "NODE", id="two host bridges of one node"),
+        pytest.param(GPU, None, None, id="what is not there"),
+    ],
+)
+def test_distance(node, one, other, wanted):
+    for chain in filter(None, (one, other)):
+        node.pci(chain, "10de", "2330", "0x030200")
+    addresses = [(chain or "0000:99:00.0").rpartition("/")[2] for chain in (one, other)]
+    assert topology.distance(node.tree(), *addresses) == wanted
+    assert topology.distance(node.tree(), *reversed(addresses)) == wanted
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "online", "wanted"),
+    [(0, 1, "0-1", "SYS"), (-1, -1, "0-1", "NODE"), (-1, 0, "0", "NODE"), (-1, 0, "0-1", "SYS"), (-1, 0, None, "NODE")],
+)
+def test_numa_node_decides_between_host_bridges(node, first, second, online, wanted):
+    for bus, numa_node in ((10, first), (30, second)):
+        path = node.pci(f"pci0000:{bus}/0000:{bus}:01.0", "10de", "2330", "0x030200")
+        node.write(f"{path}/numa_node", str(numa_node))
+    path = node.host("/sys/devices/system/node/online")
+    path.write_text(online) if online else path.unlink()
+    assert topology.distance(node.tree(), "0000:10:01.0", "0000:30:01.0") == wanted
+
+
+def vpd(serial: str) -> bytes:
+    """As lspci -vv shows a ConnectX: an identifier, then PN, SN and VU, then the end tag."""
+    pairs = ((b"PN", b"900-9X81E"), (b"SN", serial.encode()), (b"VU", f"{serial}MLNXS0D0F0".encode()))
+    fields = b"".join(key + bytes([len(value)]) + value for key, value in pairs)
+    parts = ((0x82, b"NVIDIA ConnectX-8"), (0x90, fields))
+    return b"".join(bytes([tag]) + len(body).to_bytes(2, "little") + body for tag, body in parts) + b"\x78"
+
+
+@pytest.mark.parametrize(
+    ("chain", "wanted"),
+    [
+        ("pci0009:3b/0009:3b:00.0", "pci0009:3b"),
+        # VMD: the helper takes the outermost root, and knows domains of four digits only.
+        ("pci0000:00/0000:00:0e.0/pci8000:00/8000:00:01.0", "pci0000:00"),
+        ("pci0000:00/0000:00:0e.0/pci10000:00/10000:00:01.0", None),
+        ("platform/ACPI0004:00/pci0002:00/0002:00:00.0", None),
+    ],
+)
+def test_pcie_root(node, chain, wanted):
+    node.pci(chain, *CX7_MLX5)
+    assert roots.pcie_root(node.tree(), chain.rpartition("/")[2]) == wanted
+
+
+@pytest.mark.parametrize("address", [None, "mlx5_0", "0000:01:00.0", "0000:01:00.0/../x", "0000:02:00.0"])
+def test_what_is_no_function_or_links_to_another_has_no_root(node, address):
+    node.link("/sys/bus/pci/devices/0000:02:00.0", "/sys/devices/pci0000:00/0000:01:00.0")
+    assert roots.pcie_root(node.tree(), address) is None
+
+
+def root_of(node, name):
+    tree = node.tree()
+    functions = pci.classes(tree)
+    fact = next(hca for hca in hcas.hcas(tree, functions=functions) if hca["name"] == name)
+    return roots.hca_root(tree, fact, functions)
+
+
+def test_a_software_hca_has_the_root_of_its_netdev_through_virtio_and_a_bond_on_one_card(node):
+    for index, chain in enumerate(("pci0000:80/0000:80:01.0", "pci0000:80/0000:80:01.1", "pci0000:90/0000:90:01.0")):
+        card = node.pci(chain, "1af4", "1041", "0x020000", "virtio-pci")
+        node.netdev(f"eth{index}", f"{card}/virtio3", address=f"52:54:00:00:00:0{index}")
+    node.netdev("bond0", address="52:54:00:00:00:0a")
+    node.enslave("eth0", "bond0").enslave("eth1", "bond0")
+    for name, netdev in (("rxe0", "eth0"), ("rxe1", "bond0")):
+        node.write(f"{node.hca(name)}/parent", netdev)
+    assert [root_of(node, name) for name in ("rxe0", "rxe1")] == ["pci0000:80"] * 2
+    node.enslave("eth2", "bond0")
+    assert root_of(node, "rxe1") is None
+
+
+def test_the_root_of_the_data_direct_function_counts(node):
+    """Two cards beside each other, each with its Data Direct function below another root; and a card without one."""
+    node.hca("mlx5_0", node.pci("pci0003:00/0003:00:01.0/0003:01:00.0", *CX7_MLX5))
+    assert root_of(node, "mlx5_0") == "pci0003:00"
+    for number in (1, 2):
+        card = node.pci(f"pci0000:00/0000:00:0{number}.0/0000:0{number}:00.0", *CX7_MLX5)
+        node.hca(f"mlx5_{number}", card, layer="InfiniBand")
+        direct = node.pci(f"pci000{number}:00/000{number}:00:00.0/000{number}:01:00.0", *DIRECT)
+        node.write(f"{card}/vpd", vpd(f"MT{number}")).write(f"{direct}/vpd", vpd(f"MT{number}"))
+    assert [root_of(node, name) for name in ("mlx5_1", "mlx5_2")] == ["pci0001:00", "pci0002:00"]
+
+
+def test_several_functions_of_one_card_pair_up_by_rank_or_not_at_all(node):
+    for index in (0, 1):
+        card = node.pci(f"pci0000:00/0000:00:01.0/0000:01:00.{index}", *CX7_MLX5)
+        direct = node.pci(f"pci0001:00/0001:00:00.0/0001:01:00.{index}", *DIRECT)
+        node.write(f"{card}/vpd", vpd(SERIAL)).write(f"{direct}/vpd", vpd(SERIAL))
+    functions = pci.classes(node.tree())
+    assert roots.data_direct(node.tree(), "0000:01:00.1", functions) == "0001:01:00.1"
+    del functions["0000:01:00.0"]
+    assert roots.data_direct(node.tree(), "0000:01:00.1", functions) is None
+
+
+def test_vital_product_data_may_be_cut_off():
+    whole = roots.vital_product_data(vpd(SERIAL))
+    assert whole[b"SN"] == SERIAL.encode()
+    assert all(set(roots.vital_product_data(vpd(SERIAL)[:cut])) <= set(whole) for cut in range(60))
