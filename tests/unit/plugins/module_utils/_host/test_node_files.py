@@ -125,7 +125,9 @@ def test_a_file_of_someone_else_waits_for_consent(settled, wanted, allowed, acti
     assert allowed is True or "multus_foreign_allowed" in str(made)
 
 
-def test_where_no_kernel_and_no_systemd_may_be_touched_that_is_reported(settled, wanted):
+def test_a_module_that_the_kernel_lacks_stops_and_where_no_kernel_may_be_touched_that_is_reported(settled, wanted):
+    settled["modules"]["br_netfilter"] = "absent"
+    assert [finding.object for finding in planner.plan(settled, wanted).findings] == ["module br_netfilter"]
     settled.update(offline="it is a tree of files", units=None, modules={"br_netfilter": "absent"}, sysctls={})
     made = planner.plan(settled, wanted)
     assert made.changes == []
