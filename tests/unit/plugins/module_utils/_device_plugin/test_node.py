@@ -29,18 +29,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[5]
 LOCKED = yaml.safe_load((ROOT / "lock/artifacts.yml").read_text())["wheels"]
 NAMES = [f"rail{number}" for number in range(8)]
 # What a run wants of the device plugin on a node, as its plan takes it; tests override single keys.
-WANTED = {
-    "present": True,
-    "code": "c1",
-    "stamp": "python 3.11\ngrpcio==1\n",
-    "config": "{}\n",
-    "unit": "[Unit]\n",
-    "names": ["a"],
-    "wheels_missing": [],
-    "from_index": False,
-    "migrate_allowed": None,
-    "kubeconfig": None,
-}
+WANTED = {"present": True, "code": "c1", "stamp": "python 3.11\ngrpcio==1\n", "config": "{}\n", "unit": "[Unit]\n"}
+WANTED |= {"names": ["a"], "wheels_missing": [], "from_index": False, "migrate_allowed": None, "kubeconfig": None}
 
 
 def process(root, pid, program, *arguments, cgroup="0::/user.slice\n", config_text=None):
@@ -58,12 +48,15 @@ LISTED = '{"CONFIGLIST": [{"ResourceName": "a"}, {"resourceName": "b"}]}'
 POD = "0::/kubepods.slice/kubepods-burstable.slice/cri-containerd-1.scope\n"
 
 
+PYTHON, SITE = "/usr/bin/python3.11", "0::/system.slice/x.service\n"
+
+
 def test_plugins_are_seen_with_the_resources_of_the_config_they_were_started_with(tmp_path):
     process(tmp_path, 10, PLUGIN, PLUGIN, cgroup=POD, config_text=LISTED)
-    process(tmp_path, 11, "/usr/bin/python3.11", "/opt/p/bin/python3", "-I", PLUGIN, cgroup=POD, config_text=LISTED)
-    process(tmp_path, 12, PLUGIN, PLUGIN, "--config-file", "/etc/other.json", cgroup="0::/system.slice/x.service\n")
-    process(tmp_path, 13, "/usr/bin/python3.11", "python3", "-I", "-B", planner.CODE, cgroup=f"0::/{planner.SERVICE}\n")
-    process(tmp_path, 14, "/usr/bin/python3.11", "python3", "-I", PLUGIN, "check-config", "/c.json")
+    process(tmp_path, 11, PYTHON, "/opt/p/bin/python3", "-I", PLUGIN, cgroup=POD, config_text=LISTED)
+    process(tmp_path, 12, PLUGIN, PLUGIN, "--config-file", "/etc/other.json", cgroup=SITE)
+    process(tmp_path, 13, PYTHON, "python3", "-I", "-B", planner.CODE, cgroup=f"0::/{planner.SERVICE}\n")
+    process(tmp_path, 14, PYTHON, "python3", "-I", PLUGIN, "check-config", "/c.json")
     process(tmp_path, 15, "/usr/bin/vim", "vim", PLUGIN)
     process(tmp_path, 16, "/usr/bin/k3s", "k3s")
     found = {rival["pid"]: rival for rival in node.read(str(tmp_path))["rivals"]}
@@ -244,26 +237,12 @@ def test_daemonsets_go_on_consent_and_those_of_an_operator_never(found, replaced
 
 
 STOPPED = {"state": "inactive (dead)", "active": False, "main_pid": 0, "stale": False, "status": ""}
-NOTHING = {
-    **dict.fromkeys(("code", "config", "unit", "kubeconfig", "token")),
-    **dict.fromkeys(("enabled", "home"), False),
-    "stamp": "",
-    "clusters": {},
-    "service": STOPPED,
-    "rivals": [],
-    "python": "3.11",
-    "machine": "x86_64",
-    "ensurepip": True,
-}
-SERVED = {
-    **NOTHING,
-    **dict.fromkeys(("enabled", "home"), True),
-    "code": "c1",
-    "stamp": WANTED["stamp"],
-    "config": {"content": "{}\n", "mode": "0644"},
-    "unit": {"content": "[Unit]\n", "mode": "0644"},
-    "service": {**STOPPED, "state": "active (running)", "active": True, "main_pid": 7},
-}
+NOTHING = dict.fromkeys(("code", "config", "unit", "kubeconfig", "token"))
+NOTHING |= {"enabled": False, "home": False, "stamp": "", "clusters": {}, "service": STOPPED, "rivals": []}
+NOTHING |= {"python": "3.11", "machine": "x86_64", "ensurepip": True}
+SERVED = {**NOTHING, "enabled": True, "home": True, "code": "c1", "stamp": WANTED["stamp"]}
+SERVED |= {"config": {"content": "{}\n", "mode": "0644"}, "unit": {"content": "[Unit]\n", "mode": "0644"}}
+SERVED["service"] = {**STOPPED, "state": "active (running)", "active": True, "main_pid": 7}
 GO = {"pid": 9, "kind": planner.GO, "program": "/bin/k8s-rdma-shared-dp", "where": "in a pod", "pod": True, "unit": ""}
 GO |= {"config": "config /k8s-rdma-shared-dev-plugin/config.json in a pod", "names": ["a", "b"]}
 
@@ -288,29 +267,25 @@ STALE = {**SERVED, "service": {**SERVED["service"], "stale": True}}
 OF_A_UNIT = {**GO, "pod": False, "unit": "k8s-rdma-shared-dp.service", "where": "unit k8s-rdma-shared-dp.service"}
 
 
-@pytest.mark.parametrize(
-    ("state", "wanted", "done"),
-    [
-        pytest.param(
-            NOTHING, {}, [*INSTALLED, (planner.ENABLED, "link"), (planner.OBJECT, "start")], id="nothing there"
-        ),
-        pytest.param(SERVED, {}, [], id="all as wanted"),
-        pytest.param(SERVED, {"config": '{"a": 1}\n'}, [(planner.CONFIG, "write")], id="config"),
-        pytest.param(SERVED, {"unit": "[Unit]\n\n"}, [(planner.UNIT, "write"), RESTART], id="unit"),
-        pytest.param(SERVED, {"code": "c2"}, [(planner.CODE, "install"), RESTART], id="code"),
-        pytest.param(SERVED, {"stamp": "python 3.13\n"}, [(planner.VENV, "install"), RESTART], id="libraries"),
-        pytest.param(STALE, {}, [RESTART], id="interrupted before the restart"),
-        pytest.param(
-            {**SERVED, "config": {"content": "{}\n", "mode": "0600"}}, {}, [(planner.CONFIG, "mode")], id="mode"
-        ),
-        pytest.param(SERVED, {"present": False}, [*GONE, (planner.HOME, "remove")], id="absent"),
-        pytest.param(NOTHING, {"present": False}, [], id="absent and nothing there"),
-        pytest.param({**SERVED, "rivals": [GO]}, {"names": ["c"]}, [], id="another plugin with other resources"),
-        pytest.param(
-            {**NOTHING, "rivals": [GO, OF_A_UNIT]}, {"migrate_allowed": True}, [], id="nothing before the pods are gone"
-        ),
-    ],
-)
+CLOSED = {**SERVED, "config": {"content": "{}\n", "mode": "0600"}}
+RIVALS = {**NOTHING, "rivals": [GO, OF_A_UNIT]}
+DONE = {
+    "nothing there": (NOTHING, {}, [*INSTALLED, (planner.ENABLED, "link"), (planner.OBJECT, "start")]),
+    "all as wanted": (SERVED, {}, []),
+    "config": (SERVED, {"config": '{"a": 1}\n'}, [(planner.CONFIG, "write")]),
+    "unit": (SERVED, {"unit": "[Unit]\n\n"}, [(planner.UNIT, "write"), RESTART]),
+    "code": (SERVED, {"code": "c2"}, [(planner.CODE, "install"), RESTART]),
+    "libraries": (SERVED, {"stamp": "python 3.13\n"}, [(planner.VENV, "install"), RESTART]),
+    "interrupted before the restart": (STALE, {}, [RESTART]),
+    "mode": (CLOSED, {}, [(planner.CONFIG, "mode")]),
+    "absent": (SERVED, {"present": False}, [*GONE, (planner.HOME, "remove")]),
+    "absent and nothing there": (NOTHING, {"present": False}, []),
+    "another plugin with other resources": ({**SERVED, "rivals": [GO]}, {"names": ["c"]}, []),
+    "nothing before the pods are gone": (RIVALS, {"migrate_allowed": True}, []),
+}
+
+
+@pytest.mark.parametrize(("state", "wanted", "done"), DONE.values(), ids=DONE)
 def test_what_is_done(state, wanted, done):
     assert actions(state, **wanted) == done
 
@@ -442,21 +417,14 @@ def test_the_preflight_of_all_roles_tells_what_no_type_can(variables, options):
 # --- over DRA ---------------------------------------------------------------------------------------------------------
 
 
-def hca(number, **more):
-    return {
-        "name": f"mlx5_{number}",
-        "pci": {"address": f"0000:{number}8:00.0", "vendor": "15b3", "device": "1021", "driver": "mlx5_core"},
-        "netdevs": [{"name": f"eth{number}", "type": "ether"}],
-        **more,
-    }
+def hca(number):
+    pci = {"address": f"0000:{number}8:00.0", "vendor": "15b3", "device": "1021", "driver": "mlx5_core"}
+    return {"name": f"mlx5_{number}", "pci": pci, "netdevs": [{"name": f"eth{number}", "type": "ether"}]}
 
 
 FACTS = {
-    "hcas": [hca(0), hca(1), hca(2)],
-    "rails": [
-        {"index": number, "hca": f"mlx5_{number}", "netdev": f"eth{number}", "pci": f"0000:{number}8:00.0"}
-        for number in range(3)
-    ],
+    "hcas": [hca(number) for number in range(3)],
+    "rails": [{"index": n, "hca": f"mlx5_{n}", "netdev": f"eth{n}", "pci": f"0000:{n}8:00.0"} for n in range(3)],
 }
 SETTINGS = {"in_pods": False, "namespace": "gpufabric-rdma", "extended_resources": True}
 
