@@ -6,7 +6,6 @@ import collections
 import json
 import os
 import random
-import shutil
 import subprocess
 
 import pytest
@@ -108,14 +107,6 @@ def test_a_subset_that_does_not_exist_is_refused(node):
         gather(node.tree(), from_seams, ["rail", "!hca"])
 
 
-def test_no_gids(everything):
-    seen = []
-    tree = Tree(str(everything.root), record=lambda operation, path: seen.append((operation, path)))
-    facts = gather(tree, from_seams, ["hcas", "!gids"])
-    assert all(port["gids"] == [] for hca in facts["hcas"] for port in hca["ports"])
-    assert not [path for operation, path in seen if operation == "slots"]
-
-
 def test_each_file_is_read_once(everything):
     seen = collections.Counter()
     tree = Tree(str(everything.root), record=lambda operation, path: seen.update([(operation, path)]))
@@ -156,40 +147,6 @@ def test_any_path_may_be_missing_refuse_or_hold_anything(everything, tmp_path, h
         os.rename(aside, place)
 
 
-def test_a_device_may_vanish_between_any_two_reads(everything, tmp_path):
-    """The first HCA's directory goes at each seventh access in turn; what is left has to be a model without it, or
-    with the values that were read by then."""
-    accesses = []
-    gather(Tree(str(everything.root), record=lambda *access: accesses.append(access)), from_seams)
-    device = everything.root / "sys/devices/pci0000:00/0000:00:00.0/0000:01:00.0"
-    aside = tmp_path / "aside"
-    for moment in range(0, len(accesses), 7):
-        count = 0
-
-        def vanish(_operation, _path, moment=moment):
-            nonlocal count
-            count += 1
-            if count == moment + 1:
-                os.rename(device, aside)
-
-        facts = gather(Tree(str(everything.root), record=vanish), from_seams)
-        os.rename(aside, device)
-        json.dumps(facts)
-        assert {hca["name"] for hca in facts["hcas"]} >= {"mlx5_1", "mlx5_bond_0", "rxe0"}
-
-
-def test_owned_files_with_every_byte(node):
-    node.write(paths.OWN_MODPROBE, "options ib_core netns_mode=1\n")
-    node.write(paths.own_drop_in("k3s"), "[Service]")
-    node.write("/etc/systemd/system/k3s.service.d/other.conf", "[Service]")
-    os.chmod(node.host(paths.OWN_MODPROBE), 0o600)
-    os.chmod(node.host(paths.own_drop_in("k3s")), 0o644)
-    assert node.facts(["owned_files"])["owned_files"] == {
-        paths.OWN_MODPROBE: {"mode": "0600", "content": "options ib_core netns_mode=1\n\n"},
-        paths.own_drop_in("k3s"): {"mode": "0644", "content": "[Service]\n"},
-    }
-
-
 @pytest.mark.parametrize(
     ("running", "ours", "foreign", "wanted"),
     [("N", "1", None, 1), ("Y", "1", None, 0), ("N", None, "1", 0), (None, "1", None, 0), ("N", "x", None, 0)],
@@ -220,16 +177,6 @@ def test_containers(node, path, content, wanted):
     assert machine.container(node.tree()) == wanted
 
 
-def test_the_node(node):
-    node.write("/usr/lib/os-release", "# x\nID=rocky\nID_LIKE='rhel centos fedora'\nVERSION_ID=\"9.4\"\nbroken")
-    node.host("/proc/sys/kernel/arch").unlink()
-    found = machine.node(node.tree(), Seams.recorded({"machine": "aarch64"}))
-    like = ["rhel", "centos", "fedora"]
-    assert found["os"] == {"id": "rocky", "version_id": "9.4", "like": like, "pretty_name": None}
-    assert found["architecture"] == "aarch64"
-    assert machine.node(node.tree())["architecture"].startswith("unknown: ")
-
-
 def test_initramfs_images(node):
     for name in ("initrd.img-6.1.0-1", "initrd.img-6.1.0-1.bak", "initramfs-5.14.0-9.x86_64.img", "vmlinuz-6.1.0-1"):
         node.write(f"/boot/{name}")
@@ -242,16 +189,6 @@ def test_initramfs_images(node):
         ("/boot/initrd.img-6.1.0-1", "6.1.0-1"),
     ]
     assert all(isinstance(image["mtime"], int) for image in found["images"])
-
-
-@pytest.mark.parametrize("exists", [True, False])
-def test_a_tree_without_anything(tmp_path, exists):
-    if not exists:
-        shutil.rmtree(tmp_path)
-    facts = gather(Tree(str(tmp_path)))
-    assert (facts["hcas"], facts["gpus"], facts["rails"], facts["reboot_reasons"]) == ([], [], [], [])
-    assert facts["node"]["kernel"].startswith("unknown: ")
-    assert facts["subsystem"]["namespaces"].startswith("unknown: ")
 
 
 @pytest.fixture(params=[Tree, lambda root: Tree(root).snapshot()], ids=["tree", "snapshot"])
@@ -305,10 +242,6 @@ def test_slots_leave_out_empty_and_unreadable_ones(tree):
     assert tree.slots("/none", b"0000") == []
 
 
-def test_a_fifo_does_not_hang_the_reader(tree):
-    assert tree.read("/fifo") in (None, "")
-
-
 def test_short_reads_do_not_end_a_procfs_file(tmp_path, monkeypatch):
     """seq_file returns whole records only, so a read of cgroup.procs may be short with more to come."""
     (tmp_path / "sys/fs").mkdir(parents=True)
@@ -316,18 +249,6 @@ def test_short_reads_do_not_end_a_procfs_file(tmp_path, monkeypatch):
     whole = os.read
     monkeypatch.setattr(os, "read", lambda fd, _size: whole(fd, 2))
     assert Tree(str(tmp_path)).read("/sys/fs/procs") == "1\n2\n3"
-
-
-def test_a_snapshot_reads_once_and_a_tree_each_time(tmp_path):
-    seen = []
-    tree = Tree(str(tmp_path), record=lambda operation, path: seen.append((operation, path)))
-    once = tree.snapshot()
-    for text in ("1", "2"):
-        (tmp_path / "value").write_text(text)
-        assert (tree.read("/value"), once.read("/value")) == (text, "1")
-        assert once.attributes("/", ["value"]) == {"value": "1"}
-    assert seen.count(("read", "/value")) == 3
-    assert once.snapshot() is once
 
 
 def test_the_machine_itself_is_read_without_a_prefix_and_a_fork():
@@ -346,13 +267,6 @@ def test_recorded_answers_that_are_none(tmp_path, content):
     if content is not None:
         (tmp_path / ".seams.json").write_text(content)
     assert Seams.of(Tree(str(tmp_path))).addresses() is None
-
-
-def test_a_tree_brings_its_recorded_answers(tmp_path):
-    (tmp_path / ".seams.json").write_text('{"addresses": {"eth0": ["10.0.0.1/24"]}, "rpm": "a 1", "modinfo": null}')
-    found = Seams.of(Tree(str(tmp_path)))
-    assert (found.addresses(), found.rpm_query()) == ({"eth0": ["10.0.0.1/24"]}, "a 1")
-    assert (found.modinfo("/x.ko"), found.machine()) == (None, None)
 
 
 def test_programs_are_asked_in_their_machine_readable_form(tmp_path, monkeypatch):

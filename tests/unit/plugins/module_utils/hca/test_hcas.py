@@ -19,7 +19,7 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.netdevs import 
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
 
 CARD = "pci0000:00/0000:00:01.0/0000:01:00"
-CX6, CX7, CX7_IB = ("15b3", "101d", "0x020000"), ("15b3", "1021", "0x020000"), ("15b3", "101b", "0x020700")
+CX7 = ("15b3", "1021", "0x020000")
 CX3 = ("15b3", "1007", "0x028000", "mlx4_core")
 HCAS, RAILS = ["hcas", "rails"], ["rails"]
 
@@ -27,100 +27,6 @@ HCAS, RAILS = ["hcas", "rails"], ["rails"]
 def only(node):
     (found,) = node.facts(HCAS)["hcas"]
     return found
-
-
-def test_order_is_that_of_pci_and_software_comes_last(node):
-    for name, chain in (("mlx5_10", "pci0000:00/0000:a0:00.0"), ("mlx5_2", "pci10000:00/10000:01:00.0")):
-        node.hca(name, node.pci(chain, *CX7_IB, "mlx5_core"))
-    node.hca("rocep1s0f0", node.pci("pci0000:00/0000:01:00.0", *CX7, "mlx5_core"))
-    for name in ("rxe10", "rxe9"):
-        node.hca(name)
-    node.link("/sys/class/infiniband/rxe1", "/sys/devices/virtual/infiniband/rxe1")  # vanished
-    names = [hca["name"] for hca in node.facts(HCAS)["hcas"]]
-    assert names == ["rocep1s0f0", "mlx5_10", "mlx5_2", "rxe9", "rxe10"]
-
-
-def test_every_pci_field(node):
-    link = {"current_link_speed": "16.0 GT/s PCIe", "current_link_width": 8, "max_link_width": 16}
-    link |= {"max_link_speed": "32.0 GT/s PCIe", "subsystem_vendor": "0x15b3", "subsystem_device": "0x0083"}
-    path = node.pci(f"{CARD}.0", *CX6, "mlx5_core", **link, sriov_totalvfs=8, sriov_numvfs=2)
-    node.link(f"{path}/iommu_group", "/sys/kernel/iommu_groups/27")
-    node.hca("mlx5_0", path)
-    for number in (0, 1):
-        node.link(f"{path}/virtfn{number}", f"/sys/devices/{CARD}.{number + 2}")
-    plain = {"address": "0000:01:00.0", "vendor": "15b3", "device": "101d", "driver": "mlx5_core", "numa_node": 0}
-    plain |= {"subsystem_vendor": "15b3", "subsystem_device": "0083", "model": "ConnectX-6 Dx", "iommu_group": "27"}
-    assert only(node)["pci"] == {
-        **plain,
-        "local_cpus": "0-71",
-        "sriov": {"total": 8, "enabled": 2},
-        "physfn": None,
-        "link": {"speed_gts": 16.0, "width": 8, "max_speed_gts": 32.0, "max_width": 16},
-        "virtfns": ["0000:01:00.2", "0000:01:00.3"],
-        "path": ["pci0000:00", "0000:00:01.0", "0000:01:00.0"],
-    }
-
-
-def test_sub_functions_have_their_own_netdev_and_the_card_their_representors(node):
-    card = node.pci(f"{CARD}.0", "15b3", "a2dc", "0x020000", "mlx5_core")
-    node.hca("mlx5_0", card)
-    node.netdev("enp1s0f0np0", card, phys_port_name="p0")
-    node.netdev("enp1s0f0pf0sf88", card, phys_port_name="pf0sf88")
-    for number in (10, 9):
-        node.hca(f"mlx5_{number}", f"{card}/mlx5_core.sf.{number}")
-        node.netdev(f"enp1s0f0s{number}", f"{card}/mlx5_core.sf.{number}")
-    whole, *parts = node.facts(HCAS)["hcas"]
-    assert [netdev["name"] for netdev in whole["netdevs"]] == ["enp1s0f0np0"]
-    assert whole["representors"] == ["enp1s0f0pf0sf88"]
-    assert [part["auxiliary"] for part in parts] == ["mlx5_core.sf.9", "mlx5_core.sf.10"]
-
-
-def test_a_bond_is_one_hca_and_its_default_route_reaches_it(node):
-    for number in (0, 1):
-        card = node.pci(f"{CARD}.{number}", *CX6, "mlx5_core")
-        node.netdev(f"p{number}", card, mtu=9000, phys_port_name=f"p{number}")
-        if number == 0:
-            hca = node.hca("mlx5_bond_0", card)
-            node.gids(hca, 1, {0: ("fe80::1", "IB/RoCE v1", "bond0"), 1: ("fe80::1", "RoCE v2", "bond0")})
-    node.write(f"{node.netdev('bond0', mtu=4200)}/bonding/slaves", "p0 p1")
-    node.enslave("p0", "bond0").enslave("p1", "bond0")
-    found = only(node)
-    assert (found["ports"][0]["netdev"], found["ports"][0]["active_mtu"]) == ("bond0", 4096)
-    assert found["bonded_functions"] == ["0000:01:00.1"]
-    node.default_route("bond0")
-    assert all(netdev["default_route"] for netdev in only(node)["netdevs"])
-    assert node.facts(HCAS)["rails"] == []
-
-
-def test_a_bridge_is_not_a_bond(node):
-    card = node.pci(f"{CARD}.0", *CX6, "mlx5_core")
-    node.hca("mlx5_0", card)
-    node.netdev("p0", card)
-    node.netdev("br0", mtu=9000)
-    node.enslave("p0", "br0")
-    found = only(node)
-    assert [(netdev["name"], netdev["master"]) for netdev in found["netdevs"]] == [("p0", "br0")]
-    assert (found["ports"][0]["netdev"], found["ports"][0]["active_mtu"]) == ("p0", 1024)
-
-
-def test_mlx4_tells_the_port_by_dev_id_where_dev_port_does_not_and_else_by_gids(node):
-    card = node.pci(f"{CARD}.0", *CX3)
-    hca = node.hca("mlx4_0", card, ports=2)
-    node.netdev("b", card, dev_port=0)
-    other = node.netdev("a", card, dev_port=0, dev_id="0x1")
-    assert [(port["number"], port["netdev"]) for port in only(node)["ports"]] == [(1, "b"), (2, "a")]
-    node.write(f"{other}/dev_id", "0x0")
-    for number, name in ((1, "b"), (2, "a")):
-        node.gids(hca, number, {0: ("fe80::1", "RoCE v2", name)})
-    (found,) = node.facts(["hcas", "!gids"])["hcas"]
-    assert [(port["number"], port["netdev"], port["gids"]) for port in found["ports"]] == [(1, "b", []), (2, "a", [])]
-
-
-def test_irdma_takes_no_headers_off_the_mtu(node):
-    card = node.pci(f"{CARD}.0", "8086", "1592", "0x020000", "ice")
-    node.hca("rocep1s0f0", card)
-    node.netdev("ens1f0", card, mtu=4096)
-    assert (only(node)["pci"]["model"], only(node)["ports"][0]["active_mtu"]) == ("E810-C QSFP", 4096)
 
 
 ETH1, MV0 = ("fe80::1", "RoCE v2", "eth1"), ("fe80::2", "RoCE v2", "mv0")
@@ -182,41 +88,6 @@ def test_cards_without_rdma_say_why(node, driver, loaded, files, seen, step):
     (found,) = node.facts(["pci"])["cards_without_rdma"]
     assert (seen in found["reason"], step in found["next_step"]) == (True, True), found
     assert (found["address"], found["driver"], found["netdevs"]) == ("0000:01:00.0", driver, netdevs)
-
-
-def test_a_connectx_3_needs_the_mlx4_modules(node):
-    node.pci(f"{CARD}.0", *CX3)
-    node.module("mlx4_core")
-    assert "mlx4_ib" in node.facts(["hcas"])["cards_without_rdma"][0]["reason"]
-
-
-def test_what_is_no_card_without_rdma(node):
-    """VFs, other vendors, and Mellanox functions that are no network card."""
-    parent = node.pci(f"{CARD}.0", *CX7, "mlx5_core")
-    node.hca("mlx5_0", parent)
-    node.link(f"{node.pci(f'{CARD}.2', '15b3', '101e', '0x020000', 'vfio-pci')}/physfn", parent)
-    node.pci("pci0000:00/0000:00:02.0", "8086", "1592", "0x020000", "ice")
-    node.pci(f"{CARD}.3", "15b3", "c2d5", "0x080100")
-    assert node.facts(["hcas"])["cards_without_rdma"] == []
-
-
-@pytest.mark.parametrize(
-    ("vendor", "device", "code", "wanted"),
-    [
-        pytest.param("10de", "2330", "0x030200", ["H100 SXM5 80GB"], id="3D controller"),
-        pytest.param("10de", "26b9", "0x030000", ["L40S"], id="VGA"),
-        pytest.param("1002", "74a1", "0x120000", ["MI300X"], id="accelerator"),
-        pytest.param("10de", "22a3", "0x068000", [], id="NVSwitch"),
-        pytest.param("1a03", "2000", "0x030000", [], id="BMC"),
-        pytest.param("10de", "fefe", "0x030200", ["unknown: 10de:fefe is not in the table of models"], id="no model"),
-        pytest.param("10de", "2342", "0x030200", ["NVIDIA GH200 480GB"], id="the driver knows best"),
-    ],
-)
-def test_what_is_a_gpu(node, vendor, device, code, wanted):
-    node.pci(f"{CARD}.0", vendor, device, code, "nvidia")
-    if device == "2342":
-        node.write("/proc/driver/nvidia/gpus/0000:01:00.0/information", "Model: \t\t NVIDIA GH200 480GB\nIRQ: 5")
-    assert [gpu["model"] for gpu in node.facts(["gpus"])["gpus"]] == wanted
 
 
 # --- rails ------------------------------------------------------------------------------------------------------------
@@ -285,20 +156,6 @@ def test_rails_pair_with_gpus_and_keep_their_numbers_when_a_cable_is_out(node, c
         pull(node, hca)
         assert numbered(node.facts(RAILS)) == before
         node.port(hca, 1)
-
-
-def test_the_second_port_without_a_cable_is_unused_unless_it_has_an_address(node):
-    """Its number stays empty; where it was set up once, that its cable is out is a fault, not a choice."""
-    cards = [card(node, number, ports=2) for number in (1, 2)]
-    for _first, second in cards:
-        pull(node, second)
-    facts = node.facts(RAILS)
-    assert indexes(facts) == [(0, "mlx5_1_0"), (2, "mlx5_2_0")]
-    assert [row["hca"] for row in facts["not_rails"]] == ["mlx5_1_1", "mlx5_2_1"]
-    node.addresses = {"net1_1": ["10.0.0.1/24"]}
-    assert indexes(node.facts(RAILS)) == [(0, "mlx5_1_0"), (1, "mlx5_1_1"), (2, "mlx5_2_0")]
-    pull(node, cards[1][0])
-    assert [index for index, _hca in indexes(node.facts(RAILS))] == [0, 1, 2, 3], "both ports down: both are meant"
 
 
 def test_software_hcas_and_virtual_functions_on_request_only(node):
@@ -417,41 +274,6 @@ def test_the_default_route_stands_on_everything_below_it(node):
 )
 def test_ib_mtu_is_the_kernels_iboe_get_mtu(mtu, overhead, wanted):
     assert ib_mtu(mtu, *overhead) == wanted
-
-
-def test_addresses_of_both_families(node):
-    node.netdev("eth0")
-    rows = ("fe800000000000005054000000000001 02 40 20 80     eth0", f"{ZERO[:-1]}1 01 80 10 80       lo")
-    node.write("/proc/net/if_inet6", "\n".join(rows))
-    network = Network(node.tree(), Seams.recorded({"addresses": {"eth0": ["10.0.0.2/24", "10.0.0.1/24"]}}))
-    assert network.addresses("eth0") == ["10.0.0.1/24", "10.0.0.2/24", "fe80::5054:0:0:1/64"]
-    assert network.addresses("eth1") == []
-    assert Network(node.tree()).addresses("eth0").startswith("unknown: ")
-
-
-def test_values_that_a_down_interface_refuses(node):
-    path = node.netdev("eth0", operstate="down", speed=-1)
-    node.host(f"{path}/carrier").unlink()
-    node.refuse(f"{path}/carrier")
-    found = Network(node.tree()).netdev("eth0")
-    assert (found["carrier"], found["speed_mbps"], found["operstate"]) == (None, None, "down")
-    assert Network(node.tree()).netdev("gone") is None
-
-
-@pytest.mark.parametrize(
-    ("name", "wanted"),
-    [("p0", False), ("", False), ("pf0vf3", True), ("pf0sf88", True), ("c1pf0vf1", True), ("pf0", True), ("s0", False)],
-)
-def test_representors(node, name, wanted):
-    node.netdev("eth0", phys_port_name=name)
-    assert Network(node.tree()).representor("eth0") is wanted
-
-
-def test_by_mac_wants_one_answer(node):
-    for name, mac in (("eth0", "01"), ("eth1", "02"), ("eth1.5", "02")):
-        node.netdev(name, address=f"52:54:00:00:00:{mac}")
-    found = [Network(node.tree()).by_mac(f"52:54:00:00:00:{mac}") for mac in ("01", "02")]
-    assert found == ["eth0", None]
 
 
 def test_errors_of_port_hardware_and_netdev_are_read_and_traffic_is_not(node):
@@ -591,9 +413,3 @@ def test_several_functions_of_one_card_pair_up_by_rank_or_not_at_all(node):
     assert roots.data_direct(node.tree(), "0000:01:00.1", functions) == "0001:01:00.1"
     del functions["0000:01:00.0"]
     assert roots.data_direct(node.tree(), "0000:01:00.1", functions) is None
-
-
-def test_vital_product_data_may_be_cut_off():
-    whole = roots.vital_product_data(vpd(SERIAL))
-    assert whole[b"SN"] == SERIAL.encode()
-    assert all(set(roots.vital_product_data(vpd(SERIAL)[:cut])) <= set(whole) for cut in range(60))

@@ -17,11 +17,7 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import (
     modules,
     netns,
     paths,
-    units,
 )
-from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
-
-INIT = 4026531840
 
 
 def symlink(node, path, target):
@@ -64,13 +60,6 @@ def test_the_kernel_command_line_comes_last(node, more):
     assert [line.words for line in modprobe.blocks(lines, "b")] == [("blacklist", "b")]
     assert [line.text for line in modprobe.blocks(lines, "c")] == ["module_blacklist=c"]
     assert modprobe.options(lines, "ib_core", "n") == [] or "dyndbg" in more
-
-
-def test_names_with_dashes_and_an_option_without_a_value(node):
-    node.write("/etc/modprobe.d/x.conf", 'options nvidia-peermem persistent-api-support\noptions nvidia_peermem b="1"')
-    lines = modprobe.statements(node.tree())
-    assert modprobe.options(lines, "nvidia_peermem", "persistent_api_support")[0][1] == "1"
-    assert modprobe.options(lines, "nvidia-peermem", "b")[0][1] == "1"
 
 
 @pytest.mark.parametrize(
@@ -129,18 +118,6 @@ def test_loaded_built_in_and_available(node):
 
 
 @pytest.mark.parametrize(
-    ("value", "wanted"),
-    [("Y", "shared"), ("N", "exclusive"), ("?", "unknown: the kernel reports '?'")],
-)
-def test_the_running_mode(node, value, wanted):
-    assert netns.running(node.tree()) == "unknown: ib_core is not loaded"
-    node.module("ib_core")
-    assert netns.running(node.tree()).startswith("unknown: ib_core has no parameter netns_mode")
-    node.write("/sys/module/ib_core/parameters/netns_mode", value)
-    assert netns.running(node.tree()) == wanted
-
-
-@pytest.mark.parametrize(
     ("mode", "values"),
     [("shared", ("1", "y", "on")), ("exclusive", ("0", "No", "off")), (None, ("2", "o", ""))],
 )
@@ -165,63 +142,6 @@ def test_our_file_wins_among_files_and_the_command_line_over_all(node):
     mode, sources, owners = found()
     assert (mode, sources[:2], owners) == ("exclusive", [theirs, (*ours, False)], [foreign, "/proc/cmdline"])
     assert netns.state(node.tree())["netns_sources"][-1]["text"] == "ib_core.netns_mode=0"
-
-
-def in_namespace(node, pid, inode, command="x", cgroup="0::/"):
-    symlink(node, f"/proc/{pid}/ns/net", f"net:[{inode}]")
-    node.files(f"/proc/{pid}", comm=command, cgroup=cgroup)
-
-
-def test_namespaces_and_their_owners(node):
-    assert netns.namespaces(node.tree()) == "unknown: /proc/1/ns/net is not readable (root only)"
-    in_namespace(node, 1, INIT, "systemd", "0::/init.scope")
-    in_namespace(node, 20, INIT)
-    in_namespace(node, 300, 40, "systemd-hostnam", "0::/system.slice/systemd-hostnamed.service")
-    pod = "0::/kubepods.slice/kubepods-besteffort.slice/cri-containerd-1f.scope"
-    in_namespace(node, 402, 41, "python", pod)
-    in_namespace(node, 401, 41, "pause", pod)
-    in_namespace(node, 500, 42, "bash", "1:name=systemd:/user.slice/user-0.slice\n2:cpu:/x.service")
-    in_namespace(node, 501, 42, "bash", "0::/user.slice")
-    node.files("/proc/77", comm="ended meanwhile")
-    in_namespace(node, 78, 44)
-    node.host("/proc/78/comm").unlink()
-    node.write(
-        "/proc/1/mountinfo",
-        "24 1 0:22 / /run rw shared:5 - tmpfs tmpfs rw\n"
-        "90 24 0:4 net:[43] /run/netns/blue rw shared:9 - nsfs nsfs rw\n"
-        "91 24 0:4 net:[41] /run/netns/cni-7 rw shared:9 - nsfs nsfs rw\n"
-        f"92 24 0:4 net:[{INIT}] /run/netns/init rw - nsfs nsfs rw\n"
-        "93 24 0:4 mnt:[9] /run/snapd/ns/x rw - nsfs nsfs rw",
-    )
-    found = {
-        (one["inode"], one["name"]): [tuple(owner.values()) for owner in one["owners"]]
-        for one in netns.namespaces(node.tree())
-    }
-    assert found == {
-        (40, None): [(300, "systemd-hostnam", "systemd-hostnamed.service", True)],
-        (41, "/run/netns/cni-7"): [(401, "pause", "cri-containerd-1f.scope", False)],
-        (42, None): [(500, "bash", None, False)],
-        (43, "/run/netns/blue"): [],
-        (44, None): [(78, None, None, False)],
-    }
-
-
-@pytest.mark.parametrize(
-    ("unit", "text", "wanted"),
-    [
-        ("systemd-timedated.service", None, True),
-        ("e2scrub@root.service", None, True),
-        ("job.service", "[Service]\nType=oneshot\nPrivateNetwork=yes", True),
-        ("job.service", "[Service]\nType=oneshot", False),
-        ("upower.service", "[Service]\nType=dbus\nPrivateNetwork=true", False),
-        ("gone.service", None, False),
-        (None, None, False),
-    ],
-)
-def test_which_units_go_away_by_themselves(node, unit, text, wanted):
-    if text:
-        node.write(f"/lib/systemd/system/{unit}", text)
-    assert netns.is_transient(node.tree().snapshot(), unit) is wanted
 
 
 # --- units and limits -------------------------------------------------------------------------------------------------
@@ -280,24 +200,6 @@ def test_drop_ins_apply_by_name_over_all_directories(node):
     assert (found["memlock"], found["drop_ins"]) == (2 << 20, list(places))
 
 
-def test_the_more_important_unit_file_counts_and_a_mask_hides_all(node):
-    etc, run, lib = DIRECTORIES
-    for directory, value in ((lib, "1M"), (run, "2M")):
-        node.write(f"{directory}/k3s.service", f"{UNIT}LimitMEMLOCK={value}")
-    assert service(node)["memlock"] == 2 << 20
-    symlink(node, f"{etc}/k3s.service", "/dev/null")
-    assert service(node)["exists"] is False
-
-
-def test_sections_comments_continuations_and_templates(node):
-    text = "[Unit]\nA=0\n[Service]\nA = 1 \\\n# why\n  2\n;A=3\nB=\n[Install]\nA=4"
-    assert units.assignments(text, "Service") == [("A", "1  2"), ("B", "")]
-    found = [units.template(unit) for unit in ("a@b.service", "a.service", "a@.service")]
-    assert found == ["a@.service", None, None]
-    node.write("/lib/systemd/system/a@.service", "[Service]\nType=oneshot")
-    assert units.settings(node.tree(), "a@b.service", "Service") == {"Type": ["oneshot"]}
-
-
 def process(node, pid, parent, started, command, soft="8388608"):
     fields = ["S", str(parent), *["0"] * 17, str(started), "0"]
     node.files(f"/proc/{pid}", comm=command, stat=f"{pid} ({command} ) x) {' '.join(fields)}")
@@ -333,19 +235,8 @@ def test_a_service_in_a_nested_slice_with_a_pid_file(node):
     assert (found["main_pid"], found["memlock_running"]) == (8, 8 << 20)
 
 
-@pytest.mark.parametrize(
-    ("group", "wanted"), [("", (False, None, None)), ("7", (True, 7, "unknown: /proc/7/limits is not readable"))]
-)
-def test_an_empty_group_is_no_running_service_and_a_process_may_end_meanwhile(node, group, wanted):
-    node.write("/lib/systemd/system/k3s.service", UNIT)
-    node.write(f"/sys/fs/cgroup/{SLICE}/cgroup.procs", group)
-    found = service(node)
-    assert (found["active"], found["main_pid"], found["memlock_running"]) == wanted
-
-
 KERNEL = "6.1.0-test"
 CORE = "kernel/drivers/mlx5_core.ko"
-DKMS = "updates/dkms/mlx5_core.ko"
 
 
 def note(build_id: str) -> bytes:
@@ -399,14 +290,6 @@ def test_what_is_not_a_module_has_no_modinfo(node, name, data):
     assert elf.modinfo(node.tree(), f"/{name}") is None
 
 
-def test_zstd_and_captured_modules_are_asked_for_by_the_seam(node):
-    answers = {"/x.ko.zst": {"srcversion": "Z"}, "/gone.ko": {"srcversion": "G"}}
-    node.write("/x.ko.zst", b"\x28\xb5\x2f\xfd")
-    for path, fields in answers.items():
-        assert elf.modinfo(node.tree(), path, Seams.recorded({"modinfo": answers})) == fields
-        assert elf.modinfo(node.tree(), path) is None
-
-
 def packages(node, text):
     """`name version[ status]` of each package, as dpkg keeps them."""
     rows = [(*one.split(), "install")[:3] for one in filter(None, text.split(", "))]
@@ -429,18 +312,6 @@ def test_inbox_memory_and_disk(node):
     assert found["agree"] is True
 
 
-def test_installed_and_on_disk_but_not_yet_loaded(node):
-    install(node, DKMS, version="25.10-1.2.8", srcversion="B", depends="mlx_compat,psample")
-    node.module("mlx5_core", srcversion="A")
-    packages(node, "mlnx-ofed-kernel-dkms 25.10-1, doca-ofed 3.2.1 hold")
-    found = state(node)
-    assert [found[part]["flavor"] for part in ("installed", "on_disk", "loaded")] == ["doca", "doca", "inbox"]
-    assert [found[part]["version"] for part in ("installed", "on_disk", "loaded")] == ["3.2.1", "25.10-1.2.8", None]
-    assert found["agree"] is False
-    (reason,) = node.facts(["driver"])["reboot_reasons"]
-    assert all(part in reason for part in ("srcversion A", f"/lib/modules/{KERNEL}/{DKMS}", "25.10-1.2.8", "B)"))
-
-
 @pytest.mark.parametrize(
     ("listed", "info", "wanted"),
     [
@@ -459,15 +330,6 @@ def test_the_installed_stack(node, listed, info, wanted):
         node.write("/usr/bin/ofed_info", f"#!/bin/bash\n{info}")
     found = driver.installed(node.tree())
     assert (found["flavor"], found["version"]) == wanted
-
-
-def test_the_rpm_database_is_asked_only_where_it_exists(node):
-    seams = Seams.recorded({"rpm": "rdma-core 48.0-1.el9\nkmod-mlnx-ofa_kernel 24.10-1\nbash 5.1-9\n"})
-    assert driver.installed(node.tree(), seams)["flavor"].startswith("unknown: ")
-    node.write("/var/lib/rpm/rpmdb.sqlite")
-    found = driver.installed(node.tree(), seams)
-    assert found["flavor"] == "mlnx_ofed"
-    assert found["packages"] == {"kmod-mlnx-ofa_kernel": "24.10-1", "rdma-core": "48.0-1.el9"}
 
 
 def test_mlx_compat_in_memory_is_an_ofed_stack(node):
@@ -493,11 +355,6 @@ def test_debian_modules_are_compared_by_their_build_id(node, running, agree):
     assert found["agree"] is agree
     assert found["on_disk"]["modules"]["mlx5_core"]["build_id"] == "aa" * 20
     assert found["loaded"]["modules"]["mlx5_core"]["build_id"] == running
-
-
-@pytest.mark.parametrize("content", [None, b"", b"short", note("")])
-def test_a_note_without_a_build_id(content):
-    assert elf.build_id(content) is None
 
 
 OPEN_MODULE = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05"
