@@ -328,15 +328,6 @@ def test_several_parts_are_applied_as_a_call_each_applies_them_and_cost_as_many_
     assert {action for _name, action in actions(pruned)} == {"prune"}
 
 
-def test_a_problem_in_one_part_stops_all_before_the_first_change(server):
-    server.run(parts=list(PARTS))
-    server.edit(CONF, "argocd", a="theirs")
-    before = server.objects
-    found = server.run(parts=[*PARTS[1:], part("more", config_map("more", "kube-system"))])
-    assert [row["object"] for row in found["findings"]] == ["ConfigMap kube-flannel/conf"]
-    assert server.objects == before
-
-
 def test_of_a_wait_that_is_left_for_later_the_next_task_learns_what_is_not_met_yet(server):
     waits = [
         {"resource": "daemonset/ds", "namespace": "kube-flannel"},
@@ -396,24 +387,6 @@ TWO = 'Apply failed with 2 conflicts: conflicts with "a" using v1:\n- .data.x\nc
 )
 def test_what_kubectl_says_is_read(read, text, wanted):
     assert read(text) == wanted
-
-
-def test_patience_begins_anew_each_time_the_server_stops_answering():
-    now = [0.0]
-    slow, lost = (0, "{}", ""), (1, "", "Unable to connect to the server: net/http: TLS handshake timeout")
-    answers = [slow, lost, slow, *[lost] * 9]
-
-    class Slow(kubectl.Kubectl):
-        def run(self, *_words, text=None, limit=None):
-            del text, limit
-            now[0] += 100
-            return answers.pop(0)
-
-    client = Slow(["kubectl"], patience=120, clock=lambda: now[0], sleep=lambda _seconds: None)
-    assert client.run_retrying("get")[0] == 0
-    assert client.run_retrying("get")[0] == 0, "300 s after the start, 100 s after it stopped to answer"
-    with pytest.raises(kubectl.Unreachable, match="TLS handshake timeout"):
-        client.run_retrying("get")
 
 
 KEPT = {"a.example/b": "kept"}

@@ -12,10 +12,8 @@ import sys
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Change, Refused
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host import kernel_modules as host_kernel_modules
-from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree, gpudirect, modules, paths
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree, paths
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
-from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.management import uses
-from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
 from ansible_collections.gpufabric.rdma.plugins.modules import (
     initramfs,
     kernel_modules,
@@ -111,37 +109,6 @@ def test_two_modules_write_one_file_and_neither_undoes_the_other(node):
     assert call(kernel_modules, root)["changed"] is False
 
 
-def test_every_blacklisted_module_is_named_and_nothing_is_changed(node):
-    root = node("card-without-mlx5-ib")
-    untouched = files(root)
-    result = call(kernel_modules, root)
-    assert (result["failed"], result["changed"], files(root)) == (True, False, untouched)
-    assert {finding["object"] for finding in result["findings"]} >= {"module mlx5_core", "module ib_umad"}
-    assert all("/etc/modprobe.d/" in finding["seen"] for finding in result["findings"])
-
-
-def test_a_foreign_netns_file_stops_until_it_is_answered(node):
-    root = node("exclusive-netns-foreign-file")
-    untouched = files(root)
-    stopped = call(rdma_netns, root)
-    assert "sriov_network_operator" in stopped["msg"]
-    left = call(rdma_netns, root, override_allowed=False)
-    assert (left["changed"], len(left["not_applied"])) == (False, 1)
-    assert files(root) == untouched
-    assert call(rdma_netns, root, override_allowed=True)["changed"] is True
-    assert gather(Tree(str(root)), subset=["subsystem"])["subsystem"]["persisted_netns_mode"] == "shared"
-
-
-def test_the_drop_in_of_a_service_that_left_the_list_is_removed(node):
-    root = node()
-    call(service_limits, root, services=["k3s", "docker"])
-    result = call(service_limits, root, services=["k3s"])
-    assert [(change["object"], change["action"]) for change in result["changes"]] == [
-        (paths.own_drop_in("docker"), "remove")
-    ]
-    assert not (root / paths.own_drop_in("docker").lstrip("/")).exists()
-
-
 @pytest.mark.parametrize(
     ("module", "options", "seen"),
     [
@@ -158,29 +125,6 @@ def test_what_cannot_work_is_refused(node, module, options, seen):
     result = call(module, root, **options)
     assert result["failed"] is True
     assert seen in result["msg"]
-
-
-def test_rail_links_go_with_the_last_setting(node):
-    root = node()
-    untouched = files(root)
-    call(rail_links, root, settings=[{"pci": pci_of_hca(root, default_route=False), "mtu": 9000}])
-    assert files(root) != untouched
-    result = call(rail_links, root)
-    assert {change["action"] for change in result["changes"]} == {"unlink", "remove"}
-    assert files(root) == untouched
-
-
-def test_a_stale_initramfs_of_a_captured_node_is_reported_not_rebuilt(tmp_path):
-    for path in ("lib/modules/6.1", "boot", "usr/sbin", "etc/modprobe.d"):
-        (tmp_path / path).mkdir(parents=True)
-    image = tmp_path / "boot/initrd.img-6.1"
-    image.write_text("image")
-    os.utime(image, (1, 1))
-    (tmp_path / "usr/sbin/update-initramfs").touch()
-    (tmp_path / paths.OWN_MODPROBE.lstrip("/")).write_text("options\n")
-    result = call(initramfs, tmp_path)
-    assert result["changed"] is False
-    assert "/boot/initrd.img-6.1" in result["not_verified"][0]
 
 
 # --- seams ------------------------------------------------------------------------------------------------------------
@@ -284,27 +228,6 @@ def test_a_running_nic_is_set_through_sysfs(tmp_path):
     assert ((directory / "mtu").read_text(), (directory / "flags").read_text()) == ("9000", "0x1003")
 
 
-ROUTE = (
-    "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\nbr0\t00000000\t0100000A\t0003\t0\t0\t0\t00000000\n"
-)
-ZERO = "0" * 32
-ROUTE6 = f"""{ZERO} 00 {ZERO} 00 fe800000000000000000000000000001 00000400 1 0 00450003 eth3
-{ZERO} 00 {ZERO} 00 {ZERO} ffffffff 1 0 00200200 lo
-"""
-
-
-@pytest.mark.parametrize(
-    ("file", "text", "kept"), [("route", ROUTE, ["bond0", "br0", "eth0", "eth1"]), ("ipv6_route", ROUTE6, ["eth3"])]
-)
-def test_what_the_default_route_stands_on_is_protected(tmp_path, file, text, kept):
-    for path in ("br0/lower_bond0", "bond0/lower_eth0", "bond0/lower_eth1", "eth0", "eth1", "eth2"):
-        (tmp_path / "sys/class/net" / path).mkdir(parents=True)
-    (tmp_path / "proc/net").mkdir(parents=True)
-    (tmp_path / "proc/net" / file).write_text(text)
-    tree = Tree(str(tmp_path))
-    assert sorted(uses(tree, Seams.of(tree))) == kept
-
-
 def test_the_ssh_session_is_found_through_the_parents_that_sudo_keeps(monkeypatch):
     monkeypatch.delenv("SSH_CONNECTION", raising=False)
     code = (
@@ -321,17 +244,6 @@ def test_the_ssh_session_is_found_through_the_parents_that_sudo_keeps(monkeypatc
         check=True,
     )
     assert done.stdout.strip() == str(("10.0.0.4", 22))
-
-
-def test_a_peermem_that_only_needs_loading_is_reported(tmp_path):
-    kernel = "6.8.0"
-    for path in (f"lib/modules/{kernel}", "sys/module/nvidia", "sys/module/ib_core"):
-        (tmp_path / path).mkdir(parents=True)
-    (tmp_path / f"lib/modules/{kernel}/modules.dep").write_text("updates/dkms/nvidia-peermem.ko:\n")
-    root = Tree(str(tmp_path))
-    found = gpudirect.state(root, [{"vendor": "10de"}], kernel, modules.Catalogue(root, kernel))
-    assert found["mode"] == "none"
-    assert found["peermem_loadable"] is True
 
 
 # --- an initramfs is rebuilt by programs that run, on a real /boot ----------------------------------------------------

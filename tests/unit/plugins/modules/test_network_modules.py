@@ -8,9 +8,8 @@ import subprocess
 
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Change
-from ansible_collections.gpufabric.rdma.plugins.module_utils._host import networks, sriov
-from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
-from ansible_collections.gpufabric.rdma.plugins.modules import network_files, node_facts, sriov_vfs
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host import sriov
+from ansible_collections.gpufabric.rdma.plugins.modules import network_files, sriov_vfs
 from ansible_collections.gpufabric.rdma.tests.tools import running, tree
 
 DIRECTORY = "etc/cni/multus/net.d"
@@ -231,44 +230,3 @@ def test_the_files_of_doca_s_driver_come_first_and_need_no_interface(infiniband,
 
 
 # --- networks of node_facts -------------------------------------------------------------------------------------------
-
-
-def test_interfaces_routes_and_files_are_read_from_a_tree(tmp_path):
-    root = tree.lay_out(tree.load("lab-rxe-debian12"), tmp_path / "lab")
-    (root / DIRECTORY).mkdir(parents=True)
-    (root / DIRECTORY / "gpufabric-rdma-rail0.conf").write_text(config("rail0"))
-    (root / DIRECTORY / "README").write_text("no configuration")
-    read = call(node_facts, root, networks={})["networks"]
-    assert read["netdevs"]["eth2"]["addresses"][0] == "198.18.2.2/24"
-    assert read["netdevs"]["eth2"]["default_route"] is False
-    assert list(read["files"]) == ["gpufabric-rdma-rail0.conf"]
-    assert read["vfs_unit"] is False
-
-
-def test_routes_come_from_the_tables_of_the_kernel(tmp_path):
-    (tmp_path / "proc/net").mkdir(parents=True)
-    (tmp_path / "proc/net/route").write_text(
-        "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT\n"
-        "eth0\t00000000\t0102000A\t0003\t0\t0\t0\t00000000\t0\t0\t0\n"
-        "eth2\t000212C6\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0\n"
-    )
-    rest = f"40 {'0' * 32} 00 {'0' * 32} 00000100 00000001 00000000 00000001 eth2\n"
-    (tmp_path / "proc/net/ipv6_route").write_text(
-        f"fd000005000000000000000000000000 {rest}fe800000000000000000000000000000 {rest}"
-    )
-    assert networks.routes(Tree(str(tmp_path))) == [
-        {"destination": "198.18.2.0/24", "netdev": "eth2"},
-        {"destination": "fd00:5::/64", "netdev": "eth2"},
-    ]
-
-
-def test_what_test_pods_need_of_the_node_is_read_with_its_networks(node):
-    config = node / "var/lib/rancher/k3s/agent/etc/containerd/config.toml"
-    config.parent.mkdir(parents=True)
-    config.write_text(
-        "[plugins.'io.containerd.cri.v1.images'.pinned_images]\n  sandbox = \"rancher/mirrored-pause:3.6\"\n"
-    )
-    (node / "usr/bin").mkdir(parents=True, exist_ok=True)
-    tools = call(node_facts, node, networks={})["networks"]["tools"]
-    assert tools["image"] == "rancher/mirrored-pause:3.6"
-    assert tools["mounts"]["/usr"] == "/usr"

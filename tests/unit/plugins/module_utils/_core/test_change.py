@@ -12,23 +12,17 @@ from unittest import mock
 
 import pytest
 from ansible.errors import AnsibleActionFail
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core import text
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core import units as core_units
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import (
     Change,
     Plan,
     Refused,
-    diff,
     failure,
     finish,
-    kernel_out_of_reach,
     result,
     settle,
 )
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import guard as action_guard
-from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host
-
-SSH = "Failed to connect to the host via ssh"
 
 
 class Node:
@@ -79,16 +73,6 @@ def test_a_value_that_is_not_kept_is_an_error_with_four_facts():
     assert [change.object for change in caught.value.done] == ["a", "mtu"]
 
 
-def test_what_comes_to_light_by_acting_is_done_too():
-    node = Node(driver="absent")
-
-    def plan(facts):
-        return planner(driver="loaded", **({"ipoib": "loaded"} if facts["driver"] == "loaded" else {}))(facts)
-
-    _plan, done = settle(node.read, plan, node.apply, False)
-    assert [change.object for change in done] == ["driver", "ipoib"]
-
-
 def test_problems_stop_before_anything_is_changed():
     node = Node(a="0")
 
@@ -125,28 +109,6 @@ def test_an_effect_that_is_given_up_ends_the_loop():
     assert (done, rounds) == ([], [1])
 
 
-def test_images_that_a_write_made_stale_are_remembered_after_it():
-    node = Node(a="0")
-
-    def plan(facts):
-        made = planner(a="1")(facts)
-        made.stale_images = ["/boot/initrd"] if made.changes else []
-        return made
-
-    made, _done = settle(node.read, plan, node.apply, False)
-    assert made.stale_images == ["/boot/initrd"]
-
-
-def test_changed_changes_and_diff_come_from_one_list():
-    changes = [Change("/etc/x", "write", "", "a\n"), Change("RDMA netns mode", "set", "exclusive", "shared")]
-    returned = result(Plan(), changes)
-    assert returned["changed"] is True
-    assert [change["object"] for change in returned["changes"]] == ["/etc/x", "RDMA netns mode"]
-    assert returned["diff"] == diff(changes)
-    assert returned["diff"][1]["before"] == "exclusive\n"
-    assert result(Plan(), [])["changed"] is False
-
-
 def test_what_was_not_done_not_seen_or_is_worth_knowing_is_a_warning_with_the_nodes_name():
     plan = Plan(not_applied=["one"], not_verified=["two"], notes=["three"], reboot_reasons=["a reboot"])
     module, quiet = mock.Mock(), mock.Mock()
@@ -156,27 +118,6 @@ def test_what_was_not_done_not_seen_or_is_worth_knowing_is_a_warning_with_the_no
     module.exit_json.assert_called_once_with(mode="shared", **result(plan, []))
     quiet.exit_json.assert_called_once_with(**result(Plan(), []))
     quiet.warn.assert_not_called()
-
-
-@pytest.mark.parametrize(
-    ("container", "root", "words"),
-    [(None, "/", None), ("docker", "/", "docker"), (None, "/mnt/node", "/mnt/node"), (None, "//", None)],
-)
-def test_when_the_kernel_is_unavailable(container, root, words):
-    reason = kernel_out_of_reach({"node": {"container": container}}, root)
-    assert (reason is None) if words is None else (words in reason)
-
-
-@pytest.mark.parametrize(
-    ("message", "reason"),
-    [
-        *((f"{SSH}: ", SSH), (f"{SSH}:\n", SSH), (f"{SSH}: Connection refused\r\n", f"{SSH}: Connection refused")),
-        *(("", "no reason given"), (None, "no reason given")),
-    ],
-)
-def test_the_reason_of_an_unreachable_node_does_not_end_in_a_colon(message, reason):
-    assert text.reason(message) == reason
-    assert host.unreachable(message).seen == f"unreachable: {reason}"
 
 
 UNIT = Change("/etc/systemd/system/a.service", "write", "", "[Unit]\n")
@@ -242,12 +183,6 @@ def test_a_reload_that_fails_puts_units_back_so_that_the_next_run_does_both(tmp_
     assert (tmp_path / "etc/a/config.json").read_text() == "{}\n"
     assert state(units) == before
     assert (units / "b.service").stat().st_mode & 0o777 == 0o600
-
-
-def test_the_changes_come_back_in_the_order_of_the_plan(tmp_path, units):
-    changes = [CONFIG, UNIT, Change("module a", "load", "not loaded", "loaded"), GONE]
-    seen = []
-    assert core_units.apply_units(str(tmp_path), changes, answers([]), seen.append, live=True) == seen == changes
 
 
 @pytest.mark.parametrize(

@@ -350,20 +350,6 @@ def test_versions_are_ordered_as_dpkg_orders_them(older, newer):
     assert versions.compare(older, older) == 0
 
 
-@pytest.mark.parametrize(
-    ("version", "wanted", "answer"),
-    [
-        ("3.2.1-044000", "3.2.1", True),
-        ("1:3.2.1-1", "3.2.1", True),
-        ("3.2.10-1", "3.2.1", False),
-        ("3.2.1~rc1-1", "3.2.1", True),
-        ("13.2.1-1", "3.2.1", False),
-    ],
-)
-def test_a_release_fits_by_its_beginning(version, wanted, answer):
-    assert versions.satisfies(version, wanted) is answer
-
-
 URL = "https://mirror.example.net/doca/3.2.1/"
 
 
@@ -423,18 +409,6 @@ def test_the_repo_file_of_rhel():
         f"{HEADER}\n[gpufabric-rdma-driver]\nname=HCA driver doca 3.2.1\nbaseurl={URL}\nenabled=1\ngpgcheck=1\n"
         "gpgkey=file:///etc/pki/rpm-gpg/RPM-GPG-KEY-gpufabric-rdma-driver\npriority=10\nexcludepkgs=dkms\n"
     )
-
-
-@pytest.mark.parametrize(
-    ("manager", "kernel", "package"),
-    [
-        ("dnf", "5.14.0-570.12.1.el9_6.x86_64", "kernel-devel-5.14.0-570.12.1.el9_6.x86_64"),
-        ("dnf", "5.14.0-570.12.1.el9_6.aarch64+64k", "kernel-64k-devel-5.14.0-570.12.1.el9_6.aarch64"),
-        ("apt", "6.8.0-1010-nvidia-64k", "linux-headers-6.8.0-1010-nvidia-64k"),
-    ],
-)
-def test_headers_of_a_kernel(manager, kernel, package):
-    assert packages.headers_package(manager, kernel) == package
 
 
 APT_INSTALL = "apt-get install --yes --no-install-recommends -o Dpkg::Options::=--force-confold"
@@ -525,14 +499,6 @@ def test_the_way_back_hides_exactly_the_versions_of_the_stack():
         "Package: perftest\nPin: version 25.10.0-0.128\nPin-Priority: -1\n\n"
         "Package: perftest\nPin: release *\nPin-Priority: 1001\n"
     )
-
-
-def test_the_kernel_packages_that_a_hold_keeps():
-    held = "linux-generic-hwe-24.04 linux-headers-6.8.0-60-generic linux-image-6.8.0-60-generic"
-    held = f"{held} linux-image-amd64 linux-image-generic"
-    others = "linux-image-6.5.0-1-generic linux-libc-dev linux-base"
-    installed = dict.fromkeys(f"{others} {held}".split(), "1")
-    assert packages.kernel_packages(installed, "6.8.0-60-generic") == held.split()
 
 
 PLACE = {"distribution": "rhel9", "architecture": "amd64", "url": URL}

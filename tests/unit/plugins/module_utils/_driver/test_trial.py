@@ -70,22 +70,6 @@ def test_a_fault_stops_it(there, fault):
     assert not os.path.exists(trial.directory)
 
 
-@pytest.mark.parametrize("signature", ["foreign", "none", "no release file"])
-def test_a_repository_out_of_a_verified_package_needs_no_signature(there, signature):
-    folder = there[0] / signature.replace(" ", "-")
-    shutil.copytree(there[0] / "strange", folder)
-    if signature != "foreign":
-        text = (folder / "InRelease").read_text()
-        (folder / "InRelease").unlink()
-        if signature == "none":
-            (folder / "Release").write_text(text.partition("\n\n")[2].partition("-----BEGIN PGP SIGNATURE")[0])
-    with AptTrial(run) as trial:
-        exact, archives = trial.resolve(
-            wanted(there, folder.name, "3.3.0", trusted=True, fingerprints=[]), ["doca-ofed"], [], False
-        )
-        assert (exact, len(archives)) == ({"doca-ofed": "3.3.0-044000"}, 1)
-
-
 def test_a_downgrade_fetches_the_version_that_would_be_installed(there, tmp_path):
     """Both versions are known to apt, the newer is installed; each part of the trial has to mean the older."""
     installed = pathlib.Path("/var/lib/dpkg/status").read_text()

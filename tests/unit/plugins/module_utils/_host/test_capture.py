@@ -8,11 +8,9 @@ import re
 
 import pytest
 import yaml
-from ansible_collections.gpufabric.rdma.plugins.module_utils._host import capture as host_capture
-from ansible_collections.gpufabric.rdma.plugins.module_utils._host.capture import capture, fold, holes, trimmed
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host.capture import capture
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
-from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._report import capture as capture_file
 from ansible_collections.gpufabric.rdma.tests.tools import tree
 
@@ -108,38 +106,6 @@ def real_node(tmp_path):
     return tree.lay_out(fixture, tmp_path / "node")
 
 
-def test_relations_survive_scrubbing(real_node, tmp_path):
-    captured, facts, scrubber = capture(str(real_node), "gh200")
-    found = again(captured, tmp_path)
-    wanted = scrubber.apply(facts)
-    for side in (found, wanted):  # sorted by what they were, and by what they are
-        for netdev in side["hcas"][0]["netdevs"]:
-            netdev["addresses"].sort()
-    assert found == wanted
-    (source,) = found["subsystem"]["netns_sources"]
-    assert (source["path"], source["line"]) == ("/etc/modprobe.d/site.conf", 2)
-    first, second = found["hcas"]
-    netdev = first["netdevs"][0]
-    tail = netdev["mac"][9:]
-    assert (netdev["mac"][:9], tail != "a7:5c:d4") == ("a0:88:c2:", True)
-    assert first["node_guid"].replace(":", "")[10:] == tail.replace(":", "")
-    assert first["sys_image_guid"] == second["sys_image_guid"] == first["node_guid"]
-    # Neighbouring ports of one card stay neighbours.
-    assert second["netdevs"][0]["mac"] == netdev["mac"][:-2] + "d5"
-    addresses = [ipaddress.ip_interface(address) for address in netdev["addresses"]]
-    mapped = [gid["gid"] for gid in first["ports"][0]["gids"]][2]
-    assert ipaddress.IPv6Address(mapped).ipv4_mapped in [address.ip for address in addresses]
-    assert sorted(address.network.prefixlen for address in addresses) == [8, 26, 64, 64, 64, 64]
-    globals_ = [address for address in addresses if address.ip in ipaddress.ip_network("2001:db8::/32")]
-    assert len({address.network for address in globals_}) == 1
-    assert len(globals_) == 3
-    gateway = captured["files"]["/proc/net"]["route"].splitlines()[1].split()[2]
-    network = next(address.network for address in addresses if address.network.prefixlen == 26)
-    assert ipaddress.ip_address(bytes.fromhex(gateway)[::-1]) in network
-    content = f"#!/bin/sh\nset_link {netdev['mac']} 9000\n"
-    assert found["owned_files"]["/usr/local/libexec/gpufabric-rdma-links"] == {"mode": "0755", "content": content}
-
-
 def test_a_production_machine_keeps_its_secrets_and_a_second_capture_is_the_same_file(real_node):
     text = capture_file.text(capture(str(real_node), "gh200")[0])
     secrets = [
@@ -149,24 +115,6 @@ def test_a_production_machine_keeps_its_secrets_and_a_second_capture_is_the_same
     ]
     assert [secret for secret in secrets if secret in text.lower()] == []
     assert capture_file.text(capture(str(real_node), "gh200")[0]) == text
-
-
-def test_answers_of_seams_are_recorded():
-    addresses = {"eth0": ["192.0.2.1/24"]}
-    live = Seams(addresses=lambda: addresses, machine=lambda: "aarch64", modinfo=lambda path: {"version": path})
-    seams, answers = host_capture.recording_seams(live)
-    module = {"version": "/a.ko.zst"}
-    assert (seams.machine(), seams.modinfo("/a.ko.zst"), seams.rpm_query()) == ("aarch64", module, None)
-    asked = {name: answer for name, answer in answers.items() if answer is not None}
-    assert asked == {"machine": "aarch64", "modinfo": {"/a.ko.zst": module}}
-
-
-def test_a_refusing_file_is_kept_as_an_error(tmp_path):
-    """On a live node the kernel answers EINVAL; here a path whose reading fails in the same place."""
-    root = tree.lay_out(tree.load("gh200-cx7-roce"), tmp_path / "down")
-    found = tree.expand(capture(str(root), "down")[0])
-    refused = [path for path in (*found["errors"], *found["directories"]) if path.endswith("/carrier")]
-    assert [path.split("/")[-2] for path in refused] == ["enp1s0f1np1"]
 
 
 def test_what_proc_links_to_its_reader_is_scrubbed_and_has_no_process_number(tmp_path):
@@ -181,35 +129,6 @@ def test_what_proc_links_to_its_reader_is_scrubbed_and_has_no_process_number(tmp
     assert found["files"]["/proc/net/route"].splitlines()[1].split()[2] != "FE6533C6"
     assert not any("4711" in path for section in ("files", "links") for path in found[section])
     assert "/proc/self" not in found["links"]
-
-
-@pytest.mark.parametrize(
-    ("path", "given", "kept"),
-    [
-        ("/proc/1/environ", b"TOKEN=x\0container=lxc\0HOME=/\0", b"container=lxc\0"),
-        (
-            "/usr/lib/modules/6/modules.dep",
-            b"kernel/a/acme.ko: x\nkernel/b/mlx5_core.ko: y\n",
-            b"kernel/b/mlx5_core.ko: y\n",
-        ),
-    ],
-)
-def test_what_facts_do_not_ask_for_is_trimmed(path, given, kept):
-    assert trimmed(path, given) == kept
-
-
-@pytest.mark.parametrize(
-    ("used", "count", "wanted"),
-    [([], 3, [(0, 2)]), ([0, 1], 2, []), ([1], 4, [(0, 0), (2, 3)]), ([], 0, [])],
-)
-def test_holes(used, count, wanted):
-    assert list(holes(used, count)) == wanted
-
-
-def test_folding_is_undone_by_loading():
-    flat = {"/a/b": "1", "/a/c": "2", "/a/d/e": "3"}
-    assert dict(tree.unfold(fold(flat))) == flat
-    assert fold(flat) == {"/a": {"b": "1", "c": "2"}, "/a/d/e": "3"}
 
 
 # Secrets of many kinds, planted in every file that people write and a capture reads. {t} and {n} tell them apart.

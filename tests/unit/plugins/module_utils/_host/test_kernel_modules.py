@@ -8,7 +8,6 @@ import shutil
 import subprocess
 
 import pytest
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Plan
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host import initramfs, module_file
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.gpudirect import REFUSED, SYMBOL, complete
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.kernel_modules import PEERMEM, PEERMEM_SOFTDEP, plan
@@ -25,7 +24,6 @@ GPUS = [{"index": 0, "address": "0009:01:00.0", "vendor": "10de"}]
 WANTED = {"required": ["mlx5_core", "ib_umad"], "ipoib": "auto", "gpudirect": "auto"}
 LOAD_FILE, OURS = paths.OWN_MODULES_LOAD, paths.OWN_MODPROBE
 LISTED = f"{paths.HEADER}\nmlx5_core\nib_umad\n"
-NETNS = f"{paths.HEADER}\noptions ib_core netns_mode=1\n"
 UMAD = ("module ib_umad", "load", "absent", "loaded")
 OLD, NEW = "/boot/initrd.img-6.1", "/boot/initrd.img-6.8"
 
@@ -90,11 +88,6 @@ def test_ipoib_follows_the_ports(facts, choice, layer, expected):
     facts["hcas"] = [port("Ethernet"), port(layer)]
     made = plan(facts, {**WANTED, "ipoib": choice})
     assert ("ib_ipoib" in "".join(change.after for change in made.changes)) is expected
-
-
-def test_ipoib_cannot_be_told_while_no_driver_is_loaded(facts):
-    facts.update(hcas=[], cards_without_rdma=[{"address": "0000:01:00.0"}])
-    assert any("InfiniBand" in line for line in plan(facts, WANTED).not_verified)
 
 
 @pytest.mark.parametrize("loaded", [True, False])
@@ -179,12 +172,6 @@ def test_what_is_said_of_peermem(facts, choice, gpudirect, peermem, findings, no
     assert f"module {PEERMEM}" not in [change.object for change in made.changes]
 
 
-def test_the_softdep_goes_without_taking_other_lines_along(facts):
-    facts["owned_files"][OURS] = owned(f"{NETNS}{PEERMEM_SOFTDEP}\n")
-    (change,) = plan(facts, {**WANTED, "gpudirect": "off"}).changes
-    assert change.after == NETNS
-
-
 # --- the initramfs ----------------------------------------------------------------------------------------------------
 
 
@@ -218,23 +205,6 @@ def test_what_cannot_be_rebuilt_from_here_is_reported(facts, container, root, ge
     made = initramfs.plan(facts, {"sources": {OURS: 200.0}, "stale": []}, root)
     assert made.changes == []
     assert OLD in getattr(made, where)[0]
-
-
-@pytest.mark.parametrize(
-    ("changed", "mtime", "expected"),
-    [(True, None, [OLD, NEW]), (True, 50, [OLD, NEW]), (False, 50, []), (False, 200, [OLD]), (False, None, [])],
-)
-def test_roles_learn_what_their_write_leaves_stale(facts, changed, mtime, expected):
-    if mtime is not None:
-        facts["owned_files"][OURS] = {**owned(""), "mtime": mtime}
-    made = Plan()
-    initramfs.mark_stale(made, facts, changed, "/")
-    assert made.stale_images == expected
-
-
-def test_commands_rebuild_one_image_of_one_kernel():
-    assert initramfs.command("update-initramfs", OLD, "6.1") == ["update-initramfs", "-u", "-k", "6.1"]
-    assert initramfs.command("dracut", OLD, "6.1") == ["dracut", "--force", OLD, "6.1"]
 
 
 PEERMEM_OBJECT, STACK = "module nvidia_peermem", "kernel/ib_core.ko"
@@ -366,16 +336,6 @@ def test_nodes_of_another_kernel_without_driver_or_gpu(tmp_path, modules, node, 
 def crc_by_modpost(folder):
     """The CRC as Kbuild itself wrote it down."""
     return next(line.split("\t")[0] for line in (folder / "Module.symvers").read_text().splitlines() if SYMBOL in line)
-
-
-@pytest.mark.parametrize("name", ["old", "new"])
-def test_what_the_reader_finds_is_what_modpost_wrote(built, name):
-    folder = built[name]
-    crc = int(crc_by_modpost(folder), 16)
-    client = module_file.parse((folder / "nvidia-peermem.ko").read_bytes(), "nvidia-peermem.ko")
-    assert module_file.parse((folder / "ib_core.ko").read_bytes(), "ib_core.ko").exports == {SYMBOL: crc}
-    assert (client.imports[SYMBOL], client.info["version"], client.depends) == (crc, "570.172.08", ["ib_core"])
-    assert module_file.symvers((folder / "Module.symvers").read_text())[SYMBOL][0] == crc
 
 
 def test_a_truncated_file_is_not_a_module(built):

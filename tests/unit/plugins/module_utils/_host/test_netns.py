@@ -10,9 +10,9 @@ import struct
 
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host import netlink, probe
-from ansible_collections.gpufabric.rdma.plugins.module_utils._host.memlock import drop_in, parse
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host.memlock import drop_in
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.memlock import plan as plan_memlock
-from ansible_collections.gpufabric.rdma.plugins.module_utils._host.netns import OBJECT, lasting, plan
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host.netns import OBJECT, plan
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import paths
 
 OURS, SITE, CMDLINE = paths.OWN_MODPROBE, "/etc/modprobe.d/sriov.conf", "/proc/cmdline"
@@ -141,19 +141,6 @@ def test_without_ib_core_or_in_a_container_only_the_file_is_written(untouched, c
     assert (objects(made), made.reboot_reasons, len(getattr(made, told))) == ([OURS], [], 1)
 
 
-@pytest.mark.parametrize(("mtime", "stale"), [(100, True), (101, False)])
-def test_an_initramfs_older_than_our_file_is_stale_even_when_nothing_changes(facts, mtime, stale):
-    facts["owned_files"][OURS]["mtime"] = 100
-    facts["initramfs"]["images"] = [{"path": "/boot/initrd.img-6.1", "kernel": "6.1", "mtime": mtime}]
-    made = plan(facts, SHARED)
-    assert (made.changes, made.stale_images) == ([], ["/boot/initrd.img-6.1"] if stale else [])
-
-
-def test_lasting_namespaces():
-    mixed = {**HOSTNAMED, "owners": HOSTNAMED["owners"] + SLEEP["owners"]}
-    assert lasting([SLEEP, HOSTNAMED, NAMED, mixed]) == [SLEEP, NAMED, mixed]
-
-
 @pytest.mark.skipif(struct.pack("=H", 1) != b"\x01\x00", reason="the bytes below are little-endian")
 @pytest.mark.parametrize(("mode", "value"), [("shared", "01"), ("exclusive", "00")])
 def test_the_bytes_of_the_request(mode, value):
@@ -216,16 +203,6 @@ def test_a_settled_node_is_left_alone_and_the_drop_in_of_a_service_that_left_the
     ]
 
 
-def test_services_that_do_not_exist_yet_get_their_drop_in(limits):
-    limits["owned_files"] = {}
-    limits["limits"]["services"] = {"k3s": {**NONE, "memlock": "unknown: there is no unit k3s.service"}}
-    made = plan_memlock(limits, MEMLOCK)
-    assert [(change.object, change.action) for change in made.changes] == [(K3S, "write"), (KUBELET, "write")]
-    assert "LimitMEMLOCK=infinity" in made.changes[0].after
-    assert "After=openibd.service rdma-hw.target" in made.changes[0].after
-    assert made.findings == []
-
-
 @pytest.mark.parametrize(
     ("service", "state", "told"),
     [
@@ -245,28 +222,6 @@ def test_a_service_with_another_limit_is_named_and_not_restarted(limits, service
         assert (made.findings[0].object, SITE_DROP_IN in made.findings[0].seen) == ("service k3s", True)
     elif told:
         assert f"systemctl restart {service}" in getattr(made, told)[0]
-
-
-def test_before_our_drop_in_is_there_the_limit_says_nothing(limits):
-    limits["owned_files"] = {}
-    limits["limits"]["services"]["k3s"] = running(K3S, memlock=65536, memlock_running=65536)
-    made = plan_memlock(limits, MEMLOCK)
-    assert (made.findings, len(made.not_applied)) == ([], 1)
-
-
-@pytest.mark.parametrize(("seen", "wanted"), [(8589934592, "8G"), ("8388608", "8M"), (65536, "64K")])
-def test_limits_are_compared_as_systemd_reads_them(limits, seen, wanted):
-    for service, path in (("k3s", K3S), ("kubelet", KUBELET)):
-        limits["owned_files"][path]["content"] = drop_in(wanted)
-        limits["limits"]["services"][service] = running(path, seen, seen)
-    made = plan_memlock(limits, {**MEMLOCK, "memlock": wanted})
-    assert (made.changes, made.findings, made.not_applied, made.notes) == ([], [], [], [])
-
-
-@pytest.mark.parametrize("text", ["unlimited", "8GB", "-1", "", "1.5G"])
-def test_what_systemd_would_not_take_is_refused(text):
-    with pytest.raises(ValueError, match="infinity"):
-        parse(text)
 
 
 # --- tried on this machine --------------------------------------------------------------------------------------------

@@ -64,16 +64,6 @@ def test_keys_are_found_as_people_write_them(facts, key):
     assert "NIC eth2 MTU" in [change.object for change in plan(facts, wanted({**key, "mtu": 9000})).changes]
 
 
-@pytest.mark.parametrize(
-    ("carrier", "up", "sets"),
-    [(None, True, True), (None, None, False), pytest.param(0, True, False, id="no cable is not administratively down")],
-)
-def test_up_is_only_set_when_asked_for(facts, carrier, up, sets):
-    facts["hcas"][0]["netdevs"][0]["carrier"] = carrier
-    made = plan(facts, wanted({"pci": "0000:3b:00.0", "mtu": 9000, **({"up": up} if up else {})}))
-    assert ("NIC eth2 link" in [change.object for change in made.changes]) is sets
-
-
 def test_a_nic_that_management_depends_on_is_refused(facts):
     facts["hcas"][0]["netdevs"][0]["management"] = "the default route, through bond0"
     made = plan(facts, wanted(SETTING))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import pathlib
 import subprocess
 
@@ -292,15 +291,6 @@ def test_nodes_whose_rail_is_in_networks_of_its_own_send_nothing_and_say_so():
     assert (sent, [item["host"] for item in left_out]) == ([], ["node1", "node2"])
 
 
-@pytest.mark.parametrize(
-    "networks", [(None, "10.77.2.2/24", None), ("10.77.1.1/16", "10.77.2.2/16", None), (None, None, None)]
-)
-def test_a_rail_without_addresses_of_the_nodes_is_one_wire_until_its_pods_say_otherwise(networks):
-    sent, left_out = three_on(*networks)
-    assert set(sent) == {("node1", "node2"), ("node2", "node3")}
-    assert left_out == []
-
-
 # --- the verdict ------------------------------------------------------------------------------------------------------
 
 
@@ -319,16 +309,6 @@ def verdicts(answer=ROCE, state=None, hosts=None, offered=None, kind="workload",
 
 def failed(found):
     return [name for name, item in found.items() if item["status"] == "failed"]
-
-
-def test_a_sound_pod_passes_every_check():
-    found = verdicts()
-    assert {item["status"] for item in found.values()} == {"passed"}
-    plain = "running network-status user default-route net1 net1:driver dns devices"
-    of_hca = "registration verbs ibstat gid"
-    names = [*plain.split(), *(f"{name}:mlx5_0" for name in of_hca.split())]
-    assert set(found) == {f"pod:workload:{name}" for name in names}
-    assert "index 7" in found["pod:workload:gid:mlx5_0"]["seen"]
 
 
 def replaced(before, after):
@@ -474,23 +454,6 @@ def test_a_pod_that_does_not_run_says_why_and_what_to_do(reason, status, step):
     assert item["status"] == status
     assert reason in item["seen"]
     assert step in item["next_step"]
-
-
-@pytest.mark.parametrize(
-    ("image", "used", "policy", "paths"),
-    [
-        (None, "rancher/mirrored-pause:3.6", "Never", ["/usr", "/lib64"]),
-        ("example.test/rdma:1", "example.test/rdma:1", "IfNotPresent", []),
-    ],
-)
-def test_without_an_image_the_pods_run_the_tools_of_their_node(image, used, policy, paths):
-    plan = kube_pods.plan([host()], cluster(), {**OPTIONS, "image": image})
-    assert plan["left_out"] == {}
-    for pod in objects(plan, "Pod"):
-        (container,) = pod["spec"]["containers"]
-        assert (container["image"], container["imagePullPolicy"]) == (used, policy)
-        assert [mount["mountPath"] for mount in container.get("volumeMounts", [])] == paths
-    assert {pod["node_tools"] for pod in plan["pods"]} == {image is None}
 
 
 def test_a_node_whose_sandboxes_image_is_unknown_is_left_out_with_the_reason():
@@ -719,17 +682,6 @@ def test_a_pod_with_the_nodes_tools_asks_no_registry_and_cannot_write_to_the_nod
     paths = {volume["name"]: volume["hostPath"]["path"] for volume in spec["volumes"]}
     mounts = {mount["mountPath"]: paths[mount["name"]] for mount in container["volumeMounts"]}
     assert mounts == {"/usr": "/usr", "/lib64": "/usr/lib64"}
-
-
-@pytest.mark.parametrize("code", [0, 1, 2])
-def test_what_ping_says_is_what_the_pod_says(tmp_path, code):
-    program = tmp_path / "ping"
-    program.write_text(f'#!/bin/sh\necho "$@"\nexit {code}\n')
-    program.chmod(0o755)
-    test = {"client": {"interface": "net1"}, "address": "10.56.0.3"}
-    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    done = subprocess.run(pods.ping_command(test), env=environment, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (code, "-c 3 -W 2 -I net1 10.56.0.3\n")
 
 
 def test_a_program_that_the_kernel_refuses_is_run_by_its_loader(tmp_path):
