@@ -13,66 +13,19 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree, in
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import node as machine
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import SUBSETS, gather
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
+from ansible_collections.gpufabric.rdma.tests.tools import tree as fixtures
 
 from_seams = Seams.recorded({"addresses": {"enp1s0f0np0": ["10.0.0.1/24"]}})
 
 
-@pytest.fixture
-def everything(node):
-    """Something of everything: the GH200 of the first guide, a bond, a VF, an SF, mlx4, software HCAs and a service."""
-    for index, state in ((0, "4: ACTIVE"), (1, "1: DOWN")):
-        card = node.pci(f"pci0000:00/0000:00:00.0/0000:01:00.{index}", "15b3", "1021", "0x020000", "mlx5_core")
-        node.port(node.hca(f"mlx5_{index}", card), 1, state=state)
-        node.netdev(f"enp1s0f0np{index}", card, phys_port_name=f"p{index}")
-        node.files(f"/sys/class/infiniband_verbs/uverbs{index}", ibdev=f"mlx5_{index}")
-        node.files(f"/sys/class/infiniband_mad/umad{index}", ibdev=f"mlx5_{index}", port=1)
-    node.pci("pci0009:00/0009:00:00.0/0009:01:00.0", "10de", "2342", "0x030200", "nvidia")
-    node.default_route("enp1s0f0np0")
-    for name in ("mlx5_core", "mlx5_ib", "ib_core", "ib_uverbs", "nvidia"):
-        node.module(name)
-    card = node.pci("pci0001:00/0001:00:00.0/0001:01:00.0", "15b3", "101d", "0x020000", "mlx5_core", sriov_totalvfs=2)
-    other = node.pci("pci0001:00/0001:00:00.0/0001:01:00.1", "15b3", "101d", "0x020000", "mlx5_core")
-    hca = node.hca("mlx5_bond_0", card)
-    node.gids(hca, 1, {0: ("fe80::1", "RoCE v2", "bond0"), 2: ("fe80::2", "RoCE v2", "bond0")})
-    node.netdev("p0", card)
-    node.netdev("p1", other)
-    node.write(f"{node.netdev('bond0')}/bonding/slaves", "p0 p1").enslave("p0", "bond0").enslave("p1", "bond0")
-    child = node.pci("pci0001:00/0001:00:00.0/0001:01:00.2", "15b3", "101e", "0x020000", "mlx5_core")
-    node.link(f"{child}/physfn", card).link(f"{card}/virtfn0", child)
-    node.hca("mlx5_v", child)
-    node.hca("mlx5_sf", f"{card}/mlx5_core.sf.4")
-    two = node.pci("pci0001:00/0001:00:01.0/0001:02:00.0", "15b3", "1007", "0x020700", "mlx4_core")
-    node.hca("mlx4_0", two, ports=2, layer="InfiniBand")
-    node.netdev("ib0", two, type=32)
-    node.pci("pci0001:00/0001:00:02.0/0001:03:00.0", "15b3", "1021", "0x020000", "vfio-pci")
-    node.write(f"{node.hca('rxe0')}/parent", "bond0")
-    node.hca("siw0", node_guid="a288:c2ff:fe00:0001")
-    node.write("/lib/modules/6.1.0-test/modules.dep", "kernel/a/mlx5_core.ko:\nkernel/a/mlx5_ib.ko.xz:\nx/nvidia.ko:")
-    node.write("/lib/modules/6.1.0-test/kernel/a/mlx5_core.ko", b"\x7fELF")
-    node.write("/lib/modules/6.1.0-test/kernel/a/mlx5_ib.ko.xz", b"xz")
-    node.write("/etc/modprobe.d/a.conf", "options ib_core netns_mode=0\nblacklist nvidia\ninstall mlx4_ib /bin/true")
-    node.write("/etc/modules-load.d/a.conf", "ib_umad")
-    node.write("/var/lib/dpkg/status", "Package: rdma-core\nStatus: install ok installed\nVersion: 1")
-    node.write("/etc/systemd/system/k3s.service", "[Service]\nExecStart=/usr/local/bin/k3s server\nLimitMEMLOCK=1M")
-    node.write(paths.own_drop_in("k3s"), f"{paths.HEADER}\n[Service]\nLimitMEMLOCK=infinity")
-    node.write("/sys/fs/cgroup/system.slice/k3s.service/cgroup.procs", "7")
-    node.write("/proc/7/stat", f"7 (k3s) S 1 {'0 ' * 17}5 0").write("/proc/7/limits", "Max locked memory 1 1 bytes")
-    node.files("/proc/7", comm="k3s", cgroup="0::/system.slice/x.service")
-    for pid, inode in ((1, 1), (7, 2)):
-        os.makedirs(node.host(f"/proc/{pid}/ns"))
-        os.symlink(f"net:[{inode}]", node.host(f"/proc/{pid}/ns/net"))
-    node.write("/proc/1/mountinfo", "90 24 0:4 net:[43] /run/netns/blue rw shared:9 - nsfs nsfs rw")
-    node.write("/proc/net/if_inet6", "fe800000000000005054000000000001 02 40 20 80     bond0")
-    node.write("/proc/net/ipv6_route", "0" * 32 + " 00 " + "0" * 32 + " 00 " + "0" * 32 + " 0 0 0 3 bond0")
-    node.write("/proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX Open Kernel Module")
-    node.write("/boot/initrd.img-6.1.0-test").write("/usr/sbin/update-initramfs")
-    node.write("/etc/os-release", 'ID=debian\nVERSION_ID="12"\nPRETTY_NAME="Debian"')
-    node.write("/proc/cmdline", "quiet ib_core.netns_mode=1")
-    return node
+@pytest.fixture(params=["exclusive-netns-foreign-file", "bond"])
+def laid_out(request, tmp_path):
+    """The root of a machine with namespaces, services and foreign files, and of one with a bond."""
+    return fixtures.lay_out(fixtures.load(request.param), tmp_path / "root")
 
 
-def gathered(root):
-    facts = gather(Tree(str(root)), from_seams, software_hcas=True)
+def gathered(root, **options):
+    facts = gather(Tree(str(root)), from_seams, software_hcas=True, **options)
     json.dumps(facts)
     return facts
 
@@ -90,16 +43,16 @@ def gathered(root):
         (["all"], {*SUBSETS, "cards_without_rdma", "not_rails"} - {"pci", "gids"}),
     ],
 )
-def test_subsets(everything, subset, parts):
-    facts = gather(everything.tree(), from_seams, subset)
+def test_subsets(laid_out, subset, parts):
+    facts = gathered(laid_out, subset=subset)
     assert set(facts) == {"schema", "node", "virtualization", "unfinished", "reboot_reasons", *parts}
 
 
-def test_the_same_value_with_and_without_the_rest(everything):
+def test_the_same_value_with_and_without_the_rest(laid_out):
     """A part does not depend on which others are gathered with it."""
-    whole = gathered(everything.root)
+    whole = gathered(laid_out)
     for name in set(SUBSETS) - {"pci", "gids"}:
-        assert gather(everything.tree(), from_seams, [name], software_hcas=True)[name] == whole[name]
+        assert gathered(laid_out, subset=[name])[name] == whole[name]
 
 
 def test_a_subset_that_does_not_exist_is_refused(node):
@@ -107,32 +60,32 @@ def test_a_subset_that_does_not_exist_is_refused(node):
         gather(node.tree(), from_seams, ["rail", "!hca"])
 
 
-def test_each_file_is_read_once(everything):
+def test_each_file_is_read_once(laid_out):
     seen = collections.Counter()
-    tree = Tree(str(everything.root), record=lambda operation, path: seen.update([(operation, path)]))
+    tree = Tree(str(laid_out), record=lambda operation, path: seen.update([(operation, path)]))
     gather(tree, from_seams)
     assert [access for access, times in seen.items() if times > 1] == []
 
 
-def test_nothing_is_forked_and_nothing_written(monkeypatch, everything):
+def test_nothing_is_forked_and_nothing_written(monkeypatch, laid_out):
     def refuse(*_args, **_kwargs):
         raise AssertionError("a process was started")
 
     def state():
-        return sorted((path, os.lstat(path).st_mtime_ns) for path in everything.root.rglob("*"))
+        return sorted((path, os.lstat(path).st_mtime_ns) for path in laid_out.rglob("*"))
 
     monkeypatch.setattr(subprocess, "Popen", refuse)
     before = state()
-    gather(everything.tree())
+    gather(Tree(str(laid_out)))
     assert state() == before
 
 
 @pytest.mark.parametrize("harm", ["missing", "refused", "scribbled"])
-def test_any_path_may_be_missing_refuse_or_hold_anything(everything, tmp_path, harm):
+def test_any_path_may_be_missing_refuse_or_hold_anything(laid_out, tmp_path, harm):
     """A driver unloads, a card falls off the bus; a directory in place of a file fails as ENODEV and EINVAL do."""
     chance, aside = random.Random(3), tmp_path / "aside"
     pieces = [b"\n", b":", b"=", b"\0", b"\xff\xfe", b"0x", b"-1", b"../../..", b"net:[", b"[Service]\n", b"\\\n"]
-    for place in sorted(everything.root.rglob("*")):
+    for place in sorted(laid_out.rglob("*")):
         if harm != "missing" and place.is_dir() and not place.is_symlink():
             continue
         content = place.read_bytes() if place.is_file() else b""
@@ -141,7 +94,7 @@ def test_any_path_may_be_missing_refuse_or_hold_anything(everything, tmp_path, h
             place.mkdir()
         elif harm == "scribbled":
             place.write_bytes(b"".join(chance.choices([*pieces, content[:7], content], k=chance.randrange(8))))
-        gathered(everything.root)
+        gathered(laid_out)
         if harm == "refused":
             place.rmdir()
         os.rename(aside, place)
