@@ -157,13 +157,6 @@ def answers(ran, code=0):
     return run
 
 
-def test_files_and_links_are_made_below_the_root(tmp_path, units):
-    changes = [UNIT, OLD, GONE, LINK, UNLINK]
-    assert list(core_units.apply_units(str(tmp_path), changes, no_run)) == changes
-    wanted = {"a.service": "[Unit]\n", "b.service": "after\n", "multi-user.target.wants/a.service": "../a.service"}
-    assert state(units) == wanted
-
-
 def test_a_failure_half_way_puts_everything_back(tmp_path, units):
     before = state(units)
     impossible = Change("/etc/systemd/system/none/x.service", "remove", "x", "")

@@ -23,7 +23,6 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin impo
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import plan as planner
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin.plan import CONFIG, ENABLED, SERVICE, UNIT
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import device_plugin as code
-from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host
 
 ROOT = pathlib.Path(__file__).resolve().parents[5]
 LOCKED = yaml.safe_load((ROOT / "lock/artifacts.yml").read_text())["wheels"]
@@ -64,25 +63,6 @@ def test_plugins_are_seen_with_the_resources_of_the_config_they_were_started_wit
     ab = ["a", "b"]
     assert known == {10: (planner.GO, True, ab), 11: (planner.OURS, True, ab), 12: (planner.GO, False, None)}
     assert "/etc/other.json" in found[12]["config"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "path"),
-    [
-        ([], node.UPSTREAM_CONFIG),
-        (["-config-file", "/a"], "/a"),
-        (["--config-file=/b", "-use-cdi"], "/b"),
-        (["-use-cdi", "-config-file"], node.UPSTREAM_CONFIG),
-    ],
-)
-def test_the_config_of_another_plugin_is_found_as_go_reads_flags(arguments, path):
-    assert node._config_path([PLUGIN, *arguments]) == path
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{", '{"configList": 5}', '{"configList": [5]}', '{"configList": [{}]}'])
-def test_a_config_that_cannot_be_read_names_no_resources(tmp_path, text):
-    process(tmp_path, 10, PLUGIN, PLUGIN, config_text=text)
-    assert node.read(str(tmp_path))["rivals"][0]["names"] is None
 
 
 def installer(root, staged, wanted):
@@ -160,16 +140,6 @@ def test_eight_silent_sockets_take_no_longer_than_one(tmp_path, monkeypatch):
 DRA = "rdma.gpufabric.io-reg"
 
 
-@pytest.mark.parametrize("name", ["rail0", DRA])
-def test_a_driver_that_refuses_the_call_lives(tmp_path, monkeypatch, name):
-    monkeypatch.chdir(tmp_path)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-        listener.bind(f"{name}.sock")
-        monkeypatch.setattr(ask, "ask", lambda path: "it answers, and refuses the call GetDevicePluginOptions")
-        (why,) = ask.ask_all({name: SERVICE}, ["."])[name]["sockets"].values()
-    assert bool(why) is (name == "rail0")
-
-
 @pytest.mark.parametrize(
     ("mode", "wanted"),
     [("", ["a", "b"]), (" -mode device-plugin", ["a", "b"]), (" -mode both", ["a", DRA]), (" -mode dra", [DRA])],
@@ -196,11 +166,6 @@ def test_each_node_gets_one_wheel_of_each_package(python, machine):
     assert sorted(wheel["name"] for wheel in found.values()) == sorted(wheel["name"] for wheel in LOCKED)
     assert wheels.without(LOCKED, python, machine) == []
     assert all(machine in file or file.endswith("-any.whl") for file in found)
-
-
-def test_a_python_without_a_compiled_wheel_is_reported():
-    assert wheels.without(LOCKED, "3.8", "x86_64") == ["grpcio", "pyyaml"]
-    assert wheels.without(LOCKED, "3.11", "riscv64") == ["grpcio", "protobuf", "pyyaml"]
 
 
 def test_pip_gets_every_locked_hash_and_not_itself():
@@ -407,13 +372,6 @@ def test_other_input_and_no_rails_are_refused(given, rails):
         config.document(given, rails, 300)
 
 
-def test_the_preflight_of_all_roles_tells_what_no_type_can(variables, options):
-    assert host.values(variables, options) == []
-    variables.update(device_plugin_resources="rail", device_plugin_interval_seconds=-1)
-    told = {finding.object for finding in host.values(variables, options)}
-    assert told == {"variable device_plugin_resources", "variable device_plugin_interval_seconds"}
-
-
 # --- over DRA ---------------------------------------------------------------------------------------------------------
 
 
@@ -467,19 +425,6 @@ def test_the_config_says_which_entries_are_of_dra_and_is_as_before_without():
     ):
         made = config.entries("rails", FACTS["rails"], api, chosen)
         assert [(item.get("api"), item.get("rail")) for item in made] == wanted
-
-
-@pytest.mark.parametrize(
-    ("selected", "names"),
-    [
-        ({"selectors": {"vendors": ["15b3"], "ifNames": ["eth1", "eth2"]}}, ["mlx5_1", "mlx5_2"]),
-        ({"selectors": {"vendors": []}, "extraSelectors": {"pciAddresses": ["0000:1*"]}}, ["mlx5_1"]),
-        ({"selectors": {"linkTypes": ["infiniband"]}}, []),
-        ({"extraSelectors": {"pKeys": ["0x8001"], "ifNames": ["eth[02]"]}}, ["mlx5_0", "mlx5_2"]),
-    ],
-)
-def test_selectors_over_facts(selected, names):
-    assert config.matching(selected, FACTS) == names
 
 
 def test_software_hcas_only_where_the_entry_takes_them():

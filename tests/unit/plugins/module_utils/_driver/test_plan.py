@@ -358,24 +358,7 @@ def node(name, version, architecture="x86_64", like=()):
 
 
 RHEL9 = node("rhel", "9.6", like=["fedora"])
-ROCKY10 = node("rocky", "10.0", like=["rhel", "centos", "fedora"])
 NOBLE = node("ubuntu", "24.04", like=["debian"])
-BOOKWORM = node("debian", "12")
-
-
-@pytest.mark.parametrize(
-    ("machine", "manager", "distribution"),
-    [
-        (RHEL9, "dnf", "rhel9"),
-        (ROCKY10, "dnf", "rhel10"),
-        (NOBLE, "apt", "ubuntu24.04"),
-        (BOOKWORM, "apt", "debian12"),
-        (node("opensuse-leap", "15.6", like=["suse"]), None, "opensuse-leap15.6"),
-    ],
-)
-def test_each_node_has_one_manager_and_one_key_in_the_lock(machine, manager, distribution):
-    assert packages.manager(machine) == manager
-    assert packages.distribution(machine) == distribution
 
 
 def test_the_apt_files():

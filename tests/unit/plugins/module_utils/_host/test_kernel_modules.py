@@ -24,7 +24,6 @@ GPUS = [{"index": 0, "address": "0009:01:00.0", "vendor": "10de"}]
 WANTED = {"required": ["mlx5_core", "ib_umad"], "ipoib": "auto", "gpudirect": "auto"}
 LOAD_FILE, OURS = paths.OWN_MODULES_LOAD, paths.OWN_MODPROBE
 LISTED = f"{paths.HEADER}\nmlx5_core\nib_umad\n"
-UMAD = ("module ib_umad", "load", "absent", "loaded")
 OLD, NEW = "/boot/initrd.img-6.1", "/boot/initrd.img-6.8"
 
 
@@ -49,30 +48,6 @@ def facts() -> dict:
         "initramfs": {"generator": "update-initramfs", "images": images},
         "owned_files": {LOAD_FILE: owned(LISTED)},
     }
-
-
-@pytest.mark.parametrize(
-    ("umad", "files", "required", "changes"),
-    [
-        pytest.param(LOADED, {LOAD_FILE: owned(LISTED)}, None, [], id="it has everything"),
-        pytest.param(ABSENT, {}, None, [UMAD, (LOAD_FILE, "write", "", LISTED)], id="in the given order"),
-        pytest.param(
-            LOADED, {LOAD_FILE: owned(LISTED, "0600")}, None, [(LOAD_FILE, "mode", "0600", "0644")], id="mode"
-        ),
-        pytest.param(
-            LOADED,
-            {LOAD_FILE: owned(f"{paths.HEADER}\nirdma\n")},
-            ["irdma"],
-            [("module irdma", "load", "absent", "loaded")],
-            id="one that the facts do not name is tried",
-        ),
-    ],
-)
-def test_what_is_missing_is_loaded_and_persisted(facts, umad, files, required, changes):
-    facts["modules"]["ib_umad"] = umad
-    facts["owned_files"] = files
-    made = plan(facts, {**WANTED, "required": required or WANTED["required"]})
-    assert (made.changes, made.findings, made.notes, made.not_verified) == (changes, [], [], [])
 
 
 @pytest.mark.parametrize(

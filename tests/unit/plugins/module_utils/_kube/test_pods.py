@@ -89,23 +89,6 @@ def running(**changes):
 # --- the script -------------------------------------------------------------------------------------------------------
 
 
-def test_the_answer_of_a_pod_is_read_as_data():
-    answer = pod_probe.parse(ROCE)
-    assert answer["missing"] == {}
-    assert answer["user"] == 1000
-    assert answer["ipc_lock"] is False
-    assert answer["addresses"]["net1"] == ["10.56.0.2/24"]
-    assert answer["routes"][0] == {"destination": "default", "gateway": "10.42.0.1", "netdev": "eth0"}
-    assert answer["links"]["net1"] == {"parent": 5, "kind": "macvlan", "mtu": 9000}
-    assert answer["drivers"] == {"eth0": "veth", "net1": "macvlan"}
-    assert answer["devices"] == ["rdma_cm", "umad0", "uverbs0"]
-    assert answer["verbs"] == {"mlx5_0": {1: {"state": "PORT_ACTIVE", "active_mtu": 4096, "link_layer": "Ethernet"}}}
-    assert answer["ibstat"] == {"mlx5_0": {1: ("Active", "LinkUp")}}
-    assert kube_pods.gid_index(answer["gids"], "mlx5_0", "10.56.0.2") == 7
-    assert answer["registered"] == {"mlx5_0": {"code": 0, "bytes": 16388 * 1024, "said": ""}}
-    assert answer["resolved"] is True
-
-
 def test_what_is_missing_or_broken_off_is_none_and_says_so():
     answer = pod_probe.parse("@@ user\n0\n@@= 0\n@@ verbs\nsh: ibv_devinfo: not found\n@@= 127\n@@ routes\ndefault via")
     assert answer["missing"]["verbs"] == "the tool is missing"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
-
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import (
     Tree,
@@ -158,20 +156,6 @@ def test_rails_pair_with_gpus_and_keep_their_numbers_when_a_cable_is_out(node, c
         node.port(hca, 1)
 
 
-def test_software_hcas_and_virtual_functions_on_request_only(node):
-    card(node, 1)
-    card(node, 2)
-    node.link("/sys/bus/pci/devices/0001:02:00.0/physfn", "/sys/bus/pci/devices/0001:01:00.0")
-    node.netdev("eth1")
-    node.write(f"{node.hca('rxe0')}/parent", "eth1")
-    facts = node.facts(RAILS)
-    assert indexes(facts) == [(0, "mlx5_1")]
-    assert [row["hca"] for row in facts["not_rails"]] == ["mlx5_2", "rxe0"]
-    assert indexes(node.facts(RAILS, rails=[{"hca": "mlx5_2"}])) == [(0, "mlx5_2")]
-    last = node.facts(RAILS, software_hcas=True)["rails"][-1]
-    assert (last["hca"], last["netdev"], last["pci"]) == ("rxe0", "eth1", None)
-
-
 @pytest.mark.parametrize(
     "name",
     [{"hca": "mlx5_2"}, {"hca": "MLX5_2"}, {"pci": "0001:02:00.0"}, {"netdev": "net2_0"}, {"mac": "00:00:00:00:02:00"}],
@@ -213,27 +197,6 @@ MULTICAST6 = f"ff000000000000000000000000000000 08 {ZERO} 00 {ZERO} 00000100 000
 LOOPBACK6 = f"00000000000000000000000000000001 80 {ZERO} 00 {ZERO} 00000000 00000002 00000000 80200001       lo"
 UNREACHABLE6 = f"{ZERO} 00 {ZERO} 00 {ZERO} ffffffff 00000001 00000000 00200200       lo"
 REJECT6 = f"{ZERO} 00 {ZERO} 00 {ZERO} 00000400 00000001 00000000 00000201     eth1"
-
-
-@pytest.mark.parametrize(
-    ("line", "netdev", "network", "gateway", "metric", "flags", "usable"),
-    [
-        pytest.param(DEFAULT4, "eth0", "0.0.0.0/0", "192.0.2.1", 100, 0x3, True, id="default"),
-        pytest.param(LINK4, "eth0", "192.0.2.0/24", None, 0, 0x1, True, id="link"),
-        pytest.param(BLACKHOLE4, "*", "10.0.0.0/8", None, 0, 0x201, False, id="blackhole"),
-        pytest.param(DOWN4, "eth3", "0.0.0.0/0", "192.0.3.1", 0, 0x2, False, id="down"),
-        pytest.param(DEFAULT6, "ib0", "::/0", "fd00::1", 1024, 0x3, True, id="default6"),
-        pytest.param(LINK6, "eth0", "fd00::/64", None, 256, 0x1, True, id="link6"),
-        pytest.param(LOOPBACK6, "lo", "::1/128", None, 0, 0x80200001, False, id="loopback6"),
-        pytest.param(UNREACHABLE6, "lo", "::/0", None, 0xFFFFFFFF, 0x200200, False, id="the kernel's unreachable"),
-        pytest.param(REJECT6, "eth1", "::/0", None, 1024, 0x201, False, id="reject6"),
-    ],
-)
-def test_rows_of_routes(line, netdev, network, gateway, metric, flags, usable):
-    via = ipaddress.ip_address(gateway) if gateway else None
-    found = routes.ipv6(f"{line}\n") if ":" in network else routes.ipv4(f"{HEAD}\n{line}\n")
-    wanted = routes.Route(netdev, ipaddress.ip_network(network), via, metric, flags)
-    assert [(row, row.usable) for row in found] == [(wanted, usable)]
 
 
 def test_a_row_that_makes_no_sense_hides_no_other():
@@ -349,21 +312,6 @@ def vpd(serial: str) -> bytes:
     fields = b"".join(key + bytes([len(value)]) + value for key, value in pairs)
     parts = ((0x82, b"NVIDIA ConnectX-8"), (0x90, fields))
     return b"".join(bytes([tag]) + len(body).to_bytes(2, "little") + body for tag, body in parts) + b"\x78"
-
-
-@pytest.mark.parametrize(
-    ("chain", "wanted"),
-    [
-        ("pci0009:3b/0009:3b:00.0", "pci0009:3b"),
-        # VMD: the helper takes the outermost root, and knows domains of four digits only.
-        ("pci0000:00/0000:00:0e.0/pci8000:00/8000:00:01.0", "pci0000:00"),
-        ("pci0000:00/0000:00:0e.0/pci10000:00/10000:00:01.0", None),
-        ("platform/ACPI0004:00/pci0002:00/0002:00:00.0", None),
-    ],
-)
-def test_pcie_root(node, chain, wanted):
-    node.pci(chain, *CX7_MLX5)
-    assert roots.pcie_root(node.tree(), chain.rpartition("/")[2]) == wanted
 
 
 @pytest.mark.parametrize("address", [None, "mlx5_0", "0000:01:00.0", "0000:01:00.0/../x", "0000:02:00.0"])
