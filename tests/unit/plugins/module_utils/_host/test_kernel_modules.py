@@ -235,12 +235,19 @@ def nothing(_node, _built):
         ("old", "old", OFED, stale, "stale-memory", "Reload the RDMA driver or reboot"),
     ],
 )
-def test_verdicts(modules, built, core, client, where, more, verdict, action):
+def test_verdicts_and_a_module_that_cannot_load_is_refused(modules, built, core, client, where, more, verdict, action):
     node = modules(core, client, where)
     more(node, built)
     found = node.diagnose()
     assert (found.verdict, found.mode) == (verdict, "peermem" if verdict == "ready" else "none")
     assert action in f"{found.sentence} {found.action}"
+    for choice in ("auto", "peermem"):
+        gpudirect, made, loads, listed = decided(node, choice)
+        assert [finding.object for finding in made.findings] == [PEERMEM_OBJECT] * (verdict in REFUSED)
+        for finding in made.findings:
+            assert (loads, listed, finding.seen.partition(": ")[0]) == (False, False, verdict)
+            assert gpudirect["action"] in finding.next_step
+            assert "kernel_modules_gpudirect: off" in finding.next_step
 
 
 @pytest.mark.parametrize("ending", [".xz", ".gz"])
@@ -331,29 +338,6 @@ def decided(node, gpudirect="auto", **more):
     listed = next((change.after for change in made.changes if change.object == paths.OWN_MODULES_LOAD), "")
     assert set(loads) <= {PEERMEM_OBJECT}, "the NVIDIA driver is not loaded as a side effect"
     return facts["gpudirect"], made, bool(loads), "\nnvidia_peermem\n" in listed
-
-
-@pytest.mark.parametrize("choice", ["auto", "peermem"])
-@pytest.mark.parametrize(
-    ("verdict", "core", "client", "where", "more"),
-    [
-        ("stub", "inbox", "inbox", STACK, nothing),
-        ("crc-mismatch", "new", "old", OFED, nothing),
-        ("missing-symbol", "inbox", "old", STACK, nothing),
-        ("wrong-tree", "new", "old", OFED, wrong_tree),
-        ("legacy", "old", "old", OFED, legacy),
-    ],
-)
-def test_a_module_that_cannot_load_is_refused(modules, built, choice, verdict, core, client, where, more):
-    node = modules(core, client, where)
-    more(node, built)
-    gpudirect, made, loads, listed = decided(node, choice)
-    (finding,) = made.findings
-    assert verdict in REFUSED
-    assert (finding.object, loads, listed) == (PEERMEM_OBJECT, False, False)
-    assert finding.seen.startswith(f"{verdict}: ")
-    assert gpudirect["action"] in finding.next_step
-    assert "kernel_modules_gpudirect: off" in finding.next_step
 
 
 FITS, STUB = ("old", "old", OFED), ("inbox", "inbox", STACK)

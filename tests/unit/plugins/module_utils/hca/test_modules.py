@@ -125,25 +125,6 @@ def test_modes_as_the_kernel_reads_them(mode, values):
     assert {netns.mode_of(value) for value in values} == {mode}
 
 
-def test_our_file_wins_among_files_and_the_command_line_over_all(node):
-    def found():
-        state = netns.state(node.tree())
-        keys = ("path", "line", "mode", "ours", "wins")
-        sources = [tuple(source[key] for key in keys) for source in state["netns_sources"]]
-        return state["persisted_netns_mode"], sources, state["foreign_owners"]
-
-    assert found() == (None, [], [])
-    foreign = "/etc/modprobe.d/sriov.conf"
-    node.write(foreign, "options ib_core netns_mode=0")
-    node.write(paths.OWN_MODPROBE, f"{paths.HEADER}\noptions ib_core netns_mode=1")
-    theirs, ours = (foreign, 1, "exclusive", False, False), (paths.OWN_MODPROBE, 2, "shared", True)
-    assert found() == ("shared", [theirs, (*ours, True)], [foreign])
-    node.write("/proc/cmdline", "quiet ib_core.netns_mode=0")
-    mode, sources, owners = found()
-    assert (mode, sources[:2], owners) == ("exclusive", [theirs, (*ours, False)], [foreign, "/proc/cmdline"])
-    assert netns.state(node.tree())["netns_sources"][-1]["text"] == "ib_core.netns_mode=0"
-
-
 # --- units and limits -------------------------------------------------------------------------------------------------
 
 UNIT = "[Unit]\nLimitMEMLOCK=1\n[Service]\nExecStart=/usr/local/bin/k3s server\nType=notify\n"
@@ -166,18 +147,6 @@ def service(node, name="k3s"):
 def test_limits_as_systemd_writes_them(node, value, wanted):
     node.write("/lib/systemd/system/k3s.service", f"{UNIT}LimitMEMLOCK=64M\nLimitMEMLOCK={value}")
     assert service(node)["memlock"] == wanted
-
-
-@pytest.mark.parametrize(
-    ("kernel", "container", "wanted"),
-    [("6.1.0-1-amd64", "", 8 << 20), ("5.16.0", "", 8 << 20), ("5.15.0-140", "", None), ("6.1.0", "docker", None)],
-)
-def test_the_default_where_nothing_is_set(node, kernel, container, wanted):
-    node.write("/proc/sys/kernel/osrelease", kernel)
-    node.write("/run/systemd/container", container)
-    found = service(node)
-    assert (found["exists"], found["active"], found["main_pid"], found["drop_ins"]) == (False, False, None, [])
-    assert found["memlock"] == wanted if wanted else found["memlock"].startswith("unknown: no unit file")
 
 
 def test_the_managers_own_default(node):
@@ -296,20 +265,6 @@ def packages(node, text):
     stanzas = [f"Package: {name}\nStatus: {how} ok installed\nVersion: {version}\n" for name, version, how in rows]
     gone = "Package: doca-ofed\nStatus: deinstall ok config-files\nVersion: 3.0.0\nDescription: x\n Package: fake\n"
     node.write("/var/lib/dpkg/status", "\n".join([*stanzas, gone]))
-
-
-def test_inbox_memory_and_disk(node):
-    install(node, CORE, srcversion="A")
-    node.module("mlx5_core", srcversion="A")
-    packages(node, "rdma-core 44.0-2")
-    found = state(node)
-    assert found["installed"] == {"flavor": "inbox", "version": None, "packages": {"rdma-core": "44.0-2"}}
-    stack = {"flavor": "inbox", "version": None, "srcversion": "A"}
-    module = {"version": None, "srcversion": "A", "build_id": None}
-    place = {"path": f"/lib/modules/{KERNEL}/{CORE}", **module}
-    assert found["on_disk"] == {**stack, "modules": {"mlx5_core": place}}
-    assert found["loaded"] == {**stack, "modules": {"mlx5_core": module}}
-    assert found["agree"] is True
 
 
 @pytest.mark.parametrize(
