@@ -153,21 +153,25 @@ def test_no_secret_that_someone_wrote_into_a_file_survives(name, tmp_path):
     assert again(captured, tmp_path) == scrubber.apply(facts)
 
 
-def test_names_of_namespaces_units_and_the_machine_are_replaced_everywhere(tmp_path):
+def test_names_and_addresses_of_namespaces_units_pods_and_the_machine_are_replaced_everywhere(tmp_path):
     fixture = tree.load("exclusive-netns-foreign-file")
     files = fixture["files"]
     files["/proc/sys/kernel/hostname"] = "acme-gpu-17.corp.example"
     files["/proc/1/mountinfo"] += "\n98 25 0:4 net:[4026533333] /run/netns/acme-customer rw - nsfs nsfs rw"
-    foreign = "/proc/2301/cgroup"
-    assert foreign in files
-    files[foreign] = "0::/acme.slice/acme-billing.service"
+    files["/proc/2301/cgroup"] = "0::/acme.slice/acme-billing.service"
+    pod = "kubepods-pod3f9c1b7e_5d1a_4c7e_8a55_aabbccddeeff.slice"
+    files["/proc/2344/cgroup"] = f"0::/kubepods.slice/{pod}/cri-containerd-{'ab12' * 16}.scope"
+    for host in ("babbeefffea75cd4", "0000000000000053"):
+        files["/proc/net/if_inet6"] += f"\n20010db8beef0001{host} 02 40 00 00 eno1"
+    fixture["seams"]["addresses"] |= {"eno1": ["203.0.113.66/26", "10.20.30.40/8"], "enp59s0np0": ["10.20.99.1/24"]}
     node_desc = next(path for path in files if path.endswith("/node_guid")).replace("node_guid", "node_desc")
     files[node_desc] = "acme-gpu-17 HCA-1"
-    root = tree.lay_out(fixture, tmp_path / "node")
-    captured, facts, scrubber = capture(str(root), "a")
-    assert "acme" not in str(captured)
+    captured, facts, scrubber = capture(str(tree.lay_out(fixture, tmp_path / "node")), "a")
+    secrets = ("acme", "3f9c1b7e", "ab12ab12", "beef", "203.0.113.66", "10.20.30.40", "10.20.99.1")
+    assert [secret for secret in secrets if secret in capture_file.text(captured)] == []
     found = again(captured, tmp_path)
     assert found == scrubber.apply(facts)
-    units = [owner["unit"] for one in found["subsystem"]["namespaces"] for owner in one["owners"]]
+    namespaces = found["subsystem"]["namespaces"]
+    units = [owner["unit"] for namespace in namespaces for owner in namespace["owners"]]
     assert any(re.fullmatch(r"unit-\d+\.service", unit or "") for unit in units)
-    assert any((one["name"] or "").startswith("/run/netns/ns-") for one in found["subsystem"]["namespaces"])
+    assert any((namespace["name"] or "").startswith("/run/netns/ns-") for namespace in namespaces)
