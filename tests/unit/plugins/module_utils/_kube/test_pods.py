@@ -325,22 +325,6 @@ def test_a_planted_fault_fails_the_check_of_its_name(fault):
     assert failed(verdicts(replaced(before, after))) == [f"pod:workload:{name}" for name in expected.split()]
 
 
-@pytest.mark.parametrize(
-    ("tool", "section", "check"),
-    [
-        ("ibstat", "ibstat", "ibstat:mlx5_0"),
-        ("ibv_rc_pingpong", "register mlx5_0", "registration:mlx5_0"),
-        ("getent", "resolve", "dns"),
-    ],
-)
-def test_a_tool_that_the_image_lacks_is_not_verified_and_no_pass(tool, section, check):
-    head, _mark, tail = ROCE.partition(f"@@ {section}\n")
-    answer = f"{head}@@ {section}\nsh: {tool}: not found\n@@= 127\n{tail.partition('@@= 0')[2]}"
-    for image, step in ((OPTIONS["image"], "verification_image"), (None, "install the tool on node1")):
-        item = verdicts(answer, image=image)[f"pod:workload:{check}"]
-        assert (item["status"], step in item["next_step"]) == ("not_verified", True)
-
-
 PEER = "@@ peer\n10.42.0.12     STREAM workload-node2.peers\n10.42.0.12     DGRAM\n@@= 0\n"
 
 
@@ -358,18 +342,14 @@ def peer_checks(*sections, ip="10.42.0.12", hosts=2):
 
 def test_each_workload_looks_up_the_next_one_over_a_headless_service():
     plan, _checks = peer_checks(PEER)
-    assert [pod.get("peer", {}).get("name") for pod in plan["pods"] if pod["kind"] == "workload"] == [
-        *("workload-node2.peers", "workload-node1.peers"),
-    ]
-    assert not any("peer" in pod for pod in plan["pods"] if pod["kind"] != "workload")
-    (service,) = objects(plan, "Service")
-    assert (service["spec"]["clusterIP"], service["spec"]["publishNotReadyAddresses"]) == ("None", True)
-    assert service["spec"]["selector"] == {"rdma.gpufabric.io/test": "workload"}
-    for pod in objects(plan, "Pod"):
-        named = [pod["spec"].get(name) for name in ("hostname", "subdomain")]
-        workload = pod["metadata"]["labels"]["rdma.gpufabric.io/test"] == "workload"
-        assert named == ([pod["metadata"]["name"], "peers"] if workload else [None, None])
-    (alone,) = [pod for pod in peer_checks(hosts=1)[0]["pods"] if pod["kind"] == "workload"]
+    peers = {pod["name"]: pod["peer"]["pod"] for pod in plan["pods"] if "peer" in pod}
+    assert peers == {"workload-node1": "workload-node2", "workload-node2": "workload-node1"}
+    spec = objects(plan, "Service")[0]["spec"]
+    assert (spec["clusterIP"], spec["publishNotReadyAddresses"]) == ("None", True)
+    assert spec["selector"] == {"rdma.gpufabric.io/test": "workload"}
+    named = {pod["spec"].get("hostname"): pod["spec"].get("subdomain") for pod in objects(plan, "Pod")}
+    assert named == {**dict.fromkeys(peers, "peers"), None: None}
+    alone = peer_checks(hosts=1)[0]["pods"][0]
     assert alone["peer"]["pod"] == alone["name"]
 
 
@@ -396,47 +376,64 @@ def test_a_node_with_dots_in_its_name_has_a_pod_with_a_name_of_dns():
     assert made["spec"]["hostname"] == "workload-node1-example-org"
 
 
-@pytest.mark.parametrize(
-    ("noted", "words"),
-    [
-        (None, "no network-status"),
-        (json.dumps([POD_NETWORK]), "no net1"),
-        (status().replace("10.56.0.2", "10.99.0.2"), "net1 has"),
-        (status().replace("10.42.0.9", "10.88.0.9"), "eth0 has"),
-        (status().replace('"default": true', '"default": false'), "not the default"),
-        (status(network="other"), "net1 is"),
-    ],
-)
-def test_what_multus_noted_is_compared_with_what_was_asked_for(noted, words):
-    found = verdicts(state=running(status=noted))
-    assert failed(found) == ["pod:workload:network-status"]
-    assert words in found["pod:workload:network-status"]["seen"]
+def lacking(tool, section):
+    head, _mark, tail = ROCE.partition(f"@@ {section}\n")
+    return f"{head}@@ {section}\nsh: {tool}: not found\n@@= 127\n{tail.partition('@@= 0')[2]}"
+
+
+def noted(text):
+    return {"state": running(status=text)}
+
+
+def waiting(reason):
+    return {"answer": None, "state": running(phase="Pending", ready=False, reasons=[reason])}
+
+
+NO_GID = {"answer": replaced("ffff:0a38:0002", "ffff:0a00:0001"), "hosts": [host(1, [rail(kind="software")])]}
+NO_PLUGIN = 'FailedCreatePodSandBox: failed to find plugin "loopback" in path [/a]'
+NO_NETDEV = "FailedCreatePodSandBox: no net directory under pci device 1"
+NO_ADDRESS = "FailedCreatePodSandBox: no IP addresses available in range set"
+TAINT = "Unschedulable: 1 node(s) had untolerated taint {rdma.gpufabric.io/not-ready: }"
+NOT_DEFAULT = status().replace('"default": true', '"default": false')
 
 
 @pytest.mark.parametrize(
-    ("reason", "status", "step"),
+    ("given", "check", "status", "words"),
     [
-        ("Unschedulable: 0/2 nodes are available: 2 Insufficient rdma/rail0.", "failed", "allocatable"),
-        ("Unschedulable: 1 node(s) had untolerated taint {rdma.gpufabric.io/not-ready: }", "failed", "startup taint"),
-        ('FailedCreatePodSandBox: failed to find plugin "loopback" in path [/a]', "failed", "cni_plugins"),
-        ("FailedCreatePodSandBox: no net directory under pci device 1", "failed", "nad_lint"),
-        ("FailedCreatePodSandBox: dial unix /run/multus/multus.sock: connect: refused", "failed", "Multus"),
-        ("FailedCreatePodSandBox: no IP addresses available in range set", "failed", "per_node_block_size"),
-        ("something new", "failed", "describe pod"),
+        ({"answer": lacking("ibstat", "ibstat")}, "ibstat:mlx5_0", "not_verified", "verification_image"),
+        ({"answer": lacking("getent", "resolve")}, "dns", "not_verified", "verification_image"),
+        ({"answer": lacking("getent", "resolve"), "image": None}, "dns", "not_verified", "the tool on node1"),
+        (
+            {"answer": lacking("ibv_rc_pingpong", "register mlx5_0"), "image": None},
+            *("registration:mlx5_0", "not_verified", "the tool on node1"),
+        ),
+        (noted(None), "network-status", "failed", "no network-status"),
+        (noted(json.dumps([POD_NETWORK])), "network-status", "failed", "no net1"),
+        (noted(status().replace("10.56.0.2", "10.99.0.2")), "network-status", "failed", "net1 has"),
+        (noted(status().replace("10.42.0.9", "10.88.0.9")), "network-status", "failed", "eth0 has"),
+        (noted(NOT_DEFAULT), "network-status", "failed", "not the default"),
+        (noted(status(network="other")), "network-status", "failed", "net1 is"),
+        (waiting("Unschedulable: 0/2 nodes: 2 Insufficient rdma/rail0."), "running", "failed", "allocatable"),
+        (waiting(TAINT), "running", "failed", "startup taint"),
+        (waiting(NO_PLUGIN), "running", "failed", "cni_plugins"),
+        (waiting(NO_NETDEV), "running", "failed", "nad_lint"),
+        (waiting("FailedCreatePodSandBox: dial unix /run/multus/multus.sock: connect"), "running", "failed", "Multus"),
+        (waiting(NO_ADDRESS), "running", "failed", "per_node_block_size"),
+        (waiting("something new"), "running", "failed", "describe pod"),
         # These say nothing of RDMA.
-        ("ErrImagePull: failed to pull", "not_verified", "verification_image"),
-        ("ImagePullBackOff: Back-off pulling image", "not_verified", "verification_image"),
-        ("InvalidImageName: couldn't parse image name", "not_verified", "verification_image"),
-        ("ErrImageNeverPull: not present with pull policy of Never", "not_verified", "k3s crictl images"),
+        (waiting("ErrImagePull: failed to pull"), "running", "not_verified", "verification_image"),
+        (waiting("InvalidImageName: couldn't parse"), "running", "not_verified", "verification_image"),
+        (waiting("ErrImageNeverPull: not present"), "running", "not_verified", "k3s crictl images"),
+        (NO_GID, "gid:mlx5_0", "not_verified", ""),
+        ({"offered": cluster(dns=False)}, "dns", "not_verified", ""),
     ],
 )
-def test_a_pod_that_does_not_run_says_why_and_what_to_do(reason, status, step):
-    found = verdicts(answer=None, state=running(phase="Pending", ready=False, reasons=[reason]))
-    assert list(found) == ["pod:workload:running"]
-    item = found["pod:workload:running"]
-    assert item["status"] == status
-    assert reason in item["seen"]
-    assert step in item["next_step"]
+def test_what_a_pod_lacks_or_waits_for_is_said_with_what_to_do(given, check, status, words):
+    found = verdicts(**given)
+    item = found[f"pod:workload:{check}"]
+    assert (item["status"], words in f"{item['seen']} {item['next_step']}") == (status, True)
+    assert status == "not_verified" or failed(found) == [f"pod:workload:{check}"]
+    assert check != "running" or (len(found), given["state"]["reasons"][0] in item["seen"]) == (1, True)
 
 
 def test_a_node_whose_sandboxes_image_is_unknown_is_left_out_with_the_reason():
@@ -462,21 +459,13 @@ def test_a_node_has_to_be_ready_and_to_offer_all_it_has(changes, identity):
     assert [item for item in pod_checks.node_checks(host(), node()) if item["status"] != "passed"] == []
 
 
-def test_soft_roce_gids_of_net1_and_a_name_without_dns_are_not_verified():
-    found = verdicts(replaced("ffff:0a38:0002", "ffff:0a00:0001"), hosts=[host(1, [rail(kind="software")])])
-    assert found["pod:workload:gid:mlx5_0"]["status"] == "not_verified"
-    assert verdicts(offered=cluster(dns=False))["pod:workload:dns"]["status"] == "not_verified"
-
-
 def test_traffic_is_judged_by_its_results():
     tests, _left_out = traffic(two())
     good = {"ok": True, "error": None, "seconds": 2.0, "mb_per_s": 9000.0, "gbps": 75.5}
     bad = {"ok": False, "error": "100% packet loss"}
     results = [{**test, "result": bad if test["tool"] == "ping" else good} for test in tests]
     made = pod_checks.traffic_checks({"tests": results, "left_out": []})
-    assert [(name, item["status"]) for name, item in made] == [
-        ("node1", said) for said in ("failed", "passed", "passed")
-    ]
+    assert [item["status"] for _name, item in made] == ["failed", "passed", "passed"]
     assert made[2][1]["figures"] == {"seconds": 2.0, "mb_per_s": 9000.0, "gbps": 75.5}
 
 
@@ -546,16 +535,11 @@ def test_check_mode_starts_no_pod_and_lints_all_the_same():
 
 
 def own(annotation="rail0", limits=("rdma/rail0",), security=None, answer=ROCE, namespace="default", **changes):
-    item = {
-        "namespace": namespace,
-        "name": "mine",
-        "annotations": {kube_pods.NETWORKS: annotation} if annotation else {},
-        "host_network": False,
-        "security": {},
-        "containers": [{"name": "app", "limits": dict.fromkeys(limits, "1"), "security": security or {}}],
-    }
+    container = {"name": "app", "limits": dict.fromkeys(limits, "1"), "security": security or {}}
+    annotations = {kube_pods.NETWORKS: annotation} if annotation else {}
+    item = {"namespace": namespace, "name": "mine", "annotations": annotations, "host_network": False, "security": {}}
     seen = {"api_error": None, "pods": {"mine": running()}, "answers": {"mine": answer}}
-    return {**seen, "item": item, **changes}
+    return {**seen, "item": {**item, "containers": [container]}, **changes}
 
 
 def diagnosis(**changes):
@@ -621,22 +605,14 @@ def put(root, path, text):
     (root / path).write_text(text)
 
 
-def test_folders_on_a_merged_usr_are_mounted_where_programs_look_for_them(root):
-    for name in ("bin", "lib", "lib64"):
+def test_folders_are_mounted_where_programs_look_for_them(root):
+    for name in ("bin", "lib"):
         (root / name).symlink_to(f"usr/{name}")
-    mounts = node_tools.read(Tree(str(root)))["mounts"]
-    assert mounts == {
-        "/usr": "/usr", "/bin": "/usr/bin", "/lib": "/usr/lib", "/lib64": "/usr/lib64",
-        "/etc/ld.so.cache": "/etc/ld.so.cache", "/etc/libibverbs.d": "/etc/libibverbs.d",
-    }  # fmt: skip
-
-
-def test_folders_of_their_own_and_doca_beside_them_are_mounted_as_they_are(root):
-    paths = ("/bin", "/sbin", "/lib64", "/opt/mellanox", "/etc/alternatives")
-    for path in paths:
+    own = ("/sbin", "/lib64", "/opt/mellanox", "/etc/alternatives")
+    for path in own:
         (root / path[1:]).mkdir(parents=True)
-    mounts = node_tools.read(Tree(str(root)))["mounts"]
-    assert ([mounts[path] for path in paths], "/lib" in mounts) == ([*paths], False)
+    as_they_are = {path: path for path in ("/usr", "/etc/ld.so.cache", "/etc/libibverbs.d", *own)}
+    assert node_tools.read(Tree(str(root)))["mounts"] == {**as_they_are, "/bin": "/usr/bin", "/lib": "/usr/lib"}
 
 
 @pytest.mark.parametrize(("files", "image"), [
