@@ -137,7 +137,6 @@ def test_only_leftovers_of_the_same_owner_are_pruned_and_never_a_namespace(serve
     ],
 )
 def test_a_users_copy_of_one_of_our_objects_is_not_pruned(server, manager):
-    """The label came along: alone it makes no object ours."""
     types = [NADS, "ippools.nv-ipam.nvidia.com"]
     kinds = [definition(), kubectl_cluster.definition("nv-ipam.nvidia.com", "IPPool", "ippools"), namespace("team")]
     pool = thing("IPPool", "rail0", version="nv-ipam.nvidia.com/v1alpha1", spec={})
@@ -295,7 +294,6 @@ PARTS = (
 
 
 def test_several_parts_are_applied_at_once_and_cost_as_many_calls_as_one(server):
-    """From nothing, again, and after what others have done to the objects: edited, taken over, deleted."""
     assert len(server.run(parts=list(PARTS))["changes"]) == 8
     again = server.run(parts=list(PARTS))
     assert (again["changed"], again["kubectl_calls"]) == (False, 5), "three, and one for each further consent"
@@ -389,7 +387,6 @@ class Cluster(kubectl_cluster.Cluster):
         return running.module(cluster_node, check, **given)
 
     def admin(self, verb):
-        """What an administrator does at the command line."""
         assert self.client().run(verb, "node1")[0] == 0
 
     @property

@@ -33,8 +33,6 @@ TEST = {
 
 @pytest.fixture
 def run(capsys):
-    """Runs a module as Ansible does and returns what it prints."""
-
     def call(module, **options):
         with patch_module_args(options), pytest.raises(SystemExit) as end:
             module.main()

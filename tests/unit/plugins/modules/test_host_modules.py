@@ -39,7 +39,6 @@ def call(module, root, check: bool = False, **options) -> dict:
 
 
 def files(root: pathlib.Path) -> dict:
-    """Text of everything below /etc and /usr/local, links as their target."""
     return {
         str(path.relative_to(root)): os.readlink(path) if path.is_symlink() else path.read_bytes()
         for directory in ("etc", "usr/local")
@@ -49,7 +48,6 @@ def files(root: pathlib.Path) -> dict:
 
 
 def pci_of_hca(root, default_route: bool) -> str:
-    """An HCA that carries the default route, or one that does not."""
     for hca in gather(Tree(str(root)), subset=["hcas", "!gids"])["hcas"]:
         if default_route is any(netdev["default_route"] for netdev in hca["netdevs"]):
             return hca["pci"]["address"]
@@ -125,9 +123,6 @@ def test_what_cannot_work_is_refused(node, module, options, seen):
     result = call(module, root, **options)
     assert result["failed"] is True
     assert seen in result["msg"]
-
-
-# --- seams ------------------------------------------------------------------------------------------------------------
 
 
 def load(name: str) -> Change:
@@ -246,8 +241,6 @@ def test_the_ssh_session_is_found_through_the_parents_that_sudo_keeps(monkeypatc
     assert done.stdout.strip() == str(("10.0.0.4", 22))
 
 
-# --- an initramfs is rebuilt by programs that run, on a real /boot ----------------------------------------------------
-
 # How dracut.sh ends: the image is copied to its place, and what is there goes where the copy fails.
 DRACUT = """#!/bin/sh
 [ "$1" = --force ] || exit 2
@@ -260,7 +253,6 @@ exit 1
 
 @pytest.fixture
 def boot(tmp_path):
-    """A file system of 256 KiB with an image of 100 KiB."""
     folder = tmp_path / "boot"
     folder.mkdir()
     mounted = subprocess.run(

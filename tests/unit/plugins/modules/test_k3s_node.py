@@ -311,7 +311,6 @@ LINKED_DATA = "mkdir /data; mv /var/lib/rancher/k3s /data/k3s; ln -s /data/k3s /
     ("planted", "thing"), [(LINKED_PODS, "/var/lib/kubelet/pods"), (LINKED_DATA, "/var/lib/rancher/k3s")]
 )
 def test_a_folder_that_is_a_link_is_refused_and_what_is_below_it_survives(node, planted, thing):
-    """Nothing goes while a part of it is refused."""
     answer, said = node(f"""
     {planted}
     module k3s_reset '{YES}'

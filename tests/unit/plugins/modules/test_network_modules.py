@@ -23,9 +23,6 @@ def config(name, **changes):
     return json.dumps({"cniVersion": "0.3.1", "name": name, "type": "macvlan", "master": "eth2", **changes}) + "\n"
 
 
-# --- network_files ----------------------------------------------------------------------------------------------------
-
-
 def test_configurations_come_stay_and_go_and_those_of_others_stay(tmp_path):
     directory = tmp_path / DIRECTORY
     directory.mkdir(parents=True)
@@ -43,9 +40,6 @@ def test_configurations_come_stay_and_go_and_those_of_others_stay(tmp_path):
     refused = call(network_files, tmp_path, configs={"theirs": config("theirs")})
     assert "10-theirs.conf" in refused["findings"][0]["seen"], "a name that another file has"
     assert sorted(path.name for path in directory.iterdir()) == kept
-
-
-# --- sriov_vfs --------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -113,7 +107,6 @@ def test_the_kernel_is_asked_for_none_before_another_number(tmp_path, monkeypatc
 
 
 def boot(tmp_path, *given):
-    """Runs the script that systemd starts at boot, on the tree below the folder."""
     script = tmp_path / "script"
     script.write_text(sriov.script(*given).replace("/sys/bus/pci", str(tmp_path / "sys/bus/pci")))
     environment = {"VF_WAIT_SECONDS": "0", "PATH": f"{tmp_path}:/usr/bin:/bin"}
@@ -131,8 +124,6 @@ def test_the_boot_script_makes_vfs_once_and_names_what_is_missing(tmp_path):
     assert (devices / "0000:3b:00.0/sriov_numvfs").read_text() == "8\n"
     assert (devices / "0000:d8:00.0/sriov_numvfs").read_text() == "2"
 
-
-# InfiniBand: a new VF has no GUID and no link
 
 PORT_GUID = "a088:c203:0030:0000"
 OWN = [sriov.guid(PORT_GUID, number) for number in range(3)]

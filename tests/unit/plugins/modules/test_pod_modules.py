@@ -38,7 +38,6 @@ def call(cluster, module, check=False, **options):
 
 
 def planned(cluster, hosts=None):
-    """The pods for two nodes; each answers as one of guide 004."""
     plan = planned_pods.plan(Cluster(hosts or kubectl_cluster.hosts(), call(cluster, cluster_info), **OPTIONS))
     for pod in plan["pods"]:
         cluster.answer(pod["name"], kubectl_cluster.answer_of(ROCE, pod))

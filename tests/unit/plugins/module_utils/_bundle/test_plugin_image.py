@@ -24,7 +24,6 @@ DIGEST = f"sha256:{'1' * 64}"
 
 @pytest.fixture
 def parts(tmp_path):
-    """Two wheels and a plugin that says which libraries it has."""
     folder = tmp_path / "wheels"
     folder.mkdir()
     wheels = {}
@@ -161,8 +160,6 @@ def test_what_it_is_made_of_covers_the_plugin_and_its_wheels(tmp_path):
         plugin_image.code(str(tmp_path))
 
 
-# The lock's base, or the user's
-
 LOCKED = {"reference": REFERENCE, "base": "docker.io/library/python:3", "digests": {"index": DIGEST}}
 
 
@@ -186,9 +183,6 @@ def test_the_base_is_the_locks_or_the_one_that_is_given_with_its_digest(given, b
 def test_a_base_without_a_digest_is_refused(base):
     with pytest.raises(Refused, match="bundle_plugin_base" if base else "not verified"):
         bundle_lock.plugin_image({**LOCKED, "digests": {"index": DIGEST if base else None}}, base, ["amd64"])
-
-
-# A lock of the user's own
 
 
 def row(**changes):

@@ -63,7 +63,6 @@ class Node:
             self.write(f"proc/sys/{key.replace('.', '/')}", "1")
 
     def attach(self) -> None:
-        """The networks, and their programs."""
         self.wanted["networks"] = NETWORKS
         for name in ATTACHED:
             self.write(f"opt/cni/bin/{name}", program(), 0o755)
@@ -85,9 +84,6 @@ class Node:
 @pytest.fixture
 def node(tmp_path):
     return Node(tmp_path)
-
-
-# --- the node ---------------------------------------------------------------------------------------------------------
 
 
 def containerd_of(text, version=3):
@@ -233,11 +229,7 @@ def test_containerd_is_read_as_it_reads_itself(texts, expected):
     assert containerd.cni(texts) == {**containerd.DEFAULTS, **expected}
 
 
-# --- the objects ------------------------------------------------------------------------------------------------------
-
-
 def objects(role: str, **variables) -> list[dict]:
-    """The objects of a role with its defaults."""
     return rendered_objects.of_template(role, "objects.yml.j2", {**hostile_templates.of_role(role), **variables})
 
 
@@ -302,9 +294,6 @@ def test_multus_waits_for_flannels_subnet_and_the_startup_taint(multus_objects):
     assert spec["terminationGracePeriodSeconds"] >= 30, "M11: time to take its configuration away"
 
 
-# --- Flannel ----------------------------------------------------------------------------------------------------------
-
-
 WIREGUARD = {"flannel_backend": "wireguard", "flannel_mtu": 1400, "flannel_interface": "eth0"}
 
 
@@ -351,8 +340,6 @@ def pod_nic(address="198.18.0.1", vxlan_mtu=1450, allowed=False):
 def test_k8_verify_names_a_rail_that_carries_pod_traffic_and_an_mtu_that_does_not_fit(given, found):
     assert pod_nic(**given) == found
 
-
-# --- NetworkAttachmentDefinitions
 
 NETDEVS = {
     "lo": {"mtu": 65536, "type": "772", "addresses": ["127.0.0.1/8"], "default_route": False},
@@ -403,12 +390,10 @@ def macvlan(resource=None, **changes):
 
 
 def addressed(ipam, **changes):
-    """macvlan with other addresses, or with changes of those."""
     return nad({**MACVLAN, "ipam": {**ipam, **changes}})
 
 
 def bare(resource=None, **config):
-    """A network of another kind."""
     return nad({"cniVersion": "0.3.1", "name": "data", **config}, resource=resource)
 
 
@@ -491,7 +476,6 @@ PREFIXES = {"cidr": "198.51.100.0/24", "perNodeNetworkPrefix": 26}
 
 
 def pooled(spec=None, kind="IPPool", name="pool", **ipam):
-    """A network of nv-ipam, with the pool it draws from."""
     pool = {"kind": kind, "apiVersion": "nv-ipam.nvidia.com/v1alpha1", "metadata": {"name": "pool"}, "spec": spec}
     return [addressed({"type": "nv-ipam", "poolName": name}, **ipam), pool]
 
@@ -505,7 +489,6 @@ def taken(first, last):
 
 
 def both(ipam, other):
-    """Two networks, each with these addresses."""
     return [nad({**MACVLAN, "name": "a", "ipam": ipam}, "a"), nad({**MACVLAN, "name": "b", "ipam": other}, "b")]
 
 

@@ -242,7 +242,6 @@ converge(module, dict, plan, apply, more)
 
 
 def call(program, arguments, **environment):
-    """What a module prints, run as on a node."""
     return subprocess.run(
         [sys.executable, program],
         input=json.dumps({"ANSIBLE_MODULE_ARGS": arguments}),

@@ -67,15 +67,12 @@ def test_two_roles_share_one_file_line_by_line(content, directive, line, expecte
     assert files.with_directive(text, directive, line) == text
 
 
-# --- the one write ----------------------------------------------------------------------------------------------------
-
 OTHER_USER = 65534
 STEPS = ("open", "mkdir", "fchmod", "fsync", "replace", "close", "symlink", "unlink")
 
 
 @pytest.fixture
 def umask():
-    """Set the umask for one test."""
     before = os.umask(0)
     yield os.umask
     os.umask(before)

@@ -108,9 +108,6 @@ def test_code_that_was_truncated_on_the_way_is_not_installed(folders):
     assert node.read(str(root))["code"] is None
 
 
-# --- sockets that answer ----------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def root(tmp_path):
     for path in (CONFIG, ENABLED):
@@ -156,9 +153,6 @@ def test_what_is_served_over_dra_is_asked_for_at_the_drivers_socket(root, mode, 
     assert node.served(str(root)) == {}
 
 
-# --- wheels, and DaemonSets of another plugin ------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("python", ["3.9", "3.12", "3.14"])
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 def test_each_node_gets_one_wheel_of_each_package(python, machine):
@@ -198,9 +192,6 @@ def test_daemonsets_go_on_consent_and_those_of_an_operator_never(found, replaced
     assert (len(made.changes), len(made.findings), len(made.not_applied)) == outcome
 
 
-# The plan.
-
-
 STOPPED = {"state": "inactive (dead)", "active": False, "main_pid": 0, "stale": False, "status": ""}
 NOTHING = dict.fromkeys(("code", "config", "unit", "kubeconfig", "token"))
 NOTHING |= {"enabled": False, "home": False, "stamp": "", "clusters": {}, "service": STOPPED, "rivals": []}
@@ -219,7 +210,6 @@ def actions(state, **wanted):
 
 
 def changed(state, **wanted):
-    """What is changed, found and not done or not seen."""
     made = planner.plan(state, {**WANTED, **wanted})
     objects = [finding.object for finding in made.findings]
     return [change.object for change in made.changes], objects, made.not_applied, made.not_verified
@@ -297,8 +287,6 @@ def test_what_the_libraries_lack_is_reported_before_anything_changes(state, want
     assert planner.plan({**SERVED, **state}, {**WANTED, **wanted}).findings == []
 
 
-# --- over DRA ---------------------------------------------------------------------------------------------------------
-
 KUBELET = "/var/lib/rancher/k3s/agent/kubelet.kubeconfig"
 CLUSTER = {"server": "https://127.0.0.1:6444", "certificate-authority": "/ca.crt"}
 OVER_DRA = {"kubeconfig": {"source": KUBELET, "server": ""}}
@@ -370,9 +358,6 @@ def test_a_list_passes_through_as_it_is():
 def test_other_input_and_no_rails_are_refused(given, rails):
     with pytest.raises(ValueError, match="one rail or more" if given == "rails" else "a list of mappings"):
         config.document(given, rails, 300)
-
-
-# --- over DRA ---------------------------------------------------------------------------------------------------------
 
 
 def hca(number):

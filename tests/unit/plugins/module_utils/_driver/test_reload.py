@@ -105,8 +105,6 @@ def test_a_name_counts_once_it_has_settled(tmp_path):
     assert wait_for(kernel.tree, [MAC], 60, sleep) == {MAC: "enp59s0"}
 
 
-# --- a reload that does not end ---------------------------------------------------------------------------------------
-
 NUMVFS = "/sys/bus/pci/devices/0000:3b:00.0/sriov_numvfs"
 SETTINGS = ["ip link set dev new0 mtu 9000", "ip link set dev new0 up", "ip address replace 198.18.0.1/24 dev new0"]
 
@@ -164,7 +162,6 @@ def test_a_nic_that_comes_late_gets_its_settings_from_the_next_run(kernel):
 
 
 def test_the_first_record_is_how_the_node_was(kernel):
-    """The second reload finds an interface that the first one has left bare."""
     given = {**SAVED, "virtual_functions": []}
     kernel.held = ("ib_core",)
     assert again(kernel, given, agree=False)[1] == ["module ib_core"]

@@ -129,8 +129,6 @@ def test_the_base_module_is_built_by_the_real_dkms(there, headers, kernel, dkms,
     assert not pathlib.Path("/var/lib/dkms/mlnx-ofed-kernel").exists()
 
 
-# --- dnf -------------------------------------------------------------------------------------------------------------
-
 SPEC = f"""Name: {RPM}
 Version: 25.10
 Release: 1.el9

@@ -18,7 +18,6 @@ NEVER_SECRET = ("127.0.0.1", "0.0.0.0", "7f000001", "7f00:0001")
 
 
 def again(fixture, target):
-    """The facts of a fixture that went through its file."""
     path = target / "captured.yml"
     path.write_text(capture_file.text(fixture))
     return gather(Tree(str(tree.lay_out(tree.load(path), target / "again"))), software_hcas=True)
@@ -68,7 +67,6 @@ def test_the_same_facts_come_back_scrubbed_and_no_original_survives(name, tmp_pa
 
 
 def test_what_proc_links_to_its_reader_is_scrubbed_and_has_no_process_number(tmp_path):
-    """As on a live machine: /proc/net is self/net, and self is whoever reads."""
     root = tree.lay_out(tree.load("gh200-cx7-roce"), tmp_path / "node")
     (root / "proc/4711").mkdir()
     (root / "proc/net").rename(root / "proc/4711/net")
@@ -126,7 +124,6 @@ PLANTS = [
 
 
 def telling(secret):
-    """The parts of a planted text that would reveal something."""
     return re.findall(
         r"[a-zA-Z]+\d+x\d+z\w*|jane\.\w+|10\.20[01]\.\d+\.\d|ee-[0-9a-f]{2}-77|2001:db8:77:[0-9a-f]+::\d|[0-9a-f]{32}|"
         r"0123abc[de][-0-9a-f]+",

@@ -147,9 +147,6 @@ def test_what_is_said_of_peermem(facts, choice, gpudirect, peermem, findings, no
     assert f"module {PEERMEM}" not in [change.object for change in made.changes]
 
 
-# --- the initramfs ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("sources", "stale", "expected"),
     [
@@ -316,7 +313,6 @@ def test_nodes_of_another_kernel_without_driver_or_gpu(tmp_path, modules, node, 
 
 
 def crc_by_modpost(folder):
-    """The CRC as Kbuild itself wrote it down."""
     return next(line.split("\t")[0] for line in (folder / "Module.symvers").read_text().splitlines() if SYMBOL in line)
 
 
@@ -324,9 +320,6 @@ def test_a_truncated_file_is_not_a_module(built):
     data = (built["old"] / "ib_core.ko").read_bytes()
     assert module_file.parse(data[: len(data) // 2], "x") is None
     assert module_file.parse(b"#!/bin/sh\n", "x") is None
-
-
-# --- what kernel_modules makes of it, from facts as they reach the controller --------------------------------------
 
 
 def decided(node, gpudirect="auto", **more):

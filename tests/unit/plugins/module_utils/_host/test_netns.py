@@ -40,7 +40,6 @@ def source(path=SITE, mode="exclusive", wins=False) -> dict:
 
 @pytest.fixture
 def facts() -> dict:
-    """A converged node in shared mode."""
     return {
         "node": {"container": None},
         "subsystem": {
@@ -58,7 +57,6 @@ def facts() -> dict:
 
 @pytest.fixture
 def untouched(facts) -> dict:
-    """Nothing of ours, and the running mode is the other one."""
     facts["owned_files"] = {}
     facts["subsystem"].update(netns_mode="exclusive", persisted_netns_mode=None, netns_sources=[])
     return facts
@@ -195,7 +193,6 @@ def limits() -> dict:
 
 
 def test_a_settled_node_is_left_alone_and_the_drop_in_of_a_service_that_left_the_list_goes(limits):
-    """Files of other roles stay."""
     made = plan_memlock(limits, MEMLOCK)
     assert (made.changes, made.findings, made.notes, made.not_applied) == ([], [], [], [])
     assert plan_memlock(limits, {**MEMLOCK, "services": ["k3s"]}).changes == [
@@ -223,8 +220,6 @@ def test_a_service_with_another_limit_is_named_and_not_restarted(limits, service
     elif told:
         assert f"systemctl restart {service}" in getattr(made, told)[0]
 
-
-# --- tried on this machine --------------------------------------------------------------------------------------------
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="not verified: only root can switch to another user")
 

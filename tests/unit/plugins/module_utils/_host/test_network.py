@@ -34,7 +34,6 @@ def facts() -> dict:
 
 
 def settled(facts: dict, *settings: dict) -> dict:
-    """The same node after the plan has been carried out."""
     for change in plan(facts, wanted(*settings)).changes:
         if change.action == "write":
             facts["owned_files"][change.object] = {"mode": "0644", "content": change.after}
@@ -44,7 +43,6 @@ def settled(facts: dict, *settings: dict) -> dict:
 
 
 def test_running_values_and_boot_are_both_set_and_go_with_the_last_setting(facts):
-    """No .link file is ever written; a second run changes nothing."""
     assert plan(facts, wanted()).changes == []
     made = plan(facts, wanted(SETTING))
     assert [(change.object, change.action) for change in made.changes] == [
@@ -252,9 +250,6 @@ def test_a_record_that_is_not_ours_proves_nothing(tmp_path, text, count):
     found = firewall.info(Tree(str(tmp_path)), None)
     assert len(found["recorded"]) == count
     assert (found["tool"], found["bound"]) == (None, {"tcp": [6443], "udp": [8472]})
-
-
-# Whether a port answers.
 
 
 def free(kind):

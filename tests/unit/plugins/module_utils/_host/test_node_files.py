@@ -132,9 +132,6 @@ def test_a_module_that_the_kernel_lacks_stops_and_where_no_kernel_may_be_touched
     assert len(made.not_verified) == 3
 
 
-# --- the module -------------------------------------------------------------------------------------------------------
-
-
 def call(root, check=False, **options):
     found = running.module(node_files, check, root=str(root), **options)
     assert "hush" not in str(found)

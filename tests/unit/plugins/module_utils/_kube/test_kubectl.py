@@ -47,8 +47,6 @@ def test_a_silent_server_is_asked_again_and_not_for_ever(patience, seconds, answ
     assert calls_until(patience, seconds, answers) == wanted
 
 
-# --- lists of types that could not be had -----------------------------------------------------------------------------
-
 LOGGED = "E1126 00:12:13.456789    4242 memcache.go:287] couldn't get "
 METRICS = (
     f"{LOGGED}resource list for custom.metrics.k8s.io/v1beta1: the server is currently unable to handle the request"
@@ -80,9 +78,6 @@ def test_a_type_is_absent_only_where_its_list_was_there(tmp_path, logged, asked,
     (finding,) = error.value.findings
     assert finding.wanted == "an answer"
     assert finding.seen in [line.partition("] ")[2] for line in logged]
-
-
-# --- whether anything answers at all ----------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -176,9 +171,6 @@ def test_a_silent_server_is_named_before_kubectl_is_run(tmp_path, monkeypatch):
     assert client.calls == 0
     for connection in held:
         connection.close()
-
-
-# --- when questions to the cluster's DNS are worth asking ---------------------------------------------------------
 
 
 class Cluster:

@@ -86,9 +86,6 @@ def running(**changes):
     return {**known, **changes}
 
 
-# --- the script -------------------------------------------------------------------------------------------------------
-
-
 def test_what_is_missing_or_broken_off_is_none_and_says_so():
     answer = pod_probe.parse("@@ user\n0\n@@= 0\n@@ verbs\nsh: ibv_devinfo: not found\n@@= 127\n@@ routes\ndefault via")
     assert answer["missing"]["verbs"] == "the tool is missing"
@@ -124,9 +121,6 @@ def test_registration_is_what_the_kernel_counts_not_what_the_tool_says(tmp_path)
     registered = pod_probe.parse(done.stdout)["registered"]["mlx5_0"]
     assert (registered["bytes"], registered["code"]) == (0, 1)
     assert "Couldn't register MR" in registered["said"]
-
-
-# --- the plan ---------------------------------------------------------------------------------------------------------
 
 
 def planned(hosts=None, offered=None):
@@ -208,7 +202,6 @@ def test_a_host_is_found_by_name_or_address_and_otherwise_left_out_with_the_reas
 
 
 def answers_for(pods, software=False):
-    """Answers as both nodes would give them: addresses 10.56.0.2 and 10.56.0.18."""
     found = {}
     for pod in pods:
         last = 2 if pod["node"] == "node1" else 18
@@ -272,9 +265,6 @@ def test_nodes_whose_rail_is_in_networks_of_its_own_send_nothing_and_say_so():
     assert (name, item["status"]) == ("node2", "not_verified")
     sent, left_out = three_on("10.77.1.1/24", "10.77.2.2/24", kind="software")
     assert (sent, [item["host"] for item in left_out]) == ([], ["node1", "node2"])
-
-
-# --- the verdict ------------------------------------------------------------------------------------------------------
 
 
 def verdicts(answer=ROCE, state=None, hosts=None, offered=None, kind="workload", image=OPTIONS["image"]):
@@ -469,9 +459,6 @@ def test_traffic_is_judged_by_its_results():
     assert made[2][1]["figures"] == {"seconds": 2.0, "mb_per_s": 9000.0, "gbps": 75.5}
 
 
-# --- all together -----------------------------------------------------------------------------------------------------
-
-
 def seen(**changes):
     hosts = [host()]
     offered = cluster()
@@ -529,9 +516,6 @@ def test_check_mode_starts_no_pod_and_lints_all_the_same():
     found = pod_checks.cluster_checks(bad._replace(run={}), {}, True)
     assert ids(found) == ["nad:master-absent"]
     assert ids(found, "not_verified") == ["pod:workload", "pod:seed"]
-
-
-# --- a pod of the user ------------------------------------------------------------------------------------------------
 
 
 def own(annotation="rail0", limits=("rdma/rail0",), security=None, answer=ROCE, namespace="default", **changes):

@@ -35,9 +35,6 @@ def a_test(tool="ib_write_bw", number=0, **changed):
     }
 
 
-# --- commands and outputs ---------------------------------------------------------------------------------------------
-
-
 NO_GID = {"hca": "mlx5_0", "port": 1, "ip": None, "gid": None}
 
 
@@ -89,8 +86,6 @@ def test_pings_and_writes_are_counted_and_gigabits_taken_as_they_are():
     output += " 65536      3725840          0.00               390.68             0.745\n"
     assert fabric.parse("ib_write_bw", 0, output, 5)["gbps"] == 390.68
 
-
-# --- servers ----------------------------------------------------------------------------------------------------------
 
 SERVER = """#!/usr/bin/env python3
 import socket, sys, time
@@ -187,7 +182,6 @@ OPTIONS = {"seconds": 1, "round_seconds": 3, "grace_seconds": 0}
 
 @pytest.fixture
 def tool(tmp_path, monkeypatch):
-    """The double as a program, on a node called node1."""
     program = bandwidth_double.install(tmp_path / "node1")
     planted = tmp_path / "planted.json"
     planted.write_text(json.dumps({"gbit": 10}))

@@ -49,7 +49,6 @@ def test_subsets(laid_out, subset, parts):
 
 
 def test_the_same_value_with_and_without_the_rest(laid_out):
-    """A part does not depend on which others are gathered with it."""
     whole = gathered(laid_out)
     for name in set(SUBSETS) - {"pci", "gids"}:
         assert gathered(laid_out, subset=[name])[name] == whole[name]
@@ -205,7 +204,6 @@ def test_short_reads_do_not_end_a_procfs_file(tmp_path, monkeypatch):
 
 
 def test_the_machine_itself_is_read_without_a_prefix_and_a_fork():
-    """Every Linux machine has 127.0.0.1/8 on lo."""
     assert Tree("/").live
     assert Tree("/").read("/proc/self/comm")
     assert gather(Tree("/"))["node"]["kernel"] == os.uname().release

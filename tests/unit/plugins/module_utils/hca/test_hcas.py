@@ -88,9 +88,6 @@ def test_cards_without_rdma_say_why(node, driver, loaded, files, seen, step):
     assert (found["address"], found["driver"], found["netdevs"]) == ("0000:01:00.0", driver, netdevs)
 
 
-# --- rails ------------------------------------------------------------------------------------------------------------
-
-
 def below(switch, slot, address):
     return f"pci0000:{switch}/0000:{switch}:01.0/0000:{switch}:00.0/0000:{switch}:{slot}.0/{address}"
 
@@ -113,7 +110,6 @@ def gpu(node, number, switch):
 
 
 def pull(node, hca):
-    """The cable is out."""
     node.port(hca, 1, state="1: DOWN", phys_state="3: Disabled")
 
 
@@ -219,7 +215,6 @@ def test_both_tables_of_a_node(node):
 
 
 def test_the_default_route_stands_on_everything_below_it(node):
-    """A VLAN on a bond of two ports: all of them carry it, the third port does not."""
     for name in ("p0", "p1", "p2", "bond0", "bond0.7"):
         node.netdev(name)
     node.enslave("p0", "bond0").enslave("p1", "bond0")

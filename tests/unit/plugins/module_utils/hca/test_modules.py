@@ -114,9 +114,6 @@ def test_loaded_built_in_and_available(node):
     assert (catalogue.path("other"), catalogue.path("none")) == ("/opt/else/other.ko", None)
 
 
-# --- the netns mode ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("mode", "values"),
     [("shared", ("1", "y", "on")), ("exclusive", ("0", "No", "off")), (None, ("2", "o", ""))],
@@ -124,8 +121,6 @@ def test_loaded_built_in_and_available(node):
 def test_modes_as_the_kernel_reads_them(mode, values):
     assert {netns.mode_of(value) for value in values} == {mode}
 
-
-# --- units and limits -------------------------------------------------------------------------------------------------
 
 UNIT = "[Unit]\nLimitMEMLOCK=1\n[Service]\nExecStart=/usr/local/bin/k3s server\nType=notify\n"
 DIRECTORIES = ("/etc/systemd/system", "/run/systemd/system", "/usr/lib/systemd/system")
