@@ -15,7 +15,6 @@ from ansible_collections.gpufabric.rdma.plugins.modules import cni_lint
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import cluster_checks
 from ansible_collections.gpufabric.rdma.tests.tools import hostile_templates, pitfall_world, rendered_objects
 
-ROOT = pathlib.Path(__file__).resolve().parents[5]
 CONF, PRIMARY = "etc/cni/net.d/00-multus.conf", "etc/cni/gpufabric-rdma.d/10-flannel.conflist"
 WANTED = {"conf_dir": "/etc/cni/net.d", "bin_dir": "/opt/cni/bin", "primary": f"/{PRIMARY}", "multus": True}
 WANTED |= {"networks": [], "health_port": 8081}
@@ -292,28 +291,6 @@ def test_multus_waits_for_flannels_subnet_and_the_startup_taint(multus_objects):
     mounts = {mount["mountPath"] for mount in spec["containers"][0]["volumeMounts"]}
     assert {config["multusAutoconfigDir"], config["cniConfigDir"], "/host/etc/cni/gpufabric-rdma.d"} <= mounts
     assert spec["terminationGracePeriodSeconds"] >= 30, "M11: time to take its configuration away"
-
-
-WIREGUARD = {"flannel_backend": "wireguard", "flannel_mtu": 1400, "flannel_interface": "eth0"}
-
-
-@pytest.mark.parametrize(
-    ("variables", "network", "backend", "argument"),
-    [
-        pytest.param({}, "10.42.0.0/16", {"Type": "vxlan"}, "--iface=$(NODE_IP)", id="K8"),
-        (WIREGUARD, "10.42.0.0/16", {"Type": "wireguard", "MTU": 1400}, "--iface=eth0"),
-        ({"flannel_cidr": "10.8.0.0/16"}, "10.8.0.0/16", {"Type": "vxlan"}, "--kube-subnet-mgr"),
-        ({"flannel_health_port": 8081}, "10.42.0.0/16", {"Type": "vxlan"}, "--healthz-port=8081"),
-    ],
-)
-def test_flannel_gets_what_is_asked_for(variables, network, backend, argument):
-    items = objects("flannel", **variables)
-    given = next(item for item in items if item["metadata"]["name"] == "kube-flannel-cfg")["data"]
-    assert json.loads(given["net-conf.json"]) == {"Network": network, "EnableNFTables": False, "Backend": backend}
-    container = daemon_set(items)["containers"][0]
-    assert argument in container["args"]
-    assert ("livenessProbe" in container) is ("flannel_health_port" in variables)
-    assert "initContainers" not in daemon_set(items), "K3: what it needs on the node comes before it, from elsewhere"
 
 
 def pod_nic(address="198.18.0.1", vxlan_mtu=1450, allowed=False):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import ssl
-import subprocess
 import threading
 
 import pytest
@@ -80,15 +78,6 @@ def test_a_type_is_absent_only_where_its_list_was_there(tmp_path, logged, asked,
     assert finding.seen in [line.partition("] ")[2] for line in logged]
 
 
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tls")
-    made = folder / "server.pem", folder / "server.key"
-    words = ["openssl", "req", "-x509", "-newkey", "ed25519", "-nodes", "-subj", "/CN=api"]
-    subprocess.run([*words, "-out", made[0], "-keyout", made[1]], check=True, capture_output=True)
-    return made
-
-
 @contextlib.contextmanager
 def listening(serve):
     """The port of a listener; serve(connection) is what it does with each."""
@@ -113,18 +102,6 @@ def config_of(folder, server):
         f"clusters:\n- cluster:\n    certificate-authority-data: AAAA\n    server: {server}\n  name: default\n"
     )
     return str(path)
-
-
-def test_a_server_that_speaks_tls_answers(tmp_path, certificate):
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(*certificate)
-
-    def serve(connection):
-        with contextlib.suppress(OSError), context.wrap_socket(connection, server_side=True) as spoken:
-            spoken.recv(1)
-
-    with listening(serve) as port:
-        assert kubectl.silence(config_of(tmp_path, f"https://127.0.0.1:{port}"), 5) is None
 
 
 def test_a_closed_port_is_silent_and_any_answer_is_one(tmp_path):
