@@ -63,3 +63,17 @@ def kernel(headers):
 @pytest.fixture(scope="session")
 def built(headers):
     return peermem_modules.build_all(headers)
+
+
+@pytest.fixture
+def script(tmp_path):
+    """script(name, text): the path of a shell script in the test's folder."""
+
+    def write(name, text):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text if text.startswith("#!") else f"#!/bin/sh\n{text}\n")
+        path.chmod(0o755)
+        return str(path)
+
+    return write

@@ -75,15 +75,12 @@ def lock(content=b"k3s", digest=DIGEST):
 
 
 @pytest.fixture
-def fill(tmp_path, mirror):
+def fill(tmp_path, mirror, script):
     folder, address = mirror
     (folder / "v1").mkdir()
     for name, data in (("k3s", b"k3s"), ("images.tar.zst", b"images")):
         (folder / "v1" / name).write_bytes(data)
-    tools = tmp_path / "tools"
-    tools.mkdir()
-    (tools / "skopeo").write_text(SKOPEO)
-    (tools / "skopeo").chmod(0o755)
+    tools = pathlib.Path(script("tools/skopeo", SKOPEO)).parent
 
     def run(check=False, **options):
         given = {"folder": str(tmp_path / "bundle"), "lock": lock(), "mirrors": {"https://example.org": address}}

@@ -245,7 +245,7 @@ OLD, FAILED = b"old" * 33_000, 'rm -f -- "$2"\necho "dracut: creation of $2 fail
 
 
 @pytest.mark.parametrize(
-    ("script", "match"),
+    ("text", "match"),
     [
         pytest.param(FAILED, "the image is still the old one", id="as dracut ends where /boot is full"),
         ("exit 0", "an empty file or none"),
@@ -253,12 +253,11 @@ OLD, FAILED = b"old" * 33_000, 'rm -f -- "$2"\necho "dracut: creation of $2 fail
         ('[ "$1" = --force ] && echo new >"$2"', None),
     ],
 )
-def test_an_image_is_replaced_in_one_step_by_a_whole_one_only(tmp_path, script, match):
-    image, dracut = tmp_path / "boot/initramfs-5.14.img", tmp_path / "dracut"
+def test_an_image_is_replaced_in_one_step_by_a_whole_one_only(tmp_path, script, text, match):
+    image = tmp_path / "boot/initramfs-5.14.img"
     image.parent.mkdir()
     image.write_bytes(OLD)
-    dracut.write_text(f"#!/bin/sh\n{script}\n")
-    dracut.chmod(0o755)
+    script("dracut", text)
     facts = {"initramfs": {"generator": "dracut", "images": [{"path": str(image), "kernel": "5.14"}]}}
 
     def run(argv):

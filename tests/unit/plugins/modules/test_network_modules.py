@@ -169,7 +169,7 @@ def test_the_facts_say_which_vfs_have_no_guid(node):
 
 
 @pytest.fixture
-def infiniband(tmp_path):
+def infiniband(tmp_path, script):
     """An InfiniBand port with three VFs: without a GUID, with one, and another driver's; and a double of ip."""
     pci = tmp_path / "sys/bus/pci"
     for driver in ("mlx5_core", "vfio-pci"):
@@ -186,9 +186,7 @@ def infiniband(tmp_path):
         if guid:
             (vf / f"infiniband/mlx5_{number + 1}").mkdir(parents=True)
             (vf / f"infiniband/mlx5_{number + 1}/node_guid").write_text(guid + "\n")
-    double = tmp_path / "ip"
-    double.write_text(f'#!/bin/sh\necho "$*" >>{tmp_path}/calls\n')
-    double.chmod(0o755)
+    script("ip", f'echo "$*" >>{tmp_path}/calls')
     return port
 
 

@@ -162,12 +162,10 @@ def test_a_node_that_is_ready_again_gets_its_pods_before_kubernetes_takes_its_ta
 @pytest.mark.parametrize(
     ("module", "options"), [(cluster_info, {}), (test_pods, {"state": "absent", "wait_seconds": 600})]
 )
-def test_a_silent_api_server_is_asked_twice_and_named_when_its_time_is_over(cluster, tmp_path, module, options):
-    program = tmp_path / "silent"
-    program.write_text(f"#!/bin/sh\necho asked >>{tmp_path}/asked\nexec sleep 600\n")
-    program.chmod(0o755)
+def test_a_silent_api_server_is_asked_twice_and_named_when_its_time_is_over(cluster, tmp_path, script, module, options):
+    program = script("silent", f"echo asked >>{tmp_path}/asked\nexec sleep 600")
     start = time.monotonic()
-    result = call(cluster, module, **{"kubectl": [str(program)], "api_seconds": 2, **options})
+    result = call(cluster, module, **{"kubectl": [program], "api_seconds": 2, **options})
     assert time.monotonic() - start < 30
     assert "no end after 1.0 s" in (result.get("api_error") or result.get("unanswered"))
     assert (tmp_path / "asked").read_text().split() == ["asked"] * 2

@@ -63,11 +63,9 @@ ABSENT = 'error: the server doesn\'t have a resource type "roles"'
     ([NADS], "pods", False),
     ([ALL], "roles", True),
 ])  # fmt: skip
-def test_a_type_is_absent_only_where_its_list_was_there(tmp_path, logged, asked, silent):
-    program = tmp_path / "kubectl"
-    program.write_text(f"#!/bin/sh\ncat >&2 <<'END'\n{chr(10).join([*logged, ABSENT])}\nEND\nexit 1\n")
-    program.chmod(0o755)
-    client = kubectl.Kubectl([str(program)])
+def test_a_type_is_absent_only_where_its_list_was_there(script, logged, asked, silent):
+    said = "\n".join([*logged, ABSENT])
+    client = kubectl.Kubectl([script("kubectl", f"cat >&2 <<'END'\n{said}\nEND\nexit 1")])
     if not silent:
         assert client.run_retrying("get", asked)[2].strip().splitlines() == [ABSENT]
         return

@@ -111,11 +111,9 @@ def test_the_script_runs_in_plain_shells_and_tells_no_environment(program, monke
     assert {"verbs", "ibstat"} <= set(answer["missing"]) or answer["verbs"]
 
 
-def test_registration_is_what_the_kernel_counts_not_what_the_tool_says(tmp_path):
+def test_registration_is_what_the_kernel_counts_not_what_the_tool_says(tmp_path, script):
     """With a double of the tool that registers nothing: it ends at once, and nothing counts as registered."""
-    tool = tmp_path / "ibv_rc_pingpong"
-    tool.write_text('#!/bin/sh\necho "Couldn\'t register MR" >&2\nexit 1\n')
-    tool.chmod(0o755)
+    script("ibv_rc_pingpong", 'echo "Couldn\'t register MR" >&2\nexit 1')
     functions = pod_probe.SCRIPT.partition("probe user")[0]
     done = shell("sh", "-c", f"PATH={tmp_path}:$PATH\n{functions}\nprobe 'register mlx5_0' register mlx5_0 1")
     registered = pod_probe.parse(done.stdout)["registered"]["mlx5_0"]

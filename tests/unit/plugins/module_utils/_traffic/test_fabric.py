@@ -24,15 +24,9 @@ def said(name):
 
 
 def a_test(tool="ib_write_bw", number=0, **changed):
-    return {
-        "id": f"rail{number}-a-b-{tool}",
-        "tool": tool,
-        "address": "10.77.1.2",
-        "tcp_port": 18600 + number,
-        "client": {"hca": "rxe0", "port": 1, "ip": "10.77.1.1", "gid": 1},
-        "server": {"hca": "mlx5_0", "port": 2, "ip": "10.77.1.2", "gid": 3},
-        **changed,
-    }
+    known = {"id": f"rail{number}-a-b-{tool}", "tool": tool, "address": "10.77.1.2", "tcp_port": 18600 + number}
+    known["client"] = {"hca": "rxe0", "port": 1, "ip": "10.77.1.1", "gid": 1}
+    return {**known, "server": {"hca": "mlx5_0", "port": 2, "ip": "10.77.1.2", "gid": 3}, **changed}
 
 
 NO_GID = {"hca": "mlx5_0", "port": 1, "ip": None, "gid": None}
@@ -96,19 +90,12 @@ time.sleep(60)
 
 
 @pytest.fixture
-def tools(tmp_path, monkeypatch):
+def tools(tmp_path, monkeypatch, script):
     """A folder first in PATH whose tools listen as perftest does, or fail."""
-
-    def install(name, text):
-        path = tmp_path / "bin" / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(text)
-        path.chmod(0o755)
-
-    install("ib_write_bw", SERVER)
-    install("rping", SERVER)
+    for name in ("ib_write_bw", "rping"):
+        script(f"bin/{name}", SERVER)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
-    return install
+    return lambda name, text: script(f"bin/{name}", text)
 
 
 @pytest.fixture
@@ -155,7 +142,7 @@ def test_a_server_ends_by_itself_when_no_call_comes_back(tools, state):
 
 
 def test_a_server_that_cannot_start_says_why(tools, state):
-    tools("ib_write_bw", "#!/bin/sh\necho ' Unable to find the Infiniband/RoCE device'\nexit 1\n")
+    tools("ib_write_bw", "echo ' Unable to find the Infiniband/RoCE device'\nexit 1")
     test = a_test(tcp_port=free_port())
     errors = fabric.serve([test], 2, 30, state)
     assert "exit code 1): Unable to find the Infiniband/RoCE device" in errors[test["id"]]
@@ -172,7 +159,7 @@ def test_a_process_that_took_over_the_number_is_not_killed(tmp_path, state):
 
 
 def test_a_client_that_never_ends_is_abandoned(tools):
-    tools("rping", "#!/bin/sh\nexec sleep 60\n")
+    tools("rping", "exec sleep 60")
     (result,) = fabric.connect([a_test("rping")], 1, 1)
     assert (result["ok"], "no end after 1 s" in result["error"]) == (False, True)
 
@@ -189,20 +176,16 @@ def tool(tmp_path, monkeypatch):
     return str(program)
 
 
-def made(identity, port, hca="rxe0", cpus=None, gpu=None):
+def made(identity, port, cpus=None, gpu=None):
     about = {"pod": None, "local_cpus": cpus, "gpu": gpu, "dmabuf": False, "kind": "software", "netdev": "eth2"}
-
-    def side(host):
-        return {**about, "ip": "10.0.0.1", "host": host, "hca": hca, "port": 1, "gid": 1}
-
-    sides = {"client": side("node1"), "server": side("node2")}
+    about |= {"ip": "10.0.0.1", "hca": "rxe0", "port": 1, "gid": 1}
+    sides = {"client": {**about, "host": "node1"}, "server": {**about, "host": "node2"}}
     return {"id": identity, "tool": "ib_write_bw", "rail": 0, "address": "127.0.0.1", "tcp_port": port, **sides}
 
 
 def part(role, *tests):
-    return [
-        {"order": order, "steps": [{"id": test["id"], "role": role, "test": test}]} for order, test in enumerate(tests)
-    ]
+    steps = [{"id": test["id"], "role": role, "test": test} for test in tests]
+    return [{"order": order, "steps": [step]} for order, step in enumerate(steps)]
 
 
 def test_both_ends_meet_round_by_round(tool, tmp_path):
@@ -242,17 +225,14 @@ def test_a_peer_that_never_comes_costs_its_round_and_no_more(tool, tmp_path):
     assert clock.monotonic() - start < 2 * options["round_seconds"] + 5
 
 
-def test_counters_that_rise_during_a_test_are_reported(tmp_path):
+def test_counters_that_rise_during_a_test_are_reported(tmp_path, script):
     folder = tmp_path / "sys/class/infiniband/rxe0/ports/1/hw_counters"
     folder.mkdir(parents=True)
     counter = folder / "completer_retry_err"
     counter.write_text("4\n")
-    fake = tmp_path / "fake"
-    fake.write_text(f"#!/bin/sh\necho 9 >{counter}\n")
-    fake.chmod(0o755)
-    found = rounds.run(part("server", made("one", 18954)), {**OPTIONS, "tool": str(fake)}, Tree(str(tmp_path)))
-    assert found[0]["counters"] == {"completer_retry_err": 5}
-    assert found[0]["counters_read"] is True
+    options = {**OPTIONS, "tool": script("fake", f"echo 9 >{counter}")}
+    found = rounds.run(part("server", made("one", 18954)), options, Tree(str(tmp_path)))
+    assert (found[0]["counters"], found[0]["counters_read"]) == ({"completer_retry_err": 5}, True)
 
 
 NEAR, CUDA = ["taskset", "-c", "0-31", "ib_write_bw"], ["--use_cuda=3"]
@@ -280,18 +260,13 @@ def test_a_command_runs_near_its_hca_and_from_gpu_memory_on_request(role, cpus, 
     ("listed", "send", "dmabuf"),
     [("", False, False), ("--use_cuda=<dev>", True, False), ("--use_cuda=<dev> --use_cuda_dmabuf", True, True)],
 )
-def test_the_tools_own_help_says_what_it_can_do_with_gpu_memory(tmp_path, listed, send, dmabuf):
-    tool = tmp_path / "ib_write_bw"
-    tool.write_text(f'#!/bin/sh\necho "  {listed}  as perftest prints it"\n')
-    tool.chmod(0o755)
-    assert rounds.cuda(str(tool)) == {"send": send, "dmabuf": dmabuf}
+def test_the_tools_own_help_says_what_it_can_do_with_gpu_memory(script, listed, send, dmabuf):
+    tool = script("ib_write_bw", f'echo "  {listed}  as perftest prints it"')
+    assert rounds.cuda(tool) == {"send": send, "dmabuf": dmabuf}
 
 
-def test_the_process_outlives_the_call_and_is_ended_with_its_tests(tmp_path):
-    slow = tmp_path / "slow"
-    slow.write_text("#!/bin/sh\nexec sleep 60\n")
-    slow.chmod(0o755)
-    options = {**OPTIONS, "round_seconds": 60, "tool": str(slow)}
+def test_the_process_outlives_the_call_and_is_ended_with_its_tests(tmp_path, script):
+    options = {**OPTIONS, "round_seconds": 60, "tool": script("slow", "exec sleep 60")}
     rounds.start(part("server", made("one", 18955)), options, str(tmp_path))
     record = json.loads((tmp_path / rounds.STATE / "process.json").read_text())
     assert fabric.started_at(record["pid"]) == record["born"]

@@ -220,12 +220,11 @@ def test_recorded_answers_that_are_none(tmp_path, content):
     assert Seams.of(Tree(str(tmp_path))).addresses() is None
 
 
-def test_programs_are_asked_in_their_machine_readable_form(tmp_path, monkeypatch):
+def test_programs_are_asked_in_their_machine_readable_form(tmp_path, monkeypatch, script):
     answer = r"filename=/x.ko.zst\0version=1=2\0alias=a\0alias=b\0"
     said = {"modinfo": f"""[ "$1 $2" = "-0 /x.ko.zst" ] && printf '{answer}'""", "rpm": "echo rdma-core 48.0-1.el9"}
     for name, text in said.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
-        (tmp_path / name).chmod(0o755)
+        script(name, text)
     monkeypatch.setattr(seams, "_PATH", f"{tmp_path}:/usr/bin:/bin")
     live = Seams.live()
     assert live.modinfo("/x.ko.zst") == {"filename": "/x.ko.zst", "version": "1=2", "alias": "a"}
