@@ -1,4 +1,4 @@
-"""Facts of the fixture nodes and the default variables, for the tests of what decides on the controller."""
+"""Facts of the fixture nodes, the default variables, kernel headers and the modules that are compiled against them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import ga
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight.variables import documented_roles
-from ansible_collections.gpufabric.rdma.tests.tools import tree
+from ansible_collections.gpufabric.rdma.tests.tools import kernel_headers, peermem_modules, tree
 
 
 @pytest.fixture(scope="session")
@@ -45,3 +45,35 @@ def variables(options):
     effective, findings = host.validate(options, {})
     assert findings == []
     return copy.deepcopy(effective)
+
+
+@pytest.fixture(scope="session")
+def headers():
+    try:
+        return kernel_headers.build_tree()
+    except kernel_headers.NoHeaders as reason:
+        pytest.skip(f"not verified: no kernel headers to build modules against ({reason})")
+
+
+@pytest.fixture(scope="session")
+def kernel(headers):
+    return kernel_headers.release(headers)
+
+
+@pytest.fixture(scope="session")
+def built(headers):
+    return peermem_modules.build_all(headers)
+
+
+@pytest.fixture
+def script(tmp_path):
+    """script(name, text): the path of a shell script in the test's folder."""
+
+    def write(name, text):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text if text.startswith("#!") else f"#!/bin/sh\n{text}\n")
+        path.chmod(0o755)
+        return str(path)
+
+    return write

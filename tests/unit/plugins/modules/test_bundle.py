@@ -75,15 +75,12 @@ def lock(content=b"k3s", digest=DIGEST):
 
 
 @pytest.fixture
-def fill(tmp_path, mirror):
+def fill(tmp_path, mirror, script):
     folder, address = mirror
     (folder / "v1").mkdir()
     for name, data in (("k3s", b"k3s"), ("images.tar.zst", b"images")):
         (folder / "v1" / name).write_bytes(data)
-    tools = tmp_path / "tools"
-    tools.mkdir()
-    (tools / "skopeo").write_text(SKOPEO)
-    (tools / "skopeo").chmod(0o755)
+    tools = pathlib.Path(script("tools/skopeo", SKOPEO)).parent
 
     def run(check=False, **options):
         given = {"folder": str(tmp_path / "bundle"), "lock": lock(), "mirrors": {"https://example.org": address}}
@@ -203,17 +200,6 @@ def test_a_changed_plugin_or_base_is_built_again(fill, collection):
     assert f"docker://example.org/python@{DIGEST}" in (fill.tools / "calls").read_text()
 
 
-@pytest.mark.parametrize("base", ["no python", "no archive"])
-def test_a_base_that_cannot_carry_the_plugin_leaves_nothing(fill, collection, base):
-    if base == "no python":
-        base_archive(fill.tools / "base.tar", {name: to for name, to in SLIM.items() if "python" not in name})
-    else:
-        (fill.tools / "base.tar").write_text("no archive")
-    refused = fill(plugin_image=collection)
-    assert refused["findings"][0]["object"] == "base image docker.io/library/python:3.12.14-slim-bookworm"
-    assert sorted(path.name for path in (fill.folder / "images/amd64").iterdir()) == ["flannel-v2.tar"]
-
-
 GOOD = {"name": "k3s", "version": "v1", "architecture": "amd64", "path": "files/k3s", "sha256": "0" * 64}
 
 
@@ -235,16 +221,6 @@ def test_a_description_that_cannot_be_trusted_is_refused(description, wanted):
     known = {"schema": 1, "origin": "release"} if "schema" not in wanted else {}
     (finding,) = bundle_folder.findings({**known, **description} if description else description)
     assert wanted in finding.wanted
-
-
-def test_a_missing_and_a_wrong_file_are_both_reported(tmp_path):
-    (tmp_path / "files").mkdir()
-    (tmp_path / "files/k3s").write_text("other")
-    rows = [GOOD, {**GOOD, "path": "files/none"}]
-    assert [finding.object for finding in bundle_folder.damaged(str(tmp_path), rows)] == [
-        f"{tmp_path}/files/k3s",
-        f"{tmp_path}/files/none",
-    ]
 
 
 def test_the_row_of_the_processor_comes_before_the_one_for_any():

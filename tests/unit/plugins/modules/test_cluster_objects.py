@@ -1,4 +1,4 @@
-"""cluster_objects, as Ansible runs it, against a double of kubectl; and its planner."""
+"""cluster_objects and cluster_node, as Ansible runs them, against a double of kubectl; and the planner of objects."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 from ansible_collections.gpufabric.rdma.plugins.action.cluster_objects import render
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import kubectl
 from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import objects as planner
-from ansible_collections.gpufabric.rdma.plugins.modules import cluster_objects
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kube.node import MARK
+from ansible_collections.gpufabric.rdma.plugins.modules import cluster_node, cluster_objects
 from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster, running
 
 NADS = "network-attachment-definitions.k8s.cni.cncf.io"
@@ -136,7 +137,6 @@ def test_only_leftovers_of_the_same_owner_are_pruned_and_never_a_namespace(serve
     ],
 )
 def test_a_users_copy_of_one_of_our_objects_is_not_pruned(server, manager):
-    """The label came along: alone it makes no object ours."""
     types = [NADS, "ippools.nv-ipam.nvidia.com"]
     kinds = [definition(), kubectl_cluster.definition("nv-ipam.nvidia.com", "IPPool", "ippools"), namespace("team")]
     pool = thing("IPPool", "rail0", version="nv-ipam.nvidia.com/v1alpha1", spec={})
@@ -238,20 +238,16 @@ def test_a_condition_met_by_what_was_read_costs_no_call_and_one_that_never_comes
     wait = [{"resource": "daemonset/ds", "namespace": "kube-flannel", "timeout_seconds": 5}]
     server.state(never=["daemonset/ds"])
     stuck = server.run(wanted, wait=wait)
-    assert (stuck["failed"], stuck["changed"]) == (True, True)
+    assert (stuck["failed"], len(server.calls("rollout"))) == (True, 1)
     assert actions(stuck)[1] == ("DaemonSet kube-flannel/ds", "create"), "what was applied before is told"
-    assert len(server.calls("rollout")) == 1
-    objects = server.objects
-    counts = {"desiredNumberScheduled": 2, "updatedNumberScheduled": 2, "numberAvailable": 2}
-    objects[DS]["status"] = {"observedGeneration": 1, **counts}
-    server.state(objects=objects)
-    settled = server.run(wanted, wait=wait)
-    assert (settled["changed"], settled["waited"][0]["seconds"] < 1, len(server.calls("rollout"))) == (False, True, 1)
-    objects[DS]["status"]["numberAvailable"] = 1
-    server.state(objects=objects)
-    stuck = server.run(wanted, wait=wait)
-    assert "k3s kubectl -n kube-flannel describe daemonset ds" in stuck["msg"]
-    assert stuck["changed"] is False
+    objects, counts = server.objects, ("desiredNumberScheduled", "updatedNumberScheduled", "numberAvailable")
+    for available in (2, 1):
+        objects[DS]["status"] = {"observedGeneration": 1, **dict.fromkeys(counts, 2), "numberAvailable": available}
+        server.state(objects=objects)
+        found = server.run(wanted, wait=wait)
+        assert (found["changed"], found.get("failed", False)) == (False, available == 1)
+        assert len(server.calls("rollout")) == (1 if available == 2 else 2)
+    assert "k3s kubectl -n kube-flannel describe daemonset ds" in found["msg"]
 
 
 def test_nodes_are_labelled_never_made_never_owned_and_waited_for_first(server):
@@ -287,6 +283,7 @@ def part(owner, *objects, **options):
     return {"owner": owner, "objects": list(objects), **options}
 
 
+HEALED = ("kube-flannel/conf", "kube-system/plugin")
 PARTS = (
     part("crds", definition()),
     part("flannel", namespace(), config_map(a="1"), daemon_set()),
@@ -296,63 +293,31 @@ PARTS = (
 )
 
 
-def test_several_parts_are_applied_as_a_call_each_applies_them_and_cost_as_many_calls_as_one(tmp_path):
-    """From nothing, again, and after what others have done to the objects: edited, taken over, copied, deleted."""
-    one, other = Server(tmp_path / "one.json"), Server(tmp_path / "other.json")
-
-    def same(parts):
-        together, each = one.run(parts=list(parts)), [other.run(**given) for given in parts]
-        assert sorted(actions(together)) == sorted(row for result in each for row in actions(result))
-        for name in ("not_applied", "notes"):
-            assert together[name] == [row for result in each for row in result[name]]
-        assert one.objects.keys() == other.objects.keys()
-        for name, item in one.objects.items():
-            assert planner.normalised(item) == planner.normalised(other.objects[name]), name
-        return together
-
-    assert len(same(PARTS)["changes"]) == 8
-    again = same(PARTS)
+def test_several_parts_are_applied_at_once_and_cost_as_many_calls_as_one(server):
+    assert len(server.run(parts=list(PARTS))["changes"]) == 8
+    again = server.run(parts=list(PARTS))
     assert (again["changed"], again["kubectl_calls"]) == (False, 5), "three, and one for each further consent"
-    for server in (one, other):
-        server.edit(CONF, "kubectl-edit", a="by hand")
-        server.edit("ConfigMap/kube-multus/multus", "argocd", b="theirs")
-        server.edit("ConfigMap/kube-system/plugin", "argocd", c="theirs")
-    healed = same(PARTS)
-    assert {name for name, _action in actions(healed)} == {
-        "ConfigMap kube-flannel/conf",
-        "ConfigMap kube-system/plugin",
-    }
+    server.edit(CONF, "kubectl-edit", a="by hand")
+    for name, field in (("kube-multus/multus", "b"), ("kube-system/plugin", "c")):
+        server.edit(f"ConfigMap/{name}", "argocd", **{field: "theirs"})
+    healed = server.run(parts=list(PARTS))
+    assert {name for name, _action in actions(healed)} == {f"ConfigMap {name}" for name in HEALED}
     assert len(healed["not_applied"]) == 1
-    pruned = same([part("flannel", namespace(), config_map(a="1")), part("networks", prune_types=[NADS])])
-    assert {action for _name, action in actions(pruned)} == {"prune"}
-
-
-def test_a_problem_in_one_part_stops_all_before_the_first_change(server):
-    server.run(parts=list(PARTS))
-    server.edit(CONF, "argocd", a="theirs")
-    before = server.objects
-    found = server.run(parts=[*PARTS[1:], part("more", config_map("more", "kube-system"))])
-    assert [row["object"] for row in found["findings"]] == ["ConfigMap kube-flannel/conf"]
-    assert server.objects == before
+    fewer = [part("flannel", namespace(), config_map(a="1")), part("networks", prune_types=[NADS])]
+    assert {action for _name, action in actions(server.run(parts=fewer))} == {"prune"}
 
 
 def test_of_a_wait_that_is_left_for_later_the_next_task_learns_what_is_not_met_yet(server):
-    waits = [
-        {"resource": "daemonset/ds", "namespace": "kube-flannel"},
-        {"resource": "node/a node/b", "until": "condition=Ready"},
-    ]
-    labelled = [thing("Node", name) for name in "ab"]
-    for node in labelled:
-        node["metadata"]["labels"] = {"rdma.gpufabric.io/rails": "2"}
-    parts = [part("flannel", namespace(), daemon_set(), wait=waits[:1]), part("k3s", *labelled, wait=waits[1:])]
-    for met, pending in ((False, ["daemonset/ds", "node/a node/b"]), (True, ["daemonset/ds"])):
-        status = {"conditions": [{"type": "Ready", "status": "True"}] if met else []}
-        server.add(*({**node, "status": status} for node in labelled))
+    rollout = {"resource": "daemonset/ds", "namespace": "kube-flannel"}
+    ready = {"resource": "node/a node/b", "until": "condition=Ready"}
+    nodes = [kubectl_cluster.node(name, labels={"rdma.gpufabric.io/rails": "2"}) for name in "ab"]
+    parts = [part("flannel", namespace(), daemon_set(), wait=[rollout]), part("k3s", *nodes, wait=[ready])]
+    for conditions, pending in (([], [rollout, ready]), ([{"type": "Ready", "status": "True"}], [rollout])):
+        server.add(*({**node, "status": {"conditions": conditions}} for node in nodes))
         found = server.run(parts=parts, wait_later=True)
-        assert [item["resource"] for item in found["pending"]] == pending
+        assert [item["resource"] for item in found["pending"]] == [item["resource"] for item in pending]
         assert server.calls("rollout") + server.calls("wait") == []
-    last = server.run(wait=found["pending"])
-    assert [item["resource"] for item in last["waited"]] == ["daemonset/ds"]
+    assert [item["resource"] for item in server.run(wait=found["pending"])["waited"]] == ["daemonset/ds"]
 
 
 def test_what_render_returns_does_for_another_task_what_the_first_would_have_done(server):
@@ -397,19 +362,160 @@ def test_what_kubectl_says_is_read(read, text, wanted):
     assert read(text) == wanted
 
 
-def test_patience_begins_anew_each_time_the_server_stops_answering():
-    now = [0.0]
-    slow, lost = (0, "{}", ""), (1, "", "Unable to connect to the server: net/http: TLS handshake timeout")
-    answers = [slow, lost, slow, *[lost] * 9]
+KEPT = {"a.example/b": "kept"}
+TRAIN, PROXY, MIRROR = "Pod/jobs/train-0", "Pod/kube-system/kube-proxy-x", "Pod/kube-system/static-node1"
 
-    class Slow(kubectl.Kubectl):
-        def run(self, *_words, text=None, limit=None):
-            del text, limit
-            now[0] += 100
-            return answers.pop(0)
 
-    client = Slow(["kubectl"], patience=120, clock=lambda: now[0], sleep=lambda _seconds: None)
-    assert client.run_retrying("get")[0] == 0
-    assert client.run_retrying("get")[0] == 0, "300 s after the start, 100 s after it stopped to answer"
-    with pytest.raises(kubectl.Unreachable, match="TLS handshake timeout"):
-        client.run_retrying("get")
+class Cluster(kubectl_cluster.Cluster):
+    """node1 with a pod of a ReplicaSet, one of a DaemonSet and one of the kubelet's own; node2 with one more."""
+
+    def __init__(self, path):
+        super().__init__(path)
+        self.add(
+            kubectl_cluster.node("node1", annotations={"a.example/b": "kept"}),
+            kubectl_cluster.node("node2"),
+            kubectl_cluster.pod("jobs", "train-0", "node1", owner="ReplicaSet"),
+            kubectl_cluster.pod("jobs", "train-1", "node2", owner="ReplicaSet"),
+            kubectl_cluster.pod("kube-system", "kube-proxy-x", "node1", owner="DaemonSet"),
+            kubectl_cluster.pod(
+                "kube-system", "static-node1", "node1", owner="Node", annotations={"kubernetes.io/config.mirror": "x"}
+            ),
+        )
+
+    def run(self, state, check=False, **options):
+        given = {"name": "node1", "state": state, "kubectl": self.argv, "api_timeout_seconds": 0, **options}
+        return running.module(cluster_node, check, **given)
+
+    def admin(self, verb):
+        assert self.client().run(verb, "node1")[0] == 0
+
+    @property
+    def cordoned(self):
+        return self.objects["Node//node1"]["spec"].get("unschedulable", False)
+
+    @property
+    def annotations(self):
+        return self.objects["Node//node1"]["metadata"]["annotations"]
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    return Cluster(tmp_path / "cluster.json")
+
+
+def verbs(result):
+    return [change["action"] for change in result["changes"]]
+
+
+def test_a_node_is_cordoned_drained_and_uncordoned_and_each_second_run_changes_nothing(cluster):
+    announced = cluster.run("drained", check=True)
+    assert {call[0] for call in cluster.calls()} == {"get"}
+    drained = cluster.run("drained")
+    assert verbs(announced) == verbs(drained) == ["cordon", "drain"]
+    assert drained["changes"][1]["before"] == "jobs/train-0"
+    assert cluster.cordoned
+    assert cluster.annotations == {"a.example/b": "kept", MARK: "true"}
+    assert {name for name in cluster.objects if name.startswith("Pod/")} == {"Pod/jobs/train-1", PROXY, MIRROR}
+    assert cluster.run("drained")["changed"] is False
+    assert len(cluster.calls("drain")) == 1
+
+    assert verbs(cluster.run("uncordoned", check=True)) == ["uncordon"]
+    assert cluster.cordoned
+    assert verbs(cluster.run("uncordoned")) == ["uncordon"]
+    assert not cluster.cordoned
+    assert cluster.annotations == {"a.example/b": "kept"}
+    assert cluster.run("uncordoned")["changed"] is False
+
+
+@pytest.mark.parametrize(
+    ("steps", "left", "cordoned"),
+    [
+        ("cordon -> drained:drain uncordoned:", KEPT, True),
+        ("drained:cordon,drain -> uncordon uncordoned:remove uncordoned:", KEPT, False),
+        ("drained:cordon,drain uncordon cordon -> uncordoned:remove uncordoned:", KEPT, True),
+        ("drained:cordon,drain uncordon cordon -> drained:remove uncordoned:", KEPT, True),
+        ("drained:cordon,drain uncordon -> drained:cordon uncordoned:uncordon", KEPT, False),
+    ],
+    ids=[
+        "cordoned before",
+        "uncordoned meanwhile",
+        "and cordoned again",
+        "and drained",
+        "our mark outlived it",
+    ],
+)
+def test_a_cordon_of_an_administrator_is_not_ours(cluster, steps, left, cordoned):
+    """steps: what an administrator does, and a run of the module with the verbs that it takes."""
+    for step in steps.replace("->", "").split():
+        state, colon, wanted = step.partition(":")
+        if not colon:
+            cluster.admin(step)
+            continue
+        announced = cluster.run(state, check=True)
+        done = cluster.run(state)
+        assert verbs(announced) == verbs(done) == (wanted.split(",") if wanted else []), step
+        assert bool(done["notes"]) == (cluster.cordoned and MARK not in cluster.annotations), step
+    assert (cluster.cordoned, cluster.annotations) == (cordoned, left)
+
+
+def test_a_run_that_ended_between_cordon_and_drain_is_picked_up(cluster):
+    node = cluster_node.Node(cluster.client(), "node1", 60)
+    next(iter(node.apply(cluster_node.plan_drain(node.read()).changes)))
+    assert cluster.cordoned
+    assert verbs(cluster.run("drained")) == ["drain"]
+    assert verbs(cluster.run("uncordoned")) == ["uncordon"]
+
+
+def test_a_pod_that_tolerates_the_cordon_and_comes_back_is_not_evicted_again(cluster):
+    node = cluster_node.Node(cluster.client(), "node1", 60)
+    assert len(list(node.apply(cluster_node.plan_drain(node.read()).changes))) == 2
+    cluster.add(kubectl_cluster.pod("jobs", "train-2", "node1", owner="ReplicaSet"))
+    assert cluster_node.plan_drain(node.read()).changes == []
+
+
+def refused(cluster, **options):
+    found = cluster.run("drained", **options)
+    (finding,) = found["findings"]
+    return found, finding
+
+
+def test_pods_that_a_disruption_budget_protects_are_named_and_the_next_run_picks_up(cluster):
+    cluster.state(budgets=["train-0"])
+    found, finding = refused(cluster, timeout_seconds=7)
+    assert (finding["object"], finding["wanted"]) == ("node node1", "drained within 7 s")
+    assert "jobs/train-0" in finding["seen"]
+    assert "global timeout reached: 7s" in finding["seen"]
+    assert verbs(found) == ["cordon"], "what was done before is told"
+    assert cluster.annotations[MARK] == "true"
+    cluster.state(budgets=[])
+    assert verbs(cluster.run("drained")) == ["drain"]
+
+
+def test_what_cannot_be_drained_is_named(cluster):
+    assert 'nodes "gpu-17" not found' in refused(cluster, name="gpu-17")[1]["seen"]
+    assert not cluster.cordoned
+    cluster.add(kubectl_cluster.pod("default", "mine", "node1"))
+    assert "default/mine" in refused(cluster)[1]["seen"], "a pod without a controller"
+    assert {TRAIN, "Pod/default/mine"} <= set(cluster.objects)
+    cluster.state(down=True)
+    for state in ("drained", "uncordoned"):
+        assert [finding["object"] for finding in cluster.run(state)["findings"]] == ["API server"]
+
+
+def test_slices_of_a_node_go_and_those_of_others_stay(cluster):
+    for driver, node in (("rdma.gpufabric.io", "node1"), ("rdma.gpufabric.io", "node2"), ("gpu.nvidia.com", "node1")):
+        spec = {"driver": driver, "nodeName": node, "pool": {"name": node, "generation": 1}}
+        cluster.add(
+            {"kind": "ResourceSlice", "apiVersion": "v1", "metadata": {"name": f"{node}-{driver}"}, "spec": spec}
+        )
+    wanted = [("ResourceSlice node1-rdma.gpufabric.io", "delete")]
+    for check in (True, False):
+        result = cluster.run("withdrawn", check=check)
+        assert [(change["object"], change["action"]) for change in result["changes"]] == wanted
+    assert cluster.run("withdrawn")["changes"] == []
+    assert len([item for item in cluster.objects.values() if item["kind"] == "ResourceSlice"]) == 2
+    cluster.state(without=["ResourceSlice"])
+    assert cluster.run("withdrawn")["changes"] == []
+    cluster.state(down=True)
+    silent = cluster.run("withdrawn")
+    assert (silent.get("failed", False), silent["changes"], len(silent["not_verified"])) == (False, [], 1)

@@ -140,9 +140,6 @@ def test_flannels_plugin_comes_out_of_its_image_where_no_file_is_there(bundle, c
     assert found.get("flannel") == (None if seen else program(size=800))
 
 
-# --- the node ---------------------------------------------------------------------------------------------------------
-
-
 class Node:
     def __init__(self, folder: pathlib.Path, programs: dict):
         self.root, self.directory = folder / "node", folder / "node/opt/cni/bin"
@@ -231,9 +228,6 @@ def test_an_archive_with_another_program_leaves_the_old_one_and_a_damaged_record
     record.write_text("{")
     assert [change["action"] for change in node.call()["changes"]] == ["record"]
     assert sorted(json.loads(record.read_text())) == NAMES
-
-
-# --- tokens -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The modules that read a node and test its fabric: hca_facts, hca_capture, host_probe and fabric_tests."""
+"""The modules that read a node and test its fabric: hca_facts, node_facts, hca_capture, host_probe, fabric_tests."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ import pytest
 import yaml
 from ansible.module_utils.testing import patch_module_args
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
-from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import SUBSETS, gather
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
 from ansible_collections.gpufabric.rdma.plugins.modules import (
     fabric_tests,
     hca_capture,
     hca_facts,
     host_probe,
+    node_facts,
 )
 from ansible_collections.gpufabric.rdma.tests.tools import running, tree
+from ansible_collections.gpufabric.rdma.tests.unit.plugins.modules.test_network_modules import call
 
-OPTIONS = yaml.safe_load(hca_facts.DOCUMENTATION)["options"]
 RETURNED = yaml.safe_load(hca_facts.RETURN)["ansible_facts"]["contains"]["rdma"]
 TEST = {
     "id": "rail0-a-b-rping",
@@ -32,8 +33,6 @@ TEST = {
 
 @pytest.fixture
 def run(capsys):
-    """Runs a module as Ansible does and returns what it prints."""
-
     def call(module, **options):
         with patch_module_args(options), pytest.raises(SystemExit) as end:
             module.main()
@@ -85,11 +84,6 @@ def test_a_subset_and_a_named_rail(run, root):
 )
 def test_bad_options_are_refused(run, root, options):
     assert run(hca_facts, **{"root": root, **options})["failed"]
-
-
-def test_every_subset_is_a_documented_choice():
-    assert OPTIONS["gather_subset"]["choices"] == hca_facts.CHOICES
-    assert set(SUBSETS) < set(hca_facts.CHOICES)
 
 
 def test_every_fact_is_documented_and_every_documented_fact_exists(tmp_path):
@@ -160,3 +154,37 @@ def test_modules_that_came_meanwhile_are_told(run, monkeypatch, root, module, op
     monkeypatch.setattr(fabric_tests.fabric, "serve", lambda *_given: {})
     found = run(module, **options, **({"root": root} if module is host_probe else {}))
     assert found.get("probe", found)["loaded"] == ["rdma_cm", "rdma_ucm"]
+
+
+MACHINES = ("h100-8x-cx7-ib", "lab-rxe-debian12", "names-persistent")
+
+
+@pytest.fixture(params=MACHINES)
+def machine(request, tmp_path):
+    found = tree.lay_out(tree.load(request.param), tmp_path / "node")
+    (found / "var/lib/rancher/k3s/server/db/etcd/member/snap").mkdir(parents=True)
+    (found / "etc/cni/multus/net.d").mkdir(parents=True)
+    (found / "etc/cni/multus/net.d/gpufabric-rdma-rail0.conf").write_text("{}")
+    return found
+
+
+def test_in_one_call_it_says_all_that_is_asked(machine):
+    found = call(node_facts, machine, software_hcas=True, k3s={}, networks={}, firewall=True, runtime=True)
+    assert found["ansible_facts"] == call(hca_facts, machine, software_hcas=True)["ansible_facts"]
+    assert found["k3s"]["cluster"] is True
+    assert list(found["networks"]["files"]) == ["gpufabric-rdma-rail0.conf"]
+    assert found["firewall"]["bound"].keys() >= {"tcp", "udp"}
+    assert found["runtime"] == {"source": None, "cdi": None}
+
+
+def test_what_is_not_asked_is_not_read(machine):
+    found = call(node_facts, machine)
+    assert not {"k3s", "networks", "firewall", "runtime"} & found.keys()
+    assert "firewall" not in call(host_probe, machine)
+
+
+def test_a_file_that_cannot_be_read_is_named(machine):
+    (machine / "usr/local/bin/k3s").mkdir(parents=True)
+    found = call(node_facts, machine, k3s={})
+    assert found["failed"]
+    assert "usr/local/bin/k3s: wanted a readable file, seen Is a directory" in found["msg"]

@@ -1,4 +1,4 @@
-"""sriov_vfs and the networks of node_facts as Ansible runs them: processes below a laid-out tree."""
+"""sriov_vfs, network_files and the networks of node_facts as Ansible runs them: processes below a laid-out tree."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ import subprocess
 
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Change
-from ansible_collections.gpufabric.rdma.plugins.module_utils._host import networks, sriov
-from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
-from ansible_collections.gpufabric.rdma.plugins.modules import node_facts, sriov_vfs
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host import sriov
+from ansible_collections.gpufabric.rdma.plugins.modules import network_files, sriov_vfs
 from ansible_collections.gpufabric.rdma.tests.tools import running, tree
 
 DIRECTORY = "etc/cni/multus/net.d"
@@ -24,7 +23,23 @@ def config(name, **changes):
     return json.dumps({"cniVersion": "0.3.1", "name": name, "type": "macvlan", "master": "eth2", **changes}) + "\n"
 
 
-# --- sriov_vfs --------------------------------------------------------------------------------------------------------
+def test_configurations_come_stay_and_go_and_those_of_others_stay(tmp_path):
+    directory = tmp_path / DIRECTORY
+    directory.mkdir(parents=True)
+    (directory / "10-theirs.conf").write_text(config("theirs"))
+    wanted = {"rail0": config("rail0"), "rail1": config("rail1")}
+    announced = call(network_files, tmp_path, check=True, configs=wanted)
+    assert [path.name for path in directory.iterdir()] == ["10-theirs.conf"]
+    first = call(network_files, tmp_path, configs=wanted)
+    assert (first["changed"], first["changes"]) == (True, announced["changes"])
+    assert (directory / "gpufabric-rdma-rail0.conf").read_text() == wanted["rail0"]
+    assert call(network_files, tmp_path, configs=wanted)["changed"] is False
+    call(network_files, tmp_path, configs={"rail1": wanted["rail1"]})
+    kept = ["10-theirs.conf", "gpufabric-rdma-rail1.conf"]
+    assert sorted(path.name for path in directory.iterdir()) == kept
+    refused = call(network_files, tmp_path, configs={"theirs": config("theirs")})
+    assert "10-theirs.conf" in refused["findings"][0]["seen"], "a name that another file has"
+    assert sorted(path.name for path in directory.iterdir()) == kept
 
 
 @pytest.fixture
@@ -92,7 +107,6 @@ def test_the_kernel_is_asked_for_none_before_another_number(tmp_path, monkeypatc
 
 
 def boot(tmp_path, *given):
-    """Runs the script that systemd starts at boot, on the tree below the folder."""
     script = tmp_path / "script"
     script.write_text(sriov.script(*given).replace("/sys/bus/pci", str(tmp_path / "sys/bus/pci")))
     environment = {"VF_WAIT_SECONDS": "0", "PATH": f"{tmp_path}:/usr/bin:/bin"}
@@ -110,8 +124,6 @@ def test_the_boot_script_makes_vfs_once_and_names_what_is_missing(tmp_path):
     assert (devices / "0000:3b:00.0/sriov_numvfs").read_text() == "8\n"
     assert (devices / "0000:d8:00.0/sriov_numvfs").read_text() == "2"
 
-
-# InfiniBand: a new VF has no GUID and no link
 
 PORT_GUID = "a088:c203:0030:0000"
 OWN = [sriov.guid(PORT_GUID, number) for number in range(3)]
@@ -157,7 +169,7 @@ def test_the_facts_say_which_vfs_have_no_guid(node):
 
 
 @pytest.fixture
-def infiniband(tmp_path):
+def infiniband(tmp_path, script):
     """An InfiniBand port with three VFs: without a GUID, with one, and another driver's; and a double of ip."""
     pci = tmp_path / "sys/bus/pci"
     for driver in ("mlx5_core", "vfio-pci"):
@@ -174,9 +186,7 @@ def infiniband(tmp_path):
         if guid:
             (vf / f"infiniband/mlx5_{number + 1}").mkdir(parents=True)
             (vf / f"infiniband/mlx5_{number + 1}/node_guid").write_text(guid + "\n")
-    double = tmp_path / "ip"
-    double.write_text(f'#!/bin/sh\necho "$*" >>{tmp_path}/calls\n')
-    double.chmod(0o755)
+    script("ip", f'echo "$*" >>{tmp_path}/calls')
     return port
 
 
@@ -209,44 +219,3 @@ def test_the_files_of_doca_s_driver_come_first_and_need_no_interface(infiniband,
 
 
 # --- networks of node_facts -------------------------------------------------------------------------------------------
-
-
-def test_interfaces_routes_and_files_are_read_from_a_tree(tmp_path):
-    root = tree.lay_out(tree.load("lab-rxe-debian12"), tmp_path / "lab")
-    (root / DIRECTORY).mkdir(parents=True)
-    (root / DIRECTORY / "gpufabric-rdma-rail0.conf").write_text(config("rail0"))
-    (root / DIRECTORY / "README").write_text("no configuration")
-    read = call(node_facts, root, networks={})["networks"]
-    assert read["netdevs"]["eth2"]["addresses"][0] == "198.18.2.2/24"
-    assert read["netdevs"]["eth2"]["default_route"] is False
-    assert list(read["files"]) == ["gpufabric-rdma-rail0.conf"]
-    assert read["vfs_unit"] is False
-
-
-def test_routes_come_from_the_tables_of_the_kernel(tmp_path):
-    (tmp_path / "proc/net").mkdir(parents=True)
-    (tmp_path / "proc/net/route").write_text(
-        "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT\n"
-        "eth0\t00000000\t0102000A\t0003\t0\t0\t0\t00000000\t0\t0\t0\n"
-        "eth2\t000212C6\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0\n"
-    )
-    rest = f"40 {'0' * 32} 00 {'0' * 32} 00000100 00000001 00000000 00000001 eth2\n"
-    (tmp_path / "proc/net/ipv6_route").write_text(
-        f"fd000005000000000000000000000000 {rest}fe800000000000000000000000000000 {rest}"
-    )
-    assert networks.routes(Tree(str(tmp_path))) == [
-        {"destination": "198.18.2.0/24", "netdev": "eth2"},
-        {"destination": "fd00:5::/64", "netdev": "eth2"},
-    ]
-
-
-def test_what_test_pods_need_of_the_node_is_read_with_its_networks(node):
-    config = node / "var/lib/rancher/k3s/agent/etc/containerd/config.toml"
-    config.parent.mkdir(parents=True)
-    config.write_text(
-        "[plugins.'io.containerd.cri.v1.images'.pinned_images]\n  sandbox = \"rancher/mirrored-pause:3.6\"\n"
-    )
-    (node / "usr/bin").mkdir(parents=True, exist_ok=True)
-    tools = call(node_facts, node, networks={})["networks"]["tools"]
-    assert tools["image"] == "rancher/mirrored-pause:3.6"
-    assert tools["mounts"]["/usr"] == "/usr"

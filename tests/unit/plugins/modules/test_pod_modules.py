@@ -38,7 +38,6 @@ def call(cluster, module, check=False, **options):
 
 
 def planned(cluster, hosts=None):
-    """The pods for two nodes; each answers as one of guide 004."""
     plan = planned_pods.plan(Cluster(hosts or kubectl_cluster.hosts(), call(cluster, cluster_info), **OPTIONS))
     for pod in plan["pods"]:
         cluster.answer(pod["name"], kubectl_cluster.answer_of(ROCE, pod))
@@ -65,13 +64,6 @@ def test_read_tells_nodes_networks_and_whether_there_is_dns(cluster):
     assert [node["name"] for node in found["nodes"]] == ["node1", "node2"]
     assert found["nodes"][0]["capacity"] == {"rdma/rail0": 100}
     assert [item["metadata"]["name"] for item in found["nads"]] == ["rail0"]
-
-
-def test_a_cluster_that_does_not_answer_is_reported_not_guessed(cluster):
-    cluster.state(down=True)
-    assert "refused" in call(cluster, cluster_info, api_seconds=0)["api_error"]
-    missing = call(cluster, cluster_info, kubectl=["no-such-program", "kubectl"])
-    assert "cannot be started" in missing["api_error"]
 
 
 def test_pods_run_answer_and_send_are_judged_and_gone_afterwards(cluster):
@@ -122,16 +114,6 @@ def test_a_namespace_that_is_not_ours_is_neither_used_nor_emptied_nor_removed(cl
     assert {line[0] for line in cluster.calls()} == {"get"}
 
 
-@pytest.mark.parametrize("verb", ["apply", "get"])
-def test_a_server_that_is_busy_for_a_moment_is_waited_for_and_one_that_stays_so_is_reported(cluster, verb):
-    plan = planned(cluster)
-    cluster.state(busy={verb: 1})
-    ran = run(cluster, plan, wait_seconds=30)
-    assert {state["phase"] for state in ran["pods"].values()} == {"Running"}
-    cluster.state(busy={verb: 100})
-    assert "TLS handshake timeout" in run(cluster, plan, api_seconds=4)["unanswered"]
-
-
 def lacking(identifier, place, seen):
     finding = {"id": identifier, "object": place, "wanted": "a program", "seen": seen, "next_step": "run the role"}
     return lambda node, host: host.update(cni={**host["cni"], "findings": [finding]})
@@ -180,28 +162,13 @@ def test_a_node_that_is_ready_again_gets_its_pods_before_kubernetes_takes_its_ta
 @pytest.mark.parametrize(
     ("module", "options"), [(cluster_info, {}), (test_pods, {"state": "absent", "wait_seconds": 600})]
 )
-def test_a_silent_api_server_is_asked_twice_and_named_when_its_time_is_over(cluster, tmp_path, module, options):
-    program = tmp_path / "silent"
-    program.write_text(f"#!/bin/sh\necho asked >>{tmp_path}/asked\nexec sleep 600\n")
-    program.chmod(0o755)
+def test_a_silent_api_server_is_asked_twice_and_named_when_its_time_is_over(cluster, tmp_path, script, module, options):
+    program = script("silent", f"echo asked >>{tmp_path}/asked\nexec sleep 600")
     start = time.monotonic()
-    result = call(cluster, module, **{"kubectl": [str(program)], "api_seconds": 2, **options})
+    result = call(cluster, module, **{"kubectl": [program], "api_seconds": 2, **options})
     assert time.monotonic() - start < 30
     assert "no end after 1.0 s" in (result.get("api_error") or result.get("unanswered"))
     assert (tmp_path / "asked").read_text().split() == ["asked"] * 2
-
-
-def test_a_pod_that_never_runs_delays_no_other_and_gives_its_reason(cluster):
-    plan = planned(cluster)
-    cluster.state(pending={"seed-node2": ["0/2 nodes: 2 Insufficient rdma/rail0", "ErrImageNeverPull"]})
-    ran = run(cluster, plan, wait_seconds=60)
-    assert ran["seconds"]["pods"] < 30
-    state = ran["pods"]["seed-node2"]
-    assert (state["ready"], len(state["reasons"]), sorted(ran["answers"])) == (
-        False,
-        2,
-        ["seed-node1", "workload-node1", "workload-node2"],
-    )
 
 
 def test_check_mode_only_reads(cluster):
@@ -212,17 +179,6 @@ def test_check_mode_only_reads(cluster):
     assert len(cluster.calls()) == before
     assert "pod" not in call(cluster, cluster_info, check=True, pod="default/mine")
     assert {line[0] for line in cluster.calls()} == {"get"}
-
-
-def test_a_pod_of_the_user_is_inspected(cluster):
-    cluster.add_pod("default", "mine", "node1", annotation="rail0", limits={"rdma/rail0": "1"})
-    cluster.answer("mine", ROCE)
-    read = call(cluster, cluster_info, pod="default/mine")
-    assert read["pod"]["item"]["containers"][0]["limits"] == {"rdma/rail0": "1"}
-    offered = {**read["cluster"], "networks": pod_checks.networks_of(read["cluster"], [])}
-    made = pod_checks.diagnose(read["pod"], kubectl_cluster.hosts(), offered, "default/mine")
-    assert [item["id"] for item in made if item["status"] != "passed"] == []
-    assert "not found" in call(cluster, cluster_info, pod="default/other")["pod"]["missing"]
 
 
 class SlowKubectl:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
 import pathlib
 import subprocess
 import sys
@@ -25,7 +24,6 @@ DIGEST = f"sha256:{'1' * 64}"
 
 @pytest.fixture
 def parts(tmp_path):
-    """Two wheels and a plugin that says which libraries it has."""
     folder = tmp_path / "wheels"
     folder.mkdir()
     wheels = {}
@@ -101,30 +99,12 @@ def test_the_program_runs_from_the_image(tmp_path, parts):
     assert (lib / "grpcio-1.dist-info/LICENSE").read_text() == "free\n"
 
 
-def test_the_same_inputs_give_the_same_bytes(tmp_path, parts):
-    first = build(tmp_path, parts).read_bytes()
-    for wheel in pathlib.Path(parts["wheel_dir"]).iterdir():
-        os.utime(wheel, (1, 1))
-    assert build(tmp_path, parts, out="again.tar").read_bytes() == first
-    parts["code"] = {**parts["code"], "rdma_device_plugin/__init__.py": b"# another\n"}
-    assert build(tmp_path, parts, out="other.tar").read_bytes() != first
-
-
 def test_a_base_for_another_processor_is_given_its_wheels_or_refused(tmp_path, parts):
     arm = {name.replace("x86_64", "aarch64").replace("x86-64.so.2", "aarch64.so.1"): to for name, to in SLIM.items()}
     _manifest, config, _files = read(build(tmp_path, parts, arm, architecture="arm64"))
     assert (config["architecture"], parts["asked"]) == ("arm64", [("3.12", "aarch64")])
     with pytest.raises(Refused, match="linux/amd64"):
         plugin_image.build(str(tmp_path / "base.tar"), str(tmp_path / "x.tar"), "a:1", REFERENCE, "amd64", parts)
-
-
-def test_a_debian_with_its_own_python_serves(tmp_path, parts):
-    debian = {name: to for name, to in SLIM.items() if "python" not in name and name != "bin"}
-    debian |= {"usr/bin/python3": "-> python3.11", "usr/bin/python3.11": "python", "bin/sh": "sh"}
-    root = unpacked(build(tmp_path, parts, debian), tmp_path / "root")
-    assert parts["asked"] == [("3.11", "x86_64")]
-    assert (root / "bin/k8s-rdma-shared-dp").read_text().startswith("#!/usr/bin/python3 -I\n")
-    assert not (root / "usr/bin/k8s-rdma-shared-dp").exists()
 
 
 def without(*words):
@@ -180,8 +160,6 @@ def test_what_it_is_made_of_covers_the_plugin_and_its_wheels(tmp_path):
         plugin_image.code(str(tmp_path))
 
 
-# The lock's base, or the user's
-
 LOCKED = {"reference": REFERENCE, "base": "docker.io/library/python:3", "digests": {"index": DIGEST}}
 
 
@@ -205,9 +183,6 @@ def test_the_base_is_the_locks_or_the_one_that_is_given_with_its_digest(given, b
 def test_a_base_without_a_digest_is_refused(base):
     with pytest.raises(Refused, match="bundle_plugin_base" if base else "not verified"):
         bundle_lock.plugin_image({**LOCKED, "digests": {"index": DIGEST if base else None}}, base, ["amd64"])
-
-
-# A lock of the user's own
 
 
 def row(**changes):

@@ -1,8 +1,4 @@
-"""CNI, Flannel and Multus (K and M of docs/failures.md): each fault planted on a sound node, and its finding.
-
-The nodes are real files below a folder and cni_lint reads them as it does a machine; Multus' socket, which only the
-machine itself has, is told to the pure part.
-"""
+"""CNI on a node, objects of Multus and Flannel, NetworkAttachmentDefinitions: each planted fault and its finding."""
 
 from __future__ import annotations
 
@@ -14,43 +10,26 @@ import struct
 
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._cni import containerd, node_lint
-from ansible_collections.gpufabric.rdma.plugins.module_utils._host import node_files
+from ansible_collections.gpufabric.rdma.plugins.module_utils._cni.nad_lint import from_objects, lint
 from ansible_collections.gpufabric.rdma.plugins.modules import cni_lint
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import cluster_checks
 from ansible_collections.gpufabric.rdma.tests.tools import hostile_templates, pitfall_world, rendered_objects
 
-ROOT = pathlib.Path(__file__).resolve().parents[5]
 CONF, PRIMARY = "etc/cni/net.d/00-multus.conf", "etc/cni/gpufabric-rdma.d/10-flannel.conflist"
-WANTED = {
-    "conf_dir": "/etc/cni/net.d",
-    "bin_dir": "/opt/cni/bin",
-    "primary": f"/{PRIMARY}",
-    "multus": True,
-    "networks": [],
-    "health_port": 8081,
-}
-MULTUS = {
-    "cniVersion": "0.3.1",
-    "name": "multus-cni-network",
-    "clusterNetwork": f"/host/{PRIMARY}",
-    "type": "multus-shim",
-    "logToStderr": True,
-}
-FLANNEL = {
-    "name": "cbr0",
-    "cniVersion": "0.3.1",
-    "plugins": [{"type": "flannel", "delegate": {"isDefaultGateway": True}}, {"type": "portmap"}],
-}
+WANTED = {"conf_dir": "/etc/cni/net.d", "bin_dir": "/opt/cni/bin", "primary": f"/{PRIMARY}", "multus": True}
+WANTED |= {"networks": [], "health_port": 8081}
+MULTUS = {"cniVersion": "0.3.1", "name": "multus-cni-network", "type": "multus-shim", "logToStderr": True}
+MULTUS["clusterNetwork"] = f"/host/{PRIMARY}"
+CHAIN = [{"type": "flannel", "delegate": {"isDefaultGateway": True}}, {"type": "portmap"}]
+FLANNEL = {"name": "cbr0", "cniVersion": "0.3.1", "plugins": CHAIN}
 PODMAN = {"name": "podman", "cniVersion": "0.4.0", "plugins": [{"type": "bridge", "ipam": {"type": "host-local"}}]}
 # What roles and users attach: the last comes from a file on the node, and its programs from a DaemonSet.
+CHAINED = [{"type": "host-device", "ipam": {"type": "static"}}, {"type": "tuning"}]
 NETWORKS = [
     {"name": f"NetworkAttachmentDefinition default/{name}", "config": json.dumps(config)}
     for name, config in {
         "rail0": {"type": "macvlan", "master": "eth2", "ipam": {"type": "nv-ipam", "poolName": "rail0"}},
-        "rail1": {
-            "cniVersion": "0.3.1",
-            "plugins": [{"type": "host-device", "ipam": {"type": "static"}}, {"type": "tuning"}],
-        },
+        "rail1": {"cniVersion": "0.3.1", "plugins": CHAINED},
         "ib": {"type": "ipoib", "master": "ib0", "ipam": {"type": "host-local"}},
     }.items()
 ]
@@ -62,11 +41,8 @@ ATTACHED = ("macvlan", "nv-ipam", "host-device", "static", "tuning", "ipoib")
 
 def program(machine: int = 62, size: int = 512) -> bytes:
     """An ELF header with one segment that ends at `size`, and that much behind it."""
-    header = (
-        b"\x7fELF\x02\x01\x01"
-        + bytes(9)
-        + struct.pack("<HHIQQQIHHHHHH", 2, machine, 1, 0, 64, 0, 0, 64, 56, 1, 0, 0, 0)
-    )
+    header = b"\x7fELF\x02\x01\x01" + bytes(9)
+    header += struct.pack("<HHIQQQIHHHHHH", 2, machine, 1, 0, 64, 0, 0, 64, 56, 1, 0, 0, 0)
     segment = struct.pack("<IIQQQQQQ", 1, 5, 0, 0, 0, size, size, 4096)
     return (header + segment).ljust(size, b"\0")
 
@@ -86,7 +62,6 @@ class Node:
             self.write(f"proc/sys/{key.replace('.', '/')}", "1")
 
     def attach(self) -> None:
-        """The networks, and their programs."""
         self.wanted["networks"] = NETWORKS
         for name in ATTACHED:
             self.write(f"opt/cni/bin/{name}", program(), 0o755)
@@ -110,35 +85,25 @@ def node(tmp_path):
     return Node(tmp_path)
 
 
-# --- the node ---------------------------------------------------------------------------------------------------------
+def containerd_of(text, version=3):
+    return lambda node: node.write(CONFIG_TOML, f"version = {version}\n{text}")
 
 
-def wrong_dirs(node):
-    node.write(
-        CONFIG_TOML,
-        f'version = 3\n{CNI_TABLE}  bin_dirs = ["/var/lib/rancher/k3s/data/cni"]\n'
-        "  conf_dir = '/var/lib/rancher/k3s/agent/etc/cni/net.d'\n",
-    )
-
-
-def wrong_dirs_by_import(node):
-    node.write(CONFIG_TOML, f'imports = ["/{os.path.dirname(CONFIG_TOML)}/config-v3.toml.d/*.toml"]\nversion = 3\n')
-    node.write(
-        f"{os.path.dirname(CONFIG_TOML)}/config-v3.toml.d/cni.toml",
-        f"{CNI_TABLE}conf_dir = '/etc/other' # a user's own\n",
-    )
+def imported(node):
+    folder = os.path.dirname(CONFIG_TOML)
+    node.write(CONFIG_TOML, f'imports = ["/{folder}/config-v3.toml.d/*.toml"]\nversion = 3\n')
+    node.write(f"{folder}/config-v3.toml.d/cni.toml", f"{CNI_TABLE}conf_dir = '/etc/other' # a user's own\n")
 
 
 def release_dir(node):
-    wanted = "/var/lib/rancher/k3s/data/current/bin"
-    node.write(CONFIG_TOML, f'version = 2\n[plugins."io.containerd.grpc.v1.cri".cni]\n  bin_dir = "{wanted}"\n')
-    node.wanted["bin_dir"] = wanted
+    node.wanted["bin_dir"] = wanted = "/var/lib/rancher/k3s/data/current/bin"
+    containerd_of(f'[plugins."io.containerd.grpc.v1.cri".cni]\n  bin_dir = "{wanted}"\n', 2)(node)
     for name in PROGRAMS:
         node.write(f"{wanted[1:]}/{name}", program(), 0o755)
 
 
 def several(node):
-    node.write(CONFIG_TOML, f"version = 3\n{CNI_TABLE}max_conf_num = 0\n")
+    containerd_of(f"{CNI_TABLE}max_conf_num = 0\n")(node)
     node.write("etc/cni/net.d/87-podman.conflist", json.dumps(PODMAN))
 
 
@@ -148,9 +113,9 @@ def set_conf(**changes):
 
 # {row: (plant, id of the finding)}
 NODE_ROWS = {
-    "K1 directories": (wrong_dirs, "conf-dir-differs"),
-    "K1 plugins": (wrong_dirs, "bin-dir-differs"),
-    "K1 drop-in": (wrong_dirs_by_import, "conf-dir-differs"),
+    "K1 directories": (containerd_of(f"{CNI_TABLE}conf_dir = '/var/lib/rancher/k3s/net.d'\n"), "conf-dir-differs"),
+    "K1 plugins": (containerd_of(f'{CNI_TABLE}bin_dirs = ["/var/lib/rancher/k3s/cni"]\n'), "bin-dir-differs"),
+    "K1 drop-in": (imported, "conf-dir-differs"),
     "K2": (release_dir, "bin-dir-of-one-release"),
     "K3 loopback": (lambda n: n.remove("opt/cni/bin/loopback"), "plugin-missing"),
     "K3 ipam": (lambda n: n.remove("opt/cni/bin/host-local"), "plugin-missing"),
@@ -178,10 +143,6 @@ NODE_ROWS = {
     "M11 gone": (lambda n: n.remove(CONF), "no-configuration"),
     "max_conf_num": (several, "several-configurations"),
 }
-
-
-def test_a_sound_node_has_no_finding(node):
-    assert node.findings() == []
 
 
 @pytest.mark.parametrize("row", NODE_ROWS)
@@ -219,16 +180,8 @@ def test_programs_of_networks_are_looked_at_as_those_of_the_runtime(node, identi
 @pytest.mark.parametrize(
     "config",
     [
-        "",
-        "{",
-        "[]",
-        '"x"',
-        '{"type": ["a"]}',
-        '{"plugins": 3}',
-        '{"plugins": [{"type": {}}]}',
-        '{"type": "../../etc/shadow"}',
-        '{"type": "/bin/sh"}',
-        '{"type": "macvlan", "ipam": {"type": []}}',
+        *("", "{", "[]", '"x"', '{"type": ["a"]}', '{"plugins": 3}', '{"plugins": [{"type": {}}]}'),
+        *('{"type": "../../etc/shadow"}', '{"type": "/bin/sh"}', '{"type": "macvlan", "ipam": {"type": []}}'),
     ],
 )
 def test_a_network_that_cannot_be_read_names_no_program_here(node, config):
@@ -275,11 +228,7 @@ def test_containerd_is_read_as_it_reads_itself(texts, expected):
     assert containerd.cni(texts) == {**containerd.DEFAULTS, **expected}
 
 
-# --- the objects ------------------------------------------------------------------------------------------------------
-
-
 def objects(role: str, **variables) -> list[dict]:
-    """The objects of a role with its defaults."""
     return rendered_objects.of_template(role, "objects.yml.j2", {**hostile_templates.of_role(role), **variables})
 
 
@@ -299,35 +248,19 @@ def set_config(**changes):
     return plant
 
 
-def limited(items):
-    daemon_set(items)["containers"][0]["resources"]["limits"] = {"memory": "50Mi"}
+def container(**changes):
+    return lambda items: daemon_set(items)["containers"][0].update(changes)
 
 
-def unpinned(items):
-    daemon_set(items)["containers"][0]["image"] = "ghcr.io/k8snetworkplumbingwg/multus-cni:snapshot-thick"
-
-
-def overwriting(items):
-    daemon_set(items)["initContainers"][0]["command"] = [
-        "sh",
-        "-c",
-        "cp -f /usr/src/multus-cni/bin/multus-shim /opt/cni/bin/multus-shim",
-    ]
-
-
-def mounted_elsewhere(items):
-    for mount in daemon_set(items)["containers"][0]["volumeMounts"]:
-        if mount["name"] == "cni-bin":
-            mount["mountPath"] = "/host/opt/cni/bin"
-
-
+COPY = ["sh", "-c", "cp -f /usr/src/multus-cni/bin/multus-shim /opt/cni/bin/multus-shim"]
+ELSEWHERE = [{"name": "cni-bin", "mountPath": "/host/opt/cni/bin"}]
 OBJECT_ROWS = {
-    "M1": (limited, "multus-memory-limit"),
-    "M2": (unpinned, "image-not-pinned"),
+    "M1": (container(resources={"limits": {"memory": "50Mi"}}), "multus-memory-limit"),
+    "M2": (container(image="ghcr.io/k8snetworkplumbingwg/multus-cni:snapshot-thick"), "image-not-pinned"),
     "M4": (set_config(multusAutoconfigDir="/host/etc/cni/net.d"), "pod-network-usable-alone"),
     "M6 M7": (set_config(multusMasterCNI=None), "multus-picks-first"),
-    "M8": (overwriting, "shim-overwritten"),
-    "M9": (mounted_elsewhere, "bin-dir-mounted-elsewhere"),
+    "M8": (lambda items: daemon_set(items)["initContainers"][0].update(command=COPY), "shim-overwritten"),
+    "M9": (container(volumeMounts=ELSEWHERE), "bin-dir-mounted-elsewhere"),
     "text": (lambda items: daemon_config(items).update({"daemon-config.json": "{"}), "daemon-config-invalid"),
     "none": (lambda items: items.extend(objects("flannel")), None),
 }
@@ -351,57 +284,21 @@ def test_multus_waits_for_flannels_subnet_and_the_startup_taint(multus_objects):
     spec = daemon_set(multus_objects)
     config = json.loads(daemon_config(multus_objects)["daemon-config.json"])
     assert config["readinessindicatorfile"] == "/host/run/flannel/subnet.env"
-    assert config["multusAutoconfigDir"] == "/host/etc/cni/gpufabric-rdma.d"
     assert config["multusMasterCNI"] == "10-flannel.conflist"
     waits = spec["initContainers"][1]["command"][2]
     assert "/host/run/flannel/subnet.env" in waits
     assert "/host/run/gpufabric-rdma/startup-taint" in waits
-    mounts = {mount["mountPath"]: mount for mount in spec["containers"][0]["volumeMounts"]}
-    assert config["multusAutoconfigDir"] in mounts
-    assert config["cniConfigDir"] in mounts
-    assert spec["priorityClassName"] == "system-node-critical"
+    mounts = {mount["mountPath"] for mount in spec["containers"][0]["volumeMounts"]}
+    assert {config["multusAutoconfigDir"], config["cniConfigDir"], "/host/etc/cni/gpufabric-rdma.d"} <= mounts
     assert spec["terminationGracePeriodSeconds"] >= 30, "M11: time to take its configuration away"
 
 
-# --- Flannel ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("variables", "net_conf", "argument"),
-    [
-        ({}, {"Network": "10.42.0.0/16", "EnableNFTables": False, "Backend": {"Type": "vxlan"}}, "--iface=$(NODE_IP)"),
-        (
-            {"flannel_backend": "wireguard", "flannel_mtu": 1400, "flannel_interface": "eth0"},
-            {"Network": "10.42.0.0/16", "EnableNFTables": False, "Backend": {"Type": "wireguard", "MTU": 1400}},
-            "--iface=eth0",
-        ),
-        (
-            {"flannel_cidr": "10.8.0.0/16", "flannel_health_port": 8081},
-            {"Network": "10.8.0.0/16", "EnableNFTables": False, "Backend": {"Type": "vxlan"}},
-            "--healthz-port=8081",
-        ),
-    ],
-    ids=["K8 the node's address", "MTU and back end", "K9 K10 port and network"],
-)
-def test_flannel_gets_what_is_asked_for(variables, net_conf, argument):
-    items = objects("flannel", **variables)
-    given = next(item for item in items if item["metadata"]["name"] == "kube-flannel-cfg")["data"]
-    assert json.loads(given["net-conf.json"]) == net_conf
-    container = daemon_set(items)["containers"][0]
-    assert argument in container["args"]
-    assert ("livenessProbe" in container) is ("flannel_health_port" in variables)
-    assert "initContainers" not in daemon_set(items), "K3: what it needs on the node comes before it, from elsewhere"
-
-
 def pod_nic(address="198.18.0.1", vxlan_mtu=1450, allowed=False):
-    host = {
-        "host": "node1",
-        "rails": [{"index": 0, "netdev": "eth2"}],
-        "netdevs": {
-            "eth1": {"addresses": ["198.18.0.1/24"], "mtu": 1500},
-            "eth2": {"addresses": ["198.18.10.1/24"], "mtu": 9000},
-            "flannel.1": {"addresses": ["10.42.0.0/32"], "mtu": vxlan_mtu},
-        },
+    host = {"host": "node1", "rails": [{"index": 0, "netdev": "eth2"}]}
+    host["netdevs"] = {
+        "eth1": {"addresses": ["198.18.0.1/24"], "mtu": 1500},
+        "eth2": {"addresses": ["198.18.10.1/24"], "mtu": 9000},
+        "flannel.1": {"addresses": ["10.42.0.0/32"], "mtu": vxlan_mtu},
     }
     node = {"name": "node1", "addresses": [], "labels": {}, "pod_cidrs": [], "pod_network_address": address}
     return [item["id"] for _host, item in cluster_checks.lint({"nodes": [node]}, [host], {}, allowed)]
@@ -421,10 +318,227 @@ def test_k8_verify_names_a_rail_that_carries_pod_traffic_and_an_mtu_that_does_no
     assert pod_nic(**given) == found
 
 
-def test_a_kernel_without_br_netfilter_is_reported_before_flannel_exits_on_it():
-    """K7 on RHEL 10, where the module is a package of its own."""
-    state = {"modules": {"br_netfilter": "absent"}, "offline": None, "sysctls": {}, "units": {}, "files": {}}
-    state.update(secrets={}, links={}, others={})
-    empty = dict.fromkeys(("files", "secrets", "absent", "units", "exclusive"), ())
-    made = node_files.plan(state, {**empty, "kernel_modules": ["br_netfilter"], "sysctls": {}})
-    assert [finding.object for finding in made.findings] == ["module br_netfilter"]
+NETDEVS = {
+    "lo": {"mtu": 65536, "type": "772", "addresses": ["127.0.0.1/8"], "default_route": False},
+    "eth0": {"mtu": 1500, "type": "ether", "addresses": ["10.0.0.11/24"], "default_route": True, "pci": "0000:03:00.0"},
+    "eth2": {"mtu": 9000, "type": "ether", "addresses": ["198.18.2.1/24"], "default_route": False},
+    "ib0": {"mtu": 2044, "type": "infiniband", "addresses": [], "default_route": False},
+}
+ROUTES = [{"destination": "10.0.0.0/24", "netdev": "eth0"}, {"destination": "198.18.2.0/24", "netdev": "eth2"}]
+CLUSTER = {"pod_cidrs": ["10.42.0.0/16"], "service_cidrs": ["10.43.0.0/16"], "pods_per_node": 16}
+CLUSTER |= {"shared_resources": ["rdma/rail0"], "device_resources": ["nvidia.com/vfs"]}
+LOCAL = {"type": "host-local", "subnet": "198.18.2.0/24", "rangeStart": "198.18.2.100", "rangeEnd": "198.18.2.199"}
+MACVLAN = {"cniVersion": "0.3.1", "name": "data", "type": "macvlan", "master": "eth2", "mode": "bridge", "ipam": LOCAL}
+VFS = "nvidia.com/vfs"
+WHEREABOUTS = {"type": "whereabouts", "range": "198.18.2.0/24", "range_start": "198.18.2.100"}
+
+
+def nodes(count=1):
+    return [
+        {"host": f"node{number + 1}", "netdevs": copy.deepcopy(NETDEVS), "routes": copy.deepcopy(ROUTES)}
+        for number in range(count)
+    ]
+
+
+def nad(config, name="data", resource=None, namespace="default"):
+    annotations = {"k8s.v1.cni.cncf.io/resourceName": resource} if resource else {}
+    return {
+        "apiVersion": "k8s.cni.cncf.io/v1",
+        "kind": "NetworkAttachmentDefinition",
+        "metadata": {"name": name, "namespace": namespace, "annotations": annotations},
+        "spec": {} if config is None else {"config": config if isinstance(config, str) else json.dumps(config)},
+    }
+
+
+def ids(objects, count=1, files=None, **cluster):
+    findings = lint(from_objects(objects, files), nodes(count), {**CLUSTER, **cluster})
+    for item in findings:
+        assert set(item._fields) == {"id", "object", "wanted", "seen", "next_step"}
+        assert all(item), item
+    return [item.id for item in findings]
+
+
+def without(*keys, **changes):
+    return nad({key: value for key, value in {**MACVLAN, **changes}.items() if key not in keys})
+
+
+def macvlan(resource=None, **changes):
+    return nad({**MACVLAN, **changes}, resource=resource)
+
+
+def addressed(ipam, **changes):
+    return nad({**MACVLAN, "ipam": {**ipam, **changes}})
+
+
+def bare(resource=None, **config):
+    return nad({"cniVersion": "0.3.1", "name": "data", **config}, resource=resource)
+
+
+def excluding(*ranges):
+    return {"type": "whereabouts", "ipRanges": [{"range": "198.18.2.0/24", "exclude": list(ranges)}]}
+
+
+HOST_LOCAL, EVERYWHERE = {"type": "host-local"}, [{"dst": "0.0.0.0/0"}]
+SBR = [{**MACVLAN, "ipam": {**LOCAL, "routes": EVERYWHERE}}, {"type": "sbr"}]
+SOUND = {
+    "a rail": macvlan("rdma/rail0"),
+    "the master's MTU": macvlan(mtu=9000),
+    "no addresses": macvlan(ipam={}),
+    "a newer version": macvlan(cniVersion="1.0.0"),
+    "ipoib": macvlan("rdma/rail0", type="ipoib", master="ib0", ipam={}),
+    "VFs": bare(VFS, type="sriov", ipam={}),
+    "host-device by name": bare(type="host-device", device="eth2", ipam={}),
+    "host-device by resource": bare(VFS, type="host-device", ipam={}),
+    "a chain": bare(plugins=[MACVLAN, {"type": "tuning"}]),
+    "an exclusion": addressed(excluding("198.18.2.0/30")),
+    "sbr keeps a default route apart": bare(plugins=SBR),
+}
+
+
+@pytest.mark.parametrize("row", SOUND)
+def test_a_sound_network_has_no_findings(row):
+    assert ids([SOUND[row]]) == []
+
+
+LATER_PLUGIN = [{"type": "tuning"}, {**MACVLAN, "master": "eth0", "ipam": {}}]
+RDMA_CHAIN = [{"type": "sriov"}, {"type": "rdma"}]
+# {row: (planted, the only finding)}
+ROWS = {
+    "no JSON": (nad("{"), "json"),
+    "a list": (nad("[]"), "json"),
+    "no name": (without("name"), "name"),
+    "no version": (without("cniVersion"), "cniVersion"),
+    "a version of the future": (macvlan(cniVersion="2.0.0"), "cniVersion"),
+    "no type": (bare(), "type"),
+    "an empty spec and no file": (nad(None), "file"),
+    "nobody serves the resource": (macvlan("rdma/rail7"), "resource-unknown"),
+    "a shared resource with host-device": (bare("rdma/rail0", type="host-device", ipam={}), "resource-host-device"),
+    "a shared resource with sriov": (bare("rdma/rail0", type="sriov", ipam={}), "resource-host-device"),
+    "sriov without a resource": (bare(type="sriov", ipam={}), "resource-missing"),
+    "no master": (without("master", ipam={}), "master-missing"),
+    "a master that is not there": (macvlan(master="eth9", ipam={}), "master-absent"),
+    "macvlan on InfiniBand": (macvlan(master="ib0", ipam={}), "macvlan-infiniband"),
+    "ipoib on Ethernet": (macvlan(type="ipoib", ipam={}), "ipoib-ethernet"),
+    "the NIC of the default route": (macvlan(master="eth0", ipam={}), "default-route"),
+    "host-device takes the default route": (bare(type="host-device", device="eth0", ipam={}), "default-route"),
+    "and by its address": (bare(type="host-device", pciBusID="0000:03:00.0", ipam={}), "default-route"),
+    "an MTU above the master's": (macvlan(mtu=9216), "mtu"),
+    "the pod network": (addressed(HOST_LOCAL, subnet="10.42.7.0/24"), "overlap-pod"),
+    "the service network": (addressed({"type": "whereabouts", "range": "10.43.0.0/20"}), "overlap-service"),
+    "a route of the host": (addressed(HOST_LOCAL, subnet="10.0.0.128/25"), "overlap-route"),
+    "an address of the host": (addressed(HOST_LOCAL, subnet="198.18.2.0/24"), "host-address"),
+    "a later plugin of a chain without a type": (bare(plugins=[MACVLAN, {"mtu": 9000}]), "type"),
+    "a later plugin that raises the MTU": (bare(plugins=[MACVLAN, {"type": "tuning", "mtu": 9216}]), "mtu"),
+    "the interface is made by a later plugin": (bare(plugins=LATER_PLUGIN), "default-route"),
+    "rdma behind sriov while the nodes run shared": (bare(VFS, plugins=RDMA_CHAIN), "netns-mode"),
+    "rdmaIsolation while the nodes run shared": (bare(VFS, type="ib-sriov", rdmaIsolation=True), "netns-mode"),
+    "a second default route": (addressed(WHEREABOUTS, routes=EVERYWHERE), "default-route-pod"),
+    "half of the address space": (addressed(LOCAL, routes=[{"dst": "128.0.0.0/1"}]), "default-route-pod"),
+    "a gateway elsewhere": (addressed(WHEREABOUTS, gateway="198.18.3.1"), "outside"),
+    "a gateway of host-local elsewhere": (addressed(LOCAL, gateway="198.18.3.1"), "outside"),
+    "an exclusion elsewhere": (addressed(WHEREABOUTS, exclude=["198.18.3.0/30", "198.18.2.101"]), "outside"),
+    "all of it excluded": (addressed(WHEREABOUTS, exclude=["198.18.2.64/26", "198.18.2.128/25"]), "blocks"),
+    "fewer addresses than pods": (addressed(LOCAL, rangeEnd="198.18.2.107"), "block-size"),
+}
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_a_planted_fault_is_the_only_finding(row):
+    planted, identity = ROWS[row]
+    assert ids([planted]) == [f"nad:{identity}"]
+
+
+SUBNET = {"subnet": "198.51.100.0/24", "perNodeBlockSize": 16}
+PREFIXES = {"cidr": "198.51.100.0/24", "perNodeNetworkPrefix": 26}
+
+
+def pooled(spec=None, kind="IPPool", name="pool", **ipam):
+    pool = {"kind": kind, "apiVersion": "nv-ipam.nvidia.com/v1alpha1", "metadata": {"name": "pool"}, "spec": spec}
+    return [addressed({"type": "nv-ipam", "poolName": name}, **ipam), pool]
+
+
+def subnet(**changes):
+    return pooled({**SUBNET, **changes})
+
+
+def taken(first, last):
+    return subnet(exclusions=[{"startIP": f"198.51.100.{first}", "endIP": f"198.51.100.{last}"}])
+
+
+def both(ipam, other):
+    return [nad({**MACVLAN, "name": "a", "ipam": ipam}, "a"), nad({**MACVLAN, "name": "b", "ipam": other}, "b")]
+
+
+BOOK = {"type": "whereabouts", "range": "198.51.101.0/24", "network_name": "x"}
+SLICED = {"type": "whereabouts", "range": "198.51.100.0/24", "node_slice_size": "/26"}
+
+
+@pytest.mark.parametrize(("objects", "count", "found"), [
+    (subnet(), 15, None), (subnet(), 16, "blocks"),
+    (subnet(nodeSelector={"nodeSelectorTerms": []}), 16, None),
+    (subnet(gateway="198.51.101.1"), 1, "outside"),
+    (subnet(gateway="198.51.100.1", defaultGateway=True), 1, "default-route-pod"),
+    (subnet(perNodeBlockSize=4), 1, "block-size"),
+    (subnet(subnet="10.42.0.0/24"), 2, "overlap-pod"),
+    (taken(1, 2), 1, None), (taken(1, 16), 1, "blocks"), (taken(1, 13), 2, "blocks"),
+    (taken(17, 32), 1, None), (taken(17, 32), 2, "blocks"),
+    (pooled(PREFIXES, "CIDRPool", poolType="cidrpool"), 4, None),
+    (pooled(PREFIXES, "CIDRPool", poolType="cidrpool"), 5, "blocks"),
+    ([addressed(SLICED)], 4, None), ([addressed(SLICED)], 5, "blocks"),
+    (pooled(SUBNET, name="other"), 1, "pool-missing"), (pooled(SUBNET, name="pool,other"), 1, "pool-missing"),
+    ([macvlan()], 2, "host-local-nodes"), ([addressed(WHEREABOUTS)], 2, None),
+    # Networks that share a record of addresses must share the range, and a subnet only with its record.
+    (both(BOOK, {**BOOK, "range": "198.51.100.0/24"}), 1, "same-name"),
+    (both(BOOK, {**BOOK, "range": "198.51.100.0/24", "network_name": "y"}), 1, None),
+    (both(BOOK, BOOK), 1, None), (both(WHEREABOUTS, WHEREABOUTS), 1, None),
+    (both(LOCAL, LOCAL), 1, "overlap-nad"), ([macvlan(), nad(MACVLAN, namespace="train")], 1, None),
+])  # fmt: skip
+def test_what_pools_and_other_networks_leave_for_a_node(objects, count, found):
+    assert ids(objects, count) == ([f"nad:{found}"] if found else [])
+
+
+ODD = [None, 0, "x", [], ["x"], {}, {"x": None}, [["x"]], [{"x": []}], 1.5, True]
+PLACES = ("ipam", "plugins", "master", "device", "pciBusID", "mtu", "type", "name", "rdmaIsolation")
+IN_IPAM = ("range", "ranges", "ipRanges", "exclude", "gateway", "routes", "subnet", "addresses")
+IN_IPAM += ("poolName", "node_slice_size")
+
+
+@pytest.mark.parametrize("kind", ["host-local", "whereabouts", "nv-ipam", "static"])
+def test_no_value_however_odd_breaks_the_linter(kind):
+    for value in ODD:
+        configs = [{**MACVLAN, key: value} for key in PLACES] + [
+            {**MACVLAN, "ipam": {"type": kind, "subnet": "198.18.2.0/24", key: value}} for key in IN_IPAM
+        ]
+        for config in configs:
+            lint(from_objects([nad(config), nad(config, "other")]), nodes(2), CLUSTER)
+
+
+@pytest.mark.parametrize(
+    ("ipam", "pods", "enough"),
+    [
+        # What host-local of the CNI plugins v1.9.1 was seen to hand out of these, before it said that none is left.
+        ({"subnet": "10.9.0.0/28"}, 13, True),
+        ({"subnet": "10.9.0.0/28"}, 14, False),
+        ({"subnet": "10.9.0.0/28", "gateway": "10.9.0.14", "rangeEnd": "10.9.0.8"}, 8, True),
+        ({"subnet": "10.9.0.0/28", "rangeStart": "10.9.0.1", "rangeEnd": "10.9.0.8"}, 8, False),
+        ({"subnet": "10.9.0.0/28", "rangeStart": "10.9.0.2", "rangeEnd": "10.9.0.9"}, 8, True),
+    ],
+)
+def test_addresses_are_counted_as_host_local_hands_them_out(ipam, pods, enough):
+    found = ids([nad({**MACVLAN, "ipam": {"type": "host-local", **ipam}})], pods_per_node=pods)
+    assert found == ([] if enough else ["nad:block-size"])
+
+
+def test_files_of_the_nodes_are_read_for_an_empty_spec():
+    def block(first):
+        ipam = {**LOCAL, "rangeStart": f"198.18.2.{first}", "rangeEnd": f"198.18.2.{first + 49}"}
+        return {"data": json.dumps({**MACVLAN, "ipam": ipam})}
+
+    assert ids([nad(None)], count=2, files={"node1": block(50), "node2": block(100)}) == []
+    assert ids([nad(None)], count=2, files={"node1": block(50), "node2": block(50)}) == ["nad:block-clash"]
+
+
+def test_what_is_unknown_is_not_a_finding():
+    assert ids([macvlan("rdma/rail7")], shared_resources=None) == []
+    assert ids([macvlan(master="eth0", ipam={})], forbidden_masters_allowed=["eth0"]) == []
+    assert lint(from_objects([macvlan()]), [], {}) == []

@@ -1,27 +1,28 @@
-"""Decide, act, read back: one loop for all modules."""
+"""Decide, act, read back: one loop for all modules; unit files with their reload; an unforeseen error."""
 
 from __future__ import annotations
 
 import errno
+import json
 import os
+import subprocess
+import sys
+import types
 from unittest import mock
 
 import pytest
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core import text
+from ansible.errors import AnsibleActionFail
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core import units as core_units
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import (
     Change,
     Plan,
     Refused,
-    diff,
     failure,
     finish,
-    kernel_out_of_reach,
     result,
     settle,
 )
-from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host
-
-SSH = "Failed to connect to the host via ssh"
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core import guard as action_guard
 
 
 class Node:
@@ -72,16 +73,6 @@ def test_a_value_that_is_not_kept_is_an_error_with_four_facts():
     assert [change.object for change in caught.value.done] == ["a", "mtu"]
 
 
-def test_what_comes_to_light_by_acting_is_done_too():
-    node = Node(driver="absent")
-
-    def plan(facts):
-        return planner(driver="loaded", **({"ipoib": "loaded"} if facts["driver"] == "loaded" else {}))(facts)
-
-    _plan, done = settle(node.read, plan, node.apply, False)
-    assert [change.object for change in done] == ["driver", "ipoib"]
-
-
 def test_problems_stop_before_anything_is_changed():
     node = Node(a="0")
 
@@ -118,28 +109,6 @@ def test_an_effect_that_is_given_up_ends_the_loop():
     assert (done, rounds) == ([], [1])
 
 
-def test_images_that_a_write_made_stale_are_remembered_after_it():
-    node = Node(a="0")
-
-    def plan(facts):
-        made = planner(a="1")(facts)
-        made.stale_images = ["/boot/initrd"] if made.changes else []
-        return made
-
-    made, _done = settle(node.read, plan, node.apply, False)
-    assert made.stale_images == ["/boot/initrd"]
-
-
-def test_changed_changes_and_diff_come_from_one_list():
-    changes = [Change("/etc/x", "write", "", "a\n"), Change("RDMA netns mode", "set", "exclusive", "shared")]
-    returned = result(Plan(), changes)
-    assert returned["changed"] is True
-    assert [change["object"] for change in returned["changes"]] == ["/etc/x", "RDMA netns mode"]
-    assert returned["diff"] == diff(changes)
-    assert returned["diff"][1]["before"] == "exclusive\n"
-    assert result(Plan(), [])["changed"] is False
-
-
 def test_what_was_not_done_not_seen_or_is_worth_knowing_is_a_warning_with_the_nodes_name():
     plan = Plan(not_applied=["one"], not_verified=["two"], notes=["three"], reboot_reasons=["a reboot"])
     module, quiet = mock.Mock(), mock.Mock()
@@ -151,22 +120,188 @@ def test_what_was_not_done_not_seen_or_is_worth_knowing_is_a_warning_with_the_no
     quiet.warn.assert_not_called()
 
 
+UNIT = Change("/etc/systemd/system/a.service", "write", "", "[Unit]\n")
+OLD = Change("/etc/systemd/system/b.service", "write", "before\n", "after\n")
+GONE = Change("/etc/systemd/system/c.service", "remove", "gone\n", "")
+LINK = Change("/etc/systemd/system/multi-user.target.wants/a.service", "link", "", "../a.service")
+CONFIG = Change("/etc/a/config.json", "write", "", "{}\n")
+UNLINK = Change("/etc/systemd/system/multi-user.target.wants/c.service", "unlink", "../c.service", "")
+
+
+@pytest.fixture
+def units(tmp_path):
+    directory = tmp_path / "etc/systemd/system"
+    (directory / "multi-user.target.wants").mkdir(parents=True)
+    (directory / "b.service").write_text("before\n")
+    (directory / "c.service").write_text("gone\n")
+    (directory / "multi-user.target.wants/c.service").symlink_to("../c.service")
+    return directory
+
+
+def state(directory) -> dict:
+    return {
+        str(path.relative_to(directory)): os.readlink(path) if path.is_symlink() else path.read_text()
+        for path in directory.rglob("*.service")
+    }
+
+
+def no_run(_argv):
+    raise AssertionError("below another root the service manager of this machine is left alone")
+
+
+def answers(ran, code=0):
+    def run(argv):
+        ran.append(argv)
+        return code, "", "Failed to connect to bus" if code else ""
+
+    return run
+
+
+def test_a_failure_half_way_puts_everything_back(tmp_path, units):
+    before = state(units)
+    impossible = Change("/etc/systemd/system/none/x.service", "remove", "x", "")
+    with pytest.raises(Refused) as raised:
+        list(core_units.apply_units(str(tmp_path), [UNIT, OLD, GONE, LINK, UNLINK, impossible], no_run))
+    assert raised.value.findings[0].object == impossible.object
+    assert state(units) == before
+
+
+def test_a_reload_that_fails_puts_units_back_so_that_the_next_run_does_both(tmp_path, units):
+    """What systemd does not read stays and is reported as done."""
+    before, ran = state(units), []
+    (units / "b.service").chmod(0o600)
+    with pytest.raises(Refused, match="Failed to connect to bus") as raised:
+        core_units.apply_units(str(tmp_path), [CONFIG, UNIT, OLD, GONE], answers(ran, 1), live=True)
+    assert (ran, raised.value.done) == ([["systemctl", "daemon-reload"]], [CONFIG])
+    assert (tmp_path / "etc/a/config.json").read_text() == "{}\n"
+    assert state(units) == before
+    assert (units / "b.service").stat().st_mode & 0o777 == 0o600
+
+
 @pytest.mark.parametrize(
-    ("container", "root", "words"),
-    [(None, "/", None), ("docker", "/", "docker"), (None, "/mnt/node", "/mnt/node"), (None, "//", None)],
+    ("changes", "starting", "reloads"), [([], False, 0), ([CONFIG], False, 0), ([UNIT], False, 1), ([], True, 1)]
 )
-def test_when_the_kernel_is_unavailable(container, root, words):
-    reason = kernel_out_of_reach({"node": {"container": container}}, root)
-    assert (reason is None) if words is None else (words in reason)
+def test_systemd_reads_its_files_when_one_changed_and_before_every_start(tmp_path, changes, starting, reloads):
+    """A run that was killed between a file and its reload has left nothing else to tell it by."""
+    ran = []
+    core_units.apply_units(str(tmp_path), changes, answers(ran), starting=starting, live=True)
+    assert ran == [["systemctl", "daemon-reload"]] * reloads
+
+
+def test_a_change_that_fails_puts_the_units_back_and_says_which_it_was(tmp_path, units):
+    before = state(units)
+
+    def act(change):
+        if change == CONFIG:
+            raise OSError(28, "No space left on device")
+        core_units.apply_file(str(tmp_path), change)
+
+    with pytest.raises(Refused) as raised:
+        core_units.apply_units(str(tmp_path), [OLD, UNLINK, CONFIG], answers([]), act, live=True)
+    assert [found.object for found in raised.value.findings] == [CONFIG.object]
+    assert (raised.value.done, state(units)) == ([], before)
+
+
+MODULE = r"""
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Plan, converge
+
+module = AnsibleModule(
+    argument_spec={"at": {"type": "str"}, "token": {"type": "str", "no_log": True}}, supports_check_mode=True
+)
+node = []
+
+
+def fail(place):
+    if place == module.params["at"]:
+        raise RuntimeError("cannot use \udcff " + module.params["token"])
+
+
+def plan(seen):
+    fail("plan")
+    decided = Plan()
+    for name in {"file /a", "file /b"}.difference(node):
+        decided.change(name, "write", "", "x")
+    return decided
+
+
+def apply(changes):
+    for number, change in enumerate(sorted(changes)):
+        fail(f"apply {number}")
+        node.append(change.object)
+        yield change
+
+
+def more(decided, changes):
+    fail("more")
+    return {}
+
+
+converge(module, dict, plan, apply, more)
+"""
+
+
+def call(program, arguments, **environment):
+    return subprocess.run(
+        [sys.executable, program],
+        input=json.dumps({"ANSIBLE_MODULE_ARGS": arguments}),
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PYTHONPATH": ":".join(sys.path), "PATH": os.environ["PATH"], **environment},
+    )
 
 
 @pytest.mark.parametrize(
-    ("message", "reason"),
+    ("place", "check", "changed", "changes"),
     [
-        *((f"{SSH}: ", SSH), (f"{SSH}:\n", SSH), (f"{SSH}: Connection refused\r\n", f"{SSH}: Connection refused")),
-        *(("", "no reason given"), (None, "no reason given")),
+        ("plan", False, False, []),
+        ("apply 0", False, True, []),
+        ("apply 1", False, True, ["file /a"]),
+        ("more", False, True, ["file /a", "file /b"]),
+        ("more", True, False, []),
     ],
 )
-def test_the_reason_of_an_unreachable_node_does_not_end_in_a_colon(message, reason):
-    assert text.reason(message) == reason
-    assert host.unreachable(message).seen == f"unreachable: {reason}"
+def test_a_module_tells_what_had_changed_before_an_unforeseen_error(tmp_path, place, check, changed, changes):
+    program = tmp_path / "changes.py"
+    program.write_text(MODULE)
+    asked = {"at": place, "token": "s3cr3t-t0k3n", "_ansible_check_mode": check, "_ansible_module_name": "changes"}
+    for traceback in ([], ["error"]):
+        done = call(program, {**asked, "_ansible_tracebacks_for": traceback})
+        result = json.loads(done.stdout)
+        (finding,) = result["findings"]
+        assert (result["failed"], result["changed"]) == (True, changed)
+        assert [change["object"] for change in result["changes"]] == changes
+        assert finding["object"] == "module changes"
+        assert "RuntimeError: cannot use" in finding["seen"]
+        assert ("in fail" in result.get("exception", "")) is bool(traceback)
+        assert "s3cr3t-t0k3n" not in done.stdout + done.stderr
+
+
+def test_an_action_plugin_ends_so_too():
+    def run(*_given):
+        raise KeyError("host")
+
+    action = types.SimpleNamespace(_task=types.SimpleNamespace(action="gpufabric.rdma.show", check_mode=False))
+    with pytest.raises(AnsibleActionFail) as failed:
+        action_guard.guarded(run)(action, None, {})
+    result = failed.value.result
+    assert (result["changed"], result["findings"][0]["object"]) == (False, "action show")
+    assert isinstance(failed.value.__cause__, KeyError)
+
+
+@pytest.mark.parametrize(
+    ("names", "refused"),
+    [
+        (["rdma", "ansible_distribution", "facter_role", "local", "clusters"], []),
+        (["rdma", "report_file", "k3s_token", "__discovery_given", "cluster", "capture_dir", "policy_dest"], None),
+        (["driver_package"], None),
+    ],
+)
+def test_no_variable_comes_from_a_nodes_facts(names, refused):
+    wanted = [name for name in names if name != "rdma"] if refused is None else refused
+    run = action_guard.guarded(lambda *_given: {"ran": True})
+    task = types.SimpleNamespace(action="gpufabric.rdma.show", check_mode=True)
+    result = run(types.SimpleNamespace(_task=task), None, {"ansible_facts": dict.fromkeys(names, "/etc/passwd")})
+    assert [row["object"] for row in result.get("findings", [])] == [f"variable {name}" for name in sorted(wanted)]
+    assert result.get("ran", False) is not bool(wanted)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import pathlib
 import signal
 import stat
-import tempfile
 
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core import files
@@ -68,15 +68,12 @@ def test_two_roles_share_one_file_line_by_line(content, directive, line, expecte
     assert files.with_directive(text, directive, line) == text
 
 
-# --- the one write ----------------------------------------------------------------------------------------------------
-
 OTHER_USER = 65534
 STEPS = ("open", "mkdir", "fchmod", "fsync", "replace", "close", "symlink", "unlink")
 
 
 @pytest.fixture
 def umask():
-    """Set the umask for one test."""
     before = os.umask(0)
     yield os.umask
     os.umask(before)
@@ -170,58 +167,34 @@ def test_a_program_never_finds_what_a_killed_one_has_built(tmp_path):
 
 
 def test_the_file_and_then_its_folder_are_on_the_disk(tmp_path, monkeypatch):
-    order = []
-    real_sync, real_replace = os.fsync, os.replace
+    order, real_sync, real_replace = [], os.fsync, os.replace
 
     def fsync(handle):
         order.append("folder" if stat.S_ISDIR(os.fstat(handle).st_mode) else "file")
         real_sync(handle)
 
-    def replace(*args, **options):
-        order.append("rename")
-        real_replace(*args, **options)
-
     monkeypatch.setattr(os, "fsync", fsync)
-    monkeypatch.setattr(os, "replace", replace)
+    monkeypatch.setattr(os, "replace", lambda *args, **more: (order.append("rename"), real_replace(*args, **more)))
     files.write(str(tmp_path / "file"), "text")
     assert order == ["file", "rename", "folder"]
 
 
 @pytest.mark.parametrize("mask", [0, 0o022, 0o777])
-@pytest.mark.parametrize("mode", [0o600, 0o755])
-def test_a_file_is_born_closed_and_has_its_mode_before_it_has_content(tmp_path, umask, monkeypatch, mask, mode):
+@pytest.mark.parametrize(("mode", "folder"), [(0o600, 0o700), (0o755, 0o755)])
+def test_a_file_is_born_closed_and_has_its_mode_before_it_has_content(tmp_path, umask, monkeypatch, mask, mode, folder):
     """Whatever the umask; a folder for a secret is made closed, one for what all may read can be entered by all."""
     umask(mask)
     born, made, real_mkdir, real_fchmod = [], [], os.mkdir, os.fchmod
-
-    def fchmod(handle, mode):
-        born.append(stat.S_IMODE(os.fstat(handle).st_mode))
-        real_fchmod(handle, mode)
-
-    def mkdir(name, mode=0o777, **options):
-        made.append(mode)
-        real_mkdir(name, mode, **options)
-
-    monkeypatch.setattr(os, "fchmod", fchmod)
-    monkeypatch.setattr(os, "mkdir", mkdir)
+    monkeypatch.setattr(
+        os, "fchmod", lambda handle, to: (born.append(os.fstat(handle).st_mode), real_fchmod(handle, to))
+    )
+    monkeypatch.setattr(os, "mkdir", lambda name, to=0o777, **more: (made.append(to), real_mkdir(name, to, **more)))
     with files.replacing(str(tmp_path / "token"), mode) as stream:
         found = os.fstat(stream.fileno())
         assert (stat.S_IMODE(found.st_mode), found.st_size) == (mode, 0)
-        stream.write(b"secret")
-    assert stat.S_IMODE((tmp_path / "token").stat().st_mode) == mode
-    assert born == [0o600 & ~mask]
+    assert (stat.S_IMODE((tmp_path / "token").stat().st_mode), stat.S_IMODE(born[0])) == (mode, 0o600 & ~mask)
     files.write(str(tmp_path / "a/b/file"), "x", mode)
-    last = 0o700 if mode == 0o600 else 0o755
-    assert made == [0o755, last]
-    if mask < 0o77:
-        assert [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("a", "a/b")] == [0o755, last]
-
-
-def test_bytes_and_text_are_written_as_they_are(tmp_path):
-    files.write(str(tmp_path / "bytes"), b"\xff\x00\r\n")
-    files.write(str(tmp_path / "text"), "ü\r\n")
-    assert (tmp_path / "bytes").read_bytes() == b"\xff\x00\r\n"
-    assert (tmp_path / "text").read_bytes() == b"\xc3\xbc\r\n"
+    assert made == [0o755, folder]
 
 
 @pytest.mark.parametrize("failing", ["fchmod", "fsync", "replace", "the caller"])
@@ -252,17 +225,16 @@ def test_an_error_names_the_whole_path(tmp_path):
     assert raised.value.filename == str(tmp_path / "file/below")
 
 
-@pytest.mark.parametrize(
-    "act",
-    [
-        lambda path: files.write(path, "new"),
-        lambda path: files.set_mode(path, 0o600),
-        lambda path: files.link(path, "elsewhere"),
-        files.remove,
-        lambda path: files.rename(path, f"{path}.aside"),
-    ],
-    ids=["write", "mode", "link", "remove", "rename"],
-)
+ACTS = {
+    "write": lambda path: files.write(path, "new"),
+    "mode": lambda path: files.set_mode(path, 0o600),
+    "link": lambda path: files.link(path, "elsewhere"),
+    "remove": files.remove,
+    "rename": lambda path: files.rename(path, f"{path}.aside"),
+}
+
+
+@pytest.mark.parametrize("act", ACTS)
 @pytest.mark.parametrize("dangling", [False, True])
 def test_what_a_link_at_the_path_leads_to_is_never_touched(tmp_path, act, dangling):
     victim, path = tmp_path / "victim", tmp_path / "folder/file"
@@ -271,24 +243,12 @@ def test_what_a_link_at_the_path_leads_to_is_never_touched(tmp_path, act, dangli
         victim.write_text("victim")
         victim.chmod(0o640)
     path.symlink_to(victim)
-    try:
-        act(str(path))
-    except FileNotFoundError:
-        assert dangling
-    if dangling:
-        assert not victim.exists()
-    else:
-        assert (victim.read_text(), stat.S_IMODE(victim.stat().st_mode)) == ("victim", 0o640)
+    with contextlib.suppress(*[FileNotFoundError] * dangling):
+        ACTS[act](str(path))
+    found = (victim.read_text(), stat.S_IMODE(victim.stat().st_mode)) if victim.exists() else None
+    assert found == (None if dangling else ("victim", 0o640))
     if path.exists() and not path.is_symlink():
         assert (path.read_text(), stat.S_IMODE(path.stat().st_mode)) in (("new", 0o644), ("victim", 0o600))
-
-
-def test_a_mode_alone_leaves_the_time_of_the_content(tmp_path):
-    path = tmp_path / "file"
-    path.write_text("text")
-    os.utime(path, (1, 1))
-    files.set_mode(str(path), 0o600)
-    assert (path.stat().st_mtime, stat.S_IMODE(path.stat().st_mode)) == (1, 0o600)
 
 
 @pytest.mark.parametrize("target", ["{base}/disk/real", "../base/disk/real", "./disk//../disk/real/", "linked"])
@@ -316,52 +276,6 @@ def test_a_folder_above_that_another_user_linked_is_refused(tmp_path, root_only,
         getattr(files, act)(str(tmp_path / "home/file"), *arguments)
     assert (raised.value.errno, raised.value.filename) == (errno.ELOOP, str(tmp_path / "home/file"))
     assert ((tmp_path / "etc/file").read_text(), os.listdir(tmp_path / "etc")) == ("old", ["file"])
-
-
-def test_a_folder_that_may_be_passed_but_not_listed_is_enough(root_only):
-    with tempfile.TemporaryDirectory() as passed:
-        os.chmod(passed, 0o711)
-        inner = pathlib.Path(passed, "inner")
-        inner.mkdir()
-        os.chown(inner, OTHER_USER, OTHER_USER)
-        child = os.fork()
-        if child == 0:
-            os.setuid(OTHER_USER)
-            files.write(str(inner / "file"), "text")
-            os._exit(0)
-        assert os.waitpid(child, 0)[1] == 0
-        assert (inner / "file").read_text() == "text"
-
-
-def test_a_relative_path_is_one_of_the_working_directory(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    files.write("report/file", "text")
-    files.write("file", "text")
-    assert (pathlib.Path("report/file").read_text(), pathlib.Path("file").read_text()) == ("text", "text")
-
-
-def test_folders_and_files_move_whole(tmp_path):
-    (tmp_path / "new").mkdir()
-    (tmp_path / "new/file").write_text("text")
-    files.rename(str(tmp_path / "new"), str(tmp_path / "deep/place"))
-    assert (tmp_path / "deep/place/file").read_text() == "text"
-    (tmp_path / "old").write_text("old")
-    files.rename(str(tmp_path / "deep/place/file"), str(tmp_path / "old"))
-    assert (tmp_path / "old").read_text() == "text"
-
-
-def test_a_restorer_brings_back_what_was(tmp_path):
-    names = [tmp_path / name for name in ("file", "link", "none")]
-    names[0].write_bytes(b"\xff")
-    names[0].chmod(0o640)
-    names[1].symlink_to("/dev/null")
-    restorers = [files.restorer(str(path)) for path in names]
-    for path, restore in zip(names, restorers):
-        files.write(str(path), "other")
-        restore()
-    restorers[2]()
-    assert (names[0].read_bytes(), stat.S_IMODE(names[0].stat().st_mode)) == (b"\xff", 0o640)
-    assert (os.readlink(names[1]), os.path.lexists(names[2])) == ("/dev/null", False)
 
 
 def test_a_folder_is_removed_without_its_links_targets_and_not_through_a_link(tmp_path):

@@ -1,4 +1,4 @@
-"""The device plugin on a node: other plugins found, files, wheels that fit, sockets that answer."""
+"""The device plugin on a node: rivals, files, wheels, sockets; its configuration; nodes that serve over DRA."""
 
 from __future__ import annotations
 
@@ -6,11 +6,20 @@ import hashlib
 import json
 import pathlib
 import socket
+import subprocess
+import sys
 import time
 
 import pytest
 import yaml
-from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import ask, migration, node, wheels
+from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import (
+    ask,
+    config,
+    dra,
+    migration,
+    node,
+    wheels,
+)
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import plan as planner
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin.plan import CONFIG, ENABLED, SERVICE, UNIT
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._bundle import device_plugin as code
@@ -19,18 +28,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[5]
 LOCKED = yaml.safe_load((ROOT / "lock/artifacts.yml").read_text())["wheels"]
 NAMES = [f"rail{number}" for number in range(8)]
 # What a run wants of the device plugin on a node, as its plan takes it; tests override single keys.
-WANTED = {
-    "present": True,
-    "code": "c1",
-    "stamp": "python 3.11\ngrpcio==1\n",
-    "config": "{}\n",
-    "unit": "[Unit]\n",
-    "names": ["a"],
-    "wheels_missing": [],
-    "from_index": False,
-    "migrate_allowed": None,
-    "kubeconfig": None,
-}
+WANTED = {"present": True, "code": "c1", "stamp": "python 3.11\ngrpcio==1\n", "config": "{}\n", "unit": "[Unit]\n"}
+WANTED |= {"names": ["a"], "wheels_missing": [], "from_index": False, "migrate_allowed": None, "kubeconfig": None}
 
 
 def process(root, pid, program, *arguments, cgroup="0::/user.slice\n", config_text=None):
@@ -48,12 +47,15 @@ LISTED = '{"CONFIGLIST": [{"ResourceName": "a"}, {"resourceName": "b"}]}'
 POD = "0::/kubepods.slice/kubepods-burstable.slice/cri-containerd-1.scope\n"
 
 
+PYTHON, SITE = "/usr/bin/python3.11", "0::/system.slice/x.service\n"
+
+
 def test_plugins_are_seen_with_the_resources_of_the_config_they_were_started_with(tmp_path):
     process(tmp_path, 10, PLUGIN, PLUGIN, cgroup=POD, config_text=LISTED)
-    process(tmp_path, 11, "/usr/bin/python3.11", "/opt/p/bin/python3", "-I", PLUGIN, cgroup=POD, config_text=LISTED)
-    process(tmp_path, 12, PLUGIN, PLUGIN, "--config-file", "/etc/other.json", cgroup="0::/system.slice/x.service\n")
-    process(tmp_path, 13, "/usr/bin/python3.11", "python3", "-I", "-B", planner.CODE, cgroup=f"0::/{planner.SERVICE}\n")
-    process(tmp_path, 14, "/usr/bin/python3.11", "python3", "-I", PLUGIN, "check-config", "/c.json")
+    process(tmp_path, 11, PYTHON, "/opt/p/bin/python3", "-I", PLUGIN, cgroup=POD, config_text=LISTED)
+    process(tmp_path, 12, PLUGIN, PLUGIN, "--config-file", "/etc/other.json", cgroup=SITE)
+    process(tmp_path, 13, PYTHON, "python3", "-I", "-B", planner.CODE, cgroup=f"0::/{planner.SERVICE}\n")
+    process(tmp_path, 14, PYTHON, "python3", "-I", PLUGIN, "check-config", "/c.json")
     process(tmp_path, 15, "/usr/bin/vim", "vim", PLUGIN)
     process(tmp_path, 16, "/usr/bin/k3s", "k3s")
     found = {rival["pid"]: rival for rival in node.read(str(tmp_path))["rivals"]}
@@ -61,25 +63,6 @@ def test_plugins_are_seen_with_the_resources_of_the_config_they_were_started_wit
     ab = ["a", "b"]
     assert known == {10: (planner.GO, True, ab), 11: (planner.OURS, True, ab), 12: (planner.GO, False, None)}
     assert "/etc/other.json" in found[12]["config"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "path"),
-    [
-        ([], node.UPSTREAM_CONFIG),
-        (["-config-file", "/a"], "/a"),
-        (["--config-file=/b", "-use-cdi"], "/b"),
-        (["-use-cdi", "-config-file"], node.UPSTREAM_CONFIG),
-    ],
-)
-def test_the_config_of_another_plugin_is_found_as_go_reads_flags(arguments, path):
-    assert node._config_path([PLUGIN, *arguments]) == path
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{", '{"configList": 5}', '{"configList": [5]}', '{"configList": [{}]}'])
-def test_a_config_that_cannot_be_read_names_no_resources(tmp_path, text):
-    process(tmp_path, 10, PLUGIN, PLUGIN, config_text=text)
-    assert node.read(str(tmp_path))["rivals"][0]["names"] is None
 
 
 def installer(root, staged, wanted):
@@ -125,9 +108,6 @@ def test_code_that_was_truncated_on_the_way_is_not_installed(folders):
     assert node.read(str(root))["code"] is None
 
 
-# --- sockets that answer ----------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def root(tmp_path):
     for path in (CONFIG, ENABLED):
@@ -157,16 +137,6 @@ def test_eight_silent_sockets_take_no_longer_than_one(tmp_path, monkeypatch):
 DRA = "rdma.gpufabric.io-reg"
 
 
-@pytest.mark.parametrize("name", ["rail0", DRA])
-def test_a_driver_that_refuses_the_call_lives(tmp_path, monkeypatch, name):
-    monkeypatch.chdir(tmp_path)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-        listener.bind(f"{name}.sock")
-        monkeypatch.setattr(ask, "ask", lambda path: "it answers, and refuses the call GetDevicePluginOptions")
-        (why,) = ask.ask_all({name: SERVICE}, ["."])[name]["sockets"].values()
-    assert bool(why) is (name == "rail0")
-
-
 @pytest.mark.parametrize(
     ("mode", "wanted"),
     [("", ["a", "b"]), (" -mode device-plugin", ["a", "b"]), (" -mode both", ["a", DRA]), (" -mode dra", [DRA])],
@@ -183,9 +153,6 @@ def test_what_is_served_over_dra_is_asked_for_at_the_drivers_socket(root, mode, 
     assert node.served(str(root)) == {}
 
 
-# --- wheels, and DaemonSets of another plugin ------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("python", ["3.9", "3.12", "3.14"])
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 def test_each_node_gets_one_wheel_of_each_package(python, machine):
@@ -193,11 +160,6 @@ def test_each_node_gets_one_wheel_of_each_package(python, machine):
     assert sorted(wheel["name"] for wheel in found.values()) == sorted(wheel["name"] for wheel in LOCKED)
     assert wheels.without(LOCKED, python, machine) == []
     assert all(machine in file or file.endswith("-any.whl") for file in found)
-
-
-def test_a_python_without_a_compiled_wheel_is_reported():
-    assert wheels.without(LOCKED, "3.8", "x86_64") == ["grpcio", "pyyaml"]
-    assert wheels.without(LOCKED, "3.11", "riscv64") == ["grpcio", "protobuf", "pyyaml"]
 
 
 def test_pip_gets_every_locked_hash_and_not_itself():
@@ -230,30 +192,13 @@ def test_daemonsets_go_on_consent_and_those_of_an_operator_never(found, replaced
     assert (len(made.changes), len(made.findings), len(made.not_applied)) == outcome
 
 
-# The plan.
-
-
 STOPPED = {"state": "inactive (dead)", "active": False, "main_pid": 0, "stale": False, "status": ""}
-NOTHING = {
-    **dict.fromkeys(("code", "config", "unit", "kubeconfig", "token")),
-    **dict.fromkeys(("enabled", "home"), False),
-    "stamp": "",
-    "clusters": {},
-    "service": STOPPED,
-    "rivals": [],
-    "python": "3.11",
-    "machine": "x86_64",
-    "ensurepip": True,
-}
-SERVED = {
-    **NOTHING,
-    **dict.fromkeys(("enabled", "home"), True),
-    "code": "c1",
-    "stamp": WANTED["stamp"],
-    "config": {"content": "{}\n", "mode": "0644"},
-    "unit": {"content": "[Unit]\n", "mode": "0644"},
-    "service": {**STOPPED, "state": "active (running)", "active": True, "main_pid": 7},
-}
+NOTHING = dict.fromkeys(("code", "config", "unit", "kubeconfig", "token"))
+NOTHING |= {"enabled": False, "home": False, "stamp": "", "clusters": {}, "service": STOPPED, "rivals": []}
+NOTHING |= {"python": "3.11", "machine": "x86_64", "ensurepip": True}
+SERVED = {**NOTHING, "enabled": True, "home": True, "code": "c1", "stamp": WANTED["stamp"]}
+SERVED |= {"config": {"content": "{}\n", "mode": "0644"}, "unit": {"content": "[Unit]\n", "mode": "0644"}}
+SERVED["service"] = {**STOPPED, "state": "active (running)", "active": True, "main_pid": 7}
 GO = {"pid": 9, "kind": planner.GO, "program": "/bin/k8s-rdma-shared-dp", "where": "in a pod", "pod": True, "unit": ""}
 GO |= {"config": "config /k8s-rdma-shared-dev-plugin/config.json in a pod", "names": ["a", "b"]}
 
@@ -265,7 +210,6 @@ def actions(state, **wanted):
 
 
 def changed(state, **wanted):
-    """What is changed, found and not done or not seen."""
     made = planner.plan(state, {**WANTED, **wanted})
     objects = [finding.object for finding in made.findings]
     return [change.object for change in made.changes], objects, made.not_applied, made.not_verified
@@ -278,29 +222,25 @@ STALE = {**SERVED, "service": {**SERVED["service"], "stale": True}}
 OF_A_UNIT = {**GO, "pod": False, "unit": "k8s-rdma-shared-dp.service", "where": "unit k8s-rdma-shared-dp.service"}
 
 
-@pytest.mark.parametrize(
-    ("state", "wanted", "done"),
-    [
-        pytest.param(
-            NOTHING, {}, [*INSTALLED, (planner.ENABLED, "link"), (planner.OBJECT, "start")], id="nothing there"
-        ),
-        pytest.param(SERVED, {}, [], id="all as wanted"),
-        pytest.param(SERVED, {"config": '{"a": 1}\n'}, [(planner.CONFIG, "write")], id="config"),
-        pytest.param(SERVED, {"unit": "[Unit]\n\n"}, [(planner.UNIT, "write"), RESTART], id="unit"),
-        pytest.param(SERVED, {"code": "c2"}, [(planner.CODE, "install"), RESTART], id="code"),
-        pytest.param(SERVED, {"stamp": "python 3.13\n"}, [(planner.VENV, "install"), RESTART], id="libraries"),
-        pytest.param(STALE, {}, [RESTART], id="interrupted before the restart"),
-        pytest.param(
-            {**SERVED, "config": {"content": "{}\n", "mode": "0600"}}, {}, [(planner.CONFIG, "mode")], id="mode"
-        ),
-        pytest.param(SERVED, {"present": False}, [*GONE, (planner.HOME, "remove")], id="absent"),
-        pytest.param(NOTHING, {"present": False}, [], id="absent and nothing there"),
-        pytest.param({**SERVED, "rivals": [GO]}, {"names": ["c"]}, [], id="another plugin with other resources"),
-        pytest.param(
-            {**NOTHING, "rivals": [GO, OF_A_UNIT]}, {"migrate_allowed": True}, [], id="nothing before the pods are gone"
-        ),
-    ],
-)
+CLOSED = {**SERVED, "config": {"content": "{}\n", "mode": "0600"}}
+RIVALS = {**NOTHING, "rivals": [GO, OF_A_UNIT]}
+DONE = {
+    "nothing there": (NOTHING, {}, [*INSTALLED, (planner.ENABLED, "link"), (planner.OBJECT, "start")]),
+    "all as wanted": (SERVED, {}, []),
+    "config": (SERVED, {"config": '{"a": 1}\n'}, [(planner.CONFIG, "write")]),
+    "unit": (SERVED, {"unit": "[Unit]\n\n"}, [(planner.UNIT, "write"), RESTART]),
+    "code": (SERVED, {"code": "c2"}, [(planner.CODE, "install"), RESTART]),
+    "libraries": (SERVED, {"stamp": "python 3.13\n"}, [(planner.VENV, "install"), RESTART]),
+    "interrupted before the restart": (STALE, {}, [RESTART]),
+    "mode": (CLOSED, {}, [(planner.CONFIG, "mode")]),
+    "absent": (SERVED, {"present": False}, [*GONE, (planner.HOME, "remove")]),
+    "absent and nothing there": (NOTHING, {"present": False}, []),
+    "another plugin with other resources": ({**SERVED, "rivals": [GO]}, {"names": ["c"]}, []),
+    "nothing before the pods are gone": (RIVALS, {"migrate_allowed": True}, []),
+}
+
+
+@pytest.mark.parametrize(("state", "wanted", "done"), DONE.values(), ids=DONE)
 def test_what_is_done(state, wanted, done):
     assert actions(state, **wanted) == done
 
@@ -347,8 +287,6 @@ def test_what_the_libraries_lack_is_reported_before_anything_changes(state, want
     assert planner.plan({**SERVED, **state}, {**WANTED, **wanted}).findings == []
 
 
-# --- over DRA ---------------------------------------------------------------------------------------------------------
-
 KUBELET = "/var/lib/rancher/k3s/agent/kubelet.kubeconfig"
 CLUSTER = {"server": "https://127.0.0.1:6444", "certificate-authority": "/ca.crt"}
 OVER_DRA = {"kubeconfig": {"source": KUBELET, "server": ""}}
@@ -376,3 +314,148 @@ def test_without_dra_kubeconfig_and_token_of_an_earlier_run_go_and_no_token_is_s
     assert actions(left) == [(planner.KUBECONFIG, "remove"), (planner.TOKEN, "remove"), RESTART]
     removed = [name for name, _action in actions(left, present=False)]
     assert removed[2:5] == [planner.UNIT, planner.KUBECONFIG, planner.TOKEN]
+
+
+RAILS = [
+    {"index": 0, "hca": "mlx5_0", "port": 1, "netdev": "ens8f0np0", "pci": "0000:18:00.0"},
+    {"index": 1, "hca": "mlx5_1", "port": 1, "netdev": None, "pci": "0000:2a:00.0"},
+    {"index": 2, "hca": "rxe0", "port": 1, "netdev": "eth1", "pci": None},
+]
+
+
+def test_each_rail_becomes_a_resource_of_63_that_sets_no_link_up():
+    made = json.loads(config.document("rails", RAILS, 300))
+    assert made["periodicUpdateInterval"] == 300
+    same = {"rdmaHcaMax": 63, "linkUp": False, "topology": "auto"}
+    assert made["configList"] == [
+        {"resourceName": "hca_shared_devices_0", "selectors": {"ifNames": ["ens8f0np0"]}, **same},
+        {"resourceName": "hca_shared_devices_1", "extraSelectors": {"pciAddresses": ["0000:2a:00.0"]}, **same},
+        {"resourceName": "hca_shared_devices_2", "selectors": {"ifNames": ["eth1"]}, "softwareDevices": True, **same},
+    ]
+
+
+def test_the_plugin_takes_what_is_made_of_rails(tmp_path):
+    (tmp_path / "plugin.pyz").write_bytes(code.archive(ROOT))
+    (tmp_path / "config.json").write_text(config.document("rails", RAILS, 300))
+    command = [sys.executable, "-I", "-B", tmp_path / "plugin.pyz", "check-config", "-strict", tmp_path / "config.json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "rdma/hca_shared_devices_0 (63), rdma/hca_shared_devices_1 (63)" in done.stdout
+
+
+def test_a_list_passes_through_as_it_is():
+    given = [{"ResourceName": "a", "whatever": [1], "linkup": False}, {"resourceName": "b"}]
+    assert json.loads(config.document(given, None, 0)) == {"periodicUpdateInterval": 0, "configList": given}
+    assert config.names(given) == ["a", "b"]
+    assert config.sets_links_up(given)
+    assert not config.sets_links_up(given[:1])
+
+
+@pytest.mark.parametrize(
+    ("given", "rails"),
+    [*((given, RAILS) for given in ("rail", [], ["a"], {"resourceName": "a"})), ("rails", None), ("rails", [])],
+)
+def test_other_input_and_no_rails_are_refused(given, rails):
+    with pytest.raises(ValueError, match="one rail or more" if given == "rails" else "a list of mappings"):
+        config.document(given, rails, 300)
+
+
+def hca(number):
+    pci = {"address": f"0000:{number}8:00.0", "vendor": "15b3", "device": "1021", "driver": "mlx5_core"}
+    return {"name": f"mlx5_{number}", "pci": pci, "netdevs": [{"name": f"eth{number}", "type": "ether"}]}
+
+
+FACTS = {
+    "hcas": [hca(number) for number in range(3)],
+    "rails": [{"index": n, "hca": f"mlx5_{n}", "netdev": f"eth{n}", "pci": f"0000:{n}8:00.0"} for n in range(3)],
+}
+SETTINGS = {"in_pods": False, "namespace": "gpufabric-rdma", "extended_resources": True}
+
+
+def entry(name, api=None, **selectors):
+    return {"resourceName": name, "rdmaHcaMax": 8, **({"api": api} if api else {}), **selectors}
+
+
+OTHER_CASE = {"resourcename": "b", "RESOURCEPREFIX": "x.io", "Api": "dra"}
+OTHER_CASE["extraselectors"] = {"rdmadevices": ["mlx5_[2]"]}
+
+
+def rails(resources, api, dra_rails=()):
+    return dra.rails(dra.served(resources, api, dra_rails, FACTS)[1], FACTS)
+
+
+@pytest.mark.parametrize(
+    ("resources", "api", "dra_rails", "wanted"),
+    [
+        ("rails", "dra", (), {number: f"rdma/hca_shared_devices_{number}" for number in range(3)}),
+        ("rails", "both", (1,), {1: "rdma/hca_shared_devices_1"}),
+        ("rails", "both", (), {}),
+        # A pool of all HCAs stands for no single rail.
+        ([entry("pool", selectors={"vendors": ["15b3"]})], "dra", (), {0: None, 1: None, 2: None}),
+        # Keys in any case, our own prefix, a shell pattern, the other entry left to the device plugin.
+        ([entry("a", selectors={"ifNames": ["eth0"]}), OTHER_CASE], "both", (), {2: "x.io/b"}),
+        # Two entries on one HCA: which of them a request for the rail means is not known.
+        ([entry("a", devices=["eth0"]), entry("b", selectors={"ifNames": ["eth0"]})], "dra", (), {0: None}),
+    ],
+)
+def test_rails_over_dra_with_the_resource_that_stands_for_each(resources, api, dra_rails, wanted):
+    assert rails(resources, api, dra_rails) == wanted
+
+
+def test_the_config_says_which_entries_are_of_dra_and_is_as_before_without():
+    assert not [item for item in config.entries("rails", FACTS["rails"]) if {"api", "rail"} & set(item)]
+    for api, chosen, wanted in (
+        ("both", [2], [(None, None), (None, None), ("dra", 2)]),
+        ("dra", [], [(None, 0), (None, 1), (None, 2)]),
+    ):
+        made = config.entries("rails", FACTS["rails"], api, chosen)
+        assert [(item.get("api"), item.get("rail")) for item in made] == wanted
+
+
+def test_software_hcas_only_where_the_entry_takes_them():
+    facts = {"hcas": [{"name": "rxe0", "pci": None, "netdevs": [{"name": "eth2", "type": "ether"}]}]}
+    chosen = {"selectors": {"ifNames": ["eth2"]}}
+    assert config.matching(chosen, facts) == []
+    assert config.matching({**chosen, "softwareDevices": True}, facts) == ["rxe0"]
+
+
+def by_kind(nodes, **settings):
+    made = dra.objects(nodes, {**SETTINGS, **settings})
+    found: dict = {}
+    for item in made:
+        found.setdefault(item["kind"], []).append(item)
+    return found
+
+
+NODES = [{"name": "b.example", "rails": {0: "rdma/x", 1: "rdma/one"}}, {"name": "a", "rails": {0: "rdma/y"}}]
+
+
+def test_classes_one_for_any_rail_and_one_for_each():
+    made = {item["metadata"]["name"]: item["spec"] for item in by_kind(NODES)["DeviceClass"]}
+    assert list(made) == ["rail.rdma.gpufabric.io", "rail-0.rdma.gpufabric.io", "rail-1.rdma.gpufabric.io"]
+    # The nodes do not agree on the name of rail 0.
+    assert [spec.get("extendedResourceName") for spec in made.values()] == [None, None, "rdma/one"]
+    (selector,) = made["rail-1.rdma.gpufabric.io"]["selectors"]
+    assert selector["cel"]["expression"].endswith("device.attributes['rdma.gpufabric.io'].rail == 1")
+    assert not [one for one in by_kind(NODES, extended_resources=False)["DeviceClass"] if len(one["spec"]) > 1]
+
+
+def test_a_service_has_an_account_of_its_node_and_a_daemonset_one_for_all():
+    made = by_kind(NODES)
+    accounts = [(item["metadata"]["namespace"], item["metadata"]["name"]) for item in made["ServiceAccount"]]
+    assert accounts == [("gpufabric-rdma", "rdma-device-plugin-a"), ("gpufabric-rdma", "rdma-device-plugin-b.example")]
+    (binding,) = made["ClusterRoleBinding"]
+    assert [(one["namespace"], one["name"]) for one in binding["subjects"]] == accounts
+    in_pods = by_kind(NODES, in_pods=True, namespace="kube-system")
+    assert [item["metadata"]["name"] for item in in_pods["ServiceAccount"]] == ["rdma-device-plugin"]
+    assert "Namespace" not in in_pods
+
+
+def test_rights_are_those_and_no_more():
+    (role,) = by_kind(NODES)["ClusterRole"]
+    assert {(rule["resources"][0], *rule["verbs"]) for rule in role["rules"]} == {
+        ("resourceslices", "get", "list", "watch", "create", "update", "patch", "delete"),
+        ("resourceclaims", "get"),
+        ("nodes", "get"),
+    }
+    assert dra.objects([], SETTINGS) == []

@@ -1,13 +1,21 @@
-"""What is installed, removed, built and held, and in which order, for apt and for dnf."""
+"""The driver's plan: what is read of the disk, what is installed, removed, built and held, and by which commands."""
 
 from __future__ import annotations
 
 import re
 
 import pytest
-from ansible_collections.gpufabric.rdma.plugins.module_utils._driver import dkms, keys, packages, versions
+from ansible_collections.gpufabric.rdma.plugins.filter.driver import driver_repository
+from ansible_collections.gpufabric.rdma.plugins.module_utils._driver import dkms, keys, origins, packages, versions
+from ansible_collections.gpufabric.rdma.plugins.module_utils._driver import state as driver_state
 from ansible_collections.gpufabric.rdma.plugins.module_utils._driver.plan import anchors, plan, sentence
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.paths import HEADER
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
 from ansible_collections.gpufabric.rdma.plugins.modules.driver import Installer
+from ansible_collections.gpufabric.rdma.tests.tools import overlays
+from ansible_collections.gpufabric.rdma.tests.tools import tree as fixtures
 
 KERNEL, NEWER = "6.8.0-60-generic", "6.8.0-71-generic"
 BASE = "mlnx-ofed-kernel"
@@ -18,44 +26,25 @@ KEY = "AB" * 20
 
 @pytest.fixture
 def wanted():
-    return {
-        "flavor": "doca",
-        "version": "3.2.1",
-        "packages": [],
-        "sha256": {},
-        "repository": {
-            "url": "https://mirror.example.net/doca/",
-            "key": "as gpg exports it",
-            "primary": [KEY],
-            "fingerprints": [KEY],
-            "label": "DOCA-HOST*",
-            "known": "",
-        },
-    }
+    repository = {"url": "https://mirror.example.net/doca/", "key": "as gpg exports it", "label": "DOCA-HOST*"}
+    repository |= {"primary": [KEY], "fingerprints": [KEY], "known": ""}
+    return {"flavor": "doca", "version": "3.2.1", "packages": [], "sha256": {}, "repository": repository}
+
+
+def rhel(version="9.6"):
+    return {"id": "rhel", "version_id": version, "like": ["fedora"], "pretty_name": f"RHEL {version}"}
 
 
 def state(manager="apt", os=None, flavor="inbox", installed=None, **more):
     distribution = os or {"id": "ubuntu", "version_id": "24.04", "like": ["debian"], "pretty_name": "Ubuntu 24.04"}
     own = (packages.KEYS, packages.REPOSITORIES)
     files = [*(table[manager or "apt"] for table in own), packages.PINS, packages.SERVICE]
-    return {
-        "facts": {
-            "node": {"kernel": KERNEL, "architecture": "x86_64", "os": distribution, "container": None},
-            "driver": {"installed": {"flavor": flavor, "version": None}},
-        },
-        "manager": manager,
-        "packages": installed or {"dkms": "3.0.11"},
-        "held": set(),
-        "unfinished": {},
-        "files": dict.fromkeys(files),
-        "foreign_repositories": [],
-        "enabled_repositories": [("baseos", ""), ("epel", "")],
-        "origins": {},
-        "kernels": [KERNEL],
-        "headers": {KERNEL: True},
-        "builds": [],
-        **more,
-    }
+    node = {"kernel": KERNEL, "architecture": "x86_64", "os": distribution, "container": None}
+    known = {"facts": {"node": node, "driver": {"installed": {"flavor": flavor, "version": None}}}}
+    known |= {"manager": manager, "packages": installed or {"dkms": "3.0.11"}, "held": set(), "unfinished": {}}
+    known |= {"files": dict.fromkeys(files), "foreign_repositories": [], "origins": {}, "builds": []}
+    known |= {"enabled_repositories": [("baseos", ""), ("epel", "")], "kernels": [KERNEL], "headers": {KERNEL: True}}
+    return {**known, **more}
 
 
 def listed(made):
@@ -63,9 +52,8 @@ def listed(made):
 
 
 def one_problem(made):
-    assert len(made.findings) == 1, made.findings
-    assert made.changes == []
-    return made.findings[0]
+    (finding,) = made.findings
+    return finding
 
 
 def carried_out(node, wanted):
@@ -73,15 +61,13 @@ def carried_out(node, wanted):
     done = []
 
     def run(argv, environment=None, cwd=None):
-        words = [re.sub(r"/var/tmp/gpufabric-driver-\w+", "TRIAL", word) for word in argv]
-        done.append(" ".join(words))
+        done.append(" ".join(re.sub(r"/var/tmp/gpufabric-driver-\w+", "TRIAL", word) for word in argv))
         return 0, "", ""
 
     made = plan(node, wanted)
     installer = Installer(node, wanted, run, trial_build=False)
     installer._files = lambda changes: (done.append(c.object) or c for c in changes if c.object.startswith("/"))
-    applied = list(installer.apply(made.changes))
-    assert {change.object for change in applied} == {change.object for change in made.changes}
+    assert {change.object for change in installer.apply(made.changes)} == {change.object for change in made.changes}
     return done
 
 
@@ -104,21 +90,19 @@ def test_a_fresh_apt_node(wanted):
     ("version", "kernel"), [("9.6", "5.14.0-570.12.1.el9_6.x86_64"), ("10.0", "6.12.0-55.9.1.el10_0.x86_64")]
 )
 def test_the_whole_order_on_rhel(wanted, version, kernel):
-    rhel = {"id": "rhel", "version_id": version, "like": ["fedora"], "pretty_name": f"RHEL {version}"}
     old = {"mlnx-ofa_kernel": "24.10-OFED.24.10.2.1.8.1", "kmod-mlnx-ofa_kernel": "24.10", "gcc": "11", "make": "4"}
-    node = state("dnf", rhel, "mlnx_ofed", old, kernels=[kernel], headers={kernel: False})
-    trial = "dnf --setopt=reposdir=TRIAL/repos"
+    node = state("dnf", rhel(version), "mlnx_ofed", old, kernels=[kernel], headers={kernel: False})
+    trial, quiet = "dnf --setopt=reposdir=TRIAL/repos", "--setopt=install_weak_deps=False"
+    tools = f"kernel-devel-{kernel} dkms elfutils-libelf-devel"
     assert carried_out(node, {**wanted, "remove_allowed": True}) == [
-        f"{trial} install --assumeno --setopt=install_weak_deps=False kernel-devel-{kernel} dkms elfutils-libelf-devel",
-        f"{trial} install --assumeno --setopt=install_weak_deps=False doca-ofed-3.2.1*",
-        f"{trial} install --assumeyes --setopt=install_weak_deps=False doca-ofed-3.2.1* --downloadonly",
+        f"{trial} install --assumeno {quiet} {tools}",
+        f"{trial} install --assumeno {quiet} doca-ofed-3.2.1*",
+        f"{trial} install --assumeyes {quiet} doca-ofed-3.2.1* --downloadonly",
         "rpmkeys --dbpath TRIAL/rpmdb --import TRIAL/key.asc",
-        f"dnf install --assumeyes --setopt=install_weak_deps=False kernel-devel-{kernel} dkms elfutils-libelf-devel",
+        f"dnf install --assumeyes {quiet} {tools}",
         "dnf remove --assumeyes --setopt=clean_requirements_on_remove=False kmod-mlnx-ofa_kernel mlnx-ofa_kernel",
-        "/etc/pki/rpm-gpg/RPM-GPG-KEY-gpufabric-rdma-driver",
-        "/etc/yum.repos.d/gpufabric-rdma-driver.repo",
-        "/etc/systemd/system/openibd.service.d/20-gpufabric-rdma-driver.conf",
-        "dnf install --assumeyes --setopt=install_weak_deps=False doca-ofed-3.2.1*",
+        *(packages.KEYS["dnf"], packages.REPOSITORIES["dnf"], packages.SERVICE),
+        f"dnf install --assumeyes {quiet} doca-ofed-3.2.1*",
     ]
 
 
@@ -133,14 +117,9 @@ def test_the_whole_order_on_rhel(wanted, version, kernel):
     ],
 )
 def test_on_rhel_dkms_needs_epel_and_the_preflight_says_so(wanted, enabled, stops):
-    rhel = {"id": "rhel", "version_id": "9.6", "like": ["fedora"], "pretty_name": "RHEL 9.6"}
-    node = state("dnf", rhel, installed={"gcc": "11"}, enabled_repositories=enabled)
+    node = state("dnf", rhel(), installed={"gcc": "11"}, enabled_repositories=enabled)
     made = plan(node, wanted)
-    if stops:
-        assert one_problem(made).object == "package dkms"
-        assert "epel-release" in made.findings[0].next_step
-    else:
-        assert made.findings == []
+    assert [finding.object for finding in made.findings] == ["package dkms"] * stops
     node["packages"]["dkms"] = "3.2.2"
     assert plan(node, wanted).findings == []
 
@@ -153,7 +132,7 @@ NVIDIA = [
 
 def test_a_closed_nvidia_driver_is_rebuilt_on_consent_after_the_stack(wanted):
     node = state(builds=NVIDIA, nvidia={"closed": True, "stale": None})
-    asked = one_problem_of(plan(node, wanted))
+    asked = one_problem(plan(node, wanted))
     assert asked.object == "NVIDIA driver nvidia 570.86.15"
     assert "driver_nvidia_rebuild_allowed: true" in asked.next_step
     denied = plan(node, {**wanted, "nvidia_rebuild_allowed": False})
@@ -162,9 +141,8 @@ def test_a_closed_nvidia_driver_is_rebuilt_on_consent_after_the_stack(wanted):
     assert command in denied.notes[0]
     allowed = plan(node, {**wanted, "nvidia_rebuild_allowed": True})
     assert listed(allowed)[-1] == (f"DKMS module nvidia 570.86.15 for {KERNEL}", "rebuild")
-    rhel = {"id": "rhel", "version_id": "9.6", "like": ["fedora"], "pretty_name": "RHEL 9.6"}
     tools = dict.fromkeys(["dkms", "gcc", "make", "elfutils-libelf-devel"], "1")
-    node = state("dnf", rhel, installed=tools, builds=NVIDIA, nvidia={"closed": True, "stale": None})
+    node = state("dnf", rhel(), installed=tools, builds=NVIDIA, nvidia={"closed": True, "stale": None})
     done = carried_out(node, {**wanted, "nvidia_rebuild_allowed": True})
     assert done[-5] == "dnf install --assumeyes --setopt=install_weak_deps=False doca-ofed-3.2.1*"
     # It is built beside the old one before that goes.
@@ -206,25 +184,20 @@ def converged(wanted):
 def test_upgrade_and_downgrade(wanted):
     node = converged(wanted)
     assert ("package doca-ofed", "upgrade") in listed(plan(node, {**wanted, "version": "3.3.0"}))
-    finding = one_problem_of(plan(node, {**wanted, "version": "2.9.3"}))
+    finding = one_problem(plan(node, {**wanted, "version": "2.9.3"}))
     assert (finding.seen, finding.wanted) == ("3.2.1-044000, which is newer", "2.9.3")
     assert "driver_downgrade_allowed: true" in finding.next_step
-    denied = one_problem_of(plan(node, {**wanted, "version": "2.9.3", "downgrade_allowed": False}))
+    denied = one_problem(plan(node, {**wanted, "version": "2.9.3", "downgrade_allowed": False}))
     assert "driver_downgrade_allowed" not in denied.next_step
     allowed = plan(node, {**wanted, "version": "2.9.3", "downgrade_allowed": True})
     assert ("package doca-ofed", "downgrade") in listed(allowed)
 
 
-def one_problem_of(made):
-    (finding,) = made.findings
-    return finding
-
-
 def test_another_stack_goes_first_and_only_on_consent(wanted):
     node = state(flavor="mlnx_ofed", installed={"dkms": "3", f"{BASE}-dkms": "24.10", "ofed-scripts": "24.10"})
-    asked = one_problem_of(plan(node, wanted))
+    asked = one_problem(plan(node, wanted))
     assert "driver_remove_allowed: true" in asked.next_step
-    assert "driver_remove_allowed" not in one_problem_of(plan(node, {**wanted, "remove_allowed": False})).next_step
+    assert "driver_remove_allowed" not in one_problem(plan(node, {**wanted, "remove_allowed": False})).next_step
     assert listed(plan(node, {**wanted, "remove_allowed": True}))[0] == ("driver stack", "take out")
 
 
@@ -246,30 +219,29 @@ def test_back_to_inbox(wanted):
 
 
 OTHER, SHA = "CD" * 20, "12" * 32
+NO_GPG = {"primary": None, "file_sha256": SHA}
+# {row: (what the repository has, whether its key is taken; a string: what is found instead)}
 KEYS = {
-    "accepted": ({}, None),
-    "accepted as people write it": ({"fingerprints": [" ".join([KEY[:20].lower(), KEY[20:]])]}, None),
-    "one of several that are accepted": ({"fingerprints": [OTHER, KEY]}, None),
-    "another": ({"primary": [OTHER]}, "key of the driver repository"),
-    "two, both accepted": ({"primary": [KEY, OTHER], "fingerprints": [KEY, OTHER]}, "key of the driver repository"),
-    "none": ({"primary": []}, "key of the driver repository"),
-    "more than gpg reads": ({"unread": "a second block"}, "key of the driver repository"),
+    "accepted": ({}, True),
+    "accepted as people write it": ({"fingerprints": [" ".join([KEY[:20].lower(), KEY[20:]])]}, True),
+    "one of several that are accepted": ({"fingerprints": [OTHER, KEY]}, True),
+    "another": ({"primary": [OTHER]}, False),
+    "two, both accepted": ({"primary": [KEY, OTHER], "fingerprints": [KEY, OTHER]}, False),
+    "none": ({"primary": []}, False),
+    "more than gpg reads": ({"unread": "a second block"}, False),
     "not verified": ({"fingerprints": []}, "driver_repository_fingerprint"),
-    "no gpg": ({"primary": None, "file_sha256": SHA}, "key of the driver repository"),
-    "no gpg, another file": (
-        {"primary": None, "file_sha256": SHA, "key_sha256": "34" * 32},
-        "key of the driver repository",
-    ),
-    "no gpg, the file": ({"primary": None, "file_sha256": SHA, "key_sha256": SHA.upper()}, None),
-    "out of a verified package": ({"primary": None, "trusted": True}, None),
+    "no gpg": (NO_GPG, False),
+    "no gpg, another file": ({**NO_GPG, "key_sha256": "34" * 32}, False),
+    "no gpg, the file": ({**NO_GPG, "key_sha256": SHA.upper()}, True),
+    "out of a verified package": ({"primary": None, "trusted": True}, True),
 }
 
 
 @pytest.mark.parametrize("case", KEYS)
 def test_which_key_file_is_taken(wanted, case):
-    more, stops = KEYS[case]
+    more, taken = KEYS[case]
     found = keys.problem({**wanted["repository"], **more})
-    assert (found and found[0]) == stops
+    assert (found and found[0]) == {True: None, False: "key of the driver repository"}.get(taken, taken)
 
 
 def test_a_key_that_the_lock_names_for_another_release_is_called_that(wanted):
@@ -378,15 +350,195 @@ def test_versions_are_ordered_as_dpkg_orders_them(older, newer):
     assert versions.compare(older, older) == 0
 
 
-@pytest.mark.parametrize(
-    ("version", "wanted", "answer"),
-    [
-        ("3.2.1-044000", "3.2.1", True),
-        ("1:3.2.1-1", "3.2.1", True),
-        ("3.2.10-1", "3.2.1", False),
-        ("3.2.1~rc1-1", "3.2.1", True),
-        ("13.2.1-1", "3.2.1", False),
-    ],
+URL = "https://mirror.example.net/doca/3.2.1/"
+
+
+def node(name, version, architecture="x86_64", like=()):
+    return {"os": {"id": name, "version_id": version, "like": list(like)}, "architecture": architecture}
+
+
+RHEL9 = node("rhel", "9.6", like=["fedora"])
+NOBLE = node("ubuntu", "24.04", like=["debian"])
+
+
+def test_the_apt_files():
+    assert packages.repository_file("apt", {"url": URL}, "doca 3.2.1") == (
+        f"{HEADER}\nTypes: deb\nURIs: {URL}\nSuites: ./\nSigned-By: /etc/apt/keyrings/gpufabric-rdma-driver.asc\n"
+    )
+    assert packages.pins_file("DOCA-HOST*").splitlines()[2:] == [
+        "Package: dkms",
+        "Pin: release l=DOCA-HOST*",
+        "Pin-Priority: -1",
+    ]
+
+
+def test_a_repository_out_of_a_verified_package_needs_no_key():
+    repository = {"url": "file:///var/lib/x/repo/", "trusted": True}
+    assert packages.repository_file("apt", repository, "doca").endswith("Suites: ./\nTrusted: yes\n")
+    assert "gpgcheck=0\npriority=10" in packages.repository_file("dnf", repository, "doca")
+    assert "gpgkey" not in packages.repository_file("dnf", repository, "doca")
+
+
+def test_the_drop_in_of_openibd():
+    assert packages.service_file() == (
+        f"{HEADER}\n[Unit]\nAfter=systemd-udev-settle.service\nWants=systemd-udev-settle.service\n\n[Service]\n"
+        "Restart=on-failure\nExecStartPost=-/bin/sh -c 'grep -qxs nvidia_peermem "
+        "/etc/modules-load.d/gpufabric-rdma.conf && exec modprobe nvidia_peermem'\n"
+    )
+
+
+def test_the_repo_file_of_rhel():
+    assert packages.repository_file("dnf", {"url": URL}, "doca 3.2.1") == (
+        f"{HEADER}\n[gpufabric-rdma-driver]\nname=HCA driver doca 3.2.1\nbaseurl={URL}\nenabled=1\ngpgcheck=1\n"
+        "gpgkey=file:///etc/pki/rpm-gpg/RPM-GPG-KEY-gpufabric-rdma-driver\npriority=10\nexcludepkgs=dkms\n"
+    )
+
+
+APT_INSTALL = "apt-get install --yes --no-install-recommends -o Dpkg::Options::=--force-confold"
+COMMANDS = [
+    ("dnf", packages.install_command, ["a-1*"], "dnf install --assumeyes --setopt=install_weak_deps=False a-1*"),
+    ("dnf", packages.remove_command, ["a"], "dnf remove --assumeyes --setopt=clean_requirements_on_remove=False a"),
+    ("dnf", packages.restore_command, ["rdma-core"], "dnf distro-sync --assumeyes rdma-core"),
+    ("apt", packages.install_command, ["a=1"], f"{APT_INSTALL} a=1"),
+    ("apt", packages.remove_command, ["a", "b"], "apt-get purge --yes a b"),
+]
+
+
+@pytest.mark.parametrize(("manager", "command", "names", "line"), COMMANDS)
+def test_the_command_lines(manager, command, names, line):
+    assert " ".join(command(manager, names)) == line
+    assert packages.install_command("dnf", ["x"], downgrade=True)[1] == "downgrade"
+    assert "--allow-downgrades" in packages.install_command("apt", ["x"], downgrade=True)
+
+
+def test_a_users_own_packages_are_no_stack():
+    stack = "doca-ofed doca-ofed-userspace mlnx-ofed-kernel-dkms mlnx-ofa_kernel kmod-mlnx-ofa_kernel mlnx-tools"
+    stack += " iser-dkms kmod-srp ofed-scripts linux-modules-doca-ofed-3.4-generic doca-ofed-generic-hwe-26.04"
+    own = "doca-telemetry-of-ours my-doca-app rdma-core isert-notes"
+    assert set(packages.stack_packages(dict.fromkeys(f"{stack} {own}".split(), "1"))) == set(stack.split())
+
+
+# Version strings of DOCA 3.2.1 and of its predecessors, as apt shows them on a node.
+def origin(name, installed, *versions):
+    """A package as `apt-cache policy` shows it; versions: (version, priority, source)."""
+    rows = [f"{name}:", f"  Installed: {installed}", f"  Candidate: {installed}", "  Version table:"]
+    for version, priority, source in versions:
+        rows.append(f"{' ***' if version == installed else '    '} {version} {priority}")
+        rows += [f"        {priority} {source}"] if source else []
+        rows += ["        100 /var/lib/dpkg/status"] if version == installed else []
+    return "\n".join(rows)
+
+
+UBUNTU = "http://mirror.example/ubuntu noble/main amd64 Packages"
+NVIDIA_DOCA = "https://linux.mellanox.com/public/repo/doca/3.2.1/ubuntu24.04/x86_64 ./ Packages"
+FOLDER = "file:/var/lib/gpufabric-rdma/doca-host-3.1.0/root/usr/share/doca-host-3.1.0/repo ./ Packages"
+INBOX, OWN_ARCHIVE = (
+    ("50.0-2build2", 500, UBUNTU),
+    ("0.9", 500, "http://apt.example.net/ours stable/main amd64 Packages"),
 )
-def test_a_release_fits_by_its_beginning(version, wanted, answer):
-    assert versions.satisfies(version, wanted) is answer
+NEWER_PERFTEST = ("25.10.0-0.128.g8f1c7ab", 500, "https://mirror.example.net/doca ./ Packages")
+POLICY = "\n".join([
+    origin("rdma-core", "2510.0.11-1", ("2510.0.11-1", 500, NVIDIA_DOCA), ("50.0-2ubuntu0.2", 500, UBUNTU), INBOX),
+    origin("libibverbs1", "2510.0.11-1", ("2510.0.11-1", 100, ""), INBOX),
+    origin("librdmacm1t64", "2507mlnx58-1.2507097", ("2507mlnx58-1.2507097", 500, FOLDER), INBOX),
+    origin("perftest", NEWER_PERFTEST[0], NEWER_PERFTEST, ("4.5-1", -1, UBUNTU.replace("main", "universe"))),
+    origin("mft", "4.34.1-10", ("4.34.1-10", 500, NVIDIA_DOCA)),
+    origin("libibumad3", "50.0-2build2", ("50.0-2ubuntu0.2", 500, UBUNTU), INBOX),
+    origin("our-mlnx5-tool", "1.0mlnx5", ("1.0mlnx5", 100, ""), OWN_ARCHIVE),
+])  # fmt: skip
+MIRROR = ["https://mirror.example.net/doca/"]
+
+
+def installed_of(policy):
+    names = re.findall(r"^(\S+):$", policy, re.MULTILINE)
+    return dict(zip(names, re.findall(r"Installed: (\S+)", policy)))
+
+
+def test_user_space_of_the_stack_is_known_by_where_it_came_from():
+    installed = installed_of(POLICY)
+    replaced, foreign = packages.replaced_packages(installed, origins.parse_policy(POLICY, MIRROR))
+    assert replaced == {name: installed[name] for name in ("libibverbs1", "librdmacm1t64", "perftest", "rdma-core")}
+    assert foreign == ["mft"]
+    # A mirror that is not known to be one: its perftest is someone's own.
+    assert "perftest" not in packages.replaced_packages(installed, origins.parse_policy(POLICY, []))[0]
+    assert packages.replaced_packages(installed, {}) == ({}, [])
+
+
+def test_dnf_remembers_the_repository_of_each_package():
+    told = "rdma-core doca\nlibibverbs gpufabric-rdma-driver\nperftest appstream\nlibibumad @commandline\nmft doca\n\n"
+    offers = "rdma-core 57.0-2.el9 baseos\nlibibverbs 57.0-2.el9 baseos\nlibibumad 57.0-2.el9 baseos\nmft 4.34 doca\n"
+    installed = dict.fromkeys(["rdma-core", "libibverbs", "libibumad", "mft"], "2510.0.11-1.el9") | {
+        "perftest": "24.07"
+    }
+    replaced, foreign = packages.replaced_packages(installed, origins.parse_repoquery(told, offers))
+    assert list(replaced) == ["libibumad", "libibverbs", "rdma-core"]
+    assert foreign == ["mft"]
+
+
+def test_the_way_back_hides_exactly_the_versions_of_the_stack():
+    assert packages.restore_pins({"rdma-core": "2510.0.11-1", "perftest": "25.10.0-0.128"}) == (
+        "Package: rdma-core\nPin: version 2510.0.11-1\nPin-Priority: -1\n\n"
+        "Package: rdma-core\nPin: release *\nPin-Priority: 1001\n\n"
+        "Package: perftest\nPin: version 25.10.0-0.128\nPin-Priority: -1\n\n"
+        "Package: perftest\nPin: release *\nPin-Priority: 1001\n"
+    )
+
+
+PLACE = {"distribution": "rhel9", "architecture": "amd64", "url": URL}
+STATED = {"id": None, "fingerprint": None, "stated_by": ["https://x"]}
+LOCK = {"repositories": [{"name": "doca", "version": "3.2.1", "kind": "dnf", "keys": [STATED], "places": [PLACE]}]}
+
+
+def test_the_row_of_a_node_or_what_there_is_instead():
+    assert driver_repository(LOCK, {"node": RHEL9}, "doca", "3.2.1")["url"] == URL
+    for machine, version in ((RHEL9, "3.2.9"), (NOBLE, "3.2.1"), (node("rhel", "9.6", "aarch64"), "3.2.1")):
+        row = driver_repository(LOCK, machine, "doca", version)
+        assert (row["url"], row["known"]) == ("", "3.2.1 for rhel9 amd64")
+
+
+DPKG_STATUS = """Package: dkms
+Status: install ok installed
+Version: 3.0.11
+
+Package: mlnx-ofed-kernel-dkms
+Status: install ok half-configured
+Version: 25.10-1
+
+Package: linux-image-generic
+Status: hold ok installed
+Version: 1
+"""
+
+
+def read(folder, fixture=overlays.STALE, over=None):
+    fixtures.lay_out(fixtures.load(fixture), folder)
+    overlays.lay_over(over or overlays.Over(), folder)
+    tree = Tree(str(folder))
+    seams = Seams.of(tree)
+    return driver_state.read(tree, gather(tree, seams, ["driver", "initramfs"]), seams, lambda argv: (1, "", ""))
+
+
+def test_packages_files_and_kernels_of_an_apt_node(tmp_path):
+    text = packages.pins_file("DOCA-HOST*")
+    over = overlays.Over({"/var/lib/dpkg/status": DPKG_STATUS, packages.PINS: text.rstrip("\n")})
+    over += overlays.newer_kernel("kernel/mlx5_core.ko") + overlays.file("/etc/apt/sources.list.d/x.list", "deb x")
+    over += overlays.file("/etc/apt/sources.list.d/doca.list", "deb https://linux.mellanox.com/public/repo/doca ./")
+    state = read(tmp_path, over=over)
+    assert state["manager"] == "apt"
+    assert state["packages"] == {"dkms": "3.0.11", "linux-image-generic": "1"}
+    assert state["unfinished"] == {"mlnx-ofed-kernel-dkms": "half-configured"}
+    assert state["held"] == {"linux-image-generic"}
+    assert state["files"][packages.PINS] == text
+    assert state["files"][packages.SERVICE] is None
+    assert state["files"].keys() >= {packages.KEYS["apt"], packages.REPOSITORIES["apt"]}
+    assert state["kernels"] == [overlays.KERNEL, overlays.NEWER]
+    assert state["headers"][overlays.NEWER] is False
+    assert state["foreign_repositories"] == ["/etc/apt/sources.list.d/doca.list"]
+
+
+@pytest.mark.parametrize("fixture", fixtures.names())
+def test_every_captured_node_can_be_read_and_none_is_changed_from_afar(fixture, tmp_path):
+    state = read(tmp_path, fixture)
+    made = plan(state, {"flavor": "inbox", "remove_allowed": True}, str(tmp_path))
+    assert made.changes == []
+    assert made.findings or made.not_verified[0].startswith("the driver is left as it is: ")

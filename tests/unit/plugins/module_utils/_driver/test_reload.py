@@ -81,23 +81,6 @@ SAVED = {
 }
 
 
-def test_settings_are_put_back_under_the_present_name(tmp_path):
-    kernel = Kernel(tmp_path)
-    kernel.interface("new0")
-    kernel.write("/sys/bus/pci/devices/0000:3b:00.0/sriov_numvfs", "0")
-    commands = restoration(kernel.tree, SAVED, {MAC: "new0"})
-    device = "/sys/bus/pci/devices/0000:3b:00.0"
-    assert [(command.path, command.text) for command in commands[:2]] == [
-        (f"{device}/sriov_numvfs", "2"),
-        (f"{device}/sriov/0/mac", "02:00:00:00:00:01"),
-    ]
-    assert [" ".join(command.argv) for command in commands[2:]] == [
-        "ip link set dev new0 mtu 9000",
-        "ip link set dev new0 up",
-        "ip address replace 198.18.0.1/24 dev new0",
-    ]
-
-
 def test_what_is_as_it_was_is_left_alone(tmp_path):
     kernel = Kernel(tmp_path)
     kernel.interface("new0", mtu="9000", flags="0x1003")
@@ -121,18 +104,6 @@ def test_a_name_counts_once_it_has_settled(tmp_path):
     assert wait_for(kernel.tree, [MAC], -1, sleep) == {MAC: None}
     assert wait_for(kernel.tree, [MAC], 60, sleep) == {MAC: "enp59s0"}
 
-
-def test_only_a_difference_is_a_reason(tmp_path):
-    part = {"flavor": "doca", "version": "25.10", "srcversion": "A"}
-    assert plan({"driver": {"agree": True}, "unfinished": []}).changes == []
-    assert plan({"driver": {"agree": "unknown: no module"}, "unfinished": []}).changes == []
-    driver = {"agree": False, "loaded": part, "on_disk": {**part, "version": None, "srcversion": None}}
-    made = plan({"driver": driver, "unfinished": []})
-    assert made.changes[0].before == "doca 25.10, mlx5_core A"
-    assert made.changes[0].after == "doca, mlx5_core without srcversion"
-
-
-# --- a reload that does not end ---------------------------------------------------------------------------------------
 
 NUMVFS = "/sys/bus/pci/devices/0000:3b:00.0/sriov_numvfs"
 SETTINGS = ["ip link set dev new0 mtu 9000", "ip link set dev new0 up", "ip address replace 198.18.0.1/24 dev new0"]
@@ -191,7 +162,6 @@ def test_a_nic_that_comes_late_gets_its_settings_from_the_next_run(kernel):
 
 
 def test_the_first_record_is_how_the_node_was(kernel):
-    """The second reload finds an interface that the first one has left bare."""
     given = {**SAVED, "virtual_functions": []}
     kernel.held = ("ib_core",)
     assert again(kernel, given, agree=False)[1] == ["module ib_core"]

@@ -1,7 +1,4 @@
-"""The trial beside the node, with real apt, gpg, dkms and rpm's tools: each fault stops with its own finding.
-
-Nothing of this machine changes: all of them work in folders of their own, which is what is tested. dnf is a double.
-"""
+"""The trial beside the node with real apt, gpg, dkms and rpm (dnf is a double), and what gpg reads of a key file."""
 
 from __future__ import annotations
 
@@ -9,9 +6,11 @@ import os
 import pathlib
 import shutil
 import subprocess
+import zlib
 
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused
+from ansible_collections.gpufabric.rdma.plugins.module_utils._driver import keys
 from ansible_collections.gpufabric.rdma.plugins.module_utils._driver.trial import AptTrial, DnfTrial
 from ansible_collections.gpufabric.rdma.tests.driver import stack
 from ansible_collections.gpufabric.rdma.tests.tools import kernel_headers
@@ -69,22 +68,6 @@ def test_a_fault_stops_it(there, fault):
         trial.resolve(wanted(there, **options), ["doca-ofed"], tools, False)
     assert caught.value.findings[0].wanted.startswith(says), caught.value.findings
     assert not os.path.exists(trial.directory)
-
-
-@pytest.mark.parametrize("signature", ["foreign", "none", "no release file"])
-def test_a_repository_out_of_a_verified_package_needs_no_signature(there, signature):
-    folder = there[0] / signature.replace(" ", "-")
-    shutil.copytree(there[0] / "strange", folder)
-    if signature != "foreign":
-        text = (folder / "InRelease").read_text()
-        (folder / "InRelease").unlink()
-        if signature == "none":
-            (folder / "Release").write_text(text.partition("\n\n")[2].partition("-----BEGIN PGP SIGNATURE")[0])
-    with AptTrial(run) as trial:
-        exact, archives = trial.resolve(
-            wanted(there, folder.name, "3.3.0", trusted=True, fingerprints=[]), ["doca-ofed"], [], False
-        )
-        assert (exact, len(archives)) == ({"doca-ofed": "3.3.0-044000"}, 1)
 
 
 def test_a_downgrade_fetches_the_version_that_would_be_installed(there, tmp_path):
@@ -145,8 +128,6 @@ def test_the_base_module_is_built_by_the_real_dkms(there, headers, kernel, dkms,
         assert built == ["mlx5_core", "mlx5_ib", "mlx_compat"]
     assert not pathlib.Path("/var/lib/dkms/mlnx-ofed-kernel").exists()
 
-
-# --- dnf -------------------------------------------------------------------------------------------------------------
 
 SPEC = f"""Name: {RPM}
 Version: 25.10
@@ -257,3 +238,57 @@ def test_what_dnf_says_it_would_do_stops_it(out, error, seen):
     with dnf_trial(out=out, error=error) as trial, pytest.raises(Refused) as caught:
         trial.resolve(rpm_wanted(trusted=True), ["doca-ofed"], [], False)
     assert caught.value.findings[0].seen == seen
+
+
+GPG = shutil.which("gpg")
+pytestmark = pytest.mark.skipif(not GPG, reason="not verified: no gpg on this machine")
+
+
+def program(argv, stdin=None):
+    done = subprocess.run(argv, capture_output=True, input=stdin, text=stdin is None, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("keys")
+    made = [stack.Key(folder / name, f"{name} <{name}@test.invalid>") for name in ("one", "other")]
+    yield made
+    for key in made:
+        key.close()
+
+
+def armored(data: bytes) -> str:
+    text = program([GPG, "--batch", "--enarmor"], data)[1].decode()
+    return text.replace("ARMORED FILE", "PUBLIC KEY BLOCK")
+
+
+def binary(key) -> bytes:
+    return program([GPG, "--dearmor"], key.public.encode())[1]
+
+
+def compressed(key) -> bytes:
+    body = b"\2" + zlib.compress(binary(key))
+    return b"\xc8\xff" + len(body).to_bytes(4, "big") + body
+
+
+FILES = {
+    "alone": (lambda one, other: one.public, True),
+    "windows": (lambda one, other: one.public.replace("\n", "\r\n"), True),
+    "two": (lambda one, other: one.public + other.public, False),
+    "message before": (lambda one, other: other.public.replace("PUBLIC KEY BLOCK", "MESSAGE") + one.public, False),
+    "file behind": (lambda one, other: one.public + other.public.replace("PUBLIC KEY BLOCK", "ARMORED FILE"), False),
+    "no end": (lambda one, other: one.public + other.public.partition("-----END")[0], False),
+    "compressed": (lambda one, other: armored(binary(one) + compressed(other)), False),
+    "page": (lambda one, other: "<html>", False),
+    "cut": (lambda one, other: one.public[:150], False),
+}
+
+
+@pytest.mark.parametrize("case", FILES)
+def test_a_file_of_one_key_is_taken_as_gpg_exports_it(pair, case):
+    write, fits = FILES[case]
+    read = keys.checked({"key": write(*pair), "fingerprints": [pair[0].fingerprint]}, program, GPG)
+    assert (keys.problem(read) is None) is fits, read
+    if fits:
+        assert (read["key"], read["primary"]) == (pair[0].public, [pair[0].fingerprint])

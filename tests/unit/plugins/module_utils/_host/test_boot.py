@@ -126,20 +126,6 @@ def test_entries_of_the_boot_loader_specification_are_read(node, saved, kernel):
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "seen"),
-    [
-        ("/boot/", "/", ""),  # a partition of its own
-        ("/boot/", "/@/boot/", ""),  # a subvolume
-        ("\tinitrd\t/boot/initrd.img-6.8\n", "", "the entry names no image"),
-    ],
-)
-def test_paths_of_entries(node, old, new, seen):
-    said, _unknown = node({"boot/grub/grub.cfg": DEFAULT.format("0") + DEBIAN.replace(old, new)}, ["6.8"])
-    assert said.endswith(seen)
-    assert bool(said) == bool(seen)
-
-
-@pytest.mark.parametrize(
     ("files", "said", "unknown"),
     [
         (debian("uefi-firmware"), "", 1),  # it starts no Linux
@@ -157,7 +143,3 @@ def test_what_is_no_kernel_of_grub(node, files, said, unknown):
     found, not_verified = node(files)
     assert found.startswith(said)
     assert (bool(found), len(not_verified)) == (bool(said), unknown)
-
-
-def test_without_grub_a_whole_kernel_passes(node):
-    assert node({}, ["6.1.0-9", "6.1.0-56"]) == ("", [])

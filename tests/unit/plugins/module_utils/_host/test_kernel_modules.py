@@ -1,24 +1,29 @@
-"""Which modules a node gets, and which initramfs images are rebuilt by which command."""
+"""Which modules a node gets, which initramfs images are rebuilt, and the doctor's verdicts about nvidia_peermem."""
 
 from __future__ import annotations
 
 import copy
+import json
+import shutil
+import subprocess
 
 import pytest
-from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Plan
-from ansible_collections.gpufabric.rdma.plugins.module_utils._host import initramfs
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host import initramfs, module_file
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host.gpudirect import REFUSED, SYMBOL, complete
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host.kernel_modules import PEERMEM, PEERMEM_SOFTDEP, plan
-from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import paths
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree, paths
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import gather
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
+from ansible_collections.gpufabric.rdma.plugins.modules.kernel_modules import SUBSET
+from ansible_collections.gpufabric.rdma.tests.tools.gpu_node import DKMS, GPU, OFED, OPEN, Node
 
 LOADED = {"loaded": True, "builtin": False, "available": True, "persisted": [], "blocked_by": []}
 ABSENT = {**LOADED, "loaded": False}
 NOT_THERE = {**ABSENT, "available": False}
-GPU = {"index": 0, "address": "0009:01:00.0", "vendor": "10de"}
+GPUS = [{"index": 0, "address": "0009:01:00.0", "vendor": "10de"}]
 WANTED = {"required": ["mlx5_core", "ib_umad"], "ipoib": "auto", "gpudirect": "auto"}
 LOAD_FILE, OURS = paths.OWN_MODULES_LOAD, paths.OWN_MODPROBE
 LISTED = f"{paths.HEADER}\nmlx5_core\nib_umad\n"
-NETNS = f"{paths.HEADER}\noptions ib_core netns_mode=1\n"
-UMAD = ("module ib_umad", "load", "absent", "loaded")
 OLD, NEW = "/boot/initrd.img-6.1", "/boot/initrd.img-6.8"
 
 
@@ -46,30 +51,6 @@ def facts() -> dict:
 
 
 @pytest.mark.parametrize(
-    ("umad", "files", "required", "changes"),
-    [
-        pytest.param(LOADED, {LOAD_FILE: owned(LISTED)}, None, [], id="it has everything"),
-        pytest.param(ABSENT, {}, None, [UMAD, (LOAD_FILE, "write", "", LISTED)], id="in the given order"),
-        pytest.param(
-            LOADED, {LOAD_FILE: owned(LISTED, "0600")}, None, [(LOAD_FILE, "mode", "0600", "0644")], id="mode"
-        ),
-        pytest.param(
-            LOADED,
-            {LOAD_FILE: owned(f"{paths.HEADER}\nirdma\n")},
-            ["irdma"],
-            [("module irdma", "load", "absent", "loaded")],
-            id="one that the facts do not name is tried",
-        ),
-    ],
-)
-def test_what_is_missing_is_loaded_and_persisted(facts, umad, files, required, changes):
-    facts["modules"]["ib_umad"] = umad
-    facts["owned_files"] = files
-    made = plan(facts, {**WANTED, "required": required or WANTED["required"]})
-    assert (made.changes, made.findings, made.notes, made.not_verified) == (changes, [], [], [])
-
-
-@pytest.mark.parametrize(
     ("choice", "layer", "expected"),
     [
         ("auto", "Ethernet", False),
@@ -82,11 +63,6 @@ def test_ipoib_follows_the_ports(facts, choice, layer, expected):
     facts["hcas"] = [port("Ethernet"), port(layer)]
     made = plan(facts, {**WANTED, "ipoib": choice})
     assert ("ib_ipoib" in "".join(change.after for change in made.changes)) is expected
-
-
-def test_ipoib_cannot_be_told_while_no_driver_is_loaded(facts):
-    facts.update(hcas=[], cards_without_rdma=[{"address": "0000:01:00.0"}])
-    assert any("InfiniBand" in line for line in plan(facts, WANTED).not_verified)
 
 
 @pytest.mark.parametrize("loaded", [True, False])
@@ -129,10 +105,10 @@ def test_in_a_container_or_another_root_files_are_written_and_the_kernel_is_left
 @pytest.mark.parametrize(
     ("choice", "gpus", "mode", "expected"),
     [
-        *(("auto", [GPU], "loadable", True), ("off", [GPU], "loadable", False), ("auto", [], "none", False)),
-        *(("auto", [GPU], "none", False), ("auto", [GPU], "dmabuf", False), ("auto", [GPU], "peermem", True)),
-        *(("peermem", [], "none", False), ("peermem", [GPU], "dmabuf", True), ("dmabuf", [GPU], "peermem", False)),
-        ("off", [GPU], "peermem", False),
+        *(("auto", GPUS, "loadable", True), ("off", GPUS, "loadable", False), ("auto", [], "none", False)),
+        *(("auto", GPUS, "none", False), ("auto", GPUS, "dmabuf", False), ("auto", GPUS, "peermem", True)),
+        *(("peermem", [], "none", False), ("peermem", GPUS, "dmabuf", True), ("dmabuf", GPUS, "peermem", False)),
+        ("off", GPUS, "peermem", False),
     ],
 )
 def test_peermem_only_where_it_is_of_use(facts, choice, gpus, mode, expected):
@@ -162,22 +138,13 @@ BLOCKED = {**LOADED, "blocked_by": [{"path": "/etc/modprobe.d/x.conf", "line": 1
     ],
 )
 def test_what_is_said_of_peermem(facts, choice, gpudirect, peermem, findings, note):
-    facts["gpus"] = [GPU]
+    facts["gpus"] = GPUS
     facts["gpudirect"].update(gpudirect)
     facts["modules"][PEERMEM] = peermem
     made = plan(facts, {**WANTED, "gpudirect": choice})
     assert [finding.object for finding in made.findings] == findings
     assert note is None or note in "".join(made.notes)
     assert f"module {PEERMEM}" not in [change.object for change in made.changes]
-
-
-def test_the_softdep_goes_without_taking_other_lines_along(facts):
-    facts["owned_files"][OURS] = owned(f"{NETNS}{PEERMEM_SOFTDEP}\n")
-    (change,) = plan(facts, {**WANTED, "gpudirect": "off"}).changes
-    assert change.after == NETNS
-
-
-# --- the initramfs ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -212,18 +179,192 @@ def test_what_cannot_be_rebuilt_from_here_is_reported(facts, container, root, ge
     assert OLD in getattr(made, where)[0]
 
 
+PEERMEM_OBJECT, STACK = "module nvidia_peermem", "kernel/ib_core.ko"
+OLD_KERNEL = "5.15.0-1-generic"
+
+
+@pytest.fixture
+def node(tmp_path, kernel):
+    return Node(tmp_path, kernel)
+
+
+@pytest.fixture
+def modules(node, built):
+    """Puts ib_core of one build and nvidia-peermem of another; returns the node."""
+
+    def put(core, client, where=OFED, ending=""):
+        return node.module(built[core] / "ib_core.ko", where + ending).module(
+            built[client] / "nvidia-peermem.ko", DKMS + ending
+        )
+
+    return put
+
+
+def wrong_tree(node, built):
+    """nvidia-peermem.Kbuild follows /usr/src/ofa_kernel/default, wherever it leads."""
+    shutil.copytree(built["old"], node.host(f"/usr/src/ofa_kernel/x86_64/{OLD_KERNEL}"))
+    node.host("/usr/src/ofa_kernel/default").symlink_to(f"x86_64/{OLD_KERNEL}")
+
+
+def legacy(node, built):
+    node.module(built["old"] / "nvidia-peermem.ko", "updates/dkms/nv_peer_mem.ko")
+
+
+def stale(node, _built):
+    node.write("/sys/module/ib_core/srcversion", "0123456789ABCDEF0123456")
+
+
+def nothing(_node, _built):
+    pass
+
+
 @pytest.mark.parametrize(
-    ("changed", "mtime", "expected"),
-    [(True, None, [OLD, NEW]), (True, 50, [OLD, NEW]), (False, 50, []), (False, 200, [OLD]), (False, None, [])],
+    ("core", "client", "where", "more", "verdict", "action"),
+    [
+        ("old", "old", OFED, nothing, "ready", "Load nvidia_peermem"),
+        ("inbox", "inbox", STACK, nothing, "stub", "Install the OFED driver first"),
+        ("new", "inbox", STACK, nothing, "stub", "Rebuild the NVIDIA driver for kernel"),
+        ("new", "old", OFED, nothing, "crc-mismatch", "Rebuild the NVIDIA driver"),
+        ("inbox", "old", STACK, nothing, "missing-symbol", "driver_flavor: doca"),
+        ("new", "old", OFED, wrong_tree, "wrong-tree", OLD_KERNEL),
+        ("new", "inbox", OFED, wrong_tree, "wrong-tree", OLD_KERNEL),
+        ("old", "old", OFED, legacy, "legacy", "nvidia-peer-memory-dkms"),
+        ("old", "old", OFED, stale, "stale-memory", "Reload the RDMA driver or reboot"),
+    ],
 )
-def test_roles_learn_what_their_write_leaves_stale(facts, changed, mtime, expected):
-    if mtime is not None:
-        facts["owned_files"][OURS] = {**owned(""), "mtime": mtime}
-    made = Plan()
-    initramfs.mark_stale(made, facts, changed, "/")
-    assert made.stale_images == expected
+def test_verdicts_and_a_module_that_cannot_load_is_refused(modules, built, core, client, where, more, verdict, action):
+    node = modules(core, client, where)
+    more(node, built)
+    found = node.diagnose()
+    assert (found.verdict, found.mode) == (verdict, "peermem" if verdict == "ready" else "none")
+    assert action in f"{found.sentence} {found.action}"
+    for choice in ("auto", "peermem"):
+        gpudirect, made, loads, listed = decided(node, choice)
+        assert [finding.object for finding in made.findings] == [PEERMEM_OBJECT] * (verdict in REFUSED)
+        for finding in made.findings:
+            assert (loads, listed, finding.seen.partition(": ")[0]) == (False, False, verdict)
+            assert gpudirect["action"] in finding.next_step
+            assert "kernel_modules_gpudirect: off" in finding.next_step
 
 
-def test_commands_rebuild_one_image_of_one_kernel():
-    assert initramfs.command("update-initramfs", OLD, "6.1") == ["update-initramfs", "-u", "-k", "6.1"]
-    assert initramfs.command("dracut", OLD, "6.1") == ["dracut", "--force", OLD, "6.1"]
+@pytest.mark.parametrize("ending", [".xz", ".gz"])
+def test_packed_modules_are_read(modules, ending):
+    assert modules("old", "old", ending=ending).diagnose().verdict == "ready"
+
+
+def test_zst_is_unpacked_by_zstd_and_is_unknown_without_it(modules):
+    if not shutil.which("zstd"):
+        pytest.skip("not verified: no zstd on this machine")
+    node = modules("old", "old", ending=".zst")
+
+    def run(argv):
+        return subprocess.run([*argv[:-1], str(node.host(argv[-1]))], check=True, capture_output=True).stdout
+
+    assert node.diagnose(run=run).verdict == "ready"
+    found = node.diagnose()
+    assert (found.verdict, "zstd" in found.action) == ("unknown", True)
+
+
+def test_crcs_that_differ_are_both_shown(modules, built):
+    node = modules("new", "old")
+    shutil.copytree(built["new"], node.host(f"/usr/src/ofa_kernel/x86_64/{node.kernel}"))
+    found = node.diagnose()
+    assert found.verdict == "crc-mismatch"
+    for name, said in zip(("old", "new"), found.evidence):
+        assert f"CRC {crc_by_modpost(built[name])}" in said
+
+
+def test_kallsyms_tells_that_memory_lacks_the_symbol(modules):
+    node = modules("old", "old").write("/sys/module/ib_core/refcnt", "1")
+    node.write("/proc/kallsyms", f"0000000000000000 t not_{SYMBOL}\t[x]\n0000000000000000 T ib_free_cq\t[ib_core]\n")
+    assert node.diagnose().verdict == "stale-memory"
+    node.write("/proc/kallsyms", f"0000000000000000 T {SYMBOL}\t[ib_core]\n")
+    assert node.diagnose().verdict == "ready"
+
+
+def test_dma_buf_needs_no_peermem_unless_it_is_asked_for_and_grace_wants_its_option(modules):
+    node = modules("inbox", "inbox", STACK).write("/proc/driver/nvidia/version", OPEN)
+    found, asked = node.diagnose(), node.diagnose("peermem")
+    assert (found.verdict, found.mode, found.action) == ("not-needed", "dmabuf", None)
+    assert (asked.verdict, asked.mode) == ("stub", "dmabuf")
+    node.write("/proc/sys/kernel/arch", "aarch64")
+    assert "NVreg_GrdmaPciTopoCheckOverride=1" in node.diagnose().evidence[0]
+
+
+def test_what_is_blocked_loaded_missing_or_of_another_version(node, modules):
+    assert node.diagnose().verdict == "missing-module"
+    modules("old", "old").write("/etc/modprobe.d/no.conf", "install nvidia_peermem /bin/true\n")
+    assert "no.conf:1" in node.diagnose().sentence
+    node.write("/sys/module/nvidia/version", "580.65.06")
+    assert node.diagnose().verdict == "version-mismatch"
+    node.write("/sys/module/nvidia_peermem/refcnt", "0")
+    assert node.diagnose().verdict == "loaded"
+
+
+def test_nodes_of_another_kernel_without_driver_or_gpu(tmp_path, modules, node, built):
+    other = Node(tmp_path / "other", "6.99.0-1-generic")
+    other.module(built["old"] / "ib_core.ko", OFED).module(built["old"] / "nvidia-peermem.ko", DKMS)
+    assert other.diagnose().verdict == "wrong-kernel"
+    node.host("/proc/driver/nvidia/version").unlink()
+    shutil.rmtree(node.host("/sys/module/nvidia"))
+    assert node.diagnose().verdict == "no-driver"
+    node.write(f"{GPU}/vendor", "0x1002")
+    assert node.diagnose().verdict == "no-gpu"
+
+
+def crc_by_modpost(folder):
+    return next(line.split("\t")[0] for line in (folder / "Module.symvers").read_text().splitlines() if SYMBOL in line)
+
+
+def test_a_truncated_file_is_not_a_module(built):
+    data = (built["old"] / "ib_core.ko").read_bytes()
+    assert module_file.parse(data[: len(data) // 2], "x") is None
+    assert module_file.parse(b"#!/bin/sh\n", "x") is None
+
+
+def decided(node, gpudirect="auto", **more):
+    """(fact gpudirect, Plan, whether it is loaded now, whether it is listed for the boot)"""
+    tree = Tree(str(node.root))
+    facts = json.loads(json.dumps(complete(gather(tree, Seams.none(), SUBSET), tree)))
+    made = plan(facts, {"required": [], "ipoib": "never", "gpudirect": gpudirect, **more})
+    loads = [change.object for change in made.changes if change.action == "load"]
+    listed = next((change.after for change in made.changes if change.object == paths.OWN_MODULES_LOAD), "")
+    assert set(loads) <= {PEERMEM_OBJECT}, "the NVIDIA driver is not loaded as a side effect"
+    return facts["gpudirect"], made, bool(loads), "\nnvidia_peermem\n" in listed
+
+
+FITS, STUB = ("old", "old", OFED), ("inbox", "inbox", STACK)
+OTHER = {"/sys/module/nvidia/version": "580.65.06"}
+STALE = {"/sys/module/ib_core/srcversion": "0123456789ABCDEF0123456"}
+
+
+@pytest.mark.parametrize(
+    ("built_as", "files", "options", "loads", "listed", "told"),
+    [
+        pytest.param(STUB, {}, {"gpudirect": "dmabuf"}, False, False, ["notes"], id="dma-buf is asked for"),
+        pytest.param(STUB, {}, {"gpudirect": "off"}, False, False, [], id="off"),
+        pytest.param(STUB, {}, {"driver_changes": True}, False, None, ["not_verified"], id="the driver changes first"),
+        pytest.param(STUB, {"/proc/driver/nvidia/version": OPEN}, {}, False, False, [], id="not needed"),
+        pytest.param(FITS, {}, {}, True, True, [], id="it fits"),
+        pytest.param(FITS, STALE, {}, False, True, ["not_applied"], id="it fits the disk only"),
+        pytest.param(FITS, OTHER, {}, False, None, ["notes"], id="a driver of another version"),
+        pytest.param(FITS, {"/sys/module/nvidia": None}, {}, False, None, ["notes"], id="no driver loaded"),
+        pytest.param(FITS, {f"{GPU}/vendor": "0x1002"}, {}, False, False, [], id="no GPU"),
+    ],
+)
+def test_who_does_not_need_it_now_is_not_stopped(modules, built, built_as, files, options, loads, listed, told):
+    node = modules(*built_as)
+    for path, text in files.items():
+        shutil.rmtree(node.host(path)) if text is None else node.write(path, text)
+    gpudirect, made, *found = decided(node, **options)
+    assert made.findings == []
+    assert found[0] is loads
+    assert listed in (None, found[1])
+    assert [place for place in ("not_applied", "not_verified", "notes") if getattr(made, place)] == told
+    assert (gpudirect["evidence"] is None) == (GPU in "".join(files))
+
+
+def test_a_driver_of_another_version_is_a_problem_where_it_is_asked_for(modules):
+    node = modules("old", "old").write("/sys/module/nvidia/version", "580.65.06")
+    (finding,) = decided(node, "peermem")[1].findings
+    assert finding.seen.startswith("version-mismatch: ")

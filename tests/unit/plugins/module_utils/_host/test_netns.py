@@ -1,13 +1,18 @@
-"""The netns mode: who else sets it, what blocks it, what needs a reboot; and the one netlink message, byte by byte."""
+"""The netns mode and LimitMEMLOCK: who else sets them, what needs a reboot or restart, what a container could lock."""
 
 from __future__ import annotations
 
 import errno
+import os
+import pwd
+import stat
 import struct
 
 import pytest
-from ansible_collections.gpufabric.rdma.plugins.module_utils._host import netlink
-from ansible_collections.gpufabric.rdma.plugins.module_utils._host.netns import OBJECT, lasting, plan
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host import netlink, probe
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host.memlock import drop_in
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host.memlock import plan as plan_memlock
+from ansible_collections.gpufabric.rdma.plugins.module_utils._host.netns import OBJECT, plan
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import paths
 
 OURS, SITE, CMDLINE = paths.OWN_MODPROBE, "/etc/modprobe.d/sriov.conf", "/proc/cmdline"
@@ -35,7 +40,6 @@ def source(path=SITE, mode="exclusive", wins=False) -> dict:
 
 @pytest.fixture
 def facts() -> dict:
-    """A converged node in shared mode."""
     return {
         "node": {"container": None},
         "subsystem": {
@@ -53,7 +57,6 @@ def facts() -> dict:
 
 @pytest.fixture
 def untouched(facts) -> dict:
-    """Nothing of ours, and the running mode is the other one."""
     facts["owned_files"] = {}
     facts["subsystem"].update(netns_mode="exclusive", persisted_netns_mode=None, netns_sources=[])
     return facts
@@ -136,19 +139,6 @@ def test_without_ib_core_or_in_a_container_only_the_file_is_written(untouched, c
     assert (objects(made), made.reboot_reasons, len(getattr(made, told))) == ([OURS], [], 1)
 
 
-@pytest.mark.parametrize(("mtime", "stale"), [(100, True), (101, False)])
-def test_an_initramfs_older_than_our_file_is_stale_even_when_nothing_changes(facts, mtime, stale):
-    facts["owned_files"][OURS]["mtime"] = 100
-    facts["initramfs"]["images"] = [{"path": "/boot/initrd.img-6.1", "kernel": "6.1", "mtime": mtime}]
-    made = plan(facts, SHARED)
-    assert (made.changes, made.stale_images) == ([], ["/boot/initrd.img-6.1"] if stale else [])
-
-
-def test_lasting_namespaces():
-    mixed = {**HOSTNAMED, "owners": HOSTNAMED["owners"] + SLEEP["owners"]}
-    assert lasting([SLEEP, HOSTNAMED, NAMED, mixed]) == [SLEEP, NAMED, mixed]
-
-
 @pytest.mark.skipif(struct.pack("=H", 1) != b"\x01\x00", reason="the bytes below are little-endian")
 @pytest.mark.parametrize(("mode", "value"), [("shared", "01"), ("exclusive", "00")])
 def test_the_bytes_of_the_request(mode, value):
@@ -182,3 +172,105 @@ def test_the_acknowledgement_carries_the_errno_and_other_messages_are_passed_ove
 def test_a_short_answer_is_an_error():
     with pytest.raises(ValueError, match="truncated"):
         netlink.acknowledged_errno(answer(0, 7)[:-1], 7)
+
+
+MEMLOCK = {"services": ["k3s", "kubelet"], "memlock": "infinity"}
+K3S, KUBELET = paths.own_drop_in("k3s"), paths.own_drop_in("kubelet")
+NONE = {"exists": False, "active": False, "main_pid": None, "memlock_running": None, "drop_ins": []}
+SITE_DROP_IN = "/etc/systemd/system/k3s.service.d/50-site.conf"
+
+
+def running(service: str, memlock="infinity", memlock_running="infinity", drop_ins=()) -> dict:
+    limits = {"memlock": memlock, "memlock_running": memlock_running}
+    return {**NONE, "exists": True, "active": True, "main_pid": 700, "drop_ins": [service, *drop_ins], **limits}
+
+
+@pytest.fixture
+def limits() -> dict:
+    owned = {path: {"mode": "0644", "content": drop_in("infinity")} for path in (K3S, KUBELET)}
+    owned[paths.OWN_MODPROBE] = {"mode": "0644", "content": paths.HEADER}
+    return {"limits": {"services": {"k3s": running(K3S), "kubelet": running(KUBELET)}}, "owned_files": owned}
+
+
+def test_a_settled_node_is_left_alone_and_the_drop_in_of_a_service_that_left_the_list_goes(limits):
+    made = plan_memlock(limits, MEMLOCK)
+    assert (made.changes, made.findings, made.notes, made.not_applied) == ([], [], [], [])
+    assert plan_memlock(limits, {**MEMLOCK, "services": ["k3s"]}).changes == [
+        (KUBELET, "remove", drop_in("infinity"), "")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("service", "state", "told"),
+    [
+        pytest.param("k3s", running(K3S, memlock_running=8388608), "not_applied", id="a runtime"),
+        pytest.param("kubelet", running(KUBELET, memlock_running=65536), "notes", id="another service"),
+        pytest.param("k3s", running(K3S, memlock_running="unknown: not readable"), None, id="it cannot be read"),
+        pytest.param("k3s", running(K3S, memlock=65536, drop_ins=[SITE_DROP_IN]), "findings", id="ours is overridden"),
+    ],
+)
+def test_a_service_with_another_limit_is_named_and_not_restarted(limits, service, state, told):
+    limits["limits"]["services"][service] = state
+    made = plan_memlock(limits, MEMLOCK)
+    assert made.changes == []
+    for place in ("not_applied", "notes", "findings"):
+        assert len(getattr(made, place)) == (place == told)
+    if told == "findings":
+        assert (made.findings[0].object, SITE_DROP_IN in made.findings[0].seen) == ("service k3s", True)
+    elif told:
+        assert f"systemctl restart {service}" in getattr(made, told)[0]
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="not verified: only root can switch to another user")
+
+
+@needs_root
+def test_a_limit_keeps_another_user_from_locking_more():
+    outcome = probe.lock_memory(64 * 1024, "nobody")
+    assert (outcome["locked"], outcome["reason"]) == (0, None)
+    assert "mlock of 16 MiB" in outcome["error"]
+    outcome = probe.lock_memory(65536, "nobody", size=16384)
+    assert outcome == {"locked": 16384, "error": None, "reason": None}
+
+
+def test_an_unknown_user_is_a_reason_and_no_failure():
+    outcome = probe.lock_memory("infinity", "no-such-user")
+    assert (outcome["locked"], outcome["error"], "no-such-user" in outcome["reason"]) == (0, None, True)
+
+
+def test_only_character_devices_count(tmp_path):
+    (tmp_path / "uverbs0").write_text("")
+    os.symlink("/dev/null", tmp_path / "uverbs1")
+    wanted = {"uverbs1": {"mode": "0666", "owner": "root", "group": "root", "usable": True}}
+    assert probe.char_devices("nobody", str(tmp_path)) == wanted
+    assert probe.char_devices("nobody", str(tmp_path / "none")) == {}
+
+
+NOBODY, NOGROUP = pwd.getpwnam("nobody")[2:4]
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("mode", "owner", "group", "user", "usable"),
+    [
+        (0o666, 54321, 54321, "nobody", True),
+        (0o664, 0, 0, "nobody", False),
+        (0o660, 0, NOGROUP, "nobody", True),
+        (0o606, 0, NOGROUP, "nobody", False),  # a group's member has the group's rights only
+        (0o600, NOBODY, 0, "nobody", True),
+        (0o066, NOBODY, 0, "nobody", False),
+        (0o660, 0, 0, "no-such-user", False),
+        (0o666, 0, 0, "no-such-user", True),
+    ],
+)
+def test_a_device_is_usable_by_the_rights_of_the_first_class_that_fits(tmp_path, mode, owner, group, user, usable):
+    path = tmp_path / "uverbs3"
+    try:
+        os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(42, 3))  # a major number of no driver
+    except PermissionError:
+        pytest.skip("not verified: no right to make a device node")
+    os.chown(path, owner, group)
+    os.chmod(path, mode)
+    found = probe.char_devices(user, str(tmp_path))["uverbs3"]
+    assert (found["mode"], found["usable"]) == (f"{mode:04o}", usable)
+    assert owner != 54321 or (found["owner"], found["group"]) == ("54321", "54321")

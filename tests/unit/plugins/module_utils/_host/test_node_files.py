@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import copy
-import json
 import os
 import re
-import subprocess
-import sys
 
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Change, Refused
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host import node_files as planner
 from ansible_collections.gpufabric.rdma.plugins.modules import node_files
+from ansible_collections.gpufabric.rdma.tests.tools import running
 
 UNIT = "/etc/systemd/system/a.service"
 LINK = "/etc/systemd/system/multi-user.target.wants/a.service"
@@ -125,29 +123,19 @@ def test_a_file_of_someone_else_waits_for_consent(settled, wanted, allowed, acti
     assert allowed is True or "multus_foreign_allowed" in str(made)
 
 
-def test_where_no_kernel_and_no_systemd_may_be_touched_that_is_reported(settled, wanted):
+def test_a_module_that_the_kernel_lacks_stops_and_where_no_kernel_may_be_touched_that_is_reported(settled, wanted):
+    settled["modules"]["br_netfilter"] = "absent"
+    assert [finding.object for finding in planner.plan(settled, wanted).findings] == ["module br_netfilter"]
     settled.update(offline="it is a tree of files", units=None, modules={"br_netfilter": "absent"}, sysctls={})
     made = planner.plan(settled, wanted)
     assert made.changes == []
     assert len(made.not_verified) == 3
 
 
-# --- the module -------------------------------------------------------------------------------------------------------
-
-
 def call(root, check=False, **options):
-    arguments = {"root": str(root), "_ansible_check_mode": check, "_ansible_diff": True, **options}
-    done = subprocess.run(
-        [sys.executable, node_files.__file__],
-        input=json.dumps({"ANSIBLE_MODULE_ARGS": arguments}),
-        capture_output=True,
-        text=True,
-        check=False,
-        env={"PYTHONPATH": ":".join(sys.path), "LC_ALL": "C.UTF-8"},
-    )
-    assert done.stdout, done.stderr
-    assert "hush" not in done.stdout
-    return json.loads(done.stdout)
+    found = running.module(node_files, check, root=str(root), **options)
+    assert "hush" not in str(found)
+    return found
 
 
 def test_a_run_writes_what_check_mode_announced_and_a_second_run_nothing(tmp_path, wanted):

@@ -1,16 +1,16 @@
-"""How long a silent API server is asked: a clock that only the calls and the pauses advance."""
+"""How long a silent API server is asked, and whether the cluster can spare a node or has it back."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
-import ssl
-import subprocess
 import threading
 
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._k3s.config import KUBECONFIG
-from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import kubectl, running_pods
+from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import kubectl, quorum, running_pods
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
+from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster
 
 SILENT = (1, "", "Unable to connect to the server: net/http: TLS handshake timeout")
 
@@ -45,8 +45,6 @@ def test_a_silent_server_is_asked_again_and_not_for_ever(patience, seconds, answ
     assert calls_until(patience, seconds, answers) == wanted
 
 
-# --- lists of types that could not be had -----------------------------------------------------------------------------
-
 LOGGED = "E1126 00:12:13.456789    4242 memcache.go:287] couldn't get "
 METRICS = (
     f"{LOGGED}resource list for custom.metrics.k8s.io/v1beta1: the server is currently unable to handle the request"
@@ -65,11 +63,9 @@ ABSENT = 'error: the server doesn\'t have a resource type "roles"'
     ([NADS], "pods", False),
     ([ALL], "roles", True),
 ])  # fmt: skip
-def test_a_type_is_absent_only_where_its_list_was_there(tmp_path, logged, asked, silent):
-    program = tmp_path / "kubectl"
-    program.write_text(f"#!/bin/sh\ncat >&2 <<'END'\n{chr(10).join([*logged, ABSENT])}\nEND\nexit 1\n")
-    program.chmod(0o755)
-    client = kubectl.Kubectl([str(program)])
+def test_a_type_is_absent_only_where_its_list_was_there(script, logged, asked, silent):
+    said = "\n".join([*logged, ABSENT])
+    client = kubectl.Kubectl([script("kubectl", f"cat >&2 <<'END'\n{said}\nEND\nexit 1")])
     if not silent:
         assert client.run_retrying("get", asked)[2].strip().splitlines() == [ABSENT]
         return
@@ -78,18 +74,6 @@ def test_a_type_is_absent_only_where_its_list_was_there(tmp_path, logged, asked,
     (finding,) = error.value.findings
     assert finding.wanted == "an answer"
     assert finding.seen in [line.partition("] ")[2] for line in logged]
-
-
-# --- whether anything answers at all ----------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tls")
-    made = folder / "server.pem", folder / "server.key"
-    words = ["openssl", "req", "-x509", "-newkey", "ed25519", "-nodes", "-subj", "/CN=api"]
-    subprocess.run([*words, "-out", made[0], "-keyout", made[1]], check=True, capture_output=True)
-    return made
 
 
 @contextlib.contextmanager
@@ -116,18 +100,6 @@ def config_of(folder, server):
         f"clusters:\n- cluster:\n    certificate-authority-data: AAAA\n    server: {server}\n  name: default\n"
     )
     return str(path)
-
-
-def test_a_server_that_speaks_tls_answers(tmp_path, certificate):
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(*certificate)
-
-    def serve(connection):
-        with contextlib.suppress(OSError), context.wrap_socket(connection, server_side=True) as spoken:
-            spoken.recv(1)
-
-    with listening(serve) as port:
-        assert kubectl.silence(config_of(tmp_path, f"https://127.0.0.1:{port}"), 5) is None
 
 
 def test_a_closed_port_is_silent_and_any_answer_is_one(tmp_path):
@@ -176,9 +148,6 @@ def test_a_silent_server_is_named_before_kubectl_is_run(tmp_path, monkeypatch):
         connection.close()
 
 
-# --- when questions to the cluster's DNS are worth asking ---------------------------------------------------------
-
-
 class Cluster:
     """Stands in for Kubectl and for time: gives one list of EndpointSlices a call, the last one for ever."""
 
@@ -214,3 +183,110 @@ def test_a_dns_service_that_never_gets_ready_is_given_up_in_time():
     cluster = Cluster(slices(False))
     running_pods.wait_for_dns(cluster, 60, clock=cluster)
     assert 60 < cluster.now <= 64
+
+
+SERVER = {"node-role.kubernetes.io/control-plane": "true", "node-role.kubernetes.io/etcd": "true"}
+# Of etcd 3.6.5, three members, the third one killed.
+ETCD_METRICS = """\
+# HELP etcd_network_active_peers The current number of active peer connections.
+# TYPE etcd_network_active_peers gauge
+etcd_network_active_peers{Local="a1",Remote="b2"} 1
+etcd_network_active_peers{Local="a1",Remote="c3"} 0
+etcd_network_known_peers{Local="a1",Remote="a1"} 1
+etcd_network_known_peers{Local="a1",Remote="b2"} 1
+etcd_network_known_peers{Local="a1",Remote="c3"} 1
+etcd_server_has_leader 1
+"""
+WHOLE = {"known": {"a", "b", "c"}, "active": {"a", "b", "c"}, "leader": True}
+
+
+def node(name, ready="True", boot="boot-1", labels=None, **more):
+    found = kubectl_cluster.node(name, labels=SERVER if labels is None else labels)
+    conditions = [{"type": kind, "status": status} for kind, status in {"Ready": ready, **more}.items()]
+    found["status"] = {"conditions": conditions, "nodeInfo": {"bootID": boot}}
+    return found
+
+
+NODES = [node("s1"), node("s2"), node("s3"), node("worker", labels={})]
+
+
+def seen(*args, **options):
+    return [(found.object, found.seen) for found in quorum.against(*args, **options)]
+
+
+@pytest.mark.parametrize(("nodes", "etcd", "said"), [
+    ([*NODES[:2], node("s3", "Unknown")], WHOLE, [("server s3", "no report for a while")]),
+    ([*NODES[:2], node("s3", EtcdIsVoter="False")], WHOLE, [("server s3", "not one now")]),
+    (NODES, {**WHOLE, "active": {"a", "b"}}, [("etcd of the cluster", "2 of 3 members, without c")]),
+    (NODES, {**WHOLE, "leader": False}, [("etcd of the cluster", "no leader")]),
+    # An etcd that does not say whom it knows: the nodes do.
+    (NODES, {"known": {"a"}, "active": {"a", "b"}, "leader": True}, [("etcd of the cluster", "2 of 3 members")]),
+    (NODES, {"error": "refused"}, [("etcd of the cluster", "refused")]),
+])  # fmt: skip
+def test_what_is_away_is_named(nodes, etcd, said):
+    assert seen(nodes, etcd, "s1") == said
+    assert seen(NODES, WHOLE, "s1") == seen(NODES, None, "worker") == []
+    # A worker that is away, and nodes before the pod network, hold nothing up.
+    assert seen([node("s1", "False"), node("worker", "Unknown", labels={})], None, "s1") == []
+    assert seen(NODES, None, "other") == [("node other", "no node of that name")]
+
+
+@pytest.mark.parametrize(
+    ("ready", "boot", "said"),
+    [("True", "boot-1", "that of the previous boot"), ("False", "boot-2", "not Ready"), ("True", "boot-2", None)],
+)
+def test_a_node_is_back_when_it_has_reported_its_new_boot(ready, boot, said):
+    nodes = [node("worker", ready, boot, labels={})]
+    found = quorum.against(nodes, None, "worker", left="boot-1", ready=True)
+    assert [finding.seen for finding in found] == ([said] if said else [])
+
+
+@pytest.fixture
+def etcd(tmp_path):
+    def read(config, fetch=lambda url: ETCD_METRICS):
+        path = tmp_path / quorum.ETCD_CONFIG.lstrip("/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(config)
+        return quorum.etcd(Tree(tmp_path), fetch)
+
+    return read
+
+
+def test_etcd_is_asked_at_the_address_that_its_configuration_has(etcd):
+    asked = []
+
+    def fetch(url):
+        asked.append(url)
+        return ETCD_METRICS
+
+    found = etcd("name: s1\nlisten-metrics-urls: http://127.0.0.1:2381,http://192.0.2.1:2381\n", fetch)
+    assert asked == ["http://127.0.0.1:2381/metrics"]
+    assert found == {"known": {"a1", "b2", "c3"}, "active": {"a1", "b2"}, "leader": True}
+
+
+def test_an_etcd_that_cannot_be_asked_is_not_taken_for_one_that_is_whole(etcd, tmp_path):
+    def refused(_url):
+        raise ConnectionRefusedError("refused")
+
+    assert quorum.etcd(Tree(tmp_path)) is None, "a server without etcd has none"
+    assert "error" in etcd("listen-metrics-urls: http://127.0.0.1:2381\n", refused)
+    assert "error" in etcd("name: s1\n")
+
+
+def test_it_waits_until_nothing_stands_against_it_and_no_longer_than_told():
+    now, answers = [0.0], [["away"], ["away"], []]
+
+    class Client:
+        def items(self, _kind):
+            return NODES
+
+    def sleep(seconds):
+        now[0] += seconds
+
+    def wait(seconds, judge):
+        return quorum.wait(Client(), Tree("/nowhere"), seconds, judge, lambda: now[0], sleep)[1]
+
+    assert wait(60, lambda _nodes, _etcd: answers.pop(0)) == []
+    assert now == [6.0]
+    assert wait(5, lambda _nodes, _etcd: ["away"]) == ["away"]
+    assert now == [12.0]

@@ -42,8 +42,6 @@ CUTS = 6
 
 
 class Clock:
-    """Passes by as calls are made, in place of the time module."""
-
     def __init__(self):
         self.now = 0.0
 
@@ -121,8 +119,6 @@ class Broken(client.Kubectl):
 
 
 class Server:
-    """A server's exec, as far as its callers look at it."""
-
     def __init__(self, status, said):
         self.status, self.said = status, said
 

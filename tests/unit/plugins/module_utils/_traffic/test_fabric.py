@@ -1,16 +1,20 @@
-"""The two ends of a fabric test: commands, captured outputs, and servers that are always ended."""
+"""The two ends of a fabric test: commands, captured outputs, servers that are always ended, order of rounds."""
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 import signal
 import socket
 import subprocess
+import threading
 import time
 
 import pytest
-from ansible_collections.gpufabric.rdma.plugins.module_utils._traffic import fabric
+from ansible_collections.gpufabric.rdma.plugins.module_utils._traffic import fabric, rounds
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree
+from ansible_collections.gpufabric.rdma.tests.tools import bandwidth_double
 
 OUTPUT = pathlib.Path(__file__).resolve().parents[4] / "fixtures/output"
 
@@ -20,18 +24,9 @@ def said(name):
 
 
 def a_test(tool="ib_write_bw", number=0, **changed):
-    return {
-        "id": f"rail{number}-a-b-{tool}",
-        "tool": tool,
-        "address": "10.77.1.2",
-        "tcp_port": 18600 + number,
-        "client": {"hca": "rxe0", "port": 1, "ip": "10.77.1.1", "gid": 1},
-        "server": {"hca": "mlx5_0", "port": 2, "ip": "10.77.1.2", "gid": 3},
-        **changed,
-    }
-
-
-# --- commands and outputs ---------------------------------------------------------------------------------------------
+    known = {"id": f"rail{number}-a-b-{tool}", "tool": tool, "address": "10.77.1.2", "tcp_port": 18600 + number}
+    known["client"] = {"hca": "rxe0", "port": 1, "ip": "10.77.1.1", "gid": 1}
+    return {**known, "server": {"hca": "mlx5_0", "port": 2, "ip": "10.77.1.2", "gid": 3}, **changed}
 
 
 NO_GID = {"hca": "mlx5_0", "port": 1, "ip": None, "gid": None}
@@ -86,8 +81,6 @@ def test_pings_and_writes_are_counted_and_gigabits_taken_as_they_are():
     assert fabric.parse("ib_write_bw", 0, output, 5)["gbps"] == 390.68
 
 
-# --- servers ----------------------------------------------------------------------------------------------------------
-
 SERVER = """#!/usr/bin/env python3
 import socket, sys, time
 listener = socket.create_server(("127.0.0.1", int(sys.argv[sys.argv.index("-p") + 1])))
@@ -97,19 +90,12 @@ time.sleep(60)
 
 
 @pytest.fixture
-def tools(tmp_path, monkeypatch):
+def tools(tmp_path, monkeypatch, script):
     """A folder first in PATH whose tools listen as perftest does, or fail."""
-
-    def install(name, text):
-        path = tmp_path / "bin" / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(text)
-        path.chmod(0o755)
-
-    install("ib_write_bw", SERVER)
-    install("rping", SERVER)
+    for name in ("ib_write_bw", "rping"):
+        script(f"bin/{name}", SERVER)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
-    return install
+    return lambda name, text: script(f"bin/{name}", text)
 
 
 @pytest.fixture
@@ -156,7 +142,7 @@ def test_a_server_ends_by_itself_when_no_call_comes_back(tools, state):
 
 
 def test_a_server_that_cannot_start_says_why(tools, state):
-    tools("ib_write_bw", "#!/bin/sh\necho ' Unable to find the Infiniband/RoCE device'\nexit 1\n")
+    tools("ib_write_bw", "echo ' Unable to find the Infiniband/RoCE device'\nexit 1")
     test = a_test(tcp_port=free_port())
     errors = fabric.serve([test], 2, 30, state)
     assert "exit code 1): Unable to find the Infiniband/RoCE device" in errors[test["id"]]
@@ -172,24 +158,127 @@ def test_a_process_that_took_over_the_number_is_not_killed(tmp_path, state):
         bystander.send_signal(signal.SIGKILL)
 
 
-def test_clients_run_in_turn_and_report_their_time(tools):
-    tools("rping", f"#!/bin/sh\ncat {OUTPUT}/rping-44.0-ok.txt\n")
-    tools("ib_write_bw", f"#!/bin/sh\ncat {OUTPUT}/ib_write_bw-4.5-iterations.txt\n")
-    results = fabric.connect([a_test("rping"), a_test()], 2, 30)
-    assert [result["ok"] for result in results] == [True, True]
-    assert results[1]["mb_per_s"] == 5.5
-    assert results[1]["command"].startswith("ib_write_bw -d rxe0")
-    assert all(result["seconds"] < 30 for result in results)
-
-
 def test_a_client_that_never_ends_is_abandoned(tools):
-    tools("rping", "#!/bin/sh\nexec sleep 60\n")
+    tools("rping", "exec sleep 60")
     (result,) = fabric.connect([a_test("rping")], 1, 1)
     assert (result["ok"], "no end after 1 s" in result["error"]) == (False, True)
 
 
-def test_a_client_tries_again_while_the_server_is_still_binding(tools, tmp_path):
-    answer = f"cat {OUTPUT}/rping-44.0-ok.txt"
-    tools("rping", f"#!/bin/sh\nif [ -e {tmp_path}/up ]; then {answer}; else touch {tmp_path}/up; exit 255; fi\n")
-    (result,) = fabric.connect([a_test("rping")], 2, 30)
-    assert result["ok"]
+OPTIONS = {"seconds": 1, "round_seconds": 3, "grace_seconds": 0}
+
+
+@pytest.fixture
+def tool(tmp_path, monkeypatch):
+    program = bandwidth_double.install(tmp_path / "node1")
+    planted = tmp_path / "planted.json"
+    planted.write_text(json.dumps({"gbit": 10}))
+    monkeypatch.setenv("BANDWIDTH_DOUBLE", str(planted))
+    return str(program)
+
+
+def made(identity, port, cpus=None, gpu=None):
+    about = {"pod": None, "local_cpus": cpus, "gpu": gpu, "dmabuf": False, "kind": "software", "netdev": "eth2"}
+    about |= {"ip": "10.0.0.1", "hca": "rxe0", "port": 1, "gid": 1}
+    sides = {"client": {**about, "host": "node1"}, "server": {**about, "host": "node2"}}
+    return {"id": identity, "tool": "ib_write_bw", "rail": 0, "address": "127.0.0.1", "tcp_port": port, **sides}
+
+
+def part(role, *tests):
+    steps = [{"id": test["id"], "role": role, "test": test} for test in tests]
+    return [{"order": order, "steps": [step]} for order, step in enumerate(steps)]
+
+
+def test_both_ends_meet_round_by_round(tool, tmp_path):
+    tests = [made("one", 18950), made("two", 18951)]
+    tree, options = Tree(str(tmp_path)), {**OPTIONS, "round_seconds": 60, "tool": tool}
+    served: list = []
+    server = threading.Thread(target=lambda: served.extend(rounds.run(part("server", *tests), options, tree)))
+    server.start()
+    sent = rounds.run(part("client", *tests), options, tree)
+    server.join()
+    met = [(one["id"], one["role"]) for one in sent + served if one["ok"]]
+    assert met == [("one", "client"), ("two", "client"), ("one", "server"), ("two", "server")]
+    assert sent[0]["gbps"] == pytest.approx(10, abs=0.01)
+    assert sent[0]["counters_read"] is False, "this tree has no counters, and that is told"
+
+
+class Hurried:
+    """A clock on which sleeping takes no time of ours."""
+
+    skipped = 0.0
+
+    def monotonic(self):
+        return time.monotonic() + self.skipped
+
+    def sleep(self, seconds):
+        self.skipped += seconds
+
+
+def test_a_peer_that_never_comes_costs_its_round_and_no_more(tool, tmp_path):
+    clock = Hurried()
+    start = clock.monotonic()
+    options = {**OPTIONS, "round_seconds": 10, "tool": tool}
+    tests = part("client", made("one", 18952), made("two", 18953))
+    found = rounds.run(tests, options, Tree(str(tmp_path)), clock)
+    assert [one["ok"] for one in found] == [False, False]
+    assert "Couldn't connect to 127.0.0.1:18952" in found[0]["error"]
+    assert clock.monotonic() - start < 2 * options["round_seconds"] + 5
+
+
+def test_counters_that_rise_during_a_test_are_reported(tmp_path, script):
+    folder = tmp_path / "sys/class/infiniband/rxe0/ports/1/hw_counters"
+    folder.mkdir(parents=True)
+    counter = folder / "completer_retry_err"
+    counter.write_text("4\n")
+    options = {**OPTIONS, "tool": script("fake", f"echo 9 >{counter}")}
+    found = rounds.run(part("server", made("one", 18954)), options, Tree(str(tmp_path)))
+    assert (found[0]["counters"], found[0]["counters_read"]) == ({"completer_retry_err": 5}, True)
+
+
+NEAR, CUDA = ["taskset", "-c", "0-31", "ib_write_bw"], ["--use_cuda=3"]
+
+
+@pytest.mark.parametrize(
+    ("cpus", "gpu", "dmabuf", "starts", "gpu_options"),
+    [
+        (None, None, False, ["ib_write_bw", "-d"], []),
+        ("0-31", 3, False, NEAR, CUDA),
+        ("0-31", 3, True, NEAR, [*CUDA, "--use_cuda_dmabuf"]),
+    ],
+)
+@pytest.mark.parametrize("role", ["client", "server"])
+def test_a_command_runs_near_its_hca_and_from_gpu_memory_on_request(role, cpus, gpu, dmabuf, starts, gpu_options):
+    test = made("one", 18800, cpus=cpus, gpu=gpu)
+    test[role]["dmabuf"] = dmabuf
+    argv = rounds.command({"id": "one", "role": role, "test": test}, 5)
+    assert argv[: len(starts)] == starts
+    assert [word for word in argv if "cuda" in word] == gpu_options
+    assert (argv[-1] == "127.0.0.1") == (role == "client")
+
+
+@pytest.mark.parametrize(
+    ("listed", "send", "dmabuf"),
+    [("", False, False), ("--use_cuda=<dev>", True, False), ("--use_cuda=<dev> --use_cuda_dmabuf", True, True)],
+)
+def test_the_tools_own_help_says_what_it_can_do_with_gpu_memory(script, listed, send, dmabuf):
+    tool = script("ib_write_bw", f'echo "  {listed}  as perftest prints it"')
+    assert rounds.cuda(tool) == {"send": send, "dmabuf": dmabuf}
+
+
+def test_the_process_outlives_the_call_and_is_ended_with_its_tests(tmp_path, script):
+    options = {**OPTIONS, "round_seconds": 60, "tool": script("slow", "exec sleep 60")}
+    rounds.start(part("server", made("one", 18955)), options, str(tmp_path))
+    record = json.loads((tmp_path / rounds.STATE / "process.json").read_text())
+    assert fabric.started_at(record["pid"]) == record["born"]
+    found = rounds.collect(1, str(tmp_path))
+    assert found == {"results": [], "error": "no end within 1 s"}
+    os.waitpid(record["pid"], 0)
+    assert not (tmp_path / rounds.STATE).exists()
+    assert "never started" in rounds.collect(1, str(tmp_path))["error"]
+
+
+def test_only_those_who_hold_a_verbs_device_use_an_hca():
+    hcas = [{"name": "mlx5_0", "char_devices": {"uverbs": "uverbs0", "umad": ["umad0"]}}]
+    opensm = {"pid": 1, "command": "opensm", "pod": None, "unit": "opensm", "devices": ["/dev/infiniband/umad0"]}
+    job = {"pid": 2, "command": "python3", "pod": "a-b", "unit": None, "devices": ["/dev/infiniband/uverbs0"]}
+    assert rounds.users([opensm, job], hcas) == {"mlx5_0": ["python3 (process 2, pod a-b)"]}

@@ -1,4 +1,4 @@
-"""gather() as a whole: subsets, no repeated read, no fork, and that nothing on a node makes it raise."""
+"""gather() as a whole, and below it the tree: files that no link leads out of, answers that no file gives."""
 
 from __future__ import annotations
 
@@ -6,74 +6,26 @@ import collections
 import json
 import os
 import random
-import shutil
 import subprocess
 
 import pytest
-from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree, initramfs, paths
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import Tree, initramfs, paths, seams
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import node as machine
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.facts import SUBSETS, gather
 from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
+from ansible_collections.gpufabric.rdma.tests.tools import tree as fixtures
 
 from_seams = Seams.recorded({"addresses": {"enp1s0f0np0": ["10.0.0.1/24"]}})
 
 
-@pytest.fixture
-def everything(node):
-    """Something of everything: the GH200 of the first guide, a bond, a VF, an SF, mlx4, software HCAs and a service."""
-    for index, state in ((0, "4: ACTIVE"), (1, "1: DOWN")):
-        card = node.pci(f"pci0000:00/0000:00:00.0/0000:01:00.{index}", "15b3", "1021", "0x020000", "mlx5_core")
-        node.port(node.hca(f"mlx5_{index}", card), 1, state=state)
-        node.netdev(f"enp1s0f0np{index}", card, phys_port_name=f"p{index}")
-        node.files(f"/sys/class/infiniband_verbs/uverbs{index}", ibdev=f"mlx5_{index}")
-        node.files(f"/sys/class/infiniband_mad/umad{index}", ibdev=f"mlx5_{index}", port=1)
-    node.pci("pci0009:00/0009:00:00.0/0009:01:00.0", "10de", "2342", "0x030200", "nvidia")
-    node.default_route("enp1s0f0np0")
-    for name in ("mlx5_core", "mlx5_ib", "ib_core", "ib_uverbs", "nvidia"):
-        node.module(name)
-    card = node.pci("pci0001:00/0001:00:00.0/0001:01:00.0", "15b3", "101d", "0x020000", "mlx5_core", sriov_totalvfs=2)
-    other = node.pci("pci0001:00/0001:00:00.0/0001:01:00.1", "15b3", "101d", "0x020000", "mlx5_core")
-    hca = node.hca("mlx5_bond_0", card)
-    node.gids(hca, 1, {0: ("fe80::1", "RoCE v2", "bond0"), 2: ("fe80::2", "RoCE v2", "bond0")})
-    node.netdev("p0", card)
-    node.netdev("p1", other)
-    node.write(f"{node.netdev('bond0')}/bonding/slaves", "p0 p1").enslave("p0", "bond0").enslave("p1", "bond0")
-    child = node.pci("pci0001:00/0001:00:00.0/0001:01:00.2", "15b3", "101e", "0x020000", "mlx5_core")
-    node.link(f"{child}/physfn", card).link(f"{card}/virtfn0", child)
-    node.hca("mlx5_v", child)
-    node.hca("mlx5_sf", f"{card}/mlx5_core.sf.4")
-    two = node.pci("pci0001:00/0001:00:01.0/0001:02:00.0", "15b3", "1007", "0x020700", "mlx4_core")
-    node.hca("mlx4_0", two, ports=2, layer="InfiniBand")
-    node.netdev("ib0", two, type=32)
-    node.pci("pci0001:00/0001:00:02.0/0001:03:00.0", "15b3", "1021", "0x020000", "vfio-pci")
-    node.write(f"{node.hca('rxe0')}/parent", "bond0")
-    node.hca("siw0", node_guid="a288:c2ff:fe00:0001")
-    node.write("/lib/modules/6.1.0-test/modules.dep", "kernel/a/mlx5_core.ko:\nkernel/a/mlx5_ib.ko.xz:\nx/nvidia.ko:")
-    node.write("/lib/modules/6.1.0-test/kernel/a/mlx5_core.ko", b"\x7fELF")
-    node.write("/lib/modules/6.1.0-test/kernel/a/mlx5_ib.ko.xz", b"xz")
-    node.write("/etc/modprobe.d/a.conf", "options ib_core netns_mode=0\nblacklist nvidia\ninstall mlx4_ib /bin/true")
-    node.write("/etc/modules-load.d/a.conf", "ib_umad")
-    node.write("/var/lib/dpkg/status", "Package: rdma-core\nStatus: install ok installed\nVersion: 1")
-    node.write("/etc/systemd/system/k3s.service", "[Service]\nExecStart=/usr/local/bin/k3s server\nLimitMEMLOCK=1M")
-    node.write(paths.own_drop_in("k3s"), f"{paths.HEADER}\n[Service]\nLimitMEMLOCK=infinity")
-    node.write("/sys/fs/cgroup/system.slice/k3s.service/cgroup.procs", "7")
-    node.write("/proc/7/stat", f"7 (k3s) S 1 {'0 ' * 17}5 0").write("/proc/7/limits", "Max locked memory 1 1 bytes")
-    node.files("/proc/7", comm="k3s", cgroup="0::/system.slice/x.service")
-    for pid, inode in ((1, 1), (7, 2)):
-        os.makedirs(node.host(f"/proc/{pid}/ns"))
-        os.symlink(f"net:[{inode}]", node.host(f"/proc/{pid}/ns/net"))
-    node.write("/proc/1/mountinfo", "90 24 0:4 net:[43] /run/netns/blue rw shared:9 - nsfs nsfs rw")
-    node.write("/proc/net/if_inet6", "fe800000000000005054000000000001 02 40 20 80     bond0")
-    node.write("/proc/net/ipv6_route", "0" * 32 + " 00 " + "0" * 32 + " 00 " + "0" * 32 + " 0 0 0 3 bond0")
-    node.write("/proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX Open Kernel Module")
-    node.write("/boot/initrd.img-6.1.0-test").write("/usr/sbin/update-initramfs")
-    node.write("/etc/os-release", 'ID=debian\nVERSION_ID="12"\nPRETTY_NAME="Debian"')
-    node.write("/proc/cmdline", "quiet ib_core.netns_mode=1")
-    return node
+@pytest.fixture(params=["exclusive-netns-foreign-file", "bond"])
+def laid_out(request, tmp_path):
+    """The root of a machine with namespaces, services and foreign files, and of one with a bond."""
+    return fixtures.lay_out(fixtures.load(request.param), tmp_path / "root")
 
 
-def gathered(root):
-    facts = gather(Tree(str(root)), from_seams, software_hcas=True)
+def gathered(root, **options):
+    facts = gather(Tree(str(root)), from_seams, software_hcas=True, **options)
     json.dumps(facts)
     return facts
 
@@ -91,16 +43,15 @@ def gathered(root):
         (["all"], {*SUBSETS, "cards_without_rdma", "not_rails"} - {"pci", "gids"}),
     ],
 )
-def test_subsets(everything, subset, parts):
-    facts = gather(everything.tree(), from_seams, subset)
+def test_subsets(laid_out, subset, parts):
+    facts = gathered(laid_out, subset=subset)
     assert set(facts) == {"schema", "node", "virtualization", "unfinished", "reboot_reasons", *parts}
 
 
-def test_the_same_value_with_and_without_the_rest(everything):
-    """A part does not depend on which others are gathered with it."""
-    whole = gathered(everything.root)
+def test_the_same_value_with_and_without_the_rest(laid_out):
+    whole = gathered(laid_out)
     for name in set(SUBSETS) - {"pci", "gids"}:
-        assert gather(everything.tree(), from_seams, [name], software_hcas=True)[name] == whole[name]
+        assert gathered(laid_out, subset=[name])[name] == whole[name]
 
 
 def test_a_subset_that_does_not_exist_is_refused(node):
@@ -108,40 +59,32 @@ def test_a_subset_that_does_not_exist_is_refused(node):
         gather(node.tree(), from_seams, ["rail", "!hca"])
 
 
-def test_no_gids(everything):
-    seen = []
-    tree = Tree(str(everything.root), record=lambda operation, path: seen.append((operation, path)))
-    facts = gather(tree, from_seams, ["hcas", "!gids"])
-    assert all(port["gids"] == [] for hca in facts["hcas"] for port in hca["ports"])
-    assert not [path for operation, path in seen if operation == "slots"]
-
-
-def test_each_file_is_read_once(everything):
+def test_each_file_is_read_once(laid_out):
     seen = collections.Counter()
-    tree = Tree(str(everything.root), record=lambda operation, path: seen.update([(operation, path)]))
+    tree = Tree(str(laid_out), record=lambda operation, path: seen.update([(operation, path)]))
     gather(tree, from_seams)
     assert [access for access, times in seen.items() if times > 1] == []
 
 
-def test_nothing_is_forked_and_nothing_written(monkeypatch, everything):
+def test_nothing_is_forked_and_nothing_written(monkeypatch, laid_out):
     def refuse(*_args, **_kwargs):
         raise AssertionError("a process was started")
 
     def state():
-        return sorted((path, os.lstat(path).st_mtime_ns) for path in everything.root.rglob("*"))
+        return sorted((path, os.lstat(path).st_mtime_ns) for path in laid_out.rglob("*"))
 
     monkeypatch.setattr(subprocess, "Popen", refuse)
     before = state()
-    gather(everything.tree())
+    gather(Tree(str(laid_out)))
     assert state() == before
 
 
 @pytest.mark.parametrize("harm", ["missing", "refused", "scribbled"])
-def test_any_path_may_be_missing_refuse_or_hold_anything(everything, tmp_path, harm):
+def test_any_path_may_be_missing_refuse_or_hold_anything(laid_out, tmp_path, harm):
     """A driver unloads, a card falls off the bus; a directory in place of a file fails as ENODEV and EINVAL do."""
     chance, aside = random.Random(3), tmp_path / "aside"
     pieces = [b"\n", b":", b"=", b"\0", b"\xff\xfe", b"0x", b"-1", b"../../..", b"net:[", b"[Service]\n", b"\\\n"]
-    for place in sorted(everything.root.rglob("*")):
+    for place in sorted(laid_out.rglob("*")):
         if harm != "missing" and place.is_dir() and not place.is_symlink():
             continue
         content = place.read_bytes() if place.is_file() else b""
@@ -150,44 +93,10 @@ def test_any_path_may_be_missing_refuse_or_hold_anything(everything, tmp_path, h
             place.mkdir()
         elif harm == "scribbled":
             place.write_bytes(b"".join(chance.choices([*pieces, content[:7], content], k=chance.randrange(8))))
-        gathered(everything.root)
+        gathered(laid_out)
         if harm == "refused":
             place.rmdir()
         os.rename(aside, place)
-
-
-def test_a_device_may_vanish_between_any_two_reads(everything, tmp_path):
-    """The first HCA's directory goes at each seventh access in turn; what is left has to be a model without it, or
-    with the values that were read by then."""
-    accesses = []
-    gather(Tree(str(everything.root), record=lambda *access: accesses.append(access)), from_seams)
-    device = everything.root / "sys/devices/pci0000:00/0000:00:00.0/0000:01:00.0"
-    aside = tmp_path / "aside"
-    for moment in range(0, len(accesses), 7):
-        count = 0
-
-        def vanish(_operation, _path, moment=moment):
-            nonlocal count
-            count += 1
-            if count == moment + 1:
-                os.rename(device, aside)
-
-        facts = gather(Tree(str(everything.root), record=vanish), from_seams)
-        os.rename(aside, device)
-        json.dumps(facts)
-        assert {hca["name"] for hca in facts["hcas"]} >= {"mlx5_1", "mlx5_bond_0", "rxe0"}
-
-
-def test_owned_files_with_every_byte(node):
-    node.write(paths.OWN_MODPROBE, "options ib_core netns_mode=1\n")
-    node.write(paths.own_drop_in("k3s"), "[Service]")
-    node.write("/etc/systemd/system/k3s.service.d/other.conf", "[Service]")
-    os.chmod(node.host(paths.OWN_MODPROBE), 0o600)
-    os.chmod(node.host(paths.own_drop_in("k3s")), 0o644)
-    assert node.facts(["owned_files"])["owned_files"] == {
-        paths.OWN_MODPROBE: {"mode": "0600", "content": "options ib_core netns_mode=1\n\n"},
-        paths.own_drop_in("k3s"): {"mode": "0644", "content": "[Service]\n"},
-    }
 
 
 @pytest.mark.parametrize(
@@ -220,16 +129,6 @@ def test_containers(node, path, content, wanted):
     assert machine.container(node.tree()) == wanted
 
 
-def test_the_node(node):
-    node.write("/usr/lib/os-release", "# x\nID=rocky\nID_LIKE='rhel centos fedora'\nVERSION_ID=\"9.4\"\nbroken")
-    node.host("/proc/sys/kernel/arch").unlink()
-    found = machine.node(node.tree(), Seams.recorded({"machine": "aarch64"}))
-    like = ["rhel", "centos", "fedora"]
-    assert found["os"] == {"id": "rocky", "version_id": "9.4", "like": like, "pretty_name": None}
-    assert found["architecture"] == "aarch64"
-    assert machine.node(node.tree())["architecture"].startswith("unknown: ")
-
-
 def test_initramfs_images(node):
     for name in ("initrd.img-6.1.0-1", "initrd.img-6.1.0-1.bak", "initramfs-5.14.0-9.x86_64.img", "vmlinuz-6.1.0-1"):
         node.write(f"/boot/{name}")
@@ -244,11 +143,91 @@ def test_initramfs_images(node):
     assert all(isinstance(image["mtime"], int) for image in found["images"])
 
 
-@pytest.mark.parametrize("exists", [True, False])
-def test_a_tree_without_anything(tmp_path, exists):
-    if not exists:
-        shutil.rmtree(tmp_path)
-    facts = gather(Tree(str(tmp_path)))
-    assert (facts["hcas"], facts["gpus"], facts["rails"], facts["reboot_reasons"]) == ([], [], [], [])
-    assert facts["node"]["kernel"].startswith("unknown: ")
-    assert facts["subsystem"]["namespaces"].startswith("unknown: ")
+@pytest.fixture(params=[Tree, lambda root: Tree(root).snapshot()], ids=["tree", "snapshot"])
+def tree(request, tmp_path):
+    (tmp_path / "outside").write_text("of the machine that reads")
+    root = tmp_path / "root"
+    for folder in ("etc/real", "gids/3", "sys"):
+        (root / folder).mkdir(parents=True)
+    links = {"absolute": "/etc/real", "relative": "etc/real", "link": "/outside", "gids/4": "/outside"}
+    links |= {"upwards": "../../../../../../outside", "circle": "circle", "etc/masked": "/dev/null"}
+    for path, target in links.items():
+        os.symlink(target, root / path)
+    files = {"etc/real/file": b"  inside \n", "outside": b"inside too", "bytes": b"a\xffb"}
+    files |= {"large": b"x" * 9000, "sys/large": b"x" * 9000}
+    files |= {"gids/0": b"fe80::1\n", "gids/2": b"0000\n", "gids/10": b"fe80::2\n", "gids/x": b"fe80::3"}
+    for path, content in files.items():
+        (root / path).write_bytes(content)
+    os.mkfifo(root / "fifo")
+    return request.param(str(root))
+
+
+@pytest.mark.parametrize(
+    ("path", "wanted"),
+    [
+        *(("/etc/real/file", "inside"), ("/absolute/file", "inside"), ("/relative/file", "inside")),
+        *(("/etc/../absolute/./file", "inside"), ("/link", "inside too"), ("/upwards", "inside too")),
+        *(("/etc/real/none", None), ("/etc/real", None), ("/etc/real/file/below", None), ("/nul\0", None)),
+        *(("/circle/file", None), ("/bytes", "a\ufffdb"), ("/large", "x" * 9000), ("/sys/large", "x" * 9000)),
+        pytest.param("/etc/masked", None, id="not the reader's own /dev/null"),
+    ],
+)
+def test_reads_strip_stay_inside_and_absent_is_none(tree, path, wanted):
+    assert tree.read(path) == wanted
+    folder, _slash, name = path.rpartition("/")
+    if "\0" not in path:
+        assert tree.attributes(folder or "/", [name]) == {name: wanted}
+
+
+def test_links_are_followed_inside_and_end(tree):
+    for path in ("/link", "/upwards"):
+        assert (tree.stat(path).st_size, tree.realpath(path)) == (len("inside too"), "/outside")
+    assert tree.listdir("/absolute") == ["file"]
+    assert (tree.realpath("/circle"), tree.listdir("/circle"), tree.stat("/circle")) == ("/circle", [], None)
+    assert tree.realpath("/absolute/none/below") == "/etc/real/none/below"
+    assert (tree.target("/absolute"), tree.target("/etc/real/file")) == ("real", None)
+    assert tree.readlink("/etc/masked") == "/dev/null"
+
+
+def test_slots_leave_out_empty_and_unreadable_ones(tree):
+    assert tree.slots("/gids", b"0000") == [(0, "fe80::1"), (10, "fe80::2")]
+    assert tree.slots("/none", b"0000") == []
+
+
+def test_short_reads_do_not_end_a_procfs_file(tmp_path, monkeypatch):
+    """seq_file returns whole records only, so a read of cgroup.procs may be short with more to come."""
+    (tmp_path / "sys/fs").mkdir(parents=True)
+    (tmp_path / "sys/fs/procs").write_text("1\n2\n3\n")
+    whole = os.read
+    monkeypatch.setattr(os, "read", lambda fd, _size: whole(fd, 2))
+    assert Tree(str(tmp_path)).read("/sys/fs/procs") == "1\n2\n3"
+
+
+def test_the_machine_itself_is_read_without_a_prefix_and_a_fork():
+    assert Tree("/").live
+    assert Tree("/").read("/proc/self/comm")
+    assert gather(Tree("/"))["node"]["kernel"] == os.uname().release
+    assert Tree("/").realpath("/proc/self") == f"/proc/{os.getpid()}"
+    live = Seams.of(Tree("/"))
+    assert "127.0.0.1/8" in live.addresses()["lo"]
+    assert (live.machine(), live.forks) == (os.uname().machine, 0)
+
+
+@pytest.mark.parametrize("content", [None, "", "{", "[]"])
+def test_recorded_answers_that_are_none(tmp_path, content):
+    if content is not None:
+        (tmp_path / ".seams.json").write_text(content)
+    assert Seams.of(Tree(str(tmp_path))).addresses() is None
+
+
+def test_programs_are_asked_in_their_machine_readable_form(tmp_path, monkeypatch, script):
+    answer = r"filename=/x.ko.zst\0version=1=2\0alias=a\0alias=b\0"
+    said = {"modinfo": f"""[ "$1 $2" = "-0 /x.ko.zst" ] && printf '{answer}'""", "rpm": "echo rdma-core 48.0-1.el9"}
+    for name, text in said.items():
+        script(name, text)
+    monkeypatch.setattr(seams, "_PATH", f"{tmp_path}:/usr/bin:/bin")
+    live = Seams.live()
+    assert live.modinfo("/x.ko.zst") == {"filename": "/x.ko.zst", "version": "1=2", "alias": "a"}
+    assert (live.modinfo("/other.ko.zst"), live.rpm_query()) == (None, "rdma-core 48.0-1.el9\n")
+    assert live.forks == 3
+    assert live._run("no-such-program") is None

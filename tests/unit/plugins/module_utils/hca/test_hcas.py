@@ -1,11 +1,23 @@
-"""HCAs, GPUs, cards without RDMA and rails, where the machines of tests/fixtures (test_hosts.py) do not show it."""
+"""HCAs, GPUs, rails, netdevs, routes and distances, where the machines of tests/fixtures do not show it."""
 
 from __future__ import annotations
 
 import pytest
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import (
+    Tree,
+    counters,
+    hcas,
+    pci,
+    roots,
+    routes,
+    topology,
+)
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.management import uses
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.netdevs import RXE_OVERHEAD, Network, ib_mtu
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca.seams import Seams
 
 CARD = "pci0000:00/0000:00:01.0/0000:01:00"
-CX6, CX7, CX7_IB = ("15b3", "101d", "0x020000"), ("15b3", "1021", "0x020000"), ("15b3", "101b", "0x020700")
+CX7 = ("15b3", "1021", "0x020000")
 CX3 = ("15b3", "1007", "0x028000", "mlx4_core")
 HCAS, RAILS = ["hcas", "rails"], ["rails"]
 
@@ -13,100 +25,6 @@ HCAS, RAILS = ["hcas", "rails"], ["rails"]
 def only(node):
     (found,) = node.facts(HCAS)["hcas"]
     return found
-
-
-def test_order_is_that_of_pci_and_software_comes_last(node):
-    for name, chain in (("mlx5_10", "pci0000:00/0000:a0:00.0"), ("mlx5_2", "pci10000:00/10000:01:00.0")):
-        node.hca(name, node.pci(chain, *CX7_IB, "mlx5_core"))
-    node.hca("rocep1s0f0", node.pci("pci0000:00/0000:01:00.0", *CX7, "mlx5_core"))
-    for name in ("rxe10", "rxe9"):
-        node.hca(name)
-    node.link("/sys/class/infiniband/rxe1", "/sys/devices/virtual/infiniband/rxe1")  # vanished
-    names = [hca["name"] for hca in node.facts(HCAS)["hcas"]]
-    assert names == ["rocep1s0f0", "mlx5_10", "mlx5_2", "rxe9", "rxe10"]
-
-
-def test_every_pci_field(node):
-    link = {"current_link_speed": "16.0 GT/s PCIe", "current_link_width": 8, "max_link_width": 16}
-    link |= {"max_link_speed": "32.0 GT/s PCIe", "subsystem_vendor": "0x15b3", "subsystem_device": "0x0083"}
-    path = node.pci(f"{CARD}.0", *CX6, "mlx5_core", **link, sriov_totalvfs=8, sriov_numvfs=2)
-    node.link(f"{path}/iommu_group", "/sys/kernel/iommu_groups/27")
-    node.hca("mlx5_0", path)
-    for number in (0, 1):
-        node.link(f"{path}/virtfn{number}", f"/sys/devices/{CARD}.{number + 2}")
-    plain = {"address": "0000:01:00.0", "vendor": "15b3", "device": "101d", "driver": "mlx5_core", "numa_node": 0}
-    plain |= {"subsystem_vendor": "15b3", "subsystem_device": "0083", "model": "ConnectX-6 Dx", "iommu_group": "27"}
-    assert only(node)["pci"] == {
-        **plain,
-        "local_cpus": "0-71",
-        "sriov": {"total": 8, "enabled": 2},
-        "physfn": None,
-        "link": {"speed_gts": 16.0, "width": 8, "max_speed_gts": 32.0, "max_width": 16},
-        "virtfns": ["0000:01:00.2", "0000:01:00.3"],
-        "path": ["pci0000:00", "0000:00:01.0", "0000:01:00.0"],
-    }
-
-
-def test_sub_functions_have_their_own_netdev_and_the_card_their_representors(node):
-    card = node.pci(f"{CARD}.0", "15b3", "a2dc", "0x020000", "mlx5_core")
-    node.hca("mlx5_0", card)
-    node.netdev("enp1s0f0np0", card, phys_port_name="p0")
-    node.netdev("enp1s0f0pf0sf88", card, phys_port_name="pf0sf88")
-    for number in (10, 9):
-        node.hca(f"mlx5_{number}", f"{card}/mlx5_core.sf.{number}")
-        node.netdev(f"enp1s0f0s{number}", f"{card}/mlx5_core.sf.{number}")
-    whole, *parts = node.facts(HCAS)["hcas"]
-    assert [netdev["name"] for netdev in whole["netdevs"]] == ["enp1s0f0np0"]
-    assert whole["representors"] == ["enp1s0f0pf0sf88"]
-    assert [part["auxiliary"] for part in parts] == ["mlx5_core.sf.9", "mlx5_core.sf.10"]
-
-
-def test_a_bond_is_one_hca_and_its_default_route_reaches_it(node):
-    for number in (0, 1):
-        card = node.pci(f"{CARD}.{number}", *CX6, "mlx5_core")
-        node.netdev(f"p{number}", card, mtu=9000, phys_port_name=f"p{number}")
-        if number == 0:
-            hca = node.hca("mlx5_bond_0", card)
-            node.gids(hca, 1, {0: ("fe80::1", "IB/RoCE v1", "bond0"), 1: ("fe80::1", "RoCE v2", "bond0")})
-    node.write(f"{node.netdev('bond0', mtu=4200)}/bonding/slaves", "p0 p1")
-    node.enslave("p0", "bond0").enslave("p1", "bond0")
-    found = only(node)
-    assert (found["ports"][0]["netdev"], found["ports"][0]["active_mtu"]) == ("bond0", 4096)
-    assert found["bonded_functions"] == ["0000:01:00.1"]
-    node.default_route("bond0")
-    assert all(netdev["default_route"] for netdev in only(node)["netdevs"])
-    assert node.facts(HCAS)["rails"] == []
-
-
-def test_a_bridge_is_not_a_bond(node):
-    card = node.pci(f"{CARD}.0", *CX6, "mlx5_core")
-    node.hca("mlx5_0", card)
-    node.netdev("p0", card)
-    node.netdev("br0", mtu=9000)
-    node.enslave("p0", "br0")
-    found = only(node)
-    assert [(netdev["name"], netdev["master"]) for netdev in found["netdevs"]] == [("p0", "br0")]
-    assert (found["ports"][0]["netdev"], found["ports"][0]["active_mtu"]) == ("p0", 1024)
-
-
-def test_mlx4_tells_the_port_by_dev_id_where_dev_port_does_not_and_else_by_gids(node):
-    card = node.pci(f"{CARD}.0", *CX3)
-    hca = node.hca("mlx4_0", card, ports=2)
-    node.netdev("b", card, dev_port=0)
-    other = node.netdev("a", card, dev_port=0, dev_id="0x1")
-    assert [(port["number"], port["netdev"]) for port in only(node)["ports"]] == [(1, "b"), (2, "a")]
-    node.write(f"{other}/dev_id", "0x0")
-    for number, name in ((1, "b"), (2, "a")):
-        node.gids(hca, number, {0: ("fe80::1", "RoCE v2", name)})
-    (found,) = node.facts(["hcas", "!gids"])["hcas"]
-    assert [(port["number"], port["netdev"], port["gids"]) for port in found["ports"]] == [(1, "b", []), (2, "a", [])]
-
-
-def test_irdma_takes_no_headers_off_the_mtu(node):
-    card = node.pci(f"{CARD}.0", "8086", "1592", "0x020000", "ice")
-    node.hca("rocep1s0f0", card)
-    node.netdev("ens1f0", card, mtu=4096)
-    assert (only(node)["pci"]["model"], only(node)["ports"][0]["active_mtu"]) == ("E810-C QSFP", 4096)
 
 
 ETH1, MV0 = ("fe80::1", "RoCE v2", "eth1"), ("fe80::2", "RoCE v2", "mv0")
@@ -170,44 +88,6 @@ def test_cards_without_rdma_say_why(node, driver, loaded, files, seen, step):
     assert (found["address"], found["driver"], found["netdevs"]) == ("0000:01:00.0", driver, netdevs)
 
 
-def test_a_connectx_3_needs_the_mlx4_modules(node):
-    node.pci(f"{CARD}.0", *CX3)
-    node.module("mlx4_core")
-    assert "mlx4_ib" in node.facts(["hcas"])["cards_without_rdma"][0]["reason"]
-
-
-def test_what_is_no_card_without_rdma(node):
-    """VFs, other vendors, and Mellanox functions that are no network card."""
-    parent = node.pci(f"{CARD}.0", *CX7, "mlx5_core")
-    node.hca("mlx5_0", parent)
-    node.link(f"{node.pci(f'{CARD}.2', '15b3', '101e', '0x020000', 'vfio-pci')}/physfn", parent)
-    node.pci("pci0000:00/0000:00:02.0", "8086", "1592", "0x020000", "ice")
-    node.pci(f"{CARD}.3", "15b3", "c2d5", "0x080100")
-    assert node.facts(["hcas"])["cards_without_rdma"] == []
-
-
-@pytest.mark.parametrize(
-    ("vendor", "device", "code", "wanted"),
-    [
-        pytest.param("10de", "2330", "0x030200", ["H100 SXM5 80GB"], id="3D controller"),
-        pytest.param("10de", "26b9", "0x030000", ["L40S"], id="VGA"),
-        pytest.param("1002", "74a1", "0x120000", ["MI300X"], id="accelerator"),
-        pytest.param("10de", "22a3", "0x068000", [], id="NVSwitch"),
-        pytest.param("1a03", "2000", "0x030000", [], id="BMC"),
-        pytest.param("10de", "fefe", "0x030200", ["unknown: 10de:fefe is not in the table of models"], id="no model"),
-        pytest.param("10de", "2342", "0x030200", ["NVIDIA GH200 480GB"], id="the driver knows best"),
-    ],
-)
-def test_what_is_a_gpu(node, vendor, device, code, wanted):
-    node.pci(f"{CARD}.0", vendor, device, code, "nvidia")
-    if device == "2342":
-        node.write("/proc/driver/nvidia/gpus/0000:01:00.0/information", "Model: \t\t NVIDIA GH200 480GB\nIRQ: 5")
-    assert [gpu["model"] for gpu in node.facts(["gpus"])["gpus"]] == wanted
-
-
-# --- rails ------------------------------------------------------------------------------------------------------------
-
-
 def below(switch, slot, address):
     return f"pci0000:{switch}/0000:{switch}:01.0/0000:{switch}:00.0/0000:{switch}:{slot}.0/{address}"
 
@@ -230,7 +110,6 @@ def gpu(node, number, switch):
 
 
 def pull(node, hca):
-    """The cable is out."""
     node.port(hca, 1, state="1: DOWN", phys_state="3: Disabled")
 
 
@@ -273,34 +152,6 @@ def test_rails_pair_with_gpus_and_keep_their_numbers_when_a_cable_is_out(node, c
         node.port(hca, 1)
 
 
-def test_the_second_port_without_a_cable_is_unused_unless_it_has_an_address(node):
-    """Its number stays empty; where it was set up once, that its cable is out is a fault, not a choice."""
-    cards = [card(node, number, ports=2) for number in (1, 2)]
-    for _first, second in cards:
-        pull(node, second)
-    facts = node.facts(RAILS)
-    assert indexes(facts) == [(0, "mlx5_1_0"), (2, "mlx5_2_0")]
-    assert [row["hca"] for row in facts["not_rails"]] == ["mlx5_1_1", "mlx5_2_1"]
-    node.addresses = {"net1_1": ["10.0.0.1/24"]}
-    assert indexes(node.facts(RAILS)) == [(0, "mlx5_1_0"), (1, "mlx5_1_1"), (2, "mlx5_2_0")]
-    pull(node, cards[1][0])
-    assert [index for index, _hca in indexes(node.facts(RAILS))] == [0, 1, 2, 3], "both ports down: both are meant"
-
-
-def test_software_hcas_and_virtual_functions_on_request_only(node):
-    card(node, 1)
-    card(node, 2)
-    node.link("/sys/bus/pci/devices/0001:02:00.0/physfn", "/sys/bus/pci/devices/0001:01:00.0")
-    node.netdev("eth1")
-    node.write(f"{node.hca('rxe0')}/parent", "eth1")
-    facts = node.facts(RAILS)
-    assert indexes(facts) == [(0, "mlx5_1")]
-    assert [row["hca"] for row in facts["not_rails"]] == ["mlx5_2", "rxe0"]
-    assert indexes(node.facts(RAILS, rails=[{"hca": "mlx5_2"}])) == [(0, "mlx5_2")]
-    last = node.facts(RAILS, software_hcas=True)["rails"][-1]
-    assert (last["hca"], last["netdev"], last["pci"]) == ("rxe0", "eth1", None)
-
-
 @pytest.mark.parametrize(
     "name",
     [{"hca": "mlx5_2"}, {"hca": "MLX5_2"}, {"pci": "0001:02:00.0"}, {"netdev": "net2_0"}, {"mac": "00:00:00:00:02:00"}],
@@ -326,3 +177,182 @@ def test_a_device_with_two_ports_wants_the_port_too(node):
     named = node.facts(RAILS, rails=[{"hca": "mlx4_0"}, {"netdev": "ens3d1"}, {"hca": "mlx4_0", "port": 1}])
     assert [(rail["index"], rail["port"]) for rail in named["rails"]] == [(1, 2), (2, 1)]
     assert len(named["not_rails"]) == 1
+
+
+HEAD = "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT"
+DEFAULT4 = "eth0\t00000000\t010200C0\t0003\t0\t0\t100\t00000000\t0\t0\t0"
+LINK4 = "eth0\t000200C0\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0"
+BLACKHOLE4 = "*\t0000000A\t00000000\t0201\t0\t0\t0\t000000FF\t0\t0\t0"
+DOWN4 = "eth3\t00000000\t010300C0\t0002\t0\t0\t0\t00000000\t0\t0\t0"
+ZERO = "0" * 32
+DEFAULT6 = f"{ZERO} 00 {ZERO} 00 fd000000000000000000000000000001 00000400 00000003 00000000 00000003     ib0"
+LINK6 = f"fd000000000000000000000000000000 40 {ZERO} 00 {ZERO} 00000100 00000001 00000000 00000001     eth0"
+LOCAL6 = f"fd000000000000000000000000000002 80 {ZERO} 00 {ZERO} 00000000 00000003 00000000 80200001     eth0"
+LINK_LOCAL6 = f"fe800000000000000000000000000000 40 {ZERO} 00 {ZERO} 00000100 00000002 00000000 00000001     eth0"
+MULTICAST6 = f"ff000000000000000000000000000000 08 {ZERO} 00 {ZERO} 00000100 00000003 00000000 00000001     eth0"
+LOOPBACK6 = f"00000000000000000000000000000001 80 {ZERO} 00 {ZERO} 00000000 00000002 00000000 80200001       lo"
+UNREACHABLE6 = f"{ZERO} 00 {ZERO} 00 {ZERO} ffffffff 00000001 00000000 00200200       lo"
+REJECT6 = f"{ZERO} 00 {ZERO} 00 {ZERO} 00000400 00000001 00000000 00000201     eth1"
+
+
+def test_a_row_that_makes_no_sense_hides_no_other():
+    garbled = ["eth9", "eth9\tzz\t00000000\t0001\t0\t0\t0\t00000000", "eth9\t0000\t00000000\t0001\t0\t0\t0\t00000000"]
+    assert [found.netdev for found in routes.ipv4("\n".join([HEAD, *garbled, DEFAULT4]))] == ["eth0"]
+    six = routes.ipv6("\n".join(["fd00 40", f"{'z' * 32}{DEFAULT6[32:]}", LINK6]))
+    assert [found.netdev for found in six] == ["eth0"]
+
+
+def test_both_tables_of_a_node(node):
+    assert (routes.usable(node.tree()), uses(node.tree(), Seams.none())) == ([], {})
+    node.write("/proc/net/route", "\n".join([HEAD, DEFAULT4, LINK4, BLACKHOLE4, DOWN4]))
+    six = [LINK6, LINK_LOCAL6, DEFAULT6, LOOPBACK6, LOCAL6, MULTICAST6, UNREACHABLE6, REJECT6]
+    node.write("/proc/net/ipv6_route", "\n".join(six))
+    assert set(uses(node.tree(), Seams.none())) == {"eth0", "ib0"}
+    assert [(row["destination"], row["netdev"]) for row in routes.destinations(node.tree())] == [
+        *(("0.0.0.0/0", "eth0"), ("192.0.2.0/24", "eth0")),
+        *(("fd00::/64", "eth0"), ("::/0", "ib0"), ("fd00::2/128", "eth0")),
+    ]
+
+
+def test_the_default_route_stands_on_everything_below_it(node):
+    for name in ("p0", "p1", "p2", "bond0", "bond0.7"):
+        node.netdev(name)
+    node.enslave("p0", "bond0").enslave("p1", "bond0")
+    node.link("/sys/devices/virtual/net/bond0.7/lower_bond0", "/sys/devices/virtual/net/bond0")
+    node.default_route("bond0.7")
+    assert set(Network(node.tree()).management()) == {"bond0.7", "bond0", "p0", "p1"}
+
+
+@pytest.mark.parametrize(
+    ("mtu", "overhead", "wanted"),
+    [
+        *((1500, (), 1024), (9000, (), 4096), (4191, (), 2048), (4192, (), 4096), (352, (), 256), (351, (), None)),
+        *((None, (), None), (4180, (), 2048), (4180, (RXE_OVERHEAD,), 4096)),
+    ],
+)
+def test_ib_mtu_is_the_kernels_iboe_get_mtu(mtu, overhead, wanted):
+    assert ib_mtu(mtu, *overhead) == wanted
+
+
+def test_errors_of_port_hardware_and_netdev_are_read_and_traffic_is_not(node):
+    port = "/sys/class/infiniband/mlx5_0/ports/1"
+    node.files(f"{port}/counters", symbol_error=3, port_xmit_data=10**12, port_rcv_errors="N/A (no PMA)")
+    node.write(f"{port}/hw_counters/out_of_sequence", "7").write("/sys/class/net/eth2/statistics/rx_errors", "1")
+    found = counters.read(node.tree(), "mlx5_0", 1, "eth2")
+    assert found == {"symbol_error": 3, "out_of_sequence": 7, "netdev_rx_errors": 1}
+    assert set(found) <= set(counters.KINDS)
+    assert counters.read(node.tree(), "mlx5_9", 1) == {}
+
+
+def test_rises_count_from_zero_after_a_reset_and_a_counter_at_its_end_is_reported():
+    assert counters.rises({"a": 1, "b": 2, "c": 9}, {"a": 1, "b": 5, "c": 4, "d": 1}) == {"b": 3, "c": 4}
+    values = {"symbol_error": 0xFFFF, "link_downed": 0xFE, "out_of_sequence": 10**9}
+    assert counters.saturated(values) == ["symbol_error"]
+
+
+def test_governors_are_counted(node):
+    for number, governor in enumerate(("powersave", "powersave", "performance")):
+        node.write(f"/sys/devices/system/cpu/cpu{number}/cpufreq/scaling_governor", governor)
+    node.write("/sys/devices/system/cpu/cpuidle/current_driver", "x")
+    assert counters.governors(node.tree()) == {"powersave": 2, "performance": 1}
+    assert counters.governors(Tree(str(node.root / "nothing"))) == {}
+
+
+BUS, PORT = "pci0000:10", "pci0000:10/0000:10:01.0"
+SWITCH = f"{PORT}/0000:11:00.0"
+GPU = f"{SWITCH}/0000:12:00.0/0000:13:00.0"
+PLATFORM = "platform/ACPI0004:00/pci0002:00/0002:00:00"
+CX7_MLX5 = ("15b3", "1021", "0x020000", "mlx5_core")
+DIRECT = ("15b3", "2100", "0x088000")
+SERIAL = "MT2501X00001"
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "wanted"),
+    [
+        pytest.param(f"{PORT}/0000:11:00.0", f"{PORT}/0000:11:00.1", "PIX", id="two functions of a card"),
+        pytest.param(GPU, f"{SWITCH}/0000:12:01.0/0000:14:00.0", "PIX", id="one switch, two downstream ports"),
+        pytest.param(GPU, f"{SWITCH}/0000:12:01.0/0000:14:00.0/0000:15:00.0/0000:16:00.0", "PXB", id="second switch"),
+        pytest.param(GPU, f"{BUS}/0000:10:02.0/0000:20:00.0", "PHB", id="one host bridge, two root ports"),
+        pytest.param(GPU, f"{BUS}/0000:10:03.0", "PHB", id="on the root bus"),
+        pytest.param(f"{PLATFORM}.1", f"{PLATFORM}.2", "PHB", id="a host bridge below a platform device"),
+        pytest.param(GPU, "pci0000:30/0000:30:01.0/0000:31:00.0", "NODE", id="two host bridges of one node"),
+        pytest.param(GPU, None, None, id="what is not there"),
+    ],
+)
+def test_distance(node, one, other, wanted):
+    for chain in filter(None, (one, other)):
+        node.pci(chain, "10de", "2330", "0x030200")
+    addresses = [(chain or "0000:99:00.0").rpartition("/")[2] for chain in (one, other)]
+    assert topology.distance(node.tree(), *addresses) == wanted
+    assert topology.distance(node.tree(), *reversed(addresses)) == wanted
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "online", "wanted"),
+    [(0, 1, "0-1", "SYS"), (-1, -1, "0-1", "NODE"), (-1, 0, "0", "NODE"), (-1, 0, "0-1", "SYS"), (-1, 0, None, "NODE")],
+)
+def test_numa_node_decides_between_host_bridges(node, first, second, online, wanted):
+    for bus, numa_node in ((10, first), (30, second)):
+        path = node.pci(f"pci0000:{bus}/0000:{bus}:01.0", "10de", "2330", "0x030200")
+        node.write(f"{path}/numa_node", str(numa_node))
+    path = node.host("/sys/devices/system/node/online")
+    path.write_text(online) if online else path.unlink()
+    assert topology.distance(node.tree(), "0000:10:01.0", "0000:30:01.0") == wanted
+
+
+def vpd(serial: str) -> bytes:
+    """As lspci -vv shows a ConnectX: an identifier, then PN, SN and VU, then the end tag."""
+    pairs = ((b"PN", b"900-9X81E"), (b"SN", serial.encode()), (b"VU", f"{serial}MLNXS0D0F0".encode()))
+    fields = b"".join(key + bytes([len(value)]) + value for key, value in pairs)
+    parts = ((0x82, b"NVIDIA ConnectX-8"), (0x90, fields))
+    return b"".join(bytes([tag]) + len(body).to_bytes(2, "little") + body for tag, body in parts) + b"\x78"
+
+
+@pytest.mark.parametrize("address", [None, "mlx5_0", "0000:01:00.0", "0000:01:00.0/../x", "0000:02:00.0"])
+def test_what_is_no_function_or_links_to_another_has_no_root(node, address):
+    node.link("/sys/bus/pci/devices/0000:02:00.0", "/sys/devices/pci0000:00/0000:01:00.0")
+    assert roots.pcie_root(node.tree(), address) is None
+
+
+def root_of(node, name):
+    tree = node.tree()
+    functions = pci.classes(tree)
+    fact = next(hca for hca in hcas.hcas(tree, functions=functions) if hca["name"] == name)
+    return roots.hca_root(tree, fact, functions)
+
+
+def test_a_software_hca_has_the_root_of_its_netdev_through_virtio_and_a_bond_on_one_card(node):
+    for index, chain in enumerate(("pci0000:80/0000:80:01.0", "pci0000:80/0000:80:01.1", "pci0000:90/0000:90:01.0")):
+        card = node.pci(chain, "1af4", "1041", "0x020000", "virtio-pci")
+        node.netdev(f"eth{index}", f"{card}/virtio3", address=f"52:54:00:00:00:0{index}")
+    node.netdev("bond0", address="52:54:00:00:00:0a")
+    node.enslave("eth0", "bond0").enslave("eth1", "bond0")
+    for name, netdev in (("rxe0", "eth0"), ("rxe1", "bond0")):
+        node.write(f"{node.hca(name)}/parent", netdev)
+    assert [root_of(node, name) for name in ("rxe0", "rxe1")] == ["pci0000:80"] * 2
+    node.enslave("eth2", "bond0")
+    assert root_of(node, "rxe1") is None
+
+
+def test_the_root_of_the_data_direct_function_counts(node):
+    """Two cards beside each other, each with its Data Direct function below another root; and a card without one."""
+    node.hca("mlx5_0", node.pci("pci0003:00/0003:00:01.0/0003:01:00.0", *CX7_MLX5))
+    assert root_of(node, "mlx5_0") == "pci0003:00"
+    for number in (1, 2):
+        card = node.pci(f"pci0000:00/0000:00:0{number}.0/0000:0{number}:00.0", *CX7_MLX5)
+        node.hca(f"mlx5_{number}", card, layer="InfiniBand")
+        direct = node.pci(f"pci000{number}:00/000{number}:00:00.0/000{number}:01:00.0", *DIRECT)
+        node.write(f"{card}/vpd", vpd(f"MT{number}")).write(f"{direct}/vpd", vpd(f"MT{number}"))
+    assert [root_of(node, name) for name in ("mlx5_1", "mlx5_2")] == ["pci0001:00", "pci0002:00"]
+
+
+def test_several_functions_of_one_card_pair_up_by_rank_or_not_at_all(node):
+    for index in (0, 1):
+        card = node.pci(f"pci0000:00/0000:00:01.0/0000:01:00.{index}", *CX7_MLX5)
+        direct = node.pci(f"pci0001:00/0001:00:00.0/0001:01:00.{index}", *DIRECT)
+        node.write(f"{card}/vpd", vpd(SERIAL)).write(f"{direct}/vpd", vpd(SERIAL))
+    functions = pci.classes(node.tree())
+    assert roots.data_direct(node.tree(), "0000:01:00.1", functions) == "0001:01:00.1"
+    del functions["0000:01:00.0"]
+    assert roots.data_direct(node.tree(), "0000:01:00.1", functions) is None

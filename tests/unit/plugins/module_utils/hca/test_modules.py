@@ -1,14 +1,23 @@
-"""modprobe.d(5), modules-load.d(5) and unit files: which file counts and which statement wins; the netns mode and its
-namespaces; the limit that a new start of a service gets and the one that the running service has."""
+"""Module files, packages and the driver; modprobe.d and units; the netns mode; the limits of services."""
 
 from __future__ import annotations
 
+import gzip
+import lzma
 import os
+import struct
 
 import pytest
-from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import limits, modprobe, modules, netns, paths, units
-
-INIT = 4026531840
+from ansible_collections.gpufabric.rdma.plugins.module_utils.hca import (
+    driver,
+    elf,
+    gpudirect,
+    limits,
+    modprobe,
+    modules,
+    netns,
+    paths,
+)
 
 
 def symlink(node, path, target):
@@ -51,13 +60,6 @@ def test_the_kernel_command_line_comes_last(node, more):
     assert [line.words for line in modprobe.blocks(lines, "b")] == [("blacklist", "b")]
     assert [line.text for line in modprobe.blocks(lines, "c")] == ["module_blacklist=c"]
     assert modprobe.options(lines, "ib_core", "n") == [] or "dyndbg" in more
-
-
-def test_names_with_dashes_and_an_option_without_a_value(node):
-    node.write("/etc/modprobe.d/x.conf", 'options nvidia-peermem persistent-api-support\noptions nvidia_peermem b="1"')
-    lines = modprobe.statements(node.tree())
-    assert modprobe.options(lines, "nvidia_peermem", "persistent_api_support")[0][1] == "1"
-    assert modprobe.options(lines, "nvidia-peermem", "b")[0][1] == "1"
 
 
 @pytest.mark.parametrize(
@@ -112,21 +114,6 @@ def test_loaded_built_in_and_available(node):
     assert (catalogue.path("other"), catalogue.path("none")) == ("/opt/else/other.ko", None)
 
 
-# --- the netns mode ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("value", "wanted"),
-    [("Y", "shared"), ("N", "exclusive"), ("?", "unknown: the kernel reports '?'")],
-)
-def test_the_running_mode(node, value, wanted):
-    assert netns.running(node.tree()) == "unknown: ib_core is not loaded"
-    node.module("ib_core")
-    assert netns.running(node.tree()).startswith("unknown: ib_core has no parameter netns_mode")
-    node.write("/sys/module/ib_core/parameters/netns_mode", value)
-    assert netns.running(node.tree()) == wanted
-
-
 @pytest.mark.parametrize(
     ("mode", "values"),
     [("shared", ("1", "y", "on")), ("exclusive", ("0", "No", "off")), (None, ("2", "o", ""))],
@@ -134,84 +121,6 @@ def test_the_running_mode(node, value, wanted):
 def test_modes_as_the_kernel_reads_them(mode, values):
     assert {netns.mode_of(value) for value in values} == {mode}
 
-
-def test_our_file_wins_among_files_and_the_command_line_over_all(node):
-    def found():
-        state = netns.state(node.tree())
-        keys = ("path", "line", "mode", "ours", "wins")
-        sources = [tuple(source[key] for key in keys) for source in state["netns_sources"]]
-        return state["persisted_netns_mode"], sources, state["foreign_owners"]
-
-    assert found() == (None, [], [])
-    foreign = "/etc/modprobe.d/sriov.conf"
-    node.write(foreign, "options ib_core netns_mode=0")
-    node.write(paths.OWN_MODPROBE, f"{paths.HEADER}\noptions ib_core netns_mode=1")
-    theirs, ours = (foreign, 1, "exclusive", False, False), (paths.OWN_MODPROBE, 2, "shared", True)
-    assert found() == ("shared", [theirs, (*ours, True)], [foreign])
-    node.write("/proc/cmdline", "quiet ib_core.netns_mode=0")
-    mode, sources, owners = found()
-    assert (mode, sources[:2], owners) == ("exclusive", [theirs, (*ours, False)], [foreign, "/proc/cmdline"])
-    assert netns.state(node.tree())["netns_sources"][-1]["text"] == "ib_core.netns_mode=0"
-
-
-def in_namespace(node, pid, inode, command="x", cgroup="0::/"):
-    symlink(node, f"/proc/{pid}/ns/net", f"net:[{inode}]")
-    node.files(f"/proc/{pid}", comm=command, cgroup=cgroup)
-
-
-def test_namespaces_and_their_owners(node):
-    assert netns.namespaces(node.tree()) == "unknown: /proc/1/ns/net is not readable (root only)"
-    in_namespace(node, 1, INIT, "systemd", "0::/init.scope")
-    in_namespace(node, 20, INIT)
-    in_namespace(node, 300, 40, "systemd-hostnam", "0::/system.slice/systemd-hostnamed.service")
-    pod = "0::/kubepods.slice/kubepods-besteffort.slice/cri-containerd-1f.scope"
-    in_namespace(node, 402, 41, "python", pod)
-    in_namespace(node, 401, 41, "pause", pod)
-    in_namespace(node, 500, 42, "bash", "1:name=systemd:/user.slice/user-0.slice\n2:cpu:/x.service")
-    in_namespace(node, 501, 42, "bash", "0::/user.slice")
-    node.files("/proc/77", comm="ended meanwhile")
-    in_namespace(node, 78, 44)
-    node.host("/proc/78/comm").unlink()
-    node.write(
-        "/proc/1/mountinfo",
-        "24 1 0:22 / /run rw shared:5 - tmpfs tmpfs rw\n"
-        "90 24 0:4 net:[43] /run/netns/blue rw shared:9 - nsfs nsfs rw\n"
-        "91 24 0:4 net:[41] /run/netns/cni-7 rw shared:9 - nsfs nsfs rw\n"
-        f"92 24 0:4 net:[{INIT}] /run/netns/init rw - nsfs nsfs rw\n"
-        "93 24 0:4 mnt:[9] /run/snapd/ns/x rw - nsfs nsfs rw",
-    )
-    found = {
-        (one["inode"], one["name"]): [tuple(owner.values()) for owner in one["owners"]]
-        for one in netns.namespaces(node.tree())
-    }
-    assert found == {
-        (40, None): [(300, "systemd-hostnam", "systemd-hostnamed.service", True)],
-        (41, "/run/netns/cni-7"): [(401, "pause", "cri-containerd-1f.scope", False)],
-        (42, None): [(500, "bash", None, False)],
-        (43, "/run/netns/blue"): [],
-        (44, None): [(78, None, None, False)],
-    }
-
-
-@pytest.mark.parametrize(
-    ("unit", "text", "wanted"),
-    [
-        ("systemd-timedated.service", None, True),
-        ("e2scrub@root.service", None, True),
-        ("job.service", "[Service]\nType=oneshot\nPrivateNetwork=yes", True),
-        ("job.service", "[Service]\nType=oneshot", False),
-        ("upower.service", "[Service]\nType=dbus\nPrivateNetwork=true", False),
-        ("gone.service", None, False),
-        (None, None, False),
-    ],
-)
-def test_which_units_go_away_by_themselves(node, unit, text, wanted):
-    if text:
-        node.write(f"/lib/systemd/system/{unit}", text)
-    assert netns.is_transient(node.tree().snapshot(), unit) is wanted
-
-
-# --- units and limits -------------------------------------------------------------------------------------------------
 
 UNIT = "[Unit]\nLimitMEMLOCK=1\n[Service]\nExecStart=/usr/local/bin/k3s server\nType=notify\n"
 DIRECTORIES = ("/etc/systemd/system", "/run/systemd/system", "/usr/lib/systemd/system")
@@ -235,18 +144,6 @@ def test_limits_as_systemd_writes_them(node, value, wanted):
     assert service(node)["memlock"] == wanted
 
 
-@pytest.mark.parametrize(
-    ("kernel", "container", "wanted"),
-    [("6.1.0-1-amd64", "", 8 << 20), ("5.16.0", "", 8 << 20), ("5.15.0-140", "", None), ("6.1.0", "docker", None)],
-)
-def test_the_default_where_nothing_is_set(node, kernel, container, wanted):
-    node.write("/proc/sys/kernel/osrelease", kernel)
-    node.write("/run/systemd/container", container)
-    found = service(node)
-    assert (found["exists"], found["active"], found["main_pid"], found["drop_ins"]) == (False, False, None, [])
-    assert found["memlock"] == wanted if wanted else found["memlock"].startswith("unknown: no unit file")
-
-
 def test_the_managers_own_default(node):
     node.write("/etc/systemd/system.conf", "[Manager]\n#DefaultLimitMEMLOCK=1M\nDefaultLimitMEMLOCK=2M")
     node.write("/usr/lib/systemd/system.conf.d/a.conf", "[Manager]\nDefaultLimitMEMLOCK=3M")
@@ -265,24 +162,6 @@ def test_drop_ins_apply_by_name_over_all_directories(node):
         node.write(path, f"[Service]\nLimitMEMLOCK={value}")
     found = service(node, "k3s-agent")
     assert (found["memlock"], found["drop_ins"]) == (2 << 20, list(places))
-
-
-def test_the_more_important_unit_file_counts_and_a_mask_hides_all(node):
-    etc, run, lib = DIRECTORIES
-    for directory, value in ((lib, "1M"), (run, "2M")):
-        node.write(f"{directory}/k3s.service", f"{UNIT}LimitMEMLOCK={value}")
-    assert service(node)["memlock"] == 2 << 20
-    symlink(node, f"{etc}/k3s.service", "/dev/null")
-    assert service(node)["exists"] is False
-
-
-def test_sections_comments_continuations_and_templates(node):
-    text = "[Unit]\nA=0\n[Service]\nA = 1 \\\n# why\n  2\n;A=3\nB=\n[Install]\nA=4"
-    assert units.assignments(text, "Service") == [("A", "1  2"), ("B", "")]
-    found = [units.template(unit) for unit in ("a@b.service", "a.service", "a@.service")]
-    assert found == ["a@.service", None, None]
-    node.write("/lib/systemd/system/a@.service", "[Service]\nType=oneshot")
-    assert units.settings(node.tree(), "a@b.service", "Service") == {"Type": ["oneshot"]}
 
 
 def process(node, pid, parent, started, command, soft="8388608"):
@@ -320,11 +199,148 @@ def test_a_service_in_a_nested_slice_with_a_pid_file(node):
     assert (found["main_pid"], found["memlock_running"]) == (8, 8 << 20)
 
 
+KERNEL = "6.1.0-test"
+CORE = "kernel/drivers/mlx5_core.ko"
+
+
+def note(build_id: str) -> bytes:
+    return struct.pack("<III4s", 4, len(build_id) // 2, 3, b"GNU") + bytes.fromhex(build_id)
+
+
+def module_file(order: str = "<", build_id: str = "", **fields: str) -> bytes:
+    """The smallest ELF object that has a .modinfo section and, where asked for, a build id."""
+    info = b"".join(f"{key}={value}".encode() + b"\0" for key, value in fields.items()) + b"alias=a\0alias=b\0"
+    parts = [(b".shstrtab", b""), (b".modinfo", info)]
+    if build_id:
+        parts.append((b".note.gnu.build-id", note(build_id)))
+    strings = b"\0" + b"".join(name + b"\0" for name, _content in parts)
+    parts[0] = (b".shstrtab", strings)
+    table = 64 + sum(len(content) for _name, content in parts)
+    header = b"\x7fELF\x02" + (b"\x01" if order == "<" else b"\x02") + b"\x01" + bytes(9)
+    header += struct.pack(order + "HHIQQQIHHHHHH", 1, 62, 1, 0, 0, table, 0, 64, 0, 0, 64, len(parts) + 1, 1)
+    sections, offset = bytes(64), 64
+    for name, content in parts:
+        place = (strings.index(name), 1, 0, 0, offset, len(content), 0, 0, 1, 0)
+        sections += struct.pack(order + "IIQQQQIIQQ", *place)
+        offset += len(content)
+    return header + b"".join(content for _name, content in parts) + sections
+
+
+def install(node, path: str, **fields: str) -> None:
+    directory = f"/lib/modules/{KERNEL}"
+    known = node.tree().read(f"{directory}/modules.dep") or ""
+    node.write(f"{directory}/modules.dep", f"{known}\n{path}:")
+    node.write(f"{directory}/{path}", module_file(**fields))
+
+
+def state(node, seams=None):
+    tree = node.tree()
+    return driver.state(tree, modules.Catalogue(tree, KERNEL), seams)
+
+
 @pytest.mark.parametrize(
-    ("group", "wanted"), [("", (False, None, None)), ("7", (True, 7, "unknown: /proc/7/limits is not readable"))]
+    ("name", "pack", "order"),
+    [("x.ko", bytes, "<"), ("x.ko", bytes, ">"), ("x.ko.xz", lzma.compress, "<"), ("x.ko.gz", gzip.compress, "<")],
 )
-def test_an_empty_group_is_no_running_service_and_a_process_may_end_meanwhile(node, group, wanted):
-    node.write("/lib/systemd/system/k3s.service", UNIT)
-    node.write(f"/sys/fs/cgroup/{SLICE}/cgroup.procs", group)
-    found = service(node)
-    assert (found["active"], found["main_pid"], found["memlock_running"]) == wanted
+def test_modinfo_reads_the_file_itself(node, name, pack, order):
+    node.write(f"/{name}", pack(module_file(order, version="1.2", srcversion="ABC")))
+    assert elf.modinfo(node.tree(), f"/{name}") == {"version": "1.2", "srcversion": "ABC", "alias": "a"}
+
+
+@pytest.mark.parametrize("name", ["x.ko", "x.ko.xz", "x.ko.gz"])
+@pytest.mark.parametrize("data", [b"", b"no module", b"\x7fELF\x02\x01" + bytes(58), module_file()[:90]])
+def test_what_is_not_a_module_has_no_modinfo(node, name, data):
+    node.write(f"/{name}", data)
+    assert elf.modinfo(node.tree(), f"/{name}") is None
+
+
+def packages(node, text):
+    """`name version[ status]` of each package, as dpkg keeps them."""
+    rows = [(*one.split(), "install")[:3] for one in filter(None, text.split(", "))]
+    stanzas = [f"Package: {name}\nStatus: {how} ok installed\nVersion: {version}\n" for name, version, how in rows]
+    gone = "Package: doca-ofed\nStatus: deinstall ok config-files\nVersion: 3.0.0\nDescription: x\n Package: fake\n"
+    node.write("/var/lib/dpkg/status", "\n".join([*stanzas, gone]))
+
+
+@pytest.mark.parametrize(
+    ("listed", "info", "wanted"),
+    [
+        ("rdma-core 44", None, ("inbox", None)),
+        ("doca-ofed-userspace 3.2", None, ("inbox", None)),
+        ("mlnx-ofed-kernel-dkms 24.10", None, ("mlnx_ofed", "24.10")),
+        ("mlnx-ofed-kernel-dkms 25.10, doca-ofed 3.2.1", None, ("doca", "3.2.1")),
+        ("mlnx-ofed-kernel-dkms 25.10", "echo OFED-internal-25.10-1.2.8:", ("doca", "25.10-1.2.8")),
+        ("", 'echo "MLNX_OFED_LINUX-24.10-3.2.5.0 (OFED-24.10)"', ("mlnx_ofed", "24.10-3.2.5.0")),
+        ("linux-modules-doca-ofed-3.4-generic 6.14, doca-ofed-generic 3.4", None, ("ubuntu_archive", "3.4")),
+    ],
+)
+def test_the_installed_stack(node, listed, info, wanted):
+    packages(node, listed)
+    if info:
+        node.write("/usr/bin/ofed_info", f"#!/bin/bash\n{info}")
+    found = driver.installed(node.tree())
+    assert (found["flavor"], found["version"]) == wanted
+
+
+def test_mlx_compat_in_memory_is_an_ofed_stack(node):
+    node.module("mlx5_core", version="24.10-1.1.4", srcversion="A").module("mlx_compat")
+    assert driver.loaded(node.tree())["flavor"] == "ofed"
+    assert driver.loaded(node.tree(), "doca")["flavor"] == "doca"
+
+
+def test_what_cannot_be_compared_is_unknown(node):
+    assert state(node)["agree"] == "unknown: no RDMA driver module is loaded"
+    node.module("mlx5_core")
+    found = state(node)
+    assert found["agree"].startswith("unknown: no loaded module has a srcversion or build id")
+    assert found["on_disk"]["flavor"] == f"unknown: /lib/modules/{KERNEL}/modules.dep is not readable"
+
+
+@pytest.mark.parametrize(("running", "agree"), [("aa" * 20, True), ("bb" * 20, False)])
+def test_debian_modules_are_compared_by_their_build_id(node, running, agree):
+    """Debian's kernels leave srcversion out of modules that have no version of their own."""
+    install(node, CORE, build_id="aa" * 20)
+    node.module("mlx5_core").write("/sys/module/mlx5_core/notes/.note.gnu.build-id", note(running))
+    found = state(node)
+    assert found["agree"] is agree
+    assert found["on_disk"]["modules"]["mlx5_core"]["build_id"] == "aa" * 20
+    assert found["loaded"]["modules"]["mlx5_core"]["build_id"] == running
+
+
+OPEN_MODULE = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05"
+NVIDIA, MIT = {"license": "NVIDIA"}, {"license": "Dual MIT/GPL"}
+STUB, WHOLE = {"depends": "nvidia"}, {"depends": "nvidia,ib_uverbs"}
+
+
+@pytest.mark.parametrize(
+    ("loaded", "version", "kernel", "nvidia", "peermem", "mode", "action"),
+    [
+        (None, "", KERNEL, None, None, "none", None),  # no GPU
+        ("", "", KERNEL, None, None, "none", ""),
+        ("nvidia nvidia_peermem", "", KERNEL, None, None, "peermem", None),
+        ("nvidia nv_peer_mem", "", KERNEL, None, None, "peermem", None),
+        ("nvidia", OPEN_MODULE, "6.8.0-60-generic", None, None, "dmabuf", None),
+        ("nvidia", OPEN_MODULE, "5.4.0-200-generic", None, None, "none", ""),
+        # The licence tells where the driver does not.
+        ("nvidia", "", KERNEL, MIT, None, "dmabuf", None),
+        ("nvidia", "", KERNEL, NVIDIA, None, "none", "Rebuild the NVIDIA driver"),
+        ("nvidia ib_core", "", KERNEL, NVIDIA, STUB, "none", "Install the OFED driver first"),
+        ("nvidia ib_core", "", KERNEL, NVIDIA, WHOLE, "none", "Load nvidia_peermem"),
+        ("nvidia", "", KERNEL, NVIDIA, WHOLE, "none", "Load the RDMA modules"),
+    ],
+)
+def test_gpudirect(node, loaded, version, kernel, nvidia, peermem, mode, action):
+    if loaded is not None:
+        node.pci("pci0000:00/0000:00:01.0", "10de", "2330", "0x030200", "nvidia")
+    for name in (loaded or "").split():
+        node.module(name)
+    if version:
+        node.write("/proc/driver/nvidia/version", version)
+    for name, fields in (("nvidia.ko", nvidia), ("nvidia-peermem.ko", peermem)):
+        if fields:
+            install(node, f"updates/dkms/{name}", **fields)
+    tree = node.tree()
+    found = gpudirect.state(tree, node.facts(["gpus"])["gpus"], kernel, modules.Catalogue(tree, KERNEL))
+    assert found["mode"] == mode
+    assert found["action"] is None if action is None else action in found["action"], found
+    assert found["peermem_loadable"] == (peermem == WHOLE and "ib_core" in loaded)
