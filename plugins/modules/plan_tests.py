@@ -9,26 +9,15 @@ module: plan_tests
 short_description: Plan who measures whom
 version_added: 0.1.0
 description:
-  - Runs on the controller and makes no remote call. Changes nothing but O(file).
+  - Runs on the controller and makes no remote call. Changes nothing but O(file). In check mode it asks for no consent.
   - Rails of the same index and network are peers. Takes what is known of each host by the names of variables, so that
     Ansible does not walk through it.
 requirements:
   - netaddr (the Python library, on the controller)
 author:
   - The gpufabric founders (@gpufabric)
-attributes:
-  action:
-    description: Indicates this has a corresponding action plugin so some parts of the options can be executed on
-      the controller.
-    support: full
-  check_mode:
-    description: Can run in C(check_mode) and return changed status prediction without modifying the target.
-    support: full
-    details:
-      - Check mode plans load on HCAs in use without consent.
-  diff_mode:
-    description: Will return details on what has changed, when in diff mode.
-    support: none
+extends_documentation_fragment:
+  - gpufabric.rdma.deciding
 options:
   kind:
     description:

@@ -10,7 +10,7 @@ short_description: Judge what was measured, print it, and write results, pages a
 version_added: 0.1.0
 description:
   - Runs on the controller and makes no remote call. It writes only the files that it is given, the same bytes for the
-    same input.
+    same input. In check mode it writes none, and what a planned change explains is not verified instead of failed.
   - A check has C(id), C(object), C(status) (passed, failed, not_verified, unused), C(wanted), C(seen) and C(next_step).
     One in the catalogue of failures has C(failure), its id there, and C(root) (true for the root cause) or
     C(consequence_of) (the id of its cause).
@@ -20,20 +20,8 @@ requirements:
   - jmespath (the Python library, on the controller), for O(query)
 author:
   - The gpufabric founders (@gpufabric)
-attributes:
-  action:
-    description: Indicates this has a corresponding action plugin so some parts of the options can be executed on
-      the controller.
-    support: full
-  check_mode:
-    description: Can run in C(check_mode) and return changed status prediction without modifying the target.
-    support: full
-    details:
-      - In check mode no file is written, a failure that a planned change explains is not verified instead, and every
-        test of the matrix is not verified.
-  diff_mode:
-    description: Will return details on what has changed, when in diff mode.
-    support: none
+extends_documentation_fragment:
+  - gpufabric.rdma.deciding
 options:
   kind:
     description:

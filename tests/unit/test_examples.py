@@ -363,9 +363,10 @@ def flux():
 def rendered_roles():
     """The directories that the playbook writes, from the role that hands the objects over."""
     tasks = yaml.safe_load((ROOT / "roles/cluster_objects/tasks/main.yml").read_text())
-    (write,) = [task for task in tasks if "gpufabric.rdma.git_folder" in task]
+    tasks = [task for task in tasks if "rendered" in task.get("gpufabric.rdma.cluster_objects", ())]
+    ((write, rendered),) = [(task, task["gpufabric.rdma.cluster_objects"]["rendered"]) for task in tasks]
     roles = list(write["vars"]["__cluster_objects_always"])
-    return [*roles, "device_plugin"] if "'device_plugin':" in write["gpufabric.rdma.git_folder"]["objects"] else roles
+    return [*roles, "device_plugin"] if "'device_plugin':" in rendered else roles
 
 
 def test_flux_has_one_kustomization_a_directory_each_after_what_it_needs():

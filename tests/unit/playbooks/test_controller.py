@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 import yaml
 from ansible.template import trust_as_template
-from ansible_collections.gpufabric.rdma.plugins.action import git_folder
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._gitops import folder
 from ansible_collections.gpufabric.rdma.tests.tools import report_documents, running, tree
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
@@ -187,4 +187,4 @@ def test_a_tagged_value_is_written_as_the_plain_one():
     tagged = {"kind": trust_as_template("Policy"), "metadata": {"name": trust_as_template("one")}}
     tagged["data"] = {"x": trust_as_template("a\nb\n")}
     assert tagged["kind"].__class__ is not str
-    assert git_folder.text(tagged) == git_folder.text(plain)
+    assert folder.text(tagged) == folder.text(plain)

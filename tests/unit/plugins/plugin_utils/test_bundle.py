@@ -16,7 +16,7 @@ import zipfile
 import pytest
 import yaml
 from ansible_collections.gpufabric.rdma.plugins.action.plan import LOCK as LOCK_FILE
-from ansible_collections.gpufabric.rdma.plugins.filter.driver_package import driver_package
+from ansible_collections.gpufabric.rdma.plugins.filter.driver import driver_package
 from ansible_collections.gpufabric.rdma.plugins.module_utils._bundle import lock as bundle_lock
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import node as plugin_node
 from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin import wheels as wheels_of

@@ -12,6 +12,7 @@ import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._core.change import Refused
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._matrix import expect, judge, schedule
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._matrix import plan as matrix_plan
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import pairs
 
 ROOT = pathlib.Path(__file__).resolve().parents[4]
 SCHEMA = json.loads((ROOT / "docs/schemas/results-1.json").read_text())
@@ -199,7 +200,7 @@ def test_rails_of_software_hcas_take_turns_because_they_share_the_processor(node
 
 def test_two_ports_of_a_card_take_turns(facts_of):
     hcas = facts_of("two-cards-cx6dx")["hcas"]
-    links = matrix_plan.shared_links(hcas)
+    links = pairs.shared_links(hcas)
     slots: dict = {}
     for hca in hcas:
         slots.setdefault(hca["pci"]["address"].rpartition(".")[0], set()).add(links[hca["name"]])
@@ -209,7 +210,7 @@ def test_two_ports_of_a_card_take_turns(facts_of):
 
 def test_each_host_has_both_its_ends_of_every_test_in_the_order_of_the_rounds(node):
     plan = planned([node(number) for number in range(1, 6)])
-    parts = matrix_plan.steps(plan)
+    parts = pairs.parts(plan["rounds"], plan["tests"])
     for host, mine in parts.items():
         orders = [one["order"] for one in mine]
         assert orders == sorted(set(orders))

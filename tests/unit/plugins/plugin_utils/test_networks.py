@@ -287,3 +287,15 @@ def test_resources_are_those_of_the_device_plugin(plan, given, resources, of_rai
     made = sound(plan([node()], resources=given, rails=True), [node()], resources)
     annotations = made["objects"][0]["metadata"].get("annotations")
     assert annotations == (of_rail_0 and {networks.RESOURCE_ANNOTATION: of_rail_0})
+
+
+def test_files_come_and_go_and_those_of_others_stay():
+    there = {"10-theirs.conf": '{"name": "theirs"}', "gpufabric-rdma-gone.conf": "{}", "broken.conf": "{"}
+    made, findings = networks.node_files({"rail0": "{}\n"}, there, "/d")
+    assert made == {
+        "files": [{"path": "/d/gpufabric-rdma-rail0.conf", "content": "{}\n"}],
+        "absent": ["/d/gpufabric-rdma-gone.conf"],
+    }
+    assert findings == []
+    (clash,) = networks.node_files({"theirs": "{}\n"}, there, "/d")[1]
+    assert (clash.object, "/d/10-theirs.conf" in clash.seen) == ("network theirs", True)

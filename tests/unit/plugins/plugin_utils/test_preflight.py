@@ -425,7 +425,9 @@ def planned(nodes, *names, **changes):
     groups = {"all": ["a", "b"], "gpu_nodes": ["a", "b"]}
     given = {"hosts": ["a", "b"], "groups": groups, "nodes": ["a", "b"], "servers": {"a": (None, ADDRESSES["a"])}}
     lock = {"images": [], "wheels": []}
-    return plan.plan(nodes, plan.Run(**{"roles": names, "lock": lock, "now": 0, "bundle": None, **given, **changes}))
+    return plan.plan(
+        nodes, plan.Run(**{"roles": names, "lock": lock, "daemonset": {}, "now": 0, "bundle": None, **given, **changes})
+    )
 
 
 def where(made):

@@ -308,6 +308,11 @@ def test_more_nodes_make_a_chain_in_which_each_takes_part(number):
     plan = pairs.plan(alone(*(f"10.0.0.{n + 1}/24" for n in range(number))))
     assert sides(plan) == [(0, one, other) for one, other in zip("abcdefghi", "bcdefghi"[: number - 1])]
     assert plan["unpaired"] == []
+    tests = {test["id"]: test for test in plan["tests"]}
+    for identities in plan["rounds"]:
+        hosts = [tests[name][role]["host"] for name in identities for role in ("client", "server")]
+        assert len(hosts) == len(set(hosts)), "a software HCA is the processor"
+    assert (len(plan["rounds"]), sum(map(len, plan["rounds"]))) == (4, len(tests))
 
 
 NO_ADDRESS = "eth0 has no IPv4 or routable IPv6 address, so no peer can address it"
@@ -464,7 +469,7 @@ def known(captured):
     nodes = world.seen().nodes
     for node in nodes:
         node["read"]["networks"] = {**networks, "netdevs": world.netdevs[node["host"]]}
-    return [{"node": node, "served": {"servers": {}}, "connected": {"results": []}, "cni": LINTED} for node in nodes]
+    return [{"node": node, "started": {}, "collected": {"results": []}, "cni": LINTED} for node in nodes]
 
 
 def gathered(known, **shared):
@@ -474,9 +479,10 @@ def gathered(known, **shared):
 
 @pytest.mark.parametrize(("registered", "failure"), [
     ({}, ""),
-    ({"served": NO_ROOM}, "no room"),
-    ({"connected": NO_ROOM}, "no room"),
-    ({"served": GONE}, ""),
+    ({"started": NO_ROOM}, "no room"),
+    ({"collected": NO_ROOM}, "no room"),
+    ({"collected": {"results": [], "error": "no end within 9 s"}}, "no end within 9 s"),
+    ({"collected": GONE}, "no route to host"),
 ])  # fmt: skip
 def test_why_a_node_ran_no_tests(known, registered, failure):
     known[0].update(registered)
