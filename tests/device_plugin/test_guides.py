@@ -9,6 +9,7 @@ import pathlib
 import pytest
 from harness import HERE, Node, Running, document, entry
 from kubelet_double import Kubelet
+from node import fixture_tree
 from rdma_device_plugin.config import ConfigError, ExtraSelectors, Health, Selectors, load
 from rdma_device_plugin.hca import Tree
 from rdma_device_plugin.hca.facts import gather
@@ -19,7 +20,7 @@ _spec = importlib.util.spec_from_file_location(
 role_config = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(role_config)
 
-CONFIGS = json.loads((HERE / "configs.json").read_text())
+CONFIGS = json.loads((fixture_tree.texts("guides") / "configs.txt").read_text())
 GH200 = ("gh200-cx7-roce", (("enp1s0f0np0", "ens8f0np0"), ("enp1s0f1np1", "ens8f1np1")))
 RAILS = (24, 58, 75, 92, 135, 170, 186, 202)
 H100 = ("h100-8x-cx7-ib", tuple((f"ibp{bus}s0", f"ens{8 + number}f0np0") for number, bus in enumerate(RAILS)))

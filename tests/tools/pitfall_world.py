@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import json
-import pathlib
 
 import yaml
 from ansible_collections.gpufabric.rdma.plugins.module_utils._cni import node_lint
@@ -19,9 +18,9 @@ from ansible_collections.gpufabric.rdma.plugins.plugin_utils._core.rails import 
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import host as preflight_host
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import judge, pods
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify.cluster import Cluster
+from ansible_collections.gpufabric.rdma.tests.tools import tree
 
-FIXTURES = pathlib.Path(__file__).resolve().parents[1] / "fixtures"
-ROCE = (FIXTURES / "pods/roce.txt").read_text()
+ROCE = (tree.texts("output") / "pod-roce.txt").read_text()
 NETDEV, NEXT = "enp1s0f0np0", "enp1s0f1np1"
 RESOURCE = kube_pods.own_resource(0)
 HOSTS = ("node1", "node2")
@@ -255,7 +254,7 @@ def flannel_daemon() -> dict:
 
 def guide_plugin(entries=None, namespace="kube-system", selector=None) -> list[dict]:
     """ConfigMap and DaemonSet of guide 000, with another configList, namespace or nodeSelector."""
-    text = (FIXTURES / "guides/000-shared-device-plugin.yaml.txt").read_text()
+    text = (tree.texts("guides") / "000-shared-device-plugin.txt").read_text()
     config, daemon = list(yaml.safe_load_all(text))
     for item in (config, daemon):
         item["metadata"]["namespace"] = namespace

@@ -77,8 +77,8 @@ def test_an_example_fits_the_node_it_is_made_for(name, fixture, tmp_path):
 
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
-GUIDES = ROOT / "tests/fixtures/guides"
-CONFIGS = json.loads((ROOT / "tests/device_plugin/configs.json").read_text())
+GUIDES = tree.texts("guides")
+CONFIGS = json.loads((GUIDES / "configs.txt").read_text())
 MISSING = "(not there)"
 EIGHT = [f"rdma/hca_shared_devices_{number}" for number in range(8)]
 
@@ -300,7 +300,7 @@ CASES = {
 
 
 def guide(name):
-    return list(yaml.safe_load_all((GUIDES / f"{name}.yaml.txt").read_text()))
+    return list(yaml.safe_load_all((GUIDES / f"{name}.txt").read_text()))
 
 
 @pytest.fixture(scope="module")

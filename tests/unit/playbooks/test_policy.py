@@ -11,7 +11,7 @@ import yaml
 from ansible_collections.gpufabric.rdma.tests.tools import ansible_playbook, node_python, tree
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
-GUIDE = ROOT / "tests/fixtures/guides/001-nicclusterpolicy.yaml.txt"
+GUIDE = tree.texts("guides") / "001-nicclusterpolicy.txt"
 
 
 @pytest.fixture

@@ -11,8 +11,9 @@ import time
 
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.module_utils._traffic import fabric
+from ansible_collections.gpufabric.rdma.tests.tools import tree
 
-OUTPUT = pathlib.Path(__file__).resolve().parents[4] / "fixtures/output"
+OUTPUT = tree.texts("output")
 
 
 def said(name):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._findings import messages
-from ansible_collections.gpufabric.rdma.plugins.plugin_utils._findings.tables import WIDTH, problems, table
-from ansible_collections.gpufabric.rdma.tests.tools import tables
+from ansible_collections.gpufabric.rdma.plugins.plugin_utils._findings.tables import WIDTH, problems, report, table
+from ansible_collections.gpufabric.rdma.tests.tools import tree
 
 SANDBOX = (
     "FailedCreatePodSandBox: Failed to create pod sandbox: rpc error: code = Unknown desc = failed to setup network "
@@ -156,11 +156,17 @@ def test_an_unknown_text_of_a_known_component_names_its_log():
 
 # The tables of discover.
 
+TABLES = tree.entries("tables")
 
-@pytest.mark.parametrize("name", tables.REPORTS)
-def test_report(name):
-    text = tables.render(name)
-    assert text == (tables.FOLDER / f"{name}.txt").read_text(), "after a wanted change run tests/tools/tables.py"
+
+@pytest.mark.parametrize("name", TABLES)
+def test_report(name, facts_of):
+    table = TABLES[name]
+    expected = table.get("expected") or {}
+    nodes = {node: {"facts": facts_of(node), "expected_ports": expected.get(node)} for node in table["nodes"]}
+    nodes.update({host: {"failure": reason} for host, reason in table.get("failures", {}).items()})
+    text = report(nodes)
+    assert text == table["prints"]
     assert max(map(len, text.splitlines())) <= WIDTH
 
 

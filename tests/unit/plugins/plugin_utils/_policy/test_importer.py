@@ -21,13 +21,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 ROOT = pathlib.Path(__file__).resolve().parents[5]
-FIXTURES = ROOT / "tests/fixtures"
+FIXTURES = tree.texts("guides")
 FILES = {
-    "guide-000": "guides/000-nicclusterpolicy.yaml.txt",
-    "guide-000-config-map": "guides/000-shared-device-plugin.yaml.txt",
-    "guide-001": "guides/001-nicclusterpolicy.yaml.txt",
-    "macvlan": "policies/macvlan.yaml.txt",
-    "host-device": "policies/host-device.yaml.txt",
+    "guide-000": "000-nicclusterpolicy.txt",
+    "guide-000-config-map": "000-shared-device-plugin.txt",
+    "guide-001": "001-nicclusterpolicy.txt",
+    "macvlan": "macvlan.txt",
+    "host-device": "host-device.txt",
 }
 # file: what its variables become
 BECOME = {
