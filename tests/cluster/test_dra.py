@@ -18,7 +18,7 @@ import time
 import pytest
 import yaml
 from ansible_collections.gpufabric.rdma.tests.tools import lab_pitfalls
-from ansible_collections.gpufabric.rdma.tests.tools.lab_nodes import CHECKOUT
+from ansible_collections.gpufabric.rdma.tests.tools.lab_cluster import CHECKOUT
 
 sys.path[:0] = [str(CHECKOUT / "lab")]
 

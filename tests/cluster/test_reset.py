@@ -85,7 +85,7 @@ def test_reset_leaves_the_host_layer_and_what_is_not_ours(breakable):
         assert (lines - running[name], running[name] - lines) == (set(), set()), name
 
     again = breakable.run("reset.yml", "-e", "k3s_reset_allowed=true")
-    assert [again.record["hosts"][name]["changed"] for name in breakable.nodes] == [[]] * len(breakable.nodes)
+    assert [again.record[name]["changed"] for name in breakable.nodes] == [[]] * len(breakable.nodes)
 
     for name in breakable.nodes:
         breakable.reboot(name)
@@ -144,4 +144,4 @@ def test_reset_leaves_shares_behind_mounts_and_links_and_asks_for_local_volumes(
     mounted = "grep -cE '/run/k3s|/var/lib/(kubelet|rancher)' /proc/mounts"
     assert breakable.node(name, f"{left}; {mounted}; true").split() == ["storage", "0"]
     again = breakable.run("reset.yml", *consent)
-    assert [again.record["hosts"][node]["changed"] for node in breakable.nodes] == [[]] * len(breakable.nodes)
+    assert [again.record[node]["changed"] for node in breakable.nodes] == [[]] * len(breakable.nodes)

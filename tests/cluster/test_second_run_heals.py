@@ -1,6 +1,6 @@
 """Five pitfalls at once: verify names each, and a second run repairs exactly these.
 
-The short form of test_second_run.py and test_pitfalls.py, for every commit.
+The short form of test_runs.py and test_pitfalls.py, for every commit.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ def test_a_second_run_heals_five_pitfalls_and_touches_nothing_else(breakable):
     breakable.note_longest(healed, "the second run", 12)
     for name in breakable.nodes:
         assert healed.checks(name, "failed") == []
-        calls = healed.record["hosts"][name]["calls"]
+        calls = healed.record[name]["calls"]
         breakable.note(f"{len(calls):7}    remote calls of the second run to {name}")
         assert len(calls) <= REMOTE_CALLS, calls
-    changes = [(name, change) for name in breakable.nodes for change in healed.record["hosts"][name]["changes"]]
+    changes = [(name, change) for name in breakable.nodes for change in healed.record[name]["changes"]]
     breakable.note(f"        changes of the second run: {sorted({change['object'] for _name, change in changes})}")
     healing = (pitfalls.PLUGIN, pitfalls.CONF, pitfalls.FOREIGN, pitfalls.GUARD)
     unasked = [change for _name, change in changes if not any(thing in change["object"] for thing in healing)]

@@ -1,6 +1,6 @@
 """How often a node of a converged cluster is asked: once for what several roles ask, and again after a change.
 
-Two laid-out nodes, a bundle, and a double of kubectl. tests/cluster/test_second_run.py counts those of a whole run.
+Two laid-out nodes, a bundle, and a double of kubectl. tests/cluster/test_runs.py counts those of a whole run.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import collections
 import json
 
 import pytest
-from ansible_collections.gpufabric.rdma.tests.tools import recording
+from ansible_collections.gpufabric.rdma.tests.tools import running
 from ansible_collections.gpufabric.rdma.tests.unit.playbooks.test_drift_cluster import Cluster
 
 # As site.yml has them in one run; verify.yml asks on its own.
@@ -47,10 +47,10 @@ class Layers(Cluster):
 
     def calls(self, record):
         """{host: {task: remote calls}} of a run of host and cluster layer."""
-        self._run(recording.environment(record))
+        self._run(running.environment(record))
         return {
             name: collections.Counter(call.partition(" [")[0].rpartition(" : ")[2] for call in host["calls"])
-            for name, host in recording.written(record)["hosts"].items()
+            for name, host in running.written(record).items()
             if name in self.nodes
         }
 
