@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import pytest
-from ansible_collections.gpufabric.rdma.tests.tools import kernel_headers, peermem_modules
+from ansible_collections.gpufabric.rdma.tests.tools import kernel_modules
 
 
 @pytest.fixture(scope="session")
 def headers():
     try:
-        return kernel_headers.build_tree()
-    except kernel_headers.NoHeaders as reason:
+        return kernel_modules.build_tree()
+    except kernel_modules.NoHeaders as reason:
         pytest.skip(f"not verified: no kernel headers to build modules against ({reason})")
 
 
 @pytest.fixture(scope="session")
 def kernel(headers):
-    return kernel_headers.release(headers)
+    return kernel_modules.release(headers)
 
 
 @pytest.fixture(scope="session")
 def built(headers):
-    return peermem_modules.build_all(headers)
+    return kernel_modules.build_all(headers)
