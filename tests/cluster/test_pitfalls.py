@@ -11,7 +11,7 @@ import json
 
 import pytest
 from ansible_collections.gpufabric.rdma.tests.tools import lab_pitfalls as pitfalls
-from ansible_collections.gpufabric.rdma.tests.tools import rendered_objects
+from ansible_collections.gpufabric.rdma.tests.tools import rendering
 from ansible_collections.gpufabric.rdma.tests.tools.lab_cluster import STARTUP_TAINT, Cluster
 
 
@@ -217,11 +217,11 @@ DEFINITIONS = ("ippools.nv-ipam.nvidia.com", "cidrpools.nv-ipam.nvidia.com")
 def with_stand_in(deployment):
     """The Deployment as it is but for the program, its probes and what they listen on."""
     made = copy.deepcopy(deployment)
-    (container,) = rendered_objects.pod_of(made)["containers"]
+    (container,) = rendering.pod_of(made)["containers"]
     for name in ("args", "livenessProbe", "readinessProbe"):
         container.pop(name)
     container["command"] = ["sleep", "100000"]
-    pitfalls.with_tools(rendered_objects.pod_of(made))
+    pitfalls.with_tools(rendering.pod_of(made))
     return made
 
 
@@ -232,14 +232,14 @@ def without_our_toleration(deployment):
     made["spec"]["selector"]["matchLabels"] = made["spec"]["template"]["metadata"]["labels"] = {
         "app": f"{CONTROLLER}-old"
     }
-    spec = rendered_objects.pod_of(made)
+    spec = rendering.pod_of(made)
     spec["tolerations"] = [one for one in spec["tolerations"] if one.get("key") != STARTUP_TAINT]
     return made
 
 
 def nv_ipam():
     """(what the controller needs, the controller) as the role networks renders them."""
-    objects = rendered_objects.of_template("networks", "nv-ipam.yml.j2")
+    objects = rendering.of_template("networks", "nv-ipam.yml.j2")
     (controller,) = [item for item in objects if item["kind"] == "Deployment"]
     return [item for item in objects if item["kind"] not in ("Deployment", "DaemonSet")], controller
 

@@ -34,7 +34,7 @@ from ansible.utils.plugin_docs import get_docstring
 from ansible.utils.vars import load_extra_vars
 from ansible.vars.manager import VariableManager
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._preflight import variables as preflight_variables
-from ansible_collections.gpufabric.rdma.tests.tools.hostile_templates import compile_once
+from ansible_collections.gpufabric.rdma.tests.tools.rendering import compile_once
 from ansible_collections.gpufabric.rdma.tests.tools.running import ROOT
 
 # Where Ansible reads an expression without braces.

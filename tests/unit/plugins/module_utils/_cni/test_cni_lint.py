@@ -17,7 +17,7 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._cni import contain
 from ansible_collections.gpufabric.rdma.plugins.module_utils._host import node_files
 from ansible_collections.gpufabric.rdma.plugins.modules import cni_lint
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import cluster_checks
-from ansible_collections.gpufabric.rdma.tests.tools import hostile_templates, pitfall_world, rendered_objects
+from ansible_collections.gpufabric.rdma.tests.tools import pitfall_world, rendering
 
 ROOT = pathlib.Path(__file__).resolve().parents[5]
 CONF, PRIMARY = "etc/cni/net.d/00-multus.conf", "etc/cni/gpufabric-rdma.d/10-flannel.conflist"
@@ -280,7 +280,7 @@ def test_containerd_is_read_as_it_reads_itself(texts, expected):
 
 def objects(role: str, **variables) -> list[dict]:
     """The objects of a role with its defaults."""
-    return rendered_objects.of_template(role, "objects.yml.j2", {**hostile_templates.of_role(role), **variables})
+    return rendering.of_template(role, "objects.yml.j2", {**rendering.of_role(role), **variables})
 
 
 def daemon_set(items: list) -> dict:

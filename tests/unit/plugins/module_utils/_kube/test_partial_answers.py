@@ -23,7 +23,7 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._kube import pod_tr
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import pod_checks
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify import pods as test_pods
 from ansible_collections.gpufabric.rdma.plugins.plugin_utils._verify.cluster import Cluster
-from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster, kubectl_double, tree
+from ansible_collections.gpufabric.rdma.tests.tools import kubectl_cluster, tree
 
 OUTPUT = tree.texts("output")
 ROCE = (OUTPUT / "pod-roce.txt").read_text()
@@ -100,8 +100,8 @@ class Broken(client.Kubectl):
         with contextlib.redirect_stdout(out), pytest.MonkeyPatch.context() as patch:
             patch.setattr("sys.stdin", io.StringIO(text or ""))
             try:
-                kubectl_double.answer(self.state, list(words))
-            except kubectl_double.Failed as failed:
+                kubectl_cluster.answer(self.state, list(words))
+            except kubectl_cluster.Failed as failed:
                 return failed.status, out.getvalue(), str(failed)
         return 0, out.getvalue(), ""
 
