@@ -15,13 +15,16 @@ from ansible_collections.gpufabric.rdma.plugins.module_utils._device_plugin impo
 from ansible_collections.gpufabric.rdma.tests.tools import ansible_playbook, node_python, tree
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
-CLAIMS = {path.stem: path for path in (ROOT / "docs/examples/dra").glob("*.yaml")}
+CLAIMS: dict = {}  # {template: [it, pods with such a claim]}
+for _path in (ROOT / "docs/examples/dra").glob("*.yaml"):
+    for _item in yaml.safe_load_all(_path.read_text()):
+        CLAIMS.setdefault(_item["metadata"]["name"], []).append(_item)
 CLASSES = re.compile(rf"(gpu\.nvidia\.com|rail(-\d)?\.{re.escape(dra.DRIVER)})")
 
 
 @pytest.mark.parametrize("name", CLAIMS)
 def test_requests_constraints_and_pod_of_a_claim_fit_together(name):
-    template, *pods = yaml.safe_load_all(CLAIMS[name].read_text())
+    template, *pods = CLAIMS[name]
     assert (template["apiVersion"], template["kind"]) == ("resource.k8s.io/v1", "ResourceClaimTemplate")
     assert template["metadata"]["name"] == name
     devices = template["spec"]["spec"]["devices"]
