@@ -18,8 +18,7 @@ from conftest import PACKAGE
 from kubelet_double import PATIENCE
 from node import HERE, Node
 from rdma_device_plugin import daemon, status
-from rdma_device_plugin.lifecycle import Places, Timing
-from rdma_device_plugin.settings import Settings
+from rdma_device_plugin.lifecycle import Places, Settings, Timing
 
 __all__ = ["COMMAND", "ENVIRONMENT", "FAST", "HERE", "SOON", "Node", "Process", "Running", "document", "entry"]
 

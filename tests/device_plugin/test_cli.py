@@ -221,14 +221,13 @@ def test_explain_refuses_an_invalid_capture(base, content, text):
 # The captured node, and a composed one of each kind of link and file.
 @pytest.mark.parametrize("name", ["lab-rxe-debian12", "sfs", "vfs", "gh200-cx7-roce", "mlx4-two-ports"])
 def test_a_captured_file_is_explained_as_its_tree_is(base, name):
-    from rdma_device_plugin import captured
     from rdma_device_plugin import explain as explanation
     from rdma_device_plugin.config import load
 
     config = load(document(entry(), entry("s", extraSelectors={"ifNames": ["*"]}, softwareDevices=True)))
     node = Node(base / "node", name)
     (base / "laid").mkdir()
-    captured.lay_out(captured.load(str(fixture_tree.write(name, base))), base / "laid")
+    explanation.lay_out(explanation.load(str(fixture_tree.write(name, base))), base / "laid")
     assert explanation.explain(config, str(base / "laid")) == explanation.explain(config, str(node.root))
 
 

@@ -12,7 +12,7 @@ import pytest
 from harness import Running, document, entry
 from kubelet_double import Kubelet
 from prometheus_client.parser import text_string_to_metric_families
-from rdma_device_plugin.endpoints import parse_address
+from rdma_device_plugin.status import parse_address
 
 NAME = "rdma/test_server"
 

@@ -8,7 +8,7 @@ import os
 import socket
 
 import pytest
-from rdma_device_plugin import events, links, sockets
+from rdma_device_plugin import events, sockets
 from rdma_device_plugin.worker import Worker, take
 
 # As the kernel sends it for `rdma link add rxe0 type rxe netdev eth0`.
@@ -194,5 +194,5 @@ def test_hidden_names_fit_into_a_socket_address():
 
 
 def test_a_missing_interface_is_reported():
-    assert links.set_up("nonexistent0") == "No such device"
-    assert links.set_up("lo") is None
+    assert events.set_up("nonexistent0") == "No such device"
+    assert events.set_up("lo") is None
