@@ -37,17 +37,10 @@ def api(base):
         yield running
 
 
-def dra(base, node, api, *entries, mode="dra", **more):
+def dra(base, node, api, *entries, mode="dra", node_name="node1", **more):
+    places = {"kubeconfig": str(api.kubeconfig), "node_name": node_name, "plugins_directory": f"{base}/plugins"}
     return Running(
-        base,
-        document(*(entries or [entry(count=3)])),
-        node.root,
-        mode="auto",
-        settings_mode=mode,
-        kubeconfig=str(api.kubeconfig),
-        node_name="node1",
-        plugins_directory=f"{base}/plugins",
-        **more,
+        base, document(*(entries or [entry(count=3)])), node.root, mode="auto", settings_mode=mode, **places, **more
     )
 
 
@@ -158,21 +151,12 @@ def test_attributes(base, node, kubelet, api):
     with dra(base, node, api, entry("rail", count=1, rail=7)) as plugin:
         soon(plugin, api, units(UP, 1))
         (found,) = api.slices.values()
+        wanted = {"name": "mlx5_0", "nodeGuid": "a088:c203:00a7:5cd4", "model": "ConnectX-7", "psid": "MT_0000000838"}
+        wanted |= {"firmware": "28.40.1000", "linkLayer": "Ethernet", "rateGbps": 200, "state": "ACTIVE", "rail": 7}
+        wanted |= {"netdev": "enp1s0f0np0", "numaNode": 0, "pciBusID": "0000:01:00.0", "resource": "rail"}
+        wanted["resource.kubernetes.io/pcieRoot"] = "pci0000:00"
         assert found["spec"]["devices"][0]["attributes"] == {
-            "name": {"string": "mlx5_0"},
-            "nodeGuid": {"string": "a088:c203:00a7:5cd4"},
-            "model": {"string": "ConnectX-7"},
-            "psid": {"string": "MT_0000000838"},
-            "firmware": {"string": "28.40.1000"},
-            "linkLayer": {"string": "Ethernet"},
-            "rateGbps": {"int": 200},
-            "state": {"string": "ACTIVE"},
-            "rail": {"int": 7},
-            "netdev": {"string": "enp1s0f0np0"},
-            "numaNode": {"int": 0},
-            "pciBusID": {"string": "0000:01:00.0"},
-            "resource": {"string": "rail"},
-            "resource.kubernetes.io/pcieRoot": {"string": "pci0000:00"},
+            name: {"int" if isinstance(value, int) else "string": value} for name, value in wanted.items()
         }
         (owner,) = found["metadata"]["ownerReferences"]
         assert (owner["kind"], owner["name"], owner["uid"]) == ("Node", "node1", "uid-of-node1")
@@ -251,15 +235,7 @@ def test_it_converges_whatever_happens_to_the_slices(base, node, kubelet, api, t
 
 
 def test_the_slices_of_another_node_are_out_of_reach(base, node, kubelet, api):
-    with Running(
-        base,
-        document(entry(count=3)),
-        node.root,
-        settings_mode="dra",
-        kubeconfig=str(api.kubeconfig),
-        node_name="node2",
-        plugins_directory=f"{base}/plugins",
-    ) as plugin:
+    with dra(base, node, api, node_name="node2") as plugin:
         api.nodes["node2"] = {"metadata": {"name": "node2", "uid": "uid-of-node2"}}
         assert plugin.until(lambda: any("ClusterRole" in line for line in plugin.problems())), plugin.problems()
         assert api.slices == {}
