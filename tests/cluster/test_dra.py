@@ -18,6 +18,7 @@ import time
 import pytest
 import yaml
 from ansible_collections.gpufabric.rdma.tests.tools import lab_pitfalls
+from ansible_collections.gpufabric.rdma.tests.tools.kubectl_cluster import api_object
 from ansible_collections.gpufabric.rdma.tests.tools.lab_cluster import CHECKOUT
 
 sys.path[:0] = [str(CHECKOUT / "lab")]
@@ -53,12 +54,8 @@ GATES_ON = {
 
 def template(name, **classes):
     requests = [{"name": key, "exactly": {"deviceClassName": one}} for key, one in classes.items()]
-    return {
-        "apiVersion": "resource.k8s.io/v1",
-        "kind": "ResourceClaimTemplate",
-        "metadata": {"name": name, "namespace": SPACE},
-        "spec": {"spec": {"devices": {"requests": requests}}},
-    }
+    spec = {"spec": {"devices": {"requests": requests}}}
+    return api_object("resource.k8s.io/v1", "ResourceClaimTemplate", name, SPACE, spec=spec)
 
 
 def plain(cluster, name):
@@ -204,12 +201,8 @@ def over_dra(brought_up):
             subprocess.run([CHECKOUT / "lab/labctl", "ssh", name, receive], stdin=stream, check=True)
         brought_up.node(name, GPUS.format(kind=ROOT_PORTS, node=name))
     expression = f"device.driver == '{GPU_DRIVER}'"
-    gpus = {
-        "apiVersion": "resource.k8s.io/v1",
-        "kind": "DeviceClass",
-        "metadata": {"name": GPU_CLASS},
-        "spec": {"selectors": [{"cel": {"expression": expression}}]},
-    }
+    spec = {"selectors": [{"cel": {"expression": expression}}]}
+    gpus = api_object("resource.k8s.io/v1", "DeviceClass", GPU_CLASS, spec=spec)
     lab_pitfalls.apply(brought_up, gpus, template("rail0", rail=f"rail-0.{DRIVER}"))
     count = len(ROOTS) * len(brought_up.nodes)
     brought_up.wait(lambda: len(slices(brought_up, GPU_DRIVER)) == count, f"{count} GPUs", PATIENCE)

@@ -7,6 +7,7 @@ import pathlib
 
 import pytest
 from ansible_collections.gpufabric.rdma.tests.tools import lab_pitfalls as pitfalls
+from ansible_collections.gpufabric.rdma.tests.tools.kubectl_cluster import api_object
 
 # --- Ports, HCAs, restarts, limits ------------------------------------------------------------------------------------
 
@@ -161,16 +162,9 @@ REBOOT = {
 
 def deployment(name, node):
     """One pod that belongs on this node alone, and is made anew when it is evicted."""
-    spec = pitfalls.pod(name, None, on=node)["spec"]
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": {"name": name, "namespace": pitfalls.NAMESPACE},
-        "spec": {
-            "selector": {"matchLabels": {"app": name}},
-            "template": {"metadata": {"labels": {"app": name}}, "spec": spec},
-        },
-    }
+    template = {"metadata": {"labels": {"app": name}}, "spec": pitfalls.pod(name, None, on=node)["spec"]}
+    spec = {"selector": {"matchLabels": {"app": name}}, "template": template}
+    return api_object("apps/v1", "Deployment", name, pitfalls.NAMESPACE, spec=spec)
 
 
 def pods(cluster, name):

@@ -52,20 +52,9 @@ class Running:
     """
 
     def __init__(
-        self,
-        base,
-        config,
-        root,
-        timing=FAST,
-        mode="auto",
-        start=True,
-        tree=None,
-        link_up=None,
-        folder="config",
-        own_netns=False,
-        settings_mode="device-plugin",
-        **settings,
-    ):
+        self, base, config, root, timing=FAST, start=True, tree=None, link_up=None, folder="config", own_netns=False,
+        settings_mode="device-plugin", **settings,
+    ):  # fmt: skip
         self.base = pathlib.Path(base)
         self.config_file = self.base / folder / "config.json"
         self.config_file.parent.mkdir(exist_ok=True)
@@ -73,7 +62,7 @@ class Running:
         self.settings = Settings(
             config_file=str(self.config_file),
             root=str(root),
-            places=Places(f"{base}/plugins_registry", f"{base}/device-plugins", mode),
+            places=Places(f"{base}/plugins_registry", f"{base}/device-plugins"),
             timing=timing,
             cdi_directory=f"{base}/cdi",
             mode=settings_mode,
@@ -180,18 +169,13 @@ class Running:
 class Process:
     """The command line as a process, with its real times."""
 
-    def __init__(self, base, config, root, *arguments, under=()):
+    def __init__(self, base, config, root, *arguments, under=(), log=None):
         (base / "config.json").write_bytes(config)
         self.log = base / "log"
-        with open(self.log, "wb") as log, open(base / "out", "wb") as out:
-            self.begun = time.monotonic()
-            places = ["-kubelet-root", str(base), "-device-plugin-dir", f"{base}/device-plugins"]
-            self.process = subprocess.Popen(
-                [*under, *COMMAND, "-config-file", str(base / "config.json"), "-root", str(root), *places, *arguments],
-                env=ENVIRONMENT,
-                stderr=log,
-                stdout=out,
-            )
+        places = ["-kubelet-root", str(base), "-device-plugin-dir", f"{base}/device-plugins", "-root", str(root)]
+        command = [*under, *COMMAND, "-config-file", str(base / "config.json"), *places, *arguments]
+        with open(self.log, "wb") as own, open(base / "out", "wb") as out:
+            self.process = subprocess.Popen(command, env=ENVIRONMENT, stderr=log or own, stdout=out)
 
     def end(self, number):
         begun = time.monotonic()

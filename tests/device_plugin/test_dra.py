@@ -39,9 +39,7 @@ def api(base):
 
 def dra(base, node, api, *entries, mode="dra", node_name="node1", **more):
     places = {"kubeconfig": str(api.kubeconfig), "node_name": node_name, "plugins_directory": f"{base}/plugins"}
-    return Running(
-        base, document(*(entries or [entry(count=3)])), node.root, mode="auto", settings_mode=mode, **places, **more
-    )
+    return Running(base, document(*(entries or [entry(count=3)])), node.root, settings_mode=mode, **places, **more)
 
 
 def units(name, count):

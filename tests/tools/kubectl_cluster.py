@@ -654,19 +654,9 @@ def make(path, master="eth2", resource="rdma/rail0") -> Cluster:
     served = {"k8s.v1.cni.cncf.io/resourceName": resource}
     cluster.add(
         *(_node(number, resource) for number in (1, 2)),
-        {
-            "apiVersion": "k8s.cni.cncf.io/v1",
-            "kind": "NetworkAttachmentDefinition",
-            "metadata": {"name": "rail0", "namespace": "default", "annotations": served},
-            "spec": {"config": json.dumps(config)},
-        },
-        {
-            "apiVersion": "v1",
-            "kind": "Service",
-            "metadata": {"name": "kube-dns", "namespace": "kube-system", "labels": {"k8s-app": "kube-dns"}},
-            "spec": {},
-        },
-        *({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}} for name in ("default", "kube-system")),
+        attachment("rail0", "default", config, served),
+        api_object("v1", "Service", "kube-dns", "kube-system", {"labels": {"k8s-app": "kube-dns"}}, spec={}),
+        *(api_object("v1", "Namespace", name) for name in ("default", "kube-system")),
         definition("k8s.cni.cncf.io", "NetworkAttachmentDefinition", "network-attachment-definitions"),
         definition("nv-ipam.nvidia.com", "IPPool", "ippools"),
         definition("nv-ipam.nvidia.com", "CIDRPool", "cidrpools"),
@@ -675,30 +665,33 @@ def make(path, master="eth2", resource="rdma/rail0") -> Cluster:
     return cluster
 
 
+def api_object(version, kind, name, namespace=None, metadata=None, **parts) -> dict:
+    """An object of the API. parts: spec, status, data."""
+    space = {"namespace": namespace} if namespace else {}
+    return {"apiVersion": version, "kind": kind, "metadata": {"name": name, **space, **(metadata or {})}, **parts}
+
+
+def attachment(name, namespace, config, annotations=None) -> dict:
+    more = {"annotations": annotations} if annotations else {}
+    spec = {"config": json.dumps(config)}
+    return api_object("k8s.cni.cncf.io/v1", "NetworkAttachmentDefinition", name, namespace, more, spec=spec)
+
+
 def definition(group, kind, plural) -> dict:
-    return {
-        "apiVersion": "apiextensions.k8s.io/v1",
-        "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{plural}.{group}"},
-        "spec": {"group": group, "names": {"kind": kind, "plural": plural}},
-    }
+    spec = {"group": group, "names": {"kind": kind, "plural": plural}}
+    return api_object("apiextensions.k8s.io/v1", "CustomResourceDefinition", f"{plural}.{group}", spec=spec)
 
 
 def node(name, **metadata) -> dict:
-    return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, **metadata}, "spec": {}}
+    return api_object("v1", "Node", name, metadata=metadata, spec={})
 
 
 def pod(namespace, name, on, owner=None, **metadata) -> dict:
     """A pod that runs on a node. owner: kind of its controller."""
     if owner:
         metadata["ownerReferences"] = [{"kind": owner, "name": "its-owner", "controller": True}]
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": name, "namespace": namespace, **metadata},
-        "spec": {"nodeName": on, "containers": []},
-        "status": {"phase": "Running"},
-    }
+    spec, status = {"nodeName": on, "containers": []}, {"phase": "Running"}
+    return api_object("v1", "Pod", name, namespace, metadata, spec=spec, status=status)
 
 
 def _node(number, resource):
