@@ -12,7 +12,6 @@ def test_site_takes_bare_nodes_to_pods_with_verbs(cluster):
     for name in cluster.nodes:
         assert cluster.first.checks(name, "failed") == []
 
-    cluster.note_longest(cluster.first, "the first run", 20)
     cluster.note(f"{cluster.first_seconds:7.0f} s  site.yml on bare nodes")
 
 

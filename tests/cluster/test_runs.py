@@ -69,7 +69,6 @@ def test_a_second_run_changes_nothing_and_restarts_nothing(cluster):
         second = cluster.run("site.yml")
 
     assert second.code == 0, second.text[-6000:]
-    cluster.note_longest(second, "the second run", 20)
     for name in cluster.nodes:
         assert second.record[name]["changed"] == []
         calls = second.record[name]["calls"]

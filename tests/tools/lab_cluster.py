@@ -8,10 +8,8 @@ built from is unchanged.
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
-import datetime
 import hashlib
 import json
 import os
@@ -89,7 +87,6 @@ class Run:
     text: str
     results: dict
     record: dict  # what tests/tools/callback_plugins/run_record.py wrote
-    seconds: list  # [(seconds, task)] in the order in which they ran
 
     def changes(self, host):
         """(object, action) of everything the modules changed, or would change in check mode."""
@@ -104,13 +101,6 @@ class Run:
         facts = [result["ansible_facts"] for result in self.results[host] if "ansible_facts" in result]
         checks = next(fact["rdma_checks"] for fact in facts if "rdma_checks" in fact)
         return [check for check in checks if check["status"] == status]
-
-    def longest(self, count):
-        """[(seconds, task)] of so many tasks, the longest first; a task that ran several times is one."""
-        total = collections.Counter()
-        for seconds, task in self.seconds:
-            total[task] += seconds
-        return [(seconds, task) for task, seconds in total.most_common(count)]
 
     def messages(self, host):
         """What was printed to the user about this host."""
@@ -153,17 +143,12 @@ class Lab:
         text = done.stdout + done.stderr
         start = done.stdout.find("{\n")
         assert start >= 0, text
-        results, started = {}, []
+        results = {}
         for play in json.loads(done.stdout[start:])["plays"]:
             for task in play["tasks"]:
-                when = datetime.datetime.fromisoformat(task["task"]["duration"]["start"])
-                started.append((when, task["task"]["name"]))
                 for host, result in task["hosts"].items():
                     results.setdefault(host, []).append(result)
-        # Until the next task starts, so that the controller's own work counts.
-        ends = [when for when, _task in started[1:]] + [datetime.datetime.now(datetime.timezone.utc)]
-        seconds = [((end - start).total_seconds(), task) for (start, task), end in zip(started, ends)]
-        return Run(done.returncode, done.stdout[:start], text, results, record, seconds)
+        return Run(done.returncode, done.stdout[:start], text, results, record)
 
 
 class Cluster(Lab):
@@ -258,11 +243,6 @@ class Cluster(Lab):
         """A line for the end of the session; printed at once too, with pytest's -s, in case the session is cut off."""
         self.figures.append(figure)
         print(figure, flush=True)
-
-    def note_longest(self, run, what: str, count: int) -> None:
-        """A line for each of the longest tasks of a run."""
-        for seconds, task in run.longest(count):
-            self.note(f"{seconds:7.1f} s  of {what}: {task}")
 
     @contextlib.contextmanager
     def timed(self, what: str):
