@@ -40,31 +40,16 @@ rdma system show
 systemctl list-unit-files --no-legend
 systemctl show --property=Id,MainPID,ActiveState --value 'gpufabric*' k3s k3s-agent rdma-device-plugin
 """
-OBJECTS = ",".join(
-    (
-        "configmaps",
-        "daemonsets",
-        "network-attachment-definitions",
-        "serviceaccounts",
-        "secrets",
-        "namespaces",
-        "clusterroles",
-        "clusterrolebindings",
-        "roles",
-        "rolebindings",
-        "customresourcedefinitions",
-    )
+OBJECTS = (
+    "configmaps,daemonsets,network-attachment-definitions,serviceaccounts,secrets,namespaces,clusterroles,"
+    "clusterrolebindings,roles,rolebindings,customresourcedefinitions"
 )
 
 
 def made_of() -> str:
     """A digest of everything that decides what the cluster looks like."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", *SOURCES],
-        cwd=CHECKOUT,
-        capture_output=True,
-        check=True,
-    )
+    words = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", *SOURCES]
+    listed = subprocess.run(words, cwd=CHECKOUT, capture_output=True, check=True)
     total = hashlib.sha256(json.dumps([os.environ.get(name) for name in ("LAB_CLUSTER", "LAB_NODES")]).encode())
     for name in sorted(filter(None, listed.stdout.decode().split("\0"))):
         path = CHECKOUT / name
@@ -108,50 +93,7 @@ class Run:
         return "\n".join("\n".join(map(str, words)) if isinstance(words, list) else str(words) for words in said)
 
 
-class Lab:
-    inventory = "lab"  # folder of inventory/
-
-    def try_labctl(self, *words, stdin=None):
-        command = [CHECKOUT / "lab" / "labctl", *words]
-        return subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
-
-    def labctl(self, *words):
-        done = self.try_labctl(*words)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    def node(self, name, script):
-        return self.labctl("ssh", name, script).strip()
-
-    def play(self, playbook, *arguments):
-        command = [
-            "ansible-playbook",
-            "-i",
-            CHECKOUT / "inventory" / self.inventory,
-            CHECKOUT / "playbooks" / playbook,
-            *arguments,
-        ]
-        # Machine-readable, so that no test reads a layout made for people.
-        with tempfile.TemporaryDirectory() as records:
-            env = {
-                **os.environ,
-                "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json",
-                **running.environment(records),
-            }
-            done = subprocess.run(command, env=env, cwd=CHECKOUT, capture_output=True, text=True, check=False)
-            record = running.written(records)
-        text = done.stdout + done.stderr
-        start = done.stdout.find("{\n")
-        assert start >= 0, text
-        results = {}
-        for play in json.loads(done.stdout[start:])["plays"]:
-            for task in play["tasks"]:
-                for host, result in task["hosts"].items():
-                    results.setdefault(host, []).append(result)
-        return Run(done.returncode, done.stdout[:start], text, results, record)
-
-
-class Cluster(Lab):
+class Cluster:
     """The nodes, the playbooks on them, and the API server through the first one.
 
     server and worker are the nodes that tests break; in a lab of one node both are that one.
@@ -173,24 +115,44 @@ class Cluster(Lab):
     def kubelet_service(self, name: str) -> str:
         return "k3s" if name == self.server else "k3s-agent"
 
+    def try_labctl(self, *words, stdin=None):
+        command = [CHECKOUT / "lab" / "labctl", *words]
+        return subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
+
+    def labctl(self, *words):
+        done = self.try_labctl(*words)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def node(self, name, script):
+        return self.labctl("ssh", name, script).strip()
+
     def run(self, playbook, *arguments):
-        return self.play(playbook, *self.variables, *arguments)
+        command = ["ansible-playbook", *self.hosts, CHECKOUT / "playbooks" / playbook, *self.variables, *arguments]
+        # Machine-readable, so that no test reads a layout made for people.
+        with tempfile.TemporaryDirectory() as records:
+            more = {"ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json", **running.environment(records)}
+            done = subprocess.run(
+                command, env={**os.environ, **more}, cwd=CHECKOUT, capture_output=True, text=True, check=False
+            )
+            record = running.written(records)
+        text = done.stdout + done.stderr
+        start = done.stdout.find("{\n")
+        assert start >= 0, text
+        results = {}
+        for play in json.loads(done.stdout[start:])["plays"]:
+            for task in play["tasks"]:
+                for host, result in task["hosts"].items():
+                    results.setdefault(host, []).append(result)
+        return Run(done.returncode, done.stdout[:start], text, results, record)
 
     def drift(self, *arguments: str) -> tuple[int, dict, str]:
         """bin/drift.py on the nodes: exit code, {host: its entry in drift.json}, output."""
         playbook = ("--playbook", str(CHECKOUT / "playbooks" / "drift.yml"))
         with tempfile.TemporaryDirectory() as reports:
-            done = subprocess.run(
-                [
-                    sys.executable,
-                    str(CHECKOUT / "bin" / "drift.py"),
-                    *(*playbook, *self.hosts, *self.variables, "-e", f"drift_directory={reports}", *arguments),
-                ],
-                cwd=CHECKOUT,
-                capture_output=True,
-                text=True,
-                check=False,
-            )
+            words = [*playbook, *self.hosts, *self.variables, "-e", f"drift_directory={reports}", *arguments]
+            command = [sys.executable, CHECKOUT / "bin/drift.py", *words]
+            done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, check=False)
             text = done.stdout + done.stderr
             written = pathlib.Path(reports, "drift.json")
             assert written.is_file(), text
