@@ -121,14 +121,9 @@ class World:
         )
 
     def _read(self, host: str) -> dict:
-        return {
-            "host": host,
-            "address": host,
-            "variables": self.variables[host],
-            "read": {"probe": self.probes[host], "ansible_facts": {"rdma": self.facts[host]}},
-            "planned": [],
-            "boot_id": None,
-        }
+        read = {"probe": self.probes[host], "ansible_facts": {"rdma": self.facts[host]}}
+        more = {"variables": self.variables[host], "planned": [], "boot_id": None}
+        return {"host": host, "address": host, "read": read, **more}
 
     def _cluster(self) -> Cluster:
         api = _Api(self)
@@ -297,25 +292,16 @@ def netdevs(number: int) -> dict:
 
 def cni_state() -> dict:
     """State as cni_lint reads it, of a sound node."""
-    multus = {
-        "cniVersion": "0.3.1",
-        "name": "multus-cni-network",
-        "clusterNetwork": f"/host{CNI_WANTED['primary']}",
-        "type": "multus-shim",
-    }
+    multus = {"cniVersion": "0.3.1", "name": "multus-cni-network", "type": "multus-shim"}
+    multus["clusterNetwork"] = f"/host{CNI_WANTED['primary']}"
     plugins = [{"type": "flannel", "delegate": {"isDefaultGateway": True}}, {"type": "portmap"}]
     primary = {"name": "cbr0", "cniVersion": "0.3.1", "plugins": plugins}
     program = {"mode": "0755", "size": 4096, "script": False, "elf": {"machine": "aarch64", "size": 4096}}
     names = ("bridge", "flannel", "host-local", "loopback", "macvlan", "multus-shim", "portmap")
+    runtime = {"source": None, "conf_dir": "/etc/cni/net.d", "bin_dirs": ["/opt/cni/bin"], "max_conf_num": 1}
     return {
         "machine": "aarch64",
-        "runtime": {
-            "source": None,
-            "conf_dir": "/etc/cni/net.d",
-            "bin_dirs": ["/opt/cni/bin"],
-            "max_conf_num": 1,
-            "use_internal_loopback": False,
-        },
+        "runtime": {**runtime, "use_internal_loopback": False},
         "confs": [{"path": "/etc/cni/net.d/00-multus.conf", "content": json.dumps(multus)}],
         "others": [],
         "primary": [{"path": CNI_WANTED["primary"], "content": json.dumps(primary)}],
