@@ -20,7 +20,6 @@ from rdma_device_plugin.worker import take
 
 NAME = "rdma/test_server"
 CONFIG = document(entry())
-MODES = pytest.mark.parametrize("watches", [True, False], ids=["watch", "legacy"])
 
 
 @pytest.fixture(params=[True, False], ids=["watch", "legacy"])
