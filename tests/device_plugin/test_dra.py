@@ -22,7 +22,6 @@ DRIVER = "rdma.gpufabric.io"
 ROUNDS = int(os.environ.get("DRA_ROUNDS", "3"))
 GATES = [(False, False), (True, False), (False, True), (True, True)]
 UP, DOWN = "mlx5-0", "mlx5-1"  # of the GH200: one port has a cable
-ALL = {"ports": "ignore"}
 
 
 @pytest.fixture

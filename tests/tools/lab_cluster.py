@@ -146,6 +146,12 @@ class Cluster:
                     results.setdefault(host, []).append(result)
         return Run(done.returncode, done.stdout[:start], text, results, record)
 
+    def succeed(self, playbook, *arguments):
+        """A run that has to end well."""
+        done = self.run(playbook, *arguments)
+        assert done.code == 0, done.text[-6000:]
+        return done
+
     def drift(self, *arguments: str) -> tuple[int, dict, str]:
         """bin/drift.py on the nodes: exit code, {host: its entry in drift.json}, output."""
         playbook = ("--playbook", str(CHECKOUT / "playbooks" / "drift.yml"))
