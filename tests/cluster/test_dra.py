@@ -80,10 +80,7 @@ def anywhere(pod):
 
 
 def start(cluster, *pods):
-    lab_pitfalls.apply(cluster, *pods)
-    for one in pods:
-        name = one["metadata"]["name"]
-        cluster.wait(lambda name=name: lab_pitfalls.running(cluster, name), f"{name} runs", PATIENCE)
+    lab_pitfalls.start(cluster, *pods, patience=PATIENCE)
 
 
 def remove(cluster, *names):

@@ -47,8 +47,7 @@ def test_n14_a_kubelet_that_restarts_has_its_resources_again(breakable):
     whole = offered(breakable, pitfalls.RESOURCE)
     with_devices = pitfalls.pod("holder", breakable.worker)
     with_devices["spec"]["containers"][0]["resources"] = {"limits": {pitfalls.RESOURCE: "1"}}
-    pitfalls.apply(breakable, with_devices)
-    breakable.wait(lambda: pitfalls.running(breakable, "holder"), "the pod runs", pitfalls.PATIENCE)
+    pitfalls.start(breakable, with_devices)
     before, plugin = breakable.pods(), breakable.main_pids()[breakable.worker].splitlines()[0]
 
     service = breakable.kubelet_service(breakable.worker)
@@ -293,7 +292,7 @@ def asking_pod(cluster, name, *resources):
 
 
 def gpu_of(cluster, name):
-    cluster.wait(lambda: pitfalls.running(cluster, name), f"{name} runs", pitfalls.PATIENCE)
+    pitfalls.wait_running(cluster, name)
     said = cluster.kubectl("exec", name, "-n", pitfalls.NAMESPACE, "--", "cat", "/proc/1/environ")
     return dict(entry.split("=", 1) for entry in said.split("\0") if "=" in entry)["GPU_DOUBLE"]
 

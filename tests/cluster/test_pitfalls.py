@@ -40,7 +40,7 @@ def test_k3_a_plugin_that_is_gone_stops_each_new_pod_and_one_run_brings_it_back(
     assert "portmap" in pitfalls.lines(pitfalls.look(breakable), breakable.worker)["cni:plugin-missing"]
 
     breakable.succeed("cluster.yml")
-    breakable.wait(lambda: pitfalls.running(breakable, "early"), "the pod runs", pitfalls.PATIENCE)
+    pitfalls.wait_running(breakable, "early")
 
 
 def test_m5_an_empty_configuration_is_named_and_written_anew(breakable):
@@ -51,8 +51,7 @@ def test_m5_an_empty_configuration_is_named_and_written_anew(breakable):
     breakable.node(breakable.worker, f"systemctl start {pitfalls.GUARD}")
     with breakable.timed("M5: guard started -> configuration whole again"):
         breakable.wait(lambda: "clusterNetwork" in pitfalls.conf_of(breakable), "whole", pitfalls.PATIENCE)
-    pitfalls.apply(breakable, pitfalls.pod("after", breakable.worker))
-    breakable.wait(lambda: pitfalls.running(breakable, "after"), "a pod runs", pitfalls.PATIENCE)
+    pitfalls.start(breakable, pitfalls.pod("after", breakable.worker))
 
 
 def test_m11_the_configuration_of_a_daemon_that_is_gone_is_named_and_removed(breakable):
@@ -76,7 +75,7 @@ def test_m11_the_configuration_of_a_daemon_that_is_gone_is_named_and_removed(bre
             lambda: breakable.node(breakable.worker, f"ls {pitfalls.CONF}; true") == "", "gone", pitfalls.PATIENCE
         )
     breakable.succeed("cluster.yml")
-    breakable.wait(lambda: pitfalls.running(breakable, "stuck"), "the pod runs", pitfalls.PATIENCE)
+    pitfalls.wait_running(breakable, "stuck")
 
 
 def test_m7_a_foreign_configuration_is_named_and_never_taken_over_without_consent(breakable):
@@ -113,8 +112,7 @@ def test_k8_m9_what_flannel_and_multus_were_told_by_hand_is_named_and_taken_back
     taken_back = {f"DaemonSet {namespace}/{name}" for name, namespace in (pitfalls.FLANNEL, pitfalls.MULTUS)}
     assert {change["object"] for host in healed.record.values() for change in host["changes"]} == taken_back
     assert pitfalls.pod_network_address(breakable, worker) == own
-    pitfalls.apply(breakable, pitfalls.pod("after", worker, "default/rail0"))
-    breakable.wait(lambda: pitfalls.running(breakable, "after"), "a pod runs", pitfalls.PATIENCE)
+    pitfalls.start(breakable, pitfalls.pod("after", worker, "default/rail0"))
     assert pitfalls.interfaces(breakable, "after") == ["eth0", "net1"]
 
 
@@ -138,9 +136,7 @@ def test_n3_a_users_pod_is_diagnosed_by_its_name(breakable):
     fixed["spec"]["containers"][0]["env"] += [{"name": "NCCL_IB_GID_INDEX", "value": "3"}]
     # The same without the resource: the interface is there, the devices are not.
     bare = pitfalls.pod("bare", breakable.worker, "default/rail0")
-    pitfalls.apply(breakable, fixed, bare)
-    for name in ("fixed", "bare"):
-        breakable.wait(lambda name=name: pitfalls.running(breakable, name), f"{name} runs", pitfalls.PATIENCE)
+    pitfalls.start(breakable, fixed, bare)
 
     told = breakable.run("verify.yml", "-e", f"verification_pod={pitfalls.NAMESPACE}/fixed")
     assert "NCCL_IB_GID_INDEX=3" in pitfalls.everywhere(told, breakable)["pod:gid-index"]
@@ -158,9 +154,7 @@ def test_m3_m4_n13_a_new_boot_needs_no_hand_and_no_pod_comes_up_without_multus(b
         "bound": pitfalls.pod("bound", name, "default/rail0"),
         "all": pitfalls.taking(pitfalls.pod("all", name), whole),
     }
-    pitfalls.apply(breakable, *before.values())
-    for pod in before:
-        breakable.wait(lambda pod=pod: pitfalls.running(breakable, pod), f"{pod} runs", pitfalls.PATIENCE)
+    pitfalls.start(breakable, *before.values())
     assert "net1" in pitfalls.interfaces(breakable, "bound")
     pitfalls.apply(breakable, pitfalls.taking(pitfalls.pod("next", None, "default/rail0", on=name), 1))
     breakable.wait(

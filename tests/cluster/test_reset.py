@@ -107,8 +107,7 @@ def test_reset_leaves_shares_behind_mounts_and_links_and_asks_for_local_volumes(
     (container,) = training["spec"]["containers"]
     container["volumeMounts"] += [{"name": "data", "mountPath": "/data"}]
     container["command"] = ["sh", "-c", "echo precious >/data/file; exec sleep 100000"]
-    pitfalls.apply(breakable, training)
-    breakable.wait(lambda: pitfalls.running(breakable, "training"), "training runs", pitfalls.PATIENCE)
+    pitfalls.start(breakable, training)
     uid = breakable.get("pod", "training", "-n", pitfalls.NAMESPACE)["metadata"]["uid"]
     pod, foreign = f"/var/lib/kubelet/pods/{uid}", "/var/lib/kubelet/plugins/share"
     breakable.node(

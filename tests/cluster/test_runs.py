@@ -340,8 +340,7 @@ def test_each_drift_is_named_and_healed_by_one_run(breakable):
 def test_a_mode_that_only_a_reboot_can_set_gives_3_and_a_node_that_is_down_gives_4(breakable):
     worker, service = breakable.worker, breakable.kubelet_service(breakable.worker)
     # R1: a pod with a network namespace of its own holds the mode. Those of Flannel and Multus have none.
-    lab_pitfalls.apply(breakable, lab_pitfalls.pod("holder", worker))
-    breakable.wait(lambda: lab_pitfalls.running(breakable, "holder"), "the pod runs", lab_pitfalls.PATIENCE)
+    lab_pitfalls.start(breakable, lab_pitfalls.pod("holder", worker))
     with pytest.raises(AssertionError, match="busy"):
         breakable.node(worker, "rdma system set netns exclusive")
     breakable.node(worker, EXCLUSIVE.format(service=service))

@@ -53,6 +53,5 @@ def test_a_second_run_heals_five_pitfalls_and_touches_nothing_else(breakable):
     breakable.wait(
         lambda: "clusterNetwork" in pitfalls.conf_of(breakable), "Multus' configuration is whole", pitfalls.PATIENCE
     )
-    pitfalls.apply(breakable, pitfalls.pod("after", worker, "default/rail0"))
-    breakable.wait(lambda: pitfalls.running(breakable, "after"), "a pod runs", pitfalls.PATIENCE)
+    pitfalls.start(breakable, pitfalls.pod("after", worker, "default/rail0"))
     assert pitfalls.interfaces(breakable, "after") == ["eth0", "net1"]

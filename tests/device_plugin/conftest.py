@@ -28,7 +28,7 @@ def base():
 @pytest.fixture
 def node(base):
     """The GH200 of the fixtures: two ports in RoCE, one without a cable."""
-    from node import Node
+    from harness import Node
 
     return Node(base / "node")
 

@@ -1,4 +1,4 @@
-"""Runs a Plugin in a thread with a node of tests/fixtures below it, and changes that node."""
+"""Runs a Plugin in a thread or as a process, with a node of tests/fixtures below it that changes."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 import ctypes
 import fcntl
+import importlib.util
 import json
 import os
 import pathlib
+import shutil
 import struct
 import subprocess
 import sys
@@ -17,12 +19,13 @@ import time
 
 from conftest import PACKAGE
 from kubelet_double import PATIENCE
-from node import HERE, Node
 from rdma_device_plugin import daemon, status
 from rdma_device_plugin.lifecycle import Places, Settings, Timing
 
-__all__ = ["HERE", "Node"]
-
+HERE = pathlib.Path(__file__).resolve().parent
+_spec = importlib.util.spec_from_file_location("fixture_tree", HERE.parent / "tools/tree.py")
+fixture_tree = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(fixture_tree)
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(PACKAGE), "PYTHONWARNINGS": "error"}
 COMMAND = [sys.executable, "-m", "rdma_device_plugin"]
@@ -42,6 +45,66 @@ def entry(name="test_server", count=100, **more):
 def document(*entries, interval=None):
     made = {"configList": list(entries)}
     return json.dumps(made if interval is None else {**made, "periodicUpdateInterval": interval}).encode()
+
+
+class Node:
+    """A laid-out node of tests/fixtures below `root`, which changes as hardware would."""
+
+    def __init__(self, root, fixture="gh200-cx7-roce", rename=()):
+        self.root = pathlib.Path(root)
+        fixture = fixture_tree.load(fixture)
+        if rename:
+            text = json.dumps(fixture, default=str)
+            for before, after in rename:
+                text = text.replace(before, after)
+            fixture = json.loads(text)
+        fixture_tree.lay_out(fixture, self.root)
+        self._aside = self.root / "aside"
+        self._aside.mkdir()
+
+    def path(self, name):
+        return self.root / name.lstrip("/")
+
+    def hcas(self):
+        return sorted(path.name for path in self.path("/sys/class/infiniband").iterdir())
+
+    def port(self, hca, state, number=1):
+        """state: `4: ACTIVE`, `1: DOWN`"""
+        path = self.path(f"/sys/class/infiniband/{hca}/ports/{number}/state")
+        unfinished = path.with_suffix(".new")
+        unfinished.write_text(f"{state}\n")
+        os.rename(unfinished, path)
+
+    def unplug(self, hca):
+        self._move(self.path(f"/sys/class/infiniband/{hca}"), self._aside / hca)
+
+    def plug(self, hca):
+        self._move(self._aside / hca, self.path(f"/sys/class/infiniband/{hca}"))
+
+    def _move(self, before, after):
+        os.symlink(os.readlink(before), after)
+        os.unlink(before)
+
+    def unload(self, module):
+        """Take what a module makes away: ib_umad, rdma_ucm."""
+        for name in {"ib_umad": ["/sys/class/infiniband_mad"], "rdma_ucm": ["/sys/module/rdma_ucm"]}[module]:
+            os.rename(self.path(name), self._aside / os.path.basename(name))
+        return self
+
+    def load(self, module):
+        for name in {"ib_umad": ["/sys/class/infiniband_mad"], "rdma_ucm": ["/sys/module/rdma_ucm"]}[module]:
+            os.rename(self._aside / os.path.basename(name), self.path(name))
+
+    def netns(self, mode):
+        self.path("/sys/module/ib_core/parameters/netns_mode").write_text(mode + "\n")
+
+    def nodes(self, *names):
+        """Make /dev/infiniband visible with these entries only."""
+        directory = self.path("/dev/infiniband")
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir(parents=True)
+        for name in names:
+            (directory / name).touch()
 
 
 class Running:

@@ -22,11 +22,10 @@ import zipfile
 import grpc
 import pytest
 from conftest import PACKAGE
-from harness import COMMAND, ENVIRONMENT, Node, Process, document, entry
+from harness import COMMAND, ENVIRONMENT, Node, Process, document, entry, fixture_tree
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kubelet_double import Kubelet
-from node import fixture_tree
 from rdma_device_plugin import cli, log
 from rdma_device_plugin.config import ConfigError, load
 from rdma_device_plugin.log import printable

@@ -8,9 +8,8 @@ import pathlib
 import signal
 
 import pytest
-from harness import HERE, Node, Process, Running, document, entry
+from harness import HERE, Node, Process, Running, document, entry, fixture_tree
 from kubelet_double import Kubelet
-from node import fixture_tree
 from rdma_device_plugin.config import ConfigError, ExtraSelectors, Health, Selectors, load
 from rdma_device_plugin.hca import Tree
 from rdma_device_plugin.hca.facts import gather

@@ -31,8 +31,8 @@ os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
 import grpc  # noqa: E402
 from api_server_double import ApiServer  # noqa: E402
+from harness import Node  # noqa: E402
 from kubelet_double import Kubelet  # noqa: E402
-from node import Node  # noqa: E402
 from rdma_device_plugin import cdi  # noqa: E402
 from rdma_device_plugin.checkpoint import spec_file  # noqa: E402
 from rdma_device_plugin.devices import DRIVER  # noqa: E402

@@ -69,6 +69,17 @@ def running(cluster, name):
     return cluster.get("pod", name, "-n", NAMESPACE).get("status", {}).get("phase") == "Running"
 
 
+def wait_running(cluster, *names, patience=PATIENCE):
+    for name in names:
+        cluster.wait(lambda name=name: running(cluster, name), f"{name} runs", patience)
+
+
+def start(cluster, *pods, patience=PATIENCE):
+    """Apply pods and wait until they run."""
+    apply(cluster, *pods)
+    wait_running(cluster, *(one["metadata"]["name"] for one in pods), patience=patience)
+
+
 def bound_at(cluster, name):
     """When the scheduler bound the pod to its node; Unix time, whole seconds."""
     conditions = cluster.get("pod", name, "-n", NAMESPACE)["status"]["conditions"]
