@@ -12,10 +12,9 @@ import time
 
 import grpc
 import pytest
-from harness import FAST, SOON, Node, Running, document, entry
+from harness import FAST, SOON, Running, document, entry
 from kubelet_double import Kubelet
 from rdma_device_plugin import events, sockets
-from rdma_device_plugin.lifecycle import Timing
 from rdma_device_plugin.worker import take
 
 NAME = "rdma/test_server"
@@ -136,30 +135,6 @@ def test_a_kubelet_that_does_not_answer_is_left_for_its_successor(base, node):
             assert plugin.resource().registrations["legacy", "refused"] == 0
             for connection in connections:
                 connection.close()
-
-
-def test_a_plugin_without_a_kubelet_says_so_once(base, node, caplog):
-    """Logs only on change: both ways fail in turn, and each try would otherwise be a line"""
-    caplog.set_level("INFO", "rdma_device_plugin")
-    (base / "plugins_registry").mkdir()
-    (base / "device-plugins").mkdir()
-    quick = Timing(confirm=0.05, grace=0.05, retry_first=0.02, retry_most=0.05, backstop=0.05)
-
-    def waiting():
-        said = [record.getMessage() for record in caplog.records]
-        return len([line for line in said if line.startswith(NAME) and "waiting for the kubelet" in line])
-
-    with Running(base, CONFIG, node.root, timing=quick) as plugin:
-        assert plugin.until(lambda: plugin.resource().attempts > 10 and waiting() > 1)
-        assert waiting() == 2, "one for each way"
-        assert "tried " in plugin.problems()[0]
-        with Kubelet(base) as kubelet:
-            kubelet.wait_allocatable(NAME, 100)
-            assert plugin.until(lambda: plugin.resource().state == "registered")
-        (registered,) = [record for record in caplog.records if record.getMessage() == f"{NAME}: registered"]
-        assert registered.fields["failed_attempts"] > 10
-        assert plugin.until(lambda: plugin.resource().attempts > 3 and waiting() > 3)
-        assert waiting() == 4, "logged again after a change"
 
 
 def test_a_killed_kubelet_leaves_a_dead_socket(base, node):
@@ -347,17 +322,6 @@ def test_rpcs_that_the_kubelet_need_not_call(kubelet, plugin):
     assert client.stub.PreStartContainer(api.PreStartContainerRequest(devices_ids=["1"])) == (
         api.PreStartContainerResponse()
     )
-
-
-def test_eight_resources_stop_at_once(base):
-    """1.7: upstream took 9 s in legacy mode, and hung for ever once an update was blocked"""
-    node = Node(base / "node", "h100-8x-cx7-ib")
-    config = document(*(entry(f"rail{number}", 1000) for number in range(8)))
-    with Kubelet(base, watches=False) as kubelet, Running(base, config, node.root) as plugin:
-        for number in range(8):
-            kubelet.wait_allocatable(f"rdma/rail{number}", 1000)
-        plugin.stop()
-        assert plugin.stopped_in < 1
 
 
 def test_a_kubelet_that_does_not_read_blocks_nothing(base, node):
